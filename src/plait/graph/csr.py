@@ -1,0 +1,279 @@
+"""The graph as data: CSR by destination with everything derived from it computed once."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from plait.errors import GraphError
+from plait.graph import build, stats
+
+__all__ = ["Graph"]
+
+Ints = NDArray[Any]
+
+
+class Graph:
+    """A directed graph as CSR by destination: row v lists the sources u of the edges u -> v, ascending.
+
+    Repeated edges are kept. Indices are int32 when they fit, else int64. The object never changes: do not
+    write to its arrays, the transpose, statistics and fingerprint are computed once and kept.
+    """
+
+    indptr: Ints
+    indices: Ints
+    num_sources: int
+
+    def __init__(self, indptr: Ints, indices: Ints, num_sources: int, order: Ints | None = None) -> None:
+        """Trusts its arguments and keeps them; callers outside this room use the from_ constructors."""
+        vars(self).update(indptr=indptr, indices=indices, num_sources=num_sources, _order=order)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"Graph.{name}: a graph does not change; build another one")
+
+    def __repr__(self) -> str:
+        shape = f"{self.num_nodes:,}" if self.is_square else f"{self.num_nodes:,} x {self.num_sources:,}"
+        return f"Graph({shape} nodes, {self.num_edges:,} edges, {self.indices.dtype})"
+
+    @classmethod
+    def from_edge_index(
+        cls,
+        src: ArrayLike,
+        dst: ArrayLike,
+        num_nodes: int | None = None,
+        num_sources: int | None = None,
+        validate: bool = True,
+    ) -> Graph:
+        """The graph with an edge src[e] -> dst[e] for every e, in any order, repeats kept.
+
+        num_nodes counts targets; num_sources defaults to it. With neither given both are the largest index
+        plus one.
+        """
+        source, target = _as_index(src, "src"), _as_index(dst, "dst")
+        if source.size != target.size:
+            raise GraphError(
+                f"src has {source.size} entries and dst {target.size}; an edge list needs one of each per edge"
+            )
+        facts = build.scan(source, target)
+        rows, columns = _sizes(facts, num_nodes, num_sources)
+        _check_range("src", facts.min_src, facts.max_src, columns)
+        _check_range("dst", facts.min_dst, facts.max_dst, rows)
+        indptr, indices, order = build.build_csr(source, target, rows, columns)
+        return cls(indptr, indices, columns, order)
+
+    @classmethod
+    def from_csr(
+        cls, indptr: ArrayLike, indices: ArrayLike, num_sources: int | None = None, validate: bool = True
+    ) -> Graph:
+        """The graph of a CSR whose rows are targets; rows need not be sorted inside. Arrays are copied."""
+        pointer, column = _as_index(indptr, "indptr"), _as_index(indices, "indices")
+        if pointer.size == 0:
+            raise GraphError("indptr is empty; a CSR of n rows has n + 1 pointers")
+        columns = pointer.size - 1 if num_sources is None else int(num_sources)
+        if validate:
+            _check_pointers(pointer, column.size)
+            if column.size:
+                _check_range("indices", int(column.min()), int(column.max()), columns)
+        dtype = build.index_dtype(max(pointer.size - 1, columns), column.size)
+        if build.rows_are_sorted(pointer, column):
+            return cls(pointer.astype(dtype), column.astype(dtype), columns)
+        rows = np.repeat(np.arange(pointer.size - 1, dtype=dtype), np.diff(pointer))
+        return cls(*build.build_csr(column, rows, pointer.size - 1, columns)[:2], columns)._with_order(
+            column, rows
+        )
+
+    def _with_order(self, column: Ints, rows: Ints) -> Graph:
+        order = build.build_csr(column, rows, self.num_nodes, self.num_sources)[2]
+        return Graph(self.indptr, self.indices, self.num_sources, order)
+
+    @classmethod
+    def from_any(cls, obj: object, num_nodes: int | None = None) -> Graph:
+        """The graph of a PyG Data, EdgeIndex, SparseTensor, torch or scipy sparse matrix, or [2, E] array."""
+        from plait.graph import convert
+
+        return convert.to_graph(obj, num_nodes)
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of targets (rows)."""
+        return int(self.indptr.size - 1)
+
+    @property
+    def num_edges(self) -> int:
+        """Number of edges, repeats counted."""
+        return int(self.indices.size)
+
+    @property
+    def is_square(self) -> bool:
+        """True unless targets and sources are different node sets."""
+        return self.num_nodes == self.num_sources
+
+    @property
+    def order(self) -> Ints | None:
+        """order[p]: the caller's number of the edge at CSR position p; None when that is p everywhere.
+
+        -1 marks a self loop that with_self_loops added.
+        """
+        kept: Ints | None = vars(self)["_order"]
+        return kept
+
+    @cached_property
+    def is_symmetric(self) -> bool:
+        """True when u -> v is stored as often as v -> u for every pair."""
+        if not self.is_square:
+            return False
+        return bool(build.matches_transpose(self.indptr, self.indices, self.indptr[:-1].copy()))
+
+    @cached_property
+    def transpose(self) -> Graph:
+        """The graph with every edge reversed; `self` when symmetric.
+
+        Edge values do not follow: the value at position p of the transpose is that at transpose_order[p].
+        """
+        if self.is_symmetric:
+            return self
+        order = self.transpose_order
+        vars(self)["_transpose_rows"] = None
+        indptr = np.zeros(self.num_sources + 1, self.indptr.dtype)
+        np.cumsum(self.out_degrees, out=indptr[1:])
+        mine = self.order
+        flipped = Graph(
+            indptr, self.edge_rows()[order], self.num_nodes, order if mine is None else mine[order]
+        )
+        vars(flipped).update(transpose=self, is_symmetric=False)
+        return flipped
+
+    @cached_property
+    def transpose_order(self) -> Ints:
+        """transpose_order[p]: position in this CSR of the edge at position p of the transpose's CSR."""
+        indptr = np.zeros(self.num_sources + 1, self.indptr.dtype)
+        np.cumsum(self.out_degrees, out=indptr[1:])
+        order, rows = np.empty_like(self.indices), np.empty_like(self.indices)
+        build.transpose_positions(self.indptr, self.indices, indptr[:-1].copy(), order, rows)
+        return order
+
+    @cached_property
+    def degrees(self) -> Ints:
+        """In-degree of every target (row lengths)."""
+        return np.diff(self.indptr)
+
+    @cached_property
+    def out_degrees(self) -> Ints:
+        """Number of edges every source sends."""
+        return np.bincount(self.indices, minlength=self.num_sources).astype(self.indptr.dtype)
+
+    @cached_property
+    def num_self_loops(self) -> int:
+        """Number of edges v -> v, repeats counted."""
+        return int(build.count_self_loops(self.indptr, self.indices))
+
+    @property
+    def has_self_loops(self) -> bool:
+        """True when some edge v -> v is stored."""
+        return self.num_self_loops > 0
+
+    def without_self_loops(self) -> Graph:
+        """This graph less every edge v -> v; `self` when it has none."""
+        return self._without_self_loops
+
+    def with_self_loops(self) -> Graph:
+        """This graph with exactly one edge v -> v per node, old loops replaced; `self` when so already."""
+        return self._with_self_loops
+
+    @cached_property
+    def _without_self_loops(self) -> Graph:
+        if not self.num_self_loops:
+            return self
+        return self._relooped(build.drop_self_loops, self.num_edges - self.num_self_loops)
+
+    @cached_property
+    def _with_self_loops(self) -> Graph:
+        if not self.is_square:
+            raise GraphError(
+                f"with_self_loops: targets ({self.num_nodes}) and sources ({self.num_sources}) are different "
+                "node sets, so a node has no edge to itself; leave self loops off for bipartite graphs"
+            )
+        return self._relooped(build.one_loop_per_row, self.num_edges - self.num_self_loops + self.num_nodes)
+
+    def _relooped(self, kernel: Any, num_edges: int) -> Graph:
+        dtype = build.index_dtype(max(self.num_nodes, self.num_sources), num_edges)
+        indptr = np.zeros(self.num_nodes + 1, dtype)
+        indices, order = np.empty(num_edges, dtype), np.empty(num_edges, dtype)
+        kernel(self.indptr, self.indices, indptr, indices, order)
+        mine = self.order
+        if mine is not None:
+            order = np.where(order < 0, -1, mine[order])
+        graph = Graph(indptr, indices, self.num_sources, order)
+        if "is_symmetric" in vars(self):
+            vars(graph)["is_symmetric"] = self.is_symmetric
+        return graph
+
+    @cached_property
+    def stats(self) -> stats.GraphStats:
+        """The numbers the cost model reads."""
+        return stats.measure(self.indptr, self.indices, self.num_sources)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Content hash: equal for graphs with equal shape and edges, whatever the caller's edge order was."""
+        digest = hashlib.blake2b(f"{self.num_nodes}x{self.num_sources}".encode(), digest_size=16)
+        digest.update(np.ascontiguousarray(self.indptr))
+        digest.update(np.ascontiguousarray(self.indices))
+        return digest.hexdigest()
+
+    def edge_rows(self) -> Ints:
+        """The row (target) of every CSR position."""
+        return np.repeat(np.arange(self.num_nodes, dtype=self.indptr.dtype), self.degrees)
+
+    def require_int32(self, path: str) -> Graph:
+        """`self`, or GraphError when `path` indexes with 32 bits and this graph does not fit."""
+        build.require_int32(max(self.num_nodes, self.num_sources), self.num_edges, path)
+        return self
+
+
+def _as_index(values: ArrayLike, name: str) -> Ints:
+    """A contiguous int32 or int64 array of one dimension, not necessarily a copy."""
+    array = np.asarray(values)
+    if array.size == 0 and array.ndim == 1 and array.dtype.kind == "f":
+        array = array.astype(np.int64)  # np.asarray([]) is float
+    if array.dtype.kind not in "iu":
+        raise GraphError(f"{name} has dtype {array.dtype}; node numbers are integers, convert it first")
+    if array.ndim != 1:
+        raise GraphError(f"{name} has shape {array.shape}; pass a flat array, one entry per edge")
+    if array.dtype == np.uint64 and array.size and int(array.max()) >= 2**63:
+        raise GraphError(f"{name} holds {int(array.max())}, beyond int64; node numbers count from 0")
+    wanted = np.int32 if array.dtype == np.int32 else np.int64
+    return np.ascontiguousarray(array, dtype=wanted)
+
+
+def _sizes(facts: build.EdgeScan, num_nodes: int | None, num_sources: int | None) -> tuple[int, int]:
+    """(targets, sources), inferred where not given."""
+    for name, value in (("num_nodes", num_nodes), ("num_sources", num_sources)):
+        if value is not None and value < 0:
+            raise GraphError(f"{name}={value} is negative; pass the number of nodes")
+    if num_nodes is None and facts.max_dst < 0 and facts.max_src < 0:
+        raise GraphError("num_nodes cannot be inferred from an edge list without edges; pass num_nodes")
+    if num_nodes is None:
+        num_nodes = 1 + (max(facts.max_dst, facts.max_src) if num_sources is None else facts.max_dst)
+    return int(num_nodes), int(num_nodes if num_sources is None else num_sources)
+
+
+def _check_range(name: str, low: int, high: int, limit: int) -> None:
+    if low < 0:
+        raise GraphError(f"{name} holds {low}; node numbers count from 0, remove or renumber such edges")
+    if high >= limit:
+        size = "num_nodes" if name == "dst" else "num_sources (num_nodes when not given)"
+        raise GraphError(f"{name} holds node {high} but {size} is {limit}; pass at least {high + 1}")
+
+
+def _check_pointers(pointer: Ints, num_edges: int) -> None:
+    if pointer[0] != 0 or pointer[-1] != num_edges:
+        raise GraphError(
+            f"indptr runs from {pointer[0]} to {pointer[-1]} but must run from 0 to len(indices) = {num_edges}"
+        )
+    if (np.diff(pointer) < 0).any():
+        raise GraphError("indptr decreases; row pointers must never fall, check how the CSR was made")
