@@ -1,0 +1,124 @@
+"""Global node numbers to places in the sample, in order of discovery: a stamped array or a hash table.
+
+The stamped array costs 4 bytes per node of the graph and per thread and needs no clearing: an entry counts only
+when it is at least `base`, and base moves past all earlier entries with every sample. The hash table serves graphs
+too large for that, and disjoint samples, where the same node has a place in every tree that reaches it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from plait.loader.draw import mix
+
+__all__ = ["finish", "hash_relabel", "induce", "stamp_relabel", "stamp_seeds"]
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def stamp_seeds(slot: Any, base: int, n_id: Any, count: int) -> None:
+    """Enters the seeds; of a repeated seed the first copy answers for the node."""
+    for i in range(count):
+        if slot[n_id[i]] < base:
+            slot[n_id[i]] = base + i
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def stamp_relabel(slot: Any, base: int, indices: Any, chosen: Any, begin: int, end: int, n_id: Any, found: int, row: Any) -> int:
+    """The number of nodes after the sources of chosen[begin:end] joined; row receives their places."""
+    for e in range(begin, end):
+        source = indices[chosen[e]]
+        place = slot[source]
+        is_new = place < base
+        # written without a branch: whether a source is new is a coin toss no predictor learns
+        place = base + found if is_new else place
+        slot[source] = place
+        n_id[found] = source
+        found += np.int64(is_new)
+        row[e] = place - base
+    return found
+
+
+@njit(cache=True, nogil=True, inline="always")  # type: ignore[untyped-decorator]
+def _probe(keys: Any, mask: int, wanted: int) -> int:
+    """Where `wanted` is, or the free cell where it belongs; keys are shifted by one so that 0 means free."""
+    at = np.int64(mix(np.uint64(wanted))) & mask
+    while keys[at] != 0 and keys[at] != wanted + 1:
+        at = (at + 1) & mask
+    return at
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def hash_relabel(
+    keys: Any,
+    places: Any,
+    num_nodes: int,
+    indices: Any,
+    chosen: Any,
+    pointer: Any,
+    begin: int,
+    end: int,
+    n_id: Any,
+    tree: Any,
+    found: int,
+    row: Any,
+) -> int:
+    """As `stamp_relabel` for targets begin..end, on an empty table; nodes known so far are entered first."""
+    mask = keys.size - 1
+    has_tree = tree.size > 0
+    for i in range(found):
+        wanted = np.int64(n_id[i]) + (tree[i] * num_nodes if has_tree else 0)
+        at = _probe(keys, mask, wanted)
+        if keys[at] == 0:
+            keys[at] = wanted + 1
+            places[at] = i
+    for i in range(begin, end):
+        offset = tree[i] * num_nodes if has_tree else 0
+        for e in range(pointer[i], pointer[i + 1]):
+            source = indices[chosen[e]]
+            wanted = np.int64(source) + offset
+            at = _probe(keys, mask, wanted)
+            if keys[at] == 0:
+                keys[at] = wanted + 1
+                places[at] = found
+                n_id[found] = source
+                if has_tree:
+                    tree[found] = tree[i]
+                found += 1
+            row[e] = places[at]
+    return found
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def finish(
+    chosen: Any, row: Any, pointer: Any, targets: int, number: Any, out_row: Any, out_col: Any, out_edge: Any
+) -> None:
+    """Writes the answer in the caller's index type: places of sources and targets, and the edges' numbers."""
+    has_number = number.size > 0
+    for i in range(targets):
+        for e in range(pointer[i], pointer[i + 1]):
+            out_col[e] = i
+            out_row[e] = row[e]
+            out_edge[e] = number[chosen[e]] if has_number else chosen[e]
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def induce(
+    slot: Any, base: int, indptr: Any, indices: Any, n_id: Any, out_row: Any, out_col: Any, out_edge: Any
+) -> int:
+    """The number of edges among the sampled nodes; written target by target where the outputs have room."""
+    count = 0
+    room = out_row.size
+    for i in range(n_id.size):
+        v = n_id[i]
+        for p in range(indptr[v], indptr[v + 1]):
+            place = slot[indices[p]]
+            if place >= base:
+                if count < room:
+                    out_row[count] = place - base
+                    out_col[count] = i
+                    out_edge[count] = p
+                count += 1
+    return count
