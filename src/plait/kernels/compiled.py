@@ -1,0 +1,116 @@
+"""Machine code of kernels, compiled once per machine and kept on disk.
+
+numba's own cache does not recognise functions that are built from pieces (each process would compile them
+anew), so the finished object code is stored here instead: plain bytes under the user's cache folder, named
+by a digest of the kernel sources, the versions and the processor. A changed source is another name.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from plait.errors import PlaitError
+
+__all__ = ["address_of", "cache_folder"]
+
+_SYMBOL = "plait_kernel"
+_engines: list[Any] = []  # an engine owns the code it loaded: kept for the life of the process
+
+
+def cache_folder() -> Path:
+    """Where compiled kernels and the machine profile live: $PLAIT_CACHE or the user's cache folder."""
+    chosen = os.environ.get("PLAIT_CACHE")
+    if chosen:
+        return Path(chosen)
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "plait"
+
+
+def address_of(name: str, build: Callable[[], Any]) -> int:
+    """The address of the kernel called `name`, from disk or compiled by `build` (a numba cfunc)."""
+    path = cache_folder() / "kernels" / f"{name}-{_digest()}.o"
+    try:
+        code = path.read_bytes()
+    except OSError:
+        code = _object_code(build())
+        _write(path, code)
+    try:
+        return _load(code)
+    except (RuntimeError, PlaitError):  # a damaged file: compile once more and say nothing, the answer is the same
+        code = _object_code(build())
+        _write(path, code)
+        return _load(code)
+
+
+@functools.cache
+def _digest() -> str:
+    import llvmlite
+    import numba
+    from llvmlite import binding
+
+    digest = hashlib.blake2b(digest_size=8)
+    for source in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(source.read_bytes())
+    machine = (numba.__version__, llvmlite.__version__, binding.get_host_cpu_name(), _features())
+    digest.update(repr(machine).encode())
+    return digest.hexdigest()
+
+
+@functools.cache
+def _features() -> str:
+    from llvmlite import binding
+
+    return str(binding.get_host_cpu_features().flatten())
+
+
+def _target_machine() -> Any:
+    from llvmlite import binding
+
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    target = binding.Target.from_default_triple()
+    return target.create_target_machine(
+        cpu=binding.get_host_cpu_name(), features=_features(), opt=3, reloc="pic", codemodel="small", jit=True
+    )
+
+
+def _object_code(function: Any) -> bytes:
+    """Object code of a numba cfunc, with its entry point renamed to one fixed symbol."""
+    from llvmlite import binding
+
+    text = function.inspect_llvm().replace(function.native_name, _SYMBOL)
+    module = binding.parse_assembly(text)
+    return bytes(_target_machine().emit_object(module))
+
+
+def _load(code: bytes) -> int:
+    from llvmlite import binding
+
+    if not code:
+        raise PlaitError("a cached kernel is empty; it is compiled again")
+    machine = _target_machine()
+    engine = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
+    engine.add_object_file(binding.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    address = engine.get_function_address(_SYMBOL)
+    if not address:
+        raise PlaitError("a cached kernel has no entry point; it is compiled again")
+    _engines.append(engine)
+    return int(address)
+
+
+def _write(path: Path, code: bytes) -> None:
+    """Write beside, then rename; a read-only cache folder only costs the compilation next time."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(code)
+        os.replace(file.name, path)
+    except OSError:
+        return

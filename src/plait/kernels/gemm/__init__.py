@@ -1,0 +1,96 @@
+"""Dense products of many rows: out = x @ w + addend + bias, and the weight gradient left.T @ right."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from plait.kernels import launch
+from plait.kernels.block import Block
+from plait.kernels.compiled import address_of
+from plait.kernels.gemm import cpu
+
+__all__ = ["gemm", "gemm_transposed", "transposed_chunks"]
+
+_PIECE_ROWS = 192  # a multiple of every block height; small enough to balance, large enough to amortise the claim
+_TRANSPOSED_STEP = 128  # rows of both operands per pass: 64 columns of float32 of each fit the first-level cache
+
+
+@functools.cache
+def _address(float_bits: int, rows: int, is_transposed: bool) -> int:
+    build = cpu.transposed_kernel if is_transposed else cpu.kernel
+    name = f"gemm{'_tn' if is_transposed else ''}-f{float_bits}-r{rows}"
+    return address_of(name, lambda: build(float_bits, rows))
+
+
+_gemm_block = Block(cpu.GEMM_WORDS)
+_transposed_block = Block(cpu.TRANSPOSED_WORDS)
+
+
+def gemm(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    addend: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """out[N, M] = x[N, K] @ w[K, M] + addend[N, M] + bias[M]; addend may be `out` itself (accumulate).
+
+    Rows of every operand are contiguous (any row stride); float32 or float64, one dtype for all.
+    """
+    size = x.element_size()
+    w = w if w.stride(1) == 1 or w.shape[1] == 1 else w.contiguous()
+    # taller blocks reuse the weight tile more; shorter ones keep more of a short inner loop in flight
+    rows = 4 if x.shape[1] < 128 else 6
+    words = _gemm_block.words()
+    words[0] = 0
+    words[1] = x.shape[0]
+    words[2] = x.data_ptr()
+    words[3] = x.stride(0) * size
+    words[4] = w.data_ptr()
+    words[5] = w.stride(0) * size
+    words[6] = x.shape[1]
+    words[7] = w.shape[1]
+    words[8] = out.data_ptr()
+    words[9] = out.stride(0) * size
+    words[10] = 0 if addend is None else addend.data_ptr()
+    words[11] = 0 if addend is None else addend.stride(0) * size
+    words[12] = 0 if bias is None else bias.data_ptr()
+    words[13] = _PIECE_ROWS
+    threads = launch.num_threads() if x.shape[0] * w.shape[1] * x.shape[1] > 1 << 15 else 1
+    _gemm_block.run(_address(size * 8, rows, False), words, threads)
+    return out
+
+
+def transposed_chunks(rows: int, height: int, width: int) -> int:
+    """Partial sums of a weight gradient: by the shape alone, so that threads do not change the bits."""
+    by_rows = max(1, rows // 1024)
+    by_memory = max(1, (8 << 20) // max(1, height * width * 4))
+    return int(min(by_rows, by_memory, 32))
+
+
+def gemm_transposed(left: torch.Tensor, right: torch.Tensor, scratch: Any = None) -> torch.Tensor:
+    """left[N, A].T @ right[N, B] -> [A, B]; vector lanes run over B, so hand in the wider operand right."""
+    rows, height = left.shape
+    width = right.shape[1]
+    chunks = transposed_chunks(rows, height, width)
+    partial = torch.empty((chunks, height, width), dtype=left.dtype)
+    size = left.element_size()
+    words = _transposed_block.words()
+    words[0] = 0
+    words[1] = rows
+    words[2] = left.data_ptr()
+    words[3] = left.stride(0) * size
+    words[4] = right.data_ptr()
+    words[5] = right.stride(0) * size
+    words[6] = height
+    words[7] = width
+    words[8] = partial.data_ptr()
+    words[9] = chunks
+    words[10] = _TRANSPOSED_STEP
+    threads = min(launch.num_threads(), chunks)
+    _transposed_block.run(_address(size * 8, 4, True), words, threads)
+    return partial[0] if chunks == 1 else partial.sum(0)

@@ -1,0 +1,118 @@
+"""Runs a compiled kernel on torch's own threads: one pool for the whole process, nothing oversubscribed.
+
+A kernel is a C function of one argument, the address of a block of int64 words; every thread of the
+team calls it with the same block and they share out the work by an atomic counter in word 0. Which
+thread takes which piece never changes a result: pieces write disjoint outputs.
+
+torch, MKL and these kernels then use the same OpenMP workers. A second pool (numba's own threading
+layer) would fight the first for the cores: its workers spin while ours want to run. And a forked
+DataLoader worker is as safe here as in torch: it runs with one thread, which never enters the pool.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+__all__ = ["describe_pool", "launch", "num_threads"]
+
+Team = Callable[[int, int, int], None]
+
+# After a fork the parent's OpenMP workers do not exist in the child; entering the pool there hangs.
+_IMPORTED_IN = os.getpid()
+
+
+def num_threads() -> int:
+    """The number of threads a kernel may use: torch's setting, and one in a forked child."""
+    if os.getpid() != _IMPORTED_IN:
+        return 1
+    return torch.get_num_threads()
+
+
+def launch(address: int, block: ctypes.Array[ctypes.c_int64], threads: int) -> None:
+    """Call the C function at `address` with `block` on `threads` threads and wait for all of them."""
+    where = ctypes.addressof(block)
+    if threads <= 1:
+        _alone()(address, where, 1)
+    else:
+        _team()(address, where, threads)
+
+
+def describe_pool() -> str:
+    """Which thread pool kernels run on, for `plait doctor`."""
+    name = _openmp_path()
+    return f"torch's OpenMP ({Path(name).name})" if name else "Python threads (no OpenMP runtime found)"
+
+
+@functools.cache
+def _kernel_type() -> Callable[[int], Callable[[int], None]]:
+    return ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+@functools.cache
+def _alone() -> Team:
+    prototypes: dict[int, Callable[[int], None]] = {}
+    kernel_type = _kernel_type()
+
+    def run(address: int, where: int, threads: int) -> None:
+        function = prototypes.get(address)
+        if function is None:
+            function = prototypes[address] = kernel_type(address)
+        function(where)
+
+    return run
+
+
+@functools.cache
+def _team() -> Team:
+    path = _openmp_path()
+    if path is None:
+        return _python_team
+    fork = ctypes.CDLL(path).GOMP_parallel
+    fork.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+    fork.restype = None
+
+    def run(address: int, where: int, threads: int) -> None:
+        fork(address, where, threads, 0)
+
+    return run
+
+
+def _python_team(address: int, where: int, threads: int) -> None:
+    """The fallback where torch brings no OpenMP with GOMP_parallel: ctypes releases the GIL."""
+    others = [threading.Thread(target=_alone(), args=(address, where, 1)) for _ in range(threads - 1)]
+    for thread in others:
+        thread.start()
+    _alone()(address, where, 1)
+    for thread in others:
+        thread.join()
+
+
+@functools.cache
+def _openmp_path() -> str | None:
+    """The OpenMP runtime torch has loaded, if it offers GOMP_parallel (libgomp and LLVM's libomp do)."""
+    for path in _loaded_libraries():
+        name = Path(path).name
+        if not name.startswith(("libgomp", "libomp", "libiomp")):
+            continue
+        try:
+            ctypes.CDLL(path).GOMP_parallel  # noqa: B018  the look-up itself is the test
+        except (OSError, AttributeError):
+            continue
+        return path
+    return None
+
+
+def _loaded_libraries() -> list[str]:
+    maps = Path("/proc/self/maps")
+    if maps.exists():
+        paths = {line.split(maxsplit=5)[-1].strip() for line in maps.read_text().splitlines() if "/" in line}
+        # torch's own copy first: another package may have loaded a second runtime
+        return sorted(paths, key=lambda path: ("torch" not in path, path))
+    return sorted(str(path) for path in (Path(torch.__file__).parent / "lib").glob("lib*omp*"))

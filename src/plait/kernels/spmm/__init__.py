@@ -1,0 +1,183 @@
+"""Sparse times dense: sums, maxima and minima over neighbours, with scalings, an added term and a bias fused in."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import torch
+
+from plait.kernels import launch
+from plait.kernels.block import Block
+from plait.kernels.compiled import address_of
+from plait.kernels.spmm import cpu
+
+__all__ = ["Pattern", "extremum_gather", "extremum_share", "spmm", "weight_gradient"]
+
+_SERIAL_BELOW = 1 << 14  # multiply-adds under which a second thread costs more than it brings
+_PIECE_COST = 1 << 13  # edges (a row counts as 4) in one piece of work
+_ROW_COST = 4
+
+
+class Pattern:
+    """The non-zero pattern of a sparse matrix, ready for kernels: CSR arrays and rows cut into even pieces."""
+
+    def __init__(self, indptr: np.ndarray[Any, Any], indices: np.ndarray[Any, Any], num_columns: int):
+        self.indptr = np.ascontiguousarray(indptr)
+        self.indices = np.ascontiguousarray(indices)
+        if self.indptr.dtype != self.indices.dtype:
+            wider = np.promote_types(self.indptr.dtype, self.indices.dtype)
+            self.indptr, self.indices = self.indptr.astype(wider), self.indices.astype(wider)
+        self.index_bits = self.indices.dtype.itemsize * 8
+        self.num_rows = len(self.indptr) - 1
+        self.num_columns = num_columns
+        self.num_edges = len(self.indices)
+        self.bounds = _even_pieces(self.indptr)
+        # addresses are asked for on every call; numpy computes them anew each time
+        self.addresses = (
+            len(self.bounds) - 1,
+            self.bounds.ctypes.data,
+            self.indptr.ctypes.data,
+            self.indices.ctypes.data,
+        )
+
+
+def _even_pieces(indptr: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Row numbers that cut the rows into pieces of about equal cost."""
+    num_rows = len(indptr) - 1
+    cost = indptr.astype(np.int64) + _ROW_COST * np.arange(num_rows + 1, dtype=np.int64)
+    pieces = max(1, int(cost[-1]) // _PIECE_COST)
+    cuts = np.searchsorted(cost, np.linspace(0, cost[-1], pieces + 1))
+    cuts[0], cuts[-1] = 0, num_rows
+    return np.unique(cuts).astype(np.int64) if num_rows else np.zeros(1, np.int64)
+
+
+@functools.cache
+def _address(float_bits: int, index_bits: int, mode: str) -> int:
+    return address_of(
+        f"spmm-{mode}-f{float_bits}-i{index_bits}", lambda: cpu.kernel(float_bits, index_bits, mode)
+    )
+
+
+_block = Block(cpu.WORDS)
+
+
+def _pointer(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def spmm(
+    pattern: Pattern,
+    x: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    reduce: str = "sum",
+    edge: torch.Tensor | None = None,
+    source: torch.Tensor | None = None,
+    target: torch.Tensor | None = None,
+    addend: torch.Tensor | None = None,
+    addend_scale: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    slab: int = 0,
+) -> torch.Tensor:
+    """out[i] = target[i] * (sum over edges of edge[e] * source[j] * x[j]) + addend_scale[i] * addend[i] + bias.
+
+    `edge` and `source` exclude each other; `reduce` max or min takes neither. addend may be `out` itself.
+    `slab` > 0 walks the columns in slabs of that many, so that the gathered part of x stays in cache.
+    """
+    mode = reduce if reduce != "sum" else "edge" if edge is not None else "source" if source is not None else "plain"
+    size = x.element_size()
+    address = _address(size * 8, pattern.index_bits, mode)
+    width = x.shape[1]
+    words = _block.words()
+    words[1], words[2], words[3], words[4] = pattern.addresses
+    words[6] = x.stride(0) * size
+    words[8] = out.stride(0) * size
+    words[10] = _pointer(edge)
+    words[11] = _pointer(source)
+    words[12] = _pointer(target)
+    words[14] = 0 if addend is None else addend.stride(0) * size
+    words[15] = _pointer(addend_scale)
+    words[17] = max(0, pattern.num_edges - 1)
+    threads = launch.num_threads() if (pattern.num_edges + pattern.num_rows) * width > _SERIAL_BELOW else 1
+    slab = slab or width
+    for first in range(0, width, slab):
+        offset = first * size
+        words[5] = x.data_ptr() + offset
+        words[7] = out.data_ptr() + offset
+        words[9] = min(slab, width - first)
+        words[13] = 0 if addend is None else addend.data_ptr() + offset
+        words[16] = 0 if bias is None else bias.data_ptr() + offset
+        _block.run(address, words, threads)
+    return out
+
+
+_TIE_WORDS = (
+    "counter pieces bounds indptr indices far far_stride near near_stride values values_stride out out_stride width"
+).split()
+_tie_block = Block(_TIE_WORDS)
+
+
+@functools.cache
+def _tie_address(float_bits: int, index_bits: int, is_gather: bool) -> int:
+    name = f"tie-{'gather' if is_gather else 'share'}-f{float_bits}-i{index_bits}"
+    return address_of(name, lambda: cpu.tie_kernel(float_bits, index_bits, is_gather))
+
+
+def _run_tie(
+    pattern: Pattern,
+    far: torch.Tensor,
+    near: torch.Tensor,
+    values: torch.Tensor,
+    out: torch.Tensor,
+    is_gather: bool,
+) -> torch.Tensor:
+    size = far.element_size()
+    words = _tie_block.words()
+    words[1], words[2], words[3], words[4] = pattern.addresses
+    for k, tensor in enumerate((far, near, values, out)):
+        words[5 + 2 * k] = tensor.data_ptr()
+        words[6 + 2 * k] = tensor.stride(0) * size
+    words[13] = out.shape[1]
+    threads = launch.num_threads() if pattern.num_edges * out.shape[1] > _SERIAL_BELOW else 1
+    _tie_block.run(_tie_address(size * 8, pattern.index_bits, is_gather), words, threads)
+    return out
+
+
+def extremum_share(
+    pattern: Pattern, x: torch.Tensor, best: torch.Tensor, grad: torch.Tensor, out: torch.Tensor
+) -> torch.Tensor:
+    """out[i] = grad[i] / number of edges of row i that attain best[i]; out may be grad's own buffer."""
+    return _run_tie(pattern, x, best, grad, out, is_gather=False)
+
+
+def extremum_gather(
+    transpose: Pattern, x: torch.Tensor, best: torch.Tensor, share: torch.Tensor, out: torch.Tensor
+) -> torch.Tensor:
+    """out[j] = sum over the targets i of j of share[i] where best[i] == x[j]; best and share of equal strides."""
+    return _run_tie(transpose, best, x, share, out, is_gather=True)
+
+
+_weight_block = Block("counter pieces bounds indptr indices x x_stride grad grad_stride out width".split())
+
+
+@functools.cache
+def _weight_address(float_bits: int, index_bits: int) -> int:
+    name = f"sddmm-f{float_bits}-i{index_bits}"
+    return address_of(name, lambda: cpu.weight_gradient_kernel(float_bits, index_bits))
+
+
+def weight_gradient(pattern: Pattern, x: torch.Tensor, grad: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """out[e] = grad[i] . x[j] for every edge: the gradient of the edge weights of a sum."""
+    size = x.element_size()
+    words = _weight_block.words()
+    words[1], words[2], words[3], words[4] = pattern.addresses
+    words[5], words[6] = x.data_ptr(), x.stride(0) * size
+    words[7], words[8] = grad.data_ptr(), grad.stride(0) * size
+    words[9], words[10] = out.data_ptr(), x.shape[1]
+    threads = launch.num_threads() if pattern.num_edges * x.shape[1] > _SERIAL_BELOW else 1
+    if x.shape[1] == 0:
+        return out.zero_()
+    _weight_block.run(_weight_address(size * 8, pattern.index_bits), words, threads)
+    return out

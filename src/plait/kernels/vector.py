@@ -1,0 +1,230 @@
+"""Vector code for numba kernels: the pieces of LLVM IR that the row loops are built from.
+
+numba compiles the loops over rows; what happens inside a row (a tile of columns held in vector registers
+while the neighbours go by) is written here as LLVM vectors, because a loop over columns is not kept in
+registers across the loop over edges otherwise. LLVM splits a <64 x float> over whatever registers
+the machine has, so one description serves AVX-512, AVX2 and NEON. Addresses travel as int64 words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+__all__ = [
+    "I32",
+    "I64",
+    "CodeGen",
+    "lane",
+    "load_index",
+    "load_scalar",
+    "next_piece",
+    "tile_intrinsic",
+    "tiles",
+    "width_bytes",
+]
+
+I8, I32, I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+_FLOATS = {32: ir.FloatType(), 64: ir.DoubleType()}
+_NUMPY = {32: types.float32, 64: types.float64}
+
+
+def width_bytes(float_bits: int) -> int:
+    return float_bits // 8
+
+
+def tiles(float_bits: int) -> tuple[int, ...]:
+    """Column tiles from wide to narrow, in lanes; the last one is loaded under a mask."""
+    return (128, 64, 32, 16, 16) if float_bits == 32 else (64, 32, 16, 8, 8)
+
+
+def lane(float_bits: int) -> ir.Type:
+    return _FLOATS[float_bits]
+
+
+@intrinsic
+def next_piece(typing_context: Any, counter: Any) -> Any:
+    """The next unclaimed piece of work: fetch-and-add on the shared counter at this address."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
+        where = builder.inttoptr(args[0], I64.as_pointer())
+        return builder.atomic_rmw("add", where, ir.Constant(I64, 1), "monotonic")
+
+    return types.int64(types.int64), generate
+
+
+def load_index(index_bits: int) -> Any:
+    """A numba function: the index at position i of the array at an address, as int64."""
+    kind = ir.IntType(index_bits)
+
+    @intrinsic
+    def load(typing_context: Any, address: Any, i: Any) -> Any:
+        def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
+            where = builder.gep(builder.inttoptr(args[0], kind.as_pointer()), [args[1]])
+            value = builder.load(where)
+            return value if index_bits == 64 else builder.sext(value, I64)
+
+        return types.int64(types.int64, types.int64), generate
+
+    return load
+
+
+def load_scalar(float_bits: int) -> Any:
+    """A numba function: element i of the float array at an address, or 1 where the address is 0."""
+    kind, numba_kind = _FLOATS[float_bits], _NUMPY[float_bits]
+
+    @intrinsic
+    def load(typing_context: Any, address: Any, i: Any) -> Any:
+        def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
+            code = CodeGen(builder, float_bits, 1)
+            one = ir.Constant(kind, 1.0)
+
+            def present() -> Any:
+                return builder.load(builder.gep(builder.inttoptr(args[0], kind.as_pointer()), [args[1]]))
+
+            return code.either(code.is_given(args[0]), present, one)
+
+        return numba_kind(types.int64, types.int64), generate
+
+    return load
+
+
+def tile_intrinsic(float_bits: int, words: int, scalars: int, body: Callable[[CodeGen, list[Any]], None]) -> Any:
+    """A numba function of `words` int64 and then `scalars` float arguments whose body is written by `body`."""
+    signature = types.void(*[types.int64] * words, *[_NUMPY[float_bits]] * scalars)
+    names = ", ".join(f"a{i}" for i in range(words + scalars))
+
+    def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> Any:
+        body(CodeGen(builder, float_bits, 1), list(args))
+        return context.get_dummy_value()
+
+    # numba reads the argument count off the Python signature, so it has to be spelled out
+    scope: dict[str, Any] = {"signature": signature, "generate": generate}
+    exec(f"def tile(typing_context, {names}):\n    return signature, generate", scope)
+    return intrinsic(scope["tile"])
+
+
+class CodeGen:
+    """An LLVM builder with the few moves the row loops need."""
+
+    def __init__(self, builder: ir.IRBuilder, float_bits: int, lanes: int):
+        self.builder = builder
+        self.float_bits = float_bits
+        self.lanes = lanes
+        self.scalar = _FLOATS[float_bits]
+        self.vector = ir.VectorType(self.scalar, lanes)
+
+    def of(self, lanes: int) -> CodeGen:
+        return CodeGen(self.builder, self.float_bits, lanes)
+
+    def word(self, value: int) -> ir.Constant:
+        return ir.Constant(I64, value)
+
+    def is_given(self, address: Any) -> Any:
+        return self.builder.icmp_signed("!=", address, self.word(0))
+
+    def constant(self, value: float) -> ir.Constant:
+        return ir.Constant(self.vector, [value] * self.lanes)
+
+    def splat(self, value: Any) -> Any:
+        undefined = ir.Constant(self.vector, ir.Undefined)
+        first = self.builder.insert_element(undefined, value, ir.Constant(I32, 0))
+        zeros = ir.Constant(ir.VectorType(I32, self.lanes), [0] * self.lanes)
+        return self.builder.shuffle_vector(first, undefined, zeros)
+
+    def multiply_add(self, a: Any, b: Any, c: Any) -> Any:
+        """a*b + c, contracted to one instruction where the machine has it; NaN and infinity are kept."""
+        return self.builder.fadd(self.builder.fmul(a, b, flags=("contract",)), c, flags=("contract",))
+
+    def mask(self, count: Any) -> Any:
+        """Lanes below `count`."""
+        numbers = ir.Constant(ir.VectorType(I64, self.lanes), list(range(self.lanes)))
+        wide = CodeGen.__new__(CodeGen)
+        wide.builder, wide.lanes, wide.vector = self.builder, self.lanes, ir.VectorType(I64, self.lanes)
+        return self.builder.icmp_signed("<", numbers, wide.splat(count))
+
+    def load(self, address: Any, mask: Any = None) -> Any:
+        where = self.builder.inttoptr(address, self.vector.as_pointer())
+        if mask is None:
+            return self.builder.load(where, align=self.float_bits // 8)
+        kind = ir.FunctionType(self.vector, [where.type, I32, mask.type, self.vector])
+        function = self.builder.module.declare_intrinsic(
+            f"llvm.masked.load.v{self.lanes}f{self.float_bits}.p0", fnty=kind
+        )
+        align = ir.Constant(I32, self.float_bits // 8)
+        return self.builder.call(function, [where, align, mask, self.constant(0.0)])
+
+    def store(self, value: Any, address: Any, mask: Any = None) -> None:
+        where = self.builder.inttoptr(address, self.vector.as_pointer())
+        if mask is None:
+            self.builder.store(value, where, align=self.float_bits // 8)
+            return
+        kind = ir.FunctionType(ir.VoidType(), [self.vector, where.type, I32, mask.type])
+        function = self.builder.module.declare_intrinsic(
+            f"llvm.masked.store.v{self.lanes}f{self.float_bits}.p0", fnty=kind
+        )
+        self.builder.call(function, [value, where, ir.Constant(I32, self.float_bits // 8), mask])
+
+    def extremum(self, name: str, a: Any, b: Any) -> Any:
+        """Element-wise max or min that keeps NaN, as torch does (`llvm.maximum`, `llvm.minimum`)."""
+        full = {"max": "llvm.maximum", "min": "llvm.minimum"}[name]
+        function = self.builder.module.declare_intrinsic(
+            f"{full}.v{self.lanes}f{self.float_bits}", fnty=ir.FunctionType(self.vector, [self.vector] * 2)
+        )
+        return self.builder.call(function, [a, b])
+
+    def prefetch(self, address: Any, bytes_ahead: int) -> None:
+        pointer = I8.as_pointer()
+        function = self.builder.module.declare_intrinsic(
+            "llvm.prefetch.p0", fnty=ir.FunctionType(ir.VoidType(), [pointer, I32, I32, I32])
+        )
+        for offset in range(0, bytes_ahead, 64):
+            where = self.builder.inttoptr(self.builder.add(address, self.word(offset)), pointer)
+            self.builder.call(function, [where] + [ir.Constant(I32, k) for k in (0, 3, 1)])
+
+    def either(self, condition: Any, value: Callable[[], Any], otherwise: Any) -> Any:
+        """`value()` where the condition holds, `otherwise` (already computed) where not."""
+        before = self.builder.block
+        yes, after = self.builder.append_basic_block("yes"), self.builder.append_basic_block("after")
+        self.builder.cbranch(condition, yes, after)
+        self.builder.position_at_end(yes)
+        result = value()
+        came_from = self.builder.block
+        self.builder.branch(after)
+        self.builder.position_at_end(after)
+        merged = self.builder.phi(result.type)
+        merged.add_incoming(result, came_from)
+        merged.add_incoming(otherwise, before)
+        return merged
+
+    def loop(
+        self, start: Any, end: Any, carried: list[Any], body: Callable[[Any, list[Any]], list[Any]]
+    ) -> list[Any]:
+        """for i in range(start, end): carried = body(i, carried); returns the last carried values."""
+        before = self.builder.block
+        head, inside, done = (self.builder.append_basic_block(name) for name in ("head", "inside", "done"))
+        self.builder.branch(head)
+        self.builder.position_at_end(head)
+        i = self.builder.phi(I64)
+        i.add_incoming(start, before)
+        slots = [self.builder.phi(value.type) for value in carried]
+        for slot, value in zip(slots, carried, strict=True):
+            slot.add_incoming(value, before)
+        self.builder.cbranch(self.builder.icmp_signed("<", i, end), inside, done)
+        self.builder.position_at_end(inside)
+        updated = body(i, list(slots))
+        i.add_incoming(self.builder.add(i, self.word(1)), self.builder.block)
+        for slot, value in zip(slots, updated, strict=True):
+            slot.add_incoming(value, self.builder.block)
+        self.builder.branch(head)
+        self.builder.position_at_end(done)
+        return list(slots)
+
+
+def float_bits_of(dtype: np.dtype[Any]) -> int:
+    return dtype.itemsize * 8

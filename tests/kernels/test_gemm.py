@@ -1,0 +1,59 @@
+"""kernels/gemm against its reference: every tile, masked rests, strides, accumulation, threads."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from plait.kernels import gemm as k
+from plait.kernels.gemm import reference
+
+SHAPES = [(0, 3, 4), (1, 1, 1), (5, 0, 3), (7, 3, 5), (33, 64, 64), (50, 17, 130), (13, 200, 7), (9, 5, 33), (400, 9, 48)]
+TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-11}
+
+
+def dense(seed: int, n: int, width: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).standard_normal((n, width))).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_products_equal_the_reference(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    n, inner, width = shape
+    x, w = dense(0, n, inner, dtype), dense(1, inner, width, dtype)
+    addend, bias = dense(2, n, width, dtype), dense(3, 1, width, dtype)[0]
+    out = torch.full((n, width), float("nan"), dtype=dtype)
+    k.gemm(x, w, out)
+    np.testing.assert_allclose(out.numpy(), reference.gemm(x.numpy(), w.numpy()), atol=TOLERANCE[dtype])
+    k.gemm(x, w, out, addend=addend, bias=bias)
+    expected = reference.gemm(x.numpy(), w.numpy(), addend=addend.numpy(), bias=bias.numpy())
+    np.testing.assert_allclose(out.numpy(), expected, atol=TOLERANCE[dtype])
+    accumulated = addend.clone()
+    k.gemm(x, w.t().contiguous().t(), accumulated, addend=accumulated, bias=bias)
+    np.testing.assert_allclose(accumulated.numpy(), expected, atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [*SHAPES, (5000, 6, 20)])
+def test_weight_gradient_equals_the_reference(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    n, height, width = shape
+    left, right = dense(0, n, height, dtype), dense(1, n, width, dtype)
+    out = k.gemm_transposed(left, right)
+    expected = left.double().numpy().T @ right.double().numpy()
+    if n < 500:
+        np.testing.assert_allclose(reference.gemm_transposed(left.numpy(), right.numpy()), expected, atol=1e-3)
+    np.testing.assert_allclose(out.numpy(), expected, atol=TOLERANCE[dtype] * 10)
+
+
+def test_bits_do_not_depend_on_the_number_of_threads() -> None:
+    left, right = dense(0, 9000, 20, torch.float32), dense(1, 9000, 30, torch.float32)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = k.gemm_transposed(left, right), k.gemm(left, right[:20], torch.empty(9000, 30))
+        torch.set_num_threads(2)
+        both = k.gemm_transposed(left, right), k.gemm(left, right[:20], torch.empty(9000, 30))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(a, b) for a, b in zip(alone, both, strict=True))
