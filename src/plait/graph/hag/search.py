@@ -1,0 +1,122 @@
+"""The front door of the searches: arguments checked, the right search called, a Hag returned."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plait.errors import InputError
+from plait.graph.hag.assemble import assemble, plain
+from plait.graph.hag.hierarchy import ORDERS, Hag
+from plait.graph.hag.merge import merge_pairs
+from plait.graph.hag.rows import working_rows
+
+if TYPE_CHECKING:
+    from plait.graph.csr import Graph
+
+__all__ = ["MODES", "search"]
+
+Ints = NDArray[Any]
+
+MODES = ("exact", "fast")
+
+
+def search(
+    graph: Graph,
+    capacity: float | None = None,
+    max_depth: int | None = None,
+    order: str = "set",
+    min_count: int = 3,
+    time_budget: float | None = None,
+    progress: Callable[[float], None] | None = None,
+    mode: str = "exact",
+    inline: bool = True,
+) -> Hag:
+    """A hierarchy that computes the same aggregation of `graph` with fewer additions.
+
+    capacity: most merges; an int counts them, a float is a fraction of the nodes, None sets no limit.
+    max_depth: longest chain of merges (before inlining).
+    order: "set" for sums, "idempotent" for max and min, "sequence" where the neighbours' order matters.
+    min_count: a merge that fewer rows share is not made; 3 saves traffic, 2 saves additions only.
+    time_budget: seconds, after which the best so far is returned.
+    progress: called now and then with the share done.
+    mode: "exact" greedy, or "fast" for graphs above 10 M edges or with hubs.
+    inline: dissolve partial sums that only one row reads.
+    """
+    graph.require_int32("hag.search")
+    limit = _capacity(capacity, graph.num_nodes)
+    depth = _depth(max_depth)
+    _check_choices(order, mode, min_count, time_budget)
+    deadline = math.inf if time_budget is None else time.perf_counter() + time_budget
+    if order == "sequence":
+        from plait.graph.hag.prefix import share_prefixes
+
+        return share_prefixes(graph, limit, depth)
+    if limit == 0 or depth == 0 or graph.num_edges == 0:
+        return plain(graph, order)
+    if order == "idempotent":
+        from plait.graph.hag.overlap import merge_overlapping
+
+        return merge_overlapping(graph, limit, depth, min_count, deadline, progress, mode, inline)
+    return _merge_disjoint(graph, limit, depth, min_count, deadline, progress, mode, inline)
+
+
+def _merge_disjoint(
+    graph: Graph,
+    limit: int,
+    depth: int,
+    min_count: int,
+    deadline: float,
+    progress: Callable[[float], None] | None,
+    mode: str,
+    inline: bool,
+) -> Hag:
+    work = working_rows(graph.indptr, graph.indices)
+    if mode == "fast":
+        from plait.graph.hag.fast import merge_similar
+
+        merged = merge_similar(work.rows, graph.num_sources, limit, depth, min_count, deadline, progress)
+    else:
+        merged = merge_pairs(work.rows, graph.num_sources, limit, depth, min_count, deadline, progress)
+    parts = np.column_stack((merged.left, merged.right)).reshape(-1)
+    parts_start = 2 * np.arange(merged.left.size + 1, dtype=np.int64)
+    return assemble(graph, work, parts_start, parts, "set", inline, merged.is_complete)
+
+
+def _capacity(capacity: float | None, num_nodes: int) -> int:
+    if capacity is None:
+        return int(np.iinfo(np.int32).max)
+    if isinstance(capacity, bool) or not isinstance(capacity, (int, float, np.integer, np.floating)):
+        raise InputError(
+            f"capacity={capacity!r} is no number; pass a count, a fraction of the nodes, or None"
+        )
+    if math.isnan(capacity) or capacity < 0:
+        raise InputError(f"capacity={capacity} is negative or no number; pass 0 for the plain graph or None")
+    if isinstance(capacity, (int, np.integer)):
+        return min(int(capacity), int(np.iinfo(np.int32).max))
+    share = float(capacity) * num_nodes
+    return int(min(share, np.iinfo(np.int32).max))
+
+
+def _depth(max_depth: int | None) -> int:
+    if max_depth is None:
+        return int(np.iinfo(np.int32).max)
+    if isinstance(max_depth, bool) or not isinstance(max_depth, (int, np.integer)) or max_depth < 0:
+        raise InputError(f"max_depth={max_depth!r} is no depth; pass 0 or more, or None for no limit")
+    return min(int(max_depth), int(np.iinfo(np.int32).max))
+
+
+def _check_choices(order: str, mode: str, min_count: int, time_budget: float | None) -> None:
+    if order not in ORDERS:
+        raise InputError(f"order={order!r} is unknown; choose one of {', '.join(ORDERS)}")
+    if mode not in MODES:
+        raise InputError(f"mode={mode!r} is unknown; choose one of {', '.join(MODES)}")
+    if isinstance(min_count, bool) or not isinstance(min_count, (int, np.integer)) or min_count < 2:
+        raise InputError(f"min_count={min_count!r} saves nothing; pass 2 (additions) or more (3: traffic)")
+    if time_budget is not None and (math.isnan(time_budget) or time_budget < 0):
+        raise InputError(f"time_budget={time_budget} is no time; pass seconds or None")
