@@ -1,8 +1,9 @@
 """Global node numbers to places in the sample, in order of discovery: a stamped array or a hash table.
 
-The stamped array costs 4 bytes per node of the graph and per thread and needs no clearing: an entry counts only
-when it is at least `base`, and base moves past all earlier entries with every sample. The hash table serves graphs
-too large for that, and disjoint samples, where the same node has a place in every tree that reaches it.
+The stamped array costs 4 bytes per node of the graph and per thread and needs no clearing: an entry counts
+only when it is at least `base` (1 or more), and base moves past all earlier entries with every sample. The hash
+table serves graphs too large for that, and disjoint samples, where the same node has a place in every tree that
+reaches it.
 """
 
 from __future__ import annotations
@@ -18,27 +19,31 @@ __all__ = ["finish", "hash_relabel", "induce", "stamp_relabel", "stamp_seeds"]
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def stamp_seeds(slot: Any, base: int, n_id: Any, count: int) -> None:
+def stamp_seeds(slot: Any, base: Any, n_id: Any, count: int) -> None:
     """Enters the seeds; of a repeated seed the first copy answers for the node."""
     for i in range(count):
         if slot[n_id[i]] < base:
-            slot[n_id[i]] = base + i
+            slot[n_id[i]] = np.uint32(base + np.uint32(i))
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def stamp_relabel(slot: Any, base: int, indices: Any, chosen: Any, begin: int, end: int, n_id: Any, found: int, row: Any) -> int:
-    """The number of nodes after the sources of chosen[begin:end] joined; row receives their places."""
+def stamp_relabel(
+    slot: Any, base: Any, source: Any, begin: int, end: int, n_id: Any, found: int, row: Any
+) -> int:
+    """The number of nodes after source[begin:end] joined; row receives their places."""
+    # Unsigned throughout, which spares the test for negative indices, and without a branch: whether a source
+    # is new is a coin toss no predictor learns (1.2 against 4.2 ns an edge).
+    after = np.uint32(base + np.uint32(found))
     for e in range(begin, end):
-        source = indices[chosen[e]]
-        place = slot[source]
+        node = np.uint64(source[e])
+        place = slot[node]
         is_new = place < base
-        # written without a branch: whether a source is new is a coin toss no predictor learns
-        place = base + found if is_new else place
-        slot[source] = place
-        n_id[found] = source
-        found += np.int64(is_new)
-        row[e] = place - base
-    return found
+        place = after if is_new else place
+        slot[node] = place
+        n_id[np.uint64(after - base)] = node
+        after = np.uint32(after + np.uint32(is_new))
+        row[e] = np.uint32(place - base)
+    return np.int64(after - base)
 
 
 @njit(cache=True, nogil=True, inline="always")  # type: ignore[untyped-decorator]
@@ -55,8 +60,7 @@ def hash_relabel(
     keys: Any,
     places: Any,
     num_nodes: int,
-    indices: Any,
-    chosen: Any,
+    source: Any,
     pointer: Any,
     begin: int,
     end: int,
@@ -77,13 +81,12 @@ def hash_relabel(
     for i in range(begin, end):
         offset = tree[i] * num_nodes if has_tree else 0
         for e in range(pointer[i], pointer[i + 1]):
-            source = indices[chosen[e]]
-            wanted = np.int64(source) + offset
+            wanted = np.int64(source[e]) + offset
             at = _probe(keys, mask, wanted)
             if keys[at] == 0:
                 keys[at] = wanted + 1
                 places[at] = found
-                n_id[found] = source
+                n_id[found] = source[e]
                 if has_tree:
                     tree[found] = tree[i]
                 found += 1
@@ -93,15 +96,15 @@ def hash_relabel(
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def finish(
-    chosen: Any, row: Any, pointer: Any, targets: int, number: Any, out_row: Any, out_col: Any, out_edge: Any
+    row: Any, edge: Any, pointer: Any, targets: int, out_row: Any, out_col: Any, out_edge: Any
 ) -> None:
     """Writes the answer in the caller's index type: places of sources and targets, and the edges' numbers."""
-    has_number = number.size > 0
     for i in range(targets):
         for e in range(pointer[i], pointer[i + 1]):
             out_col[e] = i
-            out_row[e] = row[e]
-            out_edge[e] = number[chosen[e]] if has_number else chosen[e]
+    for e in range(pointer[targets]):
+        out_row[e] = row[e]
+        out_edge[e] = edge[e]
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
@@ -117,7 +120,7 @@ def induce(
             place = slot[indices[p]]
             if place >= base:
                 if count < room:
-                    out_row[count] = place - base
+                    out_row[count] = np.int64(place - base)
                     out_col[count] = i
                     out_edge[count] = p
                 count += 1

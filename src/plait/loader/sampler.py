@@ -1,14 +1,14 @@
 """k-hop neighbour sampling: seeds in, the subgraph that computes them out, the same one on every replay.
 
-A sample is a pure function of (seed, epoch, batch, node): draws are hashes of where they are used (draw.py), so
-it does not matter how many threads take part, in which order batches are drawn, or how far ahead.
+A sample is a pure function of (seed, epoch, batch, node): draws are hashes of where they are used (draw.py),
+so it does not matter how many threads take part, in which order batches are drawn, or how far ahead.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,16 +35,17 @@ _STAMP_LIMIT = 1 << 27
 # Below this many edges in a hop starting a thread costs more than it saves (about 80 us each, measured).
 _THREAD_EDGES = 50_000
 _NONE = np.empty(0, np.int64)
+_NO_KEY = np.uint64(0)
 
 
 @dataclass(frozen=True, eq=False)
 class Sample:
     """One sampled subgraph in PyG's terms.
 
-    n_id lists global nodes: the seeds as given, then every other node in order of discovery, hop by hop. Edge e
-    goes from n_id[row[e]] to n_id[col[e]] and is edge e_id[e] of the caller. A directional sample is ordered by
-    target, hop by hop, so `indptr` is its CSR over the nodes that were expanded (those of the last hop have no
-    in-edges); for other directions indptr and num_sampled_* are None.
+    n_id lists global nodes: the seeds as given, then every other node in order of discovery, hop by hop. Edge
+    e goes from n_id[row[e]] to n_id[col[e]] and is edge e_id[e] of the caller. A directional sample is ordered
+    by target, hop by hop, so `indptr` is its CSR over the nodes that were expanded (those of the last hop have
+    no in-edges); for other directions indptr and num_sampled_* are None.
     """
 
     n_id: Int64s
@@ -71,16 +72,17 @@ class _Workspace:
     """Buffers one sample at a time is drawn in; kept between samples because fresh pages are slow."""
 
     def __init__(self, num_nodes: int, node_type: Any, edge_type: Any, stamped: bool) -> None:
-        self.slot = np.full(num_nodes if stamped else 0, -1, np.int32)
-        self.base = 0
+        self.slot = np.zeros(num_nodes if stamped else 0, np.uint32)
+        self.base = np.uint32(1)
         self.n_id = np.empty(0, node_type)
         self.tree = np.empty(0, np.int64)
         self.start = np.empty(0, edge_type)
         self.degree = np.empty(0, edge_type)
         self.key = np.empty(0, np.uint64)
         self.pointer = np.zeros(1, np.int64)
-        self.chosen = np.empty(0, edge_type)
-        self.row = np.empty(0, np.int32)
+        self.edge = np.empty(0, edge_type)
+        self.source = np.empty(0, node_type)
+        self.row = np.empty(0, np.uint32)
 
     def grow(self, name: str, size: int) -> None:
         """Makes the buffer at least `size` long, its contents kept."""
@@ -91,11 +93,12 @@ class _Workspace:
             setattr(self, name, longer)
 
     def new_base(self, used: int) -> None:
-        """Moves past the last sample's entries; starts over before int32 runs out."""
-        self.base += used
-        if self.base > (1 << 31) - 1 - 2 * (self.slot.size + (1 << 24)):
-            self.slot.fill(-1)
-            self.base = 0
+        """Moves past the last sample's entries; starts over before uint32 runs out."""
+        base = int(self.base) + used
+        if base >= 1 << 31:
+            self.slot.fill(0)
+            base = 1
+        self.base = np.uint32(base)
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,7 @@ class _Draw:
 
 
 class Sampler:
-    """Draws k-hop neighbourhoods of a square graph, `fanout[h]` in-edges for every node of hop h (-1: all)."""
+    """Draws k-hop neighbourhoods of a square graph: fanout[h] in-edges for a node of hop h (-1: all)."""
 
     def __init__(
         self,
@@ -128,7 +131,7 @@ class Sampler:
         direction: str = "directional",
         seed: int = 0,
     ) -> None:
-        """`weight` and `edge_time` are by the caller's edge numbers, `node_time` by node; times imply disjoint.
+        """Takes `weight` and `edge_time` by the caller's edge numbers; either time makes samples disjoint.
 
         Edges of weight zero are never sampled. LABOR's variates live for `batch_dependency` batches, and are
         common to all hops with `layer_dependency`.
@@ -161,6 +164,8 @@ class Sampler:
             self._sort_by_time(node_time, edge_time)
         if self._weight.size:
             self._running = _running_sums(self._indptr, self._weight)
+        # numba compiles a kernel per combination of types: one edge type keeps that at one
+        self._number = self._number.astype(self._indptr.dtype, copy=False)
         self._is_stamped = not self.disjoint and graph.num_nodes <= _STAMP_LIMIT
         self._spare: list[_Workspace] = []
 
@@ -211,10 +216,7 @@ class Sampler:
             times = self._node_time[self._indices]
         else:
             all_times = _per_item("edge_time", edge_time, self.graph.num_edges, "edge")
-            if self._number.size:
-                times = self._by_position("edge_time", all_times)
-            else:
-                times = all_times
+            times = self._by_position("edge_time", all_times)
         rows = np.repeat(np.arange(self.graph.num_nodes), np.diff(self._indptr))
         order = np.lexsort((times, rows))
         self._times = times[order]
@@ -232,7 +234,7 @@ class Sampler:
         seed_time: ArrayLike | None = None,
         threads: int | None = None,
     ) -> Sample:
-        """The neighbourhood of `seeds` in batch number `batch` of `epoch`; `threads` changes nothing but time.
+        """The neighbourhood of `seeds` in that epoch and batch; `threads` changes nothing but the time taken.
 
         Repeated seeds keep their places, each with its in-edges. Many batches are better served by
         `sample_many`: one batch has a serial part.
@@ -262,10 +264,12 @@ class Sampler:
 
     def _draw(self, epoch: int, batch: int, threads: int) -> _Draw:
         hops = range(len(self.fanout))
+        if self.method != "labor":
+            return _Draw(tuple(stream_key(self.seed, epoch, batch, hop) for hop in hops), (), batch, threads)
         # LABOR's variates outlive a batch, so their keys leave the batch out; the kernel brings it back in
         labor = (self.seed, epoch, -1 if self.batch_dependency > 1 else batch)
         return _Draw(
-            tuple(stream_key(self.seed, epoch, batch, hop) for hop in hops),
+            (_NO_KEY,) * len(self.fanout),
             tuple(stream_key(*labor, -1 if self.layer_dependency else hop) for hop in hops),
             batch,
             threads,
@@ -312,35 +316,48 @@ class Sampler:
         tree = space.tree if self.disjoint else _NONE
         if self.is_temporal:
             last = self.temporal_strategy == "last"
-            where = (self._indptr, self._times, space.n_id, tree, times, begin, end, fanout, self.replace, last)
+            where = (
+                self._indptr,
+                self._times,
+                space.n_id,
+                tree,
+                times,
+                begin,
+                end,
+                fanout,
+                self.replace,
+                last,
+            )
             gained: int = pick.locate_in_time(*where, key, *ranges)
         else:
             gained = pick.locate(
                 self._indptr, space.n_id, tree, begin, end, fanout, self.replace, key, *ranges
             )
-        space.grow("chosen", total + gained)
-        work = self._picker(hop, begin, plan, space)
-        _in_threads(work, begin, end, plan.threads if gained >= _THREAD_EDGES else 1)
+        for name in ("source", "edge"):
+            space.grow(name, total + gained)
+        self._pick(hop, begin, end, plan if gained >= _THREAD_EDGES else replace(plan, threads=1), space)
         return gained
 
-    def _picker(self, hop: int, origin: int, plan: _Draw, space: _Workspace) -> Callable[[int, int], None]:
-        """The kernel that fills `chosen` for a part of the frontier, with its arguments."""
-        s = space
-        if self.fanout[hop] < 0:
-            return lambda a, b: pick.pick_all(a, b, origin, s.start, s.pointer, s.chosen)
-        ranges = (origin, s.start, s.degree, s.pointer)
+    def _pick(self, hop: int, begin: int, end: int, plan: _Draw, space: _Workspace) -> None:
+        """Fills source and edge for the frontier, in parts when there are threads."""
+        located = (begin, self._indptr, space.n_id, space.start, space.degree, space.pointer, space.key)
+        graph = (self._indices, self._number, self._weight, self._running)
+        variate = (plan.labor_keys[hop] if plan.labor_keys else _NO_KEY, plan.batch, self.batch_dependency)
+        mode = self._mode(self.fanout[hop])
+
+        def work(a: int, b: int) -> None:
+            pick.pick_edges(mode, a, b, *located, *graph, *variate, space.source, space.edge)
+
+        _in_threads(work, begin, end, plan.threads)
+
+    def _mode(self, fanout: int) -> int:
+        if fanout < 0:
+            return pick.ALL
         if self.method == "labor":
-            variate = (plan.labor_keys[hop], plan.batch, self.batch_dependency)
-            return lambda a, b: pick.pick_labor(
-                a, b, *ranges, self._indices, self._weight, *variate, s.chosen
-            )
+            return pick.LABOR
         if self._weight.size:
-            rows = (self._indptr, s.n_id, self._running)
-            if self.replace:
-                return lambda a, b: pick.pick_weighted_replace(a, b, *ranges, s.key, *rows, s.chosen)
-            return lambda a, b: pick.pick_weighted(a, b, *ranges, s.key, *rows, self._weight, s.chosen)
-        kernel = pick.pick_replace if self.replace else pick.pick_uniform
-        return lambda a, b: kernel(a, b, *ranges, s.key, s.chosen)
+            return pick.WEIGHTED_REPLACE if self.replace else pick.WEIGHTED
+        return pick.REPLACE if self.replace else pick.UNIFORM
 
     def _relabel(self, begin: int, end: int, total: int, gained: int, found: int, space: _Workspace) -> int:
         """Gives the chosen sources their places; the number of nodes then."""
@@ -352,8 +369,7 @@ class Sampler:
                 relabel.stamp_relabel(
                     space.slot,
                     space.base,
-                    self._indices,
-                    space.chosen,
+                    space.source,
                     total,
                     total + gained,
                     space.n_id,
@@ -369,8 +385,7 @@ class Sampler:
                 np.zeros(cells, np.int64),
                 np.empty(cells, np.int32),
                 self.graph.num_nodes,
-                self._indices,
-                space.chosen,
+                space.source,
                 space.pointer,
                 begin,
                 end,
@@ -394,7 +409,7 @@ class Sampler:
         if self.direction == "induced":
             return self._induced(space, n_id)
         row, col, e_id = (np.empty(total, np.int64) for _ in range(3))
-        relabel.finish(space.chosen, space.row, space.pointer, targets, self._number, row, col, e_id)
+        relabel.finish(space.row, space.edge, space.pointer, targets, row, col, e_id)
         tree = space.tree[:found].copy() if self.disjoint else None
         if self.direction == "bidirectional":
             row, col, e_id = _both_ways(row, col, e_id, found)
@@ -404,7 +419,7 @@ class Sampler:
     def _induced(self, space: _Workspace, n_id: Int64s) -> Sample:
         if not self._is_stamped:
             raise InputError(
-                f"direction='induced' needs a table of all nodes and serves graphs of up to {_STAMP_LIMIT:,}; "
+                f"direction='induced' needs a table of all nodes and serves up to {_STAMP_LIMIT:,} of them; "
                 "use 'directional'"
             )
         where = (space.slot, space.base, self._indptr, self._indices, n_id)
@@ -420,7 +435,9 @@ class Sampler:
         if nodes.ndim != 1 or nodes.size == 0:
             raise InputError(f"seeds must be a list of at least one node; got shape {nodes.shape}")
         if nodes.dtype.kind not in "iu":
-            raise InputError(f"seeds must be whole node numbers; got {nodes.dtype} (turn a mask into indices)")
+            raise InputError(
+                f"seeds must be whole node numbers; got {nodes.dtype} (turn a mask into indices)"
+            )
         if nodes.min() < 0 or nodes.max() >= self.graph.num_nodes:
             bad = nodes[(nodes < 0) | (nodes >= self.graph.num_nodes)][0]
             raise InputError(f"seeds holds {bad}, but nodes are numbered 0 to {self.graph.num_nodes - 1}")
@@ -435,13 +452,17 @@ class Sampler:
             return _NONE
         if seed_time is None:
             if self._node_time is None:
-                raise InputError("seed_time is missing: edges are dated, nodes are not; pass one time per seed")
+                raise InputError(
+                    "seed_time is missing: edges are dated, nodes are not; pass one time per seed"
+                )
             return self._node_time[nodes]
         return _per_item("seed_time", seed_time, nodes.size, "seed").astype(self._times.dtype, copy=False)
 
 
 def _checked_fanout(fanout: Sequence[int]) -> tuple[int, ...]:
-    message = "is not a fanout; give one whole number per hop, such as [15, 10, 5], with -1 for all neighbours"
+    message = (
+        "is not a fanout; give one whole number per hop, such as [15, 10, 5], with -1 for all neighbours"
+    )
     if isinstance(fanout, str | bytes) or not isinstance(fanout, Iterable):
         raise InputError(f"fanout: {fanout!r} {message}")
     hops = tuple(fanout)
@@ -487,7 +508,7 @@ def _running_sums(indptr: Array, weight: Array) -> Array:
 
 
 def _both_ways(row: Int64s, col: Int64s, e_id: Int64s, found: int) -> tuple[Int64s, Int64s, Int64s]:
-    """Every pair once in each direction, sorted by target then source, with the number of an edge that made it."""
+    """Every pair once each way, sorted by target then source, with the number of an edge that made it."""
     code = np.concatenate((col * found + row, row * found + col))
     pairs, at = np.unique(code, return_index=True)
     return pairs % found, pairs // found, np.concatenate((e_id, e_id))[at]
