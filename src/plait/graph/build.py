@@ -1,8 +1,12 @@
-"""Kernels that turn an edge list into CSR by destination, transpose it, and read it once for facts."""
+"""Kernels that turn an edge list into CSR by destination, transpose it, and edit its self loops."""
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numba import njit
@@ -10,12 +14,25 @@ from numpy.typing import NDArray
 
 from plait.errors import GraphError
 
-__all__ = ["INT32_LIMIT", "EdgeScan", "index_dtype", "require_int32"]
+__all__ = ["INT32_LIMIT", "EdgeScan", "build_csr", "index_dtype", "require_int32", "scan", "transpose_csr"]
 
 Ints = NDArray[Any]
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 INT32_LIMIT = 2**31
 """Counts from here on do not fit the 32-bit indices the kernels prefer."""
+
+# 10 M random edges over 1 M nodes: 2**7 and 2**8 buckets within 4 %, 2**9 already 25 % slower (more write
+# heads than the first-level TLB and cache hold), 2**5 15 % slower (a bucket outgrows the second-level cache).
+BUCKET_BITS = 8
+# Below this many edges a thread costs more than it saves; above four, memory bandwidth is what is left.
+EDGES_PER_THREAD = 2**19
+MAX_THREADS = 4
+
+
+def kernel(function: Function) -> Function:
+    """`function` compiled by numba: serial, without the interpreter lock, kept on disk between runs."""
+    return cast(Function, njit(cache=True, nogil=True)(function))
 
 
 def index_dtype(num_nodes: int, num_edges: int) -> np.dtype[Any]:
@@ -33,44 +50,222 @@ def require_int32(num_nodes: int, num_edges: int, path: str) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True)
 class EdgeScan:
-    """What one pass over an edge list tells: ranges and the order it is already in."""
+    """What one pass over an edge list tells: the ranges of both ends and the order it is already in."""
 
-    __slots__ = ("is_csr_order", "is_source_order", "max_dst", "max_src", "min_dst", "min_src")
-
-    def __init__(self, facts: tuple[int, int, int, int, bool, bool]) -> None:
-        self.min_src, self.max_src, self.min_dst, self.max_dst = (int(v) for v in facts[:4])
-        self.is_csr_order, self.is_source_order = bool(facts[4]), bool(facts[5])
+    min_src: int
+    max_src: int
+    min_dst: int
+    max_dst: int
+    is_csr_order: bool
+    """Sorted by (dst, src): already the CSR by destination."""
+    is_source_order: bool
+    """Sorted by src, as PyG's coalesce leaves it: one stable pass by dst is enough."""
 
 
 def scan(src: Ints, dst: Ints) -> EdgeScan:
-    """One pass: smallest and largest of both ends; sorted by (dst, src)? sorted by src?"""
-    return EdgeScan(_scan(src, dst))
+    """The ranges and the order of an edge list; an empty one has maxima of -1."""
+    if not src.size:
+        return EdgeScan(0, -1, 0, -1, True, True)
+    low_src, high_src, low_dst, high_dst, by_dst, by_src = _scan(src, dst)
+    return EdgeScan(int(low_src), int(high_src), int(low_dst), int(high_dst), bool(by_dst), bool(by_src))
 
 
-@njit(cache=True, nogil=True)
+def build_csr(
+    src: Ints, dst: Ints, num_nodes: int, num_sources: int, facts: EdgeScan, dtype: Any = None, parts: int = 0
+) -> tuple[Ints, Ints, Ints | None]:
+    """(indptr, indices, order): rows are destinations, sources ascend in a row, ties keep the caller's order.
+
+    order[p] is the caller's number of the edge at position p; None when that is p everywhere. The ends must
+    be in range (`facts` tells). Two stable sorts, by source and then by destination; the first is skipped
+    when the list is in source order, both when it is in CSR order.
+    """
+    dtype = dtype or index_dtype(max(num_nodes, num_sources), src.size)
+    parts = parts or _threads(src.size)
+    if facts.is_csr_order:
+        indptr = np.zeros(num_nodes + 1, dtype)
+        count_rows(dst, indptr)
+        return indptr, src.astype(dtype), None
+    ids = None
+    if not facts.is_source_order:
+        _, src, dst, ids = _stable_sort(src, dst, None, num_sources, dtype, parts, keep_keys=True)
+    indptr, _, indices, order = _stable_sort(dst, src, ids, num_nodes, dtype, parts, keep_keys=False)
+    return indptr, indices, order
+
+
+def transpose_csr(
+    indices: Ints, edge_rows: Ints, num_sources: int, parts: int = 0
+) -> tuple[Ints, Ints, Ints]:
+    """(indptr, indices, order) of the transpose; order[p] is the position here of its entry p.
+
+    Entries are visited by ascending row, so one stable sort by source leaves every transposed row sorted.
+    """
+    parts = parts or _threads(indices.size)
+    indptr, _, rows, order = _stable_sort(
+        indices, edge_rows, None, num_sources, indices.dtype, parts, keep_keys=False
+    )
+    return indptr, rows, order
+
+
+def _stable_sort(
+    keys: Ints, others: Ints, ids: Ints | None, num_keys: int, dtype: Any, parts: int, *, keep_keys: bool
+) -> tuple[Ints, Ints, Ints, Ints]:
+    """(indptr, keys, others, ids) sorted stably by key; ids None stands for 0, 1, 2, ...
+
+    First into at most 2**BUCKET_BITS buckets of consecutive keys, so that writes have few heads, then
+    inside each bucket, where everything is in cache. Threads own ranges of edges, then of buckets; each
+    knows where its output starts, so the result does not depend on their number.
+    """
+    size = keys.size
+    shift = max(int(num_keys - 1).bit_length() - BUCKET_BITS, 0)
+    buckets = (max(num_keys, 1) - 1 >> shift) + 1
+    cuts = [size * part // parts for part in range(parts + 1)]
+    counts = np.zeros((parts, buckets), np.int64)
+    _each(parts, lambda part: _count(keys[cuts[part] : cuts[part + 1]], shift, counts[part]))
+    starts = np.zeros(buckets + 1, np.int64)
+    np.cumsum(counts.sum(axis=0), out=starts[1:])
+    heads = starts[:-1] + np.cumsum(counts, axis=0) - counts
+    near_keys, near_others, near_ids = (np.empty(size, dtype) for _ in range(3))
+    _each(
+        parts,
+        lambda part: _to_buckets(
+            keys,
+            others,
+            ids,
+            shift,
+            heads[part],
+            cuts[part],
+            cuts[part + 1],
+            near_keys,
+            near_others,
+            near_ids,
+        ),
+    )
+    indptr = np.zeros(num_keys + 1, dtype)
+    out_keys = np.empty(size if keep_keys else 0, dtype)
+    out_others, out_ids = np.empty(size, dtype), np.empty(size, dtype)
+    shares = np.searchsorted(starts, cuts)
+    shares[0], shares[-1] = 0, buckets
+    _each(
+        parts,
+        lambda part: _inside_buckets(
+            near_keys,
+            near_others,
+            near_ids,
+            shift,
+            starts,
+            shares[part],
+            shares[part + 1],
+            indptr,
+            out_keys,
+            out_others,
+            out_ids,
+        ),
+    )
+    return indptr, out_keys, out_others, out_ids
+
+
+def _threads(num_edges: int) -> int:
+    """How many threads to give a pass over this many edges."""
+    return max(1, min(MAX_THREADS, os.cpu_count() or 1, num_edges // EDGES_PER_THREAD))
+
+
+def _each(parts: int, work: Callable[[int], None]) -> None:
+    """work(0), ..., work(parts - 1), at once when there are several."""
+    if parts == 1:
+        return work(0)
+    with ThreadPoolExecutor(parts) as pool:
+        for done in [pool.submit(work, part) for part in range(parts)]:
+            done.result()
+    return None
+
+
+@kernel
 def _scan(src: Ints, dst: Ints) -> tuple[int, int, int, int, bool, bool]:
-    if src.size == 0:
-        return 0, -1, 0, -1, True, True
-    low_s = high_s = last_s = src[0]
-    low_d = high_d = last_d = dst[0]
+    low_s = high_s = src[0]
+    low_d = high_d = dst[0]
     by_dst = True
     by_src = True
-    for e in range(src.size):
+    for e in range(1, src.size):
         s = src[e]
         d = dst[e]
         low_s = min(low_s, s)
         high_s = max(high_s, s)
         low_d = min(low_d, d)
         high_d = max(high_d, d)
-        by_src &= s >= last_s
-        by_dst &= (d > last_d) | ((d == last_d) & (s >= last_s))
-        last_s = s
-        last_d = d
+        by_src &= s >= src[e - 1]
+        by_dst &= (d > dst[e - 1]) | ((d == dst[e - 1]) & (s >= src[e - 1]))
     return low_s, high_s, low_d, high_d, by_dst, by_src
 
 
-@njit(cache=True, nogil=True)
+@kernel
+def _count(keys: Ints, shift: int, counts: Ints) -> None:
+    for e in range(keys.size):
+        counts[keys[e] >> shift] += 1
+
+
+@kernel
+def _to_buckets(
+    keys: Ints,
+    others: Ints,
+    ids: Ints | None,
+    shift: int,
+    heads: Ints,
+    begin: int,
+    end: int,
+    out_keys: Ints,
+    out_others: Ints,
+    out_ids: Ints,
+) -> None:
+    for e in range(begin, end):
+        k = keys[e]
+        p = heads[k >> shift]
+        heads[k >> shift] = p + 1
+        out_keys[p] = k
+        out_others[p] = others[e]
+        out_ids[p] = e if ids is None else ids[e]
+
+
+@kernel
+def _inside_buckets(
+    keys: Ints,
+    others: Ints,
+    ids: Ints,
+    shift: int,
+    starts: Ints,
+    first: int,
+    last: int,
+    indptr: Ints,
+    out_keys: Ints,
+    out_others: Ints,
+    out_ids: Ints,
+) -> None:
+    """Sort the buckets first .. last - 1; an empty out_keys means nobody wants the keys."""
+    cursor = np.empty(1 << shift, np.int64)
+    for b in range(first, last):
+        base = b << shift
+        width = min(cursor.size, indptr.size - 1 - base)
+        cursor[:width] = 0
+        for i in range(starts[b], starts[b + 1]):
+            cursor[keys[i] - base] += 1
+        total = starts[b]
+        for k in range(width):
+            count = cursor[k]
+            cursor[k] = total
+            total += count
+            indptr[base + k + 1] = total
+        for i in range(starts[b], starts[b + 1]):
+            k = keys[i]
+            p = cursor[k - base]
+            cursor[k - base] = p + 1
+            if out_keys.size:
+                out_keys[p] = k
+            out_others[p] = others[i]
+            out_ids[p] = ids[i]
+
+
+@kernel
 def count_rows(keys: Ints, indptr: Ints) -> None:
     """indptr (zeros, [rows + 1]) becomes the row pointers of `keys`."""
     for e in range(keys.size):
@@ -79,51 +274,7 @@ def count_rows(keys: Ints, indptr: Ints) -> None:
         indptr[r + 1] += indptr[r]
 
 
-@njit(cache=True, nogil=True)
-def stable_positions(keys: Ints, cursor: Ints, order: Ints) -> None:
-    """order[p] = the edge at position p when edges are sorted stably by key; cursor starts as row starts."""
-    for e in range(keys.size):
-        k = keys[e]
-        p = cursor[k]
-        cursor[k] = p + 1
-        order[p] = e
-
-
-@njit(cache=True, nogil=True)
-def stable_positions_via(keys: Ints, first: Ints, cursor: Ints, order: Ints) -> None:
-    """As stable_positions, visiting the edges in the order `first`."""
-    for i in range(first.size):
-        e = first[i]
-        k = keys[e]
-        p = cursor[k]
-        cursor[k] = p + 1
-        order[p] = e
-
-
-def build_csr(src: Ints, dst: Ints, num_nodes: int, num_sources: int) -> tuple[Ints, Ints, Ints | None]:
-    """(indptr, indices, order): rows are destinations, sources ascend in a row, ties keep the caller's order.
-
-    order[p] is the caller's number of the edge at position p; None when that is p everywhere.
-    """
-    dtype = index_dtype(max(num_nodes, num_sources), src.size)
-    facts = scan(src, dst)
-    indptr = np.zeros(num_nodes + 1, dtype)
-    count_rows(dst, indptr)
-    if facts.is_csr_order:
-        return indptr, src.astype(dtype), None
-    order = np.empty(src.size, dtype)
-    if facts.is_source_order:
-        stable_positions(dst, indptr[:-1].copy(), order)
-    else:
-        by_source = np.zeros(num_sources + 1, dtype)
-        count_rows(src, by_source)
-        first = np.empty(src.size, dtype)
-        stable_positions(src, by_source[:-1].copy(), first)
-        stable_positions_via(dst, first, indptr[:-1].copy(), order)
-    return indptr, src[order].astype(dtype), order
-
-
-@njit(cache=True, nogil=True)
+@kernel
 def rows_are_sorted(indptr: Ints, indices: Ints) -> bool:
     """True when sources ascend (repeats allowed) inside every row."""
     for r in range(indptr.size - 1):
@@ -133,27 +284,12 @@ def rows_are_sorted(indptr: Ints, indices: Ints) -> bool:
     return True
 
 
-@njit(cache=True, nogil=True)
-def transpose_positions(indptr: Ints, indices: Ints, cursor: Ints, order: Ints, rows: Ints) -> None:
-    """order[p] = the CSR position of transposed position p, rows[p] = its row; cursor starts as row starts.
-
-    Rows are visited in ascending order, so every transposed row comes out ascending too.
-    """
-    for r in range(indptr.size - 1):
-        for e in range(indptr[r], indptr[r + 1]):
-            v = indices[e]
-            p = cursor[v]
-            cursor[v] = p + 1
-            order[p] = e
-            rows[p] = r
-
-
-@njit(cache=True, nogil=True)
+@kernel
 def matches_transpose(indptr: Ints, indices: Ints, cursor: Ints) -> bool:
-    """True when A == A^T with multiplicities; cursor starts as row starts.
+    """True when A == A^T with multiplicities; cursor starts as the row starts.
 
-    Visiting rows in ascending order meets the entries of each transposed row in ascending order, so the
-    r-th visit to v must find r at the cursor of row v: no transpose is written, the first mismatch ends it.
+    Visiting rows in ascending order meets the entries of each transposed row in ascending order, so a visit
+    to v from row r must find r at the cursor of row v: nothing is written, and the first mismatch ends it.
     """
     for r in range(indptr.size - 1):
         for e in range(indptr[r], indptr[r + 1]):
@@ -165,7 +301,7 @@ def matches_transpose(indptr: Ints, indices: Ints, cursor: Ints) -> bool:
     return True
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def count_self_loops(indptr: Ints, indices: Ints) -> int:
     """Number of entries with row == source."""
     total = 0
@@ -175,7 +311,7 @@ def count_self_loops(indptr: Ints, indices: Ints) -> int:
     return total
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def drop_self_loops(
     indptr: Ints, indices: Ints, out_indptr: Ints, out_indices: Ints, out_order: Ints
 ) -> None:
@@ -190,7 +326,7 @@ def drop_self_loops(
         out_indptr[r + 1] = q
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def one_loop_per_row(
     indptr: Ints, indices: Ints, out_indptr: Ints, out_indices: Ints, out_order: Ints
 ) -> None:

@@ -1,10 +1,12 @@
-"""The graph as data: CSR by destination with everything derived from it computed once."""
+"""The graph as data: CSR by destination, with everything derived from it computed once."""
 
 from __future__ import annotations
 
 import hashlib
+import operator
+from collections.abc import Callable
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,20 +22,40 @@ Ints = NDArray[Any]
 class Graph:
     """A directed graph as CSR by destination: row v lists the sources u of the edges u -> v, ascending.
 
-    Repeated edges are kept. Indices are int32 when they fit, else int64. The object never changes: do not
-    write to its arrays, the transpose, statistics and fingerprint are computed once and kept.
+    Repeated edges are kept. Indices are int32 when they fit, else int64. The object never changes: the
+    transpose, the statistics and the fingerprint are computed once and kept, so do not write to its arrays.
     """
 
     indptr: Ints
+    """[num_nodes + 1]: row v is indices[indptr[v] : indptr[v + 1]]."""
     indices: Ints
+    """[num_edges]: sources, ascending inside each row."""
     num_sources: int
+    """Number of columns; num_nodes unless targets and sources are different node sets."""
 
-    def __init__(self, indptr: Ints, indices: Ints, num_sources: int, order: Ints | None = None) -> None:
-        """Trusts its arguments and keeps them; callers outside this room use the from_ constructors."""
+    def __init__(
+        self,
+        indptr: Ints,
+        indices: Ints,
+        num_sources: int,
+        order: Ints | Callable[[], Ints] | None = None,
+    ) -> None:
+        """Keeps and trusts its arguments; `order` may be a function that makes it when first asked.
+
+        Use from_edge_index, from_csr or from_any for data that was not checked.
+        """
         vars(self).update(indptr=indptr, indices=indices, num_sources=num_sources, _order=order)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"Graph.{name}: a graph does not change; build another one")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What pickle and copy carry: the edges, not what was derived from them."""
+        state = {name: vars(self)[name] for name in ("indptr", "indices", "num_sources")}
+        return state | {"_order": self.order}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
 
     def __repr__(self) -> str:
         shape = f"{self.num_nodes:,}" if self.is_square else f"{self.num_nodes:,} x {self.num_sources:,}"
@@ -51,48 +73,48 @@ class Graph:
         """The graph with an edge src[e] -> dst[e] for every e, in any order, repeats kept.
 
         num_nodes counts targets; num_sources defaults to it. With neither given both are the largest index
-        plus one.
+        plus one. validate=False trusts that the indices are in range. Nothing of the caller's is kept.
         """
-        source, target = _as_index(src, "src"), _as_index(dst, "dst")
-        if source.size != target.size:
-            raise GraphError(
-                f"src has {source.size} entries and dst {target.size}; an edge list needs one of each per edge"
-            )
+        source, target = _as_edges(src, dst)
         facts = build.scan(source, target)
         rows, columns = _sizes(facts, num_nodes, num_sources)
-        _check_range("src", facts.min_src, facts.max_src, columns)
-        _check_range("dst", facts.min_dst, facts.max_dst, rows)
-        indptr, indices, order = build.build_csr(source, target, rows, columns)
+        if validate:
+            _check_range("src", facts.min_src, facts.max_src, columns)
+            _check_range("dst", facts.min_dst, facts.max_dst, rows)
+        indptr, indices, order = build.build_csr(source, target, rows, columns, facts)
         return cls(indptr, indices, columns, order)
 
     @classmethod
     def from_csr(
         cls, indptr: ArrayLike, indices: ArrayLike, num_sources: int | None = None, validate: bool = True
     ) -> Graph:
-        """The graph of a CSR whose rows are targets; rows need not be sorted inside. Arrays are copied."""
+        """The graph of a CSR whose rows are targets; rows need not be sorted inside. Arrays are copied.
+
+        num_sources defaults to the number of rows. validate=False trusts pointers and ranges.
+        """
         pointer, column = _as_index(indptr, "indptr"), _as_index(indices, "indices")
-        if pointer.size == 0:
+        if not pointer.size:
             raise GraphError("indptr is empty; a CSR of n rows has n + 1 pointers")
-        columns = pointer.size - 1 if num_sources is None else int(num_sources)
+        rows = pointer.size - 1
+        columns = rows if num_sources is None else _as_size(num_sources, "num_sources")
         if validate:
             _check_pointers(pointer, column.size)
             if column.size:
                 _check_range("indices", int(column.min()), int(column.max()), columns)
-        dtype = build.index_dtype(max(pointer.size - 1, columns), column.size)
+        dtype = build.index_dtype(max(rows, columns), column.size)
         if build.rows_are_sorted(pointer, column):
             return cls(pointer.astype(dtype), column.astype(dtype), columns)
-        rows = np.repeat(np.arange(pointer.size - 1, dtype=dtype), np.diff(pointer))
-        return cls(*build.build_csr(column, rows, pointer.size - 1, columns)[:2], columns)._with_order(
-            column, rows
-        )
-
-    def _with_order(self, column: Ints, rows: Ints) -> Graph:
-        order = build.build_csr(column, rows, self.num_nodes, self.num_sources)[2]
-        return Graph(self.indptr, self.indices, self.num_sources, order)
+        target = np.repeat(np.arange(rows, dtype=column.dtype), np.diff(pointer))
+        facts = build.scan(column, target)
+        sorted_indptr, sorted_indices, order = build.build_csr(column, target, rows, columns, facts)
+        return cls(sorted_indptr, sorted_indices, columns, order)
 
     @classmethod
     def from_any(cls, obj: object, num_nodes: int | None = None) -> Graph:
-        """The graph of a PyG Data, EdgeIndex, SparseTensor, torch or scipy sparse matrix, or [2, E] array."""
+        """The graph of a PyG Data, EdgeIndex, SparseTensor, torch or scipy sparse matrix, or [2, E] array.
+
+        Of a matrix the rows are targets (PyG's adj_t) and the values are left out; see `order`.
+        """
         from plait.graph import convert
 
         return convert.to_graph(obj, num_nodes)
@@ -116,10 +138,19 @@ class Graph:
     def order(self) -> Ints | None:
         """order[p]: the caller's number of the edge at CSR position p; None when that is p everywhere.
 
-        -1 marks a self loop that with_self_loops added.
+        Edge values follow as values[order]. -1 marks a self loop that with_self_loops added.
         """
-        kept: Ints | None = vars(self)["_order"]
-        return kept
+        kept = vars(self)["_order"]
+        if callable(kept):
+            kept = vars(self)["_order"] = kept()
+        return cast("Ints | None", kept)
+
+    def with_order(self, order: Ints | Callable[[], Ints] | None) -> Graph:
+        """The same edges, numbered by `order`, for a caller that lists them differently."""
+        graph = Graph(self.indptr, self.indices, self.num_sources, order)
+        if "is_symmetric" in vars(self):
+            vars(graph)["is_symmetric"] = self.is_symmetric
+        return graph
 
     @cached_property
     def is_symmetric(self) -> bool:
@@ -132,38 +163,34 @@ class Graph:
     def transpose(self) -> Graph:
         """The graph with every edge reversed; `self` when symmetric.
 
-        Edge values do not follow: the value at position p of the transpose is that at transpose_order[p].
+        Edge values in CSR order follow as values[transpose_order], in the symmetric case too.
         """
         if self.is_symmetric:
             return self
-        order = self.transpose_order
-        vars(self)["_transpose_rows"] = None
-        indptr = np.zeros(self.num_sources + 1, self.indptr.dtype)
-        np.cumsum(self.out_degrees, out=indptr[1:])
-        mine = self.order
-        flipped = Graph(
-            indptr, self.edge_rows()[order], self.num_nodes, order if mine is None else mine[order]
-        )
+        indptr, rows, order = build.transpose_csr(self.indices, self.edge_rows(), self.num_sources)
+        vars(self)["transpose_order"] = order
+        flipped = Graph(indptr, rows, self.num_nodes, lambda: follow(self.order, order))
         vars(flipped).update(transpose=self, is_symmetric=False)
         return flipped
 
     @cached_property
     def transpose_order(self) -> Ints:
         """transpose_order[p]: position in this CSR of the edge at position p of the transpose's CSR."""
-        indptr = np.zeros(self.num_sources + 1, self.indptr.dtype)
-        np.cumsum(self.out_degrees, out=indptr[1:])
-        order, rows = np.empty_like(self.indices), np.empty_like(self.indices)
-        build.transpose_positions(self.indptr, self.indices, indptr[:-1].copy(), order, rows)
-        return order
+        if not self.is_symmetric and "transpose" not in vars(self):
+            _ = self.transpose
+            return cast(Ints, vars(self)["transpose_order"])  # came with it
+        return build.transpose_csr(self.indices, self.edge_rows(), self.num_sources)[2]
 
     @cached_property
     def degrees(self) -> Ints:
-        """In-degree of every target (row lengths)."""
+        """In-degree of every target: the row lengths."""
         return np.diff(self.indptr)
 
     @cached_property
     def out_degrees(self) -> Ints:
         """Number of edges every source sends."""
+        if self.is_symmetric:
+            return self.degrees
         return np.bincount(self.indices, minlength=self.num_sources).astype(self.indptr.dtype)
 
     @cached_property
@@ -181,7 +208,10 @@ class Graph:
         return self._without_self_loops
 
     def with_self_loops(self) -> Graph:
-        """This graph with exactly one edge v -> v per node, old loops replaced; `self` when so already."""
+        """This graph with exactly one edge v -> v per node: PyG's "remaining" self loops.
+
+        A loop that was there keeps its place in `order` (the last one, of several), a new one has -1.
+        """
         return self._with_self_loops
 
     @cached_property
@@ -195,20 +225,17 @@ class Graph:
         if not self.is_square:
             raise GraphError(
                 f"with_self_loops: targets ({self.num_nodes}) and sources ({self.num_sources}) are different "
-                "node sets, so a node has no edge to itself; leave self loops off for bipartite graphs"
+                "node sets, so no node has an edge to itself; leave self loops off for bipartite graphs"
             )
         return self._relooped(build.one_loop_per_row, self.num_edges - self.num_self_loops + self.num_nodes)
 
-    def _relooped(self, kernel: Any, num_edges: int) -> Graph:
+    def _relooped(self, kernel: Callable[..., None], num_edges: int) -> Graph:
         dtype = build.index_dtype(max(self.num_nodes, self.num_sources), num_edges)
         indptr = np.zeros(self.num_nodes + 1, dtype)
         indices, order = np.empty(num_edges, dtype), np.empty(num_edges, dtype)
         kernel(self.indptr, self.indices, indptr, indices, order)
-        mine = self.order
-        if mine is not None:
-            order = np.where(order < 0, -1, mine[order])
-        graph = Graph(indptr, indices, self.num_sources, order)
-        if "is_symmetric" in vars(self):
+        graph = Graph(indptr, indices, self.num_sources, lambda: follow(self.order, order))
+        if "is_symmetric" in vars(self):  # one loop more or less on the diagonal changes nothing
             vars(graph)["is_symmetric"] = self.is_symmetric
         return graph
 
@@ -219,10 +246,10 @@ class Graph:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Content hash: equal for graphs with equal shape and edges, whatever the caller's edge order was."""
+        """Content hash: equal for graphs of equal shape and edges, whatever the caller's edge order was."""
         digest = hashlib.blake2b(f"{self.num_nodes}x{self.num_sources}".encode(), digest_size=16)
-        digest.update(np.ascontiguousarray(self.indptr))
-        digest.update(np.ascontiguousarray(self.indices))
+        digest.update(self.indptr.data)
+        digest.update(self.indices.data)
         return digest.hexdigest()
 
     def edge_rows(self) -> Ints:
@@ -230,36 +257,66 @@ class Graph:
         return np.repeat(np.arange(self.num_nodes, dtype=self.indptr.dtype), self.degrees)
 
     def require_int32(self, path: str) -> Graph:
-        """`self`, or GraphError when `path` indexes with 32 bits and this graph does not fit."""
+        """`self`; GraphError when `path` indexes with 32 bits and this graph does not fit."""
         build.require_int32(max(self.num_nodes, self.num_sources), self.num_edges, path)
         return self
+
+
+def follow(order: Ints | None, positions: Ints) -> Ints:
+    """The caller's edge numbers at `positions` of a CSR with this `order`; -1 stays -1."""
+    if order is None:
+        return positions
+    if not order.size:
+        return np.full_like(positions, -1)
+    return np.where(positions < 0, -1, order[positions]).astype(order.dtype)
+
+
+def _as_edges(src: ArrayLike, dst: ArrayLike) -> tuple[Ints, Ints]:
+    """Both ends as arrays of one length and dtype."""
+    source, target = _as_index(src, "src"), _as_index(dst, "dst")
+    if source.size != target.size:
+        raise GraphError(
+            f"src has {source.size} entries and dst has {target.size}; every edge needs both ends"
+        )
+    if source.dtype != target.dtype:
+        source, target = source.astype(np.int64), target.astype(np.int64)
+    return source, target
 
 
 def _as_index(values: ArrayLike, name: str) -> Ints:
     """A contiguous int32 or int64 array of one dimension, not necessarily a copy."""
     array = np.asarray(values)
-    if array.size == 0 and array.ndim == 1 and array.dtype.kind == "f":
+    if array.shape == (0,):
         array = array.astype(np.int64)  # np.asarray([]) is float
     if array.dtype.kind not in "iu":
         raise GraphError(f"{name} has dtype {array.dtype}; node numbers are integers, convert it first")
     if array.ndim != 1:
         raise GraphError(f"{name} has shape {array.shape}; pass a flat array, one entry per edge")
-    if array.dtype == np.uint64 and array.size and int(array.max()) >= 2**63:
+    if array.dtype == np.uint64 and int(array.max()) >= 2**63:
         raise GraphError(f"{name} holds {int(array.max())}, beyond int64; node numbers count from 0")
-    wanted = np.int32 if array.dtype == np.int32 else np.int64
-    return np.ascontiguousarray(array, dtype=wanted)
+    return np.ascontiguousarray(array, dtype=np.int32 if array.dtype == np.int32 else np.int64)
+
+
+def _as_size(value: int, name: str) -> int:
+    try:
+        size = operator.index(value)
+    except TypeError:
+        raise GraphError(f"{name}={value!r} is not a whole number; pass the number of nodes") from None
+    if size < 0:
+        raise GraphError(f"{name}={size} is negative; pass the number of nodes")
+    return size
 
 
 def _sizes(facts: build.EdgeScan, num_nodes: int | None, num_sources: int | None) -> tuple[int, int]:
     """(targets, sources), inferred where not given."""
-    for name, value in (("num_nodes", num_nodes), ("num_sources", num_sources)):
-        if value is not None and value < 0:
-            raise GraphError(f"{name}={value} is negative; pass the number of nodes")
-    if num_nodes is None and facts.max_dst < 0 and facts.max_src < 0:
+    columns = None if num_sources is None else _as_size(num_sources, "num_sources")
+    if num_nodes is not None:
+        rows = _as_size(num_nodes, "num_nodes")
+    elif facts.max_dst < 0 and facts.max_src < 0:
         raise GraphError("num_nodes cannot be inferred from an edge list without edges; pass num_nodes")
-    if num_nodes is None:
-        num_nodes = 1 + (max(facts.max_dst, facts.max_src) if num_sources is None else facts.max_dst)
-    return int(num_nodes), int(num_nodes if num_sources is None else num_sources)
+    else:
+        rows = 1 + (max(facts.max_dst, facts.max_src) if columns is None else facts.max_dst)
+    return rows, rows if columns is None else columns
 
 
 def _check_range(name: str, low: int, high: int, limit: int) -> None:
@@ -273,7 +330,8 @@ def _check_range(name: str, low: int, high: int, limit: int) -> None:
 def _check_pointers(pointer: Ints, num_edges: int) -> None:
     if pointer[0] != 0 or pointer[-1] != num_edges:
         raise GraphError(
-            f"indptr runs from {pointer[0]} to {pointer[-1]} but must run from 0 to len(indices) = {num_edges}"
+            f"indptr runs from {pointer[0]} to {pointer[-1]}, not from 0 to len(indices) = {num_edges}; "
+            "check that both arrays belong to the same matrix"
         )
     if (np.diff(pointer) < 0).any():
-        raise GraphError("indptr decreases; row pointers must never fall, check how the CSR was made")
+        raise GraphError("indptr falls somewhere; row pointers never decrease, check how the CSR was made")
