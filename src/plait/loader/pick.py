@@ -27,6 +27,7 @@ __all__ = [
     "locate",
     "locate_in_time",
     "pick_edges",
+    "running_sums",
 ]
 
 ALL, UNIFORM, REPLACE, WEIGHTED, WEIGHTED_REPLACE, LABOR = range(6)
@@ -36,8 +37,8 @@ _SCAN_LIMIT = 64
 # Cells of the table of drawn offsets: 16 KiB, half of a small L1 cache.
 _MARKS = 4096
 # Targets whose edges are chosen before their ends are read: far enough apart for the prefetch to arrive, near
-# enough for its lines to be in the L2 cache still (32 to 512 measured alike, the whole frontier 1.3 to 1.8 times
-# slower).
+# enough for its lines to be in the L2 cache still (32 to 512 measured alike, the whole frontier 1.3 to 1.8
+# times slower).
 _BLOCK = 128
 
 
@@ -70,7 +71,7 @@ def locate(
             count = fanout
         total += count
         pointer[i + 1] = total
-    return total - pointer[begin]
+    return int(total - pointer[begin])
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
@@ -96,9 +97,9 @@ def locate_in_time(
     for i in range(begin, end):
         v = n_id[i]
         limit = seed_time[tree[i]]
-        first = np.int64(indptr[v])
+        first = int(indptr[v])
         low = first
-        high = np.int64(indptr[v + 1])
+        high = int(indptr[v + 1])
         while low < high:
             middle = (low + high) >> 1
             if times[middle] <= limit:
@@ -115,7 +116,19 @@ def locate_in_time(
             count = fanout
         total += count
         pointer[i + 1] = total
-    return total - pointer[begin]
+    return int(total - pointer[begin])
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def running_sums(indptr: Any, weight: Any) -> Any:
+    """Sums of weight from the start of each row: one sum over all would lose light rows behind heavy ones."""
+    running = np.empty_like(weight)
+    for v in range(indptr.size - 1):
+        total = 0.0
+        for p in range(indptr[v], indptr[v + 1]):
+            total += weight[p]
+            running[p] = total
+    return running
 
 
 @intrinsic  # type: ignore[untyped-decorator]

@@ -1,9 +1,9 @@
 """Global node numbers to places in the sample, in order of discovery: a stamped array or a hash table.
 
 The stamped array costs 4 bytes per node of the graph and per thread and needs no clearing: an entry counts
-only when it is at least `base` (1 or more), and base moves past all earlier entries with every sample. The hash
-table serves graphs too large for that, and disjoint samples, where the same node has a place in every tree that
-reaches it.
+only when it is at least `base` (1 or more), and base moves past all earlier entries with every sample. The
+hash table serves graphs too large for that, and disjoint samples, where the same node has a place in every
+tree that reaches it.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ def stamp_relabel(
         n_id[np.uint64(after - base)] = node
         after = np.uint32(after + np.uint32(is_new))
         row[e] = np.uint32(place - base)
-    return np.int64(after - base)
+    return int(after - base)
 
 
 @njit(cache=True, nogil=True, inline="always")  # type: ignore[untyped-decorator]
 def _probe(keys: Any, mask: int, wanted: int) -> int:
     """Where `wanted` is, or the free cell where it belongs; keys are shifted by one so that 0 means free."""
-    at = np.int64(mix(np.uint64(wanted))) & mask
+    at = int(mix(np.uint64(wanted)) & np.uint64(mask))
     while keys[at] != 0 and keys[at] != wanted + 1:
         at = (at + 1) & mask
     return at

@@ -43,9 +43,9 @@ class Sample:
     """One sampled subgraph in PyG's terms.
 
     n_id lists global nodes: the seeds as given, then every other node in order of discovery, hop by hop. Edge
-    e goes from n_id[row[e]] to n_id[col[e]] and is edge e_id[e] of the caller. A directional sample is ordered
-    by target, hop by hop, so `indptr` is its CSR over the nodes that were expanded (those of the last hop have
-    no in-edges); for other directions indptr and num_sampled_* are None.
+    e goes from n_id[row[e]] to n_id[col[e]] and is edge e_id[e] of the caller. A directional sample is sorted
+    by target, hop by hop, so `indptr` is its CSR over the nodes that were expanded (those of the last hop
+    have no in-edges); for other directions indptr and num_sampled_* are None.
     """
 
     n_id: Int64s
@@ -153,7 +153,7 @@ class Sampler:
         self.layer_dependency = bool(layer_dependency)
         self.seed = _whole("seed", seed, least=0)
         self._check_combination(node_time, edge_time)
-        self._number = _NONE if graph.order is None else graph.order
+        self._number: Array | None = graph.order
         self._indptr, self._indices = graph.indptr, graph.indices
         self._weight = self._running = np.empty(0)
         self._times = _NONE
@@ -163,9 +163,10 @@ class Sampler:
         if self.is_temporal:
             self._sort_by_time(node_time, edge_time)
         if self._weight.size:
-            self._running = _running_sums(self._indptr, self._weight)
+            self._running = pick.running_sums(self._indptr, self._weight)
         # numba compiles a kernel per combination of types: one edge type keeps that at one
-        self._number = self._number.astype(self._indptr.dtype, copy=False)
+        number = _NONE if self._number is None else self._number
+        self._edge_number = number.astype(self._indptr.dtype, copy=False)
         self._is_stamped = not self.disjoint and graph.num_nodes <= _STAMP_LIMIT
         self._spare: list[_Workspace] = []
 
@@ -195,7 +196,7 @@ class Sampler:
         if (weight == 0).any():
             kept = np.flatnonzero(weight > 0)
             below = np.concatenate(([0], np.cumsum(weight > 0)))
-            self._number = kept if self._number.size == 0 else self._number[kept]
+            self._number = kept if self._number is None else self._number[kept]
             self._indices = self._indices[kept]
             self._indptr = below[self._indptr].astype(self._indptr.dtype)
             weight = weight[kept]
@@ -203,7 +204,7 @@ class Sampler:
 
     def _by_position(self, name: str, values: Array) -> Array:
         """Values by the caller's edge numbers, put in CSR order."""
-        if self._number.size == 0:
+        if self._number is None:
             return values
         if (self._number < 0).any():
             raise InputError(f"{name}: the graph has added self loops, which have no {name}; drop them first")
@@ -221,7 +222,7 @@ class Sampler:
         order = np.lexsort((times, rows))
         self._times = times[order]
         self._indices = self._indices[order]
-        self._number = order if self._number.size == 0 else self._number[order]
+        self._number = order if self._number is None else self._number[order]
         if self._weight.size:
             self._weight = self._weight[order]
 
@@ -241,7 +242,11 @@ class Sampler:
         """
         nodes = self._checked_seeds(seeds)
         times = self._checked_times(nodes, seed_time)
-        plan = self._draw(_whole("epoch", epoch), _whole("batch", batch), 1 if threads is None else threads)
+        plan = self._draw(
+            _whole("epoch", epoch),
+            _whole("batch", batch),
+            _whole("threads", 1 if threads is None else threads, least=1),
+        )
         space = self._take()
         try:
             return self._expand(nodes, times, plan, space)
@@ -259,7 +264,7 @@ class Sampler:
             for b in range(begin, end):
                 found[b] = self.sample(seeds[b], epoch, first + b)
 
-        _in_threads(work, 0, len(seeds), threads)
+        _in_threads(work, 0, len(seeds), _whole("threads", threads, least=1))
         return [s for s in found if s is not None]
 
     def _draw(self, epoch: int, batch: int, threads: int) -> _Draw:
@@ -341,7 +346,7 @@ class Sampler:
     def _pick(self, hop: int, begin: int, end: int, plan: _Draw, space: _Workspace) -> None:
         """Fills source and edge for the frontier, in parts when there are threads."""
         located = (begin, self._indptr, space.n_id, space.start, space.degree, space.pointer, space.key)
-        graph = (self._indices, self._number, self._weight, self._running)
+        graph = (self._indices, self._edge_number, self._weight, self._running)
         variate = (plan.labor_keys[hop] if plan.labor_keys else _NO_KEY, plan.batch, self.batch_dependency)
         mode = self._mode(self.fanout[hop])
 
@@ -426,7 +431,7 @@ class Sampler:
         total = relabel.induce(*where, _NONE, _NONE, _NONE)
         row, col, e_id = (np.empty(total, np.int64) for _ in range(3))
         relabel.induce(*where, row, col, e_id)
-        if self._number.size:
+        if self._number is not None:
             e_id = self._number[e_id].astype(np.int64)
         return Sample(n_id, row, col, e_id, None, None)
 
@@ -496,17 +501,6 @@ def _per_item(name: str, values: ArrayLike | None, count: int, item: str) -> Arr
     return array
 
 
-def _running_sums(indptr: Array, weight: Array) -> Array:
-    """Sums of weight from the start of each row: a global sum would lose light rows behind heavy ones."""
-    running = np.cumsum(weight)
-    before = np.concatenate(([0.0], running))[indptr[:-1]]
-    if running.size and running[-1] < 1e6 * weight.min():
-        return running - np.repeat(before, np.diff(indptr))
-    for v in range(indptr.size - 1):
-        running[indptr[v] : indptr[v + 1]] = np.cumsum(weight[indptr[v] : indptr[v + 1]])
-    return running
-
-
 def _both_ways(row: Int64s, col: Int64s, e_id: Int64s, found: int) -> tuple[Int64s, Int64s, Int64s]:
     """Every pair once each way, sorted by target then source, with the number of an edge that made it."""
     code = np.concatenate((col * found + row, row * found + col))
@@ -516,8 +510,6 @@ def _both_ways(row: Int64s, col: Int64s, e_id: Int64s, found: int) -> tuple[Int6
 
 def _in_threads(work: Callable[[int, int], None], begin: int, end: int, threads: int) -> None:
     """Runs work on [begin, end) in equal parts, the last one here; the first error of any part is raised."""
-    if isinstance(threads, bool) or not isinstance(threads, int | np.integer) or threads < 1:
-        raise InputError(f"threads={threads!r}: give a whole number of at least 1")
     if threads == 1 or end - begin < threads:
         work(begin, end)
         return
