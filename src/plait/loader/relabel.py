@@ -47,9 +47,9 @@ def stamp_relabel(
 
 
 @njit(cache=True, nogil=True, inline="always")  # type: ignore[untyped-decorator]
-def _probe(keys: Any, mask: int, wanted: int) -> int:
+def _probe(keys: Any, mask: Any, wanted: Any) -> Any:
     """Where `wanted` is, or the free cell where it belongs; keys are shifted by one so that 0 means free."""
-    at = int(mix(np.uint64(wanted)) & np.uint64(mask))
+    at = np.int64(mix(np.uint64(wanted))) & mask
     while keys[at] != 0 and keys[at] != wanted + 1:
         at = (at + 1) & mask
     return at
