@@ -1,0 +1,1 @@
+"""The front door: PyG layers become expressions; the words of PyG stop here."""

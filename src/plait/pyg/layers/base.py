@@ -1,0 +1,150 @@
+"""What every lowering rule shares: the call it looks at, its answer, the leaves, and what stops a layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, MinAggregation, SumAggregation
+from torch_geometric.nn.dense.linear import Linear as PyGLinear
+
+from plait.ir import Aggregate, Dense, Expr, Sparse
+from plait.ir.build import propagation
+from plait.pyg.operators import Operator
+
+__all__ = [
+    "RULES",
+    "Apply",
+    "Call",
+    "Lowered",
+    "NotLowered",
+    "Rule",
+    "aggregation",
+    "bias",
+    "features",
+    "has_hooks",
+    "is_plain_linear",
+    "neighbours",
+    "rule",
+    "sizes",
+    "weight",
+]
+
+Apply = Callable[[tuple[Expr, ...], Mapping[str, "Tensor | None"]], Tensor]
+"""Runs one planned expression; the forms are equal, the planner picks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What a call looks like, as far as lowering cares."""
+
+    is_bipartite: bool = False
+    """x is a pair."""
+    has_root: bool = True
+    """x[1] is not None."""
+    is_weighted: bool = False
+    """edge_weight is given, or adj_t carries values other than ones."""
+    is_sparse: bool = False
+    """edge_index is a torch sparse adj_t, not an edge list."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """A layer as matrix expressions over one propagation matrix."""
+
+    operator: Operator
+    run: Callable[[Any, Apply, Tensor, Tensor | None], Tensor]
+    """(module, apply, source features, root features or None) -> output; the root is read of pairs only."""
+    keeps_graph: bool = False
+    """cached=True: the first graph the layer meets serves every later call, whatever edges come with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotLowered:
+    """A layer that keeps running in PyG, with the reason in words."""
+
+    reason: str
+
+
+Rule = Callable[[Any, Call], "Lowered | NotLowered"]
+RULES: dict[type[nn.Module], Rule] = {}
+
+
+def rule(layer: type[nn.Module]) -> Callable[[Rule], Rule]:
+    """Registers the lowering of a layer class."""
+
+    def register(function: Rule) -> Rule:
+        RULES[layer] = function
+        return function
+
+    return register
+
+
+# Leaves -------------------------------------------------------------------------------------------------
+
+
+def sizes(call: Call) -> tuple[str, str]:
+    """Names of the numbers of targets and sources."""
+    return ("N", "M") if call.is_bipartite else ("N", "N")
+
+
+def features(call: Call | None = None) -> Dense:
+    """X: the source features."""
+    return Dense("X", "N" if call is None else sizes(call)[1], "K1")
+
+
+def weight(name: str = "W", rows: str = "K1", cols: str = "K2") -> Dense:
+    """A learnable matrix [in, out]: the transpose of a PyG weight."""
+    return Dense(name, rows, cols, "learnable")
+
+
+def bias(cols: str = "K2") -> Dense:
+    """b: a learnable row."""
+    return Dense("b", 1, cols, "learnable")
+
+
+def neighbours(reduce: str, call: Call) -> Expr:
+    """The sum, mean, max or min over a node's neighbours, of X."""
+    rows, cols = sizes(call)
+    x = features(call)
+    if reduce in ("max", "min"):
+        return Aggregate(reduce, Sparse("A", rows, cols), x)  # type: ignore[arg-type]
+    matrix = propagation(is_weighted=call.is_weighted, left=reduce == "mean", rows=rows, cols=cols)
+    return matrix @ x
+
+
+# What stops a layer ---------------------------------------------------------------------------------------
+
+_REDUCE = {SumAggregation: "sum", MeanAggregation: "mean", MaxAggregation: "max", MinAggregation: "min"}
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def aggregation(module: Any) -> str | None:
+    """The layer's aggregation by name; None where it is none of sum, mean, max and min."""
+    return _REDUCE.get(type(module.aggr_module))
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """True when something watches or changes what goes in or out of the module."""
+    return any(getattr(module, name, None) for name in _HOOKS)
+
+
+def is_plain_linear(module: Any) -> bool:
+    """True for a linear map whose weight and bias are all it does: no hooks, forward not replaced."""
+    known = getattr(type(module), "forward", None) in (PyGLinear.forward, nn.Linear.forward)
+    return known and "forward" not in vars(module) and not has_hooks(module) and not is_lazy(module)
+
+
+def is_lazy(module: nn.Module) -> bool:
+    """True while a parameter waits for the first input to learn its size."""
+    return any(isinstance(p, nn.parameter.UninitializedParameter) for p in module.parameters())
+
+
+def linear_values(module: Any, name: str = "W") -> dict[str, Tensor | None]:
+    """{W: [in, out], b: [out]} of a linear map; b is left out where it has none."""
+    values: dict[str, Tensor | None] = {name: module.weight.t()}
+    if module.bias is not None:
+        values["b"] = module.bias
+    return values

@@ -1,0 +1,83 @@
+"""PyG layers as matrix expressions: one rule per layer, or the reason why it keeps running in PyG."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from torch_geometric.nn import MessagePassing
+
+from plait.pyg.layers import convolution, neighbourhood
+from plait.pyg.layers.base import RULES, Apply, Call, Lowered, NotLowered, Rule, is_lazy
+
+__all__ = ["Apply", "Call", "Lowered", "NotLowered", "is_conv", "lower", "supported"]
+
+_PARTS_OF_RULES = (convolution, neighbourhood)  # imported for the rules they register
+
+_MEANING = ("forward", "message", "message_and_aggregate", "aggregate", "update")
+_HOOKS = ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
+
+
+def is_conv(module: object) -> bool:
+    """True for a PyG message-passing layer, lowered or not."""
+    return isinstance(module, MessagePassing)
+
+
+def supported() -> tuple[str, ...]:
+    """Names of the layer classes that have a rule."""
+    return tuple(sorted(layer.__name__ for layer in RULES))
+
+
+def lower(module: nn.Module, call: Call) -> Lowered | NotLowered:
+    """What the layer computes in such a call, or why that is not lowered.
+
+    With flow="target_to_source" the caller hands edges over swapped, so that row 0 names the node a message
+    leaves; rules whose normalisation looks at one end of the edge know. The answer holds while the module's
+    options, hooks and training flag stay as they are.
+    """
+    found = _rule_of(module)
+    if found is None:
+        return NotLowered(f"{type(module).__name__}: plait has no rule for this layer")
+    layer, apply_rule = found
+    reason = _changed(module, layer) or _unusual(module, call)
+    return NotLowered(f"{type(module).__name__}{reason}") if reason else apply_rule(module, call)
+
+
+def _rule_of(module: nn.Module) -> tuple[type[nn.Module], Rule] | None:
+    for layer in type(module).__mro__:
+        if layer in RULES:
+            return layer, RULES[layer]
+    return None
+
+
+def _changed(module: Any, layer: type[Any]) -> str | None:
+    """Why the module is not the layer its class says, if so."""
+    cls = type(module)
+    for name in _MEANING:
+        if name in vars(module) or getattr(cls, name) is not getattr(layer, name):
+            return f": {name} is not that of {layer.__name__}, so the rule does not hold"
+    # PyG writes `propagate` from a template per class; one of the user's own keeps its module
+    own = cls.propagate
+    if "propagate" in vars(module) or not (
+        own is MessagePassing.propagate or own.__module__.endswith("_propagate")
+    ):
+        return f": propagate is not that of {layer.__name__}, so the rule does not hold"
+    return None
+
+
+def _unusual(module: Any, call: Call) -> str | None:
+    """An option or state of MessagePassing that no rule covers, if there is one."""
+    for name in _HOOKS:
+        if getattr(module, f"_{name}_forward_pre_hooks") or getattr(module, f"_{name}_forward_hooks"):
+            return f": a hook on {name} must see the messages"
+    if module.explain:
+        return ": an explainer masks its messages"
+    if module.node_dim != -2:
+        return f"(node_dim={module.node_dim}): nodes must be the rows of x"
+    if module.decomposed_layers > 1:
+        return f"(decomposed_layers={module.decomposed_layers}): PyG splits the features itself"
+    if call.is_sparse and module.flow != "source_to_target":
+        return f"(flow={module.flow!r}): PyG does not take a sparse adj_t this way round"
+    if is_lazy(module):
+        return ": in_channels is not known yet; the layer runs once in PyG first"
+    return None

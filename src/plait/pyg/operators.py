@@ -1,0 +1,163 @@
+"""The propagation matrix of a layer, p @ (A + l) @ q, made from the edges by the layer's own rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from plait.errors import PlanError
+from plait.graph import Graph
+
+__all__ = ["Operator", "Propagation", "propagate"]
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """How the propagation matrix p @ (A + l) @ q of a layer is made from its edges.
+
+    loops, what happens to edges v -> v before anything is counted:
+      none       they stay in A
+      remaining  l holds the weight of a node's last loop, `fill` where it has none
+      replace    l holds `fill`, whatever was there
+      add        l holds `fill` plus the weights of the node's loops
+    normalise:
+      none       A as it is
+      symmetric  p = q = 1 / sqrt(weighted in-degree), loops counted; 0 where the degree is 0
+      mean       p = 1 / number of incoming edges, whatever their weights
+      clustergcn p = 1 / number of incoming edges, l raised by diag_lambda
+      laplacian  2 L / lambda_max - I of the graph's Laplacian L
+      degree     d = -(weighted in-degree), beside an A left as it is
+    """
+
+    loops: str = "none"
+    fill: float = 1.0
+    normalise: str = "none"
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def option(self, name: str, default: Any = None) -> Any:
+        """The value of an option, by name."""
+        return dict(self.options).get(name, default)
+
+
+@dataclass(frozen=True)
+class Propagation:
+    """The values of an operator's constant leaves on one graph; vectors are in the dtype of the features."""
+
+    graph: Graph
+    """Leaf A; without self loops where `l` carries them."""
+    edge_weight: Tensor | None
+    """In the order of graph's CSR; None: all ones."""
+    p: Tensor | None = None
+    l: Tensor | None = None
+    q: Tensor | None = None
+    extra: dict[str, Tensor] = field(default_factory=dict)
+    """Further diagonals, by leaf name."""
+
+
+def propagate(
+    operator: Operator, graph: Graph, edge_weight: Tensor | None, dtype: torch.dtype
+) -> Propagation:
+    """The operator's matrix on `graph`; edge_weight is in the caller's edge order, None for all ones."""
+    if operator.normalise not in _NORMALISE:
+        raise PlanError(f"operator: normalise={operator.normalise!r} is not one of {sorted(_NORMALISE)}")
+    if edge_weight is not None:
+        edge_weight = edge_weight.to(dtype)
+    return _NORMALISE[operator.normalise](operator, graph, edge_weight, dtype)
+
+
+def _follow(edge_weight: Tensor | None, graph: Graph) -> Tensor | None:
+    """The caller's edge weights in the order of graph's CSR."""
+    if edge_weight is None or graph.order is None:
+        return edge_weight
+    return edge_weight[torch.from_numpy(graph.order.astype(np.int64))]
+
+
+def _rows(graph: Graph) -> Tensor:
+    return torch.from_numpy(graph.edge_rows().astype(np.int64))
+
+
+def _columns(graph: Graph) -> Tensor:
+    return torch.from_numpy(graph.indices.astype(np.int64))
+
+
+def _counts(degrees: Any, dtype: torch.dtype) -> Tensor:
+    return torch.from_numpy(np.asarray(degrees, np.int64)).to(dtype)
+
+
+def _degrees(graph: Graph, weight: Tensor | None, dtype: torch.dtype, by: str = "target") -> Tensor:
+    """Sums of the edge weights by target (row sums of A) or by source (column sums)."""
+    if weight is None:
+        return _counts(graph.degrees if by == "target" else graph.out_degrees, dtype)
+    index = _rows(graph) if by == "target" else _columns(graph)
+    size = graph.num_nodes if by == "target" else graph.num_sources
+    return torch.zeros(size, dtype=dtype).index_add_(0, index, weight)
+
+
+def _inverse_root(degrees: Tensor) -> Tensor:
+    """degrees ** -0.5, and 0 where the degree is 0; a negative degree gives NaN, as in PyG."""
+    root = degrees.pow(-0.5)
+    return root.masked_fill_(root == float("inf"), 0.0)
+
+
+def _split(
+    operator: Operator, graph: Graph, edge_weight: Tensor | None, dtype: torch.dtype
+) -> tuple[Graph, Tensor | None, Tensor | None]:
+    """(A, its weights, l): the self loops taken out of the graph as the operator says."""
+    if operator.loops == "none":
+        return graph, _follow(edge_weight, graph), None
+    bare = graph.without_self_loops()
+    loops = torch.full((graph.num_nodes,), operator.fill, dtype=dtype)
+    if operator.loops in ("remaining", "add") and bare is not graph:
+        _old_loops(loops, operator, graph, edge_weight)
+    return bare, _follow(edge_weight, bare), loops
+
+
+def _old_loops(loops: Tensor, operator: Operator, graph: Graph, edge_weight: Tensor | None) -> None:
+    """Write (remaining) or add (add) the loops the graph already has."""
+    rows = graph.edge_rows()
+    places = np.flatnonzero(rows == graph.indices)
+    nodes = rows[places].astype(np.int64)
+    weight = _follow(edge_weight, graph)
+    values = (
+        torch.ones(len(places), dtype=loops.dtype) if weight is None else weight[torch.from_numpy(places)]
+    )
+    if operator.loops == "add":
+        loops.index_add_(0, torch.from_numpy(nodes), values)
+        return
+    # of several loops on one node the last in the caller's order counts; a CSR row keeps that order
+    last = np.flatnonzero(np.diff(nodes, append=-1))
+    loops[torch.from_numpy(nodes[last])] = values[torch.from_numpy(last)]
+
+
+def _plain(operator: Operator, graph: Graph, edge_weight: Tensor | None, dtype: torch.dtype) -> Propagation:
+    a, weight, loops = _split(operator, graph, edge_weight, dtype)
+    return Propagation(a, weight, l=loops)
+
+
+def _symmetric(
+    operator: Operator, graph: Graph, edge_weight: Tensor | None, dtype: torch.dtype
+) -> Propagation:
+    a, weight, loops = _split(operator, graph, edge_weight, dtype)
+    degrees = _degrees(a, weight, dtype)
+    scale = _inverse_root(degrees if loops is None else degrees + loops)
+    return Propagation(a, weight, p=scale, l=loops, q=scale)
+
+
+def _mean(operator: Operator, graph: Graph, edge_weight: Tensor | None, dtype: torch.dtype) -> Propagation:
+    a, weight, loops = _split(operator, graph, edge_weight, dtype)
+    counts = _counts(a.degrees, dtype) + (0 if loops is None else 1)
+    return Propagation(a, weight, p=1.0 / counts.clamp(min=1), l=loops)
+
+
+def _degree(operator: Operator, graph: Graph, edge_weight: Tensor | None, dtype: torch.dtype) -> Propagation:
+    a, weight, loops = _split(operator, graph, edge_weight, dtype)
+    return Propagation(a, weight, l=loops, extra={"d": -_degrees(a, weight, dtype)})
+
+
+_Make = Callable[[Operator, Graph, "Tensor | None", torch.dtype], Propagation]
+_NORMALISE: dict[str, _Make] = {"none": _plain, "symmetric": _symmetric, "mean": _mean, "degree": _degree}
