@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -33,6 +34,19 @@ Array = NDArray[Any]
 FORMAT = "plait-graph-1"
 STRUCTURE = ("format", "indptr", "indices", "num_sources", "order")
 MASKS = ("train", "val", "test")
+# What zipfile, zlib and numpy raise on truncated, encrypted or damaged archives (RuntimeError: encrypted;
+# MemoryError: a damaged header that claims more entries than there is memory for).
+UNREADABLE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    ValueError,
+    OSError,
+    EOFError,
+    KeyError,
+    RuntimeError,
+    MemoryError,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -134,23 +148,16 @@ def _encoded(name: str, value: Any) -> dict[str, Array]:
 def _read(path: str | os.PathLike[str], names: tuple[str, ...] | None) -> dict[str, Array]:
     """The named arrays (all when None) of an npz file; whatever is wrong with it is a GraphError."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            if not isinstance(archive, np.lib.npyio.NpzFile):
+        with open(path, "rb") as file:
+            archive = np.load(file, allow_pickle=False)
+            if isinstance(archive, np.ndarray):
                 raise GraphError(f"{path}: holds one array, not a graph; write it with plait.graph.save")
             return {name: archive[name] for name in archive.files if names is None or name in names}
     except FileNotFoundError:
         raise GraphError(f"{path}: no such file; check the path") from None
     except GraphError:
         raise
-    except (
-        zipfile.BadZipFile,
-        zlib.error,
-        ValueError,
-        OSError,
-        EOFError,
-        KeyError,
-        NotImplementedError,
-    ) as error:
+    except UNREADABLE as error:
         raise GraphError(
             f"{path}: not a readable npz file, truncated or damaged ({error}); fetch or write it again"
         ) from error
@@ -220,7 +227,8 @@ def _features(rest: dict[str, Array]) -> Array | SparseFeatures | None:
     indptr, indices = rest.pop("x_indptr"), rest.pop("x_indices").astype(np.int32)
     rows, columns = (int(size) for size in rest.pop("x_shape"))
     values = rest.pop("x_data", np.ones(indices.size, np.float32)).astype(np.float32)
-    if indptr.size != rows + 1 or indptr[-1] != indices.size or values.size != indices.size:
+    ends_fit = indptr.size == rows + 1 and indptr[0] == 0 and indptr[-1] == indices.size == values.size
+    if not ends_fit or (np.diff(indptr.astype(np.int64)) < 0).any():
         raise ValueError("x_indptr, x_indices, x_data and x_shape disagree")
     if indices.size and not 0 <= indices.min() <= indices.max() < columns:
         raise ValueError(f"x_indices leave the {columns} columns of x_shape")
