@@ -39,11 +39,16 @@ def mean_distinct(reads, window):
 @given(reads=st.lists(st.integers(0, 6), min_size=1, max_size=60))
 def test_the_footprint_is_the_mean_over_all_windows(reads):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stats, "FIRST_WINDOW", 2)
+        patch.setattr(stats, "FIRST_WINDOW_BITS", 1)
         points = stats.footprint(np.array(reads, np.int32), 7)
     assert points[-1] == (len(reads), len(set(reads)))
     for window, distinct in points:
         assert distinct == pytest.approx(mean_distinct(reads, window))
+
+
+@pytest.mark.parametrize("value", [0, 1, 4095, 4096, 4097, 2**24 - 1, 2**24, 2**40, 2**62])
+def test_digits_are_counted_beyond_the_table(value):
+    assert stats._digits(value, stats.BIT_LENGTH) == value.bit_length()
 
 
 GRAPHS = {

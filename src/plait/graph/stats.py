@@ -15,13 +15,15 @@ __all__ = ["GraphStats", "footprint", "measure", "miss_curve"]
 
 Ints = NDArray[Any]
 
-FIRST_WINDOW = 2**8
-# Doubling windows: with a factor of 4 the slope between two windows was up to 0.19 off the miss rate of a
-# simulated cache on a random graph, with 2 up to 0.05.
-WINDOW_FACTOR = 2
+# The smallest window of the footprint, 2**8 edges; they double from there. With a factor of 4 the slope
+# between two windows was up to 0.19 off the miss rate of a simulated cache on a random graph, with 2 0.05.
+FIRST_WINDOW_BITS = 8
 # Edges whose exact reuse distance is computed (about 50 ns each); longer lists are sampled by source.
 SAMPLED_EDGES = 2**18
 SMALLEST_CACHE = 2**4
+# int.bit_length of 0 .. 4095. Comparing with each window in turn mispredicts: 38 ms for 3 M random edges over
+# 60 k nodes, 10 ms with this table.
+BIT_LENGTH = np.array([i.bit_length() for i in range(2**12)], np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,14 +101,12 @@ def footprint(indices: Ints, num_sources: int) -> tuple[tuple[int, float], ...]:
     if not num_edges:
         return ()
     windows = []
-    window = FIRST_WINDOW
-    while window < num_edges:
+    while (window := 2 ** (FIRST_WINDOW_BITS + len(windows))) < num_edges:
         windows.append(window)
-        window *= WINDOW_FACTOR
     counts = np.zeros(len(windows) + 1, np.int64)
     totals = np.zeros(len(windows) + 1, np.int64)
     last = np.full(num_sources, -1, indices.dtype)
-    distinct = _gaps(indices, last, np.asarray(windows, np.int64), counts, totals)
+    distinct = _gaps(indices, last, FIRST_WINDOW_BITS, BIT_LENGTH, counts, totals)
     points = []
     for k, window in enumerate(windows):
         absent = totals[k + 1 :].sum() - (window - 1) * counts[k + 1 :].sum()
@@ -227,25 +227,31 @@ def _reuse_distances(reads: Ints, last: Ints, tree: Ints, limits: Ints, hits_wit
 
 
 @kernel
-def _gaps(indices: Ints, last: Ints, windows: Ints, counts: Ints, totals: Ints) -> int:
-    """counts[k], totals[k]: number and summed length of the gaps that hold exactly the first k windows."""
+def _gaps(indices: Ints, last: Ints, shift: int, bit_length: Ints, counts: Ints, totals: Ints) -> int:
+    """Number of distinct sources; counts[k], totals[k]: number and summed length of the gaps whose
+    gap >> shift has k binary digits, that is, which hold exactly the first k windows."""
     distinct = 0
     for e in range(indices.size):
         v = indices[e]
         gap = e - last[v] - 1
         distinct += last[v] < 0
         last[v] = e
-        k = 0
-        while k < windows.size and gap >= windows[k]:
-            k += 1
+        k = _digits(gap >> shift, bit_length)
         counts[k] += 1
         totals[k] += gap
     for v in range(last.size):
         if last[v] >= 0:
             gap = indices.size - last[v] - 1
-            k = 0
-            while k < windows.size and gap >= windows[k]:
-                k += 1
+            k = _digits(gap >> shift, bit_length)
             counts[k] += 1
             totals[k] += gap
     return distinct
+
+
+@kernel
+def _digits(value: int, bit_length: Ints) -> int:
+    digits = 0
+    while value >= 4096:
+        value >>= 12
+        digits += 12
+    return digits + bit_length[value]
