@@ -100,7 +100,7 @@ def footprint(indices: Ints, num_sources: int) -> tuple[tuple[int, float], ...]:
     num_edges = indices.size
     if not num_edges:
         return ()
-    windows = []
+    windows: list[int] = []
     while (window := 2 ** (FIRST_WINDOW_BITS + len(windows))) < num_edges:
         windows.append(window)
     counts = np.zeros(len(windows) + 1, np.int64)
@@ -254,4 +254,4 @@ def _digits(value: int, bit_length: Ints) -> int:
     while value >= 4096:
         value >>= 12
         digits += 12
-    return digits + bit_length[value]
+    return int(digits + bit_length[value])
