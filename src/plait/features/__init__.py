@@ -1,0 +1,24 @@
+"""Feature rows near the device: which to keep (pure rules), what that saves (simulation), where they are."""
+
+from __future__ import annotations
+
+from plait.features.lookup import slot_table
+from plait.features.policies import Policy, Step
+from plait.features.scores import degree, inclusion_probability, presample
+from plait.features.simulate import POLICIES, Outcome, make_policy, simulate
+from plait.features.trace import Trace, pack
+
+__all__ = [
+    "POLICIES",
+    "Outcome",
+    "Policy",
+    "Step",
+    "Trace",
+    "degree",
+    "inclusion_probability",
+    "make_policy",
+    "pack",
+    "presample",
+    "simulate",
+    "slot_table",
+]
