@@ -1,0 +1,83 @@
+"""Measures the most memory a call holds at once, as torch's allocator sees it and as the system sees it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import multiprocessing
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+__all__ = ["peak_process_bytes", "peak_tensor_bytes"]
+
+Call = Callable[[], object]
+
+_STATUS = Path("/proc/self/status")
+_CLEAR = Path("/proc/self/clear_refs")
+
+
+def peak_tensor_bytes(call: Call) -> int:
+    """Most bytes of CPU tensors alive at once during the call, beyond those alive before it.
+
+    Taken from the allocation events of torch's profiler: exact and repeatable, backward included, and blind
+    to memory that is not torch's (numpy arrays, a library's own buffers). Compare peers by this one and
+    check with `peak_process_bytes`. The result counts: hold nothing of it and it is freed after the call.
+    """
+    # read when the profiler first starts; without it kineto writes two lines of its own per call
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    from torch.profiler import ProfilerActivity, profile
+
+    gc.collect()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        kept = call()
+    del kept
+    results = profiler.profiler.kineto_results
+    events = [event for event in results.events() if event.name() == "[memory]"]
+    alive = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        alive += event.nbytes()
+        peak = max(peak, alive)
+    return peak
+
+
+def peak_process_bytes(call: Call, *, fresh: bool = False) -> int | None:
+    """Most resident memory of the process during the call, beyond what was resident before it.
+
+    The system's own high-water mark (VmHWM, reset through /proc/self/clear_refs), so everything counts,
+    also what torch does not know of. Freed memory the C library still holds hides growth: it is handed back
+    first. `fresh=True` runs the call (then a picklable one) in a new process, where nothing was freed
+    before: slower, and the strictest. None where the system keeps no such mark.
+    """
+    if not fresh:
+        return _growth(call)
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(1) as pool:
+        return pool.apply(_growth, (call,))
+
+
+def _growth(call: Call) -> int | None:
+    gc.collect()
+    _hand_back()
+    try:
+        _CLEAR.write_text("5")
+        before = _status("VmRSS")
+    except OSError:
+        return None
+    kept = call()
+    peak = _status("VmHWM")
+    del kept
+    return max(0, peak - before)
+
+
+def _hand_back() -> None:
+    with contextlib.suppress(OSError, AttributeError):  # only glibc has it
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _status(field: str) -> int:
+    for line in _STATUS.read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024
+    raise OSError(f"{_STATUS} has no {field}")

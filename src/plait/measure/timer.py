@@ -1,0 +1,231 @@
+"""Times several variants of the same work side by side, until the medians are known well enough."""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from plait.errors import InputError
+
+__all__ = ["Clock", "Timing", "speedup", "time_calls", "wall_clock"]
+
+Call = Callable[[], object]
+# Seconds that `count` calls in a row take. On a GPU this is where events and a synchronisation go.
+Clock = Callable[[Call, int], float]
+
+_RESAMPLES = 1000
+_CONFIDENCE = 0.95
+# A variant this many times slower than the fastest needs no third digit: it gets one warm-up call and few
+# samples, so that the time goes to the close calls (PyG's max on a 2.7 M-edge graph takes 10 s a step).
+_SLOW_RATIO = 8.0
+_SLOW_REPEATS = 3
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What the clock saw of one variant: seconds per call, one sample per round."""
+
+    samples: tuple[float, ...]
+    warmup: int
+    calls_per_sample: int = 1
+    interval: tuple[float, float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        if not self.samples:
+            raise InputError("samples is empty; a timing needs at least one")
+        object.__setattr__(self, "interval", _median_interval(np.asarray(self.samples)))
+
+    @property
+    def repeats(self) -> int:
+        """Number of samples."""
+        return len(self.samples)
+
+    @property
+    def median(self) -> float:
+        """The middle sample, seconds per call."""
+        return float(np.median(self.samples))
+
+    @property
+    def p20(self) -> float:
+        """The sample a fifth of all stay below."""
+        return float(np.quantile(self.samples, 0.2))
+
+    @property
+    def p80(self) -> float:
+        """The sample a fifth of all exceed."""
+        return float(np.quantile(self.samples, 0.8))
+
+    @property
+    def spread(self) -> float:
+        """Half the width of the 95% bootstrap interval of the median, as a share of the median."""
+        low, high = self.interval
+        return (high - low) / (2.0 * self.median) if self.median > 0.0 else 0.0
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain numbers for a record; `Timing.from_dict` reads them back."""
+        return {
+            "median_seconds": self.median,
+            "p20_seconds": self.p20,
+            "p80_seconds": self.p80,
+            "interval_seconds": list(self.interval),
+            "repeats": self.repeats,
+            "warmup": self.warmup,
+            "calls_per_sample": self.calls_per_sample,
+            "samples_seconds": list(self.samples),
+        }
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, object]) -> Timing:
+        """The timing that `to_dict` wrote."""
+        samples, warmup, calls = (fields.get(k) for k in ("samples_seconds", "warmup", "calls_per_sample"))
+        if not isinstance(samples, list) or not isinstance(warmup, int) or not isinstance(calls, int):
+            raise InputError("fields: a timing needs samples_seconds, warmup and calls_per_sample")
+        return cls(tuple(float(s) for s in samples), warmup, calls)
+
+
+def wall_clock(call: Call, count: int) -> float:
+    """Seconds of `count` calls in a row by the steady clock of the processor."""
+    start = time.perf_counter()
+    for _ in range(count):
+        call()
+    return time.perf_counter() - start
+
+
+def time_calls(
+    variants: Mapping[str, Call],
+    *,
+    warmup: int = 3,
+    repeats: int | None = None,
+    budget_seconds: float = 10.0,
+    min_repeats: int = 5,
+    max_repeats: int = 200,
+    target_spread: float = 0.02,
+    min_sample_seconds: float = 0.002,
+    before: Call | None = None,
+    clock: Clock = wall_clock,
+) -> dict[str, Timing]:
+    """The timing of every variant, taken in interleaved rounds so that a slow spell of the machine hits all.
+
+    A round takes one sample of each variant, starting one further along every time. A sample is as many
+    calls in a row as fill `min_sample_seconds`: a 50 µs call is timed warm, as a training loop runs it,
+    and above the noise of the clock. Rounds go on until each variant's `spread` is below `target_spread`,
+    but at least `min_repeats` and at most until `budget_seconds` (over all variants) or `max_repeats` are
+    used up; `repeats` fixes the number instead. A variant over 8 times slower than the fastest stops after 3.
+
+    `before` runs ahead of every sample, off the clock (flushing a cache, say). `clock` measures a sample.
+    """
+    _check(variants, warmup, repeats, min_repeats, budget_seconds)
+    rounds = max(min_repeats, 1) if repeats is None else repeats
+    limit = max_repeats if repeats is None else repeats
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        lanes = _warm_up(variants, warmup, min_sample_seconds, rounds, clock)
+        started = time.perf_counter()
+        for number in range(limit):
+            running = [lane for lane in lanes if not lane.is_done(target_spread, repeats)]
+            if not running:
+                break
+            if repeats is None and number >= rounds and time.perf_counter() - started > budget_seconds:
+                break
+            for k in range(len(running)):
+                lane = running[(k + number) % len(running)]
+                if before is not None:
+                    before()
+                lane.sample(clock)
+    finally:
+        if collects:
+            gc.enable()
+    return {lane.name: Timing(tuple(lane.samples), lane.warmup, lane.count) for lane in lanes}
+
+
+def speedup(slower: Timing, faster: Timing) -> tuple[float, float, float]:
+    """Ratio of the medians slower / faster with its 95% bootstrap interval: (ratio, low, high)."""
+    rng = np.random.default_rng(0)
+    top = _resampled_medians(np.asarray(slower.samples), rng)
+    bottom = _resampled_medians(np.asarray(faster.samples), rng)
+    low, high = np.quantile(top / bottom, _tails())
+    return slower.median / faster.median, float(low), float(high)
+
+
+@dataclass
+class _Lane:
+    """One variant on its way through the rounds."""
+
+    name: str
+    call: Call
+    warmup: int
+    needed: int
+    count: int
+    samples: list[float] = field(default_factory=list)
+
+    def sample(self, clock: Clock) -> None:
+        self.samples.append(clock(self.call, self.count) / self.count)
+
+    def is_done(self, target_spread: float, repeats: int | None) -> bool:
+        if len(self.samples) < self.needed:
+            return False
+        if repeats is not None or self.needed == _SLOW_REPEATS:
+            return True
+        low, high = _median_interval(np.asarray(self.samples))
+        return high - low <= 2.0 * target_spread * float(np.median(self.samples))
+
+
+def _warm_up(
+    variants: Mapping[str, Call], warmup: int, min_sample_seconds: float, rounds: int, clock: Clock
+) -> list[_Lane]:
+    """A lane per variant; the slow ones are known after the first call and spared the rest of the warm-up."""
+    seconds = {name: clock(call, 1) for name, call in variants.items()} if warmup else {}
+    done = dict.fromkeys(variants, min(warmup, 1))
+    for _ in range(warmup - 1):
+        fastest = min(seconds.values())
+        for name, call in variants.items():
+            # a first call may compile or fill a cache: it proves slowness only when it is long by itself
+            if seconds[name] > _SLOW_RATIO * fastest and seconds[name] > 1.0:
+                continue
+            seconds[name] = min(seconds[name], clock(call, 1))
+            done[name] += 1
+    fastest = min(seconds.values(), default=0.0)
+    lanes = []
+    for name, call in variants.items():
+        is_slow = bool(seconds) and seconds[name] > _SLOW_RATIO * fastest
+        once = seconds.get(name, math.inf)
+        count = max(1, math.ceil(min_sample_seconds / max(once, 1e-7))) if once < min_sample_seconds else 1
+        lanes.append(_Lane(name, call, done[name], min(rounds, _SLOW_REPEATS) if is_slow else rounds, count))
+    return lanes
+
+
+def _check(
+    variants: Mapping[str, Call], warmup: int, repeats: int | None, min_repeats: int, budget_seconds: float
+) -> None:
+    if not variants:
+        raise InputError("variants is empty; name at least one call to time")
+    if warmup < 0:
+        raise InputError(f"warmup is {warmup}; it counts calls and cannot be negative")
+    if repeats is not None and repeats < 1:
+        raise InputError(f"repeats is {repeats}; take at least one sample")
+    if min_repeats < 1:
+        raise InputError(f"min_repeats is {min_repeats}; take at least one sample")
+    if not budget_seconds >= 0.0:
+        raise InputError(f"budget_seconds is {budget_seconds}; it cannot be negative")
+
+
+def _tails() -> tuple[float, float]:
+    return (1.0 - _CONFIDENCE) / 2.0, (1.0 + _CONFIDENCE) / 2.0
+
+
+def _resampled_medians(samples: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    picks = rng.integers(0, samples.size, size=(_RESAMPLES, samples.size))
+    medians: np.ndarray = np.median(samples[picks], axis=1)
+    return medians
+
+
+def _median_interval(samples: np.ndarray) -> tuple[float, float]:
+    """The 95% percentile bootstrap interval of the median; the same samples give the same interval."""
+    low, high = np.quantile(_resampled_medians(samples, np.random.default_rng(0)), _tails())
+    return float(low), float(high)
