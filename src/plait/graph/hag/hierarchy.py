@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.errors import GraphError
+from plait.errors import GraphError, InputError
 from plait.graph.hag.compiled import compiled
+from plait.graph.hag.numbering import hierarchy_csr, levels_of
 
 if TYPE_CHECKING:
     from plait.graph.csr import Graph
 
-__all__ = ["ORDERS", "Hag", "levels_of"]
+__all__ = ["ORDERS", "Hag"]
 
 Ints = NDArray[Any]
 
@@ -130,6 +131,18 @@ class Hag:
             )
         return True
 
+    def transpose(self, graph: Graph) -> Hag:
+        """The hierarchy of graph.transpose with the same edges reversed, for the backward pass of sums."""
+        if self.order != "set":
+            raise InputError(f'hag.transpose: no gradient runs along order="{self.order}"; search with "set"')
+        self._check_belongs(graph)
+        indptr, indices, level = _reversed(self)
+        back = graph.transpose
+        return Hag(
+            self.num_sources, self.num_nodes, indptr, indices, level, self.order, self.num_graph_edges,
+            back.fingerprint, self.is_complete,
+        )  # fmt: skip
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the hierarchy to an npz file at `path`, replacing it in one step."""
         target = Path(path)
@@ -187,6 +200,23 @@ class Hag:
             )
 
 
+def _reversed(hag: Hag) -> tuple[Ints, Ints, Ints]:
+    """(indptr, indices, level) of the reversed edges; sums are numbered from the last, then by level."""
+    num_sums = hag.num_aggregation_nodes
+    target = np.repeat(np.arange(hag.indptr.size - 1), np.diff(hag.indptr))
+    # row r of this hierarchy is column r of the other, sum j there is sum num_sums - 1 - j here
+    flipped = np.where(target < hag.num_nodes, target, 2 * hag.num_nodes + num_sums - 1 - target)
+    source = np.where(
+        hag.indices < hag.num_sources, hag.indices, 2 * hag.num_sources + num_sums - 1 - hag.indices
+    )
+    order = np.lexsort((flipped, source))
+    indptr = np.zeros(hag.num_sources + num_sums + 1, np.int64)
+    np.cumsum(np.bincount(source, minlength=hag.num_sources + num_sums), out=indptr[1:])
+    return hierarchy_csr(
+        indptr, flipped[order].astype(np.int32), hag.num_sources, hag.num_nodes, inline=False
+    )
+
+
 def _check_structure(hag: Hag) -> None:
     """GraphError unless the arrays describe rows over inputs and lower levels."""
     num_rows = hag.num_nodes + hag.level.size
@@ -208,30 +238,6 @@ def _check_structure(hag: Hag) -> None:
         problem = "aggregation nodes are not numbered by level"
     if problem is not None:
         raise GraphError(f"hag: {problem}; the hierarchy is damaged, search again")
-
-
-def levels_of(indptr: Ints, indices: Ints, num_nodes: int, num_sources: int) -> Ints:
-    """Level of every aggregation node: one more than the highest it reads, inputs being 0.
-
-    A node must have a larger number than those it reads; where it has not, its level is 0.
-    """
-    level = np.zeros(indptr.size - 1 - num_nodes, np.int32)
-    _fill_levels(indptr, indices, num_nodes, num_sources, level)
-    return level
-
-
-@compiled
-def _fill_levels(indptr: Ints, indices: Ints, num_nodes: int, num_sources: int, level: Ints) -> None:
-    for j in range(level.size):
-        highest = 0
-        for e in range(indptr[num_nodes + j], indptr[num_nodes + j + 1]):
-            child = indices[e] - num_sources
-            if child >= j:
-                highest = -1
-                break
-            if child >= 0:
-                highest = max(highest, level[child])
-        level[j] = highest + 1
 
 
 def _first_wrong_node(hag: Hag, indptr: Ints, indices: Ints) -> int:
