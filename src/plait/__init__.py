@@ -1,0 +1,29 @@
+"""plait: a query planner for graph neural networks. The same PyG model, the same answers, sooner, and it says why."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from plait.bench.calibrate import calibrate as calibrate
+    from plait.graph import Graph as Graph
+    from plait.pyg.compile import compile as compile
+    from plait.pyg.compile import explain as explain
+
+__all__ = ["Graph", "calibrate", "compile", "explain"]
+__version__ = "0.1.0"
+
+# Looked up when first used: importing plait.plan must not load torch.
+_HOMES = {
+    "Graph": "plait.graph",
+    "compile": "plait.pyg.compile",
+    "explain": "plait.pyg.compile",
+    "calibrate": "plait.bench.calibrate",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'plait' has no attribute {name!r}")

@@ -1,10 +1,10 @@
 """One kernel per eviction rule: a batch updates which row sits in which slot.
 
-Every kernel has the shape (ids, slots, slot_of, id_of, ahead, behind, mark, state) -> empty slots filled, where slots[i]
-is the slot ids[i] had before the batch (-1: none), slot_of maps ids to slots and id_of back. Rows that were
-found are touched first, then the missing ones are admitted in order: a whole batch is looked up before any of it
-moves. `ahead` and `behind` link slots into circular lists whose sentinels follow the last slot; state[0] is the
-number of slots filled.
+Every kernel has the shape (ids, slots, slot_of, id_of, ahead, behind, mark, state) -> empty slots filled,
+where slots[i] is the slot ids[i] had before the batch (-1: none), slot_of maps ids to slots and id_of back. Rows
+that were found are touched first, then the missing ones are admitted in order: a whole batch is looked up before
+any of it moves. `ahead` and `behind` link slots into circular lists whose sentinels follow the last slot;
+state[0] is the number of slots filled.
 """
 
 from __future__ import annotations
@@ -70,20 +70,25 @@ def settle(slot_of: Any, id_of: Any, slot: Any, row: Any) -> None:
 def static(
     ids: Any, slots: Any, slot_of: Any, id_of: Any, ahead: Any, behind: Any, mark: Any, state: Any
 ) -> int:
-    """Rows marked as chosen stay once fetched; slots no chosen row claims go to whoever comes first.
+    """Slots are set apart by heat, and a row that has one stays.
 
-    state[1] is the number of slots still reserved for chosen rows.
+    mark[id]: 2 for rows hotter than the limit, which all find room; 1 for those at the limit, of which the first
+    to come do; 0 for the others, who get what is left. state[1], state[2]: slots still kept for 2 and for 1.
     """
     capacity = id_of.size
     before = state[0]
     for i in range(ids.size):
         if slots[i] >= 0:
             continue
-        is_chosen = mark[ids[i]] == 1
-        if is_chosen or state[0] + state[1] < capacity:
-            settle(slot_of, id_of, state[0], ids[i])
-            state[0] += 1
-            state[1] -= is_chosen
+        heat = mark[ids[i]]
+        if heat == 2:
+            state[1] -= 1
+        elif heat == 1 and state[2] > 0:
+            state[2] -= 1
+        elif heat == 1 or state[0] + state[1] + state[2] >= capacity:
+            continue
+        settle(slot_of, id_of, state[0], ids[i])
+        state[0] += 1
     return int(state[0] - before)
 
 
@@ -118,8 +123,8 @@ def lfu(
 ) -> int:
     """Evicts the least frequently used since it came in, of those the least recently used.
 
-    mark[slot] is the frequency and the number of its list; frequencies beyond the last list share it. state[1] is
-    a frequency that none is below.
+    mark[slot] is the frequency and the number of its list; frequencies beyond the last list share it. state[1]
+    is a frequency that none is below.
     """
     capacity = id_of.size
     most = ahead.size - capacity - 1
@@ -179,7 +184,7 @@ def clock(
 def sieve(
     ids: Any, slots: Any, slot_of: Any, id_of: Any, ahead: Any, behind: Any, mark: Any, state: Any
 ) -> int:
-    """SIEVE (Zhang and others 2024): a queue in which used rows stay where they are when the hand passes them.
+    """SIEVE (Zhang and others 2024): a queue in which used rows stay in place when the hand passes them.
 
     state[1] is the hand: a slot, or the sentinel for the tail.
     """
@@ -215,11 +220,11 @@ def sieve(
 def s3fifo(
     ids: Any, slots: Any, slot_of: Any, id_of: Any, ahead: Any, behind: Any, mark: Any, state: Any, ghost: Any
 ) -> int:
-    """S3-FIFO (Yang and others 2023): a small queue for newcomers, a main queue, and a ghost of who left early.
+    """S3-FIFO (Yang and others 2023): a small queue for newcomers, a main one, and a ghost of who left early.
 
-    mark[slot] counts uses up to 3. state: [1] length of the small queue, [2] its share of the slots, [3] rows sent
-    to the ghost so far; ghost[id] is that number when the id was sent, and it is remembered for as many as the
-    main queue holds.
+    mark[slot] counts uses up to 3. state: [1] length of the small queue, [2] its share of the slots, [3] rows
+    sent to the ghost so far; ghost[id] is that number when the id was sent, and it is remembered for as many as
+    the main queue holds.
     """
     capacity = id_of.size
     small, main = capacity, capacity + 1

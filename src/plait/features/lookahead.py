@@ -1,7 +1,7 @@
 """The state and kernels of the look-ahead rule: slots in lists by next use, or by count when none is known.
 
-List b % (window + 1) holds the resident rows whose next use is batch b; list window + 1 + c those with no known use
-that c batches asked for. The row to lose first is the coldest without a known use, else the one needed last.
+List b % (window + 1) holds the resident rows whose next use is batch b; list window + 1 + c those with no known
+use that c batches asked for. The first to leave is the coldest without a known use, else the one needed last.
 """
 
 from __future__ import annotations
@@ -177,8 +177,8 @@ def _step(
     for i in range(ids.size):
         if slots[i] >= 0:
             continue
-        use = np.int64(uses[(first + i) & mask])
-        heat = min(np.int64(count[ids[i]]), _COUNTS - 1)
+        use = int(uses[(first + i) & mask])
+        heat = min(int(count[ids[i]]), _COUNTS - 1)
         if numbers[4] < capacity:
             slot = numbers[4]
             numbers[4] += 1

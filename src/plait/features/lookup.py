@@ -113,7 +113,7 @@ def _all_below(ids: Any, bound: int) -> bool:
     # one unsigned comparison covers both ends; no early exit, so that the loop is vectorised
     bad = 0
     for i in range(ids.size):
-        bad += np.uint64(ids[i]) >= np.uint64(bound)
+        bad += int(np.uint64(ids[i]) >= np.uint64(bound))
     return bad == 0
 
 
@@ -149,7 +149,7 @@ def _hash_put(keys: Any, slots: Any, ids: Any, places: Any) -> int:
         at = _home(ids[i], mask)
         while keys[at] != ids[i] and keys[at] != _EMPTY:
             at = (at + 1) & mask
-        taken += keys[at] == _EMPTY
+        taken += int(keys[at] == _EMPTY)
         keys[at] = ids[i]
         slots[at] = places[i]
     return taken

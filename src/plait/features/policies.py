@@ -83,23 +83,27 @@ class NoCache(Policy):
 
 
 class Static(Policy):
-    """Keeps the rows with the largest positive scores (ties: the smaller id) once they have been fetched.
+    """Keeps the rows with the largest positive scores once they have been fetched, and never lets go.
 
-    Nothing is fetched ahead of need; slots that no scored row claims go to the first rows that come.
+    Nothing is fetched ahead of need. Rows tied at the limit share the slots left to them in order of arrival,
+    which favours the hotter ones (counts from few batches tie a lot); slots no scored row claims go to anyone.
     """
 
     def __init__(self, capacity: int, num_ids: int, scores: Array) -> None:
         super().__init__(capacity, num_ids)
-        chosen = hottest(scores, self.capacity)
-        self._is_chosen = np.zeros(num_ids, np.int8)
-        self._is_chosen[chosen] = 1
-        self._state = np.array([0, chosen.size])
+        count = min(self.capacity, int((scores > 0).sum()))
+        self._heat = np.zeros(num_ids, np.int8)
+        if count:
+            limit = np.partition(scores, num_ids - count)[num_ids - count]
+            self._heat[scores == limit] = 1
+            self._heat[scores > limit] = 2
+        hotter = int((self._heat == 2).sum())
+        self._state = np.array([0, hotter, count - hotter])
 
     def _update(self, ids: Array, slots: Array) -> int:
+        unused = _NOTHING
         return int(
-            eviction.static(
-                ids, slots, self.slot_of, self.id_of, _NOTHING, _NOTHING, self._is_chosen, self._state
-            )
+            eviction.static(ids, slots, self.slot_of, self.id_of, unused, unused, self._heat, self._state)
         )
 
 
@@ -139,9 +143,9 @@ class Recency(Policy):
 class MassiveGNN(Policy):
     """MassiveGNN's rule as its code has it (Sarkar and others 2024): degree first, then a budget of misses.
 
-    The hottest rows are fetched before the first batch with score 1. Every batch multiplies all scores by gamma; a
-    hit takes that back. Every `delta` batches, rows whose score fell below gamma**delta, in order of id, make
-    place for the rows missed most often, whose miss count becomes their score. `rounded` keeps the published
+    The hottest rows are fetched before the first batch with score 1. Every batch multiplies all scores by
+    gamma; a hit takes that back. Every `delta` batches, rows whose score fell below gamma**delta, in order of id,
+    make place for the rows missed most often, whose miss count becomes their score. `rounded` keeps the published
     threshold round(gamma**delta, 3) with a strict comparison in float32, which for some settings never evicts.
     """
 
@@ -167,7 +171,7 @@ class MassiveGNN(Policy):
         self._first = np.sort(first)
         self.id_of[: first.size] = self._first
         self.slot_of[self._first] = np.arange(first.size)
-        self._keep_score = np.ones(self.capacity, np.float32 if rounded else np.float64)
+        self._keep_score: Array = np.ones(self.capacity, np.float32 if rounded else np.float64)
         self._miss_score = np.zeros(num_ids)
         self._miss_score[self._first] = -1
         self._batches = 0
@@ -179,8 +183,8 @@ class MassiveGNN(Policy):
         self._batches += 1
         slots = np.empty(ids.size, np.int32)
         hits = int(eviction.look_up(self.slot_of, ids, slots))
-        self._keep_score *= self._keep_score.dtype.type(self.gamma)
-        self._keep_score[slots[slots >= 0]] /= self._keep_score.dtype.type(self.gamma)
+        self._keep_score *= self.gamma
+        self._keep_score[slots[slots >= 0]] /= self.gamma
         is_due = self.delta > 0 and self._batches % self.delta == 0
         tired = self._tired() if is_due else _NOTHING
         if tired.size == 0:
@@ -218,8 +222,8 @@ class MassiveGNN(Policy):
 class LookAhead(Policy):
     """Keeps what is needed soonest: Belady's rule within the batches revealed so far.
 
-    Rows not needed in any of them are ranked by how many batches have asked for them, the revealed ones included.
-    A row that would be needed later than all those kept is passed through without a slot.
+    Rows not needed in any of them are ranked by how many batches have asked for them, the revealed ones
+    included. A row that would be needed later than all those kept is passed through without a slot.
     """
 
     def __init__(self, capacity: int, num_ids: int, window: int) -> None:

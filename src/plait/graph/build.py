@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numba import njit
@@ -87,11 +87,13 @@ def build_csr(
         indptr = np.zeros(num_nodes + 1, dtype)
         count_rows(dst, indptr)
         return indptr, src.astype(dtype), None
+    near, out = _columns(src.size, dtype), _columns(src.size, dtype)
     ids = None
     if not facts.is_source_order:
-        _, src, dst, ids = _stable_sort(src, dst, None, num_sources, dtype, parts, keep_keys=True)
-    indptr, _, indices, order = _stable_sort(dst, src, ids, num_nodes, dtype, parts, keep_keys=False)
-    return indptr, indices, order
+        _stable_sort(src, dst, None, num_sources, near, out, parts)
+        src, dst, ids = out
+    indptr = _stable_sort(dst, src, ids, num_nodes, near, out._replace(keys=out.keys[:0]), parts)
+    return indptr, out.others, out.ids
 
 
 def transpose_csr(
@@ -101,21 +103,34 @@ def transpose_csr(
 
     Entries are visited by ascending row, so one stable sort by source leaves every transposed row sorted.
     """
-    parts = parts or _threads(indices.size)
-    indptr, _, rows, order = _stable_sort(
-        indices, edge_rows, None, num_sources, indices.dtype, parts, keep_keys=False
-    )
-    return indptr, rows, order
+    size, dtype = indices.size, indices.dtype
+    near, out = _columns(size, dtype), _columns(size, dtype)
+    out = out._replace(keys=out.keys[:0])
+    indptr = _stable_sort(indices, edge_rows, None, num_sources, near, out, parts or _threads(size))
+    return indptr, out.others, out.ids
+
+
+class Columns(NamedTuple):
+    """Edges on their way: the end they are sorted by, the other end, the caller's number."""
+
+    keys: Ints
+    others: Ints
+    ids: Ints
+
+
+def _columns(size: int, dtype: Any) -> Columns:
+    return Columns(np.empty(size, dtype), np.empty(size, dtype), np.empty(size, dtype))
 
 
 def _stable_sort(
-    keys: Ints, others: Ints, ids: Ints | None, num_keys: int, dtype: Any, parts: int, *, keep_keys: bool
-) -> tuple[Ints, Ints, Ints, Ints]:
-    """(indptr, keys, others, ids) sorted stably by key; ids None stands for 0, 1, 2, ...
+    keys: Ints, others: Ints, ids: Ints | None, num_keys: int, near: Columns, out: Columns, parts: int
+) -> Ints:
+    """The row pointers of `out`, filled with the edges sorted stably by key; ids None stands for 0, 1, 2, ...
 
-    First into at most 2**BUCKET_BITS buckets of consecutive keys, so that writes have few heads, then
-    inside each bucket, where everything is in cache. Threads own ranges of edges, then of buckets; each
-    knows where its output starts, so the result does not depend on their number.
+    First into at most 2**BUCKET_BITS buckets of consecutive keys (`near`), so that writes have few heads,
+    then inside each bucket, where everything is in cache. Threads own ranges of edges, then of buckets; each
+    knows where its output starts, so the result does not depend on their number. `out` may be the input:
+    it is written when everything is in `near`. An empty out.keys is left alone.
     """
     size = keys.size
     shift = max(int(num_keys - 1).bit_length() - BUCKET_BITS, 0)
@@ -126,44 +141,18 @@ def _stable_sort(
     starts = np.zeros(buckets + 1, np.int64)
     np.cumsum(counts.sum(axis=0), out=starts[1:])
     heads = starts[:-1] + np.cumsum(counts, axis=0) - counts
-    near_keys, near_others, near_ids = (np.empty(size, dtype) for _ in range(3))
     _each(
         parts,
-        lambda part: _to_buckets(
-            keys,
-            others,
-            ids,
-            shift,
-            heads[part],
-            cuts[part],
-            cuts[part + 1],
-            near_keys,
-            near_others,
-            near_ids,
-        ),
+        lambda part: _to_buckets(keys, others, ids, shift, heads[part], cuts[part], cuts[part + 1], near),
     )
-    indptr = np.zeros(num_keys + 1, dtype)
-    out_keys = np.empty(size if keep_keys else 0, dtype)
-    out_others, out_ids = np.empty(size, dtype), np.empty(size, dtype)
+    indptr = np.zeros(num_keys + 1, near.keys.dtype)
     shares = np.searchsorted(starts, cuts)
     shares[0], shares[-1] = 0, buckets
     _each(
         parts,
-        lambda part: _inside_buckets(
-            near_keys,
-            near_others,
-            near_ids,
-            shift,
-            starts,
-            shares[part],
-            shares[part + 1],
-            indptr,
-            out_keys,
-            out_others,
-            out_ids,
-        ),
+        lambda part: _inside_buckets(near, shift, starts, shares[part], shares[part + 1], indptr, out),
     )
-    return indptr, out_keys, out_others, out_ids
+    return indptr
 
 
 def _threads(num_edges: int) -> int:
@@ -207,48 +196,29 @@ def _count(keys: Ints, shift: int, counts: Ints) -> None:
 
 @kernel
 def _to_buckets(
-    keys: Ints,
-    others: Ints,
-    ids: Ints | None,
-    shift: int,
-    heads: Ints,
-    begin: int,
-    end: int,
-    out_keys: Ints,
-    out_others: Ints,
-    out_ids: Ints,
+    keys: Ints, others: Ints, ids: Ints | None, shift: int, heads: Ints, begin: int, end: int, near: Columns
 ) -> None:
     for e in range(begin, end):
         k = keys[e]
         p = heads[k >> shift]
         heads[k >> shift] = p + 1
-        out_keys[p] = k
-        out_others[p] = others[e]
-        out_ids[p] = e if ids is None else ids[e]
+        near.keys[p] = k
+        near.others[p] = others[e]
+        near.ids[p] = e if ids is None else ids[e]
 
 
 @kernel
 def _inside_buckets(
-    keys: Ints,
-    others: Ints,
-    ids: Ints,
-    shift: int,
-    starts: Ints,
-    first: int,
-    last: int,
-    indptr: Ints,
-    out_keys: Ints,
-    out_others: Ints,
-    out_ids: Ints,
+    near: Columns, shift: int, starts: Ints, first: int, last: int, indptr: Ints, out: Columns
 ) -> None:
-    """Sort the buckets first .. last - 1; an empty out_keys means nobody wants the keys."""
+    """Sort the buckets first .. last - 1 and write their row pointers."""
     cursor = np.empty(1 << shift, np.int64)
     for b in range(first, last):
         base = b << shift
         width = min(cursor.size, indptr.size - 1 - base)
         cursor[:width] = 0
         for i in range(starts[b], starts[b + 1]):
-            cursor[keys[i] - base] += 1
+            cursor[near.keys[i] - base] += 1
         total = starts[b]
         for k in range(width):
             count = cursor[k]
@@ -256,13 +226,13 @@ def _inside_buckets(
             total += count
             indptr[base + k + 1] = total
         for i in range(starts[b], starts[b + 1]):
-            k = keys[i]
+            k = near.keys[i]
             p = cursor[k - base]
             cursor[k - base] = p + 1
-            if out_keys.size:
-                out_keys[p] = k
-            out_others[p] = others[i]
-            out_ids[p] = ids[i]
+            if out.keys.size:
+                out.keys[p] = k
+            out.others[p] = near.others[i]
+            out.ids[p] = near.ids[i]
 
 
 @kernel

@@ -7,12 +7,12 @@ from typing import Any
 from torch import nn
 from torch_geometric.nn import MessagePassing
 
-from plait.pyg.layers import convolution, neighbourhood
+from plait.pyg.layers import arma, convolution, gin, neighbourhood, polynomial
 from plait.pyg.layers.base import RULES, Apply, Call, Lowered, NotLowered, Rule, is_lazy
 
 __all__ = ["Apply", "Call", "Lowered", "NotLowered", "is_conv", "lower", "supported"]
 
-_PARTS_OF_RULES = (convolution, neighbourhood)  # imported for the rules they register
+_PARTS_OF_RULES = (convolution, polynomial, neighbourhood, gin, arma)  # imported for the rules they register
 
 _MEANING = ("forward", "message", "message_and_aggregate", "aggregate", "update")
 _HOOKS = ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
@@ -52,7 +52,7 @@ def _rule_of(module: nn.Module) -> tuple[type[nn.Module], Rule] | None:
 
 def _changed(module: Any, layer: type[Any]) -> str | None:
     """Why the module is not the layer its class says, if so."""
-    cls = type(module)
+    cls = getattr(type(module), "plait_original", type(module))  # a compiled layer still means what it was
     for name in _MEANING:
         if name in vars(module) or getattr(cls, name) is not getattr(layer, name):
             return f": {name} is not that of {layer.__name__}, so the rule does not hold"

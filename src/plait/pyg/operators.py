@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from plait.errors import PlanError
+from plait.errors import InputError, PlanError
 from plait.graph import Graph
 
 __all__ = ["Operator", "Propagation", "propagate"]
@@ -159,5 +159,95 @@ def _degree(operator: Operator, graph: Graph, edge_weight: Tensor | None, dtype:
     return Propagation(a, weight, l=loops, extra={"d": -_degrees(a, weight, dtype)})
 
 
+def _cluster_gcn(
+    operator: Operator, graph: Graph, edge_weight: Tensor | None, dtype: torch.dtype
+) -> Propagation:
+    """1 / degree on every edge, lambda / degree more on loops; edge weights are not read.
+
+    PyG counts and divides in torch's default dtype whatever x is; so do we, to the last bit.
+    """
+    bare = graph.without_self_loops()
+    by, strength = operator.option("by"), operator.option("diag_lambda")
+    counts = _degrees(bare, None, torch.get_default_dtype(), by)
+    if operator.loops == "none":
+        nodes, partners = _loop_partners(graph)
+        counts = counts.index_add(0, nodes, counts.new_ones(len(nodes)))
+    else:
+        nodes = partners = torch.arange(graph.num_nodes)
+        counts = counts + 1
+    inverse = 1.0 / counts.clamp(min=1.0)
+    entries = inverse[nodes] + strength * inverse[partners]
+    scale = inverse.to(dtype)
+    loops = torch.zeros(graph.num_nodes, dtype=dtype).index_add_(0, nodes, entries.to(dtype)) / scale
+    return Propagation(
+        bare, None, scale if by == "target" else None, loops, scale if by == "source" else None
+    )
+
+
+def _loop_partners(graph: Graph) -> tuple[Tensor, Tensor]:
+    """(node of every loop, node whose degree it gets): in PyG the k-th loop of the caller meets node k."""
+    rows = graph.edge_rows()
+    places = np.flatnonzero(rows == graph.indices)
+    if graph.num_nodes > 1 and len(places) != graph.num_nodes:
+        raise InputError(
+            f"edge_index: ClusterGCNConv(add_self_loops=False) needs one self loop per node, "
+            f"{graph.num_nodes} in all, and got {len(places)}; add them or leave add_self_loops=True"
+        )
+    if graph.order is not None:
+        places = places[np.argsort(graph.order[places])]
+    nodes = torch.from_numpy(rows[places].astype(np.int64))
+    return nodes, torch.arange(len(places)) if graph.num_nodes > 1 else torch.zeros_like(nodes)
+
+
+def _laplacian(
+    operator: Operator, graph: Graph, edge_weight: Tensor | None, dtype: torch.dtype
+) -> Propagation:
+    """2 L / lambda_max - I, lambda_max twice the largest entry of L, which bounds its eigenvalues."""
+    a = graph.without_self_loops()
+    kind, by = operator.option("kind"), operator.option("by")
+    weight = _follow(edge_weight, a)
+    degrees = _degrees(a, weight, dtype, by)
+    if weight is not None:
+        return _weighted_laplacian(a, weight, degrees, kind, by)
+    if kind == "sym":
+        root = _inverse_root(degrees)
+        return Propagation(a, None, p=-root, q=root)
+    if kind == "rw":
+        inverse = 1.0 / degrees
+        inverse = -inverse.masked_fill_(inverse == float("inf"), 0.0)
+        return Propagation(
+            a, None, p=inverse if by == "target" else None, q=inverse if by == "source" else None
+        )
+    largest = degrees.max() if len(degrees) else degrees.new_zeros(())
+    # 2 (D - A) / (2 largest) - I = p (A + l); without edges PyG divides 0 by 0, and so do we
+    return Propagation(a, None, p=(-1.0 / largest).expand(len(degrees)).contiguous(), l=largest - degrees)
+
+
+def _weighted_laplacian(
+    graph: Graph, weight: Tensor, degrees: Tensor, kind: str | None, by: str
+) -> Propagation:
+    """Every entry written out: a weighted degree of 0 may still have edges, which p, l and q cannot say."""
+    targets, sources = _rows(graph), _columns(graph)
+    diagonal = degrees if kind is None else torch.ones_like(degrees)
+    if kind == "sym":
+        root = _inverse_root(degrees)
+        weight = root[sources] * weight * root[targets]
+    elif kind == "rw":
+        inverse = 1.0 / degrees
+        inverse = inverse.masked_fill_(inverse == float("inf"), 0.0)
+        weight = inverse[sources if by == "source" else targets] * weight
+    entries = torch.cat([-weight, diagonal])
+    entries = 2.0 * entries / (2.0 * entries.max()) if len(entries) else entries
+    entries = entries.masked_fill(entries == float("inf"), 0.0)
+    return Propagation(graph, entries[: len(weight)], l=entries[len(weight) :] - 1.0)
+
+
 _Make = Callable[[Operator, Graph, "Tensor | None", torch.dtype], Propagation]
-_NORMALISE: dict[str, _Make] = {"none": _plain, "symmetric": _symmetric, "mean": _mean, "degree": _degree}
+_NORMALISE: dict[str, _Make] = {
+    "none": _plain,
+    "symmetric": _symmetric,
+    "mean": _mean,
+    "degree": _degree,
+    "clustergcn": _cluster_gcn,
+    "laplacian": _laplacian,
+}

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, MinAggregation, SumAggregation
 from torch_geometric.nn.dense.linear import Linear as PyGLinear
 
-from plait.ir import Aggregate, Dense, Expr, Sparse
+from plait.ir import Aggregate, Dense, Expr, Sparse, total
 from plait.ir.build import propagation
 from plait.pyg.operators import Operator
 
@@ -25,11 +25,16 @@ __all__ = [
     "bias",
     "features",
     "has_hooks",
+    "is_lazy",
     "is_plain_linear",
+    "linear_values",
     "neighbours",
+    "not_plain",
+    "not_summed",
     "rule",
     "sizes",
     "weight",
+    "with_bias",
 ]
 
 Apply = Callable[[tuple[Expr, ...], Mapping[str, "Tensor | None"]], Tensor]
@@ -105,6 +110,11 @@ def bias(cols: str = "K2") -> Dense:
     return Dense("b", 1, cols, "learnable")
 
 
+def with_bias(forms: tuple[Expr, ...], has_bias: bool) -> tuple[Expr, ...]:
+    """Every form with the bias row added, where there is one."""
+    return tuple(total(form, bias()) for form in forms) if has_bias else forms
+
+
 def neighbours(reduce: str, call: Call) -> Expr:
     """The sum, mean, max or min over a node's neighbours, of X."""
     rows, cols = sizes(call)
@@ -148,3 +158,21 @@ def linear_values(module: Any, name: str = "W") -> dict[str, Tensor | None]:
     if module.bias is not None:
         values["b"] = module.bias
     return values
+
+
+def not_plain(module: Any, *names: str) -> NotLowered | None:
+    """The reason against a layer one of whose linear maps is more than its weight and bias."""
+    for name in names:
+        if not is_plain_linear(getattr(module, name)):
+            return NotLowered(f"{type(module).__name__}: {name} is watched by hooks or was replaced")
+    return None
+
+
+def not_summed(module: Any, call: Call) -> NotLowered | None:
+    """The reason against a layer of one node set that must aggregate by sums."""
+    name = type(module).__name__
+    if call.is_bipartite:
+        return NotLowered(f"{name}: x is a pair; the layer takes one feature matrix")
+    if aggregation(module) != "sum":
+        return NotLowered(f"{name}(aggr={module.aggr!r}): only sums of normalised messages are lowered")
+    return None

@@ -1,4 +1,4 @@
-"""Layers that multiply by a power of one normalised matrix: GCN, SG, TAG."""
+"""Layers that multiply by powers of one normalised matrix before one linear map: GCN, SG, SSG, LG, APPNP."""
 
 from __future__ import annotations
 
@@ -6,92 +6,62 @@ from functools import cache, partial
 from typing import Any
 
 from torch import Tensor
-from torch_geometric.nn import GCNConv, SGConv, TAGConv
+from torch_geometric.nn import APPNP, GCNConv, LGConv, SGConv, SSGConv
 
-from plait.ir import Expr, MatMul, total
-from plait.ir.build import polynomial, propagation
+from plait.ir import Expr, MatMul, Scale, total
+from plait.ir.build import number
 from plait.pyg.layers.base import (
     Apply,
     Call,
     Lowered,
     NotLowered,
-    aggregation,
-    bias,
     features,
-    is_plain_linear,
     linear_values,
+    not_plain,
+    not_summed,
     rule,
     weight,
+    with_bias,
 )
+from plait.pyg.layers.matrix import gcn_operator, symmetric
 from plait.pyg.operators import Operator
 
-__all__ = ["gcn_operator", "not_summed", "power", "symmetric"]
+__all__: list[str] = []
 
 
-def gcn_operator(call: Call, add_self_loops: bool, improved: bool = False) -> Operator:
-    """gcn_norm: D^-1/2 (A + loops) D^-1/2.
-
-    On an edge list a missing loop gets the fill and an old one keeps its weight; without edge weights PyG
-    fills with ones even where `improved` asks for 2. On a sparse adj_t the fill is added to what is there.
-    """
-    if not add_self_loops:
-        return Operator(normalise="symmetric")
-    if call.is_sparse:
-        return Operator("add", 2.0 if improved else 1.0, "symmetric")
-    return Operator("remaining", 2.0 if improved and call.is_weighted else 1.0, "symmetric")
-
-
-@cache
-def symmetric(operator: Operator, is_weighted: bool) -> Expr:
-    """The expression of an operator that is plain or symmetric."""
-    is_scaled = operator.normalise == "symmetric"
-    return propagation(
-        is_weighted=is_weighted, left=is_scaled, loops=operator.loops != "none", right=is_scaled
-    )
-
-
-def power(matrix: Expr, x: Expr, exponent: int) -> Expr:
+def _power(matrix: Expr, x: Expr, exponent: int) -> Expr:
     """matrix @ (matrix @ ... x), `exponent` times."""
     for _ in range(exponent):
         x = MatMul(matrix, x)
     return x
 
 
-def not_summed(module: Any, call: Call) -> NotLowered | None:
-    """The reason against a layer of one node set that must aggregate by sums, if there is one."""
-    name = type(module).__name__
-    if call.is_bipartite:
-        return NotLowered(f"{name}: x is a pair; the layer takes one feature matrix")
-    if aggregation(module) != "sum":
-        return NotLowered(f"{name}(aggr={module.aggr!r}): only sums of normalised messages are lowered")
+def _holds_graph(module: Any) -> NotLowered | None:
+    if module.cached and (module._cached_edge_index is not None or module._cached_adj_t is not None):
+        return NotLowered(
+            f"{type(module).__name__}(cached=True): PyG already keeps the graph of an earlier call; "
+            "reset_parameters() drops it"
+        )
     return None
 
 
-def _with_bias(forms: tuple[Expr, ...], has_bias: bool) -> tuple[Expr, ...]:
-    return tuple(total(form, bias()) for form in forms) if has_bias else forms
+def _run_linear(forms: tuple[Expr, ...], module: Any, apply: Apply, x: Tensor, root: Tensor | None) -> Tensor:
+    return apply(forms, {"X": x, **linear_values(module.lin)})
 
 
-# GCN ------------------------------------------------------------------------------------------------------
+# GCN: S @ X @ W + b ---------------------------------------------------------------------------------------
 
 
 @cache
 def _gcn_forms(operator: Operator, is_weighted: bool, has_bias: bool) -> tuple[Expr, ...]:
-    return _with_bias(((symmetric(operator, is_weighted) @ features()) @ weight(),), has_bias)
+    return with_bias(((symmetric(operator, is_weighted) @ features()) @ weight(),), has_bias)
 
 
 @rule(GCNConv)
 def _gcn(module: Any, call: Call) -> Lowered | NotLowered:
-    stop = not_summed(module, call)
+    stop = not_summed(module, call) or not_plain(module, "lin") or _holds_graph(module)
     if stop:
         return stop
-    if not is_plain_linear(module.lin):
-        return NotLowered(
-            "GCNConv: lin is watched by hooks or was replaced, so its weight is not the whole of it"
-        )
-    if module.cached and (module._cached_edge_index is not None or module._cached_adj_t is not None):
-        return NotLowered(
-            "GCNConv(cached=True): PyG already holds a normalised graph; reset_parameters() drops it"
-        )
     operator = gcn_operator(call, module.add_self_loops, module.improved) if module.normalize else Operator()
     forms = _gcn_forms(operator, call.is_weighted, module.bias is not None)
     return Lowered(operator, partial(_run_gcn, forms), keeps_graph=module.cached and module.normalize)
@@ -104,19 +74,19 @@ def _run_gcn(forms: tuple[Expr, ...], module: Any, apply: Apply, x: Tensor, root
     return apply(forms, values)
 
 
-# SG -------------------------------------------------------------------------------------------------------
+# SG: S^K @ X @ W + b --------------------------------------------------------------------------------------
 
 
 @cache
 def _sg_forms(operator: Operator, is_weighted: bool, exponent: int, has_bias: bool) -> tuple[Expr, ...]:
     s, x, w = symmetric(operator, is_weighted), features(), weight()
-    forms = (MatMul(power(s, x, exponent), w), power(s, MatMul(x, w), exponent))
-    return _with_bias(forms[: 2 if exponent else 1], has_bias)
+    forms = (MatMul(_power(s, x, exponent), w), _power(s, MatMul(x, w), exponent))
+    return with_bias(forms[: 2 if exponent else 1], has_bias)
 
 
 @cache
 def _sg_power(operator: Operator, is_weighted: bool, exponent: int) -> tuple[Expr, ...]:
-    return (power(symmetric(operator, is_weighted), features(), exponent),)
+    return (_power(symmetric(operator, is_weighted), features(), exponent),)
 
 
 @rule(SGConv)
@@ -126,57 +96,123 @@ def _sg(module: Any, call: Call) -> Lowered | NotLowered:
         return stop
     operator = gcn_operator(call, module.add_self_loops)
     if module.cached and module.K > 0:
-        # the linear map stays in torch: PyG keeps S^K X of the first call and answers later ones from it
-        return Lowered(operator, partial(_run_cached_sg, _sg_power(operator, call.is_weighted, module.K)))
-    if not is_plain_linear(module.lin):
-        return NotLowered(
-            "SGConv: lin is watched by hooks or was replaced, so its weight is not the whole of it"
-        )
+        forms = _sg_power(operator, call.is_weighted, module.K)
+        return Lowered(operator, partial(_run_kept, forms, "_cached_x"))
+    stop = not_plain(module, "lin")
+    if stop:
+        return stop
     forms = _sg_forms(operator, call.is_weighted, module.K, module.lin.bias is not None)
     return Lowered(operator, partial(_run_linear, forms))
 
 
-def _run_linear(forms: tuple[Expr, ...], module: Any, apply: Apply, x: Tensor, root: Tensor | None) -> Tensor:
-    return apply(forms, {"X": x, **linear_values(module.lin)})
-
-
-def _run_cached_sg(
-    forms: tuple[Expr, ...], module: Any, apply: Apply, x: Tensor, root: Tensor | None
+def _run_kept(
+    forms: tuple[Expr, ...], kept: str, module: Any, apply: Apply, x: Tensor, root: Tensor | None
 ) -> Tensor:
-    if module._cached_x is None:
-        module._cached_x = h = apply(forms, {"X": x})
+    """cached=True: the propagated features of the first call answer every later one, as in PyG."""
+    h = getattr(module, kept)
+    if h is None:
+        h = apply(forms, {"X": x})
+        setattr(module, kept, h)
     else:
-        h = module._cached_x.detach()
+        h = h.detach()
     result: Tensor = module.lin(h)
     return result
 
 
-# TAG ------------------------------------------------------------------------------------------------------
+# SSG: (alpha X + (1 - alpha) / K * sum over k of S^k @ X) @ W + b -------------------------------------------
 
 
 @cache
-def _tag_forms(operator: Operator, is_weighted: bool, count: int, has_bias: bool) -> tuple[Expr, ...]:
-    weights = [weight(f"W{k}") for k in range(count)]
-    return _with_bias(polynomial(symmetric(operator, is_weighted), features(), weights), has_bias)
+def _ssg_sums(
+    operator: Operator, is_weighted: bool, exponent: int, alpha: float, x: Expr
+) -> tuple[Expr, ...]:
+    """The weighted sum of powers: each power formed and added, and by Horner's rule."""
+    own = Scale(number(alpha), x)
+    if exponent == 0:
+        return (own,)
+    s, share = symmetric(operator, is_weighted), number((1 - alpha) / exponent)
+    powers = (Scale(share, _power(s, x, k)) for k in range(1, exponent + 1))
+    inner = x
+    for _ in range(exponent - 1):
+        inner = total(x, MatMul(s, inner))
+    return total(own, *powers), total(own, Scale(share, MatMul(s, inner)))
 
 
-@rule(TAGConv)
-def _tag(module: Any, call: Call) -> Lowered | NotLowered:
+@cache
+def _ssg_forms(
+    operator: Operator, is_weighted: bool, exponent: int, alpha: float, has_bias: bool
+) -> tuple[Expr, ...]:
+    x, w = features(), weight()
+    first = [MatMul(form, w) for form in _ssg_sums(operator, is_weighted, exponent, alpha, x)]
+    last = _ssg_sums(operator, is_weighted, exponent, alpha, MatMul(x, w))
+    return with_bias((*first, *last), has_bias)
+
+
+@rule(SSGConv)
+def _ssg(module: Any, call: Call) -> Lowered | NotLowered:
+    stop = not_summed(module, call) or _not_a_number(module)
+    if stop:
+        return stop
+    operator = gcn_operator(call, module.add_self_loops)
+    options = (operator, call.is_weighted, module.K, float(module.alpha))
+    if module.cached:
+        return Lowered(operator, partial(_run_kept, _ssg_sums(*options, features()), "_cached_h"))
+    stop = not_plain(module, "lin")
+    if stop:
+        return stop
+    return Lowered(operator, partial(_run_linear, _ssg_forms(*options, module.lin.bias is not None)))
+
+
+def _not_a_number(module: Any) -> NotLowered | None:
+    if isinstance(module.alpha, int | float):
+        return None
+    return NotLowered(f"{type(module).__name__}: alpha is a {type(module.alpha).__name__}, not a number")
+
+
+# LG: S @ X ------------------------------------------------------------------------------------------------
+
+
+@rule(LGConv)
+def _lg(module: Any, call: Call) -> Lowered | NotLowered:
     stop = not_summed(module, call)
     if stop:
         return stop
-    if not all(map(is_plain_linear, module.lins)):
-        return NotLowered("TAGConv: one of lins is watched by hooks or was replaced")
-    operator = Operator(normalise="symmetric") if module.normalize else Operator()
-    forms = _tag_forms(operator, call.is_weighted, len(module.lins), module.bias is not None)
-    return Lowered(operator, partial(_run_polynomial, forms))
+    operator = gcn_operator(call, add_self_loops=False) if module.normalize else Operator()
+    return Lowered(operator, partial(_run_features, _sg_power(operator, call.is_weighted, 1)))
 
 
-def _run_polynomial(
+def _run_features(
     forms: tuple[Expr, ...], module: Any, apply: Apply, x: Tensor, root: Tensor | None
 ) -> Tensor:
-    values: dict[str, Tensor | None] = {"X": x}
-    values.update((f"W{k}", lin.weight.t()) for k, lin in enumerate(module.lins))
-    if module.bias is not None:
-        values["b"] = module.bias
-    return apply(forms, values)
+    return apply(forms, {"X": x})
+
+
+# APPNP: Z <- (1 - alpha) S @ Z + alpha X, K times -----------------------------------------------------------
+
+
+@cache
+def _appnp_forms(operator: Operator, is_weighted: bool, exponent: int, alpha: float) -> tuple[Expr, ...]:
+    s, x = symmetric(operator, is_weighted), features()
+    z: Expr = x
+    for _ in range(exponent):
+        z = total(Scale(number(1 - alpha), MatMul(s, z)), Scale(number(alpha), x))
+    return (z,)
+
+
+@rule(APPNP)
+def _appnp(module: Any, call: Call) -> Lowered | NotLowered:
+    stop = not_summed(module, call) or _not_a_number(module) or _holds_graph(module)
+    if stop:
+        return stop
+    if module.dropout > 0 and module.training:
+        return NotLowered(f"APPNP(dropout={module.dropout}): edges are dropped at random while training")
+    operator = gcn_operator(call, module.add_self_loops) if module.normalize else Operator()
+    keeps_graph = module.cached and module.normalize
+    if module.K == 0:
+        return Lowered(operator, _run_nothing, keeps_graph)
+    forms = _appnp_forms(operator, call.is_weighted, module.K, float(module.alpha))
+    return Lowered(operator, partial(_run_features, forms), keeps_graph)
+
+
+def _run_nothing(module: Any, apply: Apply, x: Tensor, root: Tensor | None) -> Tensor:
+    return x

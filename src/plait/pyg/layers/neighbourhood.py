@@ -1,16 +1,16 @@
-"""Layers that aggregate neighbours and treat the node itself apart: SAGE, GraphConv, GIN."""
+"""Layers that aggregate neighbours and treat the node itself apart: SAGE, GraphConv, ClusterGCN, LE."""
 
 from __future__ import annotations
 
 from functools import cache, partial
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
-from torch_geometric.nn import GINConv, GraphConv, SAGEConv
-from torch_geometric.nn.models import MLP
+from torch_geometric.nn import ClusterGCNConv, GraphConv, LEConv, SAGEConv
 
-from plait.ir import Dense, Expr, Scalar, Scale, total
+from plait.ir import Dense, Diagonal, Expr, total
+from plait.ir.build import propagation
 from plait.pyg.layers.base import (
     Apply,
     Call,
@@ -19,23 +19,24 @@ from plait.pyg.layers.base import (
     aggregation,
     bias,
     features,
-    has_hooks,
-    is_plain_linear,
     linear_values,
     neighbours,
+    not_plain,
+    not_summed,
     rule,
     weight,
+    with_bias,
 )
 from plait.pyg.operators import Operator
 
-__all__: list[str] = []
+__all__ = ["ignores_weights", "operator", "reduction"]
 
 
-def _operator(reduce: str) -> Operator:
+def operator(reduce: str) -> Operator:
     return Operator(normalise="mean") if reduce == "mean" else Operator()
 
 
-def _reduction(module: Any, call: Call) -> str | NotLowered:
+def reduction(module: Any, call: Call) -> str | NotLowered:
     """How the layer aggregates, or why that is not lowered."""
     name = type(module).__name__
     reduce = aggregation(module)
@@ -50,7 +51,7 @@ def _reduction(module: Any, call: Call) -> str | NotLowered:
     return reduce
 
 
-def _ignores_weights(module: Any, call: Call) -> NotLowered | None:
+def ignores_weights(module: Any, call: Call) -> NotLowered | None:
     """SAGE and GIN read the values of a sparse adj_t only where PyG multiplies by it directly."""
     if call.is_weighted and not (call.is_sparse and module.fuse):
         return NotLowered(f"{type(module).__name__}: the layer takes no edge weights")
@@ -82,18 +83,16 @@ def _root_leaf(call: Call, is_own: bool) -> str | None:
 
 @rule(SAGEConv)
 def _sage(module: Any, call: Call) -> Lowered | NotLowered:
-    reduce = _reduction(module, call)
+    reduce = reduction(module, call)
     if isinstance(reduce, NotLowered):
         return reduce
-    stop = _ignores_weights(module, call)
+    stop = ignores_weights(module, call) or not_plain(module, "lin_l", *["lin_r"] * module.root_weight)
     if stop:
         return stop
-    if not (is_plain_linear(module.lin_l) and (not module.root_weight or is_plain_linear(module.lin_r))):
-        return NotLowered("SAGEConv: lin_l or lin_r is watched by hooks or was replaced")
     # only the sources are projected, so the root is no longer the same matrix
     root = _root_leaf(call, is_own=module.project) if module.root_weight else None
     forms = _root_forms(reduce, call, root, module.lin_l.bias is not None)
-    return Lowered(_operator(reduce), partial(_run_sage, forms, root))
+    return Lowered(operator(reduce), partial(_run_sage, forms, root))
 
 
 def _run_sage(
@@ -113,14 +112,15 @@ def _run_sage(
 
 @rule(GraphConv)
 def _graph_conv(module: Any, call: Call) -> Lowered | NotLowered:
-    reduce = _reduction(module, call)
+    reduce = reduction(module, call)
     if isinstance(reduce, NotLowered):
         return reduce
-    if not (is_plain_linear(module.lin_rel) and is_plain_linear(module.lin_root)):
-        return NotLowered("GraphConv: lin_rel or lin_root is watched by hooks or was replaced")
+    stop = not_plain(module, "lin_rel", "lin_root")
+    if stop:
+        return stop
     root = _root_leaf(call, is_own=False)
     forms = _root_forms(reduce, call, root, module.lin_rel.bias is not None)
-    return Lowered(_operator(reduce), partial(_run_graph_conv, forms, root))
+    return Lowered(operator(reduce), partial(_run_graph_conv, forms, root))
 
 
 def _run_graph_conv(
@@ -134,83 +134,78 @@ def _run_graph_conv(
     return apply(forms, values)
 
 
-# GIN: nn(A @ X + (1 + eps) * R), with the first linear map of nn inside the expression ----------------------
+# ClusterGCN: S @ X @ W + X @ V + b, S = D^-1 (A + loops + lambda I) -----------------------------------------
 
 
 @cache
-def _gin_forms(reduce: str, call: Call, has_weight: bool, has_bias: bool) -> tuple[Expr, ...]:
-    eps = Scalar("e", None, "learnable")
-    summed = neighbours(reduce, call)
-    if not call.is_bipartite:
-        summed = total(summed, Scale(eps, features()))
-    elif call.has_root:
-        summed = total(summed, Scale(eps, Dense("R", "N", "K1")))
-    if has_weight:
-        summed = summed @ weight()
-    return (total(summed, bias()) if has_bias else summed,)
+def _cluster_forms(by: str, has_bias: bool) -> tuple[Expr, ...]:
+    spread = (propagation(left=by == "target", loops=True, right=by == "source") @ features()) @ weight()
+    return with_bias((total(spread, features() @ weight("V")),), has_bias)
 
 
-@rule(GINConv)
-def _gin(module: Any, call: Call) -> Lowered | NotLowered:
-    reduce = _reduction(module, call)
-    if isinstance(reduce, NotLowered):
-        return reduce
-    stop = _ignores_weights(module, call)
+@rule(ClusterGCNConv)
+def _cluster(module: Any, call: Call) -> Lowered | NotLowered:
+    stop = not_summed(module, call) or not_plain(module, "lin_out", "lin_root")
     if stop:
         return stop
-    return Lowered(_operator(reduce), partial(_run_gin, reduce, call))
+    if call.is_weighted and not call.is_sparse:
+        return NotLowered("ClusterGCNConv: the layer takes no edge weights")
+    # PyG counts edge_index[1] whatever the flow
+    by = "target" if module.flow == "source_to_target" else "source"
+    operator = Operator(
+        "replace" if module.add_self_loops else "none",
+        normalise="clustergcn",
+        options=(("diag_lambda", float(module.diag_lambda)), ("by", by)),
+    )
+    forms = _cluster_forms(by, module.lin_out.bias is not None)
+    return Lowered(operator, partial(_run_cluster, forms))
 
 
-def _run_gin(reduce: str, call: Call, module: Any, apply: Apply, x: Tensor, root: Tensor | None) -> Tensor:
-    values: dict[str, Tensor | None] = {"X": x}
-    if call.is_bipartite and call.has_root:
-        values["R"] = root
-    if not call.is_bipartite or call.has_root:
-        values["e"] = 1 + module.eps
-    first = _first_linear(module.nn)
-    if first is not None:
-        values.update(linear_values(first))
-    forms = _gin_forms(reduce, call, first is not None, "b" in values)
-    return _after_first(module.nn, first, apply(forms, values))
+def _run_cluster(
+    forms: tuple[Expr, ...], module: Any, apply: Apply, x: Tensor, root: Tensor | None
+) -> Tensor:
+    values = {"X": x, "V": module.lin_root.weight.t(), **linear_values(module.lin_out)}
+    return apply(forms, values)
 
 
-def _first_linear(network: Any) -> Any | None:
-    """The linear map `network` begins with, when nothing can tell that it is computed elsewhere."""
-    if is_plain_linear(network):
-        return network
-    forward = getattr(type(network), "forward", None)
-    if forward is nn.Sequential.forward:
-        layers: Any = network
-    elif forward is MLP.forward:
-        layers = network.lins
-    else:
-        return None
-    if "forward" in vars(network) or has_hooks(network) or len(layers) == 0:
-        return None
-    return layers[0] if is_plain_linear(layers[0]) else None
+# LE: sum over edges of weight * (x_j @ W + c - r_i @ V), + R @ U + b ----------------------------------------
 
 
-def _after_first(network: Any, first: Any | None, h: Tensor) -> Tensor:
-    """What `network` makes of the output of its first linear map, or of its input where `first` is None."""
-    if network is first:
-        return h
-    if first is None:
-        result: Tensor = network(h)
-        return result
-    if isinstance(network, nn.Sequential):
-        for layer in list(network)[1:]:
-            h = layer(h)
-        return h
-    rest: Tensor = MLP.forward(_WithoutFirst(network), h)
-    return rest
+@cache
+def _le_forms(call: Call, has_bias: bool) -> tuple[Expr, ...]:
+    """With d = -(weighted degree): A @ X @ W + d @ (R @ V - c) + R @ U + b; C is -c in every row."""
+    root = Dense("R", "N", "Kr") if call.is_bipartite else features()
+    width = "Kr" if call.is_bipartite else "K1"
+    own = root @ weight("V", width)
+    if has_bias:
+        own = total(own, Dense("C", "N", "K2"))
+    spread = neighbours("sum", call) @ weight()
+    return with_bias((total(spread, Diagonal("d", "N") @ own, root @ weight("U", width)),), has_bias)
 
 
-class _WithoutFirst:
-    """An MLP whose first linear map does nothing, so that PyG's own forward does the rest."""
+@rule(LEConv)
+def _le(module: Any, call: Call) -> Lowered | NotLowered:
+    if aggregation(module) != "sum":
+        return NotLowered(f"LEConv(aggr={module.aggr!r}): only sums are lowered")
+    if not call.has_root:
+        return NotLowered("LEConv: x[1] is None; the layer needs the features of the targets")
+    stop = not_plain(module, "lin1", "lin2", "lin3")
+    if stop:
+        return stop
+    has_bias = module.lin1.bias is not None
+    return Lowered(Operator(normalise="degree"), partial(_run_le, _le_forms(call, has_bias), call))
 
-    def __init__(self, network: MLP) -> None:
-        self.network = network
-        self.lins = [nn.Identity(), *list(network.lins)[1:]]
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.network, name)
+def _run_le(
+    forms: tuple[Expr, ...], call: Call, module: Any, apply: Apply, x: Tensor, root: Tensor | None
+) -> Tensor:
+    values: dict[str, Tensor | None] = {"X": x, "W": module.lin1.weight.t()}
+    own = x
+    if call.is_bipartite:
+        assert root is not None
+        values["R"] = own = root
+    values["V"], values["U"] = module.lin2.weight.t(), module.lin3.weight.t()
+    if module.lin1.bias is not None:
+        values["C"] = (-module.lin1.bias).expand(own.size(0), -1)
+        values["b"] = module.lin3.bias
+    return apply(forms, values)

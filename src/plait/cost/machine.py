@@ -1,0 +1,155 @@
+"""The machine as numbers: measured rates and cache sizes, who measured them and when.
+
+A profile is data, never code: `plait calibrate` writes one under the user's cache folder; until then the built-in
+default is used and every plan says so.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from plait.errors import ProfileError
+
+__all__ = ["FORMAT", "MachineProfile", "Rates", "default_profile", "load_profile", "profile_in_use", "profile_path"]
+
+FORMAT = "plait-machine-1"
+
+
+@dataclass(frozen=True)
+class Rates:
+    """GFLOP/s of a dense product over its inner width and output width, on a grid of powers of two."""
+
+    inner: tuple[int, ...]
+    width: tuple[int, ...]
+    gflops: tuple[tuple[float, ...], ...]  # [inner][width]
+
+    def at(self, inner: int, width: int) -> float:
+        """Interpolated between grid points on logarithmic axes; clamped outside."""
+        i, u = _between(self.inner, max(1, inner))
+        j, v = _between(self.width, max(1, width))
+        g = self.gflops
+        low = g[i][j] * (1 - v) + g[i][min(j + 1, len(self.width) - 1)] * v
+        i2 = min(i + 1, len(self.inner) - 1)
+        high = g[i2][j] * (1 - v) + g[i2][min(j + 1, len(self.width) - 1)] * v
+        return low * (1 - u) + high * u
+
+
+def _between(grid: tuple[int, ...], value: int) -> tuple[int, float]:
+    if value <= grid[0]:
+        return 0, 0.0
+    if value >= grid[-1]:
+        return len(grid) - 1, 0.0
+    i = bisect_left(grid, value) - 1
+    return i, (math.log2(value) - math.log2(grid[i])) / (math.log2(grid[i + 1]) - math.log2(grid[i]))
+
+
+@dataclass(frozen=True)
+class MachineProfile:
+    """Rates of one machine with the threads it was measured with. Bandwidths in bytes a second, times in seconds."""
+
+    name: str
+    threads: int
+    l2_bytes: int  # of one core
+    l3_bytes: int
+    stream_bytes_per_s: float  # reads plus writes of a copy larger than every cache
+    gather_l2_bytes_per_s: float  # gathered rows that hit the second-level cache
+    gather_l3_bytes_per_s: float
+    gather_memory_bytes_per_s: float
+    write_bytes_per_s: float  # output rows of a sparse product
+    edge_seconds: float  # per edge and pass over the row pointers' edges
+    row_seconds: float  # per output row and pass
+    tile_seconds: float  # per edge and column tile beyond the first
+    edge_weight_seconds: float  # more per edge: a streamed weight
+    source_scale_seconds: float  # more per edge: a gathered scaling
+    extremum_factor: float  # max or min against sum
+    call_seconds: float  # of one kernel call from Python, threads woken
+    gemm: Mapping[str, Rates]  # by backend: plait, torch
+    gemm_transposed: Mapping[str, Rates]
+    torch_spmm_factor: float  # torch CSR (MKL) against plait's sparse product
+    measured: Mapping[str, Any] = field(default_factory=dict)  # who, when, versions
+    is_default: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"format": FORMAT, **asdict(self)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], where: str) -> MachineProfile:
+        if data.get("format") != FORMAT:
+            raise ProfileError(
+                f"profile {where}: format {data.get('format')!r} is not {FORMAT!r}; run `plait calibrate` to measure anew"
+            )
+        known = {f.name for f in fields(cls)}
+        missing = known - set(data) - {"measured", "is_default"}
+        if missing:
+            raise ProfileError(f"profile {where}: {', '.join(sorted(missing))} missing; run `plait calibrate`")
+        values = {key: value for key, value in data.items() if key in known}
+        try:
+            for key in ("gemm", "gemm_transposed"):
+                values[key] = {name: _rates(table) for name, table in values[key].items()}
+            _check_numbers(values, where)
+        except (TypeError, KeyError, AttributeError) as fault:
+            raise ProfileError(f"profile {where}: damaged ({fault}); run `plait calibrate`") from fault
+        return cls(**values)
+
+    def save(self, path: Path) -> None:
+        """Write beside, then rename: a profile is whole or absent."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, suffix=".json") as file:
+            json.dump(self.to_dict(), file, indent=1)
+        os.replace(file.name, path)
+
+
+def _rates(table: Mapping[str, Any]) -> Rates:
+    rates = Rates(
+        tuple(map(int, table["inner"])),
+        tuple(map(int, table["width"])),
+        tuple(tuple(map(float, row)) for row in table["gflops"]),
+    )
+    if len(rates.gflops) != len(rates.inner) or any(len(row) != len(rates.width) for row in rates.gflops):
+        raise TypeError("a table of rates is not rectangular")
+    return rates
+
+
+def _check_numbers(values: Mapping[str, Any], where: str) -> None:
+    for key, value in values.items():
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if is_number and not (math.isfinite(value) and value >= 0):
+            raise ProfileError(f"profile {where}: {key} is {value}; run `plait calibrate`")
+
+
+def profile_path(cache_folder: Path) -> Path:
+    return cache_folder / "machine.json"
+
+
+def load_profile(path: Path) -> MachineProfile:
+    """The profile in a file; ProfileError where it is damaged or of another version."""
+    try:
+        data = json.loads(path.read_text())
+    except OSError as fault:
+        raise ProfileError(f"profile {path.name}: cannot be read ({fault.strerror}); run `plait calibrate`") from fault
+    except ValueError as fault:
+        raise ProfileError(f"profile {path.name}: not JSON (truncated?); run `plait calibrate`") from fault
+    if not isinstance(data, dict):
+        raise ProfileError(f"profile {path.name}: not a profile; run `plait calibrate`")
+    return MachineProfile.from_dict(data, path.name)
+
+
+def default_profile() -> MachineProfile:
+    """The profile that comes with plait."""
+    text = resources.files("plait.cost").joinpath("profiles/default.json").read_text()
+    return MachineProfile.from_dict(json.loads(text), "default.json")
+
+
+def profile_in_use(cache_folder: Path) -> MachineProfile:
+    """The calibrated profile if there is one, the default otherwise; a damaged file is an error, not ignored."""
+    path = profile_path(cache_folder)
+    return load_profile(path) if path.exists() else default_profile()

@@ -1,0 +1,172 @@
+"""Seconds of a step on a machine: work over measured rates, with the backend and the blocking that are cheapest.
+
+A sparse product is priced by where its gathered rows are found. The graph's footprint (graph/stats.py) says which
+share of them misses a cache of given size; each level has its measured bandwidth. Walking the columns in slabs makes
+rows narrower, so more of them fit: whether that pays is part of the price.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from plait.cost.machine import MachineProfile
+from plait.cost.work import Matrix, Sizes, Uniform, Work, size_of
+
+__all__ = ["Price", "Pricer", "Request"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A step in the cost model's words: operation, output rows and columns, inner width, operands."""
+
+    op: str
+    rows: int
+    cols: int
+    inner: int = 0
+    matrix: Matrix | None = None
+    has_source: bool = False
+    addends: int = 0
+    parts: int = 1
+    is_sparse_left: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What a step costs and how it would be run, with the reason."""
+
+    seconds: float
+    work: Work
+    backend: str
+    because: str
+    slab: int = 0
+
+
+class Pricer:
+    """Prices steps for one machine, element size and number of threads."""
+
+    def __init__(self, machine: MachineProfile, float_bytes: int = 4, threads: int | None = None):
+        self.machine = machine
+        self.float_bytes = float_bytes
+        # rates were measured with machine.threads; fewer threads share the work less
+        self.slowdown = machine.threads / max(1, min(threads or machine.threads, machine.threads))
+        self._ops: Mapping[str, Callable[[Request], Price]] = {
+            "spmm": self._spmm,
+            "extremum": self._spmm,
+            "extremum_share": self._ties,
+            "extremum_gather": self._ties,
+            "gemm": self._gemm,
+            "gemm_transposed": self._gemm,
+            "spmm_features": self._spmm,
+        }
+
+    def price(self, request: Request) -> Price:
+        return self._ops.get(request.op, self._stream)(request)
+
+    # Sparse products --------------------------------------------------------------------------
+
+    def _spmm(self, request: Request) -> Price:
+        matrix = request.matrix
+        assert matrix is not None
+        work = self._sparse_work(request, matrix)
+        best = min(
+            ((self._sparse_seconds(request, matrix, slab), slab) for slab in self._slabs(request.cols)),
+            key=lambda pair: (pair[0], -pair[1]),
+        )
+        seconds, slab = best
+        is_slabbed = slab < request.cols
+        because = f"columns in slabs of {slab}: gathered rows then fit the cache" if is_slabbed else "vector rows"
+        torch_seconds = self._sparse_seconds(request, matrix, request.cols) * self.machine.torch_spmm_factor
+        if request.op == "spmm" and torch_seconds < seconds and not request.has_source and not request.addends:
+            return Price(torch_seconds, work, "torch", "torch CSR (MKL) is priced lower")
+        return Price(seconds, work, "plait", because, slab if is_slabbed else 0)
+
+    def _slabs(self, cols: int) -> list[int]:
+        lanes = 256 // self.float_bytes
+        return [cols, *(s for s in (2 * lanes, lanes, lanes // 2) if s < cols)]
+
+    def _sparse_work(self, request: Request, matrix: Matrix) -> Work:
+        size = self.float_bytes
+        out = matrix.rows * request.cols * size * (1 + request.addends)
+        pattern = matrix.edges * (matrix.index_bytes + (size if matrix.is_weighted else 0)) + matrix.rows * 4
+        scale = (matrix.columns if request.has_source else 0) * size
+        least = out + pattern + scale + min(matrix.columns, matrix.edges) * request.cols * size
+        gathered = out + pattern + scale + matrix.edges * request.cols * size
+        return Work((2.0 if matrix.is_weighted or request.has_source else 1.0) * matrix.edges * request.cols, least, gathered)
+
+    def _sparse_seconds(self, request: Request, matrix: Matrix, slab: int) -> float:
+        m, size = self.machine, self.float_bytes
+        passes = -(-request.cols // max(1, slab)) if request.cols else 0
+        row_bytes = max(1, min(slab, request.cols) * size)
+        line_bytes = max(64, row_bytes)  # a narrower row still occupies a cache line
+        miss2 = matrix.locality.miss_rate(int(m.l2_bytes * 0.8 / line_bytes))
+        miss3 = min(miss2, matrix.locality.miss_rate(int(m.l3_bytes * 0.8 / line_bytes)))
+        gathered = matrix.edges * passes * max(row_bytes, 32.0)
+        levels = (
+            (1 - miss2) / m.gather_l2_bytes_per_s
+            + (miss2 - miss3) / m.gather_l3_bytes_per_s
+            + miss3 / m.gather_memory_bytes_per_s
+        )
+        lanes_bytes = 512.0
+        tiles = max(0.0, row_bytes / lanes_bytes - 1.0)
+        per_edge = m.edge_seconds + m.tile_seconds * tiles
+        if matrix.is_weighted:
+            per_edge += m.edge_weight_seconds
+        elif request.has_source:
+            per_edge += m.source_scale_seconds
+        written = matrix.rows * request.cols * size * (1 + request.addends)
+        seconds = (
+            gathered * levels
+            + matrix.edges * passes * per_edge
+            + matrix.rows * passes * m.row_seconds
+            + written / m.write_bytes_per_s
+        )
+        if request.op == "extremum":
+            seconds *= m.extremum_factor
+        return seconds * self.slowdown + m.call_seconds * max(1, passes)
+
+    def _ties(self, request: Request) -> Price:
+        """The two halves of the gradient of max and min: like a product, `gather` reads two rows an edge."""
+        matrix = request.matrix
+        assert matrix is not None
+        rows_per_edge = 2 if request.op == "extremum_gather" else 1
+        work = self._sparse_work(request, matrix)
+        seconds = self._sparse_seconds(request, matrix, request.cols) * rows_per_edge * self.machine.extremum_factor
+        return Price(seconds, work, "plait", "ties share the gradient, as in PyG")
+
+    # Dense products ---------------------------------------------------------------------------
+
+    def _gemm(self, request: Request) -> Price:
+        is_transposed = request.op == "gemm_transposed"
+        tables = self.machine.gemm_transposed if is_transposed else self.machine.gemm
+        size = self.float_bytes
+        # for the weight gradient rows are summed over: inner x cols is the weight's shape
+        flops = 2.0 * request.rows * request.inner * request.cols
+        moved = size * (
+            request.rows * (request.inner + request.cols * (1 + request.addends)) + request.inner * request.cols
+        )
+        work = Work(flops, moved, moved)
+        options = []
+        for backend, rates in tables.items():
+            rate = rates.at(request.inner, request.cols) * 1e9 * 4 / size / self.slowdown
+            seconds = max(flops / rate, moved / self.machine.stream_bytes_per_s) + self.machine.call_seconds
+            options.append((seconds, backend))
+        seconds, backend = min(options)
+        reason = "tall blocks in registers" if backend == "plait" else "MKL is faster at this shape"
+        return Price(seconds, work, backend, reason)
+
+    # Everything that streams --------------------------------------------------------------------
+
+    def _stream(self, request: Request) -> Price:
+        moved = self.float_bytes * request.rows * request.cols * (1.0 + request.parts)
+        work = Work(request.rows * request.cols * request.parts, moved, moved)
+        seconds = moved / self.machine.stream_bytes_per_s * self.slowdown + self.machine.call_seconds
+        return Price(seconds, work, "torch", "streams through memory once")
+
+
+def uniform_matrix(rows: int, columns: int, edges: int, is_weighted: bool) -> Matrix:
+    """A matrix of evenly drawn columns, for sparse features."""
+    return Matrix(rows, columns, edges, is_weighted, Uniform(columns), Uniform(rows))
+
+
+__all__ += ["size_of", "Sizes", "uniform_matrix"]

@@ -1,0 +1,63 @@
+"""Flops and bytes of every step: arithmetic that needs no machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+__all__ = ["Matrix", "Sizes", "Work", "size_of"]
+
+Sizes = Mapping[str, int]
+
+
+class Locality(Protocol):
+    """What the cost model asks of a graph's statistics."""
+
+    def miss_rate(self, cache_rows: int) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Uniform:
+    """The locality of a pattern whose columns are drawn evenly from `columns`."""
+
+    columns: int
+
+    def miss_rate(self, cache_rows: int) -> float:
+        return max(0.0, 1.0 - cache_rows / max(1, self.columns))
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A sparse matrix as the cost model sees it; `is_weighted` when its non-zeros are not all one."""
+
+    rows: int
+    columns: int
+    edges: int
+    is_weighted: bool
+    locality: Locality
+    locality_transposed: Locality
+    index_bytes: int = 4
+
+    def transposed(self) -> Matrix:
+        return Matrix(
+            self.columns, self.rows, self.edges, self.is_weighted, self.locality_transposed, self.locality, self.index_bytes
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Operations, the bytes that must move (each operand once), and the bytes if no gathered row is ever found in cache."""
+
+    flops: float
+    bytes_least: float
+    bytes_gathered: float
+
+
+def size_of(size: str | int, sizes: Sizes) -> int:
+    """A symbolic size as a number; "a+b" is the sum of its parts."""
+    if isinstance(size, int):
+        return size
+    if "+" in size:
+        return sum(size_of(part, sizes) for part in size.split("+"))
+    return int(size) if size.isdigit() else sizes[size]

@@ -1,0 +1,1 @@
+"""What: candidates, pruning, search, and the Plan that explains itself."""

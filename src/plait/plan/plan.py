@@ -1,0 +1,242 @@
+"""The Plan: what was chosen, what lost and by how much; it prints its own argument."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from plait.cost.price import Price
+from plait.ir import Expr, formula
+from plait.plan.program import Program, Step
+
+__all__ = ["LayerPlan", "Measured", "NotPlanned", "Plan", "PricedStep", "Rejected"]
+
+_WIDTH = 100
+
+
+@dataclass(frozen=True)
+class PricedStep:
+    """A step with the size of what it makes and its price."""
+
+    step: Step
+    size: tuple[int, int]
+    price: Price
+
+    def title(self) -> str:
+        rows, cols = self.size
+        name = self.step.op + ("ᵀ" if self.step.is_transposed else "")
+        matrix = self.step.get("matrix")
+        return f"{name}{f' {matrix}' if matrix else ''} -> {rows}x{cols}"
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A candidate that lost: its price and peak memory where it was priced, and why it lost."""
+
+    candidate: str
+    seconds: float | None
+    peak_bytes: int | None
+    why: str
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a step took when it was run: seconds, and the bytes it allocated at its peak."""
+
+    seconds: float
+    peak_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """The plan of one expression of one layer."""
+
+    layer: str
+    expr: Expr
+    form: str
+    condition: str
+    forward: Program
+    backward: Program | None
+    hoisted: Program
+    steps: tuple[PricedStep, ...]
+    hoisted_steps: tuple[PricedStep, ...]
+    num_forward: int
+    seconds: float
+    peak_bytes: int
+    sparse_values: tuple[str, ...]
+    sizes: Mapping[str, int]
+    mode: str
+    machine: str
+    is_default_machine: bool
+    wrt: tuple[str, ...] = ()
+    rejected: tuple[Rejected, ...] = ()
+    because: str = ""
+    measured: Mapping[str, Measured] = field(default_factory=dict)
+
+    def describe(self) -> str:
+        sparse = ", sparse features" if self.sparse_values else ""
+        return f"{formula(self.expr)} [{self.form}{sparse}]"
+
+    def price_of(self, out: str) -> Price | None:
+        for step in (*self.steps, *self.hoisted_steps):
+            if step.step.out == out:
+                return step.price
+        return None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "layer": self.layer,
+            "expression": formula(self.expr),
+            "form": self.form,
+            "condition": self.condition,
+            "mode": self.mode,
+            "sizes": dict(self.sizes),
+            "seconds": self.seconds,
+            "peak_bytes": self.peak_bytes,
+            "sparse_features": list(self.sparse_values),
+            "machine": self.machine,
+            "is_default_machine": self.is_default_machine,
+            "because": self.because,
+            "hoisted": [self._step_dict(step, "once") for step in self.hoisted_steps],
+            "steps": [
+                self._step_dict(step, "forward" if k < self.num_forward else "backward")
+                for k, step in enumerate(self.steps)
+            ],
+            "rejected": [vars_of(r) for r in self.rejected],
+        }
+
+    def _step_dict(self, step: PricedStep, phase: str) -> dict[str, Any]:
+        measured = self.measured.get(step.step.out)
+        return {
+            "phase": phase,
+            "op": step.step.op,
+            "is_transposed": step.step.is_transposed,
+            "reads": dict(step.step.reads),
+            "rows": step.size[0],
+            "columns": step.size[1],
+            "backend": step.price.backend,
+            "flops": step.price.work.flops,
+            "bytes_least": step.price.work.bytes_least,
+            "bytes_gathered": step.price.work.bytes_gathered,
+            "seconds": step.price.seconds,
+            "share": step.price.seconds / self.seconds if self.seconds else 0.0,
+            "because": step.price.because,
+            "measured_seconds": measured.seconds if measured else None,
+            "measured_peak_bytes": measured.peak_bytes if measured else None,
+        }
+
+    def lines(self, most_rejected: int = 6) -> list[str]:
+        """The tree of this layer, at most 100 columns wide."""
+        sizes = ", ".join(f"{name}={value}" for name, value in self.sizes.items())
+        out = [f"{self.layer}: {self.describe()}"]
+        out += _wrapped(f"{self.mode}, {sizes}; predicted {_ms(self.seconds)}, peak {_mb(self.peak_bytes)}", "   ")
+        out += _wrapped(f"because {self.because}", "   ")
+        has_measured = bool(self.measured)
+        head = f"   {'step':<43}{'backend':<8}{'Mflop':>9}{'MB':>8}{'predicted':>12}{'share':>7}"
+        out.append(head + (f"{'measured':>12}" if has_measured else ""))
+        for step in self.hoisted_steps:
+            out.append(self._row(step, "once", has_measured))
+        for k, step in enumerate(self.steps):
+            out.append(self._row(step, "fwd" if k < self.num_forward else "bwd", has_measured))
+        if self.rejected:
+            out.append("   rejected:")
+        for loser in self.rejected[:most_rejected]:
+            price = "" if loser.seconds is None else f"{_ms(loser.seconds)}, {_mb(loser.peak_bytes or 0)}: "
+            out += _wrapped(f"- {loser.candidate}: {price}{loser.why}", "     ", "       ")
+        if len(self.rejected) > most_rejected:
+            out.append(f"     (+{len(self.rejected) - most_rejected} more; .to_dict() has them all)")
+        if self.condition:
+            out += _wrapped(f"this candidate is only ever best when {self.condition}", "   ")
+        return out
+
+    def _row(self, step: PricedStep, phase: str, has_measured: bool) -> str:
+        share = step.price.seconds / self.seconds if self.seconds and phase != "once" else 0.0
+        work = step.price.work
+        text = (
+            f"   {_cut(f'{phase:<5}{step.title()}', 43):<43}{step.price.backend:<8}{work.flops / 1e6:>9.1f}"
+            f"{work.bytes_gathered / 1e6:>8.1f}{_ms(step.price.seconds):>12}{share:>7.0%}"
+        )
+        measured = self.measured.get(step.step.out)
+        return text + (f"{_ms(measured.seconds):>12}" if measured and has_measured else "")
+
+
+def vars_of(rejected: Rejected) -> dict[str, Any]:
+    return {
+        "candidate": rejected.candidate,
+        "seconds": rejected.seconds,
+        "peak_bytes": rejected.peak_bytes,
+        "why": rejected.why,
+    }
+
+
+@dataclass(frozen=True)
+class NotPlanned:
+    """A layer that runs in PyG, and why."""
+
+    layer: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The plan of a model: its layers in the order they run."""
+
+    layers: tuple[LayerPlan, ...]
+    not_planned: tuple[NotPlanned, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def seconds(self) -> float:
+        return sum(layer.seconds for layer in self.layers)
+
+    @property
+    def peak_bytes(self) -> int:
+        return max((layer.peak_bytes for layer in self.layers), default=0)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "format": "plait-plan-1",
+            "seconds": self.seconds,
+            "layers": [layer.to_dict() for layer in self.layers],
+            "not_planned": [{"layer": n.layer, "reason": n.reason} for n in self.not_planned],
+            "notes": list(self.notes),
+        }
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=1)
+
+    def __str__(self) -> str:
+        lines = [f"plan: {len(self.layers)} planned, predicted {_ms(self.seconds)} a step"]
+        if self.layers:
+            machine = self.layers[0]
+            name = f"{machine.machine} (built-in default; `plait calibrate` measures this one)"
+            lines.append(f"machine: {name if machine.is_default_machine else machine.machine}")
+        lines += [line for note in self.notes for line in _wrapped(note, "")]
+        for layer in self.layers:
+            lines += ["", *layer.lines()]
+        for skipped in self.not_planned:
+            lines += ["", *_wrapped(f"{skipped.layer}: runs in PyG: {skipped.reason}", "")]
+        return "\n".join(lines)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3f} ms"
+
+
+def _mb(count: int) -> str:
+    return f"{count / 1e6:.1f} MB"
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width - 1 else text[: width - 2] + "…"
+
+
+def _wrapped(text: str, first: str, rest: str | None = None) -> list[str]:
+    import textwrap
+
+    return textwrap.wrap(
+        text, _WIDTH, initial_indent=first, subsequent_indent=first + "  " if rest is None else rest,
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip

@@ -1,0 +1,143 @@
+"""Input-oblivious pruning: a candidate that another beats for every input is dropped before any graph is seen.
+
+A candidate's cost is a multiset of primitives with symbolic sizes. One beats another under an ordering of the widths
+(K1 <= K2, say) if each of its primitives can be paired with one of the other's of the same kind and no smaller size.
+Whoever is beaten under every ordering is dropped; the orderings under which a survivor is unbeaten are its condition.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from plait.ir.expr import Size
+from plait.plan.candidates import Candidate, candidates
+from plait.plan.program import Program
+
+__all__ = ["Pruned", "Survivor", "prune"]
+
+
+@dataclass(frozen=True)
+class Survivor:
+    """A candidate and the ordering of widths under which nothing beats it ("" when always)."""
+
+    candidate: Candidate
+    condition: str
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """A candidate that is beaten whatever the input, and by which one."""
+
+    candidate: Candidate
+    beaten_by: Candidate
+
+
+Primitive = tuple[str, tuple[Size, ...]]
+# A primitive of the first kind does the work of the second and no more, at equal sizes.
+_NO_DEARER = {("spmm", "spmm source"), ("spmm", "spmm edge"), ("spmm", "spmm +"), ("gemm", "gemm +")}
+
+
+def _primitives(program: Program) -> list[Primitive]:
+    found: list[Primitive] = []
+    for step in program.steps:
+        rows, cols = program.shapes[step.out]
+        if step.op == "spmm":
+            is_weighted = "fold(" in step["matrix"] or ":" in step["matrix"]
+            kind = "spmm edge" if is_weighted else "spmm source" if step.get("source") else "spmm"
+            found.append((kind, (rows, cols)))
+        elif step.op == "gemm":
+            inner = program.shapes[step["x"]][1]
+            found.append(("gemm", (rows, *sorted((inner, cols), key=str))))
+        elif step.op == "gemm_transposed":
+            found.append(("gemm_transposed", (program.shapes[step["left"]][0], *sorted((rows, cols), key=str))))
+        else:
+            found.append((step.op, (rows, cols)))
+    return found
+
+
+def _no_larger(a: Size, b: Size, order: tuple[str, ...]) -> bool:
+    """a <= b for every input that satisfies the ordering."""
+    if a == b:
+        return True
+    if isinstance(a, int) and isinstance(b, int):
+        return a <= b
+    if isinstance(b, str) and "+" in b and str(a) in b.split("+"):
+        return True
+    return str(a) in order and str(b) in order and order.index(str(a)) <= order.index(str(b))
+
+
+def _covers(cheap: list[Primitive], dear: list[Primitive], order: tuple[str, ...]) -> bool:
+    """Whether every primitive of `cheap` pairs with its own primitive of `dear` that is no smaller."""
+    left = list(dear)
+    for kind, sizes in sorted(cheap, key=lambda p: _weight(p[1], order), reverse=True):
+        for k, (other, large) in enumerate(left):
+            same = other == kind or (kind, other) in _NO_DEARER
+            if same and len(large) == len(sizes) and all(_no_larger(a, b, order) for a, b in zip(sizes, large, strict=True)):
+                del left[k]
+                break
+        else:
+            return False
+    return True
+
+
+def _weight(sizes: tuple[Size, ...], order: tuple[str, ...]) -> int:
+    return sum(order.index(str(s)) for s in sizes if str(s) in order)
+
+
+def prune(
+    forms: tuple, wrt: tuple[str, ...] | None, constant: frozenset[str]
+) -> tuple[tuple[Survivor, ...], tuple[Pruned, ...]]:
+    """(survivors with their conditions, dropped with who beats them); wrt None: inference."""
+    return _prune(forms, wrt, constant)
+
+
+@functools.lru_cache(maxsize=256)
+def _prune(
+    forms: tuple, wrt: tuple[str, ...] | None, constant: frozenset[str]
+) -> tuple[tuple[Survivor, ...], tuple[Pruned, ...]]:
+    options = candidates(forms)
+    costs = [_all_primitives(option, wrt, constant) for option in options]
+    widths = sorted({str(s) for cost in costs for _, sizes in cost for s in sizes if str(s).startswith("K")})
+    simple = [w for w in widths if "+" not in w]
+    orders = list(itertools.permutations(simple)) if len(simple) <= 3 else [tuple(simple)]
+    beaten: dict[int, dict[tuple[str, ...], int]] = {i: {} for i in range(len(options))}
+    for order in orders:
+        for i, mine in enumerate(costs):
+            beater = _first_beater(i, mine, costs, order)
+            if beater is not None:
+                beaten[i][order] = beater
+    survivors, dropped = [], []
+    for i, option in enumerate(options):
+        alive = [order for order in orders if order not in beaten[i]]
+        if alive:
+            survivors.append(Survivor(option, "" if len(alive) == len(orders) else _condition(alive)))
+        else:
+            dropped.append(Pruned(option, options[next(iter(beaten[i].values()))]))
+    return tuple(survivors), tuple(dropped)
+
+
+def _first_beater(i: int, mine: list[Primitive], costs: list[list[Primitive]], order: tuple[str, ...]) -> int | None:
+    for j, other in enumerate(costs):
+        if j == i or len(other) > len(mine) or not _covers(other, mine, order):
+            continue
+        # equal costs beat each other: the earlier candidate stays
+        if j < i or not (len(other) == len(mine) and _covers(mine, other, order)):
+            return j
+    return None
+
+
+def _all_primitives(option: Candidate, wrt: tuple[str, ...] | None, constant: frozenset[str]) -> list[Primitive]:
+    once, each = option.forward.hoist(constant)
+    del once  # computed once per graph: no part of a step
+    cost = _primitives(each)
+    return cost if wrt is None else cost + _primitives(option.backward(wrt))
+
+
+def _condition(orders: list[tuple[str, ...]]) -> str:
+    return " or ".join(" <= ".join(order) for order in orders)
+
+
+_Key = Callable[[Primitive], int]

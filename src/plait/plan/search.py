@@ -1,0 +1,258 @@
+"""Prices the surviving candidates for one graph, machine and mode, and chooses; the losers keep their prices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from plait.cost.machine import MachineProfile
+from plait.cost.price import Price, Pricer, Request
+from plait.cost.work import Matrix, Sizes, size_of
+from plait.errors import PlanError
+from plait.ir import Expr, formula
+from plait.plan.candidates import Candidate
+from plait.plan.plan import LayerPlan, PricedStep, Rejected
+from plait.plan.program import Program, Step
+from plait.plan.prune import Survivor, prune
+
+__all__ = ["Problem", "price_program", "search"]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A layer to be planned: equal forms, sizes, matrices by constant name, and what is asked of the result."""
+
+    forms: tuple[Expr, ...]
+    sizes: Sizes
+    matrices: Any  # callable: (constant's expression) -> Matrix
+    machine: MachineProfile
+    wrt: tuple[str, ...] | None = None  # inputs that want a gradient; None: inference
+    constant: frozenset[str] = frozenset()  # inputs that are the same at every call
+    features: Mapping[str, Matrix] = field(default_factory=dict)  # sparse views of constant inputs (and their products)
+    float_bytes: int = 4
+    threads: int | None = None
+    memory_limit: int | None = None
+    calls: int = 200  # calls over which hoisted work is spread
+    layer: str = "layer"
+
+
+def search(problem: Problem) -> LayerPlan:
+    """The cheapest plan that fits the memory limit, with every rejected candidate and its price."""
+    survivors, pruned = prune(problem.forms, problem.wrt, problem.constant)
+    pricer = Pricer(problem.machine, problem.float_bytes, problem.threads)
+    priced = [plan for survivor in survivors for plan in _priced(survivor, problem, pricer)]
+    limit = problem.memory_limit
+    fitting = [plan for plan in priced if limit is None or plan.peak_bytes <= limit]
+    if not fitting:
+        least = min(plan.peak_bytes for plan in priced)
+        raise PlanError(
+            f"memory_limit={limit}: the leanest plan of {problem.layer} needs {least} bytes; raise the limit to that, "
+            "or train on mini-batches"
+        )
+    ranked = sorted(fitting, key=lambda plan: plan.seconds)
+    best = ranked[0]
+    too_large = [plan for plan in priced if plan not in fitting]
+    rejected = tuple(
+        [Rejected(p.describe(), p.seconds, p.peak_bytes, _ratio(p, best)) for p in ranked[1:]]
+        + [Rejected(p.describe(), p.seconds, p.peak_bytes, f"needs more than memory_limit={limit}") for p in too_large]
+        + [
+            Rejected(f"{formula(p.candidate.expr)} [{p.candidate.form}]", None, None,
+                     f"for every input beaten by {formula(p.beaten_by.expr)} [{p.beaten_by.form}]")
+            for p in pruned
+        ]
+    )  # fmt: skip
+    return replace(best, rejected=rejected, because=_reason(best, ranked))
+
+
+def _ratio(loser: LayerPlan, best: LayerPlan) -> str:
+    return f"{loser.seconds / max(best.seconds, 1e-12):.2f} x the chosen plan"
+
+
+def _reason(best: LayerPlan, ranked: list[LayerPlan]) -> str:
+    """Why the winner won, in words: the step where the runner-up of another association pays more."""
+    others = [plan for plan in ranked[1:] if plan.expr != best.expr] or ranked[1:]
+    if not others:
+        return "no other candidate is left"
+    rival = others[0]
+    heavy = max(rival.steps, key=lambda s: s.price.seconds, default=None)
+    own = max(best.steps, key=lambda s: s.price.seconds, default=None)
+    if heavy is None or own is None:
+        return "everything is hoisted: nothing is left to do per call"
+    return (
+        f"{rival.seconds / max(best.seconds, 1e-12):.2f} x cheaper than {rival.describe()}: its largest step is "
+        f"{heavy.title()} ({heavy.price.seconds * 1e3:.3g} ms), here it is {own.title()} ({own.price.seconds * 1e3:.3g} ms)"
+    )
+
+
+def _priced(survivor: Survivor, problem: Problem, pricer: Pricer) -> list[LayerPlan]:
+    """The candidate with dense and, where there is a sparse view of a constant operand, with sparse features."""
+    plans = [_plan(survivor, problem, pricer, use_sparse=False)]
+    if problem.features:
+        sparse = _plan(survivor, problem, pricer, use_sparse=True)
+        if sparse.sparse_values:
+            plans.append(sparse)
+    return plans
+
+
+def _plan(survivor: Survivor, problem: Problem, pricer: Pricer, use_sparse: bool) -> LayerPlan:
+    candidate = survivor.candidate
+    once, each = candidate.forward.hoist(problem.constant)
+    backward = None if problem.wrt is None else candidate.backward(problem.wrt)
+    sparse = _sparse_values(once, each, problem) if use_sparse else {}
+    forward_steps = price_program(each, problem, pricer, sparse)
+    backward_steps = () if backward is None else price_program(backward, problem, pricer, sparse)
+    hoisted_steps = price_program(once, problem, pricer, sparse)
+    per_call = sum(step.price.seconds for step in (*forward_steps, *backward_steps))
+    once_seconds = sum(step.price.seconds for step in hoisted_steps)
+    return LayerPlan(
+        layer=problem.layer,
+        expr=candidate.expr,
+        form=candidate.form,
+        condition=survivor.condition,
+        forward=each,
+        backward=backward,
+        hoisted=once,
+        steps=(*forward_steps, *backward_steps),
+        hoisted_steps=hoisted_steps,
+        num_forward=len(forward_steps),
+        seconds=per_call + once_seconds / max(1, problem.calls),
+        peak_bytes=_peak_bytes(once, each, backward, problem, sparse),
+        sparse_values=tuple(sparse),
+        sizes=dict(problem.sizes),
+        mode="inference" if problem.wrt is None else "training",
+        machine=problem.machine.name,
+        is_default_machine=problem.machine.is_default,
+        wrt=problem.wrt or (),
+    )
+
+
+def _sparse_values(once: Program, each: Program, problem: Problem) -> dict[str, Matrix]:
+    """Constant left operands of dense products that have a sparse view: the input itself, or a hoisted product."""
+    found = {}
+    for step in each.steps:
+        if step.op == "gemm" and not step.is_transposed:
+            key = _origin(step["x"], once)
+            if key in problem.features:
+                found[step["x"]] = problem.features[key]
+    return found
+
+
+def _origin(value: str, once: Program) -> str:
+    """What a hoisted value is: `X`, or the power of the propagation applied to it, `S^k X`."""
+    hops = 0
+    while True:
+        step = next((s for s in once.steps if s.out == value), None)
+        if step is None:
+            return value if hops == 0 else f"S^{hops} {value}"
+        if step.op != "spmm" or step.get("addend"):
+            return "?"
+        value, hops = step["x"], hops + 1
+
+
+# Pricing -------------------------------------------------------------------------------------------
+
+
+def price_program(
+    program: Program, problem: Problem, pricer: Pricer, sparse: Mapping[str, Matrix]
+) -> tuple[PricedStep, ...]:
+    """Every step with its price."""
+    result = []
+    for step in program.steps:
+        request = _request(step, program, problem, sparse)
+        if request is not None:
+            result.append(PricedStep(step, (request.rows, request.cols), pricer.price(request)))
+        else:
+            result.append(PricedStep(step, _size(program, step.out, problem.sizes), _FREE))
+    return tuple(result)
+
+
+def _size(program: Program, name: str, sizes: Sizes) -> tuple[int, int]:
+    rows, cols = program.shapes[name]
+    return size_of(rows, sizes), size_of(cols, sizes)
+
+
+def _request(step: Step, program: Program, problem: Problem, sparse: Mapping[str, Matrix]) -> Request | None:
+    """The step in the cost model's words; None for views and weights, which cost nothing worth a price."""
+    rows, cols = _size(program, step.out, problem.sizes)
+    addends = int(step.get("addend") is not None)
+    if step.op in ("stack", "rows_of", "columns_of"):
+        return None
+    if step.op in ("spmm", "extremum", "extremum_share", "extremum_gather"):
+        matrix = problem.matrices(program.constants[step["matrix"]])
+        matrix = matrix.transposed() if step.is_transposed else matrix
+        has_source = step.get("source") is not None
+        return Request(step.op, rows, cols, 0, matrix, has_source, addends)
+    if step.op == "gemm" and step["x"] in sparse:
+        return Request("spmm_features", rows, cols, 0, sparse[step["x"]], False, addends)
+    if step.op == "gemm_transposed" and step["left"] in sparse:
+        return Request("spmm_features", rows, cols, 0, sparse[step["left"]].transposed(), False, 0)
+    if step.op == "gemm":
+        return Request("gemm", rows, cols, _size(program, step["x"], problem.sizes)[1], None, False, addends)
+    if step.op == "gemm_transposed":
+        return Request("gemm_transposed", _size(program, step["left"], problem.sizes)[0], cols, rows)
+    if step.op == "colsum":
+        many, cols = _size(program, step["x"], problem.sizes)
+        return Request("colsum", many, cols, parts=0)
+    if step.op == "dot":
+        many, cols = _size(program, step["left"], problem.sizes)
+        return Request("dot", many, cols, parts=1)
+    operands = sum(1 for role, _ in step.reads if role.startswith("x") or role == "left")
+    return Request(step.op, rows, cols, parts=max(1, operands))
+
+
+from plait.cost.work import Work  # noqa: E402
+
+_FREE = Price(0.0, Work(0.0, 0.0, 0.0), "view", "no data moves")
+
+
+# Memory --------------------------------------------------------------------------------------------
+
+
+def _peak_bytes(
+    once: Program, each: Program, backward: Program | None, problem: Problem, sparse: Mapping[str, Matrix]
+) -> int:
+    """Most bytes alive at once for what a plan computes: hoisted values always, others from birth to last use."""
+    hoisted = sum(_bytes(once, v, problem, sparse) for v in once.outputs)
+    steps = [(each, step) for step in each.steps]
+    if backward is not None:
+        steps += [(backward, step) for step in backward.steps]
+    made = {step.out: k for k, (_, step) in enumerate(steps)}
+    last = dict(made)
+    for k, (_, step) in enumerate(steps):
+        for _, name in step.reads:
+            if name in made:
+                last[name] = k
+    for name in (*each.outputs, *(backward.outputs if backward else ())):
+        if name in made:
+            last[name] = len(steps)
+    alive = peak = 0
+    for k, (program, step) in enumerate(steps):
+        if step.op not in ("columns_of", "rows_of"):
+            alive += _bytes(program, step.out, problem, sparse)
+        peak = max(peak, alive)
+        for program_of, other in steps[: k + 1]:
+            if last[other.out] == k and other.op not in ("columns_of", "rows_of"):
+                alive -= _bytes(program_of, other.out, problem, sparse)
+    return hoisted + peak
+
+
+def _bytes(program: Program, name: str, problem: Problem, sparse: Mapping[str, Matrix]) -> int:
+    if name in sparse:
+        matrix = sparse[name]
+        # the sparse view and its transpose, both with values
+        return 2 * (matrix.edges * (problem.float_bytes + matrix.index_bytes) + matrix.rows * 4)
+    rows, cols = _size(program, name, problem.sizes)
+    return rows * cols * problem.float_bytes
+
+
+def best_by_exhaustion(problem: Problem) -> list[tuple[Candidate, float]]:
+    """Every candidate, pruned ones too, with its price: what tests hold the pruning to."""
+    from plait.plan.candidates import candidates
+
+    pricer = Pricer(problem.machine, problem.float_bytes, problem.threads)
+    found = []
+    for candidate in candidates(problem.forms):
+        plan = _plan(Survivor(candidate, ""), problem, pricer, use_sparse=False)
+        found.append((candidate, plan.seconds))
+    return found

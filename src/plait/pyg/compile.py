@@ -1,0 +1,283 @@
+"""plait.compile and plait.explain: the same model, its layers planned."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from plait.errors import InputError
+from plait.plan.plan import NotPlanned, Plan
+from plait.pyg.lower import is_conv
+from plait.pyg.planned import PlannedLayer, is_disabled, planned_class
+from plait.runtime.session import Options, Session
+
+__all__ = ["compile", "explain"]
+
+# Modules that treat every row alone: after the last layer they leave unwanted rows unwanted.
+_ROW_WISE = (
+    nn.Linear, nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.PReLU, nn.Tanh, nn.Sigmoid, nn.Dropout,
+    nn.Identity, nn.LayerNorm, nn.Softmax, nn.LogSoftmax, nn.ModuleList, nn.Sequential,
+)  # fmt: skip
+
+
+def compile(
+    model: nn.Module,
+    data: Any = None,
+    *,
+    rows: Tensor | None = None,
+    memory_limit: int | None = None,
+    epochs: int = 200,
+    mode: str | None = None,
+) -> nn.Module:
+    """The same model with its PyG layers planned: same parameters, same state_dict keys, same outputs.
+
+    `data` (a PyG Data with x and edge_index) lets the plan be made now; without it, it is made at the first call. `rows`
+    (a mask or node numbers) names the rows the loss needs: in training the last layer computes only those and leaves
+    zeros elsewhere. `memory_limit` bounds the bytes a layer's plan may hold. `epochs` is how many steps work done
+    once is spread over. `mode` is "training" or "inference" for the plan made now (default: model.training). The model
+    handed in is not changed; the compiled one shares its parameters.
+    """
+    _check_arguments(model, memory_limit, epochs, mode)
+    session = Session(Options(_row_numbers(rows, data), memory_limit, epochs))
+    compiled = _twin(model, session, {}, "")
+    root = _with_plan(compiled, session)
+    if not is_disabled() and data is not None:
+        _look_ahead(root, session, data, mode or ("training" if model.training else "inference"))
+    return root
+
+
+def explain(model: nn.Module, data: Any, analyze: bool = False, **options: Any) -> Plan:
+    """The plan of a model on a graph; with analyze=True it is run and every step carries its measured time."""
+    compiled = model if hasattr(model, "_plait_plan_session") else compile(model, data, **options)
+    session: Session = compiled._plait_plan_session  # type: ignore[assignment]
+    mode = options.get("mode") or ("training" if model.training else "inference")
+    if not session.plans:
+        _look_ahead(compiled, session, data, mode)
+    plan: Plan = compiled.plan  # type: ignore[assignment]
+    return _analyze(compiled, session, data, mode) if analyze else plan
+
+
+def _check_arguments(model: Any, memory_limit: Any, epochs: Any, mode: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model: {type(model).__name__} is not a torch.nn.Module; pass the model itself, not its class or output")
+    if memory_limit is not None and (not isinstance(memory_limit, int) or memory_limit <= 0):
+        raise InputError(f"memory_limit: {memory_limit!r}; pass a positive number of bytes")
+    if not isinstance(epochs, int) or epochs < 1:
+        raise InputError(f"epochs: {epochs!r}; pass how many training steps the plan will serve, 1 or more")
+    if mode not in (None, "training", "inference"):
+        raise InputError(f"mode: {mode!r}; pass 'training' or 'inference'")
+
+
+def _row_numbers(rows: Tensor | None, data: Any) -> Tensor | None:
+    if rows is None:
+        return None
+    rows = torch.as_tensor(rows)
+    count = getattr(data, "num_nodes", None)
+    if rows.dtype == torch.bool:
+        if count is not None and rows.shape != (count,):
+            raise InputError(f"rows: a mask of shape {tuple(rows.shape)} for {count} nodes; pass one flag for each node")
+        return rows.nonzero().reshape(-1)
+    if rows.dtype.is_floating_point or rows.dim() != 1:
+        raise InputError(f"rows: {rows.dtype} of shape {tuple(rows.shape)}; pass a mask or a vector of node numbers")
+    if rows.numel() and (int(rows.min()) < 0 or (count is not None and int(rows.max()) >= count)):
+        raise InputError(f"rows: node numbers must lie in 0..{(count or 0) - 1}")
+    return rows.long()
+
+
+# The twin of a module tree -----------------------------------------------------------------------------
+
+
+def _twin(module: nn.Module, session: Session, done: dict[int, nn.Module], name: str) -> nn.Module:
+    """A module tree that shares every parameter, buffer and hook with the given one, its layers planned."""
+    if id(module) in done:
+        return done[id(module)]
+    cls = type(module)
+    if is_conv(module) and not isinstance(module, PlannedLayer):
+        cls = planned_class(cls)
+    twin = cls.__new__(cls)
+    twin.__dict__.update(module.__dict__)
+    done[id(module)] = twin
+    twin.__dict__["_modules"] = {
+        key: None if child is None else _twin(child, session, done, f"{name}.{key}" if name else key)
+        for key, child in module._modules.items()
+    }
+    if isinstance(twin, PlannedLayer):
+        twin.__dict__["_plait_session"] = session
+        twin.__dict__["_plait_name"] = f"{name or 'model'} {type(twin).__name__}"
+    return twin
+
+
+class CompiledModel:
+    """Mixed in before the root's own class: it knows its plan."""
+
+    plait_root: type[nn.Module]
+    _plait_plan_session: Session
+
+    @property
+    def plan(self) -> Plan:
+        """The latest plan of every layer, in the order they ran."""
+        session = self._plait_plan_session
+        notes = [] if session.plans or session.not_planned else ["no plan yet: it is made at the first call"]
+        if is_disabled():
+            notes = ["PLAIT_DISABLE is set: everything runs in PyG"]
+        notes += session.notes
+        skipped = tuple(NotPlanned(layer, reason) for layer, reason in session.not_planned.items())
+        return Plan(tuple(session.plans.values()), skipped, tuple(notes))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _rebuild_root, (self.plait_root,), self.__dict__
+
+
+@functools.cache
+def _root_class(original: type[nn.Module]) -> type[nn.Module]:
+    return type(original.__name__, (CompiledModel, original), {"plait_root": original, "__module__": original.__module__})
+
+
+def _rebuild_root(original: Any) -> nn.Module:
+    if isinstance(original, tuple):
+        original = planned_class(original[0])
+    twin = _root_class(original)
+    return twin.__new__(twin)
+
+
+def _with_plan(module: nn.Module, session: Session) -> nn.Module:
+    if not isinstance(module, CompiledModel):
+        module.__class__ = _root_class(type(module))
+    module.__dict__["_plait_plan_session"] = session
+    return module
+
+
+# Looking ahead -----------------------------------------------------------------------------------------
+
+
+def _look_ahead(model: nn.Module, session: Session, data: Any, mode: str) -> None:
+    """Run the model once on the data, without dropout and without touching anyone's random numbers, to plan it."""
+    x = getattr(data, "x", None)
+    if isinstance(x, Tensor):
+        session.constant_input = weakref.ref(x)
+    if not any(isinstance(m, PlannedLayer) for m in model.modules()):
+        session.notes = ["no PyG layer was found in the model: nothing to plan"]
+        return
+    arguments = _call_arguments(model, data)
+    if arguments is None:
+        session.notes = ["the model's arguments are not attributes of data: planned at the first call"]
+        return
+    ran: list[nn.Module] = []
+    with _quietly(model), _recorded(model, ran), torch.set_grad_enabled(mode == "training"):
+        out = model(*arguments)
+    if mode == "training" and session.options.rows is not None:
+        _restrict_last(model, session, ran, out, data)
+        if session.restricted_layer is not None:
+            with _quietly(model), torch.set_grad_enabled(True):
+                model(*arguments)
+
+
+def _restrict_last(model: nn.Module, session: Session, ran: list[nn.Module], out: Any, data: Any) -> None:
+    """Let the last layer compute only the wanted rows, where everything after it works row by row."""
+    convs = [k for k, m in enumerate(ran) if isinstance(m, PlannedLayer)]
+    after = ran[convs[-1] + 1 :] if convs else []
+    parents = {id(m) for m in model.modules() if any(isinstance(c, PlannedLayer) for c in m.modules() if c is not m)}
+    stray = [type(m).__name__ for m in after if not isinstance(m, _ROW_WISE) and id(m) not in parents and m is not model]
+    has_rows = isinstance(out, Tensor) and out.dim() == 2 and out.shape[0] == data.num_nodes
+    last: Any = ran[convs[-1]] if convs else None
+    if last is None or stray or not has_rows:
+        reason = f"{', '.join(stray)} follow the last layer" if stray else "the output has no row for each node"
+        session.notes = [f"rows= is not used: {reason}"]
+        return
+    session.restricted_layer = last._plait_name
+
+
+def _call_arguments(model: nn.Module, data: Any) -> tuple[Any, ...] | None:
+    """What to call the model with: attributes of data by the names of forward's parameters, or data itself."""
+    root = getattr(model, "plait_root", type(model))
+    forward = getattr(root, "plait_original", root).forward
+    parameters = [p for p in list(inspect.signature(forward).parameters.values())[1:]]
+    names = [p.name for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if not names or any(p.kind == p.VAR_POSITIONAL for p in parameters):
+        # torch_geometric.nn.Sequential takes *args in the order of its description
+        described = getattr(model, "signature", None)
+        names = [p.name for p in described] if isinstance(described, list) else ["x", "edge_index"]
+    aliases = {"input": "x", "inputs": "x", "adj": "edge_index", "adj_t": "adj_t"}
+    values = []
+    for name in names:
+        value = getattr(data, name, None)
+        value = getattr(data, aliases.get(name, name), None) if value is None else value
+        if value is None:
+            return (data,) if len(names) == 1 else None
+        values.append(value)
+    return tuple(values)
+
+
+@contextmanager
+def _quietly(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode and the caller's random state back afterwards."""
+    training = [(m, m.training) for m in model.modules()]
+    state = torch.get_rng_state()
+    model.eval()
+    try:
+        yield
+    finally:
+        for m, was in training:
+            m.training = was
+        torch.set_rng_state(state)
+
+
+@contextmanager
+def _recorded(model: nn.Module, ran: list[nn.Module]) -> Iterator[None]:
+    handles = [m.register_forward_hook(lambda m, _, __: ran.append(m)) for m in model.modules()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+# EXPLAIN ANALYZE ---------------------------------------------------------------------------------------
+
+
+def _analyze(model: nn.Module, session: Session, data: Any, mode: str, repeats: int = 7) -> Plan:
+    """Run the model a few times with a clock on every step; the median of each goes beside its price."""
+    arguments = _call_arguments(model, data)
+    if arguments is None:
+        raise InputError("analyze: the model's arguments are not attributes of data; call it once and use .plan")
+    samples: dict[str, list[Any]] = {}
+    kept = [(parameter, parameter.grad) for parameter in model.parameters()]
+    with _quietly(model):
+        for repeat in range(repeats + 2):
+            trace: list[tuple[str, Any]] = []
+            session.trace = trace
+            try:
+                with torch.set_grad_enabled(mode == "training"):
+                    out = model(*arguments)
+                    if mode == "training" and isinstance(out, Tensor):
+                        out.backward(torch.ones_like(out))
+            finally:
+                session.trace = None
+            if repeat >= 2:
+                for name, measured in trace:
+                    samples.setdefault(name, []).append(measured)
+    for parameter, grad in kept:
+        parameter.grad = grad
+    return _with_measurements(model.plan, samples)  # type: ignore[arg-type]
+
+
+def _with_measurements(plan: Plan, samples: dict[str, list[Any]]) -> Plan:
+    from dataclasses import replace
+
+    layers = []
+    for layer in plan.layers:
+        measured = {}
+        for name, seen in samples.items():
+            owner, _, value = name.partition("\0")
+            if owner == layer.layer:
+                measured[value] = sorted(seen, key=lambda m: m.seconds)[len(seen) // 2]
+        layers.append(replace(layer, measured=measured))
+    return replace(plan, layers=tuple(layers))
+

@@ -1,0 +1,108 @@
+"""GIN: nn(A @ X + (1 + eps) * R), with the first linear map of nn inside the expression."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from typing import Any
+
+from torch import Tensor, nn
+from torch_geometric.nn import GINConv
+from torch_geometric.nn.models import MLP
+
+from plait.ir import Dense, Expr, Scalar, Scale, total
+from plait.pyg.layers.base import (
+    Apply,
+    Call,
+    Lowered,
+    NotLowered,
+    bias,
+    features,
+    has_hooks,
+    is_plain_linear,
+    linear_values,
+    neighbours,
+    rule,
+    weight,
+)
+from plait.pyg.layers.neighbourhood import ignores_weights, operator, reduction
+
+__all__: list[str] = []
+
+
+@cache
+def _gin_forms(reduce: str, call: Call, has_weight: bool, has_bias: bool) -> tuple[Expr, ...]:
+    eps = Scalar("e", None, "learnable")
+    summed = neighbours(reduce, call)
+    if not call.is_bipartite:
+        summed = total(summed, Scale(eps, features()))
+    elif call.has_root:
+        summed = total(summed, Scale(eps, Dense("R", "N", "K1")))
+    if has_weight:
+        summed = summed @ weight()
+    return (total(summed, bias()) if has_bias else summed,)
+
+
+@rule(GINConv)
+def _gin(module: Any, call: Call) -> Lowered | NotLowered:
+    reduce = reduction(module, call)
+    if isinstance(reduce, NotLowered):
+        return reduce
+    stop = ignores_weights(module, call)
+    if stop:
+        return stop
+    return Lowered(operator(reduce), partial(_run_gin, reduce, call))
+
+
+def _run_gin(reduce: str, call: Call, module: Any, apply: Apply, x: Tensor, root: Tensor | None) -> Tensor:
+    values: dict[str, Tensor | None] = {"X": x}
+    if call.is_bipartite and call.has_root:
+        values["R"] = root
+    if not call.is_bipartite or call.has_root:
+        values["e"] = 1 + module.eps
+    first = _first_linear(module.nn)
+    if first is not None:
+        values.update(linear_values(first))
+    forms = _gin_forms(reduce, call, first is not None, "b" in values)
+    return _after_first(module.nn, first, apply(forms, values))
+
+
+def _first_linear(network: Any) -> Any | None:
+    """The linear map `network` begins with, when nothing can tell that it is computed elsewhere."""
+    if is_plain_linear(network):
+        return network
+    forward = getattr(type(network), "forward", None)
+    if forward is nn.Sequential.forward:
+        layers: Any = network
+    elif forward is MLP.forward:
+        layers = network.lins
+    else:
+        return None
+    if "forward" in vars(network) or has_hooks(network) or len(layers) == 0:
+        return None
+    return layers[0] if is_plain_linear(layers[0]) else None
+
+
+def _after_first(network: Any, first: Any | None, h: Tensor) -> Tensor:
+    """What `network` makes of the output of its first linear map, or of its input where `first` is None."""
+    if network is first:
+        return h
+    if first is None:
+        result: Tensor = network(h)
+        return result
+    if isinstance(network, nn.Sequential):
+        for layer in list(network)[1:]:
+            h = layer(h)
+        return h
+    rest: Tensor = MLP.forward(_WithoutFirst(network), h)
+    return rest
+
+
+class _WithoutFirst:
+    """An MLP whose first linear map does nothing, so that PyG's own forward does the rest."""
+
+    def __init__(self, network: MLP) -> None:
+        self.network = network
+        self.lins = [nn.Identity(), *list(network.lins)[1:]]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.network, name)

@@ -1,0 +1,207 @@
+"""A PyG layer whose forward is planned: the same class, parameters and hooks, another way of computing."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from plait.errors import InputError
+from plait.ir import Expr
+from plait.pyg.edges import check_weight, read
+from plait.pyg.lower import Call, Lowered, NotLowered, lower
+from plait.pyg.operators import Operator, propagate
+from plait.runtime.constants import Constants
+from plait.runtime.session import Edges, Session
+
+__all__ = ["PlannedLayer", "is_disabled", "planned_class"]
+
+_FLOATS = (torch.float32, torch.float64)
+_HALVES = (torch.bfloat16, torch.float16)
+
+
+def is_disabled() -> bool:
+    """PLAIT_DISABLE=1 gives back plain PyG."""
+    return os.environ.get("PLAIT_DISABLE", "") not in ("", "0")
+
+
+class PlannedLayer:
+    """Mixed in before the layer's own class; `plait_original` is that class."""
+
+    plait_original: type[nn.Module]
+    _plait_session: Session
+    _plait_name: str
+
+    def forward(self, x: Any, edge_index: Any, *args: Any, **kwargs: Any) -> Any:
+        original = self.plait_original.forward
+        if is_disabled():
+            return original(self, x, edge_index, *args, **kwargs)
+        call = _arguments(self, x, edge_index, args, kwargs)
+        if isinstance(call, str):
+            self._plait_session.not_planned[self._plait_name] = call
+            return original(self, x, edge_index, *args, **kwargs)
+        self._plait_session.not_planned.pop(self._plait_name, None)
+        return call.run(self)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _rebuild, (self.plait_original,), self.__dict__
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state) if hasattr(super(), "__setstate__") else self.__dict__.update(state)  # type: ignore[misc]
+
+
+@functools.cache
+def planned_class(original: type[nn.Module]) -> type[nn.Module]:
+    """The planned twin of a layer class; `isinstance` of the original still holds."""
+    return type(original.__name__, (PlannedLayer, original), {"plait_original": original, "__module__": original.__module__})
+
+
+def _rebuild(original: type[nn.Module]) -> nn.Module:
+    twin = planned_class(original)
+    return twin.__new__(twin)
+
+
+class _Prepared:
+    """A call that will be planned."""
+
+    def __init__(self, lowered: Lowered, edges: Edges, constants: Constants, x: Tensor, root: Tensor | None):
+        self.lowered, self.edges, self.constants, self.x, self.root = lowered, edges, constants, x, root
+
+    def run(self, module: Any) -> Tensor:
+        session: Session = module._plait_session
+        name: str = module._plait_name
+        count = 0
+
+        def apply(forms: tuple[Expr, ...], inputs: Mapping[str, Tensor | None]) -> Tensor:
+            nonlocal count
+            label = name if count == 0 else f"{name}#{count}"
+            count += 1
+            return session.apply(label, self.edges, self.constants, forms, inputs)
+
+        if self.x.dtype in _HALVES:
+            return self._in_float32(module, apply)
+        return self.lowered.run(module, apply, self.x, self.root)
+
+    def _in_float32(self, module: Any, apply: Any) -> Tensor:
+        """Half precision in, half precision out, summed in float32."""
+
+        def widened(forms: tuple[Expr, ...], inputs: Mapping[str, Tensor | None]) -> Tensor:
+            wide = {name: None if value is None else value.float() for name, value in inputs.items()}
+            return apply(forms, wide).to(self.x.dtype)  # type: ignore[no-any-return]
+
+        return self.lowered.run(module, widened, self.x, self.root)
+
+
+def _arguments(module: Any, x: Any, edge_index: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Prepared | str:
+    """The call made ready to be planned, or why it runs in PyG."""
+    names = _positional(module.plait_original)
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    edge_weight = given.pop("edge_weight", None)
+    size = given.pop("size", None)
+    unusual = [name for name, value in given.items() if value is not None]
+    if unusual or len(args) > len(names):
+        return f"{type(module).__name__}: called with {', '.join(unusual) or 'more arguments'}, which is not lowered"
+    source, root, is_bipartite = _features(x)
+    if source is None:
+        return f"{type(module).__name__}: x is not a tensor or a pair of tensors"
+    reason = _refused(source, root, edge_weight)
+    if reason:
+        return f"{type(module).__name__}: {reason}"
+    num_sources, num_targets = _node_counts(source, root, is_bipartite, size, edge_index)
+    if num_targets is None:
+        return f"{type(module).__name__}: the number of target nodes is not known; pass size= or x as a pair"
+    is_swapped = getattr(module, "flow", "source_to_target") == "target_to_source"
+    if is_swapped and is_bipartite:
+        return f"{type(module).__name__}: flow='target_to_source' on a pair of feature matrices is not lowered"
+    session: Session = module._plait_session
+    handed = read(edge_index, edge_weight, num_targets, num_sources, is_swapped)
+    edges = session.edges_for(handed.key, handed.owners, handed.build)
+    weight = handed.weight if handed.weight is not None else edges.weight
+    if weight is not None and weight.requires_grad:
+        return f"{type(module).__name__}: edge_weight wants a gradient, which needs the messages one by one"
+    call = Call(is_bipartite, root is not None or not is_bipartite, weight is not None, handed.is_sparse)
+    lowered = lower(module, call)
+    if isinstance(lowered, NotLowered):
+        return lowered.reason
+    edges = _kept_graph(module, lowered, edges)
+    dtype = torch.float32 if source.dtype in _HALVES else source.dtype
+    constants = _constants(edges, lowered.operator, weight, handed.weight_key, dtype)
+    return _Prepared(lowered, edges, constants, source, root)
+
+
+@functools.cache
+def _positional(layer: type[nn.Module]) -> tuple[str, ...]:
+    """Names of the forward arguments after x and edge_index."""
+    import inspect
+
+    return tuple(inspect.signature(layer.forward).parameters)[3:]
+
+
+def _features(x: Any) -> tuple[Tensor | None, Tensor | None, bool]:
+    if isinstance(x, Tensor):
+        return x, None, False
+    if isinstance(x, tuple | list) and len(x) == 2 and isinstance(x[0], Tensor):
+        return x[0], x[1], True
+    return None, None, False
+
+
+def _refused(x: Tensor, root: Tensor | None, edge_weight: Tensor | None) -> str | None:
+    """What plait's CPU path does not take; PyG does, or says why not."""
+    for name, value in (("x", x), ("x[1]", root), ("edge_weight", edge_weight)):
+        if value is None:
+            continue
+        if value.device.type != "cpu":
+            return f"{name} is on {value.device}; plait runs on the CPU so far"
+        if value.layout != torch.strided:
+            return f"{name} is a sparse tensor, which is not lowered"
+    if x.dtype not in (*_FLOATS, *_HALVES):
+        return f"x is {x.dtype}; plait takes float32, float64 and bfloat16"
+    if x.dim() != 2 or (root is not None and root.dim() != 2):
+        return f"x has {x.dim()} dimensions; plait takes [nodes, width]"
+    if torch.is_autocast_enabled("cpu"):
+        return "autocast is on; the layer runs in PyG, which follows it"
+    return None
+
+
+def _node_counts(
+    x: Tensor, root: Tensor | None, is_bipartite: bool, size: Any, edge_index: Any
+) -> tuple[int, int | None]:
+    if size is not None and size[1] is not None:
+        return x.shape[0], int(size[1])
+    if not is_bipartite:
+        return x.shape[0], x.shape[0]
+    if root is not None:
+        return x.shape[0], root.shape[0]
+    if isinstance(edge_index, Tensor) and edge_index.layout == torch.strided:
+        return x.shape[0], None
+    return x.shape[0], int(edge_index.shape[0]) if isinstance(edge_index, Tensor) else int(edge_index.sparse_size(0))
+
+
+def _kept_graph(module: Any, lowered: Lowered, edges: Edges) -> Edges:
+    """PyG's cached=True: the first graph serves every later call."""
+    if not lowered.keeps_graph:
+        return edges
+    kept: Edges = module.__dict__.setdefault("_plait_kept", edges)
+    return kept
+
+
+def _constants(
+    edges: Edges, operator: Operator, weight: Tensor | None, weight_key: tuple[Any, ...], dtype: torch.dtype
+) -> Constants:
+    """The operator's matrices on this graph, made when first asked for."""
+    key = (operator, weight_key, dtype)
+    found = edges.constants.get(key)
+    if found is None:
+        if weight is not None:
+            check_weight(weight)
+            if weight.dim() > 1 and weight.numel() != weight.shape[0]:
+                raise InputError(f"edge_weight: shape {tuple(weight.shape)}; pass one number for each edge")
+        with torch.no_grad():
+            made = propagate(operator, edges.graph, None if weight is None else weight.detach().reshape(-1), dtype)
+        diagonals = {name: getattr(made, name) for name in "plq" if getattr(made, name) is not None}
+        found = edges.constants[key] = Constants(made.graph, made.edge_weight, {**diagonals, **made.extra}, dtype)
+    return found

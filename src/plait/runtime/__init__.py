@@ -1,0 +1,1 @@
+"""Does it: binds a plan to a graph and carries it out under torch autograd."""

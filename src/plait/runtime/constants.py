@@ -1,0 +1,211 @@
+"""Constant matrices of a graph: evaluated once from their expressions, kept with the graph, with their transposes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from plait.cost.work import Matrix, Uniform
+from plait.errors import PlanError
+from plait.graph import Graph
+from plait.ir import Add, Diagonal, Expr, Fold, MatMul, Scale, Sparse, formula, sort
+from plait.kernels.spmm import Pattern
+
+__all__ = ["Constants", "SparseValue", "from_dense"]
+
+
+class SparseValue:
+    """A sparse matrix ready for kernels: pattern and values (None: all one), and the same of its transpose."""
+
+    def __init__(self, graph: Graph, weight: torch.Tensor | None):
+        self.graph = graph
+        self.weight = weight
+        self._transposed: tuple[Pattern, torch.Tensor | None] | None = None
+        self._pattern: Pattern | None = None
+        self._torch: dict[bool, torch.Tensor] = {}
+
+    def operands(self, is_transposed: bool) -> tuple[Pattern, torch.Tensor | None]:
+        if not is_transposed:
+            if self._pattern is None:
+                self._pattern = _pattern(self.graph)
+            return self._pattern, self.weight
+        if self._transposed is None:
+            weight = self.weight
+            if weight is not None:
+                weight = weight[torch.from_numpy(np.asarray(self.graph.transpose_order, np.int64))]
+            turned = self.graph.transpose
+            pattern = self.operands(False)[0] if turned is self.graph else _pattern(turned)
+            self._transposed = (pattern, weight)
+        return self._transposed
+
+    def as_torch(self, is_transposed: bool, dtype: torch.dtype) -> torch.Tensor:
+        """The matrix as torch CSR, for the MKL backend."""
+        if is_transposed not in self._torch:
+            pattern, weight = self.operands(is_transposed)
+            values = torch.ones(pattern.num_edges, dtype=dtype) if weight is None else weight
+            self._torch[is_transposed] = torch.sparse_csr_tensor(
+                torch.from_numpy(pattern.indptr), torch.from_numpy(pattern.indices), values,
+                size=(pattern.num_rows, pattern.num_columns),
+            )  # fmt: skip
+        return self._torch[is_transposed]
+
+
+def _pattern(graph: Graph) -> Pattern:
+    return Pattern(graph.indptr, graph.indices, graph.num_sources)
+
+
+@dataclass
+class Constants:
+    """The constant leaves of one graph under one operator, and what was folded from them."""
+
+    graph: Graph
+    weight: torch.Tensor | None
+    diagonals: Mapping[str, torch.Tensor]
+    dtype: torch.dtype
+    rows: torch.Tensor | None = None  # the selected rows behind the leaf E
+    _values: dict[str, Any] = field(default_factory=dict)
+    _matrices: dict[str, Matrix] = field(default_factory=dict)
+
+    def vector(self, expr: Expr) -> torch.Tensor:
+        value = self.value(expr)
+        assert isinstance(value, torch.Tensor)
+        return value
+
+    def matrix(self, expr: Expr) -> SparseValue:
+        value = self.value(expr)
+        assert isinstance(value, SparseValue)
+        return value
+
+    def value(self, expr: Expr) -> Any:
+        key = formula(expr)
+        if key not in self._values:
+            self._values[key] = self._evaluate(expr)
+        return self._values[key]
+
+    def _evaluate(self, expr: Expr) -> Any:
+        match expr:
+            case Sparse("E"):
+                return self._selection()
+            case Sparse():
+                return SparseValue(self.graph, self.weight)
+            case Diagonal("ones" | "i"):
+                return torch.ones(self.graph.num_nodes, dtype=self.dtype)
+            case Diagonal(name):
+                return self.diagonals[name]
+            case Fold(body):
+                return self.value(body)
+            case Scale(factor, body):
+                return self._scaled(body, float(factor.value or 0.0))
+            case MatMul(left, right):
+                return self._product(left, right)
+            case Add(terms) if sort(expr) == "sparse":
+                return self._sum(terms)
+            case Add(terms):
+                return torch.stack([self.vector(term) for term in terms]).sum(0)
+        raise PlanError(f"{formula(expr)}: no constant is computed so")
+
+    def _scaled(self, body: Expr, factor: float) -> Any:
+        value = self.value(body)
+        if isinstance(value, torch.Tensor):
+            return value * factor
+        return SparseValue(value.graph, self._weights(value) * factor)
+
+    def _weights(self, value: SparseValue) -> torch.Tensor:
+        return torch.ones(value.graph.num_edges, dtype=self.dtype) if value.weight is None else value.weight
+
+    def _product(self, left: Expr, right: Expr) -> Any:
+        if isinstance(left, Sparse) and left.name == "E":
+            return self._selected(right)
+        a, b = self.value(left), self.value(right)
+        if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+            return a * b
+        if isinstance(a, torch.Tensor):
+            rows = torch.from_numpy(np.asarray(b.graph.edge_rows(), np.int64))
+            return SparseValue(b.graph, self._weights(b) * a[rows])
+        if isinstance(b, torch.Tensor):
+            return SparseValue(a.graph, self._weights(a) * b[torch.from_numpy(a.graph.indices.astype(np.int64))])
+        raise PlanError("a product of two sparse matrices fills in; it is never formed")
+
+    def _sum(self, terms: tuple[Expr, ...]) -> SparseValue:
+        """The matrix with diagonals added as loops; a loop beside an existing entry is an edge of its own."""
+        sparse = [term for term in terms if sort(term) == "sparse"]
+        diagonals = [term for term in terms if sort(term) == "diagonal"]
+        if len(sparse) != 1:
+            raise PlanError("a sum of constants holds one sparse matrix and diagonals")
+        base = self.matrix(sparse[0])
+        graph = base.graph
+        nodes = np.arange(graph.num_nodes)
+        source = np.concatenate([graph.indices, *[nodes] * len(diagonals)])
+        target = np.concatenate([graph.edge_rows(), *[nodes] * len(diagonals)])
+        joined = Graph.from_edge_index(source, target, graph.num_nodes, graph.num_sources, validate=False)
+        are_ones = all(isinstance(d, Diagonal) and d.name in ("i", "ones") for d in diagonals)
+        if base.weight is None and are_ones:
+            return SparseValue(joined.with_order(None), None)
+        weight = torch.cat([self._weights(base), *(self.vector(d) for d in diagonals)])
+        order = joined.order
+        if order is not None:
+            weight = weight[torch.from_numpy(np.asarray(order, np.int64))]
+        return SparseValue(joined.with_order(None), weight)
+
+    def _selected(self, expr: Expr) -> SparseValue:
+        """The selected rows of a sparse or diagonal constant."""
+        assert self.rows is not None
+        value = self.value(expr)
+        rows = self.rows.numpy()
+        if isinstance(value, torch.Tensor):
+            graph = self._selection().graph
+            return SparseValue(graph, value[self.rows])
+        graph = value.graph
+        degrees = graph.degrees[rows].astype(np.int64)
+        indptr = np.concatenate([[0], np.cumsum(degrees)])
+        positions = np.repeat(graph.indptr[rows].astype(np.int64) - indptr[:-1], degrees) + np.arange(indptr[-1])
+        weight = None if value.weight is None else value.weight[torch.from_numpy(positions)]
+        taken = Graph.from_csr(indptr, graph.indices[positions], graph.num_sources, validate=False)
+        return SparseValue(taken, weight)
+
+    def _selection(self) -> SparseValue:
+        assert self.rows is not None
+        graph = Graph.from_csr(np.arange(len(self.rows) + 1), self.rows.numpy(), self.graph.num_nodes, validate=False)
+        return SparseValue(graph, None)
+
+    def cost_matrix(self, expr: Expr) -> Matrix:
+        """What the cost model needs to know of a constant, without computing it where the graph's numbers suffice."""
+        key = formula(expr)
+        if key not in self._matrices:
+            self._matrices[key] = self._cost_matrix(expr)
+        return self._matrices[key]
+
+    def _cost_matrix(self, expr: Expr) -> Matrix:
+        graph = self.graph
+        if "E" in key_names(expr):
+            graph = self.matrix(expr).graph
+            return Matrix(
+                graph.num_nodes, graph.num_sources, graph.num_edges, self.matrix(expr).weight is not None,
+                graph.stats, Uniform(graph.num_nodes),
+            )  # fmt: skip
+        loops = sum(1 for name in key_names(expr) if name in ("l", "i"))
+        folded = isinstance(expr, Fold) and any(name not in ("i",) for name in key_names(expr) if name != "A")
+        index_bytes = graph.indices.dtype.itemsize
+        backward = graph.stats if graph.is_symmetric else graph.transpose.stats
+        return Matrix(
+            graph.num_nodes, graph.num_sources, graph.num_edges + loops * graph.num_nodes,
+            self.weight is not None or folded, graph.stats, backward, index_bytes,
+        )  # fmt: skip
+
+
+def key_names(expr: Expr) -> set[str]:
+    from plait.ir import leaves
+
+    return set(leaves(expr))
+
+
+def from_dense(x: torch.Tensor) -> SparseValue:
+    """The sparse view of a dense matrix: its non-zeros."""
+    rows, cols = torch.nonzero(x, as_tuple=True)
+    indptr = np.concatenate([[0], np.cumsum(np.bincount(rows.numpy(), minlength=x.shape[0]))])
+    graph = Graph.from_csr(indptr, cols.numpy(), x.shape[1], validate=False)
+    return SparseValue(graph, x[rows, cols].contiguous())

@@ -1,0 +1,332 @@
+"""Carries out a plan under torch autograd: one autograd function per expression, every step on its backend."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from plait.kernels import gemm as dense
+from plait.kernels import spmm as sparse
+from plait.plan.plan import LayerPlan, Measured
+from plait.plan.program import Program, Step
+from plait.runtime.buffers import Buffers
+from plait.runtime.constants import Constants, SparseValue
+
+__all__ = ["Run", "apply"]
+
+Env = dict[str, Any]
+
+
+@dataclass
+class Run:
+    """A plan bound to one graph: its constants, its buffers, the values hoisted for the inputs at hand."""
+
+    plan: LayerPlan
+    constants: Constants
+    buffers: Buffers
+    hoisted: Mapping[str, Any] = field(default_factory=dict)
+    trace: list[tuple[str, Measured]] | None = None  # filled by explain(analyze=True)
+    _forward: Compiled | None = None
+    _backward: Compiled | None = None
+    _kept: tuple[str, ...] | None = None
+
+    def forward(self, env: Env) -> None:
+        if self._forward is None:
+            self._forward = Compiled(self.plan.forward, self, keep=(*self.kept, *self.plan.forward.outputs))
+        self._forward.run(env)
+
+    def backward(self, env: Env) -> None:
+        assert self.plan.backward is not None
+        if self._backward is None:
+            self._backward = Compiled(self.plan.backward, self, keep=self.plan.backward.outputs)
+        self._backward.run(env)
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """Values made by the forward pass that the backward pass reads."""
+        if self._kept is None:
+            made = {step.out for step in self.plan.forward.steps}
+            backward = self.plan.backward
+            reads = {name for step in backward.steps for _, name in step.reads} if backward else set()
+            self._kept = tuple(sorted(made & reads))
+        return self._kept
+
+    def hoist(self, env: Env) -> dict[str, Any]:
+        """The values that stay the same from call to call, computed now."""
+        program = self.plan.hoisted
+        env = dict(env)
+        Compiled(program, self, keep=program.outputs, may_pool=False).run(env)
+        return {name: env[name] for name in program.outputs}
+
+
+class Compiled:
+    """A program as a list of calls, with what each one may free or overwrite worked out once."""
+
+    def __init__(self, program: Program, run: Run, keep: tuple[str, ...], may_pool: bool = True):
+        self.run_of = run
+        self.program = program
+        self.may_pool = may_pool
+        made = {step.out for step in program.steps}
+        last = {name: k for k, step in enumerate(program.steps) for _, name in step.reads if name in made}
+        views = {step.out: step["x"] for step in program.steps if step.op in ("columns_of", "rows_of")}
+        self.calls: list[tuple[Step, Callable[[Step, Env, bool], Any], tuple[str, ...], bool]] = []
+        for k, step in enumerate(program.steps):
+            dead = tuple(name for name in last if last[name] == k and name not in keep)
+            addend = step.get("addend")
+            # the added term's buffer becomes the result where nobody reads it again
+            owns = addend is not None and addend in dead and addend not in views and addend in made
+            owns = owns and program.shapes[addend] == program.shapes[step.out] and not _is_alias(program, addend)
+            # ... nor reads it in this very step: a sparse product gathers from x while it writes
+            owns = owns and [name for _, name in step.reads].count(addend) == 1
+            self.calls.append((step, getattr(self, f"_{step.op}"), dead, bool(owns)))
+
+    def run(self, env: Env) -> None:
+        trace = self.run_of.trace
+        for step, call, dead, owns in self.calls:
+            if trace is None:
+                env[step.out] = call(step, env, owns)
+            else:
+                started = time.perf_counter()
+                result = env[step.out] = call(step, env, owns)
+                seconds = time.perf_counter() - started
+                size = result.nbytes if isinstance(result, torch.Tensor) else 0
+                trace.append((f"{self.run_of.plan.layer}\0{step.out}", Measured(seconds, size)))
+            for name in dead:
+                del env[name]
+
+    # Operands ---------------------------------------------------------------------------------
+
+    def _out(self, step: Step, env: Env, owns: bool, rows: int, cols: int, like: torch.Tensor) -> torch.Tensor:
+        if owns:
+            result: torch.Tensor = env[step["addend"]]
+            return result
+        if self.may_pool:
+            return self.run_of.buffers.take(rows, cols, like.dtype)
+        return torch.empty((rows, cols), dtype=like.dtype)
+
+    def _constant(self, step: Step, role: str) -> torch.Tensor | None:
+        name = step.get(role)
+        return None if name is None else self.run_of.constants.vector(self.program.constants[name])
+
+    def _row_scale(self, step: Step, role: str, env: Env, rows: int) -> torch.Tensor | None:
+        """A scaling by rows: a constant diagonal, or a scalar input spread over the rows."""
+        name = step.get(role)
+        if name is None:
+            return None
+        if name in self.program.constants:
+            return self.run_of.constants.vector(self.program.constants[name])
+        scalar: torch.Tensor = env[name]
+        return scalar.detach().reshape(1).expand(rows).contiguous()
+
+    def _matrix(self, step: Step) -> SparseValue:
+        return self.run_of.constants.matrix(self.program.constants[step["matrix"]])
+
+    # Sparse products --------------------------------------------------------------------------
+
+    def _spmm(self, step: Step, env: Env, owns: bool) -> torch.Tensor:
+        x = env[step["x"]]
+        matrix = self._matrix(step)
+        pattern, weight = matrix.operands(step.is_transposed)
+        price = self.run_of.plan.price_of(step.out)
+        out = self._out(step, env, owns, pattern.num_rows, x.shape[1], x)
+        if price is not None and price.backend == "torch":
+            return self._spmm_torch(step, env, matrix, x, out)
+        addend = env.get(step.get("addend") or "")
+        return sparse.spmm(
+            pattern, x, out,
+            edge=weight, source=self._constant(step, "source"), target=self._constant(step, "target"),
+            addend=addend, addend_scale=self._row_scale(step, "addend_scale", env, pattern.num_rows),
+            bias=env.get(step.get("bias") or ""), slab=price.slab if price is not None else 0,
+        )  # fmt: skip
+
+    def _spmm_torch(self, step: Step, env: Env, matrix: SparseValue, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        torch.mm(matrix.as_torch(step.is_transposed, x.dtype), x, out=out)
+        target, bias = self._constant(step, "target"), env.get(step.get("bias") or "")
+        if target is not None:
+            out.mul_(target.unsqueeze(1))
+        return out if bias is None else out.add_(bias)
+
+    def _extremum(self, step: Step, env: Env, owns: bool) -> torch.Tensor:
+        x = env[step["x"]]
+        pattern, _ = self._matrix(step).operands(False)
+        out = self._out(step, env, owns, pattern.num_rows, x.shape[1], x)
+        return sparse.spmm(pattern, x, out, reduce=step.reduce)
+
+    def _extremum_share(self, step: Step, env: Env, owns: bool) -> torch.Tensor:
+        grad, x = env[step["grad"]], env[step["x"]]
+        pattern, _ = self._matrix(step).operands(False)
+        out = self._out(step, env, False, *grad.shape, grad)
+        return sparse.extremum_share(pattern, x, env[step["best"]], grad, out)
+
+    def _extremum_gather(self, step: Step, env: Env, owns: bool) -> torch.Tensor:
+        x, best, share = env[step["x"]], env[step["best"]], env[step["share"]]
+        pattern, _ = self._matrix(step).operands(True)
+        out = self._out(step, env, False, *x.shape, x)
+        return sparse.extremum_gather(pattern, x, best, share, out)
+
+    # Dense products ---------------------------------------------------------------------------
+
+    def _gemm(self, step: Step, env: Env, owns: bool) -> torch.Tensor:
+        x, w = env[step["x"]], env[step["w"]]
+        w = w.t() if step.is_transposed else w
+        addend, bias = env.get(step.get("addend") or ""), env.get(step.get("bias") or "")
+        if isinstance(x, SparseValue):
+            pattern, weight = x.operands(False)
+            out = self._out(step, env, owns, pattern.num_rows, w.shape[1], w)
+            return sparse.spmm(pattern, w.contiguous(), out, edge=weight, addend=addend, bias=bias)
+        out = self._out(step, env, owns, x.shape[0], w.shape[1], x)
+        price = self.run_of.plan.price_of(step.out)
+        if price is not None and price.backend == "torch":
+            return _mm(x, w, out, addend, bias)
+        return dense.gemm(x, w, out, addend=addend, bias=bias)
+
+    def _gemm_transposed(self, step: Step, env: Env, owns: bool) -> torch.Tensor:
+        left, right = env[step["left"]], env[step["right"]]
+        if isinstance(left, SparseValue):
+            pattern, weight = left.operands(True)
+            out = torch.empty((pattern.num_rows, right.shape[1]), dtype=right.dtype)
+            return sparse.spmm(pattern, right, out, edge=weight)
+        price = self.run_of.plan.price_of(step.out)
+        is_wide_left = left.shape[1] > right.shape[1]
+        if price is not None and price.backend == "torch":
+            return torch.mm(right.t(), left).t() if is_wide_left else torch.mm(left.t(), right)
+        if is_wide_left:  # vector lanes run over the second operand's columns
+            return dense.gemm_transposed(right, left).t()
+        return dense.gemm_transposed(left, right)
+
+    def _stack(self, step: Step, env: Env, owns: bool) -> torch.Tensor:
+        return torch.cat([env[name] for _, name in step.reads])
+
+    def _rows_of(self, step: Step, env: Env, owns: bool) -> torch.Tensor:
+        which = int(step.factors[0])
+        names = [name for role, name in step.reads if role.startswith("part")]
+        first = sum(env[name].shape[0] for name in names[:which])
+        stacked: torch.Tensor = env[step["x"]]
+        return stacked[first : first + env[names[which]].shape[0]]
+
+    # Everything else --------------------------------------------------------------------------
+
+    def _columns_of(self, step: Step, env: Env, owns: bool) -> torch.Tensor:
+        which = int(step.factors[0])
+        names = [name for role, name in step.reads if role.startswith("of")]
+        first = sum(env[name].shape[1] for name in names[:which])
+        whole: torch.Tensor = env[step["x"]]
+        return whole[:, first : first + env[names[which]].shape[1]]
+
+    def _concat(self, step: Step, env: Env, owns: bool) -> torch.Tensor:
+        parts = [env[name] for _, name in step.reads]
+        out = self._out(step, env, False, parts[0].shape[0], sum(p.shape[1] for p in parts), parts[0])
+        return torch.cat(parts, dim=1, out=out)
+
+    def _scale_rows(self, step: Step, env: Env, owns: bool) -> torch.Tensor:
+        x = env[step["x"]]
+        scale = self._constant(step, "scale")
+        assert scale is not None
+        out = self._out(step, env, False, *x.shape, x)
+        return torch.mul(x, scale.unsqueeze(1), out=out)
+
+    def _scale(self, step: Step, env: Env, owns: bool) -> torch.Tensor:
+        x = env[step["x"]]
+        out = self._out(step, env, False, *x.shape, x)
+        return torch.mul(x, env[step["scalar"]].detach().reshape(()), out=out)
+
+    def _combine(self, step: Step, env: Env, owns: bool) -> torch.Tensor:
+        values = [env[name] for role, name in step.reads if role != "bias"]
+        bias = env.get(step.get("bias") or "")
+        out = self._out(step, env, False, *values[0].shape, values[0])
+        if len(values) > 1 and step.factors[0] == 1.0:
+            torch.add(values[0], values[1], alpha=step.factors[1], out=out)
+            rest = zip(values[2:], step.factors[2:], strict=True)
+        else:
+            torch.mul(values[0], step.factors[0], out=out)
+            rest = zip(values[1:], step.factors[1:], strict=True)
+        for value, factor in rest:
+            out.add_(value, alpha=factor)
+        return out if bias is None else out.add_(bias)
+
+    def _colsum(self, step: Step, env: Env, owns: bool) -> torch.Tensor:
+        total: torch.Tensor = env[step["x"]].sum(0)
+        return total
+
+    def _dot(self, step: Step, env: Env, owns: bool) -> torch.Tensor:
+        return torch.dot(env[step["left"]].reshape(-1), env[step["right"]].reshape(-1)).reshape(1)
+
+
+def _is_alias(program: Program, name: str) -> bool:
+    step = next((s for s in program.steps if s.out == name), None)
+    return step is not None and step.op in ("columns_of", "rows_of")
+
+
+def _mm(
+    x: torch.Tensor, w: torch.Tensor, out: torch.Tensor, addend: torch.Tensor | None, bias: torch.Tensor | None
+) -> torch.Tensor:
+    if addend is None and bias is not None:
+        return torch.addmm(bias, x, w, out=out)
+    if addend is None:
+        return torch.mm(x, w, out=out)
+    torch.addmm(addend, x, w, out=out)
+    return out if bias is None else out.add_(bias)
+
+
+class _Expression(torch.autograd.Function):
+    """One planned expression as one node of torch's graph."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Run, names: tuple[str, ...], *inputs: torch.Tensor) -> torch.Tensor:
+        env: Env = dict(zip(names, inputs, strict=True))
+        env.update(run.hoisted)
+        run.forward(env)
+        ctx.run, ctx.names = run, names
+        if run.plan.backward is not None:
+            ctx.save_for_backward(*inputs)
+            ctx.kept = {name: env[name] for name in run.kept}
+        result: torch.Tensor = env[run.plan.forward.outputs[0]]
+        return result
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        run: Run = ctx.run
+        env: Env = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
+        env.update(run.hoisted)
+        env.update(ctx.kept)
+        ctx.kept = None
+        env["grad"] = _rows_contiguous(grad, run.buffers)
+        run.backward(env)
+        assert run.plan.backward is not None
+        results = dict(zip(wrt_of(run), run.plan.backward.outputs, strict=True))
+        grads = []
+        for name, value in zip(ctx.names, ctx.saved_tensors, strict=True):
+            output = results.get(name, "")
+            made = env[output] if output else None
+            grads.append(None if made is None else made.reshape(value.shape))
+        return (None, None, *grads)
+
+
+def wrt_of(run: Run) -> tuple[str, ...]:
+    return run.plan.wrt
+
+
+def _rows_contiguous(grad: torch.Tensor, buffers: Buffers) -> torch.Tensor:
+    """Kernels want rows of contiguous elements; the gradient of a sum arrives as one number with strides of zero."""
+    if grad.stride(1) == 1 and (grad.shape[0] <= 1 or grad.stride(0) >= grad.shape[1]):
+        return grad
+    return buffers.take(*grad.shape, grad.dtype).copy_(grad)
+
+
+def apply(run: Run, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The value of the planned expression; differentiable where inputs are."""
+    names = tuple(inputs)
+    if run.plan.backward is None:
+        env: Env = dict(inputs)
+        env.update(run.hoisted)
+        with torch.no_grad():
+            run.forward(env)
+        result: torch.Tensor = env[run.plan.forward.outputs[0]]
+        return result
+    return _Expression.apply(run, names, *inputs.values())  # type: ignore[no-any-return]

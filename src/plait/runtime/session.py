@@ -1,0 +1,312 @@
+"""One compiled model's memory: the graphs it has met, the plans it made for them, its buffers.
+
+Graphs are recognised by the tensor that holds them (object, version and shape: nothing is hashed per call),
+plans by expression, sizes and which inputs want gradients. What belongs to a graph is dropped with it.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from plait.cost.machine import MachineProfile, profile_in_use
+from plait.cost.price import uniform_matrix
+from plait.cost.work import Matrix
+from plait.errors import InputError
+from plait.graph import Graph
+from plait.ir import Dense, Diagonal, Expr, Scalar, Sparse, children, leaves, rebuild
+from plait.kernels import launch
+from plait.kernels.compiled import cache_folder
+from plait.plan.candidates import restrict
+from plait.plan.plan import LayerPlan
+from plait.plan.search import Problem, search
+from plait.runtime import executor
+from plait.runtime.buffers import Buffers
+from plait.runtime.constants import Constants, SparseValue, from_dense
+
+__all__ = ["Edges", "Options", "Session"]
+
+_MOST_GRAPHS = 16
+_DENSEST = 0.25  # non-zeros above this share are never worth a sparse view
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user asked of a compiled model."""
+
+    rows: torch.Tensor | None = None  # row numbers the loss needs, for the last layer in training
+    memory_limit: int | None = None
+    calls: int = 200
+
+
+@dataclass
+class Edges:
+    """One graph as the model met it: what recognises it, the CSR, the constants of each operator on it."""
+
+    graph: Graph
+    owners: tuple[Any, ...]  # the user's tensors, kept so that their addresses stay theirs
+    weight: torch.Tensor | None = None  # values of a sparse matrix handed over as the graph
+    constants: dict[Any, Constants] = field(default_factory=dict)
+    runs: dict[Any, executor.Run] = field(default_factory=dict)
+
+
+@dataclass
+class _Watched:
+    """An input tensor seen before: the same object at the same version is the same matrix."""
+
+    reference: Callable[[], torch.Tensor | None]
+    version: int
+    times: int
+    sparse: SparseValue | None = None
+    is_examined: bool = False
+
+
+class Session:
+    """Plans and runs the expressions of one compiled model."""
+
+    def __init__(self, options: Options | None = None):
+        self.options = options or Options()
+        self.buffers = Buffers()
+        self.edges: OrderedDict[Any, Edges] = OrderedDict()
+        self.watched: dict[int, _Watched] = {}
+        self.plans: dict[str, LayerPlan] = {}  # the latest plan of each layer and expression
+        self.not_planned: dict[str, str] = {}
+        self.constant_input: Callable[[], torch.Tensor | None] = lambda: None
+        self.restricted_layer: str | None = None
+        self.trace: list[tuple[str, Any]] | None = None
+        self.notes: list[str] = []
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Session:
+        """A copied model starts with empty caches: it may meet other graphs."""
+        return type(self)(self.options)
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.options,)
+
+    # Graphs -----------------------------------------------------------------------------------
+
+    def edges_for(self, key: Any, owners: tuple[Any, ...], build: Callable[[], tuple[Graph, torch.Tensor | None]]) -> Edges:
+        """The graph known by `key`, built when first met; the least recently used one is forgotten."""
+        found = self.edges.get(key)
+        if found is not None:
+            self.edges.move_to_end(key)
+            return found
+        while len(self.edges) >= _MOST_GRAPHS:
+            self.edges.popitem(last=False)
+        graph, weight = build()
+        found = self.edges[key] = Edges(graph, owners, weight)
+        return found
+
+    # Inputs that stay the same ----------------------------------------------------------------
+
+    def watch(self, x: torch.Tensor) -> _Watched | None:
+        """The record of an input that is constant as far as anyone can tell, or None."""
+        if x.requires_grad or x.grad_fn is not None:
+            return None
+        seen = self.watched.get(id(x))
+        if seen is None or seen.reference() is not x or seen.version != x._version:
+            if len(self.watched) > 64:
+                self.watched = {k: w for k, w in self.watched.items() if w.reference() is not None}
+            is_given = self.constant_input() is x
+            seen = self.watched[id(x)] = _Watched(weakref.ref(x), x._version, 2 if is_given else 1)
+            return seen if is_given else None
+        seen.times += 1
+        return seen
+
+    def _sparse_view(self, seen: _Watched, x: torch.Tensor) -> SparseValue | None:
+        if not seen.is_examined:
+            seen.is_examined = True
+            if x.numel() and _density(x) <= _DENSEST:
+                seen.sparse = from_dense(x)
+        return seen.sparse
+
+    # Running ----------------------------------------------------------------------------------
+
+    def apply(
+        self,
+        layer: str,
+        edges: Edges,
+        constants: Constants,
+        forms: tuple[Expr, ...],
+        inputs: Mapping[str, torch.Tensor | None],
+    ) -> torch.Tensor:
+        """The value of one planned expression of a layer."""
+        given = {name: value for name, value in inputs.items() if value is not None}
+        x = given["X"]
+        with_grad = torch.is_grad_enabled()
+        signature = tuple((name, t.shape, with_grad and t.requires_grad) for name, t in given.items())
+        seen = self.watch(x)
+        is_restricted = layer == self.restricted_layer and with_grad
+        key = (layer, id(forms), id(constants), signature, seen is not None and id(x), is_restricted)
+        run = edges.runs.get(key)
+        if run is None or (seen is not None and run.plan.hoisted.outputs and not run.hoisted):
+            run = self._planned(layer, edges, constants, forms, given, signature, seen, is_restricted)
+            edges.runs[key] = run
+        self.plans[layer] = run.plan
+        run.trace = self.trace
+        out = executor.apply(run, given)
+        return self._spread(out, constants) if is_restricted else out
+
+    def _spread(self, out: torch.Tensor, constants: Constants) -> torch.Tensor:
+        """The wanted rows in their places, zeros elsewhere."""
+        rows = self.options.rows
+        assert rows is not None
+        whole = out.new_zeros((constants.graph.num_nodes, out.shape[1]))
+        return whole.index_copy(0, rows, out)
+
+    def _planned(
+        self,
+        layer: str,
+        edges: Edges,
+        constants: Constants,
+        forms: tuple[Expr, ...],
+        given: Mapping[str, torch.Tensor],
+        signature: tuple[tuple[str, torch.Size, bool], ...],
+        seen: _Watched | None,
+        is_restricted: bool,
+    ) -> executor.Run:
+        expressions = _with_identity(forms, constants)
+        if is_restricted:
+            constants = self._restricted(edges, constants)
+            expressions = _restrict(expressions)
+        wrt = tuple(name for name, _, wants in signature if wants) or None
+        sparse = None if seen is None else self._sparse_view(seen, given["X"])
+        problem = Problem(
+            forms=expressions,
+            sizes=_sizes(expressions[0], given, constants, layer),
+            matrices=constants.cost_matrix,
+            machine=_machine(),
+            wrt=wrt,
+            constant=frozenset() if seen is None else frozenset({"X"}),
+            features={} if sparse is None else _feature_matrices(sparse, constants),
+            float_bytes=given["X"].element_size(),
+            threads=launch.num_threads(),
+            memory_limit=self.options.memory_limit,
+            calls=self.options.calls,
+            layer=layer,
+        )
+        run = executor.Run(search(problem), constants, self.buffers)
+        if seen is not None:
+            self._hoist(run, given, sparse)
+        return run
+
+    def _restricted(self, edges: Edges, constants: Constants) -> Constants:
+        key = (id(constants), "rows")
+        if key not in edges.constants:
+            edges.constants[key] = Constants(
+                constants.graph, constants.weight, constants.diagonals, constants.dtype, self.options.rows
+            )
+        return edges.constants[key]
+
+    def _hoist(self, run: executor.Run, given: Mapping[str, torch.Tensor], sparse: SparseValue | None) -> None:
+        """Compute what stays the same now, sparse where the plan says so."""
+        values: dict[str, Any] = {}
+        plan = run.plan
+        if "X" in plan.sparse_values:
+            values["X"] = sparse
+        with torch.no_grad():
+            if plan.hoisted.steps:
+                values.update(run.hoist(dict(given)))
+        for name in plan.sparse_values:
+            if name != "X":
+                values[name] = from_dense(values[name])
+        run.hoisted = values
+
+
+@functools.cache
+def _machine() -> MachineProfile:
+    return profile_in_use(cache_folder())
+
+
+def forget_machine() -> None:
+    """Read the machine profile anew at the next plan (after a calibration)."""
+    _machine.cache_clear()
+
+
+def _density(x: torch.Tensor) -> float:
+    """The share of non-zeros, from whole rows spread over the matrix when it is large."""
+    if x.numel() > 1 << 20:
+        x = x[:: max(1, x.shape[0] // 256)]
+    return float(torch.count_nonzero(x)) / max(1, x.numel())
+
+
+def _feature_matrices(sparse: SparseValue, constants: Constants) -> dict[str, Matrix]:
+    """The cost model's view of sparse features, and of the features one propagation further."""
+    graph = sparse.graph
+    own = uniform_matrix(graph.num_nodes, graph.num_sources, graph.num_edges, True)
+    spread = min(graph.num_nodes * graph.num_sources, _spread_estimate(graph, constants.graph))
+    return {"X": own, "S^1 X": uniform_matrix(graph.num_nodes, graph.num_sources, spread, True)}
+
+
+def _spread_estimate(features: Graph, graph: Graph) -> int:
+    """Non-zeros of the adjacency times the features, from the union of columns over a few sampled rows."""
+    if graph.num_sources != features.num_nodes or graph.num_nodes == 0:
+        return features.num_nodes * features.num_sources
+    rows = np.unique(np.linspace(0, graph.num_nodes - 1, 64).astype(np.int64))
+    count = 0
+    for v in rows:
+        nodes = np.append(graph.indices[graph.indptr[v] : graph.indptr[v + 1]][:256], v % features.num_nodes)
+        count += len(np.unique(np.concatenate([features.indices[features.indptr[u] : features.indptr[u + 1]] for u in nodes])))
+    return int(count / len(rows) * graph.num_nodes)
+
+
+@functools.lru_cache(maxsize=512)
+def _identity_loops(forms: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    return tuple(_renamed(form) for form in forms)
+
+
+def _renamed(expr: Expr) -> Expr:
+    """Leaf l as i: loops that are all one, which keep a 0/1 matrix 0/1."""
+    if isinstance(expr, Diagonal) and expr.name == "l":
+        return Diagonal("i", expr.size, expr.role)
+    parts = children(expr)
+    return rebuild(expr, tuple(map(_renamed, parts))) if parts else expr
+
+
+def _with_identity(forms: tuple[Expr, ...], constants: Constants) -> tuple[Expr, ...]:
+    loops = constants.diagonals.get("l")
+    if loops is None or constants.weight is not None or not bool((loops == 1).all()):
+        return forms
+    return _identity_loops(forms)
+
+
+@functools.lru_cache(maxsize=128)
+def _restrict(forms: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    rows = next(leaf.rows for leaf in leaves(forms[0]).values() if isinstance(leaf, Sparse))
+    selection = Sparse("E", "Nr", rows)
+    return tuple(restrict(form, selection) for form in forms)
+
+
+def _sizes(
+    expr: Expr, given: Mapping[str, torch.Tensor], constants: Constants, layer: str
+) -> dict[str, int]:
+    """Numbers for the symbolic sizes, read off the tensors; InputError where two of them disagree."""
+    sizes: dict[str, int] = {}
+
+    def bind(symbol: str | int, value: int, what: str) -> None:
+        known = symbol if isinstance(symbol, int) else sizes.setdefault(symbol, value)
+        if known != value:
+            raise InputError(f"{layer}: {what} is {value}, but {symbol} is {known} elsewhere; check the widths of x and the layer")
+
+    for name, leaf in leaves(expr).items():
+        if isinstance(leaf, Sparse) and name == "A":
+            bind(leaf.rows, constants.graph.num_nodes, "the number of targets")
+            bind(leaf.cols, constants.graph.num_sources, "the number of sources")
+        elif isinstance(leaf, Sparse):
+            assert constants.rows is not None
+            bind(leaf.rows, len(constants.rows), "the number of selected rows")
+        elif isinstance(leaf, Dense) and leaf.rows == 1:
+            bind(leaf.cols, given[name].numel(), f"the width of {name}")
+        elif isinstance(leaf, Dense):
+            bind(leaf.rows, given[name].shape[0], f"the number of rows of {name}")
+            bind(leaf.cols, given[name].shape[1], f"the width of {name}")
+        elif isinstance(leaf, Scalar) and leaf.value is None and name not in given:
+            raise InputError(f"{layer}: the scalar {name} is missing")
+    return sizes
