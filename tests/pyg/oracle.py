@@ -66,15 +66,14 @@ def run_lowered(
     answer = lower(module, call)
     assert isinstance(answer, Lowered), answer
     src, dst = edges.numpy() if module.flow == "source_to_target" else edges.numpy()[::-1]
-    graph = Graph.from_edge_index(src, dst, *_sizes(x, dst))
+    graph = Graph.from_edge_index(src, dst, *_sizes(x))
     with torch.no_grad():
         return answer.run(
             module, oracle(propagate(answer.operator, graph, edge_weight, source.dtype)), source, root
         )
 
 
-def _sizes(x: Any, dst: np.ndarray[Any, Any]) -> tuple[int, int]:
-    if isinstance(x, Tensor):
-        return x.size(0), x.size(0)
-    targets = x[1].size(0) if x[1] is not None else int(dst.max(initial=-1)) + 1
-    return targets, x[0].size(0)
+def _sizes(x: Tensor | tuple[Tensor, Tensor | None]) -> tuple[int, int]:
+    """(targets, sources); without root features PyG takes as many targets as sources."""
+    source, root = x if isinstance(x, tuple) else (x, x)
+    return (source if root is None else root).size(0), source.size(0)

@@ -39,7 +39,7 @@ def lower(module: nn.Module, call: Call) -> Lowered | NotLowered:
     if found is None:
         return NotLowered(f"{type(module).__name__}: plait has no rule for this layer")
     layer, apply_rule = found
-    reason = _changed(module, layer) or _unusual(module, call)
+    reason = _unusual(module, call) or _changed(module, layer)
     return NotLowered(f"{type(module).__name__}{reason}") if reason else apply_rule(module, call)
 
 
@@ -56,11 +56,10 @@ def _changed(module: Any, layer: type[Any]) -> str | None:
     for name in _MEANING:
         if name in vars(module) or getattr(cls, name) is not getattr(layer, name):
             return f": {name} is not that of {layer.__name__}, so the rule does not hold"
-    # PyG writes `propagate` from a template per class; one of the user's own keeps its module
-    own = cls.propagate
-    if "propagate" in vars(module) or not (
-        own is MessagePassing.propagate or own.__module__.endswith("_propagate")
-    ):
+    # PyG writes `propagate` from a template, per class, and puts it on a module whose explainer is done;
+    # one of the user's own keeps its Python module
+    own = getattr(module.propagate, "__func__", module.propagate)
+    if own is not MessagePassing.propagate and not own.__module__.endswith("_propagate"):
         return f": propagate is not that of {layer.__name__}, so the rule does not hold"
     return None
 
