@@ -20,7 +20,7 @@ from plait.graph.hag.numbering import hierarchy_csr, levels_of
 if TYPE_CHECKING:
     from plait.graph.csr import Graph
 
-__all__ = ["ORDERS", "Hag"]
+__all__ = ["ORDERS", "Hag", "sequence_indices"]
 
 Ints = NDArray[Any]
 
@@ -76,6 +76,11 @@ class Hag:
         return self.num_edges - self.num_aggregation_nodes - self.num_outputs
 
     @property
+    def num_input_reads(self) -> int:
+        """Inputs folded in one at a time: the steps of an ordered aggregator such as an LSTM."""
+        return int(np.count_nonzero(self.indices < self.num_sources))
+
+    @property
     def reads(self) -> int:
         """Feature rows read."""
         return self.num_edges
@@ -124,7 +129,8 @@ class Hag:
         """
         self._check_belongs(graph)
         _check_structure(self)
-        node = _first_wrong_node(self, graph.indptr.astype(np.int64), graph.indices)
+        indices = sequence_indices(graph) if self.order == "sequence" else graph.indices
+        node = _first_wrong_node(self, graph.indptr.astype(np.int64), indices)
         if node >= 0:
             raise GraphError(
                 f"hag: node {node} does not cover exactly its neighbours ({self.order} order); search again"
@@ -190,6 +196,8 @@ class Hag:
             raise GraphError(f"{path}: not a saved hierarchy ({error}); search again and save it") from error
         hag._check_belongs(graph)
         _check_structure(hag)
+        if hag.order == "sequence":  # the fingerprint does not know the order of the caller's edges
+            hag.check(graph)
         return hag
 
     def _check_belongs(self, graph: Graph) -> None:
@@ -198,6 +206,15 @@ class Hag:
                 f"hag: made for another graph (fingerprint {self.fingerprint[:12]}, this one is "
                 f"{graph.fingerprint[:12]}); search this graph"
             )
+
+
+def sequence_indices(graph: Graph) -> Ints:
+    """Every node's neighbours in the order of the caller's edges; edges added since then come last."""
+    if graph.order is None:
+        return graph.indices
+    turn = np.where(graph.order < 0, graph.num_edges, graph.order)
+    by_turn: Ints = graph.indices[np.lexsort((turn, graph.edge_rows()))]
+    return by_turn
 
 
 def _reversed(hag: Hag) -> tuple[Ints, Ints, Ints]:

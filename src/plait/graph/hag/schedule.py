@@ -10,7 +10,13 @@ from numpy.typing import NDArray
 
 from plait.errors import InputError
 from plait.graph.hag.compiled import compiled
-from plait.graph.hag.tiles import Tiles, cluster_tiles
+from plait.graph.hag.tiles import (
+    Tiles,
+    cluster_tiles,
+    is_nearly_consecutive,
+    node_tiles,
+    usual_tile_nodes,
+)
 
 if TYPE_CHECKING:
     from plait.graph.hag.hierarchy import Hag
@@ -93,17 +99,26 @@ class Schedule:
         )
 
 
-def tile_schedule(hag: Hag, tile_nodes: int = 512, tiles: Tiles | None = None) -> Schedule:
+def tile_schedule(hag: Hag, tile_nodes: int | None = None, tiles: Tiles | None = None) -> Schedule:
     """The hierarchy as tiles: a partial sum that one tile reads lives in its scratch, any other is shared.
 
     Shared sums are computed first, level by level; they read inputs and shared sums only. `tiles` replaces
-    the clusters that are found otherwise.
+    those that are found otherwise.
     """
-    if tile_nodes < 1:
+    if tile_nodes is not None and tile_nodes < 1:
         raise InputError(f"tile_nodes={tile_nodes}; a tile holds at least one node")
-    if tiles is None:
-        tiles = cluster_tiles(hag, tile_nodes)
-    return _place(hag, tiles, _homes(hag, tiles), tile_nodes)
+    size = usual_tile_nodes(hag.num_nodes) if tile_nodes is None else tile_nodes
+    if tiles is not None:
+        return _place(hag, tiles, _homes(hag, tiles), size)
+    tiles = cluster_tiles(hag, size)
+    if not is_nearly_consecutive(tiles):
+        by_node = node_tiles(hag.num_nodes, size)
+        home = _homes(hag, by_node)
+        # where the nodes' own order is local, rows read and written in that order are worth some shared
+        # sums: web_cnr2000 (25% shared) gained 1.1x over clusters, amazon_photo (99%) lost 1.1-1.3x
+        if np.count_nonzero(home == _SHARED) <= _FEW_SHARED * home.size:
+            return _place(hag, by_node, home, size)
+    return _place(hag, tiles, _homes(hag, tiles), size)
 
 
 def level_schedule(hag: Hag, tile_nodes: int = 512) -> Schedule:
@@ -113,6 +128,7 @@ def level_schedule(hag: Hag, tile_nodes: int = 512) -> Schedule:
 
 
 _UNREAD, _SHARED = -2, -1
+_FEW_SHARED = 0.4
 
 
 def _chunks(count: int, size: int) -> Ints:

@@ -12,7 +12,7 @@ from plait.graph.hag.compiled import compiled
 if TYPE_CHECKING:
     from plait.graph.hag.hierarchy import Hag
 
-__all__ = ["Tiles", "cluster_tiles", "node_tiles"]
+__all__ = ["Tiles", "cluster_tiles", "is_nearly_consecutive", "node_tiles", "usual_tile_nodes"]
 
 Ints = NDArray[Any]
 
@@ -55,6 +55,19 @@ def cluster_tiles(hag: Hag, tile_nodes: int, cluster_nodes: int | None = None) -
     num_tiles = _pack(link, size, following, tile_nodes, order, start)
     _sort_tiles(order, start, num_tiles)
     return Tiles(order, start[: num_tiles + 1].copy())
+
+
+def usual_tile_nodes(num_nodes: int) -> int:
+    """Enough tiles to share among cores, few enough that neighbours seldom part."""
+    return min(max(num_nodes // 32, 512), 8192)
+
+
+def is_nearly_consecutive(tiles: Tiles) -> bool:
+    """True when the tiles' nodes, from the smallest to the largest, span at most twice their number."""
+    if tiles.order.size == 0:
+        return True
+    first, last = tiles.order[tiles.start[:-1]], tiles.order[tiles.start[1:] - 1]  # a tile's nodes ascend
+    return bool((last - first + 1).sum() <= 2 * tiles.order.size)
 
 
 def node_tiles(num_nodes: int, tile_nodes: int) -> Tiles:
