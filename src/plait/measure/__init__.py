@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from plait.measure.environment import environment
 from plait.measure.memory import peak_process_bytes, peak_tensor_bytes
-from plait.measure.progress import progress
+from plait.measure.progress import Meter, progress
 from plait.measure.record import Record, append, read, write
 from plait.measure.timer import Clock, Timing, speedup, time_calls, wall_clock
 
 __all__ = [
     "Clock",
+    "Meter",
     "Record",
     "Timing",
     "append",

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Sized
 from typing import TextIO, TypeVar
 
-__all__ = ["progress"]
+__all__ = ["Meter", "progress"]
 
 T = TypeVar("T")
 
@@ -27,51 +27,64 @@ def progress(
     stream = sys.stderr if file is None else file
     sequence: Iterable[T] = range(items) if isinstance(items, int) else items  # type: ignore[assignment]
     count = len(sequence) if total is None and isinstance(sequence, Sized) else total
-    meter = _Meter(label, count, stream)
+    meter = Meter(label, count, stream)
     try:
         for done, item in enumerate(sequence):
-            meter.show(done)
+            meter.show()
             yield item
             meter.done = done + 1
     finally:
         meter.close()
 
 
-class _Meter:
-    """The line under one running label."""
+class Meter:
+    """The line under one running label: `advance` moves it, `note` prints a line above it."""
 
     def __init__(self, label: str, total: int | None, stream: TextIO) -> None:
         self.label, self.total, self.stream = label, total, stream
         self.is_terminal = bool(getattr(stream, "isatty", lambda: False)())
         self.started = time.perf_counter()
-        self.shown = -1.0
+        self.shown: float | None = None
         self.done = 0
 
-    def show(self, done: int, last: bool = False) -> None:
+    def advance(self, steps: int = 1) -> None:
+        """Count steps as done and redraw when it is time."""
+        self.done += steps
+        self.show()
+
+    def note(self, text: str) -> None:
+        """A line that stays."""
+        self._put(text, stays=True)
+        if self.is_terminal:
+            self.shown = None
+            self.show()
+
+    def show(self) -> None:
+        """Redraw, unless that was done a moment ago."""
         now = time.perf_counter() - self.started
         pause = _DRAW_SECONDS if self.is_terminal else _LINE_SECONDS
-        if not last and self.shown >= 0.0 and now - self.shown < pause:
-            return
-        if not last and not self.is_terminal and self.shown < 0.0:
+        if self.shown is None and not self.is_terminal:
             self.shown = now  # a run shorter than one pause leaves a single line, its last
-            return
-        self.shown = now
-        text = self._text(done, now)
-        if self.is_terminal:
-            self.stream.write(f"\r\x1b[2K{text}" + ("\n" if last else ""))
-        else:
-            self.stream.write(text + "\n")
-        self.stream.flush()
+        elif self.shown is None or now - self.shown >= pause:
+            self.shown = now
+            self._put(self._text(now), stays=not self.is_terminal)
 
     def close(self) -> None:
-        self.show(self.done, last=True)
+        """The last state, which stays."""
+        self._put(self._text(time.perf_counter() - self.started), stays=True)
 
-    def _text(self, done: int, seconds: float) -> str:
+    def _put(self, text: str, stays: bool) -> None:
+        start = "\r\x1b[2K" if self.is_terminal else ""
+        self.stream.write(f"{start}{text}" + ("\n" if stays else ""))
+        self.stream.flush()
+
+    def _text(self, seconds: float) -> str:
+        done = self.done
         if not self.total:
             return f"{self.label}: {done} done, {_clock(seconds)}"
         filled = _BAR * done // self.total
         left = seconds / done * (self.total - done) if done else None
-        rest = "" if left is None or done == self.total else f", about {_clock(left)} left"
+        rest = "" if left is None or done >= self.total else f", about {_clock(left)} left"
         bar = f" [{'#' * filled}{'.' * (_BAR - filled)}]" if self.is_terminal else ""
         return f"{self.label}:{bar} {done}/{self.total}, {_clock(seconds)}{rest}"
 

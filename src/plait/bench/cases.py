@@ -1,0 +1,125 @@
+"""What is measured: rows of (graph, layer, widths, mode), and where the graphs come from."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from plait.errors import InputError
+from plait.graph import LoadedGraph, generate, load_arrays
+
+__all__ = [
+    "GRAPHS",
+    "LAYERS",
+    "MODELS",
+    "MODEL_GRAPHS",
+    "MODES",
+    "WIDTHS",
+    "LayerCase",
+    "find_graph",
+    "known",
+    "layer_cases",
+    "parse_widths",
+]
+
+LAYERS = ("gcn", "sage-mean", "sage-max", "gin", "sgc", "tag")
+GRAPHS = (
+    "cora",
+    "pubmed",
+    "amazon_photo",
+    "coauthor_cs",
+    "ego_twitter",
+    "web_cnr2000",
+    "road_luxembourg",
+    "tu_proteins",
+)
+WIDTHS = ((64, 64), (256, 32), (32, 256))
+MODES = ("inference", "training")
+
+MODELS = ("gcn", "sage", "gin")
+MODEL_GRAPHS = ("cora", "citeseer", "pubmed", "amazon_photo", "coauthor_cs", "flickr_attr", "dblp_full")
+
+
+@dataclass(frozen=True, order=True)
+class LayerCase:
+    """One cell of the layers grid: a middle layer, so its input wants a gradient in training."""
+
+    graph: str
+    layer: str
+    width_in: int
+    width_out: int
+    mode: str
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain values for a record."""
+        return asdict(self)
+
+    @property
+    def widths(self) -> str:
+        """ "64->64", as tables show it."""
+        return f"{self.width_in}->{self.width_out}"
+
+
+def layer_cases(
+    graphs: Iterable[str] = GRAPHS,
+    layers: Iterable[str] = LAYERS,
+    widths: Iterable[tuple[int, int]] = WIDTHS,
+    modes: Iterable[str] = MODES,
+) -> list[LayerCase]:
+    """The grid, graph by graph, so that each is read once; unknown layers or modes are refused."""
+    chosen = [known("--layers", layer, LAYERS) for layer in layers]
+    wanted = [known("--modes", mode, MODES) for mode in modes]
+    grid = itertools.product(graphs, chosen, widths, wanted)
+    return [LayerCase(graph, layer, pair[0], pair[1], mode) for graph, layer, pair, mode in grid]
+
+
+def known(flag: str, name: str, names: Sequence[str]) -> str:
+    """`name` when it is one of `names`, else an error that lists them."""
+    if name not in names:
+        raise InputError(f"{flag}: unknown name {name!r}; known are {', '.join(names)}")
+    return name
+
+
+def parse_widths(text: str) -> tuple[int, int]:
+    """(64, 32) of "64->32", "64:32" or "64-32"."""
+    for sign in ("->", ":", "-"):
+        before, found, after = text.partition(sign)
+        if found and before.isdigit() and after.isdigit() and int(before) and int(after):
+            return int(before), int(after)
+    raise InputError(f"--widths: {text!r} is not a pair of widths; write for example 64->32")
+
+
+def find_graph(name: str, data_dir: str | None = None) -> LoadedGraph:
+    """The graph of a generator ("rmat:scale=14,edges=2e5"), of a file, or of a name in a data folder.
+
+    Folders are searched in this order: `data_dir`, the environment's PLAIT_DATA, ../shared/data.
+    """
+    if ":" in name or name in generate.KINDS:
+        return generate.parse(name)
+    if name.endswith(".npz"):
+        return load_arrays(name)
+    for folder in data_folders(data_dir):
+        path = folder / f"{name}.npz"
+        if path.exists():
+            return load_arrays(path)
+    searched = ", ".join(map(str, data_folders(data_dir))) or "any data folder"
+    raise InputError(
+        f"graph {name!r}: no {name}.npz in {searched}; give --data-dir, set PLAIT_DATA, "
+        f"or use a generator such as rmat:scale=14,edges=2e5"
+    )
+
+
+def data_folders(data_dir: str | None = None) -> list[Path]:
+    """Where graph files may lie, first choice first; only folders that exist, a given one must."""
+    if data_dir is not None:
+        if not Path(data_dir).is_dir():
+            raise InputError(f"--data-dir: {data_dir} is not a folder")
+        return [Path(data_dir)]
+    named = os.environ.get("PLAIT_DATA")
+    choices = [Path(named)] if named else []
+    # beside the current folder, and beside the checkout plait runs from
+    choices += [Path("..") / "shared" / "data", Path(__file__).parents[4] / "shared" / "data"]
+    return [folder for folder in choices if folder.is_dir()]

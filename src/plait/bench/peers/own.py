@@ -1,0 +1,29 @@
+"""plait itself, handed what a user hands it: the layer as PyG constructs it, and the data."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch_geometric.data import Data
+
+import plait
+from plait.bench.peers.runner import Runner, Unavailable, named_gradients
+from plait.bench.problem import Problem
+
+__all__ = ["compiled"]
+
+
+def compiled(problem: Problem, mode: str) -> Runner:
+    """plait.compile of the layer.
+
+    The features in `data` are a stand-in of the input's shape that wants a gradient, as a hidden activation
+    does: nothing may be multiplied beforehand because the input is thought to be constant.
+    """
+    if not hasattr(plait, "compile"):
+        raise Unavailable("this checkout has no plait.compile yet")
+    stand_in = torch.zeros_like(problem.x).requires_grad_()
+    data = Data(x=stand_in, edge_index=problem.edge_index, num_nodes=problem.graph.num_nodes)
+    layer = plait.compile(copy.deepcopy(problem.layer), data, mode=mode)
+    edge_index = problem.edge_index
+    return Runner(lambda x: layer(x, edge_index), tuple(layer.parameters()), named_gradients(layer))

@@ -1,0 +1,128 @@
+"""PyG as its users run it: as it comes, normalised once, on torch CSR, on EdgeIndex, under torch.compile."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from plait.bench.peers.runner import Runner, SameAs, Unavailable, named_gradients
+from plait.bench.problem import Problem
+from plait.measure.environment import available_bytes
+
+__all__ = ["cached_edge_index", "compiled", "csr", "csr_matrix", "default", "normalised_once"]
+
+# Tensors of edges x width alive at once in PyG's gather and scatter, seen in its code; max keeps masks too.
+_COPIES = {"inference": 3, "training": 5}
+_COPIES_MAX = {"inference": 3, "training": 8}
+
+
+def default(problem: Problem, mode: str) -> Runner:
+    """The layer as constructed, on edge_index: degrees are counted and edges scaled on every call."""
+    _require_memory(problem, mode)
+    layer = copy.deepcopy(problem.layer)
+    edge_index = problem.edge_index
+    return _runner(layer, lambda x: layer(x, edge_index))
+
+
+def normalised_once(problem: Problem, mode: str) -> Runner:
+    """The layer on edge_index with weights computed beforehand and normalize=False."""
+    if not problem.is_normalised:
+        raise SameAs("pyg-default")
+    _require_memory(problem, mode)
+    edge_index, weight = problem.normalised
+    layer = _without_norm(problem)
+    return _runner(layer, lambda x: layer(x, edge_index, weight))
+
+
+def csr(problem: Problem, mode: str) -> Runner:
+    """The layer on the transposed adjacency as a torch CSR matrix, weights inside."""
+    layer = _without_norm(problem)
+    edge_index, weight = problem.normalised if problem.is_normalised else (problem.edge_index, None)
+    matrix = csr_matrix(edge_index, weight, problem.graph.num_nodes)
+    return _runner(layer, lambda x: layer(x, matrix))
+
+
+def cached_edge_index(problem: Problem, mode: str) -> Runner:
+    """The layer on a sorted EdgeIndex, caches filled; PyG fuses it only where edges have no weight."""
+    if problem.is_normalised:
+        raise Unavailable("EdgeIndex with edge weights runs as edge_index does")
+    if problem.kind == "sage-max" and mode == "training":
+        raise Unavailable("EdgeIndex has no max with a gradient; runs as edge_index does")
+    from torch_geometric import EdgeIndex
+
+    layer = copy.deepcopy(problem.layer)
+    nodes = problem.graph.num_nodes
+    edges = EdgeIndex(
+        problem.edge_index, sparse_size=(nodes, nodes), is_undirected=problem.graph.is_symmetric
+    )
+    by_target = edges.sort_by("col").values.fill_cache_()
+    return _runner(layer, lambda x: layer(x, by_target))
+
+
+def compiled(problem: Problem, mode: str) -> Runner:
+    """The layer normalised once, under torch.compile; compilation happens before the clock starts."""
+    _require_memory(problem, mode)
+    torch._dynamo.reset()
+    layer = _without_norm(problem)
+    edge_index, weight = problem.normalised if problem.is_normalised else (problem.edge_index, None)
+    arguments = (edge_index,) if weight is None else (edge_index, weight)
+    fast: Any = torch.compile(layer)
+    return _runner(layer, lambda x: fast(x, *arguments))
+
+
+def csr_matrix(edge_index: Tensor, weight: Tensor | None, num_nodes: int) -> Tensor:
+    """[nodes, nodes] torch CSR with row = target, int32 indices: torch's MKL converts int64 on every call."""
+    source, target = edge_index
+    order = torch.argsort(target * num_nodes + source)
+    pointer = torch.zeros(num_nodes + 1, dtype=torch.int64)
+    pointer[1:] = torch.bincount(target, minlength=num_nodes).cumsum(0)
+    values = torch.ones(order.numel()) if weight is None else weight[order]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # "CSR support is in beta state"
+        return torch.sparse_csr_tensor(
+            pointer.int(), source[order].int(), values, (num_nodes, num_nodes), check_invariants=False
+        )
+
+
+class _Simple(nn.Module):
+    """SGConv without its per-call normalisation, which has no switch: the same propagate, the same lin."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor, edge_index: Tensor, weight: Tensor | None = None) -> Tensor:
+        for _ in range(self.layer.K):
+            x = self.layer.propagate(edge_index, x=x, edge_weight=weight)
+        out: Tensor = self.layer.lin(x)
+        return out
+
+
+def _without_norm(problem: Problem) -> nn.Module:
+    """A copy of the layer that trusts the weights it is given."""
+    layer: Any = copy.deepcopy(problem.layer)
+    if problem.kind == "sgc":
+        return _Simple(layer)
+    if problem.is_normalised:
+        layer.normalize = False
+    return layer  # type: ignore[no-any-return]
+
+
+def _runner(layer: nn.Module, forward: Callable[[Tensor], Tensor]) -> Runner:
+    inner = layer.layer if isinstance(layer, _Simple) else layer
+    return Runner(forward, tuple(inner.parameters()), named_gradients(inner))
+
+
+def _require_memory(problem: Problem, mode: str) -> None:
+    copies = (_COPIES_MAX if problem.kind == "sage-max" else _COPIES)[mode]
+    needed = copies * 4 * problem.edge_index.shape[1] * problem.gathered_width
+    free = available_bytes()
+    if free is not None and needed > 0.8 * free:
+        raise Unavailable(
+            f"gathering every edge needs about {needed / 1e9:.0f} GB, {free / 1e9:.0f} GB are free"
+        )

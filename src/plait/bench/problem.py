@@ -1,0 +1,116 @@
+"""The tensors of one comparison: a PyG layer with its weights, a graph, an input and a cotangent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch_geometric.nn import GCNConv, GINConv, SAGEConv, SGConv, TAGConv
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
+
+from plait.bench.cases import LAYERS, known
+from plait.graph import Graph
+
+__all__ = ["Problem", "build_layer", "edge_index_of", "hidden_features"]
+
+_BUILDERS: dict[str, Callable[[int, int], nn.Module]] = {
+    "gcn": GCNConv,
+    "sage-mean": lambda width_in, width_out: SAGEConv(width_in, width_out, aggr="mean"),
+    "sage-max": lambda width_in, width_out: SAGEConv(width_in, width_out, aggr="max"),
+    "gin": lambda width_in, width_out: GINConv(
+        nn.Sequential(nn.Linear(width_in, width_out), nn.ReLU(), nn.Linear(width_out, width_out))
+    ),
+    "sgc": lambda width_in, width_out: SGConv(width_in, width_out, K=2),
+    "tag": lambda width_in, width_out: TAGConv(width_in, width_out, K=3),
+}
+
+
+def build_layer(kind: str, width_in: int, width_out: int) -> nn.Module:
+    """A PyG layer as its documentation shows it, seeded: every run measures the same weights."""
+    known("--layers", kind, LAYERS)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return _BUILDERS[kind](width_in, width_out)
+
+
+def edge_index_of(graph: Graph) -> Tensor:
+    """[2, edges] int64 in PyG's coalesced order: by source, then by target."""
+    by_source = graph.transpose
+    rows = by_source.edge_rows().astype(np.int64)
+    return torch.from_numpy(np.stack([rows, by_source.indices.astype(np.int64)]))
+
+
+def hidden_features(num_nodes: int, width: int, seed: int = 0) -> Tensor:
+    """[num_nodes, width] float32 of unit variance, no value twice in a column.
+
+    Where two neighbours tie for the maximum PyG splits the gradient and DGL gives it to one of them; normal
+    draws tie a few times on a graph of a million edges. So column j is an affine permutation of a lattice:
+    i -> (i * step_j + start_j) mod p, with p prime. None is zero either: PyG's maximum starts from 0 and
+    counts that 0 as one of the tied.
+    """
+    prime = _prime_from(max(num_nodes, 2))
+    rng = np.random.default_rng(seed)
+    step = rng.integers(1, prime, size=width, dtype=np.int64)
+    start = rng.integers(0, prime, size=width, dtype=np.int64)
+    lattice = (np.arange(num_nodes, dtype=np.int64)[:, None] * step + start) % prime
+    return torch.from_numpy(((lattice + 0.25) / prime - 0.5).astype(np.float32) * np.float32(np.sqrt(12.0)))
+
+
+def _prime_from(least: int) -> int:
+    candidate = least
+    while any(candidate % divisor == 0 for divisor in range(2, int(candidate**0.5) + 1)):
+        candidate += 1
+    return candidate
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A layer on a graph: what every peer is handed, and what its answer is compared with."""
+
+    kind: str
+    graph: Graph
+    edge_index: Tensor
+    width_in: int
+    width_out: int
+
+    @cached_property
+    def layer(self) -> nn.Module:
+        """The PyG layer whose weights all peers use; copy it before changing it."""
+        return build_layer(self.kind, self.width_in, self.width_out)
+
+    @cached_property
+    def x(self) -> Tensor:
+        """The input: a hidden activation, so it wants a gradient."""
+        return hidden_features(self.graph.num_nodes, self.width_in).requires_grad_()
+
+    @cached_property
+    def cotangent(self) -> Tensor:
+        """The fixed gradient of the output a training step starts from."""
+        generator = torch.Generator().manual_seed(1)
+        return torch.randn(self.graph.num_nodes, self.width_out, generator=generator)
+
+    @cached_property
+    def normalised(self) -> tuple[Tensor, Tensor]:
+        """(edge_index, edge_weight) after PyG's normalisation: done once, as its docs advise."""
+        edge_index, weight = gcn_norm(
+            self.edge_index,
+            None,
+            self.graph.num_nodes,
+            add_self_loops=self.kind != "tag",
+            dtype=torch.float32,
+        )
+        return edge_index, weight
+
+    @property
+    def is_normalised(self) -> bool:
+        """Whether the layer scales by degrees at all."""
+        return self.kind in ("gcn", "sgc", "tag")
+
+    @property
+    def gathered_width(self) -> int:
+        """Width of the rows PyG gathers per edge: it updates first in GCN, and last everywhere else."""
+        return self.width_out if self.kind == "gcn" else self.width_in

@@ -1,0 +1,1 @@
+"""The command line: arguments in, a function call, text or a file out."""

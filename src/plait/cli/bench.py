@@ -1,0 +1,103 @@
+"""plait bench: layers and models against the peers."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from plait.errors import InputError
+from plait.measure.progress import Meter
+from plait.measure.record import Record
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """layers and models under bench."""
+    parser.set_defaults(measure=None)
+    kinds = parser.add_subparsers(metavar="KIND", title="kinds")
+    layers = kinds.add_parser("layers", help="one middle layer at a time: inference and training step")
+    _add_common(layers)
+    layers.add_argument("--layers", nargs="+", metavar="NAME", help="gcn sage-mean sage-max gin sgc tag")
+    layers.add_argument("--widths", nargs="+", metavar="IN:OUT", help="default 64:64 256:32 32:256")
+    layers.add_argument("--modes", nargs="+", metavar="MODE", help="inference training")
+    layers.add_argument("--repeats", type=int, help="samples per peer instead of as many as needed")
+    layers.add_argument("--warmup", type=int, default=3, help="calls before the clock starts (default 3)")
+    layers.add_argument(
+        "--budget", type=float, default=5.0, metavar="SECONDS", help="time per cell after warm-up (default 5)"
+    )
+    layers.set_defaults(measure=_layers)
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--datasets", "--graphs", nargs="+", metavar="GRAPH", help="names, files or generators"
+    )
+    parser.add_argument("--peers", nargs="+", metavar="PEER", help="names, or all (torch.compile too)")
+    parser.add_argument("--data-dir", metavar="FOLDER", help="where the graph files are")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="append JSON-lines records here")
+    parser.add_argument("--resume", action="store_true", help="skip the cells already in --output")
+    parser.add_argument("--num-threads", type=int, metavar="N", help="threads of torch and plait")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and print the table."""
+    if args.measure is None:
+        raise InputError("bench: name a kind: plait bench layers or plait bench models")
+    if args.resume and args.output is None:
+        raise InputError("--resume: give --output FILE, the records to go on from")
+    if args.num_threads is not None:
+        import torch
+
+        if args.num_threads < 1:
+            raise InputError(f"--num-threads: {args.num_threads} is not a number of threads; give 1 or more")
+        torch.set_num_threads(args.num_threads)
+    return int(args.measure(args))
+
+
+def _layers(args: argparse.Namespace) -> int:
+    from plait.bench import cases, layers, peers
+    from plait.report.layers import cell_line, layers_text
+
+    grid = cases.layer_cases(
+        args.datasets or cases.GRAPHS,
+        args.layers or cases.LAYERS,
+        [cases.parse_widths(text) for text in args.widths] if args.widths else cases.WIDTHS,
+        args.modes or cases.MODES,
+    )
+    options = layers.Options(
+        peers=_peers(args.peers, peers.DEFAULT, tuple(peers.PEERS)),
+        budget_seconds=args.budget,
+        warmup=args.warmup,
+        repeats=args.repeats,
+        data_dir=args.data_dir,
+        output=args.output or _dated("layers"),
+        resume=args.resume,
+    )
+    meter = Meter("cells", len(grid), sys.stderr)
+
+    def watch(record: Record) -> None:
+        meter.note(cell_line(record))
+        meter.advance()
+
+    records = layers.run(grid, options, watch)
+    meter.close()
+    print(layers_text(records))
+    print(f"\nrecords: {options.output}")
+    return 0
+
+
+def _peers(given: list[str] | None, default: tuple[str, ...], every: tuple[str, ...]) -> tuple[str, ...]:
+    from plait.bench.cases import known
+
+    if not given:
+        return default
+    if given == ["all"]:
+        return every
+    return tuple(known("--peers", name, every) for name in given)
+
+
+def _dated(kind: str) -> Path:
+    return Path("benchmarks") / "results" / time.strftime(f"{kind}-%Y%m%d-%H%M%S.jsonl")

@@ -1,0 +1,79 @@
+"""The `plait` command: finds the subcommand, runs it, and turns plait's errors into one line."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from plait.errors import PlaitError
+
+__all__ = ["build_parser", "main"]
+
+# name -> (module with add_arguments(parser) and run(args), one line of help). A module is imported only when
+# its command is named: `plait --help` must not wait for torch.
+COMMANDS = {
+    "demo": ("plait.cli.demo", "train three models with PyG and with plait on a built-in graph"),
+    "explain": ("plait.cli.explain", "print the plan of a model on a graph"),
+    "bench": ("plait.cli.bench", "compare plait with its peers, layer by layer or as whole models"),
+    "calibrate": ("plait.cli.calibrate", "measure this machine, so that plans are priced for it"),
+    "doctor": ("plait.cli.doctor", "say what is installed, what is used and what is missing"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; 0 when it worked, 2 when plait refused, 130 when interrupted."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        parser = build_parser(arguments)
+        args = parser.parse_args(arguments)
+        return int(args.run(args) or 0)
+    except PlaitError as error:
+        if os.environ.get("PLAIT_DEBUG"):
+            raise
+        print(f"plait: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("plait: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # the reader (head, less) has seen enough; closing now keeps the interpreter from complaining at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser with the arguments of the command that is named, and only the names of the others."""
+    parser = argparse.ArgumentParser(
+        prog="plait",
+        description="A query planner for graph neural networks: the same PyG model and answers, sooner.",
+    )
+    parser.add_argument("--version", action="store_true", help="print the version and leave")
+    parser.set_defaults(run=lambda args: _bare(parser, args))
+    commands = parser.add_subparsers(metavar="COMMAND", title="commands")
+    named = next((word for word in arguments if not word.startswith("-")), None)
+    for name, (module, help_line) in COMMANDS.items():
+        command = commands.add_parser(
+            name, help=help_line, description=f"{help_line[0].upper()}{help_line[1:]}."
+        )
+        if name == named:
+            implementation = importlib.import_module(module)
+            implementation.add_arguments(command)
+            command.set_defaults(run=implementation.run)
+    return parser
+
+
+def _bare(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
+    if args.version:
+        from plait.measure.environment import version_of
+
+        print(f"plait {version_of('plait')}")
+        return 0
+    parser.print_help()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,172 @@
+"""The tables of plait bench layers: milliseconds of the peers, and plait against the best of them."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from plait.measure import Record
+from plait.report.table import Table, ratio_text
+
+__all__ = ["Cell", "cell_line", "layers_text"]
+
+SUBJECT = "plait"
+DEFAULT = "pyg-default"
+_SETTLED = 0.95
+_LEGEND = (
+    "median ms. as-is: PyG on edge_index as it comes; once: normalised beforehand; csr: on torch CSR; "
+    "DGL: the\nfaster of its layer and its operators. Ratios are peer / plait; other peers show where best."
+)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One record read for the table: seconds by peer, where there are any."""
+
+    case: Mapping[str, Any]
+    lines: Mapping[str, Mapping[str, Any]]
+
+    @classmethod
+    def of(cls, record: Record) -> Cell:
+        """The cell of a bench-layers record."""
+        lines: Any = record.result["peers"]
+        return cls(record.case, lines)
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Median seconds of the peers that were right and timed."""
+        timed = {name: line.get("median_seconds") for name, line in self.lines.items()}
+        return {name: float(value) for name, value in timed.items() if value is not None}
+
+    def ratio(self, family: str | None) -> float:
+        """Fastest of a family ("pyg", "dgl"; None: any peer) over plait's; NaN when there is none."""
+        own = self.seconds.get(SUBJECT)
+        rivals = [value for name, value in self.seconds.items() if name != SUBJECT and _is_of(name, family)]
+        return min(rivals) / own if own and rivals else math.nan
+
+    @property
+    def best_peer(self) -> str | None:
+        """Name of the fastest peer that is not plait."""
+        rivals = {name: value for name, value in self.seconds.items() if name != SUBJECT}
+        return min(rivals, key=rivals.__getitem__) if rivals else None
+
+    @property
+    def ratio_to_default(self) -> float:
+        """PyG as it comes over plait."""
+        own, default = self.seconds.get(SUBJECT), self.seconds.get(DEFAULT)
+        return default / own if own and default else math.nan
+
+    @property
+    def label(self) -> str:
+        """The case in a few words."""
+        case = self.case
+        return f"{case['graph']} {case['layer']} {case['width_in']}->{case['width_out']} {case['mode']}"
+
+
+def layers_text(records: Sequence[Record]) -> str:
+    """The full table with its means, the worst cell and the lines of everything not timed."""
+    cells = [Cell.of(record) for record in records]
+    if not cells:
+        return "no cells measured"
+    parts = [_LEGEND, *_cell_tables(cells)]
+    if any(SUBJECT in cell.seconds for cell in cells):
+        parts += [str(_means_table(cells)), _worst(cells)]
+    parts += _left_out(cells)
+    return "\n\n".join(parts)
+
+
+def cell_line(record: Record) -> str:
+    """One cell as a line for a running log."""
+    cell = Cell.of(record)
+    times = " ".join(f"{name} {seconds * 1e3:.3g}" for name, seconds in cell.seconds.items())
+    best = cell.ratio(None)
+    tail = f"; best peer / plait {best:.2f}" if best == best else ""
+    return f"{cell.label}: {times} ms{tail}"
+
+
+def _is_of(name: str, family: str | None) -> bool:
+    return family is None or name.partition("-")[0] == family
+
+
+def _cell_tables(cells: Sequence[Cell]) -> Iterator[str]:
+    """A table for each layer and mode: together they would not fit a line."""
+    groups: dict[tuple[str, str], list[Cell]] = defaultdict(list)
+    for cell in cells:
+        groups[cell.case["layer"], cell.case["mode"]].append(cell)
+    for (layer, mode), members in groups.items():
+        head = [
+            "graph",
+            "widths",
+            "as-is",
+            "once",
+            "csr",
+            "DGL",
+            "plait",
+            "best peer",
+            "/best",
+            "/PyG",
+            "/as-is",
+        ]
+        table = Table(head, title=f"{layer}, {mode}")
+        for cell in members:
+            widths = f"{cell.case['width_in']}->{cell.case['width_out']}"
+            ratios = [cell.ratio(None), cell.ratio("pyg"), cell.ratio_to_default]
+            columns = (("pyg-default",), ("pyg",), ("pyg-csr",), ("dgl", "dgl-ops"), (SUBJECT,))
+            times = [_milliseconds(cell, names) for names in columns]
+            table.add(cell.case["graph"], widths, *times, cell.best_peer or "-", *map(ratio_text, ratios))
+        yield str(table)
+
+
+def _milliseconds(cell: Cell, names: Sequence[str]) -> str:
+    """The fastest of these peers; "wrong" when one was and none was timed."""
+    times = [cell.seconds[name] * 1e3 for name in names if name in cell.seconds]
+    if times:
+        return f"{min(times):.3g}" if min(times) < 1e3 else f"{min(times):.0f}"
+    is_wrong = any(cell.lines.get(name, {}).get("status") == "wrong" for name in names)
+    return "wrong" if is_wrong else "-"
+
+
+def _means_table(cells: Sequence[Cell]) -> Table:
+    groups: dict[tuple[str, str], list[Cell]] = defaultdict(list)
+    for cell in cells:
+        groups[cell.case["mode"], cell.case["layer"]].append(cell)
+        groups[cell.case["mode"], "all"].append(cell)
+    table = Table(["mode", "layer", "cells", "/best", "/PyG", "/DGL", "/as-is", "cells under 0.95"])
+    table.title = "geometric means of peer / plait"
+    for (mode, layer), members in sorted(groups.items(), key=lambda item: (item[0][0], item[0][1] == "all")):
+        columns = [[cell.ratio(family) for cell in members] for family in (None, "pyg", "dgl")]
+        columns.append([cell.ratio_to_default for cell in members])
+        under = sum(ratio < _SETTLED for ratio in columns[0])
+        table.add(mode, layer, len(members), *(ratio_text(_mean(column)) for column in columns), under)
+    return table
+
+
+def _mean(ratios: Iterable[float]) -> float:
+    """Geometric mean of those that exist."""
+    logs = [math.log(ratio) for ratio in ratios if ratio == ratio and ratio > 0.0]
+    return math.exp(sum(logs) / len(logs)) if logs else math.nan
+
+
+def _worst(cells: Sequence[Cell]) -> str:
+    compared = [cell for cell in cells if cell.ratio(None) == cell.ratio(None)]
+    if not compared:
+        return "no cell has both plait and a peer"
+    worst = min(compared, key=lambda cell: cell.ratio(None))
+    return f"worst cell: {worst.label}: {ratio_text(worst.ratio(None))} against {worst.best_peer}"
+
+
+def _left_out(cells: Sequence[Cell]) -> list[str]:
+    """Why peers are missing or wrong, each reason once with the number of cells."""
+    reasons: dict[tuple[str, str, str], int] = defaultdict(int)
+    for cell in cells:
+        for name, line in cell.lines.items():
+            if line.get("status") in ("missing", "wrong"):
+                reasons[name, str(line["status"]), str(line.get("reason", ""))] += 1
+    lines = [
+        f"{name}: {status} in {count} cells: {reason}"
+        for (name, status, reason), count in sorted(reasons.items())
+    ]
+    return ["\n".join(["not timed", *lines])] if lines else []
