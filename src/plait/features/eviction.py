@@ -1,10 +1,10 @@
 """One kernel per eviction rule: a batch updates which row sits in which slot.
 
 Every kernel has the shape (ids, slots, slot_of, id_of, ahead, behind, mark, state) -> empty slots filled,
-where slots[i] is the slot ids[i] had before the batch (-1: none), slot_of maps ids to slots and id_of back. Rows
-that were found are touched first, then the missing ones are admitted in order: a whole batch is looked up before
-any of it moves. `ahead` and `behind` link slots into circular lists whose sentinels follow the last slot;
-state[0] is the number of slots filled.
+where slots[i] is the slot ids[i] had before the batch (-1: none), slot_of maps ids to slots and id_of back.
+Rows that were found are touched first, then the missing ones are admitted in order: a whole batch is looked
+up before any of it moves. `ahead` and `behind` link slots into circular lists whose sentinels follow the
+last slot; state[0] is the number of slots filled.
 """
 
 from __future__ import annotations
@@ -72,8 +72,9 @@ def static(
 ) -> int:
     """Slots are set apart by heat, and a row that has one stays.
 
-    mark[id]: 2 for rows hotter than the limit, which all find room; 1 for those at the limit, of which the first
-    to come do; 0 for the others, who get what is left. state[1], state[2]: slots still kept for 2 and for 1.
+    mark[id]: 2 for rows hotter than the limit, which all find room; 1 for those at the limit, of which the
+    first to come do; 0 for the others, who get what is left. state[1], state[2]: slots still kept for 2 and
+    for 1.
     """
     capacity = id_of.size
     before = state[0]
@@ -123,8 +124,8 @@ def lfu(
 ) -> int:
     """Evicts the least frequently used since it came in, of those the least recently used.
 
-    mark[slot] is the frequency and the number of its list; frequencies beyond the last list share it. state[1]
-    is a frequency that none is below.
+    mark[slot] is the frequency and the number of its list; frequencies beyond the last list share it.
+    state[1] is a frequency that none is below.
     """
     capacity = id_of.size
     most = ahead.size - capacity - 1
@@ -223,8 +224,8 @@ def s3fifo(
     """S3-FIFO (Yang and others 2023): a small queue for newcomers, a main one, and a ghost of who left early.
 
     mark[slot] counts uses up to 3. state: [1] length of the small queue, [2] its share of the slots, [3] rows
-    sent to the ghost so far; ghost[id] is that number when the id was sent, and it is remembered for as many as
-    the main queue holds.
+    sent to the ghost so far; ghost[id] is that number when the id was sent, and it is remembered for as many
+    as the main queue holds.
     """
     capacity = id_of.size
     small, main = capacity, capacity + 1

@@ -1,7 +1,8 @@
 """The state and kernels of the look-ahead rule: slots in lists by next use, or by count when none is known.
 
-List b % (window + 1) holds the resident rows whose next use is batch b; list window + 1 + c those with no known
-use that c batches asked for. The first to leave is the coldest without a known use, else the one needed last.
+List b % (window + 1) holds the resident rows whose next use is batch b; list window + 1 + c those with no
+known use that c batches asked for. The first to leave is the coldest without a known use, else the one
+needed last.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Row id -> cache slot in constant time: a direct table while ids are few, an open-addressing hash otherwise."""
+"""Row id -> cache slot in constant time: a direct table while ids are few, a hash table otherwise."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _GONE = -2
 
 
 def slot_table(capacity: int, num_ids: int | None = None) -> SlotTable:
-    """A table for `capacity` ids: direct when all ids are below a `num_ids` that 16 slots' worth each allow."""
+    """A table for `capacity` ids; direct when `num_ids` bounds them by 16 times the capacity or 4 million."""
     if capacity < 1:
         raise InputError(f"capacity={capacity}: a slot table holds at least one id")
-    # 4 bytes per possible id against 24 to 48 per held one: direct addressing wins on memory too up to 8 to 1,
-    # and is worth some more, being one cache miss instead of two
+    # 4 bytes per possible id against 24 to 48 per held one: direct addressing takes less memory up to 8 to
+    # 1 and is worth some more, being one cache miss instead of two
     if num_ids is not None and num_ids <= max(16 * capacity, 1 << 22):
         return DirectTable(num_ids)
     return HashTable(capacity)

@@ -27,8 +27,8 @@ _NOTHING = np.empty(0, np.int64)
 class Step:
     """What one batch does to the cache, in this order.
 
-    Row i of the batch is read from slots[i] (-1: it must be fetched); fetched row positions[j] of the batch is
-    then written to places[j]; rows `extra` are fetched besides and written to extra_places.
+    Row i of the batch is read from slots[i] (-1: it must be fetched); then row positions[j] of the batch is
+    written to places[j]; rows `extra` are fetched besides and written to extra_places.
     """
 
     slots: Array
@@ -86,7 +86,7 @@ class Static(Policy):
     """Keeps the rows with the largest positive scores once they have been fetched, and never lets go.
 
     Nothing is fetched ahead of need. Rows tied at the limit share the slots left to them in order of arrival,
-    which favours the hotter ones (counts from few batches tie a lot); slots no scored row claims go to anyone.
+    which favours the hotter ones (counts from few batches tie a lot); slots nobody claims go to anyone.
     """
 
     def __init__(self, capacity: int, num_ids: int, scores: Array) -> None:
@@ -144,9 +144,10 @@ class MassiveGNN(Policy):
     """MassiveGNN's rule as its code has it (Sarkar and others 2024): degree first, then a budget of misses.
 
     The hottest rows are fetched before the first batch with score 1. Every batch multiplies all scores by
-    gamma; a hit takes that back. Every `delta` batches, rows whose score fell below gamma**delta, in order of id,
-    make place for the rows missed most often, whose miss count becomes their score. `rounded` keeps the published
-    threshold round(gamma**delta, 3) with a strict comparison in float32, which for some settings never evicts.
+    gamma; a hit takes that back. Every `delta` batches, rows whose score fell below gamma**delta, in order
+    of id, make place for the rows missed most often, whose miss count becomes their score. `rounded` keeps
+    the published threshold round(gamma**delta, 3) with a strict comparison in float32, which for some
+    settings never evicts.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""How hot a feature row will be, before training starts: by degree, by presampling, by inclusion probability."""
+"""How hot a feature row will be, before training: by degree, by presampling, by inclusion probability."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ def degree(graph: Graph) -> Array:
 
 
 def presample(batches: Iterable[ArrayLike], num_nodes: int) -> Array:
-    """How many of the sampled `batches` (arrays of node ids) contain each node (GNNLab's PreSC)."""
+    """How many of the sampled `batches` (arrays of node ids) contain each node (GNNLab's PreSC).
+
+    An epoch of fewer than 32 batches tells too little: draw several.
+    """
     counts = np.zeros(num_nodes, np.int64)
     for nodes in batches:
         counts[np.unique(np.asarray(nodes))] += 1

