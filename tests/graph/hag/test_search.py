@@ -15,12 +15,13 @@ from .graphs import ODD_GRAPHS, graph_of, random_graph, real_graph
 CLIQUE = ODD_GRAPHS["clique"]
 
 
-@pytest.mark.parametrize("order", ["set"])
+@pytest.mark.parametrize("mode", ["exact", "fast"])
+@pytest.mark.parametrize("order", ["set", "idempotent"])
 @pytest.mark.parametrize("name", ODD_GRAPHS)
-def test_hierarchies_of_odd_graphs_pass_the_check(name: str, order: str) -> None:
+def test_hierarchies_of_odd_graphs_pass_the_check(name: str, order: str, mode: str) -> None:
     graph = ODD_GRAPHS[name]
     for inline in (True, False):
-        hag = search(graph, order=order, min_count=2, inline=inline)
+        hag = search(graph, order=order, min_count=2, mode=mode, inline=inline)
         assert hag.check(graph)
         assert hag.aggregations <= hag.graph_aggregations
 
@@ -44,9 +45,15 @@ def test_capacity_is_a_count_or_a_fraction_of_the_nodes() -> None:
     assert search(CLIQUE, capacity=2 / 9 + 0.01, inline=False).num_aggregation_nodes == 2
 
 
-def test_max_depth_bounds_the_levels() -> None:
-    assert search(CLIQUE, max_depth=1).num_levels == 1
-    assert search(CLIQUE).num_levels > 1
+@pytest.mark.parametrize("mode", ["exact", "fast"])
+@pytest.mark.parametrize("order", ["set", "idempotent"])
+def test_limits_hold_in_every_order_and_mode(order: str, mode: str) -> None:
+    graph = real_graph("squirrel")
+    hag = search(graph, capacity=300, max_depth=2, order=order, mode=mode, inline=False)
+    assert hag.check(graph)
+    assert hag.num_aggregation_nodes <= 300
+    assert 1 <= hag.num_levels <= 2
+    assert search(graph, order=order, mode=mode).num_levels > 2
 
 
 def test_inlining_keeps_the_additions_and_takes_a_read_and_a_write_off_per_node() -> None:

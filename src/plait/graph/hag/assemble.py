@@ -44,13 +44,16 @@ def assemble(
     order: str,
     inline: bool,
     is_complete: bool,
+    capacity: int | None = None,
 ) -> Hag:
     """The hierarchy whose column num_sources + j stands for parts[parts_start[j] : parts_start[j + 1]].
 
     The rows of `work` are the outputs' rows over inputs and those columns.
     """
     csr = _joined(graph.num_nodes, work, parts_start, parts)
-    indptr, indices, level = hierarchy_csr(*csr, graph.num_nodes, graph.num_sources, inline)
+    indptr, indices, level = hierarchy_csr(
+        *csr, graph.num_nodes, graph.num_sources, inline, capacity=capacity
+    )
     return Hag(
         graph.num_nodes,
         graph.num_sources,

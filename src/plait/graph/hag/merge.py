@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plait.graph.hag.compiled import compiled
+from plait.graph.hag.heap import pop_smallest, push
 from plait.graph.hag.rows import Rows, invert
 
 __all__ = ["Merged", "merge_pairs"]
@@ -73,12 +74,14 @@ def merge_pairs(
     min_count: int,
     deadline: float = float("inf"),
     progress: Progress | None = None,
+    depth: Ints | None = None,
 ) -> Merged:
     """`rows` (changed in place) after at most `capacity` merges of pairs that `min_count` rows or more share.
 
-    `deadline` is a time.perf_counter() value; the merges done until then stand.
+    `depth` is that of the given columns, where some stand for merges already. `deadline` is a
+    time.perf_counter() value; the merges done until then stand.
     """
-    state = _start(rows, num_sources)
+    state = _start(rows, num_sources, depth, max_depth)
     first_count = int(state.scalars[_BUCKET])
     while not state.scalars[_DONE] and time.perf_counter() < deadline:
         if state.scalars[_NUM_COLUMNS] == state.best.size:
@@ -101,7 +104,7 @@ def _share_done(state: _State, num_sources: int, capacity: int, first_count: int
     return float(min(max(by_capacity, by_count, 0.0), 0.999))
 
 
-def _start(rows: Rows, num_sources: int) -> _State:
+def _start(rows: Rows, num_sources: int, depth: Ints | None, max_depth: int) -> _State:
     start, lists = invert(rows, num_sources)
     # room for new columns grows by doubling; few graphs ask for more than a quarter of their nodes
     size = num_sources + max(num_sources // 4, 64)
@@ -123,9 +126,9 @@ def _start(rows: Rows, num_sources: int) -> _State:
         list_length=per_column(np.diff(start)),
         list_weight=per_column(weight),
         lists=lists,
-        best=per_column(weight),
+        best=per_column(weight if depth is None else np.where(depth < max_depth, weight, 0)),
         partner=per_column(fill=-1),
-        depth=per_column(),
+        depth=per_column(depth),
         left=per_column(),
         right=per_column(),
         following=per_column(fill=-1),
@@ -157,39 +160,6 @@ def _grown(state: _State) -> _State:
         larger[name] = np.zeros(size, old.dtype)
         larger[name][: old.size] = old
     return state._replace(touched=np.empty(max(size, state.touched.size), np.int32), **larger)
-
-
-@compiled
-def _sift_up(heap: Ints, size: int, value: int) -> None:
-    """Insert `value` into the binary min-heap of `size` entries."""
-    i = size
-    while i > 0:
-        parent = (i - 1) >> 1
-        if heap[parent] <= value:
-            break
-        heap[i] = heap[parent]
-        i = parent
-    heap[i] = value
-
-
-@compiled
-def _pop_smallest(heap: Ints, size: int) -> int:
-    smallest = heap[0]
-    size -= 1
-    value = heap[size]
-    i = 0
-    while True:
-        child = 2 * i + 1
-        if child >= size:
-            break
-        if child + 1 < size and heap[child + 1] < heap[child]:
-            child += 1
-        if heap[child] >= value:
-            break
-        heap[i] = heap[child]
-        i = child
-    heap[i] = value
-    return smallest  # type: ignore[no-any-return]
 
 
 @compiled
@@ -337,7 +307,7 @@ def _offer_partner(s: _State, w: int, x: int, count: int, bucket: int, heap_size
     s.best[x] = count
     s.partner[x] = w
     if count == bucket:
-        _sift_up(s.heap, heap_size, x)
+        push(s.heap, heap_size, x)
         return heap_size + 1
     _link(s, x, count)
     return heap_size
@@ -368,7 +338,7 @@ def _merge(s: _State, a: int, w: int, bucket: int, heap_size: int, max_depth: in
     _link(s, w, 0)
     s.best[a] = min(bucket, s.list_weight[a])
     if s.best[a] == bucket:
-        _sift_up(s.heap, heap_size, a)
+        push(s.heap, heap_size, a)
         heap_size += 1
     else:
         _link(s, a, s.best[a])
@@ -385,7 +355,7 @@ def _open_bucket(s: _State, bucket: int, min_count: int) -> tuple[int, int]:
         while s.bucket_first[bucket] >= 0:
             a = s.bucket_first[bucket]
             _unlink(s, a, bucket)
-            _sift_up(s.heap, heap_size, a)
+            push(s.heap, heap_size, a)
             heap_size += 1
     return bucket, heap_size
 
@@ -406,7 +376,7 @@ def _merge_slice(
             if heap_size == 0:
                 s.scalars[_DONE] = 1
                 break
-        a = _pop_smallest(s.heap, heap_size)
+        a = pop_smallest(s.heap, heap_size)
         heap_size -= 1
         work += 8
         if s.partner[a] < 0:

@@ -22,17 +22,23 @@ def hierarchy_csr(
     inline: bool,
     keep_order: bool = False,
     is_kept: Ints | None = None,
+    capacity: int | None = None,
 ) -> tuple[Ints, Ints, Ints]:
     """(indptr, indices, level) with single-use nodes inlined, unread ones dropped, the rest by level.
 
     A node reads only nodes of smaller number. Rows are sorted unless `keep_order`.
-    `is_kept` marks the nodes that may stay; any other is inlined into all its readers.
+    `is_kept` marks the nodes that may stay; any other is inlined into all its readers. Where
+    more are left than `capacity`, those with most readers stay.
     """
     num_sums = indptr.size - 1 - num_nodes
     uses = np.zeros(num_sums, np.int64)
     _count_uses(indptr, indices, num_nodes, num_sources, uses)
     is_read = uses > (1 if inline else 0)
     is_kept = is_read if is_kept is None else is_read & is_kept
+    if capacity is not None and np.count_nonzero(is_kept) > capacity:
+        most_read = np.argsort(np.where(is_kept, -uses, 0), kind="stable")[:capacity]
+        is_kept = np.zeros(num_sums, bool)
+        is_kept[most_read] = True
     length = np.zeros(num_nodes + num_sums, np.int64)
     level = np.zeros(num_sums, np.int32)
     _measure(indptr, indices, num_nodes, num_sources, is_kept, length, level)

@@ -1,7 +1,7 @@
 """Ordered aggregation: neighbour lists that begin alike share the beginning (a trie of the lists).
 
-Every distinct prefix is computed once, which is the fewest steps an ordered aggregator can take. A prefix becomes
-an aggregation node where lists part or end; the elements between two such places are one row.
+Every distinct prefix is computed once, which is the fewest steps an ordered aggregator can take. A prefix
+becomes an aggregation node where lists part or end; the elements between two such places are one row.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _common_prefix(indptr: Ints, indices: Ints, one: int, other: int) -> int:
     for i in range(length):
         if indices[indptr[one] + i] != indices[indptr[other] + i]:
             return i
-    return length
+    return length  # type: ignore[no-any-return]
 
 
 @compiled
@@ -162,8 +162,8 @@ def _sorted_rows(indptr: Ints, indices: Ints) -> Ints:
 def _prefix_tree(order: Ints, indptr: Ints, indices: Ints) -> tuple[int, Ints, Ints, Ints, Ints]:
     """(number, depth, parent, row, row_parent): every prefix that two rows share and that cannot be longer.
 
-    `row` is one row with that prefix; row_parent the longest shared prefix of every row, or -1. A stack holds the
-    shared prefixes of the row before, ever longer; those longer than what the next row shares are done.
+    `row` is one row with that prefix; row_parent the longest shared prefix of every row, or -1. A stack holds
+    the shared prefixes of the row before, ever longer; those longer than what the next row shares are done.
     """
     size = order.size
     depth, parent, row = np.empty(size, np.int64), np.full(size, -1, np.int64), np.empty(size, np.int64)

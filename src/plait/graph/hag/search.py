@@ -12,8 +12,11 @@ from numpy.typing import NDArray
 
 from plait.errors import InputError
 from plait.graph.hag.assemble import assemble, plain
+from plait.graph.hag.fast import merge_similar
 from plait.graph.hag.hierarchy import ORDERS, Hag
 from plait.graph.hag.merge import merge_pairs
+from plait.graph.hag.overlap import merge_overlapping
+from plait.graph.hag.prefix import share_prefixes
 from plait.graph.hag.rows import working_rows
 
 if TYPE_CHECKING:
@@ -54,38 +57,18 @@ def search(
     _check_choices(order, mode, min_count, time_budget)
     deadline = math.inf if time_budget is None else time.perf_counter() + time_budget
     if order == "sequence":
-        from plait.graph.hag.prefix import share_prefixes
-
         return share_prefixes(graph, limit, depth)
     if limit == 0 or depth == 0 or graph.num_edges == 0:
         return plain(graph, order)
-    if order == "idempotent":
-        from plait.graph.hag.overlap import merge_overlapping
-
-        return merge_overlapping(graph, limit, depth, min_count, deadline, progress, mode, inline)
-    return _merge_disjoint(graph, limit, depth, min_count, deadline, progress, mode, inline)
-
-
-def _merge_disjoint(
-    graph: Graph,
-    limit: int,
-    depth: int,
-    min_count: int,
-    deadline: float,
-    progress: Callable[[float], None] | None,
-    mode: str,
-    inline: bool,
-) -> Hag:
-    work = working_rows(graph.indptr, graph.indices)
-    if mode == "fast":
-        from plait.graph.hag.fast import merge_similar
-
-        merged = merge_similar(work.rows, graph.num_sources, limit, depth, min_count, deadline, progress)
-    else:
-        merged = merge_pairs(work.rows, graph.num_sources, limit, depth, min_count, deadline, progress)
+    work = working_rows(graph.indptr, graph.indices, drop_repeats=order == "idempotent")
+    merge = merge_pairs if mode == "exact" else merge_similar
+    merged = merge(work.rows, graph.num_sources, limit, depth, min_count, deadline, progress)
     parts = np.column_stack((merged.left, merged.right)).reshape(-1)
     parts_start = 2 * np.arange(merged.left.size + 1, dtype=np.int64)
-    return assemble(graph, work, parts_start, parts, "set", inline, merged.is_complete)
+    hag = assemble(graph, work, parts_start, parts, order, inline, merged.is_complete, limit)
+    if order == "set":
+        return hag
+    return merge_overlapping(hag, graph, limit, depth, min_count, deadline, progress, inline)
 
 
 def _capacity(capacity: float | None, num_nodes: int) -> int:
