@@ -11,10 +11,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import njit, types
-from numba.extending import intrinsic
+from numba import njit
 
+from plait.features.memory import prefetch
 from plait.loader.draw import below, draw, mix, node_key, unit
 
 __all__ = [
@@ -131,23 +130,6 @@ def running_sums(indptr: Any, weight: Any) -> Any:
     return running
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def _prefetch(typing_context: Any, array: Any, index: Any) -> Any:
-    """Asks for array[index] ahead of its use; numba has no word for it."""
-
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        offset = context.cast(builder, args[1], signature.args[1], types.intp)
-        byte_pointer, i32 = ir.IntType(8).as_pointer(), ir.IntType(32)
-        shape = ir.FunctionType(ir.VoidType(), [byte_pointer, i32, i32, i32])
-        call = builder.module.declare_intrinsic("llvm.prefetch", [byte_pointer], shape)
-        address = builder.bitcast(builder.gep(data, [offset]), byte_pointer)
-        builder.call(call, [address, i32(0), i32(3), i32(1)])  # read, keep in all caches, data
-        return context.get_dummy_value()
-
-    return types.void(array, index), build
-
-
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def pick_edges(
     mode: int,
@@ -198,9 +180,9 @@ def pick_edges(
                 for j in range(k):
                     edge[o + j] = first + j
                     if j % 16 == 0:
-                        _prefetch(indices, first + j)
+                        prefetch(indices, first + j)
                         if has_number:
-                            _prefetch(number, first + j)
+                            prefetch(number, first + j)
                 continue
             elif mode == UNIFORM:
                 stamp = np.int32(i - begin + 1)
@@ -212,9 +194,9 @@ def pick_edges(
             else:
                 _labor(first, count, k, indices, weight, labor_key, batch, dependency, rank, edge, o)
             for e in range(o, o + k):
-                _prefetch(indices, edge[e])
+                prefetch(indices, edge[e])
                 if has_number:
-                    _prefetch(number, edge[e])
+                    prefetch(number, edge[e])
         for e in range(pointer[block], pointer[stop]):
             source[e] = indices[edge[e]]
         if has_number:
@@ -272,9 +254,9 @@ def _floyd(
                         break
         mark[t & mask] = stamp
         edge[o + j] = first + t
-        _prefetch(indices, first + t)
+        prefetch(indices, first + t)
         if number.size > 0:
-            _prefetch(number, first + t)
+            prefetch(number, first + t)
 
 
 @njit(cache=True, nogil=True, inline="always")  # type: ignore[untyped-decorator]
