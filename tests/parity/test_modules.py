@@ -1,0 +1,532 @@
+"""A compiled model is still the module it was: state, copies, hooks, sharing, modes, other graphs."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch_geometric import EdgeIndex
+from torch_geometric.data import Data
+from torch_geometric.nn import (
+    APPNP,
+    GAT,
+    GCN,
+    GIN,
+    GATConv,
+    GCNConv,
+    GINConv,
+    GraphSAGE,
+    HeteroConv,
+    LightGCN,
+    SAGEConv,
+    Sequential,
+)
+
+import plait
+from tests.parity.harness import GRADIENT, OUTPUT, agree, close
+
+NODES, WIDTH, CLASSES = 30, 6, 4
+
+
+def edges(seed: int = 0, count: int = 90, nodes: int = NODES) -> Tensor:
+    return torch.randint(0, nodes, (2, count), generator=torch.Generator().manual_seed(seed))
+
+
+def features(seed: int = 0, nodes: int = NODES) -> Tensor:
+    return torch.randn(nodes, WIDTH, generator=torch.Generator().manual_seed(seed))
+
+
+class Net(nn.Module):
+    """What people write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = GCNConv(WIDTH, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.second = SAGEConv(8, CLASSES)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = self.norm(self.first(x, edge_index)).relu()
+        x = functional.dropout(x, p=0.5, training=self.training)
+        return self.second(x, edge_index).log_softmax(dim=-1)
+
+
+class Tied(nn.Module):
+    """One layer used twice, and two layers that share a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.again = GCNConv(WIDTH, WIDTH)
+        self.other = GCNConv(WIDTH, WIDTH)
+        self.other.lin.weight = self.again.lin.weight
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = self.again(x, edge_index).tanh()
+        return self.other(self.again(x, edge_index).tanh(), edge_index)
+
+
+class OfData(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([GCNConv(WIDTH, 8), GATConv(8, 8), GCNConv(8, CLASSES)])
+
+    def forward(self, data: Data) -> Tensor:
+        x = data.x
+        for layer in self.layers:
+            x = layer(x, data.edge_index).relu()
+        return x
+
+
+class Residual(nn.Module):
+    """In-place arithmetic on a layer's output, and an output used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Linear(WIDTH, 8)
+        self.convs = nn.ModuleDict({"a": GINConv(nn.Linear(8, 8)), "b": SAGEConv(8, 8, aggr="max")})
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = self.enter(x)
+        for conv in self.convs.values():
+            h = conv(x, edge_index)
+            h += x
+            x = nn.functional.relu_(h) + h.mean(dim=0)
+        return x
+
+
+def reference(model: nn.Module) -> nn.Module:
+    return copy.deepcopy(model)
+
+
+# Models people have ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [Net, Tied, Residual], ids=lambda m: m.__name__)
+@pytest.mark.parametrize("is_training", [True, False])
+def test_user_written_modules(make: Any, is_training: bool) -> None:
+    torch.manual_seed(0)
+    agree(make().train(is_training), features(), edges(), calls=2)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: GCN(WIDTH, 8, num_layers=3, out_channels=CLASSES, dropout=0.3),
+        lambda: GCN(WIDTH, 8, num_layers=2, norm="batch_norm", jk="cat"),
+        lambda: GraphSAGE(WIDTH, 8, num_layers=2, jk="max", act_first=True, norm="layer_norm"),
+        lambda: GraphSAGE(WIDTH, 8, num_layers=2, aggr="max", project=True),
+        lambda: GIN(WIDTH, 8, num_layers=3, out_channels=CLASSES, norm="batch_norm"),
+        lambda: GIN(WIDTH, 8, num_layers=2, train_eps=True, jk="last"),
+    ],
+)  # fmt: skip
+def test_basic_gnn_models(make: Any) -> None:
+    torch.manual_seed(0)
+    agree(make(), features(), edges(), calls=2)
+
+
+def test_pyg_sequential() -> None:
+    torch.manual_seed(0)
+    model = Sequential(
+        "x, edge_index",
+        [
+            (GCNConv(WIDTH, 8), "x, edge_index -> x"),
+            nn.ReLU(inplace=True),
+            (SAGEConv(8, 4), "x, edge_index -> x"),
+        ],
+    )
+    agree(model, features(), edges(), calls=2)
+
+
+def test_layers_inside_torch_sequential_inside_a_module() -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(WIDTH, 8), nn.ReLU())
+            self.conv = GCNConv(8, CLASSES)
+            self.out = nn.Sequential(nn.Dropout(0.5), nn.Linear(CLASSES, 2))
+
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return self.out(self.conv(self.net(x), edge_index))
+
+    torch.manual_seed(0)
+    agree(Mixed(), features(), edges())
+
+
+def test_a_model_that_takes_data_keeps_its_other_layers_in_pyg() -> None:
+    torch.manual_seed(0)
+    model, data = OfData(), Data(x=features(), edge_index=edges())
+    twin = reference(model)
+    compiled = plait.compile(model, data)
+    close(compiled(data), twin(data), OUTPUT[torch.float32], "output")
+    assert len(compiled.plan.layers) == 2
+    assert "GATConv" in compiled.plan.not_planned[0].reason
+
+
+def test_nothing_to_plan_is_still_the_model() -> None:
+    agree(GAT(WIDTH, 8, num_layers=2), features(), edges(), must_plan=False)
+    agree(nn.Linear(WIDTH, 3), features(), must_plan=False)
+
+
+def test_hetero_conv() -> None:
+    torch.manual_seed(0)
+    convs = {("u", "to", "v"): SAGEConv((WIDTH, WIDTH), 8), ("v", "back", "u"): SAGEConv((WIDTH, WIDTH), 8)}
+    model = HeteroConv(convs)
+    x = {"u": features(0, 20), "v": features(1, 12)}
+    rows = {("u", "to", "v"): edges(0, 40, 12), ("v", "back", "u"): edges(1, 40, 12)}
+    expected = reference(model)(x, rows)
+    result = plait.compile(model)(x, rows)
+    for kind in x:
+        close(result[kind], expected[kind], OUTPUT[torch.float32], kind)
+
+
+def test_light_gcn_and_its_embeddings() -> None:
+    torch.manual_seed(0)
+    model = LightGCN(NODES, 8, num_layers=3)
+    twin, compiled = reference(model), plait.compile(model)
+    expected, result = twin.get_embedding(edges()), compiled.get_embedding(edges())
+    close(result, expected, OUTPUT[torch.float32], "embedding")
+    expected.sum().backward()
+    result.sum().backward()
+    close(compiled.embedding.weight.grad, twin.embedding.weight.grad, GRADIENT[torch.float32], "gradient")
+
+
+@pytest.mark.parametrize("conv", [GCNConv(WIDTH, 4), APPNP(2, 0.1)], ids=["GCNConv", "APPNP"])
+def test_a_single_layer_is_a_model(conv: nn.Module) -> None:
+    agree(conv, features(), edges(), calls=2)
+
+
+# State, copies and dtypes -----------------------------------------------------------------------------------
+
+
+def test_state_and_parameters_are_those_of_the_model() -> None:
+    model = Net()
+    compiled = plait.compile(model)
+    assert list(compiled.state_dict()) == list(Net().state_dict())
+    for mine, other in zip(compiled.parameters(), model.parameters(), strict=True):
+        assert mine is other
+    assert isinstance(compiled, Net)
+    assert isinstance(compiled.first, GCNConv)
+    assert type(model.first) is GCNConv
+    assert repr(compiled) == repr(model)
+
+
+def test_loaded_weights_are_used() -> None:
+    torch.manual_seed(0)
+    other = Net().eval()
+    compiled = plait.compile(Net().eval())
+    compiled(features(), edges())
+    compiled.load_state_dict(other.state_dict())
+    close(compiled(features(), edges()), other(features(), edges()), OUTPUT[torch.float32], "output")
+
+
+def test_replaced_parameters_are_used() -> None:
+    model = Net().eval()
+    twin, compiled = reference(model), plait.compile(model)
+    compiled(features(), edges())
+    fresh = torch.randn(8, WIDTH)
+    for net in (twin, compiled):
+        net.first.lin.weight = nn.Parameter(fresh.clone())
+    close(compiled(features(), edges()), twin(features(), edges()), OUTPUT[torch.float32], "output")
+
+
+def test_deep_copies_are_independent() -> None:
+    torch.manual_seed(0)
+    compiled = plait.compile(Net().eval())
+    before = compiled(features(), edges()).detach().clone()
+    other = copy.deepcopy(compiled)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()
+    close(compiled(features(), edges()), before, 0.0, "output")
+    assert not torch.equal(other(features(), edges()), before)
+
+
+@pytest.mark.parametrize("make", [Net, Tied, lambda: GCNConv(WIDTH, 3)], ids=["Net", "Tied", "GCNConv"])
+def test_pickles_come_back(make: Any) -> None:
+    torch.manual_seed(0)
+    compiled = plait.compile(make().eval())
+    before = compiled(features(), edges())
+    again = pickle.loads(pickle.dumps(compiled))
+    close(again(features(), edges()), before, 0.0, "output")
+    assert again.plan.layers
+    file = io.BytesIO()
+    torch.save(compiled, file)
+    file.seek(0)
+    close(torch.load(file, weights_only=False)(features(), edges()), before, 0.0, "output")
+
+
+def test_another_dtype_and_back() -> None:
+    torch.manual_seed(0)
+    model = Net().eval()
+    twin = reference(model)
+    compiled = plait.compile(model)
+    compiled(features(), edges())
+    close(
+        compiled.to(torch.float64)(features().double(), edges()),
+        twin.double()(features().double(), edges()),
+        OUTPUT[torch.float64],
+        "float64",
+    )
+    close(
+        compiled.float()(features(), edges()),
+        twin.float()(features(), edges()),
+        OUTPUT[torch.float32],
+        "float32",
+    )
+
+
+def test_bfloat16_is_near_pyg() -> None:
+    torch.manual_seed(0)
+    model = GCNConv(WIDTH, 5).bfloat16()
+    x = features().bfloat16()
+    expected = reference(model).float()(x.float(), edges())
+    result = plait.compile(model)(x, edges())
+    assert result.dtype == torch.bfloat16
+    torch.testing.assert_close(result.float(), expected, rtol=0.02, atol=0.02)
+
+
+def test_training_follows_the_same_losses() -> None:
+    torch.manual_seed(0)
+    model = Net()
+    twin, compiled = reference(model), plait.compile(model)
+    y = torch.randint(0, CLASSES, (NODES,))
+    losses: list[list[float]] = []
+    for net in (twin, compiled):
+        torch.manual_seed(1)
+        optimiser = torch.optim.Adam(net.parameters(), lr=0.05)
+        seen = []
+        for _ in range(15):
+            optimiser.zero_grad()
+            loss = functional.nll_loss(net(features(), edges()), y)
+            loss.backward()
+            optimiser.step()
+            seen.append(float(loss))
+        losses.append(seen)
+    torch.testing.assert_close(torch.tensor(losses[1]), torch.tensor(losses[0]), rtol=1e-3, atol=1e-4)
+
+
+def test_frozen_parameters_get_no_gradient() -> None:
+    model = Net()
+    model.first.lin.weight.requires_grad_(False)
+    agree(model, features(), edges(), wants_grad=False)
+
+
+# Hooks ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["first", "first.lin", "norm", "second.lin_l", "second.lin_r", ""])
+def test_forward_hooks_fire_and_may_change_the_output(place: str) -> None:
+    torch.manual_seed(0)
+    model = Net().eval()
+    seen: list[str] = []
+    inner = model.get_submodule(place)
+    inner.register_forward_pre_hook(lambda module, args: seen.append("before"))
+    inner.register_forward_hook(lambda module, args, out: seen.append("after") or 0.5 * out)
+    agree(model, features(), edges(), must_plan=False)
+    assert seen == ["before", "after"] * 2
+
+
+def test_hooks_added_and_removed_after_compiling() -> None:
+    model = Net().eval()
+    compiled = plait.compile(model)
+    before = compiled(features(), edges())
+    handle = compiled.first.lin.register_forward_hook(lambda module, args, out: 0 * out)
+    assert not torch.allclose(compiled(features(), edges()), before)
+    handle.remove()
+    close(compiled(features(), edges()), before, 0.0, "output")
+
+
+def test_backward_hooks_see_the_same_gradients() -> None:
+    torch.manual_seed(0)
+    model = Net().eval()
+    twin, compiled = reference(model), plait.compile(model)
+    seen: list[Tensor] = []
+    for net in (twin, compiled):
+        net.second.register_full_backward_hook(lambda module, into, out: seen.append(out[0]))
+        net(features(), edges()).square().sum().backward()
+    close(seen[1], seen[0], GRADIENT[torch.float32], "gradient")
+
+
+def test_message_hooks_send_the_layer_back_to_pyg() -> None:
+    model = Net().eval()
+    seen: list[Any] = []
+    compiled = plait.compile(model)
+    compiled.first.register_message_forward_hook(lambda module, args, out: seen.append(out))
+    compiled(features(), edges())
+    assert seen
+    assert any("hook" in skipped.reason for skipped in compiled.plan.not_planned)
+
+
+# Calls ------------------------------------------------------------------------------------------------------
+
+
+def test_plait_disable_gives_back_pyg(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Net().eval()
+    expected = reference(model)(features(), edges())
+    compiled = plait.compile(model)
+    monkeypatch.setenv("PLAIT_DISABLE", "1")
+    assert torch.equal(compiled(features(), edges()), expected)
+    assert not compiled.plan.layers
+    monkeypatch.setenv("PLAIT_DISABLE", "0")
+    close(compiled(features(), edges()), expected, OUTPUT[torch.float32], "output")
+    assert compiled.plan.layers
+
+
+def test_other_graphs_and_sizes_are_noticed() -> None:
+    torch.manual_seed(0)
+    model = Net().eval()
+    twin, compiled = reference(model), plait.compile(model, Data(x=features(), edge_index=edges()))
+    for seed in range(40):
+        nodes = 5 + seed
+        x, rows = features(seed, nodes), edges(seed, 3 * nodes, nodes)
+        close(compiled(x, rows), twin(x, rows), OUTPUT[torch.float32], f"graph {seed}")
+
+
+def test_a_freed_graph_is_not_mistaken_for_the_next() -> None:
+    model = GCNConv(WIDTH, 3)
+    twin, compiled = reference(model), plait.compile(model)
+    x = features()
+    for seed in range(60):
+        rows = edges(seed)  # the allocator hands out the same address again and again
+        close(compiled(x, rows), twin(x, rows), OUTPUT[torch.float32], f"graph {seed}")
+        del rows
+
+
+@pytest.mark.parametrize("what", ["edges", "weights", "features", "features by data", "parameters"])
+def test_changes_in_place_are_noticed(what: str) -> None:
+    torch.manual_seed(0)
+    model = GCNConv(WIDTH, 3)
+    twin, compiled = reference(model), plait.compile(model)
+    x, rows, weight = features(), edges(), torch.rand(90)
+    for _ in range(3):
+        compiled(x, rows, weight)
+    if what == "edges":
+        rows[0, :30] = 0
+    elif what == "weights":
+        weight[:40] = 2.0
+    elif what == "features":
+        x.mul_(2.0)
+    elif what == "features by data":
+        x.data = features(5)
+    else:
+        with torch.no_grad():
+            for net in (twin, compiled):
+                net.lin.weight.fill_(0.25)
+    for _ in range(3):
+        close(compiled(x, rows, weight), twin(x, rows, weight), OUTPUT[torch.float32], what)
+
+
+def test_a_gradient_for_edge_weights_comes_from_pyg() -> None:
+    model = GCNConv(WIDTH, 3)
+    weight = torch.rand(90, requires_grad=True)
+    compiled = plait.compile(model)
+    compiled(features(), edges(), weight).sum().backward()
+    assert weight.grad is not None
+    assert "edge_weight" in compiled.plan.not_planned[0].reason
+
+
+def test_cached_layers_keep_their_first_graph() -> None:
+    model = GCNConv(WIDTH, 3, cached=True)
+    twin, compiled = reference(model), plait.compile(model)
+    for seed in range(3):
+        close(
+            compiled(features(), edges(seed)), twin(features(), edges(seed)), OUTPUT[torch.float32], "output"
+        )
+    for net in (twin, compiled):
+        torch.manual_seed(0)
+        net.reset_parameters()
+    close(compiled(features(), edges(7)), twin(features(), edges(7)), OUTPUT[torch.float32], "after a reset")
+
+
+def test_cached_layers_keep_their_first_weights() -> None:
+    model = APPNP(2, 0.1, cached=True)
+    twin, compiled = reference(model), plait.compile(model)
+    for seed in range(3):
+        weight = torch.rand(90, generator=torch.Generator().manual_seed(seed))
+        close(
+            compiled(features(), edges(seed), weight), twin(features(), edges(seed), weight), 1e-5, "output"
+        )
+    close(compiled(features(), edges()), twin(features(), edges()), 1e-5, "without weights")
+
+
+def test_looking_ahead_leaves_a_cached_layer_as_it_was() -> None:
+    model = Sequential("x, edge_index", [(GCNConv(WIDTH, 3, cached=True), "x, edge_index -> x")])
+    twin = reference(model)
+    compiled = plait.compile(model, Data(x=features(), edge_index=edges(1)))
+    close(compiled(features(), edges(2)), twin(features(), edges(2)), OUTPUT[torch.float32], "output")
+
+
+def test_backward_twice_through_a_kept_graph() -> None:
+    model = Net().eval()
+    twin, compiled = reference(model), plait.compile(model)
+    for net in (twin, compiled):
+        out = net(features(), edges()).square().sum()
+        out.backward(retain_graph=True)
+        out.backward()
+    for mine, other in zip(compiled.parameters(), twin.parameters(), strict=True):
+        close(mine.grad, other.grad, GRADIENT[torch.float32], "gradient")
+
+
+def test_second_derivatives_work_or_say_that_they_do_not() -> None:
+    x = features().requires_grad_()
+    compiled = plait.compile(GCNConv(WIDTH, 3))
+    (slope,) = torch.autograd.grad(compiled(x, edges()).tanh().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"once_differentiable|twice|double"):
+        slope.square().sum().backward()
+
+
+def test_inference_mode() -> None:
+    model = Net().eval()
+    expected = reference(model)(features(), edges())
+    compiled = plait.compile(model)
+    with torch.inference_mode():
+        x, rows = features(), edges()
+        for _ in range(3):
+            close(compiled(x, rows), expected.detach(), OUTPUT[torch.float32], "output")
+    close(compiled(features(), edges()), expected, OUTPUT[torch.float32], "after it")
+
+
+def test_edge_index_class_and_int32_indices() -> None:
+    model = Net().eval()
+    twin, compiled = reference(model), plait.compile(model)
+    rows = edges()
+    special = EdgeIndex(rows, sparse_size=(NODES, NODES)).sort_by("col").values
+    close(compiled(features(), special), twin(features(), special), OUTPUT[torch.float32], "EdgeIndex")
+    close(compiled(features(), rows.int()), twin(features(), rows), OUTPUT[torch.float32], "int32")
+
+
+def test_lazy_layers_run_once_in_pyg_then_planned() -> None:
+    torch.manual_seed(0)
+    model = SAGEConv(-1, 3)
+    compiled = plait.compile(model)
+    first = compiled(features(), edges())
+    close(compiled(features(), edges()), first, OUTPUT[torch.float32], "output")
+    assert compiled.plan.layers
+
+
+def test_a_widths_error_is_an_error_as_in_pyg() -> None:
+    compiled = plait.compile(GCNConv(WIDTH, 3))
+    with pytest.raises((RuntimeError, ValueError)):
+        compiled(torch.rand(NODES, WIDTH + 1), edges())
+
+
+def test_a_batched_input_runs_in_pyg() -> None:
+    model = GCNConv(WIDTH, 3)
+    x = torch.rand(2, NODES, WIDTH)
+    close(plait.compile(model)(x, edges()), reference(model)(x, edges()), 1e-6, "output")
+
+
+def test_outputs_and_results_do_not_share_memory_with_later_calls() -> None:
+    compiled = plait.compile(Net().eval())
+    kept = [compiled(features(seed, 400), edges(seed, 1200, 400)) for seed in range(4)]
+    copies = [out.clone() for out in kept]
+    for seed in range(4, 8):
+        compiled(features(seed, 400), edges(seed, 1200, 400))
+    for out, was in zip(kept, copies, strict=True):
+        assert torch.equal(out, was)
