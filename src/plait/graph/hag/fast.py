@@ -23,7 +23,7 @@ from plait.graph.hag.compiled import compiled
 from plait.graph.hag.merge import Merged, merge_pairs
 from plait.graph.hag.rows import Rows
 
-__all__ = ["merge_similar"]
+__all__ = ["Found", "Pieces", "cut", "merge_similar", "search_block"]
 
 Ints = NDArray[Any]
 Progress = Callable[[float], None]
@@ -37,7 +37,7 @@ _MAX_THREADS = 8
 _UNLIMITED = int(np.iinfo(np.int32).max)
 
 
-class _Pieces(NamedTuple):
+class Pieces(NamedTuple):
     """Piece p: length[p] columns from start[p] on, of row[p]; block b: order[block[b] : block[b + 1]]."""
 
     start: Ints
@@ -47,7 +47,7 @@ class _Pieces(NamedTuple):
     block: Ints
 
 
-class _Found(NamedTuple):
+class Found(NamedTuple):
     """What one block found, in its own numbering: first the columns named by `column`, then its merges."""
 
     members: Ints
@@ -73,7 +73,7 @@ def merge_similar(
     book = _Book(num_sources)
     is_complete = True
     for turn in range(_PASSES):
-        pieces = _cut(rows, turn)
+        pieces = cut(rows, turn, _BLOCK_ENTRIES)
         share = None if progress is None else _share_of(progress, turn)
         is_complete &= _merge_blocks(rows, pieces, book, max_depth, min_count, deadline, share)
     return Merged(rows, book.left[: book.size].copy(), book.right[: book.size].copy(), is_complete)
@@ -93,7 +93,7 @@ class _Book:
         self.depth = np.zeros(num_sources + 1024, np.int32)
         self.table = np.full(4096, -1, np.int32)
 
-    def enter(self, found: _Found) -> Ints:
+    def enter(self, found: Found) -> Ints:
         """Enter the merges of a block; the number of each of its columns, old and new."""
         left, right = found.merged.left, found.merged.right
         needed = self.size + left.size
@@ -110,7 +110,8 @@ class _Book:
         return column
 
 
-def _cut(rows: Rows, seed: int) -> _Pieces:
+def cut(rows: Rows, seed: int, block_entries: int) -> Pieces:
+    """The rows in pieces, similar ones in the same block where possible."""
     num_pieces = np.maximum(-(-rows.length.astype(np.int64) // _PIECE), 1)
     row = np.repeat(np.arange(rows.start.size), num_pieces)
     offset = (np.arange(row.size) - np.repeat(np.cumsum(num_pieces) - num_pieces, num_pieces)) * _PIECE
@@ -120,13 +121,13 @@ def _cut(rows: Rows, seed: int) -> _Pieces:
     _sign(start, length, rows.columns, np.uint64(seed), code)
     order = np.argsort(code, kind="stable")
     block = np.zeros(row.size + 1, np.int64)
-    num_blocks = _bound_blocks(order, length, _BLOCK_ENTRIES, block)
-    return _Pieces(start, length, row, order, block[: num_blocks + 1])
+    num_blocks = _bound_blocks(order, length, block_entries, block)
+    return Pieces(start, length, row, order, block[: num_blocks + 1])
 
 
 def _merge_blocks(
     rows: Rows,
-    pieces: _Pieces,
+    pieces: Pieces,
     book: _Book,
     max_depth: int,
     min_count: int,
@@ -138,12 +139,12 @@ def _merge_blocks(
     depth = book.depth[: book.num_sources + book.size].copy()
     own = threading.local()
 
-    def search(block: int) -> _Found | None:
+    def search(block: int) -> Found | None:
         if time.perf_counter() > deadline:
             return None
         if not hasattr(own, "mark"):
             own.mark = np.zeros(depth.size, np.int32)
-        return _search_block(rows, pieces, block, depth, own.mark, max_depth, min_count, deadline)
+        return search_block(rows, pieces, block, depth, own.mark, max_depth, min_count, deadline)
 
     length = pieces.length.copy()
     is_complete = True
@@ -162,16 +163,16 @@ def _merge_blocks(
     return is_complete
 
 
-def _search_block(
+def search_block(
     rows: Rows,
-    pieces: _Pieces,
+    pieces: Pieces,
     block: int,
     depth: Ints,
     mark: Ints,
-    max_depth: int,
-    min_count: int,
-    deadline: float,
-) -> _Found:
+    max_depth: int = _UNLIMITED,
+    min_count: int = 3,
+    deadline: float = float("inf"),
+) -> Found:
     """The merges inside one block; a piece keeps in front the columns that cannot merge."""
     members = pieces.order[pieces.block[block] : pieces.block[block + 1]]
     weight = rows.weight[pieces.row[members]]
@@ -188,7 +189,7 @@ def _search_block(
     )  # fmt: skip
     local = local[:num_local].copy()
     inner = Rows(start, length, columns[:used].copy(), weight)
-    return _Found(
+    return Found(
         members,
         kept,
         local,
