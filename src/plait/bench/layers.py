@@ -13,12 +13,12 @@ from torch import Tensor
 from plait.bench.cases import LayerCase, find_graph
 from plait.bench.check import TOLERANCE, answer, worst_error
 from plait.bench.peers import DEFAULT, REFERENCE, Runner, SameAs, Unavailable, prepare
-from plait.bench.problem import Problem, edge_index_of
+from plait.bench.problem import Forms, Problem
 from plait.errors import PlaitError
 from plait.graph import Graph
-from plait.measure import Record, Timing, append, environment, read, time_calls
+from plait.measure import BusyElsewhere, Record, Timing, append, environment, read, step_peak, time_calls
 
-__all__ = ["KIND", "Options", "measure", "run"]
+__all__ = ["KIND", "Options", "left", "measure", "run"]
 
 KIND = "bench-layers"
 # On graphs where PyG's gathered edges do not fit the memory the CSR answer is what others are compared with.
@@ -36,16 +36,15 @@ class Options:
     data_dir: str | None = None
     output: Path | None = None
     resume: bool = False
+    memory: bool = False
     environment: Mapping[str, object] = field(default_factory=environment)
 
 
 def run(cases: Sequence[LayerCase], options: Options, watch: Callable[[Record], None]) -> list[Record]:
     """A record per case, handed to `watch` as each is taken and appended to the output file."""
-    records: list[Record] = []
     done = _finished(options)
-    left = [case for case in cases if case not in done]
-    records.extend(done[case] for case in cases if case in done)
-    for name, group in itertools.groupby(left, key=lambda case: case.graph):
+    records = [done[case] for case in cases if case in done]
+    for name, group in itertools.groupby(left(cases, options), key=lambda case: case.graph):
         graph = find_graph(name, options.data_dir).graph
         for record in _run_graph(graph, list(group), options):
             if options.output is not None:
@@ -53,6 +52,12 @@ def run(cases: Sequence[LayerCase], options: Options, watch: Callable[[Record], 
             records.append(record)
             watch(record)
     return records
+
+
+def left(cases: Sequence[LayerCase], options: Options) -> list[LayerCase]:
+    """The cases still to be measured: all, less those a resumed run already has."""
+    done = _finished(options)
+    return [case for case in cases if case not in done]
 
 
 def _finished(options: Options) -> dict[LayerCase, Record]:
@@ -67,12 +72,12 @@ def _finished(options: Options) -> dict[LayerCase, Record]:
 
 
 def _run_graph(graph: Graph, cases: list[LayerCase], options: Options) -> Iterator[Record]:
-    edge_index = edge_index_of(graph)
+    forms = Forms.of(graph)
     facts = {"num_nodes": graph.num_nodes, "num_edges": graph.num_edges}
     for (kind, width_in, width_out), group in itertools.groupby(
         cases, key=lambda case: (case.layer, case.width_in, case.width_out)
     ):
-        problem = Problem(kind, graph, edge_index, width_in, width_out)
+        problem = Problem(kind, forms, width_in, width_out)
         for case in group:
             result = measure(problem, case.mode, options)
             yield Record(KIND, case.to_dict() | facts, result, options.environment)
@@ -97,8 +102,17 @@ def measure(problem: Problem, mode: str, options: Options) -> dict[str, object]:
             lines[name] |= {"status": "wrong", "reason": reason}
             del runners[name]
     del expected
-    _time(problem, mode, {name: runners[name] for name in options.peers if name in runners}, lines, options)
-    return {"peers": {name: lines[name] for name in options.peers}, "reference": reference}
+    with BusyElsewhere() as busy:
+        _time(
+            problem, mode, {name: runners[name] for name in options.peers if name in runners}, lines, options
+        )
+    if options.memory:
+        timed = [name for name in options.peers if name in runners]
+        runners.clear()
+        for name in timed:
+            lines[name] |= _memory(name, problem, mode)
+    shown = {name: lines[name] for name in options.peers}
+    return {"peers": shown, "reference": reference, "busy_elsewhere": busy.share}
 
 
 def _with_references(peers: Iterable[str]) -> list[str]:
@@ -132,6 +146,26 @@ def _error(
         return float("inf"), f"failed with {type(error).__name__}: {error}"
 
 
+def _memory(name: str, problem: Problem, mode: str) -> dict[str, object]:
+    """Peak bytes of one step of a peer that starts from nothing but the edges."""
+    forms = problem.forms
+
+    def ready() -> Callable[[], object]:
+        alone = Forms(forms.edge_index, forms.num_nodes, forms.is_symmetric)
+        twin = Problem(problem.kind, alone, problem.width_in, problem.width_out, problem.layer)
+        return _call(prepare(name, twin, mode), problem, mode)
+
+    peak = step_peak(ready)
+    problem.x.grad = None
+    return {"peak_tensor_bytes": peak.tensor_bytes, "peak_process_bytes": peak.process_bytes}
+
+
+def _call(runner: Runner, problem: Problem, mode: str) -> Callable[[], object]:
+    if mode == "inference":
+        return runner.inference(problem.x)
+    return runner.training(problem.x, problem.cotangent)
+
+
 def _time(
     problem: Problem,
     mode: str,
@@ -139,11 +173,7 @@ def _time(
     lines: dict[str, dict[str, object]],
     options: Options,
 ) -> None:
-    x, cotangent = problem.x, problem.cotangent
-    calls = {
-        name: runner.inference(x) if mode == "inference" else runner.training(x, cotangent)
-        for name, runner in runners.items()
-    }
+    calls = {name: _call(runner, problem, mode) for name, runner in runners.items()}
     timings: dict[str, Timing] = {}
     if calls:
         timings = time_calls(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -15,7 +16,9 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from plait.bench.cases import LAYERS, known
 from plait.graph import Graph
 
-__all__ = ["Problem", "build_layer", "edge_index_of", "hidden_features"]
+__all__ = ["Forms", "Problem", "build_layer", "edge_index_of", "hidden_features"]
+
+T = TypeVar("T")
 
 _BUILDERS: dict[str, Callable[[int, int], nn.Module]] = {
     "gcn": GCNConv,
@@ -67,43 +70,79 @@ def _prime_from(least: int) -> int:
     return candidate
 
 
+class Forms:
+    """The forms of one graph that peers prepare once and share over layers, each made when asked for."""
+
+    def __init__(self, edge_index: Tensor, num_nodes: int, is_symmetric: bool) -> None:
+        self.edge_index = edge_index
+        self.num_nodes = num_nodes
+        self.is_symmetric = is_symmetric
+        self._made: dict[Hashable, Any] = {}
+
+    @classmethod
+    def of(cls, graph: Graph) -> Forms:
+        """The forms of a plait graph."""
+        return cls(edge_index_of(graph), graph.num_nodes, graph.is_symmetric)
+
+    def normalised(self, has_loops: bool) -> tuple[Tensor, Tensor]:
+        """(edge_index, edge_weight) after PyG's normalisation, done once as its docs advise."""
+
+        def make() -> tuple[Tensor, Tensor]:
+            edge_index, weight = gcn_norm(
+                self.edge_index, None, self.num_nodes, add_self_loops=has_loops, dtype=torch.float32
+            )
+            return edge_index, weight
+
+        return self.once(("normalised", has_loops), make)
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What `make` returned the first time this key was asked for."""
+        if key not in self._made:
+            self._made[key] = make()
+        made: T = self._made[key]
+        return made
+
+
 @dataclass(frozen=True)
 class Problem:
     """A layer on a graph: what every peer is handed, and what its answer is compared with."""
 
     kind: str
-    graph: Graph
-    edge_index: Tensor
+    forms: Forms
     width_in: int
     width_out: int
+    given: nn.Module | None = None
 
     @cached_property
     def layer(self) -> nn.Module:
         """The PyG layer whose weights all peers use; copy it before changing it."""
-        return build_layer(self.kind, self.width_in, self.width_out)
+        return build_layer(self.kind, self.width_in, self.width_out) if self.given is None else self.given
 
     @cached_property
     def x(self) -> Tensor:
         """The input: a hidden activation, so it wants a gradient."""
-        return hidden_features(self.graph.num_nodes, self.width_in).requires_grad_()
+        return hidden_features(self.forms.num_nodes, self.width_in).requires_grad_()
 
     @cached_property
     def cotangent(self) -> Tensor:
         """The fixed gradient of the output a training step starts from."""
         generator = torch.Generator().manual_seed(1)
-        return torch.randn(self.graph.num_nodes, self.width_out, generator=generator)
+        return torch.randn(self.forms.num_nodes, self.width_out, generator=generator)
 
-    @cached_property
+    @property
+    def edge_index(self) -> Tensor:
+        """[2, edges] as the user has it: no loops added, no weights."""
+        return self.forms.edge_index
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of the graph."""
+        return self.forms.num_nodes
+
+    @property
     def normalised(self) -> tuple[Tensor, Tensor]:
-        """(edge_index, edge_weight) after PyG's normalisation: done once, as its docs advise."""
-        edge_index, weight = gcn_norm(
-            self.edge_index,
-            None,
-            self.graph.num_nodes,
-            add_self_loops=self.kind != "tag",
-            dtype=torch.float32,
-        )
-        return edge_index, weight
+        """(edge_index, edge_weight) after this layer's normalisation; TAG adds no loops."""
+        return self.forms.normalised(self.kind != "tag")
 
     @property
     def is_normalised(self) -> bool:

@@ -29,6 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--budget", type=float, default=5.0, metavar="SECONDS", help="time per cell after warm-up (default 5)"
     )
     layers.set_defaults(measure=_layers)
+    models = kinds.add_parser("models", help="whole two-layer models, trained; preparation counts")
+    _add_common(models)
+    models.add_argument("--models", nargs="+", metavar="NAME", help="gcn sage gin")
+    models.add_argument("--epochs", type=int, default=200, help="training steps (default 200)")
+    models.add_argument("--repeats", type=int, default=1, help="whole trainings per peer (default 1)")
+    models.set_defaults(measure=_models)
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
@@ -39,6 +45,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data-dir", metavar="FOLDER", help="where the graph files are")
     parser.add_argument("--output", type=Path, metavar="FILE", help="append JSON-lines records here")
     parser.add_argument("--resume", action="store_true", help="skip the cells already in --output")
+    parser.add_argument("--memory", action="store_true", help="measure the peak memory of a step too")
     parser.add_argument("--num-threads", type=int, metavar="N", help="threads of torch and plait")
 
 
@@ -75,8 +82,9 @@ def _layers(args: argparse.Namespace) -> int:
         data_dir=args.data_dir,
         output=args.output or _dated("layers"),
         resume=args.resume,
+        memory=args.memory,
     )
-    meter = Meter("cells", len(grid), sys.stderr)
+    meter = Meter("cells", len(layers.left(grid, options)), sys.stderr)
 
     def watch(record: Record) -> None:
         meter.note(cell_line(record))
@@ -85,6 +93,32 @@ def _layers(args: argparse.Namespace) -> int:
     records = layers.run(grid, options, watch)
     meter.close()
     print(layers_text(records))
+    print(f"\nrecords: {options.output}")
+    return 0
+
+
+def _models(args: argparse.Namespace) -> int:
+    from plait.bench import cases, models, peers
+    from plait.report.models import model_line, models_text
+
+    grid = models.cases(args.datasets or cases.MODEL_GRAPHS, args.models or cases.MODELS, args.epochs)
+    options = models.Options(
+        peers=_peers(args.peers, models.DEFAULT, tuple(peers.PEERS)),
+        repeats=args.repeats,
+        data_dir=args.data_dir,
+        output=args.output or _dated("models"),
+        resume=args.resume,
+        memory=args.memory,
+    )
+    meter = Meter("models", len(models.left(grid, options)), sys.stderr)
+
+    def watch(record: Record) -> None:
+        meter.note(model_line(record))
+        meter.advance()
+
+    records = models.run(grid, options, watch)
+    meter.close()
+    print(models_text(records))
     print(f"\nrecords: {options.output}")
     return 0
 

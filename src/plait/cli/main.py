@@ -26,6 +26,8 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; 0 when it worked, 2 when plait refused, 130 when interrupted."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    # torch's profiler warns about every block it did not see allocated; read when torch is first imported
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
         parser = build_parser(arguments)
         args = parser.parse_args(arguments)

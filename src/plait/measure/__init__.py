@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from plait.measure.environment import environment
-from plait.measure.memory import peak_process_bytes, peak_tensor_bytes
+from plait.measure.environment import BusyElsewhere, environment
+from plait.measure.memory import StepPeak, peak_process_bytes, peak_tensor_bytes, step_peak
 from plait.measure.progress import Meter, progress
 from plait.measure.record import Record, append, read, write
 from plait.measure.timer import Clock, Timing, speedup, time_calls, wall_clock
 
 __all__ = [
+    "BusyElsewhere",
     "Clock",
     "Meter",
     "Record",
+    "StepPeak",
     "Timing",
     "append",
     "environment",
@@ -20,6 +22,7 @@ __all__ = [
     "progress",
     "read",
     "speedup",
+    "step_peak",
     "time_calls",
     "wall_clock",
     "write",

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-__all__ = ["available_bytes", "environment", "version_of"]
+__all__ = ["BusyElsewhere", "available_bytes", "environment", "version_of"]
 
 _PACKAGES = ("torch", "torch_geometric", "numpy", "numba", "dgl")
 
@@ -46,6 +46,40 @@ def version_of(package: str) -> str | None:
 def available_bytes() -> int | None:
     """Memory that can be taken now without swapping; None where the system does not say."""
     return _memory("MemAvailable")
+
+
+class BusyElsewhere:
+    """Watches how much of the processor others use while we measure: `with BusyElsewhere() as busy: ...`.
+
+    `busy.share` is the part of all cores' time taken by other processes (the host's own included), 0 to 1,
+    None where the system does not say. Above a tenth or so, thread pools wait for each other and medians
+    of short calls mean little.
+    """
+
+    share: float | None = None
+
+    def __enter__(self) -> BusyElsewhere:
+        self._before = _processor_seconds()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        after = _processor_seconds()
+        if self._before is None or after is None:
+            return
+        busy, own, total = (now - then for now, then in zip(after, self._before, strict=True))
+        self.share = min(1.0, max(0.0, busy - own) / total) if total > 0.0 else None
+
+
+def _processor_seconds() -> tuple[float, float, float] | None:
+    """(busy, of it ours, busy and idle) seconds of all cores since they started."""
+    table = Path("/proc/stat")
+    if not table.exists():
+        return None
+    ticks = [int(word) for word in table.read_text().splitlines()[0].split()[1:9]]
+    second = os.sysconf("SC_CLK_TCK")
+    idle = ticks[3] + ticks[4]
+    times = os.times()
+    return (sum(ticks) - idle) / second, times.user + times.system, sum(ticks) / second
 
 
 def _cpu_model() -> str:

@@ -8,9 +8,10 @@ import gc
 import multiprocessing
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["peak_process_bytes", "peak_tensor_bytes"]
+__all__ = ["StepPeak", "peak_process_bytes", "peak_tensor_bytes", "step_peak"]
 
 Call = Callable[[], object]
 
@@ -18,28 +19,74 @@ _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
 
 
+@dataclass(frozen=True)
+class StepPeak:
+    """Most bytes held during one step, what was prepared for it included."""
+
+    tensor_bytes: int
+    process_bytes: int | None
+
+
 def peak_tensor_bytes(call: Call) -> int:
     """Most bytes of CPU tensors alive at once during the call, beyond those alive before it.
 
     Taken from the allocation events of torch's profiler: exact and repeatable, backward included, and blind
     to memory that is not torch's (numpy arrays, a library's own buffers). Compare peers by this one and
-    check with `peak_process_bytes`. The result counts: hold nothing of it and it is freed after the call.
+    check with `peak_process_bytes`.
     """
+    return _tensor_bytes(call)[0]
+
+
+def step_peak(prepare: Callable[[], Call], warmup: int = 2) -> StepPeak:
+    """The peak of one step of `prepare()`, counted from before the preparation, after `warmup` steps.
+
+    So what a peer keeps from step to step (a transpose, buffers, a product computed once) counts, and what
+    it only needs while preparing does not. tensor_bytes is torch's view, process_bytes the system's.
+    """
+    made: list[Call] = []
+
+    def get_ready() -> None:
+        made.append(prepare())
+        for _ in range(warmup):
+            made[0]()
+        gc.collect()
+
+    _, kept = _tensor_bytes(get_ready)
+    peak, _ = _tensor_bytes(made[0])
+    made.clear()
+    return StepPeak(kept + peak, _process_step_peak(get_ready, made))
+
+
+def _process_step_peak(get_ready: Call, made: list[Call]) -> int | None:
+    gc.collect()
+    _hand_back()
+    try:
+        before = _status("VmRSS")
+        get_ready()
+        _hand_back()
+        _CLEAR.write_text("5")
+        made[0]()
+        return max(0, _status("VmHWM") - before)
+    except OSError:
+        return None
+
+
+def _tensor_bytes(call: Call) -> tuple[int, int]:
+    """(peak, alive at the end) bytes of CPU tensors, both beyond those alive before the call."""
     # read when the profiler first starts; without it kineto writes two lines of its own per call
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     from torch.profiler import ProfilerActivity, profile
 
     gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        kept = call()
-    del kept
+        call()
     results = profiler.profiler.kineto_results
     events = [event for event in results.events() if event.name() == "[memory]"]
     alive = peak = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
         alive += event.nbytes()
         peak = max(peak, alive)
-    return peak
+    return peak, alive
 
 
 def peak_process_bytes(call: Call, *, fresh: bool = False) -> int | None:

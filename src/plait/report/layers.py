@@ -11,14 +11,15 @@ from typing import Any
 from plait.measure import Record
 from plait.report.table import Table, ratio_text
 
-__all__ = ["Cell", "cell_line", "layers_text"]
+__all__ = ["SUBJECT", "Cell", "cell_line", "geometric_mean", "layers_text", "left_out", "load_warning"]
 
 SUBJECT = "plait"
 DEFAULT = "pyg-default"
 _SETTLED = 0.95
+_CROWDED = 0.1
 _LEGEND = (
-    "median ms. as-is: PyG on edge_index as it comes; once: normalised beforehand; csr: on torch CSR; "
-    "DGL: the\nfaster of its layer and its operators. Ratios are peer / plait; other peers show where best."
+    "median ms. as-is: PyG on edge_index as it comes; once: normalised beforehand; csr: on torch CSR;\n"
+    "DGL: the faster of its layer and its operators. Ratios are peer / plait; other peers show where best."
 )
 
 
@@ -74,7 +75,7 @@ def layers_text(records: Sequence[Record]) -> str:
     parts = [_LEGEND, *_cell_tables(cells)]
     if any(SUBJECT in cell.seconds for cell in cells):
         parts += [str(_means_table(cells)), _worst(cells)]
-    parts += _left_out(cells)
+    parts += _memory_table(cells) + left_out(cells) + load_warning(records)
     return "\n\n".join(parts)
 
 
@@ -140,11 +141,13 @@ def _means_table(cells: Sequence[Cell]) -> Table:
         columns = [[cell.ratio(family) for cell in members] for family in (None, "pyg", "dgl")]
         columns.append([cell.ratio_to_default for cell in members])
         under = sum(ratio < _SETTLED for ratio in columns[0])
-        table.add(mode, layer, len(members), *(ratio_text(_mean(column)) for column in columns), under)
+        table.add(
+            mode, layer, len(members), *(ratio_text(geometric_mean(column)) for column in columns), under
+        )
     return table
 
 
-def _mean(ratios: Iterable[float]) -> float:
+def geometric_mean(ratios: Iterable[float]) -> float:
     """Geometric mean of those that exist."""
     logs = [math.log(ratio) for ratio in ratios if ratio == ratio and ratio > 0.0]
     return math.exp(sum(logs) / len(logs)) if logs else math.nan
@@ -158,7 +161,42 @@ def _worst(cells: Sequence[Cell]) -> str:
     return f"worst cell: {worst.label}: {ratio_text(worst.ratio(None))} against {worst.best_peer}"
 
 
-def _left_out(cells: Sequence[Cell]) -> list[str]:
+def _memory_table(cells: Sequence[Cell]) -> list[str]:
+    """Peak megabytes of a step by torch's count (by the system's in brackets), where measured."""
+    measured = [cell for cell in cells if any("peak_tensor_bytes" in line for line in cell.lines.values())]
+    if not measured:
+        return []
+    names = [name for name in dict.fromkeys(n for cell in measured for n in cell.lines) if name != DEFAULT]
+    table = Table(["cell", *names], title="peak MB of a step, tensors (process), preparation kept included")
+    for cell in measured:
+        table.add(cell.label, *(_megabytes(cell.lines.get(name, {})) for name in names))
+    return [str(table)]
+
+
+def _megabytes(line: Mapping[str, Any]) -> str:
+    if "peak_tensor_bytes" not in line:
+        return "-"
+    process = line.get("peak_process_bytes")
+    return f"{line['peak_tensor_bytes'] / 1e6:.0f}" + (f" ({process / 1e6:.0f})" if process else "")
+
+
+def load_warning(records: Sequence[Record]) -> list[str]:
+    """A line when other processes disturbed the measurement, else nothing."""
+    shares = [
+        float(str(record.result["busy_elsewhere"]))
+        for record in records
+        if record.result.get("busy_elsewhere")
+    ]
+    crowded = sum(share > _CROWDED for share in shares)
+    if not crowded:
+        return []
+    return [
+        f"other processes used {100 * sum(shares) / len(shares):.0f}% of the processor on average, over "
+        f"{100 * _CROWDED:.0f}% in {crowded} of {len(records)} cells: measure again on a quiet machine"
+    ]
+
+
+def left_out(cells: Sequence[Cell]) -> list[str]:
     """Why peers are missing or wrong, each reason once with the number of cells."""
     reasons: dict[tuple[str, str, str], int] = defaultdict(int)
     for cell in cells:

@@ -13,15 +13,14 @@ from torch.nn.functional import linear
 from plait.bench.peers.runner import Runner, Unavailable, named_gradients
 from plait.bench.problem import Problem
 
-__all__ = ["dgl_graph", "operators", "scaled_sum", "stock"]
+__all__ = ["dgl_graph", "operators", "stock"]
 
 
 def stock(problem: Problem, mode: str) -> Runner:
     """DGL's own layer with the weights of the PyG one."""
     if problem.kind not in _STOCK:
         raise Unavailable("DGL has no such layer; see dgl-ops")
-    nodes = problem.graph
-    if problem.kind == "tag" and bool(((nodes.degrees == 0) & (nodes.out_degrees > 0)).any()):
+    if problem.kind == "tag" and _has_silent_sources(problem):
         raise Unavailable("DGL scales sources without in-edges by 1, PyG by 0; see dgl-ops")
     return _STOCK[problem.kind](_library(), problem)
 
@@ -39,19 +38,31 @@ def operators(problem: Problem, mode: str) -> Runner:
     return Runner(forward, tuple(layer.parameters()), named_gradients(layer))
 
 
-def dgl_graph(edge_index: Tensor, num_nodes: int) -> Any:
-    """An int32 DGL graph with CSR and CSC built, so that no step pays for them."""
-    graph = _library().graph((edge_index[0].int(), edge_index[1].int()), num_nodes=num_nodes)
-    graph.create_formats_()
-    return graph
+def dgl_graph(problem: Problem) -> Any:
+    """An int32 DGL graph, CSR and CSC built so that no step pays for them, loops where PyG adds them."""
+    has_loops = problem.kind in ("gcn", "sgc")
+
+    def make() -> Any:
+        source, target = problem.normalised[0] if has_loops else problem.edge_index
+        graph = _library().graph((source.int(), target.int()), num_nodes=problem.num_nodes)
+        graph.create_formats_()
+        return graph
+
+    return problem.forms.once(("dgl", has_loops), make)
 
 
-def scaled_sum(edge_index: Tensor, num_nodes: int) -> Callable[[Tensor], Tensor]:
+def _has_silent_sources(problem: Problem) -> bool:
+    """Whether a node sends and receives nothing."""
+    source, target = problem.edge_index
+    receives = torch.bincount(target, minlength=problem.num_nodes)
+    return bool((receives[source] == 0).any())
+
+
+def _scaled_sum(problem: Problem) -> Callable[[Tensor], Tensor]:
     """x -> D^-1/2 A D^-1/2 x with in-degrees D, and 0 where a degree is 0: PyG's normalisation."""
-    _library()
     from dgl import ops
 
-    graph = dgl_graph(edge_index, num_nodes)
+    graph = dgl_graph(problem)
     scale = _inverse(graph.in_degrees(), -0.5)
     return lambda x: ops.copy_u_sum(graph, x * scale) * scale
 
@@ -77,11 +88,10 @@ def _copy(target: nn.Parameter, source: Tensor) -> None:
 
 
 def _stock_gcn(dgl: Any, problem: Problem) -> Runner:
-    edge_index, weight = problem.normalised
-    graph = dgl_graph(edge_index, problem.graph.num_nodes)
+    graph = dgl_graph(problem)
     source: Any = problem.layer
     # out-degrees on the left, in-degrees on the right: PyG's norm only when the graph is symmetric
-    is_symmetric = problem.graph.is_symmetric
+    is_symmetric = problem.forms.is_symmetric
     layer = dgl.nn.pytorch.GraphConv(
         problem.width_in,
         problem.width_out,
@@ -90,7 +100,7 @@ def _stock_gcn(dgl: Any, problem: Problem) -> Runner:
     )
     _copy(layer.weight, source.lin.weight.t())
     _copy(layer.bias, source.bias)
-    weights = {} if is_symmetric else {"edge_weight": weight}
+    weights = {} if is_symmetric else {"edge_weight": problem.normalised[1]}
     return Runner(
         lambda x: layer(graph, x, **weights),
         tuple(layer.parameters()),
@@ -99,7 +109,7 @@ def _stock_gcn(dgl: Any, problem: Problem) -> Runner:
 
 
 def _stock_sage(dgl: Any, problem: Problem) -> Runner:
-    graph = dgl_graph(problem.edge_index, problem.graph.num_nodes)
+    graph = dgl_graph(problem)
     source: Any = problem.layer
     layer = dgl.nn.pytorch.SAGEConv(problem.width_in, problem.width_out, "mean")
     _copy(layer.fc_neigh.weight, source.lin_l.weight)
@@ -117,14 +127,14 @@ def _stock_sage(dgl: Any, problem: Problem) -> Runner:
 
 
 def _stock_gin(dgl: Any, problem: Problem) -> Runner:
-    graph = dgl_graph(problem.edge_index, problem.graph.num_nodes)
+    graph = dgl_graph(problem)
     source: Any = copy.deepcopy(problem.layer)
     layer = dgl.nn.pytorch.GINConv(source.nn, "sum")
     return Runner(lambda x: layer(graph, x), tuple(source.parameters()), named_gradients(source))
 
 
 def _stock_sgc(dgl: Any, problem: Problem) -> Runner:
-    graph = dgl_graph(problem.normalised[0], problem.graph.num_nodes)
+    graph = dgl_graph(problem)
     source: Any = copy.deepcopy(problem.layer)
     layer = dgl.nn.pytorch.SGConv(problem.width_in, problem.width_out, k=source.K, allow_zero_in_degree=True)
     layer.fc = source.lin
@@ -132,7 +142,7 @@ def _stock_sgc(dgl: Any, problem: Problem) -> Runner:
 
 
 def _stock_tag(dgl: Any, problem: Problem) -> Runner:
-    graph = dgl_graph(problem.edge_index, problem.graph.num_nodes)
+    graph = dgl_graph(problem)
     source: Any = problem.layer
     hops = len(source.lins)
     layer = dgl.nn.pytorch.TAGConv(problem.width_in, problem.width_out, k=hops - 1)
@@ -147,7 +157,7 @@ def _stock_tag(dgl: Any, problem: Problem) -> Runner:
 
 
 def _operators_gcn(layer: Any, problem: Problem) -> Callable[[Tensor], Tensor]:
-    aggregate = scaled_sum(problem.normalised[0], problem.graph.num_nodes)
+    aggregate = _scaled_sum(problem)
     if problem.width_in > problem.width_out:
         return lambda x: aggregate(layer.lin(x)) + layer.bias
     return lambda x: linear(aggregate(x), layer.lin.weight, layer.bias)
@@ -156,7 +166,7 @@ def _operators_gcn(layer: Any, problem: Problem) -> Callable[[Tensor], Tensor]:
 def _operators_sage_mean(layer: Any, problem: Problem) -> Callable[[Tensor], Tensor]:
     from dgl import ops
 
-    graph = dgl_graph(problem.edge_index, problem.graph.num_nodes)
+    graph = dgl_graph(problem)
     share = _inverse(graph.in_degrees(), -1.0)
     if problem.width_in > problem.width_out:
         weight, bias = layer.lin_l.weight, layer.lin_l.bias
@@ -167,7 +177,7 @@ def _operators_sage_mean(layer: Any, problem: Problem) -> Callable[[Tensor], Ten
 def _operators_sage_max(layer: Any, problem: Problem) -> Callable[[Tensor], Tensor]:
     from dgl import ops
 
-    graph = dgl_graph(problem.edge_index, problem.graph.num_nodes)
+    graph = dgl_graph(problem)
     has_empty_rows = bool((graph.in_degrees() == 0).any())
 
     def forward(x: Tensor) -> Tensor:
@@ -181,7 +191,7 @@ def _operators_sage_max(layer: Any, problem: Problem) -> Callable[[Tensor], Tens
 
 
 def _operators_sgc(layer: Any, problem: Problem) -> Callable[[Tensor], Tensor]:
-    aggregate = scaled_sum(problem.normalised[0], problem.graph.num_nodes)
+    aggregate = _scaled_sum(problem)
 
     def forward(x: Tensor) -> Tensor:
         for _ in range(layer.K):
@@ -193,7 +203,7 @@ def _operators_sgc(layer: Any, problem: Problem) -> Callable[[Tensor], Tensor]:
 
 
 def _operators_tag(layer: Any, problem: Problem) -> Callable[[Tensor], Tensor]:
-    aggregate = scaled_sum(problem.edge_index, problem.graph.num_nodes)
+    aggregate = _scaled_sum(problem)
 
     def forward(x: Tensor) -> Tensor:
         powers = [x]

@@ -23,7 +23,7 @@ def compiled(problem: Problem, mode: str) -> Runner:
     if not hasattr(plait, "compile"):
         raise Unavailable("this checkout has no plait.compile yet")
     stand_in = torch.zeros_like(problem.x).requires_grad_()
-    data = Data(x=stand_in, edge_index=problem.edge_index, num_nodes=problem.graph.num_nodes)
+    data = Data(x=stand_in, edge_index=problem.edge_index, num_nodes=problem.num_nodes)
     layer = plait.compile(copy.deepcopy(problem.layer), data, mode=mode)
     edge_index = problem.edge_index
     return Runner(lambda x: layer(x, edge_index), tuple(layer.parameters()), named_gradients(layer))

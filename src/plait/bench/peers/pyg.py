@@ -42,8 +42,8 @@ def normalised_once(problem: Problem, mode: str) -> Runner:
 def csr(problem: Problem, mode: str) -> Runner:
     """The layer on the transposed adjacency as a torch CSR matrix, weights inside."""
     layer = _without_norm(problem)
-    edge_index, weight = problem.normalised if problem.is_normalised else (problem.edge_index, None)
-    matrix = csr_matrix(edge_index, weight, problem.graph.num_nodes)
+    key = ("csr", problem.is_normalised, problem.kind == "tag")
+    matrix = problem.forms.once(key, lambda: csr_matrix(*_weighted(problem), problem.num_nodes))
     return _runner(layer, lambda x: layer(x, matrix))
 
 
@@ -56,12 +56,16 @@ def cached_edge_index(problem: Problem, mode: str) -> Runner:
     from torch_geometric import EdgeIndex
 
     layer = copy.deepcopy(problem.layer)
-    nodes = problem.graph.num_nodes
-    edges = EdgeIndex(
-        problem.edge_index, sparse_size=(nodes, nodes), is_undirected=problem.graph.is_symmetric
-    )
-    by_target = edges.sort_by("col").values.fill_cache_()
-    return _runner(layer, lambda x: layer(x, by_target))
+    nodes = problem.num_nodes
+
+    def by_target() -> Any:
+        edges = EdgeIndex(
+            problem.edge_index, sparse_size=(nodes, nodes), is_undirected=problem.forms.is_symmetric
+        )
+        return edges.sort_by("col").values.fill_cache_()
+
+    edges = problem.forms.once("EdgeIndex", by_target)
+    return _runner(layer, lambda x: layer(x, edges))
 
 
 def compiled(problem: Problem, mode: str) -> Runner:
@@ -69,7 +73,7 @@ def compiled(problem: Problem, mode: str) -> Runner:
     _require_memory(problem, mode)
     torch._dynamo.reset()
     layer = _without_norm(problem)
-    edge_index, weight = problem.normalised if problem.is_normalised else (problem.edge_index, None)
+    edge_index, weight = _weighted(problem)
     arguments = (edge_index,) if weight is None else (edge_index, weight)
     fast: Any = torch.compile(layer)
     return _runner(layer, lambda x: fast(x, *arguments))
@@ -101,6 +105,10 @@ class _Simple(nn.Module):
             x = self.layer.propagate(edge_index, x=x, edge_weight=weight)
         out: Tensor = self.layer.lin(x)
         return out
+
+
+def _weighted(problem: Problem) -> tuple[Tensor, Tensor | None]:
+    return problem.normalised if problem.is_normalised else (problem.edge_index, None)
 
 
 def _without_norm(problem: Problem) -> nn.Module:

@@ -1,0 +1,239 @@
+"""plait bench models: whole two-layer models trained on real features, preparation inside the clock."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import itertools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch_geometric.data import Data
+
+import plait
+from plait.bench.cases import MODELS, find_graph, known
+from plait.bench.peers import PEERS, SameAs, Unavailable, prepare
+from plait.bench.problem import Forms, Problem
+from plait.bench.task import HIDDEN, Task, TwoLayers, build_model, load_task
+from plait.errors import InputError, PlaitError
+from plait.measure import BusyElsewhere, Record, Timing, append, environment, read, step_peak, time_calls
+
+__all__ = [
+    "DEFAULT",
+    "KIND",
+    "ModelCase",
+    "Options",
+    "Trainer",
+    "cases",
+    "left",
+    "measure",
+    "prepare_trainer",
+    "run",
+]
+
+KIND = "bench-models"
+DEFAULT = ("pyg-default", "pyg", "pyg-csr", "dgl", "dgl-ops", "plait")
+REFERENCE = "pyg-default"
+LEARNING_RATE = 0.01
+# Losses of the first epochs must agree this closely before the clock starts; later ones are only reported,
+# because rounding differences grow in training.
+CHECKED_EPOCHS = 3
+TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True, order=True)
+class ModelCase:
+    """One cell: a model trained on a graph for a number of epochs."""
+
+    graph: str
+    model: str
+    epochs: int
+
+
+@dataclass(frozen=True)
+class Options:
+    """How the models are trained and measured."""
+
+    peers: Sequence[str] = DEFAULT
+    repeats: int = 1
+    data_dir: str | None = None
+    output: Path | None = None
+    resume: bool = False
+    memory: bool = False
+    environment: Mapping[str, object] = field(default_factory=environment)
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """A prepared model: its forward pass on the task's features and what Adam updates."""
+
+    forward: Callable[[Tensor], Tensor]
+    parameters: tuple[nn.Parameter, ...]
+
+    def step(self, task: Task) -> Callable[[], Tensor]:
+        """One training step, ready to be called again and again; it returns the loss."""
+        optimiser = torch.optim.Adam(self.parameters, lr=LEARNING_RATE)
+        rows = task.train_rows
+        wanted = task.y[rows]
+
+        def call() -> Tensor:
+            optimiser.zero_grad()
+            loss = cross_entropy(self.forward(task.x)[rows], wanted)
+            torch.autograd.backward(loss)
+            optimiser.step()
+            return loss.detach()
+
+        return call
+
+
+def prepare_trainer(peer: str, model: TwoLayers, kind: str, task: Task) -> Trainer:
+    """What a user of this peer does between reading the file and the first step."""
+    # a fresh tensor, so that nothing kept from an earlier run is found again
+    edge_index = task.edge_index.clone()
+    if peer == "plait":
+        return _own_trainer(model, task, edge_index)
+    layer = {"gcn": "gcn", "sage": "sage-mean", "gin": "gin"}[kind]
+    forms = Forms(edge_index, task.x.shape[0], task.is_symmetric)
+    widths = ((task.x.shape[1], HIDDEN), (HIDDEN, task.num_classes))
+    convs = (model.first, model.second)
+    first, second = (
+        prepare(peer, Problem(layer, forms, *pair, conv), "training")
+        for conv, pair in zip(convs, widths, strict=True)
+    )
+    return Trainer(lambda x: second.forward(first.forward(x).relu()), first.parameters + second.parameters)
+
+
+def _own_trainer(model: TwoLayers, task: Task, edge_index: Tensor) -> Trainer:
+    """plait.compile with the rows the loss needs."""
+    if not hasattr(plait, "compile"):
+        raise Unavailable("this checkout has no plait.compile yet")
+    data = Data(x=task.x, edge_index=edge_index, y=task.y)
+    fast: Any = plait.compile(copy.deepcopy(model), data, rows=task.train_mask, mode="training")
+    return Trainer(lambda x: fast(x, edge_index), tuple(fast.parameters()))
+
+
+def train(peer: str, model: TwoLayers, kind: str, task: Task, epochs: int) -> list[float]:
+    """Prepare and train from the model's weights, which stay as they are; the loss of every epoch."""
+    step = prepare_trainer(peer, model, kind, task).step(task)
+    return [float(step()) for _ in range(epochs)]
+
+
+def cases(graphs: Sequence[str], models: Sequence[str], epochs: int) -> list[ModelCase]:
+    """The grid, graph by graph."""
+    chosen = [known("--models", model, MODELS) for model in models]
+    if epochs < 1:
+        raise InputError(f"--epochs: {epochs}; train at least one")
+    return [ModelCase(graph, model, epochs) for graph, model in itertools.product(graphs, chosen)]
+
+
+def run(grid: Sequence[ModelCase], options: Options, watch: Callable[[Record], None]) -> list[Record]:
+    """A record per case, handed to `watch` as each is taken and appended to the output file."""
+    done = _finished(options)
+    records = [done[case] for case in grid if case in done]
+    for name, group in itertools.groupby(left(grid, options), key=lambda case: case.graph):
+        loaded = find_graph(name, options.data_dir)
+        task = load_task(loaded, name)
+        facts = {
+            "num_nodes": task.x.shape[0],
+            "num_edges": task.edge_index.shape[1],
+            "num_features": task.x.shape[1],
+            "num_train": int(task.train_mask.sum()),
+        }
+        for case in group:
+            record = Record(KIND, asdict(case) | facts, measure(case, task, options), options.environment)
+            if options.output is not None:
+                append(options.output, record)
+            records.append(record)
+            watch(record)
+            gc.collect()
+    return records
+
+
+def left(grid: Sequence[ModelCase], options: Options) -> list[ModelCase]:
+    """The cases still to be measured."""
+    done = _finished(options)
+    return [case for case in grid if case not in done]
+
+
+def _finished(options: Options) -> dict[ModelCase, Record]:
+    if not options.resume or options.output is None or not options.output.exists():
+        return {}
+    names = ModelCase.__dataclass_fields__
+    kept = (
+        record for record in read(options.output) if record.kind == KIND and set(record.case) >= set(names)
+    )
+    return {ModelCase(**{name: record.case[name] for name in names}): record for record in kept}  # type: ignore[arg-type]
+
+
+def measure(case: ModelCase, task: Task, options: Options) -> dict[str, object]:
+    """What every peer did with one case: seconds of the whole training, loss curve, difference to PyG's."""
+    model = build_model(case.model, task.x.shape[1], task.num_classes)
+    lines: dict[str, dict[str, object]] = {}
+    first_losses = train(REFERENCE, model, case.model, task, CHECKED_EPOCHS)
+    for name in options.peers:
+        lines[name] = _check(name, model, case.model, task, first_losses)
+    curves: dict[str, list[float]] = {}
+
+    def call(name: str) -> Callable[[], object]:
+        def training() -> None:
+            curves[name] = train(name, model, case.model, task, case.epochs)
+
+        return training
+
+    calls = {name: call(name) for name, line in lines.items() if line["status"] == "timed"}
+    with BusyElsewhere() as busy:
+        timings = (
+            time_calls(calls, warmup=0, repeats=options.repeats, min_sample_seconds=0.0) if calls else {}
+        )
+    _fill(lines, timings, curves)
+    if options.memory:
+        for name in timings:
+            lines[name] |= _memory(name, model, case.model, task)
+    return {"peers": lines, "reference": REFERENCE, "busy_elsewhere": busy.share}
+
+
+def _check(name: str, model: TwoLayers, kind: str, task: Task, expected: list[float]) -> dict[str, object]:
+    """A few epochs off the clock: the losses must agree, and whatever compiles at first use has done so."""
+    known("--peers", name, tuple(PEERS))
+    started = time.perf_counter()
+    try:
+        losses = train(name, model, kind, task, CHECKED_EPOCHS)
+    except SameAs as other:
+        return {"status": "same", "as": str(other)}
+    except (Unavailable, PlaitError) as error:
+        return {"status": "missing", "reason": str(error)}
+    except Exception as error:  # a peer that breaks is its own line, not the run's end
+        return {"status": "missing", "reason": f"{type(error).__name__}: {error}"}
+    error_share = max(abs(a - b) / max(abs(b), 1e-6) for a, b in zip(losses, expected, strict=True))
+    line: dict[str, object] = {"status": "timed", "error": error_share}
+    line["first_use_seconds"] = time.perf_counter() - started
+    if not error_share <= TOLERANCE:
+        reason = f"losses of the first {CHECKED_EPOCHS} epochs differ by {error_share:.1e}"
+        line |= {"status": "wrong", "reason": reason}
+    return line
+
+
+def _fill(
+    lines: dict[str, dict[str, object]], timings: Mapping[str, Timing], curves: Mapping[str, list[float]]
+) -> None:
+    reference = curves.get(REFERENCE)
+    for name, timing in timings.items():
+        lines[name] |= timing.to_dict()
+        lines[name]["losses"] = curves[name]
+        if reference is not None:
+            differences = (abs(a - b) for a, b in zip(curves[name], reference, strict=True))
+            lines[name]["max_loss_difference"] = max(differences)
+    for line in lines.values():
+        twin = lines.get(str(line.get("as")), {}) if line["status"] == "same" else {}
+        line |= {key: value for key, value in twin.items() if key.endswith("seconds")}
+
+
+def _memory(name: str, model: TwoLayers, kind: str, task: Task) -> dict[str, object]:
+    peak = step_peak(lambda: prepare_trainer(name, model, kind, task).step(task))
+    return {"peak_tensor_bytes": peak.tensor_bytes, "peak_process_bytes": peak.process_bytes}
