@@ -1,10 +1,25 @@
-"""The hierarchical form of a graph: shared neighbours summed once."""
+"""The hierarchical form of a graph: shared neighbours summed once; other forms, and schedules of them."""
 
 from __future__ import annotations
 
+from plait.graph.hag.difference import Differences, backward_schedule, difference_rows, difference_schedule
+from plait.graph.hag.duplicates import merge_equal_rows
 from plait.graph.hag.forecast import Forecast, forecast
 from plait.graph.hag.hierarchy import Hag
 from plait.graph.hag.schedule import Schedule, level_schedule, tile_schedule
 from plait.graph.hag.search import search
 
-__all__ = ["Forecast", "Hag", "Schedule", "forecast", "level_schedule", "search", "tile_schedule"]
+__all__ = [
+    "Differences",
+    "Forecast",
+    "Hag",
+    "Schedule",
+    "backward_schedule",
+    "difference_rows",
+    "difference_schedule",
+    "forecast",
+    "level_schedule",
+    "merge_equal_rows",
+    "search",
+    "tile_schedule",
+]

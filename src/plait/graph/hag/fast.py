@@ -23,7 +23,7 @@ from plait.graph.hag.compiled import compiled
 from plait.graph.hag.merge import Merged, merge_pairs
 from plait.graph.hag.rows import Rows
 
-__all__ = ["Found", "Pieces", "cut", "merge_similar", "search_block"]
+__all__ = ["Found", "Pieces", "cut", "merge_similar", "search_block", "similar_order"]
 
 Ints = NDArray[Any]
 Progress = Callable[[float], None]
@@ -117,12 +117,17 @@ def cut(rows: Rows, seed: int, block_entries: int) -> Pieces:
     offset = (np.arange(row.size) - np.repeat(np.cumsum(num_pieces) - num_pieces, num_pieces)) * _PIECE
     start = rows.start[row] + offset
     length = np.minimum(rows.length[row] - offset, _PIECE).astype(np.int32)
-    code = np.empty(row.size, np.uint64)
-    _sign(start, length, rows.columns, np.uint64(seed), code)
-    order = np.argsort(code, kind="stable")
+    order = similar_order(start, length, rows.columns, seed)
     block = np.zeros(row.size + 1, np.int64)
     num_blocks = _bound_blocks(order, length, block_entries, block)
     return Pieces(start, length, row, order, block[: num_blocks + 1])
+
+
+def similar_order(start: Ints, length: Ints, columns: Ints, seed: int) -> Ints:
+    """Rows sorted by MinHash: rows that share much of what they hold tend to be neighbours."""
+    code = np.empty(start.size, np.uint64)
+    _sign(start, length, columns, np.uint64(seed), code)
+    return np.argsort(code, kind="stable")
 
 
 def _merge_blocks(

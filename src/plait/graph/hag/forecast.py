@@ -20,7 +20,7 @@ __all__ = ["Forecast", "forecast"]
 Ints = NDArray[Any]
 
 _WORTH = 1.2
-"""Least expected traffic ratio worth a search; measured break-evens of running time lie between 1.1 and 1.7."""
+"""Least expected traffic ratio worth a search; the break-evens measured lie between 1.1 and 1.7."""
 _BLOCKS, _BLOCK_ENTRIES = 8, 1 << 14
 _MISSED = 1.5
 """Exact searches save more traffic than blocks show: 1.2 to 1.9 times on nine real graphs, median 1.5."""

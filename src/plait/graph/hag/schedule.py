@@ -21,7 +21,7 @@ from plait.graph.hag.tiles import (
 if TYPE_CHECKING:
     from plait.graph.hag.hierarchy import Hag
 
-__all__ = ["Schedule", "level_schedule", "tile_schedule"]
+__all__ = ["Schedule", "chunks", "cut_phases", "level_schedule", "tile_schedule"]
 
 Ints = NDArray[Any]
 
@@ -123,7 +123,7 @@ def tile_schedule(hag: Hag, tile_nodes: int | None = None, tiles: Tiles | None =
 
 def level_schedule(hag: Hag, tile_nodes: int = 512) -> Schedule:
     """The hierarchy level by level, every partial sum shared: the fallback where nothing is local."""
-    tiles = Tiles(np.arange(hag.num_nodes, dtype=np.int32), _chunks(hag.num_nodes, tile_nodes))
+    tiles = Tiles(np.arange(hag.num_nodes, dtype=np.int32), chunks(hag.num_nodes, tile_nodes))
     return _place(hag, tiles, np.full(hag.num_aggregation_nodes, _SHARED, np.int32), tile_nodes)
 
 
@@ -131,7 +131,8 @@ _UNREAD, _SHARED = -2, -1
 _FEW_SHARED = 0.4
 
 
-def _chunks(count: int, size: int) -> Ints:
+def chunks(count: int, size: int) -> Ints:
+    """0, size, 2 size, ..., count."""
     return np.append(np.arange(0, count, size, dtype=np.int64), np.int64(count))
 
 
@@ -168,7 +169,7 @@ def _place(hag: Hag, tiles: Tiles, home: Ints, tile_nodes: int) -> Schedule:
         buffer,
         step_of_tile,
     )
-    phases, pieces = _phases(hag.level[shared_sums], step_of_tile, tile_nodes)
+    phases, pieces = cut_phases(hag.level[shared_sums], step_of_tile, tile_nodes)
     return Schedule(
         hag.num_nodes,
         hag.num_sources,
@@ -183,14 +184,14 @@ def _place(hag: Hag, tiles: Tiles, home: Ints, tile_nodes: int) -> Schedule:
     )
 
 
-def _phases(shared_levels: Ints, step_of_tile: Ints, tile_nodes: int) -> tuple[Ints, Ints]:
+def cut_phases(shared_levels: Ints, step_of_tile: Ints, tile_nodes: int) -> tuple[Ints, Ints]:
     """(phases, tiles): one phase per level of shared sums, cut into pieces, then the tiles of the outputs."""
     starts = [np.zeros(1, np.int64)]
     phases = [0]
     bounds = np.flatnonzero(np.diff(shared_levels)) + 1
     begin = 0
     for end in [*bounds.tolist(), shared_levels.size] if shared_levels.size else []:
-        cuts = begin + _chunks(end - begin, tile_nodes)[1:]
+        cuts = begin + chunks(end - begin, tile_nodes)[1:]
         starts.append(cuts)
         phases.append(phases[-1] + cuts.size)
         begin = end
