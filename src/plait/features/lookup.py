@@ -24,8 +24,8 @@ def slot_table(capacity: int, num_ids: int | None = None) -> SlotTable:
     """A table for `capacity` ids; direct when `num_ids` bounds them by 16 times the capacity or 4 million."""
     if capacity < 1:
         raise InputError(f"capacity={capacity}: a slot table holds at least one id")
-    # 4 bytes per possible id against 32 to 64 per held one: up to 16 to 1 direct addressing takes no more memory,
-    # and it is three times as fast
+    # 4 bytes per possible id against 32 to 64 per held one: up to 16 to 1 direct addressing takes no more
+    # memory, and it is three times as fast
     if num_ids is not None and num_ids <= max(16 * capacity, 1 << 22):
         return DirectTable(num_ids)
     return HashTable(capacity)
