@@ -20,7 +20,7 @@ import plait
 from plait.bench.cases import MODELS, find_graph, known
 from plait.bench.peers import PEERS, SameAs, Unavailable, prepare
 from plait.bench.problem import Forms, Problem
-from plait.bench.task import HIDDEN, Task, TwoLayers, build_model, load_task
+from plait.bench.task import HIDDEN, Stack, Task, build_model, load_task
 from plait.errors import InputError, PlaitError
 from plait.measure import BusyElsewhere, Record, Timing, append, environment, read, step_peak, time_calls
 
@@ -75,6 +75,7 @@ class Trainer:
 
     forward: Callable[[Tensor], Tensor]
     parameters: tuple[nn.Parameter, ...]
+    module: nn.Module | None = None
 
     def step(self, task: Task) -> Callable[[], Tensor]:
         """One training step, ready to be called again and again; it returns the loss."""
@@ -92,7 +93,7 @@ class Trainer:
         return call
 
 
-def prepare_trainer(peer: str, model: TwoLayers, kind: str, task: Task) -> Trainer:
+def prepare_trainer(peer: str, model: Stack, kind: str, task: Task) -> Trainer:
     """What a user of this peer does between reading the file and the first step."""
     # a fresh tensor, so that nothing kept from an earlier run is found again
     edge_index = task.edge_index.clone()
@@ -101,24 +102,23 @@ def prepare_trainer(peer: str, model: TwoLayers, kind: str, task: Task) -> Train
     layer = {"gcn": "gcn", "sage": "sage-mean", "gin": "gin"}[kind]
     forms = Forms(edge_index, task.x.shape[0], task.is_symmetric)
     widths = ((task.x.shape[1], HIDDEN), (HIDDEN, task.num_classes))
-    convs = (model.first, model.second)
     first, second = (
         prepare(peer, Problem(layer, forms, *pair, conv), "training")
-        for conv, pair in zip(convs, widths, strict=True)
+        for conv, pair in zip(model.convs, widths, strict=True)
     )
     return Trainer(lambda x: second.forward(first.forward(x).relu()), first.parameters + second.parameters)
 
 
-def _own_trainer(model: TwoLayers, task: Task, edge_index: Tensor) -> Trainer:
+def _own_trainer(model: Stack, task: Task, edge_index: Tensor) -> Trainer:
     """plait.compile with the rows the loss needs."""
     if not hasattr(plait, "compile"):
         raise Unavailable("this checkout has no plait.compile yet")
     data = Data(x=task.x, edge_index=edge_index, y=task.y)
     fast: Any = plait.compile(copy.deepcopy(model), data, rows=task.train_mask, mode="training")
-    return Trainer(lambda x: fast(x, edge_index), tuple(fast.parameters()))
+    return Trainer(lambda x: fast(x, edge_index), tuple(fast.parameters()), fast)
 
 
-def train(peer: str, model: TwoLayers, kind: str, task: Task, epochs: int) -> list[float]:
+def train(peer: str, model: Stack, kind: str, task: Task, epochs: int) -> list[float]:
     """Prepare and train from the model's weights, which stay as they are; the loss of every epoch."""
     step = prepare_trainer(peer, model, kind, task).step(task)
     return [float(step()) for _ in range(epochs)]
@@ -198,7 +198,7 @@ def measure(case: ModelCase, task: Task, options: Options) -> dict[str, object]:
     return {"peers": lines, "reference": REFERENCE, "busy_elsewhere": busy.share}
 
 
-def _check(name: str, model: TwoLayers, kind: str, task: Task, expected: list[float]) -> dict[str, object]:
+def _check(name: str, model: Stack, kind: str, task: Task, expected: list[float]) -> dict[str, object]:
     """A few epochs off the clock: the losses must agree, and whatever compiles at first use has done so."""
     known("--peers", name, tuple(PEERS))
     started = time.perf_counter()
@@ -234,6 +234,6 @@ def _fill(
         line |= {key: value for key, value in twin.items() if key.endswith("seconds")}
 
 
-def _memory(name: str, model: TwoLayers, kind: str, task: Task) -> dict[str, object]:
+def _memory(name: str, model: Stack, kind: str, task: Task) -> dict[str, object]:
     peak = step_peak(lambda: prepare_trainer(name, model, kind, task).step(task))
     return {"peak_tensor_bytes": peak.tensor_bytes, "peak_process_bytes": peak.process_bytes}

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv, GINConv, SAGEConv
 
-from plait.bench.cases import MODELS, known
-from plait.bench.problem import Forms
+from plait.bench.cases import LAYERS, MODELS, find_graph, known
+from plait.bench.problem import Forms, build_layer, edge_index_of
 from plait.errors import InputError
 from plait.graph import LoadedGraph
 
-__all__ = ["HIDDEN", "Task", "TwoLayers", "build_model", "load_task"]
+__all__ = ["HIDDEN", "STACKS", "Stack", "Task", "build_model", "build_stack", "explain_data", "load_task"]
 
 HIDDEN = 64
 TRAIN_SHARE = 0.1
+# the names `plait explain --model` takes
+STACKS = {layer: layer for layer in LAYERS} | {"sage": "sage-mean"}
 
 
 @dataclass(frozen=True)
@@ -38,35 +43,65 @@ class Task:
         return self.train_mask.nonzero().view(-1)
 
 
-class TwoLayers(nn.Module):
-    """conv, ReLU, conv: what the examples of every library train first."""
+class Stack(nn.Module):
+    """Layers with a ReLU between them: what the examples of every library train first."""
 
-    def __init__(self, first: nn.Module, second: nn.Module) -> None:
+    def __init__(self, convs: Iterable[nn.Module]) -> None:
         super().__init__()
-        self.first = first
-        self.second = second
+        self.convs = nn.ModuleList(convs)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        out: Tensor = self.second(self.first(x, edge_index).relu(), edge_index)
+        for conv in self.convs[:-1]:
+            x = conv(x, edge_index).relu()
+        out: Tensor = self.convs[-1](x, edge_index)
         return out
 
 
-def build_model(kind: str, width_in: int, classes: int) -> TwoLayers:
-    """The seeded PyG model of a kind: gcn, sage (mean) or gin."""
+def build_model(kind: str, width_in: int, classes: int) -> Stack:
+    """The seeded two-layer PyG model of a kind: gcn, sage (mean) or gin, 64 wide inside."""
     known("--models", kind, MODELS)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return TwoLayers(_conv(kind, width_in, HIDDEN), _conv(kind, HIDDEN, classes))
+        return Stack([_conv(kind, width_in, HIDDEN), _conv(kind, HIDDEN, classes)])
 
 
 def _conv(kind: str, width_in: int, width_out: int) -> nn.Module:
-    if kind == "gcn":
-        conv: nn.Module = GCNConv(width_in, width_out)
-    elif kind == "sage":
-        conv = SAGEConv(width_in, width_out)
+    inner = nn.Sequential(nn.Linear(width_in, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, width_out))
+    if kind == "gin":
+        conv: nn.Module = GINConv(inner)
     else:
-        conv = GINConv(nn.Sequential(nn.Linear(width_in, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, width_out)))
+        conv = GCNConv(width_in, width_out) if kind == "gcn" else SAGEConv(width_in, width_out)
     return conv
+
+
+def build_stack(kind: str, widths: Sequence[int]) -> Stack:
+    """A model of len(widths) - 1 layers of one kind."""
+    layer = STACKS[known("--model", kind, tuple(STACKS))]
+    return Stack(build_layer(layer, a, b) for a, b in itertools.pairwise(widths))
+
+
+def explain_data(
+    name: str, data_dir: str | None, widths: tuple[int, ...] | None
+) -> tuple[Data, tuple[int, ...], str]:
+    """(data, widths, a note where something had to be made up) for a graph file or generator.
+
+    Features of another width than the first one asked for are replaced by random ones of that width.
+    """
+    loaded = find_graph(name, data_dir)
+    features = loaded.dense_x()
+    if widths is None:
+        if features is None:
+            raise InputError(
+                f"--widths: {name} has no features to take the first width from; give it, e.g. 128,64,16"
+            )
+        classes = int(loaded.y.max()) + 1 if loaded.y is not None and loaded.y.ndim == 1 else HIDDEN
+        widths = (features.shape[1], HIDDEN, classes)
+    note = ""
+    if features is None or features.shape[1] != widths[0]:
+        note = f"{name} has no features of width {widths[0]}: dense random ones stand in"
+        features = np.random.default_rng(0).standard_normal((loaded.graph.num_nodes, widths[0]), np.float32)
+    x = torch.from_numpy(np.ascontiguousarray(features, np.float32))
+    return Data(x=x, edge_index=edge_index_of(loaded.graph)), widths, note
 
 
 def load_task(loaded: LoadedGraph, name: str) -> Task:

@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+from plait.cli.threads import use_threads
 from plait.errors import InputError
 from plait.measure.progress import Meter
 from plait.measure.record import Record
@@ -55,12 +56,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("bench: name a kind: plait bench layers or plait bench models")
     if args.resume and args.output is None:
         raise InputError("--resume: give --output FILE, the records to go on from")
-    if args.num_threads is not None:
-        import torch
-
-        if args.num_threads < 1:
-            raise InputError(f"--num-threads: {args.num_threads} is not a number of threads; give 1 or more")
-        torch.set_num_threads(args.num_threads)
+    use_threads(args.num_threads)
     return int(args.measure(args))
 
 

@@ -46,6 +46,7 @@ class Meter:
         self.started = time.perf_counter()
         self.shown: float | None = None
         self.done = 0
+        self.logged = -1
 
     def advance(self, steps: int = 1) -> None:
         """Count steps as done and redraw when it is time."""
@@ -66,12 +67,13 @@ class Meter:
         if self.shown is None and not self.is_terminal:
             self.shown = now  # a run shorter than one pause leaves a single line, its last
         elif self.shown is None or now - self.shown >= pause:
-            self.shown = now
+            self.shown, self.logged = now, self.done
             self._put(self._text(now), stays=not self.is_terminal)
 
     def close(self) -> None:
         """The last state, which stays."""
-        self._put(self._text(time.perf_counter() - self.started), stays=True)
+        if self.is_terminal or self.logged != self.done:
+            self._put(self._text(time.perf_counter() - self.started), stays=True)
 
     def _put(self, text: str, stays: bool) -> None:
         start = "\r\x1b[2K" if self.is_terminal else ""

@@ -127,20 +127,20 @@ def time_calls(
     gc.disable()
     try:
         lanes = _warm_up(variants, warmup, min_sample_seconds, rounds, clock)
-        started = time.perf_counter()
+        used = 0.0
         for number in range(limit):
             running = [lane for lane in lanes if not lane.is_done(target_spread, repeats)]
             if not running:
                 break
             # on a crowded machine a call can take 100 times what the warm-up saw: then fewer rounds must do
-            enough = rounds if time.perf_counter() - started < _PATIENCE * budget_seconds else _SLOW_REPEATS
-            if repeats is None and number >= enough and time.perf_counter() - started > budget_seconds:
+            enough = rounds if used <= _PATIENCE * budget_seconds else _SLOW_REPEATS
+            if repeats is None and number >= enough and used > budget_seconds:
                 break
             for k in range(len(running)):
                 lane = running[(k + number) % len(running)]
                 if before is not None:
                     before()
-                lane.sample(clock)
+                used += lane.sample(clock)
     finally:
         if collects:
             gc.enable()
@@ -167,8 +167,10 @@ class _Lane:
     count: int
     samples: list[float] = field(default_factory=list)
 
-    def sample(self, clock: Clock) -> None:
-        self.samples.append(clock(self.call, self.count) / self.count)
+    def sample(self, clock: Clock) -> float:
+        seconds = clock(self.call, self.count)
+        self.samples.append(seconds / self.count)
+        return seconds
 
     def is_done(self, target_spread: float, repeats: int | None) -> bool:
         if len(self.samples) < self.needed:

@@ -11,7 +11,16 @@ from typing import Any
 from plait.measure import Record
 from plait.report.table import Table, ratio_text
 
-__all__ = ["SUBJECT", "Cell", "cell_line", "geometric_mean", "layers_text", "left_out", "load_warning"]
+__all__ = [
+    "SUBJECT",
+    "Cell",
+    "cell_line",
+    "geometric_mean",
+    "layers_text",
+    "left_out",
+    "load_warning",
+    "megabytes",
+]
 
 SUBJECT = "plait"
 DEFAULT = "pyg-default"
@@ -169,11 +178,12 @@ def _memory_table(cells: Sequence[Cell]) -> list[str]:
     names = [name for name in dict.fromkeys(n for cell in measured for n in cell.lines) if name != DEFAULT]
     table = Table(["cell", *names], title="peak MB of a step, tensors (process), preparation kept included")
     for cell in measured:
-        table.add(cell.label, *(_megabytes(cell.lines.get(name, {})) for name in names))
+        table.add(cell.label, *(megabytes(cell.lines.get(name, {})) for name in names))
     return [str(table)]
 
 
-def _megabytes(line: Mapping[str, Any]) -> str:
+def megabytes(line: Mapping[str, Any]) -> str:
+    """ "12 (15)": peak megabytes of tensors and of the process, "-" where not measured."""
     if "peak_tensor_bytes" not in line:
         return "-"
     process = line.get("peak_process_bytes")

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Sequence
 
 from plait.measure import Record
-from plait.report.layers import SUBJECT, Cell, geometric_mean, left_out, load_warning
-from plait.report.table import Table, bytes_text, ratio_text
+from plait.report.layers import SUBJECT, Cell, geometric_mean, left_out, load_warning, megabytes
+from plait.report.table import Table, ratio_text
 
 __all__ = ["model_line", "models_text"]
 
@@ -34,10 +34,10 @@ def model_line(record: Record) -> str:
 
 
 def _seconds_table(cells: Sequence[Cell]) -> Table:
-    epochs = sorted({int(cell.case["epochs"]) for cell in cells})
+    epochs = ", ".join(map(str, sorted({int(cell.case["epochs"]) for cell in cells})))
     table = Table(
         ["graph", "model", "as-is", "once", "csr", "DGL", "plait", "best peer", "/best", "/PyG", "loss diff"],
-        title=f"seconds for {', '.join(map(str, epochs))} epochs, preparation included; ratios are peer / plait",
+        title=f"seconds for {epochs} epochs, preparation included; ratios are peer / plait",
     )
     columns = (("pyg-default",), ("pyg",), ("pyg-csr",), ("dgl", "dgl-ops"), (SUBJECT,))
     for cell in cells:
@@ -63,8 +63,8 @@ def _seconds(cell: Cell, names: Sequence[str]) -> str:
 def _memory_table(cells: Sequence[Cell]) -> Table:
     names = list(dict.fromkeys(name for cell in cells for name in cell.lines))
     table = Table(
-        ["graph", "model", *names, "best peer / plait"],
-        title="peak of a step, by torch's count, what was prepared and kept included",
+        ["graph", "model", *names, "ratio"],
+        title="peak MB of a step, tensors (process), what was prepared and kept included; ratio of tensors",
     )
     for cell in cells:
         peaks = {
@@ -76,7 +76,7 @@ def _memory_table(cells: Sequence[Cell]) -> Table:
             continue
         rivals = [value for name, value in peaks.items() if name != SUBJECT]
         ratio = _ratio(rivals, peaks.get(SUBJECT))
-        shown = [bytes_text(peaks[name]) if name in peaks else "-" for name in names]
+        shown = [megabytes(cell.lines.get(name, {})) for name in names]
         table.add(cell.case["graph"], cell.case["model"], *shown, ratio_text(ratio))
     return table
 

@@ -13,14 +13,16 @@ _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 @dataclass
 class Table:
-    """Rows under a header; `str()` aligns them: text to the left, cells that start with a number right.
+    """Rows under a header; `str()` aligns them: text to the left, columns of numbers to the right.
 
+    `align` says so for every column, "l" or "r" each; without it a column is judged by most of its cells.
     Columns shrink (their longest cells are cut with an ellipsis) until a line fits `width`.
     """
 
     header: Sequence[str]
     title: str = ""
     width: int = 100
+    align: str = ""
     rows: list[tuple[str, ...] | None] = field(default_factory=list)
 
     def add(self, *cells: object) -> None:
@@ -37,7 +39,8 @@ class Table:
     def __str__(self) -> str:
         cells = [row for row in self.rows if row is not None]
         widths = self._widths(cells)
-        right = [_is_numeric(row[k] for row in cells) for k in range(len(widths))]
+        right = [side == "r" for side in self.align]
+        right += [_is_numeric(row[k] for row in cells) for k in range(len(right), len(widths))]
         line = "  ".join("-" * width for width in widths)
         body = [line if row is None else _line(row, widths, right) for row in self.rows]
         head = [self.title] if self.title else []

@@ -1,0 +1,27 @@
+"""plait calibrate: measures this machine and stores its profile."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from plait.measure.progress import progress
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Nothing to choose: the profile is of this machine with the threads torch uses."""
+    parser.add_argument("--num-threads", type=int, metavar="N", help="measure with this many threads")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, store, and say what was found."""
+    from plait.cli.threads import use_threads
+
+    use_threads(args.num_threads)
+    import plait
+
+    profile = plait.calibrate(progress=lambda items: progress(items, "calibrating", file=sys.stderr))
+    print(f"profile of {profile.name} with {profile.threads} threads stored; plans are priced for it now")
+    return 0

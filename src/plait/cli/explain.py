@@ -1,0 +1,51 @@
+"""plait explain: the plan of a named model on a graph, as text or JSON."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from plait.errors import InputError
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Model, widths, graph and mode."""
+    parser.add_argument("--model", default="gcn", help="gcn, sage, sage-max, gin, sgc, tag (default gcn)")
+    parser.add_argument("--widths", metavar="IN,...,OUT", help="default: the features, 64, the classes")
+    parser.add_argument(
+        "--data", default="sbm", metavar="FILE|GENERATOR", help="an npz file, a name, or sbm, rmat:..."
+    )
+    parser.add_argument("--data-dir", metavar="FOLDER", help="where the graph files are")
+    parser.add_argument("--mode", choices=("training", "inference"), default="training")
+    parser.add_argument("--memory-limit", type=float, metavar="BYTES", help="no plan that needs more")
+    parser.add_argument("--analyze", action="store_true", help="run it and put the measured time beside")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the plan."""
+    from plait.bench.task import STACKS, build_stack, explain_data
+
+    widths = None if args.widths is None else _widths(args.widths)
+    if args.model not in STACKS:
+        raise InputError(f"--model: unknown name {args.model!r}; known are {', '.join(STACKS)}")
+    data, widths, note = explain_data(args.data, args.data_dir, widths)
+    if note:
+        print(f"note: {note}", file=sys.stderr)
+    import plait
+
+    options = {"mode": args.mode}
+    if args.memory_limit is not None:
+        options["memory_limit"] = int(args.memory_limit)
+    plan = plait.explain(build_stack(args.model, widths), data, analyze=args.analyze, **options)
+    print(plan.to_json() if args.json else plan)
+    return 0
+
+
+def _widths(text: str) -> tuple[int, ...]:
+    parts = text.replace("->", ",").split(",")
+    if len(parts) < 2 or not all(part.strip().isdigit() and int(part) for part in parts):
+        raise InputError(f"--widths: {text!r} is not a list of widths; write for example 128,64,16")
+    return tuple(int(part) for part in parts)
