@@ -19,6 +19,7 @@ from plait.ir import (
     Diagonal,
     Expr,
     Fold,
+    Map,
     MatMul,
     Scalar,
     Scale,
@@ -171,6 +172,8 @@ class _Writer:
             case Concat(parts, 1):
                 reads = [(f"x{k}", self.emit(part)) for k, part in enumerate(parts)]
                 return self.add("concat", reads, shape(expr))
+            case Map("relu", body):
+                return self.add("relu", [("x", self.emit(body))], shape(expr))
         raise PlanError(f"{formula(expr)}: no kernel computes {type(expr).__name__}; this layer runs in PyG")
 
     def pattern_product(
@@ -463,6 +466,11 @@ class _Reverse:
         terms = [name for role, name in step.reads if role != "bias"]
         for factor, name in zip(step.factors, terms, strict=True):
             self.share(name, grad, None, factor)
+
+    def of_relu(self, step: Step, grad: str) -> None:
+        if step["x"] in self.needed:
+            reads = [("x", grad), ("made", step.out)]
+            self.share(step["x"], self.add("relu_backward", step["x"], reads, self.forward.shapes[step.out]))
 
     def of_extremum(self, step: Step, grad: str) -> None:
         x = step["x"]

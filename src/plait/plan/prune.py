@@ -102,7 +102,8 @@ def _prune(
     costs = [_all_primitives(option, wrt, constant) for option in options]
     widths = sorted({str(s) for cost in costs for _, sizes in cost for s in sizes if str(s).startswith("K")})
     simple = [w for w in widths if "+" not in w]
-    orders = list(itertools.permutations(simple)) if len(simple) <= 3 else [tuple(simple)]
+    # beyond three widths only what holds without any ordering is used
+    orders = list(itertools.permutations(simple)) if len(simple) <= 3 else [()]
     beaten: dict[int, dict[tuple[str, ...], int]] = {i: {} for i in range(len(options))}
     for order in orders:
         for i, mine in enumerate(costs):

@@ -66,7 +66,9 @@ def explain(model: nn.Module, data: Any, analyze: bool = False, **options: Any) 
 
 def _check_arguments(model: Any, memory_limit: Any, epochs: Any, mode: Any) -> None:
     if not isinstance(model, nn.Module):
-        raise InputError(f"model: {type(model).__name__} is not a torch.nn.Module; pass the model itself, not its class or output")
+        raise InputError(
+            f"model: {type(model).__name__} is not a torch.nn.Module; pass the model itself, not its class or output"
+        )
     if memory_limit is not None and (not isinstance(memory_limit, int) or memory_limit <= 0):
         raise InputError(f"memory_limit: {memory_limit!r}; pass a positive number of bytes")
     if not isinstance(epochs, int) or epochs < 1:
@@ -82,13 +84,20 @@ def _row_numbers(rows: Tensor | None, data: Any) -> Tensor | None:
     count = getattr(data, "num_nodes", None)
     if rows.dtype == torch.bool:
         if count is not None and rows.shape != (count,):
-            raise InputError(f"rows: a mask of shape {tuple(rows.shape)} for {count} nodes; pass one flag for each node")
+            raise InputError(
+                f"rows: a mask of shape {tuple(rows.shape)} for {count} nodes; pass one flag for each node"
+            )
         return rows.nonzero().reshape(-1)
     if rows.dtype.is_floating_point or rows.dim() != 1:
-        raise InputError(f"rows: {rows.dtype} of shape {tuple(rows.shape)}; pass a mask or a vector of node numbers")
+        raise InputError(
+            f"rows: {rows.dtype} of shape {tuple(rows.shape)}; pass a mask or a vector of node numbers"
+        )
     if rows.numel() and (int(rows.min()) < 0 or (count is not None and int(rows.max()) >= count)):
         raise InputError(f"rows: node numbers must lie in 0..{(count or 0) - 1}")
     return rows.long()
+
+
+_CACHES = ("_cached_", "_plait_kept")  # what layers with cached=True keep of their first call
 
 
 # The twin of a module tree -----------------------------------------------------------------------------
@@ -132,18 +141,22 @@ class CompiledModel:
         return Plan(tuple(session.plans.values()), skipped, tuple(notes))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return _rebuild_root, (self.plait_root,), self.__dict__
+        # a planned class is made, not imported: name the class it was made from
+        original = getattr(self.plait_root, "plait_original", None)
+        return _rebuild_root, (self.plait_root, False) if original is None else (original, True), self.__dict__
 
 
 @functools.cache
 def _root_class(original: type[nn.Module]) -> type[nn.Module]:
-    return type(original.__name__, (CompiledModel, original), {"plait_root": original, "__module__": original.__module__})
+    return type(
+        original.__name__,
+        (CompiledModel, original),
+        {"plait_root": original, "__module__": original.__module__},
+    )
 
 
-def _rebuild_root(original: Any) -> nn.Module:
-    if isinstance(original, tuple):
-        original = planned_class(original[0])
-    twin = _root_class(original)
+def _rebuild_root(original: type[nn.Module], is_layer: bool) -> nn.Module:
+    twin = _root_class(planned_class(original) if is_layer else original)
     return twin.__new__(twin)
 
 
@@ -183,12 +196,20 @@ def _restrict_last(model: nn.Module, session: Session, ran: list[nn.Module], out
     """Let the last layer compute only the wanted rows, where everything after it works row by row."""
     convs = [k for k, m in enumerate(ran) if isinstance(m, PlannedLayer)]
     after = ran[convs[-1] + 1 :] if convs else []
-    parents = {id(m) for m in model.modules() if any(isinstance(c, PlannedLayer) for c in m.modules() if c is not m)}
-    stray = [type(m).__name__ for m in after if not isinstance(m, _ROW_WISE) and id(m) not in parents and m is not model]
+    parents = {
+        id(m) for m in model.modules() if any(isinstance(c, PlannedLayer) for c in m.modules() if c is not m)
+    }
+    stray = [
+        type(m).__name__
+        for m in after
+        if not isinstance(m, _ROW_WISE) and id(m) not in parents and m is not model
+    ]
     has_rows = isinstance(out, Tensor) and out.dim() == 2 and out.shape[0] == data.num_nodes
     last: Any = ran[convs[-1]] if convs else None
     if last is None or stray or not has_rows:
-        reason = f"{', '.join(stray)} follow the last layer" if stray else "the output has no row for each node"
+        reason = (
+            f"{', '.join(stray)} follow the last layer" if stray else "the output has no row for each node"
+        )
         session.notes = [f"rows= is not used: {reason}"]
         return
     session.restricted_layer = last._plait_name
@@ -199,7 +220,11 @@ def _call_arguments(model: nn.Module, data: Any) -> tuple[Any, ...] | None:
     root = getattr(model, "plait_root", type(model))
     forward = getattr(root, "plait_original", root).forward
     parameters = [p for p in list(inspect.signature(forward).parameters.values())[1:]]
-    names = [p.name for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    names = [
+        p.name
+        for p in parameters
+        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
     if not names or any(p.kind == p.VAR_POSITIONAL for p in parameters):
         # torch_geometric.nn.Sequential takes *args in the order of its description
         described = getattr(model, "signature", None)
@@ -217,15 +242,20 @@ def _call_arguments(model: nn.Module, data: Any) -> tuple[Any, ...] | None:
 
 @contextmanager
 def _quietly(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode and the caller's random state back afterwards."""
-    training = [(m, m.training) for m in model.modules()]
+    """Evaluation mode; afterwards the caller's random state and the layers' own caches are as before."""
+    modules = list(model.modules())
+    training = [m.training for m in modules]
+    cached = [{k: v for k, v in m.__dict__.items() if k.startswith(_CACHES)} for m in modules]
     state = torch.get_rng_state()
     model.eval()
     try:
         yield
     finally:
-        for m, was in training:
+        for m, was, kept in zip(modules, training, cached, strict=True):
             m.training = was
+            for name in [k for k in m.__dict__ if k.startswith(_CACHES)]:
+                del m.__dict__[name]
+            m.__dict__.update(kept)
         torch.set_rng_state(state)
 
 
@@ -246,7 +276,9 @@ def _analyze(model: nn.Module, session: Session, data: Any, mode: str, repeats: 
     """Run the model a few times with a clock on every step; the median of each goes beside its price."""
     arguments = _call_arguments(model, data)
     if arguments is None:
-        raise InputError("analyze: the model's arguments are not attributes of data; call it once and use .plan")
+        raise InputError(
+            "analyze: the model's arguments are not attributes of data; call it once and use .plan"
+        )
     samples: dict[str, list[Any]] = {}
     kept = [(parameter, parameter.grad) for parameter in model.parameters()]
     with _quietly(model):
@@ -280,4 +312,3 @@ def _with_measurements(plan: Plan, samples: dict[str, list[Any]]) -> Plan:
                 measured[value] = sorted(seen, key=lambda m: m.seconds)[len(seen) // 2]
         layers.append(replace(layer, measured=measured))
     return replace(plan, layers=tuple(layers))
-

@@ -29,16 +29,19 @@ class Given:
 
 
 def _identity(tensor: Tensor) -> tuple[Any, ...]:
-    return id(tensor), tensor.data_ptr(), tensor._version, tuple(tensor.shape)
+    # tensors made under inference_mode cannot be written to in place and carry no version
+    return id(tensor), tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version, tuple(tensor.shape)
 
 
-def read(edge_index: Any, edge_weight: Tensor | None, num_nodes: int, num_sources: int, is_swapped: bool) -> Given:
+def read(
+    edge_index: Any, edge_weight: Tensor | None, num_nodes: int, num_sources: int, is_swapped: bool
+) -> Given:
     """The edges of a call on `num_sources` source rows and `num_nodes` target rows."""
     sizes = (num_nodes, num_sources, is_swapped)
     if isinstance(edge_index, Tensor) and edge_index.layout == torch.strided:
         _check_edge_list(edge_index, edge_weight)
         plain = edge_index.as_subclass(Tensor)
-        key = (*_identity(plain), id(edge_index), *sizes)
+        key = (*_identity(edge_index), *sizes)
         weight_key = () if edge_weight is None else _identity(edge_weight)
         return Given(
             key, (edge_index, edge_weight), edge_weight, weight_key, False,
@@ -69,14 +72,18 @@ def _read_matrix(adj_t: Any, edge_weight: Tensor | None, sizes: tuple[int, int, 
     """A torch sparse matrix or a torch_sparse SparseTensor: rows are targets."""
     if isinstance(adj_t, Tensor):
         if adj_t.layout not in (torch.sparse_csr, torch.sparse_coo):
-            raise InputError(f"edge_index: layout {adj_t.layout} is not supported; pass torch CSR or COO, or an edge list")
+            raise InputError(
+                f"edge_index: layout {adj_t.layout} is not supported; pass torch CSR or COO, or an edge list"
+            )
         values = adj_t.values() if adj_t.layout == torch.sparse_csr else adj_t.coalesce().values()
     else:
         values = adj_t.storage.value()
     shape = tuple(adj_t.shape) if isinstance(adj_t, Tensor) else tuple(adj_t.sparse_sizes())
     if shape != sizes[:2]:
-        raise InputError(f"edge_index: a {shape[0]} x {shape[1]} matrix on {sizes[1]} source and {sizes[0]} target rows of x")
-    version = 0 if values is None else values._version
+        raise InputError(
+            f"edge_index: a {shape[0]} x {shape[1]} matrix on {sizes[1]} source and {sizes[0]} target rows of x"
+        )
+    version = 0 if values is None or values.is_inference() else values._version
     return Given(
         (id(adj_t), version, *sizes), (adj_t,), None, (version,), True,
         lambda: (Graph.from_any(adj_t), None if values is None or _are_ones(values) else values),

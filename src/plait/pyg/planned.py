@@ -47,8 +47,13 @@ class PlannedLayer:
         self._plait_session.not_planned.pop(self._plait_name, None)
         return call.run(self)
 
+    def reset_parameters(self) -> None:
+        self.__dict__.pop("_plait_kept", None)
+        self.plait_original.reset_parameters(self)  # type: ignore[operator]
+
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return _rebuild, (self.plait_original,), self.__dict__
+        state = {name: value for name, value in self.__dict__.items() if name != "_plait_kept"}
+        return _rebuild, (self.plait_original,), state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state) if hasattr(super(), "__setstate__") else self.__dict__.update(state)  # type: ignore[misc]
@@ -57,7 +62,11 @@ class PlannedLayer:
 @functools.cache
 def planned_class(original: type[nn.Module]) -> type[nn.Module]:
     """The planned twin of a layer class; `isinstance` of the original still holds."""
-    return type(original.__name__, (PlannedLayer, original), {"plait_original": original, "__module__": original.__module__})
+    return type(
+        original.__name__,
+        (PlannedLayer, original),
+        {"plait_original": original, "__module__": original.__module__},
+    )
 
 
 def _rebuild(original: type[nn.Module]) -> nn.Module:
@@ -96,7 +105,9 @@ class _Prepared:
         return self.lowered.run(module, widened, self.x, self.root)
 
 
-def _arguments(module: Any, x: Any, edge_index: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Prepared | str:
+def _arguments(
+    module: Any, x: Any, edge_index: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> _Prepared | str:
     """The call made ready to be planned, or why it runs in PyG."""
     names = _positional(module.plait_original)
     given = {**dict(zip(names, args, strict=False)), **kwargs}
@@ -116,20 +127,27 @@ def _arguments(module: Any, x: Any, edge_index: Any, args: tuple[Any, ...], kwar
         return f"{type(module).__name__}: the number of target nodes is not known; pass size= or x as a pair"
     is_swapped = getattr(module, "flow", "source_to_target") == "target_to_source"
     if is_swapped and is_bipartite:
-        return f"{type(module).__name__}: flow='target_to_source' on a pair of feature matrices is not lowered"
+        return (
+            f"{type(module).__name__}: flow='target_to_source' on a pair of feature matrices is not lowered"
+        )
     session: Session = module._plait_session
-    handed = read(edge_index, edge_weight, num_targets, num_sources, is_swapped)
-    edges = session.edges_for(handed.key, handed.owners, handed.build)
-    weight = handed.weight if handed.weight is not None else edges.weight
+    kept = module.__dict__.get("_plait_kept")
+    if kept is None:
+        handed = read(edge_index, edge_weight, num_targets, num_sources, is_swapped)
+        edges = session.edges_for(handed.key, handed.owners, handed.build)
+        weight = handed.weight if handed.weight is not None else edges.weight
+        kept = (edges, weight, handed.weight_key, handed.is_sparse)
+    edges, weight, weight_key, is_sparse = kept
     if weight is not None and weight.requires_grad:
         return f"{type(module).__name__}: edge_weight wants a gradient, which needs the messages one by one"
-    call = Call(is_bipartite, root is not None or not is_bipartite, weight is not None, handed.is_sparse)
+    call = Call(is_bipartite, root is not None or not is_bipartite, weight is not None, is_sparse)
     lowered = lower(module, call)
     if isinstance(lowered, NotLowered):
         return lowered.reason
-    edges = _kept_graph(module, lowered, edges)
+    if lowered.keeps_graph:  # PyG's cached=True: the first graph and weights serve every later call
+        module.__dict__["_plait_kept"] = kept
     dtype = torch.float32 if source.dtype in _HALVES else source.dtype
-    constants = _constants(edges, lowered.operator, weight, handed.weight_key, dtype)
+    constants = _constants(edges, lowered.operator, weight, weight_key, dtype)
     return _Prepared(lowered, edges, constants, source, root)
 
 
@@ -178,15 +196,9 @@ def _node_counts(
         return x.shape[0], root.shape[0]
     if isinstance(edge_index, Tensor) and edge_index.layout == torch.strided:
         return x.shape[0], None
-    return x.shape[0], int(edge_index.shape[0]) if isinstance(edge_index, Tensor) else int(edge_index.sparse_size(0))
-
-
-def _kept_graph(module: Any, lowered: Lowered, edges: Edges) -> Edges:
-    """PyG's cached=True: the first graph serves every later call."""
-    if not lowered.keeps_graph:
-        return edges
-    kept: Edges = module.__dict__.setdefault("_plait_kept", edges)
-    return kept
+    return x.shape[0], int(edge_index.shape[0]) if isinstance(edge_index, Tensor) else int(
+        edge_index.sparse_size(0)
+    )
 
 
 def _constants(
@@ -201,7 +213,11 @@ def _constants(
             if weight.dim() > 1 and weight.numel() != weight.shape[0]:
                 raise InputError(f"edge_weight: shape {tuple(weight.shape)}; pass one number for each edge")
         with torch.no_grad():
-            made = propagate(operator, edges.graph, None if weight is None else weight.detach().reshape(-1), dtype)
+            made = propagate(
+                operator, edges.graph, None if weight is None else weight.detach().reshape(-1), dtype
+            )
         diagonals = {name: getattr(made, name) for name in "plq" if getattr(made, name) is not None}
-        found = edges.constants[key] = Constants(made.graph, made.edge_weight, {**diagonals, **made.extra}, dtype)
+        found = edges.constants[key] = Constants(
+            made.graph, made.edge_weight, {**diagonals, **made.extra}, dtype
+        )
     return found

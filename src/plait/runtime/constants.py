@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,6 +85,13 @@ class Constants:
         if key not in self._values:
             self._values[key] = self._evaluate(expr)
         return self._values[key]
+
+    def remember(self, key: str, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """A vector derived from constants, computed when first asked for."""
+        if key not in self._values:
+            self._values[key] = compute()
+        value: torch.Tensor = self._values[key]
+        return value
 
     def _evaluate(self, expr: Expr) -> Any:
         match expr:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch.autograd.function import once_differentiable
 
@@ -83,6 +84,8 @@ class Compiled:
             owns = owns and program.shapes[addend] == program.shapes[step.out] and not _is_alias(program, addend)
             # ... nor reads it in this very step: a sparse product gathers from x while it writes
             owns = owns and [name for _, name in step.reads].count(addend) == 1
+            if step.op in ("relu", "relu_backward"):  # works in place on what nobody else reads
+                owns = step["x"] in dead and step["x"] in made and not _is_alias(program, step["x"])
             self.calls.append((step, getattr(self, f"_{step.op}"), dead, bool(owns)))
 
     def run(self, env: Env) -> None:
@@ -137,12 +140,22 @@ class Compiled:
         if price is not None and price.backend == "torch":
             return self._spmm_torch(step, env, matrix, x, out)
         addend = env.get(step.get("addend") or "")
+        source = self._constant(step, "source")
+        if weight is not None and source is not None:  # the kernel takes one of them: their product
+            weight, source = self._joined(step, pattern, weight, source), None
         return sparse.spmm(
             pattern, x, out,
-            edge=weight, source=self._constant(step, "source"), target=self._constant(step, "target"),
+            edge=weight, source=source, target=self._constant(step, "target"),
             addend=addend, addend_scale=self._row_scale(step, "addend_scale", env, pattern.num_rows),
             bias=env.get(step.get("bias") or ""), slab=price.slab if price is not None else 0,
         )  # fmt: skip
+
+    def _joined(self, step: Step, pattern: sparse.Pattern, weight: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        """Edge weights times the scaling of their sources, computed once per graph."""
+        return self.run_of.constants.remember(
+            f"{step['matrix']}{'ᵀ' if step.is_transposed else ''} | {step['source']}",
+            lambda: weight * source[torch.from_numpy(pattern.indices.astype(np.int64))],
+        )
 
     def _spmm_torch(self, step: Step, env: Env, matrix: SparseValue, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         torch.mm(matrix.as_torch(step.is_transposed, x.dtype), x, out=out)
@@ -249,6 +262,17 @@ class Compiled:
             out.add_(value, alpha=factor)
         return out if bias is None else out.add_(bias)
 
+    def _relu(self, step: Step, env: Env, owns: bool) -> torch.Tensor:
+        x = env[step["x"]]
+        if owns:
+            return torch.relu_(x)
+        return torch.clamp_min(x, 0, out=self._out(step, env, False, *x.shape, x))
+
+    def _relu_backward(self, step: Step, env: Env, owns: bool) -> torch.Tensor:
+        grad = env[step["x"]]
+        out = grad if owns else self._out(step, env, False, *grad.shape, grad)
+        return torch.ops.aten.threshold_backward.grad_input(grad, env[step["made"]], 0, grad_input=out)  # type: ignore[no-any-return]
+
     def _colsum(self, step: Step, env: Env, owns: bool) -> torch.Tensor:
         total: torch.Tensor = env[step["x"]].sum(0)
         return total
@@ -282,9 +306,8 @@ class _Expression(torch.autograd.Function):
         env.update(run.hoisted)
         run.forward(env)
         ctx.run, ctx.names = run, names
-        if run.plan.backward is not None:
-            ctx.save_for_backward(*inputs)
-            ctx.kept = {name: env[name] for name in run.kept}
+        # intermediates go the same way as inputs, so that autograd frees them after the backward pass
+        ctx.save_for_backward(*inputs, *(env[name] for name in run.kept))
         result: torch.Tensor = env[run.plan.forward.outputs[0]]
         return result
 
@@ -292,24 +315,19 @@ class _Expression(torch.autograd.Function):
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         run: Run = ctx.run
-        env: Env = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
+        inputs = ctx.saved_tensors[: len(ctx.names)]
+        env: Env = dict(zip((*ctx.names, *run.kept), ctx.saved_tensors, strict=True))
         env.update(run.hoisted)
-        env.update(ctx.kept)
-        ctx.kept = None
         env["grad"] = _rows_contiguous(grad, run.buffers)
         run.backward(env)
         assert run.plan.backward is not None
-        results = dict(zip(wrt_of(run), run.plan.backward.outputs, strict=True))
+        results = dict(zip(run.plan.wrt, run.plan.backward.outputs, strict=True))
         grads = []
-        for name, value in zip(ctx.names, ctx.saved_tensors, strict=True):
+        for name, value in zip(ctx.names, inputs, strict=True):
             output = results.get(name, "")
             made = env[output] if output else None
             grads.append(None if made is None else made.reshape(value.shape))
         return (None, None, *grads)
-
-
-def wrt_of(run: Run) -> tuple[str, ...]:
-    return run.plan.wrt
 
 
 def _rows_contiguous(grad: torch.Tensor, buffers: Buffers) -> torch.Tensor:

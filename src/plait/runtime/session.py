@@ -34,6 +34,7 @@ from plait.runtime.constants import Constants, SparseValue, from_dense
 __all__ = ["Edges", "Options", "Session"]
 
 _MOST_GRAPHS = 16
+_MOST_RUNS = 64
 _DENSEST = 0.25  # non-zeros above this share are never worth a sparse view
 
 
@@ -54,7 +55,13 @@ class Edges:
     owners: tuple[Any, ...]  # the user's tensors, kept so that their addresses stay theirs
     weight: torch.Tensor | None = None  # values of a sparse matrix handed over as the graph
     constants: dict[Any, Constants] = field(default_factory=dict)
-    runs: dict[Any, executor.Run] = field(default_factory=dict)
+    runs: OrderedDict[Any, executor.Run] = field(default_factory=OrderedDict)
+
+    def remember(self, key: Any, run: executor.Run) -> None:
+        """Keep a run; the oldest goes when inputs keep changing, and what was hoisted for it with it."""
+        self.runs[key] = run
+        while len(self.runs) > _MOST_RUNS:
+            self.runs.popitem(last=False)
 
 
 @dataclass
@@ -62,8 +69,8 @@ class _Watched:
     """An input tensor seen before: the same object at the same version is the same matrix."""
 
     reference: Callable[[], torch.Tensor | None]
-    version: int
-    times: int
+    version: tuple[int, int]
+    token: int  # another one for every tensor and every version of it
     sparse: SparseValue | None = None
     is_examined: bool = False
 
@@ -76,6 +83,7 @@ class Session:
         self.buffers = Buffers()
         self.edges: OrderedDict[Any, Edges] = OrderedDict()
         self.watched: dict[int, _Watched] = {}
+        self._tokens = 0
         self.plans: dict[str, LayerPlan] = {}  # the latest plan of each layer and expression
         self.not_planned: dict[str, str] = {}
         self.constant_input: Callable[[], torch.Tensor | None] = lambda: None
@@ -111,13 +119,13 @@ class Session:
         if x.requires_grad or x.grad_fn is not None:
             return None
         seen = self.watched.get(id(x))
-        if seen is None or seen.reference() is not x or seen.version != x._version:
+        version = (x.data_ptr(), 0 if x.is_inference() else x._version)
+        if seen is None or seen.reference() is not x or seen.version != version:
             if len(self.watched) > 64:
                 self.watched = {k: w for k, w in self.watched.items() if w.reference() is not None}
-            is_given = self.constant_input() is x
-            seen = self.watched[id(x)] = _Watched(weakref.ref(x), x._version, 2 if is_given else 1)
-            return seen if is_given else None
-        seen.times += 1
+            self._tokens += 1
+            seen = self.watched[id(x)] = _Watched(weakref.ref(x), version, self._tokens)
+            return seen if self.constant_input() is x else None
         return seen
 
     def _sparse_view(self, seen: _Watched, x: torch.Tensor) -> SparseValue | None:
@@ -144,11 +152,11 @@ class Session:
         signature = tuple((name, t.shape, with_grad and t.requires_grad) for name, t in given.items())
         seen = self.watch(x)
         is_restricted = layer == self.restricted_layer and with_grad
-        key = (layer, id(forms), id(constants), signature, seen is not None and id(x), is_restricted)
+        key = (layer, id(forms), id(constants), signature, None if seen is None else seen.token, is_restricted)
         run = edges.runs.get(key)
-        if run is None or (seen is not None and run.plan.hoisted.outputs and not run.hoisted):
+        if run is None:
             run = self._planned(layer, edges, constants, forms, given, signature, seen, is_restricted)
-            edges.runs[key] = run
+            edges.remember(key, run)
         self.plans[layer] = run.plan
         run.trace = self.trace
         out = executor.apply(run, given)

@@ -15,6 +15,7 @@ from plait.kernels.gemm import cpu
 __all__ = ["gemm", "gemm_transposed", "transposed_chunks"]
 
 _PIECE_ROWS = 192  # a multiple of every block height; small enough to balance, large enough to amortise the claim
+_SERIAL_BELOW = 1 << 20  # multiply-adds (some 20 us of one core) under which waking a second thread does not pay
 _TRANSPOSED_STEP = 128  # rows of both operands per pass: 64 columns of float32 of each fit the first-level cache
 
 
@@ -60,7 +61,7 @@ def gemm(
     words[11] = 0 if addend is None else addend.stride(0) * size
     words[12] = 0 if bias is None else bias.data_ptr()
     words[13] = _PIECE_ROWS
-    threads = launch.num_threads() if x.shape[0] * w.shape[1] * x.shape[1] > 1 << 15 else 1
+    threads = launch.num_threads() if x.shape[0] * w.shape[1] * x.shape[1] > _SERIAL_BELOW else 1
     _gemm_block.run(_address(size * 8, rows, False), words, threads)
     return out
 
@@ -91,6 +92,6 @@ def gemm_transposed(left: torch.Tensor, right: torch.Tensor, scratch: Any = None
     words[8] = partial.data_ptr()
     words[9] = chunks
     words[10] = _TRANSPOSED_STEP
-    threads = min(launch.num_threads(), chunks)
+    threads = min(launch.num_threads(), chunks) if rows * height * width > _SERIAL_BELOW else 1
     _transposed_block.run(_address(size * 8, 4, True), words, threads)
     return partial[0] if chunks == 1 else partial.sum(0)

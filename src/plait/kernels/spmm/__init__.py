@@ -15,7 +15,7 @@ from plait.kernels.spmm import cpu
 
 __all__ = ["Pattern", "extremum_gather", "extremum_share", "spmm", "weight_gradient"]
 
-_SERIAL_BELOW = 1 << 14  # multiply-adds under which a second thread costs more than it brings
+_SERIAL_BELOW = 1 << 19  # multiply-adds (some 25 us of one core) under which waking a second thread does not pay
 _PIECE_COST = 1 << 13  # edges (a row counts as 4) in one piece of work
 _ROW_COST = 4
 

@@ -1,4 +1,4 @@
-"""GIN: nn(A @ X + (1 + eps) * R), with the first linear map of nn inside the expression."""
+"""GIN: nn(A @ X + (1 + eps) * R), with the linear maps and ReLUs that nn begins with inside the expression."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from functools import cache, partial
 from typing import Any
 
 from torch import Tensor, nn
-from torch_geometric.nn import GINConv
+from torch_geometric.nn import GINConv, Linear
 from torch_geometric.nn.models import MLP
 
-from plait.ir import Dense, Expr, Scalar, Scale, total
+from plait.ir import Dense, Expr, Map, Scalar, Scale, total
 from plait.pyg.layers.base import (
     Apply,
     Call,
@@ -30,7 +30,7 @@ __all__: list[str] = []
 
 
 @cache
-def _gin_forms(reduce: str, call: Call, has_weight: bool, has_bias: bool) -> tuple[Expr, ...]:
+def _gin_forms(reduce: str, call: Call, has_weight: bool, has_bias: bool, tail: tuple[str, ...]) -> tuple[Expr, ...]:
     eps = Scalar("e", None, "learnable")
     summed = neighbours(reduce, call)
     if not call.is_bipartite:
@@ -39,7 +39,16 @@ def _gin_forms(reduce: str, call: Call, has_weight: bool, has_bias: bool) -> tup
         summed = total(summed, Scale(eps, Dense("R", "N", "K1")))
     if has_weight:
         summed = summed @ weight()
-    return (total(summed, bias()) if has_bias else summed,)
+    h = total(summed, bias()) if has_bias else summed
+    width = "K2"
+    for k, kind in enumerate(tail):
+        if kind == "relu":
+            h = Map("relu", h)
+            continue
+        h = h @ Dense(f"W{k}", width, f"H{k}", "learnable")
+        width = f"H{k}"
+        h = total(h, Dense(f"b{k}", 1, width, "learnable")) if kind == "linear, bias" else h
+    return (h,)
 
 
 @rule(GINConv)
@@ -62,8 +71,14 @@ def _run_gin(reduce: str, call: Call, module: Any, apply: Apply, x: Tensor, root
     first = _first_linear(module.nn)
     if first is not None:
         values.update(linear_values(first))
-    forms = _gin_forms(reduce, call, first is not None, "b" in values)
-    return _after_first(module.nn, first, apply(forms, values))
+    tail = _tail(module.nn, first)
+    for k, layer in enumerate(tail):
+        if isinstance(layer, nn.Linear | Linear):
+            values[f"W{k}"] = layer.weight.t()
+            values[f"b{k}"] = layer.bias
+    kinds = tuple(map(_kind, tail))
+    forms = _gin_forms(reduce, call, first is not None, "b" in values, kinds)
+    return _after_first(module.nn, first, len(tail), apply(forms, values))
 
 
 def _first_linear(network: Any) -> Any | None:
@@ -82,15 +97,35 @@ def _first_linear(network: Any) -> Any | None:
     return layers[0] if is_plain_linear(layers[0]) else None
 
 
-def _after_first(network: Any, first: Any | None, h: Tensor) -> Tensor:
-    """What `network` makes of the output of its first linear map, or of its input where `first` is None."""
+def _tail(network: Any, first: Any | None) -> list[Any]:
+    """The ReLUs and linear maps, one after the other in turn, that follow the first linear map of a Sequential."""
+    if first is None or not isinstance(network, nn.Sequential):
+        return []
+    found: list[Any] = []
+    for layer in list(network)[1:]:
+        wants_relu = len(found) % 2 == 0
+        is_relu = type(layer) is nn.ReLU and not has_hooks(layer)
+        if not (is_relu if wants_relu else is_plain_linear(layer)):
+            break
+        found.append(layer)
+    return found
+
+
+def _kind(layer: Any) -> str:
+    if isinstance(layer, nn.ReLU):
+        return "relu"
+    return "linear" if layer.bias is None else "linear, bias"
+
+
+def _after_first(network: Any, first: Any | None, done: int, h: Tensor) -> Tensor:
+    """What `network` makes of the output of its first linear map and the `done` layers after it."""
     if network is first:
         return h
     if first is None:
         result: Tensor = network(h)
         return result
     if isinstance(network, nn.Sequential):
-        for layer in list(network)[1:]:
+        for layer in list(network)[1 + done :]:
             h = layer(h)
         return h
     rest: Tensor = MLP.forward(_WithoutFirst(network), h)
