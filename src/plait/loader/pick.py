@@ -26,6 +26,7 @@ __all__ = [
     "locate",
     "locate_in_time",
     "pick_edges",
+    "pick_uniform",
     "running_sums",
 ]
 
@@ -39,6 +40,8 @@ _MARKS = 4096
 # enough for its lines to be in the L2 cache still (32 to 512 measured alike, the whole frontier 1.3 to 1.8
 # times slower).
 _BLOCK = 128
+# Edges between two hints where a whole row is read: no more than a cache line holds.
+_LINE = 8
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
@@ -131,19 +134,86 @@ def running_sums(indptr: Any, weight: Any) -> Any:
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def pick_uniform(
+    begin: int,
+    end: int,
+    origin: int,
+    start: Any,
+    degree: Any,
+    pointer: Any,
+    key: Any,
+    ends: Any,
+    stride: int,
+    source: Any,
+    edge: Any,
+) -> None:
+    """As `pick_edges` for uniform subsets by Floyd's algorithm: k draws for k picks, whatever the degree.
+
+    mark[t] == stamp says that offset t was drawn for this target; offsets beyond the table share its cells,
+    and a hit there is checked against the picks. All of it stands in one loop: a call with arrays as arguments
+    counts references with atomic operations, which doubled the time of an edge.
+    """
+    mark = np.zeros(_marks_needed(begin, end, origin, degree, pointer), np.int32)
+    mask = mark.size - 1
+    for block in range(begin, end, _BLOCK):
+        stop = min(end, block + _BLOCK)
+        for i in range(block, stop):
+            first = np.int64(start[i - origin])
+            count = np.int64(degree[i - origin])
+            o = pointer[i]
+            k = pointer[i + 1] - o
+            if count == k:
+                for j in range(k):
+                    edge[o + j] = first + j
+                for j in range(0, k, _LINE):
+                    prefetch(ends, stride * (first + j))
+                continue
+            target_key = key[i - origin]
+            stamp = np.int32(i - begin + 1)
+            for j in range(k):
+                top = count - k + j
+                t = below(draw(target_key, j), top + 1)
+                if mark[t & mask] == stamp:
+                    if count <= mark.size:
+                        t = top
+                    else:
+                        for q in range(j):
+                            if edge[o + q] == first + t:
+                                t = top
+                                break
+                mark[t & mask] = stamp
+                edge[o + j] = first + t
+                prefetch(ends, stride * (first + t))
+        _read_ends(ends, stride, pointer[block], pointer[stop], source, edge)
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _read_ends(ends: Any, stride: int, begin: int, end: int, source: Any, edge: Any) -> None:
+    """Turns positions into sources and, where edges have other numbers than those, into numbers."""
+    if stride == 2:
+        for e in range(begin, end):
+            at = 2 * np.int64(edge[e])
+            source[e] = ends[at]
+            edge[e] = ends[at + 1]
+    else:
+        for e in range(begin, end):
+            source[e] = ends[edge[e]]
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def pick_edges(
     mode: int,
     begin: int,
     end: int,
     origin: int,
-    indptr: Any,
-    n_id: Any,
     start: Any,
     degree: Any,
     pointer: Any,
     key: Any,
-    indices: Any,
     ends: Any,
+    stride: int,
+    indptr: Any,
+    n_id: Any,
     weight: Any,
     running: Any,
     labor_key: Any,
@@ -152,14 +222,12 @@ def pick_edges(
     source: Any,
     edge: Any,
 ) -> None:
-    """Writes the sources and the numbers of the edges chosen for targets begin..end.
+    """Writes the sources and the numbers of the edges chosen for targets begin..end, by any rule but UNIFORM.
 
-    `ends` holds the source and the number of every edge side by side; it is empty when edges are numbered by
-    position. Positions are chosen a block of targets ahead of reading what stands there: those reads go all
-    over the graph, and asked for in advance an edge costs 7 instead of 12 to 17 ns.
+    ends[stride * p] is the source of the edge at position p; with stride 2 its number follows. Positions are
+    chosen a block of targets ahead of reading what stands there: those reads go all over the graph, and asked
+    for in advance an edge costs 7 instead of 12 to 17 ns.
     """
-    is_paired = ends.size > 0
-    mark = np.zeros(_marks_needed(begin, end, origin, degree, pointer) if mode == UNIFORM else 1, np.int32)
     rank = np.empty(_longest(begin, end, pointer) if mode >= WEIGHTED else 0, np.float64)
     for block in range(begin, end, _BLOCK):
         stop = min(end, block + _BLOCK)
@@ -180,37 +248,14 @@ def pick_edges(
             elif count == k:
                 for j in range(k):
                     edge[o + j] = first + j
-                    if j % 8 == 0:
-                        _ask(indices, ends, first + j)
-                continue
-            elif mode == UNIFORM:
-                stamp = np.int32(i - begin + 1)
-                _floyd(first, count, k, target_key, edge, o, mark, stamp, indices, ends)
-                continue
             elif mode == WEIGHTED:
                 base = running[first - 1] if indptr[n_id[i]] < first else 0.0
                 _successive(first, count, k, target_key, weight, running, base, rank, edge, o)
             else:
-                _labor(first, count, k, indices, weight, labor_key, batch, dependency, rank, edge, o)
+                _labor(first, count, k, ends, stride, weight, labor_key, batch, dependency, rank, edge, o)
             for e in range(o, o + k):
-                _ask(indices, ends, edge[e])
-        if is_paired:
-            for e in range(pointer[block], pointer[stop]):
-                at = 2 * np.int64(edge[e])
-                source[e] = ends[at]
-                edge[e] = ends[at + 1]
-        else:
-            for e in range(pointer[block], pointer[stop]):
-                source[e] = indices[edge[e]]
-
-
-@njit(cache=True, nogil=True, inline="always")  # type: ignore[untyped-decorator]
-def _ask(indices: Any, ends: Any, position: Any) -> None:
-    """Asks for what stands at a position, ahead of reading it."""
-    if ends.size > 0:
-        prefetch(ends, 2 * np.int64(position))
-    else:
-        prefetch(indices, position)
+                prefetch(ends, stride * np.int64(edge[e]))
+        _read_ends(ends, stride, pointer[block], pointer[stop], source, edge)
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
@@ -229,41 +274,6 @@ def _longest(begin: int, end: int, pointer: Any) -> int:
     for i in range(begin, end):
         longest = max(longest, pointer[i + 1] - pointer[i])
     return longest
-
-
-@njit(cache=True, nogil=True, inline="always")  # type: ignore[untyped-decorator]
-def _floyd(
-    first: Any,
-    count: Any,
-    k: Any,
-    key: Any,
-    edge: Any,
-    o: Any,
-    mark: Any,
-    stamp: Any,
-    indices: Any,
-    ends: Any,
-) -> None:
-    """A uniform subset by Floyd's algorithm: k draws for k picks, whatever the degree.
-
-    mark[t] == stamp says that offset t was drawn for this target. Offsets beyond the table share its cells,
-    and a hit there is checked against the picks.
-    """
-    mask = mark.size - 1
-    for j in range(k):
-        top = count - k + j
-        t = below(draw(key, j), top + 1)
-        if mark[t & mask] == stamp:
-            if count <= mark.size:
-                t = top
-            else:
-                for q in range(j):
-                    if edge[o + q] == first + t:
-                        t = top
-                        break
-        mark[t & mask] = stamp
-        edge[o + j] = first + t
-        _ask(indices, ends, first + t)
 
 
 @njit(cache=True, nogil=True, inline="always")  # type: ignore[untyped-decorator]
@@ -340,12 +350,13 @@ def _race(
         if taken:
             continue
         time = -np.log(unit(draw(key, p - first))) / weight[p]
-        size = _keep_smallest(rank, edge, o + done, size, k - done, time, p)
+        if size < k - done or time < rank[0]:
+            size = _keep_smallest(rank, edge, o + done, size, k - done, time, p)
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _keep_smallest(rank: Any, edge: Any, o: int, size: int, k: int, value: Any, position: int) -> int:
-    """Offers (value, position) to the max-heap of the k smallest in rank and edge[o:]; its new size."""
+    """Enters a value below the largest into the max-heap of the k smallest in rank, edge[o:]; its size."""
     if size < k:
         child = size
         while child > 0:
@@ -358,20 +369,19 @@ def _keep_smallest(rank: Any, edge: Any, o: int, size: int, k: int, value: Any, 
         rank[child] = value
         edge[o + child] = position
         return size + 1
-    if value < rank[0]:
-        hole = 0
-        child = 1
-        while child < k:
-            if child + 1 < k and rank[child + 1] > rank[child]:
-                child += 1
-            if rank[child] <= value:
-                break
-            rank[hole] = rank[child]
-            edge[o + hole] = edge[o + child]
-            hole = child
-            child = 2 * hole + 1
-        rank[hole] = value
-        edge[o + hole] = position
+    hole = 0
+    child = 1
+    while child < k:
+        if child + 1 < k and rank[child + 1] > rank[child]:
+            child += 1
+        if rank[child] <= value:
+            break
+        rank[hole] = rank[child]
+        edge[o + hole] = edge[o + child]
+        hole = child
+        child = 2 * hole + 1
+    rank[hole] = value
+    edge[o + hole] = position
     return size
 
 
@@ -380,7 +390,8 @@ def _labor(
     first: int,
     count: int,
     k: int,
-    indices: Any,
+    ends: Any,
+    stride: int,
     weight: Any,
     labor_key: Any,
     batch: int,
@@ -397,10 +408,11 @@ def _labor(
     """
     size = 0
     for p in range(first, first + count):
-        bits = node_key(labor_key, indices[p])
+        bits = node_key(labor_key, ends[stride * p])
         if dependency > 1:
             bits = draw(bits, (batch + below(bits, dependency)) // dependency)
         value = unit(bits)
         if weight.size > 0:
             value = -np.log(value) / weight[p]
-        size = _keep_smallest(rank, edge, o, size, k, value, p)
+        if size < k or value < rank[0]:
+            size = _keep_smallest(rank, edge, o, size, k, value, p)

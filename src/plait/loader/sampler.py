@@ -165,6 +165,7 @@ class Sampler:
         if self._weight.size:
             self._running = pick.running_sums(self._indptr, self._weight)
         self._ends = _side_by_side(self._indices, self._number)
+        self._stride = 1 if self._number is None else 2
         self._is_stamped = not self.disjoint and graph.num_nodes <= _STAMP_LIMIT
         self._spare: list[_Workspace] = []
 
@@ -343,13 +344,16 @@ class Sampler:
 
     def _pick(self, hop: int, begin: int, end: int, plan: _Draw, space: _Workspace) -> None:
         """Fills source and edge for the frontier, in parts when there are threads."""
-        located = (begin, self._indptr, space.n_id, space.start, space.degree, space.pointer, space.key)
-        graph = (self._indices, self._ends, self._weight, self._running)
+        located = (begin, space.start, space.degree, space.pointer, space.key, self._ends, self._stride)
+        rows = (self._indptr, space.n_id, self._weight, self._running)
         variate = (plan.labor_keys[hop] if plan.labor_keys else _NO_KEY, plan.batch, self.batch_dependency)
         mode = self._mode(self.fanout[hop])
 
         def work(a: int, b: int) -> None:
-            pick.pick_edges(mode, a, b, *located, *graph, *variate, space.source, space.edge)
+            if mode == pick.UNIFORM:
+                pick.pick_uniform(a, b, *located, space.source, space.edge)
+            else:
+                pick.pick_edges(mode, a, b, *located, *rows, *variate, space.source, space.edge)
 
         _in_threads(work, begin, end, plan.threads)
 
@@ -502,7 +506,7 @@ def _per_item(name: str, values: ArrayLike | None, count: int, item: str) -> Arr
 def _side_by_side(indices: Array, number: Array | None) -> Array:
     """Source and number of every edge in one array: one cache line to wait for, not two (1.3 to 1.9 x)."""
     if number is None:
-        return np.empty(0, indices.dtype)
+        return indices
     return np.stack((indices, number.astype(indices.dtype)), axis=1).reshape(-1)
 
 
