@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ _SETTLED = 0.95
 _CROWDED = 0.1
 _LEGEND = (
     "median ms. as-is: PyG on edge_index as it comes; once: normalised beforehand; csr: on torch CSR;\n"
-    "DGL: the faster of its layer and its operators. Ratios are peer / plait; other peers show where best."
+    "DGL: the faster of its layer and its operators. Ratios: peer / plait. Other peers show where best."
 )
 
 
@@ -217,4 +218,5 @@ def left_out(cells: Sequence[Cell]) -> list[str]:
         f"{name}: {status} in {count} cells: {reason}"
         for (name, status, reason), count in sorted(reasons.items())
     ]
-    return ["\n".join(["not timed", *lines])] if lines else []
+    wrapped = (textwrap.fill(line, 100, subsequent_indent="  ") for line in lines)
+    return ["\n".join(["not timed", *wrapped])] if lines else []
