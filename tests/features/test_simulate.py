@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from plait.errors import InputError
-from plait.features import POLICIES, Trace, make_policy, pack, simulate
+from plait.features import (
+    POLICIES,
+    Trace,
+    degree,
+    inclusion_probability,
+    make_policy,
+    pack,
+    presample,
+    simulate,
+)
+from plait.graph import Graph
+from plait.loader import Sampler
 from tests.features import slow_caches
 
 ONLINE = {
@@ -242,3 +255,45 @@ def test_bad_arguments_are_named(arguments: Any, options: dict[str, Any], word: 
 def test_names_are_read_without_regard_to_hyphens() -> None:
     assert simulate([[1]], 5, "Look-Ahead").policy == "lookahead"
     assert simulate([[1]], 5, "S3-FIFO").policy == "s3fifo"
+
+
+def real_graph(name: str) -> Graph:
+    """A graph of the shared data: PLAIT_DATA, or ../shared/data beside the repository."""
+    beside = Path(__file__).parents[2].parent / "shared" / "data"
+    path = Path(os.environ.get("PLAIT_DATA", beside)) / f"{name}.npz"
+    if not path.exists():
+        pytest.skip(f"{path.name} is not there; set PLAIT_DATA to the folder that holds it")
+    with np.load(path, allow_pickle=False) as stored:
+        return Graph.from_csr(stored["indptr"], stored["indices"])
+
+
+@pytest.mark.parametrize("fanout", [[15, 10, 5], [10, 25]])
+def test_on_a_real_graph_the_rules_rank_as_they_should(fanout: list[int]) -> None:
+    """A quarter of the nodes is local; what a sample needs of the rest is remote."""
+    graph = real_graph("coauthor_cs")
+    local = np.arange(graph.num_nodes // 4)
+    is_remote = np.arange(graph.num_nodes) >= local.size
+
+    def remote_rows(seed: int, count: int) -> list[np.ndarray]:
+        sampler, rng = Sampler(graph, fanout, seed=seed), np.random.default_rng(seed)
+        drawn = [sampler.sample(rng.choice(local, 256, replace=False), batch=b).n_id for b in range(count)]
+        return [nodes[is_remote[nodes]] for nodes in drawn]
+
+    trace = pack(remote_rows(0, 60))
+    counted = presample(remote_rows(1, 32), graph.num_nodes)
+    told = inclusion_probability(graph, fanout, local, 256) * is_remote
+    degrees = degree(graph) * is_remote
+    rows = np.count_nonzero(trace.counts())
+    for share in (0.05, 0.1, 0.25, 0.5, 0.75, 1.0):
+        capacity = int(share * rows)
+        best = simulate(trace, capacity, "belady").remote_rows
+        assert simulate(trace, capacity, "lookahead").remote_rows <= 1.03 * best
+        rates = [
+            simulate(trace, capacity, p, scores=s).hit_rate
+            for p, s in (("presample", counted), ("vip", told))
+        ]
+        assert abs(rates[0] - rates[1]) < 0.03
+        auto = simulate(trace, capacity, "auto").remote_rows
+        for delta in (16, 32):
+            rival = simulate(trace, capacity, "massivegnn", scores=degrees, gamma=0.95, delta=delta)
+            assert auto < rival.remote_rows

@@ -150,7 +150,7 @@ def pick_uniform(
     """As `pick_edges` for uniform subsets by Floyd's algorithm: k draws for k picks, whatever the degree.
 
     mark[t] == stamp says that offset t was drawn for this target; offsets beyond the table share its cells,
-    and a hit there is checked against the picks. All of it stands in one loop: a call with arrays as arguments
+    and a hit there is checked against the picks. All of it stands in one loop: a call with array arguments
     counts references with atomic operations, which doubled the time of an edge.
     """
     mark = np.zeros(_marks_needed(begin, end, origin, degree, pointer), np.int32)
