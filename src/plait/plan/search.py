@@ -16,7 +16,7 @@ from plait.plan.plan import LayerPlan, PricedStep, Rejected
 from plait.plan.program import Program, Step
 from plait.plan.prune import Survivor, prune
 
-__all__ = ["Problem", "price_program", "search"]
+__all__ = ["Problem", "price_program", "search", "survey"]
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,17 @@ class Problem:
     layer: str = "layer"
 
 
+def survey(problem: Problem) -> list[LayerPlan]:
+    """Every candidate that no other beats for all inputs, priced for this one."""
+    survivors, _ = prune(problem.forms, problem.wrt, problem.constant)
+    pricer = Pricer(problem.machine, problem.float_bytes, problem.threads)
+    return [plan for survivor in survivors for plan in _priced(survivor, problem, pricer)]
+
+
 def search(problem: Problem) -> LayerPlan:
     """The cheapest plan that fits the memory limit, with every rejected candidate and its price."""
-    survivors, pruned = prune(problem.forms, problem.wrt, problem.constant)
-    pricer = Pricer(problem.machine, problem.float_bytes, problem.threads)
-    priced = [plan for survivor in survivors for plan in _priced(survivor, problem, pricer)]
+    _, pruned = prune(problem.forms, problem.wrt, problem.constant)
+    priced = survey(problem)
     limit = problem.memory_limit
     fitting = [plan for plan in priced if limit is None or plan.peak_bytes <= limit]
     if not fitting:

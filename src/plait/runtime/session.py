@@ -89,6 +89,7 @@ class Session:
         self.constant_input: Callable[[], torch.Tensor | None] = lambda: None
         self.restricted_layer: str | None = None
         self.trace: list[tuple[str, Any]] | None = None
+        self.choose: Callable[[Problem], LayerPlan] = search
         self.notes: list[str] = []
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Session:
@@ -200,7 +201,7 @@ class Session:
             calls=self.options.calls,
             layer=layer,
         )
-        run = executor.Run(search(problem), constants, self.buffers)
+        run = executor.Run(self.choose(problem), constants, self.buffers)
         if seen is not None:
             self._hoist(run, given, sparse)
         return run

@@ -1,0 +1,256 @@
+"""Measures this machine in under a minute and writes the profile the cost model reads.
+
+Dense products are timed on a grid of shapes. Sparse products are timed on made-up graphs that differ in what the model
+distinguishes (rows found in the second or third cache level or in memory, long and short rows, wide and narrow) and
+its constants are fitted to the relative errors by non-negative least squares.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from plait.cost.machine import MachineProfile, Rates, default_profile, profile_path
+from plait.graph import Graph, generate
+from plait.kernels import gemm as dense
+from plait.kernels import launch
+from plait.kernels import spmm as sparse
+from plait.kernels.compiled import cache_folder
+from plait.measure.environment import environment
+from plait.measure.timer import time_calls
+
+__all__ = ["calibrate"]
+
+Progress = Callable[[str, float], None]
+
+_INNER = (4, 16, 64, 256, 1024)
+_WIDTH = (4, 16, 64, 256)
+_SPARSE_WIDTHS = (8, 16, 32, 64, 256)
+
+
+def calibrate(progress: Progress | None = None, save: bool = True) -> MachineProfile:
+    """The measured profile of this machine, saved under the user's cache folder; takes less than a minute.
+
+    `progress` is called with what is measured next and the share that is done.
+    """
+    tell = progress or (lambda label, share: None)
+    tell("memory bandwidth", 0.0)
+    base = replace(
+        default_profile(),
+        is_default=False,
+        threads=launch.num_threads(),
+        stream_bytes_per_s=_stream(),
+        **_cache_sizes(),
+    )
+    tell("dense products", 0.05)
+    base = replace(base, gemm=_dense_rates(False), gemm_transposed=_dense_rates(True))
+    tell("sparse products", 0.45)
+    base = replace(base, call_seconds=_call_seconds())
+    profile = _fit_sparse(base, lambda share: tell("sparse products", 0.45 + 0.55 * share))
+    facts = environment()
+    profile = replace(
+        profile,
+        name=f"{facts.get('cpu', 'this machine')}, {profile.threads} threads",
+        measured={
+            "by": "plait calibrate",
+            "when": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            "environment": facts,
+        },
+    )
+    if save:
+        from plait.runtime.session import forget_machine
+
+        profile.save(profile_path(cache_folder()))
+        forget_machine()
+    tell("done", 1.0)
+    return profile
+
+
+def _seconds(call: Callable[[], object], budget: float = 0.08) -> float:
+    # the fast end of the samples: what the machine does when nobody else wants it
+    return time_calls({"it": call}, warmup=2, min_repeats=5, budget_seconds=budget)["it"].p20
+
+
+def _stream() -> float:
+    """Bytes a second of a copy, reads plus writes, larger than every cache."""
+    a = torch.zeros(32 << 20)
+    b = torch.empty_like(a)
+    return 2 * a.numel() * 4 / _seconds(lambda: b.copy_(a), 0.5)
+
+
+def _cache_sizes() -> dict[str, int]:
+    """Second-level (per core) and third-level cache, where the system tells; the default's otherwise."""
+    found: dict[str, int] = {}
+    for index in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
+        try:
+            level = (index / "level").read_text().strip()
+            text = (index / "size").read_text().strip()
+            kind = (index / "type").read_text().strip()
+        except OSError:
+            continue
+        if kind != "Instruction" and level in ("2", "3"):
+            factor = {"K": 1 << 10, "M": 1 << 20}.get(text[-1], 1)
+            found[f"l{level}_bytes"] = int(text.rstrip("KM")) * factor
+    return found
+
+
+# Dense ---------------------------------------------------------------------------------------------
+
+
+def _dense_rates(is_transposed: bool) -> dict[str, Rates]:
+    tables: dict[str, list[tuple[float, ...]]] = {"plait": [], "torch": []}
+    for inner in _INNER:
+        rows: dict[str, list[float]] = {"plait": [], "torch": []}
+        for width in _WIDTH:
+            for name, rate in _dense_rate(inner, width, is_transposed).items():
+                rows[name].append(rate)
+        for name in tables:
+            tables[name].append(tuple(rows[name]))
+    return {name: Rates(_INNER, _WIDTH, tuple(table)) for name, table in tables.items()}
+
+
+def _dense_rate(inner: int, width: int, is_transposed: bool) -> dict[str, float]:
+    count = int(np.clip(4e8 / (inner * width), 4000, 60000))
+    x, g = torch.randn(count, inner), torch.randn(count, width)
+    w, out = torch.randn(inner, width), torch.empty(count, width)
+    calls: dict[str, Callable[[], Any]]
+    if is_transposed:
+        wide, narrow = (x, g) if inner > width else (g, x)
+        calls = {
+            "plait": lambda: dense.gemm_transposed(narrow, wide),
+            "torch": lambda: torch.mm(narrow.t(), wide),
+        }
+    else:
+        calls = {"plait": lambda: dense.gemm(x, w, out), "torch": lambda: torch.mm(x, w, out=out)}
+    timings = time_calls(calls, warmup=1, min_repeats=4, budget_seconds=0.15)
+    return {name: 2e-9 * count * inner * width / timing.p20 for name, timing in timings.items()}
+
+
+def _call_seconds() -> float:
+    """One kernel call on next to nothing, as the runtime makes it: Python, the argument block, the buffer."""
+    pattern = sparse.Pattern(np.array([0, 1], np.int32), np.array([0], np.int32), 1)
+    x = torch.zeros(1, 8)
+    # the executor around a call costs about as much again (measured: 6 us beside 5 us)
+    return 2 * _seconds(lambda: sparse.spmm(pattern, x, torch.empty(1, 8)), 0.1)
+
+
+# Sparse --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Case:
+    graph: Graph
+    pattern: sparse.Pattern
+    width: int
+
+
+def _graphs() -> Iterator[Graph]:
+    """Graphs apart in size, degree and locality; none of them is anyone's data."""
+    yield generate.erdos(4_000, 120_000, 1)
+    yield generate.erdos(30_000, 150_000, 2)
+    yield generate.rmat(15, 600_000, 3)
+    yield generate.grid(300, 300)
+    yield generate.erdos(150_000, 1_200_000, 4)
+    yield generate.cliques(600, 48)
+    yield generate.regular(250_000, 3, 5)
+
+
+def _fit_sparse(base: MachineProfile, tell: Callable[[float], None]) -> MachineProfile:
+    rows, times, extras = [], [], []
+    graphs = list(_graphs())
+    for k, graph in enumerate(graphs):
+        pattern = sparse.Pattern(graph.indptr, graph.indices, graph.num_sources)
+        for width in _SPARSE_WIDTHS:
+            case = _Case(graph, pattern, width)
+            timings = _time_sparse(case)
+            rows.append(_predictors(case, base))
+            times.append(timings["plain"] - base.call_seconds)
+            extras.append((graph.num_edges, timings))
+        tell((k + 1) / len(graphs))
+    names = (
+        "gather_l2", "gather_l3", "gather_memory", "write", "edge_seconds", "row_seconds", "tile_seconds",
+    )  # fmt: skip
+    solution = dict(zip(names, _fit(np.array(rows), np.maximum(np.array(times), 1e-7)), strict=True))
+    return replace(
+        base,
+        gather_l2_bytes_per_s=_inverse(solution["gather_l2"]),
+        gather_l3_bytes_per_s=_inverse(solution["gather_l3"]),
+        gather_memory_bytes_per_s=_inverse(solution["gather_memory"]),
+        write_bytes_per_s=_inverse(solution["write"]),
+        edge_seconds=solution["edge_seconds"],
+        row_seconds=solution["row_seconds"],
+        tile_seconds=solution["tile_seconds"],
+        edge_weight_seconds=_more_per_edge(extras, "edge"),
+        source_scale_seconds=_more_per_edge(extras, "source"),
+        extremum_factor=float(np.median([t["max"] / t["plain"] for _, t in extras])),
+        torch_spmm_factor=float(np.median([t["torch"] / t["plain"] for _, t in extras])),
+    )
+
+
+def _inverse(seconds_per_byte: float) -> float:
+    return 1.0 / max(seconds_per_byte, 1e-13)
+
+
+def _more_per_edge(extras: list[tuple[int, dict[str, float]]], mode: str) -> float:
+    return max(0.0, float(np.median([(t[mode] - t["plain"]) / edges for edges, t in extras])))
+
+
+def _time_sparse(case: _Case) -> dict[str, float]:
+    graph, pattern = case.graph, case.pattern
+    x, out = torch.randn(graph.num_sources, case.width), torch.empty(graph.num_nodes, case.width)
+    edge, source = torch.rand(graph.num_edges), torch.rand(graph.num_sources)
+    csr = torch.sparse_csr_tensor(
+        torch.from_numpy(pattern.indptr), torch.from_numpy(pattern.indices), edge,
+        size=(graph.num_nodes, graph.num_sources), check_invariants=False,
+    )  # fmt: skip
+    calls: dict[str, Callable[[], Any]] = {
+        "plain": lambda: sparse.spmm(pattern, x, out),
+        "edge": lambda: sparse.spmm(pattern, x, out, edge=edge),
+        "source": lambda: sparse.spmm(pattern, x, out, source=source),
+        "max": lambda: sparse.spmm(pattern, x, out, reduce="max"),
+        "torch": lambda: torch.mm(csr, x, out=out),
+    }
+    timings = time_calls(calls, warmup=1, min_repeats=4, budget_seconds=0.25)
+    return {name: timing.p20 for name, timing in timings.items()}
+
+
+def _predictors(case: _Case, machine: MachineProfile) -> list[float]:
+    """The terms of cost/price.py's sparse product whose constants are to be found."""
+    stats, row_bytes = case.graph.stats, case.width * 4
+    line_bytes = max(64, row_bytes)
+    miss2 = stats.miss_rate(int(machine.l2_bytes * 0.8 / line_bytes))
+    miss3 = min(miss2, stats.miss_rate(int(machine.l3_bytes * 0.8 / line_bytes)))
+    gathered = stats.num_edges * max(row_bytes, 32.0)
+    tiles = max(0.0, row_bytes / 512.0 - 1.0)
+    return [
+        gathered * (1 - miss2),
+        gathered * (miss2 - miss3),
+        gathered * miss3,
+        float(stats.num_nodes * row_bytes),
+        float(stats.num_edges),
+        float(stats.num_nodes),
+        stats.num_edges * tiles,
+    ]
+
+
+def _fit(predictors: np.ndarray[Any, Any], times: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Non-negative constants with the least squared relative error, by coordinate descent."""
+    a = predictors / times[:, None]
+    scale = np.linalg.norm(a, axis=0)
+    scale[scale == 0] = 1.0
+    a = a / scale
+    target = np.ones(len(times))
+    # a trace of every constant keeps what no case exercised finite
+    ridge = 1e-4
+    x = np.zeros(a.shape[1])
+    gram, wanted = a.T @ a + ridge * np.eye(a.shape[1]), a.T @ target
+    for _ in range(5000):
+        for j in range(len(x)):
+            x[j] = max(0.0, x[j] + (wanted[j] - gram[j] @ x) / gram[j, j])
+    return np.asarray(x / scale)

@@ -1,0 +1,118 @@
+"""plait bench plans: runs every surviving candidate of a layer and says how much the planner's choice costs over the best.
+
+regret = measured time of the chosen plan / measured time of the fastest candidate, in one interleaved run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from plait.bench.cases import LayerCase
+from plait.measure.timer import Timing, time_calls
+from plait.plan.plan import LayerPlan
+from plait.plan.search import Problem, search, survey
+from plait.pyg.compile import compile
+
+__all__ = ["CandidateTime", "Regret", "regret_of"]
+
+
+@dataclass(frozen=True)
+class CandidateTime:
+    """One candidate: what it was predicted to take and what it took."""
+
+    candidate: str
+    predicted_seconds: float
+    timing: Timing
+
+
+@dataclass(frozen=True)
+class Regret:
+    """All candidates of one case; `chosen` is the planner's."""
+
+    case: LayerCase
+    chosen: CandidateTime
+    others: tuple[CandidateTime, ...]
+
+    @property
+    def regret(self) -> float:
+        best = min(c.timing.median for c in (self.chosen, *self.others))
+        return self.chosen.timing.median / best
+
+    @property
+    def prediction_error(self) -> float:
+        """Predicted over measured time of the chosen plan, less one."""
+        return self.chosen.predicted_seconds / self.chosen.timing.median - 1.0
+
+
+def _chooser(which: int, seen: list[LayerPlan]) -> Callable[[Problem], LayerPlan]:
+    """The planner's choice (0) or the candidate of that rank instead."""
+
+    def choose(problem: Problem) -> LayerPlan:
+        best = search(problem)
+        ranked = sorted(survey(problem), key=lambda plan: plan.seconds)
+        others = [plan for plan in ranked if plan.describe() != best.describe()]
+        seen[:] = [best, *others]
+        return seen[which] if which < len(seen) else best
+
+    return choose
+
+
+def regret_of(
+    case: LayerCase,
+    layer: nn.Module,
+    x: Tensor,
+    edge_index: Tensor,
+    *,
+    budget_seconds: float = 4.0,
+    most: int = 12,
+) -> Regret:
+    """Every candidate of `layer` on one graph, timed side by side; at most `most`, by price."""
+    data = _Data(x, edge_index)
+    plans: list[LayerPlan] = []
+    is_training = case.mode == "training"
+    compiled = compile(layer, None)
+    steps = {"0": _step(compiled, plans, 0, data, is_training)}
+    steps["0"]()
+    for k in range(1, min(len(plans), most)):
+        seen: list[LayerPlan] = []
+        steps[str(k)] = _step(compile(layer, None), seen, k, data, is_training)
+    timings = time_calls(steps, warmup=2, min_repeats=5, budget_seconds=budget_seconds, target_spread=0.01)
+    times = [CandidateTime(plans[int(k)].describe(), plans[int(k)].seconds, t) for k, t in timings.items()]
+    return Regret(case, times[0], tuple(times[1:]))
+
+
+@dataclass
+class _Data:
+    x: Tensor
+    edge_index: Tensor
+
+
+def _step(
+    compiled: Any, seen: list[LayerPlan], which: int, data: _Data, is_training: bool
+) -> Callable[[], object]:
+    session = compiled._plait_plan_session
+    session.choose = _chooser(which, seen)
+    parameters = list(compiled.parameters())
+    # of the same size for every candidate, so made once and outside the clock
+    state: dict[str, Tensor] = {}
+
+    def inference() -> object:
+        with torch.no_grad():
+            return compiled(data.x, data.edge_index)
+
+    def training() -> object:
+        data.x.grad = None
+        for parameter in parameters:
+            parameter.grad = None
+        out = compiled(data.x, data.edge_index)
+        if "g" not in state:
+            state["g"] = torch.randn_like(out)
+        out.backward(state["g"])
+        return out
+
+    return training if is_training else inference
