@@ -88,8 +88,9 @@ def _one_call(
         for k, (mine, other) in enumerate(zip(parts(ours), parts(theirs), strict=True))
     ]
     pairs += [(name, parameter, named[name]) for name, parameter in compiled.named_parameters()]
-    # a gradient that is zero but for rounding (a bias before a batch norm) is measured by the others
-    scale = 0.01 * largest(*(other.grad for _, _, other in pairs if other.grad is not None))
+    # a gradient that is zero but for rounding (a bias before a batch norm) is measured by the others, or by
+    # the direction, whose entries are about 1
+    scale = 0.01 * max(1.0, largest(*(other.grad for _, _, other in pairs if other.grad is not None)))
     for name, mine, other in pairs:
         assert (mine.grad is None) == (other.grad is None), f"gradient of {name}"
         if other.grad is not None and mine.grad is not None:

@@ -31,7 +31,7 @@ from tests.parity.harness import agree
 from tests.pyg.cases import SHAPES, random_edges, random_weights, randomise, to_adj_t
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR")
-GRAPHS, BATCHES = 2400, 24
+GRAPHS, BATCHES = 2100, 15
 WIDTHS = (1, 2, 3, 4, 7, 8, 16, 17, 33)
 
 
@@ -110,16 +110,16 @@ def _sg(d: Draw) -> nn.Module:
 def _ssg(d: Draw) -> nn.Module:
     d.weighted()
     d.sparse()
-    alpha = d.one(0.0, 0.1, 0.7, 1.0)
+    alpha = d.one(0.0, 0.1)
     return SSGConv(
-        d.width, d.out, alpha, K=d.one(1, 2, 3), cached=d.flag(0.2), add_self_loops=d.flag(), bias=d.flag()
+        d.width, d.out, alpha, K=d.one(1, 2), cached=d.flag(0.2), add_self_loops=d.flag(), bias=d.flag()
     )
 
 
 def _tag(d: Draw) -> nn.Module:
     d.weighted()
     d.sparse()
-    return TAGConv(d.width, d.out, K=d.one(0, 1, 2, 3), bias=d.flag(), normalize=d.flag(0.7))
+    return TAGConv(d.width, d.out, K=d.one(0, 1, 2), bias=d.flag(), normalize=d.flag(0.7))
 
 
 def _appnp(d: Draw) -> nn.Module:
@@ -137,7 +137,7 @@ def _appnp(d: Draw) -> nn.Module:
 def _mixhop(d: Draw) -> nn.Module:
     d.weighted()
     d.sparse()
-    powers = sorted({int(p) for p in d.rng.integers(0, 4, 3)}) if d.flag(0.8) else d.one([2, 0], [1, 1])
+    powers = d.one([0, 1, 2], [0, 2], [1], [2, 0], [1, 1])
     return MixHopConv(d.width, d.out, powers, add_self_loops=d.flag(), bias=d.flag())
 
 
@@ -187,7 +187,7 @@ LAYERS: tuple[Callable[[Draw], nn.Module], ...] = (
 
 def _features(d: Draw, rows: int, width: int, dtype: torch.dtype, may_tie: bool) -> Tensor:
     """Normal, mostly zero, few distinct values (ties), or columns of a wider matrix."""
-    kind = d.one("normal", "sparse", "ties" if may_tie else "normal", "strided")
+    kind = d.one("normal", "strided", *(("sparse", "ties") if may_tie else ()))
     values = d.rng.normal(size=(rows, width + 2))
     if kind == "sparse":
         values *= d.rng.random(values.shape) < 0.15
@@ -211,9 +211,10 @@ def _try(seed: int) -> None:
     edges: Tensor = random_edges(rng, shape, targets, sources)
     weight = random_weights(rng, edges, d.takes_negative, dtype) if d.is_weighted else None
     # on a sparse matrix PyG gives the gradient of tied extremes to one edge, on edge lists to all of them
-    x: Any = _features(d, sources, d.width, dtype, may_tie=not d.is_sparse)
+    may_tie = not (d.is_sparse and module.aggr in ("max", "min"))
+    x: Any = _features(d, sources, d.width, dtype, may_tie)
     if d.is_pair:
-        x = (x, _features(d, targets, d.root, dtype, may_tie=False))
+        x = (x, _features(d, targets, d.root, dtype, may_tie))
     rest: tuple[Tensor, ...] = (edges,) if weight is None else (edges, weight)
     if d.is_sparse:
         rest = (to_adj_t(edges, weight, targets, sources).to(dtype),)

@@ -42,7 +42,7 @@ def built(make: Any, rng: np.random.Generator, dtype: torch.dtype, **options: An
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_edge_lists(case: Case, dtype: torch.dtype) -> None:
     rng = np.random.default_rng(1)
-    for k, shape in enumerate(SHAPES):
+    for k, shape in enumerate(SHAPES if dtype == torch.float32 else SHAPES[::2]):
         nodes = nodes_of(shape, rng)
         edges = random_edges(rng, shape, nodes, nodes)
         weights = random_weights(rng, edges, case.takes_negative, dtype)
@@ -53,11 +53,10 @@ def test_edge_lists(case: Case, dtype: torch.dtype) -> None:
             agree(module, features(rng, nodes, dtype), *rest)
 
 
-@dtypes
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_constant_input_seen_again_and_again(case: Case, dtype: torch.dtype) -> None:
+def test_a_constant_input_seen_again_and_again(case: Case) -> None:
     """Products of the input may be kept from call to call; the answers may not change."""
-    rng = np.random.default_rng(2)
+    rng, dtype = np.random.default_rng(2), torch.float64
     edges = random_edges(rng, "loops", 40, 40)
     x = features(rng, 40, dtype)
     agree(built(case.make, rng, dtype), x, edges, wants_grad=False, calls=3)

@@ -306,7 +306,7 @@ def test_training_follows_the_same_losses() -> None:
             loss = functional.nll_loss(net(features(), edges()), y)
             loss.backward()
             optimiser.step()
-            seen.append(float(loss))
+            seen.append(loss.item())
         losses.append(seen)
     torch.testing.assert_close(torch.tensor(losses[1]), torch.tensor(losses[0]), rtol=1e-3, atol=1e-4)
 
