@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 from collections import Counter
@@ -392,6 +393,15 @@ def test_an_error_in_a_helper_thread_reaches_the_caller() -> None:
         Sampler(star(3), [2]).sample_many([[99], [0], [0]], threads=2)
 
 
-def test_the_sampler_is_had_without_torch() -> None:
-    code = "import sys; from plait.loader import Sampler; sys.exit('torch' in sys.modules)"
+def test_a_sampler_travels_to_another_process_without_its_buffers() -> None:
+    graph, _, _ = random_graph(np.random.default_rng(11))
+    one = Sampler(graph, [4, 3])
+    wanted = one.sample(SEEDS)
+    copy = pickle.loads(pickle.dumps(one))
+    assert copy._spare == []
+    assert is_same(wanted, copy.sample(SEEDS))
+
+
+def test_the_sampler_and_the_rules_are_had_without_torch() -> None:
+    code = "import sys, plait.features; from plait.loader import Sampler; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

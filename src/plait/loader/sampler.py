@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -171,6 +171,10 @@ class Sampler:
 
     def __repr__(self) -> str:
         return f"Sampler({self.graph!r}, fanout={list(self.fanout)}, method={self.method!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy for another process leaves the buffers behind."""
+        return {**vars(self), "_spare": []}
 
     def _check_combination(self, node_time: object, edge_time: object) -> None:
         if node_time is not None and edge_time is not None:
@@ -339,10 +343,10 @@ class Sampler:
             )
         for name in ("source", "edge"):
             space.grow(name, total + gained)
-        self._pick(hop, begin, end, plan if gained >= _THREAD_EDGES else replace(plan, threads=1), space)
+        self._pick(hop, begin, end, plan, plan.threads if gained >= _THREAD_EDGES else 1, space)
         return gained
 
-    def _pick(self, hop: int, begin: int, end: int, plan: _Draw, space: _Workspace) -> None:
+    def _pick(self, hop: int, begin: int, end: int, plan: _Draw, threads: int, space: _Workspace) -> None:
         """Fills source and edge for the frontier, in parts when there are threads."""
         located = (begin, space.start, space.degree, space.pointer, space.key, self._ends, self._stride)
         rows = (self._indptr, space.n_id, self._weight, self._running)
@@ -355,7 +359,7 @@ class Sampler:
             else:
                 pick.pick_edges(mode, a, b, *located, *rows, *variate, space.source, space.edge)
 
-        _in_threads(work, begin, end, plan.threads)
+        _in_threads(work, begin, end, threads)
 
     def _mode(self, fanout: int) -> int:
         if fanout < 0:
