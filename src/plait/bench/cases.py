@@ -59,7 +59,7 @@ class LayerCase:
 
     @property
     def widths(self) -> str:
-        """ "64->64", as tables show it."""
+        """As tables show it: "64->64"."""
         return f"{self.width_in}->{self.width_out}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from plait.measure.progress import progress
+from plait.measure.progress import Meter
 
 __all__ = ["add_arguments", "run"]
 
@@ -22,6 +22,15 @@ def run(args: argparse.Namespace) -> int:
     use_threads(args.num_threads)
     import plait
 
-    profile = plait.calibrate(progress=lambda items: progress(items, "calibrating", file=sys.stderr))
+    meter = Meter("calibrating", 100, sys.stderr)
+
+    def tell(label: str, share: float) -> None:
+        meter.label = f"calibrating: {label}"
+        meter.done = round(100 * share)
+        meter.show()
+
+    profile = plait.calibrate(progress=tell)
+    meter.label, meter.done = "calibrating", 100
+    meter.close()
     print(f"profile of {profile.name} with {profile.threads} threads stored; plans are priced for it now")
     return 0

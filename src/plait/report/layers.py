@@ -184,7 +184,7 @@ def _memory_table(cells: Sequence[Cell]) -> list[str]:
 
 
 def megabytes(line: Mapping[str, Any]) -> str:
-    """ "12 (15)": peak megabytes of tensors and of the process, "-" where not measured."""
+    """Peak megabytes of tensors and, in brackets, of the process: "12 (15)"; "-" where not measured."""
     if "peak_tensor_bytes" not in line:
         return "-"
     process = line.get("peak_process_bytes")

@@ -29,7 +29,7 @@ DEFAULT = tuple(name for name in PEERS if name != "pyg-compile")
 
 
 def family(name: str) -> str:
-    """ "pyg", "dgl" or "plait"."""
+    """Whose a peer is: "pyg", "dgl" or "plait"."""
     return name.partition("-")[0]
 
 

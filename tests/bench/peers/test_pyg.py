@@ -1,0 +1,53 @@
+"""bench/peers/pyg: every form of PyG gives PyG's answer, on graphs with loops, hubs and lonely nodes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from plait.bench.cases import LAYERS
+from plait.bench.check import TOLERANCE, answer, worst_error
+from plait.bench.peers import SameAs, Unavailable, prepare, pyg
+from plait.bench.peers.pyg import csr_matrix
+from plait.bench.problem import Forms, Problem
+from plait.graph import Graph, generate
+
+GRAPHS = {
+    "random with repeats and loops": generate.erdos(30, 90),
+    "star": generate.star(9),
+    "no edges": Graph.from_edge_index([], [], 5),
+    "directed": Graph.from_edge_index([0, 1, 2, 3, 4, 4], [1, 2, 3, 0, 0, 5], 7),
+}
+
+
+@pytest.mark.parametrize("peer", ["pyg", "pyg-csr", "pyg-edgeindex"])
+@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_every_form_equals_the_default(graph: str, kind: str, peer: str) -> None:
+    for mode in ("inference", "training"):
+        problem = Problem(kind, Forms.of(GRAPHS[graph]), 6, 4)
+        if (peer == "pyg" and not problem.is_normalised) or (
+            peer == "pyg-edgeindex" and problem.is_normalised
+        ):
+            with pytest.raises((SameAs, Unavailable)):
+                prepare(peer, problem, mode)
+            continue
+        if (peer, kind, mode) == ("pyg-edgeindex", "sage-max", "training"):
+            continue
+        runner = prepare(peer, problem, mode)
+        expected = answer(prepare("pyg-default", problem, mode), problem, mode)
+        assert worst_error(answer(runner, problem, mode), expected)[0] <= TOLERANCE
+
+
+def test_the_matrix_has_targets_as_rows_and_keeps_repeats() -> None:
+    edge_index = torch.tensor([[0, 0, 2], [1, 1, 0]])
+    dense = csr_matrix(edge_index, torch.tensor([1.0, 2.0, 5.0]), 3).to_dense()
+    assert dense.tolist() == [[0.0, 0.0, 5.0], [3.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
+
+
+def test_edges_that_do_not_fit_the_memory_are_refused_with_their_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pyg, "available_bytes", lambda: 1000)
+    with pytest.raises(Unavailable, match="GB are free"):
+        prepare("pyg-default", Problem("gcn", Forms.of(generate.star(99)), 64, 64), "training")

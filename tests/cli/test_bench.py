@@ -1,0 +1,52 @@
+"""cli/bench: tables come out, records are written, bad flags are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from plait.cli.main import main
+from plait.measure import read
+
+LAYERS = ["bench", "layers", "--graphs", "star:n=9", "--layers", "gcn", "--widths", "4:3", "--repeats", "1"]
+MODELS = ["bench", "models", "--datasets", "sbm:num_nodes=60", "--models", "gcn", "--epochs", "2"]
+
+
+def test_layers_prints_a_table_and_writes_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run.jsonl"
+    arguments = [*LAYERS, "--peers", "pyg-default", "pyg-csr", "--warmup", "0", "--output", str(path)]
+    assert main(arguments) == 0
+    shown = capsys.readouterr()
+    assert "gcn, training" in shown.out
+    assert str(path) in shown.out
+    assert "2/2" in shown.err
+    assert [record.case["mode"] for record in read(path)] == ["inference", "training"]
+    assert main([*arguments, "--resume"]) == 0
+    assert len(read(path)) == 2
+
+
+def test_models_prints_a_table_and_writes_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run.jsonl"
+    assert main([*MODELS, "--peers", "pyg-default", "pyg-csr", "--output", str(path)]) == 0
+    assert "seconds for 2 epochs" in capsys.readouterr().out
+    assert len(read(path)) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["bench"], "name a kind"),
+        ([*LAYERS, "--resume"], "--resume: give --output"),
+        ([*LAYERS, "--peers", "jax"], "--peers: unknown name 'jax'"),
+        ([*LAYERS, "--widths", "four"], "--widths"),
+        ([*LAYERS, "--layers", "gat"], "--layers: unknown name 'gat'"),
+        ([*LAYERS, "--num-threads", "0"], "--num-threads"),
+        ([*MODELS, "--models", "gat"], "--models: unknown name 'gat'"),
+    ],
+)
+def test_bad_flags_are_one_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    assert message in capsys.readouterr().err

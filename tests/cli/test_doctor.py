@@ -1,0 +1,42 @@
+"""cli/doctor: it says what is there, what is missing and how to get it, and fails when plait does."""
+
+from __future__ import annotations
+
+import pytest
+
+from plait.cli import doctor
+from plait.cli.main import main
+
+
+def test_a_healthy_machine_is_told_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    for part in (
+        "torch",
+        "threads",
+        "thread pool",
+        "machine profile",
+        "extras",
+        "everything plait needs is here",
+    ):
+        assert part in out
+    assert all(len(line) <= 100 for line in out.splitlines())
+
+
+def test_a_broken_part_is_named_and_the_exit_code_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken() -> str:
+        raise OSError("no such library")
+
+    monkeypatch.setattr(doctor, "_pool", broken)
+    assert main(["doctor"]) == 1
+    assert "thread pool: fails: OSError: no such library" in capsys.readouterr().out
+
+
+def test_a_missing_extra_comes_with_its_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "OPTIONAL", {"surely_not_here": ("a test", "pip install surely-not-here")})
+    assert main(["doctor"]) == 0
+    assert "pip install surely-not-here" in capsys.readouterr().out

@@ -1,0 +1,57 @@
+"""cli/main: help is quick, plait's errors are one line, and the exit code tells."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from plait.cli.main import COMMANDS, main
+from plait.errors import InputError
+
+
+def test_help_names_every_command_and_loads_no_torch() -> None:
+    code = "import sys; from plait.cli.main import main; main([]); sys.exit('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0
+    assert all(command in done.stdout for command in COMMANDS)
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("plait ")
+
+
+def test_an_error_of_plait_is_one_line_and_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "--model", "transformer"]) == 2
+    shown = capsys.readouterr()
+    assert shown.err.count("\n") == 1
+    assert shown.err.startswith("plait: --model: unknown name 'transformer'; known are gcn")
+    assert shown.out == ""
+
+
+def test_the_traceback_comes_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLAIT_DEBUG", "1")
+    with pytest.raises(InputError):
+        main(["explain", "--model", "transformer"])
+
+
+def test_an_unknown_command_is_refused_by_argparse(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["fly"])
+    assert stop.value.code == 2
+    assert "demo" in capsys.readouterr().err
+
+
+def test_an_interrupt_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(args: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("plait.cli.doctor.run", interrupted)
+    assert main(["doctor"]) == 130
+    assert "interrupted" in capsys.readouterr().err
