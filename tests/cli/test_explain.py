@@ -20,7 +20,7 @@ def test_the_plan_is_printed_and_fits_a_terminal(capsys: pytest.CaptureFixture[s
 
 @pytest.mark.parametrize("mode", ["training", "inference"])
 def test_json_is_json_and_nothing_else(mode: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", "--model", "sgc", "--widths", "12,4", *GRAPH, "--mode", mode, "--json"]) == 0
+    assert main(["explain", "--model", "gcn", "--widths", "12,4", *GRAPH, "--mode", mode, "--json"]) == 0
     shown = capsys.readouterr()
     plan = json.loads(shown.out)
     assert plan["layers"][0]["mode"] == mode
