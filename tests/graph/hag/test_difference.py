@@ -57,6 +57,13 @@ def test_max_depth_zero_is_the_plain_graph() -> None:
     assert rows.aggregations == plain_additions(graph)
 
 
+def test_without_time_the_graph_stays_plain() -> None:
+    graph = ODD_GRAPHS["clique"]
+    rows = difference_rows(graph, time_budget=0.0)
+    assert_right(graph, rows)
+    assert rows.num_roots == graph.num_nodes
+
+
 def test_check_finds_a_wrong_entry_and_another_graph() -> None:
     graph = ODD_GRAPHS["clique"]
     rows = difference_rows(graph)

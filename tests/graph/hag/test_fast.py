@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from plait.graph.hag import fast, search
+from plait.graph.hag.merge import merge_pairs
+from plait.graph.hag.rows import working_rows
 
-from .graphs import random_graph, real_graph
+from .graphs import graph_of, random_graph, real_graph
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -37,6 +39,22 @@ def test_the_fast_mode_finds_most_of_what_the_exact_one_saves(name: str, share: 
     assert quick.graph_aggregations - quick.aggregations >= share * (
         exact.graph_aggregations - exact.aggregations
     )
+
+
+def test_components_searched_alone_give_the_merges_of_the_whole() -> None:
+    one = [[u for u in range(7) if u != v] for v in range(7)]
+    rows = [[7 * k + u for u in row] for k in range(9) for row in one] + [[]]
+    work, again = (working_rows(graph_of(rows, 63).indptr, graph_of(rows, 63).indices) for _ in range(2))
+    whole = merge_pairs(work.rows, 63, 10_000, 3, 2)
+    apart = fast.merge_components(again.rows, 63, 10_000, 3, 2)
+    assert apart.left.size == whole.left.size > 0
+    assert np.array_equal(apart.rows.length, whole.rows.length)
+
+
+def test_components_are_searched_alone_only_without_a_capacity() -> None:
+    graph = real_graph("tu_proteins")
+    assert search(graph, capacity=5, min_count=2, inline=False).num_aggregation_nodes == 5
+    assert search(graph, min_count=2).check(graph)
 
 
 def test_an_ended_time_budget_leaves_a_right_hierarchy() -> None:

@@ -7,6 +7,8 @@ in the plain graph. Candidates for parents come from MinHash order, not from all
 
 from __future__ import annotations
 
+import math
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +28,7 @@ __all__ = ["Differences", "backward_schedule", "difference_rows", "difference_sc
 
 Ints = NDArray[Any]
 
-_ORDERS, _NEIGHBOURS = 4, 4
+_ORDERS, _NEIGHBOURS = 6, 4
 """Rows are compared with so many successors in each of so many MinHash orders."""
 
 
@@ -89,16 +91,20 @@ class Differences:
         return True
 
 
-def difference_rows(graph: Graph, least_saving: int = 2, max_depth: int = 32) -> Differences:
+def difference_rows(
+    graph: Graph, least_saving: int = 2, max_depth: int = 128, time_budget: float | None = None
+) -> Differences:
     """The graph's rows as differences, where that saves `least_saving` additions or more each.
 
-    Chains longer than `max_depth` are cut: rounding errors add up along them.
+    Chains longer than `max_depth` are cut: rounding errors add up along them. After `time_budget` seconds no
+    more candidates are looked for.
     """
     if least_saving < 0 or max_depth < 0:
         raise InputError(f"least_saving={least_saving}, max_depth={max_depth}: both are 0 or more")
     graph.require_int32("hag.difference_rows")
     indptr, indices = graph.indptr.astype(np.int64), graph.indices.astype(np.int32)
-    one, other, weight = _candidates(indptr, indices)
+    deadline = math.inf if time_budget is None else time.perf_counter() + time_budget
+    one, other, weight = _candidates(indptr, indices, deadline)
     parent, order = _spanning_tree(indptr, one, other, weight)
     _cut_tree(indptr, indices, order, least_saving, max_depth, parent)
     order = _depth_first(parent)
@@ -193,13 +199,15 @@ def backward_schedule(rows: Differences, tile_nodes: int | None = None) -> Sched
     )
 
 
-def _candidates(indptr: Ints, indices: Ints) -> tuple[Ints, Ints, Ints]:
+def _candidates(indptr: Ints, indices: Ints, deadline: float) -> tuple[Ints, Ints, Ints]:
     """(one, other, weight): pairs of similar rows and the entries they do not share."""
     num_nodes = indptr.size - 1
     length = np.diff(indptr).astype(np.int32)
     rooms = num_nodes * _NEIGHBOURS
-    found = []
+    found = [tuple(np.zeros(0, np.int32) for _ in range(3))]
     for seed in range(_ORDERS):
+        if time.perf_counter() > deadline:
+            break
         order = fast.similar_order(indptr[:-1], length, indices, seed)
         one, other, weight = (np.empty(rooms, np.int32) for _ in range(3))
         size = _compare(order, indptr, indices, _NEIGHBOURS, one, other, weight)

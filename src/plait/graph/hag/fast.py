@@ -23,7 +23,7 @@ from plait.graph.hag.compiled import compiled
 from plait.graph.hag.merge import Merged, merge_pairs
 from plait.graph.hag.rows import Rows
 
-__all__ = ["Found", "Pieces", "cut", "merge_similar", "search_block", "similar_order"]
+__all__ = ["Found", "Pieces", "cut", "merge_components", "merge_similar", "search_block", "similar_order"]
 
 Ints = NDArray[Any]
 Progress = Callable[[float], None]
@@ -76,7 +76,31 @@ def merge_similar(
         pieces = cut(rows, turn, _BLOCK_ENTRIES)
         share = None if progress is None else _share_of(progress, turn)
         is_complete &= _merge_blocks(rows, pieces, book, max_depth, min_count, deadline, share)
-    return Merged(rows, book.left[: book.size].copy(), book.right[: book.size].copy(), is_complete)
+    return book.merged(rows, is_complete)
+
+
+def merge_components(
+    rows: Rows,
+    num_sources: int,
+    capacity: int,
+    max_depth: int,
+    min_count: int,
+    deadline: float = float("inf"),
+    progress: Progress | None = None,
+) -> Merged:
+    """The merges of merge_pairs, found component by component where no capacity ties them together.
+
+    Rows of different components share no column, so each may be searched alone and on its own thread. The
+    merges are the same, only their numbers differ.
+    """
+    if capacity >= rows.columns.size:  # a merge takes a row entry away, so there can be no more
+        pieces = _components(rows, num_sources)
+        sizes = np.add.reduceat(pieces.length[pieces.order], pieces.block[:-1]) if rows.start.size else [0]
+        if max(sizes) <= rows.columns.size // 2:
+            book = _Book(num_sources)
+            is_complete = _merge_blocks(rows, pieces, book, max_depth, min_count, deadline, progress)
+            return book.merged(rows, is_complete)
+    return merge_pairs(rows, num_sources, capacity, max_depth, min_count, deadline, progress)
 
 
 def _share_of(progress: Progress, turn: int) -> Progress:
@@ -92,6 +116,10 @@ class _Book:
         self.left, self.right = np.zeros(1024, np.int32), np.zeros(1024, np.int32)
         self.depth = np.zeros(num_sources + 1024, np.int32)
         self.table = np.full(4096, -1, np.int32)
+
+    def merged(self, rows: Rows, is_complete: bool) -> Merged:
+        """All merges, with the rows as they are after them."""
+        return Merged(rows, self.left[: self.size].copy(), self.right[: self.size].copy(), is_complete)
 
     def enter(self, found: Found) -> Ints:
         """Enter the merges of a block; the number of each of its columns, old and new."""
@@ -110,6 +138,17 @@ class _Book:
         return column
 
 
+def _components(rows: Rows, num_sources: int) -> Pieces:
+    """Whole rows as pieces, whole components in a block; a block ends with the component that fills it."""
+    link = np.arange(num_sources, dtype=np.int32)
+    part = np.empty(rows.start.size, np.int32)
+    _join_columns(rows.start, rows.length, rows.columns, link, part)
+    order = np.argsort(part, kind="stable")
+    block = np.zeros(order.size + 1, np.int64)
+    num_blocks = _bound_blocks(order, rows.length, _BLOCK_ENTRIES, block, part)
+    return Pieces(rows.start, rows.length, np.arange(order.size), order, block[: num_blocks + 1])
+
+
 def cut(rows: Rows, seed: int, block_entries: int) -> Pieces:
     """The rows in pieces, similar ones in the same block where possible."""
     num_pieces = np.maximum(-(-rows.length.astype(np.int64) // _PIECE), 1)
@@ -119,7 +158,7 @@ def cut(rows: Rows, seed: int, block_entries: int) -> Pieces:
     length = np.minimum(rows.length[row] - offset, _PIECE).astype(np.int32)
     order = similar_order(start, length, rows.columns, seed)
     block = np.zeros(row.size + 1, np.int64)
-    num_blocks = _bound_blocks(order, length, block_entries, block)
+    num_blocks = _bound_blocks(order, length, block_entries, block, np.arange(row.size))
     return Pieces(start, length, row, order, block[: num_blocks + 1])
 
 
@@ -223,10 +262,35 @@ def _sign(start: Ints, length: Ints, columns: Ints, seed: Any, code: Ints) -> No
 
 
 @compiled
-def _bound_blocks(order: Ints, length: Ints, limit: int, block: Ints) -> int:
+def _join_columns(start: Ints, length: Ints, columns: Ints, link: Ints, part: Ints) -> None:
+    """The component of every row: the smallest column that its columns are linked to; -1 for an empty row."""
+    for turn in range(2):
+        for row in range(start.size):
+            root = -1
+            for i in range(start[row], start[row] + length[row]):
+                other = columns[i]
+                while link[other] != other:
+                    link[other] = link[link[other]]
+                    other = link[other]
+                if root < 0:
+                    root = other
+                elif root < other:
+                    link[other] = root
+                elif other < root:
+                    link[root] = other
+                    root = other
+                if turn == 1:
+                    break
+            part[row] = root
+
+
+@compiled
+def _bound_blocks(order: Ints, length: Ints, limit: int, block: Ints, part: Ints) -> int:
+    """Cut `order` into blocks of about `limit` entries, never between two pieces of the same part."""
     num_blocks, entries = 0, 0
     for i in range(order.size):
-        if entries > 0 and entries + length[order[i]] > limit:
+        is_new = i > 0 and part[order[i]] != part[order[i - 1]]
+        if is_new and entries > 0 and entries + length[order[i]] > limit:
             num_blocks += 1
             block[num_blocks] = i
             entries = 0

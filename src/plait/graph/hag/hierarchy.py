@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import zipfile
 from dataclasses import dataclass
 from functools import cached_property
@@ -153,9 +152,9 @@ class Hag:
         """Write the hierarchy to an npz file at `path`, replacing it in one step."""
         target = Path(path)
         meta = [_FORMAT, self.num_nodes, self.num_sources, self.num_graph_edges, int(self.is_complete)]
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=target.name, suffix=".tmp")
+        temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
         try:
-            with os.fdopen(handle, "wb") as file:
+            with temporary.open("wb") as file:
                 np.savez(
                     file,
                     meta=np.array(meta, np.int64),
@@ -166,9 +165,8 @@ class Hag:
                     level=self.level,
                 )
             os.replace(temporary, target)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        finally:
+            temporary.unlink(missing_ok=True)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], graph: Graph) -> Hag:

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from plait.errors import InputError
 from plait.graph.hag.assemble import assemble, plain
-from plait.graph.hag.fast import merge_similar
+from plait.graph.hag.fast import merge_components, merge_similar
 from plait.graph.hag.hierarchy import ORDERS, Hag
-from plait.graph.hag.merge import merge_pairs
 from plait.graph.hag.overlap import merge_overlapping
 from plait.graph.hag.prefix import share_prefixes
 from plait.graph.hag.rows import working_rows
@@ -61,7 +60,7 @@ def search(
     if limit == 0 or depth == 0 or graph.num_edges == 0:
         return plain(graph, order)
     work = working_rows(graph.indptr, graph.indices, drop_repeats=order == "idempotent")
-    merge = merge_pairs if mode == "exact" else merge_similar
+    merge = merge_components if mode == "exact" else merge_similar
     merged = merge(work.rows, graph.num_sources, limit, depth, min_count, deadline, progress)
     parts = np.column_stack((merged.left, merged.right)).reshape(-1)
     parts_start = 2 * np.arange(merged.left.size + 1, dtype=np.int64)
