@@ -19,7 +19,15 @@ from typing import Any
 
 from plait.errors import ProfileError
 
-__all__ = ["FORMAT", "MachineProfile", "Rates", "default_profile", "load_profile", "profile_in_use", "profile_path"]
+__all__ = [
+    "FORMAT",
+    "MachineProfile",
+    "Rates",
+    "default_profile",
+    "load_profile",
+    "profile_in_use",
+    "profile_path",
+]
 
 FORMAT = "plait-machine-1"
 
@@ -90,7 +98,9 @@ class MachineProfile:
         known = {f.name for f in fields(cls)}
         missing = known - set(data) - {"measured", "is_default"}
         if missing:
-            raise ProfileError(f"profile {where}: {', '.join(sorted(missing))} missing; run `plait calibrate`")
+            raise ProfileError(
+                f"profile {where}: {', '.join(sorted(missing))} missing; run `plait calibrate`"
+            )
         values = {key: value for key, value in data.items() if key in known}
         try:
             for key in ("gemm", "gemm_transposed"):
@@ -135,7 +145,9 @@ def load_profile(path: Path) -> MachineProfile:
     try:
         data = json.loads(path.read_text())
     except OSError as fault:
-        raise ProfileError(f"profile {path.name}: cannot be read ({fault.strerror}); run `plait calibrate`") from fault
+        raise ProfileError(
+            f"profile {path.name}: cannot be read ({fault.strerror}); run `plait calibrate`"
+        ) from fault
     except ValueError as fault:
         raise ProfileError(f"profile {path.name}: not JSON (truncated?); run `plait calibrate`") from fault
     if not isinstance(data, dict):

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from plait.cost.machine import MachineProfile
-from plait.cost.work import Matrix, Sizes, Uniform, Work, size_of
+from plait.cost.work import Matrix, Uniform, Work
 
-__all__ = ["Price", "Pricer", "Request"]
+__all__ = ["Price", "Pricer", "Request", "uniform_matrix"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +75,16 @@ class Pricer:
         )
         seconds, slab = best
         is_slabbed = slab < request.cols
-        because = f"columns in slabs of {slab}: gathered rows then fit the cache" if is_slabbed else "vector rows"
+        because = (
+            f"columns in slabs of {slab}: gathered rows then fit the cache" if is_slabbed else "vector rows"
+        )
         torch_seconds = self._sparse_seconds(request, matrix, request.cols) * self.machine.torch_spmm_factor
-        if request.op == "spmm" and torch_seconds < seconds and not request.has_source and not request.addends:
+        if (
+            request.op == "spmm"
+            and torch_seconds < seconds
+            and not request.has_source
+            and not request.addends
+        ):
             return Price(torch_seconds, work, "torch", "torch CSR (MKL) is priced lower")
         return Price(seconds, work, "plait", because, slab if is_slabbed else 0)
 
@@ -92,7 +99,8 @@ class Pricer:
         scale = (matrix.columns if request.has_source else 0) * size
         least = out + pattern + scale + min(matrix.columns, matrix.edges) * request.cols * size
         gathered = out + pattern + scale + matrix.edges * request.cols * size
-        return Work((2.0 if matrix.is_weighted or request.has_source else 1.0) * matrix.edges * request.cols, least, gathered)
+        per_edge = 2.0 if matrix.is_weighted or request.has_source else 1.0
+        return Work(per_edge * matrix.edges * request.cols, least, gathered)
 
     def _sparse_seconds(self, request: Request, matrix: Matrix, slab: int) -> float:
         m, size = self.machine, self.float_bytes
@@ -131,7 +139,9 @@ class Pricer:
         assert matrix is not None
         rows_per_edge = 2 if request.op == "extremum_gather" else 1
         work = self._sparse_work(request, matrix)
-        seconds = self._sparse_seconds(request, matrix, request.cols) * rows_per_edge * self.machine.extremum_factor
+        seconds = (
+            self._sparse_seconds(request, matrix, request.cols) * rows_per_edge * self.machine.extremum_factor
+        )
         return Price(seconds, work, "plait", "ties share the gradient, as in PyG")
 
     # Dense products ---------------------------------------------------------------------------
@@ -143,7 +153,8 @@ class Pricer:
         # for the weight gradient rows are summed over: inner x cols is the weight's shape
         flops = 2.0 * request.rows * request.inner * request.cols
         moved = size * (
-            request.rows * (request.inner + request.cols * (1 + request.addends)) + request.inner * request.cols
+            request.rows * (request.inner + request.cols * (1 + request.addends))
+            + request.inner * request.cols
         )
         work = Work(flops, moved, moved)
         options = []
@@ -167,6 +178,3 @@ class Pricer:
 def uniform_matrix(rows: int, columns: int, edges: int, is_weighted: bool) -> Matrix:
     """A matrix of evenly drawn columns, for sparse features."""
     return Matrix(rows, columns, edges, is_weighted, Uniform(columns), Uniform(rows))
-
-
-__all__ += ["size_of", "Sizes", "uniform_matrix"]

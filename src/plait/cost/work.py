@@ -41,7 +41,13 @@ class Matrix:
 
     def transposed(self) -> Matrix:
         return Matrix(
-            self.columns, self.rows, self.edges, self.is_weighted, self.locality_transposed, self.locality, self.index_bytes
+            self.columns,
+            self.rows,
+            self.edges,
+            self.is_weighted,
+            self.locality_transposed,
+            self.locality,
+            self.index_bytes,
         )
 
 

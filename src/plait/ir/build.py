@@ -15,7 +15,12 @@ def number(value: float) -> Scalar:
 
 
 def propagation(
-    *, is_weighted: bool = False, left: bool = False, loops: bool = False, right: bool = False, rows: str = "N",
+    *,
+    is_weighted: bool = False,
+    left: bool = False,
+    loops: bool = False,
+    right: bool = False,
+    rows: str = "N",
     cols: str = "N",
 ) -> Expr:
     """p @ (A + l) @ q with the parts asked for: left scaling p, self loops l, right scaling q."""

@@ -8,7 +8,7 @@ names ("N", "K1") or numbers, so one expression stands for every graph and width
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal, Union
 
 from plait.errors import PlanError
@@ -223,7 +223,9 @@ def leaves(expr: Expr) -> dict[str, Expr]:
     found: dict[str, Expr] = {}
     for part in walk(expr):
         if isinstance(part, _LEAVES) and found.setdefault(part.name, part) != part:
-            raise PlanError(f"expression uses the name {part.name!r} for two different leaves; rename one of them")
+            raise PlanError(
+                f"expression uses the name {part.name!r} for two different leaves; rename one of them"
+            )
     return found
 
 
@@ -297,7 +299,3 @@ def _concat_shape(shapes: list[tuple[Size, Size]], axis: int) -> tuple[Size, Siz
     sizes = [s[axis] for s in shapes]
     joined: Size = sum(sizes) if all(isinstance(s, int) for s in sizes) else "+".join(map(str, sizes))  # type: ignore[arg-type]
     return (joined, shapes[0][1]) if axis == 0 else (shapes[0][0], joined)
-
-
-def _field_names(expr: Expr) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(expr))

@@ -154,7 +154,9 @@ def concatenate(expr: Expr) -> Expr | None:
     """Several products with weights as one wide product."""
     if not isinstance(expr, Add):
         return None
-    products = [t for t in expr.terms if isinstance(t, MatMul) and _is_weight(t.right) and sort(t.left) == "dense"]
+    products = [
+        t for t in expr.terms if isinstance(t, MatMul) and _is_weight(t.right) and sort(t.left) == "dense"
+    ]
     if len(products) < 2:
         return None
     wide = MatMul(Concat(tuple(p.left for p in products), 1), Concat(tuple(p.right for p in products), 0))
@@ -205,7 +207,10 @@ def fold_matrix(expr: Expr) -> Expr | None:
     """All scalings and loops become precomputed edge weights."""
     match expr:
         case MatMul(s, x) if (
-            sort(s) == "sparse" and isinstance(s, MatMul | Add | Scale) and is_constant(s) and sort(x) == "dense"
+            sort(s) == "sparse"
+            and isinstance(s, MatMul | Add | Scale)
+            and is_constant(s)
+            and sort(x) == "dense"
         ):
             return MatMul(Fold(s), x)
     return None
@@ -215,7 +220,9 @@ def fold_matrix(expr: Expr) -> Expr | None:
 def fold_loops(expr: Expr) -> Expr | None:
     """Self loops inside the pattern."""
     match expr:
-        case MatMul(Add(terms) as s, x) if all(map(_is_pattern, terms)) and is_constant(s) and sort(x) == "dense":
+        case MatMul(Add(terms) as s, x) if (
+            all(map(_is_pattern, terms)) and is_constant(s) and sort(x) == "dense"
+        ):
             return MatMul(Fold(s), x)
     return None
 

@@ -38,7 +38,9 @@ def formula(expr: Expr) -> str:
         case MatMul(left, right):
             return f"{_factor(left)} @ {_factor(right)}"
         case Add(terms):
-            return " + ".join(f"({formula(term)})" if isinstance(term, Add) else formula(term) for term in terms)
+            return " + ".join(
+                f"({formula(term)})" if isinstance(term, Add) else formula(term) for term in terms
+            )
         case Scale(factor, body):
             return f"{formula(factor)} * {_factor(body)}"
         case Map(name, body):
@@ -78,8 +80,12 @@ def _declaration(leaf: Expr) -> str:
     raise PlanError(f"{leaf!r} is not a leaf")
 
 
-_LEAF = re.compile(r"^(?P<name>\w+): (?P<kind>dense|sparse|weighted|diagonal|scalar)\[(?P<sizes>[^\]]*)\] (?P<role>\w+)$")
-_TOKEN = re.compile(r"\s*(?:(?P<number>-?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|inf|nan))(?![\w.])|(?P<word>[A-Za-z_][\w.]*)|(?P<mark>[-@+*(),]))")
+_LEAF = re.compile(
+    r"^(?P<name>\w+): (?P<kind>dense|sparse|weighted|diagonal|scalar)\[(?P<sizes>[^\]]*)\] (?P<role>\w+)$"
+)
+_TOKEN = re.compile(
+    r"\s*(?:(?P<number>-?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|inf|nan))(?![\w.])|(?P<word>[A-Za-z_][\w.]*)|(?P<mark>[-@+*(),]))"
+)
 
 
 def parse(text: str) -> Expr:
@@ -123,7 +129,9 @@ class _Parser:
 
     def __init__(self, text: str, names: dict[str, Expr]):
         self.text, self.names, self.at = text, names, 0
-        self.values = {leaf.value: leaf for leaf in names.values() if isinstance(leaf, Scalar) and leaf.value is not None}
+        self.values = {
+            leaf.value: leaf for leaf in names.values() if isinstance(leaf, Scalar) and leaf.value is not None
+        }
 
     def whole(self) -> Expr:
         result = self.sum()

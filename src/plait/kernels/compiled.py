@@ -42,7 +42,8 @@ def address_of(name: str, build: Callable[[], Any]) -> int:
         _write(path, code)
     try:
         return _load(code)
-    except (RuntimeError, PlaitError):  # a damaged file: compile once more and say nothing, the answer is the same
+    except (RuntimeError, PlaitError):
+        # a damaged file: compile once more and say nothing, the answer is the same
         code = _object_code(build())
         _write(path, code)
         return _load(code)

@@ -9,9 +9,10 @@ from plait.ir import Add, Dense, Diagonal, Expr, Fold, MatMul, children, formula
 from plait.ir.rules import ASSOCIATIONS, RULES, everywhere, sweep
 from plait.plan.program import Program, differentiate, schedule
 
-__all__ = ["FORMS", "Candidate", "associations", "candidates"]
+__all__ = ["FORMS", "Candidate", "associations", "candidates", "restrict"]
 
-_MOST = 96  # expressions kept in a closure; beyond it (long polynomials) only sweeps of the given forms are used
+# expressions kept in a closure; beyond it (long polynomials) only sweeps of the given forms are used
+_MOST = 96
 
 FORMS = {
     "edges": "scalings and loops precomputed as edge weights",
@@ -81,7 +82,9 @@ def _has_loops(expr: Expr) -> bool:
 def _loops_may_go_inside(expr: Expr) -> bool:
     """Only loops of ones keep a 0/1 matrix 0/1; the leaf's name says so (`l` is general, `i` is the identity)."""
     return any(
-        isinstance(part, Add) and sort(part) == "sparse" and any(isinstance(t, Diagonal) and t.name == "i" for t in part.terms)
+        isinstance(part, Add)
+        and sort(part) == "sparse"
+        and any(isinstance(t, Diagonal) and t.name == "i" for t in part.terms)
         for part in walk(expr)
     )
 
@@ -96,7 +99,10 @@ def _split(expr: Expr, loops_inside: bool) -> Expr:
 
 
 def _restricted(expr: Expr) -> bool:
-    return any(isinstance(part, MatMul) and _is_selection(part.left) and sort(part) == "sparse" for part in walk(expr))
+    return any(
+        isinstance(part, MatMul) and _is_selection(part.left) and sort(part) == "sparse"
+        for part in walk(expr)
+    )
 
 
 def _is_selection(expr: Expr) -> bool:
@@ -152,6 +158,3 @@ def restrict(expr: Expr, selection: Expr) -> Expr:
         graph, body = children(expr)
         return rebuild(expr, (Fold(MatMul(selection, graph)), body))
     return rebuild(expr, tuple(restrict(part, selection) for part in children(expr)))
-
-
-__all__ += ["restrict"]

@@ -131,7 +131,9 @@ class LayerPlan:
         """The tree of this layer, at most 100 columns wide."""
         sizes = ", ".join(f"{name}={value}" for name, value in self.sizes.items())
         out = [f"{self.layer}: {self.describe()}"]
-        out += _wrapped(f"{self.mode}, {sizes}; predicted {_ms(self.seconds)}, peak {_mb(self.peak_bytes)}", "   ")
+        out += _wrapped(
+            f"{self.mode}, {sizes}; predicted {_ms(self.seconds)}, peak {_mb(self.peak_bytes)}", "   "
+        )
         out += _wrapped(f"because {self.because}", "   ")
         has_measured = bool(self.measured)
         head = f"   {'step':<43}{'backend':<8}{'Mflop':>9}{'MB':>8}{'predicted':>12}{'share':>7}"

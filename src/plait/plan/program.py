@@ -300,7 +300,12 @@ class _Writer:
         if sort(term.left) == "sparse":
             return True
         inner = term.right
-        return self.fuse and sort(term.left) == "diagonal" and isinstance(inner, MatMul) and sort(inner.left) == "sparse"
+        return (
+            self.fuse
+            and sort(term.left) == "diagonal"
+            and isinstance(inner, MatMul)
+            and sort(inner.left) == "sparse"
+        )
 
 
 def _product(term: Expr) -> MatMul:
@@ -350,7 +355,9 @@ class _Reverse:
         self.shapes[name] = shaped
         return name
 
-    def add(self, op: str, of: str, reads: Iterable[tuple[str, str | None]], shaped: Shape, **extra: object) -> str:
+    def add(
+        self, op: str, of: str, reads: Iterable[tuple[str, str | None]], shaped: Shape, **extra: object
+    ) -> str:
         name = self.fresh(of, shaped)
         given = tuple((role, operand) for role, operand in reads if operand is not None)
         self.steps.append(Step(op, name, given, **extra))  # type: ignore[arg-type]
@@ -384,7 +391,9 @@ class _Reverse:
         self.grads[name] = (value, scale, factor)
         second = self.settled(name)
         assert first is not None and second is not None
-        total = self.add("combine", name, [("x0", first), ("x1", second)], self.shape_of(first), factors=(1.0, 1.0))
+        total = self.add(
+            "combine", name, [("x0", first), ("x1", second)], self.shape_of(first), factors=(1.0, 1.0)
+        )
         self.grads[name] = (total, None, 1.0)
 
     def product(self, name: str, op: str, reads: list[tuple[str, str | None]], **extra: object) -> None:
@@ -424,7 +433,12 @@ class _Reverse:
         if scale in self.needed and scale is not None and addend is not None:
             self.share(scale, self.add("dot", scale, [("left", grad), ("right", addend)], (1, 1)))
         if step["x"] in self.needed:
-            reads = [("matrix", step["matrix"]), ("x", grad), ("source", step.get("target")), ("target", step.get("source"))]
+            reads = [
+                ("matrix", step["matrix"]),
+                ("x", grad),
+                ("source", step.get("target")),
+                ("target", step.get("source")),
+            ]
             self.product(step["x"], "spmm", reads, is_transposed=not step.is_transposed)
 
     def of_gemm(self, step: Step, grad: str) -> None:
@@ -432,7 +446,9 @@ class _Reverse:
         self.share(step.get("addend"), grad)
         if step["w"] in self.needed:
             reads = [("left", step["x"]), ("right", grad)]
-            self.share(step["w"], self.add("gemm_transposed", step["w"], reads, self.forward.shapes[step["w"]]))
+            self.share(
+                step["w"], self.add("gemm_transposed", step["w"], reads, self.forward.shapes[step["w"]])
+            )
         if step["x"] in self.needed:
             self.product(step["x"], "gemm", [("x", grad), ("w", step["w"])], is_transposed=True)
 
@@ -440,7 +456,9 @@ class _Reverse:
         for k, (_, part) in enumerate(step.reads):
             if part in self.needed:
                 others = tuple((f"part{i}", name) for i, (_, name) in enumerate(step.reads))
-                rows = self.add("rows_of", part, [("x", grad), *others], self.forward.shapes[part], factors=(float(k),))
+                rows = self.add(
+                    "rows_of", part, [("x", grad), *others], self.forward.shapes[part], factors=(float(k),)
+                )
                 self.share(part, rows)
 
     def of_concat(self, step: Step, grad: str) -> None:
@@ -448,8 +466,11 @@ class _Reverse:
             if part in self.needed:
                 others = tuple((f"x{i}", name) for i, (_, name) in enumerate(step.reads))
                 columns = self.add(
-                    "columns_of", part, [("x", grad), *((f"of{i}", n) for i, (_, n) in enumerate(others))],
-                    self.forward.shapes[part], factors=(float(k),),
+                    "columns_of",
+                    part,
+                    [("x", grad), *((f"of{i}", n) for i, (_, n) in enumerate(others))],
+                    self.forward.shapes[part],
+                    factors=(float(k),),
                 )
                 self.share(part, columns)
 
@@ -459,7 +480,10 @@ class _Reverse:
     def of_scale(self, step: Step, grad: str) -> None:
         self.share(step["x"], grad, step["scalar"])
         if step["scalar"] in self.needed:
-            self.share(step["scalar"], self.add("dot", step["scalar"], [("left", grad), ("right", step["x"])], (1, 1)))
+            self.share(
+                step["scalar"],
+                self.add("dot", step["scalar"], [("left", grad), ("right", step["x"])], (1, 1)),
+            )
 
     def of_combine(self, step: Step, grad: str) -> None:
         self.bias(step, grad)

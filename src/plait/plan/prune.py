@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from plait.ir.expr import Size
+from plait.ir.expr import Expr, Size
 from plait.plan.candidates import Candidate, candidates
 from plait.plan.program import Program
 
@@ -40,7 +39,8 @@ Primitive = tuple[str, tuple[Size, ...]]
 _NO_DEARER = {("spmm", "spmm source"), ("spmm", "spmm edge"), ("spmm", "spmm +"), ("gemm", "gemm +")}
 
 
-def _primitives(program: Program) -> list[Primitive]:
+def _primitives(program: Program, fixed: Mapping[str, str]) -> list[Primitive]:
+    """What a program does; `fixed` names constant operands that may be sparse, whose products compare with no others."""
     found: list[Primitive] = []
     for step in program.steps:
         rows, cols = program.shapes[step.out]
@@ -52,7 +52,9 @@ def _primitives(program: Program) -> list[Primitive]:
             inner = program.shapes[step["x"]][1]
             found.append(("gemm", (rows, *sorted((inner, cols), key=str))))
         elif step.op == "gemm_transposed":
-            found.append(("gemm_transposed", (program.shapes[step["left"]][0], *sorted((rows, cols), key=str))))
+            found.append(
+                ("gemm_transposed", (program.shapes[step["left"]][0], *sorted((rows, cols), key=str)))
+            )
         else:
             found.append((step.op, (rows, cols)))
     return found
@@ -75,7 +77,11 @@ def _covers(cheap: list[Primitive], dear: list[Primitive], order: tuple[str, ...
     for kind, sizes in sorted(cheap, key=lambda p: _weight(p[1], order), reverse=True):
         for k, (other, large) in enumerate(left):
             same = other == kind or (kind, other) in _NO_DEARER
-            if same and len(large) == len(sizes) and all(_no_larger(a, b, order) for a, b in zip(sizes, large, strict=True)):
+            if (
+                same
+                and len(large) == len(sizes)
+                and all(_no_larger(a, b, order) for a, b in zip(sizes, large, strict=True))
+            ):
                 del left[k]
                 break
         else:
@@ -87,17 +93,11 @@ def _weight(sizes: tuple[Size, ...], order: tuple[str, ...]) -> int:
     return sum(order.index(str(s)) for s in sizes if str(s) in order)
 
 
+@functools.lru_cache(maxsize=256)
 def prune(
-    forms: tuple, wrt: tuple[str, ...] | None, constant: frozenset[str]
+    forms: tuple[Expr, ...], wrt: tuple[str, ...] | None, constant: frozenset[str]
 ) -> tuple[tuple[Survivor, ...], tuple[Pruned, ...]]:
     """(survivors with their conditions, dropped with who beats them); wrt None: inference."""
-    return _prune(forms, wrt, constant)
-
-
-@functools.lru_cache(maxsize=256)
-def _prune(
-    forms: tuple, wrt: tuple[str, ...] | None, constant: frozenset[str]
-) -> tuple[tuple[Survivor, ...], tuple[Pruned, ...]]:
     options = candidates(forms)
     costs = [_all_primitives(option, wrt, constant) for option in options]
     widths = sorted({str(s) for cost in costs for _, sizes in cost for s in sizes if str(s).startswith("K")})
@@ -120,7 +120,9 @@ def _prune(
     return tuple(survivors), tuple(dropped)
 
 
-def _first_beater(i: int, mine: list[Primitive], costs: list[list[Primitive]], order: tuple[str, ...]) -> int | None:
+def _first_beater(
+    i: int, mine: list[Primitive], costs: list[list[Primitive]], order: tuple[str, ...]
+) -> int | None:
     for j, other in enumerate(costs):
         if j == i or len(other) > len(mine) or not _covers(other, mine, order):
             continue
@@ -130,15 +132,13 @@ def _first_beater(i: int, mine: list[Primitive], costs: list[list[Primitive]], o
     return None
 
 
-def _all_primitives(option: Candidate, wrt: tuple[str, ...] | None, constant: frozenset[str]) -> list[Primitive]:
-    once, each = option.forward.hoist(constant)
-    del once  # computed once per graph: no part of a step
+def _all_primitives(
+    option: Candidate, wrt: tuple[str, ...] | None, constant: frozenset[str]
+) -> list[Primitive]:
+    _, each = option.forward.hoist(constant)  # what is computed once per graph is no part of a step
     cost = _primitives(each)
     return cost if wrt is None else cost + _primitives(option.backward(wrt))
 
 
 def _condition(orders: list[tuple[str, ...]]) -> str:
     return " or ".join(" <= ".join(order) for order in orders)
-
-
-_Key = Callable[[Primitive], int]

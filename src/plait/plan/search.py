@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from plait.cost.machine import MachineProfile
 from plait.cost.price import Price, Pricer, Request
-from plait.cost.work import Matrix, Sizes, size_of
+from plait.cost.work import Matrix, Sizes, Work, size_of
 from plait.errors import PlanError
 from plait.ir import Expr, formula
-from plait.plan.candidates import Candidate
+from plait.plan.candidates import Candidate, candidates
 from plait.plan.plan import LayerPlan, PricedStep, Rejected
 from plait.plan.program import Program, Step
 from plait.plan.prune import Survivor, prune
 
-__all__ = ["Problem", "price_program", "search", "survey"]
+__all__ = ["Problem", "best_by_exhaustion", "price_program", "search", "survey"]
 
 
 @dataclass(frozen=True)
@@ -25,11 +24,12 @@ class Problem:
 
     forms: tuple[Expr, ...]
     sizes: Sizes
-    matrices: Any  # callable: (constant's expression) -> Matrix
+    matrices: Callable[[Expr], Matrix]  # what the cost model knows of a constant
     machine: MachineProfile
     wrt: tuple[str, ...] | None = None  # inputs that want a gradient; None: inference
     constant: frozenset[str] = frozenset()  # inputs that are the same at every call
-    features: Mapping[str, Matrix] = field(default_factory=dict)  # sparse views of constant inputs (and their products)
+    # sparse views of constant inputs (and their products)
+    features: Mapping[str, Matrix] = field(default_factory=dict)
     float_bytes: int = 4
     threads: int | None = None
     memory_limit: int | None = None
@@ -39,14 +39,14 @@ class Problem:
 
 def survey(problem: Problem) -> list[LayerPlan]:
     """Every candidate that no other beats for all inputs, priced for this one."""
-    survivors, _ = prune(problem.forms, problem.wrt, problem.constant)
+    survivors, _ = prune(problem.forms, problem.wrt, problem.constant, bool(problem.features))
     pricer = Pricer(problem.machine, problem.float_bytes, problem.threads)
     return [plan for survivor in survivors for plan in _priced(survivor, problem, pricer)]
 
 
 def search(problem: Problem) -> LayerPlan:
     """The cheapest plan that fits the memory limit, with every rejected candidate and its price."""
-    _, pruned = prune(problem.forms, problem.wrt, problem.constant)
+    _, pruned = prune(problem.forms, problem.wrt, problem.constant, bool(problem.features))
     priced = survey(problem)
     limit = problem.memory_limit
     fitting = [plan for plan in priced if limit is None or plan.peak_bytes <= limit]
@@ -207,8 +207,6 @@ def _request(step: Step, program: Program, problem: Problem, sparse: Mapping[str
     return Request(step.op, rows, cols, parts=max(1, operands))
 
 
-from plait.cost.work import Work  # noqa: E402
-
 _FREE = Price(0.0, Work(0.0, 0.0, 0.0), "view", "no data moves")
 
 
@@ -254,8 +252,6 @@ def _bytes(program: Program, name: str, problem: Problem, sparse: Mapping[str, M
 
 def best_by_exhaustion(problem: Problem) -> list[tuple[Candidate, float]]:
     """Every candidate, pruned ones too, with its price: what tests hold the pruning to."""
-    from plait.plan.candidates import candidates
-
     pricer = Pricer(problem.machine, problem.float_bytes, problem.threads)
     found = []
     for candidate in candidates(problem.forms):

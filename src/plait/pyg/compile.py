@@ -143,7 +143,11 @@ class CompiledModel:
     def __reduce_ex__(self, protocol: Any) -> Any:
         # a planned class is made, not imported: name the class it was made from
         original = getattr(self.plait_root, "plait_original", None)
-        return _rebuild_root, (self.plait_root, False) if original is None else (original, True), self.__dict__
+        return (
+            _rebuild_root,
+            (self.plait_root, False) if original is None else (original, True),
+            self.__dict__,
+        )
 
 
 @functools.cache

@@ -134,7 +134,9 @@ class Constants:
             rows = torch.from_numpy(np.asarray(b.graph.edge_rows(), np.int64))
             return SparseValue(b.graph, self._weights(b) * a[rows])
         if isinstance(b, torch.Tensor):
-            return SparseValue(a.graph, self._weights(a) * b[torch.from_numpy(a.graph.indices.astype(np.int64))])
+            return SparseValue(
+                a.graph, self._weights(a) * b[torch.from_numpy(a.graph.indices.astype(np.int64))]
+            )
         raise PlanError("a product of two sparse matrices fills in; it is never formed")
 
     def _sum(self, terms: tuple[Expr, ...]) -> SparseValue:
@@ -169,14 +171,18 @@ class Constants:
         graph = value.graph
         degrees = graph.degrees[rows].astype(np.int64)
         indptr = np.concatenate([[0], np.cumsum(degrees)])
-        positions = np.repeat(graph.indptr[rows].astype(np.int64) - indptr[:-1], degrees) + np.arange(indptr[-1])
+        positions = np.repeat(graph.indptr[rows].astype(np.int64) - indptr[:-1], degrees) + np.arange(
+            indptr[-1]
+        )
         weight = None if value.weight is None else value.weight[torch.from_numpy(positions)]
         taken = Graph.from_csr(indptr, graph.indices[positions], graph.num_sources, validate=False)
         return SparseValue(taken, weight)
 
     def _selection(self) -> SparseValue:
         assert self.rows is not None
-        graph = Graph.from_csr(np.arange(len(self.rows) + 1), self.rows.numpy(), self.graph.num_nodes, validate=False)
+        graph = Graph.from_csr(
+            np.arange(len(self.rows) + 1), self.rows.numpy(), self.graph.num_nodes, validate=False
+        )
         return SparseValue(graph, None)
 
     def cost_matrix(self, expr: Expr) -> Matrix:

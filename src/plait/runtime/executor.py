@@ -81,7 +81,9 @@ class Compiled:
             addend = step.get("addend")
             # the added term's buffer becomes the result where nobody reads it again
             owns = addend is not None and addend in dead and addend not in views and addend in made
-            owns = owns and program.shapes[addend] == program.shapes[step.out] and not _is_alias(program, addend)
+            owns = (
+                owns and program.shapes[addend] == program.shapes[step.out] and not _is_alias(program, addend)
+            )
             # ... nor reads it in this very step: a sparse product gathers from x while it writes
             owns = owns and [name for _, name in step.reads].count(addend) == 1
             if step.op in ("relu", "relu_backward"):  # works in place on what nobody else reads
@@ -104,7 +106,9 @@ class Compiled:
 
     # Operands ---------------------------------------------------------------------------------
 
-    def _out(self, step: Step, env: Env, owns: bool, rows: int, cols: int, like: torch.Tensor) -> torch.Tensor:
+    def _out(
+        self, step: Step, env: Env, owns: bool, rows: int, cols: int, like: torch.Tensor
+    ) -> torch.Tensor:
         if owns:
             result: torch.Tensor = env[step["addend"]]
             return result
@@ -150,14 +154,18 @@ class Compiled:
             bias=env.get(step.get("bias") or ""), slab=price.slab if price is not None else 0,
         )  # fmt: skip
 
-    def _joined(self, step: Step, pattern: sparse.Pattern, weight: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    def _joined(
+        self, step: Step, pattern: sparse.Pattern, weight: torch.Tensor, source: torch.Tensor
+    ) -> torch.Tensor:
         """Edge weights times the scaling of their sources, computed once per graph."""
         return self.run_of.constants.remember(
             f"{step['matrix']}{'ᵀ' if step.is_transposed else ''} | {step['source']}",
             lambda: weight * source[torch.from_numpy(pattern.indices.astype(np.int64))],
         )
 
-    def _spmm_torch(self, step: Step, env: Env, matrix: SparseValue, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    def _spmm_torch(
+        self, step: Step, env: Env, matrix: SparseValue, x: torch.Tensor, out: torch.Tensor
+    ) -> torch.Tensor:
         torch.mm(matrix.as_torch(step.is_transposed, x.dtype), x, out=out)
         target, bias = self._constant(step, "target"), env.get(step.get("bias") or "")
         if target is not None:
@@ -287,7 +295,11 @@ def _is_alias(program: Program, name: str) -> bool:
 
 
 def _mm(
-    x: torch.Tensor, w: torch.Tensor, out: torch.Tensor, addend: torch.Tensor | None, bias: torch.Tensor | None
+    x: torch.Tensor,
+    w: torch.Tensor,
+    out: torch.Tensor,
+    addend: torch.Tensor | None,
+    bias: torch.Tensor | None,
 ) -> torch.Tensor:
     if addend is None and bias is not None:
         return torch.addmm(bias, x, w, out=out)

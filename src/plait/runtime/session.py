@@ -35,7 +35,7 @@ __all__ = ["Edges", "Options", "Session"]
 
 _MOST_GRAPHS = 16
 _MOST_RUNS = 64
-_DENSEST = 0.25  # non-zeros above this share are never worth a sparse view
+_DENSEST = 0.4  # non-zeros above this share are never worth a sparse view, whatever the machine
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,9 @@ class Session:
 
     # Graphs -----------------------------------------------------------------------------------
 
-    def edges_for(self, key: Any, owners: tuple[Any, ...], build: Callable[[], tuple[Graph, torch.Tensor | None]]) -> Edges:
+    def edges_for(
+        self, key: Any, owners: tuple[Any, ...], build: Callable[[], tuple[Graph, torch.Tensor | None]]
+    ) -> Edges:
         """The graph known by `key`, built when first met; the least recently used one is forgotten."""
         found = self.edges.get(key)
         if found is not None:
@@ -153,7 +155,14 @@ class Session:
         signature = tuple((name, t.shape, with_grad and t.requires_grad) for name, t in given.items())
         seen = self.watch(x)
         is_restricted = layer == self.restricted_layer and with_grad
-        key = (layer, id(forms), id(constants), signature, None if seen is None else seen.token, is_restricted)
+        key = (
+            layer,
+            id(forms),
+            id(constants),
+            signature,
+            None if seen is None else seen.token,
+            is_restricted,
+        )
         run = edges.runs.get(key)
         if run is None:
             run = self._planned(layer, edges, constants, forms, given, signature, seen, is_restricted)
@@ -214,7 +223,9 @@ class Session:
             )
         return edges.constants[key]
 
-    def _hoist(self, run: executor.Run, given: Mapping[str, torch.Tensor], sparse: SparseValue | None) -> None:
+    def _hoist(
+        self, run: executor.Run, given: Mapping[str, torch.Tensor], sparse: SparseValue | None
+    ) -> None:
         """Compute what stays the same now, sparse where the plan says so."""
         values: dict[str, Any] = {}
         plan = run.plan
@@ -249,9 +260,11 @@ def _density(x: torch.Tensor) -> float:
 def _feature_matrices(sparse: SparseValue, constants: Constants) -> dict[str, Matrix]:
     """The cost model's view of sparse features, and of the features one propagation further."""
     graph = sparse.graph
-    own = uniform_matrix(graph.num_nodes, graph.num_sources, graph.num_edges, True)
-    spread = min(graph.num_nodes * graph.num_sources, _spread_estimate(graph, constants.graph))
-    return {"X": own, "S^1 X": uniform_matrix(graph.num_nodes, graph.num_sources, spread, True)}
+    views = {"X": uniform_matrix(graph.num_nodes, graph.num_sources, graph.num_edges, True)}
+    spread = _spread_estimate(graph, constants.graph)
+    if spread <= _DENSEST * graph.num_nodes * graph.num_sources:
+        views["S^1 X"] = uniform_matrix(graph.num_nodes, graph.num_sources, spread, True)
+    return views
 
 
 def _spread_estimate(features: Graph, graph: Graph) -> int:
@@ -262,7 +275,11 @@ def _spread_estimate(features: Graph, graph: Graph) -> int:
     count = 0
     for v in rows:
         nodes = np.append(graph.indices[graph.indptr[v] : graph.indptr[v + 1]][:256], v % features.num_nodes)
-        count += len(np.unique(np.concatenate([features.indices[features.indptr[u] : features.indptr[u + 1]] for u in nodes])))
+        count += len(
+            np.unique(
+                np.concatenate([features.indices[features.indptr[u] : features.indptr[u + 1]] for u in nodes])
+            )
+        )
     return int(count / len(rows) * graph.num_nodes)
 
 
@@ -293,16 +310,16 @@ def _restrict(forms: tuple[Expr, ...]) -> tuple[Expr, ...]:
     return tuple(restrict(form, selection) for form in forms)
 
 
-def _sizes(
-    expr: Expr, given: Mapping[str, torch.Tensor], constants: Constants, layer: str
-) -> dict[str, int]:
+def _sizes(expr: Expr, given: Mapping[str, torch.Tensor], constants: Constants, layer: str) -> dict[str, int]:
     """Numbers for the symbolic sizes, read off the tensors; InputError where two of them disagree."""
     sizes: dict[str, int] = {}
 
     def bind(symbol: str | int, value: int, what: str) -> None:
         known = symbol if isinstance(symbol, int) else sizes.setdefault(symbol, value)
         if known != value:
-            raise InputError(f"{layer}: {what} is {value}, but {symbol} is {known} elsewhere; check the widths of x and the layer")
+            raise InputError(
+                f"{layer}: {what} is {value}, but {symbol} is {known} elsewhere; check the widths of x and the layer"
+            )
 
     for name, leaf in leaves(expr).items():
         if isinstance(leaf, Sparse) and name == "A":

@@ -14,9 +14,12 @@ from plait.kernels.gemm import cpu
 
 __all__ = ["gemm", "gemm_transposed", "transposed_chunks"]
 
-_PIECE_ROWS = 192  # a multiple of every block height; small enough to balance, large enough to amortise the claim
-_SERIAL_BELOW = 1 << 20  # multiply-adds (some 20 us of one core) under which waking a second thread does not pay
-_TRANSPOSED_STEP = 128  # rows of both operands per pass: 64 columns of float32 of each fit the first-level cache
+# a multiple of every block height; small enough to balance, large enough to amortise the claim
+_PIECE_ROWS = 192
+# multiply-adds (some 20 us of one core) under which waking a second thread does not pay
+_SERIAL_BELOW = 1 << 20
+# rows of both operands per pass: 64 columns of float32 of each fit the first-level cache
+_TRANSPOSED_STEP = 128
 
 
 @functools.cache

@@ -19,10 +19,8 @@ from plait.kernels.vector import CodeGen, next_piece, tile_intrinsic
 
 __all__ = ["GEMM_WORDS", "TRANSPOSED_WORDS", "kernel", "transposed_kernel"]
 
-GEMM_WORDS = (
-    "counter rows x x_stride w w_stride inner width out out_stride addend addend_stride bias piece_rows"
-).split()
-TRANSPOSED_WORDS = "counter rows left left_stride right right_stride height width out chunks step".split()
+GEMM_WORDS = ["counter", "rows", "x", "x_stride", "w", "w_stride", "inner", "width", "out", "out_stride", "addend", "addend_stride", "bias", "piece_rows"]
+TRANSPOSED_WORDS = ["counter", "rows", "left", "left_stride", "right", "right_stride", "height", "width", "out", "chunks", "step"]
 
 
 def _block(float_bits: int, rows: int, lanes: int, is_masked: bool) -> Any:
@@ -53,7 +51,9 @@ def _block(float_bits: int, rows: int, lanes: int, is_masked: bool) -> Any:
         for r, total in enumerate(totals):
             plus = b.add(addend, b.mul(addend_stride, code.word(r)))
             total = code.either(
-                code.is_given(addend), lambda plus=plus, total=total: b.fadd(total, code.load(plus, mask)), total
+                code.is_given(addend),
+                lambda plus=plus, total=total: b.fadd(total, code.load(plus, mask)),
+                total,
             )
             code.store(total, b.add(out, b.mul(out_stride, code.word(r))), mask)
 

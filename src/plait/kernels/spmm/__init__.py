@@ -15,7 +15,8 @@ from plait.kernels.spmm import cpu
 
 __all__ = ["Pattern", "extremum_gather", "extremum_share", "spmm", "weight_gradient"]
 
-_SERIAL_BELOW = 1 << 19  # multiply-adds (some 25 us of one core) under which waking a second thread does not pay
+# multiply-adds (some 25 us of one core) under which waking a second thread does not pay
+_SERIAL_BELOW = 1 << 19
 _PIECE_COST = 1 << 13  # edges (a row counts as 4) in one piece of work
 _ROW_COST = 4
 
@@ -86,7 +87,8 @@ def spmm(
     `edge` and `source` exclude each other; `reduce` max or min takes neither. addend may be `out` itself.
     `slab` > 0 walks the columns in slabs of that many, so that the gathered part of x stays in cache.
     """
-    mode = reduce if reduce != "sum" else "edge" if edge is not None else "source" if source is not None else "plain"
+    scaling = "edge" if edge is not None else "source" if source is not None else "plain"
+    mode = scaling if reduce == "sum" else reduce
     size = x.element_size()
     address = _address(size * 8, pattern.index_bits, mode)
     width = x.shape[1]
@@ -113,9 +115,7 @@ def spmm(
     return out
 
 
-_TIE_WORDS = (
-    "counter pieces bounds indptr indices far far_stride near near_stride values values_stride out out_stride width"
-).split()
+_TIE_WORDS = ["counter", "pieces", "bounds", "indptr", "indices", "far", "far_stride", "near", "near_stride", "values", "values_stride", "out", "out_stride", "width"]
 _tie_block = Block(_TIE_WORDS)
 
 
@@ -159,7 +159,7 @@ def extremum_gather(
     return _run_tie(transpose, best, x, share, out, is_gather=True)
 
 
-_weight_block = Block("counter pieces bounds indptr indices x x_stride grad grad_stride out width".split())
+_weight_block = Block(["counter", "pieces", "bounds", "indptr", "indices", "x", "x_stride", "grad", "grad_stride", "out", "width"])
 
 
 @functools.cache
