@@ -1,8 +1,8 @@
 """Measures this machine in under a minute and writes the profile the cost model reads.
 
-Dense products are timed on a grid of shapes. Sparse products are timed on made-up graphs that differ in what the model
-distinguishes (rows found in the second or third cache level or in memory, long and short rows, wide and narrow) and
-its constants are fitted to the relative errors by non-negative least squares.
+Dense products are timed on a grid of shapes. Sparse products are timed on made-up graphs that differ in what
+the model distinguishes (rows found in the second or third cache level or in memory, long and short rows, wide
+and narrow) and its constants are fitted to the relative errors by non-negative least squares.
 """
 
 from __future__ import annotations

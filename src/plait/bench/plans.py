@@ -1,4 +1,5 @@
-"""plait bench plans: runs every surviving candidate of a layer and says how much the planner's choice costs over the best.
+"""plait bench plans: runs every surviving candidate of a layer and says how much the planner's choice costs
+over the best.
 
 regret = measured time of the chosen plan / measured time of the fastest candidate, in one interleaved run.
 """

@@ -1,7 +1,7 @@
 """The machine as numbers: measured rates and cache sizes, who measured them and when.
 
-A profile is data, never code: `plait calibrate` writes one under the user's cache folder; until then the built-in
-default is used and every plan says so.
+A profile is data, never code: `plait calibrate` writes one under the user's cache folder; until then the
+built-in default is used and every plan says so.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def _between(grid: tuple[int, ...], value: int) -> tuple[int, float]:
 
 @dataclass(frozen=True)
 class MachineProfile:
-    """Rates of one machine with the threads it was measured with. Bandwidths in bytes a second, times in seconds."""
+    """Rates of one machine with the threads it was measured with. Bandwidths in bytes a second, times in
+    seconds."""
 
     name: str
     threads: int
@@ -162,6 +163,7 @@ def default_profile() -> MachineProfile:
 
 
 def profile_in_use(cache_folder: Path) -> MachineProfile:
-    """The calibrated profile if there is one, the default otherwise; a damaged file is an error, not ignored."""
+    """The calibrated profile if there is one, the default otherwise; a damaged file is an error, not
+    ignored."""
     path = profile_path(cache_folder)
     return load_profile(path) if path.exists() else default_profile()

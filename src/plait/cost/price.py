@@ -1,8 +1,9 @@
-"""Seconds of a step on a machine: work over measured rates, with the backend and the blocking that are cheapest.
+"""Seconds of a step on a machine: work over measured rates, with the backend and the blocking that are
+cheapest.
 
-A sparse product is priced by where its gathered rows are found. The graph's footprint (graph/stats.py) says which
-share of them misses a cache of given size; each level has its measured bandwidth. Walking the columns in slabs makes
-rows narrower, so more of them fit: whether that pays is part of the price.
+A sparse product is priced by where its gathered rows are found. The graph's footprint (graph/stats.py) says
+which share of them misses a cache of given size; each level has its measured bandwidth. Walking the columns
+in slabs makes rows narrower, so more of them fit: whether that pays is part of the price.
 """
 
 from __future__ import annotations

@@ -53,7 +53,8 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Operations, the bytes that must move (each operand once), and the bytes if no gathered row is ever found in cache."""
+    """Operations, the bytes that must move (each operand once), and the bytes if no gathered row is ever
+    found in cache."""
 
     flops: float
     bytes_least: float

@@ -60,7 +60,8 @@ def polynomial(matrix: Expr, x: Expr, weights: Sequence[Expr | None]) -> tuple[E
 
 
 def chebyshev(matrix: Expr, x: Expr, weights: Sequence[Dense]) -> tuple[Expr, ...]:
-    """The equal forms of sum over k of T_k(matrix) @ x @ weights[k]: the recurrence on x, and Clenshaw's on weights."""
+    """The equal forms of sum over k of T_k(matrix) @ x @ weights[k]: the recurrence on x, and Clenshaw's on
+    weights."""
     basis = [x]
     for k in range(1, len(weights)):
         step = MatMul(matrix, basis[-1])

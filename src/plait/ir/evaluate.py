@@ -31,7 +31,8 @@ _MAPS = {"relu": lambda v: np.maximum(v, 0), "neg": lambda v: -v, "tanh": np.tan
 
 
 def evaluate(expr: Expr, values: Mapping[str, Any]) -> Array:
-    """The expression's value, everything dense; sparse leaves are given as dense arrays, diagonals as vectors."""
+    """The expression's value, everything dense; sparse leaves are given as dense arrays, diagonals as
+    vectors."""
     match expr:
         case Dense(name) | Sparse(name):
             return np.atleast_2d(np.asarray(values[name]))

@@ -1,4 +1,5 @@
-"""The laws of the algebra as rewrite rules; each states its law and one test runs every law on random matrices."""
+"""The laws of the algebra as rewrite rules; each states its law and one test runs every law on random
+matrices."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ __all__ = ["ASSOCIATIONS", "RULES", "Rule", "everywhere", "split_product", "swee
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rewrite at the root of an expression: another form of the same matrix, or None where it does not apply."""
+    """A rewrite at the root of an expression: another form of the same matrix, or None where it does not
+    apply."""
 
     name: str
     law: str

@@ -97,7 +97,8 @@ def load_scalar(float_bits: int) -> Any:
 def tile_intrinsic(
     float_bits: int, words: int, scalars: int, body: Callable[[CodeGen, list[Any]], None]
 ) -> Any:
-    """A numba function of `words` int64 and then `scalars` float arguments whose body is written by `body`."""
+    """A numba function of `words` int64 and then `scalars` float arguments whose body is written by
+    `body`."""
     signature = types.void(*[types.int64] * words, *[_NUMPY[float_bits]] * scalars)
     names = ", ".join(f"a{i}" for i in range(words + scalars))
 

@@ -1,4 +1,5 @@
-"""Every legal way to compute a layer: associations from the rules, times how the normalised matrix is applied."""
+"""Every legal way to compute a layer: associations from the rules, times how the normalised matrix is
+applied."""
 
 from __future__ import annotations
 
@@ -80,7 +81,8 @@ def _has_loops(expr: Expr) -> bool:
 
 
 def _loops_may_go_inside(expr: Expr) -> bool:
-    """Only loops of ones keep a 0/1 matrix 0/1; the leaf's name says so (`l` is general, `i` is the identity)."""
+    """Only loops of ones keep a 0/1 matrix 0/1; the leaf's name says so (`l` is general, `i` is the
+    identity)."""
     return any(
         isinstance(part, Add)
         and sort(part) == "sparse"

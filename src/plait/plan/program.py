@@ -1,8 +1,8 @@
 """Programs: an expression as a list of kernel calls, and the list that computes its gradients.
 
-A step names its operands by role. Values are names: inputs keep the leaf's name, intermediates are v0, v1, ...
-and gradients are d<name>. Constant matrices and scalings are expressions themselves (`constants`), computed once per
-graph by the runtime.
+A step names its operands by role. Values are names: inputs keep the leaf's name, intermediates are v0, v1,
+... and gradients are d<name>. Constant matrices and scalings are expressions themselves (`constants`),
+computed once per graph by the runtime.
 """
 
 from __future__ import annotations
@@ -142,7 +142,8 @@ class _Writer:
         return self.memo[expr]
 
     def write(self, expr: Expr, addend: str | None, addend_scale: str | None, bias: str | None) -> str:
-        """Emit a product with an added term and a bias fused in (spmm, gemm), or any other expression without."""
+        """Emit a product with an added term and a bias fused in (spmm, gemm), or any other expression
+        without."""
         match expr:
             case MatMul(left, right) if sort(left) in ("sparse", "diagonal") and sort(right) == "dense":
                 return self.pattern_product(expr, addend, addend_scale, bias)
@@ -329,7 +330,8 @@ def _is_unweighted(matrix: Expr) -> bool:
 
 
 def schedule(expr: Expr, fuse: bool = True) -> Program:
-    """The kernel calls that compute an expression, scalings and additions fused into products where `fuse`."""
+    """The kernel calls that compute an expression, scalings and additions fused into products where
+    `fuse`."""
     writer = _Writer(fuse)
     out = writer.emit(expr)
     return Program(tuple(writer.steps), (out,), writer.shapes, writer.constants, tuple(writer.inputs))
@@ -508,8 +510,8 @@ class _Reverse:
 def differentiate(forward: Program, wrt: Iterable[str]) -> Program:
     """The program that computes the gradients of the inputs `wrt` from the gradient `grad` of the output.
 
-    Nothing is computed for an input nobody asked for. Values of the forward pass that it reads are those the runtime
-    must keep; `outputs` are the gradients in the order of `wrt` ("" where an input has none).
+    Nothing is computed for an input nobody asked for. Values of the forward pass that it reads are those the
+    runtime must keep; `outputs` are the gradients in the order of `wrt` ("" where an input has none).
     """
     wanted = list(wrt)
     needed = set(wanted)

@@ -1,8 +1,10 @@
-"""Input-oblivious pruning: a candidate that another beats for every input is dropped before any graph is seen.
+"""Input-oblivious pruning: a candidate that another beats for every input is dropped before any graph is
+seen.
 
-A candidate's cost is a multiset of primitives with symbolic sizes. One beats another under an ordering of the widths
-(K1 <= K2, say) if each of its primitives can be paired with one of the other's of the same kind and no smaller size.
-Whoever is beaten under every ordering is dropped; the orderings under which a survivor is unbeaten are its condition.
+A candidate's cost is a multiset of primitives with symbolic sizes. One beats another under an ordering of the
+widths (K1 <= K2, say) if each of its primitives can be paired with one of the other's of the same kind and no
+smaller size. Whoever is beaten under every ordering is dropped; the orderings under which a survivor is
+unbeaten are its condition.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ _NO_DEARER = {("spmm", "spmm source"), ("spmm", "spmm edge"), ("spmm", "spmm +")
 
 
 def _primitives(program: Program, fixed: Mapping[str, str]) -> list[Primitive]:
-    """What a program does; `fixed` names constant operands that may be sparse, whose products compare with no others."""
+    """What a program does; `fixed` names constant operands that may be sparse, whose products compare with no
+    others."""
     found: list[Primitive] = []
     for step in program.steps:
         rows, cols = program.shapes[step.out]

@@ -1,4 +1,5 @@
-"""Prices the surviving candidates for one graph, machine and mode, and chooses; the losers keep their prices."""
+"""Prices the surviving candidates for one graph, machine and mode, and chooses; the losers keep their
+prices."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ __all__ = ["Problem", "best_by_exhaustion", "price_program", "search", "survey"]
 
 @dataclass(frozen=True)
 class Problem:
-    """A layer to be planned: equal forms, sizes, matrices by constant name, and what is asked of the result."""
+    """A layer to be planned: equal forms, sizes, matrices by constant name, and what is asked of the
+    result."""
 
     forms: tuple[Expr, ...]
     sizes: Sizes
@@ -92,7 +94,8 @@ def _reason(best: LayerPlan, ranked: list[LayerPlan]) -> str:
 
 
 def _priced(survivor: Survivor, problem: Problem, pricer: Pricer) -> list[LayerPlan]:
-    """The candidate with dense and, where there is a sparse view of a constant operand, with sparse features."""
+    """The candidate with dense and, where there is a sparse view of a constant operand, with sparse
+    features."""
     plans = [_plan(survivor, problem, pricer, use_sparse=False)]
     if problem.features:
         sparse = _plan(survivor, problem, pricer, use_sparse=True)
@@ -134,7 +137,8 @@ def _plan(survivor: Survivor, problem: Problem, pricer: Pricer, use_sparse: bool
 
 
 def _sparse_values(once: Program, each: Program, problem: Problem) -> dict[str, Matrix]:
-    """Constant left operands of dense products that have a sparse view: the input itself, or a hoisted product."""
+    """Constant left operands of dense products that have a sparse view: the input itself, or a hoisted
+    product."""
     found = {}
     for step in each.steps:
         if step.op == "gemm" and not step.is_transposed:
@@ -216,7 +220,8 @@ _FREE = Price(0.0, Work(0.0, 0.0, 0.0), "view", "no data moves")
 def _peak_bytes(
     once: Program, each: Program, backward: Program | None, problem: Problem, sparse: Mapping[str, Matrix]
 ) -> int:
-    """Most bytes alive at once for what a plan computes: hoisted values always, others from birth to last use."""
+    """Most bytes alive at once for what a plan computes: hoisted values always, others from birth to last
+    use."""
     hoisted = sum(_bytes(once, v, problem, sparse) for v in once.outputs)
     steps = [(each, step) for step in each.steps]
     if backward is not None:

@@ -38,11 +38,11 @@ def compile(
 ) -> nn.Module:
     """The same model with its PyG layers planned: same parameters, same state_dict keys, same outputs.
 
-    `data` (a PyG Data with x and edge_index) lets the plan be made now; without it, it is made at the first call. `rows`
-    (a mask or node numbers) names the rows the loss needs: in training the last layer computes only those and leaves
-    zeros elsewhere. `memory_limit` bounds the bytes a layer's plan may hold. `epochs` is how many steps work done
-    once is spread over. `mode` is "training" or "inference" for the plan made now (default: model.training). The model
-    handed in is not changed; the compiled one shares its parameters.
+    `data` (a PyG Data with x and edge_index) lets the plan be made now; without it, it is made at the first
+    call. `rows` (a mask or node numbers) names the rows the loss needs: in training the last layer computes
+    only those and leaves zeros elsewhere. `memory_limit` bounds the bytes a layer's plan may hold. `epochs`
+    is how many steps work done once is spread over. `mode` is "training" or "inference" for the plan made now
+    (default: model.training). The model handed in is not changed; the compiled one shares its parameters.
     """
     _check_arguments(model, memory_limit, epochs, mode)
     session = Session(Options(_row_numbers(rows, data), memory_limit, epochs))
@@ -54,7 +54,8 @@ def compile(
 
 
 def explain(model: nn.Module, data: Any, analyze: bool = False, **options: Any) -> Plan:
-    """The plan of a model on a graph; with analyze=True it is run and every step carries its measured time."""
+    """The plan of a model on a graph; with analyze=True it is run and every step carries its measured
+    time."""
     compiled = model if hasattr(model, "_plait_plan_session") else compile(model, data, **options)
     session: Session = compiled._plait_plan_session  # type: ignore[assignment]
     mode = options.get("mode") or ("training" if model.training else "inference")
@@ -175,7 +176,8 @@ def _with_plan(module: nn.Module, session: Session) -> nn.Module:
 
 
 def _look_ahead(model: nn.Module, session: Session, data: Any, mode: str) -> None:
-    """Run the model once on the data, without dropout and without touching anyone's random numbers, to plan it."""
+    """Run the model once on the data, without dropout and without touching anyone's random numbers, to plan
+    it."""
     x = getattr(data, "x", None)
     if isinstance(x, Tensor):
         session.constant_input = weakref.ref(x)
@@ -220,7 +222,8 @@ def _restrict_last(model: nn.Module, session: Session, ran: list[nn.Module], out
 
 
 def _call_arguments(model: nn.Module, data: Any) -> tuple[Any, ...] | None:
-    """What to call the model with: attributes of data by the names of forward's parameters, or data itself."""
+    """What to call the model with: attributes of data by the names of forward's parameters, or data
+    itself."""
     root = getattr(model, "plait_root", type(model))
     forward = getattr(root, "plait_original", root).forward
     parameters = [p for p in list(inspect.signature(forward).parameters.values())[1:]]
@@ -265,12 +268,20 @@ def _quietly(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _recorded(model: nn.Module, ran: list[nn.Module]) -> Iterator[None]:
-    handles = [m.register_forward_hook(lambda m, _, __: ran.append(m)) for m in model.modules()]
+    """Append every module to `ran` when it has run; what is inside a planned layer stays unwatched."""
+    handles = [m.register_forward_hook(lambda m, _, __: ran.append(m)) for m in _outside_layers(model)]
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _outside_layers(module: nn.Module) -> Iterator[nn.Module]:
+    yield module
+    if not isinstance(module, PlannedLayer):
+        for child in module.children():
+            yield from _outside_layers(child)
 
 
 # EXPLAIN ANALYZE ---------------------------------------------------------------------------------------

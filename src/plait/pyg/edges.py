@@ -1,4 +1,5 @@
-"""The edges of a call, whatever PyG form they come in: a graph, weights in the caller's order, what recognises them."""
+"""The edges of a call, whatever PyG form they come in: a graph, weights in the caller's order, what
+recognises them."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ __all__ = ["Given", "read"]
 
 @dataclass(frozen=True)
 class Given:
-    """Edges as they were handed over; `build` makes the graph (and finds a matrix's weights) when first met."""
+    """Edges as they were handed over; `build` makes the graph (and finds a matrix's weights) when first
+    met."""
 
     key: tuple[Any, ...]
     owners: tuple[Any, ...]

@@ -1,8 +1,8 @@
 """Memory that is used again: the kernel's page faults on fresh memory cost more than the sums written to it.
 
-A buffer handed out shares its storage with the pool; it is free again when nobody else holds that storage any more
-(the user dropped the tensor, autograd dropped what it saved). Nothing has to be given back, nothing is ever
-handed out twice, and the pool holds no more than was alive at once.
+A buffer handed out shares its storage with the pool; it is free again when nobody else holds that storage any
+more (the user dropped the tensor, autograd dropped what it saved). Nothing has to be given back, nothing is
+ever handed out twice, and the pool holds no more than was alive at once.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class Buffers:
 
     @staticmethod
     def _tensor(buffer: _Buffer, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
-        # set_ rather than a view: users may modify a layer's output in place, which autograd forbids on such views
+        # set_ rather than a view: users may modify a layer's output in place, which autograd forbids on such
+        # views
         return torch.empty(0, dtype=dtype).set_(buffer.storage, 0, (rows, cols), (cols, 1))  # type: ignore[call-overload]
 
     def _make_room(self, wanted: int) -> None:

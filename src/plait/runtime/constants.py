@@ -1,4 +1,5 @@
-"""Constant matrices of a graph: evaluated once from their expressions, kept with the graph, with their transposes."""
+"""Constant matrices of a graph: evaluated once from their expressions, kept with the graph, with their
+transposes."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ __all__ = ["Constants", "SparseValue", "from_dense"]
 
 
 class SparseValue:
-    """A sparse matrix ready for kernels: pattern and values (None: all one), and the same of its transpose."""
+    """A sparse matrix ready for kernels: pattern and values (None: all one), and the same of its
+    transpose."""
 
     def __init__(self, graph: Graph, weight: torch.Tensor | None):
         self.graph = graph
@@ -186,7 +188,8 @@ class Constants:
         return SparseValue(graph, None)
 
     def cost_matrix(self, expr: Expr) -> Matrix:
-        """What the cost model needs to know of a constant, without computing it where the graph's numbers suffice."""
+        """What the cost model needs to know of a constant, without computing it where the graph's numbers
+        suffice."""
         key = formula(expr)
         if key not in self._matrices:
             self._matrices[key] = self._cost_matrix(expr)

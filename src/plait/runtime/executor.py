@@ -1,4 +1,5 @@
-"""Carries out a plan under torch autograd: one autograd function per expression, every step on its backend."""
+"""Carries out a plan under torch autograd: one autograd function per expression, every step on its
+backend."""
 
 from __future__ import annotations
 
@@ -343,7 +344,8 @@ class _Expression(torch.autograd.Function):
 
 
 def _rows_contiguous(grad: torch.Tensor, buffers: Buffers) -> torch.Tensor:
-    """Kernels want rows of contiguous elements; the gradient of a sum arrives as one number with strides of zero."""
+    """Kernels want rows of contiguous elements; the gradient of a sum arrives as one number with strides of
+    zero."""
     if grad.stride(1) == 1 and (grad.shape[0] <= 1 or grad.stride(0) >= grad.shape[1]):
         return grad
     return buffers.take(*grad.shape, grad.dtype).copy_(grad)

@@ -39,6 +39,8 @@ def random_graph(rng: np.random.Generator, repeats: bool = False) -> Graph:
 
 
 ODD_GRAPHS = {
+    "no nodes": graph_of([]),
+    "no sources": graph_of([[], []], 0),
     "one isolated node": graph_of([[]]),
     "no edges": graph_of([[], [], []]),
     "one self loop": graph_of([[0]]),

@@ -129,7 +129,8 @@ def kernel(float_bits: int, rows: int) -> Any:
 
 @functools.cache
 def transposed_kernel(float_bits: int, rows: int) -> Any:
-    """out[chunk] = left[chunk rows].T @ right[chunk rows], `rows` columns of left at a time; see TRANSPOSED_WORDS."""
+    """out[chunk] = left[chunk rows].T @ right[chunk rows], `rows` columns of left at a time; see
+    TRANSPOSED_WORDS."""
     wide, half, narrow, rest = _blocks(float_bits, rows)
     wide1, half1, narrow1, rest1 = _blocks(float_bits, 1)
     lanes = 64 if float_bits == 32 else 32

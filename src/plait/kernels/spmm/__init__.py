@@ -1,4 +1,5 @@
-"""Sparse times dense: sums, maxima and minima over neighbours, with scalings, an added term and a bias fused in."""
+"""Sparse times dense: sums, maxima and minima over neighbours, with scalings, an added term and a bias fused
+in."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ _ROW_COST = 4
 
 
 class Pattern:
-    """The non-zero pattern of a sparse matrix, ready for kernels: CSR arrays and rows cut into even pieces."""
+    """The non-zero pattern of a sparse matrix, ready for kernels: CSR arrays and rows cut into even
+    pieces."""
 
     def __init__(self, indptr: np.ndarray[Any, Any], indices: np.ndarray[Any, Any], num_columns: int):
         self.indptr = np.ascontiguousarray(indptr)
@@ -82,7 +84,8 @@ def spmm(
     bias: torch.Tensor | None = None,
     slab: int = 0,
 ) -> torch.Tensor:
-    """out[i] = target[i] * (sum over edges of edge[e] * source[j] * x[j]) + addend_scale[i] * addend[i] + bias.
+    """out[i] = target[i] * (sum over edges of edge[e] * source[j] * x[j]) + addend_scale[i] * addend[i] +
+    bias.
 
     `edge` and `source` exclude each other; `reduce` max or min takes neither. addend may be `out` itself.
     `slab` > 0 walks the columns in slabs of that many, so that the gathered part of x stays in cache.
@@ -155,7 +158,8 @@ def extremum_share(
 def extremum_gather(
     transpose: Pattern, x: torch.Tensor, best: torch.Tensor, share: torch.Tensor, out: torch.Tensor
 ) -> torch.Tensor:
-    """out[j] = sum over the targets i of j of share[i] where best[i] == x[j]; best and share of equal strides."""
+    """out[j] = sum over the targets i of j of share[i] where best[i] == x[j]; best and share of equal
+    strides."""
     return _run_tie(transpose, best, x, share, out, is_gather=True)
 
 

@@ -257,7 +257,8 @@ def _dot_tile(float_bits: int, lanes: int) -> Any:
 
 @functools.cache
 def weight_gradient_kernel(float_bits: int, index_bits: int) -> Any:
-    """out[e] = grad[i] . x[j]; words: counter pieces bounds indptr indices x x_stride grad grad_stride out width."""
+    """out[e] = grad[i] . x[j]; words: counter pieces bounds indptr indices x x_stride grad grad_stride out
+    width."""
     lanes = 32 if float_bits == 32 else 16
     tile = _dot_tile(float_bits, lanes)
     index, bound = load_index(index_bits), load_index(64)
