@@ -1,5 +1,4 @@
-"""Input-oblivious pruning: a candidate that another beats for every input is dropped before any graph is
-seen.
+"""Input-oblivious pruning: a candidate that another beats for every input is dropped, no graph seen.
 
 A candidate's cost is a multiset of primitives with symbolic sizes. One beats another under an ordering of the
 widths (K1 <= K2, say) if each of its primitives can be paired with one of the other's of the same kind and no
@@ -42,8 +41,7 @@ _NO_DEARER = {("spmm", "spmm source"), ("spmm", "spmm edge"), ("spmm", "spmm +")
 
 
 def _primitives(program: Program, fixed: Mapping[str, str]) -> list[Primitive]:
-    """What a program does; `fixed` names constant operands that may be sparse, whose products compare with no
-    others."""
+    """What a program does; `fixed` names constant operands that may be sparse, whose products stand alone."""
     found: list[Primitive] = []
     for step in program.steps:
         rows, cols = program.shapes[step.out]
@@ -98,11 +96,14 @@ def _weight(sizes: tuple[Size, ...], order: tuple[str, ...]) -> int:
 
 @functools.lru_cache(maxsize=256)
 def prune(
-    forms: tuple[Expr, ...], wrt: tuple[str, ...] | None, constant: frozenset[str]
+    forms: tuple[Expr, ...], wrt: tuple[str, ...] | None, constant: frozenset[str], is_sparse: bool = False
 ) -> tuple[tuple[Survivor, ...], tuple[Pruned, ...]]:
-    """(survivors with their conditions, dropped with who beats them); wrt None: inference."""
+    """(survivors with their conditions, dropped with who beats them); wrt None: inference.
+
+    `is_sparse`: constant inputs have a sparse view, so a product with one costs what its non-zeros cost.
+    """
     options = candidates(forms)
-    costs = [_all_primitives(option, wrt, constant) for option in options]
+    costs = [_all_primitives(option, wrt, constant, is_sparse) for option in options]
     widths = sorted({str(s) for cost in costs for _, sizes in cost for s in sizes if str(s).startswith("K")})
     simple = [w for w in widths if "+" not in w]
     # beyond three widths only what holds without any ordering is used
@@ -136,11 +137,14 @@ def _first_beater(
 
 
 def _all_primitives(
-    option: Candidate, wrt: tuple[str, ...] | None, constant: frozenset[str]
+    option: Candidate, wrt: tuple[str, ...] | None, constant: frozenset[str], is_sparse: bool
 ) -> list[Primitive]:
-    _, each = option.forward.hoist(constant)  # what is computed once per graph is no part of a step
-    cost = _primitives(each)
-    return cost if wrt is None else cost + _primitives(option.backward(wrt))
+    once, each = option.forward.hoist(constant)  # what is hoisted is no part of a step
+    fixed: dict[str, str] = {}
+    if is_sparse:
+        fixed = {**{name: f" of {name}" for name in constant}, **dict.fromkeys(once.outputs, " of hoisted")}
+    cost = _primitives(each, fixed)
+    return cost if wrt is None else cost + _primitives(option.backward(wrt), fixed)
 
 
 def _condition(orders: list[tuple[str, ...]]) -> str:
