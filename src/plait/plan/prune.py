@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from plait.ir.expr import Expr, Size
@@ -51,11 +52,10 @@ def _primitives(program: Program, fixed: Mapping[str, str]) -> list[Primitive]:
             found.append((kind, (rows, cols)))
         elif step.op == "gemm":
             inner = program.shapes[step["x"]][1]
-            found.append(("gemm", (rows, *sorted((inner, cols), key=str))))
+            found.append((f"gemm{fixed.get(step['x'], '')}", (rows, *sorted((inner, cols), key=str))))
         elif step.op == "gemm_transposed":
-            found.append(
-                ("gemm_transposed", (program.shapes[step["left"]][0], *sorted((rows, cols), key=str)))
-            )
+            kind = f"gemm_transposed{fixed.get(step['left'], '')}"
+            found.append((kind, (program.shapes[step["left"]][0], *sorted((rows, cols), key=str))))
         else:
             found.append((step.op, (rows, cols)))
     return found
