@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 from torch_geometric.nn import (
@@ -21,8 +23,10 @@ from torch_geometric.nn import (
     GATConv,
     GCNConv,
     GINConv,
+    GraphConv,
     GraphSAGE,
     HeteroConv,
+    LEConv,
     LightGCN,
     SAGEConv,
     Sequential,
@@ -530,3 +534,99 @@ def test_outputs_and_results_do_not_share_memory_with_later_calls() -> None:
         compiled(features(seed, 400), edges(seed, 1200, 400))
     for out, was in zip(kept, copies, strict=True):
         assert torch.equal(out, was)
+
+
+# Forms of input ---------------------------------------------------------------------------------------------
+
+LAYERS = [
+    lambda: GCNConv(WIDTH, 3),
+    lambda: SAGEConv(WIDTH, 3),
+    lambda: SAGEConv(WIDTH, 3, aggr="max"),
+    lambda: GraphConv(WIDTH, 3),
+    lambda: GINConv(nn.Linear(WIDTH, 3)),
+    lambda: LEConv(WIDTH, 3),
+]
+
+
+def unsorted_matrix(is_repeated: bool) -> Tensor:
+    """A torch COO matrix as people build them, straight from an edge list."""
+    rows = edges(3).flip(0)
+    if not is_repeated:
+        rows = torch.unique(rows, dim=1).flip(1)
+    values = torch.rand(rows.size(1), generator=torch.Generator().manual_seed(4))
+    return torch.sparse_coo_tensor(rows, values, (NODES, NODES))
+
+
+@pytest.mark.parametrize("is_repeated", [False, True])
+@pytest.mark.parametrize("make", LAYERS, ids=lambda make: type(make()).__name__)
+def test_coo_matrices_in_any_order(make: Any, is_repeated: bool) -> None:
+    torch.manual_seed(0)
+    model, matrix = make(), unsorted_matrix(is_repeated)
+    # PyG marks a matrix as sorted without sorting it, so its answer is taken from a sorted one
+    expected = reference(model)(features(), matrix.coalesce())
+    close(plait.compile(model)(features(), matrix), expected, OUTPUT[torch.float32], "output")
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSC", "ignore:Converting sparse tensor")
+@pytest.mark.parametrize("make", [LAYERS[k] for k in (1, 3, 4)], ids=lambda make: type(make()).__name__)
+def test_csc_matrices(make: Any) -> None:
+    torch.manual_seed(0)
+    agree(make(), features(), unsorted_matrix(True).to_sparse_csc(), must_plan=False)
+
+
+def test_values_beside_a_sparse_matrix_are_read_as_in_pyg() -> None:
+    matrix = unsorted_matrix(True).coalesce().to_sparse_csr()
+    weight = torch.rand(matrix.values().numel())
+    for make in (LAYERS[0], LAYERS[5]):
+        agree(make(), features(), matrix, weight, must_plan=False)
+
+
+def test_dtypes_that_do_not_fit_are_an_error_as_in_pyg() -> None:
+    with pytest.raises((RuntimeError, ValueError), match=r"dtype|float64|double"):
+        plait.compile(GCNConv(WIDTH, 3))(features().double(), edges())
+
+
+def test_weights_of_another_dtype_decide_the_output_as_in_pyg() -> None:
+    agree(GCNConv(WIDTH, 3), features(), edges(), torch.rand(90, dtype=torch.float64), must_plan=False)
+
+
+# Other users of autograd ------------------------------------------------------------------------------------
+
+
+def test_checkpointing() -> None:
+    model = Net().eval()
+    twin, compiled = reference(model), plait.compile(model)
+    for net in (twin, compiled):
+        checkpoint(net, features(), edges(), use_reentrant=False).square().sum().backward()
+    for mine, other in zip(compiled.parameters(), twin.parameters(), strict=True):
+        close(mine.grad, other.grad, GRADIENT[torch.float32], "gradient", scale=0.01)
+
+
+def test_functional_gradients() -> None:
+    model = GCNConv(WIDTH, 3)
+    slopes = []
+    for net in (reference(model), plait.compile(model)):
+
+        def loss(parameters: dict[str, Tensor], net: nn.Module = net) -> Tensor:
+            return torch.func.functional_call(net, parameters, (features(), edges())).square().sum()
+
+        slopes.append(torch.func.grad(loss)({name: p.detach() for name, p in net.named_parameters()}))
+    for name, slope in slopes[0].items():
+        close(slopes[1][name], slope, GRADIENT[torch.float32], name)
+
+
+def test_several_threads_may_call_one_model() -> None:
+    torch.manual_seed(0)
+    model = Net().eval()
+    compiled = plait.compile(model)
+    graphs = [(features(k, 400), edges(k, 2000, 400)) for k in range(4)]
+    with torch.no_grad():
+        expected = [reference(model)(*graph) for graph in graphs]
+
+    def answers(first: int) -> list[bool]:
+        with torch.no_grad():
+            order = [(first + k) % 4 for k in range(24)]
+            return [torch.allclose(compiled(*graphs[k]), expected[k], atol=1e-4) for k in order]
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(all(right) for right in pool.map(answers, range(4)))
