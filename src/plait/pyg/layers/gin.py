@@ -1,4 +1,4 @@
-"""GIN: nn(A @ X + (1 + eps) * R), with the linear maps and ReLUs that nn begins with inside the expression."""
+"""GIN: nn(A @ X + (1 + eps) * R), with the linear maps and ReLUs nn begins with inside the expression."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ __all__: list[str] = []
 
 
 @cache
-def _gin_forms(reduce: str, call: Call, has_weight: bool, has_bias: bool, tail: tuple[str, ...]) -> tuple[Expr, ...]:
+def _gin_forms(
+    reduce: str, call: Call, has_weight: bool, has_bias: bool, tail: tuple[str, ...]
+) -> tuple[Expr, ...]:
     eps = Scalar("e", None, "learnable")
     summed = neighbours(reduce, call)
     if not call.is_bipartite:
@@ -98,7 +100,7 @@ def _first_linear(network: Any) -> Any | None:
 
 
 def _tail(network: Any, first: Any | None) -> list[Any]:
-    """The ReLUs and linear maps, one after the other in turn, that follow the first linear map of a Sequential."""
+    """The ReLUs and linear maps, in turn, that follow the first linear map of a Sequential."""
     if first is None or not isinstance(network, nn.Sequential):
         return []
     found: list[Any] = []
