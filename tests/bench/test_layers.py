@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from plait.bench import layers, peers
-from plait.bench.cases import layer_cases
+from plait.bench.cases import data_folders, layer_cases
 from plait.bench.layers import Options, measure, run
 from plait.bench.peers.runner import Runner
 from plait.bench.problem import Forms, Problem
@@ -91,6 +91,16 @@ def test_without_room_for_the_default_the_csr_answer_is_the_reference(
     assert record.result["reference"] == "pyg-csr"
     assert lines(record)["pyg-default"]["status"] == "missing"
     assert "median_seconds" in lines(record)["pyg-csr"]
+
+
+def test_all_peers_are_right_on_a_real_graph() -> None:
+    if not any((folder / "cora.npz").exists() for folder in data_folders()):
+        pytest.skip("cora.npz is in none of PLAIT_DATA and ../shared/data")
+    for record in run(
+        layer_cases(["cora"], ["sage-max", "tag"], [(16, 8)]), quick(*peers.DEFAULT), lambda record: None
+    ):
+        assert all(line["status"] != "wrong" for line in lines(record).values())
+        assert "median_seconds" in lines(record)["plait"]
 
 
 def test_memory_is_measured_on_request() -> None:

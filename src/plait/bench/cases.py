@@ -19,6 +19,7 @@ __all__ = [
     "MODES",
     "WIDTHS",
     "LayerCase",
+    "data_folders",
     "find_graph",
     "known",
     "layer_cases",
