@@ -1,5 +1,4 @@
-"""Every legal way to compute a layer: associations from the rules, times how the normalised matrix is
-applied."""
+"""Every legal way to compute a layer: associations from the rules, times ways to apply the matrix."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from plait.plan.program import Program, differentiate, schedule
 __all__ = ["FORMS", "Candidate", "associations", "candidates", "restrict"]
 
 # expressions kept in a closure; beyond it (long polynomials) only sweeps of the given forms are used
-_MOST = 96
+_MOST = 20
 
 FORMS = {
     "edges": "scalings and loops precomputed as edge weights",
@@ -81,8 +80,7 @@ def _has_loops(expr: Expr) -> bool:
 
 
 def _loops_may_go_inside(expr: Expr) -> bool:
-    """Only loops of ones keep a 0/1 matrix 0/1; the leaf's name says so (`l` is general, `i` is the
-    identity)."""
+    """Only loops of ones keep a 0/1 matrix 0/1; the leaf's name says so (`l` is general, `i` is one)."""
     return any(
         isinstance(part, Add)
         and sort(part) == "sparse"

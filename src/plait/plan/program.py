@@ -1,8 +1,8 @@
 """Programs: an expression as a list of kernel calls, and the list that computes its gradients.
 
-A step names its operands by role. Values are names: inputs keep the leaf's name, intermediates are v0, v1,
-... and gradients are d<name>. Constant matrices and scalings are expressions themselves (`constants`),
-computed once per graph by the runtime.
+A step names its operands by role. Values are names: inputs keep the leaf's name, intermediates are
+v0, v1, ... and gradients are d<name>. Constant matrices and scalings are expressions themselves
+(`constants`), computed once per graph by the runtime.
 """
 
 from __future__ import annotations
@@ -142,8 +142,7 @@ class _Writer:
         return self.memo[expr]
 
     def write(self, expr: Expr, addend: str | None, addend_scale: str | None, bias: str | None) -> str:
-        """Emit a product with an added term and a bias fused in (spmm, gemm), or any other expression
-        without."""
+        """Emit a product with an added term and a bias fused in (spmm, gemm), or any other expression."""
         match expr:
             case MatMul(left, right) if sort(left) in ("sparse", "diagonal") and sort(right) == "dense":
                 return self.pattern_product(expr, addend, addend_scale, bias)
@@ -163,9 +162,9 @@ class _Writer:
             case Aggregate(reduce, graph, body) if reduce in ("max", "min"):
                 reads = [("matrix", self.constant(graph)), ("x", self.emit(body))]
                 return self.add("extremum", reads, shape(expr), reduce=reduce)
-            case Scale(Scalar(_, value), body) if value is not None:
+            case Scale(Scalar(_, value) as factor, body) if value is not None:
                 if isinstance(body, MatMul) and sort(body.left) in ("sparse", "diagonal") and self.fuse:
-                    return self.pattern_product(body, None, None, None, factor=expr.factor)  # type: ignore[union-attr]
+                    return self.pattern_product(body, None, None, None, factor=factor)
                 return self.add("combine", [("x0", self.emit(body))], shape(expr), factors=(value,))
             case Scale(factor, body):
                 reads = [("scalar", self.input(factor)), ("x", self.emit(body))]
@@ -206,7 +205,7 @@ class _Writer:
         if factor is not None:
             size = shape(inner)[0]
             target = Fold(Scale(factor, _bare(target) if target is not None else Diagonal("ones", size)))
-        reads = [
+        operands: list[tuple[str, str | None]] = [
             ("matrix", self.constant(inner.left)),
             ("x", self.emit(x)),
             ("source", None if source is None else self.constant(source)),
@@ -215,7 +214,7 @@ class _Writer:
             ("addend_scale", addend_scale),
             ("bias", bias),
         ]
-        return self.add("spmm", reads, shape(expr))
+        return self.add("spmm", operands, shape(expr))
 
     def combined(
         self, values: list[str], addend: str | None, addend_scale: str | None, bias: str | None, out: Shape
@@ -330,8 +329,7 @@ def _is_unweighted(matrix: Expr) -> bool:
 
 
 def schedule(expr: Expr, fuse: bool = True) -> Program:
-    """The kernel calls that compute an expression, scalings and additions fused into products where
-    `fuse`."""
+    """The kernel calls that compute an expression, scalings and sums fused into products where `fuse`."""
     writer = _Writer(fuse)
     out = writer.emit(expr)
     return Program(tuple(writer.steps), (out,), writer.shapes, writer.constants, tuple(writer.inputs))
@@ -392,7 +390,8 @@ class _Reverse:
         first = self.settled(name)
         self.grads[name] = (value, scale, factor)
         second = self.settled(name)
-        assert first is not None and second is not None
+        assert first is not None
+        assert second is not None
         total = self.add(
             "combine", name, [("x0", first), ("x1", second)], self.shape_of(first), factors=(1.0, 1.0)
         )

@@ -1,5 +1,4 @@
-"""Prices the surviving candidates for one graph, machine and mode, and chooses; the losers keep their
-prices."""
+"""Prices the surviving candidates for one graph, machine and mode, and chooses; losers keep their prices."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ __all__ = ["Problem", "best_by_exhaustion", "price_program", "search", "survey"]
 
 @dataclass(frozen=True)
 class Problem:
-    """A layer to be planned: equal forms, sizes, matrices by constant name, and what is asked of the
-    result."""
+    """A layer to be planned: equal forms, sizes, matrices of constants, what is asked."""
 
     forms: tuple[Expr, ...]
     sizes: Sizes
@@ -55,15 +53,18 @@ def search(problem: Problem) -> LayerPlan:
     if not fitting:
         least = min(plan.peak_bytes for plan in priced)
         raise PlanError(
-            f"memory_limit={limit}: the leanest plan of {problem.layer} needs {least} bytes; raise the limit to that, "
-            "or train on mini-batches"
+            f"memory_limit={limit}: the leanest plan of {problem.layer} needs {least} bytes; "
+            "raise the limit to that, or train on mini-batches"
         )
     ranked = sorted(fitting, key=lambda plan: plan.seconds)
     best = ranked[0]
     too_large = [plan for plan in priced if plan not in fitting]
     rejected = tuple(
         [Rejected(p.describe(), p.seconds, p.peak_bytes, _ratio(p, best)) for p in ranked[1:]]
-        + [Rejected(p.describe(), p.seconds, p.peak_bytes, f"needs more than memory_limit={limit}") for p in too_large]
+        + [
+            Rejected(p.describe(), p.seconds, p.peak_bytes, f"needs more than memory_limit={limit}")
+            for p in too_large
+        ]
         + [
             Rejected(f"{formula(p.candidate.expr)} [{p.candidate.form}]", None, None,
                      f"for every input beaten by {formula(p.beaten_by.expr)} [{p.beaten_by.form}]")
@@ -87,15 +88,16 @@ def _reason(best: LayerPlan, ranked: list[LayerPlan]) -> str:
     own = max(best.steps, key=lambda s: s.price.seconds, default=None)
     if heavy is None or own is None:
         return "everything is hoisted: nothing is left to do per call"
+    ratio = rival.seconds / max(best.seconds, 1e-12)
+    theirs, ours = heavy.price.seconds * 1e3, own.price.seconds * 1e3
     return (
-        f"{rival.seconds / max(best.seconds, 1e-12):.2f} x cheaper than {rival.describe()}: its largest step is "
-        f"{heavy.title()} ({heavy.price.seconds * 1e3:.3g} ms), here it is {own.title()} ({own.price.seconds * 1e3:.3g} ms)"
+        f"{ratio:.2f} x cheaper than {rival.describe()}: its largest step is {heavy.title()} "
+        f"({theirs:.3g} ms), here it is {own.title()} ({ours:.3g} ms)"
     )
 
 
 def _priced(survivor: Survivor, problem: Problem, pricer: Pricer) -> list[LayerPlan]:
-    """The candidate with dense and, where there is a sparse view of a constant operand, with sparse
-    features."""
+    """The candidate with dense and, where a constant operand has a sparse view, with sparse features."""
     plans = [_plan(survivor, problem, pricer, use_sparse=False)]
     if problem.features:
         sparse = _plan(survivor, problem, pricer, use_sparse=True)
@@ -137,8 +139,7 @@ def _plan(survivor: Survivor, problem: Problem, pricer: Pricer, use_sparse: bool
 
 
 def _sparse_values(once: Program, each: Program, problem: Problem) -> dict[str, Matrix]:
-    """Constant left operands of dense products that have a sparse view: the input itself, or a hoisted
-    product."""
+    """Constant left operands of dense products with a sparse view: the input, or a hoisted product."""
     found = {}
     for step in each.steps:
         if step.op == "gemm" and not step.is_transposed:
@@ -220,8 +221,7 @@ _FREE = Price(0.0, Work(0.0, 0.0, 0.0), "view", "no data moves")
 def _peak_bytes(
     once: Program, each: Program, backward: Program | None, problem: Problem, sparse: Mapping[str, Matrix]
 ) -> int:
-    """Most bytes alive at once for what a plan computes: hoisted values always, others from birth to last
-    use."""
+    """Most bytes alive at once: hoisted values always, others from birth to last use."""
     hoisted = sum(_bytes(once, v, problem, sparse) for v in once.outputs)
     steps = [(each, step) for step in each.steps]
     if backward is not None:

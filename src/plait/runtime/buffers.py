@@ -51,9 +51,8 @@ class Buffers:
 
     @staticmethod
     def _tensor(buffer: _Buffer, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
-        # set_ rather than a view: users may modify a layer's output in place, which autograd forbids on such
-        # views
-        return torch.empty(0, dtype=dtype).set_(buffer.storage, 0, (rows, cols), (cols, 1))  # type: ignore[call-overload]
+        # set_ rather than a view: users may modify an output in place, which autograd forbids on such views
+        return torch.empty(0, dtype=dtype).set_(buffer.storage, 0, (rows, cols), (cols, 1))
 
     def _make_room(self, wanted: int) -> None:
         """Drop free buffers of other sizes until no more is held than was ever alive at once."""

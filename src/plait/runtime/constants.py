@@ -1,5 +1,4 @@
-"""Constant matrices of a graph: evaluated once from their expressions, kept with the graph, with their
-transposes."""
+"""Constant matrices of a graph: evaluated once from expressions, kept with their transposes."""
 
 from __future__ import annotations
 
@@ -20,8 +19,7 @@ __all__ = ["Constants", "SparseValue", "from_dense"]
 
 
 class SparseValue:
-    """A sparse matrix ready for kernels: pattern and values (None: all one), and the same of its
-    transpose."""
+    """A sparse matrix ready for kernels: pattern, values (None: all one), the same of its transpose."""
 
     def __init__(self, graph: Graph, weight: torch.Tensor | None):
         self.graph = graph
@@ -188,8 +186,7 @@ class Constants:
         return SparseValue(graph, None)
 
     def cost_matrix(self, expr: Expr) -> Matrix:
-        """What the cost model needs to know of a constant, without computing it where the graph's numbers
-        suffice."""
+        """What the cost model needs to know of a constant, not computed where the graph's numbers do."""
         key = formula(expr)
         if key not in self._matrices:
             self._matrices[key] = self._cost_matrix(expr)

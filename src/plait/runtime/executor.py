@@ -1,5 +1,4 @@
-"""Carries out a plan under torch autograd: one autograd function per expression, every step on its
-backend."""
+"""Carries out a plan under torch autograd: one function per expression, steps on their backends."""
 
 from __future__ import annotations
 
@@ -75,21 +74,20 @@ class Compiled:
         self.may_pool = may_pool
         made = {step.out for step in program.steps}
         last = {name: k for k, step in enumerate(program.steps) for _, name in step.reads if name in made}
-        views = {step.out: step["x"] for step in program.steps if step.op in ("columns_of", "rows_of")}
+        views = {step.out for step in program.steps if step.op in ("columns_of", "rows_of")}
         self.calls: list[tuple[Step, Callable[[Step, Env, bool], Any], tuple[str, ...], bool]] = []
         for k, step in enumerate(program.steps):
             dead = tuple(name for name in last if last[name] == k and name not in keep)
             addend = step.get("addend")
             # the added term's buffer becomes the result where nobody reads it again
-            owns = addend is not None and addend in dead and addend not in views and addend in made
-            owns = (
-                owns and program.shapes[addend] == program.shapes[step.out] and not _is_alias(program, addend)
-            )
-            # ... nor reads it in this very step: a sparse product gathers from x while it writes
-            owns = owns and [name for _, name in step.reads].count(addend) == 1
+            owns = addend is not None and addend in dead and addend not in views
+            if owns and addend is not None:
+                # ... nor reads it in this very step: a sparse product gathers from x while it writes
+                is_read_once = [name for _, name in step.reads].count(addend) == 1
+                owns = is_read_once and program.shapes[addend] == program.shapes[step.out]
             if step.op in ("relu", "relu_backward"):  # works in place on what nobody else reads
-                owns = step["x"] in dead and step["x"] in made and not _is_alias(program, step["x"])
-            self.calls.append((step, getattr(self, f"_{step.op}"), dead, bool(owns)))
+                owns = step["x"] in dead and step["x"] not in views
+            self.calls.append((step, getattr(self, f"_{step.op}"), dead, owns))
 
     def run(self, env: Env) -> None:
         trace = self.run_of.trace
@@ -116,6 +114,12 @@ class Compiled:
         if self.may_pool:
             return self.run_of.buffers.take(rows, cols, like.dtype)
         return torch.empty((rows, cols), dtype=like.dtype)
+
+    def _like(self, x: torch.Tensor) -> torch.Tensor:
+        """An uninitialised result of the shape of x."""
+        if self.may_pool:
+            return self.run_of.buffers.take(x.shape[0], x.shape[1], x.dtype)
+        return torch.empty(tuple(x.shape), dtype=x.dtype)
 
     def _constant(self, step: Step, role: str) -> torch.Tensor | None:
         name = step.get(role)
@@ -182,13 +186,13 @@ class Compiled:
     def _extremum_share(self, step: Step, env: Env, owns: bool) -> torch.Tensor:
         grad, x = env[step["grad"]], env[step["x"]]
         pattern, _ = self._matrix(step).operands(False)
-        out = self._out(step, env, False, *grad.shape, grad)
+        out = self._like(grad)
         return sparse.extremum_share(pattern, x, env[step["best"]], grad, out)
 
     def _extremum_gather(self, step: Step, env: Env, owns: bool) -> torch.Tensor:
         x, best, share = env[step["x"]], env[step["best"]], env[step["share"]]
         pattern, _ = self._matrix(step).operands(True)
-        out = self._out(step, env, False, *x.shape, x)
+        out = self._like(x)
         return sparse.extremum_gather(pattern, x, best, share, out)
 
     # Dense products ---------------------------------------------------------------------------
@@ -249,18 +253,18 @@ class Compiled:
         x = env[step["x"]]
         scale = self._constant(step, "scale")
         assert scale is not None
-        out = self._out(step, env, False, *x.shape, x)
+        out = self._like(x)
         return torch.mul(x, scale.unsqueeze(1), out=out)
 
     def _scale(self, step: Step, env: Env, owns: bool) -> torch.Tensor:
         x = env[step["x"]]
-        out = self._out(step, env, False, *x.shape, x)
+        out = self._like(x)
         return torch.mul(x, env[step["scalar"]].detach().reshape(()), out=out)
 
     def _combine(self, step: Step, env: Env, owns: bool) -> torch.Tensor:
         values = [env[name] for role, name in step.reads if role != "bias"]
         bias = env.get(step.get("bias") or "")
-        out = self._out(step, env, False, *values[0].shape, values[0])
+        out = self._like(values[0])
         if len(values) > 1 and step.factors[0] == 1.0:
             torch.add(values[0], values[1], alpha=step.factors[1], out=out)
             rest = zip(values[2:], step.factors[2:], strict=True)
@@ -275,11 +279,11 @@ class Compiled:
         x = env[step["x"]]
         if owns:
             return torch.relu_(x)
-        return torch.clamp_min(x, 0, out=self._out(step, env, False, *x.shape, x))
+        return torch.clamp_min(x, 0, out=self._like(x))
 
     def _relu_backward(self, step: Step, env: Env, owns: bool) -> torch.Tensor:
         grad = env[step["x"]]
-        out = grad if owns else self._out(step, env, False, *grad.shape, grad)
+        out = grad if owns else self._like(grad)
         return torch.ops.aten.threshold_backward.grad_input(grad, env[step["made"]], 0, grad_input=out)  # type: ignore[no-any-return]
 
     def _colsum(self, step: Step, env: Env, owns: bool) -> torch.Tensor:
@@ -288,11 +292,6 @@ class Compiled:
 
     def _dot(self, step: Step, env: Env, owns: bool) -> torch.Tensor:
         return torch.dot(env[step["left"]].reshape(-1), env[step["right"]].reshape(-1)).reshape(1)
-
-
-def _is_alias(program: Program, name: str) -> bool:
-    step = next((s for s in program.steps if s.out == name), None)
-    return step is not None and step.op in ("columns_of", "rows_of")
 
 
 def _mm(
@@ -325,7 +324,7 @@ class _Expression(torch.autograd.Function):
         return result
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         run: Run = ctx.run
         inputs = ctx.saved_tensors[: len(ctx.names)]
@@ -344,11 +343,10 @@ class _Expression(torch.autograd.Function):
 
 
 def _rows_contiguous(grad: torch.Tensor, buffers: Buffers) -> torch.Tensor:
-    """Kernels want rows of contiguous elements; the gradient of a sum arrives as one number with strides of
-    zero."""
+    """Kernels want rows of contiguous elements; the gradient of a sum is one number, strides zero."""
     if grad.stride(1) == 1 and (grad.shape[0] <= 1 or grad.stride(0) >= grad.shape[1]):
         return grad
-    return buffers.take(*grad.shape, grad.dtype).copy_(grad)
+    return buffers.take(grad.shape[0], grad.shape[1], grad.dtype).copy_(grad)
 
 
 def apply(run: Run, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -361,4 +359,4 @@ def apply(run: Run, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
             run.forward(env)
         result: torch.Tensor = env[run.plan.forward.outputs[0]]
         return result
-    return _Expression.apply(run, names, *inputs.values())  # type: ignore[no-any-return]
+    return _Expression.apply(run, names, *inputs.values())  # type: ignore[no-any-return, no-untyped-call]

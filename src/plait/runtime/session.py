@@ -35,6 +35,7 @@ __all__ = ["Edges", "Options", "Session"]
 
 _MOST_GRAPHS = 16
 _MOST_RUNS = 64
+_MANY_GRAPHS = 4  # graphs after which a model is taken to train on mini-batches
 _DENSEST = 0.4  # non-zeros above this share are never worth a sparse view, whatever the machine
 
 
@@ -84,6 +85,8 @@ class Session:
         self.edges: OrderedDict[Any, Edges] = OrderedDict()
         self.watched: dict[int, _Watched] = {}
         self._tokens = 0
+        self._met = 0  # graphs built so far
+        self._plans_by_size: dict[Any, LayerPlan] = {}
         self.plans: dict[str, LayerPlan] = {}  # the latest plan of each layer and expression
         self.not_planned: dict[str, str] = {}
         self.constant_input: Callable[[], torch.Tensor | None] = lambda: None
@@ -112,6 +115,7 @@ class Session:
         while len(self.edges) >= _MOST_GRAPHS:
             self.edges.popitem(last=False)
         graph, weight = build()
+        self._met += 1
         found = self.edges[key] = Edges(graph, owners, weight)
         return found
 
@@ -210,10 +214,22 @@ class Session:
             calls=self.options.calls,
             layer=layer,
         )
-        run = executor.Run(self.choose(problem), constants, self.buffers)
+        run = executor.Run(self._choose(problem, constants), constants, self.buffers)
         if seen is not None:
             self._hoist(run, given, sparse)
         return run
+
+    def _choose(self, problem: Problem, constants: Constants) -> LayerPlan:
+        """A plan made for this graph, or, once graphs come and go (mini-batches), one made for a graph of its size."""
+        if self._met < _MANY_GRAPHS or problem.constant:
+            return self.choose(problem)
+        graph = constants.graph
+        scale = (graph.num_nodes.bit_length(), graph.num_sources.bit_length(), graph.num_edges.bit_length())
+        widths = tuple(value for name, value in problem.sizes.items() if name[0] in "KH")
+        key = (problem.layer, problem.forms, widths, scale, problem.wrt, problem.float_bytes)
+        if key not in self._plans_by_size:
+            self._plans_by_size[key] = self.choose(problem)
+        return self._plans_by_size[key]
 
     def _restricted(self, edges: Edges, constants: Constants) -> Constants:
         key = (id(constants), "rows")
@@ -318,7 +334,8 @@ def _sizes(expr: Expr, given: Mapping[str, torch.Tensor], constants: Constants, 
         known = symbol if isinstance(symbol, int) else sizes.setdefault(symbol, value)
         if known != value:
             raise InputError(
-                f"{layer}: {what} is {value}, but {symbol} is {known} elsewhere; check the widths of x and the layer"
+                f"{layer}: {what} is {value}, but {symbol} is {known} elsewhere; "
+                "check the widths of x and the layer"
             )
 
     for name, leaf in leaves(expr).items():
