@@ -84,7 +84,7 @@ def _stream() -> float:
     return 2 * a.numel() * 4 / _seconds(lambda: b.copy_(a), 0.5)
 
 
-def _cache_sizes() -> dict[str, int]:
+def _cache_sizes() -> dict[str, Any]:
     """Second-level (per core) and third-level cache, where the system tells; the default's otherwise."""
     found: dict[str, int] = {}
     for index in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):

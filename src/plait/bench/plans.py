@@ -1,5 +1,4 @@
-"""plait bench plans: runs every surviving candidate of a layer and says how much the planner's choice costs
-over the best.
+"""plait bench plans: every surviving candidate of a layer run, the planner's choice against the best.
 
 regret = measured time of the chosen plan / measured time of the fastest candidate, in one interleaved run.
 """

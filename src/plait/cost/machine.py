@@ -62,8 +62,7 @@ def _between(grid: tuple[int, ...], value: int) -> tuple[int, float]:
 
 @dataclass(frozen=True)
 class MachineProfile:
-    """Rates of one machine with the threads it was measured with. Bandwidths in bytes a second, times in
-    seconds."""
+    """Rates of one machine and its number of threads: bandwidths in bytes a second, times in seconds."""
 
     name: str
     threads: int
@@ -94,7 +93,7 @@ class MachineProfile:
     def from_dict(cls, data: Mapping[str, Any], where: str) -> MachineProfile:
         if data.get("format") != FORMAT:
             raise ProfileError(
-                f"profile {where}: format {data.get('format')!r} is not {FORMAT!r}; run `plait calibrate` to measure anew"
+                f"profile {where}: format {data.get('format')!r} is not {FORMAT!r}; run `plait calibrate`"
             )
         known = {f.name for f in fields(cls)}
         missing = known - set(data) - {"measured", "is_default"}
@@ -163,7 +162,6 @@ def default_profile() -> MachineProfile:
 
 
 def profile_in_use(cache_folder: Path) -> MachineProfile:
-    """The calibrated profile if there is one, the default otherwise; a damaged file is an error, not
-    ignored."""
+    """The calibrated profile if there is one, the default otherwise; a damaged file is an error."""
     path = profile_path(cache_folder)
     return load_profile(path) if path.exists() else default_profile()

@@ -1,5 +1,4 @@
-"""Seconds of a step on a machine: work over measured rates, with the backend and the blocking that are
-cheapest.
+"""Seconds of a step on a machine: work over measured rates, on the cheapest backend and blocking.
 
 A sparse product is priced by where its gathered rows are found. The graph's footprint (graph/stats.py) says
 which share of them misses a cache of given size; each level has its measured bandwidth. Walking the columns

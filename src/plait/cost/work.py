@@ -53,8 +53,7 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Operations, the bytes that must move (each operand once), and the bytes if no gathered row is ever
-    found in cache."""
+    """Operations, bytes that must move (each operand once), bytes if no gathered row is found in cache."""
 
     flops: float
     bytes_least: float

@@ -54,14 +54,16 @@ def polynomial(matrix: Expr, x: Expr, weights: Sequence[Expr | None]) -> tuple[E
         forms.append(horner)
     if len(terms) > 1:
         forms.append(
-            MatMul(Concat(tuple(t.left for t in terms), 1), Concat(tuple(t.right for t in terms), 0))  # type: ignore[attr-defined]
+            MatMul(Concat(tuple(t.left for t in terms), 1), Concat(tuple(t.right for t in terms), 0))
         )
     return tuple(forms)
 
 
 def chebyshev(matrix: Expr, x: Expr, weights: Sequence[Dense]) -> tuple[Expr, ...]:
-    """The equal forms of sum over k of T_k(matrix) @ x @ weights[k]: the recurrence on x, and Clenshaw's on
-    weights."""
+    """The equal forms of sum over k of T_k(matrix) @ x @ weights[k].
+
+    The recurrence on x, the basis side by side times the stacked weights, and Clenshaw's on the weights.
+    """
     basis = [x]
     for k in range(1, len(weights)):
         step = MatMul(matrix, basis[-1])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -27,12 +27,15 @@ from plait.ir.expr import (
 __all__ = ["evaluate"]
 
 Array = np.ndarray[Any, Any]
-_MAPS = {"relu": lambda v: np.maximum(v, 0), "neg": lambda v: -v, "tanh": np.tanh}
+_MAPS: dict[str, Callable[[Array], Array]] = {
+    "relu": lambda v: np.maximum(v, 0),
+    "neg": lambda v: -v,
+    "tanh": np.tanh,
+}
 
 
 def evaluate(expr: Expr, values: Mapping[str, Any]) -> Array:
-    """The expression's value, everything dense; sparse leaves are given as dense arrays, diagonals as
-    vectors."""
+    """The expression's value, everything dense; sparse leaves come as dense arrays, diagonals as vectors."""
     match expr:
         case Dense(name) | Sparse(name):
             return np.atleast_2d(np.asarray(values[name]))

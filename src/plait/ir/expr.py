@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, Union
+from typing import Literal, TypeAlias
 
 from plait.errors import PlanError
 
@@ -38,7 +38,7 @@ __all__ = [
     "walk",
 ]
 
-Size = Union[str, int]
+Size: TypeAlias = "str | int"
 Role = Literal["data", "constant", "learnable"]
 
 

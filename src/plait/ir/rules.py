@@ -1,5 +1,4 @@
-"""The laws of the algebra as rewrite rules; each states its law and one test runs every law on random
-matrices."""
+"""The laws of the algebra as rewrite rules; one test runs every law on random matrices."""
 
 from __future__ import annotations
 
@@ -27,8 +26,7 @@ __all__ = ["ASSOCIATIONS", "RULES", "Rule", "everywhere", "split_product", "swee
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rewrite at the root of an expression: another form of the same matrix, or None where it does not
-    apply."""
+    """A rewrite at the root: another form of the same matrix, or None where it does not apply."""
 
     name: str
     law: str

@@ -47,7 +47,7 @@ def lane(float_bits: int) -> ir.Type:
     return _FLOATS[float_bits]
 
 
-@intrinsic
+@intrinsic  # type: ignore[untyped-decorator]  # numba carries no types
 def next_piece(typing_context: Any, counter: Any) -> Any:
     """The next unclaimed piece of work: fetch-and-add on the shared counter at this address."""
 
@@ -62,7 +62,7 @@ def load_index(index_bits: int) -> Any:
     """A numba function: the index at position i of the array at an address, as int64."""
     kind = ir.IntType(index_bits)
 
-    @intrinsic
+    @intrinsic  # type: ignore[untyped-decorator]  # numba carries no types
     def load(typing_context: Any, address: Any, i: Any) -> Any:
         def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
             where = builder.gep(builder.inttoptr(args[0], kind.as_pointer()), [args[1]])
@@ -78,7 +78,7 @@ def load_scalar(float_bits: int) -> Any:
     """A numba function: element i of the float array at an address, or 1 where the address is 0."""
     kind, numba_kind = _FLOATS[float_bits], _NUMPY[float_bits]
 
-    @intrinsic
+    @intrinsic  # type: ignore[untyped-decorator]  # numba carries no types
     def load(typing_context: Any, address: Any, i: Any) -> Any:
         def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
             code = CodeGen(builder, float_bits, 1)
@@ -97,8 +97,7 @@ def load_scalar(float_bits: int) -> Any:
 def tile_intrinsic(
     float_bits: int, words: int, scalars: int, body: Callable[[CodeGen, list[Any]], None]
 ) -> Any:
-    """A numba function of `words` int64 and then `scalars` float arguments whose body is written by
-    `body`."""
+    """A numba function of `words` int64 and then `scalars` float arguments whose code `body` writes."""
     signature = types.void(*[types.int64] * words, *[_NUMPY[float_bits]] * scalars)
     names = ", ".join(f"a{i}" for i in range(words + scalars))
 

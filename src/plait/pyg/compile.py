@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import inspect
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -54,8 +55,7 @@ def compile(
 
 
 def explain(model: nn.Module, data: Any, analyze: bool = False, **options: Any) -> Plan:
-    """The plan of a model on a graph; with analyze=True it is run and every step carries its measured
-    time."""
+    """The plan of a model on a graph; with analyze=True it is run and every step has its measured time."""
     compiled = model if hasattr(model, "_plait_plan_session") else compile(model, data, **options)
     session: Session = compiled._plait_plan_session  # type: ignore[assignment]
     mode = options.get("mode") or ("training" if model.training else "inference")
@@ -68,7 +68,8 @@ def explain(model: nn.Module, data: Any, analyze: bool = False, **options: Any) 
 def _check_arguments(model: Any, memory_limit: Any, epochs: Any, mode: Any) -> None:
     if not isinstance(model, nn.Module):
         raise InputError(
-            f"model: {type(model).__name__} is not a torch.nn.Module; pass the model itself, not its class or output"
+            f"model: {type(model).__name__} is not a torch.nn.Module; "
+            "pass the model itself, not its class or output"
         )
     if memory_limit is not None and (not isinstance(memory_limit, int) or memory_limit <= 0):
         raise InputError(f"memory_limit: {memory_limit!r}; pass a positive number of bytes")
@@ -151,13 +152,16 @@ class CompiledModel:
         )
 
 
-@functools.cache
-def _root_class(original: type[nn.Module]) -> type[nn.Module]:
+def _make_root_class(original: type[nn.Module]) -> type[nn.Module]:
     return type(
         original.__name__,
         (CompiledModel, original),
         {"plait_root": original, "__module__": original.__module__},
     )
+
+
+# typed by hand: mypy takes a class of modules for unhashable
+_root_class = cast("Callable[[type[nn.Module]], type[nn.Module]]", functools.cache(_make_root_class))
 
 
 def _rebuild_root(original: type[nn.Module], is_layer: bool) -> nn.Module:
@@ -176,8 +180,7 @@ def _with_plan(module: nn.Module, session: Session) -> nn.Module:
 
 
 def _look_ahead(model: nn.Module, session: Session, data: Any, mode: str) -> None:
-    """Run the model once on the data, without dropout and without touching anyone's random numbers, to plan
-    it."""
+    """Run the model once on the data, without dropout and with the random state kept, to plan it."""
     x = getattr(data, "x", None)
     if isinstance(x, Tensor):
         session.constant_input = weakref.ref(x)
@@ -222,8 +225,7 @@ def _restrict_last(model: nn.Module, session: Session, ran: list[nn.Module], out
 
 
 def _call_arguments(model: nn.Module, data: Any) -> tuple[Any, ...] | None:
-    """What to call the model with: attributes of data by the names of forward's parameters, or data
-    itself."""
+    """What to call the model with: attributes of data named like forward's parameters, or data."""
     root = getattr(model, "plait_root", type(model))
     forward = getattr(root, "plait_original", root).forward
     parameters = [p for p in list(inspect.signature(forward).parameters.values())[1:]]
@@ -304,7 +306,7 @@ def _analyze(model: nn.Module, session: Session, data: Any, mode: str, repeats: 
                 with torch.set_grad_enabled(mode == "training"):
                     out = model(*arguments)
                     if mode == "training" and isinstance(out, Tensor):
-                        out.backward(torch.ones_like(out))
+                        torch.autograd.backward(out, torch.ones_like(out))
             finally:
                 session.trace = None
             if repeat >= 2:
@@ -316,8 +318,6 @@ def _analyze(model: nn.Module, session: Session, data: Any, mode: str, repeats: 
 
 
 def _with_measurements(plan: Plan, samples: dict[str, list[Any]]) -> Plan:
-    from dataclasses import replace
-
     layers = []
     for layer in plan.layers:
         measured = {}

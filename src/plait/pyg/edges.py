@@ -1,5 +1,4 @@
-"""The edges of a call, whatever PyG form they come in: a graph, weights in the caller's order, what
-recognises them."""
+"""The edges of a call, whatever PyG form they come in: graph, weights, what recognises them."""
 
 from __future__ import annotations
 
@@ -19,8 +18,7 @@ __all__ = ["Given", "read"]
 
 @dataclass(frozen=True)
 class Given:
-    """Edges as they were handed over; `build` makes the graph (and finds a matrix's weights) when first
-    met."""
+    """Edges as they were handed over; `build` makes the graph (and a matrix's weights) when first met."""
 
     key: tuple[Any, ...]
     owners: tuple[Any, ...]
@@ -59,7 +57,8 @@ def _check_edge_list(edge_index: Tensor, edge_weight: Tensor | None) -> None:
         raise InputError(f"edge_index: {edge_index.dtype} is not an index type; convert it with .long()")
     if edge_weight is not None and edge_weight.shape[0] != edge_index.shape[1]:
         raise InputError(
-            f"edge_weight: {edge_weight.shape[0]} weights for {edge_index.shape[1]} edges; pass one for each edge"
+            f"edge_weight: {edge_weight.shape[0]} weights for {edge_index.shape[1]} edges; "
+            "pass one for each edge"
         )
 
 
@@ -83,7 +82,8 @@ def _read_matrix(adj_t: Any, edge_weight: Tensor | None, sizes: tuple[int, int, 
     shape = tuple(adj_t.shape) if isinstance(adj_t, Tensor) else tuple(adj_t.sparse_sizes())
     if shape != sizes[:2]:
         raise InputError(
-            f"edge_index: a {shape[0]} x {shape[1]} matrix on {sizes[1]} source and {sizes[0]} target rows of x"
+            f"edge_index: a {shape[0]} x {shape[1]} matrix on {sizes[1]} source and {sizes[0]} target rows "
+            "of x; pass adj_t, whose rows are targets"
         )
     version = 0 if values is None or values.is_inference() else values._version
     return Given(

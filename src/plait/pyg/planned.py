@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +50,8 @@ class PlannedLayer:
 
     def reset_parameters(self) -> None:
         self.__dict__.pop("_plait_kept", None)
-        self.plait_original.reset_parameters(self)  # type: ignore[operator]
+        original: Any = self.plait_original
+        original.reset_parameters(self)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         state = {name: value for name, value in self.__dict__.items() if name != "_plait_kept"}
@@ -59,14 +61,17 @@ class PlannedLayer:
         super().__setstate__(state) if hasattr(super(), "__setstate__") else self.__dict__.update(state)  # type: ignore[misc]
 
 
-@functools.cache
-def planned_class(original: type[nn.Module]) -> type[nn.Module]:
+def _planned_class(original: type[nn.Module]) -> type[nn.Module]:
     """The planned twin of a layer class; `isinstance` of the original still holds."""
     return type(
         original.__name__,
         (PlannedLayer, original),
         {"plait_original": original, "__module__": original.__module__},
     )
+
+
+# typed by hand: mypy takes a class of modules for unhashable
+planned_class = cast("Callable[[type[nn.Module]], type[nn.Module]]", functools.cache(_planned_class))
 
 
 def _rebuild(original: type[nn.Module]) -> nn.Module:
@@ -115,7 +120,8 @@ def _arguments(
     size = given.pop("size", None)
     unusual = [name for name, value in given.items() if value is not None]
     if unusual or len(args) > len(names):
-        return f"{type(module).__name__}: called with {', '.join(unusual) or 'more arguments'}, which is not lowered"
+        given_too = ", ".join(unusual) or "more arguments"
+        return f"{type(module).__name__}: called with {given_too}, which is not lowered"
     source, root, is_bipartite = _features(x)
     if source is None:
         return f"{type(module).__name__}: x is not a tensor or a pair of tensors"
@@ -154,8 +160,6 @@ def _arguments(
 @functools.cache
 def _positional(layer: type[nn.Module]) -> tuple[str, ...]:
     """Names of the forward arguments after x and edge_index."""
-    import inspect
-
     return tuple(inspect.signature(layer.forward).parameters)[3:]
 
 

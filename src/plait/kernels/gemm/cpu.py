@@ -19,8 +19,35 @@ from plait.kernels.vector import CodeGen, next_piece, tile_intrinsic
 
 __all__ = ["GEMM_WORDS", "TRANSPOSED_WORDS", "kernel", "transposed_kernel"]
 
-GEMM_WORDS = ["counter", "rows", "x", "x_stride", "w", "w_stride", "inner", "width", "out", "out_stride", "addend", "addend_stride", "bias", "piece_rows"]
-TRANSPOSED_WORDS = ["counter", "rows", "left", "left_stride", "right", "right_stride", "height", "width", "out", "chunks", "step"]
+GEMM_WORDS = [
+    "counter",
+    "rows",
+    "x",
+    "x_stride",
+    "w",
+    "w_stride",
+    "inner",
+    "width",
+    "out",
+    "out_stride",
+    "addend",
+    "addend_stride",
+    "bias",
+    "piece_rows",
+]
+TRANSPOSED_WORDS = [
+    "counter",
+    "rows",
+    "left",
+    "left_stride",
+    "right",
+    "right_stride",
+    "height",
+    "width",
+    "out",
+    "chunks",
+    "step",
+]
 
 
 def _block(float_bits: int, rows: int, lanes: int, is_masked: bool) -> Any:
@@ -50,14 +77,15 @@ def _block(float_bits: int, rows: int, lanes: int, is_masked: bool) -> Any:
         totals = code.loop(code.word(0), inner, [start] * rows, step)
         for r, total in enumerate(totals):
             plus = b.add(addend, b.mul(addend_stride, code.word(r)))
-            total = code.either(
-                code.is_given(addend),
-                lambda plus=plus, total=total: b.fadd(total, code.load(plus, mask)),
-                total,
-            )
+            added = functools.partial(_plus, code, total, plus, mask)
+            total = code.either(code.is_given(addend), added, total)
             code.store(total, b.add(out, b.mul(out_stride, code.word(r))), mask)
 
     return tile_intrinsic(float_bits, 12, 0, body)
+
+
+def _plus(code: CodeGen, total: Any, address: Any, mask: Any) -> Any:
+    return code.builder.fadd(total, code.load(address, mask))
 
 
 def _blocks(float_bits: int, rows: int) -> tuple[Any, ...]:
@@ -129,8 +157,7 @@ def kernel(float_bits: int, rows: int) -> Any:
 
 @functools.cache
 def transposed_kernel(float_bits: int, rows: int) -> Any:
-    """out[chunk] = left[chunk rows].T @ right[chunk rows], `rows` columns of left at a time; see
-    TRANSPOSED_WORDS."""
+    """out[chunk] = left[chunk rows].T @ right[chunk rows], `rows` columns of left at a time."""
     wide, half, narrow, rest = _blocks(float_bits, rows)
     wide1, half1, narrow1, rest1 = _blocks(float_bits, 1)
     lanes = 64 if float_bits == 32 else 32

@@ -1,5 +1,4 @@
-"""Sparse times dense: sums, maxima and minima over neighbours, with scalings, an added term and a bias fused
-in."""
+"""Sparse times dense: sums, maxima and minima over neighbours, scalings, added term and bias fused in."""
 
 from __future__ import annotations
 
@@ -23,8 +22,7 @@ _ROW_COST = 4
 
 
 class Pattern:
-    """The non-zero pattern of a sparse matrix, ready for kernels: CSR arrays and rows cut into even
-    pieces."""
+    """The non-zero pattern of a sparse matrix, ready for kernels: CSR arrays, rows in even pieces."""
 
     def __init__(self, indptr: np.ndarray[Any, Any], indices: np.ndarray[Any, Any], num_columns: int):
         self.indptr = np.ascontiguousarray(indptr)
@@ -84,8 +82,7 @@ def spmm(
     bias: torch.Tensor | None = None,
     slab: int = 0,
 ) -> torch.Tensor:
-    """out[i] = target[i] * (sum over edges of edge[e] * source[j] * x[j]) + addend_scale[i] * addend[i] +
-    bias.
+    """out[i] = target[i] * sum_e(edge[e] * source[j] * x[j]) + addend_scale[i] * addend[i] + bias.
 
     `edge` and `source` exclude each other; `reduce` max or min takes neither. addend may be `out` itself.
     `slab` > 0 walks the columns in slabs of that many, so that the gathered part of x stays in cache.
@@ -118,7 +115,22 @@ def spmm(
     return out
 
 
-_TIE_WORDS = ["counter", "pieces", "bounds", "indptr", "indices", "far", "far_stride", "near", "near_stride", "values", "values_stride", "out", "out_stride", "width"]
+_TIE_WORDS = [
+    "counter",
+    "pieces",
+    "bounds",
+    "indptr",
+    "indices",
+    "far",
+    "far_stride",
+    "near",
+    "near_stride",
+    "values",
+    "values_stride",
+    "out",
+    "out_stride",
+    "width",
+]
 _tie_block = Block(_TIE_WORDS)
 
 
@@ -158,12 +170,25 @@ def extremum_share(
 def extremum_gather(
     transpose: Pattern, x: torch.Tensor, best: torch.Tensor, share: torch.Tensor, out: torch.Tensor
 ) -> torch.Tensor:
-    """out[j] = sum over the targets i of j of share[i] where best[i] == x[j]; best and share of equal
-    strides."""
+    """out[j] = sum over the targets i of j of share[i] where best[i] == x[j]; best, share of one stride."""
     return _run_tie(transpose, best, x, share, out, is_gather=True)
 
 
-_weight_block = Block(["counter", "pieces", "bounds", "indptr", "indices", "x", "x_stride", "grad", "grad_stride", "out", "width"])
+_weight_block = Block(
+    [
+        "counter",
+        "pieces",
+        "bounds",
+        "indptr",
+        "indices",
+        "x",
+        "x_stride",
+        "grad",
+        "grad_stride",
+        "out",
+        "width",
+    ]
+)
 
 
 @functools.cache

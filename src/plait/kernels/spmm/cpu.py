@@ -18,7 +18,26 @@ from plait.kernels.vector import CodeGen, load_index, load_scalar, next_piece, t
 __all__ = ["PREFETCH_LANES", "WORDS", "kernel", "tie_kernel", "weight_gradient_kernel"]
 
 # Order of the words in a kernel's argument block; kernels/spmm/__init__.py fills them.
-WORDS = ["counter", "pieces", "bounds", "indptr", "indices", "x", "x_stride", "out", "out_stride", "width", "edge", "source", "target", "addend", "addend_stride", "addend_scale", "bias", "last_edge"]
+WORDS = [
+    "counter",
+    "pieces",
+    "bounds",
+    "indptr",
+    "indices",
+    "x",
+    "x_stride",
+    "out",
+    "out_stride",
+    "width",
+    "edge",
+    "source",
+    "target",
+    "addend",
+    "addend_stride",
+    "addend_scale",
+    "bias",
+    "last_edge",
+]
 
 # Rows this wide miss caches that narrower ones hit; asking 8 edges ahead gained 10-15% at 256 lanes
 # of float32 on an L3-sized graph and nothing at 64.
@@ -257,8 +276,7 @@ def _dot_tile(float_bits: int, lanes: int) -> Any:
 
 @functools.cache
 def weight_gradient_kernel(float_bits: int, index_bits: int) -> Any:
-    """out[e] = grad[i] . x[j]; words: counter pieces bounds indptr indices x x_stride grad grad_stride out
-    width."""
+    """out[e] = grad[i] . x[j]; counter pieces bounds indptr indices x x_stride grad grad_stride out width."""
     lanes = 32 if float_bits == 32 else 16
     tile = _dot_tile(float_bits, lanes)
     index, bound = load_index(index_bits), load_index(64)
