@@ -13,6 +13,7 @@ from plait.graph.hag import Differences, Schedule, backward_schedule, difference
 from plait.graph.hag.reference import aggregate, run
 
 from .graphs import ODD_GRAPHS, graph_of, random_graph, real_graph
+from .test_schedule import assert_tiles_are_independent
 
 
 def plain_additions(graph: Graph) -> int:
@@ -43,6 +44,14 @@ def test_random_graphs_come_out(seed: int) -> None:
     graph = random_graph(rng, repeats=seed % 2 == 0)
     limits = {"least_saving": int(rng.integers(0, 3)), "max_depth": int(rng.choice([0, 1, 32]))}
     assert_right(graph, difference_rows(graph, **limits))
+
+
+def test_tiles_are_independent_forward_and_backward() -> None:
+    rows = difference_rows(real_graph("chameleon"))
+    backward = backward_schedule(rows, 64)
+    assert backward.num_phases == 2
+    assert_tiles_are_independent(backward)
+    assert_tiles_are_independent(difference_schedule(rows, 64))
 
 
 def test_equal_rows_cost_one_row() -> None:

@@ -51,18 +51,26 @@ def test_schedules_of_random_graphs_compute_the_aggregation_and_its_transpose(se
         assert_computes(graph.transpose, schedule, "sum")
 
 
-def test_tiles_of_a_phase_are_independent() -> None:
-    graph = real_graph("cora")
-    schedule = tile_schedule(search(graph), 64)
-    written_in = np.full(schedule.num_sources + schedule.num_shared, -1)
+def assert_tiles_are_independent(schedule: Schedule) -> None:
+    """A tile reads shared rows of earlier phases and those it wrote itself."""
+    phase_of = np.full(schedule.num_sources + schedule.num_shared, -1)
+    tile_of = np.full(phase_of.size, -1)
     for phase in range(schedule.num_phases):
         for tile in range(schedule.phases[phase], schedule.phases[phase + 1]):
-            steps = slice(schedule.tiles[tile], schedule.tiles[tile + 1])
-            first, last = schedule.start[schedule.tiles[tile]], schedule.start[schedule.tiles[tile + 1]]
-            read = schedule.operands[first:last]
-            assert (written_in[read[read < written_in.size]] < phase).all()
-            made = schedule.buffer[steps]
-            written_in[made[(made >= 0) & (made < written_in.size)]] = phase
+            for step in range(schedule.tiles[tile], schedule.tiles[tile + 1]):
+                read = schedule.operands[schedule.start[step] : schedule.start[step + 1]]
+                read = read[read < phase_of.size]
+                assert ((phase_of[read] < phase) | (tile_of[read] == tile)).all()
+                if 0 <= schedule.buffer[step] < phase_of.size:
+                    phase_of[schedule.buffer[step]], tile_of[schedule.buffer[step]] = phase, tile
+    assert (phase_of[schedule.num_sources :] >= 0).all()
+
+
+def test_tiles_of_a_phase_are_independent() -> None:
+    hag = search(real_graph("cora"))
+    for schedule in (tile_schedule(hag, 64), level_schedule(hag, 64)):
+        assert schedule.num_shared > 0
+        assert_tiles_are_independent(schedule)
 
 
 def test_a_slot_is_used_again_once_its_last_reader_is_done() -> None:

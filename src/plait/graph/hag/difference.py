@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from plait.errors import GraphError, InputError
 from plait.graph.hag import fast
 from plait.graph.hag.compiled import compiled
-from plait.graph.hag.schedule import Schedule, chunks, cut_phases
+from plait.graph.hag.schedule import Schedule, chunks
 from plait.graph.hag.tiles import usual_tile_nodes
 
 if TYPE_CHECKING:
@@ -157,15 +157,16 @@ def difference_schedule(rows: Differences, tile_nodes: int | None = None) -> Sch
 def backward_schedule(rows: Differences, tile_nodes: int | None = None) -> Schedule:
     """The transposed product: gradients are summed up the trees, then spread over each row's differences.
 
-    t[v] = g[v] + the t of v's children, shared rows by height; out[u] = t of the rows that add u, less those
-    that subtract it.
+    t[v] = g[v] + the t of v's children: shared rows, in tiles of whole trees, from the leaves up. Then
+    out[u] = t of the rows that add u, less t of those that subtract it.
     """
     num_nodes, parent = rows.num_nodes, rows.parent
     size = usual_tile_nodes(num_nodes) if tile_nodes is None else tile_nodes
-    height = np.zeros(num_nodes, np.int32)
-    _fill_heights(rows.order, parent, height)
-    inner = np.flatnonzero(height)
-    inner = inner[np.argsort(height[inner], kind="stable")]
+    if size < 1:
+        raise InputError(f"tile_nodes={tile_nodes}; a tile holds at least one node")
+    has_children = np.zeros(num_nodes, bool)
+    has_children[parent[parent >= 0]] = True
+    inner = rows.order[::-1][has_children[rows.order[::-1]]]  # children before parents, a tree's root last
     row_of = np.arange(num_nodes, dtype=np.int32)
     row_of[inner] = num_nodes + np.arange(inner.size, dtype=np.int32)
     number = np.full(num_nodes, -1, np.int64)
@@ -183,14 +184,18 @@ def backward_schedule(rows: Differences, tile_nodes: int | None = None) -> Sched
     added = np.bincount(step[~is_minus], minlength=num_steps)
     outputs = np.arange(rows.num_sources, dtype=np.int32)
     nothing = np.full(inner.size, -1, np.int32)
-    phases, tiles = cut_phases(height[inner], inner.size + chunks(rows.num_sources, size), size)
+    trees = np.flatnonzero(parent[inner] < 0) + 1
+    tree_tiles = trees[np.append(np.diff(trees // size) > 0, True)] if trees.size else trees
+    output_tiles = inner.size + chunks(rows.num_sources, size)[1:]
+    tiles = np.concatenate(([0], tree_tiles, output_tiles))
+    phases = np.unique([0, tree_tiles.size, tree_tiles.size + output_tiles.size])
     return Schedule(
         rows.num_sources,
         num_nodes,
         inner.size,
         0,
-        phases,
-        tiles,
+        phases.astype(np.int64),
+        tiles.astype(np.int64),
         start,
         operand[order],
         np.concatenate((nothing, outputs)),
@@ -393,14 +398,6 @@ def _write_differences(
                 middle[v] = at
         start[v + 1] = at
     return at
-
-
-@compiled
-def _fill_heights(order: Ints, parent: Ints, height: Ints) -> None:
-    for i in range(order.size - 1, -1, -1):
-        v = order[i]
-        if parent[v] >= 0:
-            height[parent[v]] = max(height[parent[v]], height[v] + 1)
 
 
 @compiled

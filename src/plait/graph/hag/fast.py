@@ -143,7 +143,10 @@ def _components(rows: Rows, num_sources: int) -> Pieces:
     link = np.arange(num_sources, dtype=np.int32)
     part = np.empty(rows.start.size, np.int32)
     _join_columns(rows.start, rows.length, rows.columns, link, part)
-    order = np.argsort(part, kind="stable")
+    # counting costs the square of a row's length and saves its length: short rows first, should time end
+    entries = np.maximum(np.bincount(part, rows.length), 1)
+    mean_length = np.bincount(part, rows.length.astype(np.float64) ** 2) / entries
+    order = np.lexsort((part, mean_length[part]))
     block = np.zeros(order.size + 1, np.int64)
     num_blocks = _bound_blocks(order, rows.length, _BLOCK_ENTRIES, block, part)
     return Pieces(rows.start, rows.length, np.arange(order.size), order, block[: num_blocks + 1])
@@ -263,7 +266,7 @@ def _sign(start: Ints, length: Ints, columns: Ints, seed: Any, code: Ints) -> No
 
 @compiled
 def _join_columns(start: Ints, length: Ints, columns: Ints, link: Ints, part: Ints) -> None:
-    """The component of every row: the smallest column that its columns are linked to; -1 for an empty row."""
+    """The component of every row: the smallest column that its columns are linked to. No row is empty."""
     for turn in range(2):
         for row in range(start.size):
             root = -1

@@ -21,7 +21,7 @@ from plait.graph.hag.tiles import (
 if TYPE_CHECKING:
     from plait.graph.hag.hierarchy import Hag
 
-__all__ = ["Schedule", "chunks", "cut_phases", "level_schedule", "tile_schedule"]
+__all__ = ["Schedule", "chunks", "level_schedule", "tile_schedule"]
 
 Ints = NDArray[Any]
 
@@ -33,7 +33,8 @@ class Schedule:
     Phases run one after the other; the tiles of a phase are independent and may run at the same time; the
     steps of a tile run in order. Step s reduces the rows operands[start[s] : start[s + 1]]; from
     subtracted[s] on, where that array is given, they are subtracted. Row r is input r below num_sources;
-    then come num_shared rows of one buffer that all tiles see, then num_slots rows of scratch, a tile's own.
+    then come num_shared rows of one buffer that all tiles see (a tile reads those of earlier phases and its
+    own), then num_slots rows of scratch, a tile's own.
     (One numbering, because one loop with a select per operand ran 1.1-1.25x faster than a loop per kind.) The
     result goes to output node[s] and to row buffer[s], numbered likewise, each where it is not -1. A step
     without operands writes zeros. Every node is written once; no step writes a row that it reads.
@@ -169,7 +170,7 @@ def _place(hag: Hag, tiles: Tiles, home: Ints, tile_nodes: int) -> Schedule:
         buffer,
         step_of_tile,
     )
-    phases, pieces = cut_phases(hag.level[shared_sums], step_of_tile, tile_nodes)
+    phases, pieces = _cut_phases(hag.level[shared_sums], step_of_tile, tile_nodes)
     return Schedule(
         hag.num_nodes,
         hag.num_sources,
@@ -184,7 +185,7 @@ def _place(hag: Hag, tiles: Tiles, home: Ints, tile_nodes: int) -> Schedule:
     )
 
 
-def cut_phases(shared_levels: Ints, step_of_tile: Ints, tile_nodes: int) -> tuple[Ints, Ints]:
+def _cut_phases(shared_levels: Ints, step_of_tile: Ints, tile_nodes: int) -> tuple[Ints, Ints]:
     """(phases, tiles): one phase per level of shared sums, cut into pieces, then the tiles of the outputs."""
     starts = [np.zeros(1, np.int64)]
     phases = [0]
