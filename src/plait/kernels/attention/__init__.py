@@ -1,0 +1,273 @@
+"""Attention over a graph's edges: softmax of scores and the weighted sum of source rows, by head, and the gradients."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from plait.kernels import launch
+from plait.kernels.attention import cpu
+from plait.kernels.block import Block
+from plait.kernels.compiled import address_of
+from plait.kernels.spmm import Pattern
+
+__all__ = [
+    "MOST_HEADS",
+    "Dropout",
+    "Scores",
+    "attend",
+    "attend_sources",
+    "attend_targets",
+    "output_dots",
+    "padded",
+]
+
+MOST_HEADS = 16
+_SERIAL_BELOW = 1 << 16  # edges times columns; a score costs several multiply-adds
+_PIECE_ROWS = 512
+
+
+def padded(heads: int) -> int:
+    """Heads as kernels lay them out: the next power of two."""
+    return 1 << (heads - 1).bit_length()
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """Attention dropout drawn by counter: the same seed drops the same (edge, head) pairs in every pass."""
+
+    seed: int
+    probability: float
+
+    @property
+    def threshold(self) -> int:
+        """Draws of 32 bits below it are kept; never 0, which stands for no dropout."""
+        return min((1 << 32) - 1, max(1, round((1.0 - self.probability) * (1 << 32))))
+
+    @property
+    def scale(self) -> float:
+        return 1.0 / (1.0 - self.probability) if self.probability < 1.0 else 0.0
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How the edges are scored.
+
+    gat: far[sources, lanes] + statistics slot 0 of the target + edge[edges, lanes], through leaky.
+    leaky: att . leaky(near[targets] + far[sources]), by head; dot: near . far, by head.
+    """
+
+    kind: str
+    far: torch.Tensor
+    near: torch.Tensor | None = None
+    edge: torch.Tensor | None = None
+    att: torch.Tensor | None = None
+    slope: float = 0.2
+    dropout: Dropout | None = None
+
+
+_forward_block, _sources_block = Block(cpu.FORWARD), Block(cpu.SOURCES)
+_targets_block, _dots_block = Block(cpu.TARGETS), Block(cpu.ROW_DOTS)
+_F = {name: k for k, name in enumerate(cpu.FORWARD)}
+_S = {name: k for k, name in enumerate(cpu.SOURCES)}
+_T = {name: k for k, name in enumerate(cpu.TARGETS)}
+_D = {name: k for k, name in enumerate(cpu.ROW_DOTS)}
+
+
+@functools.cache
+def _address(name: str, float_bits: int, index_bits: int, lanes: int, kind: str) -> int:
+    build = {"forward": cpu.forward, "sources": cpu.sources, "targets": cpu.targets}[name]
+    return address_of(
+        f"attention-{name}-{kind}-f{float_bits}-i{index_bits}-h{lanes}",
+        lambda: build(float_bits, index_bits, lanes, kind),
+    )
+
+
+@functools.cache
+def _dots_address(float_bits: int) -> int:
+    return address_of(f"attention-dots-f{float_bits}", lambda: cpu.row_dots(float_bits))
+
+
+def _pointer(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def _row(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else tensor.stride(0) * tensor.element_size()
+
+
+def _numbers(scores: Scores, dtype: torch.dtype) -> torch.Tensor:
+    scale = 1.0 if scores.dropout is None else scores.dropout.scale
+    return torch.tensor([scores.slope, scale, 1.0, 0.0], dtype=dtype)
+
+
+def _threads(pattern: Pattern, width: int) -> int:
+    return launch.num_threads() if (pattern.num_edges + pattern.num_rows) * width > _SERIAL_BELOW else 1
+
+
+def _fill_scores(words: Any, at: dict[str, int], scores: Scores, numbers: torch.Tensor, heads: int) -> None:
+    words[at["edge"]], words[at["att"]] = _pointer(scores.edge), _pointer(scores.att)
+    words[at["numbers"]] = numbers.data_ptr()
+    width = 0 if scores.kind == "gat" else scores.far.shape[1] // heads
+    words[at["score_width"]] = width
+    words[at["far_head"]] = words[at["near_head"]] = width * scores.far.element_size()
+    dropout = scores.dropout
+    words[at["seed"]] = 0 if dropout is None else dropout.seed
+    words[at["threshold"]] = 0 if dropout is None else dropout.threshold
+
+
+def attend(
+    pattern: Pattern,
+    scores: Scores,
+    value: torch.Tensor,
+    out: torch.Tensor,
+    statistics: torch.Tensor,
+    heads: int,
+    *,
+    is_shared: bool = False,
+    addend: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """out[i, h] = sum over edges of softmax(score)[h] * value[j, h] + addend[i, h] + bias[h]; heads side by side.
+
+    statistics[targets, 4, lanes] gets the largest score (slot 1) and the inverse sum (slot 2) of every row; slot 0 is
+    the target's part of the score (gat). is_shared: value is one row for all heads, out has a row for each.
+    """
+    size = value.element_size()
+    width = value.shape[1] if is_shared else value.shape[1] // heads
+    lanes = statistics.shape[2]
+    numbers = _numbers(scores, value.dtype)
+    words = _forward_block.words()
+    words[1], words[2], words[3], words[4] = pattern.addresses
+    words[5], words[6], words[7] = max(0, pattern.num_edges - 1), heads, width
+    words[8], words[9], words[10] = value.data_ptr(), _row(value), 0 if is_shared else width * size
+    words[11], words[12], words[13] = out.data_ptr(), _row(out), width * size
+    words[14] = statistics.data_ptr()
+    words[_F["far"]], words[_F["far_row"]] = scores.far.data_ptr(), _row(scores.far)
+    words[_F["near"]], words[_F["near_row"]] = _pointer(scores.near), _row(scores.near)
+    _fill_scores(words, _F, scores, numbers, heads)
+    words[_F["addend"]], words[_F["addend_row"]], words[_F["bias"]] = (
+        _pointer(addend),
+        _row(addend),
+        _pointer(bias),
+    )
+    address = _address("forward", size * 8, pattern.index_bits, lanes, scores.kind)
+    _forward_block.run(address, words, _threads(pattern, heads * width))
+    return out
+
+
+def attend_sources(
+    transpose: Pattern,
+    order: np.ndarray[Any, Any],
+    scores: Scores,
+    value: torch.Tensor,
+    grad: torch.Tensor,
+    statistics: torch.Tensor,
+    slopes: torch.Tensor,
+    value_grad: torch.Tensor,
+    score_grad: torch.Tensor | None,
+    heads: int,
+    *,
+    is_shared: bool = False,
+) -> torch.Tensor | None:
+    """The pass over sources: gradients of value, of the scores (slopes[edges, lanes], in the transpose's order) and of
+    what the source gives to the scores (score_grad; for leaky it is part of value_grad, which is then the value itself).
+
+    order[t] is the row-order position of the transpose's edge t. statistics needs all four slots (see output_dots).
+    Returns the part of att's gradient that belongs to the sources (leaky only).
+    """
+    size = value.element_size()
+    width = value.shape[1] if is_shared else value.shape[1] // heads
+    lanes = statistics.shape[2]
+    numbers = _numbers(scores, value.dtype)
+    words = _sources_block.words()
+    words[1], words[2], words[3], words[4] = transpose.addresses
+    words[5], words[6] = max(0, transpose.num_edges - 1), order.ctypes.data
+    words[7], words[8] = heads, width
+    words[9], words[10], words[11] = value.data_ptr(), _row(value), 0 if is_shared else width * size
+    words[12], words[13], words[14] = grad.data_ptr(), _row(grad), width * size
+    words[15], words[16], words[17] = (
+        value_grad.data_ptr(),
+        _row(value_grad),
+        0 if is_shared else width * size,
+    )
+    words[18] = statistics.data_ptr()
+    # seen from the source, its own row is near and the target's is far
+    words[_S["near"]], words[_S["near_row"]] = scores.far.data_ptr(), _row(scores.far)
+    words[_S["far"]], words[_S["far_row"]] = _pointer(scores.near), _row(scores.near)
+    _fill_scores(words, _S, scores, numbers, heads)
+    words[_S["slopes"]] = slopes.data_ptr()
+    words[_S["score_out"]], words[_S["score_out_row"]] = _pointer(score_grad), _row(score_grad)
+    scratch, partial = _partials(transpose, scores, value, words, _S)
+    address = _address("sources", size * 8, transpose.index_bits, lanes, scores.kind)
+    _sources_block.run(address, words, _threads(transpose, heads * width))
+    del scratch, numbers
+    return None if partial is None else partial.sum(0)
+
+
+def _partials(
+    pattern: Pattern, scores: Scores, like: torch.Tensor, words: Any, at: dict[str, int]
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Rows of one piece each, so that sums over nodes do not depend on the threads."""
+    if scores.kind != "leaky":
+        words[at["scratch"]] = words[at["partial"]] = 0
+        return None, None
+    pieces = max(1, len(pattern.bounds) - 1)
+    scratch, partial = (torch.zeros((pieces, scores.far.shape[1]), dtype=like.dtype) for _ in range(2))
+    words[at["scratch"]], words[at["partial"]] = scratch.data_ptr(), partial.data_ptr()
+    return scratch, partial
+
+
+def attend_targets(
+    pattern: Pattern,
+    inverse: np.ndarray[Any, Any],
+    scores: Scores,
+    slopes: torch.Tensor,
+    near_grad: torch.Tensor,
+    heads: int,
+) -> torch.Tensor | None:
+    """The pass over targets: the gradient of what the target gives to the scores (leaky and dot).
+
+    inverse[e] is where slopes of the row-order edge e lie. Returns the targets' part of att's gradient (leaky only).
+    """
+    far, near = scores.far, scores.near
+    assert near is not None
+    size = far.element_size()
+    width = far.shape[1] // heads
+    numbers = _numbers(scores, far.dtype)
+    words = _targets_block.words()
+    words[1], words[2], words[3], words[4] = pattern.addresses
+    words[5], words[6], words[7] = inverse.ctypes.data, heads, width
+    words[8], words[9], words[10] = far.data_ptr(), _row(far), width * size
+    words[11], words[12], words[13] = near.data_ptr(), _row(near), width * size
+    words[14], words[15], words[16] = near_grad.data_ptr(), _row(near_grad), width * size
+    words[17], words[18], words[19] = slopes.data_ptr(), _pointer(scores.att), numbers.data_ptr()
+    scratch, partial = _partials(pattern, scores, far, words, _T)
+    address = _address("targets", size * 8, pattern.index_bits, slopes.shape[1], scores.kind)
+    _targets_block.run(address, words, _threads(pattern, heads * width))
+    del scratch, numbers
+    return None if partial is None else partial.sum(0)
+
+
+def output_dots(
+    grad: torch.Tensor,
+    out: torch.Tensor,
+    statistics: torch.Tensor,
+    heads: int,
+    *,
+    addend: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+) -> None:
+    """statistics slot 3 = grad[i, h] . (out[i, h] - addend[i, h] - bias[h]), the sum term of the softmax's gradient."""
+    rows, columns = grad.shape
+    words = _dots_block.words()
+    words[1], words[2], words[3] = rows, heads, columns // heads
+    words[4], words[5], words[6], words[7] = grad.data_ptr(), _row(grad), out.data_ptr(), _row(out)
+    words[8], words[9], words[10] = _pointer(addend), _row(addend), _pointer(bias)
+    words[11], words[12], words[13] = statistics.data_ptr(), statistics.shape[2], _PIECE_ROWS
+    threads = launch.num_threads() if rows * columns > 1 << 18 else 1
+    _dots_block.run(_dots_address(grad.element_size() * 8), words, threads)
