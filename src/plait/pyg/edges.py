@@ -47,7 +47,7 @@ def read(
             key, (edge_index, edge_weight), edge_weight, weight_key, False,
             lambda: (_from_edge_list(plain, num_nodes, num_sources, is_swapped), edge_weight),
         )  # fmt: skip
-    return _read_matrix(edge_index, edge_weight, sizes)
+    return _read_matrix(edge_index, sizes)
 
 
 def _check_edge_list(edge_index: Tensor, edge_weight: Tensor | None) -> None:
@@ -69,26 +69,20 @@ def _from_edge_list(edge_index: Tensor, num_nodes: int, num_sources: int, is_swa
     return Graph.from_edge_index(source, target, num_nodes, num_sources)
 
 
-def _read_matrix(adj_t: Any, edge_weight: Tensor | None, sizes: tuple[int, int, bool]) -> Given:
-    """A torch sparse matrix or a torch_sparse SparseTensor: rows are targets."""
-    if isinstance(adj_t, Tensor):
-        if adj_t.layout not in (torch.sparse_csr, torch.sparse_coo):
-            raise InputError(
-                f"edge_index: layout {adj_t.layout} is not supported; pass torch CSR or COO, or an edge list"
-            )
-        values = adj_t.values() if adj_t.layout == torch.sparse_csr else adj_t.coalesce().values()
-    else:
-        values = adj_t.storage.value()
-    shape = tuple(adj_t.shape) if isinstance(adj_t, Tensor) else tuple(adj_t.sparse_sizes())
-    if shape != sizes[:2]:
+def _read_matrix(adj_t: Tensor, sizes: tuple[int, int, bool]) -> Given:
+    """A torch CSR or COO matrix: rows are targets."""
+    if tuple(adj_t.shape) != sizes[:2]:
         raise InputError(
-            f"edge_index: a {shape[0]} x {shape[1]} matrix on {sizes[1]} source and {sizes[0]} target rows "
+            f"edge_index: a {adj_t.shape[0]} x {adj_t.shape[1]} matrix on {sizes[1]} source and {sizes[0]} target rows "
             "of x; pass adj_t, whose rows are targets"
         )
-    version = 0 if values is None or values.is_inference() else values._version
+    # entries and values of one and the same form: coalescing sorts and joins them
+    matrix = adj_t.coalesce() if adj_t.layout == torch.sparse_coo else adj_t
+    values = matrix.values()
+    version = 0 if adj_t.is_inference() else adj_t._version
     return Given(
         (id(adj_t), version, *sizes), (adj_t,), None, (version,), True,
-        lambda: (Graph.from_any(adj_t), None if values is None or _are_ones(values) else values),
+        lambda: (Graph.from_any(matrix), None if _are_ones(values) else values),
     )  # fmt: skip
 
 

@@ -125,7 +125,7 @@ def _arguments(
     source, root, is_bipartite = _features(x)
     if source is None:
         return f"{type(module).__name__}: x is not a tensor or a pair of tensors"
-    reason = _refused(source, root, edge_weight)
+    reason = _refused(source, root, edge_weight) or _refused_edges(edge_index, edge_weight)
     if reason:
         return f"{type(module).__name__}: {reason}"
     num_sources, num_targets = _node_counts(source, root, is_bipartite, size, edge_index)
@@ -184,8 +184,25 @@ def _refused(x: Tensor, root: Tensor | None, edge_weight: Tensor | None) -> str 
         return f"x is {x.dtype}; plait takes float32, float64 and bfloat16"
     if x.dim() != 2 or (root is not None and root.dim() != 2):
         return f"x has {x.dim()} dimensions; plait takes [nodes, width]"
+    if edge_weight is not None and edge_weight.dtype != x.dtype:
+        return f"edge_weight is {edge_weight.dtype} and x is {x.dtype}; PyG promotes them"
     if torch.is_autocast_enabled("cpu"):
         return "autocast is on; the layer runs in PyG, which follows it"
+    if torch._C._are_functorch_transforms_active():
+        return "a torch.func transform is active; the layer runs in PyG, which it can trace"
+    return None
+
+
+def _refused_edges(edge_index: Any, edge_weight: Tensor | None) -> str | None:
+    """Forms of edges that PyG treats by rules of their own."""
+    if not isinstance(edge_index, Tensor):
+        return f"edges as {type(edge_index).__name__} follow rules of their own; pass edge_index, torch CSR or COO"
+    if edge_index.layout == torch.strided:
+        return None
+    if edge_index.layout not in (torch.sparse_csr, torch.sparse_coo):
+        return f"a matrix of layout {edge_index.layout} is not lowered; pass torch CSR or COO"
+    if edge_weight is not None:
+        return "edge_weight beside a sparse matrix, which has values of its own, is not lowered"
     return None
 
 
@@ -198,11 +215,8 @@ def _node_counts(
         return x.shape[0], x.shape[0]
     if root is not None:
         return x.shape[0], root.shape[0]
-    if isinstance(edge_index, Tensor) and edge_index.layout == torch.strided:
-        return x.shape[0], None
-    return x.shape[0], int(edge_index.shape[0]) if isinstance(edge_index, Tensor) else int(
-        edge_index.sparse_size(0)
-    )
+    is_list = edge_index.layout == torch.strided
+    return x.shape[0], None if is_list else int(edge_index.shape[0])
 
 
 def _constants(

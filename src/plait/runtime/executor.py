@@ -222,8 +222,8 @@ class Compiled:
         if price is not None and price.backend == "torch":
             return torch.mm(right.t(), left).t() if is_wide_left else torch.mm(left.t(), right)
         if is_wide_left:  # vector lanes run over the second operand's columns
-            return dense.gemm_transposed(right, left).t()
-        return dense.gemm_transposed(left, right)
+            return dense.gemm_transposed(right, left, self.run_of.buffers.take).t()
+        return dense.gemm_transposed(left, right, self.run_of.buffers.take)
 
     def _stack(self, step: Step, env: Env, owns: bool) -> torch.Tensor:
         return torch.cat([env[name] for _, name in step.reads])
@@ -287,8 +287,7 @@ class Compiled:
         return torch.ops.aten.threshold_backward.grad_input(grad, env[step["made"]], 0, grad_input=out)  # type: ignore[no-any-return]
 
     def _colsum(self, step: Step, env: Env, owns: bool) -> torch.Tensor:
-        total: torch.Tensor = env[step["x"]].sum(0)
-        return total
+        return dense.column_sums(env[step["x"]])
 
     def _dot(self, step: Step, env: Env, owns: bool) -> torch.Tensor:
         return torch.dot(env[step["left"]].reshape(-1), env[step["right"]].reshape(-1)).reshape(1)
@@ -327,8 +326,9 @@ class _Expression(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         run: Run = ctx.run
-        inputs = ctx.saved_tensors[: len(ctx.names)]
-        env: Env = dict(zip((*ctx.names, *run.kept), ctx.saved_tensors, strict=True))
+        saved = ctx.saved_tensors  # once: checkpointing unpacks a tensor a single time
+        inputs = saved[: len(ctx.names)]
+        env: Env = dict(zip((*ctx.names, *run.kept), saved, strict=True))
         env.update(run.hoisted)
         env["grad"] = _rows_contiguous(grad, run.buffers)
         run.backward(env)

@@ -125,6 +125,8 @@ class Session:
         """The record of an input that is constant as far as anyone can tell, or None."""
         if x.requires_grad or x.grad_fn is not None:
             return None
+        if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None and self.constant_input() is not x:
+            return None  # checkpointing runs a layer twice and counts on the same tensors being saved
         seen = self.watched.get(id(x))
         version = (x.data_ptr(), 0 if x.is_inference() else x._version)
         if seen is None or seen.reference() is not x or seen.version != version:
@@ -338,6 +340,11 @@ def _sizes(expr: Expr, given: Mapping[str, torch.Tensor], constants: Constants, 
                 "check the widths of x and the layer"
             )
 
+    for name, value in given.items():
+        if value.dtype != given["X"].dtype:
+            raise InputError(
+                f"{layer}: x is {given['X'].dtype} but {name} is {value.dtype}; convert the model with .to(x.dtype), or x"
+            )
     for name, leaf in leaves(expr).items():
         if isinstance(leaf, Sparse) and name == "A":
             bind(leaf.rows, constants.graph.num_nodes, "the number of targets")

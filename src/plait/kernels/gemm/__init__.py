@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
-
+from collections.abc import Callable
 import torch
 
 from plait.kernels import launch
@@ -12,7 +11,7 @@ from plait.kernels.block import Block
 from plait.kernels.compiled import address_of
 from plait.kernels.gemm import cpu
 
-__all__ = ["gemm", "gemm_transposed", "transposed_chunks"]
+__all__ = ["column_sums", "gemm", "gemm_transposed", "transposed_chunks"]
 
 # a multiple of every block height; small enough to balance, large enough to amortise the claim
 _PIECE_ROWS = 192
@@ -76,12 +75,20 @@ def transposed_chunks(rows: int, height: int, width: int) -> int:
     return int(min(by_rows, by_memory, 32))
 
 
-def gemm_transposed(left: torch.Tensor, right: torch.Tensor, scratch: Any = None) -> torch.Tensor:
-    """left[N, A].T @ right[N, B] -> [A, B]; vector lanes run over B, so hand in the wider operand right."""
+def gemm_transposed(
+    left: torch.Tensor, right: torch.Tensor, take: Callable[[int, int, torch.dtype], torch.Tensor] | None = None
+) -> torch.Tensor:
+    """left[N, A].T @ right[N, B] -> [A, B]; vector lanes run over B, so hand in the wider operand right.
+
+    `take` lends memory for the partial sums (rows, columns, dtype); fresh memory is used without it.
+    """
     rows, height = left.shape
     width = right.shape[1]
     chunks = transposed_chunks(rows, height, width)
-    partial = torch.empty((chunks, height, width), dtype=left.dtype)
+    if take is None or chunks == 1:
+        partial = torch.empty((chunks, height, width), dtype=left.dtype)
+    else:
+        partial = take(chunks * height, width, left.dtype).view(chunks, height, width)
     size = left.element_size()
     words = _transposed_block.words()
     words[0] = 0
@@ -98,3 +105,9 @@ def gemm_transposed(left: torch.Tensor, right: torch.Tensor, scratch: Any = None
     threads = min(launch.num_threads(), chunks) if rows * height * width > _SERIAL_BELOW else 1
     _transposed_block.run(_address(size * 8, 4, True), words, threads)
     return partial[0] if chunks == 1 else partial.sum(0)
+
+
+def column_sums(x: torch.Tensor) -> torch.Tensor:
+    """The sum of the rows of x: the gradient of a bias. Rows are added in an order that threads do not change."""
+    ones = torch.ones((1, 1), dtype=x.dtype).expand(x.shape[0], 1)
+    return gemm_transposed(ones, x).reshape(-1)
