@@ -2,7 +2,7 @@
 
 A buffer handed out shares its storage with the pool; it is free again when nobody else holds that storage any
 more (the user dropped the tensor, autograd dropped what it saved). Nothing has to be given back, nothing is
-ever handed out twice, and the pool holds no more than was alive at once.
+ever handed out twice, and the pool holds little more than was alive at once.
 """
 
 from __future__ import annotations
@@ -15,6 +15,11 @@ __all__ = ["Buffers"]
 
 # Below this the allocator serves from memory it already has; glibc maps fresh pages from 128 KiB up.
 _SMALLEST = 64 << 10
+# A free buffer up to this many times too large is used rather than a fresh one.
+_LOOSEST = 4
+# Held at most: this times what was alive at once (sizes of one step rarely fit each other exactly), or the slack.
+_SPARE = 1.25
+_SLACK = 32 << 20
 _ALONE = 2  # uses of a storage nobody else holds: the pool's tensor and its Python storage object
 
 
@@ -32,7 +37,7 @@ class Buffers:
     """A pool of float buffers; one per compiled model, freed with it."""
 
     def __init__(self) -> None:
-        self._by_bytes: dict[int, list[_Buffer]] = {}
+        self._held: list[_Buffer] = []
         self._most_alive = 0
 
     def take(self, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
@@ -40,38 +45,36 @@ class Buffers:
         wanted = rows * cols * dtype.itemsize
         if wanted < _SMALLEST:
             return torch.empty((rows, cols), dtype=dtype)
-        for buffer in self._by_bytes.get(wanted, ()):
-            if buffer.is_free():
-                return self._tensor(buffer, rows, cols, dtype)
-        self._make_room(wanted)
-        storage = torch.empty(wanted, dtype=torch.uint8).untyped_storage()
-        buffer = _Buffer(storage, storage._cdata, wanted)
-        self._by_bytes.setdefault(wanted, []).append(buffer)
-        return self._tensor(buffer, rows, cols, dtype)
-
-    @staticmethod
-    def _tensor(buffer: _Buffer, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
+        best: _Buffer | None = None
+        for buffer in self._held:
+            if wanted <= buffer.bytes <= _LOOSEST * wanted and (best is None or buffer.bytes < best.bytes) and buffer.is_free():
+                best = buffer
+                if buffer.bytes == wanted:
+                    break
+        if best is None:
+            self._make_room(wanted)
+            storage = torch.empty(wanted, dtype=torch.uint8).untyped_storage()
+            best = _Buffer(storage, storage._cdata, wanted)
+            self._held.append(best)
         # set_ rather than a view: users may modify an output in place, which autograd forbids on such views
-        return torch.empty(0, dtype=dtype).set_(buffer.storage, 0, (rows, cols), (cols, 1))
+        return torch.empty(0, dtype=dtype).set_(best.storage, 0, (rows, cols), (cols, 1))
 
     def _make_room(self, wanted: int) -> None:
-        """Drop free buffers of other sizes until no more is held than was ever alive at once."""
-        alive = sum(b.bytes for group in self._by_bytes.values() for b in group if not b.is_free())
+        """Drop free buffers, the longest held first, while more is held than a step has use for."""
+        alive = sum(buffer.bytes for buffer in self._held if not buffer.is_free())
         self._most_alive = max(self._most_alive, alive + wanted)
-        held = self.bytes_held
-        for size, group in list(self._by_bytes.items()):
-            for buffer in list(group):
-                if held + wanted <= self._most_alive:
-                    return
-                if buffer.is_free():
-                    group.remove(buffer)
-                    held -= buffer.bytes
-            if not group:
-                del self._by_bytes[size]
+        limit = max(_SLACK, _SPARE * self._most_alive)
+        excess = self.bytes_held + wanted - limit
+        for buffer in list(self._held):
+            if excess <= 0:
+                return
+            if buffer.is_free():
+                self._held.remove(buffer)
+                excess -= buffer.bytes
 
     @property
     def bytes_held(self) -> int:
-        return sum(b.bytes for group in self._by_bytes.values() for b in group)
+        return sum(buffer.bytes for buffer in self._held)
 
     def clear(self) -> None:
-        self._by_bytes.clear()
+        self._held.clear()
