@@ -13,9 +13,9 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from plait.ir.expr import Expr, Size
+from plait.ir.expr import Add, Expr, Fold, Size, Sparse
 from plait.plan.candidates import Candidate, candidates
-from plait.plan.program import Program
+from plait.plan.program import Program, Step
 
 __all__ = ["Pruned", "Survivor", "prune"]
 
@@ -38,7 +38,7 @@ class Pruned:
 
 Primitive = tuple[str, tuple[Size, ...]]
 # A primitive of the first kind does the work of the second and no more, at equal sizes.
-_NO_DEARER = {("spmm", "spmm source"), ("spmm", "spmm edge"), ("spmm", "spmm +"), ("gemm", "gemm +")}
+_NO_DEARER = {("spmm", "spmm source"), ("spmm", "spmm edge")}
 
 
 def _primitives(program: Program, fixed: Mapping[str, str]) -> list[Primitive]:
@@ -47,9 +47,7 @@ def _primitives(program: Program, fixed: Mapping[str, str]) -> list[Primitive]:
     for step in program.steps:
         rows, cols = program.shapes[step.out]
         if step.op == "spmm":
-            is_weighted = "fold(" in step["matrix"] or ":" in step["matrix"]
-            kind = "spmm edge" if is_weighted else "spmm source" if step.get("source") else "spmm"
-            found.append((kind, (rows, cols)))
+            found.append((_spmm_kind(step, program.constants[step["matrix"]]), (rows, cols)))
         elif step.op == "gemm":
             inner = program.shapes[step["x"]][1]
             found.append((f"gemm{fixed.get(step['x'], '')}", (rows, *sorted((inner, cols), key=str))))
@@ -59,6 +57,17 @@ def _primitives(program: Program, fixed: Mapping[str, str]) -> list[Primitive]:
         else:
             found.append((step.op, (rows, cols)))
     return found
+
+
+def _spmm_kind(step: Step, matrix: Expr) -> str:
+    """Folded scalings are edge weights; folded loops of ones leave a 0/1 matrix, with more edges."""
+    scaling = " source" if step.get("source") else ""
+    match matrix:
+        case Fold(Add(terms)) if all(isinstance(t, Sparse) or getattr(t, "name", "") == "i" for t in terms):
+            return f"spmm{scaling} loops"
+        case Fold():
+            return "spmm edge"
+    return f"spmm{scaling}"
 
 
 def _no_larger(a: Size, b: Size, order: tuple[str, ...]) -> bool:
