@@ -14,6 +14,7 @@ from plait.plan.program import Program, Step
 __all__ = ["LayerPlan", "Measured", "NotPlanned", "Plan", "PricedStep", "Rejected"]
 
 _WIDTH = 100
+_STEP = 41  # columns of a step's title: what the figures leave, those of EXPLAIN ANALYZE too
 
 
 @dataclass(frozen=True)
@@ -130,13 +131,13 @@ class LayerPlan:
     def lines(self, most_rejected: int = 6) -> list[str]:
         """The tree of this layer, at most 100 columns wide."""
         sizes = ", ".join(f"{name}={value}" for name, value in self.sizes.items())
-        out = [f"{self.layer}: {self.describe()}"]
+        out = _wrapped(f"{self.layer}: {self.describe()}", "")
         out += _wrapped(
             f"{self.mode}, {sizes}; predicted {_ms(self.seconds)}, peak {_mb(self.peak_bytes)}", "   "
         )
         out += _wrapped(f"because {self.because}", "   ")
         has_measured = bool(self.measured)
-        head = f"   {'step':<43}{'backend':<8}{'Mflop':>9}{'MB':>8}{'predicted':>12}{'share':>7}"
+        head = f"   {'step':<{_STEP}}{'backend':<8}{'Mflop':>9}{'MB':>8}{'predicted':>12}{'share':>7}"
         out.append(head + (f"{'measured':>12}" if has_measured else ""))
         for step in self.hoisted_steps:
             out.append(self._row(step, "once", has_measured))
@@ -156,8 +157,9 @@ class LayerPlan:
     def _row(self, step: PricedStep, phase: str, has_measured: bool) -> str:
         share = step.price.seconds / self.seconds if self.seconds and phase != "once" else 0.0
         work = step.price.work
+        title = _cut(f"{phase:<5}{step.title()}", _STEP)
         text = (
-            f"   {_cut(f'{phase:<5}{step.title()}', 43):<43}{step.price.backend:<8}{work.flops / 1e6:>9.1f}"
+            f"   {title:<{_STEP}}{step.price.backend:<8}{work.flops / 1e6:>9.1f}"
             f"{work.bytes_gathered / 1e6:>8.1f}{_ms(step.price.seconds):>12}{share:>7.0%}"
         )
         measured = self.measured.get(step.step.out)
