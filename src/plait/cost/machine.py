@@ -105,8 +105,12 @@ class MachineProfile:
         try:
             for key in ("gemm", "gemm_transposed"):
                 values[key] = {name: _rates(table) for name, table in values[key].items()}
+                if not values[key]:
+                    raise TypeError(f"{key} is empty")
             _check_numbers(values, where)
-        except (TypeError, KeyError, AttributeError) as fault:
+        except (TypeError, ValueError, KeyError, AttributeError) as fault:
+            if isinstance(fault, ProfileError):
+                raise
             raise ProfileError(f"profile {where}: damaged ({fault}); run `plait calibrate`") from fault
         return cls(**values)
 
@@ -126,14 +130,22 @@ def _rates(table: Mapping[str, Any]) -> Rates:
     )
     if len(rates.gflops) != len(rates.inner) or any(len(row) != len(rates.width) for row in rates.gflops):
         raise TypeError("a table of rates is not rectangular")
+    numbers = (*rates.inner, *rates.width, *(rate for row in rates.gflops for rate in row))
+    if not numbers or not all(math.isfinite(number) and number > 0 for number in numbers):
+        raise TypeError("a table of rates is empty or holds a rate that is not positive")
     return rates
 
 
 def _check_numbers(values: Mapping[str, Any], where: str) -> None:
-    for key, value in values.items():
+    """Every number is one; what seconds are divided by (rates, sizes, threads) is not zero."""
+    for known in fields(MachineProfile):
+        if known.type not in ("int", "float"):
+            continue
+        value = values[known.name]
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if is_number and not (math.isfinite(value) and value >= 0):
-            raise ProfileError(f"profile {where}: {key} is {value}; run `plait calibrate`")
+        least = 0 if known.name.endswith("_seconds") else 1e-9
+        if not is_number or not math.isfinite(value) or value < least:
+            raise ProfileError(f"profile {where}: {known.name} is {value!r}; run `plait calibrate`")
 
 
 def profile_path(cache_folder: Path) -> Path:
