@@ -7,6 +7,7 @@ ever handed out twice, and the pool holds little more than was alive at once.
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +18,7 @@ __all__ = ["Buffers"]
 _SMALLEST = 64 << 10
 # A free buffer up to this many times too large is used rather than a fresh one.
 _LOOSEST = 4
-# Held at most: this times what was alive at once (sizes of one step rarely fit each other exactly), or the slack.
+# Held at most: this times what was alive at once (sizes of a step rarely fit each other), or the slack.
 _SPARE = 1.25
 _SLACK = 32 << 20
 _ALONE = 2  # uses of a storage nobody else holds: the pool's tensor and its Python storage object
@@ -39,15 +40,25 @@ class Buffers:
     def __init__(self) -> None:
         self._held: list[_Buffer] = []
         self._most_alive = 0
+        # a model may be called from several threads: a buffer found free is taken before another one looks
+        self._lock = threading.Lock()
 
     def take(self, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
         """An uninitialised [rows, cols] tensor, contiguous."""
         wanted = rows * cols * dtype.itemsize
         if wanted < _SMALLEST:
             return torch.empty((rows, cols), dtype=dtype)
+        with self._lock:
+            # set_, not a view: users may modify an output in place, which autograd forbids on such views
+            storage = self._find(wanted).storage
+            return torch.empty(0, dtype=dtype).set_(storage, 0, (rows, cols), (cols, 1))
+
+    def _find(self, wanted: int) -> _Buffer:
+        """The tightest free buffer, or a fresh one."""
         best: _Buffer | None = None
         for buffer in self._held:
-            if wanted <= buffer.bytes <= _LOOSEST * wanted and (best is None or buffer.bytes < best.bytes) and buffer.is_free():
+            fits = wanted <= buffer.bytes <= _LOOSEST * wanted
+            if fits and (best is None or buffer.bytes < best.bytes) and buffer.is_free():
                 best = buffer
                 if buffer.bytes == wanted:
                     break
@@ -56,8 +67,7 @@ class Buffers:
             storage = torch.empty(wanted, dtype=torch.uint8).untyped_storage()
             best = _Buffer(storage, storage._cdata, wanted)
             self._held.append(best)
-        # set_ rather than a view: users may modify an output in place, which autograd forbids on such views
-        return torch.empty(0, dtype=dtype).set_(best.storage, 0, (rows, cols), (cols, 1))
+        return best
 
     def _make_room(self, wanted: int) -> None:
         """Drop free buffers, the longest held first, while more is held than a step has use for."""
