@@ -1,0 +1,123 @@
+"""Schedules of partial sums: a 0/1 matrix times a dense one, shared neighbours summed once."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from plait.kernels import launch
+from plait.kernels.block import Block
+from plait.kernels.compiled import address_of
+from plait.kernels.partial import cpu
+from plait.kernels.vector import tiles
+
+if TYPE_CHECKING:
+    from plait.graph.hag import Schedule
+
+__all__ = ["Sums", "partial_sums"]
+
+# operands times columns under which waking a second thread does not pay (as in kernels/spmm)
+_SERIAL_BELOW = 1 << 19
+
+
+class Sums:
+    """A schedule ready for kernels: contiguous arrays and their addresses."""
+
+    def __init__(self, schedule: Schedule):
+        self.num_rows = schedule.num_nodes
+        self.num_columns = schedule.num_sources
+        self.num_shared = schedule.num_shared
+        self.num_slots = schedule.num_slots
+        self.phases = [int(tile) for tile in schedule.phases]
+        self.num_steps = schedule.num_steps
+        self.num_operands = int(schedule.operands.size)
+        self.is_signed = schedule.subtracted is not None
+        subtracted = schedule.subtracted if schedule.subtracted is not None else np.zeros(1)
+        self._arrays = tuple(
+            np.ascontiguousarray(array, dtype)
+            for array, dtype in (
+                (schedule.tiles, np.int64),
+                (schedule.start, np.int64),
+                (subtracted, np.int64),
+                (schedule.operands, np.int32),
+                (schedule.node, np.int32),
+                (schedule.buffer, np.int32),
+            )
+        )
+        self.addresses = tuple(array.ctypes.data for array in self._arrays)
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the arrays."""
+        return sum(array.nbytes for array in self._arrays)
+
+
+@functools.cache
+def _address(variant: cpu.Variant) -> int:
+    return address_of(variant.name, lambda: cpu.kernel(variant))
+
+
+_block = Block(cpu.WORDS)
+_local = threading.local()
+
+
+def _scratch(count: int, size: int, threads: int) -> tuple[torch.Tensor, int]:
+    """This thread's scratch rows for `threads` kernel threads, and the bytes of each one's share."""
+    lanes = tiles(size * 8)[0]
+    share = -(-max(1, count) * lanes * size // 4096) * 4096 + 64  # shares apart by a line: no common sets
+    held: torch.Tensor | None = getattr(_local, "scratch", None)
+    if held is None or held.numel() < share * threads + 64:
+        held = _local.scratch = torch.empty(share * threads + 64, dtype=torch.uint8)
+    return held, share
+
+
+def _pointer(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def partial_sums(
+    sums: Sums,
+    x: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    source: torch.Tensor | None = None,
+    target: torch.Tensor | None = None,
+    addend: torch.Tensor | None = None,
+    addend_scale: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    shared: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """out[i] = target[i] * sum of source[j] * x[j] over the neighbours j of i
+    + addend_scale[i] * addend[i] + bias; addend may be `out` itself.
+
+    `shared` is memory for the rows that all tiles see, [num_shared, width] or more; allocated when not given.
+    """
+    size, width = x.element_size(), x.shape[1]
+    variant = cpu.Variant(size * 8, source is not None, sums.num_shared > 0, sums.is_signed)
+    address = _address(variant)
+    threads = launch.num_threads() if (sums.num_operands + sums.num_steps) * width > _SERIAL_BELOW else 1
+    scratch, share = _scratch(sums.num_slots, size, threads)
+    if shared is None:
+        shared = torch.empty((sums.num_shared, width), dtype=x.dtype)
+    claimed = np.zeros(1, np.int64)
+    words = _block.words()
+    words[3], words[4], words[5], words[6], words[7], words[8] = sums.addresses
+    words[9], words[10] = x.data_ptr(), x.stride(0) * size
+    words[11], words[12] = shared.data_ptr(), shared.stride(0) * size
+    words[13], words[14] = -(-scratch.data_ptr() // 64) * 64, share
+    words[15] = claimed.ctypes.data
+    words[16], words[17], words[18] = out.data_ptr(), out.stride(0) * size, width
+    words[19], words[20] = _pointer(source), _pointer(target)
+    words[21], words[22] = _pointer(addend), 0 if addend is None else addend.stride(0) * size
+    words[23], words[24] = _pointer(addend_scale), _pointer(bias)
+    words[25], words[26] = sums.num_columns, sums.num_columns + sums.num_shared
+    words[27] = max(0, sums.num_operands - 1)
+    for first, last in zip(sums.phases[:-1], sums.phases[1:], strict=True):
+        words[1], words[2] = last - first, first
+        claimed[0] = 0
+        _block.run(address, words, threads)
+    return out

@@ -1,0 +1,237 @@
+"""Schedules of partial sums on the CPU: the steps of a tile in order, its sums in a scratch buffer of its own.
+
+A tile is claimed from an atomic counter and walked once for every block of columns (128, 64, 32 or 16 lanes,
+then a masked rest): a sum is then one vector-register row, and a tile's sums stay in the nearest caches. Where
+an operand lies (input, shared row, scratch) and where the result goes are selects, not branches: a step has
+three operands on average, so a branch would be mispredicted about as often as it is taken.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+from llvmlite import ir
+from numba import cfunc, njit, types
+
+from plait.kernels.vector import CodeGen, load_index, next_piece, tile_intrinsic, tiles
+
+__all__ = ["WORDS", "Variant", "kernel"]
+
+# Order of the words in a kernel's argument block; kernels/partial/__init__.py fills them.
+WORDS = [
+    "counter",
+    "pieces",
+    "first_tile",
+    "tiles",
+    "start",
+    "subtracted",
+    "operands",
+    "node",
+    "buffer",
+    "x",
+    "x_stride",
+    "shared",
+    "shared_stride",
+    "scratch",
+    "scratch_bytes",
+    "thread_counter",
+    "out",
+    "out_stride",
+    "width",
+    "source",
+    "target",
+    "addend",
+    "addend_stride",
+    "addend_scale",
+    "bias",
+    "num_sources",
+    "first_slot",
+    "last_operand",
+]
+# What a step reads besides its own number, in this order; `count` is the number of columns left.
+_STEP = [
+    "step",
+    "count",
+    *WORDS[4:14],
+    *WORDS[16:18],
+    *WORDS[19:],
+]
+_AHEAD = 8
+
+
+class Variant(NamedTuple):
+    """What is compiled apart: element size, inputs scaled, rows shared between tiles, operands subtracted."""
+
+    float_bits: int
+    is_scaled: bool
+    has_shared: bool
+    is_signed: bool
+
+    @property
+    def name(self) -> str:
+        flags = "".join(
+            letter for letter, is_on in zip("xsm", self[1:], strict=True) if is_on
+        )
+        return f"partial-f{self.float_bits}{'-' + flags if flags else ''}"
+
+
+class _Step:
+    """Writes the code of one step over one block of columns."""
+
+    def __init__(self, base: CodeGen, variant: Variant, lanes: int, is_masked: bool, args: list[Any]):
+        self.code = base.of(lanes)
+        self.variant = variant
+        self.words = dict(zip(_STEP, args, strict=True))
+        self.mask = self.code.mask(self.words["count"]) if is_masked else None
+        self.row_bytes = self.code.word(lanes * variant.float_bits // 8)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.words[name]
+
+    def integer(self, array: str, i: Any, bits: int) -> Any:
+        b = self.code.builder
+        value = b.load(b.gep(b.inttoptr(self[array], ir.IntType(bits).as_pointer()), [i]))
+        return value if bits == 64 else b.sext(value, ir.IntType(64))
+
+    def scalar(self, array: str, i: Any) -> Any:
+        b = self.code.builder
+        return b.load(b.gep(b.inttoptr(self[array], self.code.scalar.as_pointer()), [i]))
+
+    def row(self, r: Any) -> Any:
+        """The address of row r of the joint numbering; the bases are shifted by their first row."""
+        b = self.code.builder
+        base, stride = self["scratch"], self.row_bytes
+        if self.variant.has_shared:
+            is_shared = b.icmp_signed("<", r, self["first_slot"])
+            base = b.select(is_shared, self["shared"], base)
+            stride = b.select(is_shared, self["shared_stride"], stride)
+        is_input = b.icmp_signed("<", r, self["num_sources"])
+        base = b.select(is_input, self["x"], base)
+        stride = b.select(is_input, self["x_stride"], stride)
+        return b.add(base, b.mul(r, stride))
+
+    def operand(self, i: Any) -> Any:
+        """The row of operand i, scaled where it is an input and inputs are."""
+        b, code = self.code.builder, self.code
+        r = self.integer("operands", i, 32)
+        value = code.load(self.row(r), self.mask)
+        if not self.variant.is_scaled:
+            return value
+        is_input = b.icmp_signed("<", r, self["num_sources"])
+        scale = self.scalar("source", b.select(is_input, r, code.word(0)))
+        one = ir.Constant(code.scalar, 1.0)
+        return b.fmul(value, code.splat(b.select(is_input, scale, one)))
+
+    def total(self) -> Any:
+        b, code, step = self.code.builder, self.code, self["step"]
+        start = self.integer("start", step, 64)
+        end = self.integer("start", b.add(step, code.word(1)), 64)
+        middle = self.integer("subtracted", step, 64) if self.variant.is_signed else end
+        (total,) = code.loop(start, middle, [code.constant(0.0)], lambda i, t: [b.fadd(t[0], self.operand(i))])
+        if self.variant.is_signed:
+            (total,) = code.loop(middle, end, [total], lambda i, t: [b.fsub(t[0], self.operand(i))])
+        return total
+
+    def write(self) -> None:
+        b, code, step = self.code.builder, self.code, self["step"]
+        node, row = self.integer("node", step, 32), self.integer("buffer", step, 32)
+        is_output = b.icmp_signed(">=", node, code.word(0))
+        total = self.total()
+        if self.variant.is_signed:  # the only schedules with steps that are an output and are read again
+            with b.if_then(b.icmp_signed(">=", row, code.word(0))):
+                code.store(total, self.row(row), self.mask)
+        node = b.select(is_output, node, code.word(0))
+        place = b.add(self["out"], b.mul(node, self["out_stride"]))
+        place = b.select(is_output, place, self.row(row))
+        one = ir.Constant(code.scalar, 1.0)
+        target = code.either(code.is_given(self["target"]), lambda: self.scalar("target", node), one)
+        total = b.fmul(total, code.splat(b.select(is_output, target, one)))
+        code.store(self.finished(total, node, is_output), place, self.mask)
+
+    def finished(self, total: Any, node: Any, is_output: Any) -> Any:
+        """The total with the added term and the bias, where it is an output and they are given."""
+        b, code = self.code.builder, self.code
+        one = ir.Constant(code.scalar, 1.0)
+
+        def added() -> Any:
+            scale = code.either(
+                code.is_given(self["addend_scale"]), lambda: self.scalar("addend_scale", node), one
+            )
+            where = b.add(self["addend"], b.mul(node, self["addend_stride"]))
+            return code.multiply_add(code.splat(scale), code.load(where, self.mask), total)
+
+        total = code.either(b.and_(is_output, code.is_given(self["addend"])), added, total)
+        return code.either(
+            b.and_(is_output, code.is_given(self["bias"])),
+            lambda: b.fadd(total, code.load(self["bias"], self.mask)),
+            total,
+        )
+
+
+def _steps(variant: Variant, lanes: int, is_masked: bool) -> Any:
+    """A numba function: the steps [begin, end) of a tile over one block of `lanes` columns."""
+
+    def body(base: CodeGen, args: list[Any]) -> None:
+        _Step(base, variant, lanes, is_masked, args).write()
+
+    step = tile_intrinsic(variant.float_bits, len(_STEP), 0, body)
+    row_bytes = lanes * variant.float_bits // 8
+    o_bytes = variant.float_bits // 8
+
+    @njit
+    def run(a, scratch, c, begin, end):  # type: ignore[no-untyped-def]
+        o = c * o_bytes
+        x, out, shared = a[9] + o, a[16] + o, a[11] + o - a[25] * a[12]
+        addend = a[21] + o if a[21] != 0 else 0
+        bias = a[24] + o if a[24] != 0 else 0
+        slots = scratch - a[26] * row_bytes
+        for s in range(begin, end):
+            step(
+                s, a[18] - c, a[4], a[5], a[6], a[7], a[8], x, a[10], shared, a[12], slots,
+                out, a[17], a[19], a[20], addend, a[22], a[23], bias, a[25], a[26], a[27],
+            )  # fmt: skip
+
+    return run
+
+
+@functools.cache
+def kernel(variant: Variant) -> Any:
+    """The compiled kernel of one phase of a schedule."""
+    wide, half, quarter, narrow, _ = tiles(variant.float_bits)
+    steps_wide = _steps(variant, wide, False)
+    steps_half = _steps(variant, half, False)
+    steps_quarter = _steps(variant, quarter, False)
+    steps_narrow = _steps(variant, narrow, False)
+    steps_rest = _steps(variant, narrow, True)
+    bound = load_index(64)
+
+    @cfunc(types.void(types.CPointer(types.int64)))
+    def run(a):  # type: ignore[no-untyped-def]
+        counter, pieces, first, bounds, width = a[0], a[1], a[2], a[3], a[18]
+        scratch = a[13] + next_piece(a[15]) * a[14]
+        while True:
+            piece = next_piece(counter)
+            if piece >= pieces:
+                break
+            begin, end = bound(bounds, first + piece), bound(bounds, first + piece + 1)
+            c = 0
+            while c < width:
+                rest = width - c
+                if rest >= wide:
+                    steps_wide(a, scratch, c, begin, end)
+                    c += wide
+                elif rest >= half:
+                    steps_half(a, scratch, c, begin, end)
+                    c += half
+                elif rest >= quarter:
+                    steps_quarter(a, scratch, c, begin, end)
+                    c += quarter
+                elif rest >= narrow:
+                    steps_narrow(a, scratch, c, begin, end)
+                    c += narrow
+                else:
+                    steps_rest(a, scratch, c, begin, end)
+                    c += narrow
+
+    return run
