@@ -14,7 +14,7 @@ def test_the_demo_shows_plan_accuracy_time_and_memory(capsys: pytest.CaptureFixt
         assert part in shown.out
     rows = [line.split() for line in shown.out.splitlines() if line.startswith(("gcn ", "sage ", "gin "))]
     assert len(rows) == 9
-    assert "gcn with plait: 2/2" in shown.err
+    assert "gcn: PyG, PyG on torch CSR, plait: 2/2" in shown.err
 
 
 def test_no_epochs_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
