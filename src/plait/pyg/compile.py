@@ -71,7 +71,9 @@ def _check_arguments(model: Any, memory_limit: Any, epochs: Any, mode: Any) -> N
             f"model: {type(model).__name__} is not a torch.nn.Module; "
             "pass the model itself, not its class or output"
         )
-    if memory_limit is not None and (not isinstance(memory_limit, int) or memory_limit <= 0):
+    if memory_limit is not None and (
+        not isinstance(memory_limit, int) or isinstance(memory_limit, bool) or memory_limit <= 0
+    ):
         raise InputError(f"memory_limit: {memory_limit!r}; pass a positive number of bytes")
     if not isinstance(epochs, int) or epochs < 1:
         raise InputError(f"epochs: {epochs!r}; pass how many training steps the plan will serve, 1 or more")
@@ -96,7 +98,7 @@ def _row_numbers(rows: Tensor | None, data: Any) -> Tensor | None:
         )
     if rows.numel() and (int(rows.min()) < 0 or (count is not None and int(rows.max()) >= count)):
         raise InputError(f"rows: node numbers must lie in 0..{(count or 0) - 1}")
-    return rows.long()
+    return rows.long().unique()  # a row named twice is wanted once; its gradient would count twice
 
 
 _CACHES = ("_cached_", "_plait_kept")  # what layers with cached=True keep of their first call
