@@ -103,7 +103,7 @@ def spmm(
     words[15] = _pointer(addend_scale)
     words[17] = max(0, pattern.num_edges - 1)
     threads = launch.num_threads() if (pattern.num_edges + pattern.num_rows) * width > _SERIAL_BELOW else 1
-    slab = slab or width
+    slab = slab or max(1, width)
     for first in range(0, width, slab):
         offset = first * size
         words[5] = x.data_ptr() + offset
