@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch_geometric.nn import GCNConv
 
 from plait.cost.machine import MachineProfile, Rates, default_profile, profile_path
 from plait.graph import Graph, generate
@@ -24,6 +25,7 @@ from plait.kernels import spmm as sparse
 from plait.kernels.compiled import cache_folder
 from plait.measure.environment import environment
 from plait.measure.timer import time_calls
+from plait.pyg.compile import compile
 
 __all__ = ["calibrate"]
 
@@ -32,6 +34,7 @@ Progress = Callable[[str, float], None]
 _INNER = (4, 16, 64, 256, 1024)
 _WIDTH = (4, 16, 64, 256)
 _SPARSE_WIDTHS = (8, 16, 32, 64, 256)
+_ONES = torch.ones(2, 4)
 
 
 def calibrate(progress: Progress | None = None, save: bool = True) -> MachineProfile:
@@ -133,11 +136,24 @@ def _dense_rate(inner: int, width: int, is_transposed: bool) -> dict[str, float]
 
 
 def _call_seconds() -> float:
-    """One kernel call on next to nothing, as the runtime makes it: Python, the argument block, the buffer."""
+    """What a step costs beside its kernel: a training step of a layer on a graph of two nodes, shared out."""
+    layer = GCNConv(4, 4)
+    x = torch.zeros(2, 4, requires_grad=True)
+    edge_index = torch.tensor([[0, 1], [1, 0]])
+    compiled = compile(layer, None)
+    steps = 6  # product, dense product; bias, weight, input and neighbours' gradients
+
+    def train() -> None:
+        compiled(x, edge_index).backward(_ONES)
+
+    return _seconds(train, 0.3) / steps
+
+
+def _bare_call_seconds() -> float:
+    """A kernel call on next to nothing, without the runtime around it."""
     pattern = sparse.Pattern(np.array([0, 1], np.int32), np.array([0], np.int32), 1)
-    x = torch.zeros(1, 8)
-    # the executor around a call costs about as much again (measured: 6 us beside 5 us)
-    return 2 * _seconds(lambda: sparse.spmm(pattern, x, torch.empty(1, 8)), 0.1)
+    x, out = torch.zeros(1, 8), torch.zeros(1, 8)
+    return _seconds(lambda: sparse.spmm(pattern, x, out), 0.1)
 
 
 # Sparse --------------------------------------------------------------------------------------------
@@ -163,6 +179,7 @@ def _graphs() -> Iterator[Graph]:
 
 def _fit_sparse(base: MachineProfile, tell: Callable[[float], None]) -> MachineProfile:
     rows, times, extras = [], [], []
+    bare_call = _bare_call_seconds()
     graphs = list(_graphs())
     for k, graph in enumerate(graphs):
         pattern = sparse.Pattern(graph.indptr, graph.indices, graph.num_sources)
@@ -170,7 +187,7 @@ def _fit_sparse(base: MachineProfile, tell: Callable[[float], None]) -> MachineP
             case = _Case(graph, pattern, width)
             timings = _time_sparse(case)
             rows.append(_predictors(case, base))
-            times.append(timings["plain"] - base.call_seconds)
+            times.append(timings["plain"] - bare_call)
             extras.append((graph.num_edges, timings))
         tell((k + 1) / len(graphs))
     names = (

@@ -109,7 +109,7 @@ class Pricer:
         line_bytes = max(64, row_bytes)  # a narrower row still occupies a cache line
         miss2 = matrix.locality.miss_rate(int(m.l2_bytes * 0.8 / line_bytes))
         miss3 = min(miss2, matrix.locality.miss_rate(int(m.l3_bytes * 0.8 / line_bytes)))
-        gathered = matrix.edges * passes * max(row_bytes, 32.0)
+        gathered = (matrix.edges - matrix.loops) * passes * max(row_bytes, 32.0)
         levels = (
             (1 - miss2) / m.gather_l2_bytes_per_s
             + (miss2 - miss3) / m.gather_l3_bytes_per_s
@@ -119,19 +119,23 @@ class Pricer:
         tiles = max(0.0, row_bytes / lanes_bytes - 1.0)
         per_edge = m.edge_seconds + m.tile_seconds * tiles
         if matrix.is_weighted:
-            per_edge += m.edge_weight_seconds
+            # between two products of a step the weights leave the cache: they stream from memory
+            per_edge += m.edge_weight_seconds + size / m.stream_bytes_per_s
         elif request.has_source:
             per_edge += m.source_scale_seconds
-        written = matrix.rows * request.cols * size * (1 + request.addends)
+        row_total = request.cols * size
+        in_order = (matrix.loops + matrix.rows * request.addends) * row_total
         seconds = (
             gathered * levels
             + matrix.edges * passes * per_edge
             + matrix.rows * passes * m.row_seconds
-            + written / m.write_bytes_per_s
+            + matrix.rows * row_total / m.write_bytes_per_s
+            + in_order / m.stream_bytes_per_s
         )
         if request.op == "extremum":
             seconds *= m.extremum_factor
-        return seconds * self.slowdown + m.call_seconds * max(1, passes)
+        # a further pass is one more kernel call, a tenth of what a step costs beside its kernel
+        return seconds * self.slowdown + m.call_seconds * (1 + 0.1 * max(0, passes - 1))
 
     def _ties(self, request: Request) -> Price:
         """The two halves of the gradient of max and min: like a product, `gather` reads two rows an edge."""

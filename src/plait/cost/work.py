@@ -38,6 +38,7 @@ class Matrix:
     locality: Locality
     locality_transposed: Locality
     index_bytes: int = 4
+    loops: int = 0  # edges from a row to itself: read in order, never gathered
 
     def transposed(self) -> Matrix:
         return Matrix(
@@ -48,6 +49,7 @@ class Matrix:
             self.locality_transposed,
             self.locality,
             self.index_bytes,
+            self.loops,
         )
 
 

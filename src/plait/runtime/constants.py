@@ -206,7 +206,7 @@ class Constants:
         backward = graph.stats if graph.is_symmetric else graph.transpose.stats
         return Matrix(
             graph.num_nodes, graph.num_sources, graph.num_edges + loops * graph.num_nodes,
-            self.weight is not None or folded, graph.stats, backward, index_bytes,
+            self.weight is not None or folded, graph.stats, backward, index_bytes, loops * graph.num_nodes,
         )  # fmt: skip
 
 
