@@ -39,7 +39,7 @@ def test_rounds_take_each_variant_once_and_start_one_further_every_time() -> Non
 
 
 def test_fixed_repeats_are_kept() -> None:
-    variants, clock, _ = wound({"a": steady(1.0), "b": steady(2.0)})
+    variants, clock, _ = wound({"a": steady(1.0), "b": steady(200.0)})
     timings = time_calls(variants, repeats=7, clock=clock)
     assert {name: timing.repeats for name, timing in timings.items()} == {"a": 7, "b": 7}
 
@@ -76,6 +76,20 @@ def test_a_variant_far_slower_than_the_fastest_gets_three_samples() -> None:
     assert timings["slow"].warmup == 1
     assert timings["fast"].repeats == 20
     assert log.count("slow") == 4
+
+
+def test_close_variants_stop_together() -> None:
+    noise = itertools.cycle([1.0, 3.0])
+    variants, clock, _ = wound({"steady": steady(1.0), "noisy": lambda: next(noise)})
+    timings = time_calls(variants, budget_seconds=1e9, target_spread=0.0, max_repeats=15, clock=clock)
+    assert timings["steady"].repeats == timings["noisy"].repeats == 15
+
+
+def test_slow_variants_do_not_use_up_the_budget() -> None:
+    noise = itertools.cycle([0.9, 1.1])
+    variants, clock, _ = wound({"fast": lambda: next(noise), "slow": steady(1000.0)})
+    timings = time_calls(variants, budget_seconds=10.0, target_spread=0.0, clock=clock)
+    assert timings["fast"].repeats >= 10
 
 
 def test_rounds_end_early_when_the_machine_became_far_slower_than_the_warm_up() -> None:

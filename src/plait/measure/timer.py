@@ -114,9 +114,11 @@ def time_calls(
 
     A round takes one sample of each variant, starting one further along every time. A sample is as many
     calls in a row as fill `min_sample_seconds`: a 50 µs call is timed warm, as a training loop runs it,
-    and above the noise of the clock. Rounds go on until each variant's `spread` is below `target_spread`,
+    and above the noise of the clock. Rounds go on until every variant's `spread` is below `target_spread`,
     but at least `min_repeats` and at most until `budget_seconds` (over all variants) or `max_repeats` are
-    used up; `repeats` fixes the number instead. A variant over 8 times slower than the fastest stops after 3.
+    used up; `repeats` fixes the number instead. Variants stop together: one that stopped early would be
+    compared with times of another hour. Only a variant over 8 times slower than the fastest stops after 3
+    samples, and its time is not taken from the budget of the close ones.
 
     `before` runs ahead of every sample, off the clock (flushing a cache, say). `clock` measures a sample.
     """
@@ -126,10 +128,10 @@ def time_calls(
     collects = gc.isenabled()
     gc.disable()
     try:
-        lanes = _warm_up(variants, warmup, min_sample_seconds, rounds, clock)
+        lanes = _warm_up(variants, warmup, min_sample_seconds, rounds, clock, repeats is None)
         used = 0.0
         for number in range(limit):
-            running = [lane for lane in lanes if not lane.is_done(target_spread, repeats)]
+            running = _running(lanes, target_spread, repeats)
             if not running:
                 break
             # on a crowded machine a call can take 100 times what the warm-up saw: then fewer rounds must do
@@ -140,7 +142,8 @@ def time_calls(
                 lane = running[(k + number) % len(running)]
                 if before is not None:
                     before()
-                used += lane.sample(clock)
+                seconds = lane.sample(clock)
+                used += 0.0 if lane.is_slow else seconds
     finally:
         if collects:
             gc.enable()
@@ -156,7 +159,7 @@ def speedup(slower: Timing, faster: Timing) -> tuple[float, float, float]:
     return slower.median / faster.median, float(low), float(high)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Lane:
     """One variant on its way through the rounds."""
 
@@ -165,6 +168,8 @@ class _Lane:
     warmup: int
     needed: int
     count: int
+    is_slow: bool
+    next_look: int = 0
     samples: list[float] = field(default_factory=list)
 
     def sample(self, clock: Clock) -> float:
@@ -175,14 +180,33 @@ class _Lane:
     def is_done(self, target_spread: float, repeats: int | None) -> bool:
         if len(self.samples) < self.needed:
             return False
-        if repeats is not None or self.needed == _SLOW_REPEATS:
+        if repeats is not None or self.is_slow:
             return True
+        # an interval takes milliseconds: looked at when there are a fifth more samples, not after each
+        if len(self.samples) < self.next_look:
+            return False
+        self.next_look = math.ceil(1.2 * len(self.samples))
         low, high = _median_interval(np.asarray(self.samples))
         return high - low <= 2.0 * target_spread * float(np.median(self.samples))
 
 
+def _running(lanes: list[_Lane], target_spread: float, repeats: int | None) -> list[_Lane]:
+    """The lanes of the next round: the close ones while any of them is not done, the slow ones apart."""
+    close = [lane for lane in lanes if not lane.is_slow]
+    settled = [lane.is_done(target_spread, repeats) for lane in close]  # a list: all take their look together
+    if all(settled):
+        close = []
+    slow = [lane for lane in lanes if lane.is_slow and not lane.is_done(target_spread, repeats)]
+    return [lane for lane in lanes if lane in close or lane in slow]
+
+
 def _warm_up(
-    variants: Mapping[str, Call], warmup: int, min_sample_seconds: float, rounds: int, clock: Clock
+    variants: Mapping[str, Call],
+    warmup: int,
+    min_sample_seconds: float,
+    rounds: int,
+    clock: Clock,
+    spares_slow: bool,
 ) -> list[_Lane]:
     """A lane per variant; the slow ones are known after the first call and spared the rest of the warm-up."""
     seconds = {name: clock(call, 1) for name, call in variants.items()} if warmup else {}
@@ -198,10 +222,11 @@ def _warm_up(
     fastest = min(seconds.values(), default=0.0)
     lanes = []
     for name, call in variants.items():
-        is_slow = bool(seconds) and seconds[name] > _SLOW_RATIO * fastest
+        is_slow = spares_slow and bool(seconds) and seconds[name] > _SLOW_RATIO * fastest
         once = seconds.get(name, math.inf)
         count = max(1, math.ceil(min_sample_seconds / max(once, 1e-7))) if once < min_sample_seconds else 1
-        lanes.append(_Lane(name, call, done[name], min(rounds, _SLOW_REPEATS) if is_slow else rounds, count))
+        needed = min(rounds, _SLOW_REPEATS) if is_slow else rounds
+        lanes.append(_Lane(name, call, done[name], needed, count, is_slow))
     return lanes
 
 
