@@ -7,10 +7,10 @@ from typing import Any
 from torch import nn
 from torch_geometric.nn import MessagePassing
 
-from plait.pyg.layers import arma, convolution, gin, neighbourhood, polynomial
+from plait.pyg.layers import arma, attention, convolution, gin, neighbourhood, polynomial
 from plait.pyg.layers.base import RULES, Apply, Call, Lowered, NotLowered, Rule, is_lazy
 
-__all__ = ["Apply", "Call", "Lowered", "NotLowered", "is_conv", "lower", "supported"]
+__all__ = ["Apply", "Call", "Lowered", "NotLowered", "is_conv", "lower", "not_as_written", "supported"]
 
 _PARTS_OF_RULES = (convolution, polynomial, neighbourhood, gin, arma)  # imported for the rules they register
 
@@ -25,7 +25,7 @@ def is_conv(module: object) -> bool:
 
 def supported() -> tuple[str, ...]:
     """Names of the layer classes that have a rule."""
-    return tuple(sorted(layer.__name__ for layer in RULES))
+    return tuple(sorted(layer.__name__ for layer in (*RULES, *attention.ATTENTION)))
 
 
 def lower(module: nn.Module, call: Call) -> Lowered | NotLowered:
@@ -41,6 +41,21 @@ def lower(module: nn.Module, call: Call) -> Lowered | NotLowered:
     layer, apply_rule = found
     reason = _unusual(module, call) or _changed(module, layer)
     return NotLowered(f"{type(module).__name__}{reason}") if reason else apply_rule(module, call)
+
+
+def not_as_written(module: nn.Module, layer: type[nn.Module]) -> str | None:
+    """Why an attention layer is not what its class says, if so; such layers have no expression to lower."""
+    reason = _watched(module) or _changed(module, layer)
+    if reason is None and is_lazy(module):
+        reason = ": in_channels is not known yet; the layer runs once in PyG first"
+    if reason is None and ("edge_update" in vars(module) or _other_update(module, layer)):
+        reason = f": edge_update is not that of {layer.__name__}, so the rule does not hold"
+    return reason
+
+
+def _other_update(module: Any, layer: Any) -> bool:
+    cls = getattr(type(module), "plait_original", type(module))
+    return cls.edge_update is not layer.edge_update
 
 
 def _rule_of(module: nn.Module) -> tuple[type[nn.Module], Rule] | None:
@@ -66,17 +81,25 @@ def _changed(module: Any, layer: type[Any]) -> str | None:
 
 def _unusual(module: Any, call: Call) -> str | None:
     """An option or state of MessagePassing that no rule covers, if there is one."""
+    watched = _watched(module)
+    if watched:
+        return watched
+    if module.node_dim != -2:
+        return f"(node_dim={module.node_dim}): nodes must be the rows of x"
+    if call.is_sparse and module.flow != "source_to_target":
+        return f"(flow={module.flow!r}): PyG does not take a sparse adj_t this way round"
+    if is_lazy(module):
+        return ": in_channels is not known yet; the layer runs once in PyG first"
+    return None
+
+
+def _watched(module: Any) -> str | None:
+    """Why PyG must see the messages one by one, if so."""
     for name in _HOOKS:
         if getattr(module, f"_{name}_forward_pre_hooks") or getattr(module, f"_{name}_forward_hooks"):
             return f": a hook on {name} must see the messages"
     if module.explain:
         return ": an explainer masks its messages"
-    if module.node_dim != -2:
-        return f"(node_dim={module.node_dim}): nodes must be the rows of x"
     if module.decomposed_layers > 1:
         return f"(decomposed_layers={module.decomposed_layers}): PyG splits the features itself"
-    if call.is_sparse and module.flow != "source_to_target":
-        return f"(flow={module.flow!r}): PyG does not take a sparse adj_t this way round"
-    if is_lazy(module):
-        return ": in_channels is not known yet; the layer runs once in PyG first"
     return None

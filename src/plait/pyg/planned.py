@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from plait.errors import InputError
 from plait.ir import Expr
 from plait.pyg.edges import check_weight, read
-from plait.pyg.lower import Call, Lowered, NotLowered, lower
+from plait.pyg.layers import attention
+from plait.pyg.layers.attention import AttentionCall
+from plait.pyg.lower import Call, Lowered, NotLowered, lower, not_as_written
 from plait.pyg.operators import Operator, propagate
 from plait.runtime.constants import Constants
 from plait.runtime.session import Edges, Session
@@ -112,10 +114,15 @@ class _Prepared:
 
 def _arguments(
     module: Any, x: Any, edge_index: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> _Prepared | str:
+) -> _Prepared | AttentionCall | str:
     """The call made ready to be planned, or why it runs in PyG."""
     names = _positional(module.plait_original)
     given = {**dict(zip(names, args, strict=False)), **kwargs}
+    attention_layer = attention.layer_of(module)
+    if attention_layer is not None:
+        reason = not_as_written(module, attention_layer)
+        name = type(module).__name__
+        return f"{name}{reason}" if reason else attention.prepare(module, x, edge_index, given)
     edge_weight = given.pop("edge_weight", None)
     size = given.pop("size", None)
     unusual = [name for name, value in given.items() if value is not None]

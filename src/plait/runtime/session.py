@@ -57,6 +57,8 @@ class Edges:
     weight: torch.Tensor | None = None  # values of a sparse matrix handed over as the graph
     constants: dict[Any, Constants] = field(default_factory=dict)
     runs: OrderedDict[Any, executor.Run] = field(default_factory=OrderedDict)
+    attention: Any = None  # the same edges as attention passes read them (runtime/attention.py)
+    attention_plans: dict[Any, Any] = field(default_factory=dict)
 
     def remember(self, key: Any, run: executor.Run) -> None:
         """Keep a run; the oldest goes when inputs keep changing, and what was hoisted for it with it."""
@@ -261,6 +263,11 @@ class Session:
 @functools.cache
 def _machine() -> MachineProfile:
     return profile_in_use(cache_folder())
+
+
+def machine_in_use() -> MachineProfile:
+    """The profile plans are priced with."""
+    return _machine()
 
 
 def forget_machine() -> None:

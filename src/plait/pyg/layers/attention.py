@@ -1,0 +1,427 @@
+"""Attention layers: GAT, GATv2 and Transformer on the fused passes, with their options, or why a call runs in PyG."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv
+from torch_geometric.nn.aggr import SumAggregation
+from torch_geometric.utils import add_self_loops, remove_self_loops, softmax
+
+from plait.cost.work import Matrix
+from plait.graph import Graph
+from plait.kernels import launch
+from plait.kernels.attention import MOST_HEADS, Dropout, padded
+from plait.plan.attention import AttentionPlan, AttentionProblem, choose
+from plait.pyg.edges import read
+from plait.pyg.layers.base import not_plain
+from plait.runtime.attention import (
+    AttentionEdges,
+    AttentionRun,
+    Columns,
+    attend_gat,
+    attend_raw,
+    attend_rows,
+    project,
+)
+from plait.runtime.session import Edges, Session, machine_in_use
+
+__all__ = ["ATTENTION", "AttentionCall", "layer_of", "prepare"]
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """A call of an attention layer, ready to run."""
+
+    source: Tensor
+    target: Tensor | None  # the second of a pair; None: one node set, or a pair without targets' features
+    is_bipartite: bool
+    edges: Edges
+    listed: Tensor  # the edge list with the layer's self loops, in PyG's order
+    edge_attr: Tensor | None
+    wants_weights: bool
+    layer: Callable[[Any, AttentionCall], Any]
+
+    def run(self, module: Any) -> Any:
+        return self.layer(module, self)
+
+    @property
+    def own(self) -> Tensor | None:
+        """The features of the targets."""
+        return self.target if self.is_bipartite else self.source
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """How a layer class is run, and what stops it."""
+
+    run: Callable[[Any, AttentionCall], Any]
+    stop: Callable[[Any, AttentionCall], str | None]
+    linears: tuple[str, ...]
+    has_loops: Callable[[Any], bool]
+
+
+def prepare(module: Any, x: Any, edge_index: Any, given: dict[str, Any]) -> AttentionCall | str:
+    """The call made ready to run, or why it runs in PyG; `given` are the arguments after x and edge_index."""
+    name = type(module).__name__
+    layer = ATTENTION[layer_of(module)]
+    reason = _refused(module, layer, x, edge_index, given)
+    if reason is not None:
+        return f"{name}{reason}"
+    is_bipartite = not isinstance(x, Tensor)
+    source, target = (x[0], x[1]) if is_bipartite else (x, None)
+    size, edge_attr = given.get("size"), given.get("edge_attr")
+    num_sources = source.shape[0]
+    if is_bipartite and target is None and size is None:
+        return f"{name}: the number of target nodes is not known; pass size= or x as a pair"
+    num_targets = int(size[1]) if size is not None else (source if target is None else target).shape[0]
+    has_loops = layer.has_loops(module)
+    num_loops = min(num_sources, num_targets) if has_loops else -1
+    is_swapped = module.flow == "target_to_source"
+    edges = _edges(module._plait_session, edge_index, num_targets, num_sources, is_swapped, num_loops)
+    listed = edge_index
+    wants_weights = given.get("return_attention_weights") is not None
+    if isinstance(module, GATConv | GATv2Conv):
+        wants_weights = bool(given.get("return_attention_weights"))
+    if has_loops and (edge_attr is not None or wants_weights):
+        listed, edge_attr = remove_self_loops(edge_index, edge_attr)
+        listed, edge_attr = add_self_loops(
+            listed, edge_attr, fill_value=module.fill_value, num_nodes=num_loops
+        )
+    call = AttentionCall(source, target, is_bipartite, edges, listed, edge_attr, wants_weights, layer.run)
+    reason = layer.stop(module, call)
+    return call if reason is None else f"{name}{reason}"
+
+
+def layer_of(module: nn.Module) -> type[nn.Module] | None:
+    """The attention layer class this module is, or None."""
+    return next((cls for cls in type(module).__mro__ if cls in ATTENTION), None)
+
+
+def _refused(module: Any, layer: _Layer, x: Any, edge_index: Any, given: dict[str, Any]) -> str | None:
+    """What the fused path does not take."""
+    parts = [x] if isinstance(x, Tensor) else list(x) if isinstance(x, tuple | list) and len(x) == 2 else []
+    if not parts or not isinstance(parts[0], Tensor):
+        return ": x is not a tensor or a pair of tensors"
+    if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
+        return ": a sparse adj_t is not lowered for attention; pass edge_index"
+    if edge_index.device.type != "cpu" or edge_index.dim() != 2 or edge_index.shape[0] != 2:
+        return ": edge_index is not an edge list on the CPU"
+    if edge_index.dtype not in (torch.int64, torch.int32):
+        return f": edge_index is {edge_index.dtype}"
+    dtypes = {p.dtype for p in module.parameters()}
+    for value in (*parts, given.get("edge_attr")):
+        if value is None:
+            continue
+        if value.device.type != "cpu" or value.layout != torch.strided:
+            return ": features are not dense tensors on the CPU"
+        if dtypes != {value.dtype} or value.dtype not in (torch.float32, torch.float64):
+            return f": features are {value.dtype}; attention is planned in float32 and float64"
+    if any(part is not None and part.dim() != 2 for part in parts):
+        return ": x is not [nodes, width]"
+    if torch.is_autocast_enabled("cpu"):
+        return ": autocast is on; the layer runs in PyG, which follows it"
+    if module.heads > MOST_HEADS:
+        return f"(heads={module.heads}): more than {MOST_HEADS} heads are not lowered"
+    if type(module.aggr_module) is not SumAggregation:
+        return f"(aggr={module.aggr!r}): attention is lowered with sums only"
+    if len(parts) == 2 and module.flow != "source_to_target":
+        return f"(flow={module.flow!r}): pairs of features are lowered source_to_target only"
+    present = [name for name in layer.linears if getattr(module, name, None) is not None]
+    stop = not_plain(module, *present)
+    return None if stop is None else stop.reason.removeprefix(type(module).__name__)
+
+
+def _edges(
+    session: Session, edge_index: Tensor, num_targets: int, num_sources: int, is_swapped: bool, num_loops: int
+) -> Edges:
+    """The graph of the call with the layer's self loops, built when first met."""
+    handed = read(edge_index, None, num_targets, num_sources, is_swapped)
+
+    def build() -> tuple[Graph, None]:
+        listed = edge_index.as_subclass(Tensor)
+        if num_loops >= 0:
+            listed, _ = remove_self_loops(listed)
+            listed, _ = add_self_loops(listed, num_nodes=num_loops)
+        source, target = listed.flip(0).numpy() if is_swapped else listed.numpy()
+        return Graph.from_edge_index(source, target, num_targets, num_sources), None
+
+    edges = session.edges_for((*handed.key, "attention", num_loops), handed.owners, build)
+    if edges.attention is None:
+        edges.attention = AttentionEdges(edges.graph)
+    return edges
+
+
+def _csr_order(call: AttentionCall, values: Tensor) -> Tensor:
+    """Values in the order of the listed edges, in the order of the rows."""
+    order = call.edges.graph.order
+    return values if order is None else values[torch.from_numpy(order).long()]
+
+
+def _matrix(edges: Edges) -> Matrix:
+    graph = edges.graph
+    backward = graph.stats if graph.is_symmetric else graph.transpose.stats
+    return Matrix(
+        graph.num_nodes, graph.num_sources, graph.num_edges, True, graph.stats, backward,
+        graph.indices.dtype.itemsize,
+    )  # fmt: skip
+
+
+def _plan(module: Any, call: AttentionCall, kind: str, parts: int, can_recompute: bool) -> AttentionPlan:
+    """The plan of this call, made once per graph, shape and mode."""
+    session: Session = module._plait_session
+    is_training = torch.is_grad_enabled() and (
+        call.source.requires_grad or any(p.requires_grad for p in module.parameters())
+    )
+    wants_input = call.source.requires_grad
+    key = (
+        "plan", module._plait_name, call.source.shape, module.heads, module.out_channels, is_training,
+        wants_input, can_recompute, launch.num_threads(),
+    )  # fmt: skip
+    plans: dict[Any, AttentionPlan] = call.edges.attention_plans
+    if key not in plans:
+        plans[key] = choose(
+            AttentionProblem(
+                layer=module._plait_name, kind=kind, matrix=_matrix(call.edges), inner=call.source.shape[1],
+                width=module.out_channels, heads=module.heads, parts=parts, machine=machine_in_use(),
+                is_training=is_training, wants_input_grad=wants_input, can_recompute=can_recompute,
+                float_bytes=call.source.element_size(), threads=launch.num_threads(),
+                memory_limit=session.options.memory_limit,
+            )
+        )  # fmt: skip
+    session.plans[module._plait_name] = plans[key]  # type: ignore[assignment]  # the same surface
+    return plans[key]
+
+
+def _run_of(module: Any, call: AttentionCall) -> AttentionRun:
+    dropout = None
+    if module.training and module.dropout > 0.0:
+        seed = int(torch.randint(0, (1 << 63) - 1, (1,)).item())
+        dropout = Dropout(seed, float(module.dropout))
+    slope = float(getattr(module, "negative_slope", 0.0))
+    return AttentionRun(call.edges.attention, module._plait_session.buffers, module.heads, slope, dropout)
+
+
+def _joined(module: Any, out: Tensor, addend: Tensor | None, bias: Tensor | None) -> Tensor:
+    """Heads averaged where the layer does not put them side by side; then what else is added."""
+    if not module.concat:
+        out = out.view(-1, module.heads, module.out_channels).mean(dim=1)
+    if addend is not None:
+        out = out + addend
+    return out if bias is None else out + bias
+
+
+# GAT ----------------------------------------------------------------------------------------------------------
+
+
+def _padded(values: Tensor, lanes: int) -> Tensor:
+    return nn.functional.pad(values, (0, lanes - values.shape[-1]))
+
+
+def _folded(weight: Tensor, att: Tensor, lanes: int) -> Tensor:
+    """W a by head: [in, lanes] from weight [heads * out, in] and att [1, heads, out]."""
+    heads, width = att.shape[1:]
+    return _padded(torch.einsum("hfk,hf->kh", weight.view(heads, width, -1), att[0]), lanes)
+
+
+def _spread(att: Tensor, lanes: int) -> Tensor:
+    """att as a block-diagonal matrix [heads * out, lanes]: projected rows times it are the scores."""
+    heads, width = att.shape[1:]
+    places = torch.eye(heads, lanes, dtype=att.dtype).unsqueeze(1)
+    return (att[0].unsqueeze(2) * places).reshape(heads * width, lanes)
+
+
+def _gat_stop(module: Any, call: AttentionCall) -> str | None:
+    if call.wants_weights and module.training and module.dropout > 0.0:
+        return ": attention weights after dropout are PyG's"
+    if call.edge_attr is not None and module.lin_edge is not None and call.edge_attr.dim() > 2:
+        return ": edge_attr has more than two dimensions"
+    return None
+
+
+def _gat(module: Any, call: AttentionCall) -> Any:
+    run, heads, width, lanes = _run_of(module, call), module.heads, module.out_channels, padded(module.heads)
+    buffers = run.buffers
+    own = call.own
+    edge = _gat_edge_scores(module, call, lanes)
+    res = module.res
+    addend = None if res is None or own is None else project(buffers, own, res.weight.t())
+    is_inside = module.concat and not call.wants_weights
+    inside: dict[str, Any] = {"addend": addend, "bias": module.bias} if is_inside else {}
+    is_single = not call.is_bipartite and module.lin is not None
+    plan = _plan(module, call, "gat", 1, is_single and not call.wants_weights)
+    if is_single and plan.choice == "recompute":
+        weight = module.lin.weight
+        vectors = torch.cat(
+            [_folded(weight, module.att_src, lanes), _folded(weight, module.att_dst, lanes)], 1
+        )
+        out = attend_raw(run, call.source, weight.t(), vectors, edge=edge, bias=inside.get("bias"))
+        return _joined(module, out, addend, None if is_inside else module.bias)
+    if is_single and plan.choice == "gat" and not call.wants_weights:
+        z = project(buffers, call.source, module.lin.weight.t())
+        vectors = torch.cat([_spread(module.att_src, lanes), _spread(module.att_dst, lanes)], 1)
+        out = attend_gat(run, width, z, vectors=vectors, edge=edge, **inside)
+    else:
+        z, target = _gat_folded_rows(module, call, run, is_single, lanes)
+        out = attend_gat(run, width, z, target=target, edge=edge, **inside)
+    if is_inside:
+        return out
+    out = _joined(module, out, addend, module.bias)
+    if not call.wants_weights:
+        return out
+    columns = heads * width
+    near = z[:, columns + lanes :] if target is None else target
+    return out, (call.listed, _gat_weights(module, call, z[:, columns : columns + lanes], near, edge))
+
+
+def _gat_folded_rows(
+    module: Any, call: AttentionCall, run: AttentionRun, is_single: bool, lanes: int
+) -> tuple[Tensor, Tensor | None]:
+    """(rows with their scores beside them, scores of the targets where these are other nodes or weights)."""
+    weight = module.lin.weight if module.lin is not None else module.lin_src.weight
+    parts = [weight.t(), _folded(weight, module.att_src, lanes)]
+    if is_single:
+        parts.append(_folded(weight, module.att_dst, lanes))
+        return project(run.buffers, call.source, torch.cat(parts, 1)), None
+    z = project(run.buffers, call.source, torch.cat(parts, 1))
+    own = call.own
+    if own is None:
+        return z, z.new_zeros((run.num_targets, lanes))
+    weight = module.lin.weight if module.lin is not None else module.lin_dst.weight
+    return z, project(run.buffers, own, _folded(weight, module.att_dst, lanes))
+
+
+def _gat_edge_scores(module: Any, call: AttentionCall, lanes: int) -> Tensor | None:
+    """One score an edge and head from its features: they meet W and a first, so no edge is projected."""
+    attr = call.edge_attr
+    if attr is None or module.lin_edge is None:
+        return None
+    attr = attr.view(-1, 1) if attr.dim() == 1 else attr
+    return _csr_order(call, attr @ _folded(module.lin_edge.weight, module.att_edge, lanes))
+
+
+def _gat_weights(module: Any, call: AttentionCall, far: Tensor, near: Tensor, edge: Tensor | None) -> Tensor:
+    """The attention weights edge by edge, in the order of the listed edges."""
+    source, target = call.listed.flip(0) if module.flow == "target_to_source" else call.listed
+    heads = module.heads
+    scores = far[source, :heads] + near[target, :heads]
+    if edge is not None:
+        order = call.edges.graph.order
+        if order is None:
+            scores = scores + edge[:, :heads]
+        else:
+            back = torch.empty(len(order), dtype=torch.int64)
+            back[torch.from_numpy(order).long()] = torch.arange(len(order))
+            scores = scores + edge[back, :heads]
+    scores = nn.functional.leaky_relu(scores, module.negative_slope)
+    weights: Tensor = softmax(scores, target, num_nodes=call.edges.graph.num_nodes)
+    return weights
+
+
+# GATv2 --------------------------------------------------------------------------------------------------------
+
+
+def _rows_stop(module: Any, call: AttentionCall) -> str | None:
+    if call.edge_attr is not None or getattr(module, "lin_edge", None) is not None:
+        return ": edge features in the scores of rows are not lowered yet"
+    if call.wants_weights:
+        return ": attention weights of row scores are PyG's"
+    if call.own is None:
+        return ": x[1] is None; the layer needs the features of the targets"
+    return None
+
+
+def _gatv2(module: Any, call: AttentionCall) -> Any:
+    run, columns = _run_of(module, call), module.heads * module.out_channels
+    own = call.own
+    assert own is not None
+    _plan(module, call, "leaky", 1 if module.share_weights else 2, False)
+    addend = None if module.res is None else project(run.buffers, own, module.res.weight.t())
+    left, right = module.lin_l, module.lin_r
+    target: Tensor | None = None
+    if call.is_bipartite:
+        z = project(run.buffers, call.source, left.weight.t(), left.bias)
+        target = project(run.buffers, own, right.weight.t(), right.bias)
+        where = Columns(0, 0, 0)
+    elif module.share_weights:
+        z = project(run.buffers, call.source, left.weight.t(), left.bias)
+        where = Columns(0, 0, 0)
+    else:
+        z = project(run.buffers, call.source, *_side_by_side(left, right))
+        where = Columns(0, 0, columns)
+    is_inside = module.concat and addend is None
+    att = module.att.reshape(-1)
+    out = attend_rows(
+        run, "leaky", where, columns, z, target, att=att, bias=module.bias if is_inside else None
+    )
+    return out if is_inside else _joined(module, out, addend, module.bias)
+
+
+def _side_by_side(*linears: Any) -> tuple[Tensor, Tensor | None]:
+    """Weights [in, sum of outs] and biases of linear maps of one input."""
+    weight = torch.cat([linear.weight for linear in linears]).t()
+    return weight, None if linears[0].bias is None else torch.cat([linear.bias for linear in linears])
+
+
+# Transformer --------------------------------------------------------------------------------------------------
+
+
+def _transformer(module: Any, call: AttentionCall) -> Any:
+    run, columns = _run_of(module, call), module.heads * module.out_channels
+    own = call.own
+    assert own is not None
+    has_skip = module.root_weight and module.concat and module.lin_beta is None
+    _plan(module, call, "dot", 4 if has_skip else 3, False)
+    # the scores' 1 / sqrt(width) is taken by the query's weights
+    scale = 1.0 / math.sqrt(module.out_channels)
+    query = (
+        module.lin_query.weight * scale,
+        None if module.lin_query.bias is None else module.lin_query.bias * scale,
+    )
+    sources = [(module.lin_key.weight, module.lin_key.bias), (module.lin_value.weight, module.lin_value.bias)]
+    targets = [query, *([(module.lin_skip.weight, module.lin_skip.bias)] if has_skip else [])]
+    if call.is_bipartite:
+        z, t = _projected(run, call.source, sources), _projected(run, own, targets)
+        where = Columns(0, columns, 0, columns if has_skip else -1)
+    else:
+        z, t = _projected(run, call.source, sources + targets), None
+        where = Columns(0, columns, 2 * columns, 3 * columns if has_skip else -1)
+    out = attend_rows(run, "dot", where, columns, z, t)
+    if has_skip:
+        return out
+    if not module.concat:
+        out = out.view(-1, module.heads, module.out_channels).mean(dim=1)
+    if module.root_weight:
+        skip = project(run.buffers, own, module.lin_skip.weight.t(), module.lin_skip.bias)
+        if module.lin_beta is None:
+            return out + skip
+        beta = module.lin_beta(torch.cat([out, skip, out - skip], dim=-1)).sigmoid()
+        out = beta * skip + (1 - beta) * out
+    return out
+
+
+def _projected(run: AttentionRun, x: Tensor, maps: list[tuple[Tensor, Tensor | None]]) -> Tensor:
+    biases = [bias for _, bias in maps if bias is not None]
+    bias = torch.cat(biases) if biases else None
+    return project(run.buffers, x, torch.cat([weight for weight, _ in maps]).t(), bias)
+
+
+ATTENTION: dict[Any, _Layer] = {
+    GATConv: _Layer(
+        _gat, _gat_stop, ("lin", "lin_src", "lin_dst", "lin_edge", "res"), lambda m: bool(m.add_self_loops)
+    ),
+    GATv2Conv: _Layer(
+        _gatv2, _rows_stop, ("lin_l", "lin_r", "lin_edge", "res"), lambda m: bool(m.add_self_loops)
+    ),
+    TransformerConv: _Layer(
+        _transformer,
+        _rows_stop,
+        ("lin_key", "lin_query", "lin_value", "lin_skip", "lin_edge"),
+        lambda m: False,
+    ),
+}

@@ -1,0 +1,435 @@
+"""Attention layers under torch autograd: projections, scores and the fused passes, gradients by recomputation.
+
+Forward keeps the projected rows, two numbers per node and head, and its own output; nothing of the size of edges times
+width ever exists. The backward pass holds one number per edge and head between its two passes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from plait.graph import Graph
+from plait.kernels import attention as kernel
+from plait.kernels import gemm as dense
+from plait.kernels import spmm as sparse
+from plait.kernels.attention import Dropout, Scores, padded
+from plait.kernels.spmm import Pattern
+from plait.runtime.buffers import Buffers
+
+__all__ = ["AttentionEdges", "AttentionRun", "Columns", "attend_gat", "attend_raw", "attend_rows", "project"]
+
+
+class AttentionEdges:
+    """A graph as attention passes read it: rows, columns, and where each finds the other's values."""
+
+    def __init__(self, graph: Graph):
+        self.graph = graph
+        self.pattern = Pattern(graph.indptr, graph.indices, graph.num_sources)
+
+    @cached_property
+    def transpose(self) -> Pattern:
+        turned = self.graph.transpose
+        return (
+            self.pattern
+            if turned is self.graph
+            else Pattern(turned.indptr, turned.indices, turned.num_sources)
+        )
+
+    @cached_property
+    def order(self) -> np.ndarray[Any, Any]:
+        """order[t]: the position among rows of the transpose's edge t."""
+        return np.ascontiguousarray(self.graph.transpose_order.astype(self.transpose.indices.dtype))
+
+    @cached_property
+    def inverse(self) -> np.ndarray[Any, Any]:
+        """inverse[e]: the position in the transpose of the row-order edge e."""
+        result = np.empty_like(self.order)
+        result[self.order] = np.arange(len(self.order), dtype=self.order.dtype)
+        return result.astype(self.pattern.indices.dtype)
+
+    @cached_property
+    def slopes_by_target(self) -> Pattern:
+        """Sums, for every target, values that lie in the transpose's order."""
+        return Pattern(self.pattern.indptr, self.inverse, self.pattern.num_edges)
+
+
+@dataclass(frozen=True)
+class AttentionRun:
+    """One attention pass on one graph: shapes and options that are no tensors."""
+
+    edges: AttentionEdges
+    buffers: Buffers
+    heads: int
+    slope: float = 0.2
+    dropout: Dropout | None = None
+
+    @property
+    def lanes(self) -> int:
+        return padded(self.heads)
+
+    @property
+    def num_targets(self) -> int:
+        return self.edges.pattern.num_rows
+
+    def take(self, rows: int, cols: int, like: Tensor) -> Tensor:
+        return self.buffers.take(rows, cols, like.dtype)
+
+    def like(self, tensor: Tensor) -> Tensor:
+        """A buffer of the tensor's shape."""
+        return self.buffers.take(tensor.shape[0], tensor.shape[1], tensor.dtype)
+
+    def statistics(self, like: Tensor, target_scores: Tensor | None) -> Tensor:
+        made = self.take(self.num_targets, 4 * self.lanes, like).view(self.num_targets, 4, self.lanes)
+        if target_scores is not None:
+            made[:, 0] = target_scores
+        else:
+            made[:, 0] = 0
+        made[:, 3] = 0
+        return made
+
+    def slopes(self, like: Tensor) -> Tensor:
+        return self.take(self.edges.pattern.num_edges, self.lanes, like)
+
+
+@dataclass
+class _Output:
+    """A pass's output kept for its backward; whoever changes it in place makes us compute it again."""
+
+    tensor: Tensor
+    version: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tensor = self.tensor.detach()
+        self.version = 0 if self.tensor.is_inference() else self.tensor._version
+
+    @property
+    def is_intact(self) -> bool:
+        return self.tensor.is_inference() or self.tensor._version == self.version
+
+
+def _rows(grad: Tensor, buffers: Buffers) -> Tensor:
+    """The gradient with contiguous rows; that of a sum arrives as one number with strides of zero."""
+    if grad.stride(1) == 1 and (grad.shape[0] <= 1 or grad.stride(0) >= grad.shape[1]):
+        return grad
+    return buffers.take(grad.shape[0], grad.shape[1], grad.dtype).copy_(grad)
+
+
+def _weight_gradient(left: Tensor, right: Tensor) -> Tensor:
+    """left.T @ right; vector lanes run over the wider operand."""
+    if left.shape[1] > right.shape[1]:
+        return dense.gemm_transposed(right, left).t()
+    return dense.gemm_transposed(left, right)
+
+
+# Projections ----------------------------------------------------------------------------------------------
+
+
+class _Project(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, buffers: Buffers, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.buffers, ctx.has_bias = buffers, bias is not None
+        x = _rows(x, buffers)
+        w = w.contiguous()
+        ctx.save_for_backward(x, w)
+        return dense.gemm(x, w, buffers.take(x.shape[0], w.shape[1], x.dtype), bias=bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, w = ctx.saved_tensors
+        buffers: Buffers = ctx.buffers
+        grad = _rows(grad, buffers)
+        _, wants_x, wants_w, wants_bias = ctx.needs_input_grad
+        to_x = dense.gemm(grad, w.t(), buffers.take(x.shape[0], x.shape[1], x.dtype)) if wants_x else None
+        to_w = _weight_gradient(x, grad) if wants_w else None
+        return None, to_x, to_w, grad.sum(0) if ctx.has_bias and wants_bias else None
+
+
+def project(buffers: Buffers, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x @ w + bias on plait's tall product, in a pooled buffer."""
+    return _Project.apply(buffers, x, w, bias)  # type: ignore[no-any-return, no-untyped-call]
+
+
+# GAT: scores of single numbers -----------------------------------------------------------------------------
+
+
+class _Gat(torch.autograd.Function):
+    """z = [values | source scores | target scores], or [values] with the scores as values @ vectors."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        run: AttentionRun,
+        width: int,
+        z: Tensor,
+        vectors: Tensor | None,
+        target: Tensor | None,
+        edge: Tensor | None,
+        addend: Tensor | None,
+        bias: Tensor | None,
+    ) -> Tensor:
+        columns, lanes = run.heads * width, run.lanes
+        value = z[:, :columns]
+        if vectors is None:
+            all_scores = z[:, columns:]
+        else:
+            all_scores = dense.gemm(value, vectors, run.take(z.shape[0], vectors.shape[1], z))
+        statistics = run.statistics(z, all_scores[:, lanes:] if target is None else target)
+        edge = None if edge is None else edge.contiguous()
+        scores = Scores("gat", all_scores[:, :lanes], edge=edge, slope=run.slope, dropout=run.dropout)
+        out = run.take(run.num_targets, columns, z)
+        kernel.attend(run.edges.pattern, scores, value, out, statistics, run.heads, addend=addend, bias=bias)
+        ctx.run, ctx.width, ctx.out = run, width, _Output(out)
+        ctx.save_for_backward(z, vectors, all_scores, statistics, edge, addend, bias, target)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        run: AttentionRun = ctx.run
+        z, vectors, all_scores, statistics, edge, addend, bias, target = ctx.saved_tensors
+        columns, lanes = run.heads * ctx.width, run.lanes
+        value = z[:, :columns]
+        grad = _rows(grad, run.buffers)
+        scores = Scores("gat", all_scores[:, :lanes], edge=edge, slope=run.slope, dropout=run.dropout)
+        out = ctx.out.tensor
+        if not ctx.out.is_intact:
+            out = run.like(out)
+            kernel.attend(
+                run.edges.pattern, scores, value, out, statistics, run.heads, addend=addend, bias=bias
+            )
+        kernel.output_dots(grad, out, statistics, run.heads, addend=addend, bias=bias)
+        to_z = run.like(z)
+        to_scores = to_z[:, columns:] if vectors is None else run.like(all_scores)
+        slopes = run.slopes(z)
+        kernel.attend_sources(
+            run.edges.transpose, run.edges.order, scores, value, grad, statistics, slopes,
+            to_z[:, :columns], to_scores[:, :lanes], run.heads,
+        )  # fmt: skip
+        to_target = to_scores[:, lanes:] if target is None else run.like(target)
+        sparse.spmm(run.edges.slopes_by_target, slopes, to_target)
+        to_vectors = None
+        if vectors is not None:
+            dense.gemm(to_scores, vectors.t(), to_z, addend=to_z)
+            to_vectors = _weight_gradient(value, to_scores)
+        to_edge = None
+        if edge is not None and ctx.needs_input_grad[5]:
+            to_edge = slopes[torch.from_numpy(run.edges.inverse.astype(np.int64))]
+        return (
+            None, None, to_z, to_vectors, None if target is None else to_target, to_edge,
+            None if addend is None else grad, None if bias is None else grad.sum(0),
+        )  # fmt: skip
+
+
+def attend_gat(
+    run: AttentionRun,
+    width: int,
+    z: Tensor,
+    *,
+    vectors: Tensor | None = None,
+    target: Tensor | None = None,
+    edge: Tensor | None = None,
+    addend: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """GAT's output from the projected rows: softmax over leaky(source + target + edge scores), heads side by side.
+
+    z holds [values | source scores | target scores]; with `vectors` [heads * width, 2 lanes] the scores are values @
+    vectors instead, with `target` [targets, lanes] the target scores are given and z or vectors hold the source's only.
+    """
+    return _Gat.apply(run, width, z, vectors, target, edge, addend, bias)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _GatRaw(torch.autograd.Function):
+    """Raw rows are aggregated once per head, each head is projected after: for inputs narrower than a head's output."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        run: AttentionRun,
+        x: Tensor,
+        w: Tensor,
+        vectors: Tensor,
+        edge: Tensor | None,
+        bias: Tensor | None,
+    ) -> Tensor:
+        x, w = _rows(x, run.buffers), w.contiguous()
+        inner, lanes, heads = x.shape[1], run.lanes, run.heads
+        all_scores = dense.gemm(x, vectors, run.take(x.shape[0], 2 * lanes, x))
+        statistics = run.statistics(x, all_scores[:, lanes:])
+        edge = None if edge is None else edge.contiguous()
+        scores = Scores("gat", all_scores[:, :lanes], edge=edge, slope=run.slope, dropout=run.dropout)
+        means = run.take(run.num_targets, heads * inner, x)
+        kernel.attend(run.edges.pattern, scores, x, means, statistics, heads, is_shared=True)
+        out = run.take(run.num_targets, w.shape[1], x)
+        width = w.shape[1] // heads
+        for h in range(heads):
+            own = slice(h * width, (h + 1) * width)
+            dense.gemm(
+                means[:, h * inner : (h + 1) * inner],
+                w[:, own],
+                out[:, own],
+                bias=None if bias is None else bias[own],
+            )
+        ctx.run, ctx.has_bias = run, bias is not None
+        ctx.save_for_backward(x, w, vectors, all_scores, statistics, edge, means)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        run: AttentionRun = ctx.run
+        x, w, vectors, all_scores, statistics, edge, means = ctx.saved_tensors
+        inner, lanes, heads = x.shape[1], run.lanes, run.heads
+        width = w.shape[1] // heads
+        grad = _rows(grad, run.buffers)
+        to_means, to_w = run.like(means), torch.empty_like(w)
+        for h in range(heads):
+            own, raw = slice(h * width, (h + 1) * width), slice(h * inner, (h + 1) * inner)
+            dense.gemm(grad[:, own], w[:, own].t(), to_means[:, raw])
+            to_w[:, own] = _weight_gradient(means[:, raw], grad[:, own])
+        kernel.output_dots(to_means, means, statistics, heads)
+        scores = Scores("gat", all_scores[:, :lanes], edge=edge, slope=run.slope, dropout=run.dropout)
+        to_x, to_scores, slopes = run.like(x), run.like(all_scores), run.slopes(x)
+        kernel.attend_sources(
+            run.edges.transpose, run.edges.order, scores, x, to_means, statistics, slopes,
+            to_x, to_scores[:, :lanes], heads, is_shared=True,
+        )  # fmt: skip
+        sparse.spmm(run.edges.slopes_by_target, slopes, to_scores[:, lanes:])
+        dense.gemm(to_scores, vectors.t(), to_x, addend=to_x)
+        to_vectors = _weight_gradient(x, to_scores)
+        to_edge = None
+        if edge is not None and ctx.needs_input_grad[4]:
+            to_edge = slopes[torch.from_numpy(run.edges.inverse.astype(np.int64))]
+        return None, to_x, to_w, to_vectors, to_edge, grad.sum(0) if ctx.has_bias else None
+
+
+def attend_raw(
+    run: AttentionRun,
+    x: Tensor,
+    w: Tensor,
+    vectors: Tensor,
+    *,
+    edge: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """GAT's output by aggregating x itself: head h is (weights[h] @ x) @ w[:, h]; scores are x @ vectors."""
+    return _GatRaw.apply(run, x, w, vectors, edge, bias)  # type: ignore[no-any-return, no-untyped-call]
+
+
+# GATv2 and Transformer: scores of rows -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Where the parts of a projected row begin; `near` lies in the targets' rows, `skip` < 0 where there is none."""
+
+    far: int
+    value: int
+    near: int
+    skip: int = -1
+
+
+class _Rows(torch.autograd.Function):
+    """z = source rows, t = target rows (None: the same tensor); parts by `columns`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        run: AttentionRun,
+        kind: str,
+        columns: Columns,
+        width: int,
+        z: Tensor,
+        t: Tensor | None,
+        att: Tensor | None,
+        bias: Tensor | None,
+    ) -> Tensor:
+        att = None if att is None else att.contiguous()
+        scores, value, addend = _parts(run, kind, columns, width, z, t, att)
+        statistics = run.statistics(z, None)
+        out = run.take(run.num_targets, width, z)
+        kernel.attend(run.edges.pattern, scores, value, out, statistics, run.heads, addend=addend, bias=bias)
+        ctx.run, ctx.kind, ctx.columns, ctx.width, ctx.out = run, kind, columns, width, _Output(out)
+        ctx.save_for_backward(z, t, att, bias, statistics)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        run: AttentionRun = ctx.run
+        columns, width, heads = ctx.columns, ctx.width, run.heads
+        z, t, att, bias, statistics = ctx.saved_tensors
+        grad = _rows(grad, run.buffers)
+        scores, value, addend = _parts(run, ctx.kind, columns, width, z, t, att)
+        out = ctx.out.tensor
+        if not ctx.out.is_intact:
+            out = run.like(out)
+            kernel.attend(run.edges.pattern, scores, value, out, statistics, heads, addend=addend, bias=bias)
+        kernel.output_dots(grad, out, statistics, heads, addend=addend, bias=bias)
+        to_z = run.like(z)
+        to_t = to_z if t is None else run.like(t)
+
+        def part(rows: Tensor, start: int) -> Tensor:
+            return rows[:, start : start + width]
+
+        slopes = run.slopes(z)
+        to_far = None if ctx.kind == "leaky" else part(to_z, columns.far)
+        to_att = kernel.attend_sources(
+            run.edges.transpose, run.edges.order, scores, value, grad, statistics, slopes,
+            part(to_z, columns.value), to_far, heads,
+        )  # fmt: skip
+        is_joint = t is None and columns.near == columns.far
+        near = run.take(z.shape[0], width, z) if is_joint else part(to_t, columns.near)
+        more = kernel.attend_targets(run.edges.pattern, run.edges.inverse, scores, slopes, near, heads)
+        if is_joint:
+            part(to_z, columns.far).add_(near)
+        if columns.skip >= 0:
+            part(to_t, columns.skip).copy_(grad)
+        if to_att is not None and more is not None:
+            to_att = to_att + more
+        return (
+            None, None, None, None, to_z, None if t is None else to_t, to_att, None if bias is None else grad.sum(0)
+        )  # fmt: skip
+
+
+def _parts(
+    run: AttentionRun,
+    kind: str,
+    columns: Columns,
+    width: int,
+    z: Tensor,
+    t: Tensor | None,
+    att: Tensor | None,
+) -> tuple[Scores, Tensor, Tensor | None]:
+    """(scores, values, added rows): views of the projected rows."""
+    own = z if t is None else t
+    far, near = z[:, columns.far : columns.far + width], own[:, columns.near : columns.near + width]
+    value = z[:, columns.value : columns.value + width]
+    addend = own[:, columns.skip : columns.skip + width] if columns.skip >= 0 else None
+    return Scores(kind, far, near, att=att, slope=run.slope, dropout=run.dropout), value, addend
+
+
+def attend_rows(
+    run: AttentionRun,
+    kind: str,
+    columns: Columns,
+    width: int,
+    z: Tensor,
+    t: Tensor | None,
+    *,
+    att: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Attention whose scores are made from rows: kind leaky (GATv2) or dot (Transformer); width = all heads.
+
+    The parts named by `columns` cover z and t: their gradients fill them.
+    """
+    return _Rows.apply(run, kind, columns, width, z, t, att, bias)  # type: ignore[no-any-return, no-untyped-call]
