@@ -141,7 +141,7 @@ def _error(
     runners: dict[str, Runner], name: str, problem: Problem, mode: str, expected: dict[str, Tensor]
 ) -> tuple[float, str]:
     try:
-        return worst_error(answer(runners[name], problem, mode), expected)
+        return worst_error(answer(runners[name], problem, mode), expected, problem.kind)
     except Exception as error:  # as above
         return float("inf"), f"failed with {type(error).__name__}: {error}"
 
