@@ -20,6 +20,7 @@ from plait.errors import PlaitError
 __all__ = ["address_of", "cache_folder"]
 
 _SYMBOL = "plait_kernel"
+_SEAL_BYTES = 16  # a digest of the code stands before it
 _engines: list[Any] = []  # an engine owns the code it loaded: kept for the life of the process
 
 
@@ -35,18 +36,25 @@ def cache_folder() -> Path:
 def address_of(name: str, build: Callable[[], Any]) -> int:
     """The address of the kernel called `name`, from disk or compiled by `build` (a numba cfunc)."""
     path = cache_folder() / "kernels" / f"{name}-{_digest()}.o"
+    code = _read(path)
+    if code is None:
+        code = _object_code(build())
+        _write(path, code)
+    return _load(code)
+
+
+def _seal(code: bytes) -> bytes:
+    return hashlib.blake2b(code, digest_size=_SEAL_BYTES).digest()
+
+
+def _read(path: Path) -> bytes | None:
+    """The code in a file; None where it is absent or damaged: LLVM's loader crashes on a damaged one."""
     try:
-        code = path.read_bytes()
+        content = path.read_bytes()
     except OSError:
-        code = _object_code(build())
-        _write(path, code)
-    try:
-        return _load(code)
-    except (RuntimeError, PlaitError):
-        # a damaged file: compile once more and say nothing, the answer is the same
-        code = _object_code(build())
-        _write(path, code)
-        return _load(code)
+        return None
+    seal, code = content[:_SEAL_BYTES], content[_SEAL_BYTES:]
+    return code if code and seal == _seal(code) else None
 
 
 @functools.cache
@@ -93,15 +101,13 @@ def _object_code(function: Any) -> bytes:
 def _load(code: bytes) -> int:
     from llvmlite import binding
 
-    if not code:
-        raise PlaitError("a cached kernel is empty; it is compiled again")
     machine = _target_machine()
     engine = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
     engine.add_object_file(binding.ObjectFileRef.from_data(code))
     engine.finalize_object()
     address = engine.get_function_address(_SYMBOL)
     if not address:
-        raise PlaitError("a cached kernel has no entry point; it is compiled again")
+        raise PlaitError(f"the compiled kernel has no entry point {_SYMBOL}; please report this")
     _engines.append(engine)
     return int(address)
 
@@ -111,7 +117,7 @@ def _write(path: Path, code: bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(code)
+            file.write(_seal(code) + code)
         os.replace(file.name, path)
     except OSError:
         return
