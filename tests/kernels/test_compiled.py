@@ -1,0 +1,118 @@
+"""kernels/compiled.py: compiled once per machine, whatever happens to the files."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plait.kernels import compiled
+from plait.kernels.spmm import cpu
+
+pytestmark = pytest.mark.processes
+
+# one product of every kind, in a process of its own; prints its seconds once torch and numba are there
+STEP = """
+import sys, time
+import torch, numba
+started = time.perf_counter()
+from plait.kernels import gemm, spmm
+import numpy as np
+pattern = spmm.Pattern(np.array([0, 2, 3], np.int32), np.array([0, 1, 1], np.int32), 2)
+x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+assert spmm.spmm(pattern, x, torch.empty(2, 2)).tolist() == [[4.0, 6.0], [3.0, 4.0]]
+assert torch.equal(gemm.gemm(x, torch.eye(2), torch.empty(2, 2)), x)
+assert torch.equal(gemm.gemm_transposed(x, torch.eye(2)), x.t())
+print(time.perf_counter() - started)
+"""
+
+
+def seconds(folder: Path) -> float:
+    done = subprocess.run(
+        [sys.executable, "-c", STEP],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PLAIT_CACHE": str(folder)},
+    )
+    assert done.returncode == 0, done.stderr
+    return float(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cache")
+    seconds(folder)
+    return folder
+
+
+def kernels(folder: Path) -> list[Path]:
+    return sorted((folder / "kernels").iterdir())
+
+
+def test_a_later_process_starts_in_under_two_seconds(filled: Path) -> None:
+    before = [(path, path.stat().st_mtime_ns) for path in kernels(filled)]
+    assert len(before) == 3
+    assert min(seconds(filled) for _ in range(2)) < 2.0
+    assert [(path, path.stat().st_mtime_ns) for path in kernels(filled)] == before
+
+
+@pytest.mark.parametrize("damage", ["truncated", "empty", "other bytes"])
+def test_a_damaged_file_is_compiled_again(filled: Path, damage: str) -> None:
+    path = kernels(filled)[0]
+    assert compiled._read(path) is not None
+    whole = path.read_bytes()
+    path.write_bytes(
+        {"truncated": whole[: len(whole) // 2], "empty": b"", "other bytes": b"x" * len(whole)}[damage]
+    )
+    seconds(filled)
+    assert compiled._read(path) is not None
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root writes everywhere")
+def test_a_folder_that_cannot_be_written_costs_only_the_compilation(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    try:
+        assert seconds(tmp_path) > 0
+        assert not list(tmp_path.iterdir())
+    finally:
+        tmp_path.chmod(0o700)
+
+
+def test_a_cache_that_is_a_file_costs_only_the_compilation(tmp_path: Path) -> None:
+    """Also what a read-only folder does, for users who may write everywhere."""
+    blocked = tmp_path / "cache"
+    blocked.write_text("not a folder")
+    assert seconds(blocked) > 0
+    assert blocked.read_text() == "not a folder"
+
+
+def test_the_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLAIT_CACHE", "/somewhere")
+    assert compiled.cache_folder() == Path("/somewhere")
+    monkeypatch.delenv("PLAIT_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
+    assert compiled.cache_folder() == Path("/caches/plait")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert compiled.cache_folder() == Path.home() / ".cache" / "plait"
+
+
+def test_the_name_of_a_kernel_follows_its_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PLAIT_CACHE", str(tmp_path))
+    built: list[str] = []
+
+    def build() -> Any:
+        built.append("built")
+        return cpu.kernel(32, 32, "plain")
+
+    assert compiled.address_of("it", build)
+    assert compiled.address_of("it", build)
+    assert built == ["built"]
+    monkeypatch.setattr(compiled, "_digest", lambda: "other sources")
+    assert compiled.address_of("it", build)
+    assert len(built) == 2
+    assert len(kernels(tmp_path)) == 2
