@@ -82,7 +82,7 @@ def _reason(best: LayerPlan, ranked: list[LayerPlan]) -> str:
     """Why the winner won, in words: the step where the runner-up of another association pays more."""
     others = [plan for plan in ranked[1:] if plan.expr != best.expr] or ranked[1:]
     if not others:
-        return "no other candidate is left"
+        return "every other candidate is beaten whatever the graph"
     rival = others[0]
     heavy = max(rival.steps, key=lambda s: s.price.seconds, default=None)
     own = max(best.steps, key=lambda s: s.price.seconds, default=None)
