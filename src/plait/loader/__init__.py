@@ -6,11 +6,22 @@ Names are loaded when first used, so that the sampler can be had without torch.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Sample", "Sampler"]
+if TYPE_CHECKING:
+    from plait.loader.neighbor import NeighborLoader as NeighborLoader
+    from plait.loader.prefetch import Prefetch as Prefetch
+    from plait.loader.sampler import Sample as Sample
+    from plait.loader.sampler import Sampler as Sampler
 
-_HOME = {"Sample": "plait.loader.sampler", "Sampler": "plait.loader.sampler"}
+_HOME = {
+    "NeighborLoader": "plait.loader.neighbor",
+    "Prefetch": "plait.loader.prefetch",
+    "Sample": "plait.loader.sampler",
+    "Sampler": "plait.loader.sampler",
+}
+
+__all__ = ["NeighborLoader", "Prefetch", "Sample", "Sampler"]
 
 
 def __getattr__(name: str) -> Any:

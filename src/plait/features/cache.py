@@ -1,0 +1,341 @@
+"""A cache of feature rows before a slow source: the policy says which rows stay, this file moves them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import ArrayLike, NDArray
+
+from plait.errors import InputError
+from plait.features.policies import LookAhead, Policy
+from plait.features.rows import RetryingRows, as_rows, gather
+from plait.features.simulate import WINDOW_BATCHES, make_policy
+
+__all__ = ["Cache", "Counters"]
+
+Array = NDArray[Any]
+
+
+@dataclass
+class Counters:
+    """What a cache did so far, in rows unless said otherwise.
+
+    A row asked for twice in a batch counts once. `halo_requests` and `halo_hits` count only rows inside the
+    one-hop halo, as MassiveGNN does; they stay 0 when no halo was given.
+    """
+
+    requests: int = 0
+    hits: int = 0
+    remote_rows: int = 0
+    remote_bytes: int = 0
+    evictions: int = 0
+    halo_requests: int = 0
+    halo_hits: int = 0
+    failures: int = 0
+    batches: int = 0
+    fetch_seconds: float = 0.0
+
+    @property
+    def hit_rate(self) -> float:
+        """Hits per row asked for; 0 when none was."""
+        return self.hits / self.requests if self.requests else 0.0
+
+    @property
+    def halo_hit_rate(self) -> float:
+        """Hits per row of the halo asked for; 0 when none was."""
+        return self.halo_hits / self.halo_requests if self.halo_requests else 0.0
+
+
+class Cache:
+    """Rows of `source`, of which `capacity` are kept near by `policy`; `take(ids)` is the way in.
+
+    The source is an array, the path of a .npy file, or a function from an int64 array of ids to rows; then
+    `num_rows` says how many there are. "auto" and "lookahead" keep what is needed soonest: tell them with
+    `reveal` (a loader does), up to `window` batches ahead; without that they keep what was needed most often.
+    Rows of ids where `local` is true are at hand in the source: they pass by the cache uncounted. A source
+    that raises is asked `retries` times more. Several threads may take; they are served one after the other.
+    """
+
+    def __init__(
+        self,
+        source: object,
+        capacity: int,
+        policy: str = "auto",
+        *,
+        num_rows: int | None = None,
+        scores: ArrayLike | None = None,
+        local: ArrayLike | None = None,
+        halo: ArrayLike | None = None,
+        window: int = WINDOW_BATCHES,
+        retries: int = 2,
+        pause_seconds: float = 0.05,
+        **params: Any,
+    ) -> None:
+        rows = as_rows(source, num_rows)
+        if rows.num_rows is None:
+            raise InputError("num_rows is missing: the source does not say how many rows it has")
+        self.num_rows: int = rows.num_rows
+        self.policy = "lookahead" if policy == "auto" else str(policy)
+        if self.policy == "lookahead":
+            params["window"] = window
+        self.window = window if self.policy == "lookahead" else 0
+        self.counters = Counters()
+        self._source = RetryingRows(rows, retries, pause_seconds)
+        self._local = _mask("local", local, self.num_rows)
+        self._halo = _mask("halo", halo, self.num_rows)
+        self._new_rule = partial(make_policy, self.policy, capacity, self.num_rows, scores, **params)
+        self._rule: Policy = self._new_rule()
+        self.capacity = 0 if self.policy == "none" else self._rule.capacity
+        self._kept: Array | None = None
+        self._is_filled = False
+        self._ahead: deque[Array] = deque()
+        self._stamp = np.zeros(self.num_rows, np.int64)
+        self._place = np.empty(self.num_rows, np.int32)
+        self._batch = 0
+        self._taking = threading.Lock()  # batches are served in turn
+        self._ruling = threading.Lock()  # the rule is told of later batches while one is being fetched
+
+    def __repr__(self) -> str:
+        return (
+            f"Cache({self.capacity:,} of {self.num_rows:,} rows, {self.policy!r}, "
+            f"hit rate {self.counters.hit_rate:.1%})"
+        )
+
+    def reveal(self, ids: ArrayLike) -> None:
+        """Tells the rule of the batch after the last one it was told of; other rules have no use for it."""
+        if not isinstance(self._rule, LookAhead):
+            return
+        wanted = self._far(_first_places(self._checked(ids)))
+        with self._ruling:
+            self._ahead.append(wanted)
+            self._tell()
+
+    def forget(self) -> None:
+        """Drops what was revealed and not asked for, as when an epoch was left early; the rows stay."""
+        with self._taking, self._ruling:
+            self._forget()
+
+    def take(self, ids: ArrayLike) -> Array:
+        """A fresh array whose row i is row ids[i] of the source."""
+        wanted = self._checked(ids)
+        with self._taking:
+            unique, inverse = self._distinct(wanted)
+            rows = self._distinct_rows(unique)
+        if inverse is None:
+            return rows
+        out = np.empty((wanted.size, *rows.shape[1:]), rows.dtype)
+        gather(rows, inverse, out)
+        return out
+
+    __getitem__ = take
+
+    def clear(self) -> None:
+        """Forgets every row."""
+        with self._taking, self._ruling:
+            self._clear()
+
+    def _clear(self) -> None:
+        self._rule, self._is_filled = self._new_rule(), False
+        self._ahead.clear()
+
+    def _forget(self) -> None:
+        """A fresh look-ahead rule that holds the same rows in the same slots and knows no future."""
+        rule = self._rule
+        if not isinstance(rule, LookAhead) or (rule.known == 0 and not self._ahead):
+            self._ahead.clear()
+            return
+        self._ahead.clear()
+        kept = rule.id_of[rule.id_of >= 0].astype(np.int64)
+        fresh = self._new_rule()
+        assert isinstance(fresh, LookAhead)
+        if kept.size:
+            fresh.step(kept)
+            # slots are filled in order and never emptied, so each row finds the slot it had
+            if not np.array_equal(fresh.slot_of[kept], rule.slot_of[kept]):
+                fresh = self._new_rule()
+        self._rule = fresh
+
+    def _tell(self) -> None:
+        rule = self._rule
+        assert isinstance(rule, LookAhead)
+        while self._ahead and rule.known <= rule.window:
+            rule.reveal(self._ahead.popleft())
+
+    def _distinct_rows(self, ids: Array) -> Array:
+        """One row per distinct id: near ones from the cache, the others from the source."""
+        far = self._far(ids)
+        near_only = far.size == 0 or self.policy == "none"
+        if near_only:
+            rows = self._fetched(ids, far.size)
+            self._count(far, np.full(far.size, -1, np.int32), 0)
+            return rows
+        self._prefill()
+        with self._ruling:
+            slots = self._rule.slot_of[far]
+        missing = np.flatnonzero(slots < 0)
+        # fetched before the rule moves: when the source fails, the cache is as it was
+        if self._local is None:
+            rows = self._joined(far, slots, missing)
+        else:
+            rows = self._with_local(ids, slots, missing)
+        self._move(far, rows if self._local is None else rows[~self._local[ids]])
+        return rows
+
+    def _joined(self, far: Array, slots: Array, missing: Array) -> Array:
+        fetched = self._fetched(far[missing], missing.size)
+        if missing.size == far.size:
+            return fetched
+        return self._scattered(far.size, fetched, missing, slots, np.arange(far.size))
+
+    def _with_local(self, ids: Array, slots: Array, missing: Array) -> Array:
+        """As `_joined`; local rows come from the source with the missing ones, in one call."""
+        assert self._local is not None
+        at = np.flatnonzero(~self._local[ids])
+        wanted = np.ones(ids.size, bool)
+        wanted[at[slots >= 0]] = False
+        positions = np.flatnonzero(wanted)
+        fetched = self._fetched(ids[positions], missing.size)
+        every = np.full(ids.size, -1, np.int32)
+        every[at] = slots
+        return self._scattered(ids.size, fetched, positions, every, np.arange(ids.size))
+
+    def _scattered(self, size: int, fetched: Array, positions: Array, slots: Array, order: Array) -> Array:
+        kept = self._storage(fetched)
+        rows = np.empty((size, *fetched.shape[1:]), fetched.dtype)
+        hits = order[slots >= 0]
+        found = np.empty((hits.size, *kept.shape[1:]), kept.dtype)
+        gather(kept, slots[slots >= 0], found)
+        rows[hits] = found
+        rows[positions] = fetched
+        return rows
+
+    def _move(self, far: Array, rows: Array) -> None:
+        """Lets the rule keep what it wants of the batch."""
+        with self._ruling:
+            rule = self._rule
+            if isinstance(rule, LookAhead):
+                self._tell()
+                if rule.known and not np.array_equal(rule._revealed[0], far):
+                    self._forget()  # not the batch that was announced
+                    rule = self._rule
+            step = rule.step(far)
+            kept = self._storage(rows)
+            kept[step.places] = rows[step.positions]
+            self._count(far, step.slots, step.evicted)
+            if step.extra.size:
+                self._keep_extra(rule, step.extra.astype(np.int64), step.extra_places)
+
+    def _keep_extra(self, rule: Policy, ids: Array, places: Array) -> None:
+        try:
+            self._storage(None)[places] = self._fetched(ids, ids.size)
+        except BaseException:
+            self._clear()  # the rule counts on rows that did not come
+            raise
+
+    def _prefill(self) -> None:
+        if self._is_filled:
+            return
+        ids = self._rule.prefill().astype(np.int64)
+        if ids.size:
+            rows = self._fetched(ids, ids.size)
+            self._storage(rows)[: ids.size] = rows
+        self._is_filled = True
+
+    def _fetched(self, ids: Array, remote: int) -> Array:
+        """Rows from the source, `remote` of them from far away."""
+        if ids.size == 0 and self._kept is not None:
+            return np.empty((0, *self._kept.shape[1:]), self._kept.dtype)
+        begin = time.perf_counter()
+        try:
+            rows = self._source.take(ids)
+        finally:
+            self.counters.fetch_seconds += time.perf_counter() - begin
+            self.counters.failures = self._source.failures
+        kept = self._kept
+        if kept is not None and (rows.shape[1:] != kept.shape[1:] or rows.dtype != kept.dtype):
+            raise InputError(
+                f"source returned rows of shape {rows.shape[1:]} and type {rows.dtype} after rows of "
+                f"{kept.shape[1:]} and {kept.dtype}; all rows must be alike"
+            )
+        self.counters.remote_rows += remote
+        self.counters.remote_bytes += remote * (rows.nbytes // max(1, rows.shape[0]))
+        return rows
+
+    def _storage(self, like: Array | None) -> Array:
+        if self._kept is None:
+            assert like is not None
+            self._kept = np.empty((self._rule.capacity, *like.shape[1:]), like.dtype)
+        return self._kept
+
+    def _count(self, far: Array, slots: Array, evicted: int) -> None:
+        c = self.counters
+        c.batches += 1
+        c.requests += far.size
+        c.hits += int((slots >= 0).sum())
+        c.evictions += evicted
+        if self._halo is not None:
+            inside = self._halo[far]
+            c.halo_requests += int(inside.sum())
+            c.halo_hits += int((slots[inside] >= 0).sum())
+
+    def _far(self, ids: Array) -> Array:
+        return ids if self._local is None else ids[~self._local[ids]]
+
+    def _distinct(self, ids: Array) -> tuple[Array, Array | None]:
+        """The ids without repeats and, if there were any, which of them each one is."""
+        self._batch += 1
+        unique, inverse = np.empty_like(ids), np.empty(ids.size, np.int64)
+        count = int(_distinct(ids, self._stamp, self._batch, self._place, unique, inverse))
+        return (ids, None) if count == ids.size else (unique[:count], inverse)
+
+    def _checked(self, ids: ArrayLike) -> Array:
+        wanted = np.asarray(ids)
+        if wanted.ndim != 1 or (wanted.size and wanted.dtype.kind not in "iu"):
+            raise InputError(
+                f"ids has shape {wanted.shape} and type {wanted.dtype}; give a list of whole row numbers"
+            )
+        wanted = wanted.astype(np.int64, copy=False)
+        if wanted.size and (wanted.min() < 0 or wanted.max() >= self.num_rows):
+            bad = wanted.min() if wanted.min() < 0 else wanted.max()
+            raise InputError(f"ids holds {bad}, but rows are numbered 0 to {self.num_rows - 1}")
+        return wanted
+
+
+def _mask(name: str, given: ArrayLike | None, count: int) -> Array | None:
+    if given is None:
+        return None
+    mask = np.asarray(given)
+    if mask.shape != (count,) or mask.dtype != np.bool_:
+        raise InputError(
+            f"{name} has shape {mask.shape} and type {mask.dtype}; give one truth value for each of "
+            f"{count} rows"
+        )
+    return mask
+
+
+def _first_places(ids: Array) -> Array:
+    """The ids without repeats, in order of first appearance."""
+    unique, at = np.unique(ids, return_index=True)
+    return ids if unique.size == ids.size else ids[np.sort(at)]
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _distinct(ids: Any, stamp: Any, batch: int, place: Any, unique: Any, inverse: Any) -> int:
+    """The number of distinct ids; unique lists them as they come, ids[i] == unique[inverse[i]]."""
+    count = 0
+    for i in range(ids.size):
+        row = ids[i]
+        if stamp[row] != batch:
+            stamp[row] = batch
+            place[row] = count
+            unique[count] = row
+            count += 1
+        inverse[i] = place[row]
+    return count

@@ -1,0 +1,271 @@
+"""Epochs of numbered batches: what turns a torch DataLoader into one whose batches depend on nothing else.
+
+Batch b of epoch e is a pure function of (seed, e, b), whether it is made here, in threads ahead of time or in
+other processes. The order of a shuffled epoch is one too.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, RandomSampler
+
+from plait.errors import InputError, PlaitError
+from plait.loader.draw import stream_key
+from plait.loader.prefetch import Prefetch
+
+if TYPE_CHECKING:
+    from plait.features.cache import Cache
+
+__all__ = ["Epochs", "Job", "Shuffled", "shuffled"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """Batch `number` of epoch `epoch`, made from these of the loader's inputs."""
+
+    epoch: int
+    number: int
+    index: Any
+
+    def __str__(self) -> str:
+        return f"batch {self.number} of epoch {self.epoch}"
+
+
+class Shuffled(RandomSampler):
+    """A permutation of range(size) that depends on seed and epoch only."""
+
+    def __init__(self, size: int, seed: int) -> None:
+        super().__init__(range(size))
+        self.size, self.seed, self.epoch = size, seed, 0
+
+    def __iter__(self) -> Iterator[int]:
+        rng = np.random.Generator(np.random.Philox(int(stream_key(self.seed, self.epoch, 0x5EED))))
+        yield from rng.permutation(self.size).tolist()
+
+
+def shuffled(size: int, seed: int, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a DataLoader with shuffle=True replaced by an order of our own.
+
+    A sampler or a generator the user brought is left to rule.
+    """
+    given = [kwargs.get(name) for name in ("sampler", "batch_sampler", "generator")]
+    if size == 0 or not kwargs.get("shuffle") or any(g is not None for g in given):
+        return kwargs
+    return {**kwargs, "shuffle": False, "sampler": Shuffled(size, seed)}
+
+
+class Epochs:
+    """Iteration for a DataLoader that can `draw` a job and `fill` what was drawn.
+
+    `epoch` is the number of the next epoch; it rises by one with every iterator, and may be set.
+    """
+
+    epoch: int
+    seed: int
+    prefetch: int
+    budget_bytes: int | None
+    stalled_seconds: float
+    cache: Cache | None
+    _workers: DataLoader[Any] | None
+
+    def _set_out(self, seed: int, prefetch: int, budget_bytes: int | None, cache: Cache | None) -> None:
+        """Stores the settings of the iteration, checked; before the DataLoader is initialised."""
+        if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
+            raise InputError(
+                f"prefetch={prefetch!r}: give the number of batches to prepare ahead, 0 for none"
+            )
+        if budget_bytes is not None and budget_bytes <= 0:
+            raise InputError(f"budget_bytes={budget_bytes}: give a positive number of bytes, or None")
+        self.epoch, self.seed, self.prefetch, self.budget_bytes = 0, seed, prefetch, budget_bytes
+        self.stalled_seconds, self.cache, self._workers = 0.0, cache, None
+
+    def _check_workers(self) -> None:
+        loader: Any = self
+        if loader.num_workers > 0 and self.prefetch > 0:
+            raise InputError(
+                f"prefetch={self.prefetch} and num_workers={loader.num_workers}: batches are prepared in "
+                "threads or in processes; leave one of them at 0"
+            )
+        if loader.num_workers > 0 and self.cache is not None:
+            raise InputError(
+                f"features: a cache with num_workers={loader.num_workers} would be held once by every "
+                "process; use prefetch=k threads, which share it"
+            )
+        if loader.drop_last and len(loader.dataset) > 0 and len(loader) == 0:
+            raise InputError(
+                f"batch_size={loader.batch_size} with drop_last=True leaves no batch of "
+                f"{len(loader.dataset)} inputs; lower batch_size or keep the last one"
+            )
+
+    def draw(self, job: Job) -> Any:
+        """The sample of a job, without features."""
+        raise NotImplementedError
+
+    def fill(self, drawn: Any) -> Any:
+        """The batch of a sample."""
+        raise NotImplementedError
+
+    def set_epoch(self, epoch: int) -> None:
+        """Makes the next iterator that of `epoch`, as after an interrupted run."""
+        if epoch < 0:
+            raise InputError(f"epoch={epoch}: epochs count from 0")
+        self.epoch = int(epoch)
+
+    def __iter__(self) -> Iterator[Any]:
+        epoch, self.epoch = self.epoch, self.epoch + 1
+        return self._run(epoch)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy for another process leaves this one's workers behind."""
+        return {**vars(self), "_workers": None}
+
+    def _run(self, epoch: int) -> Iterator[Any]:
+        loader: Any = self
+        jobs = self._jobs(epoch)
+        if loader.num_workers > 0:
+            batches: Iterator[Any] = self._from_processes(jobs)
+        elif self.cache is not None:
+            batches = self._through_cache(jobs, self.cache)
+        else:
+            batches = self._ahead(lambda job: self._pinned(self._made(job)), jobs)
+        try:
+            for batch in batches:
+                self._note_stall(batches)
+                yield batch
+        finally:
+            close = getattr(batches, "close", None)
+            if close is not None:
+                close()
+
+    def _jobs(self, epoch: int) -> Iterator[Job]:
+        loader: Any = self
+        if isinstance(loader.sampler, Shuffled):
+            loader.sampler.epoch = epoch
+        order = loader.batch_sampler if loader.batch_sampler is not None else ([i] for i in loader.sampler)
+        for number, index in enumerate(order):
+            yield Job(epoch, number, index)
+
+    def _ahead(
+        self, work: Callable[[Any], Any], jobs: Iterator[Any], threads: int | None = None
+    ) -> Iterator[Any]:
+        if self.prefetch == 0:
+            return map(work, jobs)
+        budget: dict[str, Any] = {}
+        if self.budget_bytes is not None:
+            budget = {"weigh": _weight, "budget_bytes": self.budget_bytes}
+        return Prefetch(work, jobs, self.prefetch, threads, **budget)
+
+    def _note_stall(self, batches: Any) -> None:
+        self.stalled_seconds = getattr(batches, "stalled_seconds", 0.0)
+
+    def _made(self, job: Job) -> Any:
+        return self._told(job, lambda: self.fill(self.draw(job)))
+
+    def _told(self, job: Job, work: Callable[[], Any]) -> Any:
+        """work(), with the batch named in what it raises."""
+        try:
+            return work()
+        except PlaitError as error:
+            raise type(error)(f"{job}: {error}") from error
+        except Exception as error:
+            if hasattr(error, "add_note"):  # Python 3.11
+                error.add_note(f"raised by plait while preparing {job}")
+            raise
+
+    def _pinned(self, batch: Any) -> Any:
+        loader: Any = self
+        if loader.pin_memory and torch.cuda.is_available():
+            return batch.pin_memory()
+        return batch
+
+    def _through_cache(self, jobs: Iterator[Job], cache: Cache) -> Iterator[Any]:
+        """Samples run far ahead and tell the cache what will be needed; rows are then fetched in order."""
+        cache.forget()
+        samples = self._ahead(lambda job: (job, self._told(job, lambda: self.draw(job))), jobs)
+        return self._ahead(self._finished, self._revealed(samples, cache), threads=1)
+
+    def _finished(self, drawn: tuple[Job, Any]) -> Any:
+        job, sample = drawn
+        return self._told(job, lambda: self._pinned(self.fill(sample)))
+
+    def _revealed(self, samples: Iterator[Any], cache: Cache) -> Iterator[Any]:
+        known: deque[Any] = deque()
+        try:
+            while True:
+                # two for every one that leaves: the window fills during the first batches, none waits for it
+                for _ in range(2):
+                    if len(known) > cache.window or (drawn := next(samples, None)) is None:
+                        break
+                    cache.reveal(drawn[1].node.numpy())
+                    known.append(drawn)
+                if not known:
+                    return
+                yield known.popleft()
+        finally:
+            close = getattr(samples, "close", None)
+            if close is not None:
+                close()
+
+    def _from_processes(self, jobs: Iterator[Job]) -> Iterator[Any]:
+        loader: Any = self
+        if self._workers is None:
+            self._workers = DataLoader(
+                _InWorker(self),
+                sampler=_Order(len(loader)),
+                batch_size=None,
+                collate_fn=_as_is,
+                num_workers=loader.num_workers,
+                pin_memory=loader.pin_memory and loader.filter_per_worker,
+                timeout=loader.timeout,
+                worker_init_fn=loader.worker_init_fn,
+                multiprocessing_context=loader.multiprocessing_context,
+                prefetch_factor=loader.prefetch_factor,
+                persistent_workers=loader.persistent_workers,
+            )
+        order: Any = self._workers.sampler
+        order.jobs = jobs
+        for out in self._workers:
+            yield out if loader.filter_per_worker else self._pinned(self.fill(out))
+        if not loader.persistent_workers:
+            self._workers = None
+
+
+class _Order:
+    """The jobs of the epoch that runs."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.jobs: Iterator[Job] = iter(())
+
+    def __iter__(self) -> Iterator[Job]:
+        return self.jobs
+
+    def __len__(self) -> int:
+        return self.count
+
+
+class _InWorker(Dataset[Any]):
+    """What a worker process does with a job."""
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+
+    def __getitem__(self, job: Job) -> Any:
+        if self.loader.filter_per_worker:
+            return self.loader._made(job)
+        return self.loader._told(job, lambda: self.loader.draw(job))
+
+
+def _as_is(batch: Any) -> Any:
+    return batch
+
+
+def _weight(batch: Any) -> int:
+    """Bytes of the tensors of a batch."""
+    return sum(v.numel() * v.element_size() for v in batch.to_dict().values() if isinstance(v, torch.Tensor))
