@@ -1,8 +1,8 @@
-"""Plans of attention layers: which rows are gathered (projected or raw), where the scores come from, and the prices.
+"""Plans of attention layers: which rows are gathered, where the scores come from, and the prices.
 
-reuse      project once, gather the projected rows (heads x out wide); scores from them or folded into the weights
-recompute  gather the raw rows once for all heads, project each head after: wins where the input is narrower than a
-           head's output
+reuse      project once, gather the projected rows (heads x out wide); scores from them, or folded into W
+recompute  gather the raw rows once for all heads, project each head after: wins where the input is narrower
+           than a head's output
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from plait.plan.plan import Measured, Rejected
 
 __all__ = ["AttentionPlan", "AttentionProblem", "AttentionStep", "candidates", "choose"]
 
-# Times of the passes beside a weighted sparse product of the same rows, and of a score beside the machine's time for an
-# edge: medians over pubmed, amazon_photo and ego_twitter at 4 heads x 8, 16 and 64 (2-core Zen 4, float32).
+# Times of the passes beside a weighted sparse product of the same rows, and of a score beside the machine's
+# time for an edge: pubmed, amazon_photo and ego_twitter at 4 heads x 8 and 16 (Zen 4, one core, float32).
 _SCORE = 5.0  # edge times for one (edge, head): score, exponential, weight
 _SHARED_HEAD = 0.35  # a further head on a row that is already gathered, against gathering it
 _SOURCES = {"gat": 1.6, "leaky": 2.9, "dot": 2.6}
@@ -123,7 +123,8 @@ class AttentionPlan:
             name = f"{step.phase:<5}{step.title}"
             name = name if len(name) <= 42 else name[:41] + "…"
             out.append(
-                f"   {name:<43}{step.price.backend:<8}{work.flops / 1e6:>9.1f}{work.bytes_gathered / 1e6:>8.1f}"
+                f"   {name:<43}{step.price.backend:<8}{work.flops / 1e6:>9.1f}"
+                f"{work.bytes_gathered / 1e6:>8.1f}"
                 f"{_ms(step.price.seconds):>12}{share:>7.0%}"
             )
         if self.rejected:
@@ -265,7 +266,7 @@ def _rows(problem: AttentionProblem) -> list[AttentionStep]:
 
 
 def _peak_bytes(problem: AttentionProblem, choice: str) -> int:
-    """Bytes the layer holds at once: rows kept, rows of gradients, one number per edge and head in the backward."""
+    """Bytes the layer holds at once: rows kept, rows of gradients, one number per edge and head."""
     p = problem
     rows, targets, size = p.matrix.columns, p.matrix.rows, p.float_bytes
     statistics = targets * 4 * p.lanes
@@ -310,15 +311,16 @@ def choose(problem: AttentionProblem) -> AttentionPlan:
     if not fitting:
         least = min(entry[1] for entry in priced)
         raise PlanError(
-            f"{problem.layer}: memory_limit of {limit} bytes is below the {least} bytes of the leanest plan; raise it"
+            f"{problem.layer}: memory_limit of {limit} bytes is below the leanest plan's {least}; raise it"
         )
     seconds, peak, name, steps = fitting[0]
     rejected = tuple(
         Rejected(_TEXT[other], s, b, _why(s, seconds, b, limit)) for s, b, other, _ in priced if other != name
     )
     return AttentionPlan(
-        layer=problem.layer, kind=problem.kind, choice=name, text=_TEXT[name], steps=tuple(steps), seconds=seconds,
-        peak_bytes=peak, sizes=_sizes(problem), mode="training" if problem.is_training else "inference",
+        layer=problem.layer, kind=problem.kind, choice=name, text=_TEXT[name], steps=tuple(steps),
+        seconds=seconds, peak_bytes=peak, sizes=_sizes(problem),
+        mode="training" if problem.is_training else "inference",
         machine=problem.machine.name, is_default_machine=problem.machine.is_default, rejected=rejected,
         because=_because(problem, name),
     )  # fmt: skip

@@ -1,7 +1,7 @@
-"""Attention layers under torch autograd: projections, scores and the fused passes, gradients by recomputation.
+"""Attention layers under torch autograd: projections, scores, the fused passes, gradients by recomputation.
 
-Forward keeps the projected rows, two numbers per node and head, and its own output; nothing of the size of edges times
-width ever exists. The backward pass holds one number per edge and head between its two passes.
+Forward keeps the projected rows, two numbers per node and head, and its own output; nothing of the size of
+edges times width ever exists. The backward pass holds one number per edge and head between its two passes.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def _weight_gradient(left: Tensor, right: Tensor) -> Tensor:
     return dense.gemm_transposed(left, right)
 
 
-# Projections ----------------------------------------------------------------------------------------------
+# Projections -------------------------------------------------------------------------------------------
 
 
 class _Project(torch.autograd.Function):
@@ -157,7 +157,7 @@ def project(buffers: Buffers, x: Tensor, w: Tensor, bias: Tensor | None = None) 
     return _Project.apply(buffers, x, w, bias)  # type: ignore[no-any-return, no-untyped-call]
 
 
-# GAT: scores of single numbers -----------------------------------------------------------------------------
+# GAT: scores of single numbers -------------------------------------------------------------------------
 
 
 class _Gat(torch.autograd.Function):
@@ -239,16 +239,17 @@ def attend_gat(
     addend: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """GAT's output from the projected rows: softmax over leaky(source + target + edge scores), heads side by side.
+    """GAT's output from the projected rows: softmax over leaky(source + target + edge scores).
 
-    z holds [values | source scores | target scores]; with `vectors` [heads * width, 2 lanes] the scores are values @
-    vectors instead, with `target` [targets, lanes] the target scores are given and z or vectors hold the source's only.
+    z holds [values | source scores | target scores]; with `vectors` [heads * width, 2 lanes] the scores are
+    values @ vectors instead, with `target` [targets, lanes] the target scores are given and z or vectors hold
+    the source's only. Heads lie side by side.
     """
     return _Gat.apply(run, width, z, vectors, target, edge, addend, bias)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _GatRaw(torch.autograd.Function):
-    """Raw rows are aggregated once per head, each head is projected after: for inputs narrower than a head's output."""
+    """Raw rows are aggregated once per head and projected after: for inputs narrower than the output."""
 
     @staticmethod
     def forward(
@@ -324,12 +325,12 @@ def attend_raw(
     return _GatRaw.apply(run, x, w, vectors, edge, bias)  # type: ignore[no-any-return, no-untyped-call]
 
 
-# GATv2 and Transformer: scores of rows -----------------------------------------------------------------------
+# GATv2 and Transformer: scores of rows -----------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Where the parts of a projected row begin; `near` lies in the targets' rows, `skip` < 0 where there is none."""
+    """Where the parts of a projected row begin; `near` lies in the targets' rows, `skip` < 0: none."""
 
     far: int
     value: int
@@ -396,7 +397,8 @@ class _Rows(torch.autograd.Function):
         if to_att is not None and more is not None:
             to_att = to_att + more
         return (
-            None, None, None, None, to_z, None if t is None else to_t, to_att, None if bias is None else grad.sum(0)
+            None, None, None, None, to_z, None if t is None else to_t, to_att,
+            None if bias is None else grad.sum(0),
         )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Attention over a graph's edges: softmax of scores and the weighted sum of source rows, by head, and the gradients."""
+"""Attention over a graph's edges: softmax of scores, weighted sums of source rows, and the gradients."""
 
 from __future__ import annotations
 
@@ -132,10 +132,11 @@ def attend(
     addend: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """out[i, h] = sum over edges of softmax(score)[h] * value[j, h] + addend[i, h] + bias[h]; heads side by side.
+    """out[i, h] = sum over edges of softmax(score)[h] * value[j, h] + addend[i, h] + bias[h].
 
-    statistics[targets, 4, lanes] gets the largest score (slot 1) and the inverse sum (slot 2) of every row; slot 0 is
-    the target's part of the score (gat). is_shared: value is one row for all heads, out has a row for each.
+    statistics[targets, 4, lanes] gets the largest score (slot 1) and the inverse sum (slot 2) of every row;
+    slot 0 is the target's part of the score (gat). Heads lie side by side. is_shared: value is one row for
+    all heads, out has a row for each.
     """
     size = value.element_size()
     width = value.shape[1] if is_shared else value.shape[1] // heads
@@ -174,11 +175,11 @@ def attend_sources(
     *,
     is_shared: bool = False,
 ) -> torch.Tensor | None:
-    """The pass over sources: gradients of value, of the scores (slopes[edges, lanes], in the transpose's order) and of
-    what the source gives to the scores (score_grad; for leaky it is part of value_grad, which is then the value itself).
+    """The pass over sources: gradients of value, of the scores, and of what the source gives to the scores.
 
-    order[t] is the row-order position of the transpose's edge t. statistics needs all four slots (see output_dots).
-    Returns the part of att's gradient that belongs to the sources (leaky only).
+    slopes[edges, lanes] are the scores' gradients in the transpose's order; score_grad is None for leaky,
+    whose far rows are the values. order[t] is the row-order position of the transpose's edge t. statistics
+    needs all four slots (see output_dots). Returns the sources' part of att's gradient (leaky only).
     """
     size = value.element_size()
     width = value.shape[1] if is_shared else value.shape[1] // heads
@@ -232,7 +233,8 @@ def attend_targets(
 ) -> torch.Tensor | None:
     """The pass over targets: the gradient of what the target gives to the scores (leaky and dot).
 
-    inverse[e] is where slopes of the row-order edge e lie. Returns the targets' part of att's gradient (leaky only).
+    inverse[e] is where the slopes of the row-order edge e lie. Returns the targets' part of att's gradient
+    (leaky only).
     """
     far, near = scores.far, scores.near
     assert near is not None
@@ -262,7 +264,7 @@ def output_dots(
     addend: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
 ) -> None:
-    """statistics slot 3 = grad[i, h] . (out[i, h] - addend[i, h] - bias[h]), the sum term of the softmax's gradient."""
+    """statistics slot 3 = grad[i, h] . (out[i, h] - addend[i, h] - bias[h]), for the softmax's gradient."""
     rows, columns = grad.shape
     words = _dots_block.words()
     words[1], words[2], words[3] = rows, heads, columns // heads

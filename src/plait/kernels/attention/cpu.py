@@ -1,10 +1,11 @@
 """Attention over a graph's edges on the CPU: score, softmax and weighted sum in one pass over each row.
 
-The softmax is the online one: scores of a block of edges, their largest so far, exponentials, and the rows gathered
-while they are still in the first cache. Only the largest score and the inverse sum of each node and head are kept.
-The backward pass goes over sources and computes everything again from these: one gather of the gradient rows gives the
-gradients of values and scores together, because the sum term of the softmax's gradient is grad . output, known per node.
-A row is always summed by one thread in edge order, so the bits do not depend on the number of threads.
+The softmax is the online one: scores of a block of edges, their largest so far, exponentials, and the rows
+gathered while they are still in the first cache. Only the largest score and the inverse sum of each node and
+head are kept. The backward pass goes over sources and computes everything again from these: one gather of
+the gradient rows gives the gradients of values and scores together, because the sum term of the softmax's
+gradient is grad . output, known per node. A row is always summed by one thread in edge order, so the bits do
+not depend on the number of threads.
 
 kind: gat (score = leaky(source + target + edge)), leaky (GATv2: att . leaky(near + far)), dot (near . far).
 """
@@ -23,22 +24,47 @@ from plait.kernels.vector import load_index, load_scalar, next_piece
 __all__ = ["FORWARD", "ROW_DOTS", "SOURCES", "TARGETS", "forward", "row_dots", "sources", "targets"]
 
 # Orders of the words in argument blocks; kernels/attention/__init__.py fills them.
+_EDGES = "counter pieces bounds indptr indices"
 FORWARD = (
-    "counter pieces bounds indptr indices last_edge heads width value value_row value_head out out_row out_head "
-    "statistics far far_row far_head near near_row near_head score_width edge att numbers addend addend_row bias "
-    "seed threshold weights"
-).split()
+    *f"{_EDGES} last_edge heads width value value_row value_head out out_row out_head statistics".split(),
+    *["far", "far_row", "far_head", "near", "near_row", "near_head", "score_width", "edge", "att", "numbers"],
+    *["addend", "addend_row", "bias", "seed", "threshold"],
+)
 SOURCES = (
-    "counter pieces bounds indptr indices last_edge order heads width value value_row value_head grad grad_row grad_head "
-    "out out_row out_head statistics far far_row far_head near near_row near_head score_width edge att numbers "
-    "seed threshold slopes score_out score_out_row scratch partial"
-).split()
+    *f"{_EDGES} last_edge order heads width value value_row value_head grad grad_row grad_head".split(),
+    *[
+        "out",
+        "out_row",
+        "out_head",
+        "statistics",
+        "far",
+        "far_row",
+        "far_head",
+        "near",
+        "near_row",
+        "near_head",
+        "score_width",
+    ],
+    *[
+        "edge",
+        "att",
+        "numbers",
+        "seed",
+        "threshold",
+        "slopes",
+        "score_out",
+        "score_out_row",
+        "scratch",
+        "partial",
+    ],
+)
 TARGETS = (
-    "counter pieces bounds indptr indices order heads width far far_row far_head near near_row near_head "
-    "out out_row out_head slopes att numbers scratch partial"
-).split()
+    *f"{_EDGES} order heads width far far_row far_head near near_row near_head".split(),
+    *["out", "out_row", "out_head", "slopes", "att", "numbers", "scratch", "partial"],
+)
 ROW_DOTS = (
-    "counter rows heads width grad grad_row row row_row addend addend_row bias out lanes piece_rows".split()
+    *("counter", "rows", "heads", "width", "grad", "grad_row", "row", "row_row"),
+    *("addend", "addend_row", "bias", "out", "lanes", "piece_rows"),
 )
 
 
@@ -51,9 +77,9 @@ def _grouped_dots(float_bits: int, index_bits: int, lanes: int, is_leaky: bool) 
     size = float_bits // 8
 
     @njit
-    def run(
+    def run(  # type: ignore[no-untyped-def]
         near, near_head, far, far_row, far_head, indices, start, count, block, heads, width, att, last, slope
-    ):  # type: ignore[no-untyped-def]
+    ):
         h = 0
         ah = width * size
         while h < heads:
@@ -84,7 +110,7 @@ def _grouped_sums(float_bits: int, index_bits: int, lanes: int, is_step: bool) -
     size = float_bits // 8
 
     @njit
-    def run(
+    def run(  # type: ignore[no-untyped-def]
         far,
         far_row,
         far_head,
@@ -100,7 +126,7 @@ def _grouped_sums(float_bits: int, index_bits: int, lanes: int, is_step: bool) -
         near,
         near_head,
         slope,
-    ):  # type: ignore[no-untyped-def]
+    ):
         h = 0
         while h < heads:
             is_four = heads - h >= 4 and out_head != 0
@@ -244,7 +270,7 @@ def _grouped_sums(float_bits: int, index_bits: int, lanes: int, is_step: bool) -
 
 @functools.cache
 def forward(float_bits: int, index_bits: int, lanes: int, kind: str) -> Any:
-    """out[i] = sum over edges of softmax(score) * value[j] + addend[i] + bias, by head; statistics of every row."""
+    """out[i] = sum over edges of softmax(score) * value[j] + addend[i] + bias, by head; row statistics."""
     index, bound, scalar = load_index(index_bits), load_index(64), load_scalar(float_bits)
     block_of = tiles.stack_floats(float_bits, (BLOCK + 4) * lanes + FLAT)
     heads_of = tiles.stack_floats(float_bits, 3 * FLAT)
@@ -257,8 +283,8 @@ def forward(float_bits: int, index_bits: int, lanes: int, kind: str) -> Any:
     )
     sums = _grouped_sums(float_bits, index_bits, lanes, False)
     is_gat = kind == "gat"
-    scores = tiles.scores(float_bits, index_bits, lanes) if is_gat else None
-    dots = _grouped_dots(float_bits, index_bits, lanes, kind == "leaky") if not is_gat else None
+    scores = tiles.scores(float_bits, index_bits, lanes)
+    dots = _grouped_dots(float_bits, index_bits, lanes, kind == "leaky")
     largest = tiles.largest(float_bits, lanes)
     copy, clear = tiles.copy(float_bits, lanes), tiles.clear(float_bits)
     size = float_bits // 8
@@ -287,7 +313,7 @@ def forward(float_bits: int, index_bits: int, lanes: int, kind: str) -> Any:
         block = block_of()
         most = heads_of()
         before, total = most + FLAT * size, most + 2 * FLAT * size
-        for k in range((BLOCK + 4)):
+        for k in range(BLOCK + 4):
             fill(block + k * slot, zero)
         value_bytes = value_head * (heads - 1) + width * size
         while True:
@@ -355,7 +381,7 @@ def forward(float_bits: int, index_bits: int, lanes: int, kind: str) -> Any:
 
 @functools.cache
 def sources(float_bits: int, index_bits: int, lanes: int, kind: str) -> Any:
-    """Gradients seen from the sources: of the values, of the scores edge by edge (`slopes`), of the source's score input."""
+    """Gradients seen from the sources: of the values, of each edge's scores, of the source's part of them."""
     index, bound, scalar = load_index(index_bits), load_index(64), load_scalar(float_bits)
     block_of = tiles.stack_floats(float_bits, (BLOCK + 4) * lanes + FLAT)
     products_of = tiles.stack_floats(float_bits, (BLOCK + 4) * lanes + FLAT + 1)
@@ -440,11 +466,12 @@ def sources(float_bits: int, index_bits: int, lanes: int, kind: str) -> Any:
                         slope,
                     )
                     if is_leaky:
-                        steps(far, far_row, far_head, indices, k, count, products, row_scratch, near_head, first,
-                              heads, score_width, own, near_head, slope)  # fmt: skip
+                        steps(far, far_row, far_head, indices, k, count, products, row_scratch, near_head,
+                              first, heads, score_width, own, near_head, slope)  # fmt: skip
                     elif not is_gat:
-                        steps(far, far_row, far_head, indices, k, count, products, score_out + j * score_out_row,
-                              near_head, first, heads, score_width, 0, 0, slope)  # fmt: skip
+                        to = score_out + j * score_out_row
+                        steps(far, far_row, far_head, indices, k, count, products, to, near_head,
+                              first, heads, score_width, 0, 0, slope)  # fmt: skip
                     k += count
                 if start >= end:
                     for h in range(heads):
@@ -461,7 +488,7 @@ def sources(float_bits: int, index_bits: int, lanes: int, kind: str) -> Any:
 
 @functools.cache
 def targets(float_bits: int, index_bits: int, lanes: int, kind: str) -> Any:
-    """Gradients of the target's score input from the slopes of its edges: sum of slope * far, or of its leaky steps."""
+    """Gradients of the target's part of the scores: sums of slope * far, or of slope * leaky's steps."""
     index, bound, scalar = load_index(index_bits), load_index(64), load_scalar(float_bits)
     block_of = tiles.stack_floats(float_bits, (BLOCK + 4) * lanes + FLAT)
     is_leaky = kind == "leaky"
@@ -526,7 +553,7 @@ def targets(float_bits: int, index_bits: int, lanes: int, kind: str) -> Any:
 
 @functools.cache
 def row_dots(float_bits: int) -> Any:
-    """out[i, 3, h] = grad[i, h] . (row[i, h] - addend[i, h] - bias[h]): the sum term of the softmax's gradient."""
+    """out[i, 3, h] = grad[i, h] . (row[i, h] - addend[i, h] - bias[h]), the softmax gradient's sum term."""
     dot = tiles.row_dots(float_bits)
     size = float_bits // 8
 

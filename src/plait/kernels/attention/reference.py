@@ -17,10 +17,10 @@ def edge_score(kind: str, near: Array, far: Array, edge: Array, att: Array | Non
         total = near + far + edge
         return np.where(total > 0, total, slope * total)
     if kind == "dot":  # [heads, width]
-        return (near * far).sum(axis=1)
+        return np.sum(near * far, axis=1)  # type: ignore[no-any-return]
     assert att is not None
     total = near + far
-    return (att * np.where(total > 0, total, slope * total)).sum(axis=1)
+    return np.sum(att * np.where(total > 0, total, slope * total), axis=1)  # type: ignore[no-any-return]
 
 
 def attend(

@@ -1,14 +1,15 @@
 """The pieces of attention kernels as LLVM vectors: scores, exponentials, and weighted sums of gathered rows.
 
 A row's edges are taken in blocks of at most BLOCK: the scores of a block lie in a small array on the stack,
-[edge][head], heads padded to a power of two (`lanes`). "far" rows are gathered by the indices of the block, the
-"near" row is the row's own. Heads of a row lie `head` bytes apart; 0 lets all heads share one row.
+[edge][head], heads padded to a power of two (`lanes`). "far" rows are gathered by the indices of the block,
+the "near" row is the row's own. Heads of a row lie `head` bytes apart; 0 lets all heads share one row.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from llvmlite import ir
@@ -55,10 +56,10 @@ def _chunk(float_bits: int) -> int:
 
 
 def stack_floats(float_bits: int, count: int) -> Any:
-    """A numba function: the address of an array of `count` floats on the stack; call it once, outside loops."""
+    """A numba function: the address of `count` floats on the stack; call it once, outside loops."""
     kind: Any = {32: ir.FloatType(), 64: ir.DoubleType()}[float_bits]
 
-    @intrinsic
+    @intrinsic  # type: ignore[untyped-decorator]
     def reserve(typing_context: Any) -> Any:
         def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
             array = cgutils.alloca_once(builder, ir.ArrayType(kind, count))
@@ -115,7 +116,7 @@ def _four_sums(code: CodeGen, four: list[Any]) -> Any:
 
 
 def _exp(code: CodeGen, z: Any) -> Any:
-    """e^z for z <= 0: 2^n times a Taylor polynomial of the rest, below one unit in the last place; 0 far below."""
+    """e^z for z <= 0: 2^n times a Taylor polynomial of the rest, good to the last place; 0 far below."""
     b, bits = code.builder, code.float_bits
     degree, magic, bias, shift, lowest = {
         32: (7, 12582912.0, 127, 23, -87.3),
@@ -178,7 +179,7 @@ def _ahead(code: CodeGen, k: Any, last: Any) -> Any:
 
 
 def _kept(code: CodeGen, position: Any, seed: Any, threshold: Any) -> Any:
-    """Lanes whose draw is below the threshold: a hash of (seed, edge, head), two rounds of murmur's finaliser."""
+    """Lanes whose draw is below the threshold: a hash of (seed, edge, head), murmur's finaliser twice."""
     b, lanes = code.builder, code.lanes
     kind = ir.VectorType(I32, lanes)
 
@@ -226,8 +227,8 @@ def copy(float_bits: int, lanes: int) -> Any:
 def scores(float_bits: int, index_bits: int, lanes: int) -> Any:
     """GAT: block[k] = leaky(far[j] + near + edge); raw (if given) keeps the sum; most = max(most, block).
 
-    Where `statistics` is given, the far row is the statistics of the target: its first slot is added and its second,
-    the largest score, subtracted (the pass over sources). Rows needed next are asked for.
+    In the pass over sources (is_backward) the far row is the target's statistics: its first slot is added
+    and its second, the largest score, subtracted. Value rows needed next are asked for.
     """
 
     def body(base: CodeGen, args: list[Any]) -> None:
@@ -307,7 +308,7 @@ def subtract_largest(float_bits: int, index_bits: int, lanes: int) -> Any:
 
 
 def exponential(float_bits: int, lanes: int, is_relative: bool) -> Any:
-    """(block, count, most, total): block = exp(block - most), total += its sum; without `is_relative` exp alone."""
+    """(block, count, most, total): block = exp(block - most), total += its sum; or exp(block) alone."""
 
     def body(base: CodeGen, args: list[Any]) -> None:
         flat, heads = base.of(FLAT), base.of(lanes)
@@ -334,7 +335,7 @@ def exponential(float_bits: int, lanes: int, is_relative: bool) -> Any:
 
 
 def rescale(float_bits: int, lanes: int) -> Any:
-    """(before, most, total): before = exp(before - most), the factor of everything summed so far; total *= it."""
+    """(before, most, total): before = exp(before - most), the factor of all summed so far; total *= it."""
 
     def body(base: CodeGen, args: list[Any]) -> None:
         code = base.of(lanes)
@@ -386,8 +387,9 @@ def drop(float_bits: int, lanes: int) -> Any:
 def combine(float_bits: int, index_bits: int, lanes: int) -> Any:
     """The gradient of the scores of a block, seen from the source.
 
-    With a = weights * 1/total of the target and m the dropout factor: weights = a m (for the sum of gradients) and
-    products = a (m products - D), times the slope of leaky where `raw` is given; written to `out` and added to `total`.
+    With a = weights / total of the target and m the dropout factor: weights = a m (for the sum of gradients)
+    and products = a (m products - D), times the slope of leaky where `raw` is given; these are written to
+    `out` and added to `total`.
     """
 
     def body(base: CodeGen, args: list[Any]) -> None:
@@ -455,7 +457,7 @@ def gather_heads(float_bits: int, index_bits: int, lanes: int) -> Any:
 def _by_chunks(
     code: CodeGen, width: Any, carried: list[Any], body: Callable[[Any, Any, list[Any]], list[Any]]
 ) -> list[Any]:
-    """carried = body(byte offset, mask, carried) for every vector of a row of `width` elements; the rest is masked."""
+    """carried = body(byte offset, mask, carried) for every vector of a row; the rest is masked."""
     b, size = code.builder, code.float_bits // 8
     whole = b.sdiv(width, code.word(code.lanes))
     step = code.lanes * size
@@ -560,9 +562,10 @@ def leaky_dots(float_bits: int, index_bits: int, lanes: int, heads: int) -> Any:
 def aggregate(
     float_bits: int, index_bits: int, lanes: int, heads: int, width: int, is_masked: bool, is_step: bool
 ) -> Any:
-    """total[h] += sum over the block of weight[k][h] * far[j][h] on a tile of `width` columns; starts at 0 if is_first.
+    """total[h] += sum over the block of weight[k][h] * far[j][h] on a tile of `width` columns.
 
-    With `is_step` the summed row is 1 where near[h] + far[j][h] > 0 and slope elsewhere.
+    It starts at 0 if is_first. With `is_step` the summed row is 1 where near[h] + far[j][h] > 0 and slope
+    elsewhere.
     """
     registers = max(1, heads * width * float_bits // 512)
     unroll = {1: 4, 2: 2, 4: 2}.get(registers, 1)
@@ -625,7 +628,7 @@ def aggregate(
         for h in range(heads):
             to = b.add(total, b.mul(total_head, code.word(h)))
             is_later = b.icmp_signed("==", is_first, code.word(0))
-            before = code.either(is_later, lambda to=to: code.load(to, mask), code.constant(0.0))
+            before = code.either(is_later, partial(code.load, to, mask), code.constant(0.0))
             code.store(b.fadd(before, sums[h]), to, mask)
 
     return tile_intrinsic(float_bits, 13, 1, body)
@@ -675,15 +678,14 @@ def finish(float_bits: int) -> Any:
         b = code.builder
         row, width, addend, bias, factor = args
 
+        def with_it(other: Any, value: Any, offset: Any, mask: Any) -> Any:
+            return b.fadd(value, code.load(b.add(other, offset), mask))
+
         def chunk(offset: Any, mask: Any, none: list[Any]) -> list[Any]:
             to = b.add(row, offset)
             value = b.fmul(code.load(to, mask), code.splat(factor))
             for other in (addend, bias):
-                value = code.either(
-                    code.is_given(other),
-                    lambda other=other, value=value: b.fadd(value, code.load(b.add(other, offset), mask)),
-                    value,
-                )
+                value = code.either(code.is_given(other), partial(with_it, other, value, offset, mask), value)
             code.store(value, to, mask)
             return []
 
@@ -700,14 +702,13 @@ def row_dots(float_bits: int) -> Any:
         b = code.builder
         out, grad, row, addend, bias, width = args
 
+        def with_it(other: Any, value: Any, offset: Any, mask: Any) -> Any:
+            return b.fsub(value, code.load(b.add(other, offset), mask))
+
         def chunk(offset: Any, mask: Any, total: list[Any]) -> list[Any]:
             value = code.load(b.add(row, offset), mask)
             for other in (addend, bias):
-                value = code.either(
-                    code.is_given(other),
-                    lambda other=other, value=value: b.fsub(value, code.load(b.add(other, offset), mask)),
-                    value,
-                )
+                value = code.either(code.is_given(other), partial(with_it, other, value, offset, mask), value)
             return [code.multiply_add(code.load(b.add(grad, offset), mask), value, total[0])]
 
         (total,) = _by_chunks(code, width, [code.constant(0.0)], chunk)
@@ -723,19 +724,19 @@ def row_dots(float_bits: int) -> Any:
 
 
 def bend(float_bits: int) -> Any:
-    """(out, steps, near, att, partial, width, is_added): out (+)= att * steps; partial += near * steps."""
+    """(out, steps, near, att, sums, width, is_added): out (+)= att * steps; sums += near * steps."""
 
     def body(base: CodeGen, args: list[Any]) -> None:
         code = base.of(_chunk(float_bits))
         b = code.builder
-        out, steps, near, att, partial, width, is_added = args
+        out, steps, near, att, sums, width, is_added = args
 
         def chunk(offset: Any, mask: Any, none: list[Any]) -> list[Any]:
             to = b.add(out, offset)
             s = code.load(b.add(steps, offset), mask)
             before = code.either(code.is_given(is_added), lambda: code.load(to, mask), code.constant(0.0))
             code.store(code.multiply_add(code.load(b.add(att, offset), mask), s, before), to, mask)
-            to = b.add(partial, offset)
+            to = b.add(sums, offset)
             code.store(
                 code.multiply_add(code.load(b.add(near, offset), mask), s, code.load(to, mask)), to, mask
             )

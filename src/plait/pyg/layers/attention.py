@@ -1,4 +1,4 @@
-"""Attention layers: GAT, GATv2 and Transformer on the fused passes, with their options, or why a call runs in PyG."""
+"""Attention layers: GAT, GATv2 and Transformer on the fused passes, or why a call runs in PyG."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def _joined(module: Any, out: Tensor, addend: Tensor | None, bias: Tensor | None
     return out if bias is None else out + bias
 
 
-# GAT ----------------------------------------------------------------------------------------------------------
+# GAT -----------------------------------------------------------------------------------------------
 
 
 def _padded(values: Tensor, lanes: int) -> Tensor:
@@ -323,7 +323,7 @@ def _gat_weights(module: Any, call: AttentionCall, far: Tensor, near: Tensor, ed
     return weights
 
 
-# GATv2 --------------------------------------------------------------------------------------------------------
+# GATv2 ---------------------------------------------------------------------------------------------
 
 
 def _rows_stop(module: Any, call: AttentionCall) -> str | None:
@@ -368,7 +368,7 @@ def _side_by_side(*linears: Any) -> tuple[Tensor, Tensor | None]:
     return weight, None if linears[0].bias is None else torch.cat([linear.bias for linear in linears])
 
 
-# Transformer --------------------------------------------------------------------------------------------------
+# Transformer ---------------------------------------------------------------------------------------
 
 
 def _transformer(module: Any, call: AttentionCall) -> Any:
