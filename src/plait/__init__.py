@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from plait.bench.calibrate import calibrate as calibrate
     from plait.graph import Graph as Graph
+    from plait.graph import hag as hag
     from plait.pyg.compile import compile as compile
     from plait.pyg.compile import explain as explain
 
-__all__ = ["Graph", "calibrate", "compile", "explain"]
+__all__ = ["Graph", "calibrate", "compile", "explain", "hag"]
 __version__ = "0.1.0"
 
 # Looked up when first used: importing plait.plan must not load torch.
@@ -21,9 +22,12 @@ _HOMES = {
     "explain": "plait.pyg.compile",
     "calibrate": "plait.bench.calibrate",
 }
+_MODULES = {"hag": "plait.graph.hag"}
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in _MODULES:
+        return importlib.import_module(_MODULES[name])
     raise AttributeError(f"module 'plait' has no attribute {name!r}")

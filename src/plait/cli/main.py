@@ -19,6 +19,7 @@ COMMANDS = {
     "explain": ("plait.cli.explain", "print the plan of a model on a graph"),
     "bench": ("plait.cli.bench", "compare plait with its peers, layer by layer or as whole models"),
     "calibrate": ("plait.cli.calibrate", "measure this machine, so that plans are priced for it"),
+    "hag": ("plait.cli.hag", "count and time what summing shared neighbours once would save on a graph"),
     "doctor": ("plait.cli.doctor", "say what is installed, what is used and what is missing"),
 }
 

@@ -69,6 +69,9 @@ class Pricer:
         matrix = request.matrix
         assert matrix is not None
         work = self._sparse_work(request, matrix)
+        shared = self._by_form(request, matrix, work)
+        if shared is not None:
+            return shared
         best = min(
             ((self._sparse_seconds(request, matrix, slab), slab) for slab in self._slabs(request.cols)),
             key=lambda pair: (pair[0], -pair[1]),
@@ -87,6 +90,14 @@ class Pricer:
         ):
             return Price(torch_seconds, work, "torch", "torch CSR (MKL) is priced lower")
         return Price(seconds, work, "plait", because, slab if is_slabbed else 0)
+
+    def _by_form(self, request: Request, matrix: Matrix, work: Work) -> Price | None:
+        """The product in the form the matrix was given: the CSR kernel's seconds over the timed gain."""
+        form = matrix.form
+        if request.op != "spmm" or form is None or matrix.is_weighted or form.gain(request.cols) <= 1.0:
+            return None
+        seconds = min(self._sparse_seconds(request, matrix, slab) for slab in self._slabs(request.cols))
+        return Price(seconds / form.gain(request.cols), work, form.name, form.because(request.cols))
 
     def _slabs(self, cols: int) -> list[int]:
         lanes = 256 // self.float_bytes

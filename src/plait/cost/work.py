@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["Matrix", "Sizes", "Work", "size_of"]
+__all__ = ["Form", "Matrix", "Sizes", "Work", "size_of"]
 
 Sizes = Mapping[str, int]
 
@@ -15,6 +15,19 @@ class Locality(Protocol):
     """What the cost model asks of a graph's statistics."""
 
     def miss_rate(self, cache_rows: int) -> float: ...
+
+
+class Form(Protocol):
+    """What the cost model asks of another way to run the products with a 0/1 matrix."""
+
+    @property
+    def name(self) -> str: ...
+
+    def gain(self, width: int) -> float:
+        """How many times faster than the CSR kernel it was timed to be; 1 where it is not to be used."""
+        ...
+
+    def because(self, width: int) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +52,8 @@ class Matrix:
     locality_transposed: Locality
     index_bytes: int = 4
     loops: int = 0  # edges from a row to itself: read in order, never gathered
+    form: Form | None = None
+    form_transposed: Form | None = None
 
     def transposed(self) -> Matrix:
         return Matrix(
@@ -50,6 +65,8 @@ class Matrix:
             self.locality,
             self.index_bytes,
             self.loops,
+            self.form_transposed,
+            self.form,
         )
 
 

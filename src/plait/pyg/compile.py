@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, cast
@@ -17,6 +17,7 @@ from plait.errors import InputError
 from plait.plan.plan import NotPlanned, Plan
 from plait.pyg.lower import is_conv
 from plait.pyg.planned import PlannedLayer, is_disabled, planned_class
+from plait.runtime.forms import chosen_names
 from plait.runtime.session import Options, Session
 
 __all__ = ["compile", "explain"]
@@ -36,6 +37,7 @@ def compile(
     memory_limit: int | None = None,
     epochs: int = 200,
     mode: str | None = None,
+    forms: Sequence[str] | None = None,
 ) -> nn.Module:
     """The same model with its PyG layers planned: same parameters, same state_dict keys, same outputs.
 
@@ -43,10 +45,12 @@ def compile(
     call. `rows` (a mask or node numbers) names the rows the loss needs: in training the last layer computes
     only those and leaves zeros elsewhere. `memory_limit` bounds the bytes a layer's plan may hold. `epochs`
     is how many steps work done once is spread over. `mode` is "training" or "inference" for the plan made now
-    (default: model.training). The model handed in is not changed; the compiled one shares its parameters.
+    (default: model.training). `forms` names the graph forms that may be used ("csr", "hag": shared neighbours
+    summed once, where a timed check says so); without "csr" the other one is used untimed.
+    The model handed in is not changed; the compiled one shares its parameters.
     """
     _check_arguments(model, memory_limit, epochs, mode)
-    session = Session(Options(_row_numbers(rows, data), memory_limit, epochs))
+    session = Session(Options(_row_numbers(rows, data), memory_limit, epochs, chosen_names(forms)))
     compiled = _twin(model, session, {}, "")
     root = _with_plan(compiled, session)
     if not is_disabled() and data is not None:
@@ -98,7 +102,9 @@ def _row_numbers(rows: Tensor | None, data: Any) -> Tensor | None:
         )
     if rows.numel() and (int(rows.min()) < 0 or (count is not None and int(rows.max()) >= count)):
         raise InputError(f"rows: node numbers must lie in 0..{(count or 0) - 1}")
-    return rows.long().unique()  # a row named twice is wanted once; its gradient would count twice
+    # a row named twice is wanted once; its gradient would count twice
+    once: Tensor = torch.unique(rows.long())  # type: ignore[no-untyped-call]
+    return once
 
 
 _CACHES = ("_cached_", "_plait_kept")  # what layers with cached=True keep of their first call
@@ -140,7 +146,7 @@ class CompiledModel:
         notes = [] if session.plans or session.not_planned else ["no plan yet: it is made at the first call"]
         if is_disabled():
             notes = ["PLAIT_DISABLE is set: everything runs in PyG"]
-        notes += session.notes
+        notes += [*session.notes, *session.forms.notes]
         skipped = tuple(NotPlanned(layer, reason) for layer, reason in session.not_planned.items())
         return Plan(tuple(session.plans.values()), skipped, tuple(notes))
 
@@ -196,6 +202,9 @@ def _look_ahead(model: nn.Module, session: Session, data: Any, mode: str) -> Non
     ran: list[nn.Module] = []
     with _quietly(model), _recorded(model, ran), torch.set_grad_enabled(mode == "training"):
         out = model(*arguments)
+    if session.find_forms():
+        with _quietly(model), torch.set_grad_enabled(mode == "training"):
+            out = model(*arguments)
     if mode == "training" and session.options.rows is not None:
         _restrict_last(model, session, ran, out, data)
         if session.restricted_layer is not None:

@@ -14,6 +14,7 @@ from plait.errors import PlanError
 from plait.graph import Graph
 from plait.ir import Add, Diagonal, Expr, Fold, MatMul, Scale, Sparse, formula, sort
 from plait.kernels.spmm import Pattern
+from plait.runtime.forms import Form
 
 __all__ = ["Constants", "SparseValue", "from_dense"]
 
@@ -67,6 +68,7 @@ class Constants:
     diagonals: Mapping[str, torch.Tensor]
     dtype: torch.dtype
     rows: torch.Tensor | None = None  # the selected rows behind the leaf E
+    form: Form | None = None  # another way to run the products with the 0/1 matrix (runtime/forms.py)
     _values: dict[str, Any] = field(default_factory=dict)
     _matrices: dict[str, Matrix] = field(default_factory=dict)
 
@@ -185,6 +187,15 @@ class Constants:
         )
         return SparseValue(graph, None)
 
+    def pattern(self, is_transposed: bool) -> Pattern:
+        """The pattern of the matrix itself or of its transpose."""
+        return self.matrix(Sparse("A", "N", "M")).operands(is_transposed)[0]
+
+    def adopt(self, form: Form) -> None:
+        """Price and run the products with the 0/1 matrix by this form from now on, where it gains."""
+        self.form = form
+        self._matrices.clear()
+
     def cost_matrix(self, expr: Expr) -> Matrix:
         """What the cost model needs to know of a constant, not computed where the graph's numbers do."""
         key = formula(expr)
@@ -204,9 +215,11 @@ class Constants:
         folded = isinstance(expr, Fold) and any(name not in ("i",) for name in key_names(expr) if name != "A")
         index_bytes = graph.indices.dtype.itemsize
         backward = graph.stats if graph.is_symmetric else graph.transpose.stats
+        form = self.form if isinstance(expr, Sparse) and self.weight is None else None
         return Matrix(
             graph.num_nodes, graph.num_sources, graph.num_edges + loops * graph.num_nodes,
             self.weight is not None or folded, graph.stats, backward, index_bytes, loops * graph.num_nodes,
+            None if form is None else form.forward, None if form is None else form.transposed,
         )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from plait.kernels import gemm as dense
 from plait.kernels import spmm as sparse
+from plait.kernels.partial import partial_sums
 from plait.plan.plan import LayerPlan, Measured
 from plait.plan.program import Program, Step
 from plait.runtime.buffers import Buffers
@@ -150,6 +151,15 @@ class Compiled:
             return self._spmm_torch(step, env, matrix, x, out)
         addend = env.get(step.get("addend") or "")
         source = self._constant(step, "source")
+        form = self.run_of.constants.form
+        if price is not None and price.backend == "hag" and form is not None and weight is None:
+            sums = form.direction(step.is_transposed).sums
+            return partial_sums(
+                sums, x, out, source=source, target=self._constant(step, "target"),
+                addend=addend, addend_scale=self._row_scale(step, "addend_scale", env, pattern.num_rows),
+                bias=env.get(step.get("bias") or ""),
+                shared=self.run_of.buffers.take(sums.num_shared, x.shape[1], x.dtype),
+            )  # fmt: skip
         if weight is not None and source is not None:  # the kernel takes one of them: their product
             weight, source = self._joined(step, pattern, weight, source), None
         return sparse.spmm(

@@ -30,6 +30,7 @@ from plait.plan.search import Problem, search
 from plait.runtime import executor
 from plait.runtime.buffers import Buffers
 from plait.runtime.constants import Constants, SparseValue, from_dense
+from plait.runtime.forms import NAMES, Forms, adopt
 
 __all__ = ["Edges", "Options", "Session"]
 
@@ -46,6 +47,7 @@ class Options:
     rows: torch.Tensor | None = None  # row numbers the loss needs, for the last layer in training
     memory_limit: int | None = None
     calls: int = 200
+    forms: tuple[str, ...] = NAMES
 
 
 @dataclass
@@ -96,6 +98,7 @@ class Session:
         self.trace: list[tuple[str, Any]] | None = None
         self.choose: Callable[[Problem], LayerPlan] = search
         self.notes: list[str] = []
+        self.forms = Forms(self.options.forms, self.options.calls)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Session:
         """A copied model starts with empty caches: it may meet other graphs."""
@@ -120,6 +123,13 @@ class Session:
         self._met += 1
         found = self.edges[key] = Edges(graph, owners, weight)
         return found
+
+    def find_forms(self) -> bool:
+        """Look for other forms of the graphs planned so far; where one is found, plans are made anew."""
+        changed = [edges for edges in self.edges.values() if adopt(self.forms, edges.runs.values())]
+        for edges in changed:
+            edges.runs.clear()
+        return bool(changed)
 
     # Inputs that stay the same ----------------------------------------------------------------
 

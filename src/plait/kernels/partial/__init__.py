@@ -23,6 +23,10 @@ __all__ = ["Sums", "partial_sums"]
 # operands times columns under which waking a second thread does not pay (as in kernels/spmm)
 _SERIAL_BELOW = 1 << 19
 
+# Outputs this large leave the caches before anyone reads them; written past the caches they need not be read
+# first (tu_collab: 1.06x at width 64, 1.27x at 256).
+_STREAMED_FROM = 32 << 20
+
 
 class Sums:
     """A schedule ready for kernels: contiguous arrays and their addresses."""
@@ -116,6 +120,7 @@ def partial_sums(
     words[23], words[24] = _pointer(addend_scale), _pointer(bias)
     words[25], words[26] = sums.num_columns, sums.num_columns + sums.num_shared
     words[27] = max(0, sums.num_operands - 1)
+    words[28] = int(out.nbytes >= _STREAMED_FROM and words[16] % 64 == 0 and words[17] % 64 == 0)
     for first, last in zip(sums.phases[:-1], sums.phases[1:], strict=True):
         words[1], words[2] = last - first, first
         claimed[0] = 0

@@ -1,0 +1,148 @@
+"""plait hag: what summing shared neighbours once would save on a graph, in counts and in measured time."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import TYPE_CHECKING
+
+from plait.errors import InputError
+
+if TYPE_CHECKING:
+    from plait.graph import Graph, hag
+    from plait.report.table import Table
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Graph, limits of the search, widths."""
+    parser.add_argument(
+        "--data", required=True, metavar="FILE|GENERATOR", help="an npz file, a name, or sbm, ..."
+    )
+    parser.add_argument("--data-dir", metavar="FOLDER", help="where the graph files are")
+    parser.add_argument(
+        "--capacity", metavar="N", help="most sums: a count, or a share of the nodes such as 0.25"
+    )
+    parser.add_argument("--max-depth", type=int, default=10, metavar="N", help="longest chain of sums (10)")
+    parser.add_argument(
+        "--min-count", type=int, default=6, metavar="N", help="rows that must share a sum (6)"
+    )
+    parser.add_argument(
+        "--time-budget", type=float, default=30.0, metavar="SECONDS", help="of the search (30)"
+    )
+    parser.add_argument("--widths", default="16,64,256", metavar="N,...", help="columns that are timed")
+    parser.add_argument("--num-threads", type=int, metavar="N", help="threads of torch and plait")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the counts, the times and the verdict."""
+    capacity, widths = _capacity(args.capacity), _widths(args.widths)
+    from plait.bench.cases import find_graph
+    from plait.cli.threads import use_threads
+    from plait.graph import hag
+
+    use_threads(args.num_threads)
+    graph = find_graph(args.data, args.data_dir).graph
+    started = time.perf_counter()
+    expected = hag.forecast(graph)
+    print(
+        f"forecast: {'worth a search' if expected.worth_trying else 'not worth a search'}: {expected.reason} "
+        f"({time.perf_counter() - started:.2f} s)\n"
+    )
+    started = time.perf_counter()
+    found = hag.search(
+        graph,
+        capacity=capacity,
+        max_depth=args.max_depth,
+        min_count=args.min_count,
+        time_budget=args.time_budget,
+    )
+    searched = time.perf_counter() - started
+    forward = hag.tile_schedule(found)
+    backward = forward if graph.is_symmetric else hag.tile_schedule(found.transpose(graph))
+    print(_counts(graph, found, forward, searched, time.perf_counter() - started - searched))
+    table, worst, total = _times(graph, forward, backward, widths)
+    print(f"\n{table}\n\nverdict: {_verdict(worst, total)}")
+    return 0
+
+
+def _capacity(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        return int(text) if text.lstrip("+-").isdigit() else float(text)
+    except ValueError:
+        raise InputError(
+            f"--capacity: {text!r} is no number; give a count, or a share of the nodes such as 0.25"
+        ) from None
+
+
+def _widths(text: str) -> tuple[int, ...]:
+    parts = text.split(",")
+    if not all(part.strip().isdigit() and int(part) for part in parts):
+        raise InputError(f"--widths: {text!r} is not a list of widths; write for example 16,64,256")
+    return tuple(int(part) for part in parts)
+
+
+def _counts(graph: Graph, found: hag.Hag, forward: hag.Schedule, searched: float, placed: float) -> Table:
+    from plait.report.table import Table, bytes_text
+
+    table = Table(["count", "graph", "hierarchy", "ratio"], align="lrrr")
+    edges, traffic = found.num_graph_edges, found.graph_traffic
+    table.add("rows read", f"{edges:,}", f"{found.reads:,}", f"{edges / max(1, found.reads):.2f}x")
+    table.add("rows read and written", f"{traffic:,}", f"{found.traffic:,}", f"{found.traffic_ratio:.2f}x")
+    adds = found.graph_aggregations
+    table.add("additions", f"{adds:,}", f"{found.aggregations:,}", f"{found.aggregation_ratio:.2f}x")
+    table.add("shared sums", 0, f"{found.num_aggregation_nodes:,}")
+    table.add("levels", 0, found.num_levels)
+    own = graph.indptr.nbytes + graph.indices.nbytes
+    table.add(
+        "memory, one way", bytes_text(own), bytes_text(forward.bytes), f"{own / max(1, forward.bytes):.2f}x"
+    )
+    table.add("sums in scratch at once", None, f"{forward.num_slots:,}")
+    table.add("sums that several tiles read", None, f"{forward.num_shared:,}")
+    table.add("tiles, phases", None, f"{forward.num_tiles:,}, {forward.num_phases}")
+    ended = "" if found.is_complete else ", ended by --time-budget"
+    table.add(f"search (then placing), s{ended}", None, f"{searched:.2f} ({placed:.2f})")
+    return table
+
+
+def _times(
+    graph: Graph, forward: hag.Schedule, backward: hag.Schedule, widths: tuple[int, ...]
+) -> tuple[Table, float, float]:
+    """(table, worst gain, gain of all products together) of both ways at every width."""
+    import torch
+
+    from plait.kernels.launch import num_threads
+    from plait.kernels.partial import Sums
+    from plait.kernels.spmm import Pattern
+    from plait.report.table import Table, seconds_text
+    from plait.runtime.forms import Use, timed
+
+    table = Table(
+        ["width", "way", "csr", "hag", "gain"], title=f"one product, {num_threads()} threads", align="rlrrr"
+    )
+    turned = graph.transpose
+    ways = {
+        "forward": (Pattern(graph.indptr, graph.indices, graph.num_sources), Sums(forward)),
+        "backward": (Pattern(turned.indptr, turned.indices, turned.num_sources), Sums(backward)),
+    }
+    gains, spent = [], [0.0, 0.0]
+    for width in widths:
+        for way, (pattern, sums) in ways.items():
+            csr, form = timed(pattern, sums, Use(way == "backward", width), torch.float32)
+            gains.append(csr / form)
+            spent = [spent[0] + csr, spent[1] + form]
+            table.add(width, way, seconds_text(csr), seconds_text(form), f"{csr / form:.2f}x")
+    return table, min(gains), spent[0] / spent[1]
+
+
+def _verdict(worst: float, total: float) -> str:
+    from plait.runtime.forms import MARGIN
+
+    if worst >= MARGIN:
+        return f"the planner would use it: {worst:.2f}x or more everywhere, {total:.2f}x over all products"
+    if total >= MARGIN:
+        return f"it pays for some products only ({worst:.2f}x at worst): the planner times each one it needs"
+    return f"the planner would keep CSR: {total:.2f}x over all products, less than {MARGIN:.2f}x"

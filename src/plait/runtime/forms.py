@@ -1,0 +1,256 @@
+"""Which form the products with a graph's 0/1 matrix get: a forecast, a search within a budget, a timed check.
+
+The plain form (csr) reads every neighbour of every node. The hierarchical form (hag) sums shared neighbours
+once; whether the fewer sums are also less time depends on the graph, the width and the machine, so it is used
+only where it was timed to be faster on this graph, each way and width by itself. All of this happens when a
+model is compiled with its data, never inside a training step.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from plait.errors import GraphError, InputError
+from plait.graph import Graph, hag
+from plait.kernels.partial import Sums, partial_sums
+from plait.kernels.spmm import Pattern, spmm
+from plait.measure import time_calls
+
+if TYPE_CHECKING:
+    from plait.runtime.executor import Run
+
+__all__ = ["NAMES", "Direction", "Form", "Forms", "Use", "adopt", "chosen_names", "timed"]
+
+NAMES = ("csr", "hag")
+
+MARGIN = 1.05
+"""Least measured gain for which a form is used: a timing of a busy machine is a few per cent wrong."""
+FEWEST_CALLS = 50
+_BUDGET_SECONDS = 5.0
+_SHARE = 0.25
+"""The search may take this share of the seconds it is expected to save: forecasts err."""
+_TRAFFIC_TO_TIME = 0.3
+"""Part of the saved row traffic that shows as time: 0.25 to 0.35 on tu_collab and web_cnr2000 at width 64."""
+_FORECAST_SECONDS, _FORECAST_SECONDS_PER_EDGE = 0.05, 4e-8
+_LARGEST_FORECAST = 0.01  # of the run's seconds
+_LEAST_SHARED = 6
+"""Merges that fewer rows share save additions, not time (tu_collab: 3 was 1.06x slower at all widths)."""
+_MOST_DEPTH = 10  # costs 3% of the additions and keeps the search and the rounding errors short
+_CHECK_SECONDS = 0.6
+_FORCED_GAIN = 1e3
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A product the plan makes with the matrix: which way, how wide, in which slabs by CSR."""
+
+    is_transposed: bool
+    width: int
+    slab: int = 0
+
+
+@dataclass
+class Direction:
+    """A form of one matrix, one way: its schedule and what it was timed to gain over CSR by width."""
+
+    sums: Sums
+    text: str
+    gains: dict[int, float] = field(default_factory=dict)
+    is_forced: bool = False
+    name: str = "hag"
+
+    def gain(self, width: int) -> float:
+        """How many times faster than CSR at this width; 1 where it is not used or was not timed nearby."""
+        if self.is_forced:
+            return _FORCED_GAIN
+        near = min(self.gains, key=lambda w: abs(math.log(w / max(1, width))), default=None)
+        if near is None or not near / 2 <= width <= near * 2:
+            return 1.0
+        return self.gains[near] if self.gains[near] >= MARGIN else 1.0
+
+    def because(self, width: int) -> str:
+        """The reason that goes with a price."""
+        if self.is_forced:
+            return f"{self.text}; forced by forms="
+        return f"{self.text}; timed {self.gain(width):.2f}x CSR at about this width"
+
+
+@dataclass
+class Form:
+    """Both ways of one graph's form; None where CSR stays."""
+
+    forward: Direction
+    transposed: Direction
+
+    def direction(self, is_transposed: bool) -> Direction:
+        return self.transposed if is_transposed else self.forward
+
+
+def chosen_names(names: Iterable[str] | None) -> tuple[str, ...]:
+    """The forms that may be used: PLAIT_FORMS (comma separated) before `names` before all of them."""
+    given = os.environ.get("PLAIT_FORMS")
+    source = "PLAIT_FORMS" if given else "forms"
+    chosen = tuple(part.strip() for part in given.split(",")) if given else names
+    if chosen is None:
+        return NAMES
+    if isinstance(chosen, str):
+        raise InputError(f'{source}: {chosen!r} is a string; pass a list, for example forms=["csr"]')
+    chosen = tuple(chosen)
+    unknown = [name for name in chosen if name not in NAMES]
+    if unknown or not chosen:
+        what = f"unknown form {unknown[0]!r}" if unknown else "no form is left"
+        raise InputError(f"{source}: {what}; choose among {', '.join(NAMES)}")
+    return chosen
+
+
+class Forms:
+    """The forms found for the graphs of one compiled model, and what was said about those that were not."""
+
+    def __init__(
+        self, names: tuple[str, ...] = NAMES, calls: int = 200, budget_seconds: float = _BUDGET_SECONDS
+    ):
+        self.names = names
+        self.calls = calls
+        self.budget_seconds = budget_seconds
+        self.notes: list[str] = []
+        # by graph and dtype; the graph is kept, so that its id stays its own
+        self._found: dict[tuple[int, torch.dtype], tuple[Graph, Form | None]] = {}
+
+    @property
+    def is_forced(self) -> bool:
+        """CSR is not among the forms: the other one is used, timed or not."""
+        return "csr" not in self.names
+
+    def find(
+        self,
+        graph: Graph,
+        dtype: torch.dtype,
+        seconds: float,
+        uses: Iterable[Use],
+        pattern: Callable[[bool], Pattern],
+    ) -> Form | None:
+        """The form of `graph` that beats CSR where the plan uses it, or None; the reason is noted.
+
+        `seconds` is what the products with its matrix take per call by the plan with CSR.
+        """
+        if "hag" not in self.names:
+            return None
+        if self.calls < FEWEST_CALLS and not self.is_forced:
+            return None
+        key = (id(graph), dtype)
+        if key not in self._found:
+            form = None
+            made = self._searched(graph, seconds * self.calls)
+            if isinstance(made, str):
+                self.notes.append(f"form hag is not used: {made}")
+            else:
+                form = self._checked(*made, dtype, set(uses), pattern)
+            self._found[key] = (graph, form)
+        return self._found[key][1]
+
+    def _searched(self, graph: Graph, total_seconds: float) -> tuple[Form, str] | str:
+        """A form and its counts in words, or why there is none."""
+        if self.is_forced:
+            return _built(graph, self.budget_seconds, min_count=2, is_forced=True)
+        forecasting = _FORECAST_SECONDS + graph.num_edges * _FORECAST_SECONDS_PER_EDGE
+        if forecasting > _LARGEST_FORECAST * total_seconds:
+            return f"{self.calls} calls of {total_seconds / self.calls * 1e3:.2g} ms do not pay for a search"
+        try:
+            expected = hag.forecast(graph)
+        except GraphError as error:
+            return str(error)
+        if not expected.worth_trying:
+            return expected.reason
+        gain = 1.0 + _TRAFFIC_TO_TIME * (expected.expected_traffic_ratio - 1.0)
+        budget = min(self.budget_seconds, _SHARE * total_seconds * (1.0 - 1.0 / gain))
+        made = _built(graph, budget, _LEAST_SHARED, is_forced=False)
+        return made if isinstance(made, str) else (made[0], f"{made[1]} (expected about {gain:.2g}x)")
+
+    def _checked(
+        self,
+        form: Form,
+        text: str,
+        dtype: torch.dtype,
+        uses: set[Use],
+        pattern: Callable[[bool], Pattern],
+    ) -> Form | None:
+        if self.is_forced:
+            self.notes.append(f"form hag is forced: {text}")
+            return form
+        lines = []
+        for use in sorted(uses, key=lambda use: (use.is_transposed, use.width)):
+            direction = form.direction(use.is_transposed)
+            csr, own = timed(pattern(use.is_transposed), direction.sums, use, dtype)
+            gain = direction.gains[use.width] = csr / own
+            way = "backward" if use.is_transposed else "forward"
+            lines.append(f"{gain:.2f}x {way} at width {use.width}")
+        is_used = any(gain >= MARGIN for d in (form.forward, form.transposed) for gain in d.gains.values())
+        verdict = "is used" if is_used else f"is not used (less than {MARGIN:.2f}x)"
+        self.notes.append(
+            f"form hag {verdict}: {text}; timed against CSR: {', '.join(lines) or 'no product'}"
+        )
+        return form if is_used else None
+
+
+def _built(graph: Graph, budget: float, min_count: int, is_forced: bool) -> tuple[Form, str] | str:
+    started = time.perf_counter()
+    found = hag.search(graph, max_depth=_MOST_DEPTH, min_count=min_count, time_budget=budget)
+    if found.num_aggregation_nodes == 0 and not is_forced:
+        return f"a search of {budget:.2g} s found no sums worth sharing"
+    forward = Direction(Sums(hag.tile_schedule(found)), "", is_forced=is_forced)
+    transposed = forward
+    if not graph.is_symmetric:
+        back = hag.tile_schedule(found.transpose(graph))
+        transposed = Direction(Sums(back), "", is_forced=is_forced)
+    seconds = time.perf_counter() - started
+    share = "" if found.is_complete else ", search ended by its budget"
+    text = (
+        f"{found.num_graph_edges:,} -> {found.num_edges:,} rows read, {found.num_aggregation_nodes:,} shared "
+        f"sums, {found.traffic_ratio:.2f}x less traffic, found in {seconds:.1f} s{share}"
+    )
+    forward.text = transposed.text = f"shared sums, {found.traffic_ratio:.2f}x less traffic"
+    return Form(forward, transposed), text
+
+
+def timed(pattern: Pattern, sums: Sums, use: Use, dtype: torch.dtype) -> tuple[float, float]:
+    """Seconds of one product of this width on this graph by CSR and by the form, taken in turns."""
+    x = torch.ones((sums.num_columns, use.width), dtype=dtype)
+    out = torch.empty((sums.num_rows, use.width), dtype=dtype)
+    shared = torch.empty((sums.num_shared, use.width), dtype=dtype)
+    variants: Mapping[str, Callable[[], object]] = {
+        "csr": lambda: spmm(pattern, x, out, slab=use.slab),
+        "hag": lambda: partial_sums(sums, x, out, shared=shared),
+    }
+    timing = time_calls(
+        variants, warmup=1, min_repeats=3, max_repeats=9, budget_seconds=_CHECK_SECONDS, target_spread=0.02
+    )
+    return timing["csr"].median, timing["hag"].median
+
+
+def adopt(forms: Forms, runs: Iterable[Run]) -> bool:
+    """Give the constants behind these runs the form that beats CSR where their plans use it; True if any."""
+    by_graph: dict[int, list[Run]] = {}
+    for run in runs:
+        if run.constants.weight is None and run.constants.rows is None:
+            by_graph.setdefault(id(run.constants.graph), []).append(run)
+    is_any = False
+    for group in by_graph.values():
+        constants = group[0].constants
+        steps = [s for run in group for s in run.plan.steps if s.step.op == "spmm"]
+        uses = {Use(s.step.is_transposed, s.size[1], s.price.slab) for s in steps if s.size[1]}
+        if not uses and not forms.is_forced:  # everything is hoisted: nothing is left to gain per call
+            continue
+        seconds = sum(s.price.seconds for s in steps)
+        form = forms.find(constants.graph, constants.dtype, seconds, uses, constants.pattern)
+        if form is not None:
+            is_any = True
+            for run in group:
+                run.constants.adopt(form)
+    return is_any

@@ -1,0 +1,201 @@
+"""runtime/forms: parity with PyG through a forced form; when a form is looked for, and what is said."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch_geometric.data import Data
+from torch_geometric.nn import GCNConv, GINConv, GraphConv, SAGEConv
+
+import plait
+from plait.errors import InputError
+from plait.graph import Graph
+from plait.graph.hag import search, tile_schedule
+from plait.kernels.partial import Sums
+from plait.kernels.spmm import Pattern
+from plait.runtime import forms
+from plait.runtime.forms import Direction, Forms, Use
+
+
+def clique_edges(
+    sizes: list[int], rng: np.random.Generator, is_directed: bool, has_loops: bool
+) -> torch.Tensor:
+    """Cliques side by side, some edges dropped, a node without any; loops and repeated edges where asked."""
+    pairs, first = [], 0
+    for size in sizes:
+        u, v = np.nonzero(np.ones((size, size)) - (0 if has_loops else np.eye(size)))
+        pairs.append(np.stack([u + first, v + first]))
+        first += size
+    edges = np.concatenate(pairs, 1)
+    if is_directed:
+        edges = edges[:, rng.random(edges.shape[1]) < 0.8]
+        edges = np.concatenate([edges, edges[:, :5]], 1)
+    return torch.from_numpy(edges[:, rng.permutation(edges.shape[1])])
+
+
+def data_of(is_directed: bool, has_loops: bool, width: int, dtype: torch.dtype) -> Data:
+    rng = np.random.default_rng(7)
+    edges = clique_edges([9, 12, 5, 14], rng, is_directed, has_loops)
+    x = torch.from_numpy(rng.standard_normal((41, width))).to(dtype)
+    return Data(x=x, edge_index=edges)
+
+
+def _gin() -> nn.Module:
+    return GINConv(nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 19)), train_eps=True)
+
+
+LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "gcn": lambda: GCNConv(6, 19),
+    "gcn wide": lambda: GCNConv(6, 3),
+    "gcn no loops": lambda: GCNConv(6, 19, add_self_loops=False),
+    "sage": lambda: SAGEConv(6, 19),
+    "sage sum": lambda: SAGEConv(6, 19, aggr="sum"),
+    "graph": lambda: GraphConv(6, 19),
+    "gin": _gin,
+}
+
+
+@pytest.mark.parametrize("is_directed", [False, True])
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_forced_form_computes_what_pyg_does(name: str, is_directed: bool) -> None:
+    torch.manual_seed(0)
+    data = data_of(is_directed, has_loops=is_directed, width=6, dtype=torch.float64)
+    layer = LAYERS[name]().double()
+    compiled = plait.compile(copy.deepcopy(layer), data, forms=["hag"])
+    ours, theirs = (data.x.clone().requires_grad_() for _ in range(2))
+    out, expected = compiled(ours, data.edge_index), layer(theirs, data.edge_index)
+    torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-10)
+    seed = torch.randn_like(expected)
+    out.backward(seed)
+    expected.backward(seed)
+    torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-10, atol=1e-10)
+    for mine, other in zip(compiled.parameters(), layer.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, other.grad, rtol=1e-10, atol=1e-10)
+    backends = {
+        step.price.backend for plan in compiled.plan.layers for step in plan.steps if step.step.op == "spmm"
+    }
+    assert backends == {"hag"}
+
+
+def test_the_plan_says_that_a_form_was_forced_and_its_counts() -> None:
+    data = data_of(False, False, 6, torch.float32)
+    plan = plait.explain(GCNConv(6, 19), data, forms=["hag"])
+    assert any("form hag is forced" in note and "shared sums" in note for note in plan.notes)
+
+
+def test_a_model_of_two_layers_trains_alike_with_and_without_the_form() -> None:
+    data = data_of(False, False, 6, torch.float64)
+    losses = []
+    for names in (["csr"], ["hag"]):
+        torch.manual_seed(1)
+        model = nn.ModuleList([GCNConv(6, 16), SAGEConv(16, 4)]).double()
+        root = _Two(model)
+        compiled = plait.compile(root, data, forms=names)
+        optimiser = torch.optim.SGD(compiled.parameters(), lr=0.1)
+        history = []
+        for _ in range(10):
+            optimiser.zero_grad()
+            loss = compiled(data.x, data.edge_index).square().mean()
+            loss.backward()
+            optimiser.step()
+            history.append(loss.item())
+        losses.append(history)
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-9)
+
+
+class _Two(nn.Module):
+    def __init__(self, layers: nn.ModuleList) -> None:
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:
+        return self.layers[1](self.layers[0](x, edge_index).relu(), edge_index)
+
+
+def test_weighted_edges_keep_csr() -> None:
+    data = data_of(False, False, 6, torch.float32)
+    weight = torch.rand(data.edge_index.shape[1])
+    layer = GraphConv(6, 19)
+    compiled = plait.compile(layer, data, forms=["hag"])
+    out = compiled(data.x, data.edge_index, weight)
+    torch.testing.assert_close(out, layer(data.x, data.edge_index, weight), rtol=1e-4, atol=1e-4)
+    assert not any(s.price.backend == "hag" for plan in compiled.plan.layers for s in plan.steps)
+
+
+def test_small_graphs_and_few_epochs_are_never_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forms.hag, "search", lambda *a, **k: pytest.fail("searched"))
+    data = data_of(False, False, 6, torch.float32)
+    for options in ({}, {"epochs": 10}, {"forms": ["csr"]}):
+        plan = plait.explain(GCNConv(6, 19), data, **options)
+        assert not any("is used" in note for note in plan.notes)
+
+
+def test_the_environment_overrules_the_argument(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLAIT_FORMS", "csr")
+    assert forms.chosen_names(["hag"]) == ("csr",)
+    monkeypatch.setenv("PLAIT_FORMS", "cbm")
+    with pytest.raises(InputError, match=r"PLAIT_FORMS.*csr, hag"):
+        forms.chosen_names(None)
+
+
+@pytest.mark.parametrize("bad", [["coo"], [], "csr"])
+def test_unknown_forms_are_refused(bad: object) -> None:
+    with pytest.raises(InputError, match="forms"):
+        plait.compile(GCNConv(2, 2), forms=bad)
+
+
+def many_cliques() -> Graph:
+    u, v = np.nonzero(1 - np.eye(30, dtype=int))
+    first = 30 * np.arange(20)[:, None]
+    return Graph.from_edge_index((first + u).ravel(), (first + v).ravel(), 600)
+
+
+def pattern_of(graph: Graph) -> Callable[[bool], Pattern]:
+    return lambda is_transposed: Pattern(graph.indptr, graph.indices, graph.num_sources)
+
+
+@pytest.mark.parametrize(("gain", "is_used"), [(1.5, True), (1.04, False), (0.7, False)])
+def test_a_form_is_used_only_where_the_timed_check_says_so(
+    gain: float, is_used: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forms, "timed", lambda *a: (gain, 1.0))
+    graph, found = many_cliques(), Forms(calls=1000)
+    uses = [Use(False, 64), Use(True, 64)]
+    form = found.find(graph, torch.float32, 0.5, uses, pattern_of(graph))
+    assert (form is not None) == is_used
+    assert f"form hag is {'' if is_used else 'not '}used" in found.notes[0]
+    assert f"{gain:.2f}x forward at width 64" in found.notes[0]
+    again = found.find(graph, torch.float32, 0.5, uses, pattern_of(graph))
+    assert again is form
+    assert len(found.notes) == 1
+
+
+def test_one_way_may_gain_where_the_other_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        forms, "timed", lambda pattern, sums, use, dtype: (0.8 if use.width > 32 else 2.0, 1.0)
+    )
+    graph = many_cliques()
+    uses = [Use(False, 16), Use(False, 128)]
+    form = Forms(calls=1000).find(graph, torch.float32, 0.5, uses, pattern_of(graph))
+    assert form is not None
+    assert form.forward.gain(16) == 2.0
+    assert form.forward.gain(128) == 1.0
+
+
+def test_gains_hold_near_the_width_they_were_timed_at() -> None:
+    direction = Direction(Sums(tile_schedule(search(many_cliques()))), "", {64: 2.0})
+    assert [direction.gain(w) for w in (0, 1, 31, 32, 64, 128, 129)] == [1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 1.0]
+
+
+def test_random_graphs_are_refused_by_the_forecast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forms.hag, "search", lambda *a, **k: pytest.fail("searched"))
+    rng = np.random.default_rng(0)
+    graph = Graph.from_edge_index(rng.integers(0, 2000, 20000), rng.integers(0, 2000, 20000), 2000)
+    found = Forms(calls=1000)
+    assert found.find(graph, torch.float32, 1.0, [Use(False, 64)], pattern_of(graph)) is None
+    assert "little in common" in found.notes[0]
