@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from plait.features.cache import Cache, Counters
 from plait.features.lookup import slot_table
 from plait.features.policies import Policy, Step
 from plait.features.scores import degree, inclusion_probability, presample
@@ -10,6 +11,8 @@ from plait.features.trace import Trace, pack
 
 __all__ = [
     "POLICIES",
+    "Cache",
+    "Counters",
     "Outcome",
     "Policy",
     "Step",

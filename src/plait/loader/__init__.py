@@ -9,19 +9,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from plait.loader.layerwise import inference as inference
+    from plait.loader.link import LinkNeighborLoader as LinkNeighborLoader
     from plait.loader.neighbor import NeighborLoader as NeighborLoader
     from plait.loader.prefetch import Prefetch as Prefetch
     from plait.loader.sampler import Sample as Sample
     from plait.loader.sampler import Sampler as Sampler
 
 _HOME = {
+    "LinkNeighborLoader": "plait.loader.link",
     "NeighborLoader": "plait.loader.neighbor",
     "Prefetch": "plait.loader.prefetch",
     "Sample": "plait.loader.sampler",
     "Sampler": "plait.loader.sampler",
+    "inference": "plait.loader.layerwise",
 }
 
-__all__ = ["NeighborLoader", "Prefetch", "Sample", "Sampler"]
+__all__ = ["LinkNeighborLoader", "NeighborLoader", "Prefetch", "Sample", "Sampler", "inference"]
 
 
 def __getattr__(name: str) -> Any:

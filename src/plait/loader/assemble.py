@@ -68,15 +68,18 @@ class Assembler:
             filled[key] = torch.from_numpy(rows.take(nodes.numpy()))
 
 
-def take_rows(value: Any, nodes: Tensor, dim: int, buffers: Buffers) -> Tensor:
-    """The entries `nodes` of `value` along `dim`."""
+def take_rows(value: Any, nodes: Tensor, dim: int = 0, buffers: Buffers | None = None) -> Tensor:
+    """The entries `nodes` of `value` along `dim`, in one of `buffers` where that is possible."""
     if isinstance(value, np.ndarray) and dim == 0:
         return torch.from_numpy(as_rows(value).take(nodes.numpy()))
     if not _is_plain(value, dim) or torch.utils.data.get_worker_info() is not None:
         chosen: Tensor = index_select(value, nodes.to(getattr(value, "device", "cpu")), dim=dim)
         return chosen
     width = value[0].numel() if value.size(0) else 1
-    out = buffers.take(nodes.numel(), width, value.dtype).view(nodes.numel(), *value.shape[1:])
+    if buffers is None:
+        out = torch.empty((nodes.numel(), *value.shape[1:]), dtype=value.dtype)
+    else:
+        out = buffers.take(nodes.numel(), width, value.dtype).view(nodes.numel(), *value.shape[1:])
     gather(_bytes(value), nodes.numpy(), _bytes(out))
     return out
 

@@ -1,0 +1,221 @@
+"""A cache answers as its source does, counts as the simulation does, and stands a source that fails."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from plait.errors import InputError
+from plait.features import simulate
+from plait.features.cache import Cache
+
+RNG = np.random.default_rng(1)
+NUM_ROWS = 50
+ONLINE = ["random", "degree", "massivegnn", "lru", "lfu", "clock", "sieve", "s3fifo", "lookahead"]
+
+
+def trace(batches: int = 40) -> list[Any]:
+    """Batches of distinct rows, some hot."""
+    heat = RNG.zipf(1.4, NUM_ROWS).astype(float)
+    return [
+        RNG.choice(NUM_ROWS, RNG.integers(1, 15), replace=False, p=heat / heat.sum()) for _ in range(batches)
+    ]
+
+
+def table(dtype: Any = np.float32, width: int = 3) -> Any:
+    return (RNG.random((NUM_ROWS, width)) * 99).astype(dtype)
+
+
+@pytest.mark.parametrize("policy", [*ONLINE, "none"])
+@pytest.mark.parametrize("capacity", [1, 10, 50, 500])
+def test_rows_are_those_of_the_source(policy: str, capacity: int) -> None:
+    rows, scores = table(), np.arange(NUM_ROWS)
+    cache = Cache(rows, capacity, policy, scores=scores)
+    for ids in trace():
+        assert np.array_equal(cache.take(ids), rows[ids])
+
+
+@pytest.mark.parametrize("policy", ONLINE)
+def test_the_counters_are_those_of_the_simulation(policy: str) -> None:
+    rows, scores, batches = table(), np.arange(NUM_ROWS), trace()
+    batches[0] = np.append(
+        np.setdiff1d(batches[0], NUM_ROWS - 1), NUM_ROWS - 1
+    )  # the simulation counts to there
+    params = {"window": 0} if policy == "lookahead" else {}
+    cache = Cache(rows, 9, policy, scores=scores, **params)
+    for ids in batches:
+        cache.take(ids)
+    expected = simulate(batches, 9, policy, scores=scores, **params)
+    counters = cache.counters
+    assert (counters.requests, counters.hits, counters.evictions) == (
+        expected.requests,
+        expected.hits,
+        expected.evictions,
+    )
+    assert counters.remote_rows == expected.remote_rows
+    assert counters.remote_bytes == expected.remote_rows * 12
+    assert counters.hit_rate == expected.hit_rate
+
+
+def test_a_revealed_future_is_used_as_belady_would() -> None:
+    rows, batches = table(), trace()
+    cache = Cache(rows, 9, window=len(batches))
+    for ids in batches:
+        cache.reveal(ids)
+    for ids in batches:
+        assert np.array_equal(cache.take(ids), rows[ids])
+    assert cache.counters.remote_rows == simulate(batches, 9, "belady").remote_rows
+
+
+def test_more_may_be_revealed_than_the_window_holds() -> None:
+    rows, batches = table(), trace()
+    cache = Cache(rows, 9, window=3)
+    for ids in batches:
+        cache.reveal(ids)
+    for ids in batches:
+        assert np.array_equal(cache.take(ids), rows[ids])
+    assert cache.counters.remote_rows == simulate(batches, 9, "lookahead", window=3).remote_rows
+
+
+def test_a_future_that_does_not_come_is_forgotten_and_the_rows_stay() -> None:
+    rows = table()
+    cache = Cache(rows, 9, window=5)
+    hot = np.arange(9)
+    for _ in range(3):
+        cache.take(hot)
+    for ids in trace(4):
+        cache.reveal(ids)
+    cache.forget()
+    before = cache.counters.remote_rows
+    assert np.array_equal(cache.take(hot), rows[hot])
+    assert cache.counters.remote_rows == before
+    cache.reveal(np.array([1, 2]))
+    for ids in ([30, 31], [4, 5, 6], [1, 2]):  # none of them as announced
+        assert np.array_equal(cache.take(np.array(ids)), rows[ids])
+
+
+@pytest.mark.parametrize("policy", ["auto", "lru", "none"])
+def test_repeated_ids_are_served_and_count_once(policy: str) -> None:
+    rows = table()
+    cache = Cache(rows, 5, policy)
+    ids = np.array([7, 7, 3, 7, 3])
+    cache.reveal(ids)
+    assert np.array_equal(cache.take(ids), rows[ids])
+    assert cache.counters.requests == 2
+    assert cache.counters.remote_rows == 2
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.int64, np.bool_, np.uint8])
+def test_rows_of_any_dtype_are_kept(dtype: Any) -> None:
+    rows = table(dtype, 1)
+    cache = Cache(rows, 9, "lru")
+    for ids in trace():
+        assert np.array_equal(cache.take(ids), rows[ids])
+
+
+def test_no_ids_are_no_rows() -> None:
+    assert Cache(table(), 5).take(np.array([], np.int64)).shape == (0, 3)
+
+
+def test_local_rows_pass_by_and_the_halo_has_its_own_rate() -> None:
+    rows = table()
+    local = np.arange(NUM_ROWS) < 25
+    halo = (np.arange(NUM_ROWS) >= 25) & (np.arange(NUM_ROWS) < 30)
+    cache = Cache(rows, 8, "lru", local=local, halo=halo)
+    batches = trace()
+    for ids in batches:
+        assert np.array_equal(cache.take(ids), rows[ids])
+    expected = simulate([ids[ids >= 25] for ids in batches], 8, "lru")
+    counters = cache.counters
+    assert (counters.requests, counters.hits) == (expected.requests, expected.hits)
+    assert counters.halo_requests == sum(int(halo[ids].sum()) for ids in batches)
+    assert 0 < counters.halo_hits <= counters.hits
+    assert counters.halo_hit_rate == counters.halo_hits / counters.halo_requests
+
+
+@pytest.mark.parametrize("policy", ["auto", "lru", "massivegnn", "degree"])
+def test_a_failing_source_leaves_the_cache_right(policy: str) -> None:
+    rows = table()
+    fail = [False]
+
+    def source(ids: Any) -> Any:
+        if fail[0]:
+            raise TimeoutError("slow")
+        return rows[ids]
+
+    params = {"delta": 2} if policy == "massivegnn" else {}
+    cache = Cache(
+        source, 9, policy, num_rows=NUM_ROWS, scores=np.arange(NUM_ROWS), retries=1, pause_seconds=0, **params
+    )
+    for n, ids in enumerate(trace(60)):
+        fail[0] = n % 3 == 2
+        try:
+            assert np.array_equal(cache.take(ids), rows[ids])
+        except InputError as error:
+            assert "slow" in str(error)  # noqa: PT017 - whether it fails depends on what is kept
+    assert cache.counters.failures >= 2
+
+
+def test_a_source_that_changes_its_rows_is_refused() -> None:
+    cache = Cache(lambda ids: np.zeros((ids.size, 3 if 0 in ids else 2)), 4, num_rows=9)
+    cache.take(np.array([0, 1]))
+    with pytest.raises(InputError, match="alike"):
+        cache.take(np.array([5]))
+
+
+def test_clearing_forgets_the_rows() -> None:
+    cache = Cache(table(), 9, "lru")
+    cache.take(np.arange(5))
+    cache.clear()
+    cache.take(np.arange(5))
+    assert cache.counters.hits == 0
+
+
+def test_threads_share_a_cache() -> None:
+    rows = table()
+    cache = Cache(rows, 9, "lru")
+    wrong = []
+
+    def work(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        for _ in range(200):
+            ids = rng.choice(NUM_ROWS, 8, replace=False)
+            if not np.array_equal(cache.take(ids), rows[ids]):
+                wrong.append(ids)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(3)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
+    assert cache.counters.requests == 3 * 200 * 8
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"capacity": 0}, "capacity=0"),
+    ({"capacity": -4}, "capacity"),
+    ({"policy": "fifo"}, "choose one of"),
+    ({"policy": "degree"}, "scores"),
+    ({"policy": "lru", "gamma": 2}, "no parameter"),
+    ({"source": lambda ids: ids}, "num_rows"),
+    ({"local": np.ones(3, bool)}, "local"),
+    ({"halo": np.ones(NUM_ROWS)}, "truth"),
+    ({"retries": -1}, "retries"),
+    ({"window": -1}, "window"),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), BAD, ids=[m for _, m in BAD])
+def test_bad_settings_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Cache(**{"source": table(), "capacity": 5, **given})
+
+
+@pytest.mark.parametrize("ids", [[50], [-1], [[1]], [0.5]])
+def test_ids_that_are_none_are_refused(ids: Any) -> None:
+    with pytest.raises(InputError, match="ids"):
+        Cache(table(), 5).take(ids)
