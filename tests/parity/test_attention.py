@@ -1,0 +1,173 @@
+"""Attention layers compiled against PyG: outputs, gradients, options, and what stays in PyG."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv
+
+import plait
+from plait.cost.machine import default_profile
+from plait.cost.work import Matrix, Uniform
+from plait.plan.attention import AttentionProblem, choose
+from tests.parity.harness import agree, close
+
+N, WIDTH = 40, 12
+
+
+def edges(seed: int = 0, count: int = 300) -> torch.Tensor:
+    """Random edges with loops and repeats; nodes 7 and 8 receive nothing."""
+    generator = torch.Generator().manual_seed(seed)
+    found = torch.randint(0, N, (2, count), generator=generator)
+    return found[:, (found[1] != 7) & (found[1] != 8)]
+
+
+def features(rows: int = N, width: int = WIDTH, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(rows, width, generator=torch.Generator().manual_seed(rows)).to(dtype)
+
+
+def drawn(module: Any, dtype: torch.dtype = torch.float32) -> Any:
+    torch.manual_seed(1)
+    module = module.to(dtype)
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    return module
+
+
+GAT_OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"concat": False},
+    {"add_self_loops": False, "bias": False},
+    {"residual": True, "negative_slope": 0.0},
+    {"residual": True, "concat": False},
+]
+
+
+@pytest.mark.parametrize("options", GAT_OPTIONS, ids=str)
+def test_gat_answers_like_pyg(options: dict[str, Any]) -> None:
+    agree(drawn(GATConv(WIDTH, 5, heads=3, **options)), features(), edges(), calls=2)
+
+
+@pytest.mark.parametrize("options", [*GAT_OPTIONS, {"share_weights": True}], ids=str)
+def test_gatv2_answers_like_pyg(options: dict[str, Any]) -> None:
+    agree(drawn(GATv2Conv(WIDTH, 5, heads=3, **options)), features(), edges(), calls=2)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"concat": False}, {"beta": True}, {"root_weight": False}, {"bias": False}], ids=str
+)
+def test_transformer_answers_like_pyg(options: dict[str, Any]) -> None:
+    agree(drawn(TransformerConv(WIDTH, 5, heads=3, **options)), features(), edges(), calls=2)
+
+
+@pytest.mark.parametrize("layer", [GATConv, GATv2Conv, TransformerConv])
+def test_double_precision_agrees_to_double_precision(layer: Any) -> None:
+    agree(drawn(layer(WIDTH, 5, heads=3), torch.float64), features(dtype=torch.float64), edges())
+
+
+@pytest.mark.parametrize(("heads", "width", "inner"), [(1, 33, 12), (8, 3, 40), (4, 40, 8)])
+def test_gat_heads_and_widths(heads: int, width: int, inner: int) -> None:
+    agree(drawn(GATConv(inner, width, heads=heads)), features(width=inner), edges())
+
+
+@pytest.mark.parametrize("choice", ["gat", "gat folded", "recompute"])
+def test_every_candidate_of_gat_computes_the_same(choice: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from plait.plan import attention as plan
+
+    found = plan.candidates
+    monkeypatch.setattr(plan, "candidates", lambda problem: {choice: found(problem)[choice]})
+    compiled = agree(drawn(GATConv(WIDTH, 5, heads=3)), features(), edges())
+    assert compiled.plan.layers[0].choice == choice
+
+
+@pytest.mark.parametrize("fill", ["mean", "add", 2.0])
+@pytest.mark.parametrize("width", [None, 4])
+def test_gat_edge_features(fill: Any, width: int | None) -> None:
+    given = edges()
+    attr = torch.randn(given.shape[1], *([width] if width else []))
+    agree(drawn(GATConv(WIDTH, 5, heads=3, edge_dim=width or 1, fill_value=fill)), features(), given, attr)
+
+
+@pytest.mark.parametrize("layer", [GATConv, GATv2Conv, TransformerConv])
+def test_pairs_of_features(layer: Any) -> None:
+    given = torch.stack([torch.randint(0, 30, (200,)), torch.randint(0, N, (200,))])
+    module = drawn(layer((WIDTH, 7), 5, heads=3))
+    agree(module, (features(30), features(N, 7)), given)
+
+
+def test_gat_attention_weights_are_those_of_pyg() -> None:
+    module = drawn(GATConv(WIDTH, 5, heads=3, edge_dim=2))
+    given = edges()
+    attr = torch.randn(given.shape[1], 2)
+    expected, (listed, weights) = module(features(), given, attr, return_attention_weights=True)
+    result, (mine, own) = plait.compile(module)(features(), given, attr, return_attention_weights=True)
+    close(result, expected, 1e-5, "output")
+    assert torch.equal(mine, listed)
+    close(own, weights, 1e-5, "weights")
+
+
+def test_a_hub_of_ten_thousand_edges() -> None:
+    rows = torch.cat([torch.zeros(10000, dtype=torch.int64), torch.randint(0, N, (200,))])
+    given = torch.stack([torch.randint(0, N, (10200,)), rows])
+    agree(drawn(GATConv(WIDTH, 5, heads=3)), features(), given)
+
+
+def test_an_output_changed_in_place_does_not_change_the_gradients() -> None:
+    module, given = drawn(GATConv(WIDTH, 5, heads=3)), edges()
+    compiled = plait.compile(copy.deepcopy(module))
+    grads = []
+    for model in (module, compiled):
+        x = features().requires_grad_()
+        model(x, given).relu_().square().sum().backward()
+        assert x.grad is not None
+        grads.append(x.grad)
+    close(grads[1], grads[0], 1e-4, "gradient of x")
+
+
+def test_dropout_is_reproducible_and_keeps_the_mean() -> None:
+    module, given = drawn(GATConv(WIDTH, 5, heads=3, dropout=0.5)), edges()
+    compiled = plait.compile(module)
+    outs = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        outs.append(compiled(features(), given).detach().clone())
+    assert torch.equal(outs[0], outs[1])
+    assert not torch.equal(outs[0], outs[2])
+    torch.manual_seed(2)
+    mean = torch.stack([compiled(features(), given).detach() for _ in range(400)]).mean(0)
+    close(mean, module.eval()(features(), given).detach(), 0.15, "mean")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, e: plait.compile(GATConv(WIDTH, 2, heads=17))(x, e),
+        lambda x, e: plait.compile(GATv2Conv(WIDTH, 2, edge_dim=3))(x, e, torch.randn(e.shape[1], 3)),
+        lambda x, e: plait.compile(TransformerConv(WIDTH, 2))(x, e, return_attention_weights=True)[0],
+    ],
+)
+def test_what_is_not_lowered_runs_in_pyg(call: Any) -> None:
+    assert bool(torch.isfinite(call(features(), edges())).all())
+
+
+def problem(inner: int, width: int) -> AttentionProblem:
+    rows, count = 50000, 2000000
+    matrix = Matrix(rows, rows, count, True, Uniform(rows), Uniform(rows))
+    return AttentionProblem("layer", "gat", matrix, inner, width, 4, 1, default_profile())
+
+
+def test_recompute_wins_for_narrow_inputs_and_reuse_for_narrow_outputs() -> None:
+    assert choose(problem(16, 64)).choice == "recompute"
+    assert choose(problem(256, 8)).choice == "gat"
+    plan = choose(problem(64, 16))
+    assert plan.choice.startswith("gat")
+    assert {loser.seconds is not None and loser.seconds >= plan.seconds for loser in plan.rejected} == {True}
+
+
+def test_the_plan_prints_its_steps_within_a_hundred_columns() -> None:
+    lines = choose(problem(16, 64)).lines()
+    assert any("recompute" in line for line in lines)
+    assert max(map(len, lines)) <= 100
