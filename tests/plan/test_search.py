@@ -34,7 +34,8 @@ def test_exhaustion_finds_nothing_cheaper_than_the_choice(name: str) -> None:
                 name, int(10 ** rng.uniform(1, 6)), 8, widths=widths, wrt=wrt, machine=random_machine(rng)
             )
             least = min(seconds for _, seconds in best_by_exhaustion(case))
-            assert search(case).seconds <= least * (1 + 1e-9)
+            # prices within 2% are one price: the leaner plan is taken then
+            assert search(case).seconds <= least * 1.0201
 
 
 def test_the_choice_is_the_cheapest_of_the_survey_and_losers_keep_their_prices() -> None:

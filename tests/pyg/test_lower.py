@@ -345,8 +345,8 @@ def test_forms_are_built_once_per_option() -> None:
     assert seen[0] is seen[1]
 
 
-def test_fourteen_layers_have_a_rule_and_others_are_still_convolutions() -> None:
+def test_layers_with_a_rule_are_listed_and_others_are_still_convolutions() -> None:
     assert set(supported()) >= {"GCNConv", "SAGEConv", "APPNP", "LGConv", "ARMAConv"}
-    assert len(supported()) == 14
+    assert len(supported()) >= 14
     assert is_conv(GATConv(4, 4))
     assert not is_conv(nn.Linear(4, 4))

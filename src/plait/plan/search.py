@@ -17,6 +17,8 @@ from plait.plan.prune import Survivor, prune
 
 __all__ = ["Problem", "best_by_exhaustion", "price_program", "search", "survey"]
 
+_SAME_PRICE = 1.02
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -57,7 +59,11 @@ def search(problem: Problem) -> LayerPlan:
             "raise the limit to that, or train on mini-batches"
         )
     ranked = sorted(fitting, key=lambda plan: plan.seconds)
-    best = ranked[0]
+    # prices this close are one price: then the leaner plan
+    close = [plan for plan in ranked if plan.seconds <= _SAME_PRICE * ranked[0].seconds]
+    best = min(close, key=lambda plan: (plan.peak_bytes, plan.seconds))
+    ranked.remove(best)
+    ranked.insert(0, best)
     too_large = [plan for plan in priced if plan not in fitting]
     rejected = tuple(
         [Rejected(p.describe(), p.seconds, p.peak_bytes, _ratio(p, best)) for p in ranked[1:]]

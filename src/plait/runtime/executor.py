@@ -73,6 +73,8 @@ class Compiled:
         self.run_of = run
         self.program = program
         self.may_pool = may_pool
+        self.known: dict[str, Any] = {}  # constants by name, looked up once
+        self.prices = {step.out: run.plan.price_of(step.out) for step in program.steps}
         made = {step.out for step in program.steps}
         last = {name: k for k, step in enumerate(program.steps) for _, name in step.reads if name in made}
         views = {step.out for step in program.steps if step.op in ("columns_of", "rows_of")}
@@ -124,7 +126,7 @@ class Compiled:
 
     def _constant(self, step: Step, role: str) -> torch.Tensor | None:
         name = step.get(role)
-        return None if name is None else self.run_of.constants.vector(self.program.constants[name])
+        return None if name is None else self._named(name)
 
     def _row_scale(self, step: Step, role: str, env: Env, rows: int) -> torch.Tensor | None:
         """A scaling by rows: a constant diagonal, or a scalar input spread over the rows."""
@@ -132,12 +134,19 @@ class Compiled:
         if name is None:
             return None
         if name in self.program.constants:
-            return self.run_of.constants.vector(self.program.constants[name])
+            return self._named(name)
         scalar: torch.Tensor = env[name]
         return scalar.detach().reshape(1).expand(rows).contiguous()
 
     def _matrix(self, step: Step) -> SparseValue:
-        return self.run_of.constants.matrix(self.program.constants[step["matrix"]])
+        matrix: SparseValue = self._named(step["matrix"])
+        return matrix
+
+    def _named(self, name: str) -> Any:
+        value = self.known.get(name)
+        if value is None:
+            value = self.known[name] = self.run_of.constants.value(self.program.constants[name])
+        return value
 
     # Sparse products --------------------------------------------------------------------------
 
@@ -145,7 +154,7 @@ class Compiled:
         x = env[step["x"]]
         matrix = self._matrix(step)
         pattern, weight = matrix.operands(step.is_transposed)
-        price = self.run_of.plan.price_of(step.out)
+        price = self.prices[step.out]
         out = self._out(step, env, owns, pattern.num_rows, x.shape[1], x)
         if price is not None and price.backend == "torch":
             return self._spmm_torch(step, env, matrix, x, out)
@@ -216,7 +225,7 @@ class Compiled:
             out = self._out(step, env, owns, pattern.num_rows, w.shape[1], w)
             return sparse.spmm(pattern, w.contiguous(), out, edge=weight, addend=addend, bias=bias)
         out = self._out(step, env, owns, x.shape[0], w.shape[1], x)
-        price = self.run_of.plan.price_of(step.out)
+        price = self.prices[step.out]
         if price is not None and price.backend == "torch":
             return _mm(x, w, out, addend, bias)
         return dense.gemm(x, w, out, addend=addend, bias=bias)
@@ -227,7 +236,7 @@ class Compiled:
             pattern, weight = left.operands(True)
             out = torch.empty((pattern.num_rows, right.shape[1]), dtype=right.dtype)
             return sparse.spmm(pattern, right, out, edge=weight)
-        price = self.run_of.plan.price_of(step.out)
+        price = self.prices[step.out]
         is_wide_left = left.shape[1] > right.shape[1]
         if price is not None and price.backend == "torch":
             return torch.mm(right.t(), left).t() if is_wide_left else torch.mm(left.t(), right)
