@@ -20,6 +20,7 @@ COMMANDS = {
     "bench": ("plait.cli.bench", "compare plait with its peers, layer by layer or as whole models"),
     "calibrate": ("plait.cli.calibrate", "measure this machine, so that plans are priced for it"),
     "hag": ("plait.cli.hag", "count and time what summing shared neighbours once would save on a graph"),
+    "cache": ("plait.cli.cache", "say whether caching remote features would pay, which rule and what size"),
     "doctor": ("plait.cli.doctor", "say what is installed, what is used and what is missing"),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from plait.features.advise import Advice, Network, advise
 from plait.features.cache import Cache, Counters
 from plait.features.lookup import slot_table
 from plait.features.policies import Policy, Step
@@ -11,12 +12,15 @@ from plait.features.trace import Trace, pack
 
 __all__ = [
     "POLICIES",
+    "Advice",
     "Cache",
     "Counters",
+    "Network",
     "Outcome",
     "Policy",
     "Step",
     "Trace",
+    "advise",
     "degree",
     "inclusion_probability",
     "make_policy",

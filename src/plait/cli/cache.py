@@ -1,0 +1,166 @@
+"""plait cache: would a cache of remote features help on this graph, which one, and how large."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from plait.errors import InputError
+
+if TYPE_CHECKING:
+    from plait.graph import Graph
+
+__all__ = ["add_arguments", "run"]
+
+# METIS takes about a second per million edges; larger graphs are cut by node number.
+_METIS_EDGES = 10_000_000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Graph, partition, sampling, network."""
+    parser.add_argument(
+        "--data", default="sbm", metavar="FILE|GENERATOR", help="an npz file, a name, or sbm, rmat:..."
+    )
+    parser.add_argument("--data-dir", metavar="FOLDER", help="where the graph files are")
+    parser.add_argument("--parts", type=int, default=4, metavar="K", help="partitions (default 4)")
+    parser.add_argument("--assignment", metavar="FILE.npy", help="the partition of every node")
+    parser.add_argument("--rank", type=int, default=0, help="the partition to trace (default 0)")
+    parser.add_argument(
+        "--fanout", default="10,25", metavar="K,...", help="neighbours per hop (default 10,25)"
+    )
+    parser.add_argument("--batch", type=int, default=1000, metavar="N", help="seeds per batch (default 1000)")
+    parser.add_argument(
+        "--train", type=float, default=0.1, metavar="SHARE", help="seeds when the file has none"
+    )
+    parser.add_argument(
+        "--width", type=int, metavar="N", help="features per node (default: the file's, or 128)"
+    )
+    parser.add_argument("--network", default="1gbit", help="such as 1gbit or 10gbit,50us (default 1gbit)")
+    parser.add_argument(
+        "--compute", type=float, default=50.0, metavar="MS", help="computation per batch (default 50 ms)"
+    )
+    parser.add_argument("--epochs", type=int, default=2, metavar="N", help="epochs to trace (default 2)")
+    parser.add_argument("--plot", metavar="FILE.svg", help="draw hit rate over capacity")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Trace, simulate, print, draw."""
+    from plait.bench.cases import find_graph
+    from plait.features.advise import advise
+    from plait.features.scores import degree, inclusion_probability
+    from plait.loader.remote import remote_trace
+    from plait.report.cache import advice_figure, advice_text
+
+    fanout = _fanout(args.fanout)
+    loaded = find_graph(args.data, args.data_dir)
+    graph = loaded.graph
+    part, how = _partition(graph, args.parts, args.assignment)
+    train = _train(loaded, args.train)
+    trace = remote_trace(graph, fanout, args.batch, part, rank=args.rank, train=train, epochs=args.epochs)
+    if trace.is_cut:
+        print("note: the trace was cut; it stands for the whole", file=sys.stderr)
+    width = args.width or _width(loaded)
+    mine = train[part[train] == args.rank]
+    remote = part != args.rank
+    scores = {
+        "degree": np.where(remote, degree(graph), 0),
+        "vip": np.where(remote, inclusion_probability(graph, fanout, mine, args.batch), 0),
+    }
+    advice = advise(
+        trace.batches,
+        4 * width,
+        args.network,
+        epochs=trace.epochs,
+        compute_seconds=args.compute / 1e3,
+        sample_seconds=trace.sample_seconds,
+        scores=scores,
+    )
+    title = (
+        f"{args.data}, part {args.rank} of {how}, fanout {args.fanout}, batch {args.batch}, {args.network}"
+    )
+    print(
+        f"{title}\n{graph.num_nodes:,} nodes, {graph.num_edges:,} edges, rows of {width} float32\n"
+        f"per epoch: {advice.batches} batches of {trace.rows_per_batch:,.0f} rows, "
+        f"{advice.none.remote_rows / advice.batches:,.0f} of them remote\n"
+        f"per batch: computing is taken to last {args.compute:g} ms, sampling took "
+        f"{trace.sample_seconds * 1e3:.1f} ms here\n"
+    )
+    print(advice_text(advice))
+    if args.plot:
+        _write(Path(args.plot), advice_figure(advice, title))
+        print(f"figure: {args.plot}")
+    return 0
+
+
+def _fanout(text: str) -> list[int]:
+    try:
+        return [int(k) for k in text.split(",")]
+    except ValueError:
+        raise InputError(f"--fanout: {text!r} is not a list of numbers; write for example 15,10,5") from None
+
+
+def _width(loaded: Any) -> int:
+    return 128 if loaded.x is None else int(loaded.x.shape[1])
+
+
+def _train(loaded: Any, share: float) -> Any:
+    """The training nodes of the file, else a seeded share of all nodes."""
+    mask = loaded.masks.get("train")
+    if mask is not None:
+        return np.flatnonzero(mask if mask.ndim == 1 else mask[0])
+    if not 0 < share <= 1:
+        raise InputError(f"--train: {share} is not a share of the nodes; give more than 0 and up to 1")
+    count = max(1, round(share * loaded.graph.num_nodes))
+    return np.sort(np.random.default_rng(0).choice(loaded.graph.num_nodes, count, replace=False))
+
+
+def _partition(graph: Graph, parts: int, assignment: str | None) -> tuple[Any, str]:
+    """The partition of every node, and how it was made."""
+    if assignment is not None:
+        try:
+            given = np.load(assignment, allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise InputError(f"--assignment: {assignment} is not a readable .npy file ({error})") from error
+        if given.shape != (graph.num_nodes,) or given.dtype.kind not in "iu":
+            raise InputError(
+                f"--assignment: {assignment} has shape {given.shape} and type {given.dtype}; it needs a "
+                f"whole number for each of {graph.num_nodes} nodes"
+            )
+        return given, f"{int(given.max()) + 1} ({Path(assignment).name})"
+    if parts < 2:
+        raise InputError(f"--parts: {parts} leaves nothing remote; give 2 or more")
+    if graph.num_edges <= _METIS_EDGES:
+        try:
+            return _metis(graph, parts), f"{parts} (METIS)"
+        except ImportError:
+            pass
+    return np.arange(graph.num_nodes) * parts // graph.num_nodes, f"{parts} (by node number)"
+
+
+def _metis(graph: Graph, parts: int) -> Any:
+    import pymetis
+
+    rows, columns = graph.edge_rows().astype(np.int64), graph.indices.astype(np.int64)
+    keep = rows != columns  # METIS takes undirected edges without loops
+    code = np.concatenate((rows, columns)) * graph.num_nodes + np.concatenate((columns, rows))
+    code = np.unique(code[np.concatenate((keep, keep))])
+    degrees = np.bincount(code // graph.num_nodes, minlength=graph.num_nodes)
+    pointer = np.concatenate(([0], np.cumsum(degrees)))
+    _, part = pymetis.part_graph(parts, xadj=pointer.tolist(), adjncy=(code % graph.num_nodes).tolist())
+    return np.asarray(part)
+
+
+def _write(path: Path, text: str) -> None:
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, path)
+    except OSError as error:
+        raise InputError(f"--plot: cannot write {path} ({error})") from error
+    finally:
+        partial.unlink(missing_ok=True)

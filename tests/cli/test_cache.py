@@ -1,0 +1,59 @@
+"""cli/cache: the table, the recommendation, the figure, and refusals."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from plait.cli.main import main
+
+GRAPH = ["--data", "rmat:scale=9,edges=4000", "--batch", "16", "--fanout", "4,3", "--parts", "2"]
+
+
+def test_the_advice_is_printed_and_fits_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cache", *GRAPH, "--network", "1mbit", "--compute", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "lookahead" in out
+    assert "belady" in out
+    assert "recommended: policy=" in out
+    assert all(len(line) <= 100 for line in out.splitlines())
+
+
+def test_it_says_when_none_is_worth_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cache", *GRAPH, "--network", "100gbit"]) == 0
+    assert "recommended: no cache" in capsys.readouterr().out
+
+
+def test_the_figure_is_svg(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "hit.svg"
+    assert main(["cache", *GRAPH, "--plot", str(target)]) == 0
+    root = ElementTree.parse(target).getroot()
+    assert root.tag.endswith("svg")
+    assert len(root.findall("{*}polyline")) == 8
+    assert [p.name for p in tmp_path.iterdir()] == ["hit.svg"]
+
+
+def test_an_assignment_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.save(tmp_path / "part.npy", np.arange(512) % 5)
+    assert main(["cache", *GRAPH, "--assignment", str(tmp_path / "part.npy")]) == 0
+    assert "part 0 of 5 (part.npy)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        ["--fanout", "a"],
+        ["--parts", "1"],
+        ["--train", "2"],
+        ["--network", "fast"],
+        ["--assignment", "no.npy"],
+        ["--plot", "no/such/folder/x.svg"],
+    ],
+    ids=" ".join,
+)
+def test_bad_arguments_are_one_line(bad: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cache", *GRAPH, *bad]) == 2
+    assert capsys.readouterr().err.startswith("plait: ")

@@ -1,0 +1,56 @@
+"""Rows of attributes, whatever holds them."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import Data
+
+from plait.errors import InputError
+from plait.loader.assemble import Assembler, checked_features, take_rows
+from plait.runtime.buffers import Buffers
+from tests.loader.batches import small_data
+
+IDS = torch.tensor([3, 3, 0, 7])
+TENSORS = {
+    "plain": torch.randn(9, 4),
+    "flat": torch.arange(9),
+    "three": torch.randn(9, 2, 3),
+    "strided": torch.randn(4, 9).t(),
+    "empty": torch.randn(9, 0),
+    "half": torch.randn(9, 3).to(torch.bfloat16),
+    "learnable": torch.randn(9, 2, requires_grad=True),
+}
+
+
+@pytest.mark.parametrize("name", TENSORS)
+@pytest.mark.parametrize("buffers", [None, Buffers()], ids=["fresh", "pool"])
+def test_rows_are_those_torch_selects(name: str, buffers: Buffers | None) -> None:
+    assert torch.equal(take_rows(TENSORS[name], IDS, 0, buffers), TENSORS[name][IDS])
+
+
+def test_gradients_reach_a_learnable_attribute() -> None:
+    value = TENSORS["learnable"]
+    take_rows(value, IDS).sum().backward()
+    assert value.grad is not None
+    assert value.grad[3].tolist() == [2, 2]
+
+
+def test_other_dimensions_and_arrays_are_served() -> None:
+    value = torch.randn(2, 9)
+    assert torch.equal(take_rows(value, IDS, 1), value[:, IDS])
+    array = np.arange(18.0).reshape(9, 2)
+    assert np.array_equal(take_rows(array, IDS), array[IDS])
+
+
+def test_an_assembler_travels() -> None:
+    copied = pickle.loads(pickle.dumps(Assembler(small_data(), checked_features(np.zeros((60, 2))))))
+    assert copied.features["x"].num_rows == 60
+
+
+def test_a_store_without_the_attribute_is_refused() -> None:
+    with pytest.raises(InputError, match="it has x"):
+        checked_features({"z": Data(x=torch.zeros(3, 1))})

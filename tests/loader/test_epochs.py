@@ -1,0 +1,80 @@
+"""The order of an epoch and the jobs it is made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import RandomSampler
+
+from plait.errors import InputError
+from plait.loader import NeighborLoader
+from plait.loader.epochs import Job, Shuffled, shuffled
+from tests.loader.batches import small_data
+
+
+def test_an_order_is_a_permutation_that_depends_on_seed_and_epoch() -> None:
+    order = Shuffled(50, 3)
+    first = list(order)
+    assert sorted(first) == list(range(50))
+    assert list(order) == first
+    order.epoch = 1
+    assert list(order) != first
+    assert list(Shuffled(50, 4)) != first
+    assert isinstance(order, RandomSampler)
+    assert len(order) == 50
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"shuffle": True, "sampler": [1]}, {"shuffle": True, "generator": object()}]
+)
+def test_what_the_user_brings_is_left_alone(given: dict[str, Any]) -> None:
+    assert shuffled(5, 0, given) == given
+
+
+def test_shuffle_becomes_an_order_of_our_own() -> None:
+    assert isinstance(shuffled(5, 0, {"shuffle": True})["sampler"], Shuffled)
+
+
+def test_a_job_names_itself() -> None:
+    assert str(Job(2, 7, [0])) == "batch 7 of epoch 2"
+
+
+def test_a_batch_sampler_of_the_user_is_followed() -> None:
+    data = small_data()
+    loader = NeighborLoader(data, [2], batch_sampler=[[4, 2], [9]], prefetch=1)
+    assert [b.n_id[: b.batch_size].tolist() for b in loader] == [[4, 2], [9]]
+
+
+def test_without_a_batch_size_every_input_is_a_batch() -> None:
+    loader = NeighborLoader(small_data(), [2], torch.tensor([5, 8]), batch_size=None)
+    assert [b.n_id[0].item() for b in loader] == [5, 8]
+
+
+def test_a_budget_changes_no_batch() -> None:
+    data = small_data()
+    given = {"batch_size": 8, "seed": 1}
+    one = [b.n_id for b in NeighborLoader(data, [2], **given)]
+    two = [b.n_id for b in NeighborLoader(data, [2], prefetch=4, budget_bytes=2000, **given)]
+    assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+
+
+def test_waiting_is_reported() -> None:
+    loader = NeighborLoader(small_data(), [2], batch_size=8, prefetch=1)
+    list(loader)
+    assert loader.stalled_seconds >= 0
+
+
+def test_two_iterators_do_not_disturb_each_other() -> None:
+    loader = NeighborLoader(small_data(), [2], batch_size=8, prefetch=2, shuffle=True, seed=1)
+    expected = [[b.n_id for b in loader] for _ in range(2)]
+    loader.set_epoch(0)
+    pairs = list(zip(loader, loader, strict=True))
+    for k in range(2):
+        assert all(torch.equal(pair[k].n_id, n_id) for pair, n_id in zip(pairs, expected[k], strict=True))
+
+
+def test_epochs_count_from_zero() -> None:
+    with pytest.raises(InputError, match="epoch"):
+        NeighborLoader(small_data(), [2]).set_epoch(-1)
