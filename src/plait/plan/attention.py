@@ -20,7 +20,8 @@ from plait.plan.plan import Measured, Rejected
 __all__ = ["AttentionPlan", "AttentionProblem", "AttentionStep", "candidates", "choose"]
 
 # Times of the passes beside a weighted sparse product of the same rows, and of a score beside the machine's
-# time for an edge: pubmed, amazon_photo and ego_twitter at 4 heads x 8 and 16 (Zen 4, one core, float32).
+# time for an edge. Rough: set from a few timings on a busy two-core machine, not fitted, and the figure for
+# shared heads is a guess. `plait calibrate` does not measure them yet.
 _SCORE = 5.0  # edge times for one (edge, head): score, exponential, weight
 _SHARED_HEAD = 0.35  # a further head on a row that is already gathered, against gathering it
 _SOURCES = {"gat": 1.6, "leaky": 2.9, "dot": 2.6}
