@@ -166,11 +166,11 @@ def test_a_form_is_used_only_where_the_timed_check_says_so(
     monkeypatch.setattr(forms, "timed", lambda *a: (gain, 1.0))
     graph, found = many_cliques(), Forms(calls=1000)
     uses = [Use(False, 64), Use(True, 64)]
-    form = found.find(graph, torch.float32, 0.5, uses, pattern_of(graph))
+    form = found.find(graph, torch.float32, (0.5, 0.5), uses, pattern_of(graph))
     assert (form is not None) == is_used
     assert f"form hag is {'' if is_used else 'not '}used" in found.notes[0]
     assert f"{gain:.2f}x forward at width 64" in found.notes[0]
-    again = found.find(graph, torch.float32, 0.5, uses, pattern_of(graph))
+    again = found.find(graph, torch.float32, (0.5, 0.5), uses, pattern_of(graph))
     assert again is form
     assert len(found.notes) == 1
 
@@ -181,7 +181,7 @@ def test_one_way_may_gain_where_the_other_does_not(monkeypatch: pytest.MonkeyPat
     )
     graph = many_cliques()
     uses = [Use(False, 16), Use(False, 128)]
-    form = Forms(calls=1000).find(graph, torch.float32, 0.5, uses, pattern_of(graph))
+    form = Forms(calls=1000).find(graph, torch.float32, (0.5, 0.5), uses, pattern_of(graph))
     assert form is not None
     assert form.forward.gain(16) == 2.0
     assert form.forward.gain(128) == 1.0
@@ -197,5 +197,5 @@ def test_random_graphs_are_refused_by_the_forecast(monkeypatch: pytest.MonkeyPat
     rng = np.random.default_rng(0)
     graph = Graph.from_edge_index(rng.integers(0, 2000, 20000), rng.integers(0, 2000, 20000), 2000)
     found = Forms(calls=1000)
-    assert found.find(graph, torch.float32, 1.0, [Use(False, 64)], pattern_of(graph)) is None
+    assert found.find(graph, torch.float32, (1.0, 1.0), [Use(False, 64)], pattern_of(graph)) is None
     assert "little in common" in found.notes[0]

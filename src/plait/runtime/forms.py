@@ -34,12 +34,13 @@ MARGIN = 1.05
 """Least measured gain for which a form is used: a timing of a busy machine is a few per cent wrong."""
 FEWEST_CALLS = 50
 _BUDGET_SECONDS = 5.0
-_SHARE = 0.25
-"""The search may take this share of the seconds it is expected to save: forecasts err."""
+_SAFE_RATIO, _SAFE_SHARE, _RISKY_SHARE = 2.15, 0.5, 0.1
+"""The search may take a share of the seconds it is expected to save: the larger one from the traffic ratio on
+that has never lost against CSR yet."""
 _TRAFFIC_TO_TIME = 0.3
 """Part of the saved row traffic that shows as time: 0.25 to 0.35 on tu_collab and web_cnr2000 at width 64."""
-_FORECAST_SECONDS, _FORECAST_SECONDS_PER_EDGE = 0.05, 4e-8
-_LARGEST_FORECAST = 0.01  # of the run's seconds
+_FORECAST_SECONDS, _FORECAST_SECONDS_PER_EDGE = 0.05, 8e-9
+_LARGEST_FORECAST = 0.02  # of the run's seconds
 _LEAST_SHARED = 6
 """Merges that fewer rows share save additions, not time (tu_collab: 3 was 1.06x slower at all widths)."""
 _MOST_DEPTH = 10  # costs 3% of the additions and keeps the search and the rounding errors short
@@ -132,13 +133,13 @@ class Forms:
         self,
         graph: Graph,
         dtype: torch.dtype,
-        seconds: float,
+        seconds: tuple[float, float],
         uses: Iterable[Use],
         pattern: Callable[[bool], Pattern],
     ) -> Form | None:
         """The form of `graph` that beats CSR where the plan uses it, or None; the reason is noted.
 
-        `seconds` is what the products with its matrix take per call by the plan with CSR.
+        `seconds` per call, by the plan with CSR: of the products with its matrix, and of everything.
         """
         if "hag" not in self.names:
             return None
@@ -147,7 +148,7 @@ class Forms:
         key = (id(graph), dtype)
         if key not in self._found:
             form = None
-            made = self._searched(graph, seconds * self.calls)
+            made = self._searched(graph, *(part * self.calls for part in seconds))
             if isinstance(made, str):
                 self.notes.append(f"form hag is not used: {made}")
             else:
@@ -155,13 +156,13 @@ class Forms:
             self._found[key] = (graph, form)
         return self._found[key][1]
 
-    def _searched(self, graph: Graph, total_seconds: float) -> tuple[Form, str] | str:
+    def _searched(self, graph: Graph, products: float, run: float) -> tuple[Form, str] | str:
         """A form and its counts in words, or why there is none."""
         if self.is_forced:
             return _built(graph, self.budget_seconds, min_count=2, is_forced=True)
         forecasting = _FORECAST_SECONDS + graph.num_edges * _FORECAST_SECONDS_PER_EDGE
-        if forecasting > _LARGEST_FORECAST * total_seconds:
-            return f"{self.calls} calls of {total_seconds / self.calls * 1e3:.2g} ms do not pay for a search"
+        if forecasting > _LARGEST_FORECAST * run:
+            return f"{self.calls} calls of {run / self.calls * 1e3:.2g} ms do not pay for a search"
         try:
             expected = hag.forecast(graph)
         except GraphError as error:
@@ -169,7 +170,8 @@ class Forms:
         if not expected.worth_trying:
             return expected.reason
         gain = 1.0 + _TRAFFIC_TO_TIME * (expected.expected_traffic_ratio - 1.0)
-        budget = min(self.budget_seconds, _SHARE * total_seconds * (1.0 - 1.0 / gain))
+        share = _SAFE_SHARE if expected.expected_traffic_ratio >= _SAFE_RATIO else _RISKY_SHARE
+        budget = min(self.budget_seconds, share * products * (1.0 - 1.0 / gain))
         made = _built(graph, budget, _LEAST_SHARED, is_forced=False)
         return made if isinstance(made, str) else (made[0], f"{made[1]} (expected about {gain:.2g}x)")
 
@@ -247,7 +249,7 @@ def adopt(forms: Forms, runs: Iterable[Run]) -> bool:
         uses = {Use(s.step.is_transposed, s.size[1], s.price.slab) for s in steps if s.size[1]}
         if not uses and not forms.is_forced:  # everything is hoisted: nothing is left to gain per call
             continue
-        seconds = sum(s.price.seconds for s in steps)
+        seconds = sum(s.price.seconds for s in steps), sum(run.plan.seconds for run in group)
         form = forms.find(constants.graph, constants.dtype, seconds, uses, constants.pattern)
         if form is not None:
             is_any = True
