@@ -1,4 +1,4 @@
-"""plait: a query planner for graph neural networks. The same PyG model, the same answers, sooner, and it says why."""
+"""plait, a query planner for graph neural networks: the same model, the same answers, sooner, and why."""
 
 from __future__ import annotations
 

@@ -5,7 +5,21 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from plait.ir import Add, Aggregate, Concat, Dense, Diagonal, Expr, Fold, MatMul, Scalar, Scale, Sparse, shape, total
+from plait.ir import (
+    Add,
+    Aggregate,
+    Concat,
+    Dense,
+    Diagonal,
+    Expr,
+    Fold,
+    MatMul,
+    Scalar,
+    Scale,
+    Sparse,
+    shape,
+    total,
+)
 from plait.ir.build import chebyshev, number, polynomial, propagation
 from plait.ir.evaluate import evaluate
 from plait.ir.rules import RULES, everywhere, sweep
@@ -44,7 +58,14 @@ def values(seed: int) -> dict[str, np.ndarray]:
     weights = {name: rng.standard_normal((3, 4)) for name in ("V", "W", *(f"W{k}" for k in range(5)))}
     graph = {"A": rng.integers(0, 3, (N, N)).astype(float)}
     diagonals = {name: rng.standard_normal(N) for name in "lpq"}
-    return {**dense, **weights, **graph, **diagonals, "c": rng.standard_normal(), "b": rng.standard_normal((1, 4))}
+    return {
+        **dense,
+        **weights,
+        **graph,
+        **diagonals,
+        "c": rng.standard_normal(),
+        "b": rng.standard_normal((1, 4)),
+    }
 
 
 def test_every_rule_has_an_expression_to_fire_on() -> None:
@@ -67,7 +88,11 @@ def test_every_law_holds(name: str, seed: int) -> None:
 @pytest.mark.parametrize("degree", range(1, 5))
 def test_polynomial_forms_are_equal(degree: int, seed: int) -> None:
     weights = [Dense(f"W{k}", "K1", "K2", "learnable") for k in range(degree + 1)]
-    for forms in (polynomial(S, X, weights), chebyshev(S, X, weights), polynomial(S, X, [None, *weights[1:]])):
+    for forms in (
+        polynomial(S, X, weights),
+        chebyshev(S, X, weights),
+        polynomial(S, X, [None, *weights[1:]]),
+    ):
         first = evaluate(forms[0], values(seed))
         for form in forms[1:]:
             np.testing.assert_allclose(evaluate(form, values(seed)), first, rtol=1e-9, atol=1e-9)

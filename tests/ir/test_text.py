@@ -5,7 +5,21 @@ from __future__ import annotations
 import pytest
 
 from plait.errors import PlanError
-from plait.ir import Aggregate, Barrier, Concat, Dense, Fold, Map, Scalar, Scale, Sparse, formula, parse, to_text, total
+from plait.ir import (
+    Aggregate,
+    Barrier,
+    Concat,
+    Dense,
+    Fold,
+    Map,
+    Scalar,
+    Scale,
+    Sparse,
+    formula,
+    parse,
+    to_text,
+    total,
+)
 from plait.ir.build import chebyshev, number, polynomial, propagation
 from tests.ir.test_rules import FIRES, S, W, X
 
@@ -30,7 +44,14 @@ def test_parse_inverts_print(expr) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["X", "X: dense[N] data; X", "X: dense[N, K] wrong; X", "X: dense[N, K] data; X @", "X: dense[N, K] data; X X", "nonsense(X)"],
+    [
+        "X",
+        "X: dense[N] data; X",
+        "X: dense[N, K] wrong; X",
+        "X: dense[N, K] data; X @",
+        "X: dense[N, K] data; X X",
+        "nonsense(X)",
+    ],
 )
 def test_nonsense_is_refused_with_the_place(text: str) -> None:
     with pytest.raises(PlanError, match="text:"):

@@ -9,7 +9,17 @@ import torch
 from plait.kernels import gemm as k
 from plait.kernels.gemm import reference
 
-SHAPES = [(0, 3, 4), (1, 1, 1), (5, 0, 3), (7, 3, 5), (33, 64, 64), (50, 17, 130), (13, 200, 7), (9, 5, 33), (400, 9, 48)]
+SHAPES = [
+    (0, 3, 4),
+    (1, 1, 1),
+    (5, 0, 3),
+    (7, 3, 5),
+    (33, 64, 64),
+    (50, 17, 130),
+    (13, 200, 7),
+    (9, 5, 33),
+    (400, 9, 48),
+]
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-11}
 
 
@@ -42,7 +52,9 @@ def test_weight_gradient_equals_the_reference(shape: tuple[int, int, int], dtype
     out = k.gemm_transposed(left, right)
     expected = left.double().numpy().T @ right.double().numpy()
     if n < 500:
-        np.testing.assert_allclose(reference.gemm_transposed(left.numpy(), right.numpy()), expected, atol=1e-3)
+        np.testing.assert_allclose(
+            reference.gemm_transposed(left.numpy(), right.numpy()), expected, atol=1e-3
+        )
     np.testing.assert_allclose(out.numpy(), expected, atol=TOLERANCE[dtype] * 10)
 
 

@@ -1,4 +1,4 @@
-"""kernels/spmm against its reference: every mode, odd widths, hubs, empty rows, outputs pre-filled with NaN."""
+"""kernels/spmm against its reference: every mode, odd widths, hubs, empty rows, NaN in fresh outputs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,13 @@ def test_sum_with_every_option_equals_the_reference(kind: str, width: int, dtype
         "addend_scale": dense(rng, p.num_rows, 1, dtype)[:, 0].contiguous(),
         "bias": dense(rng, width, 1, dtype)[:, 0].contiguous(),
     }
-    for names in ([], ["edge"], ["source"], ["edge", "target"], ["source", "target", "addend", "addend_scale", "bias"]):
+    for names in (
+        [],
+        ["edge"],
+        ["source"],
+        ["edge", "target"],
+        ["source", "target", "addend", "addend_scale", "bias"],
+    ):
         chosen = {name: options[name] for name in names}
         out = torch.full((p.num_rows, width), float("nan"), dtype=dtype)
         k.spmm(p, x, out, **chosen)

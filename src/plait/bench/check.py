@@ -12,9 +12,9 @@ from plait.bench.problem import Problem
 
 __all__ = ["TOLERANCE", "answer", "worst_error"]
 
-# Layers with a ReLU inside: a sum that lands on the other side of zero switches a unit, and with it a few entries of
-# the gradients, in whoever sums in another order. Their outputs are held to the largest difference, their gradients to
-# the norm of the difference, with room for a few switched units among millions.
+# Layers with a ReLU inside: a sum that lands on the other side of zero switches a unit, and with it a few
+# entries of the gradients, in whoever sums in another order. Their outputs are held to the largest
+# difference, their gradients to its norm, with room for a few switched units among millions.
 KINKED = ("gin",)
 _ROOM_FOR_KINKS = 0.01
 
@@ -54,7 +54,8 @@ def worst_error(
         if not want.numel():
             continue
         if layer in KINKED and name.startswith("gradient"):
-            share = float(torch.linalg.vector_norm(have - want) / torch.linalg.vector_norm(want).clamp_min(1e-30))
+            norm = torch.linalg.vector_norm
+            share = float(norm(have - want) / norm(want).clamp_min(1e-30))
             error = share * TOLERANCE / _ROOM_FOR_KINKS if share == share else float("inf")
             worst = max(worst, (error, name))
             continue

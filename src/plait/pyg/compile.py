@@ -103,7 +103,7 @@ def _row_numbers(rows: Tensor | None, data: Any) -> Tensor | None:
     if rows.numel() and (int(rows.min()) < 0 or (count is not None and int(rows.max()) >= count)):
         raise InputError(f"rows: node numbers must lie in 0..{(count or 0) - 1}")
     # a row named twice is wanted once; its gradient would count twice
-    once: Tensor = torch.unique(rows.long())  # type: ignore[no-untyped-call]
+    once: Tensor = torch.unique(rows.long())
     return once
 
 

@@ -73,8 +73,8 @@ def _read_matrix(adj_t: Tensor, sizes: tuple[int, int, bool]) -> Given:
     """A torch CSR or COO matrix: rows are targets."""
     if tuple(adj_t.shape) != sizes[:2]:
         raise InputError(
-            f"edge_index: a {adj_t.shape[0]} x {adj_t.shape[1]} matrix on {sizes[1]} source and {sizes[0]} target rows "
-            "of x; pass adj_t, whose rows are targets"
+            f"edge_index: a {adj_t.shape[0]} x {adj_t.shape[1]} matrix on {sizes[1]} source and {sizes[0]} "
+            "target rows of x; pass adj_t, whose rows are targets"
         )
     # entries and values of one and the same form: coalescing sorts and joins them
     matrix = adj_t.coalesce() if adj_t.layout == torch.sparse_coo else adj_t

@@ -203,7 +203,8 @@ def _refused(x: Tensor, root: Tensor | None, edge_weight: Tensor | None) -> str 
 def _refused_edges(edge_index: Any, edge_weight: Tensor | None) -> str | None:
     """Forms of edges that PyG treats by rules of their own."""
     if not isinstance(edge_index, Tensor):
-        return f"edges as {type(edge_index).__name__} follow rules of their own; pass edge_index, torch CSR or COO"
+        kind = type(edge_index).__name__
+        return f"edges as {kind} follow rules of their own; pass edge_index, torch CSR or COO"
     if edge_index.layout == torch.strided:
         return None
     if edge_index.layout not in (torch.sparse_csr, torch.sparse_coo):

@@ -126,7 +126,8 @@ class Compiled:
 
     def _constant(self, step: Step, role: str) -> torch.Tensor | None:
         name = step.get(role)
-        return None if name is None else self._named(name)
+        value: torch.Tensor | None = None if name is None else self._named(name)
+        return value
 
     def _row_scale(self, step: Step, role: str, env: Env, rows: int) -> torch.Tensor | None:
         """A scaling by rows: a constant diagonal, or a scalar input spread over the rows."""
@@ -134,7 +135,7 @@ class Compiled:
         if name is None:
             return None
         if name in self.program.constants:
-            return self._named(name)
+            return self._constant(step, role)
         scalar: torch.Tensor = env[name]
         return scalar.detach().reshape(1).expand(rows).contiguous()
 

@@ -137,7 +137,8 @@ class Session:
         """The record of an input that is constant as far as anyone can tell, or None."""
         if x.requires_grad or x.grad_fn is not None:
             return None
-        if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None and self.constant_input() is not x:
+        has_hooks = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+        if has_hooks and self.constant_input() is not x:
             return None  # checkpointing runs a layer twice and counts on the same tensors being saved
         seen = self.watched.get(id(x))
         version = (x.data_ptr(), 0 if x.is_inference() else x._version)
@@ -234,7 +235,7 @@ class Session:
         return run
 
     def _choose(self, problem: Problem, constants: Constants) -> LayerPlan:
-        """A plan made for this graph, or, once graphs come and go (mini-batches), one made for a graph of its size."""
+        """A plan for this graph or, once graphs come and go (mini-batches), for graphs of its size."""
         if self._met < _MANY_GRAPHS or problem.constant:
             return self.choose(problem)
         graph = constants.graph
@@ -360,7 +361,8 @@ def _sizes(expr: Expr, given: Mapping[str, torch.Tensor], constants: Constants, 
     for name, value in given.items():
         if value.dtype != given["X"].dtype:
             raise InputError(
-                f"{layer}: x is {given['X'].dtype} but {name} is {value.dtype}; convert the model with .to(x.dtype), or x"
+                f"{layer}: x is {given['X'].dtype} but {name} is {value.dtype}; "
+                "convert the model with .to(x.dtype), or x"
             )
     for name, leaf in leaves(expr).items():
         if isinstance(leaf, Sparse) and name == "A":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+
 import torch
 
 from plait.kernels import launch
@@ -76,7 +77,9 @@ def transposed_chunks(rows: int, height: int, width: int) -> int:
 
 
 def gemm_transposed(
-    left: torch.Tensor, right: torch.Tensor, take: Callable[[int, int, torch.dtype], torch.Tensor] | None = None
+    left: torch.Tensor,
+    right: torch.Tensor,
+    take: Callable[[int, int, torch.dtype], torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """left[N, A].T @ right[N, B] -> [A, B]; vector lanes run over B, so hand in the wider operand right.
 
@@ -108,6 +111,6 @@ def gemm_transposed(
 
 
 def column_sums(x: torch.Tensor) -> torch.Tensor:
-    """The sum of the rows of x: the gradient of a bias. Rows are added in an order that threads do not change."""
+    """The sum of the rows of x, the gradient of a bias, in an order that threads do not change."""
     ones = torch.ones((1, 1), dtype=x.dtype).expand(x.shape[0], 1)
     return gemm_transposed(ones, x).reshape(-1)
