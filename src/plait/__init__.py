@@ -6,13 +6,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from plait import features as features
+    from plait import loader as loader
     from plait.bench.calibrate import calibrate as calibrate
     from plait.graph import Graph as Graph
     from plait.graph import hag as hag
     from plait.pyg.compile import compile as compile
     from plait.pyg.compile import explain as explain
 
-__all__ = ["Graph", "calibrate", "compile", "explain", "hag"]
+__all__ = ["Graph", "calibrate", "compile", "explain", "features", "hag", "loader"]
 __version__ = "0.1.0"
 
 # Looked up when first used: importing plait.plan must not load torch.
@@ -22,7 +24,7 @@ _HOMES = {
     "explain": "plait.pyg.compile",
     "calibrate": "plait.bench.calibrate",
 }
-_MODULES = {"hag": "plait.graph.hag"}
+_MODULES = {"hag": "plait.graph.hag", "features": "plait.features", "loader": "plait.loader"}
 
 
 def __getattr__(name: str) -> Any:

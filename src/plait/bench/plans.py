@@ -5,20 +5,26 @@ regret = measured time of the chosen plan / measured time of the fastest candida
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from plait.bench.cases import LayerCase
+from plait.bench.cases import LayerCase, find_graph
+from plait.bench.problem import build_layer, edge_index_of, hidden_features
+from plait.measure.environment import environment
+from plait.measure.record import Record
 from plait.measure.timer import Timing, time_calls
 from plait.plan.plan import LayerPlan
 from plait.plan.search import Problem, search, survey
 from plait.pyg.compile import compile
 
-__all__ = ["CandidateTime", "Regret", "regret_of"]
+__all__ = ["KIND", "CandidateTime", "Regret", "regret_of", "run"]
+
+KIND = "bench-plans"
 
 
 @dataclass(frozen=True)
@@ -116,3 +122,28 @@ def _step(
         return out
 
     return training if is_training else inference
+
+
+def run(grid: Sequence[LayerCase], data_dir: str | None, budget_seconds: float) -> Iterator[Record]:
+    """A record per case: the chosen plan, the others, their predicted and measured times."""
+    facts = environment()
+    for name, group in itertools.groupby(grid, key=lambda case: case.graph):
+        graph = find_graph(name, data_dir).graph
+        edge_index = edge_index_of(graph)
+        for case in group:
+            layer = build_layer(case.layer, case.width_in, case.width_out)
+            x = hidden_features(graph.num_nodes, case.width_in).requires_grad_(case.mode == "training")
+            regret = regret_of(case, layer, x, edge_index, budget_seconds=budget_seconds)
+            result = {
+                "regret": regret.regret,
+                "prediction_error": regret.prediction_error,
+                "candidates": [
+                    {
+                        "candidate": c.candidate,
+                        "predicted_seconds": c.predicted_seconds,
+                        **c.timing.to_dict(),
+                    }
+                    for c in (regret.chosen, *regret.others)
+                ],
+            }
+            yield Record(KIND, case.to_dict(), result, facts)

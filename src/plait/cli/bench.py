@@ -1,4 +1,4 @@
-"""plait bench: layers and models against the peers."""
+"""plait bench: layers and models against the peers, and the planner against its own candidates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """layers and models under bench."""
+    """layers, models and plans under bench."""
     parser.set_defaults(measure=None)
     kinds = parser.add_subparsers(metavar="KIND", title="kinds")
     layers = kinds.add_parser("layers", help="one middle layer at a time: inference and training step")
@@ -36,6 +36,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     models.add_argument("--epochs", type=int, default=200, help="training steps (default 200)")
     models.add_argument("--repeats", type=int, default=1, help="whole trainings per peer (default 1)")
     models.set_defaults(measure=_models)
+    plans = kinds.add_parser("plans", help="every surviving candidate of a layer: the planner's regret")
+    _add_common(plans)
+    plans.add_argument("--layers", nargs="+", metavar="NAME", help="gcn sage-mean sage-max gin sgc tag")
+    plans.add_argument("--widths", nargs="+", metavar="IN:OUT", help="default 64:64 256:32 32:256")
+    plans.add_argument("--modes", nargs="+", metavar="MODE", help="inference training (default training)")
+    plans.add_argument(
+        "--budget", type=float, default=2.0, metavar="SECONDS", help="time per cell (default 2)"
+    )
+    plans.set_defaults(measure=_plans)
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +62,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure and print the table."""
     if args.measure is None:
-        raise InputError("bench: name a kind: plait bench layers or plait bench models")
+        raise InputError("bench: name a kind: plait bench layers, plait bench models or plait bench plans")
     if args.resume and args.output is None:
         raise InputError("--resume: give --output FILE, the records to go on from")
     use_threads(args.num_threads)
@@ -116,6 +125,31 @@ def _models(args: argparse.Namespace) -> int:
     meter.close()
     print(models_text(records))
     print(f"\nrecords: {options.output}")
+    return 0
+
+
+def _plans(args: argparse.Namespace) -> int:
+    from plait.bench import cases, plans
+    from plait.measure.record import append
+    from plait.report.plans import plans_text, regret_line
+
+    grid = cases.layer_cases(
+        args.datasets or cases.GRAPHS,
+        args.layers or cases.LAYERS,
+        [cases.parse_widths(text) for text in args.widths] if args.widths else cases.WIDTHS,
+        args.modes or ("training",),
+    )
+    output = args.output or _dated("plans")
+    meter = Meter("cells", len(grid), sys.stderr)
+    records = []
+    for record in plans.run(grid, args.data_dir, args.budget):
+        append(output, record)
+        records.append(record)
+        meter.note(regret_line(record))
+        meter.advance()
+    meter.close()
+    print(plans_text(records))
+    print(f"\nrecords: {output}")
     return 0
 
 
