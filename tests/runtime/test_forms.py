@@ -62,11 +62,12 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
 
 @pytest.mark.parametrize("is_directed", [False, True])
 @pytest.mark.parametrize("name", LAYERS)
-def test_a_forced_form_computes_what_pyg_does(name: str, is_directed: bool) -> None:
+@pytest.mark.parametrize("form", ["hag", "diff"])
+def test_a_forced_form_computes_what_pyg_does(form: str, name: str, is_directed: bool) -> None:
     torch.manual_seed(0)
     data = data_of(is_directed, has_loops=is_directed, width=6, dtype=torch.float64)
     layer = LAYERS[name]().double()
-    compiled = plait.compile(copy.deepcopy(layer), data, forms=["hag"])
+    compiled = plait.compile(copy.deepcopy(layer), data, forms=[form])
     ours, theirs = (data.x.clone().requires_grad_() for _ in range(2))
     out, expected = compiled(ours, data.edge_index), layer(theirs, data.edge_index)
     torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-10)
@@ -79,7 +80,7 @@ def test_a_forced_form_computes_what_pyg_does(name: str, is_directed: bool) -> N
     backends = {
         step.price.backend for plan in compiled.plan.layers for step in plan.steps if step.step.op == "spmm"
     }
-    assert backends == {"hag"}
+    assert backends == {form}
 
 
 def test_the_plan_says_that_a_form_was_forced_and_its_counts() -> None:
@@ -132,14 +133,14 @@ def test_small_graphs_and_few_epochs_are_never_searched(monkeypatch: pytest.Monk
     data = data_of(False, False, 6, torch.float32)
     for options in ({}, {"epochs": 10}, {"forms": ["csr"]}):
         plan = plait.explain(GCNConv(6, 19), data, **options)
-        assert not any("is used" in note for note in plan.notes)
+        assert not any("pays" in note for note in plan.notes)
 
 
 def test_the_environment_overrules_the_argument(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLAIT_FORMS", "csr")
     assert forms.chosen_names(["hag"]) == ("csr",)
     monkeypatch.setenv("PLAIT_FORMS", "cbm")
-    with pytest.raises(InputError, match=r"PLAIT_FORMS.*csr, hag"):
+    with pytest.raises(InputError, match=r"PLAIT_FORMS.*csr, hag, diff"):
         forms.chosen_names(None)
 
 
@@ -168,7 +169,7 @@ def test_a_form_is_used_only_where_the_timed_check_says_so(
     uses = [Use(False, 64), Use(True, 64)]
     form = found.find(graph, torch.float32, (0.5, 0.5), uses, pattern_of(graph))
     assert (form is not None) == is_used
-    assert f"form hag is {'' if is_used else 'not '}used" in found.notes[0]
+    assert ("form hag pays" if is_used else "form hag does not pay") in found.notes[0]
     assert f"{gain:.2f}x forward at width 64" in found.notes[0]
     again = found.find(graph, torch.float32, (0.5, 0.5), uses, pattern_of(graph))
     assert again is form
@@ -199,3 +200,20 @@ def test_random_graphs_are_refused_by_the_forecast(monkeypatch: pytest.MonkeyPat
     found = Forms(calls=1000)
     assert found.find(graph, torch.float32, (1.0, 1.0), [Use(False, 64)], pattern_of(graph)) is None
     assert "little in common" in found.notes[0]
+
+
+def test_of_two_forms_that_pay_the_one_that_saves_more_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        forms, "timed", lambda pattern, sums, use, dtype: (2.0, 0.5 if sums.is_signed else 1.0)
+    )
+    graph = many_cliques()
+    found = Forms(("csr", "hag", "diff"), calls=1000)
+    form = found.find(graph, torch.float32, (0.5, 0.5), [Use(False, 16)], pattern_of(graph))
+    assert form is not None
+    assert form.name == "diff"
+    assert len(found.notes) == 2
+
+
+def test_differences_are_used_only_where_they_are_named() -> None:
+    assert "diff" not in forms.chosen_names(None)
+    assert "diff" not in Forms().names

@@ -45,8 +45,9 @@ def compile(
     call. `rows` (a mask or node numbers) names the rows the loss needs: in training the last layer computes
     only those and leaves zeros elsewhere. `memory_limit` bounds the bytes a layer's plan may hold. `epochs`
     is how many steps work done once is spread over. `mode` is "training" or "inference" for the plan made now
-    (default: model.training). `forms` names the graph forms that may be used ("csr", "hag": shared neighbours
-    summed once, where a timed check says so); without "csr" the other one is used untimed.
+    (default: model.training). `forms` names the graph forms that may be used, where a timed check says so:
+    "csr", "hag" (shared neighbours summed once), and, only where named, "diff" (rows as differences: often
+    faster, but outliers cancel); without "csr" the other one is used untimed.
     The model handed in is not changed; the compiled one shares its parameters.
     """
     _check_arguments(model, memory_limit, epochs, mode)

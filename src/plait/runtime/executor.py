@@ -162,7 +162,7 @@ class Compiled:
         addend = env.get(step.get("addend") or "")
         source = self._constant(step, "source")
         form = self.run_of.constants.form
-        if price is not None and price.backend == "hag" and form is not None and weight is None:
+        if price is not None and form is not None and price.backend == form.name and weight is None:
             sums = form.direction(step.is_transposed).sums
             return partial_sums(
                 sums, x, out, source=source, target=self._constant(step, "target"),

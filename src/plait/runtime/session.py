@@ -30,7 +30,7 @@ from plait.plan.search import Problem, search
 from plait.runtime import executor
 from plait.runtime.buffers import Buffers
 from plait.runtime.constants import Constants, SparseValue, from_dense
-from plait.runtime.forms import NAMES, Forms, adopt
+from plait.runtime.forms import USUAL, Forms, adopt
 
 __all__ = ["Edges", "Options", "Session"]
 
@@ -47,7 +47,7 @@ class Options:
     rows: torch.Tensor | None = None  # row numbers the loss needs, for the last layer in training
     memory_limit: int | None = None
     calls: int = 200
-    forms: tuple[str, ...] = NAMES
+    forms: tuple[str, ...] = USUAL
 
 
 @dataclass
