@@ -52,6 +52,16 @@ def test_without_a_batch_size_every_input_is_a_batch() -> None:
     assert [b.n_id[0].item() for b in loader] == [5, 8]
 
 
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_batches_are_those_of_torchs_batch_sampler(drop_last: bool, shuffle: bool) -> None:
+    data = small_data()
+    loader = NeighborLoader(data, [2], batch_size=7, drop_last=drop_last, shuffle=shuffle, seed=3)
+    expected = list(loader.batch_sampler)
+    assert [b.input_id.tolist() for b in loader] == expected
+    assert len(loader) == len(expected)
+
+
 def test_a_budget_changes_no_batch() -> None:
     data = small_data()
     given = {"batch_size": 8, "seed": 1}
