@@ -217,3 +217,14 @@ def test_of_two_forms_that_pay_the_one_that_saves_more_is_used(monkeypatch: pyte
 def test_differences_are_used_only_where_they_are_named() -> None:
     assert "diff" not in forms.chosen_names(None)
     assert "diff" not in Forms().names
+
+
+def test_a_batch_of_graphs_is_a_union_and_one_component_is_none() -> None:
+    assert forms.is_union(many_cliques())
+    path = Graph.from_edge_index(np.arange(9), np.arange(1, 10), 10)
+    assert not forms.is_union(path)
+    two = Graph.from_edge_index(np.array([0, 1, 3, 4]), np.array([1, 0, 4, 3]), 6)  # and isolated nodes
+    assert forms.is_union(two)
+    crossed = Graph.from_edge_index(np.array([0, 1, 2, 3]), np.array([2, 3, 0, 1]), 4)
+    assert not forms.is_union(crossed)
+    assert not forms.is_union(Graph.from_edge_index(np.zeros(0, int), np.zeros(0, int), 3))

@@ -6,9 +6,9 @@ only where it was timed to be faster on this graph, each way and width by itself
 model is compiled with its data, never inside a training step.
 
 Differences (diff) take a row from a similar one, adding and subtracting what they do not share. They are
-found sooner and often run faster, but subtraction cancels: with one input in a thousand a million times larger
-than the rest, float32 rows came out wrong by 8% (tu_collab), and NaN reaches rows that are no neighbours of
-it. So they are used only where asked for. A hierarchy only adds, and errs no more than CSR.
+found sooner and often run faster, but subtraction cancels: with one input in a thousand a million times
+larger than the rest, float32 rows came out wrong by 8% (tu_collab), and NaN reaches rows that are no
+neighbours of it. So they are used only where asked for. A hierarchy only adds, and errs no more than CSR.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from plait.errors import GraphError, InputError
@@ -47,8 +48,8 @@ _TRAFFIC_TO_TIME = 0.3
 """Part of the saved row traffic that shows as time: 0.25 to 0.35 on tu_collab and web_cnr2000 at width 64."""
 _FORECAST_SECONDS, _FORECAST_SECONDS_PER_EDGE = 0.05, 8e-9
 _LARGEST_FORECAST = 0.02  # of the run's seconds
-# searches: the fast one and the exact one at its slowest (web_cnr2000), two busy cores
-_SEARCH_SECONDS_PER_EDGE, _EXACT_SECONDS_PER_EDGE = 5e-8, 4e-6
+# the fast search (web_cnr2000), the exact one of a union (tu_collab) and of one component (web_cnr2000)
+_FAST_SECONDS_PER_EDGE, _UNION_SECONDS_PER_EDGE, _EXACT_SECONDS_PER_EDGE = 1.4e-7, 2e-7, 4e-6
 _LEAST_SHARED = 6
 """Merges that fewer rows share save additions, not time (tu_collab: 3 was 1.06x slower at all widths)."""
 _MOST_DEPTH = 10  # costs 3% of the additions and keeps the search and the rounding errors short
@@ -189,7 +190,8 @@ class Forms:
         gain = 1.0 + _TRAFFIC_TO_TIME * (expected.expected_traffic_ratio - 1.0)
         share = _SAFE_SHARE if expected.expected_traffic_ratio >= _SAFE_RATIO else _RISKY_SHARE
         budget = min(self.budget_seconds, share * products * (1.0 - 1.0 / gain))
-        if budget < graph.num_edges * _SEARCH_SECONDS_PER_EDGE:
+        least = _UNION_SECONDS_PER_EDGE if is_union(graph) else _FAST_SECONDS_PER_EDGE
+        if budget < graph.num_edges * least:  # a search that is cut short saves little
             return f"{self.calls} calls might save {products * (1 - 1 / gain):.2g} s, too little for a search"
         return budget
 
@@ -216,9 +218,9 @@ class Forms:
 
 
 def _hierarchy(graph: Graph, budget: float) -> Form:
-    """Shared neighbours summed once: the exact search where the budget allows it, else the fast one."""
+    """Shared neighbours summed once: the exact search of a union or where time allows it, else the fast one."""
     started = time.perf_counter()
-    is_exact = budget >= graph.num_edges * _EXACT_SECONDS_PER_EDGE
+    is_exact = is_union(graph) or budget >= graph.num_edges * _EXACT_SECONDS_PER_EDGE
     found = hag.search(
         graph,
         max_depth=_MOST_DEPTH,
@@ -238,6 +240,27 @@ def _hierarchy(graph: Graph, budget: float) -> Form:
         f"sums, {found.traffic_ratio:.2f}x less traffic, found in {seconds:.1f} s{ended}"
     )
     return Form(forward, transposed, text)
+
+
+def is_union(graph: Graph) -> bool:
+    """Whether the graph is a row of smaller ones, as batches of graphs are: none has half of the edges.
+
+    Before node p lies a border when no edge joins a node below p with one from p on.
+    """
+    if graph.num_nodes != graph.num_sources or graph.num_edges == 0:
+        return False
+    indptr = np.asarray(graph.indptr, np.int64)
+    filled = np.flatnonzero(np.diff(indptr))
+    low, high = np.arange(graph.num_nodes), np.arange(graph.num_nodes)
+    low[filled] = np.minimum(low[filled], np.minimum.reduceat(graph.indices, indptr[filled]))
+    high[filled] = np.maximum(high[filled], np.maximum.reduceat(graph.indices, indptr[filled]))
+    highest = np.maximum.accumulate(high)[:-1]
+    lowest = np.minimum.accumulate(low[::-1])[::-1][1:]
+    borders = np.flatnonzero(
+        (highest < np.arange(1, graph.num_nodes)) & (lowest > np.arange(graph.num_nodes - 1))
+    )
+    cuts = np.concatenate(([0], borders + 1, [graph.num_nodes]))
+    return bool(np.diff(indptr[cuts]).max() * 2 <= graph.num_edges)
 
 
 def _differences(graph: Graph, budget: float) -> Form:
