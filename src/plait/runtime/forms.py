@@ -218,7 +218,7 @@ class Forms:
 
 
 def _hierarchy(graph: Graph, budget: float) -> Form:
-    """Shared neighbours summed once: the exact search of a union or where time allows it, else the fast one."""
+    """Shared neighbours summed once: searched exactly in unions and where time allows it, else fast."""
     started = time.perf_counter()
     is_exact = is_union(graph) or budget >= graph.num_edges * _EXACT_SECONDS_PER_EDGE
     found = hag.search(
