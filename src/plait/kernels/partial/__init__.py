@@ -36,7 +36,14 @@ class Sums:
         self.num_columns = schedule.num_sources
         self.num_shared = schedule.num_shared
         self.num_slots = schedule.num_slots
-        self.phases = [int(tile) for tile in schedule.phases]
+        steps = schedule.tiles[schedule.phases]
+        # (first tile, end, rows read and written) of every phase
+        self.phases = [
+            (int(first), int(last), int(cost))
+            for first, last, cost in zip(
+                schedule.phases[:-1], schedule.phases[1:], np.diff(schedule.start[steps] + steps), strict=True
+            )
+        ]
         self.num_steps = schedule.num_steps
         self.num_operands = int(schedule.operands.size)
         self.is_signed = schedule.subtracted is not None
@@ -103,7 +110,7 @@ def partial_sums(
     size, width = x.element_size(), x.shape[1]
     variant = cpu.Variant(size * 8, source is not None, sums.num_shared > 0, sums.is_signed)
     address = _address(variant)
-    threads = launch.num_threads() if (sums.num_operands + sums.num_steps) * width > _SERIAL_BELOW else 1
+    threads = launch.num_threads()
     scratch, share = _scratch(sums.num_slots, size, threads)
     if shared is None:
         shared = torch.empty((sums.num_shared, width), dtype=x.dtype)
@@ -121,8 +128,9 @@ def partial_sums(
     words[25], words[26] = sums.num_columns, sums.num_columns + sums.num_shared
     words[27] = max(0, sums.num_operands - 1)
     words[28] = int(out.nbytes >= _STREAMED_FROM and words[16] % 64 == 0 and words[17] % 64 == 0)
-    for first, last in zip(sums.phases[:-1], sums.phases[1:], strict=True):
+    for first, last, cost in sums.phases:
         words[1], words[2] = last - first, first
         claimed[0] = 0
-        _block.run(address, words, threads)
+        # levels of shared sums are often short, and each parallel one ends with a barrier
+        _block.run(address, words, threads if cost * width > _SERIAL_BELOW and last - first > 1 else 1)
     return out
