@@ -8,7 +8,8 @@ model is compiled with its data, never inside a training step.
 Differences (diff) take a row from a similar one, adding and subtracting what they do not share. They are
 found sooner and often run faster, but subtraction cancels: with one input in a thousand a million times
 larger than the rest, float32 rows came out wrong by 8% (tu_collab), and NaN reaches rows that are no
-neighbours of it. So they are used only where asked for. A hierarchy only adds, and errs no more than CSR.
+neighbours of it. So they are used only where asked for. A hierarchy only adds: its worst errors were 0.4 to
+2 times CSR's on the same inputs.
 """
 
 from __future__ import annotations
@@ -45,14 +46,16 @@ _SAFE_RATIO, _SAFE_SHARE, _RISKY_SHARE = 2.15, 0.5, 0.1
 """The search may take a share of the seconds it is expected to save: the larger one from the traffic ratio on
 that has never lost against CSR yet."""
 _TRAFFIC_TO_TIME = 0.3
-"""Part of the saved row traffic that shows as time: 0.25 to 0.35 on tu_collab and web_cnr2000 at width 64."""
+"""Part of the saved row traffic taken to show as time, on the low side: at width 64, one thread, it was 0.33 on
+tu_collab and 0.47 on web_cnr2000 forward; on ego_twitter the form lost."""
 _FORECAST_SECONDS, _FORECAST_SECONDS_PER_EDGE = 0.05, 8e-9
 _LARGEST_FORECAST = 0.02  # of the run's seconds
-# the fast search (web_cnr2000), the exact one of a union (tu_collab) and of one component (web_cnr2000)
+# the fast search and the exact one as timed on web_cnr2000, on busy cores. That of unions is a guess for idle
+# cores: tu_collab took 3.5e-7 on busy ones, so there the usual budget cuts it short (1.7x instead of 3.1x).
 _FAST_SECONDS_PER_EDGE, _UNION_SECONDS_PER_EDGE, _EXACT_SECONDS_PER_EDGE = 1.4e-7, 2e-7, 4e-6
 _LEAST_SHARED = 6
-"""Merges that fewer rows share save additions, not time (tu_collab: 3 was 1.06x slower at all widths)."""
-_MOST_DEPTH = 10  # costs 3% of the additions and keeps the search and the rounding errors short
+"""Merges that fewer rows share save additions, not time (tu_collab, exact: 3 was 1.02 to 1.10x slower than 6)."""
+_MOST_DEPTH = 10  # no limit saves 4% of the additions on tu_collab
 _CHECK_SECONDS = 0.6
 _FORCED_GAIN = 1e3
 
@@ -224,7 +227,7 @@ def _hierarchy(graph: Graph, budget: float) -> Form:
     found = hag.search(
         graph,
         max_depth=_MOST_DEPTH,
-        min_count=_LEAST_SHARED if is_exact else 3,  # the fast search misses some of a sum's readers
+        min_count=_LEAST_SHARED if is_exact else 3,  # cut at 5 s on tu_collab: 3 gave 2.3x, 6 1.8x
         time_budget=budget,
         mode="exact" if is_exact else "fast",
     )
