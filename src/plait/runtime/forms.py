@@ -46,15 +46,15 @@ _SAFE_RATIO, _SAFE_SHARE, _RISKY_SHARE = 2.15, 0.5, 0.1
 """The search may take a share of the seconds it is expected to save: the larger one from the traffic ratio on
 that has never lost against CSR yet."""
 _TRAFFIC_TO_TIME = 0.3
-"""Part of the saved row traffic taken to show as time, on the low side: at width 64, one thread, it was 0.33 on
-tu_collab and 0.47 on web_cnr2000 forward; on ego_twitter the form lost."""
+"""Part of the saved row traffic taken to show as time, on the low side: at width 64, one thread, it was 0.33
+on tu_collab and 0.47 on web_cnr2000 forward; on ego_twitter the form lost."""
 _FORECAST_SECONDS, _FORECAST_SECONDS_PER_EDGE = 0.05, 8e-9
 _LARGEST_FORECAST = 0.02  # of the run's seconds
 # the fast search and the exact one as timed on web_cnr2000, on busy cores. That of unions is a guess for idle
 # cores: tu_collab took 3.5e-7 on busy ones, so there the usual budget cuts it short (1.7x instead of 3.1x).
 _FAST_SECONDS_PER_EDGE, _UNION_SECONDS_PER_EDGE, _EXACT_SECONDS_PER_EDGE = 1.4e-7, 2e-7, 4e-6
 _LEAST_SHARED = 6
-"""Merges that fewer rows share save additions, not time (tu_collab, exact: 3 was 1.02 to 1.10x slower than 6)."""
+"""Merges that fewer rows share save additions, not time (tu_collab, exact: 3 was 1.02 to 1.10x slower)."""
 _MOST_DEPTH = 10  # no limit saves 4% of the additions on tu_collab
 _CHECK_SECONDS = 0.6
 _FORCED_GAIN = 1e3

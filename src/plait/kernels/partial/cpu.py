@@ -3,8 +3,8 @@
 A tile is claimed from an atomic counter and walked once for every block of columns (128, 64, 32 or 16 lanes,
 then a masked rest): a sum is then a row of vector registers, and a tile's sums stay in the nearest caches.
 Where an operand lies (input, shared row, scratch) and where the result goes are selects, not branches (see
-graph/hag/schedule.py for what a loop per kind cost). Which thread takes which tile never changes a bit: a step
-adds its operands in their order.
+graph/hag/schedule.py for what a loop per kind cost). Which thread takes which tile never changes a bit: a
+step adds its operands in their order.
 """
 
 from __future__ import annotations
