@@ -320,7 +320,8 @@ def forked_answers() -> None:
         _Answers(compiled, data), batch_size=None, num_workers=1, multiprocessing_context="fork", timeout=200
     )
     for mine, other in zip(loader, expected, strict=True):
-        torch.testing.assert_close(mine, other)
+        # the worker has one thread, so its plan, and the order of its sums, may be another
+        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.processes
