@@ -3,7 +3,7 @@
 A general BLAS is tuned for square matrices; with 10^5 rows and 64 columns it spends its time packing and
 splitting. Here a block of a few rows times a tile of columns stays in registers and the small operand
 streams from the first cache levels: 160-210 GFLOP/s on two Zen 4 cores where MKL gives 90-170, and
-two to one for the weight gradient at 32 x 256 (benchmarks/README.md has the records).
+two to one for the weight gradient at 32 x 256 (ad-hoc timings, not recorded).
 Results do not depend on the number of threads: rows are independent, and the weight gradient adds
 its partial sums, whose number depends on the rows alone, in a fixed order.
 """
