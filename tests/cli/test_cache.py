@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from plait.cli.main import main
+from plait.loader import partition
 
 GRAPH = ["--data", "rmat:scale=9,edges=4000", "--batch", "16", "--fanout", "4,3", "--parts", "2"]
 
@@ -40,6 +41,14 @@ def test_an_assignment_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str
     np.save(tmp_path / "part.npy", np.arange(512) % 5)
     assert main(["cache", *GRAPH, "--assignment", str(tmp_path / "part.npy")]) == 0
     assert "part 0 of 5 (part.npy)" in capsys.readouterr().out
+
+
+def test_it_says_why_the_graph_was_not_partitioned(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(partition, "has_metis", lambda: False)
+    assert main(["cache", *GRAPH]) == 0
+    assert "by node number: pymetis is not installed" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

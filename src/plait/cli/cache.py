@@ -19,6 +19,8 @@ __all__ = ["add_arguments", "run"]
 
 # METIS takes about a second per million edges; larger graphs are cut by node number.
 _METIS_EDGES = 10_000_000
+# Up to so many parts recursive bisection cuts fewer edges, as METIS's manual says.
+_RECURSIVE_PARTS = 8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -121,6 +123,8 @@ def _train(loaded: Any, share: float) -> Any:
 
 def _partition(graph: Graph, parts: int, assignment: str | None) -> tuple[Any, str]:
     """The partition of every node, and how it was made."""
+    from plait.loader.partition import has_metis, metis
+
     if assignment is not None:
         try:
             given = np.load(assignment, allow_pickle=False)
@@ -134,25 +138,12 @@ def _partition(graph: Graph, parts: int, assignment: str | None) -> tuple[Any, s
         return given, f"{int(given.max()) + 1} ({Path(assignment).name})"
     if parts < 2:
         raise InputError(f"--parts: {parts} leaves nothing remote; give 2 or more")
-    if graph.num_edges <= _METIS_EDGES:
-        try:
-            return _metis(graph, parts), f"{parts} (METIS)"
-        except ImportError:
-            pass
-    return np.arange(graph.num_nodes) * parts // graph.num_nodes, f"{parts} (by node number)"
-
-
-def _metis(graph: Graph, parts: int) -> Any:
-    import pymetis
-
-    rows, columns = graph.edge_rows().astype(np.int64), graph.indices.astype(np.int64)
-    keep = rows != columns  # METIS takes undirected edges without loops
-    code = np.concatenate((rows, columns)) * graph.num_nodes + np.concatenate((columns, rows))
-    code = np.unique(code[np.concatenate((keep, keep))])
-    degrees = np.bincount(code // graph.num_nodes, minlength=graph.num_nodes)
-    pointer = np.concatenate(([0], np.cumsum(degrees)))
-    _, part = pymetis.part_graph(parts, xadj=pointer.tolist(), adjncy=(code % graph.num_nodes).tolist())
-    return np.asarray(part)
+    by_number = np.arange(graph.num_nodes) * parts // graph.num_nodes
+    if graph.num_edges > _METIS_EDGES:
+        return by_number, f"{parts} (by node number: over {_METIS_EDGES:,} edges)"
+    if not has_metis():
+        return by_number, f"{parts} (by node number: pymetis is not installed)"
+    return metis(graph, parts, recursive=parts <= _RECURSIVE_PARTS), f"{parts} (METIS)"
 
 
 def _write(path: Path, text: str) -> None:

@@ -9,6 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from plait.loader.cluster import ClusterData as ClusterData
+    from plait.loader.cluster import ClusterLoader as ClusterLoader
     from plait.loader.layerwise import inference as inference
     from plait.loader.link import LinkNeighborLoader as LinkNeighborLoader
     from plait.loader.neighbor import NeighborLoader as NeighborLoader
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from plait.loader.sampler import Sampler as Sampler
 
 _HOME = {
+    "ClusterData": "plait.loader.cluster",
+    "ClusterLoader": "plait.loader.cluster",
     "LinkNeighborLoader": "plait.loader.link",
     "NeighborLoader": "plait.loader.neighbor",
     "Prefetch": "plait.loader.prefetch",
@@ -25,7 +29,16 @@ _HOME = {
     "inference": "plait.loader.layerwise",
 }
 
-__all__ = ["LinkNeighborLoader", "NeighborLoader", "Prefetch", "Sample", "Sampler", "inference"]
+__all__ = [
+    "ClusterData",
+    "ClusterLoader",
+    "LinkNeighborLoader",
+    "NeighborLoader",
+    "Prefetch",
+    "Sample",
+    "Sampler",
+    "inference",
+]
 
 
 def __getattr__(name: str) -> Any:
