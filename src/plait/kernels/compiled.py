@@ -2,7 +2,7 @@
 
 numba's own cache does not recognise functions that are built from pieces (each process would compile them
 anew), so the finished object code is stored here instead: plain bytes under the user's cache folder, named
-by a digest of the kernel sources, the versions and the processor. A changed source is another name.
+by a digest of the operation's sources, the versions and the processor. A changed source is another name.
 """
 
 from __future__ import annotations
@@ -34,8 +34,12 @@ def cache_folder() -> Path:
 
 
 def address_of(name: str, build: Callable[[], Any]) -> int:
-    """The address of the kernel called `name`, from disk or compiled by `build` (a numba cfunc)."""
-    path = cache_folder() / "kernels" / f"{name}-{_digest()}.o"
+    """The address of the kernel called `name`, from disk or compiled by `build` (a numba cfunc).
+
+    The digest covers the folder of the operation that `build` belongs to and the files all operations share:
+    an operation's sources import from those two only.
+    """
+    path = cache_folder() / "kernels" / f"{name}-{_digest(build.__module__)}.o"
     code = _read(path)
     if code is None:
         code = _object_code(build())
@@ -58,13 +62,15 @@ def _read(path: Path) -> bytes | None:
 
 
 @functools.cache
-def _digest() -> str:
+def _digest(operation: str) -> str:
     import llvmlite
     import numba
     from llvmlite import binding
 
     digest = hashlib.blake2b(digest_size=8)
-    for source in sorted(Path(__file__).parent.rglob("*.py")):
+    shared = Path(__file__).parent
+    own = shared / operation.removeprefix(f"{__package__}.").partition(".")[0]
+    for source in (*sorted(shared.glob("*.py")), *sorted(own.rglob("*.py"))):
         digest.update(source.read_bytes())
     machine = (numba.__version__, llvmlite.__version__, binding.get_host_cpu_name(), _features())
     digest.update(repr(machine).encode())

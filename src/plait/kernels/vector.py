@@ -22,6 +22,7 @@ __all__ = [
     "CodeGen",
     "lane",
     "load_index",
+    "load_index_ir",
     "load_scalar",
     "next_piece",
     "tile_intrinsic",
@@ -230,3 +231,14 @@ class CodeGen:
 
 def float_bits_of(dtype: np.dtype[Any]) -> int:
     return dtype.itemsize * 8
+
+
+def load_index_ir(code: CodeGen, indices: Any, index_bits: int) -> Any:
+    """i -> indices[i] as an int64 IR value, for code already inside a tile."""
+    pointer = code.builder.inttoptr(indices, ir.IntType(index_bits).as_pointer())
+
+    def index(i: Any) -> Any:
+        value = code.builder.load(code.builder.gep(pointer, [i]))
+        return value if index_bits == 64 else code.builder.sext(value, I64)
+
+    return index

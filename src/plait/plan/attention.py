@@ -7,17 +7,14 @@ recompute  gather the raw rows once for all heads, project each head after: wins
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from plait.cost.machine import MachineProfile
 from plait.cost.price import Price, Pricer, Request
 from plait.cost.work import Matrix, Work
-from plait.errors import PlanError
-from plait.plan.plan import Measured, Rejected
+from plait.plan.fused import FusedCandidate, FusedPlan, FusedStep, choose_among
 
-__all__ = ["AttentionPlan", "AttentionProblem", "AttentionStep", "candidates", "choose"]
+__all__ = ["AttentionProblem", "candidates", "choose"]
 
 # Times of the passes beside a weighted sparse product of the same rows, and of a score beside the machine's
 # time for an edge. Rough: set from a few timings on a busy two-core machine, not fitted, and the figure for
@@ -57,108 +54,6 @@ class AttentionProblem:
         return 1 << (self.heads - 1).bit_length()
 
 
-@dataclass(frozen=True)
-class AttentionStep:
-    """One kernel call of an attention plan, with its price."""
-
-    title: str
-    phase: str
-    price: Price
-
-
-@dataclass(frozen=True)
-class AttentionPlan:
-    """The plan of one attention layer; the same surface as a LayerPlan."""
-
-    layer: str
-    kind: str
-    choice: str
-    text: str
-    steps: tuple[AttentionStep, ...]
-    seconds: float
-    peak_bytes: int
-    sizes: Mapping[str, int]
-    mode: str
-    machine: str
-    is_default_machine: bool
-    rejected: tuple[Rejected, ...] = ()
-    because: str = ""
-    measured: Mapping[str, Measured] = field(default_factory=dict)
-
-    def describe(self) -> str:
-        return self.text
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "layer": self.layer,
-            "expression": self.text,
-            "form": self.choice,
-            "mode": self.mode,
-            "sizes": dict(self.sizes),
-            "seconds": self.seconds,
-            "peak_bytes": self.peak_bytes,
-            "machine": self.machine,
-            "is_default_machine": self.is_default_machine,
-            "because": self.because,
-            "hoisted": [],
-            "steps": [_step_dict(step, self.seconds) for step in self.steps],
-            "rejected": [
-                {"candidate": r.candidate, "seconds": r.seconds, "peak_bytes": r.peak_bytes, "why": r.why}
-                for r in self.rejected
-            ],
-        }
-
-    def lines(self, most_rejected: int = 6) -> list[str]:
-        """The plan as text, at most 100 columns wide."""
-        sizes = ", ".join(f"{name}={value}" for name, value in self.sizes.items())
-        out = [f"{self.layer}: {self.text}"]
-        out += [
-            f"   {self.mode}, {sizes};",
-            f"     predicted {_ms(self.seconds)}, peak {_mb(self.peak_bytes)}",
-        ]
-        out.append(f"   because {self.because}")
-        out.append(f"   {'step':<43}{'backend':<8}{'Mflop':>9}{'MB':>8}{'predicted':>12}{'share':>7}")
-        for step in self.steps:
-            share = step.price.seconds / self.seconds if self.seconds else 0.0
-            work = step.price.work
-            name = f"{step.phase:<5}{step.title}"
-            name = name if len(name) <= 42 else name[:41] + "…"
-            out.append(
-                f"   {name:<43}{step.price.backend:<8}{work.flops / 1e6:>9.1f}"
-                f"{work.bytes_gathered / 1e6:>8.1f}"
-                f"{_ms(step.price.seconds):>12}{share:>7.0%}"
-            )
-        if self.rejected:
-            out.append("   rejected:")
-        for loser in self.rejected[:most_rejected]:
-            price = "" if loser.seconds is None else f" {_ms(loser.seconds)}, {_mb(loser.peak_bytes or 0)}:"
-            out += [f"     - {loser.candidate}:{price}", f"       {loser.why}"]
-        return out
-
-
-def _step_dict(step: AttentionStep, seconds: float) -> dict[str, Any]:
-    work = step.price.work
-    return {
-        "phase": {"fwd": "forward", "bwd": "backward"}[step.phase],
-        "op": step.title,
-        "backend": step.price.backend,
-        "flops": work.flops,
-        "bytes_least": work.bytes_least,
-        "bytes_gathered": work.bytes_gathered,
-        "seconds": step.price.seconds,
-        "share": step.price.seconds / seconds if seconds else 0.0,
-        "because": step.price.because,
-    }
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3f} ms"
-
-
-def _mb(count: int) -> str:
-    return f"{count / 1e6:.1f} MB"
-
-
 # Prices -----------------------------------------------------------------------------------------------------
 
 
@@ -168,7 +63,7 @@ class _Steps:
     def __init__(self, problem: AttentionProblem):
         self.problem = problem
         self.pricer = Pricer(problem.machine, problem.float_bytes, problem.threads)
-        self.made: list[AttentionStep] = []
+        self.made: list[FusedStep] = []
 
     def gemm(self, title: str, phase: str, rows: int, inner: int, cols: int, times: int = 1) -> None:
         op = "gemm_transposed" if title.startswith("weight gradient") else "gemm"
@@ -182,7 +77,7 @@ class _Steps:
             price.work.flops * times, price.work.bytes_least * times, price.work.bytes_gathered * times
         )
         self.made.append(
-            AttentionStep(title, phase, Price(seconds * times, work, "plait", "tall blocks in registers"))
+            FusedStep(title, phase, Price(seconds * times, work, "plait", "tall blocks in registers"))
         )
 
     def gather(self, title: str, phase: str, matrix: Matrix, cols: int, factor: float, because: str) -> None:
@@ -192,15 +87,15 @@ class _Steps:
         scored = matrix.edges * p.lanes * _SCORE * p.machine.edge_seconds * self.pricer.slowdown
         work = Work(base.work.flops * factor, base.work.bytes_least, base.work.bytes_gathered)
         self.made.append(
-            AttentionStep(title, phase, Price(base.seconds * factor + scored, work, "plait", because))
+            FusedStep(title, phase, Price(base.seconds * factor + scored, work, "plait", because))
         )
 
     def sum_slopes(self, matrix: Matrix) -> None:
         base = self.pricer.price(Request("spmm", matrix.rows, self.problem.lanes, matrix=matrix, addends=1))
-        self.made.append(AttentionStep("sum of score gradients by target", "bwd", base))
+        self.made.append(FusedStep("sum of score gradients by target", "bwd", base))
 
 
-def _reuse(problem: AttentionProblem, is_folded: bool) -> list[AttentionStep]:
+def _reuse(problem: AttentionProblem, is_folded: bool) -> list[FusedStep]:
     p, steps = problem, _Steps(problem)
     rows, columns, scores = p.matrix.columns, p.columns, 2 * p.lanes
     total = columns + scores if is_folded else columns
@@ -223,7 +118,7 @@ def _reuse(problem: AttentionProblem, is_folded: bool) -> list[AttentionStep]:
     return steps.made
 
 
-def _recompute(problem: AttentionProblem) -> list[AttentionStep]:
+def _recompute(problem: AttentionProblem) -> list[FusedStep]:
     p, steps = problem, _Steps(problem)
     rows, scores = p.matrix.columns, 2 * p.lanes
     more = 1.0 + _SHARED_HEAD * (p.heads - 1)
@@ -246,7 +141,7 @@ def _recompute(problem: AttentionProblem) -> list[AttentionStep]:
     return steps.made
 
 
-def _rows(problem: AttentionProblem) -> list[AttentionStep]:
+def _rows(problem: AttentionProblem) -> list[FusedStep]:
     """GATv2 and Transformer: the scores need the projected rows of both ends."""
     p, steps = problem, _Steps(problem)
     rows, total = p.matrix.columns, p.parts * p.columns
@@ -291,7 +186,7 @@ _TEXT = {
 }
 
 
-def candidates(problem: AttentionProblem) -> dict[str, list[AttentionStep]]:
+def candidates(problem: AttentionProblem) -> dict[str, list[FusedStep]]:
     """Every legal way to compute the layer, by name, with priced steps."""
     if problem.kind != "gat":
         return {problem.kind: _rows(problem)}
@@ -301,36 +196,16 @@ def candidates(problem: AttentionProblem) -> dict[str, list[AttentionStep]]:
     return found
 
 
-def choose(problem: AttentionProblem) -> AttentionPlan:
+def choose(problem: AttentionProblem) -> FusedPlan:
     """The cheapest candidate that fits the memory limit, with the losers and their prices."""
-    priced = []
-    for name, steps in candidates(problem).items():
-        priced.append((sum(step.price.seconds for step in steps), _peak_bytes(problem, name), name, steps))
-    priced.sort(key=lambda entry: entry[0])
-    limit = problem.memory_limit
-    fitting = [entry for entry in priced if limit is None or entry[1] <= limit]
-    if not fitting:
-        least = min(entry[1] for entry in priced)
-        raise PlanError(
-            f"{problem.layer}: memory_limit of {limit} bytes is below the leanest plan's {least}; raise it"
-        )
-    seconds, peak, name, steps = fitting[0]
-    rejected = tuple(
-        Rejected(_TEXT[other], s, b, _why(s, seconds, b, limit)) for s, b, other, _ in priced if other != name
-    )
-    return AttentionPlan(
-        layer=problem.layer, kind=problem.kind, choice=name, text=_TEXT[name], steps=tuple(steps),
-        seconds=seconds, peak_bytes=peak, sizes=_sizes(problem),
-        mode="training" if problem.is_training else "inference",
-        machine=problem.machine.name, is_default_machine=problem.machine.is_default, rejected=rejected,
-        because=_because(problem, name),
+    found = [
+        FusedCandidate(name, _TEXT[name], tuple(steps), _peak_bytes(problem, name), _because(problem, name))
+        for name, steps in candidates(problem).items()
+    ]
+    return choose_among(
+        found, layer=problem.layer, kind=problem.kind, sizes=_sizes(problem), machine=problem.machine,
+        is_training=problem.is_training, memory_limit=problem.memory_limit,
     )  # fmt: skip
-
-
-def _why(seconds: float, best: float, held: int, limit: int | None) -> str:
-    if limit is not None and held > limit:
-        return f"needs {_mb(held)}, more than the limit of {_mb(limit)}"
-    return f"{seconds / best:.2f} times the price" if best else "no cheaper"
 
 
 def _sizes(problem: AttentionProblem) -> dict[str, int]:

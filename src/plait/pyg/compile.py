@@ -149,7 +149,8 @@ class CompiledModel:
             notes = ["PLAIT_DISABLE is set: everything runs in PyG"]
         notes += [*session.notes, *session.forms.notes]
         skipped = tuple(NotPlanned(layer, reason) for layer, reason in session.not_planned.items())
-        return Plan(tuple(session.plans.values()), skipped, tuple(notes))
+        layers: Any = tuple(session.plans.values())  # a FusedPlan has the surface of a LayerPlan
+        return Plan(layers, skipped, tuple(notes))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # a planned class is made, not imported: name the class it was made from

@@ -9,10 +9,12 @@ from torch_geometric.nn import MessagePassing
 
 from plait.pyg.layers import arma, attention, convolution, gin, neighbourhood, polynomial
 from plait.pyg.layers.base import RULES, Apply, Call, Lowered, NotLowered, Rule, is_lazy
+from plait.pyg.layers.fused import FUSED
 
 __all__ = ["Apply", "Call", "Lowered", "NotLowered", "is_conv", "lower", "not_as_written", "supported"]
 
-_PARTS_OF_RULES = (convolution, polynomial, neighbourhood, gin, arma)  # imported for the rules they register
+# imported for the layers they register
+_PARTS_OF_RULES = (convolution, polynomial, neighbourhood, gin, arma, attention)
 
 _MEANING = ("forward", "message", "message_and_aggregate", "aggregate", "update")
 _HOOKS = ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
@@ -25,7 +27,7 @@ def is_conv(module: object) -> bool:
 
 def supported() -> tuple[str, ...]:
     """Names of the layer classes that have a rule."""
-    return tuple(sorted(layer.__name__ for layer in (*RULES, *attention.ATTENTION)))
+    return tuple(sorted(layer.__name__ for layer in (*RULES, *FUSED)))
 
 
 def lower(module: nn.Module, call: Call) -> Lowered | NotLowered:
@@ -44,7 +46,7 @@ def lower(module: nn.Module, call: Call) -> Lowered | NotLowered:
 
 
 def not_as_written(module: nn.Module, layer: type[nn.Module]) -> str | None:
-    """Why an attention layer is not what its class says, if so; such layers have no expression to lower."""
+    """Why a layer with passes of its own is not what its class says, if so."""
     reason = _watched(module) or _changed(module, layer)
     if reason is None and is_lazy(module):
         reason = ": in_channels is not known yet; the layer runs once in PyG first"

@@ -6,6 +6,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -14,8 +15,7 @@ from torch import Tensor, nn
 from plait.errors import InputError
 from plait.ir import Expr
 from plait.pyg.edges import check_weight, read
-from plait.pyg.layers import attention
-from plait.pyg.layers.attention import AttentionCall
+from plait.pyg.layers.fused import FUSED, Run, layer_of
 from plait.pyg.lower import Call, Lowered, NotLowered, lower, not_as_written
 from plait.pyg.operators import Operator, propagate
 from plait.runtime.constants import Constants
@@ -39,16 +39,16 @@ class PlannedLayer:
     _plait_session: Session
     _plait_name: str
 
-    def forward(self, x: Any, edge_index: Any, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         original = self.plait_original.forward
         if is_disabled():
-            return original(self, x, edge_index, *args, **kwargs)
-        call = _arguments(self, x, edge_index, args, kwargs)
-        if isinstance(call, str):
-            self._plait_session.not_planned[self._plait_name] = call
-            return original(self, x, edge_index, *args, **kwargs)
+            return original(self, *args, **kwargs)
+        run = _prepared(self, args, kwargs)
+        if isinstance(run, str):
+            self._plait_session.not_planned[self._plait_name] = run
+            return original(self, *args, **kwargs)
         self._plait_session.not_planned.pop(self._plait_name, None)
-        return call.run(self)
+        return run()
 
     def reset_parameters(self) -> None:
         self.__dict__.pop("_plait_kept", None)
@@ -81,13 +81,19 @@ def _rebuild(original: type[nn.Module]) -> nn.Module:
     return twin.__new__(twin)
 
 
+@dataclass(frozen=True, slots=True)
 class _Prepared:
     """A call that will be planned."""
 
-    def __init__(self, lowered: Lowered, edges: Edges, constants: Constants, x: Tensor, root: Tensor | None):
-        self.lowered, self.edges, self.constants, self.x, self.root = lowered, edges, constants, x, root
+    module: Any
+    lowered: Lowered
+    edges: Edges
+    constants: Constants
+    x: Tensor
+    root: Tensor | None
 
-    def run(self, module: Any) -> Tensor:
+    def __call__(self) -> Tensor:
+        module = self.module
         session: Session = module._plait_session
         name: str = module._plait_name
         count = 0
@@ -99,36 +105,39 @@ class _Prepared:
             return session.apply(label, self.edges, self.constants, forms, inputs)
 
         if self.x.dtype in _HALVES:
-            return self._in_float32(module, apply)
+            return self._in_float32(apply)
         return self.lowered.run(module, apply, self.x, self.root)
 
-    def _in_float32(self, module: Any, apply: Any) -> Tensor:
+    def _in_float32(self, apply: Any) -> Tensor:
         """Half precision in, half precision out, summed in float32."""
 
         def widened(forms: tuple[Expr, ...], inputs: Mapping[str, Tensor | None]) -> Tensor:
             wide = {name: None if value is None else value.float() for name, value in inputs.items()}
             return apply(forms, wide).to(self.x.dtype)  # type: ignore[no-any-return]
 
-        return self.lowered.run(module, widened, self.x, self.root)
+        return self.lowered.run(self.module, widened, self.x, self.root)
 
 
-def _arguments(
-    module: Any, x: Any, edge_index: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> _Prepared | AttentionCall | str:
+def _prepared(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run | str:
     """The call made ready to be planned, or why it runs in PyG."""
-    names = _positional(module.plait_original)
+    names = _parameters(module.plait_original)
     given = {**dict(zip(names, args, strict=False)), **kwargs}
-    attention_layer = attention.layer_of(module)
-    if attention_layer is not None:
-        reason = not_as_written(module, attention_layer)
-        name = type(module).__name__
-        return f"{name}{reason}" if reason else attention.prepare(module, x, edge_index, given)
+    layer = layer_of(module)
+    if layer is not None:
+        answer = not_as_written(module, layer) or FUSED[layer](module, given)
+        return f"{type(module).__name__}{answer}" if isinstance(answer, str) else answer
+    if len(args) > len(names) or "x" not in given or "edge_index" not in given:
+        return f"{type(module).__name__}: called with other arguments than forward's"
+    return _lowered(module, given.pop("x"), given.pop("edge_index"), given)
+
+
+def _lowered(module: Any, x: Any, edge_index: Any, given: dict[str, Any]) -> Run | str:
+    """A layer that is a matrix expression; `given` are the arguments after x and edge_index."""
     edge_weight = given.pop("edge_weight", None)
     size = given.pop("size", None)
     unusual = [name for name, value in given.items() if value is not None]
-    if unusual or len(args) > len(names):
-        given_too = ", ".join(unusual) or "more arguments"
-        return f"{type(module).__name__}: called with {given_too}, which is not lowered"
+    if unusual:
+        return f"{type(module).__name__}: called with {', '.join(unusual)}, which is not lowered"
     source, root, is_bipartite = _features(x)
     if source is None:
         return f"{type(module).__name__}: x is not a tensor or a pair of tensors"
@@ -161,13 +170,13 @@ def _arguments(
         module.__dict__["_plait_kept"] = kept
     dtype = torch.float32 if source.dtype in _HALVES else source.dtype
     constants = _constants(edges, lowered.operator, weight, weight_key, dtype)
-    return _Prepared(lowered, edges, constants, source, root)
+    return _Prepared(module, lowered, edges, constants, source, root)
 
 
 @functools.cache
-def _positional(layer: type[nn.Module]) -> tuple[str, ...]:
-    """Names of the forward arguments after x and edge_index."""
-    return tuple(inspect.signature(layer.forward).parameters)[3:]
+def _parameters(layer: type[nn.Module]) -> tuple[str, ...]:
+    """Names of the forward arguments."""
+    return tuple(inspect.signature(layer.forward).parameters)[1:]
 
 
 def _features(x: Any) -> tuple[Tensor | None, Tensor | None, bool]:

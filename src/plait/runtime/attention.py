@@ -7,7 +7,6 @@ edges times width ever exists. The backward pass holds one number per edge and h
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,56 +14,22 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from plait.graph import Graph
 from plait.kernels import attention as kernel
 from plait.kernels import gemm as dense
 from plait.kernels import spmm as sparse
 from plait.kernels.attention import Dropout, Scores, padded
-from plait.kernels.spmm import Pattern
 from plait.runtime.buffers import Buffers
+from plait.runtime.orders import EdgeOrders
+from plait.runtime.project import contiguous_rows, weight_gradient
 
-__all__ = ["AttentionEdges", "AttentionRun", "Columns", "attend_gat", "attend_raw", "attend_rows", "project"]
-
-
-class AttentionEdges:
-    """A graph as attention passes read it: rows, columns, and where each finds the other's values."""
-
-    def __init__(self, graph: Graph):
-        self.graph = graph
-        self.pattern = Pattern(graph.indptr, graph.indices, graph.num_sources)
-
-    @cached_property
-    def transpose(self) -> Pattern:
-        turned = self.graph.transpose
-        return (
-            self.pattern
-            if turned is self.graph
-            else Pattern(turned.indptr, turned.indices, turned.num_sources)
-        )
-
-    @cached_property
-    def order(self) -> np.ndarray[Any, Any]:
-        """order[t]: the position among rows of the transpose's edge t."""
-        return np.ascontiguousarray(self.graph.transpose_order.astype(self.transpose.indices.dtype))
-
-    @cached_property
-    def inverse(self) -> np.ndarray[Any, Any]:
-        """inverse[e]: the position in the transpose of the row-order edge e."""
-        result = np.empty_like(self.order)
-        result[self.order] = np.arange(len(self.order), dtype=self.order.dtype)
-        return result.astype(self.pattern.indices.dtype)
-
-    @cached_property
-    def slopes_by_target(self) -> Pattern:
-        """Sums, for every target, values that lie in the transpose's order."""
-        return Pattern(self.pattern.indptr, self.inverse, self.pattern.num_edges)
+__all__ = ["AttentionRun", "Columns", "attend_gat", "attend_raw", "attend_rows"]
 
 
 @dataclass(frozen=True)
 class AttentionRun:
     """One attention pass on one graph: shapes and options that are no tensors."""
 
-    edges: AttentionEdges
+    edges: EdgeOrders
     buffers: Buffers
     heads: int
     slope: float = 0.2
@@ -114,49 +79,6 @@ class _Output:
         return self.tensor.is_inference() or self.tensor._version == self.version
 
 
-def _rows(grad: Tensor, buffers: Buffers) -> Tensor:
-    """The gradient with contiguous rows; that of a sum arrives as one number with strides of zero."""
-    if grad.stride(1) == 1 and (grad.shape[0] <= 1 or grad.stride(0) >= grad.shape[1]):
-        return grad
-    return buffers.take(grad.shape[0], grad.shape[1], grad.dtype).copy_(grad)
-
-
-def _weight_gradient(left: Tensor, right: Tensor) -> Tensor:
-    """left.T @ right; vector lanes run over the wider operand."""
-    if left.shape[1] > right.shape[1]:
-        return dense.gemm_transposed(right, left).t()
-    return dense.gemm_transposed(left, right)
-
-
-# Projections -------------------------------------------------------------------------------------------
-
-
-class _Project(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, buffers: Buffers, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.buffers, ctx.has_bias = buffers, bias is not None
-        x = _rows(x, buffers)
-        w = w.contiguous()
-        ctx.save_for_backward(x, w)
-        return dense.gemm(x, w, buffers.take(x.shape[0], w.shape[1], x.dtype), bias=bias)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        x, w = ctx.saved_tensors
-        buffers: Buffers = ctx.buffers
-        grad = _rows(grad, buffers)
-        _, wants_x, wants_w, wants_bias = ctx.needs_input_grad
-        to_x = dense.gemm(grad, w.t(), buffers.take(x.shape[0], x.shape[1], x.dtype)) if wants_x else None
-        to_w = _weight_gradient(x, grad) if wants_w else None
-        return None, to_x, to_w, grad.sum(0) if ctx.has_bias and wants_bias else None
-
-
-def project(buffers: Buffers, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x @ w + bias on plait's tall product, in a pooled buffer."""
-    return _Project.apply(buffers, x, w, bias)  # type: ignore[no-any-return, no-untyped-call]
-
-
 # GAT: scores of single numbers -------------------------------------------------------------------------
 
 
@@ -197,7 +119,7 @@ class _Gat(torch.autograd.Function):
         z, vectors, all_scores, statistics, edge, addend, bias, target = ctx.saved_tensors
         columns, lanes = run.heads * ctx.width, run.lanes
         value = z[:, :columns]
-        grad = _rows(grad, run.buffers)
+        grad = contiguous_rows(grad, run.buffers)
         scores = Scores("gat", all_scores[:, :lanes], edge=edge, slope=run.slope, dropout=run.dropout)
         out = ctx.out.tensor
         if not ctx.out.is_intact:
@@ -218,7 +140,7 @@ class _Gat(torch.autograd.Function):
         to_vectors = None
         if vectors is not None:
             dense.gemm(to_scores, vectors.t(), to_z, addend=to_z)
-            to_vectors = _weight_gradient(value, to_scores)
+            to_vectors = weight_gradient(value, to_scores)
         to_edge = None
         if edge is not None and ctx.needs_input_grad[5]:
             to_edge = slopes[torch.from_numpy(run.edges.inverse.astype(np.int64))]
@@ -261,7 +183,7 @@ class _GatRaw(torch.autograd.Function):
         edge: Tensor | None,
         bias: Tensor | None,
     ) -> Tensor:
-        x, w = _rows(x, run.buffers), w.contiguous()
+        x, w = contiguous_rows(x, run.buffers), w.contiguous()
         inner, lanes, heads = x.shape[1], run.lanes, run.heads
         all_scores = dense.gemm(x, vectors, run.take(x.shape[0], 2 * lanes, x))
         statistics = run.statistics(x, all_scores[:, lanes:])
@@ -290,12 +212,12 @@ class _GatRaw(torch.autograd.Function):
         x, w, vectors, all_scores, statistics, edge, means = ctx.saved_tensors
         inner, lanes, heads = x.shape[1], run.lanes, run.heads
         width = w.shape[1] // heads
-        grad = _rows(grad, run.buffers)
+        grad = contiguous_rows(grad, run.buffers)
         to_means, to_w = run.like(means), torch.empty_like(w)
         for h in range(heads):
             own, raw = slice(h * width, (h + 1) * width), slice(h * inner, (h + 1) * inner)
             dense.gemm(grad[:, own], w[:, own].t(), to_means[:, raw])
-            to_w[:, own] = _weight_gradient(means[:, raw], grad[:, own])
+            to_w[:, own] = weight_gradient(means[:, raw], grad[:, own])
         kernel.output_dots(to_means, means, statistics, heads)
         scores = Scores("gat", all_scores[:, :lanes], edge=edge, slope=run.slope, dropout=run.dropout)
         to_x, to_scores, slopes = run.like(x), run.like(all_scores), run.slopes(x)
@@ -305,7 +227,7 @@ class _GatRaw(torch.autograd.Function):
         )  # fmt: skip
         sparse.spmm(run.edges.slopes_by_target, slopes, to_scores[:, lanes:])
         dense.gemm(to_scores, vectors.t(), to_x, addend=to_x)
-        to_vectors = _weight_gradient(x, to_scores)
+        to_vectors = weight_gradient(x, to_scores)
         to_edge = None
         if edge is not None and ctx.needs_input_grad[4]:
             to_edge = slopes[torch.from_numpy(run.edges.inverse.astype(np.int64))]
@@ -368,7 +290,7 @@ class _Rows(torch.autograd.Function):
         run: AttentionRun = ctx.run
         columns, width, heads = ctx.columns, ctx.width, run.heads
         z, t, att, bias, statistics = ctx.saved_tensors
-        grad = _rows(grad, run.buffers)
+        grad = contiguous_rows(grad, run.buffers)
         scores, value, addend = _parts(run, ctx.kind, columns, width, z, t, att)
         out = ctx.out.tensor
         if not ctx.out.is_intact:

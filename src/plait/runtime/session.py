@@ -25,12 +25,14 @@ from plait.ir import Dense, Diagonal, Expr, Scalar, Sparse, children, leaves, re
 from plait.kernels import launch
 from plait.kernels.compiled import cache_folder
 from plait.plan.candidates import restrict
+from plait.plan.fused import FusedPlan
 from plait.plan.plan import LayerPlan
 from plait.plan.search import Problem, search
 from plait.runtime import executor
 from plait.runtime.buffers import Buffers
 from plait.runtime.constants import Constants, SparseValue, from_dense
 from plait.runtime.forms import USUAL, Forms, adopt
+from plait.runtime.orders import EdgeOrders
 
 __all__ = ["Edges", "Options", "Session"]
 
@@ -59,8 +61,12 @@ class Edges:
     weight: torch.Tensor | None = None  # values of a sparse matrix handed over as the graph
     constants: dict[Any, Constants] = field(default_factory=dict)
     runs: OrderedDict[Any, executor.Run] = field(default_factory=OrderedDict)
-    attention: Any = None  # the same edges as attention passes read them (runtime/attention.py)
-    attention_plans: dict[Any, Any] = field(default_factory=dict)
+    fused_plans: dict[Any, FusedPlan] = field(default_factory=dict)  # of layers with passes of their own
+
+    @functools.cached_property
+    def orders(self) -> EdgeOrders:
+        """The edges by target and by source."""
+        return EdgeOrders(self.graph)
 
     def remember(self, key: Any, run: executor.Run) -> None:
         """Keep a run; the oldest goes when inputs keep changing, and what was hoisted for it with it."""
@@ -91,7 +97,7 @@ class Session:
         self._tokens = 0
         self._met = 0  # graphs built so far
         self._plans_by_size: dict[Any, LayerPlan] = {}
-        self.plans: dict[str, LayerPlan] = {}  # the latest plan of each layer and expression
+        self.plans: dict[str, LayerPlan | FusedPlan] = {}  # the latest plan of each layer and expression
         self.not_planned: dict[str, str] = {}
         self.constant_input: Callable[[], torch.Tensor | None] = lambda: None
         self.restricted_layer: str | None = None

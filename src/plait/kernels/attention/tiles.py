@@ -17,8 +17,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from plait.kernels.spmm.cpu import load_index_ir
-from plait.kernels.vector import I32, I64, CodeGen, tile_intrinsic
+from plait.kernels.vector import I32, I64, CodeGen, load_index_ir, tile_intrinsic
 
 __all__ = [
     "BLOCK",

@@ -13,7 +13,15 @@ from typing import Any
 
 from numba import cfunc, types
 
-from plait.kernels.vector import CodeGen, load_index, load_scalar, next_piece, tile_intrinsic, tiles
+from plait.kernels.vector import (
+    CodeGen,
+    load_index,
+    load_index_ir,
+    load_scalar,
+    next_piece,
+    tile_intrinsic,
+    tiles,
+)
 
 __all__ = ["PREFETCH_LANES", "WORDS", "kernel", "tie_kernel", "weight_gradient_kernel"]
 
@@ -91,20 +99,6 @@ def _sum_tile(float_bits: int, index_bits: int, lanes: int, mode: str, is_masked
         code.store(total, out, mask)
 
     return tile_intrinsic(float_bits, 11, 2, body)
-
-
-def load_index_ir(code: CodeGen, indices: Any, index_bits: int) -> Any:
-    """i -> indices[i] as an int64 IR value."""
-    from llvmlite import ir
-
-    kind = ir.IntType(index_bits)
-    pointer = code.builder.inttoptr(indices, kind.as_pointer())
-
-    def index(i: Any) -> Any:
-        value = code.builder.load(code.builder.gep(pointer, [i]))
-        return value if index_bits == 64 else code.builder.sext(value, ir.IntType(64))
-
-    return index
 
 
 def _reduce_row(code: CodeGen, mode: str, unroll: int, start: Any, end: Any, first: float, step: Any) -> Any:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,25 +14,28 @@ from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv
 from torch_geometric.nn.aggr import SumAggregation
 from torch_geometric.utils import add_self_loops, remove_self_loops, softmax
 
-from plait.cost.work import Matrix
-from plait.graph import Graph
 from plait.kernels import launch
 from plait.kernels.attention import MOST_HEADS, Dropout, padded
-from plait.plan.attention import AttentionPlan, AttentionProblem, choose
-from plait.pyg.edges import read
+from plait.plan.attention import AttentionProblem, choose
+from plait.plan.fused import FusedPlan
 from plait.pyg.layers.base import not_plain
-from plait.runtime.attention import (
-    AttentionEdges,
-    AttentionRun,
-    Columns,
-    attend_gat,
-    attend_raw,
-    attend_rows,
-    project,
+from plait.pyg.layers.fused import (
+    FUSED,
+    Run,
+    cost_matrix,
+    csr_order,
+    edges_of,
+    is_training,
+    layer_of,
+    planned,
+    refused_edges,
+    refused_features,
 )
-from plait.runtime.session import Edges, Session, machine_in_use
+from plait.runtime.attention import AttentionRun, Columns, attend_gat, attend_raw, attend_rows
+from plait.runtime.project import project
+from plait.runtime.session import Edges, machine_in_use
 
-__all__ = ["ATTENTION", "AttentionCall", "layer_of", "prepare"]
+__all__ = ["prepare"]
 
 
 @dataclass(frozen=True)
@@ -45,10 +49,6 @@ class AttentionCall:
     listed: Tensor  # the edge list with the layer's self loops, in PyG's order
     edge_attr: Tensor | None
     wants_weights: bool
-    layer: Callable[[Any, AttentionCall], Any]
-
-    def run(self, module: Any) -> Any:
-        return self.layer(module, self)
 
     @property
     def own(self) -> Tensor | None:
@@ -66,24 +66,23 @@ class _Layer:
     has_loops: Callable[[Any], bool]
 
 
-def prepare(module: Any, x: Any, edge_index: Any, given: dict[str, Any]) -> AttentionCall | str:
-    """The call made ready to run, or why it runs in PyG; `given` are the arguments after x and edge_index."""
-    name = type(module).__name__
-    layer = ATTENTION[layer_of(module)]
-    reason = _refused(module, layer, x, edge_index, given)
+def prepare(module: Any, given: Mapping[str, Any]) -> Run | str:
+    """The call made ready to run, or why it runs in PyG."""
+    layer = _LAYERS[cast("type[nn.Module]", layer_of(module))]
+    x, edge_index, edge_attr = given["x"], given["edge_index"], given.get("edge_attr")
+    reason = _refused(module, layer, x, edge_index, edge_attr)
     if reason is not None:
-        return f"{name}{reason}"
+        return reason
     is_bipartite = not isinstance(x, Tensor)
     source, target = (x[0], x[1]) if is_bipartite else (x, None)
-    size, edge_attr = given.get("size"), given.get("edge_attr")
+    size = given.get("size")
     num_sources = source.shape[0]
     if is_bipartite and target is None and size is None:
-        return f"{name}: the number of target nodes is not known; pass size= or x as a pair"
+        return ": the number of target nodes is not known; pass size= or x as a pair"
     num_targets = int(size[1]) if size is not None else (source if target is None else target).shape[0]
     has_loops = layer.has_loops(module)
     num_loops = min(num_sources, num_targets) if has_loops else -1
-    is_swapped = module.flow == "target_to_source"
-    edges = _edges(module._plait_session, edge_index, num_targets, num_sources, is_swapped, num_loops)
+    edges = edges_of(module, edge_index, num_targets, num_sources, num_loops)
     listed = edge_index
     wants_weights = given.get("return_attention_weights") is not None
     if isinstance(module, GATConv | GATv2Conv):
@@ -93,39 +92,20 @@ def prepare(module: Any, x: Any, edge_index: Any, given: dict[str, Any]) -> Atte
         listed, edge_attr = add_self_loops(
             listed, edge_attr, fill_value=module.fill_value, num_nodes=num_loops
         )
-    call = AttentionCall(source, target, is_bipartite, edges, listed, edge_attr, wants_weights, layer.run)
-    reason = layer.stop(module, call)
-    return call if reason is None else f"{name}{reason}"
+    call = AttentionCall(source, target, is_bipartite, edges, listed, edge_attr, wants_weights)
+    return layer.stop(module, call) or functools.partial(layer.run, module, call)
 
 
-def layer_of(module: nn.Module) -> type[nn.Module] | None:
-    """The attention layer class this module is, or None."""
-    return next((cls for cls in type(module).__mro__ if cls in ATTENTION), None)
-
-
-def _refused(module: Any, layer: _Layer, x: Any, edge_index: Any, given: dict[str, Any]) -> str | None:
+def _refused(module: Any, layer: _Layer, x: Any, edge_index: Any, edge_attr: Any) -> str | None:
     """What the fused path does not take."""
     parts = [x] if isinstance(x, Tensor) else list(x) if isinstance(x, tuple | list) and len(x) == 2 else []
     if not parts or not isinstance(parts[0], Tensor):
         return ": x is not a tensor or a pair of tensors"
-    if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
-        return ": a sparse adj_t is not lowered for attention; pass edge_index"
-    if edge_index.device.type != "cpu" or edge_index.dim() != 2 or edge_index.shape[0] != 2:
-        return ": edge_index is not an edge list on the CPU"
-    if edge_index.dtype not in (torch.int64, torch.int32):
-        return f": edge_index is {edge_index.dtype}"
-    dtypes = {p.dtype for p in module.parameters()}
-    for value in (*parts, given.get("edge_attr")):
-        if value is None:
-            continue
-        if value.device.type != "cpu" or value.layout != torch.strided:
-            return ": features are not dense tensors on the CPU"
-        if dtypes != {value.dtype} or value.dtype not in (torch.float32, torch.float64):
-            return f": features are {value.dtype}; attention is planned in float32 and float64"
+    reason = refused_edges(edge_index) or refused_features(module, *parts, edge_attr)
+    if reason is not None:
+        return reason
     if any(part is not None and part.dim() != 2 for part in parts):
         return ": x is not [nodes, width]"
-    if torch.is_autocast_enabled("cpu"):
-        return ": autocast is on; the layer runs in PyG, which follows it"
     if module.heads > MOST_HEADS:
         return f"(heads={module.heads}): more than {MOST_HEADS} heads are not lowered"
     if type(module.aggr_module) is not SumAggregation:
@@ -137,65 +117,23 @@ def _refused(module: Any, layer: _Layer, x: Any, edge_index: Any, given: dict[st
     return None if stop is None else stop.reason.removeprefix(type(module).__name__)
 
 
-def _edges(
-    session: Session, edge_index: Tensor, num_targets: int, num_sources: int, is_swapped: bool, num_loops: int
-) -> Edges:
-    """The graph of the call with the layer's self loops, built when first met."""
-    handed = read(edge_index, None, num_targets, num_sources, is_swapped)
+def _plan(module: Any, call: AttentionCall, kind: str, parts: int, can_recompute: bool) -> FusedPlan:
+    """The plan of this call."""
+    training, wants_input = is_training(module, call.source), call.source.requires_grad
+    key = (call.source.shape, module.heads, module.out_channels, training, wants_input, can_recompute)
 
-    def build() -> tuple[Graph, None]:
-        listed = edge_index.as_subclass(Tensor)
-        if num_loops >= 0:
-            listed, _ = remove_self_loops(listed)
-            listed, _ = add_self_loops(listed, num_nodes=num_loops)
-        source, target = listed.flip(0).numpy() if is_swapped else listed.numpy()
-        return Graph.from_edge_index(source, target, num_targets, num_sources), None
-
-    edges = session.edges_for((*handed.key, "attention", num_loops), handed.owners, build)
-    if edges.attention is None:
-        edges.attention = AttentionEdges(edges.graph)
-    return edges
-
-
-def _csr_order(call: AttentionCall, values: Tensor) -> Tensor:
-    """Values in the order of the listed edges, in the order of the rows."""
-    order = call.edges.graph.order
-    return values if order is None else values[torch.from_numpy(order).long()]
-
-
-def _matrix(edges: Edges) -> Matrix:
-    graph = edges.graph
-    backward = graph.stats if graph.is_symmetric else graph.transpose.stats
-    return Matrix(
-        graph.num_nodes, graph.num_sources, graph.num_edges, True, graph.stats, backward,
-        graph.indices.dtype.itemsize,
-    )  # fmt: skip
-
-
-def _plan(module: Any, call: AttentionCall, kind: str, parts: int, can_recompute: bool) -> AttentionPlan:
-    """The plan of this call, made once per graph, shape and mode."""
-    session: Session = module._plait_session
-    is_training = torch.is_grad_enabled() and (
-        call.source.requires_grad or any(p.requires_grad for p in module.parameters())
-    )
-    wants_input = call.source.requires_grad
-    key = (
-        "plan", module._plait_name, call.source.shape, module.heads, module.out_channels, is_training,
-        wants_input, can_recompute, launch.num_threads(),
-    )  # fmt: skip
-    plans: dict[Any, AttentionPlan] = call.edges.attention_plans
-    if key not in plans:
-        plans[key] = choose(
+    def make() -> FusedPlan:
+        return choose(
             AttentionProblem(
-                layer=module._plait_name, kind=kind, matrix=_matrix(call.edges), inner=call.source.shape[1],
-                width=module.out_channels, heads=module.heads, parts=parts, machine=machine_in_use(),
-                is_training=is_training, wants_input_grad=wants_input, can_recompute=can_recompute,
-                float_bytes=call.source.element_size(), threads=launch.num_threads(),
-                memory_limit=session.options.memory_limit,
+                layer=module._plait_name, kind=kind, matrix=cost_matrix(call.edges),
+                inner=call.source.shape[1], width=module.out_channels, heads=module.heads, parts=parts,
+                machine=machine_in_use(), is_training=training, wants_input_grad=wants_input,
+                can_recompute=can_recompute, float_bytes=call.source.element_size(),
+                threads=launch.num_threads(), memory_limit=module._plait_session.options.memory_limit,
             )
         )  # fmt: skip
-    session.plans[module._plait_name] = plans[key]  # type: ignore[assignment]  # the same surface
-    return plans[key]
+
+    return planned(module, call.edges, key, make)
 
 
 def _run_of(module: Any, call: AttentionCall) -> AttentionRun:
@@ -204,7 +142,7 @@ def _run_of(module: Any, call: AttentionCall) -> AttentionRun:
         seed = int(torch.randint(0, (1 << 63) - 1, (1,)).item())
         dropout = Dropout(seed, float(module.dropout))
     slope = float(getattr(module, "negative_slope", 0.0))
-    return AttentionRun(call.edges.attention, module._plait_session.buffers, module.heads, slope, dropout)
+    return AttentionRun(call.edges.orders, module._plait_session.buffers, module.heads, slope, dropout)
 
 
 def _joined(module: Any, out: Tensor, addend: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -302,7 +240,7 @@ def _gat_edge_scores(module: Any, call: AttentionCall, lanes: int) -> Tensor | N
     if attr is None or module.lin_edge is None:
         return None
     attr = attr.view(-1, 1) if attr.dim() == 1 else attr
-    return _csr_order(call, attr @ _folded(module.lin_edge.weight, module.att_edge, lanes))
+    return csr_order(call.edges, attr @ _folded(module.lin_edge.weight, module.att_edge, lanes))
 
 
 def _gat_weights(module: Any, call: AttentionCall, far: Tensor, near: Tensor, edge: Tensor | None) -> Tensor:
@@ -411,7 +349,7 @@ def _projected(run: AttentionRun, x: Tensor, maps: list[tuple[Tensor, Tensor | N
     return project(run.buffers, x, torch.cat([weight for weight, _ in maps]).t(), bias)
 
 
-ATTENTION: dict[Any, _Layer] = {
+_LAYERS: dict[type[nn.Module], _Layer] = {
     GATConv: _Layer(
         _gat, _gat_stop, ("lin", "lin_src", "lin_dst", "lin_edge", "res"), lambda m: bool(m.add_self_loops)
     ),
@@ -425,3 +363,4 @@ ATTENTION: dict[Any, _Layer] = {
         lambda m: False,
     ),
 }
+FUSED.update(dict.fromkeys(_LAYERS, prepare))

@@ -1,0 +1,139 @@
+"""Layers that bring their own passes over the edges: how they register, what a call needs, their plans.
+
+A layer here is more than a matrix expression (attention, gates, relations, learned messages). Its module
+under `pyg/layers` names a `prepare` that takes the call's arguments by name and answers with the call made
+ready to run, or with the reason why it runs in PyG.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.utils import add_self_loops, remove_self_loops
+
+from plait.cost.work import Matrix
+from plait.graph import Graph
+from plait.kernels import launch
+from plait.plan.fused import FusedPlan
+from plait.pyg.edges import read
+from plait.runtime.session import Edges, Session
+
+__all__ = [
+    "FUSED",
+    "Prepare",
+    "Run",
+    "cost_matrix",
+    "csr_order",
+    "edges_of",
+    "fused",
+    "is_training",
+    "layer_of",
+    "planned",
+    "refused_edges",
+    "refused_features",
+]
+
+Run = Callable[[], Any]
+Prepare = Callable[[Any, Mapping[str, Any]], "Run | str"]
+"""(module, forward's arguments by name) -> the call ready to run, or ": why not" to follow the layer's name."""
+
+FUSED: dict[type[nn.Module], Prepare] = {}
+
+
+def fused(layer: type[nn.Module]) -> Callable[[Prepare], Prepare]:
+    """Registers a layer class with passes of its own."""
+
+    def register(prepare: Prepare) -> Prepare:
+        FUSED[layer] = prepare
+        return prepare
+
+    return register
+
+
+def layer_of(module: nn.Module) -> type[nn.Module] | None:
+    """The registered class this module is an instance of, or None."""
+    return next((cls for cls in type(module).__mro__ if cls in FUSED), None)
+
+
+def refused_edges(edge_index: Any) -> str | None:
+    """Why edges are none that such layers take: an edge list on the CPU."""
+    if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
+        return ": a sparse adj_t is not lowered for this layer; pass edge_index"
+    if edge_index.device.type != "cpu" or edge_index.dim() != 2 or edge_index.shape[0] != 2:
+        return ": edge_index is not an edge list on the CPU"
+    if edge_index.dtype not in (torch.int64, torch.int32):
+        return f": edge_index is {edge_index.dtype}"
+    return None
+
+
+def refused_features(module: nn.Module, *values: Tensor | None) -> str | None:
+    """Why tensors of numbers are none that such layers take: dense, on the CPU, of the parameters' type."""
+    dtypes = {p.dtype for p in module.parameters()}
+    for value in values:
+        if value is None:
+            continue
+        if value.device.type != "cpu" or value.layout != torch.strided:
+            return ": features are not dense tensors on the CPU"
+        if value.dtype not in (torch.float32, torch.float64) or dtypes - {value.dtype}:
+            return f": features are {value.dtype}; the layer is planned in float32 and float64"
+    if torch.is_autocast_enabled("cpu"):
+        return ": autocast is on; the layer runs in PyG, which follows it"
+    if torch._C._are_functorch_transforms_active():
+        return ": a torch.func transform is active; the layer runs in PyG, which it can trace"
+    return None
+
+
+def edges_of(
+    module: Any, edge_index: Tensor, num_targets: int, num_sources: int, num_loops: int = -1
+) -> Edges:
+    """The graph of a call, built when first met; num_loops >= 0: own loops out, one for each such node in."""
+    session: Session = module._plait_session
+    is_swapped = module.flow == "target_to_source"
+    handed = read(edge_index, None, num_targets, num_sources, is_swapped)
+
+    def build() -> tuple[Graph, None]:
+        listed = edge_index.as_subclass(Tensor)
+        if num_loops >= 0:
+            listed, _ = remove_self_loops(listed)
+            listed, _ = add_self_loops(listed, num_nodes=num_loops)
+        source, target = listed.flip(0).numpy() if is_swapped else listed.numpy()
+        return Graph.from_edge_index(source, target, num_targets, num_sources), None
+
+    return session.edges_for((*handed.key, "passes", num_loops), handed.owners, build)
+
+
+def csr_order(edges: Edges, values: Tensor) -> Tensor:
+    """Values in the order of the listed edges, in the order of the rows."""
+    order = edges.graph.order
+    return values if order is None else values[torch.from_numpy(order).long()]
+
+
+def cost_matrix(edges: Edges) -> Matrix:
+    """The graph as the cost model sees it."""
+    graph = edges.graph
+    backward = graph.stats if graph.is_symmetric else graph.transpose.stats
+    return Matrix(
+        graph.num_nodes, graph.num_sources, graph.num_edges, True, graph.stats, backward,
+        graph.indices.dtype.itemsize,
+    )  # fmt: skip
+
+
+def is_training(module: nn.Module, *inputs: Tensor | None) -> bool:
+    """True when a gradient of the call can be asked for."""
+    return torch.is_grad_enabled() and (
+        any(t is not None and t.requires_grad for t in inputs)
+        or any(p.requires_grad for p in module.parameters())
+    )
+
+
+def planned(module: Any, edges: Edges, key: tuple[Any, ...], make: Callable[[], FusedPlan]) -> FusedPlan:
+    """The plan of such a call, made once per graph, shapes and mode (all that `key` must tell apart)."""
+    whole = (module._plait_name, launch.num_threads(), *key)
+    found = edges.fused_plans.get(whole)
+    if found is None:
+        found = edges.fused_plans[whole] = make()
+    module._plait_session.plans[module._plait_name] = found
+    return found
