@@ -9,15 +9,19 @@ from plait.features.policies import Policy, Step
 from plait.features.scores import degree, inclusion_probability, presample
 from plait.features.simulate import POLICIES, Outcome, make_policy, simulate
 from plait.features.trace import Trace, pack
+from plait.features.tune import Choice, Seen, Setting
 
 __all__ = [
     "POLICIES",
     "Advice",
     "Cache",
+    "Choice",
     "Counters",
     "Network",
     "Outcome",
     "Policy",
+    "Seen",
+    "Setting",
     "Step",
     "Trace",
     "advise",

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numba import njit
@@ -17,10 +17,17 @@ from plait.errors import InputError
 from plait.features.policies import LookAhead, Policy
 from plait.features.rows import RetryingRows, as_rows, gather
 from plait.features.simulate import WINDOW_BATCHES, make_policy
+from plait.features.tune import Choice, Seen, Setting, candidates, disagrees, retune, warm_rows
+
+if TYPE_CHECKING:
+    from plait.features.advise import Advice
 
 __all__ = ["Cache", "Counters"]
 
 Array = NDArray[Any]
+
+# Rows of an epoch that "auto" remembers, 16 MB of them: enough for a verdict, replayed in about a second.
+_TRACE_ROWS = 4_000_000
 
 
 @dataclass
@@ -59,6 +66,9 @@ class Cache:
     The source is an array, the path of a .npy file, or a function from an int64 array of ids to rows; then
     `num_rows` says how many there are. "auto" and "lookahead" keep what is needed soonest: tell them with
     `reveal` (a loader does), up to `window` batches ahead; without that they keep what was needed most often.
+    "auto" starts so, or as `advice` recommends, and may change its rule at `end_epoch` (a loader calls it)
+    when the measured stall is not the expected one; `choice` tells what was chosen and why.
+
     Rows of ids where `local` is true are at hand in the source: they pass by the cache uncounted. A source
     that raises is asked `retries` times more. Several threads may take; they are served one after the other.
     """
@@ -76,23 +86,27 @@ class Cache:
         window: int = WINDOW_BATCHES,
         retries: int = 2,
         pause_seconds: float = 0.05,
+        advice: Advice | None = None,
         **params: Any,
     ) -> None:
         rows = as_rows(source, num_rows)
         if rows.num_rows is None:
             raise InputError("num_rows is missing: the source does not say how many rows it has")
         self.num_rows: int = rows.num_rows
-        self.policy = "lookahead" if policy == "auto" else str(policy)
+        self.choice = _first_choice(policy, window, advice)
+        self.policy = str(policy) if self.choice is None else self.choice.setting.policy
         if self.policy == "lookahead":
             params["window"] = window
         self.window = window if self.policy == "lookahead" else 0
         self.counters = Counters()
+        self._seen: list[Array] = []  # the batches of this epoch, for auto to replay
+        self._rows_seen = 0
         self._source = RetryingRows(rows, retries, pause_seconds)
         self._local = _mask("local", local, self.num_rows)
         self._halo = _mask("halo", halo, self.num_rows)
         self._new_rule = partial(make_policy, self.policy, capacity, self.num_rows, scores, **params)
         self._rule: Policy = self._new_rule()
-        self.capacity = 0 if self.policy == "none" else self._rule.capacity
+        self.capacity = 0 if policy == "none" else min(capacity, self.num_rows)
         self._kept: Array | None = None
         self._is_filled = False
         self._ahead: deque[Array] = deque()
@@ -121,6 +135,38 @@ class Cache:
         """Drops what was revealed and not asked for, as when an epoch was left early; the rows stay."""
         with self._taking, self._ruling:
             self._forget()
+            self._seen_batches()
+
+    def end_epoch(self, seen: Seen) -> None:
+        """Lets "auto" look at a finished epoch and change its rule for the next; the rows stay."""
+        with self._taking, self._ruling:
+            batches = self._seen_batches()
+            if self.choice is None or not batches or not disagrees(seen, self.choice.stall_seconds):
+                return
+            # a trace that was cut stands for the epoch it began
+            scale = seen.batches / len(batches)
+            options = candidates(seen.batches)
+            if self.choice.setting not in options:
+                options = (*options, self.choice.setting)
+            rows = {s: n * scale for s, n in warm_rows(batches, self.capacity, options).items()}
+            chosen = retune(self.choice.setting, seen, rows)
+            if chosen.setting != self.choice.setting:
+                self._switch(chosen.setting, np.bincount(np.concatenate(batches), minlength=self.num_rows))
+            self.choice = chosen
+
+    def _switch(self, setting: Setting, heat: Array) -> None:
+        """Another rule over the rows there are; what it would not keep is dropped."""
+        old = self._rule
+        self.policy, self.window = setting.policy, setting.window
+        params = {"window": setting.window} if setting.policy == "lookahead" else {}
+        self._new_rule = partial(make_policy, setting.policy, self.capacity, self.num_rows, heat, **params)
+        self._rule, self._is_filled = self._new_rule(), True
+        self._ahead.clear()
+        held = old.id_of[old.id_of >= 0].astype(np.int64)
+        if held.size == 0 or self._kept is None or setting.policy == "none":
+            return
+        step = self._rule.step(held)
+        self._kept[step.places] = self._kept[old.slot_of[held[step.positions]]]
 
     def take(self, ids: ArrayLike) -> Array:
         """A fresh array whose row i is row ids[i] of the source."""
@@ -171,6 +217,7 @@ class Cache:
     def _distinct_rows(self, ids: Array) -> Array:
         """One row per distinct id: near ones from the cache, the others from the source."""
         far = self._far(ids)
+        self._note(far)
         near_only = far.size == 0 or self.policy == "none"
         if near_only:
             rows = self._fetched(ids, far.size)
@@ -271,7 +318,7 @@ class Cache:
     def _storage(self, like: Array | None) -> Array:
         if self._kept is None:
             assert like is not None
-            self._kept = np.empty((self._rule.capacity, *like.shape[1:]), like.dtype)
+            self._kept = np.empty((self.capacity, *like.shape[1:]), like.dtype)
         return self._kept
 
     def _count(self, far: Array, slots: Array, evicted: int) -> None:
@@ -284,6 +331,16 @@ class Cache:
             inside = self._halo[far]
             c.halo_requests += int(inside.sum())
             c.halo_hits += int((slots[inside] >= 0).sum())
+
+    def _note(self, far: Array) -> None:
+        if self.choice is not None and self._rows_seen < _TRACE_ROWS:
+            self._seen.append(far.astype(np.int32))
+            self._rows_seen += far.size
+
+    def _seen_batches(self) -> list[Array]:
+        """What was noted so far, which is then forgotten."""
+        batches, self._seen, self._rows_seen = self._seen, [], 0
+        return batches
 
     def _far(self, ids: Array) -> Array:
         return ids if self._local is None else ids[~self._local[ids]]
@@ -306,6 +363,20 @@ class Cache:
             bad = wanted.min() if wanted.min() < 0 else wanted.max()
             raise InputError(f"ids holds {bad}, but rows are numbered 0 to {self.num_rows - 1}")
         return wanted
+
+
+def _first_choice(policy: str, window: int, advice: Advice | None) -> Choice | None:
+    """Where "auto" starts; None for every other rule."""
+    if policy != "auto":
+        if advice is not None:
+            raise InputError(f"advice: policy={policy!r} is followed as it is; use policy='auto'")
+        return None
+    if advice is None:
+        return Choice(Setting("lookahead", window), None, "nothing measured yet")
+    best = advice.recommended
+    name = "none" if best is None else best.policy
+    stall = (advice.none if best is None else best).stall_seconds
+    return Choice(Setting(name, window if name == "lookahead" else 0), stall, advice.reason)
 
 
 def _mask(name: str, given: ArrayLike | None, count: int) -> Array | None:

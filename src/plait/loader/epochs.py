@@ -6,6 +6,7 @@ other processes. The order of a shuffled epoch is one too.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, SequentialSampler
 
 from plait.errors import InputError, PlaitError
+from plait.features.tune import Seen
 from plait.loader.draw import stream_key
 from plait.loader.prefetch import Prefetch
 
@@ -69,6 +71,7 @@ class Epochs:
     """Iteration for a DataLoader that can `draw` a job and `fill` what was drawn.
 
     `epoch` is the number of the next epoch; it rises by one with every iterator, and may be set.
+    `stalled_seconds` is how long the last epoch was waited for, from its first batch on.
     """
 
     epoch: int
@@ -132,21 +135,23 @@ class Epochs:
 
     def _run(self, epoch: int) -> Iterator[Any]:
         loader: Any = self
-        jobs = self._jobs(epoch)
+        jobs, clock = self._jobs(epoch), _Clock(self.cache)
         if loader.num_workers > 0:
             batches: Iterator[Any] = self._from_processes(jobs)
         elif self.cache is not None:
-            batches = self._through_cache(jobs, self.cache)
+            batches = self._through_cache(jobs, self.cache, clock)
         else:
             batches = self._ahead(lambda job: self._pinned(self._made(job)), jobs)
         try:
-            for batch in batches:
-                self._note_stall(batches)
+            for batch in clock.waits(batches):
+                self.stalled_seconds = clock.stalled_seconds
                 yield batch
         finally:
             close = getattr(batches, "close", None)
             if close is not None:
                 close()
+        if self.cache is not None and clock.batches:
+            self.cache.end_epoch(clock.seen(self.cache, is_overlapped=self.prefetch > 0))
 
     def _jobs(self, epoch: int) -> Iterator[Job]:
         loader: Any = self
@@ -164,9 +169,6 @@ class Epochs:
         if self.budget_bytes is not None:
             budget = {"weigh": _weight, "budget_bytes": self.budget_bytes}
         return Prefetch(work, jobs, self.prefetch, threads, **budget)
-
-    def _note_stall(self, batches: Any) -> None:
-        self.stalled_seconds = getattr(batches, "stalled_seconds", 0.0)
 
     def _made(self, job: Job) -> Any:
         return self._told(job, lambda: self.fill(self.draw(job)))
@@ -188,15 +190,20 @@ class Epochs:
             return batch.pin_memory()
         return batch
 
-    def _through_cache(self, jobs: Iterator[Job], cache: Cache) -> Iterator[Any]:
+    def _through_cache(self, jobs: Iterator[Job], cache: Cache, clock: _Clock) -> Iterator[Any]:
         """Samples run far ahead and tell the cache what will be needed; rows are then fetched in order."""
         cache.forget()
         samples = self._ahead(lambda job: (job, self._told(job, lambda: self.draw(job))), jobs)
-        return self._ahead(self._finished, self._revealed(samples, cache), threads=1)
 
-    def _finished(self, drawn: tuple[Job, Any]) -> Any:
-        job, sample = drawn
-        return self._told(job, lambda: self._pinned(self.fill(sample)))
+        def finished(drawn: tuple[Job, Any]) -> Any:
+            begin = time.perf_counter()
+            job, sample = drawn
+            try:
+                return self._told(job, lambda: self._pinned(self.fill(sample)))
+            finally:
+                clock.prepare_seconds += time.perf_counter() - begin
+
+        return self._ahead(finished, self._revealed(samples, cache), threads=1)
 
     def _revealed(self, samples: Iterator[Any], cache: Cache) -> Iterator[Any]:
         known: deque[Any] = deque()
@@ -238,6 +245,47 @@ class Epochs:
             yield out if loader.filter_per_worker else self._pinned(self.fill(out))
         if not loader.persistent_workers:
             self._workers = None
+
+
+class _Clock:
+    """Where the time of one epoch goes."""
+
+    def __init__(self, cache: Cache | None) -> None:
+        self.batches, self.stalled_seconds, self.prepare_seconds = 0, 0.0, 0.0
+        self._begin = time.perf_counter()
+        self._before = (0.0, 0) if cache is None else _fetched(cache)
+
+    def waits(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """The batches, with the time they are waited for."""
+        while True:
+            asked = time.perf_counter()
+            batch = next(batches, _END)
+            self.stalled_seconds += time.perf_counter() - asked
+            if batch is _END:
+                return
+            self.batches += 1
+            yield batch
+
+    def seen(self, cache: Cache, is_overlapped: bool) -> Seen:
+        """The epoch so far."""
+        seconds, rows = (now - then for now, then in zip(_fetched(cache), self._before, strict=True))
+        whole = time.perf_counter() - self._begin
+        return Seen(
+            self.batches,
+            whole,
+            self.stalled_seconds,
+            self.prepare_seconds,
+            seconds,
+            int(rows),
+            is_overlapped,
+        )
+
+
+_END = object()
+
+
+def _fetched(cache: Cache) -> tuple[float, int]:
+    return cache.counters.fetch_seconds, cache.counters.remote_rows
 
 
 def _batches(loader: Any) -> Iterator[Any]:
