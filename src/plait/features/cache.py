@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from plait.errors import InputError
 from plait.features.policies import LookAhead, Policy
 from plait.features.rows import RetryingRows, as_rows, gather
+from plait.features.segment import Segment
 from plait.features.simulate import WINDOW_BATCHES, make_policy
 from plait.features.tune import Choice, Seen, Setting, candidates, disagrees, retune, warm_rows
 
@@ -69,6 +71,10 @@ class Cache:
     "auto" starts so, or as `advice` recommends, and may change its rule at `end_epoch` (a loader calls it)
     when the measured stall is not the expected one; `choice` tells what was chosen and why.
 
+    With `shared` the processes of this machine that give the same name keep one buffer between them; its rule
+    is an online or a static one ("auto": static where scores are given, else sieve). It is gone when the last
+    of them has closed it or ended.
+
     Rows of ids where `local` is true are at hand in the source: they pass by the cache uncounted. A source
     that raises is asked `retries` times more. Several threads may take; they are served one after the other.
     """
@@ -87,8 +93,11 @@ class Cache:
         retries: int = 2,
         pause_seconds: float = 0.05,
         advice: Advice | None = None,
+        shared: str | None = None,
         **params: Any,
     ) -> None:
+        if shared is not None and policy == "auto":
+            policy = "sieve" if scores is None else "presample"
         rows = as_rows(source, num_rows)
         if rows.num_rows is None:
             raise InputError("num_rows is missing: the source does not say how many rows it has")
@@ -114,7 +123,58 @@ class Cache:
         self._place = np.empty(self.num_rows, np.int32)
         self._batch = 0
         self._taking = threading.Lock()  # batches are served in turn
-        self._ruling = threading.Lock()  # the rule is told of later batches while one is being fetched
+        # the rule is told of later batches, by other threads and processes, while one is being fetched
+        self._ruling: Segment | threading.Lock = threading.Lock()
+        self.is_shared = shared is not None
+        if shared is not None:
+            self._ruling = self._attached(shared)
+            given = {"num_rows": num_rows, "scores": scores, "local": local, "halo": halo, **params}
+            tries = {"retries": retries, "pause_seconds": pause_seconds, "shared": shared}
+            self._made_with = ((source, capacity, policy), {**given, **tries})
+
+    def _attached(self, name: str) -> Segment:
+        """The segment of that name, with the rule's arrays and the rows in it."""
+        if not self._rule.is_plain:
+            raise InputError(
+                f"shared: policy {self.policy!r} cannot be shared; choose an online or a static one"
+            )
+        row = self._fetched(np.zeros(1, np.int64), 1)  # tells what the rows are
+        kept = np.broadcast_to(np.zeros((), row.dtype), (self.capacity, *row.shape[1:]))
+        signature = f"{self.policy} over {self.capacity} of {self.num_rows} rows"
+        arrays = self._rule.arrays()
+        mend = weakref.WeakMethod(self._empty_rule)  # a circle would outlive the cache until collected
+
+        def mended() -> None:
+            if (empty_rule := mend()) is not None:
+                empty_rule()
+
+        segment = Segment(name, signature, [*arrays.values(), kept], mended)
+        vars(self._rule).update(zip(arrays, segment.arrays, strict=False))
+        self._kept = segment.arrays[-1]
+        return segment
+
+    def _empty_rule(self) -> None:
+        """A rule that holds nothing; a shared one stays where it is."""
+        fresh = self._new_rule()
+        if not self.is_shared:
+            self._rule = fresh
+            return
+        for shared, empty in zip(self._rule.arrays().values(), fresh.arrays().values(), strict=True):
+            shared[...] = empty
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A copy for another process: the same buffer when it is shared, none otherwise."""
+        if not self.is_shared:
+            raise InputError(
+                "a cache stays in its process; give it a name with shared= to have it in several"
+            )
+        positional, named = self._made_with
+        return partial(Cache, **named), positional
+
+    def close(self) -> None:
+        """Gives up a shared buffer; needed only to be rid of it before the cache is."""
+        if isinstance(self._ruling, Segment):
+            self._ruling.close()
 
     def __repr__(self) -> str:
         return (
@@ -188,7 +248,8 @@ class Cache:
             self._clear()
 
     def _clear(self) -> None:
-        self._rule, self._is_filled = self._new_rule(), False
+        self._empty_rule()
+        self._is_filled = False
         self._ahead.clear()
 
     def _forget(self) -> None:
@@ -226,44 +287,28 @@ class Cache:
         self._prefill()
         with self._ruling:
             slots = self._rule.slot_of[far]
-        missing = np.flatnonzero(slots < 0)
+            near = self._near(slots[slots >= 0])  # now: another process may move them later
         # fetched before the rule moves: when the source fails, the cache is as it was
-        if self._local is None:
-            rows = self._joined(far, slots, missing)
-        else:
-            rows = self._with_local(ids, slots, missing)
-        self._move(far, rows if self._local is None else rows[~self._local[ids]])
+        at = np.arange(far.size) if self._local is None else np.flatnonzero(~self._local[ids])
+        is_near = np.zeros(ids.size, bool)
+        is_near[at[slots >= 0]] = True
+        missing = np.flatnonzero(~is_near)
+        rows = fetched = self._fetched(ids[missing], int((slots < 0).sum()))
+        if missing.size < ids.size:
+            rows = np.empty((ids.size, *fetched.shape[1:]), fetched.dtype)
+            rows[is_near] = near
+            rows[missing] = fetched
+        self._move(far, slots, rows if self._local is None else rows[at])
         return rows
 
-    def _joined(self, far: Array, slots: Array, missing: Array) -> Array:
-        fetched = self._fetched(far[missing], missing.size)
-        if missing.size == far.size:
-            return fetched
-        return self._scattered(far.size, fetched, missing, slots, np.arange(far.size))
+    def _near(self, slots: Array) -> Array:
+        if self._kept is None or slots.size == 0:
+            return slots
+        found = np.empty((slots.size, *self._kept.shape[1:]), self._kept.dtype)
+        gather(self._kept, slots, found)
+        return found
 
-    def _with_local(self, ids: Array, slots: Array, missing: Array) -> Array:
-        """As `_joined`; local rows come from the source with the missing ones, in one call."""
-        assert self._local is not None
-        at = np.flatnonzero(~self._local[ids])
-        wanted = np.ones(ids.size, bool)
-        wanted[at[slots >= 0]] = False
-        positions = np.flatnonzero(wanted)
-        fetched = self._fetched(ids[positions], missing.size)
-        every = np.full(ids.size, -1, np.int32)
-        every[at] = slots
-        return self._scattered(ids.size, fetched, positions, every, np.arange(ids.size))
-
-    def _scattered(self, size: int, fetched: Array, positions: Array, slots: Array, order: Array) -> Array:
-        kept = self._storage(fetched)
-        rows = np.empty((size, *fetched.shape[1:]), fetched.dtype)
-        hits = order[slots >= 0]
-        found = np.empty((hits.size, *kept.shape[1:]), kept.dtype)
-        gather(kept, slots[slots >= 0], found)
-        rows[hits] = found
-        rows[positions] = fetched
-        return rows
-
-    def _move(self, far: Array, rows: Array) -> None:
+    def _move(self, far: Array, slots: Array, rows: Array) -> None:
         """Lets the rule keep what it wants of the batch."""
         with self._ruling:
             rule = self._rule
@@ -275,7 +320,7 @@ class Cache:
             step = rule.step(far)
             kept = self._storage(rows)
             kept[step.places] = rows[step.positions]
-            self._count(far, step.slots, step.evicted)
+            self._count(far, slots, step.evicted)
             if step.extra.size:
                 self._keep_extra(rule, step.extra.astype(np.int64), step.extra_places)
 

@@ -43,6 +43,9 @@ class Step:
 class Policy:
     """A rule with the slots it has filled: slot_of[id] and id_of[slot], -1 where there is none."""
 
+    # Whether all that the rule remembers are arrays of fixed size, which processes can share.
+    is_plain = False
+
     def __init__(self, capacity: int, num_ids: int) -> None:
         if capacity < 1:
             raise InputError(
@@ -51,6 +54,10 @@ class Policy:
         self.capacity = min(int(capacity), num_ids)
         self.slot_of = np.full(num_ids, -1, np.int32)
         self.id_of = np.full(self.capacity, -1, np.int32)
+
+    def arrays(self) -> dict[str, Array]:
+        """What a plain rule remembers."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
 
     def prefill(self) -> Array:
         """The ids to fetch before the first batch, for slots 0, 1, ...; none unless the rule says so."""
@@ -89,6 +96,8 @@ class Static(Policy):
     which favours the hotter ones (counts from few batches tie a lot); slots nobody claims go to anyone.
     """
 
+    is_plain = True
+
     def __init__(self, capacity: int, num_ids: int, scores: Array) -> None:
         super().__init__(capacity, num_ids)
         count = min(self.capacity, int((scores > 0).sum()))
@@ -110,6 +119,8 @@ class Static(Policy):
 class Recency(Policy):
     """The classical online rules: lru, lfu, clock, sieve and s3fifo."""
 
+    is_plain = True
+
     RULES: dict[str, tuple[Callable[..., int], int]] = {  # noqa: RUF012 - a table, never written
         "lru": (eviction.lru, 1),
         "lfu": (eviction.lfu, 4096),
@@ -126,18 +137,19 @@ class Recency(Policy):
         self._behind = self._ahead.copy()
         self._mark = np.zeros(self.capacity, np.int32)
         self._state = np.zeros(4, np.int64)
-        self._ghost: tuple[Array, ...] = ()
+        self._ghost = _NOTHING
         if rule == "sieve":
             self._state[1] = self.capacity
         if rule == "s3fifo":
             if not 0 < small < 1:
                 raise InputError(f"small={small}: the small queue takes a share between 0 and 1")
             self._state[2] = max(1, int(small * self.capacity))
-            self._ghost = (np.zeros(num_ids, np.int64),)
+            self._ghost = np.zeros(num_ids, np.int64)
 
     def _update(self, ids: Array, slots: Array) -> int:
         lists = (self._ahead, self._behind, self._mark, self._state)
-        return int(self._kernel(ids, slots, self.slot_of, self.id_of, *lists, *self._ghost))
+        ghost = (self._ghost,) if self._ghost.size else ()
+        return int(self._kernel(ids, slots, self.slot_of, self.id_of, *lists, *ghost))
 
 
 class MassiveGNN(Policy):

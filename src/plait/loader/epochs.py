@@ -100,10 +100,10 @@ class Epochs:
                 f"prefetch={self.prefetch} and num_workers={loader.num_workers}: batches are prepared in "
                 "threads or in processes; leave one of them at 0"
             )
-        if loader.num_workers > 0 and self.cache is not None:
+        if loader.num_workers > 0 and self.cache is not None and not self.cache.is_shared:
             raise InputError(
                 f"features: a cache with num_workers={loader.num_workers} would be held once by every "
-                "process; use prefetch=k threads, which share it"
+                "process; use prefetch=k threads, which share it, or a cache with shared=name"
             )
         if loader.drop_last and len(loader.dataset) > 0 and len(loader) == 0:
             raise InputError(
