@@ -18,6 +18,7 @@ COMMANDS = {
     "demo": ("plait.cli.demo", "train three models with PyG and with plait on a built-in graph"),
     "explain": ("plait.cli.explain", "print the plan of a model on a graph"),
     "bench": ("plait.cli.bench", "compare plait with its peers, layer by layer or as whole models"),
+    "report": ("plait.cli.report", "draw records and plans as one HTML page"),
     "calibrate": ("plait.cli.calibrate", "measure this machine, so that plans are priced for it"),
     "hag": ("plait.cli.hag", "count and time what summing shared neighbours once would save on a graph"),
     "cache": ("plait.cli.cache", "say whether caching remote features would pay, which rule and what size"),

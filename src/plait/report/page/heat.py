@@ -1,0 +1,201 @@
+"""Heat maps of plait's ratio to the best peer: a row per operation, a column per graph or size."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from plait.report.layers import geometric_mean
+from plait.report.page.draw import Figure, label, short, svg, tag, titled
+from plait.report.page.palette import heat_class
+from plait.report.page.samples import Contest, Sample, contests, number
+from plait.report.table import ratio_text, seconds_text
+
+__all__ = ["Grid", "grid_figure", "grid_html", "layer_grids", "op_grids"]
+
+_DEEP = ("slow3", "fast4", "fast5")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the map: its name, what distinguishes it, and what the filters know it by."""
+
+    op: str
+    detail: str
+    device: str
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Contests by row and column; several in one cell are averaged geometrically."""
+
+    name: str
+    title: str
+    caption: str
+    column_name: str
+    columns: tuple[str, ...]
+    cells: Mapping[tuple[Row, str], list[Contest]] = field(default_factory=dict)
+    is_by_graph: bool = True
+
+    @property
+    def rows(self) -> list[Row]:
+        """The rows in order of appearance."""
+        return list(dict.fromkeys(row for row, _ in self.cells))
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """What a cell shows: its text, its colour and the sentence behind it."""
+
+    text: str
+    colour: str
+    tip: str
+
+
+def layer_grids(samples: Sequence[Sample]) -> list[Grid]:
+    """The maps of `bench layers` and `bench models`: graphs from few edges to many."""
+    grids = []
+    for kind, noun in (("layer", "layers"), ("model", "whole models")):
+        found = contests(s for s in samples if s.kind == kind)
+        if any(contest.own or contest.is_own_wrong for contest in found):
+            title = "One layer at a time" if kind == "layer" else "Whole models, trained from the start"
+            caption = (
+                f"Time of the fastest peer divided by plait’s, for {noun}; graphs from few edges to many. "
+                "Blue: plait is faster. Orange: it is slower."
+            )
+            size = {c.samples[0].graph: number(c.samples[0].fields.get("num_edges")) for c in found}
+            columns = sorted(size, key=lambda graph: (math.isnan(size[graph]), size[graph], graph))
+            cells = _gathered(found, lambda c: c.samples[0].graph, lambda c: c.samples[0].case)
+            grids.append(Grid(f"ratio-{noun.split()[-1]}", title, caption, "graph", tuple(columns), cells))
+    return grids
+
+
+def op_grids(samples: Sequence[Sample]) -> list[Grid]:
+    """The map of `bench ops`: operations that plait has, over the number of edges they were given."""
+    found = [c for c in contests(s for s in samples if s.kind == "op") if c.own or c.is_own_wrong]
+    sized = [c for c in found if _size(c) > 0]
+    if not sized:
+        return []
+    sizes = sorted({_decade(c) for c in sized})
+    cells = _gathered(sized, lambda c: _size_text(_decade(c)), lambda c: _direction(c.samples[0]))
+    caption = (
+        "Time of the fastest other implementation divided by plait’s; where several cases share a cell, their "
+        "geometric mean. Blue: plait is faster. Orange: it is slower."
+    )
+    columns = tuple(map(_size_text, sizes))
+    return [
+        Grid(
+            "ratio-ops", "Operation by operation", caption, "edges or rows", columns, cells, is_by_graph=False
+        )
+    ]
+
+
+def _size(contest: Contest) -> float:
+    """Edges, or rows where there is no graph; zero when neither is told."""
+    fields = contest.samples[0].fields
+    sizes = (number(fields.get(name)) for name in ("edges", "nodes"))
+    return next((size for size in sizes if size > 0), 0.0)
+
+
+def _decade(contest: Contest) -> int:
+    return round(2 * math.log10(_size(contest)))
+
+
+def _size_text(half_decades: int) -> str:
+    return short(float(f"{10 ** (half_decades / 2):.1g}"))
+
+
+def _direction(sample: Sample) -> str:
+    direction = str(sample.fields.get("direction", "forward"))
+    return "" if direction == "forward" else direction
+
+
+def _gathered(
+    found: Sequence[Contest], column: Callable[[Contest], str], detail: Callable[[Contest], str]
+) -> dict[tuple[Row, str], list[Contest]]:
+    cells: dict[tuple[Row, str], list[Contest]] = {}
+    order = {op: place for place, op in enumerate(dict.fromkeys(c.samples[0].op for c in found))}
+    for contest in sorted(found, key=lambda c: (order[c.samples[0].op], c.samples[0].device, detail(c))):
+        first = contest.samples[0]
+        cells.setdefault((Row(first.op, detail(contest), first.device), column(contest)), []).append(contest)
+    return cells
+
+
+def _cell(found: Sequence[Contest], row: Row, column: str) -> _Cell:
+    where = f"{row.op} {row.detail}, {column}".replace(" ,", ",")
+    ratio = geometric_mean(contest.ratio for contest in found)
+    if math.isnan(ratio):
+        wrong = [s for c in found if c.is_own_wrong for s in c.samples if s.is_own]
+        if wrong:
+            return _Cell(
+                "wrong", "wrong", f"{where}: plait’s answer was wrong and not timed. {wrong[0].reason}"
+            )
+        return _Cell("", "none", f"{where}: not measured")
+    text = ratio_text(ratio).removesuffix("x")
+    contest = found[0]
+    if len(found) == 1 and contest.own and contest.peer:
+        tip = (
+            f"{where}: {ratio_text(ratio)}. plait {seconds_text(contest.own.median)}, "
+            f"{contest.peer.variant} {seconds_text(contest.peer.median)}"
+        )
+    else:
+        every = sorted(c.ratio for c in found if not math.isnan(c.ratio))
+        tip = f"{where}: {ratio_text(ratio)}, from {ratio_text(every[0])} to {ratio_text(every[-1])} in {len(every)} cases"
+    return _Cell(text, heat_class(ratio), tip)
+
+
+def grid_html(grid: Grid) -> str:
+    """The map as a table: it shrinks with the filters and is read aloud as what it is."""
+    head = "".join(
+        tag("th", html.escape(column), scope="col", data_graph=column if grid.is_by_graph else None)
+        for column in grid.columns
+    )
+    rows = []
+    for row in grid.rows:
+        name = tag("b", html.escape(row.op)) + " " + html.escape(row.detail)
+        cells = tag("th", name, scope="row")
+        for column in grid.columns:
+            cell = _cell(grid.cells.get((row, column), ()), row, column)
+            cells += tag(
+                "td",
+                html.escape(cell.text),
+                class_=f"h {cell.colour}",
+                data_tip=cell.tip,
+                data_graph=column if grid.is_by_graph else None,
+            )
+        rows.append(tag("tr", cells, data_op=row.op, data_device=row.device))
+    corner = tag("th", html.escape(grid.column_name + " →"), scope="col", class_="corner")
+    table = tag("table", tag("thead", tag("tr", corner, head)), tag("tbody", *rows), class_="heat")
+    return tag("div", table, class_="wide-scroll", tabindex=0, role="group", aria_label=grid.title)
+
+
+def grid_figure(grid: Grid) -> Figure:
+    """The same map as a drawing."""
+    return Figure(grid.name, grid.title, grid.caption, lambda width: _grid_svg(grid, width))
+
+
+def _grid_svg(grid: Grid, width: int) -> str:
+    left, top, step = 210.0, 40.0, 24.0
+    cell_width = min(84.0, (width - left) / max(1, len(grid.columns)))
+    parts = [
+        label(column, left + (k + 0.5) * cell_width, top - 10, text_anchor="middle")
+        for k, column in enumerate(grid.columns)
+    ]
+    for place, row in enumerate(grid.rows):
+        y = top + place * step
+        parts.append(label(f"{row.op} {row.detail}", left - 8, y + 16, text_anchor="end"))
+        for k, column in enumerate(grid.columns):
+            cell = _cell(grid.cells.get((row, column), ()), row, column)
+            parts.append(_svg_cell(cell, left + k * cell_width, y, cell_width - 2, step - 2))
+    return svg(width, top + len(grid.rows) * step + 6, *parts, title=grid.title)
+
+
+def _svg_cell(cell: _Cell, x: float, y: float, width: float, height: float) -> str:
+    colour = "even" if cell.colour in ("wrong", "none") else cell.colour
+    ink = "var(--on-deep)" if cell.colour in _DEEP else "var(--on-light)"
+    box = tag("rect", x=x, y=y, width=width, height=height, rx=2, fill=f"var(--{colour})")
+    return tag(
+        "g", titled(cell.tip), box, label(cell.text, x + width / 2, y + 15, text_anchor="middle", fill=ink)
+    )

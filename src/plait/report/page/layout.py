@@ -1,0 +1,236 @@
+"""The page: one HTML file with its style, its script and every figure inside."""
+
+from __future__ import annotations
+
+import html
+import importlib.resources
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from plait.report.page import heat, palette, roofline, strips, sweeps, trees, words
+from plait.report.page.draw import NARROW, WIDE, Figure, tag
+from plait.report.page.samples import Run, Sample, samples_of
+
+__all__ = ["Report", "report_of"]
+
+_KINDS = (
+    ("op", "ops", "Operations", "bench ops"),
+    ("layer", "layers", "Layers", "bench layers"),
+    ("model", "models", "Models", "bench models"),
+    ("plan", "plans", "Candidates of the planner", "bench plans"),
+)
+
+
+@dataclass(frozen=True)
+class Report:
+    """A run, read and arranged: `html()` is the page, `figures` what can be kept as files."""
+
+    run: Run
+    samples: tuple[Sample, ...]
+    odd: int
+
+    @property
+    def figures(self) -> list[Figure]:
+        """Every figure of the page."""
+        maps = [heat.grid_figure(grid) for grid in self._grids()]
+        curves = [sweeps.sweep_figure(sweep, place) for place, sweep in enumerate(self._sweeps())]
+        return (
+            maps + [f for _, f in self._rooflines()] + curves + self._plan_figures() + self._strip_figures()
+        )
+
+    def html(self) -> str:
+        """The whole page."""
+        sections = [self._ratios(), self._machine(), self._curves(), self._plans(), self._tables()]
+        missing = tag("p", html.escape(self._left_out()), class_="left-out") if self._left_out() else ""
+        body = tag("main", self._head(), self._filters(), *sections, missing)
+        script = tag("script", _resource("page.js"))
+        # what may be loaded: nothing but what is in this file
+        policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+        head = (
+            '<meta charset="utf-8">'
+            '<meta name="viewport" content="width=device-width,initial-scale=1">'
+            f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+            + tag("title", "plait report")
+            + tag("style", palette.css(), _resource("page.css"))
+        )
+        return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>{body}{script}</body></html>\n'
+
+    def _grids(self) -> list[heat.Grid]:
+        return heat.op_grids(self.samples) + heat.layer_grids(self.samples)
+
+    def _sweeps(self) -> list[sweeps.Sweep]:
+        return sweeps.sweeps_of(self.samples)
+
+    def _rooflines(self) -> list[tuple[str | None, Figure]]:
+        streams = roofline.bandwidths(self.samples)
+        points = roofline.points_of(self.samples, self.run.plans)
+        figures: list[tuple[str | None, Figure]] = [*roofline.roofline_figures(points, streams)]
+        shares = roofline.bandwidth_figure(self.samples, streams)
+        return figures + ([(None, shares)] if shares else [])
+
+    def _predictions(self) -> list[trees.Prediction]:
+        return trees.predictions_of(self.samples, self.run.plans)
+
+    def _plan_figures(self) -> list[Figure]:
+        scatter = trees.prediction_figure(self._predictions())
+        drawn = [trees.tree_figure(name, plan) for name, plan in self.run.plans.items()]
+        return ([scatter] if scatter else []) + drawn
+
+    def _strip_figures(self) -> list[Figure]:
+        return [
+            strips.strip_figure(f"strips-{name}", title, members)
+            for kind, name, title, _ in _KINDS
+            if (members := [s for s in self.samples if s.kind == kind and s.is_timed])
+        ]
+
+    def _head(self) -> str:
+        figures = words.key_figures(self.samples, self._predictions())
+        numbers = [
+            tag("li", tag("b", html.escape(figure.value)), tag("span", html.escape(figure.meaning)))
+            for figure in figures
+        ]
+        told = words.findings(self.run, self.samples, self._sweeps(), self._predictions(), self.odd)
+        bullets = (
+            tag("ul", *(tag("li", html.escape(line)) for line in told), class_="findings") if told else ""
+        )
+        return tag(
+            "header",
+            tag("p", "plait report", class_="mark-word")
+            + tag("button", "dark", type="button", id="theme", aria_label="switch between light and dark"),
+            tag("h1", "What was measured, and what it says"),
+            tag("p", html.escape(words.lead(self.run, self.samples)), class_="lead"),
+            tag("ul", *numbers, class_="numbers") if numbers else "",
+            bullets,
+            self._environment(),
+        )
+
+    def _environment(self) -> str:
+        rows = words.environment_rows(self.run)
+        if not rows:
+            return ""
+        pairs = [
+            tag("div", tag("dt", html.escape(key)), tag("dd", html.escape(value))) for key, value in rows
+        ]
+        return tag(
+            "section", tag("h2", "Environment"), tag("dl", *pairs), id="environment", class_="environment"
+        )
+
+    def _filters(self) -> str:
+        facets = (("op", "operation"), ("device", "device"), ("graph", "graph"))
+        known = {
+            "op": dict.fromkeys([s.op for s in self.samples] + [p.op for p in self._predictions()]),
+            "device": dict.fromkeys(s.device for s in self.samples),
+            "graph": dict.fromkeys(s.graph for s in self.samples),
+        }
+        selects = [
+            tag("label", tag("span", text), _select(facet, text, list(known[facet])))
+            for facet, text in facets
+        ]
+        clear = tag("button", "show all", type="button", id="clear", hidden="")
+        count = tag("output", "", id="count", aria_live="polite")
+        return tag("form", *selects, clear, count, id="filters", aria_label="filter figures and tables")
+
+    def _ratios(self) -> str:
+        grids = self._grids()
+        blocks = [
+            tag(
+                "figure",
+                _caption(grid.title, grid.caption),
+                heat.grid_html(grid),
+                _scale_key(),
+                data_shrinks="tr[data-op]",
+            )
+            for grid in grids
+        ]
+        return _section("ratios", "Against the best peer", blocks)
+
+    def _machine(self) -> str:
+        blocks = [_figure(figure, data_device=device) for device, figure in self._rooflines()]
+        return _section("machine", "Against the machine", blocks)
+
+    def _curves(self) -> str:
+        panels = [
+            tag("figure", tag("figcaption", tag("h3", html.escape(figure.title))), figure.draw(sweeps.PANEL),
+                class_="panel", **sweep.first.facets)
+            for place, sweep in enumerate(self._sweeps())
+            if (figure := sweeps.sweep_figure(sweep, place))
+        ]  # fmt: skip
+        text = (
+            "Time against one size, all else held still; both axes logarithmic. A ring marks where the dense and the "
+            "sparse way take equally long."
+        )
+        grid = tag("div", *panels, class_="panels") if panels else ""
+        return _section("curves", "Where curves cross", [tag("p", text), grid] if panels else [])
+
+    def _plans(self) -> str:
+        return _section("plans", "Plans", [_figure(figure) for figure in self._plan_figures()])
+
+    def _tables(self) -> str:
+        blocks = []
+        for kind, name, title, _ in _KINDS:
+            members = [s for s in self.samples if s.kind == kind]
+            if any(s.is_timed for s in members):
+                table = strips.strip_table(name, members)
+                blocks.append(
+                    tag("section", tag("h3", title), table, class_="table", data_shrinks="tbody tr")
+                )
+        left = strips.not_timed_table(self.samples)
+        if left:
+            blocks.append(
+                tag("section", tag("h3", "Not timed"), left, class_="table", data_shrinks="tbody tr")
+            )
+        text = (
+            "A dot is one sample, the line the median, the bar its 95% interval. The axis is the time over that of the "
+            "fastest in the same case, so that all strips can be compared; slower than 24× stands at the edge."
+        )
+        return _section("numbers", "Every number", [tag("p", text), *blocks] if blocks else [])
+
+    def _left_out(self) -> str:
+        kinds = {s.kind for s in self.samples}
+        missing = [f"plait {command}" for kind, _, _, command in _KINDS if kind not in kinds]
+        missing += [] if self.run.plans else ["plait explain --json"]
+        parts = [f"no records of {', '.join(missing)}"] if missing else []
+        if "op" in kinds and not self._sweeps():
+            parts.append("no sweep with three sizes and two variants, so no curves")
+        return f"Left out: {'; '.join(parts)}." if parts else ""
+
+
+def report_of(run: Run) -> Report:
+    """The report of what was read."""
+    samples, odd = samples_of(run)
+    return Report(run, tuple(samples), odd)
+
+
+def _select(facet: str, text: str, values: Sequence[str]) -> str:
+    options = [tag("option", f"all {text}s ({len(values)})", value="")]
+    options += [tag("option", html.escape(value), value=value) for value in sorted(values)]
+    return tag("select", *options, name=facet, id=f"filter-{facet}")
+
+
+def _section(name: str, title: str, blocks: Sequence[str]) -> str:
+    return tag("section", tag("h2", title), *blocks, id=name) if blocks else ""
+
+
+def _caption(title: str, caption: str) -> str:
+    return tag("figcaption", tag("h3", html.escape(title)), tag("p", html.escape(caption)) if caption else "")
+
+
+def _figure(figure: Figure, **facets: object) -> str:
+    """A figure at both widths; the style shows the one that fits. Shared ids would clash, so there are none."""
+    drawings = tag("div", figure.draw(WIDE), class_="at-desk") + tag(
+        "div", figure.draw(NARROW), class_="at-phone"
+    )
+    name = re.sub(r"[^a-z0-9-]+", "-", figure.name.lower())
+    return tag("figure", _caption(figure.title, figure.caption), drawings, id=name, **facets)
+
+
+def _scale_key() -> str:
+    steps = ("slow3", "slow2", "slow1", "even", "fast1", "fast2", "fast3", "fast4", "fast5")
+    texts = ("< 0.5", "< 0.8", "< 0.95", "level", "1.05 +", "1.25 +", "1.75 +", "3 +", "6 +")
+    cells = [tag("span", text, class_=f"h {step}") for step, text in zip(steps, texts, strict=True)]
+    return tag("div", *cells, class_="key", aria_hidden="true")
+
+
+def _resource(name: str) -> str:
+    return importlib.resources.files("plait.report.page").joinpath(name).read_text(encoding="utf-8")

@@ -1,0 +1,255 @@
+"""The roofline: how near each operation comes to what memory and arithmetic of the machine allow."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from plait.report.page.draw import (
+    NARROW,
+    Figure,
+    Frame,
+    Scale,
+    label,
+    padded,
+    path_of,
+    short,
+    svg,
+    tag,
+    titled,
+)
+from plait.report.page.palette import colour_of
+from plait.report.page.samples import Sample, number
+from plait.report.table import amount, seconds_text
+
+__all__ = ["Point", "bandwidth_figure", "bandwidths", "points_of", "roofline_figures"]
+
+
+@dataclass(frozen=True)
+class Point:
+    """Work done in a measured time: flops, the bytes that must move at least, seconds."""
+
+    op: str
+    variant: str
+    device: str
+    case: str
+    flops: float
+    bytes_least: float
+    seconds: float
+    graph: str = ""
+
+    @property
+    def intensity(self) -> float:
+        """Flops per byte."""
+        return self.flops / self.bytes_least
+
+    @property
+    def rate(self) -> float:
+        """Flops per second."""
+        return self.flops / self.seconds
+
+    @property
+    def tip(self) -> str:
+        """The point in words."""
+        moved = amount(self.bytes_least / self.seconds, "B/s")
+        return (
+            f"{self.op}, {self.variant} ({self.case}): {amount(self.rate, 'FLOP/s')}, {moved}, "
+            f"{seconds_text(self.seconds)}"
+        )
+
+    @property
+    def facets(self) -> dict[str, str | None]:
+        """What the filters ask for."""
+        return {"data_op": self.op, "data_device": self.device, "data_graph": self.graph or None}
+
+
+def points_of(samples: Iterable[Sample], plans: Mapping[str, Mapping[str, Any]]) -> list[Point]:
+    """Operations with a time, and the measured steps of plans."""
+    points = [
+        Point(
+            s.op, s.variant, s.device, s.case, _positive(s.result.get("flops")),
+            _positive(s.result.get("bytes_least")), s.median, s.graph,
+        )
+        for s in samples
+        if s.kind == "op" and s.is_timed
+    ]  # fmt: skip
+    for name, plan in plans.items():
+        for layer in plan["layers"]:
+            for step in layer.get("steps") or ():
+                points.append(
+                    Point(
+                        str(step.get("op")), str(step.get("backend")), "cpu", f"{name}, {layer.get('layer')}",
+                        _positive(step.get("flops")), _positive(step.get("bytes_least")),
+                        _positive(step.get("measured_seconds")),
+                    )
+                )  # fmt: skip
+    return [point for point in points if point.bytes_least and point.seconds]
+
+
+def _positive(value: object) -> float:
+    size = number(value)
+    return size if size > 0.0 else 0.0
+
+
+def bandwidths(samples: Iterable[Sample]) -> dict[str, float]:
+    """Bytes per second of the copy each run measured, the median of the runs of a device."""
+    seen: dict[str, list[float]] = defaultdict(list)
+    for sample in samples:
+        if sample.kind != "op":
+            continue
+        told = number(sample.result.get("stream_bytes_per_s"))
+        if math.isnan(told):
+            told = 1e9 * number(sample.result.get("gbytes_per_s")) / _share(sample)
+        if told > 0.0:
+            seen[sample.device].append(told)
+    return {device: sorted(values)[len(values) // 2] for device, values in seen.items()}
+
+
+def _share(sample: Sample) -> float:
+    share = number(sample.result.get("bandwidth_share"))
+    return share if share > 0.0 else math.nan
+
+
+def roofline_figures(points: Sequence[Point], streams: Mapping[str, float]) -> list[tuple[str, Figure]]:
+    """One plot per device: (device, figure)."""
+    figures = []
+    for device in dict.fromkeys(point.device for point in points):
+        members = [p for p in points if p.device == device and p.flops > 0.0]
+        if members:
+            caption = (
+                "Each dot is one measured operation: arithmetic per byte that must move, against arithmetic per "
+                "second. The slope is the memory bandwidth measured in the same run, the level the fastest "
+                "product measured; a dot above the slope found its data in a cache. Filled: plait."
+            )
+            stream = streams.get(device)
+            drawn = _Roofline(members, stream)
+            figures.append((device, Figure(f"roofline-{device}", f"Roofline, {device}", caption, drawn.draw)))
+    return figures
+
+
+@dataclass(frozen=True)
+class _Roofline:
+    points: Sequence[Point]
+    stream: float | None
+
+    def draw(self, width: int) -> str:
+        height = 520.0 if width > NARROW else 400.0
+        left, right = (64.0, width - 16.0) if width > NARROW else (50.0, width - 10.0)
+        x_low, x_high = padded((p.intensity for p in self.points), 2.0)
+        y_low, y_high = padded((p.rate for p in self.points), 2.5)
+        x = Scale(x_low, x_high, left, right)
+        y = Scale(y_low, y_high, height - 48, 34.0)
+        names = ("flop per byte that must move →", "flop per second ↑")
+        frame = Frame(x, y, *names, lambda v: short(v), lambda v: short(v))
+        dots = sorted(self.points, key=lambda p: p.variant.startswith("plait"))
+        return svg(
+            width, height, frame.axes(), self._roof(frame), *(_dot(p, frame) for p in dots),
+            *_names(self.points, frame), title="Roofline: flop per byte against flop per second",
+        )  # fmt: skip
+
+    def _roof(self, frame: Frame) -> str:
+        peak = max(p.rate for p in self.points)
+        x, y = frame.x, frame.y
+        line = {"fill": "none", "stroke": "var(--ink)", "stroke_width": 1.4}
+        level = label(
+            f"fastest measured: {short(peak, 'FLOP/s')}", x.start + 6, y(peak) - 7, fill="var(--ink)"
+        )
+        if self.stream is None:
+            return tag("path", d=f"M{x.start:.1f} {y(peak):.1f}H{x.end:.1f}", **line) + level
+        knee = min(max(peak / self.stream, x.low), x.high)
+        start = max(x.low, y.low / self.stream)
+        slope = [(x(start), y(start * self.stream)), (x(knee), y(knee * self.stream)), (x.end, y(peak))]
+        angle = math.degrees(math.atan2(slope[1][1] - slope[0][1], slope[1][0] - slope[0][0]))
+        at_x, at_y = (slope[0][0] + slope[1][0]) / 2, (slope[0][1] + slope[1][1]) / 2
+        name = label(
+            f"memory {short(self.stream, 'B/s')}", 0, -7, fill="var(--ink)", text_anchor="middle",
+            transform=f"translate({at_x:.1f} {at_y:.1f}) rotate({angle:.1f})",
+        )  # fmt: skip
+        return tag("path", d=path_of(slope), **line) + name + level
+
+
+def _dot(point: Point, frame: Frame) -> str:
+    colour = colour_of(point.variant)
+    is_own = point.variant.startswith("plait")
+    circle = tag(
+        "circle", titled(point.tip), cx=frame.x(point.intensity), cy=frame.y(point.rate), r=4.2,
+        fill=colour if is_own else "var(--card)", fill_opacity=0.85 if is_own else 0.6, stroke=colour,
+        stroke_width=1.3, class_="mark", **point.facets,
+    )  # fmt: skip
+    return circle
+
+
+def _names(points: Sequence[Point], frame: Frame) -> list[str]:
+    """The name of each operation beside its fastest dot, left out where it would cover another name."""
+    best: dict[str, Point] = {}
+    for point in points:
+        if point.op not in best or point.rate > best[point.op].rate:
+            best[point.op] = point
+    taken: list[tuple[float, float, float]] = []
+    shown = []
+    for op, point in sorted(best.items(), key=lambda item: -item[1].rate):
+        x, y, width = frame.x(point.intensity) + 8, frame.y(point.rate) + 4, 6.4 * len(op)
+        if x + width > frame.x.end:
+            x -= width + 16
+        if any(abs(y - other_y) < 13 and x < end and x + width > start for start, end, other_y in taken):
+            continue
+        taken.append((x, x + width, y))
+        shown.append(
+            label(op, x, y, fill="var(--ink)", font_weight=600, paint_order="stroke", stroke="var(--card)",
+                  stroke_width=3, **point.facets)
+        )  # fmt: skip
+    return shown
+
+
+def bandwidth_figure(samples: Sequence[Sample], streams: Mapping[str, float]) -> Figure | None:
+    """What share of the measured bandwidth each operation reached: a line of dots per operation."""
+    shares = [
+        (s, number(s.result.get("bandwidth_share")))
+        for s in samples
+        if s.kind == "op" and s.is_timed and number(s.result.get("bandwidth_share")) > 0.0
+    ]
+    if not shares:
+        return None
+    told = ", ".join(f"{device}: {amount(stream, 'B/s')}" for device, stream in streams.items())
+    caption = (
+        "Bytes that must move, divided by the time and by the bandwidth a plain copy reached in the same run "
+        f"({told}). Beyond 100% the data was in a cache. Filled: plait; operations from far to near."
+    )
+    return Figure(
+        "bandwidth", "Share of the memory bandwidth", caption, lambda width: _bandwidth_svg(shares, width)
+    )
+
+
+def _bandwidth_svg(shares: Sequence[tuple[Sample, float]], width: int) -> str:
+    rows: dict[str, list[tuple[Sample, float]]] = defaultdict(list)
+    for sample, share in shares:
+        rows[sample.op].append((sample, share))
+    order = sorted(rows, key=lambda op: max(share for _, share in rows[op]))
+    left, top, step = (130.0, 40.0, 22.0) if width > NARROW else (104.0, 40.0, 22.0)
+    low, high = padded((share for _, share in shares), 1.3)
+    bottom = top + step * len(order)
+    x = Scale(low, max(high, 1.2), left, width - 14.0)
+    parts = [
+        tag("path", d=f"M{x(t):.1f} {top - 6:.1f}V{bottom:.1f}", stroke="var(--grid)", fill="none")
+        + label(f"{100 * t:.3g}%", x(t), top - 14, text_anchor="middle")
+        for t in x.ticks(58.0)
+    ]
+    parts.append(
+        tag("path", d=f"M{x(1):.1f} {top - 6:.1f}V{bottom:.1f}", stroke="var(--ink)", stroke_width=1.4)
+        + label("copy", x(1), bottom + 14, text_anchor="middle", fill="var(--ink)")
+    )
+    for place, op in enumerate(order):
+        y = top + (place + 0.5) * step
+        parts.append(label(op, left - 10, y + 4, text_anchor="end", fill="var(--ink)", data_op=op))
+        for sample, share in sorted(rows[op], key=lambda item: item[0].is_own):
+            colour = colour_of(sample.variant)
+            tip = f"{op}, {sample.variant} ({sample.case}): {share:.1%} of the bandwidth"
+            parts.append(
+                tag("circle", titled(tip), cx=x(share), cy=y, r=4, stroke=colour, stroke_width=1.2, class_="mark",
+                    fill=colour if sample.is_own else "var(--card)", fill_opacity=0.8 if sample.is_own else 0.5,
+                    **sample.facets)
+            )  # fmt: skip
+    return svg(width, bottom + 24, *parts, title="Share of the memory bandwidth by operation")

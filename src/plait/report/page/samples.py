@@ -1,0 +1,325 @@
+"""Reads runs for the page: every measured number with its circumstances, whatever command recorded it."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from plait.errors import InputError
+from plait.measure import Record, read
+from plait.report.layers import SUBJECT
+from plait.report.page.draw import short
+
+__all__ = ["Contest", "Run", "Sample", "contests", "number", "read_runs", "records_of", "samples_of"]
+
+KINDS = {"op": "op", "bench-layers": "layer", "bench-models": "model", "bench-plans": "plan"}
+PLAN_FORMAT = "plait-plan-1"
+_STATUS = {"timed": "ok", "ok": "ok", "missing": "absent", "absent": "absent"}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One measured number: of which operation, by which variant, on what, and every time the clock saw.
+
+    `group` is shared by what was timed side by side; only those are compared. `low` and `high` bound the
+    median with 95% confidence.
+    """
+
+    kind: str
+    op: str
+    variant: str
+    graph: str
+    device: str
+    case: str
+    group: str
+    status: str
+    reason: str = ""
+    median: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    times: tuple[float, ...] = ()
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    result: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether plait did it."""
+        return self.variant.partition("-")[0] == SUBJECT
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether it was right and has a time."""
+        return self.status == "ok" and self.median > 0.0
+
+    @property
+    def facets(self) -> dict[str, str]:
+        """What the page's filters ask for, as attributes of a mark."""
+        return {"data_op": self.op, "data_device": self.device, "data_graph": self.graph}
+
+
+@dataclass(frozen=True)
+class Contest:
+    """What was timed side by side."""
+
+    samples: tuple[Sample, ...]
+
+    @property
+    def own(self) -> Sample | None:
+        """plait's fastest."""
+        return _fastest(s for s in self.samples if s.is_own)
+
+    @property
+    def peer(self) -> Sample | None:
+        """The fastest of the others."""
+        return _fastest(s for s in self.samples if not s.is_own)
+
+    @property
+    def fastest(self) -> Sample | None:
+        """The fastest of all."""
+        return _fastest(self.samples)
+
+    @property
+    def ratio(self) -> float:
+        """Seconds of the best peer over plait's: above one plait is faster; NaN when either is missing."""
+        own, peer = self.own, self.peer
+        return peer.median / own.median if own and peer else math.nan
+
+    @property
+    def is_own_wrong(self) -> bool:
+        """Whether plait's answer was wrong, so that it was not timed."""
+        return self.own is None and any(s.is_own and s.status == "wrong" for s in self.samples)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything read: the records of each file, plans by file name, and remarks on what was left out."""
+
+    files: tuple[tuple[Record, ...], ...]
+    plans: Mapping[str, Mapping[str, Any]]
+    remarks: tuple[str, ...]
+
+    @property
+    def records(self) -> list[Record]:
+        """The records of all files."""
+        return [record for file in self.files for record in file]
+
+
+def read_runs(paths: Sequence[str | Path]) -> Run:
+    """The records and plans of all files; InputError for a file that holds neither."""
+    files: list[tuple[Record, ...]] = []
+    plans: dict[str, Mapping[str, Any]] = {}
+    remarks: list[str] = []
+    for path in map(Path, paths):
+        plan = _plan(path)
+        if plan is not None:
+            plans[_free_name(path.stem, plans)] = plan
+            continue
+        found, notes = _records(path)
+        files.append(tuple(found))
+        remarks += notes
+    unknown = sorted({record.kind for file in files for record in file if record.kind not in KINDS})
+    if unknown:
+        remarks.append(f"records of kind {', '.join(unknown)} are not drawn")
+    return Run(tuple(files), plans, tuple(remarks))
+
+
+def _free_name(stem: str, taken: Iterable[str]) -> str:
+    names = (stem if k == 1 else f"{stem} ({k})" for k in range(1, 1 + len(list(taken)) + 1))
+    return next(name for name in names if name not in taken)
+
+
+def _plan(path: Path) -> Mapping[str, Any] | None:
+    """The plan in the file; None when it holds something else."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+    except OSError as error:
+        raise InputError(f"RUN: {path} cannot be read ({error.strerror}); check the path") from None
+    except ValueError:
+        return None
+    if not isinstance(content, dict) or content.get("format") != PLAN_FORMAT:
+        return None
+    layers = content.get("layers")
+    if not isinstance(layers, list) or not all(isinstance(layer, dict) for layer in layers):
+        raise InputError(f"RUN: {path} is a damaged plan; write it again with `plait explain --json`")
+    return content
+
+
+def _records(path: Path) -> tuple[list[Record], list[str]]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = read(path)
+    remarks = [str(w.message).replace(str(path), path.name) for w in caught]
+    if not found:
+        what = "; ".join(remarks) or "the file is empty"
+        raise InputError(
+            f"RUN: {path} holds no records ({what}); give the file that `plait bench … --output` wrote, "
+            "or a plan of `plait explain --json`"
+        )
+    return found, remarks
+
+
+def records_of(run: Run, kind: str) -> list[Record]:
+    """The records of one kind ("op", "layer", "model", "plan"), in the order they were read."""
+    return [record for record in run.records if KINDS.get(record.kind) == kind]
+
+
+def samples_of(run: Run) -> tuple[list[Sample], int]:
+    """All numbers of the run, and how many records had another form than their kind promises."""
+    readers = {"op": _of_op, "layer": _of_layer, "model": _of_model, "plan": _of_plan}
+    samples: list[Sample] = []
+    odd = 0
+    for number_of_file, file in enumerate(run.files):
+        for place, record in enumerate(file):
+            kind = KINDS.get(record.kind)
+            if kind is None:
+                continue
+            # variants of an operation's case name the group they share: the same in every run, so told by file
+            shared = record.result.get("group", place)
+            try:
+                samples += readers[kind](record, f"{kind}-{number_of_file}-{shared}")
+            except (KeyError, TypeError, ValueError, AttributeError):
+                odd += 1
+    return samples, odd
+
+
+def contests(samples: Iterable[Sample]) -> list[Contest]:
+    """The samples by what was timed side by side, in order of appearance."""
+    groups: dict[str, list[Sample]] = defaultdict(list)
+    for sample in samples:
+        groups[sample.group].append(sample)
+    return [Contest(tuple(members)) for members in groups.values()]
+
+
+def _fastest(samples: Iterable[Sample]) -> Sample | None:
+    return min((s for s in samples if s.is_timed), key=lambda s: s.median, default=None)
+
+
+def number(value: object) -> float:
+    """A finite number of a record; NaN for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return math.nan
+    return float(value)
+
+
+def _times(line: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a Timing, each missing one left to its default."""
+    median = number(line.get("median_seconds"))
+    bounds = line.get("interval_seconds") or [line.get("p20_seconds"), line.get("p80_seconds")]
+    low, high = (number(bound) for bound in bounds)
+    times = tuple(t for t in map(number, line.get("samples_seconds") or ()) if t > 0.0)
+    return {
+        "median": median,
+        "low": low if low > 0.0 else median,
+        "high": high if high > 0.0 else median,
+        "times": times,
+    }
+
+
+def _of_op(record: Record, group: str) -> list[Sample]:
+    case: Mapping[str, Any] = record.case
+    result: Mapping[str, Any] = record.result
+    return [
+        Sample(
+            kind="op",
+            op=str(case["op"]),
+            variant=str(case["variant"]),
+            graph=str(case.get("graph") or "generated"),
+            device=str(case.get("device", "cpu")),
+            case=_op_case(case),
+            group=group,
+            status=_STATUS.get(str(result["status"]), str(result["status"])),
+            reason=str(result.get("reason") or ""),
+            fields=case,
+            result=result,
+            **_times(result.get("seconds") or {}),
+        )
+    ]
+
+
+def _op_case(case: Mapping[str, Any]) -> str:
+    """The circumstances in a few words; what is usual is left out."""
+    direction = str(case.get("direction", "forward"))
+    parts = [] if direction == "forward" else [direction]
+    parts += [f"{short(case[name])} {name}" for name in ("edges", "nodes") if number(case.get(name)) > 0]
+    usual = {
+        "reduction": 1,
+        "heads": 1,
+        "axis": 0,
+        "dtype": "float32",
+        "index_dtype": "int64",
+        "order": "sorted",
+    }
+    named = ("width", "inner", "heads", "batch", "fanout", "degree", "reduction", "threads", "axis")
+    parts += [f"{name} {case[name]}" for name in named if case.get(name) not in (None, usual.get(name))]
+    if number(case.get("sparsity")) >= 0:
+        parts.append(f"density {1.0 - float(case['sparsity']):.3g}")
+    if number(case.get("value_sparsity")) >= 0:
+        parts.append(f"{float(case['value_sparsity']):.0%} zeros")
+    words = ("law", "order", "dtype", "index_dtype")
+    parts += [str(case[name]) for name in words if case.get(name) not in (None, usual.get(name))]
+    return " · ".join(parts)
+
+
+def _of_layer(record: Record, group: str) -> list[Sample]:
+    case: Mapping[str, Any] = record.case
+    label = f"{case['width_in']}→{case['width_out']} {case['mode']}"
+    return _of_peers(record, "layer", str(case["layer"]), label, group)
+
+
+def _of_model(record: Record, group: str) -> list[Sample]:
+    case: Mapping[str, Any] = record.case
+    return _of_peers(record, "model", str(case["model"]), f"{case['epochs']} epochs", group)
+
+
+def _of_peers(record: Record, kind: str, op: str, label: str, group: str) -> list[Sample]:
+    case: Mapping[str, Any] = record.case
+    lines: Any = record.result["peers"]
+    return [
+        Sample(
+            kind=kind,
+            op=op,
+            variant=str(name),
+            graph=str(case["graph"]),
+            device=str(case.get("device", "cpu")),
+            case=label,
+            group=group,
+            status=_STATUS.get(str(line["status"]), str(line["status"])),
+            reason=str(line.get("reason") or ""),
+            fields=case,
+            result=record.result,
+            **_times(line),
+        )
+        for name, line in lines.items()
+        if line["status"] != "same"  # its twin's line says it all
+    ]
+
+
+def _of_plan(record: Record, group: str) -> list[Sample]:
+    case: Mapping[str, Any] = record.case
+    candidates: Any = record.result["candidates"]
+    return [
+        Sample(
+            kind="plan",
+            op=str(case["layer"]),
+            variant=str(candidate["candidate"]),
+            graph=str(case["graph"]),
+            device=str(case.get("device", "cpu")),
+            case=f"{case['width_in']}→{case['width_out']} {case['mode']}",
+            group=group,
+            status="ok",
+            fields=case,
+            result={
+                "predicted_seconds": candidate["predicted_seconds"],
+                "is_chosen": place == 0,
+                "regret": record.result["regret"],
+            },
+            **_times(candidate),
+        )
+        for place, candidate in enumerate(candidates)
+    ]

@@ -1,0 +1,198 @@
+"""Curves of time against one size with all else held still, and where two ways of computing cross."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from plait.report.page.draw import Figure, Frame, Scale, label, padded, path_of, short, svg, tag, titled
+from plait.report.page.palette import colour_of
+from plait.report.page.samples import Sample, number
+from plait.report.table import seconds_text
+
+__all__ = ["Crossing", "Sweep", "crossings", "sweeps_of"]
+
+# axis -> the sizes that change along with it
+_AXES = {
+    "density": ("sparsity", "edges", "degree"),
+    "width": ("width",),
+    "edges": ("edges", "nodes"),
+    "degree": ("degree", "edges", "nodes"),
+    "reduction": ("reduction",),
+    "threads": ("threads",),
+}
+_FEWEST = 3
+PANEL = 326
+_WORDS = {"density": "density of the matrix", "width": "width", "edges": "edges", "degree": "mean degree",
+          "reduction": "targets folded together", "threads": "threads"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Time of each variant over one size: (size, sample) in order, all other circumstances equal."""
+
+    axis: str
+    op: str
+    detail: str
+    lines: dict[str, list[tuple[float, Sample]]]
+
+    @property
+    def first(self) -> Sample:
+        """Any of its samples, for what they share."""
+        return next(iter(self.lines.values()))[0][1]
+
+    @property
+    def title(self) -> str:
+        """The operation and what was held still."""
+        return f"{self.op} over {_WORDS[self.axis]}" + (f", {self.detail}" if self.detail else "")
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """Below `at` the variant `below` is faster than `above`, beyond it the other way round."""
+
+    at: float
+    seconds: float
+    below: str
+    above: str
+
+
+def sweeps_of(samples: Sequence[Sample]) -> list[Sweep]:
+    """Every sweep with at least three sizes and two variants; matrices of growing density come first."""
+    timed = [s for s in samples if s.kind == "op" and s.is_timed]
+    return [sweep for axis, along in _AXES.items() for sweep in _along(axis, along, timed)]
+
+
+def _along(axis: str, along: Sequence[str], timed: Sequence[Sample]) -> list[Sweep]:
+    groups: dict[tuple[tuple[str, str], ...], list[tuple[float, Sample]]] = defaultdict(list)
+    for sample in timed:
+        size = _size(sample, axis)
+        if size is None:
+            continue
+        still = {k: str(v) for k, v in sample.fields.items() if k not in (*along, "variant", "suite")}
+        groups[tuple(sorted(still.items()))].append((size, sample))
+    sweeps = []
+    for members in groups.values():
+        lines: dict[str, list[tuple[float, Sample]]] = defaultdict(list)
+        for size, sample in sorted(members, key=lambda item: item[0]):
+            lines[sample.variant].append((size, sample))
+        long = {name: line for name, line in lines.items() if len({size for size, _ in line}) >= _FEWEST}
+        if len(long) > 1:
+            first = members[0][1]
+            sweeps.append(Sweep(axis, first.op, _detail(first, along), long))
+    return sweeps
+
+
+def _size(sample: Sample, axis: str) -> float | None:
+    sparsity = number(sample.fields.get("sparsity"))
+    if axis == "density":
+        return 1.0 - sparsity if 0.0 <= sparsity < 1.0 else None
+    if sparsity >= 0.0 and axis in ("edges", "degree"):
+        return None  # a matrix of growing density has its own axis
+    size = number(sample.fields.get(axis))
+    return size if size > 0.0 else None
+
+
+def _detail(sample: Sample, along: Sequence[str]) -> str:
+    fields = sample.fields
+    shown = [str(fields["direction"])] if fields.get("direction", "forward") != "forward" else []
+    for name in ("nodes", "edges", "width", "degree", "inner"):
+        if name not in along and number(fields.get(name)) > 0:
+            shown.append(f"{name} {short(float(fields[name]))}")
+    if fields.get("graph"):
+        shown.append(str(fields["graph"]))
+    return ", ".join(shown)
+
+
+def crossings(sweep: Sweep) -> list[Crossing]:
+    """Where the dense variant meets the fastest of the others, between sizes on straight lines of the logs."""
+    dense = next((name for name in sweep.lines if "dense" in name or name == "mm"), None)
+    if dense is None:
+        return []
+    base = {size: sample.median for size, sample in sweep.lines[dense]}
+    rivals: dict[float, tuple[float, str]] = {}
+    for name, line in sweep.lines.items():
+        for size, sample in line:
+            if name != dense and size in base and sample.median < rivals.get(size, (math.inf, ""))[0]:
+                rivals[size] = (sample.median, name)
+    sizes = sorted(rivals)
+    found = []
+    for a, b in zip(sizes, sizes[1:], strict=False):
+        before, after = (math.log(rivals[size][0] / base[size]) for size in (a, b))
+        if before * after < 0.0:
+            share = before / (before - after)
+            at = math.exp(math.log(a) + share * (math.log(b) - math.log(a)))
+            seconds = math.exp(math.log(base[a]) + share * (math.log(base[b]) - math.log(base[a])))
+            pair = (rivals[a][1], dense) if before < 0.0 else (dense, rivals[b][1])
+            found.append(Crossing(at, seconds, *pair))
+    return found
+
+
+def sweep_figure(sweep: Sweep, place: int) -> Figure:
+    """One panel; panels stand side by side where there is room."""
+    name = f"sweep-{place + 1}-{sweep.op}-{sweep.axis}"
+    return Figure(name, sweep.title, "", lambda width: _sweep_svg(sweep))
+
+
+def _sweep_svg(sweep: Sweep) -> str:
+    height, left, right = 250.0, 48.0, PANEL - 78.0
+    sizes = [size for line in sweep.lines.values() for size, _ in line]
+    times = [s.median for line in sweep.lines.values() for _, s in line]
+    x = Scale(min(sizes), max(sizes), left, right)
+    y = Scale(*padded(times, 1.3), height - 44, 26.0)
+    as_share = sweep.axis == "density"
+    frame = Frame(
+        x, y, f"{_WORDS[sweep.axis]} →", "time ↑", (lambda v: f"{100 * v:.3g}%") if as_share
+        else short, lambda v: short(v, "s"),
+    )  # fmt: skip
+    parts = [frame.axes()]
+    ends: list[tuple[float, str]] = []
+    for variant, line in sorted(sweep.lines.items(), key=lambda item: item[0].startswith("plait")):
+        parts.append(_curve(variant, line, frame))
+        ends.append((frame.y(line[-1][1].median), variant))
+    parts += _end_names(ends, right + 6, sweep.first)
+    for crossing in crossings(sweep):
+        parts.append(_crossing(crossing, frame, as_share))
+    return svg(PANEL, height, *parts, title=sweep.title)
+
+
+def _curve(variant: str, line: Sequence[tuple[float, Sample]], frame: Frame) -> str:
+    colour = colour_of(variant)
+    points = [(frame.x(size), frame.y(sample.median)) for size, sample in line]
+    width = 2.2 if variant.startswith("plait") else 1.3
+    parts = [tag("path", d=path_of(points), fill="none", stroke=colour, stroke_width=width)]
+    for (px, py), (size, sample) in zip(points, line, strict=True):
+        tip = f"{sample.op}, {variant}: {seconds_text(sample.median)} at {size:.3g} ({sample.case})"
+        parts.append(
+            tag("path", d=f"M{px:.1f} {frame.y(sample.low):.1f}V{frame.y(sample.high):.1f}", stroke=colour)
+        )
+        parts.append(tag("circle", titled(tip), cx=px, cy=py, r=2.8, fill=colour, class_="mark"))
+    return tag("g", *parts, **line[0][1].facets)
+
+
+def _end_names(ends: Sequence[tuple[float, str]], x: float, sample: Sample) -> list[str]:
+    """Each variant's name at the end of its line, moved apart where they would overlap."""
+    shown, lowest = [], -math.inf
+    for y, variant in sorted(ends):
+        lowest = max(y, lowest + 12.5)
+        text = variant if len(variant) <= 12 else variant[:11] + "…"
+        weight = 600 if variant.startswith("plait") else 400
+        shown.append(label(text, x, lowest + 4, fill=colour_of(variant), font_weight=weight, **sample.facets))
+    return shown
+
+
+def _crossing(crossing: Crossing, frame: Frame, as_share: bool) -> str:
+    x, y = frame.x(crossing.at), frame.y(crossing.seconds)
+    at = f"{crossing.at:.2%}" if as_share else f"{crossing.at:.3g}"
+    tip = f"{crossing.below} is faster below {at}, {crossing.above} beyond"
+    line = tag("path", d=f"M{x:.1f} {y:.1f}V{frame.y.start:.1f}", stroke="var(--ink)", stroke_dasharray="2 3")
+    ring = tag("circle", titled(tip), cx=x, cy=y, r=6, fill="none", stroke="var(--ink)", class_="mark")
+    side = -1 if x > (frame.x.start + frame.x.end) / 2 else 1
+    anchor = "end" if side < 0 else "start"
+    name = label(
+        at, x + 5 * side, frame.y.start - 6, text_anchor=anchor, fill="var(--ink)", font_weight=600,
+        paint_order="stroke", stroke="var(--card)", stroke_width=3,
+    )  # fmt: skip
+    return line + ring + name

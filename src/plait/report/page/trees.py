@@ -1,0 +1,257 @@
+"""Plans as trees: every step with the time that was predicted and the time that was measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from plait.report.page.draw import (
+    NARROW,
+    Figure,
+    Frame,
+    Scale,
+    label,
+    padded,
+    path_of,
+    short,
+    svg,
+    tag,
+    titled,
+)
+from plait.report.page.samples import Sample, number
+from plait.report.table import amount, seconds_text
+
+__all__ = ["Prediction", "prediction_figure", "predictions_of", "tree_figure"]
+
+_PHASES = {"once": "once", "forward": "forward", "backward": "backward"}
+_MOST_REJECTED = 4
+_NEAR = 0.25
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A row of the tree: a heading (no times) or a step."""
+
+    text: str
+    depth: int
+    predicted: float = math.nan
+    measured: float = math.nan
+    tip: str = ""
+    op: str = ""
+    is_loser: bool = False
+
+    @property
+    def is_step(self) -> bool:
+        return self.predicted > 0.0 or self.measured > 0.0
+
+
+def tree_figure(name: str, plan: Mapping[str, Any]) -> Figure:
+    """The tree of one plan: model, layers, phases, steps, and what lost."""
+    caption = (
+        "Hollow bar: predicted. Solid bar: measured. Thin grey bars are candidates that lost, at the price they "
+        "were refused for."
+    )
+    lines = [line for layer in plan["layers"] for line in _layer_lines(layer)]
+    lines += [
+        _Line(f"{skipped.get('layer')}: runs in PyG", 0, tip=str(skipped.get("reason")))
+        for skipped in plan.get("not_planned") or ()
+    ]
+    title = f"{name}: predicted {seconds_text(number(plan.get('seconds')))} a step" + _total(lines)
+    return Figure(f"plan-{name}", title, caption, lambda width: _tree_svg(lines, title, width))
+
+
+def _total(lines: Sequence[_Line]) -> str:
+    steps = [line.measured for line in lines if line.is_step and not line.is_loser]
+    measured = sum(seconds for seconds in steps if seconds > 0.0)
+    return f", steps measured {seconds_text(measured)}" if measured else ""
+
+
+def _layer_lines(layer: Mapping[str, Any]) -> list[_Line]:
+    because = str(layer.get("because") or "")
+    lines = [_Line(str(layer.get("layer")), 0, tip=because)]
+    lines.append(_Line(f"{layer.get('expression')}  [{layer.get('form')}]", 1, tip=because))
+    steps = [*(layer.get("hoisted") or ()), *(layer.get("steps") or ())]
+    for phase in dict.fromkeys(str(step.get("phase")) for step in steps):
+        lines.append(_Line(_PHASES.get(phase, phase), 1))
+        lines += [_step_line(step) for step in steps if str(step.get("phase")) == phase]
+    losers = [loser for loser in layer.get("rejected") or () if number(loser.get("seconds")) > 0.0]
+    if losers:
+        lines.append(
+            _Line(f"rejected, the {min(len(losers), _MOST_REJECTED)} nearest of {len(losers)} priced", 1)
+        )
+    for loser in sorted(losers, key=lambda loser: number(loser["seconds"]))[:_MOST_REJECTED]:
+        tip = f"{loser.get('candidate')}: {loser.get('why')}"
+        lines.append(_Line(str(loser.get("candidate")), 2, number(loser["seconds"]), tip=tip, is_loser=True))
+    return lines
+
+
+def _step_line(step: Mapping[str, Any]) -> _Line:
+    reads: Mapping[str, Any] = step.get("reads") or {}
+    op = str(step.get("op"))
+    name = op + ("ᵀ" if step.get("is_transposed") else "")
+    matrix = f" {reads['matrix']}" if reads.get("matrix") else ""
+    predicted, measured = number(step.get("seconds")), number(step.get("measured_seconds"))
+    tip = (
+        f"{name}{matrix}, on {step.get('backend')}: {amount(number(step.get('flops')), 'FLOP')}, "
+        f"predicted {seconds_text(predicted)}, measured {seconds_text(measured)}; {step.get('because')}; reads "
+        + ", ".join(f"{key} = {value}" for key, value in reads.items())
+    )
+    return _Line(
+        f"{name}{matrix} → {step.get('rows')}×{step.get('columns')}", 2, predicted, measured, tip, op
+    )
+
+
+def _tree_svg(lines: Sequence[_Line], title: str, width: int) -> str:
+    is_wide = width > NARROW
+    left = 400.0 if is_wide else 14.0
+    longest = max((t for line in lines for t in (line.predicted, line.measured) if t > 0.0), default=1.0)
+    x = Scale(0.0, longest, left, width - (150.0 if is_wide else 120.0), is_log=False)
+    parts: list[str] = []
+    trunk: list[tuple[int, float]] = []
+    y = 6.0
+    for line in lines:
+        y += 16.0 if line.depth == 0 and trunk else 0.0
+        text_y = y + 16
+        parts.append(_heading(line, text_y, width) if not line.is_step else _step(line, x, y, is_wide))
+        trunk.append((line.depth, text_y - 4))
+        y += 26.0 if is_wide or not line.is_step else 40.0
+    return svg(width, y + 8, _branches(trunk), *parts, title=title)
+
+
+def _branches(trunk: Sequence[tuple[int, float]]) -> str:
+    """The lines of the tree: from each row left to its parent's stem."""
+    stem: dict[int, float] = {}
+    drawn = []
+    for depth, y in trunk:
+        if depth and depth - 1 in stem:
+            x = 6.0 + 14.0 * (depth - 1)
+            drawn.append(f"M{x:.0f} {stem[depth - 1] + 7:.1f}V{y:.1f}h7")
+        stem[depth] = y
+    return tag("path", d="".join(drawn), fill="none", stroke="var(--rule)", stroke_width=1.2)
+
+
+def _indent(line: _Line) -> float:
+    return 2.0 + 14.0 * line.depth
+
+
+def _heading(line: _Line, y: float, width: int) -> str:
+    room = (width - _indent(line)) / 6.6
+    text = line.text if len(line.text) <= room else line.text[: int(room) - 1] + "…"
+    style: dict[str, object] = {"fill": "var(--ink)", "font_weight": 650} if line.depth == 0 else {}
+    if line.depth == 1 and "@" in line.text:
+        style = {"font_family": "ui-monospace,Menlo,Consolas,monospace", "font_size": 11}
+    # a mark only where there is something more to say
+    more: dict[str, object] = {"class_": "mark"} if line.tip else {}
+    return tag("g", titled(line.tip or line.text), label(text, _indent(line), y, **style), **more)
+
+
+def _step(line: _Line, x: Scale, y: float, is_wide: bool) -> str:
+    room = 57 if is_wide else 52
+    text = line.text if len(line.text) <= room else line.text[: room - 1] + "…"
+    bar_y = y + 5 if is_wide else y + 20
+    colour = "var(--faint)" if line.is_loser else "var(--ink)"
+    parts = [titled(line.tip), label(text, _indent(line), y + 16 if is_wide else y + 14, fill=colour)]
+    start, end = x.start + (0.0 if is_wide else _indent(line)), x.start
+    if line.predicted > 0.0:
+        end = max(end, x(line.predicted))
+        height, fill = (3, "var(--faint)") if line.is_loser else (6, "var(--wash)")
+        stroke = None if line.is_loser else "var(--own)"
+        parts.append(
+            _bar(
+                start, bar_y + (5 if line.is_loser else 0), x(line.predicted) - x.start, height, fill, stroke
+            )
+        )
+    if line.measured > 0.0:
+        end = max(end, x(line.measured))
+        parts.append(_bar(start, bar_y + 8, x(line.measured) - x.start, 6, "var(--own)", None))
+    parts.append(label(_times(line), end + start - x.start + 8, bar_y + 11, fill="var(--soft)"))
+    return tag("g", *parts, class_="mark", data_op=line.op or None, data_fade="")
+
+
+def _bar(x: float, y: float, width: float, height: float, fill: str, stroke: str | None) -> str:
+    return tag("rect", x=x, y=y, width=max(width, 1.0), height=height, fill=fill, stroke=stroke, rx=1)
+
+
+def _times(line: _Line) -> str:
+    if line.is_loser or not line.measured > 0.0:
+        return short(line.predicted, "s")
+    if not line.predicted > 0.0:
+        return short(line.measured, "s")
+    return f"{short(line.measured, 's')} ({line.predicted / line.measured - 1:+.0%})"
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A time that was predicted and then measured."""
+
+    what: str
+    predicted: float
+    measured: float
+    op: str
+    is_chosen: bool
+    graph: str | None = None
+    device: str | None = None
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, less one."""
+        return self.predicted / self.measured - 1.0
+
+
+def predictions_of(samples: Iterable[Sample], plans: Mapping[str, Mapping[str, Any]]) -> list[Prediction]:
+    """Candidates of `bench plans` and the steps of analysed plans."""
+    found = [
+        Prediction(
+            f"{s.op} {s.case} on {s.graph}, {s.variant}", number(s.result.get("predicted_seconds")), s.median,
+            s.op, bool(s.result.get("is_chosen")), s.graph, s.device,
+        )
+        for s in samples
+        if s.kind == "plan" and s.is_timed
+    ]  # fmt: skip
+    for name, plan in plans.items():
+        for layer in plan["layers"]:
+            for step in layer.get("steps") or ():
+                times = number(step.get("seconds")), number(step.get("measured_seconds"))
+                found.append(
+                    Prediction(f"step {step.get('op')} of {name}", *times, str(step.get("op")), True)
+                )
+    return [p for p in found if p.predicted > 0.0 and p.measured > 0.0]
+
+
+def prediction_figure(predictions: Sequence[Prediction]) -> Figure | None:
+    """Predicted against measured; on the diagonal the model was right."""
+    if len(predictions) < 2:
+        return None
+    near = sum(abs(p.error) <= _NEAR for p in predictions) / len(predictions)
+    caption = (
+        f"Each dot is a plan or a step that was priced and then run; {near:.0%} of {len(predictions)} lie within "
+        "25% of the measured time (the band). Filled: what the planner chose, and steps of chosen plans."
+    )
+    title = "Predicted against measured time"
+    return Figure("predictions", title, caption, lambda width: _prediction_svg(predictions, title, width))
+
+
+def _prediction_svg(predictions: Sequence[Prediction], title: str, width: int) -> str:
+    side = min(width, 560)
+    low, high = padded((t for p in predictions for t in (p.predicted, p.measured)), 1.4)
+    x = Scale(low, high, 58.0, side - 14.0)
+    y = Scale(low, high, side - 50.0, 32.0)
+    frame = Frame(x, y, "measured →", "predicted ↑", lambda v: short(v, "s"), lambda v: short(v, "s"))
+    band = [(x(low), y(low * 1.25)), (x(high / 1.25), y(high)), (x(high), y(high)), (x(high), y(high / 1.25))]
+    band += [(x(low * 1.25), y(low)), (x(low), y(low))]
+    parts = [
+        tag("path", d=path_of(band) + "Z", fill="var(--wash)"),
+        frame.axes(),
+        tag("path", d=path_of([(x(low), y(low)), (x(high), y(high))]), stroke="var(--ink)", stroke_width=1.2),
+    ]
+    for p in sorted(predictions, key=lambda p: p.is_chosen):
+        tip = f"{p.what}: predicted {seconds_text(p.predicted)}, measured {seconds_text(p.measured)} ({p.error:+.0%})"
+        parts.append(
+            tag("circle", titled(tip), cx=x(p.measured), cy=y(p.predicted), r=3.6, stroke_width=1.2, class_="mark",
+                stroke="var(--own)" if p.is_chosen else "var(--peer)", fill_opacity=0.8,
+                fill="var(--own)" if p.is_chosen else "var(--card)", data_op=p.op, data_graph=p.graph,
+                data_device=p.device)
+        )  # fmt: skip
+    return svg(side, side, *parts, title=title)
