@@ -19,11 +19,18 @@ def test_the_default_grid_has_every_cell_once() -> None:
 
 
 def test_unknown_names_list_the_known_ones() -> None:
-    with pytest.raises(InputError, match=r"unknown name 'gat'; known are gcn, sage-mean"):
-        layer_cases(layers=["gat"])
+    with pytest.raises(InputError, match=r"unknown name 'gcm'; known are gcn, sage-mean"):
+        layer_cases(layers=["gcm"])
     with pytest.raises(InputError, match="--modes"):
         layer_cases(modes=["training", "serving"])
     assert known("--layers", "gcn", LAYERS) == "gcn"
+
+
+def test_heads_share_the_output_of_attention_layers_only() -> None:
+    gat, gcn = layer_cases(["cora"], ["gat", "gcn"], [(8, 12)], ["training"], heads=3)
+    assert (gat.heads, gcn.heads) == (3, 1)
+    with pytest.raises(InputError, match="--heads: 5 heads do not divide"):
+        layer_cases(["cora"], ["gat"], [(8, 12)], heads=5)
 
 
 @pytest.mark.parametrize("text", ["64->32", "64:32", "64-32"])

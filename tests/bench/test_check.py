@@ -57,3 +57,14 @@ def test_a_missing_part_is_wrong_and_an_empty_one_is_right() -> None:
 
 def test_zero_expected_uses_the_plain_difference() -> None:
     assert worst_error({"output": torch.full((2,), 0.5)}, {"output": torch.zeros(2)})[0] == 0.5
+
+
+def test_a_gradient_that_is_zero_but_for_rounding_is_measured_by_the_largest() -> None:
+    expected = {
+        "output": torch.ones(2),
+        "gradient of x": torch.ones(2),
+        "gradient of b": torch.full((2,), 1e-8),
+    }
+    given = expected | {"gradient of b": torch.full((2,), -1e-8)}
+    assert worst_error(given, expected)[0] <= TOLERANCE
+    assert worst_error(expected | {"gradient of b": torch.full((2,), 0.1)}, expected)[0] > TOLERANCE

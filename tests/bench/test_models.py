@@ -71,7 +71,7 @@ def test_a_peer_with_other_losses_is_wrong_and_not_timed(monkeypatch: pytest.Mon
 
 
 def test_bad_names_and_counts_are_refused() -> None:
-    with pytest.raises(InputError, match="--models: unknown name 'gat'"):
-        cases([GRAPH], ["gat"], 5)
+    with pytest.raises(InputError, match="--models: unknown name 'gcm'"):
+        cases([GRAPH], ["gcm"], 5)
     with pytest.raises(InputError, match="--epochs"):
         cases([GRAPH], ["gcn"], 0)

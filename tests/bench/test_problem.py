@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from plait.bench.cases import LAYERS
+from plait.bench.cases import EVERY_LAYER
 from plait.bench.problem import Forms, Problem, build_layer, edge_index_of, hidden_features
 from plait.errors import InputError
 from plait.graph import Graph, generate
@@ -25,7 +25,7 @@ def test_features_have_about_unit_variance() -> None:
     assert hidden_features(5000, 8).std().item() == pytest.approx(1.0, abs=0.05)
 
 
-@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize("kind", EVERY_LAYER)
 def test_layers_are_built_with_the_same_weights_every_time(kind: str) -> None:
     before = torch.get_rng_state()
     first, second = build_layer(kind, 5, 3), build_layer(kind, 5, 3)
@@ -35,7 +35,7 @@ def test_layers_are_built_with_the_same_weights_every_time(kind: str) -> None:
 
 def test_an_unknown_layer_is_refused() -> None:
     with pytest.raises(InputError, match="known are"):
-        build_layer("gat", 5, 3)
+        build_layer("gcm", 5, 3)
 
 
 def test_edges_come_by_source_then_target() -> None:

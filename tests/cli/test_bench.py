@@ -33,6 +33,18 @@ def test_models_prints_a_table_and_writes_records(tmp_path: Path, capsys: pytest
     assert len(read(path)) == 1
 
 
+def test_plans_prints_the_regret_of_attention_candidates(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.jsonl"
+    arguments = ["bench", "plans", "--graphs", "star:n=30", "--layers", "gat", "gatv2", "--widths", "8:8"]
+    assert main([*arguments, "--budget", "0.05", "--output", str(path)]) == 0
+    assert "regret over 2 cases" in capsys.readouterr().out
+    found = [record.result["candidates"] for record in read(path)]
+    assert [len(candidates) for candidates in found] == [3, 1]  # type: ignore[arg-type]
+    assert len({candidate["candidate"] for candidate in found[0]}) == 3  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -40,9 +52,10 @@ def test_models_prints_a_table_and_writes_records(tmp_path: Path, capsys: pytest
         ([*LAYERS, "--resume"], "--resume: give --output"),
         ([*LAYERS, "--peers", "jax"], "--peers: unknown name 'jax'"),
         ([*LAYERS, "--widths", "four"], "--widths"),
-        ([*LAYERS, "--layers", "gat"], "--layers: unknown name 'gat'"),
+        ([*LAYERS, "--layers", "gcm"], "--layers: unknown name 'gcm'"),
+        ([*LAYERS, "--layers", "gat", "--heads", "2"], "--heads: 2 heads do not divide"),
         ([*LAYERS, "--num-threads", "0"], "--num-threads"),
-        ([*MODELS, "--models", "gat"], "--models: unknown name 'gat'"),
+        ([*MODELS, "--models", "gcm"], "--models: unknown name 'gcm'"),
     ],
 )
 def test_bad_flags_are_one_line(

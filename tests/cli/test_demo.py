@@ -1,4 +1,4 @@
-"""cli/demo: three models, three ways, one table and a plan."""
+"""cli/demo: four models, three ways, one table and a plan."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ def test_the_demo_shows_plan_accuracy_time_and_memory(capsys: pytest.CaptureFixt
     shown = capsys.readouterr()
     for part in ("built-in graph: 120 nodes", "plan:", "test accuracy", "speed-up", "memory ratio"):
         assert part in shown.out
-    rows = [line.split() for line in shown.out.splitlines() if line.startswith(("gcn ", "sage ", "gin "))]
-    assert len(rows) == 9
+    rows = [
+        line.split() for line in shown.out.splitlines() if line.startswith(("gcn ", "sage ", "gin ", "gat "))
+    ]
+    assert len(rows) == 11
     assert "gcn: PyG, PyG on torch CSR, plait: 2/2" in shown.err
 
 

@@ -12,8 +12,13 @@ from plait.errors import InputError
 from plait.graph import LoadedGraph, generate, load_arrays
 
 __all__ = [
+    "ATTENTION",
+    "EVERY_LAYER",
+    "EVERY_MODEL",
     "GRAPHS",
+    "HEADS",
     "LAYERS",
+    "LEARNED",
     "MODELS",
     "MODEL_GRAPHS",
     "MODES",
@@ -27,6 +32,11 @@ __all__ = [
 ]
 
 LAYERS = ("gcn", "sage-mean", "sage-max", "gin", "sgc", "tag")
+ATTENTION = ("gat", "gatv2", "transformer")
+LEARNED = ("rgcn", "pna", "edgeconv", "resgated")  # messages with weights of their own
+# LAYERS is what is measured where nothing is named; these are the names that may be
+EVERY_LAYER = (*LAYERS, *ATTENTION, *LEARNED)
+HEADS = 4
 GRAPHS = (
     "cora",
     "pubmed",
@@ -41,18 +51,23 @@ WIDTHS = ((64, 64), (256, 32), (32, 256))
 MODES = ("inference", "training")
 
 MODELS = ("gcn", "sage", "gin")
+EVERY_MODEL = (*MODELS, "gat")
 MODEL_GRAPHS = ("cora", "citeseer", "pubmed", "amazon_photo", "coauthor_cs", "flickr_attr", "dblp_full")
 
 
 @dataclass(frozen=True, order=True)
 class LayerCase:
-    """One cell of the layers grid: a middle layer, so its input wants a gradient in training."""
+    """One cell of the layers grid: a middle layer, so its input wants a gradient in training.
+
+    width_out is the width of the whole output: a head of an attention layer has width_out / heads of it.
+    """
 
     graph: str
     layer: str
     width_in: int
     width_out: int
     mode: str
+    heads: int = 1
 
     def to_dict(self) -> dict[str, object]:
         """Plain values for a record."""
@@ -69,12 +84,24 @@ def layer_cases(
     layers: Iterable[str] = LAYERS,
     widths: Iterable[tuple[int, int]] = WIDTHS,
     modes: Iterable[str] = MODES,
+    heads: int = HEADS,
 ) -> list[LayerCase]:
     """The grid, graph by graph, so that each is read once; unknown layers or modes are refused."""
-    chosen = [known("--layers", layer, LAYERS) for layer in layers]
+    chosen = [known("--layers", layer, EVERY_LAYER) for layer in layers]
     wanted = [known("--modes", mode, MODES) for mode in modes]
     grid = itertools.product(graphs, chosen, widths, wanted)
-    return [LayerCase(graph, layer, pair[0], pair[1], mode) for graph, layer, pair, mode in grid]
+    return [
+        LayerCase(graph, layer, *pair, mode, _heads_of(layer, pair[1], heads))
+        for graph, layer, pair, mode in grid
+    ]
+
+
+def _heads_of(layer: str, width_out: int, heads: int) -> int:
+    if layer not in ATTENTION:
+        return 1
+    if heads < 1 or width_out % heads:
+        raise InputError(f"--heads: {heads} heads do not divide an output of {width_out} columns")
+    return heads
 
 
 def known(flag: str, name: str, names: Sequence[str]) -> str:

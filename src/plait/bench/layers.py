@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 
 from torch import Tensor
@@ -64,20 +64,22 @@ def _finished(options: Options) -> dict[LayerCase, Record]:
     """The cases an interrupted run left in the output file."""
     if not options.resume or options.output is None or not options.output.exists():
         return {}
-    names = LayerCase.__dataclass_fields__
-    kept = (
-        record for record in read(options.output) if record.kind == KIND and set(record.case) >= set(names)
-    )
-    return {LayerCase(**{name: record.case[name] for name in names}): record for record in kept}  # type: ignore[arg-type]
+    names = {one.name: one.default for one in fields(LayerCase)}
+    needed = {name for name, default in names.items() if default is MISSING}
+    kept = (record for record in read(options.output) if record.kind == KIND and set(record.case) >= needed)
+    return {
+        LayerCase(**{name: record.case.get(name, default) for name, default in names.items()}): record  # type: ignore[arg-type]
+        for record in kept
+    }
 
 
 def _run_graph(graph: Graph, cases: list[LayerCase], options: Options) -> Iterator[Record]:
     forms = Forms.of(graph)
     facts = {"num_nodes": graph.num_nodes, "num_edges": graph.num_edges}
-    for (kind, width_in, width_out), group in itertools.groupby(
-        cases, key=lambda case: (case.layer, case.width_in, case.width_out)
+    for (kind, width_in, width_out, heads), group in itertools.groupby(
+        cases, key=lambda case: (case.layer, case.width_in, case.width_out, case.heads)
     ):
-        problem = Problem(kind, forms, width_in, width_out)
+        problem = Problem(kind, forms, width_in, width_out, heads=heads)
         for case in group:
             result = measure(problem, case.mode, options)
             yield Record(KIND, case.to_dict() | facts, result, options.environment)

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from torch_geometric.data import Data
 
 import plait
-from plait.bench.cases import MODELS, find_graph, known
+from plait.bench.cases import EVERY_MODEL, find_graph, known
 from plait.bench.peers import PEERS, SameAs, Unavailable, prepare
 from plait.bench.problem import Forms, Problem
 from plait.bench.task import HIDDEN, Stack, Task, build_model, load_task
@@ -99,7 +99,7 @@ def prepare_trainer(peer: str, model: Stack, kind: str, task: Task) -> Trainer:
     edge_index = task.edge_index.clone()
     if peer == "plait":
         return _own_trainer(model, task, edge_index)
-    layer = {"gcn": "gcn", "sage": "sage-mean", "gin": "gin"}[kind]
+    layer = {"sage": "sage-mean"}.get(kind, kind)
     forms = Forms(edge_index, task.x.shape[0], task.is_symmetric)
     widths = ((task.x.shape[1], HIDDEN), (HIDDEN, task.num_classes))
     first, second = (
@@ -126,7 +126,7 @@ def train(peer: str, model: Stack, kind: str, task: Task, epochs: int) -> list[f
 
 def cases(graphs: Sequence[str], models: Sequence[str], epochs: int) -> list[ModelCase]:
     """The grid, graph by graph."""
-    chosen = [known("--models", model, MODELS) for model in models]
+    chosen = [known("--models", model, EVERY_MODEL) for model in models]
     if epochs < 1:
         raise InputError(f"--epochs: {epochs}; train at least one")
     return [ModelCase(graph, model, epochs) for graph, model in itertools.product(graphs, chosen)]

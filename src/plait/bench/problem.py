@@ -10,10 +10,23 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import GCNConv, GINConv, SAGEConv, SGConv, TAGConv
+from torch_geometric.nn import (
+    EdgeConv,
+    GATConv,
+    GATv2Conv,
+    GCNConv,
+    GINConv,
+    PNAConv,
+    ResGatedGraphConv,
+    RGCNConv,
+    SAGEConv,
+    SGConv,
+    TAGConv,
+    TransformerConv,
+)
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
-from plait.bench.cases import LAYERS, known
+from plait.bench.cases import EVERY_LAYER, known
 from plait.graph import Graph
 
 __all__ = ["Forms", "Problem", "build_layer", "edge_index_of", "hidden_features"]
@@ -29,14 +42,36 @@ _BUILDERS: dict[str, Callable[[int, int], nn.Module]] = {
     ),
     "sgc": lambda width_in, width_out: SGConv(width_in, width_out, K=2),
     "tag": lambda width_in, width_out: TAGConv(width_in, width_out, K=3),
+    "rgcn": lambda width_in, width_out: RGCNConv(width_in, width_out, RELATIONS),
+    "edgeconv": lambda width_in, width_out: EdgeConv(
+        nn.Sequential(nn.Linear(2 * width_in, width_out), nn.ReLU(), nn.Linear(width_out, width_out))
+    ),
+    "resgated": ResGatedGraphConv,
 }
+_ATTENTION = {"gat": GATConv, "gatv2": GATv2Conv, "transformer": TransformerConv}
+_PNA_AGGREGATORS = ["mean", "min", "max", "std"]
+_PNA_SCALERS = ["identity", "amplification", "attenuation"]
+RELATIONS = 4
 
 
-def build_layer(kind: str, width_in: int, width_out: int) -> nn.Module:
-    """A PyG layer as its documentation shows it, seeded: every run measures the same weights."""
-    known("--layers", kind, LAYERS)
+def build_layer(
+    kind: str, width_in: int, width_out: int, *, heads: int = 1, degrees: Tensor | None = None
+) -> nn.Module:
+    """A PyG layer as its documentation shows it, seeded: every run measures the same weights.
+
+    Attention layers put `heads` side by side in width_out; `degrees` (nodes by in-degree) is what PNA is
+    built from.
+    """
+    known("--layers", kind, EVERY_LAYER)
     with torch.random.fork_rng():
         torch.manual_seed(0)
+        if kind in _ATTENTION:
+            attention: nn.Module = _ATTENTION[kind](width_in, width_out // heads, heads=heads)
+            return attention
+        if kind == "pna":
+            seen = torch.tensor([0, 1]) if degrees is None else degrees
+            pna: nn.Module = PNAConv(width_in, width_out, _PNA_AGGREGATORS, _PNA_SCALERS, deg=seen)
+            return pna
         return _BUILDERS[kind](width_in, width_out)
 
 
@@ -95,6 +130,23 @@ class Forms:
 
         return self.once(("normalised", has_loops), make)
 
+    def with_loops(self) -> Tensor:
+        """The edges with exactly one loop at every node, as attention layers see them."""
+        return self.normalised(True)[0]
+
+    def degrees(self) -> Tensor:
+        """How many nodes have in-degree 0, 1, 2, ..."""
+        return torch.bincount(torch.bincount(self.edge_index[1], minlength=self.num_nodes))
+
+    def relations(self) -> Tensor:
+        """A relation of each edge, drawn once."""
+
+        def make() -> Tensor:
+            generator = torch.Generator().manual_seed(2)
+            return torch.randint(0, RELATIONS, (self.edge_index.shape[1],), generator=generator)
+
+        return self.once("relations", make)
+
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
         """What `make` returned the first time this key was asked for."""
         if key not in self._made:
@@ -112,11 +164,15 @@ class Problem:
     width_in: int
     width_out: int
     given: nn.Module | None = None
+    heads: int = 1
 
     @cached_property
     def layer(self) -> nn.Module:
         """The PyG layer whose weights all peers use; copy it before changing it."""
-        return build_layer(self.kind, self.width_in, self.width_out) if self.given is None else self.given
+        if self.given is not None:
+            return self.given
+        degrees = self.forms.degrees() if self.kind == "pna" else None
+        return build_layer(self.kind, self.width_in, self.width_out, heads=self.heads, degrees=degrees)
 
     @cached_property
     def x(self) -> Tensor:
@@ -150,6 +206,20 @@ class Problem:
         return self.kind in ("gcn", "sgc", "tag")
 
     @property
+    def extra(self) -> tuple[Tensor, ...]:
+        """What the layer takes after x and the edges."""
+        return (self.forms.relations(),) if self.kind == "rgcn" else ()
+
+    @property
+    def has_own_loops(self) -> bool:
+        """Whether the layer removes loops and adds its own on every call, and can be told not to."""
+        return self.kind in ("gat", "gatv2")
+
+    @property
     def gathered_width(self) -> int:
-        """Width of the rows PyG gathers per edge: it updates first in GCN, and last everywhere else."""
-        return self.width_out if self.kind == "gcn" else self.width_in
+        """Width of the rows PyG gathers per edge, in all."""
+        projected = {"gcn": 1, "gat": 1, "gatv2": 2, "transformer": 3, "resgated": 3}
+        if self.kind in projected:
+            return projected[self.kind] * self.width_out
+        both_ends = {"edgeconv": 2 * (self.width_in + self.width_out), "pna": 4 * self.width_in}
+        return both_ends.get(self.kind, self.width_in)

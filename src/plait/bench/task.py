@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
-from torch_geometric.nn import GCNConv, GINConv, SAGEConv
+from torch_geometric.nn import GATConv, GCNConv, GINConv, SAGEConv
 
-from plait.bench.cases import LAYERS, MODELS, find_graph, known
+from plait.bench.cases import ATTENTION, EVERY_MODEL, HEADS, LAYERS, find_graph, known
 from plait.bench.problem import Forms, build_layer, edge_index_of
 from plait.errors import InputError
 from plait.graph import LoadedGraph
@@ -20,9 +20,10 @@ from plait.graph import LoadedGraph
 __all__ = ["HIDDEN", "STACKS", "Stack", "Task", "build_model", "build_stack", "explain_data", "load_task"]
 
 HIDDEN = 64
+GAT_HEADS = 8
 TRAIN_SHARE = 0.1
 # the names `plait explain --model` takes
-STACKS = {layer: layer for layer in LAYERS} | {"sage": "sage-mean"}
+STACKS = {layer: layer for layer in (*LAYERS, *ATTENTION)} | {"sage": "sage-mean"}
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,13 @@ class Stack(nn.Module):
 
 
 def build_model(kind: str, width_in: int, classes: int) -> Stack:
-    """The seeded two-layer PyG model of a kind: gcn, sage (mean) or gin, 64 wide inside."""
-    known("--models", kind, MODELS)
+    """The seeded two-layer PyG model of a kind: gcn, sage (mean), gin or gat, 64 wide inside."""
+    known("--models", kind, EVERY_MODEL)
     with torch.random.fork_rng():
         torch.manual_seed(0)
+        if kind == "gat":  # as in the paper: 8 heads side by side, then one
+            first = GATConv(width_in, HIDDEN // GAT_HEADS, heads=GAT_HEADS)
+            return Stack([first, GATConv(HIDDEN, classes)])
         return Stack([_conv(kind, width_in, HIDDEN), _conv(kind, HIDDEN, classes)])
 
 
@@ -77,7 +81,9 @@ def _conv(kind: str, width_in: int, width_out: int) -> nn.Module:
 def build_stack(kind: str, widths: Sequence[int]) -> Stack:
     """A model of len(widths) - 1 layers of one kind."""
     layer = STACKS[known("--model", kind, tuple(STACKS))]
-    return Stack(build_layer(layer, a, b) for a, b in itertools.pairwise(widths))
+    return Stack(
+        build_layer(layer, a, b, heads=1 if b % HEADS else HEADS) for a, b in itertools.pairwise(widths)
+    )
 
 
 def explain_data(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from pathlib import Path
 
+from plait.cli import bench_ops
+from plait.cli.bench_ops import dated
 from plait.cli.threads import use_threads
 from plait.errors import InputError
 from plait.measure.progress import Meter
@@ -16,12 +17,14 @@ __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """layers, models and plans under bench."""
+    """layers, models, plans, ops and compare under bench."""
     parser.set_defaults(measure=None)
     kinds = parser.add_subparsers(metavar="KIND", title="kinds")
+    bench_ops.add_ops(kinds.add_parser("ops", help="single operations, every implementation side by side"))
+    bench_ops.add_compare(kinds.add_parser("compare", help="what became faster or slower between two runs"))
     layers = kinds.add_parser("layers", help="one middle layer at a time: inference and training step")
     _add_common(layers)
-    layers.add_argument("--layers", nargs="+", metavar="NAME", help="gcn sage-mean sage-max gin sgc tag")
+    _add_layers(layers)
     layers.add_argument("--widths", nargs="+", metavar="IN:OUT", help="default 64:64 256:32 32:256")
     layers.add_argument("--modes", nargs="+", metavar="MODE", help="inference training")
     layers.add_argument("--repeats", type=int, help="samples per peer instead of as many as needed")
@@ -32,19 +35,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     layers.set_defaults(measure=_layers)
     models = kinds.add_parser("models", help="whole two-layer models, trained; preparation counts")
     _add_common(models)
-    models.add_argument("--models", nargs="+", metavar="NAME", help="gcn sage gin")
+    models.add_argument("--models", nargs="+", metavar="NAME", help="gcn sage gin (the default), gat")
     models.add_argument("--epochs", type=int, default=200, help="training steps (default 200)")
     models.add_argument("--repeats", type=int, default=1, help="whole trainings per peer (default 1)")
     models.set_defaults(measure=_models)
     plans = kinds.add_parser("plans", help="every surviving candidate of a layer: the planner's regret")
     _add_common(plans)
-    plans.add_argument("--layers", nargs="+", metavar="NAME", help="gcn sage-mean sage-max gin sgc tag")
+    _add_layers(plans)
     plans.add_argument("--widths", nargs="+", metavar="IN:OUT", help="default 64:64 256:32 32:256")
     plans.add_argument("--modes", nargs="+", metavar="MODE", help="inference training (default training)")
     plans.add_argument(
         "--budget", type=float, default=2.0, metavar="SECONDS", help="time per cell (default 2)"
     )
     plans.set_defaults(measure=_plans)
+
+
+def _add_layers(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--layers", nargs="+", metavar="NAME",
+        help="gcn sage-mean sage-max gin sgc tag (the default); gat gatv2 transformer; "
+        "rgcn pna edgeconv resgated",
+    )  # fmt: skip
+    parser.add_argument(
+        "--heads", type=int, default=4, help="heads of attention layers, side by side in OUT (default 4)"
+    )
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
@@ -62,7 +76,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure and print the table."""
     if args.measure is None:
-        raise InputError("bench: name a kind: plait bench layers, plait bench models or plait bench plans")
+        raise InputError("bench: name a kind: plait bench ops, layers, models, plans or compare")
     if args.resume and args.output is None:
         raise InputError("--resume: give --output FILE, the records to go on from")
     use_threads(args.num_threads)
@@ -78,6 +92,7 @@ def _layers(args: argparse.Namespace) -> int:
         args.layers or cases.LAYERS,
         [cases.parse_widths(text) for text in args.widths] if args.widths else cases.WIDTHS,
         args.modes or cases.MODES,
+        args.heads,
     )
     options = layers.Options(
         peers=_peers(args.peers, peers.DEFAULT, tuple(peers.PEERS)),
@@ -85,7 +100,7 @@ def _layers(args: argparse.Namespace) -> int:
         warmup=args.warmup,
         repeats=args.repeats,
         data_dir=args.data_dir,
-        output=args.output or _dated("layers"),
+        output=args.output or dated("layers"),
         resume=args.resume,
         memory=args.memory,
     )
@@ -111,7 +126,7 @@ def _models(args: argparse.Namespace) -> int:
         peers=_peers(args.peers, models.DEFAULT, tuple(peers.PEERS)),
         repeats=args.repeats,
         data_dir=args.data_dir,
-        output=args.output or _dated("models"),
+        output=args.output or dated("models"),
         resume=args.resume,
         memory=args.memory,
     )
@@ -138,8 +153,9 @@ def _plans(args: argparse.Namespace) -> int:
         args.layers or cases.LAYERS,
         [cases.parse_widths(text) for text in args.widths] if args.widths else cases.WIDTHS,
         args.modes or ("training",),
+        args.heads,
     )
-    output = args.output or _dated("plans")
+    output = args.output or dated("plans")
     meter = Meter("cells", len(grid), sys.stderr)
     records = []
     for record in plans.run(grid, args.data_dir, args.budget):
@@ -161,7 +177,3 @@ def _peers(given: list[str] | None, default: tuple[str, ...], every: tuple[str, 
     if given == ["all"]:
         return every
     return tuple(known("--peers", name, every) for name in given)
-
-
-def _dated(kind: str) -> Path:
-    return Path("benchmarks") / "results" / time.strftime(f"{kind}-%Y%m%d-%H%M%S.jsonl")

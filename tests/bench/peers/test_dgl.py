@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from plait.bench.cases import LAYERS
+from plait.bench.cases import ATTENTION, LAYERS
 from plait.bench.check import TOLERANCE, answer, worst_error
 from plait.bench.peers import Unavailable, prepare
 from plait.bench.problem import Forms, Problem
@@ -21,16 +21,17 @@ GRAPHS = {
 
 @pytest.mark.parametrize("widths", [(6, 4), (3, 8)])
 @pytest.mark.parametrize("peer", ["dgl", "dgl-ops"])
-@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize("kind", [*LAYERS, *ATTENTION])
 @pytest.mark.parametrize("graph", GRAPHS)
 def test_dgl_equals_pyg(graph: str, kind: str, peer: str, widths: tuple[int, int]) -> None:
     pytest.importorskip("dgl", exc_type=ImportError, reason="DGL is not installed (extra: peers)")
-    if (peer, kind) in {("dgl", "sage-max"), ("dgl-ops", "gin")}:
+    others = {("dgl-ops", "gat"), ("dgl-ops", "gatv2"), ("dgl", "transformer")}
+    if (peer, kind) in {("dgl", "sage-max"), ("dgl-ops", "gin"), *others}:
         pytest.skip("the other DGL peer has this layer")
     if (peer, kind) == ("dgl", "tag") and graph != "symmetric":
         pytest.skip("DGL scales sources without in-edges by 1")
     for mode in ("inference", "training"):
-        problem = Problem(kind, Forms.of(GRAPHS[graph]), *widths)
+        problem = Problem(kind, Forms.of(GRAPHS[graph]), *widths, heads=2 if kind in ATTENTION else 1)
         runner = prepare(peer, problem, mode)
         expected = answer(prepare("pyg-default", problem, mode), problem, mode)
         assert worst_error(answer(runner, problem, mode), expected)[0] <= TOLERANCE

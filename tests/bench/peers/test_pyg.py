@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from plait.bench.cases import LAYERS
+from plait.bench.cases import EVERY_LAYER, LAYERS
 from plait.bench.check import TOLERANCE, answer, worst_error
 from plait.bench.peers import SameAs, Unavailable, prepare, pyg
 from plait.bench.peers.pyg import csr_matrix
@@ -37,6 +37,19 @@ def test_every_form_equals_the_default(graph: str, kind: str, peer: str) -> None
         runner = prepare(peer, problem, mode)
         expected = answer(prepare("pyg-default", problem, mode), problem, mode)
         assert worst_error(answer(runner, problem, mode), expected)[0] <= TOLERANCE
+
+
+@pytest.mark.parametrize("kind", EVERY_LAYER[len(LAYERS) :])
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_layers_with_messages_run_on_edge_lists_only(graph: str, kind: str) -> None:
+    problem = Problem(kind, Forms.of(GRAPHS[graph]), 6, 4, heads=2)
+    expected = answer(prepare("pyg-default", problem, "training"), problem, "training")
+    if problem.has_own_loops:
+        result = answer(prepare("pyg", problem, "training"), problem, "training")
+        assert worst_error(result, expected)[0] <= TOLERANCE
+    for peer in ("pyg-csr", "pyg-edgeindex"):
+        with pytest.raises(Unavailable, match="messages of its own"):
+            prepare(peer, problem, "training")
 
 
 def test_the_matrix_has_targets_as_rows_and_keeps_repeats() -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from plait.bench.cases import LEARNED
 from plait.bench.peers.runner import Runner, Unavailable, named_gradients
 from plait.bench.problem import Problem
 
@@ -18,6 +19,8 @@ __all__ = ["dgl_graph", "operators", "stock"]
 
 def stock(problem: Problem, mode: str) -> Runner:
     """DGL's own layer with the weights of the PyG one."""
+    if problem.kind in LEARNED:
+        raise Unavailable("compared with PyG only")
     if problem.kind not in _STOCK:
         raise Unavailable("DGL has no such layer; see dgl-ops")
     if problem.kind == "tag" and _has_silent_sources(problem):
@@ -30,6 +33,8 @@ def operators(problem: Problem, mode: str) -> Runner:
 
     Row scaling around an unweighted sum: DGL's unweighted kernel is 2 to 6 times as fast as its weighted one.
     """
+    if problem.kind in LEARNED:
+        raise Unavailable("compared with PyG only")
     if problem.kind not in _OPERATORS:
         raise Unavailable("nothing to gain over DGL's own layer")
     _library()
@@ -40,7 +45,7 @@ def operators(problem: Problem, mode: str) -> Runner:
 
 def dgl_graph(problem: Problem) -> Any:
     """An int32 DGL graph, CSR and CSC built so that no step pays for them, loops where PyG adds them."""
-    has_loops = problem.kind in ("gcn", "sgc")
+    has_loops = problem.kind in ("gcn", "sgc", "gat", "gatv2")
 
     def make() -> Any:
         source, target = problem.normalised[0] if has_loops else problem.edge_index
@@ -156,6 +161,72 @@ def _stock_tag(dgl: Any, problem: Problem) -> Runner:
     return Runner(lambda x: layer(graph, x), tuple(layer.parameters()), gradients)
 
 
+def _stock_gat(dgl: Any, problem: Problem) -> Runner:
+    graph = dgl_graph(problem)
+    source: Any = problem.layer
+    layer = dgl.nn.pytorch.GATConv(
+        problem.width_in, source.out_channels, source.heads, negative_slope=source.negative_slope
+    )
+    _copy(layer.fc.weight, source.lin.weight)
+    _copy(layer.attn_l, source.att_src)
+    _copy(layer.attn_r, source.att_dst)
+    _copy(layer.bias, source.bias)
+    return Runner(
+        lambda x: layer(graph, x).flatten(1),
+        tuple(layer.parameters()),
+        lambda: {
+            "lin.weight": layer.fc.weight.grad,
+            "att_src": layer.attn_l.grad,
+            "att_dst": layer.attn_r.grad,
+            "bias": layer.bias.grad,
+        },
+    )
+
+
+def _stock_gatv2(dgl: Any, problem: Problem) -> Runner:
+    """DGL's layer has no bias after the sum: it is added, as PyG's layer does."""
+    graph = dgl_graph(problem)
+    source: Any = problem.layer
+    layer = dgl.nn.pytorch.GATv2Conv(
+        problem.width_in, source.out_channels, source.heads, negative_slope=source.negative_slope
+    )
+    bias = copy.deepcopy(source.bias)
+    for own, given in ((layer.fc_src, source.lin_l), (layer.fc_dst, source.lin_r)):
+        _copy(own.weight, given.weight)
+        _copy(own.bias, given.bias)
+    _copy(layer.attn, source.att)
+    return Runner(
+        lambda x: layer(graph, x).flatten(1) + bias,
+        (*layer.parameters(), bias),
+        lambda: {
+            "lin_l.weight": layer.fc_src.weight.grad,
+            "lin_l.bias": layer.fc_src.bias.grad,
+            "lin_r.weight": layer.fc_dst.weight.grad,
+            "lin_r.bias": layer.fc_dst.bias.grad,
+            "att": layer.attn.grad,
+            "bias": bias.grad,
+        },
+    )
+
+
+def _operators_transformer(layer: Any, problem: Problem) -> Callable[[Tensor], Tensor]:
+    """DGL's DotGatConv shares one map between query, key and value; this is the same with three."""
+    from dgl import ops
+
+    graph = dgl_graph(problem)
+    shape = (-1, layer.heads, layer.out_channels)
+    scale = layer.out_channels**-0.5
+
+    def forward(x: Tensor) -> Tensor:
+        query, key = layer.lin_query(x).view(shape) * scale, layer.lin_key(x).view(shape)
+        weight = ops.edge_softmax(graph, ops.u_dot_v(graph, key, query))
+        summed = ops.u_mul_e_sum(graph, layer.lin_value(x).view(shape), weight)
+        out: Tensor = summed.flatten(1) + layer.lin_skip(x)
+        return out
+
+    return forward
+
+
 def _operators_gcn(layer: Any, problem: Problem) -> Callable[[Tensor], Tensor]:
     aggregate = _scaled_sum(problem)
     if problem.width_in > problem.width_out:
@@ -221,6 +292,8 @@ _STOCK: dict[str, Callable[[Any, Problem], Runner]] = {
     "gin": _stock_gin,
     "sgc": _stock_sgc,
     "tag": _stock_tag,
+    "gat": _stock_gat,
+    "gatv2": _stock_gatv2,
 }
 _OPERATORS: dict[str, Callable[[Any, Problem], Callable[[Tensor], Tensor]]] = {
     "gcn": _operators_gcn,
@@ -228,4 +301,5 @@ _OPERATORS: dict[str, Callable[[Any, Problem], Callable[[Tensor], Tensor]]] = {
     "sage-max": _operators_sage_max,
     "sgc": _operators_sgc,
     "tag": _operators_tag,
+    "transformer": _operators_transformer,
 }

@@ -18,12 +18,15 @@ def compiled(problem: Problem, mode: str) -> Runner:
     """plait.compile of the layer.
 
     The features in `data` are a stand-in of the input's shape that wants a gradient, as a hidden activation
-    does: nothing may be multiplied beforehand because the input is thought to be constant.
+    does: nothing may be multiplied beforehand because the input is thought to be constant. A layer that
+    takes more than x and edges is planned at its first call, as everything is checked before it is timed.
     """
     if not hasattr(plait, "compile"):
         raise Unavailable("this checkout has no plait.compile yet")
-    stand_in = torch.zeros_like(problem.x).requires_grad_()
-    data = Data(x=stand_in, edge_index=problem.edge_index, num_nodes=problem.num_nodes)
+    arguments = (problem.edge_index, *problem.extra)
+    data = None
+    if not problem.extra:
+        stand_in = torch.zeros_like(problem.x).requires_grad_()
+        data = Data(x=stand_in, edge_index=problem.edge_index, num_nodes=problem.num_nodes)
     layer = plait.compile(copy.deepcopy(problem.layer), data, mode=mode)
-    edge_index = problem.edge_index
-    return Runner(lambda x: layer(x, edge_index), tuple(layer.parameters()), named_gradients(layer))
+    return Runner(lambda x: layer(x, *arguments), tuple(layer.parameters()), named_gradients(layer))

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from plait.bench.cases import ATTENTION, LEARNED
 from plait.bench.peers.runner import Runner, SameAs, Unavailable, named_gradients
 from plait.bench.problem import Problem
 from plait.measure.environment import available_bytes
@@ -25,23 +26,25 @@ def default(problem: Problem, mode: str) -> Runner:
     """The layer as constructed, on edge_index: degrees are counted and edges scaled on every call."""
     _require_memory(problem, mode)
     layer = copy.deepcopy(problem.layer)
-    edge_index = problem.edge_index
-    return _runner(layer, lambda x: layer(x, edge_index))
+    arguments = (problem.edge_index, *problem.extra)
+    return _runner(layer, lambda x: layer(x, *arguments))
 
 
 def normalised_once(problem: Problem, mode: str) -> Runner:
-    """The layer on edge_index with weights computed beforehand and normalize=False."""
-    if not problem.is_normalised:
+    """The layer on edge_index with weights computed beforehand and normalize=False, or loops added once."""
+    if not problem.is_normalised and not problem.has_own_loops:
         raise SameAs("pyg-default")
     _require_memory(problem, mode)
-    edge_index, weight = problem.normalised
-    layer = _without_norm(problem)
-    return _runner(layer, lambda x: layer(x, edge_index, weight))
+    arguments = _arguments(problem)
+    layer = _prepared_once(problem)
+    return _runner(layer, lambda x: layer(x, *arguments))
 
 
 def csr(problem: Problem, mode: str) -> Runner:
     """The layer on the transposed adjacency as a torch CSR matrix, weights inside."""
-    layer = _without_norm(problem)
+    if problem.kind in (*ATTENTION, *LEARNED):
+        raise Unavailable("messages of its own: gathers every edge on torch CSR too")
+    layer = _prepared_once(problem)
     key = ("csr", problem.is_normalised, problem.kind == "tag")
     matrix = problem.forms.once(key, lambda: csr_matrix(*_weighted(problem), problem.num_nodes))
     return _runner(layer, lambda x: layer(x, matrix))
@@ -49,6 +52,8 @@ def csr(problem: Problem, mode: str) -> Runner:
 
 def cached_edge_index(problem: Problem, mode: str) -> Runner:
     """The layer on a sorted EdgeIndex, caches filled; PyG fuses it only where edges have no weight."""
+    if problem.kind in (*ATTENTION, *LEARNED):
+        raise Unavailable("messages of its own: gathers every edge on EdgeIndex too")
     if problem.is_normalised:
         raise Unavailable("EdgeIndex with edge weights runs as edge_index does")
     if problem.kind == "sage-max" and mode == "training":
@@ -69,12 +74,11 @@ def cached_edge_index(problem: Problem, mode: str) -> Runner:
 
 
 def compiled(problem: Problem, mode: str) -> Runner:
-    """The layer normalised once, under torch.compile; compilation happens before the clock starts."""
+    """The layer normalised or its loops added once, under torch.compile; compiled before the clock starts."""
     _require_memory(problem, mode)
     torch._dynamo.reset()
-    layer = _without_norm(problem)
-    edge_index, weight = _weighted(problem)
-    arguments = (edge_index,) if weight is None else (edge_index, weight)
+    layer = _prepared_once(problem)
+    arguments = _arguments(problem)
     fast: Any = torch.compile(layer)
     return _runner(layer, lambda x: fast(x, *arguments))
 
@@ -107,17 +111,26 @@ class _Simple(nn.Module):
         return out
 
 
+def _arguments(problem: Problem) -> tuple[Tensor, ...]:
+    """What a layer made by _prepared_once takes after x."""
+    if problem.has_own_loops:
+        return (problem.forms.with_loops(),)
+    return problem.normalised if problem.is_normalised else (problem.edge_index, *problem.extra)
+
+
 def _weighted(problem: Problem) -> tuple[Tensor, Tensor | None]:
     return problem.normalised if problem.is_normalised else (problem.edge_index, None)
 
 
-def _without_norm(problem: Problem) -> nn.Module:
-    """A copy of the layer that trusts the weights it is given."""
+def _prepared_once(problem: Problem) -> nn.Module:
+    """A copy of the layer that trusts the weights and loops it is given."""
     layer: Any = copy.deepcopy(problem.layer)
     if problem.kind == "sgc":
         return _Simple(layer)
     if problem.is_normalised:
         layer.normalize = False
+    if problem.has_own_loops:
+        layer.add_self_loops = False
     return layer  # type: ignore[no-any-return]
 
 
