@@ -1,0 +1,258 @@
+"""Gated sums over edges on the CPU: act(near[i] + far[j]) * value[j], without a row per edge.
+
+Forward goes over targets and, in training, sums the gate's derivative beside the gate: the gradient of the
+target's part is then grad times that sum, so backward needs one more pass only, over sources. A row is summed
+by one thread in edge order, so the bits do not depend on the number of threads.
+
+kind: sigmoid (value gathered beside far) or relu (no value: the message is the gate itself).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+from llvmlite import ir
+from numba import cfunc, types
+
+from plait.kernels.vector import CodeGen, load_index, load_index_ir, next_piece, tile_intrinsic
+
+__all__ = ["FORWARD", "SOURCES", "forward", "sources"]
+
+# Orders of the words in argument blocks; kernels/gate/__init__.py fills them.
+_EDGES = ("counter", "pieces", "bounds", "indptr", "indices", "last_edge", "width")
+FORWARD = (
+    *_EDGES, "near", "near_row", "far", "far_row", "value", "value_row", "out", "out_row",
+    "slopes", "slopes_row", "addend", "addend_row", "bias",
+)  # fmt: skip
+SOURCES = (
+    *_EDGES, "own", "own_row", "value", "value_row", "near", "near_row", "grad", "grad_row",
+    "far_out", "far_out_row", "value_out", "value_out_row",
+)  # fmt: skip
+
+_AHEAD = 8  # edges
+
+
+def _exp(code: CodeGen, z: Any) -> Any:
+    """e^z for z within +-87 (float64: +-708): 2^n times a Taylor polynomial of the rest, good to 2 ulp."""
+    b, bits = code.builder, code.float_bits
+    degree, magic, bias, shift = {32: (6, 12582912.0, 127, 23), 64: (13, 6755399441055744.0, 1023, 52)}[bits]
+    # ln 2 in two parts, the first with trailing zeros, so that n times it is exact
+    high = {32: 0.693359375, 64: 0.6931471803691238}[bits]
+    low = math.log(2) - high if bits == 32 else 1.9082149292705877e-10
+    whole = ir.VectorType(ir.IntType(bits), code.lanes)
+    shifted = code.multiply_add(z, code.constant(math.log2(math.e)), code.constant(magic))
+    n = b.fsub(shifted, code.constant(magic))
+    r = code.multiply_add(n, code.constant(-high), z)
+    r = code.multiply_add(n, code.constant(-low), r)
+    result = code.constant(1.0 / math.factorial(degree))
+    for k in range(degree - 1, -1, -1):
+        result = code.multiply_add(result, r, code.constant(1.0 / math.factorial(k)))
+    exponent = b.add(b.bitcast(shifted, whole), ir.Constant(whole, [bias] * code.lanes))
+    power = b.bitcast(b.shl(exponent, ir.Constant(whole, [shift] * code.lanes)), code.vector)
+    return b.fmul(result, power)
+
+
+def _gate(code: CodeGen, kind: str, z: Any) -> tuple[Any, Any]:
+    """(act(z), its derivative)."""
+    b = code.builder
+    zero, one = code.constant(0.0), code.constant(1.0)
+    if kind == "relu":
+        is_up = b.fcmp_ordered(">", z, zero)
+        # maximum, not select: NaN stays NaN, as in torch
+        return code.extremum("max", z, zero), b.select(is_up, one, zero)
+    edge = {32: 87.0, 64: 708.0}[code.float_bits]
+    bounded = code.extremum(
+        "max", code.extremum("min", b.fsub(zero, z), code.constant(edge)), code.constant(-edge)
+    )
+    t = _exp(code, bounded)
+    s = b.fdiv(one, b.fadd(one, t))
+    return s, b.fmul(s, b.fmul(s, t))  # 1 - s = s t, without the cancellation
+
+
+def _ask(code: CodeGen, rows: list[tuple[Any, Any]], index: Any, i: Any, last: Any) -> None:
+    """Ask for the rows some edges ahead; past the row's end lie the edges of the rows that come next."""
+    b = code.builder
+    ahead = b.add(i, code.word(_AHEAD))
+    j = index(b.select(b.icmp_signed("<", ahead, last), ahead, last))
+    for base, stride in rows:
+        code.prefetch(b.add(base, b.mul(j, stride)), code.lanes * code.float_bits // 8)
+
+
+def _forward_tile(float_bits: int, index_bits: int, kind: str, mode: str, lanes: int, is_masked: bool) -> Any:
+    """One tile of one target's row; mode: sum, both (and the derivative's sum) or slopes (that one alone)."""
+
+    def body(base: CodeGen, args: list[Any]) -> None:
+        code = base.of(lanes)
+        b = code.builder
+        near, far, far_row, value, value_row, indices, start, end, last, out, slopes, addend, bias, count = (
+            args
+        )
+        mask = code.mask(count) if is_masked else None
+        index = load_index_ir(code, indices, index_bits)
+        own, zero = code.load(near, mask), code.constant(0.0)
+        has_value = kind == "sigmoid"
+        gathered = [(far, far_row), *([(value, value_row)] if has_value else [])]
+
+        def step(i: Any, sums: list[Any]) -> list[Any]:
+            j = index(i)
+            _ask(code, gathered, index, i, last)
+            act, slope = _gate(code, kind, b.fadd(own, code.load(b.add(far, b.mul(j, far_row)), mask)))
+            wanted = {"sum": [act], "both": [act, slope], "slopes": [slope]}[mode]
+            if not has_value:
+                return [b.fadd(total, term) for total, term in zip(sums, wanted, strict=True)]
+            worth = code.load(b.add(value, b.mul(j, value_row)), mask)
+            return [code.multiply_add(worth, term, total) for total, term in zip(sums, wanted, strict=True)]
+
+        sums = code.loop(start, end, [zero] * (2 if mode == "both" else 1), step)
+        if mode != "sum":
+            code.store(sums[-1], slopes, mask)
+        if mode == "slopes":
+            return
+        total = sums[0]
+        total = code.either(code.is_given(addend), functools.partial(_plus, code, total, addend, mask), total)
+        total = code.either(code.is_given(bias), functools.partial(_plus, code, total, bias, mask), total)
+        code.store(total, out, mask)
+
+    return tile_intrinsic(float_bits, 14, 0, body)
+
+
+def _plus(code: CodeGen, total: Any, address: Any, mask: Any) -> Any:
+    return code.builder.fadd(total, code.load(address, mask))
+
+
+def _source_tile(float_bits: int, index_bits: int, kind: str, lanes: int, is_masked: bool) -> Any:
+    """One tile of one source's row: far_out = value * sum of grad act', value_out = sum of grad act."""
+
+    def body(base: CodeGen, args: list[Any]) -> None:
+        code = base.of(lanes)
+        b = code.builder
+        own, value, near, near_row, grad, grad_row, indices, start, end, last, far_out, value_out, count = (
+            args
+        )
+        mask = code.mask(count) if is_masked else None
+        index = load_index_ir(code, indices, index_bits)
+        mine, zero = code.load(own, mask), code.constant(0.0)
+        has_value = kind == "sigmoid"
+
+        def step(i: Any, sums: list[Any]) -> list[Any]:
+            j = index(i)
+            _ask(code, [(near, near_row), (grad, grad_row)], index, i, last)
+            act, slope = _gate(code, kind, b.fadd(mine, code.load(b.add(near, b.mul(j, near_row)), mask)))
+            g = code.load(b.add(grad, b.mul(j, grad_row)), mask)
+            terms = [slope, act] if has_value else [slope]
+            return [code.multiply_add(g, term, total) for total, term in zip(sums, terms, strict=True)]
+
+        sums = code.loop(start, end, [zero] * (2 if has_value else 1), step)
+        if has_value:
+            code.store(b.fmul(code.load(value, mask), sums[0]), far_out, mask)
+            code.store(sums[1], value_out, mask)
+        else:
+            code.store(sums[0], far_out, mask)
+
+    return tile_intrinsic(float_bits, 13, 0, body)
+
+
+def _lanes(float_bits: int) -> int:
+    """Columns of a whole tile: four vector registers of 512 bits."""
+    return 2048 // float_bits
+
+
+@functools.cache
+def forward(float_bits: int, index_bits: int, kind: str, mode: str) -> Any:
+    """out[i] = sum of act(near[i] + far[j]) * value[j] + addend[i] + bias; slopes[i] with act'."""
+    wide = _lanes(float_bits)
+    narrow = wide // 4
+    tile_wide = _forward_tile(float_bits, index_bits, kind, mode, wide, False)
+    tile_narrow = _forward_tile(float_bits, index_bits, kind, mode, narrow, False)
+    tile_rest = _forward_tile(float_bits, index_bits, kind, mode, narrow, True)
+    index, bound = load_index(index_bits), load_index(64)
+    size = float_bits // 8
+
+    @cfunc(types.void(types.CPointer(types.int64)))
+    def run(a):  # type: ignore[no-untyped-def]
+        counter, pieces, bounds, indptr, indices, last, width = a[0], a[1], a[2], a[3], a[4], a[5], a[6]
+        near, near_row, far, far_row, value, value_row = a[7], a[8], a[9], a[10], a[11], a[12]
+        out, out_row, slopes, slopes_row, addend, addend_row, bias = (
+            a[13],
+            a[14],
+            a[15],
+            a[16],
+            a[17],
+            a[18],
+            a[19],
+        )
+        while True:
+            piece = next_piece(counter)
+            if piece >= pieces:
+                break
+            for i in range(bound(bounds, piece), bound(bounds, piece + 1)):
+                start, end = index(indptr, i), index(indptr, i + 1)
+                n, to, d = near + i * near_row, out + i * out_row, slopes + i * slopes_row
+                c = 0
+                while c < width:
+                    o = c * size
+                    p = addend + i * addend_row + o if addend != 0 else 0
+                    q = bias + o if bias != 0 else 0
+                    rest = width - c
+                    if rest >= wide:
+                        tile_wide(n + o, far + o, far_row, value + o, value_row, indices, start, end, last,
+                                  to + o, d + o, p, q, 0)  # fmt: skip
+                        c += wide
+                    elif rest >= narrow:
+                        tile_narrow(n + o, far + o, far_row, value + o, value_row, indices, start, end, last,
+                                    to + o, d + o, p, q, 0)  # fmt: skip
+                        c += narrow
+                    else:
+                        tile_rest(n + o, far + o, far_row, value + o, value_row, indices, start, end, last,
+                                  to + o, d + o, p, q, rest)  # fmt: skip
+                        c += narrow
+
+    return run
+
+
+@functools.cache
+def sources(float_bits: int, index_bits: int, kind: str) -> Any:
+    """Gradients seen from the sources, on the transpose: of far and, where there is one, of value."""
+    wide = _lanes(float_bits)
+    narrow = wide // 4
+    tile_wide = _source_tile(float_bits, index_bits, kind, wide, False)
+    tile_narrow = _source_tile(float_bits, index_bits, kind, narrow, False)
+    tile_rest = _source_tile(float_bits, index_bits, kind, narrow, True)
+    index, bound = load_index(index_bits), load_index(64)
+    size = float_bits // 8
+
+    @cfunc(types.void(types.CPointer(types.int64)))
+    def run(a):  # type: ignore[no-untyped-def]
+        counter, pieces, bounds, indptr, indices, last, width = a[0], a[1], a[2], a[3], a[4], a[5], a[6]
+        own, own_row, value, value_row, near, near_row, grad, grad_row = (
+            a[7], a[8], a[9], a[10], a[11], a[12], a[13], a[14]
+        )  # fmt: skip
+        far_out, far_out_row, value_out, value_out_row = a[15], a[16], a[17], a[18]
+        while True:
+            piece = next_piece(counter)
+            if piece >= pieces:
+                break
+            for j in range(bound(bounds, piece), bound(bounds, piece + 1)):
+                start, end = index(indptr, j), index(indptr, j + 1)
+                m, v = own + j * own_row, value + j * value_row
+                f, w = far_out + j * far_out_row, value_out + j * value_out_row
+                c = 0
+                while c < width:
+                    o = c * size
+                    rest = width - c
+                    if rest >= wide:
+                        tile_wide(m + o, v + o, near + o, near_row, grad + o, grad_row, indices, start, end,
+                                  last, f + o, w + o, 0)  # fmt: skip
+                        c += wide
+                    elif rest >= narrow:
+                        tile_narrow(m + o, v + o, near + o, near_row, grad + o, grad_row, indices, start, end,
+                                    last, f + o, w + o, 0)  # fmt: skip
+                        c += narrow
+                    else:
+                        tile_rest(m + o, v + o, near + o, near_row, grad + o, grad_row, indices, start, end,
+                                  last, f + o, w + o, rest)  # fmt: skip
+                        c += narrow
+
+    return run

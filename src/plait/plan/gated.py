@@ -1,0 +1,96 @@
+"""Plans of gated layers (ResGatedGraphConv): one projection, one pass over edges, what backward keeps.
+
+keep       the forward pass also sums the gate's derivative, nodes x width: backward is one pass, over sources
+recompute  nothing more is kept; backward goes over targets too
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from plait.cost.machine import MachineProfile
+from plait.cost.work import Matrix
+from plait.plan.fused import FusedCandidate, FusedPlan, FusedStep, choose_among
+from plait.plan.passes import Steps
+
+__all__ = ["GatedProblem", "candidates", "choose"]
+
+# What a sigmoid and its products cost beside gathering a column; from a few timings, not fitted.
+_SIGMOID = 3.0
+_DERIVATIVE = 0.4
+
+
+@dataclass(frozen=True)
+class GatedProblem:
+    """One gated layer on one graph, in numbers."""
+
+    layer: str
+    matrix: Matrix
+    inner: int
+    width: int
+    has_skip: bool
+    machine: MachineProfile
+    is_training: bool = True
+    wants_input_grad: bool = True
+    float_bytes: int = 4
+    threads: int | None = None
+    memory_limit: int | None = None
+
+
+def _steps(p: GatedProblem, is_kept: bool) -> list[FusedStep]:
+    steps = Steps(p.machine, p.float_bytes, p.threads)
+    rows, total = p.matrix.columns, (4 if p.has_skip else 3) * p.width
+    steps.gemm(f"project -> {rows}x{total}", "fwd", rows, p.inner, total)
+    more = _DERIVATIVE if p.is_training and is_kept else 0.0
+    steps.gather(
+        "gate and sum, gathers Q and V", "fwd", p.matrix, 2 * p.width, operations=_SIGMOID / 2 + more
+    )
+    if not p.is_training:
+        return steps.made
+    turned = p.matrix.transposed()
+    if not is_kept:
+        steps.gather("gradient of K, gathers Q and V", "bwd", p.matrix, 2 * p.width, operations=_SIGMOID / 2)
+    steps.stream("gradient of K", "bwd", p.matrix.rows, p.width, 2)
+    steps.gather(
+        "gradients of Q and V, gathers K and the gradient", "bwd", turned, 2 * p.width,
+        operations=_SIGMOID / 2 + _DERIVATIVE, because="gates are recomputed",
+    )  # fmt: skip
+    if p.wants_input_grad:
+        steps.gemm("input gradient", "bwd", rows, total, p.inner)
+    steps.gemm("weight gradient", "bwd", rows, p.inner, total, is_transposed=True)
+    return steps.made
+
+
+def _peak_bytes(p: GatedProblem, is_kept: bool) -> int:
+    rows, total = p.matrix.columns, (4 if p.has_skip else 3) * p.width
+    held = rows * total + p.matrix.rows * p.width
+    if p.is_training:
+        held += rows * total + rows * p.inner + (p.matrix.rows * p.width if is_kept else 0)
+    return held * p.float_bytes
+
+
+def candidates(p: GatedProblem) -> list[FusedCandidate]:
+    """Every legal way to compute the layer."""
+    text = "X S + Σ σ(X K + X Q) ⊙ (X V)" if p.has_skip else "Σ σ(X K + X Q) ⊙ (X V)"
+    named = {"keep": "sums of σ' kept", "recompute": "σ' recomputed"} if p.is_training else {"infer": ""}
+    because = {
+        "keep": f"{p.width} numbers a node kept from forward save a pass over {p.matrix.edges} edges",
+        "recompute": "nothing beside the projected rows is kept",
+        "infer": "one projection serves gate, value and skip; nothing of edges x width exists",
+    }
+    return [
+        FusedCandidate(
+            name, f"{text}, {words}" if words else text, tuple(_steps(p, name == "keep")),
+            _peak_bytes(p, name == "keep"), because[name],
+        )
+        for name, words in named.items()
+    ]  # fmt: skip
+
+
+def choose(p: GatedProblem) -> FusedPlan:
+    """The cheapest candidate that fits the memory limit, with the losers and their prices."""
+    sizes = {"N": p.matrix.rows, "E": p.matrix.edges, "K1": p.inner, "K2": p.width}
+    return choose_among(
+        candidates(p), layer=p.layer, kind="gated", sizes=sizes, machine=p.machine,
+        is_training=p.is_training, memory_limit=p.memory_limit,
+    )  # fmt: skip

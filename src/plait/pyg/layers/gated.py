@@ -1,0 +1,101 @@
+"""ResGatedGraphConv: gates over edges from one projection of the nodes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.nn import ResGatedGraphConv
+from torch_geometric.nn.aggr import SumAggregation
+
+from plait.kernels import launch
+from plait.plan.fused import FusedPlan
+from plait.plan.gated import GatedProblem, choose
+from plait.pyg.layers.base import has_hooks, not_plain
+from plait.pyg.layers.fused import (
+    Run,
+    cost_matrix,
+    edges_of,
+    fused,
+    is_training,
+    planned,
+    refused_edges,
+    refused_features,
+)
+from plait.runtime.gated import GatedRun, gated_sum
+from plait.runtime.project import project
+from plait.runtime.session import Edges, machine_in_use
+
+__all__ = ["prepare"]
+
+
+@fused(ResGatedGraphConv)
+def prepare(module: Any, given: Mapping[str, Any]) -> Run | str:
+    """The call made ready to run, or why it runs in PyG."""
+    x, edge_index = given["x"], given["edge_index"]
+    parts = (
+        [x, x] if isinstance(x, Tensor) else list(x) if isinstance(x, tuple | list) and len(x) == 2 else []
+    )
+    if not parts or not all(isinstance(part, Tensor) for part in parts):
+        return ": x is not a tensor or a pair of tensors"
+    reason = refused_edges(edge_index) or refused_features(module, *parts) or _refused(module, parts, given)
+    if reason is not None:
+        return reason
+    is_pair = not isinstance(x, Tensor)
+    edges = edges_of(module, edge_index, parts[1].shape[0], parts[0].shape[0])
+    return functools.partial(_run, module, edges, parts[0], parts[1] if is_pair else None)
+
+
+def _refused(module: Any, parts: list[Tensor], given: Mapping[str, Any]) -> str | None:
+    if any(part.dim() != 2 for part in parts):
+        return ": x is not [nodes, width]"
+    if module.edge_dim is not None or given.get("edge_attr") is not None:
+        return ": edge features in the gates are not lowered"
+    if module.act is not torch.sigmoid and (type(module.act) is not nn.Sigmoid or has_hooks(module.act)):
+        return f"(act={module.act}): only sigmoid gates are lowered"
+    if type(module.aggr_module) is not SumAggregation:
+        return f"(aggr={module.aggr!r}): gates are lowered with sums only"
+    if parts[0] is not parts[1] and module.flow != "source_to_target":
+        return f"(flow={module.flow!r}): pairs of features are lowered source_to_target only"
+    names = ["lin_key", "lin_query", "lin_value", *(["lin_skip"] if module.root_weight else [])]
+    stop = not_plain(module, *names)
+    return None if stop is None else stop.reason.removeprefix(type(module).__name__)
+
+
+def _run(module: Any, edges: Edges, source: Tensor, target: Tensor | None) -> Tensor:
+    buffers = module._plait_session.buffers
+    plan = _plan(module, edges, source, target)
+    far = [module.lin_query, module.lin_value]
+    near = [module.lin_key, *([module.lin_skip] if module.root_weight else [])]
+    if target is None:
+        z, t = project(buffers, source, *_side_by_side(far + near)), None
+    else:
+        z = project(buffers, source, *_side_by_side(far))
+        t = project(buffers, target, *_side_by_side(near))
+    run = GatedRun(edges.orders, buffers, module.out_channels, module.root_weight, plan.choice == "keep")
+    return gated_sum(run, z, t, module.bias)
+
+
+def _side_by_side(linears: list[Any]) -> tuple[Tensor, Tensor]:
+    """Weights [in, sum of outs] and biases of linear maps of one input; the skip has no bias."""
+    biases = [m.weight.new_zeros(m.weight.shape[0]) if m.bias is None else m.bias for m in linears]
+    return torch.cat([m.weight for m in linears]).t(), torch.cat(biases)
+
+
+def _plan(module: Any, edges: Edges, source: Tensor, target: Tensor | None) -> FusedPlan:
+    training, wants_input = is_training(module, source, target), source.requires_grad
+
+    def make() -> FusedPlan:
+        return choose(
+            GatedProblem(
+                layer=module._plait_name, matrix=cost_matrix(edges), inner=source.shape[1],
+                width=module.out_channels, has_skip=bool(module.root_weight), machine=machine_in_use(),
+                is_training=training, wants_input_grad=wants_input, float_bytes=source.element_size(),
+                threads=launch.num_threads(), memory_limit=module._plait_session.options.memory_limit,
+            )
+        )  # fmt: skip
+
+    return planned(module, edges, (source.shape, source.dtype, training, wants_input), make)

@@ -1,0 +1,83 @@
+"""ResGatedGraphConv compiled against PyG: outputs, gradients, options, and what stays in PyG."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch_geometric.nn import ResGatedGraphConv
+
+import plait
+from plait.cost.machine import default_profile
+from plait.cost.work import Matrix, Uniform
+from plait.plan.gated import GatedProblem, choose
+from tests.parity.harness import agree
+from tests.parity.test_attention import WIDTH, N, drawn, edges, features
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"root_weight": False}, {"bias": False}, {"act": torch.sigmoid}], ids=str
+)
+def test_answers_like_pyg(options: dict[str, Any]) -> None:
+    agree(drawn(ResGatedGraphConv(WIDTH, 5, **options)), features(), edges(), calls=2)
+
+
+@pytest.mark.parametrize(("inner", "width"), [(1, 1), (7, 33), (40, 70)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_odd_widths_in_both_precisions(inner: int, width: int, dtype: torch.dtype) -> None:
+    agree(drawn(ResGatedGraphConv(inner, width), dtype), features(width=inner, dtype=dtype), edges())
+
+
+def test_pairs_of_features() -> None:
+    given = torch.stack([torch.randint(0, 30, (200,)), torch.randint(0, N, (200,))])
+    agree(drawn(ResGatedGraphConv((WIDTH, 7), 5)), (features(30), features(N, 7)), given)
+
+
+def test_a_hub_of_a_thousand_edges_and_no_edges_at_all() -> None:
+    hub = torch.stack([torch.randint(0, N, (1000,)), torch.zeros(1000, dtype=torch.int64)])
+    agree(drawn(ResGatedGraphConv(WIDTH, 5)), features(), hub)
+    agree(drawn(ResGatedGraphConv(WIDTH, 5)), features(), hub[:, :0])
+
+
+def test_target_to_source_and_inputs_without_gradients() -> None:
+    module = drawn(ResGatedGraphConv(WIDTH, 5, flow="target_to_source"))
+    agree(module, features(), edges(), wants_grad=False)
+
+
+@pytest.mark.parametrize("choice", ["keep", "recompute"])
+def test_every_candidate_computes_the_same(choice: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from plait.plan import gated as plan
+
+    found = plan.candidates
+    monkeypatch.setattr(plan, "candidates", lambda p: [c for c in found(p) if c.name == choice])
+    compiled = agree(drawn(ResGatedGraphConv(WIDTH, 5)), features(), edges())
+    assert compiled.plan.layers[0].choice == choice
+
+
+def test_inference_equals_pyg_and_plans_one_pass() -> None:
+    module = drawn(ResGatedGraphConv(WIDTH, 5)).requires_grad_(False)
+    compiled = agree(module, features(), edges(), wants_grad=False)
+    assert compiled.plan.layers[0].choice == "infer"
+
+
+@pytest.mark.parametrize("options", [{"act": torch.tanh}, {"aggr": "max"}], ids=str)
+def test_what_is_not_lowered_runs_in_pyg_and_says_why(options: dict[str, Any]) -> None:
+    compiled = agree(drawn(ResGatedGraphConv(WIDTH, 5, **options)), features(), edges(), must_plan=False)
+    assert "lowered" in str(compiled.plan.not_planned)
+    with_edges = plait.compile(ResGatedGraphConv(WIDTH, 5, edge_dim=2))
+    assert with_edges(features(), edges(), torch.randn(edges().shape[1], 2)).shape == (N, 5)
+    assert "edge features" in str(with_edges.plan.not_planned)
+
+
+def problem(limit: int | None = None) -> GatedProblem:
+    rows, count = 50000, 2000000
+    matrix = Matrix(rows, rows, count, True, Uniform(rows), Uniform(rows))
+    return GatedProblem("layer", matrix, 64, 64, True, default_profile(), memory_limit=limit)
+
+
+def test_slopes_are_kept_unless_memory_is_short() -> None:
+    plan = choose(problem())
+    assert plan.choice == "keep"
+    assert choose(problem(plan.peak_bytes - 1)).choice == "recompute"
+    assert max(map(len, plan.lines())) <= 100
