@@ -32,6 +32,7 @@ from plait.runtime import executor
 from plait.runtime.buffers import Buffers
 from plait.runtime.constants import Constants, SparseValue, from_dense
 from plait.runtime.forms import USUAL, Forms, adopt
+from plait.runtime.lstm import Prefixes
 from plait.runtime.orders import EdgeOrders
 
 __all__ = ["Edges", "Options", "Session"]
@@ -67,6 +68,11 @@ class Edges:
     def orders(self) -> EdgeOrders:
         """The edges by target and by source."""
         return EdgeOrders(self.graph)
+
+    @functools.cached_property
+    def prefixes(self) -> Prefixes:
+        """The neighbour lists as recurrent aggregators read them."""
+        return Prefixes(self.graph)
 
     def remember(self, key: Any, run: executor.Run) -> None:
         """Keep a run; the oldest goes when inputs keep changing, and what was hoisted for it with it."""

@@ -6,6 +6,7 @@ from plait.graph.hag.difference import Differences, backward_schedule, differenc
 from plait.graph.hag.duplicates import merge_equal_rows
 from plait.graph.hag.forecast import Forecast, forecast
 from plait.graph.hag.hierarchy import Hag
+from plait.graph.hag.prefix import PrefixLevels, prefix_levels
 from plait.graph.hag.schedule import Schedule, level_schedule, tile_schedule
 from plait.graph.hag.search import search
 
@@ -13,6 +14,7 @@ __all__ = [
     "Differences",
     "Forecast",
     "Hag",
+    "PrefixLevels",
     "Schedule",
     "backward_schedule",
     "difference_rows",
@@ -20,6 +22,7 @@ __all__ = [
     "forecast",
     "level_schedule",
     "merge_equal_rows",
+    "prefix_levels",
     "search",
     "tile_schedule",
 ]

@@ -2,10 +2,12 @@
 
 Every distinct prefix is computed once, which is the fewest steps an ordered aggregator can take. A prefix
 becomes an aggregation node where lists part or end; the elements between two such places are one row.
+Recurrent aggregators run the tree by length instead (`prefix_levels`): all prefixes of k elements at once.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +21,7 @@ from plait.graph.hag.numbering import hierarchy_csr
 if TYPE_CHECKING:
     from plait.graph.csr import Graph
 
-__all__ = ["share_prefixes"]
+__all__ = ["PrefixLevels", "prefix_levels", "share_prefixes"]
 
 Ints = NDArray[Any]
 
@@ -55,6 +57,107 @@ def share_prefixes(graph: Graph, capacity: int, max_depth: int) -> Hag:
         graph.num_edges,
         graph.fingerprint,
     )
+
+
+@dataclass(frozen=True, eq=False)
+class PrefixLevels:
+    """The distinct prefixes of all lists by length, every list padded at its end to the longest one's length.
+
+    The prefixes of length k + 1 are start[k] : start[k + 1]. Prefix p extends prefix parent[p] (counted from
+    the first of that length) by column[p]; num_sources stands for the padding. Row v's whole list is prefix
+    last[v] of the longest length.
+    """
+
+    num_nodes: int
+    num_sources: int
+    start: Ints  # int64 [length + 1]
+    parent: Ints  # int32 [num_steps]
+    column: Ints  # int32 [num_steps]
+    last: Ints  # int64 [num_nodes]
+
+    @property
+    def length(self) -> int:
+        """Elements of the longest list."""
+        return int(self.start.size - 1)
+
+    @property
+    def num_steps(self) -> int:
+        """Elements taken in when every distinct prefix is computed once."""
+        return int(self.start[-1])
+
+    @property
+    def plain_steps(self) -> int:
+        """Elements taken in when every row is run alone."""
+        return self.num_nodes * self.length
+
+
+def prefix_levels(graph: Graph) -> PrefixLevels:
+    """The distinct prefixes of the neighbour lists, in the order of the caller's edges, by length."""
+    indptr, indices = graph.indptr.astype(np.int64), sequence_indices(graph)
+    length = int(np.diff(indptr).max(initial=0))
+    order = _sorted_rows(indptr, indices)
+    common = _common_with_previous(order, indptr, indices, length)
+    # a row begins a prefix of its own at every length beyond what it shares with the row before
+    count = np.cumsum(np.bincount(common, minlength=length + 1)[:length])
+    start = np.zeros(length + 1, np.int64)
+    np.cumsum(count, out=start[1:])
+    parent, column = np.empty(int(start[-1]), np.int32), np.empty(int(start[-1]), np.int32)
+    _fill_levels(order, indptr, indices, common, graph.num_sources, start, parent, column)
+    last = np.empty(graph.num_nodes, np.int64)
+    last[order] = np.cumsum(common < length) - 1
+    return PrefixLevels(graph.num_nodes, graph.num_sources, start, parent, column, last)
+
+
+@compiled
+def _common_with_previous(order: Ints, indptr: Ints, indices: Ints, length: int) -> Ints:
+    """Elements every row shares with the one before it; `length` where the lists are equal, padding too."""
+    common = np.zeros(order.size, np.int64)
+    for i in range(1, order.size):
+        one, other = order[i - 1], order[i]
+        shared = _common_prefix(indptr, indices, one, other)
+        is_equal = shared == indptr[one + 1] - indptr[one] and shared == indptr[other + 1] - indptr[other]
+        common[i] = length if is_equal else shared
+    return common
+
+
+@compiled
+def _fill_levels(
+    order: Ints,
+    indptr: Ints,
+    indices: Ints,
+    common: Ints,
+    padding: int,
+    start: Ints,
+    parent: Ints,
+    column: Ints,
+) -> None:
+    """Length after length: the rows that begin prefixes so far, and those that part from their neighbour."""
+    by_common = np.argsort(common, kind="mergesort")  # stable: rows of one length ascend
+    rows = np.empty(order.size, np.int64)
+    size = 0
+    at = 0
+    for k in range(start.size - 1):
+        end = at
+        while end < by_common.size and common[by_common[end]] == k:
+            end += 1
+        # merged from the back, in place; parents are counted among the rows of the length before
+        old, new, place = size - 1, end - 1, size + (end - at) - 1
+        size += end - at
+        while place >= 0:
+            if new >= at and (old < 0 or by_common[new] > rows[old]):
+                rows[place] = by_common[new]
+                parent[start[k] + place] = old
+                new -= 1
+            else:
+                rows[place] = rows[old]
+                parent[start[k] + place] = old
+                old -= 1
+            place -= 1
+        at = end
+        for p in range(size):
+            row = order[rows[p]]
+            is_inside = k < indptr[row + 1] - indptr[row]
+            column[start[k] + p] = indices[indptr[row] + k] if is_inside else padding
 
 
 def _chosen(depth: Ints, parent: Ints, row_parent: Ints, capacity: int, max_depth: int) -> Ints:

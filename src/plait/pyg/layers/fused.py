@@ -38,16 +38,19 @@ __all__ = [
 
 Run = Callable[[], Any]
 Prepare = Callable[[Any, Mapping[str, Any]], "Run | str"]
-"""(module, forward's arguments by name) -> the call ready to run, or ": why not" to follow the layer's name."""
+"""(module, arguments by name) -> the call ready to run, or ": why not" to follow the layer's name."""
 
 FUSED: dict[type[nn.Module], Prepare] = {}
+_ONLY: dict[type[nn.Module], Callable[[Any], bool]] = {}
 
 
-def fused(layer: type[nn.Module]) -> Callable[[Prepare], Prepare]:
-    """Registers a layer class with passes of its own."""
+def fused(layer: type[nn.Module], only: Callable[[Any], bool] | None = None) -> Callable[[Prepare], Prepare]:
+    """Registers a layer class with passes of its own; `only` picks its modules where the rest have a rule."""
 
     def register(prepare: Prepare) -> Prepare:
         FUSED[layer] = prepare
+        if only is not None:
+            _ONLY[layer] = only
         return prepare
 
     return register
@@ -55,7 +58,8 @@ def fused(layer: type[nn.Module]) -> Callable[[Prepare], Prepare]:
 
 def layer_of(module: nn.Module) -> type[nn.Module] | None:
     """The registered class this module is an instance of, or None."""
-    return next((cls for cls in type(module).__mro__ if cls in FUSED), None)
+    found = next((cls for cls in type(module).__mro__ if cls in FUSED), None)
+    return None if found is None or (found in _ONLY and not _ONLY[found](module)) else found
 
 
 def refused_edges(edge_index: Any) -> str | None:
