@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from plait.measure.device import clock_of, flusher, free_bytes, peak_bytes, stream_bytes_per_s
 from plait.measure.environment import BusyElsewhere, environment
 from plait.measure.memory import StepPeak, peak_process_bytes, peak_tensor_bytes, step_peak
 from plait.measure.progress import Meter, progress
@@ -16,13 +17,18 @@ __all__ = [
     "StepPeak",
     "Timing",
     "append",
+    "clock_of",
     "environment",
+    "flusher",
+    "free_bytes",
+    "peak_bytes",
     "peak_process_bytes",
     "peak_tensor_bytes",
     "progress",
     "read",
     "speedup",
     "step_peak",
+    "stream_bytes_per_s",
     "time_calls",
     "wall_clock",
     "write",

@@ -1,0 +1,1 @@
+"""plait bench ops: single operations of graph networks, checked against float64, then timed side by side."""

@@ -1,0 +1,333 @@
+"""Runs cases: draws, checks every variant against float64, times the right ones side by side, records all."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plait.bench.ops.case import Case, group_of, with_graph_sizes
+from plait.bench.ops.catalogue import find
+from plait.bench.ops.inputs import Draw, Inputs
+from plait.bench.ops.operation import Operation, Unsupported, Variant, worst_difference
+from plait.errors import InputError, PlaitError
+from plait.measure import (
+    BusyElsewhere,
+    Record,
+    append,
+    clock_of,
+    environment,
+    flusher,
+    free_bytes,
+    peak_bytes,
+    read,
+    stream_bytes_per_s,
+    time_calls,
+)
+
+__all__ = ["KIND", "TOLERANCE", "Bout", "Options", "left", "measure", "require_memory", "run"]
+
+KIND = "op"
+# Largest difference as a share of the largest magnitude. Sums of a thousand float32 in another order stay
+# below 1e-5; half precision keeps 11 (bfloat16: 8) bits of each intermediate.
+TOLERANCE = {"float64": 1e-10, "float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
+_ROOM = 0.8  # of the free memory
+
+Call = Callable[[], Any]
+# Cases whose variants are timed together, in interleaved rounds.
+Bout = tuple[Case, ...]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How cases are run. `stream` is the copy bandwidth by device, measured once per run."""
+
+    budget_seconds: float = 0.5
+    warmup: int = 2
+    repeats: int | None = None
+    variants: Sequence[str] | None = None
+    is_cold: bool = False
+    memory: bool = True
+    output: Path | None = None
+    resume: bool = False
+    environment: Mapping[str, object] = field(default_factory=environment)
+    stream: dict[str, float] = field(default_factory=dict)
+
+
+def run(
+    bouts: Sequence[Bout], options: Options, watch: Callable[[list[Record]], None] = lambda records: None
+) -> list[Record]:
+    """The records of all bouts, one per case and variant; handed to `watch` and written bout by bout."""
+    groups = {group_of(_settled(bout)) for bout in bouts}
+    records = [record for record in _finished(options) if record.result.get("group") in groups]
+    for bout in left(bouts, options):
+        found = measure(bout, options)
+        if options.output is not None:
+            for record in found:
+                append(options.output, record)
+        records += found
+        watch(found)
+    return records
+
+
+def left(bouts: Sequence[Bout], options: Options) -> list[Bout]:
+    """The bouts still to be measured: each once, less those a resumed run already has."""
+    done = {str(record.result.get("group")) for record in _finished(options)}
+    todo: dict[str, Bout] = {}
+    for bout in map(_settled, bouts):
+        if group_of(bout) not in done:
+            todo.setdefault(group_of(bout), bout)
+    return list(todo.values())
+
+
+def _settled(bout: Bout) -> Bout:
+    """The cases with the number of threads they will have, which is part of what they are."""
+    return tuple(
+        replace(case, threads=torch.get_num_threads())
+        if case.device == "cpu" and case.threads is None
+        else case
+        for case in bout
+    )
+
+
+def _finished(options: Options) -> list[Record]:
+    if not options.resume or options.output is None or not options.output.exists():
+        return []
+    return [record for record in read(options.output) if record.kind == KIND]
+
+
+def require_memory(case: Case) -> None:
+    """Refuses a case that does not fit, with what it needs and the largest that fits."""
+    free = free_bytes(case.device)
+    needed = find(case.op).bytes_needed(case)
+    if free is None or needed <= _ROOM * free:
+        return
+    name, most = _largest(case, _ROOM * free)
+    fits = f"the largest that fits has about {most:.2g} {name}" if most else "no size of it fits"
+    raise InputError(
+        f"{case.op}: this size needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free; {fits}"
+    )
+
+
+def _largest(case: Case, room: float) -> tuple[str, int]:
+    """The size to shrink and its largest value that fits, by halving the interval."""
+    operation = find(case.op)
+    name = "nodes" if case.sparsity is not None or case.edges is None else "edges"
+
+    def scaled(value: int) -> Case:
+        if name == "edges":
+            share = value / case.size("edges")
+            return replace(case, edges=value, nodes=max(1, round(case.size("nodes") * share)))
+        edges = None if case.sparsity is None else max(1, round(value * value * (1.0 - case.sparsity)))
+        return replace(case, nodes=value, edges=edges)
+
+    low, high = 0, case.size(name)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if operation.bytes_needed(scaled(middle)) <= room:
+            low = middle
+        else:
+            high = middle - 1
+    return name, low
+
+
+def measure(bout: Bout, options: Options) -> list[Record]:
+    """A record for every variant of every case of a bout, all timed side by side."""
+    bout = _settled(bout)
+    group = group_of(bout)
+    with _threads(bout[0].threads):
+        lanes = [lane for case in bout for lane in _lanes(case, options)]
+        ready = [lane for lane in lanes if lane.call is not None]
+        common: dict[str, object] = {"group": group}
+        if ready:
+            common |= _time(ready, bout[0], options)
+    records = [
+        Record(
+            KIND, lane.case_dict(), {**lane.line, **common, **_rates(lane.line, common)}, options.environment
+        )
+        for lane in lanes
+    ]
+    if bout[0].device == "cuda":
+        del lanes, ready
+        torch.cuda.empty_cache()
+    return records
+
+
+@dataclass(eq=False)
+class _Lane:
+    """One variant of one case on its way: its call when it was right, its line of the record."""
+
+    case: Case
+    variant: str
+    line: dict[str, object]
+    call: Call | None = None
+
+    def case_dict(self) -> dict[str, object]:
+        return {**self.case.to_dict(), "variant": self.variant}
+
+
+def _lanes(case: Case, options: Options) -> list[_Lane]:
+    """The variants of a case, checked; what does not fit or cannot be drawn is a line for each."""
+    operation = find(case.op)
+    chosen = options.variants
+    variants = [v for v in operation.variants if chosen is None or v.name in chosen]
+    try:
+        case = _with_sizes(case)
+        require_memory(case)
+        facts = _work_facts(operation, case)
+        inputs = Inputs(case, operation.draw(case, Draw(case)), operation.leaves)
+        checker = _Checker(operation, inputs)
+    except (PlaitError, ImportError, RuntimeError, MemoryError) as error:
+        why: dict[str, object] = {"status": "unsupported", "reason": _first_line(error)}
+        return [_Lane(case, variant.name, dict(why)) for variant in variants]
+    lanes = []
+    for variant in variants:
+        line, call = _checked(variant, inputs, checker)
+        lanes.append(_Lane(case, variant.name, {**line, **facts}, call))
+    return lanes
+
+
+def _with_sizes(case: Case) -> Case:
+    """The case with the sizes of its graph file."""
+    if case.graph is None:
+        return case
+    from plait.bench.cases import find_graph
+
+    graph = find_graph(case.graph).graph
+    return with_graph_sizes(case, graph.num_nodes, graph.num_edges)
+
+
+def _work_facts(operation: Operation, case: Case) -> dict[str, object]:
+    """Work of the forward pass; a gradient has its own, which is not counted here."""
+    if case.direction != "forward":
+        return {}
+    work = operation.work(case)
+    return {"flops": work.flops, "bytes_least": work.bytes_least, "bytes_most": work.bytes_most}
+
+
+def _time(lanes: Sequence[_Lane], case: Case, options: Options) -> dict[str, object]:
+    """Time and weigh the lanes into their lines; what is common to them is returned."""
+    calls: dict[str, Call] = {str(k): _with_gradients(lane) for k, lane in enumerate(lanes)}
+    with BusyElsewhere() as busy:
+        timings = time_calls(
+            calls,
+            warmup=options.warmup,
+            repeats=options.repeats,
+            budget_seconds=options.budget_seconds,
+            # behind a cold cache only the first call is cold
+            min_sample_seconds=0.0 if options.is_cold else 0.002,
+            before=flusher(case.device) if options.is_cold else None,
+            clock=clock_of(case.device),
+        )
+    for (name, call), lane in zip(calls.items(), lanes, strict=True):
+        lane.line |= {"status": "ok", "seconds": timings[name].to_dict()}
+        if options.memory:
+            lane.line["peak_bytes"] = peak_bytes(call, case.device)
+    if case.device not in options.stream:
+        options.stream[case.device] = stream_bytes_per_s(case.device)
+    return {"stream_bytes_per_s": options.stream[case.device], "busy_elsewhere": busy.share}
+
+
+def _with_gradients(lane: _Lane) -> Call:
+    """The call under the gradient mode of its case: entering it costs a microsecond, in every lane alike."""
+    call, is_on = lane.call, lane.case.direction != "forward"
+    assert call is not None
+    if not is_on:
+        return torch.no_grad()(call)
+    return call
+
+
+class _Checker:
+    """Holds the float64 answer: the output, or the gradients where those are measured."""
+
+    def __init__(self, operation: Operation, inputs: Inputs) -> None:
+        self.operation, self.inputs = operation, inputs
+        self.tolerance = TOLERANCE[inputs.case.dtype or "float32"]
+        self.cotangent: Tensor | None = None
+        self.expected: tuple[Tensor, ...] = ()
+        if operation.reference is None:
+            return
+        wide = inputs.double()
+        with _gradients(inputs.case):
+            out = operation.reference(wide)
+            if inputs.case.direction == "forward":
+                self.expected = operation.answer(out, wide)
+                return
+            generator = torch.Generator(out.device).manual_seed(1)
+            drawn = torch.randn(out.shape, generator=generator, device=out.device)
+            self.cotangent = drawn.to(inputs[operation.leaves[0]].dtype)
+            leaves = [wide[name] for name in operation.leaves]
+            self.expected = torch.autograd.grad(out, leaves, self.cotangent.double())
+
+    def call(self, forward: Call) -> Call:
+        """What is timed: the forward pass, its gradient, or both."""
+        direction = self.inputs.case.direction
+        if direction == "forward":
+            return forward
+        leaves = [self.inputs[name] for name in self.operation.leaves]
+        cotangent = self.cotangent
+        if direction == "step":
+            return lambda: torch.autograd.grad(forward(), leaves, cotangent)
+        out = forward()
+        return lambda: torch.autograd.grad(out, leaves, cotangent, retain_graph=True)
+
+    def error(self, call: Call) -> float:
+        """How far a call's answer is from the expected one."""
+        out = call()
+        if self.operation.check is not None:
+            return self.operation.check(out, self.inputs)
+        if self.inputs.case.direction == "forward":
+            out = self.operation.answer(out, self.inputs)
+        return worst_difference(tuple(out), self.expected)
+
+
+def _checked(variant: Variant, inputs: Inputs, checker: _Checker) -> tuple[dict[str, object], Call | None]:
+    """(line, call): the line says what is wrong or missing, and then there is no call."""
+    try:
+        with _gradients(inputs.case):
+            call = checker.call(variant.prepare(inputs))
+            error = checker.error(call)
+    except ImportError as missing:
+        return {"status": "absent", "reason": _first_line(missing)}, None
+    except Unsupported as why:
+        return {"status": "unsupported", "reason": str(why)}, None
+    except Exception as broken:  # a variant that breaks is its own line, not the run's end
+        return {"status": "unsupported", "reason": f"{type(broken).__name__}: {_first_line(broken)}"}, None
+    if not error <= checker.tolerance:
+        reason = f"differs by {error:.1e} of the largest value from float64"
+        return {"status": "wrong", "error": error, "reason": reason}, None
+    return {"error": error}, call
+
+
+def _rates(line: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str, object]:
+    """Achieved bytes a second, counting each once, and their share of the copy's."""
+    if line.get("status") != "ok" or "bytes_least" not in line:
+        return {}
+    rate = line["bytes_least"] / line["seconds"]["median_seconds"]
+    return {"gbytes_per_s": rate / 1e9, "bandwidth_share": rate / common["stream_bytes_per_s"]}
+
+
+def _gradients(case: Case) -> contextlib.AbstractContextManager[object]:
+    return torch.set_grad_enabled(case.direction != "forward")
+
+
+@contextlib.contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    if count is not None and count != before:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        if torch.get_num_threads() != before:
+            torch.set_num_threads(before)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else type(error).__name__
