@@ -15,6 +15,7 @@ __all__ = [
     "Frame",
     "Scale",
     "decades",
+    "dot",
     "label",
     "padded",
     "path_of",
@@ -40,7 +41,7 @@ class Figure:
 
 
 def tag(element: str, *children: str, **attributes: object) -> str:
-    """One element: attributes are escaped, children are markup; a trailing underscore of a name is dropped."""
+    """One element: attributes are escaped, children are markup; `class_` stands for class."""
     shown = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{html.escape(_plain(value))}"'
         for key, value in attributes.items()
@@ -52,6 +53,15 @@ def tag(element: str, *children: str, **attributes: object) -> str:
 def label(text: str, x: float, y: float, **attributes: object) -> str:
     """Text at a place; grey unless told otherwise."""
     return tag("text", html.escape(text), **({"x": x, "y": y, "fill": "var(--soft)"} | attributes))
+
+
+def dot(
+    x: float, y: float, tip: str, colour: str, is_filled: bool = True, r: float = 4.0, **more: object
+) -> str:
+    """A mark with a tip: filled, or a ring that shows what is below it."""
+    look = {"fill": colour if is_filled else "var(--paper)", "fill_opacity": 0.8 if is_filled else 0.5}
+    ring = {"stroke": colour, "stroke_width": 1.2, "class_": "mark"}
+    return tag("circle", titled(tip), cx=x, cy=y, r=r, **look, **ring, **more)
 
 
 def titled(tip: str) -> str:

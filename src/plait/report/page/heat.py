@@ -67,7 +67,9 @@ def layer_grids(samples: Sequence[Sample]) -> list[Grid]:
             )
             size = {c.samples[0].graph: number(c.samples[0].fields.get("num_edges")) for c in found}
             columns = sorted(size, key=lambda graph: (math.isnan(size[graph]), size[graph], graph))
-            cells = _gathered(found, lambda c: c.samples[0].graph, lambda c: c.samples[0].case)
+            shared = _shared_ending([c.samples[0].case for c in found])
+            caption += f" All of them: {shared}." if shared else ""
+            cells = _gathered(found, lambda c: c.samples[0].graph, _without(shared))
             grids.append(Grid(f"ratio-{noun.split()[-1]}", title, caption, "graph", tuple(columns), cells))
     return grids
 
@@ -75,14 +77,15 @@ def layer_grids(samples: Sequence[Sample]) -> list[Grid]:
 def op_grids(samples: Sequence[Sample]) -> list[Grid]:
     """The map of `bench ops`: operations that plait has, over the number of edges they were given."""
     found = [c for c in contests(s for s in samples if s.kind == "op") if c.own or c.is_own_wrong]
-    sized = [c for c in found if _size(c) > 0]
+    # matrices of chosen density have their own figure: there the dense way wins by design
+    sized = [c for c in found if _size(c) > 0 and c.samples[0].fields.get("sparsity") is None]
     if not sized:
         return []
     sizes = sorted({_decade(c) for c in sized})
     cells = _gathered(sized, lambda c: _size_text(_decade(c)), lambda c: _direction(c.samples[0]))
     caption = (
-        "Time of the fastest other implementation divided by plait’s; where several cases share a cell, their "
-        "geometric mean. Blue: plait is faster. Orange: it is slower."
+        "Time of the fastest other implementation divided by plait’s; where several cases share a cell, "
+        "their geometric mean. Blue: plait is faster. Orange: it is slower."
     )
     columns = tuple(map(_size_text, sizes))
     return [
@@ -90,6 +93,16 @@ def op_grids(samples: Sequence[Sample]) -> list[Grid]:
             "ratio-ops", "Operation by operation", caption, "edges or rows", columns, cells, is_by_graph=False
         )
     ]
+
+
+def _shared_ending(details: Sequence[str]) -> str:
+    """The last word of all details, when it is the same: said once instead of in every row."""
+    last = {detail.rpartition(" ")[2] for detail in details if " " in detail}
+    return last.pop() if len(last) == 1 else ""
+
+
+def _without(ending: str) -> Callable[[Contest], str]:
+    return lambda contest: contest.samples[0].case.removesuffix(ending).rstrip()
 
 
 def _size(contest: Contest) -> float:
@@ -142,14 +155,20 @@ def _cell(found: Sequence[Contest], row: Row, column: str) -> _Cell:
         )
     else:
         every = sorted(c.ratio for c in found if not math.isnan(c.ratio))
-        tip = f"{where}: {ratio_text(ratio)}, from {ratio_text(every[0])} to {ratio_text(every[-1])} in {len(every)} cases"
+        bounds = f"{ratio_text(every[0])} to {ratio_text(every[-1])}"
+        tip = f"{where}: {ratio_text(ratio)}, from {bounds} in {len(every)} cases"
     return _Cell(text, heat_class(ratio), tip)
 
 
 def grid_html(grid: Grid) -> str:
     """The map as a table: it shrinks with the filters and is read aloud as what it is."""
     head = "".join(
-        tag("th", html.escape(column), scope="col", data_graph=column if grid.is_by_graph else None)
+        tag(
+            "th",
+            tag("span", _breakable(column)),
+            scope="col",
+            data_graph=column if grid.is_by_graph else None,
+        )
         for column in grid.columns
     )
     rows = []
@@ -169,6 +188,10 @@ def grid_html(grid: Grid) -> str:
     corner = tag("th", html.escape(grid.column_name + " →"), scope="col", class_="corner")
     table = tag("table", tag("thead", tag("tr", corner, head)), tag("tbody", *rows), class_="heat")
     return tag("div", table, class_="wide-scroll", tabindex=0, role="group", aria_label=grid.title)
+
+
+def _breakable(name: str) -> str:
+    return html.escape(name).replace("_", "_<wbr>")
 
 
 def grid_figure(grid: Grid) -> Figure:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import html
 import importlib.resources
 import re
@@ -20,6 +21,7 @@ _KINDS = (
     ("model", "models", "Models", "bench models"),
     ("plan", "plans", "Candidates of the planner", "bench plans"),
 )
+_PANELS = 9  # curves of one axis before the rest is folded away
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,12 @@ class Report:
         maps = [heat.grid_figure(grid) for grid in self._grids()]
         curves = [sweeps.sweep_figure(sweep, place) for place, sweep in enumerate(self._sweeps())]
         return (
-            maps + [f for _, f in self._rooflines()] + curves + self._plan_figures() + self._strip_figures()
+            maps
+            + [f for _, f in self._rooflines()]
+            + curves
+            + self._spread_figures()
+            + self._trees()
+            + self._strip_figures()
         )
 
     def html(self) -> str:
@@ -72,10 +79,14 @@ class Report:
     def _predictions(self) -> list[trees.Prediction]:
         return trees.predictions_of(self.samples, self.run.plans)
 
-    def _plan_figures(self) -> list[Figure]:
-        scatter = trees.prediction_figure(self._predictions())
+    def _spread_figures(self) -> list[Figure]:
+        found = (trees.prediction_figure(self._predictions()), trees.regret_figure(self.samples))
+        return [figure for figure in found if figure is not None]
+
+    def _trees(self) -> list[Figure]:
         drawn = [trees.tree_figure(name, plan) for name, plan in self.run.plans.items()]
-        return ([scatter] if scatter else []) + drawn
+        # how to read a tree is said once
+        return drawn[:1] + [dataclasses.replace(figure, caption="") for figure in drawn[1:]]
 
     def _strip_figures(self) -> list[Figure]:
         return [
@@ -110,7 +121,13 @@ class Report:
         if not rows:
             return ""
         pairs = [
-            tag("div", tag("dt", html.escape(key)), tag("dd", html.escape(value))) for key, value in rows
+            tag(
+                "div",
+                tag("dt", html.escape(key)),
+                tag("dd", html.escape(value)),
+                class_="long" if len(value) > 26 else None,
+            )
+            for key, value in rows
         ]
         return tag(
             "section", tag("h2", "Environment"), tag("dl", *pairs), id="environment", class_="environment"
@@ -150,21 +167,28 @@ class Report:
         return _section("machine", "Against the machine", blocks)
 
     def _curves(self) -> str:
-        panels = [
-            tag("figure", tag("figcaption", tag("h3", html.escape(figure.title))), figure.draw(sweeps.PANEL),
-                class_="panel", **sweep.first.facets)
-            for place, sweep in enumerate(self._sweeps())
-            if (figure := sweeps.sweep_figure(sweep, place))
-        ]  # fmt: skip
+        found = self._sweeps()
+        if not found:
+            return ""
         text = (
-            "Time against one size, all else held still; both axes logarithmic. A ring marks where the dense and the "
-            "sparse way take equally long."
+            "Time against one size, all else held still; axes are logarithmic. A ring marks where the dense "
+            "and the fastest sparse way take equally long."
         )
-        grid = tag("div", *panels, class_="panels") if panels else ""
-        return _section("curves", "Where curves cross", [tag("p", text), grid] if panels else [])
+        blocks = [tag("p", text)]
+        for axis in dict.fromkeys(sweep.axis for sweep in found):
+            panels = [_panel(sweep, place) for place, sweep in enumerate(found) if sweep.axis == axis]
+            grid = tag("div", *panels[:_PANELS], class_="panels")
+            if len(panels) > _PANELS:
+                rest = tag("div", *panels[_PANELS:], class_="panels")
+                grid += tag("details", tag("summary", f"{len(panels) - _PANELS} more"), rest)
+            head = tag("h3", html.escape(f"Over the {sweeps.AXES[axis].words}"))
+            blocks.append(tag("section", head, grid, class_="axis", data_shrinks=".panel"))
+        return _section("curves", "Where curves cross", blocks)
 
     def _plans(self) -> str:
-        return _section("plans", "Plans", [_figure(figure) for figure in self._plan_figures()])
+        spread = [_figure(figure) for figure in self._spread_figures()]
+        drawn = [_figure(figure) for figure in self._trees()]
+        return _section("plans", "Plans", [tag("div", *spread, class_="pair") if spread else "", *drawn])
 
     def _tables(self) -> str:
         blocks = []
@@ -181,8 +205,9 @@ class Report:
                 tag("section", tag("h3", "Not timed"), left, class_="table", data_shrinks="tbody tr")
             )
         text = (
-            "A dot is one sample, the line the median, the bar its 95% interval. The axis is the time over that of the "
-            "fastest in the same case, so that all strips can be compared; slower than 24× stands at the edge."
+            "A dot is one sample, the line the median, the bar its 95% interval. The axis is the time over that "
+            "of the fastest in the same case, so that all strips can be compared; slower than 24× stands at "
+            "the edge."
         )
         return _section("numbers", "Every number", [tag("p", text), *blocks] if blocks else [])
 
@@ -203,13 +228,19 @@ def report_of(run: Run) -> Report:
 
 
 def _select(facet: str, text: str, values: Sequence[str]) -> str:
-    options = [tag("option", f"all {text}s ({len(values)})", value="")]
+    options = [tag("option", f"all {text}s", value="")]
     options += [tag("option", html.escape(value), value=value) for value in sorted(values)]
     return tag("select", *options, name=facet, id=f"filter-{facet}")
 
 
 def _section(name: str, title: str, blocks: Sequence[str]) -> str:
-    return tag("section", tag("h2", title), *blocks, id=name) if blocks else ""
+    return tag("section", tag("h2", title), *blocks, id=name) if any(blocks) else ""
+
+
+def _panel(sweep: sweeps.Sweep, place: int) -> str:
+    figure = sweeps.sweep_figure(sweep, place)
+    head = tag("figcaption", tag("h4", html.escape(figure.title)))
+    return tag("figure", head, figure.draw(sweeps.PANEL), class_="panel", **sweep.first.facets)
 
 
 def _caption(title: str, caption: str) -> str:
@@ -217,7 +248,7 @@ def _caption(title: str, caption: str) -> str:
 
 
 def _figure(figure: Figure, **facets: object) -> str:
-    """A figure at both widths; the style shows the one that fits. Shared ids would clash, so there are none."""
+    """A figure at both widths; the style shows the one that fits."""
     drawings = tag("div", figure.draw(WIDE), class_="at-desk") + tag(
         "div", figure.draw(NARROW), class_="at-phone"
     )

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 __all__ = ["colour_of", "css", "heat_class", "printed"]
 
-# Lines and marks follow Okabe and Ito; the heat map runs from orange over grey to blue, which no common form of
-# colour blindness confuses.
+# Lines and marks follow Okabe and Ito; the heat map runs from orange over grey to blue, which no common
+# form of colour blindness confuses.
 LIGHT = {
     "paper": "#fcfbf8",
     "card": "#ffffff",
@@ -22,7 +22,7 @@ LIGHT = {
     "pyg": "#a8457f",
     "dgl": "#00775a",
     "peer": "#6d737c",
-    "wash": "#e8f1f8",
+    "wash": "#dcebf6",
     "slow3": "#b35806",
     "slow2": "#f0a04b",
     "slow1": "#fbe1bd",
@@ -67,7 +67,7 @@ _FAMILIES = {
     "native": "torch",
     "pyg": "pyg",
     "dgl": "dgl",
-    "dense": "torch",
+    "dense": "ink",
 }
 # ratio below which a cell has this class
 _STEPS = (

@@ -19,7 +19,6 @@ from plait.report.page.draw import (
     short,
     svg,
     tag,
-    titled,
 )
 from plait.report.page.palette import colour_of
 from plait.report.page.samples import Sample, number
@@ -70,22 +69,32 @@ def points_of(samples: Iterable[Sample], plans: Mapping[str, Mapping[str, Any]])
     """Operations with a time, and the measured steps of plans."""
     points = [
         Point(
-            s.op, s.variant, s.device, s.case, _positive(s.result.get("flops")),
-            _positive(s.result.get("bytes_least")), s.median, s.graph,
+            s.op,
+            s.variant,
+            s.device,
+            s.case,
+            _positive(s.result.get("flops")),
+            _positive(s.result.get("bytes_least")),
+            s.median,
+            s.graph,
         )
         for s in samples
         if s.kind == "op" and s.is_timed
-    ]  # fmt: skip
+    ]
     for name, plan in plans.items():
         for layer in plan["layers"]:
             for step in layer.get("steps") or ():
                 points.append(
                     Point(
-                        str(step.get("op")), str(step.get("backend")), "cpu", f"{name}, {layer.get('layer')}",
-                        _positive(step.get("flops")), _positive(step.get("bytes_least")),
+                        str(step.get("op")),
+                        str(step.get("backend")),
+                        "cpu",
+                        f"{name}, {layer.get('layer')}",
+                        _positive(step.get("flops")),
+                        _positive(step.get("bytes_least")),
                         _positive(step.get("measured_seconds")),
                     )
-                )  # fmt: skip
+                )
     return [point for point in points if point.bytes_least and point.seconds]
 
 
@@ -120,11 +129,15 @@ def roofline_figures(points: Sequence[Point], streams: Mapping[str, float]) -> l
         members = [p for p in points if p.device == device and p.flops > 0.0]
         if members:
             caption = (
-                "Each dot is one measured operation: arithmetic per byte that must move, against arithmetic per "
-                "second. The slope is the memory bandwidth measured in the same run, the level the fastest "
-                "product measured; a dot above the slope found its data in a cache. Filled: plait."
+                "Each dot is one measured operation: arithmetic per byte that must move, against arithmetic "
+                "per second. The level is the fastest rate measured. Filled: plait."
             )
             stream = streams.get(device)
+            if stream is not None:
+                caption += (
+                    " The slope is the memory bandwidth measured in the same run; a dot above it found its "
+                    "data in a cache."
+                )
             drawn = _Roofline(members, stream)
             figures.append((device, Figure(f"roofline-{device}", f"Roofline, {device}", caption, drawn.draw)))
     return figures
@@ -146,9 +159,14 @@ class _Roofline:
         frame = Frame(x, y, *names, lambda v: short(v), lambda v: short(v))
         dots = sorted(self.points, key=lambda p: p.variant.startswith("plait"))
         return svg(
-            width, height, frame.axes(), self._roof(frame), *(_dot(p, frame) for p in dots),
-            *_names(self.points, frame), title="Roofline: flop per byte against flop per second",
-        )  # fmt: skip
+            width,
+            height,
+            frame.axes(),
+            self._roof(frame),
+            *(_dot(p, frame) for p in dots),
+            *_names(self.points, frame),
+            title="Roofline: flop per byte against flop per second",
+        )
 
     def _roof(self, frame: Frame) -> str:
         peak = max(p.rate for p in self.points)
@@ -165,21 +183,20 @@ class _Roofline:
         angle = math.degrees(math.atan2(slope[1][1] - slope[0][1], slope[1][0] - slope[0][0]))
         at_x, at_y = (slope[0][0] + slope[1][0]) / 2, (slope[0][1] + slope[1][1]) / 2
         name = label(
-            f"memory {short(self.stream, 'B/s')}", 0, -7, fill="var(--ink)", text_anchor="middle",
+            f"memory {short(self.stream, 'B/s')}",
+            0,
+            -7,
+            fill="var(--ink)",
+            text_anchor="middle",
             transform=f"translate({at_x:.1f} {at_y:.1f}) rotate({angle:.1f})",
-        )  # fmt: skip
+        )
         return tag("path", d=path_of(slope), **line) + name + level
 
 
 def _dot(point: Point, frame: Frame) -> str:
-    colour = colour_of(point.variant)
+    place = frame.x(point.intensity), frame.y(point.rate)
     is_own = point.variant.startswith("plait")
-    circle = tag(
-        "circle", titled(point.tip), cx=frame.x(point.intensity), cy=frame.y(point.rate), r=4.2,
-        fill=colour if is_own else "var(--card)", fill_opacity=0.85 if is_own else 0.6, stroke=colour,
-        stroke_width=1.3, class_="mark", **point.facets,
-    )  # fmt: skip
-    return circle
+    return dot(*place, point.tip, colour_of(point.variant), is_own, **point.facets)
 
 
 def _names(points: Sequence[Point], frame: Frame) -> list[str]:
@@ -189,18 +206,30 @@ def _names(points: Sequence[Point], frame: Frame) -> list[str]:
         if point.op not in best or point.rate > best[point.op].rate:
             best[point.op] = point
     taken: list[tuple[float, float, float]] = []
+    peak = max(p.rate for p in points)
     shown = []
     for op, point in sorted(best.items(), key=lambda item: -item[1].rate):
-        x, y, width = frame.x(point.intensity) + 8, frame.y(point.rate) + 4, 6.4 * len(op)
+        x, y, width = frame.x(point.intensity) + 8, frame.y(point.rate) + 4, 7.2 * len(op)
+        # on the level of the fastest the line would strike the name through
+        y += 14 if abs(frame.y(peak) - y + 4) < 9 else 0
         if x + width > frame.x.end:
             x -= width + 16
         if any(abs(y - other_y) < 13 and x < end and x + width > start for start, end, other_y in taken):
             continue
         taken.append((x, x + width, y))
         shown.append(
-            label(op, x, y, fill="var(--ink)", font_weight=600, paint_order="stroke", stroke="var(--card)",
-                  stroke_width=3, **point.facets)
-        )  # fmt: skip
+            label(
+                op,
+                x,
+                y,
+                fill="var(--ink)",
+                font_weight=600,
+                paint_order="stroke",
+                stroke="var(--card)",
+                stroke_width=3,
+                **point.facets,
+            )
+        )
     return shown
 
 
@@ -245,11 +274,7 @@ def _bandwidth_svg(shares: Sequence[tuple[Sample, float]], width: int) -> str:
         y = top + (place + 0.5) * step
         parts.append(label(op, left - 10, y + 4, text_anchor="end", fill="var(--ink)", data_op=op))
         for sample, share in sorted(rows[op], key=lambda item: item[0].is_own):
-            colour = colour_of(sample.variant)
             tip = f"{op}, {sample.variant} ({sample.case}): {share:.1%} of the bandwidth"
-            parts.append(
-                tag("circle", titled(tip), cx=x(share), cy=y, r=4, stroke=colour, stroke_width=1.2, class_="mark",
-                    fill=colour if sample.is_own else "var(--card)", fill_opacity=0.8 if sample.is_own else 0.5,
-                    **sample.facets)
-            )  # fmt: skip
+            colour = colour_of(sample.variant)
+            parts.append(dot(x(share), y, tip, colour, sample.is_own, **sample.facets))
     return svg(width, bottom + 24, *parts, title="Share of the memory bandwidth by operation")

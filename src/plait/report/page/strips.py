@@ -17,6 +17,7 @@ _WIDTH, _HEIGHT = 250, 24
 # The strip's axis: time over the fastest of the case. Slower ones stand at the right edge.
 _LOW, _HIGH = 0.75, 24.0
 _TICKS = (1.0, 2.0, 4.0, 8.0, 16.0)
+_FEWEST = 3  # samples that make an interval
 _GOLDEN = 0.618033988749895
 
 
@@ -27,9 +28,15 @@ def _scale() -> Scale:
 def strip_table(name: str, samples: Sequence[Sample]) -> str:
     """A sortable table: a row per variant and case, with its strip."""
     heads = (
-        ("operation", "text"), ("case", "text"), ("on", "text"), ("by", "text"), ("median", "number"),
-        ("95% ±", "number"), ("n", "number"), ("÷ fastest", "number"),
-    )  # fmt: skip
+        ("operation", "text"),
+        ("case", "text"),
+        ("on", "text"),
+        ("by", "text"),
+        ("median", "number"),
+        ("95% ±", "number"),
+        ("n", "number"),
+        ("÷ fastest", "number"),
+    )
     columns = "".join(
         tag(
             "th",
@@ -44,23 +51,23 @@ def strip_table(name: str, samples: Sequence[Sample]) -> str:
         _row(sample, fastest.median)
         for contest in contests(samples)
         if (fastest := contest.fastest) is not None
-        for sample in sorted(contest.samples, key=lambda s: s.median)
-        if sample.is_timed
+        for sample in sorted((s for s in contest.samples if s.is_timed), key=lambda s: s.median)
     ]
     table = tag("table", tag("thead", tag("tr", columns, axis)), tag("tbody", *rows), class_="data", id=name)
     return tag("div", table, class_="tall-scroll", tabindex=0, role="group", aria_label=f"table of {name}")
 
 
 def _row(sample: Sample, fastest: float) -> str:
-    half = (sample.high - sample.low) / (2.0 * sample.median)
     count = len(sample.times)
+    half = (sample.high - sample.low) / (2.0 * sample.median)
+    spread = "–" if 0 < count < _FEWEST else f"{half:.1%}"
     cells = [
         tag("th", html.escape(sample.op), scope="row"),
         tag("td", html.escape(sample.case), class_="case"),
         tag("td", html.escape(sample.graph), class_="on"),
         tag("td", html.escape(_variant(sample)), class_="by", style=f"color:{colour_of(sample.variant)}"),
         tag("td", seconds_text(sample.median), class_="num med", data_v=f"{sample.median:.6g}"),
-        tag("td", f"{half:.1%}", class_="num ci", data_v=f"{half:.4g}"),
+        tag("td", spread, class_="num ci", data_v=f"{half:.4g}"),
         tag("td", str(count or "–"), class_="num n", data_v=str(count)),
         tag(
             "td",
@@ -114,9 +121,16 @@ def _marks(sample: Sample, fastest: float, low: float, high: float) -> list[str]
     ]
     if sample.times:
         parts.append(
-            tag("path", d=_dots(sample.times, fastest), stroke=colour, stroke_width=2.6, stroke_linecap="round",
-                opacity=0.55, fill="none")
-        )  # fmt: skip
+            tag(
+                "path",
+                d=_dots(sample.times, fastest),
+                stroke=colour,
+                stroke_width=2.6,
+                stroke_linecap="round",
+                opacity=0.55,
+                fill="none",
+            )
+        )
     parts.append(tag("path", d=f"M{at:.1f} 3V{_HEIGHT - 3}", stroke=colour, stroke_width=2))
     return parts
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Sequence
@@ -12,21 +13,35 @@ from plait.report.page.palette import colour_of
 from plait.report.page.samples import Sample, number
 from plait.report.table import seconds_text
 
-__all__ = ["Crossing", "Sweep", "crossings", "sweeps_of"]
+__all__ = ["AXES", "PANEL", "Crossing", "Sweep", "crossings", "sweep_figure", "sweeps_of"]
 
-# axis -> the sizes that change along with it
-_AXES = {
-    "density": ("sparsity", "edges", "degree"),
-    "width": ("width",),
-    "edges": ("edges", "nodes"),
-    "degree": ("degree", "edges", "nodes"),
-    "reduction": ("reduction",),
-    "threads": ("threads",),
+
+@dataclass(frozen=True)
+class _Axis:
+    """A size that is varied: the fields that change with it, how it reads, how many variants make a figure.
+
+    Where the question is whether the size matters at all, one variant is enough.
+    """
+
+    along: tuple[str, ...]
+    words: str
+    fewest_variants: int = 2
+    is_log: bool = True
+
+
+AXES = {
+    "density": _Axis(("sparsity", "edges", "degree"), "density of the matrix"),
+    "width": _Axis(("width",), "width"),
+    "edges": _Axis(("edges", "nodes"), "edges"),
+    "degree": _Axis(("degree", "edges", "nodes"), "mean degree"),
+    "inner": _Axis(("inner",), "summed width of a dense product"),
+    "reduction": _Axis(("reduction",), "targets that share a row", 1),
+    "value_sparsity": _Axis(("value_sparsity",), "share of zeros among the values", 1, is_log=False),
+    "threads": _Axis(("threads",), "threads", 1),
 }
 _FEWEST = 3
 PANEL = 326
-_WORDS = {"density": "density of the matrix", "width": "width", "edges": "edges", "degree": "mean degree",
-          "reduction": "targets folded together", "threads": "threads"}  # fmt: skip
+_DASHES = (None, "6 3", "2 3", "9 3 2 3")
 
 
 @dataclass(frozen=True)
@@ -46,7 +61,7 @@ class Sweep:
     @property
     def title(self) -> str:
         """The operation and what was held still."""
-        return f"{self.op} over {_WORDS[self.axis]}" + (f", {self.detail}" if self.detail else "")
+        return f"{self.op}" + (f", {self.detail}" if self.detail else "")
 
 
 @dataclass(frozen=True)
@@ -62,10 +77,11 @@ class Crossing:
 def sweeps_of(samples: Sequence[Sample]) -> list[Sweep]:
     """Every sweep with at least three sizes and two variants; matrices of growing density come first."""
     timed = [s for s in samples if s.kind == "op" and s.is_timed]
-    return [sweep for axis, along in _AXES.items() for sweep in _along(axis, along, timed)]
+    return [sweep for axis in AXES for sweep in _along(axis, timed)]
 
 
-def _along(axis: str, along: Sequence[str], timed: Sequence[Sample]) -> list[Sweep]:
+def _along(axis: str, timed: Sequence[Sample]) -> list[Sweep]:
+    along = AXES[axis].along
     groups: dict[tuple[tuple[str, str], ...], list[tuple[float, Sample]]] = defaultdict(list)
     for sample in timed:
         size = _size(sample, axis)
@@ -79,7 +95,7 @@ def _along(axis: str, along: Sequence[str], timed: Sequence[Sample]) -> list[Swe
         for size, sample in sorted(members, key=lambda item: item[0]):
             lines[sample.variant].append((size, sample))
         long = {name: line for name, line in lines.items() if len({size for size, _ in line}) >= _FEWEST}
-        if len(long) > 1:
+        if len(long) >= AXES[axis].fewest_variants:
             first = members[0][1]
             sweeps.append(Sweep(axis, first.op, _detail(first, along), long))
     return sweeps
@@ -89,25 +105,35 @@ def _size(sample: Sample, axis: str) -> float | None:
     sparsity = number(sample.fields.get("sparsity"))
     if axis == "density":
         return 1.0 - sparsity if 0.0 <= sparsity < 1.0 else None
-    if sparsity >= 0.0 and axis in ("edges", "degree"):
-        return None  # a matrix of growing density has its own axis
+    if sparsity >= 0.0:
+        return None  # a matrix of chosen density has its own axis
     size = number(sample.fields.get(axis))
-    return size if size > 0.0 else None
+    return size if size > 0.0 or (size == 0.0 and not AXES[axis].is_log) else None
 
 
 def _detail(sample: Sample, along: Sequence[str]) -> str:
     fields = sample.fields
     shown = [str(fields["direction"])] if fields.get("direction", "forward") != "forward" else []
-    for name in ("nodes", "edges", "width", "degree", "inner"):
-        if name not in along and number(fields.get(name)) > 0:
-            shown.append(f"{name} {short(float(fields[name]))}")
     if fields.get("graph"):
         shown.append(str(fields["graph"]))
+    for name in ("edges", "nodes"):
+        if name not in along and number(fields.get(name)) > 0:
+            shown.append(f"{short(float(fields[name]))} {name}")
+    # the degree follows from edges and nodes unless both vary
+    for name in ("width", "inner") if "nodes" not in along else ("width", "inner", "degree"):
+        if name not in along and number(fields.get(name)) > 0:
+            shown.append(f"{name} {short(float(fields[name]))}")
+    unusual = {"law": "uniform", "order": "sorted", "dtype": "float32", "device": "cpu", "axis": 0}
+    shown += [
+        f"axis {fields[name]}" if name == "axis" else str(fields[name])
+        for name, usual in unusual.items()
+        if fields.get(name) not in (None, usual)
+    ]
     return ", ".join(shown)
 
 
 def crossings(sweep: Sweep) -> list[Crossing]:
-    """Where the dense variant meets the fastest of the others, between sizes on straight lines of the logs."""
+    """Where the dense variant meets the fastest other, on straight lines between the logarithms."""
     dense = next((name for name in sweep.lines if "dense" in name or name == "mm"), None)
     if dense is None:
         return []
@@ -119,7 +145,7 @@ def crossings(sweep: Sweep) -> list[Crossing]:
                 rivals[size] = (sample.median, name)
     sizes = sorted(rivals)
     found = []
-    for a, b in zip(sizes, sizes[1:], strict=False):
+    for a, b in itertools.pairwise(sizes):
         before, after = (math.log(rivals[size][0] / base[size]) for size in (a, b))
         if before * after < 0.0:
             share = before / (before - after)
@@ -140,17 +166,26 @@ def _sweep_svg(sweep: Sweep) -> str:
     height, left, right = 250.0, 48.0, PANEL - 78.0
     sizes = [size for line in sweep.lines.values() for size, _ in line]
     times = [s.median for line in sweep.lines.values() for _, s in line]
-    x = Scale(min(sizes), max(sizes), left, right)
+    axis = AXES[sweep.axis]
+    x = Scale(min(sizes), max(sizes), left, right, axis.is_log)
     y = Scale(*padded(times, 1.3), height - 44, 26.0)
-    as_share = sweep.axis == "density"
+    as_share = sweep.axis in ("density", "value_sparsity")
     frame = Frame(
-        x, y, f"{_WORDS[sweep.axis]} →", "time ↑", (lambda v: f"{100 * v:.3g}%") if as_share
-        else short, lambda v: short(v, "s"),
-    )  # fmt: skip
+        x,
+        y,
+        f"{axis.words} →",
+        "time ↑",
+        (lambda v: f"{100 * v:.3g}%") if as_share else short,
+        lambda v: short(v, "s"),
+    )
     parts = [frame.axes()]
     ends: list[tuple[float, str]] = []
+    seen: dict[str, int] = defaultdict(int)
     for variant, line in sorted(sweep.lines.items(), key=lambda item: item[0].startswith("plait")):
-        parts.append(_curve(variant, line, frame))
+        colour = colour_of(variant)
+        # variants of one library share its colour, not its dashes
+        parts.append(_curve(variant, line, frame, _DASHES[seen[colour] % len(_DASHES)]))
+        seen[colour] += 1
         ends.append((frame.y(line[-1][1].median), variant))
     parts += _end_names(ends, right + 6, sweep.first)
     for crossing in crossings(sweep):
@@ -158,11 +193,15 @@ def _sweep_svg(sweep: Sweep) -> str:
     return svg(PANEL, height, *parts, title=sweep.title)
 
 
-def _curve(variant: str, line: Sequence[tuple[float, Sample]], frame: Frame) -> str:
+def _curve(variant: str, line: Sequence[tuple[float, Sample]], frame: Frame, dashes: str | None) -> str:
     colour = colour_of(variant)
     points = [(frame.x(size), frame.y(sample.median)) for size, sample in line]
     width = 2.2 if variant.startswith("plait") else 1.3
-    parts = [tag("path", d=path_of(points), fill="none", stroke=colour, stroke_width=width)]
+    parts = [
+        tag(
+            "path", d=path_of(points), fill="none", stroke=colour, stroke_width=width, stroke_dasharray=dashes
+        )
+    ]
     for (px, py), (size, sample) in zip(points, line, strict=True):
         tip = f"{sample.op}, {variant}: {seconds_text(sample.median)} at {size:.3g} ({sample.case})"
         parts.append(
@@ -192,7 +231,14 @@ def _crossing(crossing: Crossing, frame: Frame, as_share: bool) -> str:
     side = -1 if x > (frame.x.start + frame.x.end) / 2 else 1
     anchor = "end" if side < 0 else "start"
     name = label(
-        at, x + 5 * side, frame.y.start - 6, text_anchor=anchor, fill="var(--ink)", font_weight=600,
-        paint_order="stroke", stroke="var(--card)", stroke_width=3,
-    )  # fmt: skip
+        at,
+        x + 5 * side,
+        frame.y.start - 6,
+        text_anchor=anchor,
+        fill="var(--ink)",
+        font_weight=600,
+        paint_order="stroke",
+        stroke="var(--card)",
+        stroke_width=3,
+    )
     return line + ring + name

@@ -23,7 +23,7 @@ from plait.report.page.draw import (
 from plait.report.page.samples import Sample, number
 from plait.report.table import amount, seconds_text
 
-__all__ = ["Prediction", "prediction_figure", "predictions_of", "tree_figure"]
+__all__ = ["Prediction", "prediction_figure", "predictions_of", "regret_figure", "tree_figure"]
 
 _PHASES = {"once": "once", "forward": "forward", "backward": "backward"}
 _MOST_REJECTED = 4
@@ -40,7 +40,7 @@ class _Line:
     measured: float = math.nan
     tip: str = ""
     op: str = ""
-    is_loser: bool = False
+    rank: str = ""  # "chosen" or "lost" for the price of a whole candidate
 
     @property
     def is_step(self) -> bool:
@@ -50,8 +50,8 @@ class _Line:
 def tree_figure(name: str, plan: Mapping[str, Any]) -> Figure:
     """The tree of one plan: model, layers, phases, steps, and what lost."""
     caption = (
-        "Hollow bar: predicted. Solid bar: measured. Thin grey bars are candidates that lost, at the price they "
-        "were refused for."
+        "Hollow bar: predicted. Solid bar: measured. Thin bars: what the whole layer was priced at, and what "
+        "the candidates that lost would have cost."
     )
     lines = [line for layer in plan["layers"] for line in _layer_lines(layer)]
     lines += [
@@ -63,7 +63,7 @@ def tree_figure(name: str, plan: Mapping[str, Any]) -> Figure:
 
 
 def _total(lines: Sequence[_Line]) -> str:
-    steps = [line.measured for line in lines if line.is_step and not line.is_loser]
+    steps = [line.measured for line in lines if line.is_step and not line.rank]
     measured = sum(seconds for seconds in steps if seconds > 0.0)
     return f", steps measured {seconds_text(measured)}" if measured else ""
 
@@ -76,14 +76,28 @@ def _layer_lines(layer: Mapping[str, Any]) -> list[_Line]:
     for phase in dict.fromkeys(str(step.get("phase")) for step in steps):
         lines.append(_Line(_PHASES.get(phase, phase), 1))
         lines += [_step_line(step) for step in steps if str(step.get("phase")) == phase]
+    return lines + _choice_lines(layer)
+
+
+def _choice_lines(layer: Mapping[str, Any]) -> list[_Line]:
+    """The price of the layer among those of the candidates that lost."""
     losers = [loser for loser in layer.get("rejected") or () if number(loser.get("seconds")) > 0.0]
-    if losers:
-        lines.append(
-            _Line(f"rejected, the {min(len(losers), _MOST_REJECTED)} nearest of {len(losers)} priced", 1)
+    if not losers:
+        return []
+    nearest = sorted(losers, key=lambda loser: number(loser["seconds"]))[:_MOST_REJECTED]
+    own = number(layer.get("seconds"))
+    lines = [
+        _Line(
+            "choice"
+            if len(losers) == len(nearest)
+            else f"choice, the {len(nearest)} nearest of {len(losers)}",
+            1,
         )
-    for loser in sorted(losers, key=lambda loser: number(loser["seconds"]))[:_MOST_REJECTED]:
+    ]
+    lines.append(_Line("this plan", 2, own, tip=str(layer.get("because") or ""), rank="chosen"))
+    for loser in nearest:
         tip = f"{loser.get('candidate')}: {loser.get('why')}"
-        lines.append(_Line(str(loser.get("candidate")), 2, number(loser["seconds"]), tip=tip, is_loser=True))
+        lines.append(_Line(str(loser.get("candidate")), 2, number(loser["seconds"]), tip=tip, rank="lost"))
     return lines
 
 
@@ -95,7 +109,8 @@ def _step_line(step: Mapping[str, Any]) -> _Line:
     predicted, measured = number(step.get("seconds")), number(step.get("measured_seconds"))
     tip = (
         f"{name}{matrix}, on {step.get('backend')}: {amount(number(step.get('flops')), 'FLOP')}, "
-        f"predicted {seconds_text(predicted)}, measured {seconds_text(measured)}; {step.get('because')}; reads "
+        f"predicted {seconds_text(predicted)}, measured {seconds_text(measured)}; {step.get('because')}; "
+        + "reads "
         + ", ".join(f"{key} = {value}" for key, value in reads.items())
     )
     return _Line(
@@ -151,18 +166,17 @@ def _step(line: _Line, x: Scale, y: float, is_wide: bool) -> str:
     room = 57 if is_wide else 52
     text = line.text if len(line.text) <= room else line.text[: room - 1] + "…"
     bar_y = y + 5 if is_wide else y + 20
-    colour = "var(--faint)" if line.is_loser else "var(--ink)"
+    colour = "var(--soft)" if line.rank == "lost" else "var(--ink)"
     parts = [titled(line.tip), label(text, _indent(line), y + 16 if is_wide else y + 14, fill=colour)]
     start, end = x.start + (0.0 if is_wide else _indent(line)), x.start
     if line.predicted > 0.0:
         end = max(end, x(line.predicted))
-        height, fill = (3, "var(--faint)") if line.is_loser else (6, "var(--wash)")
-        stroke = None if line.is_loser else "var(--own)"
-        parts.append(
-            _bar(
-                start, bar_y + (5 if line.is_loser else 0), x(line.predicted) - x.start, height, fill, stroke
-            )
-        )
+        length = x(line.predicted) - x.start
+        if line.rank:
+            fill = "var(--own)" if line.rank == "chosen" else "var(--faint)"
+            parts.append(_bar(start, bar_y + 5, length, 3, fill, None))
+        else:
+            parts.append(_bar(start, bar_y, length, 6, "var(--wash)", "var(--own)"))
     if line.measured > 0.0:
         end = max(end, x(line.measured))
         parts.append(_bar(start, bar_y + 8, x(line.measured) - x.start, 6, "var(--own)", None))
@@ -175,7 +189,7 @@ def _bar(x: float, y: float, width: float, height: float, fill: str, stroke: str
 
 
 def _times(line: _Line) -> str:
-    if line.is_loser or not line.measured > 0.0:
+    if line.rank or not line.measured > 0.0:
         return short(line.predicted, "s")
     if not line.predicted > 0.0:
         return short(line.measured, "s")
@@ -204,12 +218,17 @@ def predictions_of(samples: Iterable[Sample], plans: Mapping[str, Mapping[str, A
     """Candidates of `bench plans` and the steps of analysed plans."""
     found = [
         Prediction(
-            f"{s.op} {s.case} on {s.graph}, {s.variant}", number(s.result.get("predicted_seconds")), s.median,
-            s.op, bool(s.result.get("is_chosen")), s.graph, s.device,
+            f"{s.op} {s.case} on {s.graph}, {s.variant}",
+            number(s.result.get("predicted_seconds")),
+            s.median,
+            s.op,
+            bool(s.result.get("is_chosen")),
+            s.graph,
+            s.device,
         )
         for s in samples
         if s.kind == "plan" and s.is_timed
-    ]  # fmt: skip
+    ]
     for name, plan in plans.items():
         for layer in plan["layers"]:
             for step in layer.get("steps") or ():
@@ -226,8 +245,8 @@ def prediction_figure(predictions: Sequence[Prediction]) -> Figure | None:
         return None
     near = sum(abs(p.error) <= _NEAR for p in predictions) / len(predictions)
     caption = (
-        f"Each dot is a plan or a step that was priced and then run; {near:.0%} of {len(predictions)} lie within "
-        "25% of the measured time (the band). Filled: what the planner chose, and steps of chosen plans."
+        f"Each dot is a plan or a step that was priced and then run; {near:.0%} of {len(predictions)} lie "
+        "within 25% of the measured time (the band). Filled: what the planner chose, and its steps."
     )
     title = "Predicted against measured time"
     return Figure("predictions", title, caption, lambda width: _prediction_svg(predictions, title, width))
@@ -247,11 +266,46 @@ def _prediction_svg(predictions: Sequence[Prediction], title: str, width: int) -
         tag("path", d=path_of([(x(low), y(low)), (x(high), y(high))]), stroke="var(--ink)", stroke_width=1.2),
     ]
     for p in sorted(predictions, key=lambda p: p.is_chosen):
-        tip = f"{p.what}: predicted {seconds_text(p.predicted)}, measured {seconds_text(p.measured)} ({p.error:+.0%})"
-        parts.append(
-            tag("circle", titled(tip), cx=x(p.measured), cy=y(p.predicted), r=3.6, stroke_width=1.2, class_="mark",
-                stroke="var(--own)" if p.is_chosen else "var(--peer)", fill_opacity=0.8,
-                fill="var(--own)" if p.is_chosen else "var(--card)", data_op=p.op, data_graph=p.graph,
-                data_device=p.device)
-        )  # fmt: skip
+        times = f"predicted {seconds_text(p.predicted)}, measured {seconds_text(p.measured)}"
+        tip = f"{p.what}: {times} ({p.error:+.0%})"
+        colour = "var(--own)" if p.is_chosen else "var(--peer)"
+        facets = {"data_op": p.op, "data_graph": p.graph, "data_device": p.device}
+        parts.append(dot(x(p.measured), y(p.predicted), tip, colour, p.is_chosen, 3.6, **facets))
     return svg(side, side, *parts, title=title)
+
+
+def regret_figure(samples: Sequence[Sample]) -> Figure | None:
+    """Measured time of the chosen plan over that of the fastest candidate: a dot per case."""
+    chosen = [
+        s
+        for s in samples
+        if s.kind == "plan" and s.result.get("is_chosen") and number(s.result.get("regret")) > 0.0
+    ]
+    if not chosen:
+        return None
+    caption = (
+        "Time of the plan that was chosen over that of the fastest candidate, a dot per graph and width. "
+        "At 1 the planner was right."
+    )
+    return Figure("regret", "Regret of the planner", caption, lambda width: _regret_svg(chosen, width))
+
+
+def _regret_svg(chosen: Sequence[Sample], width: int) -> str:
+    side, left, top, step = min(width, 430), 92.0, 40.0, 34.0
+    layers = list(dict.fromkeys(s.op for s in chosen))
+    worst = max(float(s.result["regret"]) for s in chosen)
+    bottom = top + step * len(layers)
+    x = Scale(1.0, max(1.25, worst * 1.08), left, side - 14.0, is_log=False)
+    parts = [
+        tag("path", d=f"M{x(t):.1f} {top - 6:.1f}V{bottom:.1f}", stroke="var(--grid)", fill="none")
+        + label(f"{t:.4g}×", x(t), top - 14, text_anchor="middle")
+        for t in x.ticks(54.0)
+    ]
+    for place, layer in enumerate(layers):
+        y = top + (place + 0.5) * step
+        parts.append(label(layer, left - 14, y + 4, text_anchor="end", fill="var(--ink)", data_op=layer))
+        for k, s in enumerate(s for s in chosen if s.op == layer):
+            regret = float(s.result["regret"])
+            tip = f"{s.op} {s.case} on {s.graph}: regret {regret:.2f}, {s.variant}"
+            parts.append(dot(x(regret), y + (k % 5 - 2) * 4.0, tip, "var(--own)", **s.facets))
+    return svg(side, bottom + 12, *parts, title="Regret of the planner by layer")

@@ -17,8 +17,13 @@ from plait.report.table import ratio_text, seconds_text
 __all__ = ["KeyFigure", "environment_rows", "findings", "key_figures", "lead"]
 
 _LEVEL = 0.95
-_NOUNS = {"op": ("operation case", "operation cases"), "layer": ("layer", "layers"), "model": ("model", "models"),
-          "plan": ("planned layer", "planned layers")}  # fmt: skip
+_NOUNS = {
+    "op": ("case of an operation", "cases of operations"),
+    "layer": ("layer", "layers"),
+    "model": ("model", "models"),
+    "plan": ("planned layer", "planned layers"),
+}
+_LABELS = {"op": "Operations", "layer": "Layers", "model": "Models"}
 
 
 @dataclass(frozen=True)
@@ -75,13 +80,14 @@ def key_figures(samples: Sequence[Sample], predictions: Sequence[Prediction]) ->
                     f"best peer ÷ plait, geometric mean of {len(ratios)} {plural}",
                 )
             )
-    ratios = [
-        r for kind in ("layer", "model") for r in _ratios(contests(s for s in samples if s.kind == kind))
-    ]
+    named = contests(s for s in samples if s.kind in ("layer", "model"))
+    ratios = _ratios(named)
     if ratios:
-        ahead = sum(ratio >= _LEVEL for ratio in ratios)
+        # an answer that was wrong is not level with anything
+        whole = len(ratios) + sum(contest.is_own_wrong for contest in named)
+        level = sum(ratio >= _LEVEL for ratio in ratios)
         figures.append(
-            KeyFigure(f"{ahead} of {len(ratios)}", "layers and models at least level with the best peer")
+            KeyFigure(f"{level} of {whole}", "layers and models level with the best peer or ahead")
         )
     regrets = _regrets(samples)
     if regrets:
@@ -90,7 +96,8 @@ def key_figures(samples: Sequence[Sample], predictions: Sequence[Prediction]) ->
         )
     if predictions:
         errors = sorted(abs(p.error) for p in predictions if p.is_chosen)
-        figures.append(KeyFigure(f"{errors[len(errors) // 2]:.0%}", "median error of predicted times"))
+        if errors:
+            figures.append(KeyFigure(f"{errors[len(errors) // 2]:.0%}", "median error of predicted times"))
     wrong = sum(s.status == "wrong" for s in samples)
     if wrong:
         figures.append(KeyFigure(str(wrong), "wrong answers, caught before the clock started"))
@@ -111,9 +118,8 @@ def findings(
 ) -> list[str]:
     """What stands out, best and worst alike, and what to be careful about."""
     told = []
-    for kind, (singular, _) in _NOUNS.items():
-        if kind != "plan":
-            told += _extremes(contests(s for s in samples if s.kind == kind), singular)
+    for kind, name in _LABELS.items():
+        told += _extremes(contests(s for s in samples if s.kind == kind), name)
     told += _wrong(samples) + _crossed(sweeps) + _planner(samples, predictions)
     told += _load(run.records)
     if odd:
@@ -127,17 +133,16 @@ def _load(records: Sequence[Record]) -> list[str]:
     return [f"{line[0].upper()}{line[1:]}." for line in load_warning(records)]
 
 
-def _extremes(found: Sequence[Contest], noun: str) -> list[str]:
+def _extremes(found: Sequence[Contest], name: str) -> list[str]:
     compared = sorted((c for c in found if not math.isnan(c.ratio)), key=lambda c: c.ratio)
     if not compared:
         return []
     worst, best = compared[0], compared[-1]
     behind = sum(c.ratio < _LEVEL for c in compared)
-    text = f"Largest gain of a {noun}: {_told(best)}."
-    if len(compared) > 1:
-        text += f" {'Smallest' if worst.ratio >= 1.0 else 'Largest loss'}: {_told(worst)}."
-    share = f"plait is behind the best peer by more than 5% in {behind} of {len(compared)}" if behind else ""
-    return [text + (f" {share[0].upper()}{share[1:]}." if share else "")]
+    text = f"{name}: best {_told(best)}" + (f"; worst {_told(worst)}." if len(compared) > 1 else ".")
+    if behind:
+        text += f" Behind the best peer by more than 5% in {behind} of {len(compared)}."
+    return [text]
 
 
 def _told(contest: Contest) -> str:
@@ -175,8 +180,8 @@ def _planner(samples: Sequence[Sample], predictions: Sequence[Prediction]) -> li
     regrets = _regrets(samples)
     if regrets:
         told.append(
-            f"Regret of the planner: geometric mean {geometric_mean(regrets):.3f}, worst {max(regrets):.2f}, over "
-            f"{_counted(len(regrets), 'layer', 'layers')}."
+            f"Regret of the planner: geometric mean {geometric_mean(regrets):.3f}, worst {max(regrets):.2f}, "
+            f"over {_counted(len(regrets), 'layer', 'layers')}."
         )
     if predictions:
         near = sum(abs(p.error) <= 0.25 for p in predictions)
