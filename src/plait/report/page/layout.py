@@ -205,8 +205,8 @@ class Report:
                 tag("section", tag("h3", "Not timed"), left, class_="table", data_shrinks="tbody tr")
             )
         text = (
-            "A dot is one sample, the line the median, the bar its 95% interval. The axis is the time over that "
-            "of the fastest in the same case, so that all strips can be compared; slower than 24× stands at "
+            "A dot is one sample, the line the median, the bar its 95% interval. The axis is the time over "
+            "that of the fastest in the same case, so that all strips can be compared; slower than 24× stands at "
             "the edge."
         )
         return _section("numbers", "Every number", [tag("p", text), *blocks] if blocks else [])

@@ -179,7 +179,7 @@ def samples_of(run: Run) -> tuple[list[Sample], int]:
             kind = KINDS.get(record.kind)
             if kind is None:
                 continue
-            # variants of an operation's case share a group, of the same name in every run: files tell them apart
+            # variants of a case share a group, of the same name in every run: files tell them apart
             shared = record.result.get("group", place)
             try:
                 samples += readers[kind](record, f"{kind}-{number_of_file}-{shared}")

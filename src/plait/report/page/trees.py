@@ -12,6 +12,7 @@ from plait.report.page.draw import (
     Figure,
     Frame,
     Scale,
+    dot,
     label,
     padded,
     path_of,
