@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 __all__ = [
@@ -56,12 +56,18 @@ def label(text: str, x: float, y: float, **attributes: object) -> str:
 
 
 def dot(
-    x: float, y: float, tip: str, colour: str, is_filled: bool = True, r: float = 4.0, **more: object
+    x: float,
+    y: float,
+    tip: str,
+    colour: str,
+    facets: Mapping[str, str | None],
+    is_filled: bool = True,
+    r: float = 4.0,
 ) -> str:
     """A mark with a tip: filled, or a ring that shows what is below it."""
     look = {"fill": colour if is_filled else "var(--paper)", "fill_opacity": 0.8 if is_filled else 0.5}
     ring = {"stroke": colour, "stroke_width": 1.2, "class_": "mark"}
-    return tag("circle", titled(tip), cx=x, cy=y, r=r, **look, **ring, **more)
+    return tag("circle", titled(tip), cx=x, cy=y, r=r, **look, **ring, **facets)
 
 
 def titled(tip: str) -> str:

@@ -197,7 +197,7 @@ class _Roofline:
 def _dot(point: Point, frame: Frame) -> str:
     place = frame.x(point.intensity), frame.y(point.rate)
     is_own = point.variant.startswith("plait")
-    return dot(*place, point.tip, colour_of(point.variant), is_own, **point.facets)
+    return dot(*place, point.tip, colour_of(point.variant), point.facets, is_own)
 
 
 def _names(points: Sequence[Point], frame: Frame) -> list[str]:
@@ -277,5 +277,5 @@ def _bandwidth_svg(shares: Sequence[tuple[Sample, float]], width: int) -> str:
         for sample, share in sorted(rows[op], key=lambda item: item[0].is_own):
             tip = f"{op}, {sample.variant} ({sample.case}): {share:.1%} of the bandwidth"
             colour = colour_of(sample.variant)
-            parts.append(dot(x(share), y, tip, colour, sample.is_own, **sample.facets))
+            parts.append(dot(x(share), y, tip, colour, sample.facets, sample.is_own))
     return svg(width, bottom + 24, *parts, title="Share of the memory bandwidth by operation")

@@ -271,7 +271,7 @@ def _prediction_svg(predictions: Sequence[Prediction], title: str, width: int) -
         tip = f"{p.what}: {times} ({p.error:+.0%})"
         colour = "var(--own)" if p.is_chosen else "var(--peer)"
         facets = {"data_op": p.op, "data_graph": p.graph, "data_device": p.device}
-        parts.append(dot(x(p.measured), y(p.predicted), tip, colour, p.is_chosen, 3.6, **facets))
+        parts.append(dot(x(p.measured), y(p.predicted), tip, colour, facets, p.is_chosen, 3.6))
     return svg(side, side, *parts, title=title)
 
 
@@ -308,5 +308,5 @@ def _regret_svg(chosen: Sequence[Sample], width: int) -> str:
         for k, s in enumerate(s for s in chosen if s.op == layer):
             regret = float(s.result["regret"])
             tip = f"{s.op} {s.case} on {s.graph}: regret {regret:.2f}, {s.variant}"
-            parts.append(dot(x(regret), y + (k % 5 - 2) * 4.0, tip, "var(--own)", **s.facets))
+            parts.append(dot(x(regret), y + (k % 5 - 2) * 4.0, tip, "var(--own)", s.facets))
     return svg(side, bottom + 12, *parts, title="Regret of the planner by layer")
