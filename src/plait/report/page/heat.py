@@ -81,23 +81,24 @@ def op_grids(samples: Sequence[Sample]) -> list[Grid]:
     sized = [c for c in found if _size(c) > 0 and c.samples[0].fields.get("sparsity") is None]
     if not sized:
         return []
-    sizes = sorted({_decade(c) for c in sized})
-    cells = _gathered(sized, lambda c: _size_text(_decade(c)), lambda c: _direction(c.samples[0]))
+    columns = sorted({(_direction(c), _decade(c)) for c in sized}, key=lambda pair: (pair[0] != "", *pair))
+    several = len({c.samples[0].device for c in sized}) > 1
+    cells = _gathered(sized, _op_column, lambda c: c.samples[0].device if several else "")
     caption = (
         "Time of the fastest other implementation divided by plait’s; where several cases share a cell, "
         "their geometric mean. Blue: plait is faster. Orange: it is slower."
     )
-    columns = tuple(map(_size_text, sizes))
+    names = tuple(_column_name(*pair) for pair in columns)
     return [
-        Grid(
-            "ratio-ops", "Operation by operation", caption, "edges or rows", columns, cells, is_by_graph=False
-        )
+        Grid("ratio-ops", "Operation by operation", caption, "edges or rows", names, cells, is_by_graph=False)
     ]
 
 
 def _shared_ending(details: Sequence[str]) -> str:
-    """The last word of all details, when it is the same: said once instead of in every row."""
-    last = {detail.rpartition(" ")[2] for detail in details if " " in detail}
+    """What all details end with, whole or in their last word: said once instead of in every row."""
+    if len(set(details)) == 1:
+        return details[0]
+    last = {detail.rpartition(" ")[2] for detail in details}
     return last.pop() if len(last) == 1 else ""
 
 
@@ -116,12 +117,16 @@ def _decade(contest: Contest) -> int:
     return round(2 * math.log10(_size(contest)))
 
 
-def _size_text(half_decades: int) -> str:
-    return short(float(f"{10 ** (half_decades / 2):.1g}"))
+def _op_column(contest: Contest) -> str:
+    return _column_name(_direction(contest), _decade(contest))
 
 
-def _direction(sample: Sample) -> str:
-    direction = str(sample.fields.get("direction", "forward"))
+def _column_name(direction: str, half_decades: int) -> str:
+    return f"{short(float(f'{10 ** (half_decades / 2):.1g}'))} {direction}".rstrip()
+
+
+def _direction(contest: Contest) -> str:
+    direction = str(contest.samples[0].fields.get("direction", "forward"))
     return "" if direction == "forward" else direction
 
 
@@ -186,7 +191,13 @@ def grid_html(grid: Grid) -> str:
             )
         rows.append(tag("tr", cells, data_op=row.op, data_device=row.device))
     corner = tag("th", html.escape(grid.column_name + " →"), scope="col", class_="corner")
-    table = tag("table", tag("thead", tag("tr", corner, head)), tag("tbody", *rows), class_="heat")
+    table = tag(
+        "table",
+        tag("thead", tag("tr", corner, head)),
+        tag("tbody", *rows),
+        class_="heat",
+        style=f"max-width:{11 + 7 * len(grid.columns)}rem",
+    )
     return tag("div", table, class_="wide-scroll", tabindex=0, role="group", aria_label=grid.title)
 
 

@@ -215,7 +215,7 @@ def _names(points: Sequence[Point], frame: Frame) -> list[str]:
         y += 14 if abs(frame.y(peak) - y + 4) < 9 else 0
         if x + width > frame.x.end:
             x -= width + 16
-        if any(abs(y - other_y) < 13 and x < end and x + width > start for start, end, other_y in taken):
+        if any(abs(y - other_y) < 15 and x < end and x + width > start for start, end, other_y in taken):
             continue
         taken.append((x, x + width, y))
         shown.append(

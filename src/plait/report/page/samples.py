@@ -231,7 +231,7 @@ def _of_op(record: Record, group: str) -> list[Sample]:
             variant=str(case["variant"]),
             graph=str(case.get("graph") or "generated"),
             device=str(case.get("device", "cpu")),
-            case=_op_case(case),
+            case=_op_case(case, record.environment.get("threads")),
             group=group,
             status=_STATUS.get(str(result["status"]), str(result["status"])),
             reason=str(result.get("reason") or ""),
@@ -242,20 +242,14 @@ def _of_op(record: Record, group: str) -> list[Sample]:
     ]
 
 
-def _op_case(case: Mapping[str, Any]) -> str:
-    """The circumstances in a few words; what is usual is left out."""
+def _op_case(case: Mapping[str, Any], threads: object) -> str:
+    """The circumstances in a few words; what is usual, or follows from the rest, is left out."""
     direction = str(case.get("direction", "forward"))
     parts = [] if direction == "forward" else [direction]
     parts += [f"{short(case[name])} {name}" for name in ("edges", "nodes") if number(case.get(name)) > 0]
-    usual = {
-        "reduction": 1,
-        "heads": 1,
-        "axis": 0,
-        "dtype": "float32",
-        "index_dtype": "int64",
-        "order": "sorted",
-    }
-    named = ("width", "inner", "heads", "batch", "fanout", "degree", "reduction", "threads", "axis")
+    usual = {"reduction": 1, "heads": 1, "axis": 0, "threads": threads, "law": "uniform", "order": "sorted"}
+    usual |= {"dtype": "float32", "index_dtype": "int64"}
+    named = ("width", "inner", "heads", "batch", "fanout", "reduction", "threads", "axis")
     parts += [f"{name} {case[name]}" for name in named if case.get(name) not in (None, usual.get(name))]
     if number(case.get("sparsity")) >= 0:
         parts.append(f"density {1.0 - float(case['sparsity']):.3g}")

@@ -254,7 +254,7 @@ def prediction_figure(predictions: Sequence[Prediction]) -> Figure | None:
 
 
 def _prediction_svg(predictions: Sequence[Prediction], title: str, width: int) -> str:
-    side = min(width, 560)
+    side = min(width, 520)
     low, high = padded((t for p in predictions for t in (p.predicted, p.measured)), 1.4)
     x = Scale(low, high, 58.0, side - 14.0)
     y = Scale(low, high, side - 50.0, 32.0)
@@ -292,7 +292,7 @@ def regret_figure(samples: Sequence[Sample]) -> Figure | None:
 
 
 def _regret_svg(chosen: Sequence[Sample], width: int) -> str:
-    side, left, top, step = min(width, 430), 92.0, 40.0, 34.0
+    side, left, top, step = min(width, 420), 92.0, 40.0, 34.0
     layers = list(dict.fromkeys(s.op for s in chosen))
     worst = max(float(s.result["regret"]) for s in chosen)
     bottom = top + step * len(layers)
