@@ -5,13 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch_geometric.data import Data
 from torch_geometric.sampler import BaseSampler, NegativeSampling, NodeSamplerInput
 
 from plait.errors import InputError
 from plait.graph import Graph
 from plait.loader import Sampler
-from plait.loader.adapter import NumberedSampler, _SeededNegatives, checked_data, picked_seed
+from plait.loader.adapter import NumberedSampler, _SeededNegatives, picked_seed
 from tests.loader.batches import small_data
 
 
@@ -47,8 +46,3 @@ def test_a_seed_is_kept_or_drawn_from_torch() -> None:
     first = picked_seed(None)
     torch.manual_seed(1)
     assert picked_seed(None) == first
-
-
-def test_data_is_itself() -> None:
-    data = Data(x=torch.zeros(2, 1), edge_index=torch.zeros(2, 0, dtype=torch.long))
-    assert checked_data(data) is data

@@ -7,10 +7,9 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from torch_geometric.data import Data
 
-from plait.errors import InputError
-from plait.loader.assemble import Assembler, checked_features, take_rows
+from plait.features.rows import as_rows
+from plait.loader.assemble import Assembler, take_rows
 from plait.runtime.buffers import Buffers
 from tests.loader.batches import small_data
 
@@ -47,10 +46,5 @@ def test_other_dimensions_and_arrays_are_served() -> None:
 
 
 def test_an_assembler_travels() -> None:
-    copied = pickle.loads(pickle.dumps(Assembler(small_data(), checked_features(np.zeros((60, 2))))))
-    assert copied.features["x"].num_rows == 60
-
-
-def test_a_store_without_the_attribute_is_refused() -> None:
-    with pytest.raises(InputError, match="it has x"):
-        checked_features({"z": Data(x=torch.zeros(3, 1))})
+    copied = pickle.loads(pickle.dumps(Assembler(small_data(), {(None, "x"): as_rows(np.zeros((60, 2)))})))
+    assert copied.features[None, "x"].num_rows == 60

@@ -59,6 +59,7 @@ LAYERS: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_blocks_give_what_the_whole_graph_gives(name: str) -> None:
+    torch.manual_seed(0)
     data = small_data()
     model = Net(LAYERS[name](5, 8), LAYERS[name](8, 4)).eval()
     with torch.no_grad():
@@ -67,7 +68,7 @@ def test_blocks_give_what_the_whole_graph_gives(name: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         got = inference(model, data, memory_limit=SMALL)
-    torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=5e-5)  # blocks add in another order
     assert model.training
     assert "forward" not in vars(model.first)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch_geometric.loader
-from torch_geometric.data import HeteroData
+
 from torch_geometric.sampler import NegativeSampling
 
 from plait.errors import InputError
@@ -120,7 +120,6 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"edge_label_time": torch.ones(400)}, "both or neither"),
     ({"time_attr": "time"}, "both or neither"),
     ({"num_neighbors": []}, "fanout"),
-    ({"data": HeteroData()}, "to_homogeneous"),
 ]
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch_geometric.loader
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Data
 from torch_geometric.nn import SAGEConv
 from torch_geometric.nn.models import GraphSAGE
 from torch_geometric.utils import trim_to_layer
@@ -350,7 +350,6 @@ def test_leaving_early_a_thousand_times_leaves_no_thread() -> None:
     assert threading.active_count() == before
 
 
-HETERO = HeteroData()
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"num_neighbors": []}, "fanout"),
     ({"num_neighbors": [2, -3]}, "fanout"),
@@ -374,7 +373,6 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"features": "no/such/file.npy"}, "numpy.save"),
     ({"budget_bytes": 0}, "budget_bytes"),
     ({"batch_size": 100, "drop_last": True}, "leaves no batch"),
-    ({"data": HETERO}, "to_homogeneous"),
     ({"data": 7}, "Data"),
 ]
 

@@ -14,7 +14,7 @@ import pytest
 
 from plait.errors import InputError
 from plait.graph import Graph
-from plait.loader import Sample, Sampler, sampler
+from plait.loader import Sample, Sampler, relation, space
 
 SEEDS = np.array([3, 0, 7, 11])
 
@@ -141,7 +141,7 @@ def test_every_neighbour_comes_when_the_fanout_allows(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_threads_and_replays_change_nothing(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampler, "_THREAD_EDGES", 0)
+    monkeypatch.setattr(relation, "_THREAD_EDGES", 0)
     graph, _, _ = random_graph(np.random.default_rng(3), 200, 3000)
     sampler_, extra, _ = build(graph, [5, 70, 2], mode)
     wanted = [sampler_.sample(SEEDS, 1, b, **extra) for b in range(4)]
@@ -174,7 +174,7 @@ def test_what_a_node_draws_does_not_depend_on_its_companions() -> None:
 def test_hashing_and_stamping_give_the_same_places(monkeypatch: pytest.MonkeyPatch) -> None:
     graph, _, _ = random_graph(np.random.default_rng(6), 300, 4000)
     stamped = Sampler(graph, [4, 3, 2]).sample(SEEDS)
-    monkeypatch.setattr(sampler, "_STAMP_LIMIT", 0)
+    monkeypatch.setattr(space, "STAMP_LIMIT", 0)
     assert is_same(stamped, Sampler(graph, [4, 3, 2]).sample(SEEDS))
 
 
@@ -182,9 +182,9 @@ def test_stamps_start_over_before_they_run_out() -> None:
     graph, _, _ = random_graph(np.random.default_rng(6))
     one = Sampler(graph, [4, 3])
     wanted = one.sample(SEEDS)
-    one._spare[0].base = np.uint32((1 << 31) - 5)
+    one._spare[0].nodes[0].base = np.uint32((1 << 31) - 5)
     assert is_same(wanted, one.sample(SEEDS))
-    assert int(one._spare[0].base) == 1
+    assert int(one._spare[0].nodes[0].base) == 1
     assert is_same(wanted, one.sample(SEEDS))
 
 

@@ -1,50 +1,62 @@
-"""plait's sampler in the shape PyG's loaders ask for: inputs in, SamplerOutput out."""
+"""plait's samplers in the shape PyG's loaders ask for: inputs in, SamplerOutput out."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
-from torch_geometric.sampler import BaseSampler, NegativeSampling, SamplerOutput
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.sampler import BaseSampler, HeteroSamplerOutput, NegativeSampling, SamplerOutput
+from torch_geometric.sampler.base import NumNeighbors
 from torch_geometric.sampler.neighbor_sampler import edge_sample
 
 from plait.errors import InputError
 from plait.graph import Graph
 from plait.loader.draw import stream_key
+from plait.loader.hetero import HeteroSample, HeteroSampler
+from plait.loader.inputs import canonical
 from plait.loader.sampler import Sample, Sampler
 
-__all__ = ["NumberedSampler", "checked_data", "make_sampler", "picked_seed"]
+__all__ = ["NumberedSampler", "make_sampler", "picked_seed"]
 
 
 class NumberedSampler(BaseSampler):  # type: ignore[misc]  # torch_geometric ships no types
-    """Samples that depend on the numbers of epoch and batch and on nothing else."""
+    """Samples that depend on the numbers of epoch and batch and on nothing else.
 
-    def __init__(self, sampler: Sampler, node_time: Tensor | None = None) -> None:
+    `node_time` dates negatives (by node type where there are several). Samples of several types are made
+    bidirectional here, by PyG: it pairs relations with their reverses.
+    """
+
+    def __init__(
+        self, sampler: Sampler | HeteroSampler, node_time: Any = None, is_bidirectional: bool = False
+    ) -> None:
         self.sampler = sampler
         self.node_time = node_time
-        self.num_neighbors = list(sampler.fanout)
-        self.num_nodes = sampler.graph.num_nodes
+        self.is_bidirectional = is_bidirectional
+        self.num_neighbors: Any = sampler.fanout
+        self.num_nodes = sampler.graph.num_nodes if isinstance(sampler, Sampler) else sampler.num_nodes
         self.disjoint = sampler.disjoint
 
-    def sample_from_nodes(self, index: Any, epoch: int = 0, batch: int = 0) -> SamplerOutput:
+    def sample_from_nodes(self, index: Any, epoch: int = 0, batch: int = 0) -> Any:
         """The neighbourhood of the input nodes, with their numbers and times as metadata."""
-        out = self._sample(index.node, index.time, epoch, batch)
+        seed, time = index.node, index.time
+        if index.input_type is not None:
+            seed = {index.input_type: seed}
+            time = None if time is None else {index.input_type: time}
+        out = self._directed(self._sample(seed, time, epoch, batch))
         out.metadata = (index.input_id, index.time)
         return out
 
-    def sample_from_edges(
-        self, index: Any, neg_sampling: Any = None, epoch: int = 0, batch: int = 0
-    ) -> SamplerOutput:
+    def sample_from_edges(self, index: Any, neg_sampling: Any = None, epoch: int = 0, batch: int = 0) -> Any:
         """The neighbourhood of the ends of the input links and of their negatives, PyG's metadata with it."""
         if neg_sampling is not None:
             neg_sampling = _SeededNegatives(
                 neg_sampling, int(stream_key(self.sampler.seed, epoch, batch, 0xE))
             )
-        return edge_sample(
+        out = edge_sample(
             index,
             lambda seed, seed_time: self._sample(seed, seed_time, epoch, batch),
             self.num_nodes,
@@ -52,10 +64,18 @@ class NumberedSampler(BaseSampler):  # type: ignore[misc]  # torch_geometric shi
             node_time=self.node_time,
             neg_sampling=neg_sampling,
         )
+        return self._directed(out)
 
-    def _sample(self, seed: Tensor, seed_time: Tensor | None, epoch: int, batch: int) -> SamplerOutput:
-        times = None if seed_time is None else seed_time.numpy()
-        return to_output(self.sampler.sample(seed.numpy(), epoch, batch, seed_time=times))
+    def _sample(self, seed: Any, seed_time: Any, epoch: int, batch: int) -> Any:
+        if isinstance(self.sampler, Sampler):
+            times = None if seed_time is None else seed_time.numpy()
+            return to_output(self.sampler.sample(seed.numpy(), epoch, batch, seed_time=times))
+        seeds = {kind: ids.numpy() for kind, ids in seed.items()}
+        dated = None if seed_time is None else {kind: times.numpy() for kind, times in seed_time.items()}
+        return to_hetero_output(self.sampler.sample(seeds, epoch, batch, seed_time=dated))
+
+    def _directed(self, out: Any) -> Any:
+        return out.to_bidirectional() if self.is_bidirectional else out
 
 
 def to_output(sample: Sample) -> SamplerOutput:
@@ -65,10 +85,21 @@ def to_output(sample: Sample) -> SamplerOutput:
         row=torch.from_numpy(sample.row),
         col=torch.from_numpy(sample.col),
         edge=torch.from_numpy(sample.e_id),
-        batch=None if sample.batch is None else torch.from_numpy(sample.batch.astype(np.int64, copy=False)),
+        batch=None if sample.batch is None else torch.from_numpy(sample.batch),
         num_sampled_nodes=_listed(sample.num_sampled_nodes),
         num_sampled_edges=_listed(sample.num_sampled_edges),
     )
+
+
+def to_hetero_output(sample: HeteroSample) -> HeteroSamplerOutput:
+    """The typed sample in PyG's terms; no copies."""
+    node, row, col, edge = (
+        {kind: torch.from_numpy(array) for kind, array in arrays.items()}
+        for arrays in (sample.n_id, sample.row, sample.col, sample.e_id)
+    )
+    batch = None if sample.batch is None else {k: torch.from_numpy(t) for k, t in sample.batch.items()}
+    hops = {"num_sampled_nodes": sample.num_sampled_nodes, "num_sampled_edges": sample.num_sampled_edges}
+    return HeteroSamplerOutput(node=node, row=row, col=col, edge=edge, batch=batch, **hops)
 
 
 def _listed(counts: tuple[int, ...] | None) -> list[int] | None:
@@ -99,83 +130,79 @@ def picked_seed(seed: int | None) -> int:
     return int(torch.randint(2**62, ())) if seed is None else seed
 
 
-def checked_data(data: object) -> Data:
-    """The data as a homogeneous Data; a pair of stores becomes one without node attributes."""
-    if isinstance(data, HeteroData):
-        raise InputError(
-            "data: HeteroData is not sampled yet; pass data.to_homogeneous(), or use PyG's own loader"
-        )
-    if isinstance(data, Data):
-        return data
-    if isinstance(data, tuple | list) and len(data) == 2:
-        features, graph = data
-        if isinstance(features, FeatureStore) and isinstance(graph, GraphStore):
-            return _from_store(graph)
-    raise InputError(
-        f"data: {type(data).__name__} is not sampled; pass a torch_geometric Data, or a (FeatureStore, "
-        "GraphStore) pair with one edge type"
-    )
-
-
-def _from_store(store: Any) -> Data:
-    kinds = store.get_all_edge_attrs()
-    count = len({a.edge_type for a in kinds})
-    if count != 1:
-        raise InputError(f"data: the graph store holds {count} edge types; only one is sampled yet")
-    row, col, order = store.coo()
-    if isinstance(row, dict):
-        row, col = next(iter(row.values())), next(iter(col.values()))
-        order = None if order is None else next(iter(order.values()))
-    if order is not None:
-        raise InputError("data: the graph store reorders its edges; store them as COO")
-    data = Data(edge_index=torch.stack([row, col]))
-    if kinds[0].size is not None and None not in kinds[0].size:
-        data.num_nodes = max(kinds[0].size)
-    return data
-
-
 def make_sampler(
-    data: Data,
+    data: Data | HeteroData,
     num_neighbors: Any,
-    num_nodes: int,
     *,
-    replace: bool,
     subgraph_type: Any,
-    disjoint: bool,
-    temporal_strategy: str,
     time_attr: str | None,
     weight_attr: str | None,
     directed: bool,
-    seed: int,
-    method: str = "uniform",
-    batch_dependency: int = 1,
+    **options: Any,
 ) -> NumberedSampler:
-    """The sampler of PyG's arguments."""
-    fanout = getattr(num_neighbors, "values", num_neighbors)
-    if isinstance(num_neighbors, dict) or isinstance(fanout, dict):
-        raise InputError(
-            "num_neighbors: one fanout per edge type belongs to heterogeneous data; give a list for Data"
-        )
+    """The sampler of PyG's arguments; `options` are common to plait's samplers."""
     if not directed:
         warnings.warn("directed=False is PyG's old name of subgraph_type='induced'", stacklevel=4)
         subgraph_type = "induced"
-    times = _times(data, time_attr)
-    weight = None if weight_attr is None else _attribute(data, "weight_attr", weight_attr).view(-1)
-    dated: dict[str, Any] = {name: value.detach().cpu().numpy() for name, value in times.items()}
-    sampler = Sampler(
-        Graph.from_any(data, num_nodes),
-        fanout,
-        replace=replace,
-        direction=subgraph_type,
-        disjoint=disjoint,
-        temporal_strategy=temporal_strategy,
-        weight=None if weight is None else weight.detach().cpu().numpy(),
-        seed=seed,
-        method=method,
-        batch_dependency=batch_dependency,
-        **dated,
+    direction = str(getattr(subgraph_type, "value", subgraph_type))
+    attributes = (time_attr, weight_attr)
+    if isinstance(data, HeteroData):
+        return _typed_sampler(data, num_neighbors, direction, *attributes, options)
+    return _plain_sampler(data, num_neighbors, direction, *attributes, options)
+
+
+def _plain_sampler(
+    data: Data, num_neighbors: Any, direction: str, time: str | None, weight: str | None, options: Any
+) -> NumberedSampler:
+    fanout = getattr(num_neighbors, "values", num_neighbors)
+    if isinstance(num_neighbors, Mapping) or isinstance(fanout, Mapping):
+        raise InputError(
+            "num_neighbors: one fanout per edge type belongs to heterogeneous data; give a list for Data"
+        )
+    dates = _times(data, time)
+    weights = None if weight is None else _attribute(data, "weight_attr", weight).view(-1)
+    dated: dict[str, Any] = {name: _array(value) for name, value in dates.items()}
+    graph = Graph.from_any(data, int(data.num_nodes))
+    drawn = {"weight": None if weights is None else _array(weights), "direction": direction, **options}
+    return NumberedSampler(Sampler(graph, fanout, **drawn, **dated), dates.get("node_time"))
+
+
+def _typed_sampler(
+    data: HeteroData, num_neighbors: Any, direction: str, time: str | None, weight: str | None, options: Any
+) -> NumberedSampler:
+    graphs = {kind: _relation(data, kind) for kind in data.edge_types}
+    if isinstance(num_neighbors, NumNeighbors):
+        num_neighbors = num_neighbors.get_values(list(graphs))
+    if isinstance(num_neighbors, Mapping):
+        num_neighbors = {canonical(data, kind): hops for kind, hops in num_neighbors.items()}
+    dates = _typed_times(data, time)
+    weights = None if weight is None else _collected(data, "weight_attr", weight, data.edge_types)
+    arrays: dict[str, Any] = {
+        name: _arrays(value) for name, value in {**dates, "weight": weights}.items() if value
+    }
+    is_bidirectional = direction == "bidirectional"
+    sampler = HeteroSampler(
+        graphs,
+        num_neighbors,
+        {kind: int(data[kind].num_nodes) for kind in data.node_types},
+        direction="directional" if is_bidirectional else direction,
+        **arrays,
+        **options,
     )
-    return NumberedSampler(sampler, times.get("node_time"))
+    return NumberedSampler(sampler, dates.get("node_time"), is_bidirectional)
+
+
+def _relation(data: HeteroData, kind: tuple[str, str, str]) -> Graph:
+    store = data[kind]
+    if not isinstance(store.get("edge_index"), Tensor):
+        raise InputError(f"data[{kind!r}] has no edge_index tensor; other formats are not sampled by type")
+    counts = [data[end].num_nodes for end in (kind[0], kind[-1])]
+    if None in counts:
+        raise InputError(
+            f"data: the numbers of {kind[0]!r} and {kind[-1]!r} nodes are unknown; set num_nodes"
+        )
+    source, target = _array(store.edge_index)
+    return Graph.from_edge_index(source, target, int(counts[1]), int(counts[0]))
 
 
 def _times(data: Data, name: str | None) -> dict[str, Tensor]:
@@ -189,8 +216,37 @@ def _times(data: Data, name: str | None) -> dict[str, Tensor]:
     raise InputError(f"time_attr={name!r} has neither one entry per node nor one per edge")
 
 
+def _typed_times(data: HeteroData, name: str | None) -> dict[str, dict[Any, Tensor]]:
+    if name is None:
+        return {}
+    of_nodes, of_edges = (
+        {kind: data[kind][name] for kind in kinds if name in data[kind]}
+        for kinds in (data.node_types, data.edge_types)
+    )
+    if of_nodes and of_edges:
+        raise InputError(f"time_attr={name!r} is an attribute of nodes and of edges; rename one of them")
+    if not of_nodes and not of_edges:
+        raise InputError(f"time_attr={name!r}: no node type and no edge type has such an attribute")
+    return {"node_time": of_nodes} if of_nodes else {"edge_time": of_edges}
+
+
+def _collected(data: HeteroData, argument: str, name: str, kinds: Any) -> dict[Any, Tensor]:
+    found = {kind: data[kind][name].view(-1) for kind in kinds if name in data[kind]}
+    if not found:
+        raise InputError(f"{argument}={name!r}: no edge type has such an attribute")
+    return found
+
+
 def _attribute(data: Data, argument: str, name: str) -> Tensor:
     if name not in data:
         raise InputError(f"{argument}={name!r}: data has no such attribute; it has {', '.join(data.keys())}")
     value: Tensor = data[name]
     return value
+
+
+def _array(tensor: Tensor) -> Any:
+    return tensor.detach().cpu().numpy()
+
+
+def _arrays(tensors: dict[Any, Tensor]) -> dict[Any, Any]:
+    return {kind: _array(tensor) for kind, tensor in tensors.items()}

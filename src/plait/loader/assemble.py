@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader.utils import filter_edge_store_, index_select
+from torch_geometric.sampler import HeteroSamplerOutput
 
-from plait.errors import InputError
-from plait.features.rows import Rows, as_rows, gather
+from plait.features.rows import as_rows, gather
+from plait.loader.inputs import RowsByAttribute
 from plait.runtime.buffers import Buffers
 
-__all__ = ["Assembler", "checked_features", "take_rows"]
+__all__ = ["Assembler", "take_rows"]
 
 
 class Assembler:
@@ -26,7 +26,7 @@ class Assembler:
     kernel: torch's would start a pool of threads for every thread that prepares batches.
     """
 
-    def __init__(self, data: Data, features: Mapping[str, Rows]) -> None:
+    def __init__(self, data: Data | HeteroData, features: RowsByAttribute) -> None:
         self.data = data
         self.features = dict(features)
         self._buffers = Buffers()
@@ -37,11 +37,14 @@ class Assembler:
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _buffers=Buffers())
 
-    def __call__(self, out: Any) -> Data:
+    def __call__(self, out: Any) -> Any:
         """The batch of a PyG SamplerOutput whose edges have the caller's numbers, less its metadata."""
         data = copy.copy(self.data)
-        self._fill_nodes(data, out.node)
-        filter_edge_store_(self.data._store, data._store, out.row, out.col, out.edge)
+        if isinstance(out, HeteroSamplerOutput):
+            self._fill_types(data, out)
+            return data
+        self._fill_nodes(None, self.data._store, data._store, out.node)
+        self._fill_edges(self.data._store, data._store, out.row, out.col, out.edge)
         if "n_id" not in data:
             data.n_id = out.node
         if out.edge is not None and "e_id" not in data:
@@ -53,19 +56,39 @@ class Assembler:
             data._orig_edge_index = torch.stack([out.orig_row, out.orig_col], dim=0)
         return data
 
-    def _fill_nodes(self, data: Data, nodes: Tensor) -> None:
+    def _fill_types(self, data: HeteroData, out: HeteroSamplerOutput) -> None:
+        none = torch.empty(0, dtype=torch.long)
+        for kind in self.data.node_types:
+            nodes = out.node.get(kind, none)
+            self._fill_nodes(kind, self.data[kind], data[kind], nodes)
+            if "n_id" not in data[kind]:
+                data[kind].n_id = nodes
+        for kind in self.data.edge_types:
+            ends = (out.row.get(kind, none), out.col.get(kind, none))
+            edge = (out.edge or {}).get(kind, none)
+            self._fill_edges(self.data[kind], data[kind], *ends, edge)
+            if edge is not None and "e_id" not in data[kind]:
+                data[kind].e_id = edge.to(torch.long)
+        data.set_value_dict("batch", out.batch)
+        data.set_value_dict("num_sampled_nodes", out.num_sampled_nodes)
+        data.set_value_dict("num_sampled_edges", out.num_sampled_edges)
+
+    def _fill_nodes(self, kind: str | None, store: Any, filled: Any, nodes: Tensor) -> None:
         """As PyG's filter_node_store_, with `features` in the place of attributes of their names."""
-        store, filled = self.data._store, data._store
         for key, value in store.items():
-            if key in self.features:
+            if (kind, key) in self.features:
                 continue
             if key == "num_nodes":
                 filled.num_nodes = nodes.numel()
             elif store.is_node_attr(key):
                 dim = self.data.__cat_dim__(key, value, store)
                 filled[key] = take_rows(value, nodes, dim, self._buffers)
-        for key, rows in self.features.items():
-            filled[key] = torch.from_numpy(rows.take(nodes.numpy()))
+        for (owner, key), rows in self.features.items():
+            if owner == kind:
+                filled[key] = torch.from_numpy(rows.take(nodes.numpy()))
+
+    def _fill_edges(self, store: Any, filled: Any, row: Tensor, col: Tensor, edge: Tensor | None) -> None:
+        filter_edge_store_(store, filled, row, col, edge)
 
 
 def take_rows(value: Any, nodes: Tensor, dim: int = 0, buffers: Buffers | None = None) -> Tensor:
@@ -80,7 +103,8 @@ def take_rows(value: Any, nodes: Tensor, dim: int = 0, buffers: Buffers | None =
         out = torch.empty((nodes.numel(), *value.shape[1:]), dtype=value.dtype)
     else:
         out = buffers.take(nodes.numel(), width, value.dtype).view(nodes.numel(), *value.shape[1:])
-    gather(_bytes(value), nodes.numpy(), _bytes(out))
+    if nodes.numel():
+        gather(_bytes(value), nodes.numpy(), _bytes(out))
     return out
 
 
@@ -102,33 +126,3 @@ def _is_plain(value: Any, dim: int) -> bool:
 def _bytes(tensor: Tensor) -> Any:
     """Its memory as rows of bytes; numpy knows no bfloat16, and a copy needs no dtype."""
     return tensor.detach().view(tensor.size(0), -1).view(torch.uint8).numpy()
-
-
-def checked_features(features: object) -> dict[str, Rows]:
-    """The rows by attribute name; one source alone is `x`."""
-    if features is None:
-        return {}
-    named = features if isinstance(features, Mapping) else {"x": features}
-    return {
-        str(name): _from_store(source, name) if hasattr(source, "get_tensor") else as_rows(source)
-        for name, source in named.items()
-    }
-
-
-def _from_store(store: Any, name: str) -> Rows:
-    """The attribute of that name of a PyG FeatureStore."""
-    found = [a for a in store.get_all_tensor_attrs() if a.attr_name == name]
-    if len(found) != 1:
-        have = ", ".join(sorted({str(a.attr_name) for a in store.get_all_tensor_attrs()})) or "none"
-        raise InputError(f"features: the store holds {len(found)} attributes named {name!r} (it has {have})")
-    attr = found[0]
-
-    def fetch(ids: Any) -> Any:
-        wanted = copy.copy(attr)
-        wanted.index = torch.from_numpy(ids)
-        if not wanted.is_set("group_name"):  # Data lists its attributes without
-            wanted.group_name = None
-        return store.get_tensor(wanted)
-
-    size = store.get_tensor_size(attr)
-    return as_rows(fetch, None if size is None else int(size[0]))

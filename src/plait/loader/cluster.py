@@ -89,7 +89,7 @@ class ClusterLoader(Epochs, PyGClusterLoader):  # type: ignore[misc]  # torch_ge
         **kwargs: Any,
     ) -> None:
         seed = picked_seed(seed)
-        self._set_out(seed, prefetch, budget_bytes, None)
+        self._set_out(seed, prefetch, budget_bytes)
         self.filter_per_worker = True
         kwargs.pop("dataset", None)
         kwargs.pop("collate_fn", None)

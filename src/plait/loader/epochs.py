@@ -80,9 +80,17 @@ class Epochs:
     budget_bytes: int | None
     stalled_seconds: float
     cache: Cache | None
+    cached_type: str | None
     _workers: DataLoader[Any] | None
 
-    def _set_out(self, seed: int, prefetch: int, budget_bytes: int | None, cache: Cache | None) -> None:
+    def _set_out(
+        self,
+        seed: int,
+        prefetch: int,
+        budget_bytes: int | None,
+        cache: Cache | None = None,
+        cached_type: str | None = None,
+    ) -> None:
         """Stores the settings of the iteration, checked; before the DataLoader is initialised."""
         if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
             raise InputError(
@@ -91,7 +99,8 @@ class Epochs:
         if budget_bytes is not None and budget_bytes <= 0:
             raise InputError(f"budget_bytes={budget_bytes}: give a positive number of bytes, or None")
         self.epoch, self.seed, self.prefetch, self.budget_bytes = 0, seed, prefetch, budget_bytes
-        self.stalled_seconds, self.cache, self._workers = 0.0, cache, None
+        self.stalled_seconds, self._workers = 0.0, None
+        self.cache, self.cached_type = cache, cached_type
 
     def _check_workers(self) -> None:
         loader: Any = self
@@ -213,7 +222,8 @@ class Epochs:
                 for _ in range(2):
                     if len(known) > cache.window or (drawn := next(samples, None)) is None:
                         break
-                    cache.reveal(drawn[1].node.numpy())
+                    nodes = drawn[1].node
+                    cache.reveal((nodes[self.cached_type] if isinstance(nodes, dict) else nodes).numpy())
                     known.append(drawn)
                 if not known:
                     return
@@ -332,4 +342,5 @@ def _as_is(batch: Any) -> Any:
 
 def _weight(batch: Any) -> int:
     """Bytes of the tensors of a batch."""
-    return sum(v.numel() * v.element_size() for v in batch.to_dict().values() if isinstance(v, torch.Tensor))
+    tensors = (v for store in batch.stores for v in store.values() if isinstance(v, torch.Tensor))
+    return sum(v.numel() * v.element_size() for v in tensors)

@@ -66,10 +66,14 @@ def hash_relabel(
     end: int,
     n_id: Any,
     tree: Any,
+    target_tree: Any,
     found: int,
     row: Any,
 ) -> int:
-    """As `stamp_relabel` for targets begin..end, on an empty table; nodes known so far are entered first."""
+    """As `stamp_relabel` for targets begin..end, on an empty table; nodes known so far are entered first.
+
+    n_id and tree are those of the sources, whose number of nodes in the graph is num_nodes.
+    """
     mask = keys.size - 1
     has_tree = tree.size > 0
     for i in range(found):
@@ -79,7 +83,7 @@ def hash_relabel(
             keys[at] = wanted + 1
             places[at] = i
     for i in range(begin, end):
-        offset = tree[i] * num_nodes if has_tree else 0
+        offset = target_tree[i] * num_nodes if has_tree else 0
         for e in range(pointer[i], pointer[i + 1]):
             wanted = np.int64(source[e]) + offset
             at = _probe(keys, mask, wanted)
@@ -88,7 +92,7 @@ def hash_relabel(
                 places[at] = found
                 n_id[found] = source[e]
                 if has_tree:
-                    tree[found] = tree[i]
+                    tree[found] = target_tree[i]
                 found += 1
             row[e] = places[at]
     return found
