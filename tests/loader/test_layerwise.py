@@ -57,9 +57,18 @@ LAYERS: dict[str, Any] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _same_weights_every_time() -> None:
+    torch.manual_seed(0)
+
+
+def are_close(got: torch.Tensor, expected: torch.Tensor) -> None:
+    """Blocks add in another order than the whole graph does."""
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=5e-5)
+
+
 @pytest.mark.parametrize("name", LAYERS)
 def test_blocks_give_what_the_whole_graph_gives(name: str) -> None:
-    torch.manual_seed(0)
     data = small_data()
     model = Net(LAYERS[name](5, 8), LAYERS[name](8, 4)).eval()
     with torch.no_grad():
@@ -68,7 +77,7 @@ def test_blocks_give_what_the_whole_graph_gives(name: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         got = inference(model, data, memory_limit=SMALL)
-    torch.testing.assert_close(got, expected, rtol=1e-5, atol=5e-5)  # blocks add in another order
+    are_close(got, expected)
     assert model.training
     assert "forward" not in vars(model.first)
 
@@ -80,7 +89,7 @@ def test_edge_weights_follow_their_edges(name: str) -> None:
     with torch.no_grad():
         expected = model(data.x, data.edge_index, edge_weight=data.edge_weight)
     got = inference(model, data, memory_limit=SMALL, edge_weight=data.edge_weight)
-    torch.testing.assert_close(got, expected)
+    are_close(got, expected)
 
 
 def test_models_of_pyg_run_as_they_are() -> None:
@@ -89,7 +98,7 @@ def test_models_of_pyg_run_as_they_are() -> None:
         model = make(5, 8, 3, 4, jk="cat").eval()
         with torch.no_grad():
             expected = model(data.x, data.edge_index)
-        torch.testing.assert_close(inference(model, data, memory_limit=SMALL), expected)
+        are_close(inference(model, data, memory_limit=SMALL), expected)
 
 
 def test_a_layer_that_looks_further_runs_whole_and_says_so() -> None:
@@ -98,7 +107,7 @@ def test_a_layer_that_looks_further_runs_whole_and_says_so() -> None:
     with torch.no_grad():
         expected = model(data.x, data.edge_index)
     with pytest.warns(UserWarning, match=r"first \(SGConv\) runs on the whole graph"):
-        torch.testing.assert_close(inference(model, data, memory_limit=SMALL), expected)
+        are_close(inference(model, data, memory_limit=SMALL), expected)
 
 
 def test_features_may_stay_on_disk(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 import torch_geometric.loader
-
 from torch_geometric.sampler import NegativeSampling
 
 from plait.errors import InputError
