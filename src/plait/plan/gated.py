@@ -15,9 +15,9 @@ from plait.plan.passes import Steps
 
 __all__ = ["GatedProblem", "candidates", "choose"]
 
-# What a sigmoid and its products cost beside gathering a column; from a few timings, not fitted.
-_SIGMOID = 3.0
-_DERIVATIVE = 0.4
+# Times of the passes beside a sparse product of the same columns: from a few timings on a busy machine, at
+# widths 64 and 256; not fitted.
+_SUM, _SUM_AND_SLOPES, _SOURCES = 1.1, 1.4, 1.8
 
 
 @dataclass(frozen=True)
@@ -41,20 +41,15 @@ def _steps(p: GatedProblem, is_kept: bool) -> list[FusedStep]:
     steps = Steps(p.machine, p.float_bytes, p.threads)
     rows, total = p.matrix.columns, (4 if p.has_skip else 3) * p.width
     steps.gemm(f"project -> {rows}x{total}", "fwd", rows, p.inner, total)
-    more = _DERIVATIVE if p.is_training and is_kept else 0.0
-    steps.gather(
-        "gate and sum, gathers Q and V", "fwd", p.matrix, 2 * p.width, operations=_SIGMOID / 2 + more
-    )
+    factor = _SUM_AND_SLOPES if p.is_training and is_kept else _SUM
+    steps.gather("gate and sum, gathers Q and V", "fwd", p.matrix, 2 * p.width, factor)
     if not p.is_training:
         return steps.made
-    turned = p.matrix.transposed()
     if not is_kept:
-        steps.gather("gradient of K, gathers Q and V", "bwd", p.matrix, 2 * p.width, operations=_SIGMOID / 2)
+        steps.gather("gradient of K, gathers Q and V", "bwd", p.matrix, 2 * p.width, _SUM)
     steps.stream("gradient of K", "bwd", p.matrix.rows, p.width, 2)
-    steps.gather(
-        "gradients of Q and V, gathers K and the gradient", "bwd", turned, 2 * p.width,
-        operations=_SIGMOID / 2 + _DERIVATIVE, because="gates are recomputed",
-    )  # fmt: skip
+    turned = p.matrix.transposed()
+    steps.gather("gradients of Q and V", "bwd", turned, 2 * p.width, _SOURCES, "gates are recomputed")
     if p.wants_input_grad:
         steps.gemm("input gradient", "bwd", rows, total, p.inner)
     steps.gemm("weight gradient", "bwd", rows, p.inner, total, is_transposed=True)

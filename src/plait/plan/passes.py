@@ -46,21 +46,12 @@ class Steps:
         phase: str,
         matrix: Matrix,
         cols: int,
-        *,
         factor: float = 1.0,
-        operations: float = 0.0,
         because: str = "one gather",
     ) -> None:
-        """A pass over the edges that gathers `cols` columns of each.
-
-        It takes `factor` times a sparse product, and `operations` more for each of these columns, in units of
-        a column's share of the machine's time for an edge (64 float32).
-        """
+        """A pass over the edges that gathers `cols` columns, in `factor` times a sparse product's time."""
         base = self.pricer.price(Request("spmm", matrix.rows, cols, matrix=matrix, addends=1))
-        column = self.machine.edge_seconds / 64 * self.pricer.float_bytes / 4 * self.pricer.slowdown
-        seconds = base.seconds * factor + matrix.edges * cols * operations * column
-        work = Work(base.work.flops * (1 + operations), base.work.bytes_least, base.work.bytes_gathered)
-        self.made.append(FusedStep(title, phase, Price(seconds, work, "plait", because)))
+        self.made.append(FusedStep(title, phase, Price(base.seconds * factor, base.work, "plait", because)))
 
     def stream(self, title: str, phase: str, rows: int, cols: int, parts: int = 1) -> None:
         """A pass over rows in order, `parts` of them read for one written."""
