@@ -146,3 +146,19 @@ def test_infinities_and_nans_reach_the_neighbours_and_nobody_else() -> None:
     out = partial_sums(Sums(tile_schedule(search(graph, min_count=2))), x, torch.empty(15, 3))
     expected = reference.spmm(graph.indptr, graph.indices, x.numpy())
     np.testing.assert_array_equal(out.numpy(), expected)
+
+
+@pytest.mark.parametrize("reduce", ["max", "min"])
+@pytest.mark.parametrize("name", ODD_GRAPHS)
+def test_extrema_by_overlapping_covers_are_those_of_csr_bit_by_bit(name: str, reduce: str) -> None:
+    graph = ODD_GRAPHS[name]
+    hag = search(graph, min_count=2, order="idempotent")
+    for width in (1, 17, 64, 130):
+        x = dense(np.random.default_rng(3), graph.num_sources, width, torch.float32).round(decimals=1)
+        if x.numel():
+            x[0, 0] = float("nan")
+        expected = torch.from_numpy(reference.extremum(graph.indptr, graph.indices, x.numpy(), reduce))
+        for schedule in (tile_schedule(hag), tile_schedule(hag, 2), level_schedule(hag, 4)):
+            out = torch.full((graph.num_nodes, width), 7.0)
+            partial_sums(Sums(schedule), x, out, reduce=reduce)
+            torch.testing.assert_close(out, expected.float(), rtol=0, atol=0, equal_nan=True)

@@ -95,6 +95,7 @@ def partial_sums(
     x: torch.Tensor,
     out: torch.Tensor,
     *,
+    reduce: str = "sum",
     source: torch.Tensor | None = None,
     target: torch.Tensor | None = None,
     addend: torch.Tensor | None = None,
@@ -103,12 +104,13 @@ def partial_sums(
     shared: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """out[i] = target[i] * sum of source[j] * x[j] over the neighbours j of i
-    + addend_scale[i] * addend[i] + bias; addend may be `out` itself.
+    + addend_scale[i] * addend[i] + bias; addend may be `out` itself. With reduce "max" or "min" the largest
+    or smallest x[j] instead of the sum, zeros without neighbours; such schedules may cover a neighbour twice.
 
     `shared` is memory for the rows that all tiles see, [num_shared, width] or more; allocated when not given.
     """
     size, width = x.element_size(), x.shape[1]
-    variant = cpu.Variant(size * 8, source is not None, sums.num_shared > 0, sums.is_signed)
+    variant = cpu.Variant(size * 8, source is not None, sums.num_shared > 0, sums.is_signed, reduce)
     address = _address(variant)
     threads = launch.num_threads()
     scratch, share = _scratch(sums.num_slots, size, threads)

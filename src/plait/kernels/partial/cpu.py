@@ -67,17 +67,20 @@ _AHEAD = 8
 
 
 class Variant(NamedTuple):
-    """What is compiled apart: element size, inputs scaled, rows shared between tiles, operands subtracted."""
+    """What is compiled apart: element size, inputs scaled, rows shared between tiles, operands subtracted,
+    and whether operands are added or the largest or smallest is taken."""
 
     float_bits: int
     is_scaled: bool
     has_shared: bool
     is_signed: bool
+    reduce: str = "sum"
 
     @property
     def name(self) -> str:
-        flags = "".join(letter for letter, is_on in zip("xsm", self[1:], strict=True) if is_on)
-        return f"partial-f{self.float_bits}{'-' + flags if flags else ''}"
+        flags = "".join(letter for letter, is_on in zip("xsm", self[1:4], strict=True) if is_on)
+        reduce = "" if self.reduce == "sum" else f"-{self.reduce}"
+        return f"partial{reduce}-f{self.float_bits}{'-' + flags if flags else ''}"
 
 
 class _Step:
@@ -136,12 +139,21 @@ class _Step:
         b, code, step = self.code.builder, self.code, self["step"]
         start = self.integer("start", step, 64)
         end = self.integer("start", b.add(step, code.word(1)), 64)
+        if self.variant.reduce != "sum":
+            return self.extremum(start, end)
         middle = self.integer("subtracted", step, 64) if self.variant.is_signed else end
         zero = code.constant(0.0)
         (total,) = code.loop(start, middle, [zero], lambda i, t: [b.fadd(t[0], self.operand(i))])
         if self.variant.is_signed:
             (total,) = code.loop(middle, end, [total], lambda i, t: [b.fsub(t[0], self.operand(i))])
         return total
+
+    def extremum(self, start: Any, end: Any) -> Any:
+        """The largest or smallest operand; zeros where there is none, as in PyG."""
+        b, code, reduce = self.code.builder, self.code, self.variant.reduce
+        worst = code.constant(float("-inf") if reduce == "max" else float("inf"))
+        (best,) = code.loop(start, end, [worst], lambda i, t: [code.extremum(reduce, t[0], self.operand(i))])
+        return b.select(b.icmp_signed("<", start, end), best, code.constant(0.0))
 
     def write(self) -> None:
         b, code, step = self.code.builder, self.code, self["step"]
