@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from plait.bench.ops import dense, gather, ordering, scatter, sparse
+from plait.bench.ops import dense, gather, layer, ordering, sampling, scatter, sparse
 from plait.bench.ops.case import Case, case_of
 from plait.bench.ops.operation import Operation
 from plait.errors import InputError
@@ -14,7 +14,7 @@ __all__ = ["OPERATIONS", "find", "make_case"]
 
 OPERATIONS: Mapping[str, Operation] = {
     operation.name: operation
-    for room in (gather, scatter, ordering, sparse, dense)
+    for room in (gather, scatter, ordering, sparse, dense, sampling, layer)
     for operation in room.OPERATIONS
 }
 

@@ -17,8 +17,10 @@ from plait.bench.ops.operation import FORWARD, GRAPH, Operation, Unsupported, Va
 
 __all__ = ["DENSE_LIMIT", "OPERATIONS"]
 
-# A dense adjacency beyond this many nodes takes more than 256 MB of float32.
+# A dense adjacency beyond this many nodes takes more than 256 MB of float32; a square of one beyond the
+# other takes minutes on two cores.
 DENSE_LIMIT = 8192
+_SQUARE_LIMIT = {"cpu": 2048, "cuda": DENSE_LIMIT}
 _TAKES: Mapping[str, Any] = {**GRAPH, "sparsity": None, "value_sparsity": None}
 
 
@@ -205,9 +207,9 @@ def _two_products(out: Any, inputs: Inputs) -> tuple[Tensor, ...]:
 
 def _square(inputs: Inputs, layout: str) -> Callable[[], Tensor]:
     if layout == "dense":
-        nodes = inputs.case.size("nodes")
-        if nodes > DENSE_LIMIT:
-            raise Unsupported(f"a dense adjacency of {nodes} nodes is not tried (most: {DENSE_LIMIT})")
+        nodes, most = inputs.case.size("nodes"), _SQUARE_LIMIT[inputs.case.device]
+        if nodes > most:
+            raise Unsupported(f"the square of a dense adjacency of {nodes} nodes is not tried (most: {most})")
         matrix = inputs.once("dense", lambda: inputs.coo().to_dense())
     else:
         matrix = inputs.coo() if layout == "coo" else inputs.csr()
