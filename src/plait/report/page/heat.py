@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from plait.report.layers import geometric_mean
 from plait.report.page.draw import Figure, label, short, svg, tag, titled
 from plait.report.page.palette import heat_class
-from plait.report.page.samples import Contest, Sample, contests, number
+from plait.report.page.samples import GENERATED, Contest, Sample, contests, number
 from plait.report.table import ratio_text, seconds_text
 
 __all__ = ["Grid", "grid_figure", "grid_html", "layer_grids", "op_grids"]
 
+_MOST_SIZES = 10
 _DEEP = ("slow3", "fast4", "fast5")
 
 
@@ -35,9 +36,8 @@ class Grid:
     title: str
     caption: str
     column_name: str
-    columns: tuple[str, ...]
+    columns: Mapping[str, str]  # its name -> the graph the filters know it by
     cells: Mapping[tuple[Row, str], list[Contest]] = field(default_factory=dict)
-    is_by_graph: bool = True
 
     @property
     def rows(self) -> list[Row]:
@@ -57,21 +57,23 @@ class _Cell:
 def layer_grids(samples: Sequence[Sample]) -> list[Grid]:
     """The maps of `bench layers` and `bench models`: graphs from few edges to many."""
     grids = []
-    for kind, noun in (("layer", "layers"), ("model", "whole models")):
+    for kind, title in (("layer", "One layer at a time"), ("model", "Whole models, trained from the start")):
         found = contests(s for s in samples if s.kind == kind)
         if any(contest.own or contest.is_own_wrong for contest in found):
-            title = "One layer at a time" if kind == "layer" else "Whole models, trained from the start"
-            caption = (
-                f"Time of the fastest peer divided by plait’s, for {noun}; graphs from few edges to many. "
-                "Blue: plait is faster. Orange: it is slower."
-            )
-            size = {c.samples[0].graph: number(c.samples[0].fields.get("num_edges")) for c in found}
-            columns = sorted(size, key=lambda graph: (math.isnan(size[graph]), size[graph], graph))
-            shared = _shared_ending([c.samples[0].case for c in found])
-            caption += f" All of them: {shared}." if shared else ""
-            cells = _gathered(found, lambda c: c.samples[0].graph, _without(shared))
-            grids.append(Grid(f"ratio-{noun.split()[-1]}", title, caption, "graph", tuple(columns), cells))
+            grids.append(_graph_grid(f"ratio-{kind}s", title, found))
     return grids
+
+
+def _graph_grid(name: str, title: str, found: Sequence[Contest]) -> Grid:
+    size = {c.samples[0].graph: number(c.samples[0].fields.get("num_edges")) for c in found}
+    columns = sorted(size, key=lambda graph: (math.isnan(size[graph]), size[graph], graph))
+    shared = _shared_ending([c.samples[0].case for c in found])
+    caption = (
+        "Time of the fastest peer divided by plait’s; graphs from few edges to many. Blue: plait is faster. "
+        "Orange: it is slower." + (f" All of them: {shared}." if shared else "")
+    )
+    cells = _gathered(found, lambda c: c.samples[0].graph, _without(shared))
+    return Grid(name, title, caption, "graph", {graph: graph for graph in columns}, cells)
 
 
 def op_grids(samples: Sequence[Sample]) -> list[Grid]:
@@ -81,17 +83,19 @@ def op_grids(samples: Sequence[Sample]) -> list[Grid]:
     sized = [c for c in found if _size(c) > 0 and c.samples[0].fields.get("sparsity") is None]
     if not sized:
         return []
-    columns = sorted({(_direction(c), _decade(c)) for c in sized}, key=lambda pair: (pair[0] != "", *pair))
+    sizes = {_rounded(_size(c), 1) for c in sized if c.samples[0].graph == GENERATED}
+    digits = 1 if len(sizes) <= _MOST_SIZES else 0
+    names = {_op_column(c, digits): c for c in sorted(sized, key=_column_order)}
     several = len({c.samples[0].device for c in sized}) > 1
-    cells = _gathered(sized, _op_column, lambda c: c.samples[0].device if several else "")
+    cells = _gathered(
+        sized, lambda c: _op_column(c, digits), lambda c: c.samples[0].device if several else ""
+    )
     caption = (
         "Time of the fastest other implementation divided by plait’s; where several cases share a cell, "
         "their geometric mean. Blue: plait is faster. Orange: it is slower."
     )
-    names = tuple(_column_name(*pair) for pair in columns)
-    return [
-        Grid("ratio-ops", "Operation by operation", caption, "edges or rows", names, cells, is_by_graph=False)
-    ]
+    graphs = {name: contest.samples[0].graph for name, contest in names.items()}
+    return [Grid("ratio-ops", "Operation by operation", caption, "edges or rows", graphs, cells)]
 
 
 def _shared_ending(details: Sequence[str]) -> str:
@@ -113,16 +117,20 @@ def _size(contest: Contest) -> float:
     return next((size for size in sizes if size > 0), 0.0)
 
 
-def _decade(contest: Contest) -> int:
-    return round(2 * math.log10(_size(contest)))
+def _rounded(size: float, digits: int) -> float:
+    """To one digit, or to the nearest power of ten."""
+    return float(f"{size:.0e}") if digits else 10.0 ** round(math.log10(size))
 
 
-def _op_column(contest: Contest) -> str:
-    return _column_name(_direction(contest), _decade(contest))
+def _op_column(contest: Contest, digits: int) -> str:
+    graph = contest.samples[0].graph
+    size = short(_rounded(_size(contest), digits)) if graph == GENERATED else graph
+    return f"{size} {_direction(contest)}".rstrip()
 
 
-def _column_name(direction: str, half_decades: int) -> str:
-    return f"{short(float(f'{10 ** (half_decades / 2):.1g}'))} {direction}".rstrip()
+def _column_order(contest: Contest) -> tuple[bool, str, bool, float]:
+    direction = _direction(contest)
+    return direction != "", direction, contest.samples[0].graph != GENERATED, _size(contest)
 
 
 def _direction(contest: Contest) -> str:
@@ -172,22 +180,22 @@ def grid_html(grid: Grid) -> str:
             "th",
             tag("span", _breakable(column)),
             scope="col",
-            data_graph=column if grid.is_by_graph else None,
+            data_graph=graph,
         )
-        for column in grid.columns
+        for column, graph in grid.columns.items()
     )
     rows = []
     for row in grid.rows:
         name = tag("b", html.escape(row.op)) + " " + html.escape(row.detail)
         cells = tag("th", name, scope="row")
-        for column in grid.columns:
+        for column, graph in grid.columns.items():
             cell = _cell(grid.cells.get((row, column), ()), row, column)
             cells += tag(
                 "td",
                 html.escape(cell.text),
                 class_=f"h {cell.colour}",
                 data_tip=cell.tip,
-                data_graph=column if grid.is_by_graph else None,
+                data_graph=graph,
             )
         rows.append(tag("tr", cells, data_op=row.op, data_device=row.device))
     corner = tag("th", html.escape(grid.column_name + " →"), scope="col", class_="corner")

@@ -258,7 +258,7 @@ def _figure(figure: Figure, **facets: object) -> str:
 
 def _scale_key() -> str:
     steps = ("slow3", "slow2", "slow1", "even", "fast1", "fast2", "fast3", "fast4", "fast5")
-    texts = ("< 0.5", "< 0.8", "< 0.95", "level", "1.05 +", "1.25 +", "1.75 +", "3 +", "6 +")
+    texts = ("<0.5", "<0.8", "<0.95", "level", "1.05+", "1.25+", "1.75+", "3+", "6+")
     cells = [tag("span", text, class_=f"h {step}") for step, text in zip(steps, texts, strict=True)]
     return tag("div", *cells, class_="key", aria_hidden="true")
 

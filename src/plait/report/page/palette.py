@@ -50,7 +50,7 @@ DARK = {
     "peer": "#959ba5",
     "wash": "#1b2f41",
     "slow3": "#f0a04b",
-    "slow2": "#a9651d",
+    "slow2": "#8f5414",
     "slow1": "#4f3a20",
     "even": "#2a2d33",
     "fast1": "#1d3449",

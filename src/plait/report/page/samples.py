@@ -16,9 +16,20 @@ from plait.measure import Record, read
 from plait.report.layers import SUBJECT
 from plait.report.page.draw import short
 
-__all__ = ["Contest", "Run", "Sample", "contests", "number", "read_runs", "records_of", "samples_of"]
+__all__ = [
+    "GENERATED",
+    "Contest",
+    "Run",
+    "Sample",
+    "contests",
+    "number",
+    "read_runs",
+    "records_of",
+    "samples_of",
+]
 
 KINDS = {"op": "op", "bench-layers": "layer", "bench-models": "model", "bench-plans": "plan"}
+GENERATED = "generated"  # the graph of a case that names none
 PLAN_FORMAT = "plait-plan-1"
 _STATUS = {"timed": "ok", "ok": "ok", "missing": "absent", "absent": "absent"}
 
@@ -229,7 +240,7 @@ def _of_op(record: Record, group: str) -> list[Sample]:
             kind="op",
             op=str(case["op"]),
             variant=str(case["variant"]),
-            graph=str(case.get("graph") or "generated"),
+            graph=str(case.get("graph") or GENERATED),
             device=str(case.get("device", "cpu")),
             case=_op_case(case, record.environment.get("threads")),
             group=group,

@@ -9,7 +9,7 @@ from typing import Any
 
 from plait.measure import Record
 from plait.report.layers import geometric_mean, load_warning
-from plait.report.page.samples import Contest, Run, Sample, contests
+from plait.report.page.samples import GENERATED, Contest, Run, Sample, contests
 from plait.report.page.sweeps import Sweep, crossings
 from plait.report.page.trees import Prediction
 from plait.report.table import ratio_text, seconds_text
@@ -48,7 +48,7 @@ def lead(run: Run, samples: Sequence[Sample]) -> str:
     if run.plans:
         parts.append(_counted(len(run.plans), "plan", "plans"))
     timed = [s for s in samples if s.is_timed]
-    graphs = {s.graph for s in samples} - {"generated"}
+    graphs = {s.graph for s in samples} - {GENERATED}
     text = f"This page shows {_listed(parts)}"
     text += f" on {_counted(len(graphs), 'graph', 'graphs')}" if graphs else ""
     text += f": {len(timed):,} timings from {sum(len(s.times) for s in timed):,} samples" if timed else ""
@@ -149,7 +149,7 @@ def _told(contest: Contest) -> str:
     own, peer = contest.own, contest.peer
     if own is None or peer is None:
         return ""
-    where = f"{own.op} {own.case}" + (f" on {own.graph}" if own.graph != "generated" else "")
+    where = f"{own.op} {own.case}" + (f" on {own.graph}" if own.graph != GENERATED else "")
     times = f"{seconds_text(own.median)} against {seconds_text(peer.median)} of {peer.variant}"
     return f"{ratio_text(contest.ratio).replace('x', '×')} for {where} ({times})"
 

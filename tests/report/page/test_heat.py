@@ -1,0 +1,47 @@
+"""report/page/heat: cells hold the ratio to the best peer, wrong answers are not numbers."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from plait.report.page import Report
+from plait.report.page.heat import grid_figure, grid_html, layer_grids, op_grids
+
+
+def test_graphs_stand_from_few_edges_to_many(report: Report) -> None:
+    layers, models = layer_grids(report.samples)
+    assert list(layers.columns) == ["small", "middle", "large"]
+    assert list(models.columns) == ["small"]
+    assert "All of them: 64→32 training." in layers.caption
+
+
+def test_a_cell_is_best_peer_over_plait(report: Report) -> None:
+    page = grid_html(layer_grids(report.samples)[0])
+    ratios = [float(text) for text in re.findall(r">([\d.]+)</td>", page)]
+    assert ratios[:3] == pytest.approx([2.5] * 3, rel=0.1)
+    assert ratios[3:] == pytest.approx([0.8] * 2, rel=0.1)
+    assert re.search(r'class="h wrong"[^>]*gradient of x differs by 3.4e-03[^>]*>wrong<', page)
+
+
+def test_operations_without_plait_or_of_chosen_density_are_not_in_the_map(report: Report) -> None:
+    (grid,) = op_grids(report.samples)
+    assert {row.op for row in grid.rows} == {"spmm", "scatter_add", "mm"}
+    assert list(grid.columns) == ["1k", "10k", "20k", "100k", "1M"]
+    assert set(grid.columns.values()) == {"generated"}
+
+
+def test_cases_that_share_a_cell_are_averaged_and_say_so(report: Report) -> None:
+    assert "in 4 cases" in grid_html(op_grids(report.samples)[0])
+
+
+def test_the_drawing_has_the_numbers_of_the_table(report: Report) -> None:
+    grid = layer_grids(report.samples)[0]
+    numbers = re.findall(r">(\d\.\d+)<", grid_html(grid))
+    assert numbers == re.findall(r">(\d\.\d+)<", grid_figure(grid).draw(1000))
+
+
+def test_nothing_measured_is_no_map() -> None:
+    assert layer_grids([]) == []
+    assert op_grids([]) == []

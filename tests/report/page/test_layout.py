@@ -1,0 +1,81 @@
+"""report/page/layout: one well-formed file that loads nothing, whatever the records hold."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ElementTree
+from html.parser import HTMLParser
+
+import numpy as np
+
+from plait.report.page import Report, Run, printed, report_of
+from plait.report.page.draw import WIDE
+from tests.report.page import made
+
+_VOID = {"meta"}
+
+
+class _Balance(HTMLParser):
+    """Fails on tags that do not match."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.scripts = 0
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.scripts += tag == "script"
+        if tag not in _VOID and tag != "wbr":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_whole_and_loads_nothing(report: Report) -> None:
+    page = report.html()
+    balance = _Balance()
+    balance.feed(page)
+    assert balance.open == []
+    addresses = set(re.findall(r"https?://[^\"' <]+", page))
+    assert addresses <= {"http://www.w3.org/2000/svg"}
+    assert not re.search(r"(src|href)=|@import|url\(", page)
+
+
+def test_every_section_is_there(report: Report) -> None:
+    page = report.html()
+    for name in ("environment", "ratios", "machine", "curves", "plans", "numbers"):
+        assert f'id="{name}"' in page
+    assert "Left out" not in page
+
+
+def test_sections_without_records_are_one_line() -> None:
+    records = tuple(made.layers(np.random.default_rng(0)))
+    page = report_of(Run((records,), {}, ())).html()
+    for name in ("machine", "curves", "plans"):
+        assert f'id="{name}"' not in page
+    missing = "plait bench ops, plait bench models, plait bench plans, plait explain --json"
+    assert f"Left out: no records of {missing}." in page
+
+
+def test_what_a_record_holds_cannot_become_markup() -> None:
+    evil = '"><script>alert(1)</script>'
+    rng = np.random.default_rng(0)
+    case = {"graph": evil, "law": evil, "edges": 10}
+    records = [made.op_record(evil, v, 1.0, rng, 1.0, 1.0, **case) for v in (evil, "plait")]
+    records.append(made.untimed(evil, evil, "wrong", evil))
+    plan = made.plan()
+    plan["layers"][0] |= {"layer": evil, "expression": evil, "because": evil}
+    balance = _Balance()
+    balance.feed(report_of(Run((tuple(records),), {evil: plan}, (evil,))).html())
+    assert balance.open == []
+    assert balance.scripts == 1
+
+
+def test_figures_are_svg_files_with_a_name_each(report: Report) -> None:
+    figures = report.figures
+    assert len({figure.name for figure in figures}) == len(figures)
+    for figure in figures:
+        text = printed(figure.draw(WIDE))
+        assert "var(" not in text
+        assert ElementTree.fromstring(text).attrib["aria-label"]

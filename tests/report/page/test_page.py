@@ -1,0 +1,125 @@
+"""report/page/page.js and page.css in a real browser: the page loads, filters, sorts and fits a phone."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import struct
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from plait.report.page import Report
+
+_NAMES = ("chromium", "chromium-browser", "google-chrome")
+_BROWSER = next((path for name in _NAMES if (path := shutil.which(name))), None)
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(_BROWSER is None, reason="no Chromium: the page is not tried in a browser"),
+]
+
+
+class Browser:
+    """Chromium without a window, one page per call."""
+
+    def __init__(self, folder: Path, page: str) -> None:
+        self.folder = folder
+        self.file = folder / "report.html"
+        self.file.write_text(page, encoding="utf-8")
+
+    def _run(self, *arguments: str, address: str = "") -> str:
+        command = [
+            str(_BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+            f"--user-data-dir={self.folder / 'profile'}", "--enable-logging=stderr", "--v=0", *arguments,
+            self.file.as_uri() + address,
+        ]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+        assert "CONSOLE" not in done.stderr, done.stderr
+        return done.stdout
+
+    def dom(self, address: str = "", arguments: tuple[str, ...] = ()) -> str:
+        """The document after its script has run; fails when the console has anything to say."""
+        return self._run("--dump-dom", "--virtual-time-budget=3000", *arguments, address=address)
+
+    def picture(self, width: int, height: int) -> tuple[int, int, int]:
+        """A screenshot: its width, height and size in bytes."""
+        path = self.folder / f"{width}.png"
+        self._run(f"--window-size={width},{height}", "--hide-scrollbars", f"--screenshot={path}")
+        content = path.read_bytes()
+        return *struct.unpack(">II", content[16:24]), len(content)
+
+
+@pytest.fixture(scope="module")
+def browser(report: Report, tmp_path_factory: pytest.TempPathFactory) -> Browser:
+    return Browser(tmp_path_factory.mktemp("browser"), report.html())
+
+
+def _shown(dom: str, selector: str) -> list[str]:
+    """The opening tags of elements with this attribute that no filter hides."""
+    tags = re.findall(rf"<[a-z]+ [^>]*{selector}[^>]*>", dom)
+    return [tag for tag in tags if not re.search(r'class="[^"]*\boff\b', tag)]
+
+
+def test_the_page_loads_and_counts_its_timings(browser: Browser) -> None:
+    dom = browser.dom()
+    assert 'id="count" aria-live="polite">217 timings<' in dom
+    assert len(_shown(dom, 'data-op="sort"')) > 1
+    assert re.search(r'<button type="button" class="more">show all \d+<', dom)
+
+
+def test_a_filter_hides_all_else_in_figures_and_tables(browser: Browser) -> None:
+    dom = browser.dom("#filter=op:scatter_add")
+    assert "64 of 217 timings" in dom
+    shown = _shown(dom, 'data-op="')
+    kinds = {re.match(r"<([a-z]+)", tag)[1] for tag in shown}  # type: ignore[index]
+    # dots of the roofline, panels of curves, rows of the heat map and of the tables
+    assert {"circle", "figure", "tr"} <= kinds
+    dimmed = [tag for tag in shown if "data-fade" in tag]
+    assert all("dim" in tag for tag in dimmed)
+    assert all('data-op="scatter_add"' in tag for tag in shown if tag not in dimmed)
+    assert not re.search(r'<button [^>]*id="clear"[^>]*hidden', dom)
+
+
+def test_filters_meet(browser: Browser) -> None:
+    dom = browser.dom("#filter=op:gcn,graph:small,device:cpu")
+    assert "6 of 217 timings" in dom
+    columns = [tag for tag in _shown(dom, 'data-graph="') if tag.startswith("<th")]
+    assert all('data-graph="small"' in tag for tag in columns)
+
+
+def test_a_filter_nothing_meets_leaves_nothing_and_no_error(browser: Browser) -> None:
+    assert "0 of 217 timings" in browser.dom("#filter=op:nonsense")
+    assert "217 timings" in browser.dom("#filter=%E0%A4%A,op&sort=none:99:up&theme=green")
+
+
+def test_a_column_sorts(browser: Browser) -> None:
+    for order in ("ascending", "descending"):
+        dom = browser.dom(f"#sort=layers:4:{order}")
+        table = dom[dom.index('id="layers"') : dom.index("</table>", dom.index('id="layers"'))]
+        assert f'aria-sort="{order}"' in table
+        medians = [float(v) for v in re.findall(r'num med" data-v="([^"]+)"', table)]
+        assert medians == sorted(medians, reverse=order == "descending")
+
+
+def test_titles_become_tips_that_are_read_aloud(browser: Browser) -> None:
+    dom = browser.dom()
+    assert re.search(r'<circle [^>]*aria-label="spmm, plait', dom)
+    assert 'role="tooltip"' in dom
+
+
+@pytest.mark.parametrize(("width", "height"), [(1440, 1600), (390, 844)])
+def test_a_screenshot_is_not_blank(browser: Browser, width: int, height: int) -> None:
+    taken_width, taken_height, size = browser.picture(width, height)
+    assert (taken_width, taken_height) == (width, height)
+    assert size > 20_000
+
+
+def test_nothing_is_wider_than_a_phone(report: Report, tmp_path: Path) -> None:
+    probe = "document.title = document.documentElement.scrollWidth + ' of ' + innerWidth"
+    page = report.html().replace(
+        "</body>", f"<script>addEventListener('load', () => {{ {probe} }})</script></body>"
+    )
+    dom = Browser(tmp_path, page).dom(arguments=("--window-size=390,844",))
+    assert "<title>390 of 390</title>" in dom
