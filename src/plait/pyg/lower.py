@@ -7,14 +7,24 @@ from typing import Any
 from torch import nn
 from torch_geometric.nn import MessagePassing
 
-from plait.pyg.layers import arma, attention, convolution, gated, gin, lstm, neighbourhood, polynomial
+from plait.pyg.layers import (
+    arma,
+    attention,
+    convolution,
+    gated,
+    gin,
+    lstm,
+    neighbourhood,
+    polynomial,
+    relational,
+)
 from plait.pyg.layers.base import RULES, Apply, Call, Lowered, NotLowered, Rule, is_lazy
 from plait.pyg.layers.fused import FUSED
 
 __all__ = ["Apply", "Call", "Lowered", "NotLowered", "is_conv", "lower", "not_as_written", "supported"]
 
 # imported for the layers they register
-_PARTS_OF_RULES = (convolution, polynomial, neighbourhood, gin, arma, attention, lstm, gated)
+_PARTS_OF_RULES = (convolution, polynomial, neighbourhood, gin, arma, attention, lstm, gated, relational)
 
 _MEANING = ("forward", "message", "message_and_aggregate", "aggregate", "update")
 _HOOKS = ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")

@@ -147,11 +147,23 @@ class Relations:
         return tuple(int(b) for b in np.searchsorted(kinds, np.arange(self.count + 1)))
 
     @cached_property
-    def plain(self) -> tuple[EdgeOrders, Array]:
-        """The edges by target, whatever their relation, and the relation of each in that order."""
+    def plain(self) -> EdgeOrders:
+        """The edges by target, whatever their relation."""
         graph = Graph.from_edge_index(self.source, self.target, self.num_targets, self.num_sources)
-        order = np.arange(len(self.kind)) if graph.order is None else graph.order
-        return EdgeOrders(graph), order
+        return EdgeOrders(graph)
+
+    @cached_property
+    def by_target(self) -> tuple[Tensor, Tensor]:
+        """(relation, mean's weight) of every edge in the order of `plain`."""
+        order = self.plain.graph.order
+        order = np.arange(len(self.kind)) if order is None else order
+        return torch.from_numpy(self.kind[order]), torch.from_numpy(self.edge_weight[order])
+
+    @cached_property
+    def by_source(self) -> tuple[Tensor, Tensor]:
+        """The same in the order of the transpose."""
+        turn = torch.from_numpy(self.plain.order.astype(np.int64))
+        return self.by_target[0][turn], self.by_target[1][turn]
 
     @cached_property
     def _made(self) -> dict[Any, Any]:
@@ -339,12 +351,10 @@ class _Bases(torch.autograd.Function):
         ctx: Any, relations: Relations, is_mean: bool, buffers: Buffers, x: Tensor, comp: Tensor, w: Tensor
     ) -> Tensor:
         x = contiguous_rows(x, buffers)
-        orders, order = relations.plain
-        weights = _basis_weights(relations, is_mean, comp, order)
         inner = x.shape[1]
         mixed = buffers.take(relations.num_targets, comp.shape[1] * inner, x.dtype)
-        for b, weight in enumerate(weights):
-            sparse.spmm(orders.pattern, x, mixed[:, b * inner : (b + 1) * inner], edge=weight)
+        for b, shares in enumerate(_shares(comp, *relations.by_target, is_mean)):
+            sparse.spmm(relations.plain.pattern, x, mixed[:, b * inner : (b + 1) * inner], edge=shares)
         ctx.relations, ctx.is_mean, ctx.buffers = relations, is_mean, buffers
         ctx.save_for_backward(x, comp, w, mixed)
         return dense.gemm(mixed, w, buffers.take(relations.num_targets, w.shape[1], x.dtype))
@@ -357,32 +367,36 @@ class _Bases(torch.autograd.Function):
         x, comp, w, mixed = ctx.saved_tensors
         _, _, _, wants_x, wants_comp, wants_w = ctx.needs_input_grad
         grad = contiguous_rows(grad, buffers)
-        orders, order = relations.plain
-        inner = x.shape[1]
         to_w = weight_gradient(mixed, grad) if wants_w else None
         to_mixed = dense.gemm(grad, w.t(), buffers.take(mixed.shape[0], mixed.shape[1], x.dtype))
-        to_x = buffers.take(x.shape[0], inner, x.dtype) if wants_x else None
-        to_comp = torch.empty_like(comp) if wants_comp else None
-        kinds = relations.kind[order]
-        turn = torch.from_numpy(orders.order.astype(np.int64))
-        for b, weight in enumerate(_basis_weights(relations, ctx.is_mean, comp, order)):
-            part = to_mixed[:, b * inner : (b + 1) * inner]
-            if to_x is not None:
-                sparse.spmm(orders.transpose, part, to_x, edge=weight[turn], addend=to_x if b else None)
-            if to_comp is not None:
-                dots = sparse.weight_gradient(orders.pattern, x, part, torch.empty(len(order), dtype=x.dtype))
-                worth = dots.numpy() * relations.edge_weight[order] if ctx.is_mean else dots.numpy()
-                summed = np.bincount(kinds, weights=worth, minlength=relations.count)
-                to_comp[:, b] = torch.from_numpy(summed).to(x.dtype)
+        parts = torch.split(to_mixed, x.shape[1], dim=1)
+        to_x = None
+        if wants_x:
+            to_x = buffers.take(x.shape[0], x.shape[1], x.dtype)
+            for b, shares in enumerate(_shares(comp, *relations.by_source, ctx.is_mean)):
+                turned = relations.plain.transpose
+                sparse.spmm(turned, parts[b], to_x, edge=shares, addend=to_x if b else None)
+        to_comp = _share_gradient(relations, ctx.is_mean, x, parts) if wants_comp else None
         return None, None, None, to_x, to_comp, to_w
 
 
-def _basis_weights(relations: Relations, is_mean: bool, comp: Tensor, order: Array) -> list[Tensor]:
-    """For every basis, the weight of each edge: its relation's share, over the mean's count."""
-    shares = comp.t().contiguous()[:, torch.from_numpy(relations.kind[order])]
-    if is_mean:
-        shares = shares * torch.from_numpy(relations.edge_weight[order]).to(comp.dtype)
-    return [share.contiguous() for share in shares]
+def _shares(comp: Tensor, kind: Tensor, weight: Tensor, is_mean: bool) -> list[Tensor]:
+    """For every basis, the weight of each edge: its relation's share of it, over the mean's count."""
+    scale = weight.to(comp.dtype) if is_mean else None
+    found = [column[kind] for column in comp.t().contiguous()]
+    return found if scale is None else [share.mul_(scale) for share in found]
+
+
+def _share_gradient(relations: Relations, is_mean: bool, x: Tensor, parts: tuple[Tensor, ...]) -> Tensor:
+    """[relations, bases]: sums over a relation's edges of x[j] . gradient[i]."""
+    kind, weight = relations.by_target
+    columns = []
+    for part in parts:
+        dots = torch.empty(len(kind), dtype=x.dtype)
+        sparse.weight_gradient(relations.plain.pattern, x, part, dots)
+        worth = (dots * weight if is_mean else dots).numpy()
+        columns.append(np.bincount(kind.numpy(), weights=worth, minlength=relations.count))
+    return torch.from_numpy(np.stack(columns, axis=1)).to(x.dtype)
 
 
 def relate_bases(

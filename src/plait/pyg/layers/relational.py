@@ -27,6 +27,7 @@ from plait.pyg.layers.fused import (
     refused_edges,
     refused_features,
 )
+from plait.runtime.project import project
 from plait.runtime.relational import Product, RelationalRun, Relations, relate, relate_bases
 from plait.runtime.session import Edges, machine_in_use
 
@@ -125,8 +126,8 @@ def _run(module: Any, call: RelationalCall) -> Tensor:
     if plan.choice == "bases":
         w = module.weight.reshape(-1, module.out_channels)
         out = relate_bases(relations, is_mean, buffers, call.source, module.comp, w)
-        own = 0 if module.root is None else call.own @ module.root
-        out = out + own
+        if module.root is not None:
+            return out + project(buffers, call.own, module.root, module.bias)
         return out if module.bias is None else out + module.bias
     weight = module.weight
     if bases is not None:
