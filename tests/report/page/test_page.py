@@ -109,6 +109,46 @@ def test_titles_become_tips_that_are_read_aloud(browser: Browser) -> None:
     assert 'role="tooltip"' in dom
 
 
+# what a hand would do, and what it would see
+_HAND = """
+addEventListener("load", () => {
+  const seen = [];
+  const tip = document.getElementById("tip");
+  const fire = (element, kind) => element.dispatchEvent(new Event(kind, { bubbles: true }));
+  const mark = document.querySelector("circle.mark");
+  fire(mark, "pointerover");
+  seen.push(!tip.hidden && tip.textContent === mark.getAttribute("aria-label"));
+  fire(document.body, "pointerover");
+  seen.push(tip.hidden);
+  const drawing = document.querySelector("#roofline-cpu .at-desk svg");
+  drawing.focus();
+  drawing.dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowRight", bubbles: true }));
+  seen.push(!tip.hidden && drawing.querySelectorAll(".at").length === 1);
+  const operation = document.getElementById("filter-op");
+  operation.value = "gcn";
+  fire(operation, "change");
+  seen.push(location.hash === "#filter=op:gcn");
+  document.querySelector("#layers thead th:nth-child(5) button").click();
+  seen.push(location.hash === "#filter=op:gcn&sort=layers:4:ascending");
+  document.getElementById("clear").click();
+  seen.push(document.getElementById("count").textContent === "217 timings");
+  const before = getComputedStyle(document.body).backgroundColor;
+  document.getElementById("theme").click();
+  seen.push(getComputedStyle(document.body).backgroundColor !== before);
+  document.querySelector("#ops").parentElement.nextElementSibling.click();
+  seen.push(document.querySelectorAll("#ops tbody tr[hidden]").length === 0);
+  document.title = seen.join(" ");
+});
+"""
+
+
+def test_hovering_keys_choices_and_buttons_do_what_they_say(report: Report, tmp_path: Path) -> None:
+    page = report.html().replace("</body>", f"<script>{_HAND}</script></body>")
+    seen = re.search(r"<title>([^<]*)</title>", Browser(tmp_path, page).dom())
+    assert seen is not None
+    assert seen[1] == " ".join(["true"] * 8)
+
+
 @pytest.mark.parametrize(("width", "height"), [(1440, 1600), (390, 844)])
 def test_a_screenshot_is_not_blank(browser: Browser, width: int, height: int) -> None:
     taken_width, taken_height, size = browser.picture(width, height)

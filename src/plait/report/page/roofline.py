@@ -201,37 +201,37 @@ def _dot(point: Point, frame: Frame) -> str:
 
 
 def _names(points: Sequence[Point], frame: Frame) -> list[str]:
-    """The name of each operation beside its fastest dot, left out where it would cover another name."""
+    """The name of each operation at its fastest dot, left out where it would cover another name or dot."""
     best: dict[str, Point] = {}
     for point in points:
         if point.op not in best or point.rate > best[point.op].rate:
             best[point.op] = point
-    taken: list[tuple[float, float, float]] = []
-    peak = max(p.rate for p in points)
+    taken = [(x - 4, x + 4, y) for x, y in ((frame.x(p.intensity), frame.y(p.rate)) for p in points)]
+    # on the level of the fastest the line would strike the name through
+    taken.append((frame.x.start, frame.x.end, frame.y(max(p.rate for p in points))))
     shown = []
     for op, point in sorted(best.items(), key=lambda item: -item[1].rate):
-        x, y, width = frame.x(point.intensity) + 8, frame.y(point.rate) + 4, 7.2 * len(op)
-        # on the level of the fastest the line would strike the name through
-        y += 14 if abs(frame.y(peak) - y + 4) < 9 else 0
-        if x + width > frame.x.end:
-            x -= width + 16
-        if any(abs(y - other_y) < 15 and x < end and x + width > start for start, end, other_y in taken):
+        place = _free_place(frame.x(point.intensity), frame.y(point.rate), 7.2 * len(op), frame, taken)
+        if place is None:
             continue
-        taken.append((x, x + width, y))
-        shown.append(
-            label(
-                op,
-                x,
-                y,
-                fill="var(--ink)",
-                font_weight=600,
-                paint_order="stroke",
-                stroke="var(--card)",
-                stroke_width=3,
-                **point.facets,
-            )
-        )
+        x, y = place
+        taken.append((x, x + 7.2 * len(op), y - 4))
+        halo = {"paint_order": "stroke", "stroke": "var(--paper)", "stroke_width": 3}
+        shown.append(label(op, x, y, fill="var(--ink)", font_weight=600, **halo, **point.facets))
     return shown
+
+
+def _free_place(
+    x: float, y: float, width: float, frame: Frame, taken: Sequence[tuple[float, float, float]]
+) -> tuple[float, float] | None:
+    """Where a name of this width fits beside a dot: right, left, below or above it."""
+    for start, line in ((x + 8, y), (x - 8 - width, y), (x - width / 2, y + 15), (x - width / 2, y - 13)):
+        is_inside = start > frame.x.start and start + width < frame.x.end
+        if is_inside and not any(
+            abs(line - at) < 11 and start < b and start + width > a for a, b, at in taken
+        ):
+            return start, line + 4
+    return None
 
 
 def bandwidth_figure(samples: Sequence[Sample], streams: Mapping[str, float]) -> Figure | None:

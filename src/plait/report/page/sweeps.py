@@ -238,7 +238,7 @@ def _crossing(crossing: Crossing, frame: Frame, as_share: bool) -> str:
         fill="var(--ink)",
         font_weight=600,
         paint_order="stroke",
-        stroke="var(--card)",
+        stroke="var(--paper)",
         stroke_width=3,
     )
     return line + ring + name
