@@ -1,0 +1,145 @@
+"""Several aggregators of neighbours in one pass: mean, sum, var, std, max, min, and their gradients."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+
+from plait.kernels import launch
+from plait.kernels.block import Block
+from plait.kernels.compiled import address_of
+from plait.kernels.multi import cpu
+from plait.kernels.spmm import Pattern
+
+__all__ = ["Layout", "aggregate", "aggregate_shares", "aggregate_sources"]
+
+_SERIAL_BELOW = 1 << 17  # edges times columns
+_PIECE_ROWS = 512
+_forward_block, _shares_block, _sources_block = Block(cpu.FORWARD), Block(cpu.SHARES), Block(cpu.SOURCES)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the results lie: for every tower the aggregators side by side, in the order of `names`.
+
+    Where a variance is wanted and no mean, the mean follows the names in a tower's columns, for backward.
+    """
+
+    names: tuple[str, ...]
+    width: int
+    towers: int = 1
+
+    @property
+    def has_spread(self) -> bool:
+        return "var" in self.names or "std" in self.names
+
+    @property
+    def has_ends(self) -> bool:
+        return "max" in self.names or "min" in self.names
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """The names, and the mean where it is kept beside them."""
+        return (*self.names, "mean") if self.has_spread and "mean" not in self.names else self.names
+
+    @property
+    def sections(self) -> int:
+        return cpu.sections(self.has_spread, self.has_ends)
+
+    def offsets(self, size: int, names: tuple[str, ...]) -> list[int]:
+        """Byte offsets of all aggregators inside a tower's columns; -1: not there."""
+        return [names.index(n) * self.width * size if n in names else -1 for n in cpu.AGGREGATORS]
+
+
+@functools.cache
+def _forward_address(float_bits: int, index_bits: int, has_ties: bool) -> int:
+    name = f"multi-{'ties' if has_ties else 'plain'}-f{float_bits}-i{index_bits}"
+    return address_of(name, lambda: cpu.forward(float_bits, index_bits, has_ties))
+
+
+@functools.cache
+def _backward_address(step: str, float_bits: int, index_bits: int, has_spread: bool, has_ends: bool) -> int:
+    build = {"shares": cpu.shares, "sources": cpu.sources}[step]
+    flags = f"{'b' if has_spread else ''}{'m' if has_ends else ''}"
+    return address_of(
+        f"multi-{step}{flags}-f{float_bits}-i{index_bits}",
+        lambda: build(float_bits, index_bits, has_spread, has_ends),
+    )
+
+
+def _place(tensor: torch.Tensor | None) -> tuple[int, int]:
+    """(address, bytes between rows)."""
+    return (0, 0) if tensor is None else (tensor.data_ptr(), tensor.stride(0) * tensor.element_size())
+
+
+def _threads(work: int) -> int:
+    return launch.num_threads() if work > _SERIAL_BELOW else 1
+
+
+def aggregate(
+    pattern: Pattern, x: torch.Tensor, layout: Layout, out: torch.Tensor, ties: torch.Tensor | None = None
+) -> torch.Tensor:
+    """out[i] = every aggregator of `layout.kept` of x[j] over the edges of row i; 0 for a row without edges.
+
+    ties[i], 2 * width a tower, gets the number of edges that attain the max and the min.
+    """
+    size = x.element_size()
+    words = _forward_block.words()
+    words[1], words[2], words[3], words[4] = pattern.addresses
+    words[5], words[6], words[7] = max(0, pattern.num_edges - 1), layout.width, layout.towers
+    words[8], words[9] = _place(x)
+    words[10], words[11] = _place(out)
+    words[12] = len(layout.kept) * layout.width * size
+    for k, offset in enumerate(layout.offsets(size, layout.kept)):
+        words[13 + k] = offset
+    words[19], words[20] = _place(ties)
+    address = _forward_address(size * 8, pattern.index_bits, ties is not None)
+    _forward_block.run(address, words, _threads((pattern.num_edges + pattern.num_rows) * x.shape[1]))
+    return out
+
+
+def aggregate_shares(
+    pattern: Pattern,
+    layout: Layout,
+    grad: torch.Tensor,
+    out: torch.Tensor,
+    ties: torch.Tensor | None,
+    shares: torch.Tensor,
+) -> torch.Tensor:
+    """shares[i] = the gradients of row i as the pass over sources reads them, layout.sections rows a tower.
+
+    grad has the columns of `layout.names`, out those of `layout.kept`.
+    """
+    size = grad.element_size()
+    words = _shares_block.words()
+    words[1], words[2], words[3] = pattern.num_rows, _PIECE_ROWS, pattern.addresses[2]
+    words[4], words[5] = layout.width, layout.towers
+    words[6], words[7] = _place(grad)
+    words[8], words[9] = _place(out)
+    words[10] = len(layout.kept) * layout.width * size
+    for k, offset in enumerate(layout.offsets(size, layout.names)):
+        words[11 + k] = offset
+    words[17] = layout.offsets(size, layout.kept)[0]
+    words[18], words[19] = _place(ties)
+    words[20], words[21] = _place(shares)
+    address = _backward_address("shares", size * 8, pattern.index_bits, layout.has_spread, layout.has_ends)
+    _shares_block.run(address, words, _threads(pattern.num_rows * shares.shape[1]))
+    return shares
+
+
+def aggregate_sources(
+    transpose: Pattern, x: torch.Tensor, layout: Layout, shares: torch.Tensor, out: torch.Tensor
+) -> torch.Tensor:
+    """out[j] = the gradient of x[j], summed over its targets' shares."""
+    size = x.element_size()
+    words = _sources_block.words()
+    words[1], words[2], words[3], words[4] = transpose.addresses
+    words[5], words[6], words[7] = max(0, transpose.num_edges - 1), layout.width, layout.towers
+    words[8], words[9] = _place(x)
+    words[10], words[11] = _place(shares)
+    words[12], words[13] = _place(out)
+    address = _backward_address("sources", size * 8, transpose.index_bits, layout.has_spread, layout.has_ends)
+    _sources_block.run(address, words, _threads((transpose.num_edges + transpose.num_rows) * x.shape[1]))
+    return out

@@ -1,0 +1,328 @@
+"""Several aggregators in one pass over the edges on the CPU: mean, sum, variance, deviation, max and min.
+
+A tile of columns keeps the sum, the sum of squares, both extrema and, in training, how many edges attain them
+while a row's neighbours go by. Backward turns each target's gradients into at most six rows side by side (a,
+b, max, its share, min, its share), and one pass over sources adds a + b x[j] + what the extrema give back. A
+row is summed by one thread in edge order, so the bits do not depend on the number of threads.
+
+Columns of a node are `towers` groups of `width`; aggregators of one tower lie side by side.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from llvmlite import ir
+from numba import cfunc, types
+
+from plait.kernels.vector import CodeGen, load_index, load_index_ir, next_piece, tile_intrinsic
+
+__all__ = ["AGGREGATORS", "FORWARD", "SHARES", "SOURCES", "forward", "sections", "shares", "sources"]
+
+AGGREGATORS = ("mean", "sum", "var", "std", "max", "min")
+# Orders of the words in argument blocks; kernels/multi/__init__.py fills them. An aggregator's word is its
+# byte offset inside a tower's columns, -1 where it is not wanted.
+_EDGES = ("counter", "pieces", "bounds", "indptr", "indices", "last_edge", "width", "towers")
+FORWARD = (*_EDGES, "x", "x_row", "out", "out_row", "tower", *AGGREGATORS, "ties", "ties_row")
+SHARES = (
+    *("counter", "rows", "piece_rows", "indptr", "width", "towers", "grad", "grad_row", "out", "out_row"),
+    *("tower", *AGGREGATORS, "kept_mean", "ties", "ties_row", "shares", "shares_row"),
+)
+SOURCES = (*_EDGES, "x", "x_row", "shares", "shares_row", "out", "out_row")
+
+_LEAST_VARIANCE = 1e-5  # PyG: a standard deviation is 0 up to here, and has no gradient
+_AHEAD = 8  # edges
+
+
+def sections(has_spread: bool, has_ends: bool) -> int:
+    """Rows side by side that backward keeps for a target: a, b where a variance is, four for the extrema."""
+    return 1 + has_spread + 4 * has_ends
+
+
+def _is_wanted(code: CodeGen, offset: Any) -> Any:
+    return code.builder.icmp_signed(">=", offset, code.word(0))
+
+
+def _square_root(code: CodeGen, value: Any) -> Any:
+    kind = ir.FunctionType(code.vector, [code.vector])
+    name = f"llvm.sqrt.v{code.lanes}f{code.float_bits}"
+    return code.builder.call(code.builder.module.declare_intrinsic(name, fnty=kind), [value])
+
+
+def _inverse_count(code: CodeGen, count: Any) -> Any:
+    """1 / max(count, 1) in every lane."""
+    b = code.builder
+    count = b.select(b.icmp_signed(">", count, code.word(1)), count, code.word(1))
+    return code.splat(b.fdiv(ir.Constant(code.scalar, 1.0), b.sitofp(count, code.scalar)))
+
+
+def _counted(code: CodeGen, name: str, row: Any, best: Any, ties: Any) -> Any:
+    """How many rows so far attain the extremum, this one included."""
+    b, one = code.builder, code.constant(1.0)
+    is_better = b.fcmp_ordered(">" if name == "max" else "<", row, best)
+    more = b.select(b.fcmp_ordered("==", row, best), b.fadd(ties, one), ties)
+    return b.select(is_better, one, more)
+
+
+def _forward_tile(float_bits: int, index_bits: int, lanes: int, is_masked: bool, has_ties: bool) -> Any:
+    def body(base: CodeGen, args: list[Any]) -> None:
+        code = base.of(lanes)
+        b = code.builder
+        x, x_row, indices, start, end, last, out, ties, ties_step = args[:9]
+        offsets, count = dict(zip(AGGREGATORS, args[9:15], strict=True)), args[15]
+        mask = code.mask(count) if is_masked else None
+        index = load_index_ir(code, indices, index_bits)
+        zero = code.constant(0.0)
+
+        def step(i: Any, carried: list[Any]) -> list[Any]:
+            total, squares, most, least = carried[:4]
+            ahead = b.add(i, code.word(_AHEAD))
+            ahead = b.select(b.icmp_signed("<", ahead, last), ahead, last)
+            code.prefetch(b.add(x, b.mul(index(ahead), x_row)), lanes * float_bits // 8)
+            row = code.load(b.add(x, b.mul(index(i), x_row)), mask)
+            result = [
+                b.fadd(total, row),
+                # not contracted: equal rows then have a variance of exactly 0, as in PyG
+                b.fadd(squares, b.fmul(row, row)),
+                code.extremum("max", most, row),
+                code.extremum("min", least, row),
+            ]
+            if has_ties:
+                result.append(_counted(code, "max", row, most, carried[4]))
+                result.append(_counted(code, "min", row, least, carried[5]))
+            return result
+
+        ends = [code.constant(float("-inf")), code.constant(float("inf"))]
+        sums = code.loop(start, end, [zero, zero, *ends, *([zero, zero] if has_ties else [])], step)
+        inverse = _inverse_count(code, b.sub(end, start))
+        mean = b.fmul(sums[0], inverse)
+        var = b.fsub(b.fmul(sums[1], inverse), b.fmul(mean, mean))
+        is_flat = b.fcmp_ordered("<=", var, code.constant(_LEAST_VARIANCE))
+        is_empty = b.icmp_signed(">=", start, end)
+        found = {
+            "mean": mean,
+            "sum": sums[0],
+            "var": var,
+            "std": b.select(is_flat, zero, _square_root(code, var)),
+            "max": b.select(is_empty, zero, sums[2]),
+            "min": b.select(is_empty, zero, sums[3]),
+        }
+        for name, value in found.items():
+            with b.if_then(_is_wanted(code, offsets[name])):
+                code.store(value, b.add(out, offsets[name]), mask)
+        if has_ties:
+            code.store(sums[4], ties, mask)
+            code.store(sums[5], b.add(ties, ties_step), mask)
+
+    return tile_intrinsic(float_bits, 16, 0, body)
+
+
+def _lanes(float_bits: int) -> int:
+    """Columns of a whole tile: two vector registers of 512 bits, for up to six accumulators."""
+    return 1024 // float_bits
+
+
+@functools.cache
+def forward(float_bits: int, index_bits: int, has_ties: bool) -> Any:
+    """Every wanted aggregator of every row, and how many edges attain its extrema."""
+    wide = _lanes(float_bits)
+    tile = _forward_tile(float_bits, index_bits, wide, False, has_ties)
+    tile_rest = _forward_tile(float_bits, index_bits, wide // 2, True, has_ties)
+    index, bound = load_index(index_bits), load_index(64)
+    size = float_bits // 8
+
+    @cfunc(types.void(types.CPointer(types.int64)))
+    def run(a):  # type: ignore[no-untyped-def]
+        counter, pieces, bounds, indptr, indices, last, width, towers = (
+            a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]
+        )  # fmt: skip
+        x, x_row, out, out_row, tower = a[8], a[9], a[10], a[11], a[12]
+        mean, total, var, std, most, least = a[13], a[14], a[15], a[16], a[17], a[18]
+        ties, ties_row = a[19], a[20]
+        step = width * size
+        while True:
+            piece = next_piece(counter)
+            if piece >= pieces:
+                break
+            for i in range(bound(bounds, piece), bound(bounds, piece + 1)):
+                start, end = index(indptr, i), index(indptr, i + 1)
+                for t in range(towers):
+                    far, to, count = (
+                        x + t * step,
+                        out + i * out_row + t * tower,
+                        ties + i * ties_row + 2 * t * step,
+                    )
+                    c = 0
+                    while c < width:
+                        o = c * size
+                        rest = width - c
+                        if rest >= wide:
+                            tile(far + o, x_row, indices, start, end, last, to + o, count + o, step,
+                                 mean, total, var, std, most, least, 0)  # fmt: skip
+                            c += wide
+                        else:
+                            tile_rest(far + o, x_row, indices, start, end, last, to + o, count + o, step,
+                                      mean, total, var, std, most, least, rest)  # fmt: skip
+                            c += wide // 2
+
+    return run
+
+
+def _shares_tile(float_bits: int, lanes: int, has_spread: bool, has_ends: bool) -> Any:
+    """One masked tile of one target: its gradients as the rows that the pass over sources gathers."""
+
+    def body(base: CodeGen, args: list[Any]) -> None:
+        code = base.of(lanes)
+        b = code.builder
+        grad, out, ties, step, to, degree, kept_mean, count = args[:8]
+        offsets = dict(zip(AGGREGATORS, args[8:], strict=True))
+        mask, zero = code.mask(count), code.constant(0.0)
+        inverse = _inverse_count(code, degree)
+
+        def given(name: str) -> Any:
+            where = b.add(grad, offsets[name])
+            return code.either(_is_wanted(code, offsets[name]), lambda: code.load(where, mask), zero)
+
+        def section(k: int) -> Any:
+            return b.add(to, b.mul(step, code.word(k)))
+
+        a = b.fadd(b.fmul(given("mean"), inverse), given("sum"))
+        if has_spread:
+            deviation = code.either(
+                _is_wanted(code, offsets["std"]), lambda: code.load(b.add(out, offsets["std"]), mask), zero
+            )
+            is_flat = b.fcmp_ordered("==", deviation, zero)
+            from_std = b.select(
+                is_flat, zero, b.fdiv(given("std"), b.select(is_flat, code.constant(1.0), deviation))
+            )
+            slope = b.fmul(inverse, code.multiply_add(code.constant(2.0), given("var"), from_std))
+            mean = code.load(b.add(out, kept_mean), mask)
+            a = b.fsub(a, b.fmul(slope, mean))
+            code.store(slope, section(1), mask)
+        code.store(a, section(0), mask)
+        if has_ends:
+            for k, name in enumerate(("max", "min")):
+                attained = code.load(b.add(ties, b.mul(step, code.word(k))), mask)
+                attained = code.extremum("max", attained, code.constant(1.0))
+                where = b.add(out, offsets[name])
+                best = code.either(
+                    _is_wanted(code, offsets[name]), functools.partial(code.load, where, mask), zero
+                )
+                at = 1 + has_spread + 2 * k
+                code.store(best, section(at), mask)
+                code.store(b.fdiv(given(name), attained), section(at + 1), mask)
+
+    return tile_intrinsic(float_bits, 14, 0, body)
+
+
+@functools.cache
+def shares(float_bits: int, index_bits: int, has_spread: bool, has_ends: bool) -> Any:
+    """Every target's gradients as rows side by side: a, b, max, its share, min, its share."""
+    lanes = _lanes(float_bits)
+    tile = _shares_tile(float_bits, lanes, has_spread, has_ends)
+    index = load_index(index_bits)
+    size = float_bits // 8
+    parts = sections(has_spread, has_ends)
+
+    @cfunc(types.void(types.CPointer(types.int64)))
+    def run(a):  # type: ignore[no-untyped-def]
+        counter, rows, piece_rows, indptr, width, towers = a[0], a[1], a[2], a[3], a[4], a[5]
+        grad, grad_row, out, out_row, tower = a[6], a[7], a[8], a[9], a[10]
+        mean, total, var, std, most, least = a[11], a[12], a[13], a[14], a[15], a[16]
+        kept_mean, ties, ties_row, to, to_row = a[17], a[18], a[19], a[20], a[21]
+        step = width * size
+        grad_tower = tower if kept_mean == mean or kept_mean < 0 else tower - step
+        while True:
+            first = next_piece(counter) * piece_rows
+            if first >= rows:
+                break
+            for i in range(first, min(rows, first + piece_rows)):
+                degree = index(indptr, i + 1) - index(indptr, i)
+                for t in range(towers):
+                    g, o = grad + i * grad_row + t * grad_tower, out + i * out_row + t * tower
+                    n, s = ties + i * ties_row + 2 * t * step, to + i * to_row + parts * t * step
+                    for c in range(0, width, lanes):
+                        k = c * size
+                        tile(g + k, o + k, n + k, step, s + k, degree, kept_mean, width - c,
+                             mean, total, var, std, most, least)  # fmt: skip
+
+    return run
+
+
+def _source_tile(
+    float_bits: int, index_bits: int, lanes: int, is_masked: bool, has_spread: bool, has_ends: bool
+) -> Any:
+    def body(base: CodeGen, args: list[Any]) -> None:
+        code = base.of(lanes)
+        b = code.builder
+        own, rows, rows_row, step, indices, start, end, last, out, count = args
+        mask = code.mask(count) if is_masked else None
+        index = load_index_ir(code, indices, index_bits)
+        mine, zero = code.load(own, mask), code.constant(0.0)
+        parts = sections(has_spread, has_ends)
+
+        def edge(i: Any, sums: list[Any]) -> list[Any]:
+            ahead = b.add(i, code.word(_AHEAD))
+            ahead = b.select(b.icmp_signed("<", ahead, last), ahead, last)
+            next_row = b.add(rows, b.mul(index(ahead), rows_row))
+            row = b.add(rows, b.mul(index(i), rows_row))
+            at = [b.mul(step, code.word(k)) for k in range(parts)]
+            for offset in at:
+                code.prefetch(b.add(next_row, offset), lanes * float_bits // 8)
+            total = b.fadd(sums[0], code.load(row, mask))
+            if has_spread:
+                total = code.multiply_add(code.load(b.add(row, at[1]), mask), mine, total)
+            if has_ends:
+                for k in (1 + has_spread, 3 + has_spread):
+                    is_it = b.fcmp_ordered("==", code.load(b.add(row, at[k]), mask), mine)
+                    total = b.fadd(total, b.select(is_it, code.load(b.add(row, at[k + 1]), mask), zero))
+            return [total]
+
+        (total,) = code.loop(start, end, [zero], edge)
+        code.store(total, out, mask)
+
+    return tile_intrinsic(float_bits, 10, 0, body)
+
+
+@functools.cache
+def sources(float_bits: int, index_bits: int, has_spread: bool, has_ends: bool) -> Any:
+    """out[j] = sum over targets of a + b x[j] + the extrema's shares where x[j] attains them."""
+    wide = _lanes(float_bits)
+    tile = _source_tile(float_bits, index_bits, wide, False, has_spread, has_ends)
+    tile_rest = _source_tile(float_bits, index_bits, wide // 2, True, has_spread, has_ends)
+    index, bound = load_index(index_bits), load_index(64)
+    size = float_bits // 8
+    parts = sections(has_spread, has_ends)
+
+    @cfunc(types.void(types.CPointer(types.int64)))
+    def run(a):  # type: ignore[no-untyped-def]
+        counter, pieces, bounds, indptr, indices, last, width, towers = (
+            a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]
+        )  # fmt: skip
+        x, x_row, rows, rows_row, out, out_row = a[8], a[9], a[10], a[11], a[12], a[13]
+        step = width * size
+        while True:
+            piece = next_piece(counter)
+            if piece >= pieces:
+                break
+            for j in range(bound(bounds, piece), bound(bounds, piece + 1)):
+                start, end = index(indptr, j), index(indptr, j + 1)
+                for t in range(towers):
+                    own, s, to = (
+                        x + j * x_row + t * step,
+                        rows + parts * t * step,
+                        out + j * out_row + t * step,
+                    )
+                    c = 0
+                    while c < width:
+                        o = c * size
+                        rest = width - c
+                        if rest >= wide:
+                            tile(own + o, s + o, rows_row, step, indices, start, end, last, to + o, 0)
+                            c += wide
+                        else:
+                            tile_rest(own + o, s + o, rows_row, step, indices, start, end, last, to + o, rest)
+                            c += wide // 2
+
+    return run
