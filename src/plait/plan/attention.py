@@ -3,6 +3,8 @@
 reuse      project once, gather the projected rows (heads x out wide); scores from them, or folded into W
 recompute  gather the raw rows once for all heads, project each head after: wins where the input is narrower
            than a head's output
+pieces     where edges bring features to the scores of rows, or their weights are asked for: scores of edges,
+           softmax and sums apart, one number an edge and head kept between them
 """
 
 from __future__ import annotations
@@ -41,6 +43,8 @@ class AttentionProblem:
     is_training: bool = True
     wants_input_grad: bool = True
     can_recompute: bool = True
+    is_in_pieces: bool = False
+    edge_width: int = 0  # features of an edge that enter the scores of rows
     float_bytes: int = 4
     threads: int | None = None
     memory_limit: int | None = None
@@ -88,6 +92,12 @@ class _Steps:
         work = Work(base.work.flops * factor, base.work.bytes_least, base.work.bytes_gathered)
         self.made.append(
             FusedStep(title, phase, Price(base.seconds * factor + scored, work, "plait", because))
+        )
+
+    def of_edges(self, title: str, phase: str, cols: int) -> None:
+        """A pass that streams `cols` numbers of every edge."""
+        self.made.append(
+            FusedStep(title, phase, self.pricer.price(Request("stream", self.problem.matrix.edges, cols)))
         )
 
     def sum_slopes(self, matrix: Matrix) -> None:
@@ -161,6 +171,32 @@ def _rows(problem: AttentionProblem) -> list[FusedStep]:
     return steps.made
 
 
+def _pieces(problem: AttentionProblem) -> list[FusedStep]:
+    """Scores, softmax and sums apart: features of edges meet W once a node (dot) or in blocks (leaky)."""
+    p, steps = problem, _Steps(problem)
+    rows, total = p.matrix.columns, p.parts * p.columns
+    steps.gemm(f"project -> {rows}x{total}", "fwd", rows, p.inner, total)
+    steps.gather("scores of edges", "fwd", p.matrix, p.columns, _FORWARD[p.kind], "dots of both ends")
+    steps.of_edges("softmax by target", "fwd", p.lanes)
+    steps.gather("sums by weights", "fwd", p.matrix, p.columns, 1.0, "one gather")
+    if p.edge_width:
+        steps.of_edges("features of edges", "fwd", p.edge_width * (p.heads if p.kind == "dot" else p.columns))
+    if p.is_training:
+        turned = p.matrix.transposed()
+        steps.gather("gradient of the weights", "bwd", p.matrix, p.columns, 1.0, "dots of both ends")
+        steps.gather("gradient of the values", "bwd", turned, p.columns, 1.0, "one gather")
+        steps.of_edges("gradient of the softmax", "bwd", 2 * p.lanes)
+        steps.gather("gradient of the sources", "bwd", turned, p.columns, _SOURCES[p.kind] / 2, "by slopes")
+        steps.gather("gradient of the targets", "bwd", p.matrix, p.columns, _TARGETS[p.kind], "by slopes")
+        if p.edge_width:
+            width = p.edge_width * (2 * p.heads if p.kind == "dot" else 2 * p.columns)
+            steps.of_edges("gradient of edge features", "bwd", width)
+        if p.wants_input_grad:
+            steps.gemm("input gradient", "bwd", rows, total, p.inner)
+        steps.gemm("weight gradient", "bwd", rows, p.inner, total)
+    return steps.made
+
+
 def _peak_bytes(problem: AttentionProblem, choice: str) -> int:
     """Bytes the layer holds at once: rows kept, rows of gradients, one number per edge and head."""
     p = problem
@@ -174,6 +210,9 @@ def _peak_bytes(problem: AttentionProblem, choice: str) -> int:
         forward = rows * total + targets * p.columns + statistics
         backward = rows * total + rows * p.inner
     backward += p.matrix.edges * p.lanes
+    if p.is_in_pieces:
+        forward += p.matrix.edges * (2 * p.lanes + p.edge_width)
+        backward += p.matrix.edges * (2 * p.lanes + (p.columns if p.kind == "leaky" else p.edge_width))
     return int(size * (forward + (backward if p.is_training else 0)))
 
 
@@ -183,11 +222,15 @@ _TEXT = {
     "recompute": "(softmax(leaky(X (W aₛ) + (X (W aₜ))ᵀ)) X) W, recompute",
     "leaky": "softmax(a · leaky(X Wₗ + X Wᵣ)) (X Wₗ)",
     "dot": "softmax((X Q) · (X K) / √width) (X V)",
+    "leaky pieces": "softmax(a · leaky(X Wₗ + X Wᵣ + E Wₑ)) (X Wₗ), in pieces",
+    "dot pieces": "softmax((X Q) · (X K) + (X Q Wₑ) · E) [X V, E Wₑ], in pieces",
 }
 
 
 def candidates(problem: AttentionProblem) -> dict[str, list[FusedStep]]:
     """Every legal way to compute the layer, by name, with priced steps."""
+    if problem.is_in_pieces:
+        return {f"{problem.kind} pieces": _pieces(problem)}
     if problem.kind != "gat":
         return {problem.kind: _rows(problem)}
     found = {"gat": _reuse(problem, False), "gat folded": _reuse(problem, True)}
@@ -223,4 +266,14 @@ def _because(problem: AttentionProblem, choice: str) -> str:
         )
     if choice == "gat":
         return f"scores come from the {p.columns} projected columns, cheaper than from {p.inner} input ones"
+    if choice == "leaky pieces":
+        return (
+            "features of edges are bent with both ends, in blocks of edges, or the weights were asked for; "
+            "the backward pass holds a row of gradients for each edge"
+        )
+    if choice == "dot pieces":
+        return (
+            "features of edges meet Wₑ once a node, or the weights were asked for; "
+            "numbers of edges x heads are kept"
+        )
     return "scores need the projected rows of both ends; nothing of edges x width is kept"

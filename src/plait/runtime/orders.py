@@ -6,11 +6,24 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 
 from plait.graph import Graph
 from plait.kernels.spmm import Pattern
 
-__all__ = ["EdgeOrders"]
+__all__ = ["EdgeOrders", "Incidence"]
+
+
+class Incidence:
+    """Edges as the rows that targets gather: the same surface as EdgeOrders, sources are the edges."""
+
+    def __init__(self, of: Pattern):
+        count = of.num_edges
+        kind = of.indices.dtype
+        self.order = np.arange(count, dtype=kind)
+        self.pattern = Pattern(of.indptr, self.order, count)
+        rows = np.repeat(np.arange(of.num_rows, dtype=kind), np.diff(of.indptr))
+        self.transpose = Pattern(np.arange(count + 1, dtype=kind), rows, of.num_rows)
 
 
 class EdgeOrders:
@@ -45,3 +58,23 @@ class EdgeOrders:
     def slopes_by_target(self) -> Pattern:
         """Sums, for every target, values that lie in the transpose's order."""
         return Pattern(self.pattern.indptr, self.inverse, self.pattern.num_edges)
+
+    @cached_property
+    def by_source(self) -> Pattern:
+        """Sums, for every source, values that lie in the rows' order."""
+        return Pattern(self.transpose.indptr, self.order, self.pattern.num_edges)
+
+    @cached_property
+    def incidence(self) -> Incidence:
+        """Edges as rows of their own."""
+        return Incidence(self.pattern)
+
+    @cached_property
+    def targets(self) -> torch.Tensor:
+        """The target of each edge, by target."""
+        return torch.from_numpy(self.incidence.transpose.indices)
+
+    @cached_property
+    def sources(self) -> torch.Tensor:
+        """The source of each edge, by target."""
+        return torch.from_numpy(self.pattern.indices)

@@ -21,7 +21,10 @@ from plait.kernels.attention import tiles
 from plait.kernels.attention.tiles import BLOCK, FLAT
 from plait.kernels.vector import load_index, load_scalar, next_piece
 
-__all__ = ["FORWARD", "ROW_DOTS", "SOURCES", "TARGETS", "forward", "row_dots", "sources", "targets"]
+__all__ = [
+    "FORWARD", "ROW_DOTS", "SOURCES", "TARGETS",
+    "forward", "grouped_dots", "grouped_sums", "row_dots", "sources", "targets",
+]  # fmt: skip
 
 # Orders of the words in argument blocks; kernels/attention/__init__.py fills them.
 _EDGES = "counter pieces bounds indptr indices"
@@ -68,7 +71,7 @@ ROW_DOTS = (
 )
 
 
-def _grouped_dots(float_bits: int, index_bits: int, lanes: int, is_leaky: bool) -> Any:
+def grouped_dots(float_bits: int, index_bits: int, lanes: int, is_leaky: bool) -> Any:
     """A numba function: the dots of every head of a block, four, two or one head at a time."""
     make = tiles.leaky_dots if is_leaky else tiles.dots
     one = make(float_bits, index_bits, lanes, 1)
@@ -97,7 +100,7 @@ def _grouped_dots(float_bits: int, index_bits: int, lanes: int, is_leaky: bool) 
     return run
 
 
-def _grouped_sums(float_bits: int, index_bits: int, lanes: int, is_step: bool) -> Any:
+def grouped_sums(float_bits: int, index_bits: int, lanes: int, is_step: bool) -> Any:
     """A numba function: the weighted sums of a block for every head and column."""
     narrow = 16 if float_bits == 32 else 8
     make = functools.partial(tiles.aggregate, float_bits, index_bits, lanes, is_step=is_step)
@@ -281,10 +284,10 @@ def forward(float_bits: int, index_bits: int, lanes: int, kind: str) -> Any:
         tiles.scale_row(float_bits),
         tiles.finish(float_bits),
     )
-    sums = _grouped_sums(float_bits, index_bits, lanes, False)
+    sums = grouped_sums(float_bits, index_bits, lanes, False)
     is_gat = kind == "gat"
     scores = tiles.scores(float_bits, index_bits, lanes)
-    dots = _grouped_dots(float_bits, index_bits, lanes, kind == "leaky")
+    dots = grouped_dots(float_bits, index_bits, lanes, kind == "leaky")
     largest = tiles.largest(float_bits, lanes)
     copy, clear = tiles.copy(float_bits, lanes), tiles.clear(float_bits)
     size = float_bits // 8
@@ -390,12 +393,12 @@ def sources(float_bits: int, index_bits: int, lanes: int, kind: str) -> Any:
     fill, copy, clear = tiles.fill(float_bits, lanes), tiles.copy(float_bits, lanes), tiles.clear(float_bits)
     exponential = tiles.exponential(float_bits, lanes, False)
     combine = tiles.combine(float_bits, index_bits, lanes)
-    sums = _grouped_sums(float_bits, index_bits, lanes, False)
-    dots = _grouped_dots(float_bits, index_bits, lanes, False)
+    sums = grouped_sums(float_bits, index_bits, lanes, False)
+    dots = grouped_dots(float_bits, index_bits, lanes, False)
     is_gat, is_leaky = kind == "gat", kind == "leaky"
     scores = tiles.scores(float_bits, index_bits, lanes)
-    score_dots = _grouped_dots(float_bits, index_bits, lanes, True) if is_leaky else dots
-    steps = _grouped_sums(float_bits, index_bits, lanes, True) if is_leaky else sums
+    score_dots = grouped_dots(float_bits, index_bits, lanes, True) if is_leaky else dots
+    steps = grouped_sums(float_bits, index_bits, lanes, True) if is_leaky else sums
     subtract = tiles.subtract_largest(float_bits, index_bits, lanes)
     bend = tiles.bend(float_bits)
     size = float_bits // 8
@@ -492,7 +495,7 @@ def targets(float_bits: int, index_bits: int, lanes: int, kind: str) -> Any:
     index, bound, scalar = load_index(index_bits), load_index(64), load_scalar(float_bits)
     block_of = tiles.stack_floats(float_bits, (BLOCK + 4) * lanes + FLAT)
     is_leaky = kind == "leaky"
-    sums = _grouped_sums(float_bits, index_bits, lanes, is_leaky)
+    sums = grouped_sums(float_bits, index_bits, lanes, is_leaky)
     gather, clear, bend = (
         tiles.gather_heads(float_bits, index_bits, lanes),
         tiles.clear(float_bits),

@@ -39,7 +39,10 @@ __all__ = [
     "row_dots",
     "scale_row",
     "scores",
+    "softmax",
+    "softmax_gradient",
     "stack_floats",
+    "store_heads",
     "store_statistics",
     "subtract_largest",
 ]
@@ -432,22 +435,95 @@ def combine(float_bits: int, index_bits: int, lanes: int) -> Any:
 
 
 def gather_heads(float_bits: int, index_bits: int, lanes: int) -> Any:
-    """(block, values, order, start, count): block[k] = values[order[start + k]]."""
+    """(block, values, order, start, count): block[k] = values[order[start + k]], or values[start + k]."""
 
     def body(base: CodeGen, args: list[Any]) -> None:
         code = base.of(lanes)
         block, values, order, start, count = args
         slot = lanes * float_bits // 8
-        index = load_index_ir(code, order, index_bits)
 
         def step(k: Any, none: list[Any]) -> list[Any]:
-            from_edge = index(code.builder.add(start, k))
+            from_edge = _position(code, order, code.builder.add(start, k), index_bits)
             code.store(code.load(_at(code, values, from_edge, slot)), _at(code, block, k, slot))
             return []
 
         code.loop(code.word(0), count, [], step)
 
     return tile_intrinsic(float_bits, 5, 0, body)
+
+
+def store_heads(float_bits: int, lanes: int) -> Any:
+    """(to, block, count): a copy of the block's edges."""
+
+    def body(base: CodeGen, args: list[Any]) -> None:
+        code = base.of(lanes)
+        to, block, count = args
+        slot = lanes * float_bits // 8
+
+        def step(k: Any, none: list[Any]) -> list[Any]:
+            code.store(code.load(_at(code, block, k, slot)), _at(code, to, k, slot))
+            return []
+
+        code.loop(code.word(0), count, [], step)
+
+    return tile_intrinsic(float_bits, 3, 0, body)
+
+
+def softmax(float_bits: int, lanes: int) -> Any:
+    """(out, scores, count): out = exp(scores - largest) / sum, by head, over `count` edges."""
+
+    def body(base: CodeGen, args: list[Any]) -> None:
+        code = base.of(lanes)
+        b = code.builder
+        out, values, count = args
+        slot = lanes * float_bits // 8
+
+        def higher(k: Any, most: list[Any]) -> list[Any]:
+            return [_greater(code, code.load(_at(code, values, k, slot)), most[0])]
+
+        (top,) = code.loop(code.word(0), count, [code.constant(float("-inf"))], higher)
+
+        def power(k: Any, total: list[Any]) -> list[Any]:
+            e = _exp(code, b.fsub(code.load(_at(code, values, k, slot)), top))
+            code.store(e, _at(code, out, k, slot))
+            return [b.fadd(total[0], e)]
+
+        (total,) = code.loop(code.word(0), count, [code.constant(0.0)], power)
+        inverse = b.fdiv(code.constant(1.0), total)
+
+        def divide(k: Any, none: list[Any]) -> list[Any]:
+            at = _at(code, out, k, slot)
+            code.store(b.fmul(code.load(at), inverse), at)
+            return []
+
+        code.loop(code.word(0), count, [], divide)
+
+    return tile_intrinsic(float_bits, 3, 0, body)
+
+
+def softmax_gradient(float_bits: int, lanes: int) -> Any:
+    """(out, weights, gradient, count): out = weights * (gradient - sum of weights * gradient), by head."""
+
+    def body(base: CodeGen, args: list[Any]) -> None:
+        code = base.of(lanes)
+        b = code.builder
+        out, weights, gradient, count = args
+        slot = lanes * float_bits // 8
+
+        def dot(k: Any, total: list[Any]) -> list[Any]:
+            own, other = code.load(_at(code, weights, k, slot)), code.load(_at(code, gradient, k, slot))
+            return [code.multiply_add(own, other, total[0])]
+
+        (total,) = code.loop(code.word(0), count, [code.constant(0.0)], dot)
+
+        def step(k: Any, none: list[Any]) -> list[Any]:
+            own, other = code.load(_at(code, weights, k, slot)), code.load(_at(code, gradient, k, slot))
+            code.store(b.fmul(own, b.fsub(other, total)), _at(code, out, k, slot))
+            return []
+
+        code.loop(code.word(0), count, [], step)
+
+    return tile_intrinsic(float_bits, 4, 0, body)
 
 
 # Passes over gathered rows --------------------------------------------------------------------------------

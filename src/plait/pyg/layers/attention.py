@@ -32,6 +32,7 @@ from plait.pyg.layers.fused import (
     refused_features,
 )
 from plait.runtime.attention import AttentionRun, Columns, attend_gat, attend_raw, attend_rows
+from plait.runtime.pieces import edge_dots, edge_softmax, edge_sums, leaky_scores
 from plait.runtime.project import project
 from plait.runtime.session import Edges, machine_in_use
 
@@ -117,10 +118,23 @@ def _refused(module: Any, layer: _Layer, x: Any, edge_index: Any, edge_attr: Any
     return None if stop is None else stop.reason.removeprefix(type(module).__name__)
 
 
-def _plan(module: Any, call: AttentionCall, kind: str, parts: int, can_recompute: bool) -> FusedPlan:
+def _plan(
+    module: Any,
+    call: AttentionCall,
+    kind: str,
+    parts: int,
+    can_recompute: bool,
+    *,
+    is_in_pieces: bool = False,
+) -> FusedPlan:
     """The plan of this call."""
     training, wants_input = is_training(module, call.source), call.source.requires_grad
-    key = (call.source.shape, module.heads, module.out_channels, training, wants_input, can_recompute)
+    attr = call.edge_attr
+    edge_width = 0 if attr is None else attr.shape[-1] if attr.dim() > 1 else 1
+    key = (
+        call.source.shape, module.heads, module.out_channels, training, wants_input, can_recompute,
+        is_in_pieces, edge_width,
+    )  # fmt: skip
 
     def make() -> FusedPlan:
         return choose(
@@ -128,8 +142,9 @@ def _plan(module: Any, call: AttentionCall, kind: str, parts: int, can_recompute
                 layer=module._plait_name, kind=kind, matrix=cost_matrix(call.edges),
                 inner=call.source.shape[1], width=module.out_channels, heads=module.heads, parts=parts,
                 machine=machine_in_use(), is_training=training, wants_input_grad=wants_input,
-                can_recompute=can_recompute, float_bytes=call.source.element_size(),
-                threads=launch.num_threads(), memory_limit=module._plait_session.options.memory_limit,
+                can_recompute=can_recompute, is_in_pieces=is_in_pieces, edge_width=edge_width,
+                float_bytes=call.source.element_size(), threads=launch.num_threads(),
+                memory_limit=module._plait_session.options.memory_limit,
             )
         )  # fmt: skip
 
@@ -249,13 +264,7 @@ def _gat_weights(module: Any, call: AttentionCall, far: Tensor, near: Tensor, ed
     heads = module.heads
     scores = far[source, :heads] + near[target, :heads]
     if edge is not None:
-        order = call.edges.graph.order
-        if order is None:
-            scores = scores + edge[:, :heads]
-        else:
-            back = torch.empty(len(order), dtype=torch.int64)
-            back[torch.from_numpy(order).long()] = torch.arange(len(order))
-            scores = scores + edge[back, :heads]
+        scores = scores + _as_listed(call, edge)[:, :heads]
     scores = nn.functional.leaky_relu(scores, module.negative_slope)
     weights: Tensor = softmax(scores, target, num_nodes=call.edges.graph.num_nodes)
     return weights
@@ -265,10 +274,12 @@ def _gat_weights(module: Any, call: AttentionCall, far: Tensor, near: Tensor, ed
 
 
 def _rows_stop(module: Any, call: AttentionCall) -> str | None:
-    if call.edge_attr is not None or getattr(module, "lin_edge", None) is not None:
-        return ": edge features in the scores of rows are not lowered yet"
-    if call.wants_weights:
-        return ": attention weights of row scores are PyG's"
+    attr = call.edge_attr
+    if attr is not None and (module.lin_edge is None or attr.dim() > 2):
+        return ": edge_attr is not [edges, edge_dim], or the layer has no edge_dim"
+    needs_attr = isinstance(module, TransformerConv) and module.lin_edge is not None
+    if needs_attr and (attr is None or attr.dim() != 2):
+        return f"(edge_dim={module.edge_dim}): edge_attr is not [edges, edge_dim]"
     if call.own is None:
         return ": x[1] is None; the layer needs the features of the targets"
     return None
@@ -278,6 +289,8 @@ def _gatv2(module: Any, call: AttentionCall) -> Any:
     run, columns = _run_of(module, call), module.heads * module.out_channels
     own = call.own
     assert own is not None
+    if call.edge_attr is not None or call.wants_weights:
+        return _gatv2_pieces(module, call, run, own)
     _plan(module, call, "leaky", 1 if module.share_weights else 2, False)
     addend = None if module.res is None else project(run.buffers, own, module.res.weight.t())
     left, right = module.lin_l, module.lin_r
@@ -300,6 +313,44 @@ def _gatv2(module: Any, call: AttentionCall) -> Any:
     return out if is_inside else _joined(module, out, addend, module.bias)
 
 
+def _gatv2_pieces(module: Any, call: AttentionCall, run: AttentionRun, own: Tensor) -> Any:
+    """With features of edges inside leaky, or with the weights asked for."""
+    _plan(module, call, "leaky", 1 if module.share_weights else 2, False, is_in_pieces=True)
+    orders, heads = run.edges, module.heads
+    left, right = module.lin_l, module.lin_r
+    far = near = project(run.buffers, call.source, left.weight.t(), left.bias)
+    if call.is_bipartite or not module.share_weights:
+        near = project(run.buffers, own, right.weight.t(), right.bias)
+    attr, w = _edge_rows(call), None
+    if attr is not None:
+        w = module.lin_edge.weight.t().contiguous()
+    spread = _spread(module.att, run.lanes)
+    weight = edge_softmax(orders, leaky_scores(orders, run.slope, near, far, spread, attr, w))
+    weight = nn.functional.dropout(weight, module.dropout, module.training)
+    out = edge_sums(orders, run.buffers, heads, weight, far)
+    addend = None if module.res is None else project(run.buffers, own, module.res.weight.t())
+    out = _joined(module, out, addend, module.bias)
+    return (out, (call.listed, _as_listed(call, weight)[:, :heads])) if call.wants_weights else out
+
+
+def _edge_rows(call: AttentionCall) -> Tensor | None:
+    """Features of edges as rows, edges by target."""
+    attr = call.edge_attr
+    if attr is None:
+        return None
+    return csr_order(call.edges, attr.view(-1, 1) if attr.dim() == 1 else attr).contiguous()
+
+
+def _as_listed(call: AttentionCall, values: Tensor) -> Tensor:
+    """Values of edges by target, in the order of the listed edges."""
+    order = call.edges.graph.order
+    if order is None:
+        return values
+    back = torch.empty(len(order), dtype=torch.int64)
+    back[torch.from_numpy(order).long()] = torch.arange(len(order))
+    return values[back]
+
+
 def _side_by_side(*linears: Any) -> tuple[Tensor, Tensor | None]:
     """Weights [in, sum of outs] and biases of linear maps of one input."""
     weight = torch.cat([linear.weight for linear in linears]).t()
@@ -313,14 +364,11 @@ def _transformer(module: Any, call: AttentionCall) -> Any:
     run, columns = _run_of(module, call), module.heads * module.out_channels
     own = call.own
     assert own is not None
+    if call.edge_attr is not None or call.wants_weights:
+        return _transformer_pieces(module, call, run, own)
     has_skip = module.root_weight and module.concat and module.lin_beta is None
     _plan(module, call, "dot", 4 if has_skip else 3, False)
-    # the scores' 1 / sqrt(width) is taken by the query's weights
-    scale = 1.0 / math.sqrt(module.out_channels)
-    query = (
-        module.lin_query.weight * scale,
-        None if module.lin_query.bias is None else module.lin_query.bias * scale,
-    )
+    query = _scaled_query(module)
     sources = [(module.lin_key.weight, module.lin_key.bias), (module.lin_value.weight, module.lin_value.bias)]
     targets = [query, *([(module.lin_skip.weight, module.lin_skip.bias)] if has_skip else [])]
     if call.is_bipartite:
@@ -330,8 +378,40 @@ def _transformer(module: Any, call: AttentionCall) -> Any:
         z, t = _projected(run, call.source, sources + targets), None
         where = Columns(0, columns, 2 * columns, 3 * columns if has_skip else -1)
     out = attend_rows(run, "dot", where, columns, z, t)
-    if has_skip:
-        return out
+    return out if has_skip else _transformer_end(module, run, own, out)
+
+
+def _scaled_query(module: Any) -> tuple[Tensor, Tensor | None]:
+    """The query's map; it takes the scores' 1 / sqrt(width)."""
+    scale, query = 1.0 / math.sqrt(module.out_channels), module.lin_query
+    return query.weight * scale, None if query.bias is None else query.bias * scale
+
+
+def _transformer_pieces(module: Any, call: AttentionCall, run: AttentionRun, own: Tensor) -> Any:
+    """With features of edges, which meet W once a node: q . (W e) = (q W) . e, sum(W e) = W sum(e)."""
+    _plan(module, call, "dot", 3, False, is_in_pieces=True)
+    orders, heads, buffers = run.edges, module.heads, run.buffers
+    query = _projected(run, own, [_scaled_query(module)])
+    key = project(buffers, call.source, module.lin_key.weight.t(), module.lin_key.bias)
+    value = project(buffers, call.source, module.lin_value.weight.t(), module.lin_value.bias)
+    scores = edge_dots(orders, buffers, heads, query, key)
+    attr, w = _edge_rows(call), None
+    if attr is not None:
+        w = module.lin_edge.weight.view(heads, module.out_channels, -1)
+        bent = torch.einsum("nhc,hcd->nhd", query.view(-1, heads, module.out_channels), w).flatten(1)
+        scores = scores + edge_dots(orders.incidence, buffers, heads, bent, attr, is_shared=True)
+    kept = edge_softmax(orders, scores)
+    weight = nn.functional.dropout(kept, module.dropout, module.training)
+    out = edge_sums(orders, buffers, heads, weight, value)
+    if attr is not None:
+        means = edge_sums(orders.incidence, buffers, heads, weight, attr, is_shared=True)
+        out = out + torch.einsum("nhd,hcd->nhc", means.view(out.shape[0], heads, -1), w).reshape(out.shape)
+    out = _transformer_end(module, run, own, out)
+    return (out, (call.listed, _as_listed(call, kept)[:, :heads])) if call.wants_weights else out
+
+
+def _transformer_end(module: Any, run: AttentionRun, own: Tensor, out: Tensor) -> Tensor:
+    """Heads averaged where they are not side by side, and the target's own part."""
     if not module.concat:
         out = out.view(-1, module.heads, module.out_channels).mean(dim=1)
     if module.root_weight:

@@ -1,0 +1,195 @@
+"""Attention in pieces under torch autograd: numbers of edges and heads are kept, rows of edges are not.
+
+Where a layer's scores are of a kind no fused pass computes, or its weights are asked for, the layer is
+lowered to these: dots of the two ends of every edge, a softmax over each target's edges, sums by weights.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from plait.kernels import spmm as sparse
+from plait.kernels.attention import pieces as kernel
+from plait.runtime.buffers import Buffers
+from plait.runtime.orders import EdgeOrders, Incidence
+from plait.runtime.project import contiguous_rows
+
+__all__ = ["edge_dots", "edge_softmax", "edge_sums", "leaky_scores"]
+
+_BLOCK = 8192  # edges whose rows exist at once
+
+
+class _Dots(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, orders: Any, buffers: Buffers, heads: int, near: Tensor, far: Tensor, is_shared: bool
+    ) -> Tensor:
+        near, far = contiguous_rows(near, buffers), contiguous_rows(far, buffers)
+        ctx.orders, ctx.heads, ctx.is_shared = orders, heads, is_shared
+        ctx.save_for_backward(near, far)
+        return kernel.edge_dots(orders.pattern, near, far, heads, is_shared=is_shared)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        near, far = ctx.saved_tensors
+        orders, heads, is_shared = ctx.orders, ctx.heads, ctx.is_shared
+        grad = grad.contiguous()
+        _, _, _, wants_near, wants_far, _ = ctx.needs_input_grad
+        to_near = to_far = None
+        if wants_near:
+            to_near = kernel.edge_sums(orders.pattern, None, grad, far, heads, far_is_shared=is_shared)
+        if wants_far:
+            to_far = kernel.edge_sums(
+                orders.transpose, orders.order, grad, near, heads, out_is_shared=is_shared
+            )
+        return None, None, None, to_near, to_far, None
+
+
+def edge_dots(
+    orders: EdgeOrders | Incidence,
+    buffers: Buffers,
+    heads: int,
+    near: Tensor,
+    far: Tensor,
+    *,
+    is_shared: bool = False,
+) -> Tensor:
+    """[edges, lanes]: near[i, h] . far[j, h] by edge and head, edges by target."""
+    return _Dots.apply(orders, buffers, heads, near, far, is_shared)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Sums(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, orders: Any, buffers: Buffers, heads: int, weight: Tensor, far: Tensor, is_shared: bool
+    ) -> Tensor:
+        weight, far = weight.contiguous(), contiguous_rows(far, buffers)
+        ctx.orders, ctx.buffers, ctx.heads, ctx.is_shared = orders, buffers, heads, is_shared
+        ctx.save_for_backward(weight, far)
+        return kernel.edge_sums(orders.pattern, None, weight, far, heads, far_is_shared=is_shared)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        weight, far = ctx.saved_tensors
+        orders, heads, is_shared = ctx.orders, ctx.heads, ctx.is_shared
+        grad = contiguous_rows(grad, ctx.buffers)
+        _, _, _, wants_weight, wants_far, _ = ctx.needs_input_grad
+        to_weight = to_far = None
+        if wants_weight:
+            to_weight = kernel.edge_dots(orders.pattern, grad, far, heads, is_shared=is_shared)
+        if wants_far:
+            to_far = kernel.edge_sums(
+                orders.transpose, orders.order, weight, grad, heads, out_is_shared=is_shared
+            )
+        return None, None, None, to_weight, to_far, None
+
+
+def edge_sums(
+    orders: EdgeOrders | Incidence,
+    buffers: Buffers,
+    heads: int,
+    weight: Tensor,
+    far: Tensor,
+    *,
+    is_shared: bool = False,
+) -> Tensor:
+    """[targets, heads * width]: sums of far[j, h] by weight[edge, h]; is_shared: far[j] serves all heads."""
+    return _Sums.apply(orders, buffers, heads, weight, far, is_shared)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Softmax(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, orders: EdgeOrders, scores: Tensor) -> Tensor:
+        weight = kernel.edge_softmax(orders.pattern, scores.contiguous())
+        ctx.orders = orders
+        ctx.save_for_backward(weight)
+        return weight
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (weight,) = ctx.saved_tensors
+        return None, kernel.edge_softmax_gradient(ctx.orders.pattern, weight, grad.contiguous())
+
+
+def edge_softmax(orders: EdgeOrders, scores: Tensor) -> Tensor:
+    """The softmax of [edges, lanes] over the edges of each target."""
+    return _Softmax.apply(orders, scores)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _LeakyScores(torch.autograd.Function):
+    """Blocks of edges: their rows are made, scored and dropped; the backward pass makes them again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        orders: EdgeOrders,
+        slope: float,
+        near: Tensor,
+        far: Tensor,
+        spread: Tensor,
+        attr: Tensor | None,
+        w: Tensor | None,
+    ) -> Tensor:
+        ctx.orders, ctx.slope = orders, slope
+        ctx.save_for_backward(near, far, spread, attr, w)
+        scores = near.new_empty((orders.pattern.num_edges, spread.shape[1]))
+        for span in _blocks(orders):
+            rows = _rows(orders, span, near, far, attr, w)
+            torch.mm(torch.nn.functional.leaky_relu_(rows, slope), spread, out=scores[span])
+        return scores
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        orders: EdgeOrders = ctx.orders
+        near, far, spread, attr, w = ctx.saved_tensors
+        to_rows = near.new_empty((orders.pattern.num_edges, near.shape[1]))
+        to_spread = torch.zeros_like(spread)
+        to_attr = None if attr is None else torch.empty_like(attr)
+        to_w = None if w is None else torch.zeros_like(w)
+        for span in _blocks(orders):
+            rows = _rows(orders, span, near, far, attr, w)
+            bent = torch.where(rows > 0, rows.new_tensor(1.0), rows.new_tensor(ctx.slope))
+            to_spread.addmm_((rows * bent).t(), grad[span])
+            block = torch.mm(grad[span], spread.t(), out=to_rows[span]).mul_(bent)
+            if attr is not None and to_attr is not None and w is not None and to_w is not None:
+                torch.mm(block, w.t(), out=to_attr[span])
+                to_w.addmm_(attr[span].t(), block)
+        to_near = sparse.spmm(orders.incidence.pattern, to_rows, torch.empty_like(near))
+        to_far = sparse.spmm(orders.by_source, to_rows, torch.empty_like(far))
+        return None, None, to_near, to_far, to_spread, to_attr, to_w
+
+
+def _blocks(orders: EdgeOrders) -> list[slice]:
+    count = orders.pattern.num_edges
+    return [slice(first, min(count, first + _BLOCK)) for first in range(0, count, _BLOCK)]
+
+
+def _rows(
+    orders: EdgeOrders, span: slice, near: Tensor, far: Tensor, attr: Tensor | None, w: Tensor | None
+) -> Tensor:
+    rows = near.index_select(0, orders.targets[span]).add_(far.index_select(0, orders.sources[span]))
+    return rows if attr is None or w is None else rows.addmm_(attr[span], w)
+
+
+def leaky_scores(
+    orders: EdgeOrders,
+    slope: float,
+    near: Tensor,
+    far: Tensor,
+    spread: Tensor,
+    attr: Tensor | None = None,
+    w: Tensor | None = None,
+) -> Tensor:
+    """[edges, lanes]: leaky(near[i] + far[j] + attr[e] @ w) @ spread, in blocks of edges.
+
+    The backward pass holds one gradient row for each edge.
+    """
+    return _LeakyScores.apply(orders, slope, near, far, spread, attr, w)  # type: ignore[no-any-return, no-untyped-call]
