@@ -41,4 +41,6 @@ def test_ratios_have_a_side() -> None:
 def test_variants_of_a_library_share_its_colour_and_files_have_it_written_out() -> None:
     assert colour_of("torch-csr") == colour_of("torch")
     assert colour_of("unheard of") == "var(--peer)"
-    assert printed('<a fill="var(--own)"/>') == f'<a fill="{LIGHT["own"]}"/>'
+    drawn = printed('<svg><title>a</title><a fill="var(--own)"/></svg>')
+    assert drawn.endswith(f'<a fill="{LIGHT["own"]}"/></svg>')
+    assert f'fill="{LIGHT["paper"]}"' in drawn

@@ -231,11 +231,14 @@ def _grid_svg(grid: Grid, width: int) -> str:
         for k, column in enumerate(grid.columns):
             cell = _cell(grid.cells.get((row, column), ()), row, column)
             parts.append(_svg_cell(cell, left + k * cell_width, y, cell_width - 2, step - 2))
-    return svg(width, top + len(grid.rows) * step + 6, *parts, title=grid.title)
+    used = left + len(grid.columns) * cell_width
+    return svg(used, top + len(grid.rows) * step + 6, *parts, title=grid.title)
 
 
 def _svg_cell(cell: _Cell, x: float, y: float, width: float, height: float) -> str:
-    colour = "even" if cell.colour in ("wrong", "none") else cell.colour
+    if cell.colour == "none":
+        return ""
+    colour = "even" if cell.colour == "wrong" else cell.colour
     ink = "var(--on-deep)" if cell.colour in _DEEP else "var(--on-light)"
     box = tag("rect", x=x, y=y, width=width, height=height, rx=2, fill=f"var(--{colour})")
     return tag(

@@ -107,5 +107,7 @@ def _declared(colours: Mapping[str, str], scheme: str) -> str:
 
 
 def printed(svg: str) -> str:
-    """A figure as a file: the light colours written out, which every reader of SVG understands."""
+    """A figure as a file: on paper, the light colours written out, which every reader of SVG understands."""
+    paper = '</title><rect width="100%" height="100%" fill="var(--paper)"/>'
+    svg = svg.replace("</title>", paper, 1)
     return re.sub(r"var\(--([a-z0-9-]+)\)", lambda match: LIGHT[match[1]], svg)

@@ -13,6 +13,7 @@ from plait.report.page.draw import (
     Figure,
     Frame,
     Scale,
+    bold_label,
     dot,
     label,
     padded,
@@ -216,8 +217,7 @@ def _names(points: Sequence[Point], frame: Frame) -> list[str]:
             continue
         x, y = place
         taken.append((x, x + 7.2 * len(op), y - 4))
-        halo = {"paint_order": "stroke", "stroke": "var(--paper)", "stroke_width": 3}
-        shown.append(label(op, x, y, fill="var(--ink)", font_weight=600, **halo, **point.facets))
+        shown.append(bold_label(op, x, y, **point.facets))
     return shown
 
 

@@ -7,7 +7,7 @@ import math
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,7 @@ class Sample:
     low: float = math.nan
     high: float = math.nan
     times: tuple[float, ...] = ()
+    file: int = 0
     fields: Mapping[str, Any] = field(default_factory=dict)
     result: Mapping[str, Any] = field(default_factory=dict)
 
@@ -193,7 +194,8 @@ def samples_of(run: Run) -> tuple[list[Sample], int]:
             # variants of a case share a group, of the same name in every run: files tell them apart
             shared = record.result.get("group", place)
             try:
-                samples += readers[kind](record, f"{kind}-{number_of_file}-{shared}")
+                found = readers[kind](record, f"{kind}-{number_of_file}-{shared}")
+                samples += [replace(sample, file=number_of_file) for sample in found]
             except (KeyError, TypeError, ValueError, AttributeError):
                 odd += 1
     return samples, odd

@@ -161,6 +161,7 @@ def strip_figure(name: str, title: str, samples: Sequence[Sample], most: int = 6
 
 
 def _strips_svg(ranked: Sequence[Contest], title: str, width: int, most: int) -> str:
+    width = min(width, 680)
     parts, y = [tag("g", _axis(), transform=f"translate({width - _WIDTH} 0)")], 28.0
     for contest in ranked:
         fastest = contest.fastest

@@ -8,7 +8,19 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from plait.report.page.draw import Figure, Frame, Scale, label, padded, path_of, short, svg, tag, titled
+from plait.report.page.draw import (
+    Figure,
+    Frame,
+    Scale,
+    bold_label,
+    label,
+    padded,
+    path_of,
+    short,
+    svg,
+    tag,
+    titled,
+)
 from plait.report.page.palette import colour_of
 from plait.report.page.samples import Sample, number
 from plait.report.table import seconds_text
@@ -88,6 +100,7 @@ def _along(axis: str, timed: Sequence[Sample]) -> list[Sweep]:
         if size is None:
             continue
         still = {k: str(v) for k, v in sample.fields.items() if k not in (*along, "variant", "suite")}
+        still["file"] = str(sample.file)  # a run measured twice is two curves, not one that jumps
         groups[tuple(sorted(still.items()))].append((size, sample))
     sweeps = []
     for members in groups.values():
@@ -135,7 +148,7 @@ def _detail(sample: Sample, along: Sequence[str]) -> str:
 def crossings(sweep: Sweep) -> list[Crossing]:
     """Where the dense variant meets the fastest other, on straight lines between the logarithms."""
     dense = next((name for name in sweep.lines if "dense" in name or name == "mm"), None)
-    if dense is None:
+    if dense is None or not AXES[sweep.axis].is_log:
         return []
     base = {size: sample.median for size, sample in sweep.lines[dense]}
     rivals: dict[float, tuple[float, str]] = {}
@@ -228,17 +241,6 @@ def _crossing(crossing: Crossing, frame: Frame, as_share: bool) -> str:
     tip = f"{crossing.below} is faster below {at}, {crossing.above} beyond"
     line = tag("path", d=f"M{x:.1f} {y:.1f}V{frame.y.start:.1f}", stroke="var(--ink)", stroke_dasharray="2 3")
     ring = tag("circle", titled(tip), cx=x, cy=y, r=6, fill="none", stroke="var(--ink)", class_="mark")
-    side = -1 if x > (frame.x.start + frame.x.end) / 2 else 1
-    anchor = "end" if side < 0 else "start"
-    name = label(
-        at,
-        x + 5 * side,
-        frame.y.start - 6,
-        text_anchor=anchor,
-        fill="var(--ink)",
-        font_weight=600,
-        paint_order="stroke",
-        stroke="var(--paper)",
-        stroke_width=3,
-    )
-    return line + ring + name
+    # on the side where there is more room
+    name_x = x - 5 - 6.8 * len(at) if x > (frame.x.start + frame.x.end) / 2 else x + 5
+    return line + ring + bold_label(at, name_x, frame.y.start - 6)
