@@ -26,6 +26,11 @@ class FusedStep:
     phase: str
     price: Price
 
+    @property
+    def name(self) -> str:
+        """What a clock knows it by: the title without sizes and remarks."""
+        return f"{self.phase} {self.title.partition(' -> ')[0].partition(',')[0]}"
+
 
 @dataclass(frozen=True)
 class FusedPlan:
@@ -62,7 +67,7 @@ class FusedPlan:
             "is_default_machine": self.is_default_machine,
             "because": self.because,
             "hoisted": [],
-            "steps": [_step_dict(step, self.seconds) for step in self.steps],
+            "steps": [_step_dict(step, self.seconds, self.measured.get(step.name)) for step in self.steps],
             "rejected": [
                 {"candidate": r.candidate, "seconds": r.seconds, "peak_bytes": r.peak_bytes, "why": r.why}
                 for r in self.rejected
@@ -78,16 +83,20 @@ class FusedPlan:
             f"     predicted {_ms(self.seconds)}, peak {_mb(self.peak_bytes)}",
         ]
         out.append(f"   because {self.because}")
-        out.append(f"   {'step':<43}{'backend':<8}{'Mflop':>9}{'MB':>8}{'predicted':>12}{'share':>7}")
+        width = 41 if self.measured else 43
+        head = f"   {'step':<{width}}{'backend':<8}{'Mflop':>9}{'MB':>8}{'predicted':>12}{'share':>7}"
+        out.append(head + (f"{'measured':>12}" if self.measured else ""))
         for step in self.steps:
             share = step.price.seconds / self.seconds if self.seconds else 0.0
             work = step.price.work
             name = f"{step.phase:<5}{step.title}"
-            name = name if len(name) <= 42 else name[:41] + "…"
+            name = name if len(name) < width else name[: width - 2] + "…"
+            measured = self.measured.get(step.name)
             out.append(
-                f"   {name:<43}{step.price.backend:<8}{work.flops / 1e6:>9.1f}"
+                f"   {name:<{width}}{step.price.backend:<8}{work.flops / 1e6:>9.1f}"
                 f"{work.bytes_gathered / 1e6:>8.1f}"
                 f"{_ms(step.price.seconds):>12}{share:>7.0%}"
+                + (f"{_ms(measured.seconds):>12}" if measured else "")
             )
         if self.rejected:
             out.append("   rejected:")
@@ -97,7 +106,7 @@ class FusedPlan:
         return out
 
 
-def _step_dict(step: FusedStep, seconds: float) -> dict[str, Any]:
+def _step_dict(step: FusedStep, seconds: float, measured: Measured | None) -> dict[str, Any]:
     work = step.price.work
     return {
         "phase": {"fwd": "forward", "bwd": "backward"}[step.phase],
@@ -109,6 +118,7 @@ def _step_dict(step: FusedStep, seconds: float) -> dict[str, Any]:
         "seconds": step.price.seconds,
         "share": step.price.seconds / seconds if seconds else 0.0,
         "because": step.price.because,
+        "measured_seconds": measured.seconds if measured else None,
     }
 
 

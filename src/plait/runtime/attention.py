@@ -21,6 +21,7 @@ from plait.kernels.attention import Dropout, Scores, padded
 from plait.runtime.buffers import Buffers
 from plait.runtime.orders import EdgeOrders
 from plait.runtime.project import contiguous_rows, weight_gradient
+from plait.runtime.trace import clock, timed
 
 __all__ = ["AttentionRun", "Columns", "attend_gat", "attend_raw", "attend_rows"]
 
@@ -99,15 +100,20 @@ class _Gat(torch.autograd.Function):
     ) -> Tensor:
         columns, lanes = run.heads * width, run.lanes
         value = z[:, :columns]
+        ctx.clock = clock()
         if vectors is None:
             all_scores = z[:, columns:]
         else:
-            all_scores = dense.gemm(value, vectors, run.take(z.shape[0], vectors.shape[1], z))
+            with timed(ctx.clock, "fwd scores of projected rows"):
+                all_scores = dense.gemm(value, vectors, run.take(z.shape[0], vectors.shape[1], z))
         statistics = run.statistics(z, all_scores[:, lanes:] if target is None else target)
         edge = None if edge is None else edge.contiguous()
         scores = Scores("gat", all_scores[:, :lanes], edge=edge, slope=run.slope, dropout=run.dropout)
         out = run.take(run.num_targets, columns, z)
-        kernel.attend(run.edges.pattern, scores, value, out, statistics, run.heads, addend=addend, bias=bias)
+        with timed(ctx.clock, "fwd attend"):
+            kernel.attend(
+                run.edges.pattern, scores, value, out, statistics, run.heads, addend=addend, bias=bias
+            )
         ctx.run, ctx.width, ctx.out = run, width, _Output(out)
         ctx.save_for_backward(z, vectors, all_scores, statistics, edge, addend, bias, target)
         return out
@@ -127,20 +133,24 @@ class _Gat(torch.autograd.Function):
             kernel.attend(
                 run.edges.pattern, scores, value, out, statistics, run.heads, addend=addend, bias=bias
             )
-        kernel.output_dots(grad, out, statistics, run.heads, addend=addend, bias=bias)
         to_z = run.like(z)
         to_scores = to_z[:, columns:] if vectors is None else run.like(all_scores)
         slopes = run.slopes(z)
-        kernel.attend_sources(
-            run.edges.transpose, run.edges.order, scores, value, grad, statistics, slopes,
-            to_z[:, :columns], to_scores[:, :lanes], run.heads,
-        )  # fmt: skip
+        with timed(ctx.clock, "bwd attendᵀ"):
+            kernel.output_dots(grad, out, statistics, run.heads, addend=addend, bias=bias)
+            kernel.attend_sources(
+                run.edges.transpose, run.edges.order, scores, value, grad, statistics, slopes,
+                to_z[:, :columns], to_scores[:, :lanes], run.heads,
+            )  # fmt: skip
         to_target = to_scores[:, lanes:] if target is None else run.like(target)
-        sparse.spmm(run.edges.slopes_by_target, slopes, to_target)
+        with timed(ctx.clock, "bwd sum of score gradients by target"):
+            sparse.spmm(run.edges.slopes_by_target, slopes, to_target)
         to_vectors = None
         if vectors is not None:
-            dense.gemm(to_scores, vectors.t(), to_z, addend=to_z)
-            to_vectors = weight_gradient(value, to_scores)
+            with timed(ctx.clock, "bwd gradient through the scores"):
+                dense.gemm(to_scores, vectors.t(), to_z, addend=to_z)
+            with timed(ctx.clock, "bwd weight gradient of the scores"):
+                to_vectors = weight_gradient(value, to_scores)
         to_edge = None
         if edge is not None and ctx.needs_input_grad[5]:
             to_edge = slopes[torch.from_numpy(run.edges.inverse.astype(np.int64))]
@@ -185,22 +195,22 @@ class _GatRaw(torch.autograd.Function):
     ) -> Tensor:
         x, w = contiguous_rows(x, run.buffers), w.contiguous()
         inner, lanes, heads = x.shape[1], run.lanes, run.heads
-        all_scores = dense.gemm(x, vectors, run.take(x.shape[0], 2 * lanes, x))
+        ctx.clock = clock()
+        with timed(ctx.clock, "fwd scores of raw rows"):
+            all_scores = dense.gemm(x, vectors, run.take(x.shape[0], 2 * lanes, x))
         statistics = run.statistics(x, all_scores[:, lanes:])
         edge = None if edge is None else edge.contiguous()
         scores = Scores("gat", all_scores[:, :lanes], edge=edge, slope=run.slope, dropout=run.dropout)
         means = run.take(run.num_targets, heads * inner, x)
-        kernel.attend(run.edges.pattern, scores, x, means, statistics, heads, is_shared=True)
+        with timed(ctx.clock, "fwd attend"):
+            kernel.attend(run.edges.pattern, scores, x, means, statistics, heads, is_shared=True)
         out = run.take(run.num_targets, w.shape[1], x)
         width = w.shape[1] // heads
         for h in range(heads):
             own = slice(h * width, (h + 1) * width)
-            dense.gemm(
-                means[:, h * inner : (h + 1) * inner],
-                w[:, own],
-                out[:, own],
-                bias=None if bias is None else bias[own],
-            )
+            own_bias = None if bias is None else bias[own]
+            with timed(ctx.clock, "fwd project each head"):
+                dense.gemm(means[:, h * inner : (h + 1) * inner], w[:, own], out[:, own], bias=own_bias)
         ctx.run, ctx.has_bias = run, bias is not None
         ctx.save_for_backward(x, w, vectors, all_scores, statistics, edge, means)
         return out
@@ -216,18 +226,24 @@ class _GatRaw(torch.autograd.Function):
         to_means, to_w = run.like(means), torch.empty_like(w)
         for h in range(heads):
             own, raw = slice(h * width, (h + 1) * width), slice(h * inner, (h + 1) * inner)
-            dense.gemm(grad[:, own], w[:, own].t(), to_means[:, raw])
-            to_w[:, own] = weight_gradient(means[:, raw], grad[:, own])
-        kernel.output_dots(to_means, means, statistics, heads)
+            with timed(ctx.clock, "bwd gradient of each head's mean"):
+                dense.gemm(grad[:, own], w[:, own].t(), to_means[:, raw])
+            with timed(ctx.clock, "bwd weight gradient by head"):
+                to_w[:, own] = weight_gradient(means[:, raw], grad[:, own])
         scores = Scores("gat", all_scores[:, :lanes], edge=edge, slope=run.slope, dropout=run.dropout)
         to_x, to_scores, slopes = run.like(x), run.like(all_scores), run.slopes(x)
-        kernel.attend_sources(
-            run.edges.transpose, run.edges.order, scores, x, to_means, statistics, slopes,
-            to_x, to_scores[:, :lanes], heads, is_shared=True,
-        )  # fmt: skip
-        sparse.spmm(run.edges.slopes_by_target, slopes, to_scores[:, lanes:])
-        dense.gemm(to_scores, vectors.t(), to_x, addend=to_x)
-        to_vectors = weight_gradient(x, to_scores)
+        with timed(ctx.clock, "bwd attendᵀ"):
+            kernel.output_dots(to_means, means, statistics, heads)
+            kernel.attend_sources(
+                run.edges.transpose, run.edges.order, scores, x, to_means, statistics, slopes,
+                to_x, to_scores[:, :lanes], heads, is_shared=True,
+            )  # fmt: skip
+        with timed(ctx.clock, "bwd sum of score gradients by target"):
+            sparse.spmm(run.edges.slopes_by_target, slopes, to_scores[:, lanes:])
+        with timed(ctx.clock, "bwd gradient through the scores"):
+            dense.gemm(to_scores, vectors.t(), to_x, addend=to_x)
+        with timed(ctx.clock, "bwd weight gradient of the scores"):
+            to_vectors = weight_gradient(x, to_scores)
         to_edge = None
         if edge is not None and ctx.needs_input_grad[4]:
             to_edge = slopes[torch.from_numpy(run.edges.inverse.astype(np.int64))]
@@ -279,7 +295,11 @@ class _Rows(torch.autograd.Function):
         scores, value, addend = _parts(run, kind, columns, width, z, t, att)
         statistics = run.statistics(z, None)
         out = run.take(run.num_targets, width, z)
-        kernel.attend(run.edges.pattern, scores, value, out, statistics, run.heads, addend=addend, bias=bias)
+        ctx.clock = clock()
+        with timed(ctx.clock, "fwd attend"):
+            kernel.attend(
+                run.edges.pattern, scores, value, out, statistics, run.heads, addend=addend, bias=bias
+            )
         ctx.run, ctx.kind, ctx.columns, ctx.width, ctx.out = run, kind, columns, width, _Output(out)
         ctx.save_for_backward(z, t, att, bias, statistics)
         return out
@@ -296,7 +316,6 @@ class _Rows(torch.autograd.Function):
         if not ctx.out.is_intact:
             out = run.like(out)
             kernel.attend(run.edges.pattern, scores, value, out, statistics, heads, addend=addend, bias=bias)
-        kernel.output_dots(grad, out, statistics, heads, addend=addend, bias=bias)
         to_z = run.like(z)
         to_t = to_z if t is None else run.like(t)
 
@@ -305,13 +324,16 @@ class _Rows(torch.autograd.Function):
 
         slopes = run.slopes(z)
         to_far = None if ctx.kind == "leaky" else part(to_z, columns.far)
-        to_att = kernel.attend_sources(
-            run.edges.transpose, run.edges.order, scores, value, grad, statistics, slopes,
-            part(to_z, columns.value), to_far, heads,
-        )  # fmt: skip
+        with timed(ctx.clock, "bwd attendᵀ"):
+            kernel.output_dots(grad, out, statistics, heads, addend=addend, bias=bias)
+            to_att = kernel.attend_sources(
+                run.edges.transpose, run.edges.order, scores, value, grad, statistics, slopes,
+                part(to_z, columns.value), to_far, heads,
+            )  # fmt: skip
         is_joint = t is None and columns.near == columns.far
         near = run.take(z.shape[0], width, z) if is_joint else part(to_t, columns.near)
-        more = kernel.attend_targets(run.edges.pattern, run.edges.inverse, scores, slopes, near, heads)
+        with timed(ctx.clock, "bwd gradient of the targets"):
+            more = kernel.attend_targets(run.edges.pattern, run.edges.inverse, scores, slopes, near, heads)
         if is_joint:
             part(to_z, columns.far).add_(near)
         if columns.skip >= 0:

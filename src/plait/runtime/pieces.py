@@ -17,6 +17,7 @@ from plait.kernels.attention import pieces as kernel
 from plait.runtime.buffers import Buffers
 from plait.runtime.orders import EdgeOrders, Incidence
 from plait.runtime.project import contiguous_rows
+from plait.runtime.trace import clock, timed
 
 __all__ = ["edge_dots", "edge_softmax", "edge_sums", "leaky_scores"]
 
@@ -31,7 +32,9 @@ class _Dots(torch.autograd.Function):
         near, far = contiguous_rows(near, buffers), contiguous_rows(far, buffers)
         ctx.orders, ctx.heads, ctx.is_shared = orders, heads, is_shared
         ctx.save_for_backward(near, far)
-        return kernel.edge_dots(orders.pattern, near, far, heads, is_shared=is_shared)
+        ctx.clock = clock()
+        with timed(ctx.clock, "fwd scores of edges"):
+            return kernel.edge_dots(orders.pattern, near, far, heads, is_shared=is_shared)
 
     @staticmethod
     @once_differentiable
@@ -42,11 +45,13 @@ class _Dots(torch.autograd.Function):
         _, _, _, wants_near, wants_far, _ = ctx.needs_input_grad
         to_near = to_far = None
         if wants_near:
-            to_near = kernel.edge_sums(orders.pattern, None, grad, far, heads, far_is_shared=is_shared)
+            with timed(ctx.clock, "bwd gradient of the targets"):
+                to_near = kernel.edge_sums(orders.pattern, None, grad, far, heads, far_is_shared=is_shared)
         if wants_far:
-            to_far = kernel.edge_sums(
-                orders.transpose, orders.order, grad, near, heads, out_is_shared=is_shared
-            )
+            with timed(ctx.clock, "bwd gradient of the sources"):
+                to_far = kernel.edge_sums(
+                    orders.transpose, orders.order, grad, near, heads, out_is_shared=is_shared
+                )
         return None, None, None, to_near, to_far, None
 
 
@@ -71,7 +76,9 @@ class _Sums(torch.autograd.Function):
         weight, far = weight.contiguous(), contiguous_rows(far, buffers)
         ctx.orders, ctx.buffers, ctx.heads, ctx.is_shared = orders, buffers, heads, is_shared
         ctx.save_for_backward(weight, far)
-        return kernel.edge_sums(orders.pattern, None, weight, far, heads, far_is_shared=is_shared)
+        ctx.clock = clock()
+        with timed(ctx.clock, "fwd sums by weights"):
+            return kernel.edge_sums(orders.pattern, None, weight, far, heads, far_is_shared=is_shared)
 
     @staticmethod
     @once_differentiable
@@ -82,11 +89,13 @@ class _Sums(torch.autograd.Function):
         _, _, _, wants_weight, wants_far, _ = ctx.needs_input_grad
         to_weight = to_far = None
         if wants_weight:
-            to_weight = kernel.edge_dots(orders.pattern, grad, far, heads, is_shared=is_shared)
+            with timed(ctx.clock, "bwd gradient of the weights"):
+                to_weight = kernel.edge_dots(orders.pattern, grad, far, heads, is_shared=is_shared)
         if wants_far:
-            to_far = kernel.edge_sums(
-                orders.transpose, orders.order, weight, grad, heads, out_is_shared=is_shared
-            )
+            with timed(ctx.clock, "bwd gradient of the values"):
+                to_far = kernel.edge_sums(
+                    orders.transpose, orders.order, weight, grad, heads, out_is_shared=is_shared
+                )
         return None, None, None, to_weight, to_far, None
 
 
@@ -106,8 +115,9 @@ def edge_sums(
 class _Softmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, orders: EdgeOrders, scores: Tensor) -> Tensor:
-        weight = kernel.edge_softmax(orders.pattern, scores.contiguous())
-        ctx.orders = orders
+        ctx.orders, ctx.clock = orders, clock()
+        with timed(ctx.clock, "fwd softmax by target"):
+            weight = kernel.edge_softmax(orders.pattern, scores.contiguous())
         ctx.save_for_backward(weight)
         return weight
 
@@ -115,7 +125,8 @@ class _Softmax(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
         (weight,) = ctx.saved_tensors
-        return None, kernel.edge_softmax_gradient(ctx.orders.pattern, weight, grad.contiguous())
+        with timed(ctx.clock, "bwd gradient of the softmax"):
+            return None, kernel.edge_softmax_gradient(ctx.orders.pattern, weight, grad.contiguous())
 
 
 def edge_softmax(orders: EdgeOrders, scores: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from plait.kernels import gemm as dense
 from plait.runtime.buffers import Buffers
+from plait.runtime.trace import clock, timed
 
 __all__ = ["contiguous_rows", "project", "weight_gradient"]
 
@@ -35,7 +36,9 @@ class _Project(torch.autograd.Function):
         x = contiguous_rows(x, buffers)
         w = w.contiguous()
         ctx.save_for_backward(x, w)
-        return dense.gemm(x, w, buffers.take(x.shape[0], w.shape[1], x.dtype), bias=bias)
+        ctx.clock = clock()
+        with timed(ctx.clock, "fwd project"):
+            return dense.gemm(x, w, buffers.take(x.shape[0], w.shape[1], x.dtype), bias=bias)
 
     @staticmethod
     @once_differentiable
@@ -44,8 +47,13 @@ class _Project(torch.autograd.Function):
         buffers: Buffers = ctx.buffers
         grad = contiguous_rows(grad, buffers)
         _, wants_x, wants_w, wants_bias = ctx.needs_input_grad
-        to_x = dense.gemm(grad, w.t(), buffers.take(x.shape[0], x.shape[1], x.dtype)) if wants_x else None
-        to_w = weight_gradient(x, grad) if wants_w else None
+        to_x = to_w = None
+        if wants_x:
+            with timed(ctx.clock, "bwd input gradient"):
+                to_x = dense.gemm(grad, w.t(), buffers.take(x.shape[0], x.shape[1], x.dtype))
+        if wants_w:
+            with timed(ctx.clock, "bwd weight gradient"):
+                to_w = weight_gradient(x, grad)
         return None, to_x, to_w, grad.sum(0) if ctx.has_bias and wants_bias else None
 
 

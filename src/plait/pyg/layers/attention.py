@@ -201,13 +201,13 @@ def _gat(module: Any, call: AttentionCall) -> Any:
     run, heads, width, lanes = _run_of(module, call), module.heads, module.out_channels, padded(module.heads)
     buffers = run.buffers
     own = call.own
+    is_single = not call.is_bipartite and module.lin is not None
+    plan = _plan(module, call, "gat", 1, is_single and not call.wants_weights)
     edge = _gat_edge_scores(module, call, lanes)
     res = module.res
     addend = None if res is None or own is None else project(buffers, own, res.weight.t())
     is_inside = module.concat and not call.wants_weights
     inside: dict[str, Any] = {"addend": addend, "bias": module.bias} if is_inside else {}
-    is_single = not call.is_bipartite and module.lin is not None
-    plan = _plan(module, call, "gat", 1, is_single and not call.wants_weights)
     if is_single and plan.choice == "recompute":
         weight = module.lin.weight
         vectors = torch.cat(

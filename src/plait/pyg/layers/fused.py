@@ -19,6 +19,7 @@ from plait.graph import Graph
 from plait.kernels import launch
 from plait.plan.fused import FusedPlan
 from plait.pyg.edges import read
+from plait.runtime import trace
 from plait.runtime.session import Edges, Session
 
 __all__ = [
@@ -140,4 +141,5 @@ def planned(module: Any, edges: Edges, key: tuple[Any, ...], make: Callable[[], 
     if found is None:
         found = edges.fused_plans[whole] = make()
     module._plait_session.plans[module._plait_name] = found
+    trace.start(module._plait_name, module._plait_session.trace)
     return found

@@ -1,0 +1,53 @@
+"""Clocks on the steps of layers with passes of their own, for explain(analyze=True); otherwise nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from plait.plan.plan import Measured
+
+__all__ = ["Clock", "clock", "start", "timed"]
+
+Trace = list[tuple[str, Measured]]
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Where the seconds of one layer's steps go."""
+
+    layer: str
+    trace: Trace
+
+
+_clock: ContextVar[Clock | None] = ContextVar("clock", default=None)
+
+
+def start(layer: str, trace: Trace | None) -> None:
+    """The steps that follow are this layer's; without a trace they are not timed."""
+    _clock.set(None if trace is None else Clock(layer, trace))
+
+
+def clock() -> Clock | None:
+    """The clock of the layer that runs now; a forward pass keeps it for its backward pass."""
+    return _clock.get()
+
+
+@contextmanager
+def timed(own: Clock | None, step: str) -> Iterator[None]:
+    """Adds the seconds spent inside to `step`, named as FusedStep.name is: "fwd attend"."""
+    if own is None:
+        yield
+        return
+    started = time.perf_counter()
+    yield
+    seconds = time.perf_counter() - started
+    name = f"{own.layer}\0{step}"
+    for k, (other, before) in enumerate(own.trace):
+        if other == name:
+            own.trace[k] = (name, Measured(before.seconds + seconds))
+            return
+    own.trace.append((name, Measured(seconds)))
