@@ -26,7 +26,7 @@ def rises(prices: list[float]) -> bool:
 
 
 @pytest.mark.parametrize("machine", MACHINES, ids=range(len(MACHINES)))
-@pytest.mark.parametrize("op", ["spmm", "extremum", "extremum_share", "extremum_gather", "spmm_features"])
+@pytest.mark.parametrize("op", ["spmm", "extremum", "extremum_gather", "spmm_features"])
 def test_a_sparse_product_costs_more_with_more_edges_and_columns(machine: object, op: str) -> None:
     pricer = Pricer(machine)  # type: ignore[arg-type]
     by_edges = [

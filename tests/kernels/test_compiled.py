@@ -112,7 +112,7 @@ def test_the_name_of_a_kernel_follows_its_sources(monkeypatch: pytest.MonkeyPatc
     assert compiled.address_of("it", build)
     assert compiled.address_of("it", build)
     assert built == ["built"]
-    monkeypatch.setattr(compiled, "_digest", lambda operation: "other sources")
+    monkeypatch.setattr(compiled, "_digest", lambda operations: "other sources")
     assert compiled.address_of("it", build)
     assert len(built) == 2
     assert len(kernels(tmp_path)) == 2

@@ -84,9 +84,13 @@ def test_extremum_and_its_gradient_equal_the_reference(kind: str, name: str, wid
     turned = np.argsort(p.indices, kind="stable")
     t_indptr = np.concatenate([[0], np.cumsum(np.bincount(p.indices, minlength=p.num_columns))])
     transpose = k.Pattern(t_indptr.astype(np.int32), rows[turned].astype(np.int32), p.num_rows)
-    share = k.extremum_share(p, x, out, grad, torch.empty_like(grad))
-    grad_x = k.extremum_gather(transpose, x, out, share, torch.full_like(x, float("nan")))
-    close(grad_x, reference.extremum_backward(p.indptr, p.indices, x.numpy(), out.numpy(), grad.numpy()))
+    best, ties = torch.full_like(out, float("nan")), torch.full_like(out, float("nan"))
+    k.extremum(p, x, best, ties, name)
+    assert torch.equal(best, out)
+    grad_x = k.extremum_gather(transpose, x, out, grad / ties, torch.full_like(x, float("nan")))
+    expected = reference.extremum_backward(p.indptr, p.indices, x.numpy(), out.numpy(), grad.numpy())
+    close(grad_x, expected)
+    close(k.extremum_gather(transpose, x, out, grad / ties, torch.empty_like(x), x), expected + x.numpy())
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -19,7 +19,13 @@ def run(program: Program, given: Mapping[str, Any], leaves: Mapping[str, Any]) -
     env: dict[str, Any] = dict(given)
     for step in program.steps:
         assert step.out not in env, f"{step.out} is made twice"
-        env[step.out] = _value(step, env, _constants(program, leaves))
+        constants = _constants(program, leaves)
+        if step.op == "chain":
+            env |= _chain(step, env, constants)
+            continue
+        env[step.out] = _value(step, env, constants)
+        if step.op == "extremum":
+            env[step.more[0]] = _ties(step, {**env, **constants})
     return env
 
 
@@ -72,8 +78,10 @@ def _value(step: Step, env: Mapping[str, Any], constants: Mapping[str, Array]) -
             return get[step["x"]].sum(axis=0, keepdims=True)
         case "dot":
             return np.sum(get[step["left"]] * get[step["right"]])
-        case "extremum" | "extremum_share" | "extremum_gather":
-            return _extremum(step, get)
+        case "extremum" | "extremum_gather":
+            return _extremum(step, get) + addend
+        case "extremum_share":
+            return get[step["x"]] / get[step["ties"]]
     raise AssertionError(f"the interpreter does not know {step.op}")
 
 
@@ -100,8 +108,40 @@ def _extremum(step: Step, get: Mapping[str, Any]) -> Array:
             if row.any():
                 out[i] = getattr(x[row > 0], step.reduce)(axis=0)
         return out
-    best = get[step["best"]]
-    attains = graph[:, :, None] * (x[None, :, :] == best[:, None, :])  # [target, source, column]
-    if step.op == "extremum_share":
-        return get[step["grad"]] / np.maximum(attains.sum(axis=1) + (best == 0), 1)
-    return (attains * get[step["share"]][:, None, :]).sum(axis=0)
+    return (_attained(graph, x, get[step["best"]]) * get[step["share"]][:, None, :]).sum(axis=0)
+
+
+def _attained(graph: Array, x: Array, best: Array) -> Array:
+    """[target, source, column]: how many edges from the source attain the target's extremum."""
+    return graph[:, :, None] * (x[None, :, :] == best[:, None, :])
+
+
+def _ties(step: Step, get: Mapping[str, Any]) -> Array:
+    best = get[step.out]
+    attains = _attained(get[step["matrix"]].astype(int), get[step["x"]], best)
+    return np.maximum(attains.sum(axis=1) + (best == 0), 1)
+
+
+def _chain(step: Step, env: Mapping[str, Any], constants: Mapping[str, Array]) -> dict[str, Array]:
+    """The steps a chain stands for, one after the other."""
+    get = dict(env)
+    block = step.get("block")
+    if block is not None:
+        names = {"block_addend": "addend", "block_scale": "addend_scale"}
+        roles = ("matrix", "x", "source", "target", *names)
+        reads = tuple((names.get(role, role), name) for role, name in step.reads if role in roles)
+        get[block] = _value(Step("spmm", block, reads, step.is_transposed), get, constants)
+    bias = get[step["bias"]] if step.get("bias") else 0.0
+    result, sums = _addend(step, get) + bias, []
+    for role, name in step.reads:
+        k = role[-1]
+        if role.startswith("rows"):
+            turned = step.get(f"wt{k}")
+            result = result + get[name] @ (get[step[f"w{k}"]] if turned is None else get[turned].T)
+        if role.startswith("right"):
+            left = step.get(f"left{k}")
+            sums.append(get[left].T @ get[name] if left else get[name].sum(axis=0, keepdims=True))
+    made = dict(zip(step.more, sums, strict=False))
+    if block is not None and block in step.more:
+        made[block] = get[block]
+    return {step.out: result, **made}

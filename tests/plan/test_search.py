@@ -114,7 +114,9 @@ def test_widths_decide_the_order_without_a_constant_input() -> None:
     )
     wide = replace(narrow, sizes={"N": 50_000, "K1": 8, "K2": 256})
     assert search(narrow).forward.steps[0].op == "gemm"
-    assert search(wide).forward.steps[0].op == "spmm"
+    first = search(wide).forward.steps[0]
+    assert first.op == "chain"
+    assert first["rows0"] == first["block"]
 
 
 def test_planning_three_layers_takes_less_than_a_quarter_of_a_second() -> None:
@@ -133,7 +135,6 @@ def test_no_edges_and_no_nodes_have_a_plan() -> None:
     for nodes, degree in ((0, 0), (5, 0)):
         chosen = search(problem("gcn", nodes, degree, wrt=("W", "X")))
         assert chosen.seconds >= 0
-        assert (
-            A.name in {name for step in chosen.forward.steps for _, name in step.reads}
-            or chosen.form == "edges"
-        )
+        assert A.name in {
+            name for step in chosen.forward.steps for _, name in step.reads
+        } or chosen.form.startswith("edges")

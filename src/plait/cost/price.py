@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from plait.cost.machine import MachineProfile
+from plait.cost.machine import MachineProfile, Rates
 from plait.cost.work import Matrix, Uniform, Work
 
-__all__ = ["Price", "Pricer", "Request", "uniform_matrix"]
+__all__ = ["ChainRequest", "Price", "Pricer", "Request", "uniform_matrix"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,18 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
+class ChainRequest:
+    """Products of the same rows in one pass: what is gathered, (inner, columns) of products and sums."""
+
+    rows: int
+    gather: Request | None
+    is_kept: bool  # the gathered rows are wanted afterwards
+    products: tuple[tuple[int, int], ...]
+    sums: tuple[tuple[int, int], ...]
+    beside: int  # columns of all other rows that pass by, read or written
+
+
+@dataclass(frozen=True, slots=True)
 class Price:
     """What a step costs and how it would be run, with the reason."""
 
@@ -40,6 +52,8 @@ class Price:
     backend: str
     because: str
     slab: int = 0
+    gather_seconds: float = 0.0  # the part of it that a sparse product takes, by CSR
+    gather_columns: int = 0  # ... of rows this wide
 
 
 class Pricer:
@@ -53,7 +67,6 @@ class Pricer:
         self._ops: Mapping[str, Callable[[Request], Price]] = {
             "spmm": self._spmm,
             "extremum": self._spmm,
-            "extremum_share": self._ties,
             "extremum_gather": self._ties,
             "gemm": self._gemm,
             "gemm_transposed": self._gemm,
@@ -88,8 +101,10 @@ class Pricer:
             and not request.has_source
             and not request.addends
         ):
-            return Price(torch_seconds, work, "torch", "torch CSR (MKL) is priced lower")
-        return Price(seconds, work, "plait", because, slab if is_slabbed else 0)
+            return Price(
+                torch_seconds, work, "torch", "torch CSR (MKL) is priced lower", 0, seconds, request.cols
+            )
+        return Price(seconds, work, "plait", because, slab if is_slabbed else 0, seconds, request.cols)
 
     def _by_form(self, request: Request, matrix: Matrix, work: Work) -> Price | None:
         """The product in the form the matrix was given: the CSR kernel's seconds over the timed gain."""
@@ -97,7 +112,9 @@ class Pricer:
         if request.op != "spmm" or form is None or matrix.is_weighted or form.gain(request.cols) <= 1.0:
             return None
         seconds = min(self._sparse_seconds(request, matrix, slab) for slab in self._slabs(request.cols))
-        return Price(seconds / form.gain(request.cols), work, form.name, form.because(request.cols))
+        gain = form.gain(request.cols)
+        reason = form.because(request.cols)
+        return Price(seconds / gain, work, form.name, reason, 0, seconds, request.cols)
 
     def _slabs(self, cols: int) -> list[int]:
         lanes = 256 // self.float_bytes
@@ -113,12 +130,12 @@ class Pricer:
         per_edge = 2.0 if matrix.is_weighted or request.has_source else 1.0
         return Work(per_edge * matrix.edges * request.cols, least, gathered)
 
-    def _sparse_seconds(self, request: Request, matrix: Matrix, slab: int) -> float:
+    def _sparse_seconds(self, request: Request, matrix: Matrix, slab: int, l2_share: float = 1.0) -> float:
         m, size = self.machine, self.float_bytes
         passes = -(-request.cols // max(1, slab)) if request.cols else 0
         row_bytes = max(1, min(slab, request.cols) * size)
         line_bytes = max(64, row_bytes)  # a narrower row still occupies a cache line
-        miss2 = matrix.locality.miss_rate(int(m.l2_bytes * 0.8 / line_bytes))
+        miss2 = matrix.locality.miss_rate(int(m.l2_bytes * l2_share * 0.8 / line_bytes))
         miss3 = min(miss2, matrix.locality.miss_rate(int(m.l3_bytes * 0.8 / line_bytes)))
         gathered = (matrix.edges - matrix.loops) * passes * max(row_bytes, 32.0)
         levels = (
@@ -149,14 +166,11 @@ class Pricer:
         return seconds * self.slowdown + m.call_seconds * (1 + 0.1 * max(0, passes - 1))
 
     def _ties(self, request: Request) -> Price:
-        """The two halves of the gradient of max and min: like a product, `gather` reads two rows an edge."""
+        """The gradient of max and min: like a product that reads two rows an edge."""
         matrix = request.matrix
         assert matrix is not None
-        rows_per_edge = 2 if request.op == "extremum_gather" else 1
         work = self._sparse_work(request, matrix)
-        seconds = (
-            self._sparse_seconds(request, matrix, request.cols) * rows_per_edge * self.machine.extremum_factor
-        )
+        seconds = self._sparse_seconds(request, matrix, request.cols) * 2 * self.machine.extremum_factor
         return Price(seconds, work, "plait", "ties share the gradient, as in PyG")
 
     # Dense products ---------------------------------------------------------------------------
@@ -180,6 +194,48 @@ class Pricer:
         seconds, backend = min(options)
         reason = "tall blocks in registers" if backend == "plait" else "MKL is faster at this shape"
         return Price(seconds, work, backend, reason)
+
+    # Chains -------------------------------------------------------------------------------------
+
+    def chain(self, request: ChainRequest) -> Price:
+        """A gather whose rows stay in cache, and products that find them there."""
+        m, size, rows = self.machine, self.float_bytes, request.rows
+        flops = sum(2.0 * rows * a * b for a, b in (*request.products, *request.sums))
+        compute = sum(2.0 * rows * a * b / self._rate(m.gemm, a, b) for a, b in request.products)
+        compute += sum(2.0 * rows * a * b / self._rate(m.gemm_transposed, a, b) for a, b in request.sums)
+        streamed = rows * request.beside * size
+        seconds = max(compute, streamed / m.stream_bytes_per_s * self.slowdown)
+        least = gathered = float(streamed)
+        if request.gather is not None:
+            part = self._chained_gather(request.gather, request)
+            seconds, flops = seconds + part.seconds, flops + part.work.flops
+            least, gathered = least + part.work.bytes_least, gathered + part.work.bytes_gathered
+        parts = len(request.products) + len(request.sums)
+        seconds += m.call_seconds * (1 + 0.1 * (parts - 1))
+        reason = "one pass over blocks of rows in cache"
+        work = Work(flops, least, gathered)
+        if request.gather is None:
+            return Price(seconds, work, "plait", reason)
+        return Price(seconds, work, "plait", reason, 0, part.seconds, request.gather.cols)
+
+    def _chained_gather(self, gather: Request, chain: ChainRequest) -> Price:
+        """The sparse product inside: nothing is written unless kept; rows that pass by share the L2."""
+        matrix = gather.matrix
+        assert matrix is not None
+        share = gather.cols / max(1, gather.cols + chain.beside)
+        seconds = (
+            self._sparse_seconds(gather, matrix, gather.cols, l2_share=share) - self.machine.call_seconds
+        )
+        work = self._sparse_work(gather, matrix)
+        if not chain.is_kept:
+            written = matrix.rows * gather.cols * self.float_bytes
+            seconds -= written / self.machine.write_bytes_per_s * self.slowdown
+            work = Work(work.flops, work.bytes_least - written, work.bytes_gathered - written)
+        return Price(max(seconds, 0.0), work, "plait", "")
+
+    def _rate(self, tables: Mapping[str, Rates], inner: int, cols: int) -> float:
+        """Multiply-adds of plait's own kernel, in flops a second."""
+        return tables["plait"].at(inner, cols) * 1e9 * 4 / self.float_bytes / self.slowdown
 
     # Everything that streams --------------------------------------------------------------------
 

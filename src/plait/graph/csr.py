@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
+import os
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any, cast
@@ -118,6 +119,19 @@ class Graph:
         from plait.graph import convert
 
         return convert.to_graph(obj, num_nodes)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Graph:
+        """The graph in a file: plait's own npz or the shared one; nothing is unpickled."""
+        from plait.graph import io
+
+        return io.load(path)
+
+    def save(self, path: str | os.PathLike[str], **arrays: Any) -> None:
+        """Write the graph, and arrays beside it, to an npz file that `load` and `load_arrays` read."""
+        from plait.graph import io
+
+        io.save(path, self, **arrays)
 
     @property
     def num_nodes(self) -> int:

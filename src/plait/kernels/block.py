@@ -29,6 +29,11 @@ class Block:
             block = self._local.block = (ctypes.c_int64 * (len(self.names) + 16))()
         return block
 
+    @staticmethod
+    def address(block: ctypes.Array[ctypes.c_int64], word: int) -> int:
+        """Where a word of the block lies, for a kernel that changes it."""
+        return ctypes.addressof(block) + word * 8
+
     def run(self, address: int, block: ctypes.Array[ctypes.c_int64], threads: int) -> None:
         counter = len(self.names) + 8
         block[counter] = 0

@@ -33,13 +33,14 @@ def cache_folder() -> Path:
     return Path(base) / "plait"
 
 
-def address_of(name: str, build: Callable[[], Any]) -> int:
+def address_of(name: str, build: Callable[[], Any], uses: tuple[str, ...] = ()) -> int:
     """The address of the kernel called `name`, from disk or compiled by `build` (a numba cfunc).
 
-    The digest covers the folder of the operation that `build` belongs to and the files all operations share:
-    an operation's sources import from those two only.
+    The digest covers the files all operations share, the folder of the operation that `build` belongs to and
+    those of the operations it `uses`: these are all its sources import from.
     """
-    path = cache_folder() / "kernels" / f"{name}-{_digest(build.__module__)}.o"
+    folder = build.__module__.removeprefix(f"{__package__}.").partition(".")[0]
+    path = cache_folder() / "kernels" / f"{name}-{_digest((folder, *uses))}.o"
     code = _read(path)
     if code is None:
         code = _object_code(build())
@@ -62,16 +63,16 @@ def _read(path: Path) -> bytes | None:
 
 
 @functools.cache
-def _digest(operation: str) -> str:
+def _digest(operations: tuple[str, ...]) -> str:
     import llvmlite
     import numba
     from llvmlite import binding
 
     digest = hashlib.blake2b(digest_size=8)
     shared = Path(__file__).parent
-    own = shared / operation.removeprefix(f"{__package__}.").partition(".")[0]
-    for source in (*sorted(shared.glob("*.py")), *sorted(own.rglob("*.py"))):
-        digest.update(source.read_bytes())
+    for folder in (shared, *(shared / operation for operation in operations)):
+        for source in sorted(folder.glob("*.py")):
+            digest.update(source.read_bytes())
     machine = (numba.__version__, llvmlite.__version__, binding.get_host_cpu_name(), _features())
     digest.update(repr(machine).encode())
     return digest.hexdigest()

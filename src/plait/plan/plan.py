@@ -27,6 +27,8 @@ class PricedStep:
 
     def title(self) -> str:
         rows, cols = self.size
+        if self.step.op == "chain":
+            return f"{_chain_title(self.step)} -> {rows}x{cols}"
         name = self.step.op + ("ᵀ" if self.step.is_transposed else "")
         matrix = self.step.get("matrix")
         return f"{name}{f' {matrix}' if matrix else ''} -> {rows}x{cols}"
@@ -75,10 +77,12 @@ class LayerPlan:
     rejected: tuple[Rejected, ...] = ()
     because: str = ""
     measured: Mapping[str, Measured] = field(default_factory=dict)
+    gradient_expr: Expr | None = None  # the equal expression whose gradients are computed, where another one
 
     def describe(self) -> str:
         sparse = ", sparse features" if self.sparse_values else ""
-        return f"{formula(self.expr)} [{self.form}{sparse}]"
+        gradients = "" if self.gradient_expr is None else f", gradients of {formula(self.gradient_expr)}"
+        return f"{formula(self.expr)} [{self.form}{sparse}]{gradients}"
 
     def price_of(self, out: str) -> Price | None:
         for step in (*self.steps, *self.hoisted_steps):
@@ -164,6 +168,18 @@ class LayerPlan:
         )
         measured = self.measured.get(step.step.out)
         return text + (f"{_ms(measured.seconds):>12}" if measured and has_measured else "")
+
+
+def _chain_title(step: Step) -> str:
+    """What a chain does to its rows: `A 2 gemm 1 sum`."""
+    roles = [role for role, _ in step.reads]
+    products = sum(role.startswith("rows") for role in roles)
+    sums = sum(role.startswith("right") for role in roles)
+    matrix = step.get("matrix")
+    parts = [] if matrix is None else [matrix + ("ᵀ" if step.is_transposed else "")]
+    parts += [f"{products} gemm"] if products else []
+    parts += [f"{sums} sum" + "s" * (sums > 1)] if sums else []
+    return "chain " + ", ".join(parts)
 
 
 def vars_of(rejected: Rejected) -> dict[str, Any]:

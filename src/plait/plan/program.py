@@ -45,6 +45,7 @@ class Step:
     is_transposed: bool = False  # the matrix (spmm) or the weight (gemm) is used transposed
     factors: tuple[float, ...] = ()  # coefficients of `combine`
     reduce: str = "sum"
+    more: tuple[str, ...] = ()  # what a chain makes beside `out` (plan/fuse.py)
 
     def get(self, role: str) -> str | None:
         for name, operand in self.reads:
@@ -161,7 +162,7 @@ class _Writer:
                 return self.sum(terms, shape(expr))
             case Aggregate(reduce, graph, body) if reduce in ("max", "min"):
                 reads = [("matrix", self.constant(graph)), ("x", self.emit(body))]
-                return self.add("extremum", reads, shape(expr), reduce=reduce)
+                return self.extremum(reads, shape(expr), reduce)
             case Scale(Scalar(_, value) as factor, body) if value is not None:
                 if isinstance(body, MatMul) and sort(body.left) in ("sparse", "diagonal") and self.fuse:
                     return self.pattern_product(body, None, None, None, factor=factor)
@@ -175,6 +176,14 @@ class _Writer:
             case Map("relu", body):
                 return self.add("relu", [("x", self.emit(body))], shape(expr))
         raise PlanError(f"{formula(expr)}: no kernel computes {type(expr).__name__}; this layer runs in PyG")
+
+    def extremum(self, reads: list[tuple[str, str]], out: Shape, reduce: str) -> str:
+        """A maximum or minimum; the pass that finds it also counts how many neighbours attain it."""
+        name = self.add("extremum", reads, out, reduce=reduce)
+        ties = f"{name}|ties"
+        self.steps[-1] = replace(self.steps[-1], more=(ties,))
+        self.shapes[ties] = out
+        return name
 
     def pattern_product(
         self,
@@ -406,14 +415,8 @@ class _Reverse:
             if factor != 1.0 or (scale is not None and op != "spmm"):
                 value, scale = self.settled(name) or value, None
             addend = value
-        more = [("addend", addend), ("addend_scale", scale)] if op in ("spmm", "gemm") else []
-        value = self.add(op, name, [*reads, *more], shaped, **extra)
-        if addend is not None and not more:
-            self.grads.pop(name)
-            self.share(name, addend)
-            self.share(name, value)
-        else:
-            self.grads[name] = (value, None, 1.0)
+        more = [("addend", addend), ("addend_scale", scale)]
+        self.grads[name] = (self.add(op, name, [*reads, *more], shaped, **extra), None, 1.0)
 
     def step(self, step: Step) -> None:
         grad = self.settled(step.out)
@@ -501,9 +504,12 @@ class _Reverse:
         x = step["x"]
         if x not in self.needed:
             return
-        common = [("matrix", step["matrix"]), ("x", x), ("best", step.out)]
-        share = self.add("extremum_share", step.out, [*common, ("grad", grad)], self.forward.shapes[step.out])
-        self.product(x, "extremum_gather", [*common, ("share", share)], is_transposed=True)
+        shaped = self.forward.shapes[step.out]
+        share = self.add("extremum_share", step.out, [("x", grad), ("ties", step.more[0])], shaped)
+        reads: list[tuple[str, str | None]] = [
+            ("matrix", step["matrix"]), ("x", x), ("best", step.out), ("share", share)
+        ]  # fmt: skip
+        self.product(x, "extremum_gather", reads, is_transposed=True)
 
 
 def differentiate(forward: Program, wrt: Iterable[str]) -> Program:

@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from plait.cost.machine import MachineProfile
-from plait.cost.price import Price, Pricer, Request
+from plait.cost.price import ChainRequest, Price, Pricer, Request
 from plait.cost.work import Matrix, Sizes, Work, size_of
 from plait.errors import PlanError
 from plait.ir import Expr, formula
 from plait.plan.candidates import Candidate, candidates
+from plait.plan.fuse import fuse
 from plait.plan.plan import LayerPlan, PricedStep, Rejected
 from plait.plan.program import Program, Step
 from plait.plan.prune import Survivor, prune
@@ -18,6 +19,8 @@ from plait.plan.prune import Survivor, prune
 __all__ = ["Problem", "best_by_exhaustion", "price_program", "search", "survey"]
 
 _SAME_PRICE = 1.02
+_WORTH_FUSING = 1.6  # fusing gains less than this: dearer plans are not looked at
+_PARTNERS = 2  # cheapest forward and backward passes that are tried with each other
 
 
 @dataclass(frozen=True)
@@ -40,10 +43,11 @@ class Problem:
 
 
 def survey(problem: Problem) -> list[LayerPlan]:
-    """Every candidate that no other beats for all inputs, priced for this one."""
+    """Every candidate that no other beats for all inputs, priced for this one; chained ones too."""
     survivors, _ = prune(problem.forms, problem.wrt, problem.constant, bool(problem.features))
     pricer = Pricer(problem.machine, problem.float_bytes, problem.threads)
-    return [plan for survivor in survivors for plan in _priced(survivor, problem, pricer)]
+    plans = [plan for survivor in survivors for plan in _priced(survivor, problem, pricer)]
+    return _with_chains(plans, problem, pricer)
 
 
 def search(problem: Problem) -> LayerPlan:
@@ -78,6 +82,75 @@ def search(problem: Problem) -> LayerPlan:
         ]
     )  # fmt: skip
     return replace(best, rejected=rejected, because=_reason(best, ranked))
+
+
+def _with_chains(plans: list[LayerPlan], problem: Problem, pricer: Pricer) -> list[LayerPlan]:
+    """The plans, those that may win fused, and the best forward beside the best backward of any of them.
+
+    All candidates compute the same values, so the gradients may follow another association than the values,
+    as long as they read nothing but inputs.
+    """
+    most = _WORTH_FUSING * min(plan.seconds for plan in plans)
+    near = [plan for plan in plans if plan.seconds <= most]
+    chained = [fused for plan in near if (fused := _fused(plan, plan, problem, pricer)) is not None]
+    if problem.wrt is None:
+        return plans + chained
+    dense = [plan for plan in plans if not plan.sparse_values]
+    free = [plan for plan in dense if _reads_inputs_only(plan)]
+    found = []
+    for backward in sorted(free, key=_backward_seconds)[:_PARTNERS]:
+        for forward in sorted(dense, key=_forward_seconds)[:_PARTNERS]:
+            if forward is not backward:
+                found.append(_fused(forward, backward, problem, pricer))
+    return plans + chained + [plan for plan in found if plan is not None]
+
+
+def _forward_seconds(plan: LayerPlan) -> float:
+    return sum(step.price.seconds for step in plan.steps[: plan.num_forward])
+
+
+def _backward_seconds(plan: LayerPlan) -> float:
+    return sum(step.price.seconds for step in plan.steps[plan.num_forward :])
+
+
+def _reads_inputs_only(plan: LayerPlan) -> bool:
+    made = {step.out for step in (*plan.forward.steps, *plan.hoisted.steps)}
+    assert plan.backward is not None
+    return not any(name in made for step in plan.backward.steps for _, name in step.reads)
+
+
+def _fused(forward: LayerPlan, backward: LayerPlan, problem: Problem, pricer: Pricer) -> LayerPlan | None:
+    """The forward pass of one plan and the backward pass of another, chained; None where nothing changes."""
+    is_mixed = forward is not backward
+    each, after = forward.forward, backward.backward
+    read = set() if after is None else {name for step in after.steps for _, name in step.reads}
+    each = fuse(each, (*each.outputs, *read), _apart(forward, forward.steps[: forward.num_forward]))
+    if after is not None:
+        after = fuse(after, after.outputs, _apart(backward, backward.steps[backward.num_forward :]))
+    is_fused = each is not forward.forward and each.steps != forward.forward.steps
+    is_fused |= after is not None and after.steps != (backward.backward or after).steps
+    if not is_fused and not is_mixed:
+        return None
+    sparse = {name: problem.features[_origin(name, forward.hoisted)] for name in forward.sparse_values}
+    forward_steps = price_program(each, problem, pricer, sparse)
+    backward_steps = () if after is None else price_program(after, problem, pricer, sparse)
+    once = sum(step.price.seconds for step in forward.hoisted_steps) / max(1, problem.calls)
+    steps = (*forward_steps, *backward_steps)
+    return replace(
+        forward, forward=each, backward=after, steps=steps, num_forward=len(forward_steps),
+        form=f"{forward.form}, chained" if is_fused else forward.form,
+        seconds=once + sum(step.price.seconds for step in steps),
+        peak_bytes=_peak_bytes(forward.hoisted, each, after, problem, sparse),
+        gradient_expr=backward.expr if is_mixed else None, condition="" if is_mixed else forward.condition,
+    )  # fmt: skip
+
+
+def _apart(plan: LayerPlan, steps: tuple[PricedStep, ...]) -> set[str]:
+    """Values whose steps run on other kernels: sparse features, graph forms, torch's products, slabs."""
+    other = {
+        s.step.out for s in steps if s.step.op == "spmm" and (s.price.backend != "plait" or s.price.slab)
+    }
+    return other | set(plan.sparse_values)
 
 
 def _ratio(loser: LayerPlan, best: LayerPlan) -> str:
@@ -176,6 +249,11 @@ def price_program(
     """Every step with its price."""
     result = []
     for step in program.steps:
+        if step.op == "chain":
+            chained = _chain_request(step, program, problem)
+            cols = _size(program, step.out, problem.sizes)[1]
+            result.append(PricedStep(step, (chained.rows, cols), pricer.chain(chained)))
+            continue
         request = _request(step, program, problem, sparse)
         if request is not None:
             result.append(PricedStep(step, (request.rows, request.cols), pricer.price(request)))
@@ -195,7 +273,7 @@ def _request(step: Step, program: Program, problem: Problem, sparse: Mapping[str
     addends = int(step.get("addend") is not None)
     if step.op in ("stack", "rows_of", "columns_of"):
         return None
-    if step.op in ("spmm", "extremum", "extremum_share", "extremum_gather"):
+    if step.op in ("spmm", "extremum", "extremum_gather"):
         matrix = problem.matrices(program.constants[step["matrix"]])
         matrix = matrix.transposed() if step.is_transposed else matrix
         has_source = step.get("source") is not None
@@ -218,6 +296,32 @@ def _request(step: Step, program: Program, problem: Problem, sparse: Mapping[str
     return Request(step.op, rows, cols, parts=max(1, operands))
 
 
+def _chain_request(step: Step, program: Program, problem: Problem) -> ChainRequest:
+    """A chain in the cost model's words."""
+
+    def columns(name: str) -> int:
+        return _size(program, name, problem.sizes)[1]
+
+    block, gather = step.get("block"), None
+    if block is not None:
+        matrix = problem.matrices(program.constants[step["matrix"]])
+        matrix = matrix.transposed() if step.is_transposed else matrix
+        addends = int(step.get("block_addend") is not None)
+        has_source = step.get("source") is not None
+        gather = Request("spmm", matrix.rows, columns(block), 0, matrix, has_source, addends)
+    products = [(columns(name), columns(step.out)) for role, name in step.reads if role.startswith("rows")]
+    sums = []
+    for k, right in enumerate(name for role, name in step.reads if role.startswith("right")):
+        left = step.get(f"left{k}")
+        sums.append((columns(left) if left is not None else 1, columns(right)))
+    passing = {name for role, name in step.reads if role.startswith(("rows", "left", "right", "addend"))}
+    beside = sum(columns(name) for name in passing - {block}) + (columns(step.out) if products else 0)
+    some = block or next(name for role, name in step.reads if role.startswith(("rows", "right")))
+    rows = _size(program, some, problem.sizes)[0]
+    is_kept = block in step.more
+    return ChainRequest(rows, gather, is_kept, tuple(products), tuple(sums), beside)
+
+
 _FREE = Price(0.0, Work(0.0, 0.0, 0.0), "view", "no data moves")
 
 
@@ -232,7 +336,7 @@ def _peak_bytes(
     steps = [(each, step) for step in each.steps]
     if backward is not None:
         steps += [(backward, step) for step in backward.steps]
-    made = {step.out: k for k, (_, step) in enumerate(steps)}
+    made = {name: k for k, (_, step) in enumerate(steps) for name in {step.out, *step.more}}
     last = dict(made)
     for k, (_, step) in enumerate(steps):
         for _, name in step.reads:
@@ -244,11 +348,12 @@ def _peak_bytes(
     alive = peak = 0
     for k, (program, step) in enumerate(steps):
         if step.op not in ("columns_of", "rows_of"):
-            alive += _bytes(program, step.out, problem, sparse)
+            alive += sum(_bytes(program, name, problem, sparse) for name in {step.out, *step.more})
         peak = max(peak, alive)
         for program_of, other in steps[: k + 1]:
-            if last[other.out] == k and other.op not in ("columns_of", "rows_of"):
-                alive -= _bytes(program_of, other.out, problem, sparse)
+            if other.op not in ("columns_of", "rows_of"):
+                ended = [name for name in {other.out, *other.more} if last[name] == k]
+                alive -= sum(_bytes(program_of, name, problem, sparse) for name in ended)
     return hoisted + peak
 
 

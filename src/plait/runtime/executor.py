@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch.autograd.function import once_differentiable
 
+from plait.kernels import chain as kernel
 from plait.kernels import gemm as dense
 from plait.kernels import spmm as sparse
 from plait.kernels.partial import partial_sums
@@ -52,7 +53,7 @@ class Run:
     def kept(self) -> tuple[str, ...]:
         """Values made by the forward pass that the backward pass reads."""
         if self._kept is None:
-            made = {step.out for step in self.plan.forward.steps}
+            made = {name for step in self.plan.forward.steps for name in (step.out, *step.more)}
             backward = self.plan.backward
             reads = {name for step in backward.steps for _, name in step.reads} if backward else set()
             self._kept = tuple(sorted(made & reads))
@@ -75,7 +76,7 @@ class Compiled:
         self.may_pool = may_pool
         self.known: dict[str, Any] = {}  # constants by name, looked up once
         self.prices = {step.out: run.plan.price_of(step.out) for step in program.steps}
-        made = {step.out for step in program.steps}
+        made = {name for step in program.steps for name in (step.out, *step.more)}
         last = {name: k for k, step in enumerate(program.steps) for _, name in step.reads if name in made}
         views = {step.out for step in program.steps if step.op in ("columns_of", "rows_of")}
         self.calls: list[tuple[Step, Callable[[Step, Env, bool], Any], tuple[str, ...], bool]] = []
@@ -88,7 +89,11 @@ class Compiled:
                 # ... nor reads it in this very step: a sparse product gathers from x while it writes
                 is_read_once = [name for _, name in step.reads].count(addend) == 1
                 owns = is_read_once and program.shapes[addend] == program.shapes[step.out]
-            if step.op in ("relu", "relu_backward"):  # works in place on what nobody else reads
+            if step.op in (
+                "relu",
+                "relu_backward",
+                "extremum_share",
+            ):  # works in place on what nobody else reads
                 owns = step["x"] in dead and step["x"] not in views
             self.calls.append((step, getattr(self, f"_{step.op}"), dead, owns))
 
@@ -104,7 +109,7 @@ class Compiled:
                 size = result.nbytes if isinstance(result, torch.Tensor) else 0
                 trace.append((f"{self.run_of.plan.layer}\0{step.out}", Measured(seconds, size)))
             for name in dead:
-                del env[name]
+                env.pop(name, None)  # a chain's block that nobody keeps was never there
 
     # Operands ---------------------------------------------------------------------------------
 
@@ -201,19 +206,27 @@ class Compiled:
         x = env[step["x"]]
         pattern, _ = self._matrix(step).operands(False)
         out = self._out(step, env, owns, pattern.num_rows, x.shape[1], x)
-        return sparse.spmm(pattern, x, out, reduce=step.reduce)
+        ties = step.more[0]
+        if ties not in self.run_of.kept:
+            return sparse.spmm(pattern, x, out, reduce=step.reduce)
+        env[ties] = self._like(out)
+        return sparse.extremum(pattern, x, out, env[ties], step.reduce)
 
     def _extremum_share(self, step: Step, env: Env, owns: bool) -> torch.Tensor:
-        grad, x = env[step["grad"]], env[step["x"]]
-        pattern, _ = self._matrix(step).operands(False)
-        out = self._like(grad)
-        return sparse.extremum_share(pattern, x, env[step["best"]], grad, out)
+        grad = env[step["x"]]
+        return torch.div(grad, env[step["ties"]], out=grad if owns else self._like(grad))
 
     def _extremum_gather(self, step: Step, env: Env, owns: bool) -> torch.Tensor:
         x, best, share = env[step["x"]], env[step["best"]], env[step["share"]]
         pattern, _ = self._matrix(step).operands(True)
-        out = self._like(x)
-        return sparse.extremum_gather(pattern, x, best, share, out)
+        out = self._out(step, env, owns, x.shape[0], x.shape[1], x)
+        addend = env.get(step.get("addend") or "")
+        if (
+            addend is not None
+            and (scale := self._row_scale(step, "addend_scale", env, x.shape[0])) is not None
+        ):
+            addend = torch.mul(addend, scale.unsqueeze(1), out=self._like(x))
+        return sparse.extremum_gather(pattern, x, best, share, out, addend)
 
     # Dense products ---------------------------------------------------------------------------
 
@@ -244,6 +257,84 @@ class Compiled:
         if is_wide_left:  # vector lanes run over the second operand's columns
             return dense.gemm_transposed(right, left, self.run_of.buffers.take).t()
         return dense.gemm_transposed(left, right, self.run_of.buffers.take)
+
+    # Chains -----------------------------------------------------------------------------------
+
+    def _chain(self, step: Step, env: Env, owns: bool) -> torch.Tensor:
+        """Products of the same rows in one pass over blocks of them."""
+        take = self.run_of.buffers.take
+        block = step.get("block")
+        gather = None if block is None else self._gather(step, env)
+        products = self._products(step, env, block)
+        sums, turned = self._sums(step, env, block)
+        some = next(t for pair in (*products, *sums) for t in pair if t is not None)
+        if gather is None:
+            num_rows = some.shape[0]
+        else:
+            num_rows = gather.pattern.num_rows
+            if gather.kept is not None:
+                env[step["block"]] = gather.kept
+        out = None
+        if products:
+            out = self._out(step, env, owns, num_rows, products[0][1].shape[1], some)
+        made = kernel.chain(
+            gather, products, sums, take, num_rows=num_rows, out=out,
+            plus=env.get(step.get("addend") or ""), bias=env.get(step.get("bias") or ""),
+        )  # fmt: skip
+        for name, value, is_turned in zip(step.more, made, turned, strict=False):
+            env[name] = value.t() if is_turned else value
+        return env[step.out] if out is None else out
+
+    def _gather(self, step: Step, env: Env) -> kernel.Gather:
+        x = env[step["x"]]
+        pattern, weight = self._matrix(step).operands(step.is_transposed)
+        source = self._constant(step, "source")
+        if weight is not None and source is not None:
+            weight, source = self._joined(step, pattern, weight, source), None
+        kept = None
+        if step["block"] in step.more:
+            kept = self.run_of.buffers.take(pattern.num_rows, x.shape[1], x.dtype)
+        scale = self._row_scale(step, "block_scale", env, pattern.num_rows)
+        addend = env.get(step.get("block_addend") or "")
+        return kernel.Gather(pattern, x, weight, source, self._constant(step, "target"), addend, scale, kept)
+
+    def _products(self, step: Step, env: Env, block: str | None) -> list[kernel.Product]:
+        found: list[kernel.Product] = []
+        for role, name in step.reads:
+            if role.startswith("rows"):
+                k = role[4:]
+                turned = step.get(f"wt{k}")
+                w = env[step[f"w{k}"]] if turned is None else env[turned].t()
+                found.append((None if name == block else env[name], w.contiguous()))
+        return found
+
+    def _sums(self, step: Step, env: Env, block: str | None) -> tuple[list[kernel.Pair], list[bool]]:
+        """Pairs of row operands, the wider one on the right, and whether that turned the result."""
+        pairs: list[kernel.Pair] = []
+        turned = []
+        width = 0 if block is None else env[step["x"]].shape[1]
+        for role, name in step.reads:
+            if not role.startswith("right"):
+                continue
+            right = None if name == block else env[name]
+            given = step.get(f"left{role[5:]}")
+            if given is None:  # the gradient of a bias: rows of ones
+                rows = (
+                    self._matrix(step).operands(step.is_transposed)[0].num_rows
+                    if right is None
+                    else right.shape[0]
+                )
+                like = env[step["x"]] if right is None else right
+                pairs.append((torch.ones((1, 1), dtype=like.dtype).expand(rows, 1), right))
+                turned.append(False)
+                continue
+            left = None if given == block else env[given]
+            is_wide = (width if left is None else left.shape[1]) > (
+                width if right is None else right.shape[1]
+            )
+            pairs.append((right, left) if is_wide else (left, right))
+            turned.append(is_wide)
+        return pairs, turned
 
     def _stack(self, step: Step, env: Env, owns: bool) -> torch.Tensor:
         return torch.cat([env[name] for _, name in step.reads])

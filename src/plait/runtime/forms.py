@@ -312,11 +312,15 @@ def adopt(forms: Forms, runs: Iterable[Run]) -> bool:
     is_any = False
     for group in by_graph.values():
         constants = group[0].constants
-        steps = [s for run in group for s in run.plan.steps if s.step.op == "spmm"]
-        uses = {Use(s.step.is_transposed, s.size[1], s.price.slab) for s in steps if s.size[1]}
+        steps = [s for run in group for s in run.plan.steps if s.step.op in ("spmm", "chain")]
+        uses = {
+            Use(s.step.is_transposed, s.price.gather_columns, s.price.slab)
+            for s in steps
+            if s.price.gather_columns
+        }
         if not uses and not forms.is_forced:  # everything is hoisted: nothing is left to gain per call
             continue
-        seconds = sum(s.price.seconds for s in steps), sum(run.plan.seconds for run in group)
+        seconds = sum(s.price.gather_seconds for s in steps), sum(run.plan.seconds for run in group)
         form = forms.find(constants.graph, constants.dtype, seconds, uses, constants.pattern)
         if form is not None:
             is_any = True

@@ -117,19 +117,20 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, forms: _Forms) -> Tensor:
-        from plait.kernels.spmm import spmm
+        from plait.kernels.spmm import extremum, spmm
 
         out = torch.empty((forms.pattern.num_rows, x.shape[1]), dtype=x.dtype)
-        spmm(forms.pattern, x, out, reduce=forms.reduce, edge=forms.edge, target=forms.scale)
         ctx.forms = forms
-        if forms.reduce != "sum":
-            ctx.save_for_backward(x, out)
-        return out
+        if forms.reduce == "sum":
+            return spmm(forms.pattern, x, out, edge=forms.edge, target=forms.scale)
+        ties = torch.empty_like(out)
+        ctx.save_for_backward(x, out, ties)
+        return extremum(forms.pattern, x, out, ties, forms.reduce)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
-        from plait.kernels.spmm import extremum_gather, extremum_share, spmm
+        from plait.kernels.spmm import extremum_gather, spmm
 
         forms: _Forms = ctx.forms
         grad = grad.contiguous()
@@ -137,7 +138,6 @@ class _Product(torch.autograd.Function):
         if forms.reduce == "sum":
             spmm(forms.transpose, grad, out, edge=forms.transpose_edge, source=forms.scale)
         else:
-            x, best = ctx.saved_tensors
-            share = extremum_share(forms.pattern, x, best, grad, torch.empty_like(grad))
-            extremum_gather(forms.transpose, x, best, share, out)
+            x, best, ties = ctx.saved_tensors
+            extremum_gather(forms.transpose, x, best, grad / ties, out)
         return out, None

@@ -17,7 +17,7 @@ from numba import cfunc, types
 
 from plait.kernels.vector import CodeGen, next_piece, tile_intrinsic
 
-__all__ = ["GEMM_WORDS", "TRANSPOSED_WORDS", "kernel", "transposed_kernel"]
+__all__ = ["GEMM_WORDS", "TRANSPOSED_WORDS", "blocks", "kernel", "transposed_kernel"]
 
 GEMM_WORDS = [
     "counter",
@@ -88,7 +88,7 @@ def _plus(code: CodeGen, total: Any, address: Any, mask: Any) -> Any:
     return code.builder.fadd(total, code.load(address, mask))
 
 
-def _blocks(float_bits: int, rows: int) -> tuple[Any, ...]:
+def blocks(float_bits: int, rows: int) -> tuple[Any, ...]:
     """(wide, half, narrow, masked) tiles for a block of `rows` rows, and their lanes."""
     wide = 64 if float_bits == 32 else 32
     return (
@@ -102,8 +102,8 @@ def _blocks(float_bits: int, rows: int) -> tuple[Any, ...]:
 @functools.cache
 def kernel(float_bits: int, rows: int) -> Any:
     """out = x @ w + addend + bias, `rows` rows at a time; see GEMM_WORDS."""
-    wide, half, narrow, rest = _blocks(float_bits, rows)
-    wide1, half1, narrow1, rest1 = _blocks(float_bits, 1)
+    wide, half, narrow, rest = blocks(float_bits, rows)
+    wide1, half1, narrow1, rest1 = blocks(float_bits, 1)
     lanes = 64 if float_bits == 32 else 32
     size = float_bits // 8
 
@@ -158,8 +158,8 @@ def kernel(float_bits: int, rows: int) -> Any:
 @functools.cache
 def transposed_kernel(float_bits: int, rows: int) -> Any:
     """out[chunk] = left[chunk rows].T @ right[chunk rows], `rows` columns of left at a time."""
-    wide, half, narrow, rest = _blocks(float_bits, rows)
-    wide1, half1, narrow1, rest1 = _blocks(float_bits, 1)
+    wide, half, narrow, rest = blocks(float_bits, rows)
+    wide1, half1, narrow1, rest1 = blocks(float_bits, 1)
     lanes = 64 if float_bits == 32 else 32
     size = float_bits // 8
 

@@ -13,7 +13,7 @@ from plait.kernels.block import Block
 from plait.kernels.compiled import address_of
 from plait.kernels.spmm import cpu
 
-__all__ = ["Pattern", "extremum_gather", "extremum_share", "spmm", "weight_gradient"]
+__all__ = ["Pattern", "extremum", "extremum_gather", "spmm", "weight_gradient"]
 
 # multiply-adds (some 25 us of one core) under which waking a second thread does not pay
 _SERIAL_BELOW = 1 << 19
@@ -35,6 +35,7 @@ class Pattern:
         self.num_columns = num_columns
         self.num_edges = len(self.indices)
         self.bounds = _even_pieces(self.indptr)
+        self._even: dict[int, tuple[np.ndarray[Any, Any], int]] = {}
         # addresses are asked for on every call; numpy computes them anew each time
         self.addresses = (
             len(self.bounds) - 1,
@@ -42,6 +43,16 @@ class Pattern:
             self.indptr.ctypes.data,
             self.indices.ctypes.data,
         )
+
+    def even_bounds(self, most: int) -> tuple[np.ndarray[Any, Any], int]:
+        """(row numbers that cut the rows into at most so many chunks of about equal cost, their address)."""
+        found = self._even.get(most)
+        if found is None:
+            pieces = len(self.bounds) - 1
+            cuts = np.linspace(0, pieces, min(most, max(1, pieces)) + 1).astype(np.int64)
+            bounds = np.ascontiguousarray(self.bounds[np.unique(cuts)]) if pieces else np.zeros(2, np.int64)
+            found = self._even[most] = (bounds, bounds.ctypes.data)
+        return found
 
 
 def _even_pieces(indptr: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -115,63 +126,64 @@ def spmm(
     return out
 
 
-_TIE_WORDS = [
-    "counter",
-    "pieces",
-    "bounds",
-    "indptr",
-    "indices",
-    "far",
-    "far_stride",
-    "near",
-    "near_stride",
-    "values",
-    "values_stride",
-    "out",
-    "out_stride",
-    "width",
-]
-_tie_block = Block(_TIE_WORDS)
+_PATTERN_WORDS = ["counter", "pieces", "bounds", "indptr", "indices"]
+_extremum_block = Block([*_PATTERN_WORDS, *(f"{n}{k}" for n in ("x", "out", "ties") for k in "ps"), "width"])
+_attained_block = Block(
+    [*_PATTERN_WORDS, *(f"{n}{k}" for n in ("best", "x", "share", "out", "addend") for k in "ps"), "width"]
+)
 
 
 @functools.cache
-def _tie_address(float_bits: int, index_bits: int, is_gather: bool) -> int:
-    name = f"tie-{'gather' if is_gather else 'share'}-f{float_bits}-i{index_bits}"
-    return address_of(name, lambda: cpu.tie_kernel(float_bits, index_bits, is_gather))
+def _extremum_address(float_bits: int, index_bits: int, mode: str) -> int:
+    name = f"ties-{mode}-f{float_bits}-i{index_bits}"
+    return address_of(name, lambda: cpu.extremum_kernel(float_bits, index_bits, mode))
 
 
-def _run_tie(
-    pattern: Pattern,
-    far: torch.Tensor,
-    near: torch.Tensor,
-    values: torch.Tensor,
-    out: torch.Tensor,
-    is_gather: bool,
-) -> torch.Tensor:
-    size = far.element_size()
-    words = _tie_block.words()
+@functools.cache
+def _attained_address(float_bits: int, index_bits: int) -> int:
+    name = f"attained-f{float_bits}-i{index_bits}"
+    return address_of(name, lambda: cpu.attained_kernel(float_bits, index_bits))
+
+
+def _run_rows(block: Block, address: int, pattern: Pattern, *tensors: torch.Tensor | None) -> None:
+    """A kernel over the rows of a pattern: addresses and strides of its tensors, then their width."""
+    words = block.words()
     words[1], words[2], words[3], words[4] = pattern.addresses
-    for k, tensor in enumerate((far, near, values, out)):
-        words[5 + 2 * k] = tensor.data_ptr()
-        words[6 + 2 * k] = tensor.stride(0) * size
-    words[13] = out.shape[1]
-    threads = launch.num_threads() if pattern.num_edges * out.shape[1] > _SERIAL_BELOW else 1
-    _tie_block.run(_tie_address(size * 8, pattern.index_bits, is_gather), words, threads)
+    at, width = len(_PATTERN_WORDS), 0
+    for tensor in tensors:
+        words[at] = _pointer(tensor)
+        words[at + 1] = 0 if tensor is None else tensor.stride(0) * tensor.element_size()
+        width = width if tensor is None else tensor.shape[1]
+        at += 2
+    words[at] = width
+    threads = launch.num_threads() if pattern.num_edges * width > _SERIAL_BELOW else 1
+    block.run(address, words, threads)
+
+
+def extremum(
+    pattern: Pattern, x: torch.Tensor, out: torch.Tensor, ties: torch.Tensor, reduce: str
+) -> torch.Tensor:
+    """out[i] = the max (min) of x[j] over row i's edges, 0 where it has none; ties[i]: how many attain it.
+
+    torch counts its zero-filled output as one more where the extremum is zero; so do we. Never below one.
+    """
+    address = _extremum_address(x.element_size() * 8, pattern.index_bits, reduce)
+    _run_rows(_extremum_block, address, pattern, x, out, ties)
     return out
 
 
-def extremum_share(
-    pattern: Pattern, x: torch.Tensor, best: torch.Tensor, grad: torch.Tensor, out: torch.Tensor
-) -> torch.Tensor:
-    """out[i] = grad[i] / number of edges of row i that attain best[i]; out may be grad's own buffer."""
-    return _run_tie(pattern, x, best, grad, out, is_gather=False)
-
-
 def extremum_gather(
-    transpose: Pattern, x: torch.Tensor, best: torch.Tensor, share: torch.Tensor, out: torch.Tensor
+    transpose: Pattern,
+    x: torch.Tensor,
+    best: torch.Tensor,
+    share: torch.Tensor,
+    out: torch.Tensor,
+    addend: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """out[j] = sum over the targets i of j of share[i] where best[i] == x[j]; best, share of one stride."""
-    return _run_tie(transpose, best, x, share, out, is_gather=True)
+    """out[j] = sum over the targets i of j of share[i] where best[i] == x[j], + addend[j] (may be `out`)."""
+    address = _attained_address(x.element_size() * 8, transpose.index_bits)
+    _run_rows(_attained_block, address, transpose, best, x, share, out, addend)
+    return out
 
 
 _weight_block = Block(

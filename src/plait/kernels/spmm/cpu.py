@@ -9,6 +9,7 @@ always summed by one thread in edge order, so the bits do not depend on the numb
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from numba import cfunc, types
@@ -23,7 +24,15 @@ from plait.kernels.vector import (
     tiles,
 )
 
-__all__ = ["PREFETCH_LANES", "WORDS", "kernel", "tie_kernel", "weight_gradient_kernel"]
+__all__ = [
+    "PREFETCH_LANES",
+    "WORDS",
+    "attained_kernel",
+    "extremum_kernel",
+    "kernel",
+    "sum_tile",
+    "weight_gradient_kernel",
+]
 
 # Order of the words in a kernel's argument block; kernels/spmm/__init__.py fills them.
 WORDS = [
@@ -59,7 +68,7 @@ def _unroll(lanes: int, float_bits: int) -> int:
     return {0: 4, 1: 4, 2: 2}.get(registers, 1)
 
 
-def _sum_tile(float_bits: int, index_bits: int, lanes: int, mode: str, is_masked: bool) -> Any:
+def sum_tile(float_bits: int, index_bits: int, lanes: int, mode: str, is_masked: bool) -> Any:
     """Writes one tile of one output row; see WORDS for the meaning of the arguments."""
 
     def body(base: CodeGen, args: list[Any]) -> None:
@@ -124,11 +133,11 @@ def _reduce_row(code: CodeGen, mode: str, unroll: int, start: Any, end: Any, fir
 def kernel(float_bits: int, index_bits: int, mode: str) -> Any:
     """The compiled kernel; mode is plain, edge, source, max or min."""
     wide, half, quarter, narrow, _ = tiles(float_bits)
-    tile_wide = _sum_tile(float_bits, index_bits, wide, mode, False)
-    tile_half = _sum_tile(float_bits, index_bits, half, mode, False)
-    tile_quarter = _sum_tile(float_bits, index_bits, quarter, mode, False)
-    tile_narrow = _sum_tile(float_bits, index_bits, narrow, mode, False)
-    tile_rest = _sum_tile(float_bits, index_bits, narrow, mode, True)
+    tile_wide = sum_tile(float_bits, index_bits, wide, mode, False)
+    tile_half = sum_tile(float_bits, index_bits, half, mode, False)
+    tile_quarter = sum_tile(float_bits, index_bits, quarter, mode, False)
+    tile_narrow = sum_tile(float_bits, index_bits, narrow, mode, False)
+    tile_rest = sum_tile(float_bits, index_bits, narrow, mode, True)
     index, scalar, bound = load_index(index_bits), load_scalar(float_bits), load_index(64)
     size = float_bits // 8
     uses_edges = mode == "edge"
@@ -178,67 +187,150 @@ def kernel(float_bits: int, index_bits: int, mode: str) -> Any:
     return run
 
 
-def _tie_tile(float_bits: int, index_bits: int, lanes: int, is_gather: bool) -> Any:
-    """Two halves of the gradient of max and min, on one masked tile of one row.
+def _extremum_tile(float_bits: int, index_bits: int, lanes: int, mode: str, is_masked: bool) -> Any:
+    """best[i] and how many edges attain it, on one tile; words: x stride indices start end out ties count."""
 
-    share (is_gather false): out[i] = grad[i] / ties[i], ties counted over the edges of row i.
-    gather (is_gather true), on the transpose: out[j] = sum over targets i of share[i] where best[i] == x[j].
+    def body(base: CodeGen, args: list[Any]) -> None:
+        code = base.of(lanes)
+        b = code.builder
+        x, stride, indices, start, end, out, ties, count = args
+        mask = code.mask(count) if is_masked else None
+        index = load_index_ir(code, indices, index_bits)
+        zero, one = code.constant(0.0), code.constant(1.0)
+
+        def step(i: Any, carried: list[Any]) -> list[Any]:
+            best, attained = carried
+            row = code.load(b.add(x, b.mul(index(i), stride)), mask)
+            # one that is better starts to count anew; NaN is never attained
+            is_better = b.fcmp_ordered(">" if mode == "max" else "<", row, best)
+            is_equal = b.fcmp_ordered("==", row, best)
+            counted = b.fadd(
+                b.select(is_better, zero, attained), b.select(b.or_(is_better, is_equal), one, zero)
+            )
+            return [code.extremum(mode, best, row), counted]
+
+        worst = code.constant(float("-inf") if mode == "max" else float("inf"))
+        best, attained = code.loop(start, end, [worst, zero], step)
+        best = b.select(b.icmp_signed(">=", start, end), zero, best)
+        # torch counts the zero-filled output as one more tie where the extremum is zero
+        attained = b.fadd(attained, b.select(b.fcmp_ordered("==", best, zero), one, zero))
+        attained = b.select(b.fcmp_ordered("==", attained, zero), one, attained)
+        code.store(best, out, mask)
+        code.store(attained, ties, mask)
+
+    return tile_intrinsic(float_bits, 8, 0, body)
+
+
+def _attained_tile(float_bits: int, index_bits: int, lanes: int, is_masked: bool) -> Any:
+    """out[j] = sum over targets i of share[i] where best[i] == x[j], plus an added row; one tile.
+
+    words: best best_stride near indices share share_stride start end out addend count.
     """
 
     def body(base: CodeGen, args: list[Any]) -> None:
         code = base.of(lanes)
         b = code.builder
-        far, far_stride, near, indices, values, start, end, out, count = args
-        mask = code.mask(count)
+        best, best_stride, near, indices, share, share_stride, start, end, out, addend, count = args
+        mask = code.mask(count) if is_masked else None
         mine = code.load(near, mask)
         index = load_index_ir(code, indices, index_bits)
-        zero, one = code.constant(0.0), code.constant(1.0)
+        zero = code.constant(0.0)
 
-        def step(i: Any, total: list[Any]) -> list[Any]:
-            at = b.mul(index(i), far_stride)
-            is_equal = b.fcmp_ordered("==", code.load(b.add(far, at), mask), mine)
-            worth = code.load(b.add(values, at), mask) if is_gather else one
+        def step(e: Any, total: list[Any]) -> list[Any]:
+            i = index(e)
+            is_equal = b.fcmp_ordered("==", code.load(b.add(best, b.mul(i, best_stride)), mask), mine)
+            worth = code.load(b.add(share, b.mul(i, share_stride)), mask)
             return [b.fadd(total[0], b.select(is_equal, worth, zero))]
 
         (total,) = code.loop(start, end, [zero], step)
-        if is_gather:
-            code.store(total, out, mask)
-            return
-        # torch counts the zero-filled output as one more tie where the extremum is zero
-        total = b.fadd(total, b.select(b.fcmp_ordered("==", mine, zero), one, zero))
-        total = b.select(b.fcmp_ordered("==", total, zero), one, total)
-        code.store(b.fdiv(code.load(values, mask), total), out, mask)
+        total = code.either(code.is_given(addend), lambda: b.fadd(total, code.load(addend, mask)), total)
+        code.store(total, out, mask)
 
-    return tile_intrinsic(float_bits, 9, 0, body)
+    return tile_intrinsic(float_bits, 11, 0, body)
+
+
+def _four(make: Callable[[int, bool], Any], float_bits: int) -> tuple[Any, ...]:
+    """Tiles of 64, 32 and 16 lanes of float32 (half as many of float64), and a masked one."""
+    lanes = 64 if float_bits == 32 else 32
+    return make(lanes, False), make(lanes // 2, False), make(lanes // 4, False), make(lanes // 4, True)
 
 
 @functools.cache
-def tie_kernel(float_bits: int, index_bits: int, is_gather: bool) -> Any:
-    """`share` or `gather` of the gradient of max and min; words: counter pieces bounds indptr indices
-    far far_stride near near_stride values values_stride out out_stride width."""
-    lanes = 64 if float_bits == 32 else 32
-    tile = _tie_tile(float_bits, index_bits, lanes, is_gather)
+def extremum_kernel(float_bits: int, index_bits: int, mode: str) -> Any:
+    """max or min and the number of edges that attain it; words: counter pieces bounds indptr indices
+    x x_stride out out_stride ties ties_stride width."""
+    wide, half, narrow, masked = _four(
+        lambda lanes, is_masked: _extremum_tile(float_bits, index_bits, lanes, mode, is_masked), float_bits
+    )
     index, bound = load_index(index_bits), load_index(64)
-    size = float_bits // 8
+    size, lanes = float_bits // 8, 64 if float_bits == 32 else 32
 
     @cfunc(types.void(types.CPointer(types.int64)))
     def run(a):  # type: ignore[no-untyped-def]
-        counter, pieces, bounds, indptr, indices = a[0], a[1], a[2], a[3], a[4]
-        far, far_stride, near, near_stride, values, values_stride = a[5], a[6], a[7], a[8], a[9], a[10]
-        out, out_stride, width = a[11], a[12], a[13]
+        counter, pieces, bounds, indptr, indices, x, xs = a[0], a[1], a[2], a[3], a[4], a[5], a[6]
+        out, out_stride, ties, ties_stride, width = a[7], a[8], a[9], a[10], a[11]
         while True:
             piece = next_piece(counter)
             if piece >= pieces:
                 break
             for i in range(bound(bounds, piece), bound(bounds, piece + 1)):
-                start, end = index(indptr, i), index(indptr, i + 1)
-                v = values if is_gather else values + i * values_stride
-                for c in range(0, width, lanes):
+                start, end, c = index(indptr, i), index(indptr, i + 1), 0
+                while c < width:
                     o = c * size
-                    tile(
-                        far + o, far_stride, near + i * near_stride + o, indices, v + o,
-                        start, end, out + i * out_stride + o, width - c,
-                    )  # fmt: skip
+                    to, count, rest = out + i * out_stride + o, ties + i * ties_stride + o, width - c
+                    if rest >= lanes:
+                        wide(x + o, xs, indices, start, end, to, count, 0)
+                        c += lanes
+                    elif rest >= lanes // 2:
+                        half(x + o, xs, indices, start, end, to, count, 0)
+                        c += lanes // 2
+                    elif rest >= lanes // 4:
+                        narrow(x + o, xs, indices, start, end, to, count, 0)
+                        c += lanes // 4
+                    else:
+                        masked(x + o, xs, indices, start, end, to, count, rest)
+                        c += lanes // 4
+
+    return run
+
+
+@functools.cache
+def attained_kernel(float_bits: int, index_bits: int) -> Any:
+    """The gradient of max and min on the transpose; words: counter pieces bounds indptr indices
+    best best_stride x x_stride share share_stride out out_stride addend addend_stride width."""
+    wide, half, narrow, masked = _four(
+        lambda lanes, is_masked: _attained_tile(float_bits, index_bits, lanes, is_masked), float_bits
+    )
+    index, bound = load_index(index_bits), load_index(64)
+    size, lanes = float_bits // 8, 64 if float_bits == 32 else 32
+
+    @cfunc(types.void(types.CPointer(types.int64)))
+    def run(a):  # type: ignore[no-untyped-def]
+        counter, pieces, bounds, indptr, indices, best, bs = a[0], a[1], a[2], a[3], a[4], a[5], a[6]
+        x, xs, share, ss, out, out_stride, addend, ps = a[7], a[8], a[9], a[10], a[11], a[12], a[13], a[14]
+        width = a[15]
+        while True:
+            piece = next_piece(counter)
+            if piece >= pieces:
+                break
+            for j in range(bound(bounds, piece), bound(bounds, piece + 1)):
+                start, end, c = index(indptr, j), index(indptr, j + 1), 0
+                while c < width:
+                    o = c * size
+                    near, to, rest = x + j * xs + o, out + j * out_stride + o, width - c
+                    p = addend + j * ps + o if addend != 0 else 0
+                    if rest >= lanes:
+                        wide(best + o, bs, near, indices, share + o, ss, start, end, to, p, 0)
+                        c += lanes
+                    elif rest >= lanes // 2:
+                        half(best + o, bs, near, indices, share + o, ss, start, end, to, p, 0)
+                        c += lanes // 2
+                    elif rest >= lanes // 4:
+                        narrow(best + o, bs, near, indices, share + o, ss, start, end, to, p, 0)
+                        c += lanes // 4
+                    else:
+                        masked(best + o, bs, near, indices, share + o, ss, start, end, to, p, rest)
+                        c += lanes // 4
 
     return run
 

@@ -1,0 +1,320 @@
+"""Products and weight gradients of a block of rows in cache; the rows may be sums over neighbours.
+
+A layer's step is a few products of the same rows: gather neighbours, times a weight, and in the backward
+pass the weight's gradient from the rows just gathered. Done one after the other, each writes its rows to
+memory and the next reads them back. Here a block of some ten rows goes through all of them before the next
+one starts: the gathered rows need not exist in memory at all, and an operand shared by two products is read
+once.
+
+A thread takes a chunk of rows. Weight gradients are added up chunk by chunk; how rows are cut into chunks
+depends on the shapes alone, so the bits do not depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from numba import cfunc, types
+
+from plait.kernels.gemm.cpu import blocks
+from plait.kernels.spmm.cpu import sum_tile
+from plait.kernels.vector import load_index, load_scalar, next_piece, tile_intrinsic, tiles
+
+__all__ = ["MOST_PRODUCTS", "MOST_SUMS", "PRODUCT_WORDS", "SUM_WORDS", "WORDS", "kernel"]
+
+MOST_PRODUCTS = 2
+MOST_SUMS = 3
+
+# rows @ w, added to the rows of `out`; rows = 0 means the block in hand
+PRODUCT_WORDS = ["rows", "stride", "inner", "w", "w_stride"]
+# left.T @ right, added to the chunk's part of `out`; left or right = 0 means the block in hand
+SUM_WORDS = ["left", "left_stride", "height", "right", "right_stride", "width", "out"]
+WORDS = [
+    "counter",
+    "slots",  # address of a second counter: which scratch rows a thread takes
+    "chunks",
+    "bounds",
+    "block_rows",
+    # the block: gathered where indptr is given
+    "indptr",
+    "indices",
+    "x",
+    "x_stride",
+    "factor",
+    "target",
+    "addend",
+    "addend_stride",
+    "addend_scale",
+    "last_edge",
+    "block_width",
+    "scratch",
+    "block",  # where block rows are kept; 0: in scratch
+    "block_stride",
+    # the product's rows
+    "out",
+    "out_stride",
+    "width",
+    "plus",
+    "plus_stride",
+    "bias",
+    "products",
+    "sums",
+    *(f"{name}{k}" for k in range(MOST_PRODUCTS) for name in PRODUCT_WORDS),
+    *(f"{name}{k}" for k in range(MOST_SUMS) for name in SUM_WORDS),
+]
+# rows multiplied between two requests for rows of the next block; neighbours of one row asked for at most
+_ASK_ROWS = 8
+_MOST_ASKED = 4
+_FIRST_PRODUCT = WORDS.index("rows0")
+_FIRST_SUM = WORDS.index("left0")
+
+
+@functools.cache
+def kernel(float_bits: int, index_bits: int, mode: str) -> Any:
+    """The compiled kernel; mode is plain, edge or source (see kernels/spmm), or rows: nothing is gathered."""
+    gathers = mode != "rows"
+    gather = _gather(float_bits, index_bits, mode if gathers else "plain")
+    ask = _ask(float_bits, index_bits)
+    multiply, accumulate = _multiply(float_bits), _accumulate(float_bits)
+    bound = load_index(64)
+    size = float_bits // 8
+    most = len(PRODUCT_WORDS), len(SUM_WORDS)
+
+    @cfunc(types.void(types.CPointer(types.int64)))
+    def run(a):  # type: ignore[no-untyped-def]
+        counter, slots, chunks, bounds, block_rows = a[0], a[1], a[2], a[3], a[4]
+        block_width, scratch, kept, kept_stride = a[15], a[16], a[17], a[18]
+        out, out_stride, width, plus, plus_stride, bias = a[19], a[20], a[21], a[22], a[23], a[24]
+        products, sums = a[25], a[26]
+        mine = scratch + next_piece(slots) * block_rows * block_width * size
+        while True:
+            chunk = next_piece(counter)
+            if chunk >= chunks:
+                break
+            first, last = bound(bounds, chunk), bound(bounds, chunk + 1)
+            is_first = 1
+            while first < last or is_first == 1:
+                rows = min(block_rows, last - first)
+                block, stride = mine, block_width * size
+                if kept != 0:
+                    block, stride = kept + first * kept_stride, kept_stride
+                if gathers:
+                    gather(a, first, rows, block, stride)
+                for r in range(0, rows, _ASK_ROWS):
+                    few, i = min(_ASK_ROWS, rows - r), first + r
+                    if gathers:
+                        ask(a, i + rows, min(last, i + rows + few))
+                    to = out + i * out_stride
+                    for k in range(products):
+                        p = _FIRST_PRODUCT + k * most[0]
+                        left, left_stride = block + r * stride, stride
+                        if a[p] != 0:
+                            left, left_stride = a[p] + i * a[p + 1], a[p + 1]
+                        above, above_stride, q = to, out_stride, 0
+                        if k == 0:
+                            above, above_stride, q = (
+                                plus + i * plus_stride if plus != 0 else 0,
+                                plus_stride,
+                                bias,
+                            )
+                        multiply(
+                            left,
+                            left_stride,
+                            few,
+                            a[p + 2],
+                            a[p + 3],
+                            a[p + 4],
+                            width,
+                            to,
+                            out_stride,
+                            above,
+                            above_stride,
+                            q,
+                        )
+                for k in range(sums):
+                    s = _FIRST_SUM + k * most[1]
+                    left, left_stride, right, right_stride = block, stride, block, stride
+                    if a[s] != 0:
+                        left, left_stride = a[s] + first * a[s + 1], a[s + 1]
+                    if a[s + 3] != 0:
+                        right, right_stride = a[s + 3] + first * a[s + 4], a[s + 4]
+                    to = a[s + 6] + chunk * a[s + 2] * a[s + 5] * size
+                    accumulate(left, left_stride, a[s + 2], right, right_stride, a[s + 5], rows, to, is_first)
+                is_first = 0
+                first += rows
+
+    return run
+
+
+def _gather(float_bits: int, index_bits: int, mode: str) -> Any:
+    """A numba function: rows [first, first + rows) of the sparse product, written to `block`."""
+    from numba import njit
+
+    wide, half, quarter, narrow, _ = tiles(float_bits)
+    tile_wide = sum_tile(float_bits, index_bits, wide, mode, False)
+    tile_half = sum_tile(float_bits, index_bits, half, mode, False)
+    tile_quarter = sum_tile(float_bits, index_bits, quarter, mode, False)
+    tile_narrow = sum_tile(float_bits, index_bits, narrow, mode, False)
+    tile_rest = sum_tile(float_bits, index_bits, narrow, mode, True)
+    index, scalar = load_index(index_bits), load_scalar(float_bits)
+    size = float_bits // 8
+
+    @njit(inline="never")
+    def gather(a, first, rows, block, stride):  # type: ignore[no-untyped-def]
+        indptr, indices, x, xs, factor = a[5], a[6], a[7], a[8], a[9]
+        target, addend, addend_stride, addend_scale, last, width = a[10], a[11], a[12], a[13], a[14], a[15]
+        for i in range(first, first + rows):
+            start, end = index(indptr, i), index(indptr, i + 1)
+            t, s = scalar(target, i), scalar(addend_scale, i)
+            row, plus = block + (i - first) * stride, addend + i * addend_stride
+            c = 0
+            while c < width:
+                o = c * size
+                p = plus + o if addend != 0 else 0
+                rest = width - c
+                if rest >= wide:
+                    tile_wide(x + o, xs, indices, factor, start, end, row + o, p, 0, last, 0, t, s)
+                    c += wide
+                elif rest >= half:
+                    tile_half(x + o, xs, indices, factor, start, end, row + o, p, 0, last, 0, t, s)
+                    c += half
+                elif rest >= quarter:
+                    tile_quarter(x + o, xs, indices, factor, start, end, row + o, p, 0, last, 0, t, s)
+                    c += quarter
+                elif rest >= narrow:
+                    tile_narrow(x + o, xs, indices, factor, start, end, row + o, p, 0, last, 0, t, s)
+                    c += narrow
+                else:
+                    tile_rest(x + o, xs, indices, factor, start, end, row + o, p, 0, last, rest, t, s)
+                    c += narrow
+
+    return gather
+
+
+def _ask(float_bits: int, index_bits: int) -> Any:
+    """A numba function: asks for the rows that rows [first, last) will gather, while products are computed.
+
+    The products keep the arithmetic units busy and the gather waits for memory: asked for in time, the next
+    block's rows arrive meanwhile.
+    """
+    from numba import njit
+
+    index = load_index(index_bits)
+    touch = tile_intrinsic(float_bits, 1, 0, lambda code, args: code.prefetch(args[0], 64, level=2))
+    size = float_bits // 8
+
+    @njit(inline="never")
+    def ask(a, first, last):  # type: ignore[no-untyped-def]
+        indptr, indices, x, xs, width = a[5], a[6], a[7], a[8], a[15]
+        for i in range(first, last):
+            start = index(indptr, i)
+            end = min(index(indptr, i + 1), start + _MOST_ASKED)
+            for e in range(start, end):
+                row = x + index(indices, e) * xs
+                for o in range(0, width * size, 64):
+                    touch(row + o)
+
+    return ask
+
+
+def _multiply(float_bits: int) -> Any:
+    """A numba function: to[rows, width] = left[rows, inner] @ w + above + bias."""
+    from numba import njit
+
+    height = 4
+    wide, half, narrow, rest = blocks(float_bits, height)
+    wide1, half1, narrow1, rest1 = blocks(float_bits, 1)
+    lanes = 64 if float_bits == 32 else 32
+    size = float_bits // 8
+
+    @njit(inline="never")
+    def multiply(x, xs, rows, inner, w, ws, width, out, os, addend, ps, bias):  # type: ignore[no-untyped-def]
+        i = 0
+        while i < rows:
+            block = height if i + height <= rows else 1
+            xi, oi, c = x + i * xs, out + i * os, 0
+            while c < width:
+                o = c * size
+                p = addend + i * ps + o if addend != 0 else 0
+                q = bias + o if bias != 0 else 0
+                left = width - c
+                if block == 1:
+                    if left >= lanes:
+                        wide1(xi, xs, size, w + o, ws, inner, oi + o, os, p, ps, q, 0)
+                        c += lanes
+                    elif left >= lanes // 2:
+                        half1(xi, xs, size, w + o, ws, inner, oi + o, os, p, ps, q, 0)
+                        c += lanes // 2
+                    elif left >= lanes // 4:
+                        narrow1(xi, xs, size, w + o, ws, inner, oi + o, os, p, ps, q, 0)
+                        c += lanes // 4
+                    else:
+                        rest1(xi, xs, size, w + o, ws, inner, oi + o, os, p, ps, q, left)
+                        c += lanes // 4
+                elif left >= lanes:
+                    wide(xi, xs, size, w + o, ws, inner, oi + o, os, p, ps, q, 0)
+                    c += lanes
+                elif left >= lanes // 2:
+                    half(xi, xs, size, w + o, ws, inner, oi + o, os, p, ps, q, 0)
+                    c += lanes // 2
+                elif left >= lanes // 4:
+                    narrow(xi, xs, size, w + o, ws, inner, oi + o, os, p, ps, q, 0)
+                    c += lanes // 4
+                else:
+                    rest(xi, xs, size, w + o, ws, inner, oi + o, os, p, ps, q, left)
+                    c += lanes // 4
+            i += block
+
+    return multiply
+
+
+def _accumulate(float_bits: int) -> Any:
+    """A numba function: to[height, width] (+)= left[rows, height].T @ right[rows, width]."""
+    from numba import njit
+
+    tall = 4
+    wide, half, narrow, rest = blocks(float_bits, tall)
+    wide1, half1, narrow1, rest1 = blocks(float_bits, 1)
+    lanes = 64 if float_bits == 32 else 32
+    size = float_bits // 8
+
+    @njit(inline="never")
+    def accumulate(left, ls, height, right, rs, width, rows, out, is_first):  # type: ignore[no-untyped-def]
+        os, h = width * size, 0
+        while h < height:
+            block = tall if h + tall <= height else 1
+            lh, c = left + h * size, 0
+            while c < width:
+                o = c * size
+                to = out + h * os + o
+                p = 0 if is_first == 1 else to
+                more = width - c
+                if block == 1:
+                    if more >= lanes:
+                        wide1(lh, size, ls, right + o, rs, rows, to, os, p, os, 0, 0)
+                        c += lanes
+                    elif more >= lanes // 2:
+                        half1(lh, size, ls, right + o, rs, rows, to, os, p, os, 0, 0)
+                        c += lanes // 2
+                    elif more >= lanes // 4:
+                        narrow1(lh, size, ls, right + o, rs, rows, to, os, p, os, 0, 0)
+                        c += lanes // 4
+                    else:
+                        rest1(lh, size, ls, right + o, rs, rows, to, os, p, os, 0, more)
+                        c += lanes // 4
+                elif more >= lanes:
+                    wide(lh, size, ls, right + o, rs, rows, to, os, p, os, 0, 0)
+                    c += lanes
+                elif more >= lanes // 2:
+                    half(lh, size, ls, right + o, rs, rows, to, os, p, os, 0, 0)
+                    c += lanes // 2
+                elif more >= lanes // 4:
+                    narrow(lh, size, ls, right + o, rs, rows, to, os, p, os, 0, 0)
+                    c += lanes // 4
+                else:
+                    rest(lh, size, ls, right + o, rs, rows, to, os, p, os, 0, more)
+                    c += lanes // 4
+            h += block
+
+    return accumulate
