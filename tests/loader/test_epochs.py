@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import RandomSampler
 
 from plait.errors import InputError
+from plait.features.cache import Cache
 from plait.loader import NeighborLoader
 from plait.loader.epochs import Job, Shuffled, shuffled
 from tests.loader.batches import small_data
@@ -88,3 +89,15 @@ def test_two_iterators_do_not_disturb_each_other() -> None:
 def test_epochs_count_from_zero() -> None:
     with pytest.raises(InputError, match="epoch"):
         NeighborLoader(small_data(), [2]).set_epoch(-1)
+
+
+@pytest.mark.parametrize(
+    "way", [{}, {"prefetch": 2}, {"features": True, "prefetch": 2}, {"num_workers": 1}], ids=str
+)
+@pytest.mark.processes
+def test_batches_go_to_the_device_by_every_road(way: dict[str, Any]) -> None:
+    data = small_data()
+    if "features" in way:
+        way = {**way, "features": Cache(data.x, 9)}
+    loader = NeighborLoader(data, [2], batch_size=20, device="meta", **way)
+    assert [b.x.device.type for b in loader] == ["meta"] * 3

@@ -66,6 +66,14 @@ def settle(slot_of: Any, id_of: Any, slot: Any, row: Any) -> None:
     slot_of[row] = slot
 
 
+@njit(cache=True, nogil=True, inline="always")  # type: ignore[untyped-decorator]
+def vacant(state: Any, capacity: Any) -> Any:
+    """The next slot nobody had yet, now taken; -1 when there is none."""
+    slot = state[0] if state[0] < capacity else -1
+    state[0] += int(slot >= 0)
+    return slot
+
+
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def static(
     ids: Any, slots: Any, slot_of: Any, id_of: Any, ahead: Any, behind: Any, mark: Any, state: Any
@@ -107,10 +115,8 @@ def lru(
     for i in range(ids.size):
         if slots[i] >= 0:
             continue
-        if state[0] < capacity:
-            slot = state[0]
-            state[0] += 1
-        else:
+        slot = vacant(state, capacity)
+        if slot < 0:
             slot = np.int64(behind[capacity])
             unlink(ahead, behind, slot)
         settle(slot_of, id_of, slot, ids[i])
@@ -139,10 +145,8 @@ def lfu(
     for i in range(ids.size):
         if slots[i] >= 0:
             continue
-        if state[0] < capacity:
-            slot = state[0]
-            state[0] += 1
-        else:
+        slot = vacant(state, capacity)
+        if slot < 0:
             while behind[capacity + state[1]] == capacity + state[1]:
                 state[1] += 1
             slot = np.int64(behind[capacity + state[1]])
@@ -167,10 +171,8 @@ def clock(
     for i in range(ids.size):
         if slots[i] >= 0:
             continue
-        if state[0] < capacity:
-            slot = state[0]
-            state[0] += 1
-        else:
+        slot = vacant(state, capacity)
+        if slot < 0:
             slot = state[1]
             while mark[slot] == 1:
                 mark[slot] = 0
@@ -197,10 +199,8 @@ def sieve(
     for i in range(ids.size):
         if slots[i] >= 0:
             continue
-        if state[0] < capacity:
-            slot = state[0]
-            state[0] += 1
-        else:
+        slot = vacant(state, capacity)
+        if slot < 0:
             slot = state[1]
             if slot == capacity:
                 slot = np.int64(behind[capacity])
@@ -236,10 +236,8 @@ def s3fifo(
     for i in range(ids.size):
         if slots[i] >= 0:
             continue
-        if state[0] < capacity:
-            slot = state[0]
-            state[0] += 1
-        else:
+        slot = vacant(state, capacity)
+        if slot < 0:
             slot = _s3fifo_victim(id_of, ahead, behind, mark, state, ghost)
         is_ghost = ghost[ids[i]] > 0 and state[3] - ghost[ids[i]] < capacity - state[2]
         settle(slot_of, id_of, slot, ids[i])

@@ -76,7 +76,7 @@ class ClusterData(PyGClusterData):  # type: ignore[misc]  # torch_geometric ship
 class ClusterLoader(Epochs, PyGClusterLoader):  # type: ignore[misc]  # torch_geometric ships no types
     """PyG's ClusterLoader: the clusters of a batch as one graph, with the edges between them.
 
-    `prefetch`, `budget_bytes` and `seed` are those of NeighborLoader.
+    `prefetch`, `budget_bytes`, `seed` and `device` are those of NeighborLoader.
     """
 
     def __init__(
@@ -86,10 +86,11 @@ class ClusterLoader(Epochs, PyGClusterLoader):  # type: ignore[misc]  # torch_ge
         prefetch: int = 0,
         budget_bytes: int | None = None,
         seed: int | None = None,
+        device: Any = None,
         **kwargs: Any,
     ) -> None:
         seed = picked_seed(seed)
-        self._set_out(seed, prefetch, budget_bytes)
+        self._set_out(seed, prefetch, budget_bytes, device=device)
         self.filter_per_worker = True
         kwargs.pop("dataset", None)
         kwargs.pop("collate_fn", None)

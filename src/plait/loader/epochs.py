@@ -21,6 +21,7 @@ from plait.errors import InputError, PlaitError
 from plait.features.tune import Seen
 from plait.loader.draw import stream_key
 from plait.loader.prefetch import Prefetch
+from plait.loader.transfer import Transfer
 
 if TYPE_CHECKING:
     from plait.features.cache import Cache
@@ -81,6 +82,8 @@ class Epochs:
     stalled_seconds: float
     cache: Cache | None
     cached_type: str | None
+    device: Any
+    _transfer: Transfer
     _workers: DataLoader[Any] | None
 
     def _set_out(
@@ -90,6 +93,7 @@ class Epochs:
         budget_bytes: int | None,
         cache: Cache | None = None,
         cached_type: str | None = None,
+        device: Any = None,
     ) -> None:
         """Stores the settings of the iteration, checked; before the DataLoader is initialised."""
         if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
@@ -101,9 +105,12 @@ class Epochs:
         self.epoch, self.seed, self.prefetch, self.budget_bytes = 0, seed, prefetch, budget_bytes
         self.stalled_seconds, self._workers = 0.0, None
         self.cache, self.cached_type = cache, cached_type
+        self.device = device
 
     def _check_workers(self) -> None:
+        """Checks what is known once the DataLoader is initialised."""
         loader: Any = self
+        self._transfer = Transfer(self.device, loader.pin_memory)
         if loader.num_workers > 0 and self.prefetch > 0:
             raise InputError(
                 f"prefetch={self.prefetch} and num_workers={loader.num_workers}: batches are prepared in "
@@ -150,11 +157,11 @@ class Epochs:
         elif self.cache is not None:
             batches = self._through_cache(jobs, self.cache, clock)
         else:
-            batches = self._ahead(lambda job: self._pinned(self._made(job)), jobs)
+            batches = self._ahead(lambda job: self._transfer.start(self._made(job)), jobs)
         try:
             for batch in clock.waits(batches):
                 self.stalled_seconds = clock.stalled_seconds
-                yield batch
+                yield self._transfer.finish(batch)
         finally:
             close = getattr(batches, "close", None)
             if close is not None:
@@ -193,12 +200,6 @@ class Epochs:
                 error.add_note(f"raised by plait while preparing {job}")
             raise
 
-    def _pinned(self, batch: Any) -> Any:
-        loader: Any = self
-        if loader.pin_memory and torch.cuda.is_available():
-            return batch.pin_memory()
-        return batch
-
     def _through_cache(self, jobs: Iterator[Job], cache: Cache, clock: _Clock) -> Iterator[Any]:
         """Samples run far ahead and tell the cache what will be needed; rows are then fetched in order."""
         cache.forget()
@@ -208,7 +209,7 @@ class Epochs:
             begin = time.perf_counter()
             job, sample = drawn
             try:
-                return self._told(job, lambda: self._pinned(self.fill(sample)))
+                return self._told(job, lambda: self._transfer.start(self.fill(sample)))
             finally:
                 clock.prepare_seconds += time.perf_counter() - begin
 
@@ -242,7 +243,6 @@ class Epochs:
                 batch_size=None,
                 collate_fn=_as_is,
                 num_workers=loader.num_workers,
-                pin_memory=loader.pin_memory and loader.filter_per_worker,
                 timeout=loader.timeout,
                 worker_init_fn=loader.worker_init_fn,
                 multiprocessing_context=loader.multiprocessing_context,
@@ -252,7 +252,7 @@ class Epochs:
         order: Any = self._workers.sampler
         order.jobs = jobs
         for out in self._workers:
-            yield out if loader.filter_per_worker else self._pinned(self.fill(out))
+            yield self._transfer.start(out if loader.filter_per_worker else self.fill(out))
         if not loader.persistent_workers:
             self._workers = None
 
@@ -340,7 +340,8 @@ def _as_is(batch: Any) -> Any:
     return batch
 
 
-def _weight(batch: Any) -> int:
-    """Bytes of the tensors of a batch."""
+def _weight(started: Any) -> int:
+    """Bytes of the tensors of a batch that is on its way."""
+    batch, _ = started
     tensors = (v for store in batch.stores for v in store.values() if isinstance(v, torch.Tensor))
     return sum(v.numel() * v.element_size() for v in tensors)

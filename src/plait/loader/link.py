@@ -20,7 +20,7 @@ __all__ = ["LinkNeighborLoader"]
 class LinkNeighborLoader(SampledEpochs, PyGLinkNeighborLoader):  # type: ignore[misc]  # torch_geometric ships no types
     """PyG's LinkNeighborLoader: its arguments, its batches, negatives included, and no compiled wheel needed.
 
-    What plait adds (prefetch, budget_bytes, features, seed, method, batch_dependency) is said at
+    What plait adds (prefetch, budget_bytes, features, seed, method, batch_dependency, device) is said at
     NeighborLoader. Negatives are PyG's: uniform or weighted nodes, an existing edge now and then among them.
     """
 
@@ -52,6 +52,7 @@ class LinkNeighborLoader(SampledEpochs, PyGLinkNeighborLoader):  # type: ignore[
         seed: int | None = None,
         method: str = "uniform",
         batch_dependency: int = 1,
+        device: Any = None,
         **kwargs: Any,
     ) -> None:
         """`is_sorted` is accepted and not needed: a sorted edge_index is recognised."""
@@ -65,6 +66,7 @@ class LinkNeighborLoader(SampledEpochs, PyGLinkNeighborLoader):  # type: ignore[
             seed=seed,
             prefetch=prefetch,
             budget_bytes=budget_bytes,
+            device=device,
             replace=replace,
             subgraph_type=subgraph_type,
             disjoint=disjoint,

@@ -24,7 +24,8 @@ class NeighborLoader(SampledEpochs, PyGNeighborLoader):  # type: ignore[misc]  #
     hold; `features` gives rows from outside `data` (an array, the path of a .npy file, a function of ids, a
     PyG FeatureStore, a plait Cache; a dict by attribute name, one alone is `x`; for HeteroData a dict by node
     type of those); `seed` fixes all draws (without it one is taken from torch's generator); `method="labor"`
-    and `batch_dependency` are the sampler's. The batches are the same whatever prefetch and num_workers are.
+    and `batch_dependency` are the sampler's; `device` has batches copied there while the last one is computed
+    on. The batches are the same whatever prefetch and num_workers are.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class NeighborLoader(SampledEpochs, PyGNeighborLoader):  # type: ignore[misc]  #
         seed: int | None = None,
         method: str = "uniform",
         batch_dependency: int = 1,
+        device: Any = None,
         **kwargs: Any,
     ) -> None:
         """`is_sorted` is accepted and not needed: a sorted edge_index is recognised."""
@@ -67,6 +69,7 @@ class NeighborLoader(SampledEpochs, PyGNeighborLoader):  # type: ignore[misc]  #
             seed=seed,
             prefetch=prefetch,
             budget_bytes=budget_bytes,
+            device=device,
             replace=replace,
             subgraph_type=subgraph_type,
             disjoint=disjoint,

@@ -30,6 +30,7 @@ class SampledEpochs(Epochs):
         seed: int | None,
         prefetch: int,
         budget_bytes: int | None,
+        device: Any,
         **sampling: Any,
     ) -> tuple[Any, Any]:
         """The data as it is sampled, and the sampler; before the DataLoader is initialised."""
@@ -40,7 +41,7 @@ class SampledEpochs(Epochs):
         elif isinstance(neighbor_sampler, Sampler | HeteroSampler):
             neighbor_sampler = NumberedSampler(neighbor_sampler)
         kind, cache = the_cache(rows)
-        self._set_out(seed, prefetch, budget_bytes, cache, kind)
+        self._set_out(seed, prefetch, budget_bytes, cache, kind, device)
         self._assemble = Assembler(plain, rows)
         return plain, neighbor_sampler
 

@@ -1,0 +1,61 @@
+"""Batches on their way to a device: copied from pinned memory on a stream of its own while others compute."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from plait.errors import InputError
+
+__all__ = ["Transfer"]
+
+
+class Transfer:
+    """Starts copies in the threads that prepare batches, and ends them where batches are handed out.
+
+    On a CUDA device the copy does not wait for the computation and the computation waits, on the device, for
+    its own copy only. Elsewhere a batch is simply moved; with no device it stays, pinned if wanted.
+    """
+
+    def __init__(self, device: Any, pin: bool) -> None:
+        try:
+            self.device = None if device is None else torch.device(device)
+        except (RuntimeError, TypeError) as error:
+            raise InputError(
+                f"device={device!r} is no device of torch ({error}); write for example cuda:0"
+            ) from error
+        self._is_cuda = self.device is not None and self.device.type == "cuda"
+        if self._is_cuda and not torch.cuda.is_available():
+            raise InputError(
+                f"device={device!r}: torch finds no such device; leave it out to stay on the CPU"
+            )
+        self._pin = (pin or self._is_cuda) and torch.cuda.is_available()
+        self._stream: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_stream": None}
+
+    def start(self, batch: Any) -> Any:
+        """The batch on its way, with the event that ends its copy."""
+        if self._pin:
+            batch = batch.pin_memory()
+        if self.device is None:
+            return batch, None
+        if not self._is_cuda:
+            return batch.to(self.device), None
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # torch's own lack
+        with torch.cuda.stream(self._stream):
+            moved = batch.to(self.device, non_blocking=True)
+            return moved, self._stream.record_event()
+
+    def finish(self, started: Any) -> Any:
+        """The batch, safe to use on the current stream of the caller."""
+        batch, event = started
+        if event is not None:
+            current = torch.cuda.current_stream(self.device)
+            current.wait_event(event)
+            # its memory belongs to the copying stream: not to be used again before the caller is done with it
+            batch.record_stream(current)
+        return batch
