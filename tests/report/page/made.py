@@ -107,7 +107,12 @@ def layers(rng: np.random.Generator) -> Iterator[Record]:
             peers["pyg"] = {"status": "same", "as": "pyg-default"}
             if graph == "middle" and layer == "gin":
                 peers["plait"] = {"status": "wrong", "reason": "gradient of x differs by 3.4e-03"}
-            yield Record("bench-layers", case | {"num_edges": edges}, {"peers": peers}, ENVIRONMENT)
+            yield Record(
+                "bench-layers",
+                case | {"num_edges": edges},
+                {"peers": peers, "busy_elsewhere": 0.01},
+                ENVIRONMENT,
+            )
 
 
 def models(rng: np.random.Generator) -> Iterator[Record]:

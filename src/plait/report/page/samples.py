@@ -156,10 +156,24 @@ def _plan(path: Path) -> Mapping[str, Any] | None:
         return None
     if not isinstance(content, dict) or content.get("format") != PLAN_FORMAT:
         return None
-    layers = content.get("layers")
-    if not isinstance(layers, list) or not all(isinstance(layer, dict) for layer in layers):
+    if not is_whole(content):
         raise InputError(f"RUN: {path} is a damaged plan; write it again with `plait explain --json`")
     return content
+
+
+def is_whole(plan: Mapping[str, Any]) -> bool:
+    """Whether layers and steps of a plan are of the form `Plan.to_dict` gives them."""
+    layers = plan.get("layers")
+    if layers is None or not _are_rows(layers) or not _are_rows(plan.get("not_planned")):
+        return False
+    parts = [layer.get(name) for layer in layers for name in ("hoisted", "steps", "rejected")]
+    if not all(_are_rows(part) for part in parts):
+        return False
+    return all(isinstance(row.get("reads", {}), dict) for part in parts for row in part or ())
+
+
+def _are_rows(value: object) -> bool:
+    return value is None or (isinstance(value, list) and all(isinstance(row, dict) for row in value))
 
 
 def _records(path: Path) -> tuple[list[Record], list[str]]:
@@ -214,10 +228,10 @@ def _fastest(samples: Iterable[Sample]) -> Sample | None:
 
 
 def number(value: object) -> float:
-    """A finite number of a record; NaN for anything else."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    """A number of a record; NaN for anything else, and for sizes no measurement has."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         return math.nan
-    return float(value)
+    return float(value) if value == 0 or 1e-30 < abs(value) < 1e30 else math.nan
 
 
 def _times(line: Mapping[str, Any]) -> dict[str, Any]:

@@ -176,7 +176,7 @@ def sweep_figure(sweep: Sweep, place: int) -> Figure:
 
 
 def _sweep_svg(sweep: Sweep) -> str:
-    height, left, right = 250.0, 48.0, PANEL - 78.0
+    height, left, right = 250.0, 54.0, PANEL - 78.0
     sizes = [size for line in sweep.lines.values() for size, _ in line]
     times = [s.median for line in sweep.lines.values() for _, s in line]
     axis = AXES[sweep.axis]

@@ -9,7 +9,7 @@ from typing import Any
 
 from plait.measure import Record
 from plait.report.layers import geometric_mean, load_warning
-from plait.report.page.samples import GENERATED, Contest, Run, Sample, contests
+from plait.report.page.samples import GENERATED, Contest, Run, Sample, contests, number
 from plait.report.page.sweeps import Sweep, crossings
 from plait.report.page.trees import Prediction
 from plait.report.table import ratio_text, seconds_text
@@ -110,7 +110,7 @@ def _ratios(found: Sequence[Contest]) -> list[float]:
 
 def _regrets(samples: Sequence[Sample]) -> list[float]:
     chosen = [s for s in samples if s.kind == "plan" and s.result.get("is_chosen")]
-    return [float(s.result["regret"]) for s in chosen if s.result.get("regret")]
+    return [regret for s in chosen if (regret := number(s.result.get("regret"))) > 0.0]
 
 
 def findings(
@@ -130,7 +130,8 @@ def findings(
 
 
 def _load(records: Sequence[Record]) -> list[str]:
-    return [f"{line[0].upper()}{line[1:]}." for line in load_warning(records)]
+    watched = [record for record in records if number(record.result.get("busy_elsewhere")) >= 0.0]
+    return [f"{line[0].upper()}{line[1:]}." for line in load_warning(watched)]
 
 
 def _extremes(found: Sequence[Contest], name: str) -> list[str]:
