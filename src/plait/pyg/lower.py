@@ -15,6 +15,7 @@ from plait.pyg.layers import (
     gin,
     lstm,
     neighbourhood,
+    pna,
     polynomial,
     relational,
 )
@@ -24,7 +25,7 @@ from plait.pyg.layers.fused import FUSED
 __all__ = ["Apply", "Call", "Lowered", "NotLowered", "is_conv", "lower", "not_as_written", "supported"]
 
 # imported for the layers they register
-_PARTS_OF_RULES = (convolution, polynomial, neighbourhood, gin, arma, attention, lstm, gated, relational)
+_PARTS_OF_RULES = (convolution, polynomial, neighbourhood, gin, arma, attention, lstm, gated, relational, pna)
 
 _MEANING = ("forward", "message", "message_and_aggregate", "aggregate", "update")
 _HOOKS = ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")

@@ -48,8 +48,9 @@ class Layout:
     def sections(self) -> int:
         return cpu.sections(self.has_spread, self.has_ends)
 
-    def offsets(self, size: int, names: tuple[str, ...]) -> list[int]:
+    def offsets(self, size: int) -> list[int]:
         """Byte offsets of all aggregators inside a tower's columns; -1: not there."""
+        names = self.kept
         return [names.index(n) * self.width * size if n in names else -1 for n in cpu.AGGREGATORS]
 
 
@@ -92,7 +93,7 @@ def aggregate(
     words[8], words[9] = _place(x)
     words[10], words[11] = _place(out)
     words[12] = len(layout.kept) * layout.width * size
-    for k, offset in enumerate(layout.offsets(size, layout.kept)):
+    for k, offset in enumerate(layout.offsets(size)):
         words[13 + k] = offset
     words[19], words[20] = _place(ties)
     address = _forward_address(size * 8, pattern.index_bits, ties is not None)
@@ -110,7 +111,7 @@ def aggregate_shares(
 ) -> torch.Tensor:
     """shares[i] = the gradients of row i as the pass over sources reads them, layout.sections rows a tower.
 
-    grad has the columns of `layout.names`, out those of `layout.kept`.
+    grad and out have the columns of `layout.kept`.
     """
     size = grad.element_size()
     words = _shares_block.words()
@@ -119,11 +120,10 @@ def aggregate_shares(
     words[6], words[7] = _place(grad)
     words[8], words[9] = _place(out)
     words[10] = len(layout.kept) * layout.width * size
-    for k, offset in enumerate(layout.offsets(size, layout.names)):
+    for k, offset in enumerate(layout.offsets(size)):
         words[11 + k] = offset
-    words[17] = layout.offsets(size, layout.kept)[0]
-    words[18], words[19] = _place(ties)
-    words[20], words[21] = _place(shares)
+    words[17], words[18] = _place(ties)
+    words[19], words[20] = _place(shares)
     address = _backward_address("shares", size * 8, pattern.index_bits, layout.has_spread, layout.has_ends)
     _shares_block.run(address, words, _threads(pattern.num_rows * shares.shape[1]))
     return shares

@@ -27,7 +27,7 @@ _EDGES = ("counter", "pieces", "bounds", "indptr", "indices", "last_edge", "widt
 FORWARD = (*_EDGES, "x", "x_row", "out", "out_row", "tower", *AGGREGATORS, "ties", "ties_row")
 SHARES = (
     *("counter", "rows", "piece_rows", "indptr", "width", "towers", "grad", "grad_row", "out", "out_row"),
-    *("tower", *AGGREGATORS, "kept_mean", "ties", "ties_row", "shares", "shares_row"),
+    *("tower", *AGGREGATORS, "ties", "ties_row", "shares", "shares_row"),
 )
 SOURCES = (*_EDGES, "x", "x_row", "shares", "shares_row", "out", "out_row")
 
@@ -175,8 +175,8 @@ def _shares_tile(float_bits: int, lanes: int, has_spread: bool, has_ends: bool) 
     def body(base: CodeGen, args: list[Any]) -> None:
         code = base.of(lanes)
         b = code.builder
-        grad, out, ties, step, to, degree, kept_mean, count = args[:8]
-        offsets = dict(zip(AGGREGATORS, args[8:], strict=True))
+        grad, out, ties, step, to, degree, count = args[:7]
+        offsets = dict(zip(AGGREGATORS, args[7:], strict=True))
         mask, zero = code.mask(count), code.constant(0.0)
         inverse = _inverse_count(code, degree)
 
@@ -197,7 +197,7 @@ def _shares_tile(float_bits: int, lanes: int, has_spread: bool, has_ends: bool) 
                 is_flat, zero, b.fdiv(given("std"), b.select(is_flat, code.constant(1.0), deviation))
             )
             slope = b.fmul(inverse, code.multiply_add(code.constant(2.0), given("var"), from_std))
-            mean = code.load(b.add(out, kept_mean), mask)
+            mean = code.load(b.add(out, offsets["mean"]), mask)
             a = b.fsub(a, b.fmul(slope, mean))
             code.store(slope, section(1), mask)
         code.store(a, section(0), mask)
@@ -213,7 +213,7 @@ def _shares_tile(float_bits: int, lanes: int, has_spread: bool, has_ends: bool) 
                 code.store(best, section(at), mask)
                 code.store(b.fdiv(given(name), attained), section(at + 1), mask)
 
-    return tile_intrinsic(float_bits, 14, 0, body)
+    return tile_intrinsic(float_bits, 13, 0, body)
 
 
 @functools.cache
@@ -230,9 +230,8 @@ def shares(float_bits: int, index_bits: int, has_spread: bool, has_ends: bool) -
         counter, rows, piece_rows, indptr, width, towers = a[0], a[1], a[2], a[3], a[4], a[5]
         grad, grad_row, out, out_row, tower = a[6], a[7], a[8], a[9], a[10]
         mean, total, var, std, most, least = a[11], a[12], a[13], a[14], a[15], a[16]
-        kept_mean, ties, ties_row, to, to_row = a[17], a[18], a[19], a[20], a[21]
+        ties, ties_row, to, to_row = a[17], a[18], a[19], a[20]
         step = width * size
-        grad_tower = tower if kept_mean == mean or kept_mean < 0 else tower - step
         while True:
             first = next_piece(counter) * piece_rows
             if first >= rows:
@@ -240,11 +239,11 @@ def shares(float_bits: int, index_bits: int, has_spread: bool, has_ends: bool) -
             for i in range(first, min(rows, first + piece_rows)):
                 degree = index(indptr, i + 1) - index(indptr, i)
                 for t in range(towers):
-                    g, o = grad + i * grad_row + t * grad_tower, out + i * out_row + t * tower
+                    g, o = grad + i * grad_row + t * tower, out + i * out_row + t * tower
                     n, s = ties + i * ties_row + 2 * t * step, to + i * to_row + parts * t * step
                     for c in range(0, width, lanes):
                         k = c * size
-                        tile(g + k, o + k, n + k, step, s + k, degree, kept_mean, width - c,
+                        tile(g + k, o + k, n + k, step, s + k, degree, width - c,
                              mean, total, var, std, most, least)  # fmt: skip
 
     return run

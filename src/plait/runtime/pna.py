@@ -1,0 +1,135 @@
+"""Several aggregators, degree scalers and the dense maps around them under torch autograd.
+
+Scaling a row and multiplying it from the right commute, so scaled copies of the aggregates are never made:
+the aggregates meet the weights of every scaler at once, and the scalers then weigh the (narrower) results.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from plait.kernels import gemm as dense
+from plait.kernels import multi as kernel
+from plait.kernels.multi import Layout
+from plait.runtime.buffers import Buffers
+from plait.runtime.orders import EdgeOrders
+from plait.runtime.project import contiguous_rows, weight_gradient
+
+__all__ = ["Layout", "aggregate_all", "joined", "weighed"]
+
+
+class _Aggregate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, edges: EdgeOrders, buffers: Buffers, layout: Layout, v: Tensor) -> Tensor:
+        v = contiguous_rows(v, buffers)
+        rows, columns = edges.pattern.num_rows, v.shape[1]
+        wants = ctx.needs_input_grad[3]
+        out = buffers.take(rows, len(layout.kept) * columns, v.dtype)
+        ties = buffers.take(rows, 2 * columns, v.dtype) if wants and layout.has_ends else None
+        kernel.aggregate(edges.pattern, v, layout, out, ties)
+        ctx.edges, ctx.buffers, ctx.layout = edges, buffers, layout
+        ctx.save_for_backward(v, out, ties)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        edges, buffers, layout = ctx.edges, ctx.buffers, ctx.layout
+        v, out, ties = ctx.saved_tensors
+        grad = contiguous_rows(grad, buffers)
+        shares = buffers.take(out.shape[0], layout.sections * v.shape[1], v.dtype)
+        kernel.aggregate_shares(edges.pattern, layout, grad, out, ties, shares)
+        to_v = buffers.take(v.shape[0], v.shape[1], v.dtype)
+        return None, None, None, kernel.aggregate_sources(edges.transpose, v, layout, shares, to_v)
+
+
+def aggregate_all(edges: EdgeOrders, buffers: Buffers, layout: Layout, v: Tensor) -> Tensor:
+    """[targets, towers * names * width]: every aggregator of v over the neighbours."""
+    return _Aggregate.apply(edges, buffers, layout, v)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Joined(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, buffers: Buffers, x: Tensor, c: Tensor, bias: Tensor, agg: Tensor, w: Tensor, first: int
+    ) -> Tensor:
+        x, agg, c, w = (
+            contiguous_rows(x, buffers),
+            contiguous_rows(agg, buffers),
+            c.contiguous(),
+            w.contiguous(),
+        )
+        out = dense.gemm(x, c, buffers.take(x.shape[0], c.shape[1], x.dtype), bias=bias)
+        part = out[:, first : first + w.shape[1]]
+        dense.gemm(agg, w, part, addend=part)
+        ctx.buffers, ctx.first = buffers, first
+        ctx.save_for_backward(x, c, agg, w)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, c, agg, w = ctx.saved_tensors
+        buffers: Buffers = ctx.buffers
+        grad = contiguous_rows(grad, buffers)
+        part = grad[:, ctx.first : ctx.first + w.shape[1]]
+        _, wants_x, wants_c, wants_bias, wants_agg, wants_w, _ = ctx.needs_input_grad
+
+        def back(rows: Tensor, weights: Tensor, like: Tensor) -> Tensor:
+            return dense.gemm(rows, weights.t(), buffers.take(like.shape[0], like.shape[1], like.dtype))
+
+        return (
+            None,
+            back(grad, c, x) if wants_x else None,
+            weight_gradient(x, grad) if wants_c else None,
+            dense.column_sums(grad) if wants_bias else None,
+            back(part, w, agg) if wants_agg else None,
+            weight_gradient(agg, part) if wants_w else None,
+            None,
+        )
+
+
+def joined(
+    buffers: Buffers, x: Tensor, c: Tensor, bias: Tensor, agg: Tensor, w: Tensor, first: int
+) -> Tensor:
+    """x @ c + bias, with agg @ w added to the columns from `first` on."""
+    return _Joined.apply(buffers, x, c, bias, agg, w, first)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Weighed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, buffers: Buffers, y: Tensor, scales: Tensor) -> Tensor:
+        width = y.shape[1] // (scales.shape[1] + 1)
+        out = buffers.take(y.shape[0], width, y.dtype)
+        out.copy_(y[:, :width])
+        for k in range(scales.shape[1]):
+            out.addcmul_(y[:, (k + 1) * width : (k + 2) * width], scales[:, k : k + 1])
+        ctx.buffers = buffers
+        ctx.save_for_backward(y if ctx.needs_input_grad[2] else None, scales)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        y, scales = ctx.saved_tensors
+        width, count = grad.shape[1], scales.shape[1]
+        to_y = None
+        if ctx.needs_input_grad[1]:
+            to_y = ctx.buffers.take(grad.shape[0], width * (count + 1), grad.dtype)
+            to_y[:, :width] = grad
+            for k in range(count):
+                torch.mul(grad, scales[:, k : k + 1], out=to_y[:, (k + 1) * width : (k + 2) * width])
+        to_scales = None
+        if y is not None:
+            parts = [(grad * y[:, (k + 1) * width : (k + 2) * width]).sum(1) for k in range(count)]
+            to_scales = torch.stack(parts, 1)
+        return None, to_y, to_scales
+
+
+def weighed(buffers: Buffers, y: Tensor, scales: Tensor) -> Tensor:
+    """y_0 + sum over k of scales[:, k] * y_k, where y holds y_0, y_1, … side by side."""
+    return _Weighed.apply(buffers, y, scales)  # type: ignore[no-any-return, no-untyped-call]

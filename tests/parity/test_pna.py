@@ -1,0 +1,101 @@
+"""PNAConv compiled against PyG: outputs, gradients, aggregators, scalers, towers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch_geometric.nn import PNAConv
+
+import plait
+from tests.parity.harness import agree
+from tests.parity.test_attention import WIDTH, N, drawn, edges, features
+
+AGGREGATORS = ["mean", "min", "max", "std"]
+SCALERS = ["identity", "amplification", "attenuation"]
+HISTOGRAM = torch.tensor([2, 3, 5, 8, 6, 4, 2, 1, 1])
+
+
+def layer(
+    inner: int = WIDTH,
+    outer: int = 6,
+    aggregators: list[str] = AGGREGATORS,
+    scalers: list[str] = SCALERS,
+    dtype: torch.dtype = torch.float32,
+    **options: Any,
+) -> PNAConv:
+    module = drawn(PNAConv(inner, outer, aggregators, scalers, HISTOGRAM, **options), dtype)
+    module.aggr_module.reset_parameters()
+    return module
+
+
+def test_answers_like_pyg() -> None:
+    agree(layer(), features(), edges(), calls=2)
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {"aggregators": ["sum"], "scalers": ["linear"]},
+    {"aggregators": ["var", "sum", "max"], "scalers": ["inverse_linear", "identity"]},
+    {"aggregators": ["std"], "scalers": ["identity"]},
+    {"aggregators": ["mean", "sum", "var", "std", "max", "min"]},
+    {"towers": 3},
+    {"towers": 2, "divide_input": True, "aggregators": ["max", "std"]},
+    {"post_layers": 2, "towers": 2},
+    {"train_norm": True, "scalers": ["linear", "amplification", "attenuation"]},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_options_agree_to_double_precision(options: dict[str, Any]) -> None:
+    agree(layer(dtype=torch.float64, **options), features(dtype=torch.float64), edges())
+
+
+@pytest.mark.parametrize(("inner", "outer"), [(1, 1), (33, 5), (40, 70)])
+def test_odd_widths(inner: int, outer: int) -> None:
+    agree(layer(inner, outer, dtype=torch.float64), features(width=inner, dtype=torch.float64), edges())
+
+
+def test_single_precision_is_no_further_from_the_truth_than_pyg() -> None:
+    """Deviations lose digits to cancellation in either; compared with double precision."""
+    grads = []
+    for dtype, is_compiled in ((torch.float64, False), (torch.float32, False), (torch.float32, True)):
+        module: Any = layer(33, 5, dtype=dtype)
+        x = features(width=33, dtype=dtype).requires_grad_()
+        out = (plait.compile(module) if is_compiled else module)(x, edges())
+        out.sum().backward()
+        grads.append(torch.cat([x.grad.flatten(), module.pre_nns[0][0].weight.grad.flatten()]).double())
+    theirs, ours = ((grad - grads[0]).abs().amax() for grad in grads[1:])
+    assert ours <= 2 * theirs
+
+
+def test_a_hub_repeated_edges_and_no_edges_at_all() -> None:
+    hub = torch.stack([torch.randint(0, N, (1000,)), torch.zeros(1000, dtype=torch.int64)])
+    agree(layer(), features(), hub)
+    agree(layer(), features(), edges().repeat(1, 3))
+    agree(layer(), features(), hub[:, :0])
+
+
+def test_inputs_without_gradients_and_target_to_source() -> None:
+    agree(layer(flow="target_to_source"), features(), edges(), wants_grad=False)
+    agree(layer().requires_grad_(False), features(), edges(), wants_grad=False)
+
+
+@pytest.mark.parametrize("options", [{"pre_layers": 2}, {"aggregators": ["median"]}], ids=str)
+def test_what_is_not_lowered_runs_in_pyg_and_says_why(options: dict[str, Any]) -> None:
+    compiled = agree(layer(**options), features(), edges(), must_plan=False)
+    assert "lowered" in str(compiled.plan.not_planned)
+
+
+def test_edge_features_run_in_pyg() -> None:
+    compiled = plait.compile(layer(edge_dim=2))
+    assert compiled(features(), edges(), torch.randn(edges().shape[1], 2)).shape == (N, 6)
+    assert "edge features" in str(compiled.plan.not_planned)
+
+
+def test_the_plan_prints_within_a_hundred_columns() -> None:
+    compiled = plait.compile(layer())
+    compiled(features(), edges())
+    lines = compiled.plan.layers[0].lines()
+    assert any("all aggregators" in line for line in lines)
+    assert max(map(len, lines)) <= 100
