@@ -18,6 +18,7 @@ __all__ = [
     "decades",
     "dot",
     "label",
+    "lanes",
     "padded",
     "path_of",
     "short",
@@ -182,6 +183,38 @@ class Frame:
         parts.append(label(self.x_name, right, bottom + 34, text_anchor="end"))
         parts.append(label(self.y_name, left - 40 if left > 42 else 2, top - 12))
         return tag("g", *parts)
+
+
+def lanes(
+    x: Scale, step: float, rows: Mapping[str, Sequence[str]], x_text: Callable[[float], str], title: str
+) -> str:
+    """A row of marks for each name, under one axis; marks are drawn around a height of 0.
+
+    The page's script moves rows together where a filter empties some.
+    """
+    top = 36.0
+    bottom = top + step * len(rows)
+    axis = [
+        tag("path", d=f"M{x(t):.1f} {top - 6:.1f}V{bottom:.1f}", stroke="var(--grid)", fill="none")
+        + label(x_text(t), x(t), top - 14, text_anchor="middle")
+        for t in x.ticks(54.0)
+    ]
+    # at 1 something is as good as it gets, whatever the figure counts
+    axis.append(
+        tag("path", d=f"M{x(1):.1f} {top - 6:.1f}V{bottom:.1f}", stroke="var(--ink)", stroke_width=1.3)
+    )
+    drawn = [
+        tag(
+            "g",
+            label(name, x.start - 12, 4, text_anchor="end", fill="var(--ink)"),
+            *marks,
+            transform=f"translate(0 {top + (place + 0.5) * step:g})",
+            data_op=name,
+        )
+        for place, (name, marks) in enumerate(rows.items())
+    ]
+    stack = tag("g", *drawn, data_lanes=step, data_top=top)
+    return svg(x.end + 14, bottom + 6, *axis, stack, title=title)
 
 
 def path_of(points: Sequence[tuple[float, float]]) -> str:

@@ -21,6 +21,7 @@ _KINDS = (
     ("model", "models", "Models", "bench models"),
     ("plan", "plans", "Candidates of the planner", "bench plans"),
 )
+_LONG = 30  # letters of a value that need a line of their own
 _PANELS = 9  # curves of one axis before the rest is folded away
 
 
@@ -117,7 +118,7 @@ class Report:
         )
 
     def _environment(self) -> str:
-        rows = words.environment_rows(self.run)
+        rows = sorted(words.environment_rows(self.run), key=lambda row: len(row[1]) > _LONG)
         if not rows:
             return ""
         pairs = [
@@ -125,7 +126,7 @@ class Report:
                 "div",
                 tag("dt", html.escape(key)),
                 tag("dd", html.escape(value)),
-                class_="long" if len(value) > 26 else None,
+                class_="long" if len(value) > _LONG else None,
             )
             for key, value in rows
         ]
@@ -164,7 +165,7 @@ class Report:
 
     def _machine(self) -> str:
         blocks = [_figure(figure, data_device=device) for device, figure in self._rooflines()]
-        return _section("machine", "Against the machine", blocks)
+        return _section("machine", "Against the machine", [_families(), *blocks] if blocks else [])
 
     def _curves(self) -> str:
         found = self._sweeps()
@@ -261,6 +262,13 @@ def _scale_key() -> str:
     texts = ("<0.5", "<0.8", "<0.95", "level", "1.05+", "1.25+", "1.75+", "3+", "6+")
     cells = [tag("span", text, class_=f"h {step}") for step, text in zip(steps, texts, strict=True)]
     return tag("div", *cells, class_="key", aria_hidden="true")
+
+
+def _families() -> str:
+    """Which colour stands for which library."""
+    names = {"plait": "plait", "torch": "torch", "pyg": "PyG", "dgl": "DGL", "dense": "dense", "": "others"}
+    items = [tag("li", text, style=f"color:{palette.colour_of(variant)}") for variant, text in names.items()]
+    return tag("ul", *items, class_="families")
 
 
 def _resource(name: str) -> str:

@@ -47,6 +47,7 @@
       const members = all(container.dataset.shrinks, container);
       container.classList.toggle("off", members.length > 0 && members.every((m) => m.classList.contains("off")));
     }
+    all("[data-lanes]").forEach(closeGaps);
     for (const facet of FACETS) document.getElementById(`filter-${facet}`).value = state.filter[facet] || "";
     const rows = all(".data tbody tr");
     const left = rows.filter((row) => !row.classList.contains("off")).length;
@@ -54,6 +55,23 @@
       chosen.length ? `${left.toLocaleString("en")} of ${rows.length.toLocaleString("en")} timings` : `${rows.length.toLocaleString("en")} timings`;
     document.getElementById("clear").hidden = !chosen.length;
     all("table.data").forEach(limitRows);
+  }
+
+  // Rows of a figure that a filter emptied leave no hole, and the figure gets shorter.
+  function closeGaps(stack) {
+    const step = Number(stack.dataset.lanes);
+    const top = Number(stack.dataset.top);
+    const left = [...stack.children].filter((lane) => {
+      const empty = !lane.querySelector(".mark:not(.off)");
+      lane.style.display = empty ? "none" : "";
+      return !empty && !lane.classList.contains("off");
+    });
+    left.forEach((lane, place) => lane.setAttribute("transform", `translate(0 ${top + (place + 0.5) * step})`));
+    const drawing = stack.ownerSVGElement;
+    const height = top + left.length * step + 6;
+    drawing.setAttribute("viewBox", `0 0 ${drawing.viewBox.baseVal.width} ${height}`);
+    drawing.setAttribute("height", height);
+    drawing.style.overflow = "hidden";
   }
 
   function limitRows(table) {

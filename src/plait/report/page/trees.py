@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from plait.report.page.draw import (
     Scale,
     dot,
     label,
+    lanes,
     padded,
     path_of,
     short,
@@ -292,21 +294,12 @@ def regret_figure(samples: Sequence[Sample]) -> Figure | None:
 
 
 def _regret_svg(chosen: Sequence[Sample], width: int) -> str:
-    side, left, top, step = min(width, 420), 92.0, 40.0, 34.0
-    layers = list(dict.fromkeys(s.op for s in chosen))
     worst = max(float(s.result["regret"]) for s in chosen)
-    bottom = top + step * len(layers)
-    x = Scale(1.0, max(1.25, worst * 1.08), left, side - 14.0, is_log=False)
-    parts = [
-        tag("path", d=f"M{x(t):.1f} {top - 6:.1f}V{bottom:.1f}", stroke="var(--grid)", fill="none")
-        + label(f"{t:.4g}×", x(t), top - 14, text_anchor="middle")
-        for t in x.ticks(54.0)
-    ]
-    for place, layer in enumerate(layers):
-        y = top + (place + 0.5) * step
-        parts.append(label(layer, left - 14, y + 4, text_anchor="end", fill="var(--ink)", data_op=layer))
-        for k, s in enumerate(s for s in chosen if s.op == layer):
-            regret = float(s.result["regret"])
-            tip = f"{s.op} {s.case} on {s.graph}: regret {regret:.2f}, {s.variant}"
-            parts.append(dot(x(regret), y + (k % 5 - 2) * 4.0, tip, "var(--own)", s.facets))
-    return svg(side, bottom + 12, *parts, title="Regret of the planner by layer")
+    x = Scale(1.0, max(1.25, worst * 1.08), 92.0, min(width, 420) - 14.0, is_log=False)
+    rows: dict[str, list[str]] = defaultdict(list)
+    for s in chosen:
+        regret = float(s.result["regret"])
+        tip = f"{s.op} {s.case} on {s.graph}: regret {regret:.2f}, {s.variant}"
+        height = (len(rows[s.op]) % 5 - 2) * 4.0  # equal ones side by side
+        rows[s.op].append(dot(x(regret), height, tip, "var(--own)", s.facets))
+    return lanes(x, 34.0, rows, lambda t: f"{t:.4g}×", "Regret of the planner by layer")

@@ -200,7 +200,7 @@ def environment_rows(run: Run) -> list[tuple[str, str]]:
                 counts = seen.setdefault(str(key), {})
                 counts[text] = counts.get(text, 0) + 1
     rows = []
-    for key, counts in sorted(seen.items(), key=lambda item: (len(item[1]) > 1, _place(item[0]))):
+    for key, counts in sorted(seen.items(), key=lambda item: _place(item[0])):
         several = len(counts) > 1
         rows.append(
             (key.replace("_", " "), ", ".join(f"{t} ({n})" if several else t for t, n in counts.items()))
