@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from plait.cli import bench_ops
 from plait.cli.bench_ops import dated
@@ -12,6 +13,9 @@ from plait.cli.threads import use_threads
 from plait.errors import InputError
 from plait.measure.progress import Meter
 from plait.measure.record import Record
+
+if TYPE_CHECKING:
+    from plait.bench.cases import LayerCase
 
 __all__ = ["add_arguments", "run"]
 
@@ -31,6 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     layers.add_argument("--warmup", type=int, default=3, help="calls before the clock starts (default 3)")
     layers.add_argument(
         "--budget", type=float, default=5.0, metavar="SECONDS", help="time per cell after warm-up (default 5)"
+    )
+    layers.add_argument(
+        "--predict", action="store_true", help="no peers: the price of every step beside its time"
     )
     layers.set_defaults(measure=_layers)
     models = kinds.add_parser("models", help="whole two-layer models, trained; preparation counts")
@@ -94,6 +101,8 @@ def _layers(args: argparse.Namespace) -> int:
         args.modes or cases.MODES,
         args.heads,
     )
+    if args.predict:
+        return _predict(args, grid)
     options = layers.Options(
         peers=_peers(args.peers, peers.DEFAULT, tuple(peers.PEERS)),
         budget_seconds=args.budget,
@@ -114,6 +123,25 @@ def _layers(args: argparse.Namespace) -> int:
     meter.close()
     print(layers_text(records))
     print(f"\nrecords: {options.output}")
+    return 0
+
+
+def _predict(args: argparse.Namespace, grid: list[LayerCase]) -> int:
+    from plait.bench import predict
+    from plait.measure.record import append
+    from plait.report.predict import predict_line, predict_text
+
+    output = args.output or dated("predict")
+    meter = Meter("cells", len(grid), sys.stderr)
+    records = []
+    for record in predict.run(grid, args.data_dir, args.budget):
+        append(output, record)
+        records.append(record)
+        meter.note(predict_line(record))
+        meter.advance()
+    meter.close()
+    print(predict_text(records))
+    print(f"\nrecords: {output}")
     return 0
 
 

@@ -56,6 +56,10 @@ def add_ops(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--budget", type=float, metavar="SECONDS", help="clock time per bout after warm-up")
     how.add_argument("--repeats", type=int, help="samples per variant instead of as many as needed")
     how.add_argument("--warmup", type=int, default=2, help="calls before the clock starts (default 2)")
+    how.add_argument(
+        "--clock", metavar="NAME", default="wall",
+        help="wall, or processor: the seconds of one thread alone, for a machine that is not quiet",
+    )  # fmt: skip
     how.add_argument("--cold", action="store_true", help="flush the last cache before every sample")
     how.add_argument("--no-memory", action="store_true", help="leave out the peak memory of each variant")
     how.add_argument("--num-threads", type=int, metavar="N", help="threads of torch and plait")
@@ -98,6 +102,7 @@ def _ops(args: argparse.Namespace) -> int:
     if args.list:
         return _list()
     _check_device(args.device)
+    _check_clock(args)
     bouts = _bouts(args)
     options = runner.Options(
         budget_seconds=args.budget or suites.BUDGETS.get(args.suite or "quick", 1.0),
@@ -105,6 +110,7 @@ def _ops(args: argparse.Namespace) -> int:
         repeats=args.repeats,
         variants=args.variants,
         is_cold=args.cold,
+        has_processor_clock=args.clock == "processor",
         memory=not args.no_memory,
         output=args.output or dated("ops"),
         resume=args.resume,
@@ -149,6 +155,13 @@ def _check_device(device: str) -> None:
 
         if not torch.cuda.is_available():
             raise InputError("--device: torch sees no CUDA device here; use --device cpu")
+
+
+def _check_clock(args: argparse.Namespace) -> None:
+    if args.clock not in ("wall", "processor"):
+        raise InputError(f"--clock: unknown name {args.clock!r}; known are wall, processor")
+    if args.clock == "processor" and (args.device != "cpu" or args.num_threads != 1):
+        raise InputError("--clock: processor adds up the time of all threads; use it with --num-threads 1")
 
 
 def _bouts(args: argparse.Namespace) -> list[Any]:

@@ -7,7 +7,7 @@ from plait.measure.environment import BusyElsewhere, environment
 from plait.measure.memory import StepPeak, peak_process_bytes, peak_tensor_bytes, step_peak
 from plait.measure.progress import Meter, progress
 from plait.measure.record import Record, append, read, write
-from plait.measure.timer import Clock, Timing, speedup, time_calls, wall_clock
+from plait.measure.timer import Clock, Timing, processor_clock, speedup, time_calls, wall_clock
 
 __all__ = [
     "BusyElsewhere",
@@ -24,6 +24,7 @@ __all__ = [
     "peak_bytes",
     "peak_process_bytes",
     "peak_tensor_bytes",
+    "processor_clock",
     "progress",
     "read",
     "speedup",

@@ -137,7 +137,11 @@ def _not_timed(records: Sequence[Record]) -> list[str]:
 
 
 def _crowded(records: Sequence[Record]) -> list[str]:
-    shares = [float(str(r.result["busy_elsewhere"])) for r in records if r.result.get("busy_elsewhere")]
+    shares = [
+        float(str(record.result["busy_elsewhere"]))
+        for record in records
+        if record.result.get("busy_elsewhere") and record.result.get("clock") != "processor"
+    ]
     crowded = sum(share > 0.1 for share in shares)
     if not crowded:
         return []

@@ -25,6 +25,7 @@ from plait.measure import (
     flusher,
     free_bytes,
     peak_bytes,
+    processor_clock,
     read,
     stream_bytes_per_s,
     time_calls,
@@ -52,6 +53,7 @@ class Options:
     repeats: int | None = None
     variants: Sequence[str] | None = None
     is_cold: bool = False
+    has_processor_clock: bool = False
     memory: bool = True
     output: Path | None = None
     resume: bool = False
@@ -222,7 +224,7 @@ def _time(lanes: Sequence[_Lane], case: Case, options: Options) -> dict[str, obj
             # behind a cold cache only the first call is cold
             min_sample_seconds=0.0 if options.is_cold else 0.002,
             before=flusher(case.device) if options.is_cold else None,
-            clock=clock_of(case.device),
+            clock=processor_clock if options.has_processor_clock else clock_of(case.device),
         )
     for (name, call), lane in zip(calls.items(), lanes, strict=True):
         lane.line |= {"status": "ok", "seconds": timings[name].to_dict()}
@@ -230,7 +232,9 @@ def _time(lanes: Sequence[_Lane], case: Case, options: Options) -> dict[str, obj
             lane.line["peak_bytes"] = peak_bytes(call, case.device)
     if case.device not in options.stream:
         options.stream[case.device] = stream_bytes_per_s(case.device)
-    return {"stream_bytes_per_s": options.stream[case.device], "busy_elsewhere": busy.share}
+    clock = "processor" if options.has_processor_clock else "wall" if case.device == "cpu" else "events"
+    facts = {"stream_bytes_per_s": options.stream[case.device], "busy_elsewhere": busy.share}
+    return facts | {"clock": clock, "is_cold": options.is_cold}
 
 
 def _with_gradients(lane: _Lane) -> Call:
