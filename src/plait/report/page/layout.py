@@ -188,7 +188,7 @@ class Report:
 
     def _plans(self) -> str:
         spread = [_figure(figure) for figure in self._spread_figures()]
-        drawn = [_figure(figure) for figure in self._trees()]
+        drawn = [_figure(figure, "g[data-op]") for figure in self._trees()]
         return _section("plans", "Plans", [tag("div", *spread, class_="pair") if spread else "", *drawn])
 
     def _tables(self) -> str:
@@ -235,7 +235,11 @@ def _select(facet: str, text: str, values: Sequence[str]) -> str:
 
 
 def _section(name: str, title: str, blocks: Sequence[str]) -> str:
-    return tag("section", tag("h2", title), *blocks, id=name) if any(blocks) else ""
+    return (
+        tag("section", tag("h2", title), *blocks, id=name, data_shrinks="[data-shrinks]")
+        if any(blocks)
+        else ""
+    )
 
 
 def _panel(sweep: sweeps.Sweep, place: int) -> str:
@@ -248,13 +252,20 @@ def _caption(title: str, caption: str) -> str:
     return tag("figcaption", tag("h3", html.escape(title)), tag("p", html.escape(caption)) if caption else "")
 
 
-def _figure(figure: Figure, **facets: object) -> str:
-    """A figure at both widths; the style shows the one that fits."""
+def _figure(figure: Figure, marks: str = ".mark", **facets: object) -> str:
+    """A figure at both widths; the style shows the one that fits, while a filter leaves any of its marks."""
     drawings = tag("div", figure.draw(WIDE), class_="at-desk") + tag(
         "div", figure.draw(NARROW), class_="at-phone"
     )
     name = re.sub(r"[^a-z0-9-]+", "-", figure.name.lower())
-    return tag("figure", _caption(figure.title, figure.caption), drawings, id=name, **facets)
+    return tag(
+        "figure",
+        _caption(figure.title, figure.caption),
+        drawings,
+        id=name,
+        data_shrinks=marks,
+        **facets,
+    )
 
 
 def _scale_key() -> str:

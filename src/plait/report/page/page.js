@@ -43,9 +43,9 @@
       const out = chosen.some((facet) => facet in element.dataset && element.dataset[facet] !== state.filter[facet]);
       element.classList.toggle("fade" in element.dataset ? "dim" : "off", out);
     }
-    for (const container of all("[data-shrinks]")) {
+    for (const container of all("[data-shrinks]").reverse()) { // the inner ones first
       const members = all(container.dataset.shrinks, container);
-      container.classList.toggle("off", members.length > 0 && members.every((m) => m.classList.contains("off")));
+      container.classList.toggle("off", members.length > 0 && members.every((m) => m.matches(".off, .dim")));
     }
     all("[data-lanes]").forEach(closeGaps);
     for (const facet of FACETS) document.getElementById(`filter-${facet}`).value = state.filter[facet] || "";
