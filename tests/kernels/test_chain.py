@@ -46,14 +46,14 @@ def test_a_chain_equals_its_products_in_turn(name: str, inner: int, width: int, 
         addend=x.numpy(), addend_scale=source.numpy(),
     )  # fmt: skip
     for kept in (None, torch.full((n, inner), float("nan"), dtype=dtype)):
-        gather = kernel.Gather(
-            pattern, x, source=source, target=target, addend=x, addend_scale=source, kept=kept
-        )
+        gathered = kernel.Gathered(pattern, inner, source=source, target=target, is_kept=kept is not None)
         out = torch.full((n, width), float("nan"), dtype=dtype)
-        pairs: list[kernel.Pair] = [(None, grad), (grad, None), (kernel.ones(grad), grad)]
-        made = kernel.chain(
-            gather, [(beside, v), (None, w)], pairs, take, num_rows=n, out=out, plus=plus, bias=bias
-        )
+        sides = [(None, width), (width, None), (1, width)]
+        chain = kernel.Chain(n, dtype, gathered, [9, None], width, sides)
+        made = chain.run(
+            take, [beside, None], [v, w], [(None, grad), (grad, None), (kernel.ones(grad), grad)],
+            x=x, addend=x, addend_scale=source, kept=kept, out=out, plus=plus, bias=bias,
+        )  # fmt: skip
         ones = np.ones((n, 1), grad.numpy().dtype)
         wanted, sums = reference.chain(
             block, [(beside.numpy(), v.numpy()), (None, w.numpy())],
@@ -70,7 +70,8 @@ def test_a_chain_equals_its_products_in_turn(name: str, inner: int, width: int, 
 def test_rows_need_no_graph() -> None:
     x, grad, w = torch.randn(300, 12), torch.randn(300, 40), torch.randn(40, 12)
     out = torch.empty(300, 12)
-    (made,) = kernel.chain(None, [(grad, w)], [(x, grad)], take, num_rows=300, out=out)
+    chain = kernel.Chain(300, x.dtype, None, [40], 12, [(12, 40)])
+    (made,) = chain.run(take, [grad], [w], [(x, grad)], out=out)
     close(out, (grad @ w).numpy())
     close(made, (x.t() @ grad).numpy())
 
@@ -84,9 +85,8 @@ def test_threads_do_not_change_a_bit() -> None:
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
         out = torch.empty(4096, 24)
-        made = kernel.chain(
-            kernel.Gather(pattern, x), [(None, w)], [(left, None)], take, num_rows=4096, out=out
-        )
+        chain = kernel.Chain(4096, x.dtype, kernel.Gathered(pattern, 48), [None], 24, [(20, None)])
+        made = chain.run(take, [None], [w], [(left, None)], x=x, out=out)
         results.append((out, made[0]))
     torch.set_num_threads(before)
     for out, made in results[1:]:

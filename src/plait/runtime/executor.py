@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch.autograd.function import once_differentiable
 
-from plait.kernels import chain as kernel
 from plait.kernels import gemm as dense
 from plait.kernels import spmm as sparse
 from plait.kernels.partial import partial_sums
 from plait.plan.plan import LayerPlan, Measured
 from plait.plan.program import Program, Step
 from plait.runtime.buffers import Buffers
+from plait.runtime.chain import BoundChain
 from plait.runtime.constants import Constants, SparseValue
 
 __all__ = ["Run", "apply"]
@@ -75,6 +75,7 @@ class Compiled:
         self.program = program
         self.may_pool = may_pool
         self.known: dict[str, Any] = {}  # constants by name, looked up once
+        self.chains: dict[str, BoundChain] = {}
         self.prices = {step.out: run.plan.price_of(step.out) for step in program.steps}
         made = {name for step in program.steps for name in (step.out, *step.more)}
         last = {name: k for k, step in enumerate(program.steps) for _, name in step.reads if name in made}
@@ -258,83 +259,28 @@ class Compiled:
             return dense.gemm_transposed(right, left, self.run_of.buffers.take).t()
         return dense.gemm_transposed(left, right, self.run_of.buffers.take)
 
-    # Chains -----------------------------------------------------------------------------------
-
     def _chain(self, step: Step, env: Env, owns: bool) -> torch.Tensor:
         """Products of the same rows in one pass over blocks of them."""
-        take = self.run_of.buffers.take
-        block = step.get("block")
-        gather = None if block is None else self._gather(step, env)
-        products = self._products(step, env, block)
-        sums, turned = self._sums(step, env, block)
-        some = next(t for pair in (*products, *sums) for t in pair if t is not None)
-        if gather is None:
-            num_rows = some.shape[0]
-        else:
-            num_rows = gather.pattern.num_rows
-            if gather.kept is not None:
-                env[step["block"]] = gather.kept
+        bound = self.chains.get(step.out)
+        if bound is None:
+            bound = self.chains[step.out] = self._bound(step, env)
         out = None
-        if products:
-            out = self._out(step, env, owns, num_rows, products[0][1].shape[1], some)
-        made = kernel.chain(
-            gather, products, sums, take, num_rows=num_rows, out=out,
-            plus=env.get(step.get("addend") or ""), bias=env.get(step.get("bias") or ""),
-        )  # fmt: skip
-        for name, value, is_turned in zip(step.more, made, turned, strict=False):
-            env[name] = value.t() if is_turned else value
+        if bound.rows:
+            some = env[bound.x or bound.rows[0]]
+            out = self._out(step, env, owns, bound.num_rows, bound.width, some)
+        scale = self._row_scale(step, "block_scale", env, bound.num_rows)
+        bound.run(env, step, out, scale, self.run_of.buffers.take)
         return env[step.out] if out is None else out
 
-    def _gather(self, step: Step, env: Env) -> kernel.Gather:
-        x = env[step["x"]]
+    def _bound(self, step: Step, env: Env) -> BoundChain:
+        if step.get("block") is None:
+            return BoundChain(step, env, None, {})
         pattern, weight = self._matrix(step).operands(step.is_transposed)
         source = self._constant(step, "source")
         if weight is not None and source is not None:
             weight, source = self._joined(step, pattern, weight, source), None
-        kept = None
-        if step["block"] in step.more:
-            kept = self.run_of.buffers.take(pattern.num_rows, x.shape[1], x.dtype)
-        scale = self._row_scale(step, "block_scale", env, pattern.num_rows)
-        addend = env.get(step.get("block_addend") or "")
-        return kernel.Gather(pattern, x, weight, source, self._constant(step, "target"), addend, scale, kept)
-
-    def _products(self, step: Step, env: Env, block: str | None) -> list[kernel.Product]:
-        found: list[kernel.Product] = []
-        for role, name in step.reads:
-            if role.startswith("rows"):
-                k = role[4:]
-                turned = step.get(f"wt{k}")
-                w = env[step[f"w{k}"]] if turned is None else env[turned].t()
-                found.append((None if name == block else env[name], w.contiguous()))
-        return found
-
-    def _sums(self, step: Step, env: Env, block: str | None) -> tuple[list[kernel.Pair], list[bool]]:
-        """Pairs of row operands, the wider one on the right, and whether that turned the result."""
-        pairs: list[kernel.Pair] = []
-        turned = []
-        width = 0 if block is None else env[step["x"]].shape[1]
-        for role, name in step.reads:
-            if not role.startswith("right"):
-                continue
-            right = None if name == block else env[name]
-            given = step.get(f"left{role[5:]}")
-            if given is None:  # the gradient of a bias: rows of ones
-                rows = (
-                    self._matrix(step).operands(step.is_transposed)[0].num_rows
-                    if right is None
-                    else right.shape[0]
-                )
-                like = env[step["x"]] if right is None else right
-                pairs.append((torch.ones((1, 1), dtype=like.dtype).expand(rows, 1), right))
-                turned.append(False)
-                continue
-            left = None if given == block else env[given]
-            is_wide = (width if left is None else left.shape[1]) > (
-                width if right is None else right.shape[1]
-            )
-            pairs.append((right, left) if is_wide else (left, right))
-            turned.append(is_wide)
-        return pairs, turned
+        constants = {"edge": weight, "source": source, "target": self._constant(step, "target")}
+        return BoundChain(step, env, pattern, constants)
 
     def _stack(self, step: Step, env: Env, owns: bool) -> torch.Tensor:
         return torch.cat([env[name] for _, name in step.reads])

@@ -149,7 +149,11 @@ def is_plain_linear(module: Any) -> bool:
 
 def is_lazy(module: nn.Module) -> bool:
     """True while a parameter waits for the first input to learn its size."""
-    return any(isinstance(p, nn.parameter.UninitializedParameter) for p in module.parameters())
+    # walked by hand: `parameters()` collects names nobody asks for, and this runs at every call
+    own = module._parameters.values()
+    return any(isinstance(p, nn.parameter.UninitializedParameter) for p in own) or any(
+        child is not None and is_lazy(child) for child in module._modules.values()
+    )
 
 
 def linear_values(module: Any, name: str = "W") -> dict[str, Tensor | None]:
