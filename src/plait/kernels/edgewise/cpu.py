@@ -1,0 +1,119 @@
+"""Rows of a block of edges on the CPU: sums of both ends' rows, and their gradients added to the sources."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from numba import cfunc, types
+
+from plait.kernels.vector import CodeGen, load_index, load_index_ir, next_piece, tile_intrinsic
+
+__all__ = ["PAIR", "SCATTER", "pair", "scatter"]
+
+# Orders of the words in argument blocks; kernels/edgewise/__init__.py fills them.
+PAIR = (
+    *("counter", "first", "last", "piece_rows", "indptr", "indices", "near", "near_row", "far", "far_row"),
+    *("out", "out_row", "width"),
+)
+SCATTER = (
+    *("counter", "rows", "piece_rows", "indptr", "order", "targets", "values", "values_row"),
+    *("out", "out_row", "width"),
+)
+
+
+def _lanes(float_bits: int) -> int:
+    return 1024 // float_bits
+
+
+def _pair_tile(float_bits: int, index_bits: int, lanes: int) -> Any:
+    """out[e] = near + far[j] on a masked tile of the edges [start, end)."""
+
+    def body(base: CodeGen, args: list[Any]) -> None:
+        code = base.of(lanes)
+        b = code.builder
+        near, far, far_row, indices, start, end, out, out_row, count = args
+        mask = code.mask(count)
+        own, index = code.load(near, mask), load_index_ir(code, indices, index_bits)
+
+        def step(e: Any, none: list[Any]) -> list[Any]:
+            row = code.load(b.add(far, b.mul(index(e), far_row)), mask)
+            code.store(b.fadd(own, row), b.add(out, b.mul(b.sub(e, start), out_row)), mask)
+            return []
+
+        code.loop(start, end, [], step)
+
+    return tile_intrinsic(float_bits, 9, 0, body)
+
+
+@functools.cache
+def pair(float_bits: int, index_bits: int) -> Any:
+    """out[e] = near[i] + far[j] for the edges of the rows from first to last; out begins with the first."""
+    lanes = _lanes(float_bits)
+    tile = _pair_tile(float_bits, index_bits, lanes)
+    index = load_index(index_bits)
+    size = float_bits // 8
+
+    @cfunc(types.void(types.CPointer(types.int64)))
+    def run(a):  # type: ignore[no-untyped-def]
+        counter, first, last, piece_rows, indptr, indices = a[0], a[1], a[2], a[3], a[4], a[5]
+        near, near_row, far, far_row, out, out_row, width = a[6], a[7], a[8], a[9], a[10], a[11], a[12]
+        base = index(indptr, first)
+        while True:
+            row = first + next_piece(counter) * piece_rows
+            if row >= last:
+                break
+            for i in range(row, min(last, row + piece_rows)):
+                start, end = index(indptr, i), index(indptr, i + 1)
+                to = out + (start - base) * out_row
+                for c in range(0, width, lanes):
+                    o = c * size
+                    tile(near + i * near_row + o, far + o, far_row, indices, start, end, to + o, out_row,
+                         width - c)  # fmt: skip
+
+    return run
+
+
+def _scatter_tile(float_bits: int, index_bits: int, lanes: int) -> Any:
+    """out += sum over k of values[order[k]] on a masked tile."""
+
+    def body(base: CodeGen, args: list[Any]) -> None:
+        code = base.of(lanes)
+        b = code.builder
+        values, values_row, order, start, end, out, count = args
+        mask = code.mask(count)
+        index = load_index_ir(code, order, index_bits)
+
+        def step(k: Any, sums: list[Any]) -> list[Any]:
+            return [b.fadd(sums[0], code.load(b.add(values, b.mul(index(k), values_row)), mask))]
+
+        (total,) = code.loop(start, end, [code.load(out, mask)], step)
+        code.store(total, out, mask)
+
+    return tile_intrinsic(float_bits, 7, 0, body)
+
+
+@functools.cache
+def scatter(float_bits: int, index_bits: int) -> Any:
+    """out[targets[r]] += sum of values[order[k]] over the k of group r; no target is named twice."""
+    lanes = _lanes(float_bits)
+    tile = _scatter_tile(float_bits, index_bits, lanes)
+    index = load_index(index_bits)
+    size = float_bits // 8
+
+    @cfunc(types.void(types.CPointer(types.int64)))
+    def run(a):  # type: ignore[no-untyped-def]
+        counter, rows, piece_rows, indptr, order, targets = a[0], a[1], a[2], a[3], a[4], a[5]
+        values, values_row, out, out_row, width = a[6], a[7], a[8], a[9], a[10]
+        while True:
+            first = next_piece(counter) * piece_rows
+            if first >= rows:
+                break
+            for r in range(first, min(rows, first + piece_rows)):
+                start, end = index(indptr, r), index(indptr, r + 1)
+                to = out + index(targets, r) * out_row
+                for c in range(0, width, lanes):
+                    o = c * size
+                    tile(values + o, values_row, order, start, end, to + o, width - c)
+
+    return run

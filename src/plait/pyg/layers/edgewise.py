@@ -1,0 +1,203 @@
+"""EdgeConv: a learned map of [x_i, x_j - x_i], its first layer split into both ends.
+
+W [x_i, x_j - x_i] = (W_1 - W_2) x_i + W_2 x_j: two projections of nodes instead of one of edges.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.nn import EdgeConv
+
+from plait.kernels import launch
+from plait.plan.edgewise import EdgewiseProblem, choose
+from plait.plan.fused import FusedPlan
+from plait.pyg.layers.base import aggregation, has_hooks, is_plain_linear
+from plait.pyg.layers.fused import (
+    Run,
+    cost_matrix,
+    edges_of,
+    fused,
+    is_training,
+    planned,
+    refused_edges,
+    refused_features,
+)
+from plait.runtime.edgewise import EdgewiseRun, mapped, rectified
+from plait.runtime.pna import Layout, aggregate_all
+from plait.runtime.project import project
+from plait.runtime.session import Edges, machine_in_use
+
+__all__ = ["prepare"]
+
+# maps of single rows: what they make of an edge does not depend on the others in its block
+_BY_ROW = (
+    nn.ReLU, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid,
+    nn.Softplus, nn.Hardtanh, nn.ReLU6, nn.Identity, nn.LayerNorm,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Map:
+    """The layer's map taken apart: first layer, what is done by edge, a linear layer that follows a sum."""
+
+    kind: str
+    first: Any
+    by_edge: tuple[Any, ...]
+    last: Any = None
+
+
+@fused(EdgeConv)
+def prepare(module: Any, given: Mapping[str, Any]) -> Run | str:
+    """The call made ready to run, or why it runs in PyG."""
+    x, edge_index = given["x"], given["edge_index"]
+    parts = (
+        [x, x] if isinstance(x, Tensor) else list(x) if isinstance(x, tuple | list) and len(x) == 2 else []
+    )
+    reason = refused_edges(edge_index) or _refused_input(module, parts)
+    if reason is not None:
+        return reason
+    found = _taken_apart(module)
+    if isinstance(found, str):
+        return found
+    if parts[0] is not parts[1] and module.flow != "source_to_target":
+        return f"(flow={module.flow!r}): pairs of features are lowered source_to_target only"
+    edges = edges_of(module, edge_index, parts[1].shape[0], parts[0].shape[0])
+    return functools.partial(_run, module, edges, found, parts[0], None if parts[0] is parts[1] else parts[1])
+
+
+def _refused_input(module: Any, parts: list[Any]) -> str | None:
+    if not parts or not all(isinstance(part, Tensor) and part.dim() == 2 for part in parts):
+        return ": x is not [nodes, width], nor a pair of such"
+    return refused_features(module, *parts)
+
+
+def _taken_apart(module: Any) -> _Map | str:
+    """The layer's map by its parts, or why it is none that can be taken apart."""
+    reduce = aggregation(module)
+    if reduce is None:
+        return f"(aggr={module.aggr!r}): the aggregation is not lowered"
+    layers = _flat(module.nn)
+    if layers is None or not layers or not is_plain_linear(layers[0]):
+        return ": nn does not begin with a plain linear layer, or is no Sequential without hooks"
+    stop = next((reason for reason in map(_not_by_row, layers[1:]) if reason), None)
+    if stop is not None:
+        return stop
+    first, rest = layers[0], [layer for layer in layers[1:] if not _is_nothing(layer)]
+    if not rest:
+        return _Map("linear", first, ())
+    if reduce not in ("sum", "mean"):
+        return _Map("blocks", first, tuple(rest))
+    last = rest.pop() if is_plain_linear(rest[-1]) else None
+    if all(is_plain_linear(layer) for layer in rest):
+        return ": nn is several linear layers in a row; join them"
+    return _Map(
+        "rectified" if [type(layer) for layer in rest] == [nn.ReLU] else "blocks", first, tuple(rest), last
+    )
+
+
+def _flat(map_: Any) -> list[Any] | None:
+    """The layers of nested Sequentials in order; None where something watches one."""
+    if has_hooks(map_):
+        return None
+    if type(map_) is not nn.Sequential:
+        return [map_]
+    layers: list[Any] = []
+    for part in map_:
+        inner = _flat(part)
+        if inner is None:
+            return None
+        layers += inner
+    return layers
+
+
+def _is_nothing(layer: Any) -> bool:
+    return type(layer) is nn.Identity or (type(layer) is nn.Dropout and not (layer.training and layer.p > 0))
+
+
+def _not_by_row(layer: Any) -> str | None:
+    if type(layer) in _BY_ROW or is_plain_linear(layer) or _is_nothing(layer):
+        return None
+    if type(layer) is nn.BatchNorm1d:
+        if not layer.training and layer.running_mean is not None:
+            return None
+        return ": BatchNorm takes its statistics over all edges, which are never all there at once"
+    return f": {type(layer).__name__} inside nn is not known to map edges one by one"
+
+
+def _run(module: Any, edges: Edges, map_: _Map, source: Tensor, target: Tensor | None) -> Tensor:
+    _plan(module, edges, map_, source, target)
+    buffers, reduce = module._plait_session.buffers, aggregation(module)
+    inner, width = source.shape[1], map_.first.weight.shape[0]
+    weight, bias = map_.first.weight, map_.first.bias
+    far, near = weight[:, inner:].t(), (weight[:, :inner] - weight[:, inner:]).t()
+    if map_.kind == "linear":
+        v = project(buffers, source, far)
+        own = project(buffers, source if target is None else target, near, bias)
+        return aggregate_all(edges.orders, buffers, Layout((str(reduce),), width), v) + own * _weights(
+            edges, reduce, source.dtype
+        )
+    if target is None:
+        shift = None if bias is None else torch.cat([torch.zeros_like(bias), bias])
+        z, t = project(buffers, source, torch.cat([far, near], 1), shift), None
+    else:
+        z, t = project(buffers, source, far), project(buffers, target, near, bias)
+    out = _reduced(buffers, edges, map_, "sum" if reduce == "mean" else str(reduce), z, t)
+    if reduce == "mean":
+        degree = torch.from_numpy(edges.graph.degrees).to(z.dtype).clamp(min=1)
+        out = out / degree[:, None]
+    if map_.last is None:
+        return out
+    out = project(buffers, out, map_.last.weight.t())
+    return out if map_.last.bias is None else out + _weights(edges, reduce, z.dtype) * map_.last.bias
+
+
+def _weights(edges: Edges, reduce: str | None, dtype: torch.dtype) -> Tensor:
+    """[targets, 1]: how often a summand of every message enters a target: degree times a sum, else once."""
+    degree = torch.from_numpy(edges.graph.degrees).to(dtype)[:, None]
+    return degree if reduce == "sum" else degree.clamp(max=1)
+
+
+def _reduced(buffers: Any, edges: Edges, map_: _Map, reduce: str, z: Tensor, t: Tensor | None) -> Tensor:
+    width = map_.first.weight.shape[0]
+    if map_.kind == "rectified":
+        return rectified(EdgewiseRun(edges.orders, buffers, width), z, t)
+    widths = [width, *(layer.weight.shape[0] for layer in map_.by_edge if is_plain_linear(layer))]
+
+    def rest(rows: Tensor) -> Tensor:
+        for layer in map_.by_edge:
+            rows = (
+                project(buffers, rows, layer.weight.t(), layer.bias)
+                if is_plain_linear(layer)
+                else layer(rows)
+            )
+        return rows
+
+    run = EdgewiseRun(edges.orders, buffers, width, reduce, rest, widths[-1], max(widths))
+    wanted = [p for layer in map_.by_edge for p in layer.parameters() if p.requires_grad]
+    return mapped(run, z, t, wanted)
+
+
+def _plan(module: Any, edges: Edges, map_: _Map, source: Tensor, target: Tensor | None) -> FusedPlan:
+    training, wants_input = is_training(module, source, target), source.requires_grad
+
+    def sizes(layers: Any) -> tuple[tuple[int, int], ...]:
+        return tuple((layer.weight.shape[1], layer.weight.shape[0]) for layer in layers)
+
+    def make() -> FusedPlan:
+        return choose(
+            EdgewiseProblem(
+                layer=module._plait_name, kind=map_.kind, matrix=cost_matrix(edges), inner=source.shape[1],
+                width=map_.first.weight.shape[0], by_edge=sizes(filter(is_plain_linear, map_.by_edge)),
+                by_node=sizes([] if map_.last is None else [map_.last]), machine=machine_in_use(),
+                is_training=training, wants_input_grad=wants_input, float_bytes=source.element_size(),
+                threads=launch.num_threads(), memory_limit=module._plait_session.options.memory_limit,
+            )
+        )  # fmt: skip
+
+    return planned(module, edges, (source.shape, source.dtype, map_.kind, training, wants_input), make)

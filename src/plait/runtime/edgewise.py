@@ -1,0 +1,215 @@
+"""Learned maps of edges under torch autograd: the first layer is done by node, the rest in blocks of edges.
+
+A block is a run of targets with few enough edges that their rows stay in cache: rows of both ends are added,
+mapped and reduced to their targets at once, so nothing of edges x width outlives a block. The backward pass
+computes each block again. Products run on plait's own kernel, whose bits do not depend on a row's place: an
+edge that attained the maximum attains it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from plait.kernels import edgewise as kernel
+from plait.kernels import gate
+from plait.kernels import spmm as sparse
+from plait.kernels.edgewise import Groups
+from plait.kernels.spmm import Pattern
+from plait.runtime.buffers import Buffers
+from plait.runtime.orders import EdgeOrders
+from plait.runtime.project import contiguous_rows
+
+__all__ = ["EdgewiseRun", "blocks_of", "mapped", "rectified"]
+
+_BLOCK_BYTES = 2 << 20  # of the widest rows of a block; a second-level cache and a bit
+_LEAST_EDGES = 256
+_BLOCKS: WeakKeyDictionary[EdgeOrders, dict[int, list[EdgeBlock]]] = WeakKeyDictionary()
+
+
+class EdgeBlock:
+    """The edges of the targets from `first` to `last`, numbered from 0."""
+
+    def __init__(self, indptr: np.ndarray[Any, Any], sources: np.ndarray[Any, Any], first: int, last: int):
+        self.first, self.last = first, last
+        self._starts = indptr[first : last + 1] - indptr[first]
+        self._sources = sources[indptr[first] : indptr[last]]
+        self.num_edges = len(self._sources)
+
+    @cached_property
+    def to_targets(self) -> Pattern:
+        """[targets, edges]: a one for each edge in its target's row."""
+        return Pattern(self._starts, np.arange(self.num_edges, dtype=self._starts.dtype), self.num_edges)
+
+    @cached_property
+    def to_edges(self) -> Pattern:
+        """[edges, targets]: the transpose."""
+        targets = np.repeat(
+            np.arange(self.last - self.first, dtype=self._starts.dtype), np.diff(self._starts)
+        )
+        return Pattern(np.arange(self.num_edges + 1, dtype=targets.dtype), targets, self.last - self.first)
+
+    @cached_property
+    def groups(self) -> Groups:
+        """The edges by source."""
+        return Groups.of(self._sources)
+
+
+def blocks_of(edges: EdgeOrders, row_bytes: int) -> list[EdgeBlock]:
+    """The graph's edges in blocks whose rows of `row_bytes` fit a cache; made once per graph and size."""
+    most = max(_LEAST_EDGES, _BLOCK_BYTES // max(1, row_bytes))
+    found = _BLOCKS.setdefault(edges, {})
+    if most not in found:
+        indptr, n = edges.pattern.indptr, edges.pattern.num_rows
+        cuts = [0]
+        while cuts[-1] < n:
+            reach = int(np.searchsorted(indptr, int(indptr[cuts[-1]]) + most, side="right")) - 1
+            cuts.append(min(n, max(cuts[-1] + 1, reach)))
+        sources = edges.pattern.indices
+        found[most] = [EdgeBlock(indptr, sources, a, b) for a, b in pairwise(cuts)]
+    return found[most]
+
+
+@dataclass(frozen=True)
+class EdgewiseRun:
+    """One pass on one graph: z holds [far | near] rows of `width`, or [far], with near in another tensor."""
+
+    edges: EdgeOrders
+    buffers: Buffers
+    width: int  # columns of the ends' rows
+    reduce: str = "sum"
+    rest: Callable[[Tensor], Tensor] | None = None  # row by row, from `width` columns to `outer`
+    outer: int = 0
+    widest: int = 0  # columns of the widest row inside `rest`
+
+    def ends(self, z: Tensor, t: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(far, near) as columns of z and t."""
+        return z[:, : self.width], z[:, self.width :] if t is None else t
+
+    def blank(self, z: Tensor, t: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Buffers of the gradients of z and t."""
+        to_t = None if t is None else self.buffers.take(t.shape[0], t.shape[1], t.dtype)
+        return self.buffers.take(z.shape[0], z.shape[1], z.dtype), to_t
+
+
+# The rest of the map in blocks ---------------------------------------------------------------------------
+
+
+class _Mapped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, run: EdgewiseRun, z: Tensor, t: Tensor | None, *parameters: Tensor) -> Tensor:
+        far, near = run.ends(z, t)
+        rows = run.edges.pattern.num_rows
+        out = run.buffers.take(rows, run.outer, z.dtype)
+        has_ties = run.reduce != "sum" and any(ctx.needs_input_grad)
+        ties = run.buffers.take(rows, run.outer, z.dtype) if has_ties else None
+        for block in blocks_of(run.edges, run.widest * z.element_size()):
+            own = slice(block.first, block.last)
+            y = _rest(run, _paired(run, block, near, far)) if block.num_edges else z.new_empty((0, run.outer))
+            if ties is None:
+                sparse.spmm(block.to_targets, y, out[own], reduce=run.reduce)
+            else:
+                sparse.extremum(block.to_targets, y, out[own], ties[own], run.reduce)
+        ctx.run = run
+        ctx.save_for_backward(z, t, out, ties, *parameters)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        run: EdgewiseRun = ctx.run
+        z, t, out, ties, *parameters = ctx.saved_tensors
+        far, near = run.ends(z, t)
+        grad = contiguous_rows(grad, run.buffers)
+        if ties is not None:
+            grad = torch.div(grad, ties, out=run.buffers.take(out.shape[0], out.shape[1], out.dtype))
+        to_z, to_t = run.blank(z, t)
+        to_far, to_near = run.ends(to_z, to_t)
+        to_far.zero_()
+        totals = [torch.zeros_like(p) for p in parameters]
+        for block in blocks_of(run.edges, run.widest * z.element_size()):
+            rows = slice(block.first, block.last)
+            if not block.num_edges:
+                to_near[rows].zero_()
+                continue
+            with torch.enable_grad():
+                pairs = _paired(run, block, near, far).requires_grad_()
+                y = _rest(run, pairs)
+            to_y = _to_edges(run, block, y.detach(), out[rows], grad[rows])
+            to_pairs, *more = torch.autograd.grad(y, [pairs, *parameters], to_y)
+            for total, part in zip(totals, more, strict=True):
+                total.add_(part)
+            to_pairs = contiguous_rows(to_pairs, run.buffers)
+            sparse.spmm(block.to_targets, to_pairs, to_near[rows])
+            kernel.scatter(block.groups, to_pairs, to_far)
+        return None, to_z, to_t, *totals
+
+
+def _paired(run: EdgewiseRun, block: EdgeBlock, near: Tensor, far: Tensor) -> Tensor:
+    rows = run.buffers.take(block.num_edges, run.width, far.dtype)
+    return kernel.pair(run.edges.pattern, block.first, block.last, near, far, rows)
+
+
+def _rest(run: EdgewiseRun, rows: Tensor) -> Tensor:
+    assert run.rest is not None
+    y = run.rest(rows)
+    return y if y.stride(1) == 1 else y.contiguous()
+
+
+def _to_edges(run: EdgewiseRun, block: EdgeBlock, y: Tensor, out: Tensor, share: Tensor) -> Tensor:
+    """The targets' shares as gradients of the block's edges: of a sum to all, else to who attains it."""
+    to_y = run.buffers.take(block.num_edges, run.outer, y.dtype)
+    if run.reduce == "sum":
+        return sparse.spmm(block.to_edges, share, to_y)
+    return sparse.extremum_gather(block.to_edges, y, out, share, to_y)
+
+
+def mapped(run: EdgewiseRun, z: Tensor, t: Tensor | None, parameters: list[Tensor]) -> Tensor:
+    """out[i] = the sum, max or min over edges of rest(near[i] + far[j]); 0 for a target without edges.
+
+    `parameters` are those inside `rest` that want a gradient.
+    """
+    return _Mapped.apply(run, z, t, *parameters)  # type: ignore[no-any-return, no-untyped-call]
+
+
+# A ReLU and a sum: no block at all -------------------------------------------------------------------------
+
+
+class _Rectified(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, run: EdgewiseRun, z: Tensor, t: Tensor | None) -> Tensor:
+        far, near = run.ends(z, t)
+        rows = run.edges.pattern.num_rows
+        out = run.buffers.take(rows, run.width, z.dtype)
+        counts = run.buffers.take(rows, run.width, z.dtype) if any(ctx.needs_input_grad) else None
+        gate.gate(run.edges.pattern, "relu", near, far, None, out=out, slopes=counts)
+        ctx.run = run
+        ctx.save_for_backward(z, t, counts)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        run: EdgewiseRun = ctx.run
+        z, t, counts = ctx.saved_tensors
+        far, near = run.ends(z, t)
+        grad = contiguous_rows(grad, run.buffers)
+        to_z, to_t = run.blank(z, t)
+        to_far, to_near = run.ends(to_z, to_t)
+        gate.gate_sources(run.edges.transpose, "relu", near, far, None, grad, to_far, None)
+        torch.mul(counts, grad, out=to_near)
+        return None, to_z, to_t
+
+
+def rectified(run: EdgewiseRun, z: Tensor, t: Tensor | None) -> Tensor:
+    """out[i] = sum over edges of relu(near[i] + far[j])."""
+    return _Rectified.apply(run, z, t)  # type: ignore[no-any-return, no-untyped-call]

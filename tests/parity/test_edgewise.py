@@ -1,0 +1,103 @@
+"""EdgeConv compiled against PyG: outputs, gradients, maps, reductions, ties."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch_geometric.nn import EdgeConv
+
+from plait.runtime import edgewise
+from tests.parity.harness import agree
+from tests.parity.test_attention import WIDTH, N, drawn, edges, features
+
+
+def linear() -> nn.Module:
+    return nn.Linear(2 * WIDTH, 7)
+
+
+def rectified() -> nn.Module:
+    return nn.Sequential(nn.Linear(2 * WIDTH, 9), nn.ReLU(), nn.Linear(9, 7))
+
+
+def deep() -> nn.Module:
+    inner = nn.Sequential(nn.Linear(9, 33), nn.LayerNorm(33), nn.Tanh())
+    return nn.Sequential(
+        nn.Linear(2 * WIDTH, 9, bias=False), nn.ELU(), inner, nn.Dropout(0.0), nn.Linear(33, 5), nn.ReLU()
+    )
+
+
+MAPS = {"linear": linear, "rectified": rectified, "deep": deep}
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several blocks on a small graph."""
+    monkeypatch.setattr(edgewise, "_LEAST_EDGES", 64)
+    monkeypatch.setattr(edgewise, "_BLOCK_BYTES", 1)
+
+
+@pytest.mark.parametrize("aggr", ["add", "mean", "max", "min"])
+@pytest.mark.parametrize("name", list(MAPS))
+def test_answers_like_pyg(name: str, aggr: str) -> None:
+    agree(drawn(EdgeConv(MAPS[name](), aggr=aggr)), features(), edges(count=2000), calls=2)
+
+
+@pytest.mark.parametrize("aggr", ["mean", "max"])
+@pytest.mark.parametrize("name", list(MAPS))
+def test_double_precision_pairs_hubs_and_no_edges(name: str, aggr: str) -> None:
+    def module() -> Any:
+        return drawn(EdgeConv(MAPS[name](), aggr=aggr), torch.float64)
+
+    x = features(dtype=torch.float64)
+    hub = torch.stack([torch.randint(0, N, (1000,)), torch.zeros(1000, dtype=torch.int64)])
+    agree(module(), x, hub)
+    agree(module(), x, hub[:, :0])
+    agree(module(), (features(30, dtype=torch.float64), x), torch.stack([hub[0] % 30, hub[0]]))
+    agree(module(), x, edges().repeat(1, 2))
+
+
+def test_zeros_that_tie_share_the_gradient_as_in_pyg() -> None:
+    module = drawn(EdgeConv(nn.Sequential(nn.Linear(2 * WIDTH, 8), nn.ReLU()), aggr="max"))
+    with torch.no_grad():
+        module.nn[0].bias -= 4.0
+    agree(module, features(), edges())
+
+
+def test_batch_norm_is_refused_in_training_and_run_in_evaluation() -> None:
+    def module() -> Any:
+        norm = nn.BatchNorm1d(9)
+        return drawn(EdgeConv(nn.Sequential(nn.Linear(2 * WIDTH, 9), norm, nn.ReLU(), nn.Linear(9, 5))))
+
+    trained = agree(module(), features(), edges(), must_plan=False)
+    assert "BatchNorm" in str(trained.plan.not_planned)
+    agree(module().eval(), features(), edges())
+
+
+def test_frozen_weights_and_inputs_without_gradients() -> None:
+    agree(drawn(EdgeConv(deep())), features(), edges(), wants_grad=False)
+    agree(drawn(EdgeConv(deep())).requires_grad_(False), features(), edges())
+    agree(
+        drawn(EdgeConv(rectified(), aggr="sum")).requires_grad_(False), features(), edges(), wants_grad=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("map_", "word"),
+    [
+        (nn.Sequential(nn.Linear(2 * WIDTH, 4), nn.Dropout(0.5)), "Dropout"),
+        (nn.Sequential(nn.ReLU(), nn.Linear(2 * WIDTH, 4)), "begin"),
+        (nn.Sequential(nn.Linear(2 * WIDTH, 4), nn.Softmax(0)), "Softmax"),
+    ],
+)
+def test_what_is_not_lowered_runs_in_pyg_and_says_why(map_: nn.Module, word: str) -> None:
+    compiled = agree(drawn(EdgeConv(map_)), features(), edges(), must_plan=False)
+    assert word in str(compiled.plan.not_planned)
+
+
+@pytest.mark.parametrize("name", list(MAPS))
+def test_plans_print_within_a_hundred_columns(name: str) -> None:
+    compiled = agree(drawn(EdgeConv(MAPS[name]())), features(), edges())
+    assert max(map(len, compiled.plan.layers[0].lines())) <= 100
