@@ -22,7 +22,10 @@ __all__ = ["add_arguments", "run"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Runs in, a page out."""
     parser.add_argument(
-        "runs", nargs="+", metavar="RUN", help="records of `plait bench`, or plans of `plait explain --json`"
+        "runs",
+        nargs="+",
+        metavar="RUN",
+        help="records of `plait bench`, its findings, or plans of `plait explain --json`",
     )
     parser.add_argument(
         "-o",
@@ -47,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     for remark in read.remarks:
         print(f"note: {remark}", file=sys.stderr)
     report = report_of(read)
-    if not report.samples and not read.plans:
+    if not report.samples and not read.plans and not read.findings:
         raise InputError(
             f"RUN: none of the {len(read.records)} records can be drawn; see `plait bench --help`"
         )

@@ -72,6 +72,14 @@ def test_what_a_record_holds_cannot_become_markup() -> None:
     assert balance.scripts == 1
 
 
+def test_findings_are_questions_with_their_answers() -> None:
+    finding = {"question": "Does it <matter>?", "answer": "No.", "figures": [{"op": "mm"}, {"zeros": 1}]}
+    page = report_of(Run((), {}, (), (finding,))).html()
+    assert "<h3>Does it &lt;matter&gt;?</h3><p>No.</p>" in page
+    assert "<td>mm</td><td></td>" in page
+    assert "2 figures behind it" in page
+
+
 def test_figures_are_svg_files_with_a_name_each(report: Report) -> None:
     figures = report.figures
     assert len({figure.name for figure in figures}) == len(figures)

@@ -101,6 +101,12 @@ def test_a_missing_file_and_a_damaged_plan_are_refused(tmp_path: Path) -> None:
         read_runs([tmp_path / "plan.json"])
 
 
+def test_findings_are_read_as_they_were_written(tmp_path: Path) -> None:
+    found = [{"name": "a", "question": "Does it?", "answer": "No.", "figures": [{"op": "mm"}], "groups": []}]
+    (tmp_path / "findings.json").write_text(json.dumps(found))
+    assert read_runs([tmp_path / "findings.json"]).findings == tuple(found)
+
+
 def test_two_plans_of_one_name_are_both_kept(tmp_path: Path) -> None:
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()

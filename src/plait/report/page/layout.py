@@ -6,8 +6,9 @@ import dataclasses
 import html
 import importlib.resources
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from plait.report.page import heat, palette, roofline, strips, sweeps, trees, words
 from plait.report.page.draw import NARROW, WIDE, Figure, tag
@@ -49,7 +50,14 @@ class Report:
 
     def html(self) -> str:
         """The whole page."""
-        sections = [self._ratios(), self._machine(), self._curves(), self._plans(), self._tables()]
+        sections = [
+            self._ratios(),
+            self._questions(),
+            self._machine(),
+            self._curves(),
+            self._plans(),
+            self._tables(),
+        ]
         missing = tag("p", html.escape(self._left_out()), class_="left-out") if self._left_out() else ""
         body = tag("main", self._head(), self._filters(), *sections, missing)
         script = tag("script", _resource("page.js"))
@@ -163,6 +171,11 @@ class Report:
         ]
         return _section("ratios", "Against the best peer", blocks)
 
+    def _questions(self) -> str:
+        return _section(
+            "questions", "Questions answered", [_answer(finding) for finding in self.run.findings]
+        )
+
     def _machine(self) -> str:
         blocks = [_figure(figure, data_device=device) for device, figure in self._rooflines()]
         return _section("machine", "Against the machine", [_families(), *blocks] if blocks else [])
@@ -240,6 +253,23 @@ def _section(name: str, title: str, blocks: Sequence[str]) -> str:
         if any(blocks)
         else ""
     )
+
+
+def _answer(finding: Mapping[str, Any]) -> str:
+    """A question with its answer, the figures behind it folded away."""
+    question = str(finding["question"])
+    parts = [tag("h3", html.escape(question)), tag("p", html.escape(str(finding["answer"])))]
+    figures = finding.get("figures") or ()
+    names = list(dict.fromkeys(name for row in figures for name in row))
+    if names:
+        head = tag("tr", *(tag("th", html.escape(name), scope="col") for name in names))
+        rows = [
+            tag("tr", *(tag("td", html.escape(str(row.get(name, "")))) for name in names)) for row in figures
+        ]
+        table = tag("table", tag("thead", head), tag("tbody", *rows), class_="plain")
+        folded = tag("div", table, class_="wide-scroll", tabindex=0, role="group", aria_label=question)
+        parts.append(tag("details", tag("summary", f"{len(rows)} figures behind it"), folded))
+    return tag("div", *parts, class_="answer")
 
 
 def _panel(sweep: sweeps.Sweep, place: int) -> str:

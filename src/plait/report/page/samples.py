@@ -110,11 +110,12 @@ class Contest:
 
 @dataclass(frozen=True)
 class Run:
-    """Everything read: the records of each file, plans by file name, and remarks on what was left out."""
+    """Everything read: the records of each file, plans by name, findings, and remarks on what was left out."""
 
     files: tuple[tuple[Record, ...], ...]
     plans: Mapping[str, Mapping[str, Any]]
     remarks: tuple[str, ...]
+    findings: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def records(self) -> list[Record]:
@@ -127,10 +128,14 @@ def read_runs(paths: Sequence[str | Path]) -> Run:
     files: list[tuple[Record, ...]] = []
     plans: dict[str, Mapping[str, Any]] = {}
     remarks: list[str] = []
+    findings: list[Mapping[str, Any]] = []
     for path in map(Path, paths):
-        plan = _plan(path)
-        if plan is not None:
-            plans[_free_name(path.stem, plans)] = plan
+        content = _json(path)
+        if isinstance(content, dict) and content.get("format") == PLAN_FORMAT:
+            plans[_free_name(path.stem, plans)] = _plan(path, content)
+            continue
+        if _are_findings(content):
+            findings += content
             continue
         found, notes = _records(path)
         files.append(tuple(found))
@@ -138,7 +143,7 @@ def read_runs(paths: Sequence[str | Path]) -> Run:
     unknown = sorted({record.kind for file in files for record in file if record.kind not in KINDS})
     if unknown:
         remarks.append(f"records of kind {', '.join(unknown)} are not drawn")
-    return Run(tuple(files), plans, tuple(remarks))
+    return Run(tuple(files), plans, tuple(remarks), tuple(findings))
 
 
 def _free_name(stem: str, taken: Iterable[str]) -> str:
@@ -146,19 +151,27 @@ def _free_name(stem: str, taken: Iterable[str]) -> str:
     return next(name for name in names if name not in taken)
 
 
-def _plan(path: Path) -> Mapping[str, Any] | None:
-    """The plan in the file; None when it holds something else."""
+def _json(path: Path) -> Any:
+    """What the file holds when it is one JSON value; None when it is not, as with lines of records."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+        return json.loads(path.read_text(encoding="utf-8", errors="replace"))
     except OSError as error:
         raise InputError(f"RUN: {path} cannot be read ({error.strerror}); check the path") from None
     except ValueError:
         return None
-    if not isinstance(content, dict) or content.get("format") != PLAN_FORMAT:
-        return None
+
+
+def _plan(path: Path, content: Mapping[str, Any]) -> Mapping[str, Any]:
     if not is_whole(content):
         raise InputError(f"RUN: {path} is a damaged plan; write it again with `plait explain --json`")
     return content
+
+
+def _are_findings(content: object) -> bool:
+    """Whether this is what `bench ops --findings` writes."""
+    if not content or not isinstance(content, list) or not _are_rows(content):
+        return False
+    return all({"question", "answer"} <= set(row) and _are_rows(row.get("figures")) for row in content)
 
 
 def is_whole(plan: Mapping[str, Any]) -> bool:
@@ -205,14 +218,18 @@ def samples_of(run: Run) -> tuple[list[Sample], int]:
             kind = KINDS.get(record.kind)
             if kind is None:
                 continue
-            # variants of a case share a group, of the same name in every run: files tell them apart
-            shared = record.result.get("group", place)
+            # the variants of an operation are records of their own, which share all else of the case
+            shared = _shared(record.case) if kind == "op" else place
             try:
                 found = readers[kind](record, f"{kind}-{number_of_file}-{shared}")
                 samples += [replace(sample, file=number_of_file) for sample in found]
             except (KeyError, TypeError, ValueError, AttributeError):
                 odd += 1
     return samples, odd
+
+
+def _shared(case: Mapping[str, Any]) -> str:
+    return json.dumps({k: v for k, v in case.items() if k not in ("variant", "suite")}, sort_keys=True)
 
 
 def contests(samples: Iterable[Sample]) -> list[Contest]:

@@ -47,6 +47,8 @@ def lead(run: Run, samples: Sequence[Sample]) -> str:
             parts.append(_counted(len(found), *nouns))
     if run.plans:
         parts.append(_counted(len(run.plans), "plan", "plans"))
+    if run.findings:
+        parts.append(_counted(len(run.findings), "answered question", "answered questions"))
     timed = [s for s in samples if s.is_timed]
     graphs = {s.graph for s in samples} - {GENERATED}
     text = f"This page shows {_listed(parts)}"
