@@ -11,13 +11,16 @@ from plait.pyg.layers import (
     arma,
     attention,
     convolution,
+    edgewise,
     gated,
     gin,
     lstm,
+    messages,
     neighbourhood,
     pna,
     polynomial,
     relational,
+    scored,
 )
 from plait.pyg.layers.base import RULES, Apply, Call, Lowered, NotLowered, Rule, is_lazy
 from plait.pyg.layers.fused import FUSED
@@ -25,7 +28,21 @@ from plait.pyg.layers.fused import FUSED
 __all__ = ["Apply", "Call", "Lowered", "NotLowered", "is_conv", "lower", "not_as_written", "supported"]
 
 # imported for the layers they register
-_PARTS_OF_RULES = (convolution, polynomial, neighbourhood, gin, arma, attention, lstm, gated, relational, pna)
+_PARTS_OF_RULES = (
+    convolution,
+    polynomial,
+    neighbourhood,
+    gin,
+    arma,
+    attention,
+    lstm,
+    gated,
+    relational,
+    pna,
+    edgewise,
+    messages,
+    scored,
+)
 
 _MEANING = ("forward", "message", "message_and_aggregate", "aggregate", "update")
 _HOOKS = ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")

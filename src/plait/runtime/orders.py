@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -11,7 +13,7 @@ import torch
 from plait.graph import Graph
 from plait.kernels.spmm import Pattern
 
-__all__ = ["EdgeOrders", "Incidence"]
+__all__ = ["EdgeOrders", "Incidence", "RowBlock"]
 
 
 class Incidence:
@@ -26,12 +28,22 @@ class Incidence:
         self.transpose = Pattern(np.arange(count + 1, dtype=kind), rows, of.num_rows)
 
 
+@dataclass(frozen=True)
+class RowBlock:
+    """Some rows, their edges, and the pattern that sums values of these edges by row."""
+
+    rows: slice
+    edges: slice
+    pattern: Pattern
+
+
 class EdgeOrders:
     """Edges by target, by source, and where each order finds the other's values."""
 
     def __init__(self, graph: Graph):
         self.graph = graph
         self.pattern = Pattern(graph.indptr, graph.indices, graph.num_sources)
+        self._blocks: dict[int, list[RowBlock]] = {}
 
     @cached_property
     def transpose(self) -> Pattern:
@@ -78,3 +90,35 @@ class EdgeOrders:
     def sources(self) -> torch.Tensor:
         """The source of each edge, by target."""
         return torch.from_numpy(self.pattern.indices)
+
+    @cached_property
+    def symmetric_norm(self) -> torch.Tensor:
+        """1 / sqrt of the degrees of both ends of each edge, counted at targets; 0 where one has none."""
+        degrees = np.diff(self.pattern.indptr).astype(np.float64)
+        scale = np.divide(1.0, np.sqrt(degrees), out=np.zeros_like(degrees), where=degrees > 0)
+        return torch.from_numpy(scale)[self.targets] * torch.from_numpy(scale)[self.sources]
+
+    @cached_property
+    def inverse_degrees(self) -> torch.Tensor:
+        """1 / in-degree of each target, 1 where it has no edge."""
+        return torch.from_numpy(1.0 / np.maximum(1.0, np.diff(self.pattern.indptr)))
+
+    def blocks(self, count: int) -> list[RowBlock]:
+        """All rows in blocks of about `count` edges; a row is never cut."""
+        if count not in self._blocks:
+            self._blocks[count] = list(_row_blocks(self.pattern, count))
+        return self._blocks[count]
+
+
+def _row_blocks(pattern: Pattern, count: int) -> Iterator[RowBlock]:
+    indptr, kind = pattern.indptr, pattern.indices.dtype
+    first = 0
+    while first < pattern.num_rows:
+        wanted = int(np.searchsorted(indptr, indptr[first] + count, side="right")) - 1
+        last = min(pattern.num_rows, max(first + 1, wanted))
+        start, end = int(indptr[first]), int(indptr[last])
+        own = Pattern(
+            indptr[first : last + 1] - indptr[first], np.arange(end - start, dtype=kind), end - start
+        )
+        yield RowBlock(slice(first, last), slice(start, end), own)
+        first = last

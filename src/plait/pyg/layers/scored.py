@@ -1,0 +1,216 @@
+"""Sums by scores of edges: AGNN (fused), SuperGAT's attention, FAConv and GMMConv (in pieces)."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.nn import AGNNConv, FAConv, GMMConv, SuperGATConv
+from torch_geometric.nn.aggr import SumAggregation
+from torch_geometric.utils import add_self_loops, remove_self_loops
+
+from plait.kernels.attention import MOST_HEADS, padded
+from plait.pyg.layers.fused import Run, fused
+from plait.pyg.layers.pieces import PiecesCall, as_listed, mean_scale, read_call, show
+from plait.runtime.attention import AttentionRun, Columns, attend_rows
+from plait.runtime.pieces import edge_dots, edge_softmax, edge_sums
+from plait.runtime.project import project
+
+__all__ = ["agnn", "fa", "gmm", "super_gat"]
+
+
+def _not_summed(module: Any) -> str | None:
+    if type(module.aggr_module) is not SumAggregation:
+        return f"(aggr={module.aggr!r}): lowered with sums only"
+    return None
+
+
+def _pair_scores(call: PiecesCall, heads: int, near: Tensor, far: Tensor) -> Tensor:
+    """[edges, lanes]: near[i] + far[j], as dots of (near, 1) and (1, far): its gradients are sums."""
+    left = torch.stack([near, torch.ones_like(near)], -1).flatten(1)
+    right = torch.stack([torch.ones_like(far), far], -1).flatten(1)
+    return edge_dots(call.orders, call.buffers, heads, left, right)
+
+
+# AGNN ----------------------------------------------------------------------------------------------
+
+
+@fused(AGNNConv)
+def agnn(module: Any, given: Mapping[str, Any]) -> Run | str:
+    """softmax(beta cos(x_i, x_j)) x_j: the fused pass of dots, on unit rows."""
+    if not isinstance(given["x"], Tensor):
+        return ": x is not a tensor"
+    call = read_call(module, given, has_loops=bool(module.add_self_loops))
+    return call if isinstance(call, str) else _not_summed(module) or functools.partial(_agnn, call)
+
+
+def _agnn(call: PiecesCall) -> Tensor:
+    x, width = call.source, call.source.shape[1]
+    show(
+        call, "agnn", "softmax(β cos(X, X)) X", "the fused pass of dots, on unit rows", width,
+        lambda pieces: (
+            pieces
+            .gather("attend", "fwd", 2 * width)
+            .gather("attendᵀ", "bwd", 2 * width)
+            .gather("gradient of the targets", "bwd", width)
+        ),
+    )  # fmt: skip
+    unit = nn.functional.normalize(x, p=2.0, dim=-1)
+    z = torch.cat([unit, x, call.module.beta * unit], 1)
+    run = AttentionRun(call.orders, call.buffers, 1)
+    return attend_rows(run, "dot", Columns(0, width, 2 * width), width, z, None)
+
+
+# SuperGAT ------------------------------------------------------------------------------------------
+
+
+@fused(SuperGATConv)
+def super_gat(module: Any, given: Mapping[str, Any]) -> Run | str:
+    """The attention path; the loss on sampled edges, which training adds, is PyG's."""
+    if module.training:
+        return ": in training it samples edges for its loss, which is PyG's"
+    if getattr(type(module), "plait_original", type(module)).get_attention is not SuperGATConv.get_attention:
+        return ": get_attention is not that of SuperGATConv, so the rule does not hold"
+    if module.heads > MOST_HEADS:
+        return f"(heads={module.heads}): more than {MOST_HEADS} heads are not lowered"
+    if not isinstance(given["x"], Tensor):
+        return ": x is not a tensor"
+    call = read_call(module, given, "lin", has_loops=bool(module.add_self_loops))
+    return call if isinstance(call, str) else _not_summed(module) or functools.partial(_super_gat, call)
+
+
+def _super_gat(call: PiecesCall) -> Tensor:
+    module = call.module
+    heads, width = module.heads, module.out_channels
+    columns, lanes = heads * width, padded(heads)
+    is_mixed = module.attention_type == "MX"
+    text = "leaky((X W a + (X W b)ᵀ) ∘ σ(X W · X W))" if is_mixed else "leaky(X W · X W / √width)"
+    show(
+        call, "supergat", f"softmax({text}) (X W), in pieces", "numbers of edges x heads are kept", columns,
+        lambda pieces: (
+            pieces
+            .project(call.source.shape[0], call.source.shape[1], columns)
+            .gather("scores of edges", "fwd", columns)
+            .of_edges("softmax by target", "fwd", lanes, 4)
+            .gather("sums by weights", "fwd", columns)
+            .gather("gradient of the weights", "bwd", columns)
+            .gather("gradient of the values", "bwd", columns)
+            .of_edges("gradient of the softmax", "bwd", lanes, 4)
+            .gather("gradient of the targets", "bwd", columns)
+            .gather("gradient of the sources", "bwd", columns)
+        ),
+    )  # fmt: skip
+    z = project(call.buffers, call.source, module.lin.weight.t())
+    scores = edge_dots(call.orders, call.buffers, heads, z, z)
+    if is_mixed:
+        by_head = z.view(-1, heads, width)
+        far, near = (by_head * module.att_l).sum(-1), (by_head * module.att_r).sum(-1)
+        scores = _pair_scores(call, heads, near, far) * scores.sigmoid()
+    else:
+        scores = scores / math.sqrt(width)
+    weight = edge_softmax(call.orders, nn.functional.leaky_relu(scores, module.negative_slope))
+    out = edge_sums(call.orders, call.buffers, heads, weight, z)
+    out = out if module.concat else out.view(-1, heads, width).mean(1)
+    return out if module.bias is None else out + module.bias
+
+
+# FAConv --------------------------------------------------------------------------------------------
+
+
+@fused(FAConv)
+def fa(module: Any, given: Mapping[str, Any]) -> Run | str:
+    """Sums by tanh(a x_i + b x_j) times the symmetric norm, plus eps x_0."""
+    weight, first = given.get("edge_weight"), given.get("x_0")
+    if module.cached:
+        return "(cached=True): the first graph is PyG's to keep"
+    if not isinstance(first, Tensor) or not isinstance(given["x"], Tensor):
+        return ": x and x_0 are not tensors"
+    if (weight is not None) == bool(module.normalize):
+        return ": edge_weight goes with normalize=False, and only with it"
+    has_loops = bool(module.normalize and module.add_self_loops)
+    call = read_call(module, given, "att_l", "att_r", has_loops=has_loops, attr=weight, also=(first,))
+    if isinstance(call, str):
+        return call
+    listed = given["edge_index"]
+    is_asked = isinstance(given.get("return_attention_weights"), bool)
+    if is_asked and has_loops:
+        listed = add_self_loops(remove_self_loops(listed)[0], num_nodes=call.source.shape[0])[0]
+    return _not_summed(module) or functools.partial(_fa, call, first, listed if is_asked else None)
+
+
+def _fa(call: PiecesCall, first: Tensor, listed: Tensor | None) -> Any:
+    module, x = call.module, call.source
+    width = x.shape[1]
+    show(
+        call, "fa", "tanh(X a + (X b)ᵀ) ∘ norm @ X + ε X₀, in pieces", "one number an edge is kept", width,
+        lambda pieces: (
+            pieces
+            .gather("scores of edges", "fwd", 2)
+            .of_edges("tanh and norm", "fwd", 1, 4)
+            .gather("sums by weights", "fwd", width)
+            .gather("gradient of the weights", "bwd", width)
+            .gather("gradient of the values", "bwd", width)
+            .gather("gradient of the targets", "bwd", 2)
+            .gather("gradient of the sources", "bwd", 2)
+        ),
+    )  # fmt: skip
+    alpha = _pair_scores(call, 1, module.att_r(x), module.att_l(x)).tanh()
+    norm = call.orders.symmetric_norm.to(x.dtype) if call.attr is None else call.attr
+    weight = nn.functional.dropout(alpha, module.dropout, module.training) * norm.view(-1, 1)
+    out = edge_sums(call.orders, call.buffers, 1, weight, x)
+    out = out if module.eps == 0.0 else out + module.eps * first
+    return out if listed is None else (out, (listed, as_listed(call.edges, alpha).view(-1)))
+
+
+# GMMConv -------------------------------------------------------------------------------------------
+
+
+@fused(GMMConv)
+def gmm(module: Any, given: Mapping[str, Any]) -> Run | str:
+    """Sums of kernel_size projections of a source, each by its Gaussian of the edge's features."""
+    attr = given.get("edge_attr")
+    if module.separate_gaussians:
+        return "(separate_gaussians=True): a matrix for each edge is PyG's"
+    if not isinstance(attr, Tensor) or attr.dim() != 2:
+        return ": edge_attr is not [edges, dim]"
+    if module.kernel_size > MOST_HEADS:
+        return f"(kernel_size={module.kernel_size}): more than {MOST_HEADS} Gaussians are not lowered"
+    call = read_call(module, given, *(["root"] if module.root_weight else []), attr=attr)
+    if isinstance(call, str):
+        return call
+    if not module.root_weight and call.own is not None:
+        return "(root_weight=False): PyG looks for the root all the same"
+    scale = mean_scale(call)
+    return scale if isinstance(scale, str) else functools.partial(_gmm, call, scale)
+
+
+def _gmm(call: PiecesCall, scale: Tensor | None) -> Tensor:
+    module, attr = call.module, call.attr
+    assert attr is not None
+    count, width = module.kernel_size, module.out_channels
+    columns = count * width
+    show(
+        call, "gmm", "Σₖ gaussₖ(E) @ (X Gₖ), in pieces", "numbers of edges x kernels are kept", width,
+        lambda pieces: (
+            pieces
+            .project(call.source.shape[0], call.source.shape[1], columns)
+            .of_edges("Gaussians of edges", "fwd", count * module.dim, 4)
+            .gather("sums by weights", "fwd", columns)
+            .gather("gradient of the weights", "bwd", columns)
+            .gather("gradient of the values", "bwd", columns)
+            .of_edges("gradient of the Gaussians", "bwd", count * module.dim, 6)
+        ),
+    )  # fmt: skip
+    z = project(call.buffers, call.source, module.g)
+    gap = (attr.unsqueeze(1) - module.mu).square() / (1e-15 + module.sigma.square())
+    weight = torch.exp((-0.5 * gap).sum(-1))
+    weight = nn.functional.pad(weight, (0, padded(count) - count))
+    out = edge_sums(call.orders, call.buffers, count, weight, z).view(-1, count, width).sum(1)
+    out = out if scale is None else out * scale.unsqueeze(1)
+    if call.own is not None:
+        out = out + module.root(call.own)
+    return out if module.bias is None else out + module.bias
