@@ -20,7 +20,7 @@ from plait.graph.hag import (
 )
 from plait.kernels import partial
 from plait.kernels.partial import Sums, partial_sums
-from plait.kernels.spmm import reference
+from plait.kernels.spmm import Pattern, extremum, reference
 from tests.graph.hag.graphs import ODD_GRAPHS, random_graph
 
 WIDTHS = [1, 7, 16, 33, 64, 100, 130, 271]
@@ -162,3 +162,20 @@ def test_extrema_by_overlapping_covers_are_those_of_csr_bit_by_bit(name: str, re
             out = torch.full((graph.num_nodes, width), 7.0)
             partial_sums(Sums(schedule), x, out, reduce=reduce)
             torch.testing.assert_close(out, expected.float(), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("reduce", ["max", "min"])
+@pytest.mark.parametrize("name", ODD_GRAPHS)
+def test_ties_by_disjoint_covers_are_those_of_csr(name: str, reduce: str) -> None:
+    graph = ODD_GRAPHS[name]
+    hag = search(graph, min_count=2)
+    pattern = Pattern(graph.indptr, graph.indices, graph.num_sources)
+    for width in (1, 17, 64, 300):
+        x = dense(np.random.default_rng(3), graph.num_sources, width, torch.float32).round()
+        expected, counts = torch.empty(graph.num_nodes, width), torch.empty(graph.num_nodes, width)
+        extremum(pattern, x, expected, counts, reduce)
+        for schedule in (tile_schedule(hag), tile_schedule(hag, 2), level_schedule(hag, 4)):
+            out, ties = torch.full_like(expected, 7.0), torch.full_like(expected, 7.0)
+            partial_sums(Sums(schedule), x, out, reduce=reduce, ties=ties)
+            assert torch.equal(out, expected)
+            assert torch.equal(ties, counts)

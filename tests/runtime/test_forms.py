@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch_geometric.nn import GCNConv, GINConv, GraphConv, SAGEConv
 
 import plait
 from plait.errors import InputError
-from plait.graph import Graph
+from plait.graph import Graph, hag
 from plait.graph.hag import search, tile_schedule
 from plait.kernels.partial import Sums
 from plait.kernels.spmm import Pattern
@@ -228,3 +229,81 @@ def test_a_batch_of_graphs_is_a_union_and_one_component_is_none() -> None:
     crossed = Graph.from_edge_index(np.array([0, 1, 2, 3]), np.array([2, 3, 0, 1]), 4)
     assert not forms.is_union(crossed)
     assert not forms.is_union(Graph.from_edge_index(np.zeros(0, int), np.zeros(0, int), 3))
+
+
+@pytest.mark.parametrize("is_directed", [False, True])
+@pytest.mark.parametrize("reduce", ["max", "min"])
+def test_extrema_by_a_forced_form_agree_with_pyg_ties_included(reduce: str, is_directed: bool) -> None:
+    data = data_of(is_directed, is_directed, 6, torch.float64)
+    layer = SAGEConv(6, 19, aggr=reduce).double()
+    compiled = plait.compile(copy.deepcopy(layer), data, forms=["hag"])
+    ours, theirs = (data.x.round().requires_grad_() for _ in range(2))  # rounded: many neighbours tie
+    out, expected = compiled(ours, data.edge_index), layer(theirs, data.edge_index)
+    torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-10)
+    seed = torch.randn_like(expected)
+    out.backward(seed)
+    expected.backward(seed)
+    torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-10, atol=1e-10)
+    steps = [step for plan in compiled.plan.layers for step in plan.steps if step.step.op == "extremum"]
+    assert steps
+    assert {step.price.backend for step in steps} == {"hag"}
+
+
+def test_loops_of_ones_go_inside_the_form() -> None:
+    data = data_of(False, False, 6, torch.float64)
+    data.x.requires_grad_()
+    plan = plait.explain(GCNConv(6, 19).double(), data, forms=["hag"])
+    products = [step.step["matrix"] for step in plan.layers[0].steps if step.step.op == "spmm"]
+    assert set(products) == {"fold(A + i)"}
+    # without its own node a clique's rows all differ; with it they are all the same
+    assert any("fold(A + i)" in note for note in plan.notes)
+
+
+def test_the_plan_of_a_layer_carries_the_counts_and_both_gains(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forms, "timed", lambda *a: (2.5, 1.0))
+    monkeypatch.setattr(forms, "csr_seconds", lambda *a: 1.0)
+    monkeypatch.setattr(forms, "_LARGEST_FORECAST", 1e9)
+    plan = plait.explain(SAGEConv(6, 6), clique_data())
+    text = plan.layers[0].because
+    for part in ("rows read", "shared sums", "less traffic", "forecast", "2.50x forward at width 6"):
+        assert part in text
+    assert "2.50x forward" in plan.to_json()
+
+
+def test_the_plan_of_a_layer_says_why_a_form_was_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forms, "csr_seconds", lambda *a: 1.0)
+    monkeypatch.setattr(forms, "_LARGEST_FORECAST", 1e9)
+    for gains, reason in (((0.9, 1.0), "does not pay"), (None, "too little for a search")):
+        if gains is None:
+            monkeypatch.setattr(forms, "csr_seconds", lambda *a: 1e-9)
+        else:
+            monkeypatch.setattr(forms, "timed", lambda *a, gains=gains: gains)
+        plan = plait.explain(SAGEConv(6, 6), clique_data())
+        assert plan.layers[0].rejected[0].candidate == "A in another form"
+        assert reason in plan.layers[0].rejected[0].why
+        assert "in another form" in str(plan)
+
+
+def clique_data() -> Data:
+    graph = many_cliques()
+    edges = torch.from_numpy(np.stack([graph.indices, graph.edge_rows()]).astype(np.int64))
+    return Data(x=torch.randn(600, 6).requires_grad_(), edge_index=edges)
+
+
+def test_a_search_that_pays_back_within_the_run_may_take_longer_than_usual(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph = many_cliques()
+    found = Forms(calls=1000)
+    budget = found._budget(graph, (1.0, 1.0), Counter({Use(False, 64): 1}), lambda use: 0.05)
+    assert not isinstance(budget, str)
+    assert budget.seconds > found.budget_seconds
+    short = found._budget(graph, (1.0, 1.0), Counter({Use(False, 64): 1}), lambda use: 1e-9)
+    assert isinstance(short, str)
+    assert "too little" in short
+    monkeypatch.setattr(
+        forms.hag, "forecast", lambda graph: hag.Forecast(True, 1.5, "rows have something in common")
+    )
+    unsure = found._budget(graph, (1.0, 1.0), Counter({Use(False, 64): 1}), lambda use: 10.0)
+    assert not isinstance(unsure, str)
+    assert unsure.seconds == found.budget_seconds

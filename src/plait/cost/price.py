@@ -108,8 +108,8 @@ class Pricer:
 
     def _by_form(self, request: Request, matrix: Matrix, work: Work) -> Price | None:
         """The product in the form the matrix was given: the CSR kernel's seconds over the timed gain."""
-        form = matrix.form
-        if request.op != "spmm" or form is None or matrix.is_weighted or form.gain(request.cols) <= 1.0:
+        form = {"spmm": matrix.form, "extremum": matrix.form_of_extrema}.get(request.op)
+        if form is None or matrix.is_weighted or form.gain(request.cols) <= 1.0:
             return None
         seconds = min(self._sparse_seconds(request, matrix, slab) for slab in self._slabs(request.cols))
         gain = form.gain(request.cols)

@@ -54,6 +54,7 @@ class Matrix:
     loops: int = 0  # edges from a row to itself: read in order, never gathered
     form: Form | None = None
     form_transposed: Form | None = None
+    form_of_extrema: Form | None = None  # of max and min, forward only
 
     def transposed(self) -> Matrix:
         return Matrix(
@@ -67,6 +68,7 @@ class Matrix:
             self.loops,
             self.form_transposed,
             self.form,
+            self.form_of_extrema,
         )
 
 

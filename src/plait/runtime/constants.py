@@ -68,7 +68,8 @@ class Constants:
     diagonals: Mapping[str, torch.Tensor]
     dtype: torch.dtype
     rows: torch.Tensor | None = None  # the selected rows behind the leaf E
-    form: Form | None = None  # another way to run the products with the 0/1 matrix (runtime/forms.py)
+    forms: dict[str, Form] = field(default_factory=dict)  # other ways to run products with A, A + i, max
+    form_text: dict[str, str] = field(default_factory=dict)  # what was said about them, for the plans
     _values: dict[str, Any] = field(default_factory=dict)
     _matrices: dict[str, Matrix] = field(default_factory=dict)
 
@@ -149,11 +150,13 @@ class Constants:
             raise PlanError("a sum of constants holds one sparse matrix and diagonals")
         base = self.matrix(sparse[0])
         graph = base.graph
+        are_ones = all(isinstance(d, Diagonal) and d.name in ("i", "ones") for d in diagonals)
+        if base.weight is None and are_ones and len(diagonals) == 1 and not graph.has_self_loops:
+            return SparseValue(graph.with_self_loops().with_order(None), None)
         nodes = np.arange(graph.num_nodes)
         source = np.concatenate([graph.indices, *[nodes] * len(diagonals)])
         target = np.concatenate([graph.edge_rows(), *[nodes] * len(diagonals)])
         joined = Graph.from_edge_index(source, target, graph.num_nodes, graph.num_sources, validate=False)
-        are_ones = all(isinstance(d, Diagonal) and d.name in ("i", "ones") for d in diagonals)
         if base.weight is None and are_ones:
             return SparseValue(joined.with_order(None), None)
         weight = torch.cat([self._weights(base), *(self.vector(d) for d in diagonals)])
@@ -191,9 +194,24 @@ class Constants:
         """The pattern of the matrix itself or of its transpose."""
         return self.matrix(Sparse("A", "N", "M")).operands(is_transposed)[0]
 
-    def adopt(self, form: Form) -> None:
+    @property
+    def form_key(self) -> str:
+        """The matrix whose form would serve the sums: with its loops inside, where they are all one."""
+        loops = self.diagonals.get("l")
+        is_looped = loops is not None and self.graph.is_square and bool((loops == 1).all())
+        return "fold(A + i)" if is_looped else "A"
+
+    def with_unit_loops(self) -> SparseValue:
+        """The 0/1 matrix with its loops inside."""
+        return self.matrix(Fold(Add((Sparse("A", "N", "N"), Diagonal("i", "N")))))
+
+    def form_of(self, expr: Expr) -> Form | None:
+        """The form of a 0/1 matrix that sums are to be run by."""
+        return None if self.weight is not None else self.forms.get(formula(expr))
+
+    def adopt(self, key: str, form: Form) -> None:
         """Price and run the products with the 0/1 matrix by this form from now on, where it gains."""
-        self.form = form
+        self.forms[key] = form
         self._matrices.clear()
 
     def cost_matrix(self, expr: Expr) -> Matrix:
@@ -215,11 +233,13 @@ class Constants:
         folded = isinstance(expr, Fold) and any(name not in ("i",) for name in key_names(expr) if name != "A")
         index_bytes = graph.indices.dtype.itemsize
         backward = graph.stats if graph.is_symmetric else graph.transpose.stats
-        form = self.form if isinstance(expr, Sparse) and self.weight is None else None
+        form = self.form_of(expr)
+        extrema = self.forms.get("max") if isinstance(expr, Sparse) and self.weight is None else None
         return Matrix(
             graph.num_nodes, graph.num_sources, graph.num_edges + loops * graph.num_nodes,
             self.weight is not None or folded, graph.stats, backward, index_bytes, loops * graph.num_nodes,
             None if form is None else form.forward, None if form is None else form.transposed,
+            None if extrema is None else extrema.forward,
         )  # fmt: skip
 
 

@@ -167,7 +167,7 @@ class Compiled:
             return self._spmm_torch(step, env, matrix, x, out)
         addend = env.get(step.get("addend") or "")
         source = self._constant(step, "source")
-        form = self.run_of.constants.form
+        form = self.run_of.constants.form_of(self.program.constants[step["matrix"]])
         if price is not None and form is not None and price.backend == form.name and weight is None:
             sums = form.direction(step.is_transposed).sums
             return partial_sums(
@@ -207,10 +207,16 @@ class Compiled:
         x = env[step["x"]]
         pattern, _ = self._matrix(step).operands(False)
         out = self._out(step, env, owns, pattern.num_rows, x.shape[1], x)
-        ties = step.more[0]
-        if ties not in self.run_of.kept:
+        ties = step.more[0] if step.more[0] in self.run_of.kept else None
+        if ties is not None:
+            env[ties] = self._like(out)
+        price, form = self.prices[step.out], self.run_of.constants.forms.get("max")
+        is_by_form = price is not None and form is not None and price.backend == form.name
+        if is_by_form and form is not None and (ties is None or form.is_disjoint):
+            counts = None if ties is None else env[ties]
+            return partial_sums(form.forward.sums, x, out, reduce=step.reduce, ties=counts)
+        if ties is None:
             return sparse.spmm(pattern, x, out, reduce=step.reduce)
-        env[ties] = self._like(out)
         return sparse.extremum(pattern, x, out, env[ties], step.reduce)
 
     def _extremum_share(self, step: Step, env: Env, owns: bool) -> torch.Tensor:

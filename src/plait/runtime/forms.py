@@ -3,7 +3,10 @@
 The plain form (csr) reads every neighbour of every node. The hierarchical form (hag) sums shared neighbours
 once; whether the fewer sums are also less time depends on the graph, the width and the machine, so it is used
 only where it was timed to be faster on this graph, each way and width by itself. All of this happens when a
-model is compiled with its data, never inside a training step.
+model is compiled with its data, never inside a training step. Where self loops are all one they go inside:
+nodes that are each other's neighbours then have equal rows (tu_collab: 11.9x less traffic instead of 7.3x).
+Maxima and minima have a form of their own, forward only: their gradient asks of every edge whether it attains
+the extremum. How many do is counted through the partial extrema, where they cover no neighbour twice.
 
 Differences (diff) take a row from a similar one, adding and subtracting what they do not share. They are
 found sooner and often run faster, but subtraction cancels: with one input in a thousand a million times
@@ -17,9 +20,10 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -27,13 +31,27 @@ import torch
 from plait.errors import GraphError, InputError
 from plait.graph import Graph, hag
 from plait.kernels.partial import Sums, partial_sums
-from plait.kernels.spmm import Pattern, spmm
+from plait.kernels.spmm import Pattern, extremum, spmm
 from plait.measure import time_calls
+from plait.plan.plan import LayerPlan, PricedStep, Rejected
 
 if TYPE_CHECKING:
+    from plait.runtime.constants import Constants, SparseValue
     from plait.runtime.executor import Run
 
-__all__ = ["MARGIN", "NAMES", "USUAL", "Direction", "Form", "Forms", "Use", "adopt", "chosen_names", "timed"]
+__all__ = [
+    "MARGIN",
+    "NAMES",
+    "USUAL",
+    "Direction",
+    "Form",
+    "Forms",
+    "Use",
+    "adopt",
+    "chosen_names",
+    "timed",
+    "with_form_text",
+]
 
 NAMES = ("csr", "hag", "diff")
 USUAL = ("csr", "hag")
@@ -41,17 +59,16 @@ USUAL = ("csr", "hag")
 MARGIN = 1.05
 """Least measured gain for which a form is used: a timing of a busy machine is a few per cent wrong."""
 FEWEST_CALLS = 50
-_BUDGET_SECONDS = 5.0
-_SAFE_RATIO, _SAFE_SHARE, _RISKY_SHARE = 2.15, 0.5, 0.1
+_BUDGET_SECONDS, _LONGEST_SECONDS = 5.0, 60.0
+_SAFE_RATIO, _SAFE_SHARE, _RISKY_SHARE = 2.15, 0.7, 0.1
 """The search may take a share of the seconds it is expected to save: the larger one from the traffic ratio on
-that has never lost against CSR yet."""
+that has never lost against CSR yet, and then more than the usual budget too."""
 _TRAFFIC_TO_TIME = 0.3
 """Part of the saved row traffic taken to show as time, on the low side: at width 64, one thread, it was 0.33
 on tu_collab and 0.47 on web_cnr2000 forward; on ego_twitter the form lost."""
 _FORECAST_SECONDS, _FORECAST_SECONDS_PER_EDGE = 0.05, 8e-9
 _LARGEST_FORECAST = 0.02  # of the run's seconds
-# the fast search and the exact one as timed on web_cnr2000, on busy cores. That of unions is a guess for idle
-# cores: tu_collab took 3.5e-7 on busy ones, so there the usual budget cuts it short (1.7x instead of 3.1x).
+# the fast search and the exact one as timed on web_cnr2000, on busy cores; unions: tu_collab, two idle cores
 _FAST_SECONDS_PER_EDGE, _UNION_SECONDS_PER_EDGE, _EXACT_SECONDS_PER_EDGE = 1.4e-7, 2e-7, 4e-6
 _LEAST_SHARED = 6
 """Merges that fewer rows share save additions, not time (tu_collab, exact: 3 was 1.02 to 1.10x slower)."""
@@ -62,11 +79,13 @@ _FORCED_GAIN = 1e3
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A product the plan makes with the matrix: which way, how wide, in which slabs by CSR."""
+    """A product the plan makes with the matrix: which way, how wide, in which slabs by CSR, sum or max."""
 
     is_transposed: bool
     width: int
     slab: int = 0
+    reduce: str = "sum"
+    is_counted: bool = False  # ties of a max or min, for its gradient
 
 
 @dataclass
@@ -103,6 +122,7 @@ class Form:
     transposed: Direction
     text: str = ""
     seconds_saved: float = 0.0
+    is_disjoint: bool = True  # no neighbour is covered twice
 
     @property
     def name(self) -> str:
@@ -129,6 +149,14 @@ def chosen_names(names: Iterable[str] | None) -> tuple[str, ...]:
     return chosen
 
 
+class _Found(NamedTuple):
+    """What a search came to; the graph is kept, so that its id stays its own."""
+
+    graph: Graph
+    form: Form | None
+    text: str
+
+
 class Forms:
     """The forms found for the graphs of one compiled model, and what was said about those that were not."""
 
@@ -139,8 +167,7 @@ class Forms:
         self.calls = calls
         self.budget_seconds = budget_seconds
         self.notes: list[str] = []
-        # by graph and dtype; the graph is kept, so that its id stays its own
-        self._found: dict[tuple[int, torch.dtype], tuple[Graph, Form | None]] = {}
+        self._found: dict[tuple[int, torch.dtype, str], _Found] = {}
 
     @property
     def is_forced(self) -> bool:
@@ -154,63 +181,115 @@ class Forms:
         seconds: tuple[float, float],
         uses: Iterable[Use],
         pattern: Callable[[bool], Pattern],
+        key: str = "A",
+        matrix: Callable[[], SparseValue] | None = None,
     ) -> Form | None:
         """The form of `graph` that beats CSR where the plan uses it, or None; the reason is noted.
 
-        `seconds` per call, by the plan with CSR: of the products with its matrix, and of everything.
+        `seconds` per call, by the plan with CSR: of the products with its matrix, and of everything. `key`
+        names the matrix the form is for ("max" for maxima); `matrix` makes it where it has loops besides.
         """
         names = [name for name in self.names if name != "csr"]
         if not names or (self.calls < FEWEST_CALLS and not self.is_forced):
             return None
-        key = (id(graph), dtype)
-        if key not in self._found:
-            budget = self._budget(graph, *(part * self.calls for part in seconds))
+        place = (id(graph), dtype, key)
+        if place not in self._found:
+            counted = Counter(uses)
+            budget = self._budget(graph, seconds, counted, lambda use: csr_seconds(pattern, use, dtype))
             if isinstance(budget, str):
-                self.notes.append(f"form {' and '.join(names)} not used: {budget}")
-                self._found[key] = (graph, None)
+                text = f"form {' and '.join(names)} not used: {budget}"
+                self._found[place] = _Found(graph, None, text)
+                self.notes.append(text)
             else:
-                made = [
-                    self._checked(_BUILD[name](graph, budget), dtype, set(uses), pattern) for name in names
-                ]
-                found = [form for form in made if form is not None]
-                best = max(found, key=lambda form: form.seconds_saved, default=None)
-                self._found[key] = (graph, best)
-        return self._found[key][1]
+                self._found[place] = self._best(graph, budget, dtype, counted, pattern, key, matrix)
+        return self._found[place].form
 
-    def _budget(self, graph: Graph, products: float, run: float) -> float | str:
+    def text_of(self, graph: Graph, dtype: torch.dtype, key: str) -> str:
+        """What was said about a form of this graph; empty where none was looked for."""
+        found = self._found.get((id(graph), dtype, key))
+        return "" if found is None else found.text
+
+    def _best(
+        self,
+        graph: Graph,
+        budget: _Budget,
+        dtype: torch.dtype,
+        uses: Counter[Use],
+        pattern: Callable[[bool], Pattern],
+        key: str,
+        matrix: Callable[[], SparseValue] | None,
+    ) -> _Found:
+        """The form that saves most, of those allowed; maxima cannot be subtracted."""
+        searched = graph
+        if matrix is not None:
+            value = matrix()
+            searched, pattern = value.graph, lambda is_transposed: value.operands(is_transposed)[0]
+        is_extremum = key == "max"
+        names = [n for n in self.names if n != "csr" and not (is_extremum and n == "diff")]
+        made, said = [], len(self.notes)
+        for name in names:
+            may_overlap = is_extremum and not any(use.is_counted for use in uses)
+            form = _BUILD[name](searched, budget.seconds, may_overlap)
+            form.text = f"{'' if key == 'A' else key + ': '}{form.text}"
+            made.append(self._checked(form, dtype, uses, pattern, budget.text))
+        found = [form for form in made if form is not None]
+        best = max(found, key=lambda form: form.seconds_saved, default=None)
+        return _Found(graph, best, "; ".join(self.notes[said:]))
+
+    def _budget(
+        self,
+        graph: Graph,
+        seconds: tuple[float, float],
+        uses: Counter[Use],
+        csr: Callable[[Use], float],
+    ) -> _Budget | str:
         """Seconds a search may take, or why there is none."""
         if self.is_forced:
-            return self.budget_seconds
+            return _Budget(self.budget_seconds)
+        run = seconds[1] * self.calls
         forecasting = _FORECAST_SECONDS + graph.num_edges * _FORECAST_SECONDS_PER_EDGE
         if forecasting > _LARGEST_FORECAST * run:
-            return f"{self.calls} calls of {run / self.calls * 1e3:.2g} ms do not pay for a search"
+            return f"{self.calls} calls of {seconds[1] * 1e3:.2g} ms do not pay for a search"
         try:
             expected = hag.forecast(graph)
         except GraphError as error:
             return str(error)
         if not expected.worth_trying:
             return expected.reason
-        gain = 1.0 + _TRAFFIC_TO_TIME * (expected.expected_traffic_ratio - 1.0)
-        share = _SAFE_SHARE if expected.expected_traffic_ratio >= _SAFE_RATIO else _RISKY_SHARE
-        budget = min(self.budget_seconds, share * products * (1.0 - 1.0 / gain))
+        ratio = expected.expected_traffic_ratio
+        gain = 1.0 + _TRAFFIC_TO_TIME * (ratio - 1.0)
+        # timed, not priced: the profile was 1.7x off on tu_collab, and the decision hangs on it
+        saved = self.calls * sum(count * csr(use) for use, count in uses.items()) * (1.0 - 1.0 / gain)
+        is_safe = ratio >= _SAFE_RATIO
+        share, most = (_SAFE_SHARE, _LONGEST_SECONDS) if is_safe else (_RISKY_SHARE, self.budget_seconds)
+        budget = min(most, share * saved)
         least = _UNION_SECONDS_PER_EDGE if is_union(graph) else _FAST_SECONDS_PER_EDGE
         if budget < graph.num_edges * least:  # a search that is cut short saves little
-            return f"{self.calls} calls might save {products * (1 - 1 / gain):.2g} s, too little for a search"
-        return budget
+            return (
+                f"forecast {gain:.2f}x: {self.calls} calls might save {saved:.2g} s, too little for "
+                f"a search of {graph.num_edges * least:.2g} s"
+            )
+        return _Budget(budget, f"forecast {gain:.2f}x")
 
     def _checked(
-        self, form: Form, dtype: torch.dtype, uses: set[Use], pattern: Callable[[bool], Pattern]
+        self,
+        form: Form,
+        dtype: torch.dtype,
+        uses: Iterable[Use],
+        pattern: Callable[[bool], Pattern],
+        forecast: str,
     ) -> Form | None:
         """The form with its timed gains, where one of them is large enough; the verdict is noted."""
         if self.is_forced:
             form.forward.is_forced = form.transposed.is_forced = True
             self.notes.append(f"form {form.name} is forced: {form.text}")
             return form
-        lines = []
-        for use in sorted(uses, key=lambda use: (use.is_transposed, use.width)):
+        lines = [] if not forecast else [forecast]
+        for use in sorted(uses, key=lambda use: (use.is_transposed, use.width, use.reduce)):
             direction = form.direction(use.is_transposed)
             csr, own = timed(pattern(use.is_transposed), direction.sums, use, dtype)
-            gain = direction.gains[use.width] = csr / own
+            gain = csr / own
+            direction.gains[use.width] = min(gain, direction.gains.get(use.width, gain))
             form.seconds_saved += max(0.0, csr - own)
             way = "backward" if use.is_transposed else "forward"
             lines.append(f"{gain:.2f}x {way} at width {use.width}")
@@ -220,12 +299,25 @@ class Forms:
         return form if is_used else None
 
 
-def _hierarchy(graph: Graph, budget: float) -> Form:
-    """Shared neighbours summed once: searched exactly in unions and where time allows it, else fast."""
+class _Budget(NamedTuple):
+    """Seconds for a search, and what it is expected to gain."""
+
+    seconds: float
+    text: str = ""
+
+
+def _hierarchy(graph: Graph, budget: float, may_overlap: bool) -> Form:
+    """Shared neighbours summed once: searched exactly in unions and where time allows it, else fast.
+
+    Covers for maxima may overlap; that search takes more than twice as long, and finds little more where
+    disjoint covers find much (tu_collab: 1% fewer maxima), so it is tried where there is time for it.
+    """
     started = time.perf_counter()
     is_exact = is_union(graph) or budget >= graph.num_edges * _EXACT_SECONDS_PER_EDGE
+    needed = graph.num_edges * (_UNION_SECONDS_PER_EDGE if is_union(graph) else _EXACT_SECONDS_PER_EDGE)
     found = hag.search(
         graph,
+        order="idempotent" if may_overlap and is_exact and budget >= 4 * needed else "set",
         max_depth=_MOST_DEPTH,
         min_count=_LEAST_SHARED if is_exact else 3,  # cut at 5 s on tu_collab: 3 gave 2.3x, 6 1.8x
         time_budget=budget,
@@ -234,7 +326,7 @@ def _hierarchy(graph: Graph, budget: float) -> Form:
     brief = f"shared sums, {found.traffic_ratio:.2f}x less traffic"
     forward = Direction(Sums(hag.tile_schedule(found)), brief)
     transposed = forward
-    if not graph.is_symmetric:
+    if not graph.is_symmetric and found.order == "set":  # overlapping covers have no transpose
         transposed = Direction(Sums(hag.tile_schedule(found.transpose(graph))), brief)
     seconds = time.perf_counter() - started
     ended = "" if found.is_complete else ", ended by its budget"
@@ -242,7 +334,7 @@ def _hierarchy(graph: Graph, budget: float) -> Form:
         f"{found.num_graph_edges:,} -> {found.num_edges:,} rows read, {found.num_aggregation_nodes:,} shared "
         f"sums, {found.traffic_ratio:.2f}x less traffic, found in {seconds:.1f} s{ended}"
     )
-    return Form(forward, transposed, text)
+    return Form(forward, transposed, text, is_disjoint=found.order == "set")
 
 
 def is_union(graph: Graph) -> bool:
@@ -266,7 +358,7 @@ def is_union(graph: Graph) -> bool:
     return bool(np.diff(indptr[cuts]).max() * 2 <= graph.num_edges)
 
 
-def _differences(graph: Graph, budget: float) -> Form:
+def _differences(graph: Graph, budget: float, may_overlap: bool) -> Form:
     """Rows taken from similar rows; the transpose has differences of its own."""
     started = time.perf_counter()
 
@@ -292,10 +384,11 @@ def timed(pattern: Pattern, sums: Sums, use: Use, dtype: torch.dtype) -> tuple[f
     """Seconds of one product of this width on this graph by CSR and by the form, taken in turns."""
     x = torch.ones((sums.num_columns, use.width), dtype=dtype)
     out = torch.empty((sums.num_rows, use.width), dtype=dtype)
-    shared = torch.empty((sums.num_shared, use.width), dtype=dtype)
+    shared = torch.empty((2 * sums.num_shared, use.width), dtype=dtype)
+    ties = torch.empty_like(out) if use.is_counted else None
     variants: Mapping[str, Callable[[], object]] = {
-        "csr": lambda: spmm(pattern, x, out, slab=use.slab),
-        "hag": lambda: partial_sums(sums, x, out, shared=shared),
+        "csr": lambda: _by_csr(pattern, use, x, out, ties),
+        "hag": lambda: partial_sums(sums, x, out, reduce=use.reduce, ties=ties, shared=shared),
     }
     timing = time_calls(
         variants, warmup=1, min_repeats=3, max_repeats=9, budget_seconds=_CHECK_SECONDS, target_spread=0.02
@@ -303,27 +396,85 @@ def timed(pattern: Pattern, sums: Sums, use: Use, dtype: torch.dtype) -> tuple[f
     return timing["csr"].median, timing["hag"].median
 
 
+def _by_csr(
+    pattern: Pattern, use: Use, x: torch.Tensor, out: torch.Tensor, ties: torch.Tensor | None
+) -> torch.Tensor:
+    if ties is not None:
+        return extremum(pattern, x, out, ties, use.reduce)
+    return spmm(pattern, x, out, reduce=use.reduce, slab=use.slab)
+
+
+def csr_seconds(pattern: Callable[[bool], Pattern], use: Use, dtype: torch.dtype) -> float:
+    """Seconds of one product of this width on this graph by CSR."""
+    rows = pattern(use.is_transposed)
+    x = torch.ones((rows.num_columns, use.width), dtype=dtype)
+    out = torch.empty((rows.num_rows, use.width), dtype=dtype)
+    timing = time_calls(
+        {"csr": lambda: _by_csr(rows, use, x, out, torch.empty_like(out) if use.is_counted else None)},
+        warmup=1, min_repeats=2, max_repeats=3, budget_seconds=_CHECK_SECONDS / 4,
+    )  # fmt: skip
+    return timing["csr"].median
+
+
 def adopt(forms: Forms, runs: Iterable[Run]) -> bool:
     """Give the constants behind these runs the form that beats CSR where their plans use it; True if any."""
-    by_graph: dict[int, list[Run]] = {}
+    groups: dict[tuple[int, str], list[Run]] = {}
     for run in runs:
         if run.constants.weight is None and run.constants.rows is None:
-            by_graph.setdefault(id(run.constants.graph), []).append(run)
-    is_any = False
-    for group in by_graph.values():
-        constants = group[0].constants
-        steps = [s for run in group for s in run.plan.steps if s.step.op in ("spmm", "chain")]
-        uses = {
-            Use(s.step.is_transposed, s.price.gather_columns, s.price.slab)
-            for s in steps
-            if s.price.gather_columns
-        }
-        if not uses and not forms.is_forced:  # everything is hoisted: nothing is left to gain per call
-            continue
-        seconds = sum(s.price.gather_seconds for s in steps), sum(run.plan.seconds for run in group)
-        form = forms.find(constants.graph, constants.dtype, seconds, uses, constants.pattern)
+            for key in (run.constants.form_key, "max"):
+                groups.setdefault((id(run.constants.graph), key), []).append(run)
+    return any([_adopt(forms, key, group) for (_, key), group in groups.items()])
+
+
+def _adopt(forms: Forms, key: str, group: list[Run]) -> bool:
+    """One matrix's form, for the runs that make products with it."""
+    constants = group[0].constants
+    ops = ("extremum",) if key == "max" else ("spmm", "chain")
+    plans = [run.plan for run in group]
+    made = [s for plan in plans for s in (*plan.steps, *(plan.hoisted_steps if forms.is_forced else ()))]
+    steps = [s for s in made if s.step.op in ops and _gathered(s)[0]]
+    kept = {name for run in group for name in run.kept}
+    if not steps and (key == "max" or not forms.is_forced):  # hoisted: nothing is left to gain per call
+        return False
+    uses = [
+        Use(
+            s.step.is_transposed,
+            _gathered(s)[0],
+            s.price.slab,
+            s.step.reduce,
+            not kept.isdisjoint(s.step.more),
+        )
+        if key == "max"
+        else Use(s.step.is_transposed, _gathered(s)[0], s.price.slab)
+        for s in steps
+    ]
+    seconds = sum(_gathered(s)[1] for s in steps), sum(plan.seconds for plan in plans)
+    matrix = constants.with_unit_loops if key == "fold(A + i)" else None
+    form = forms.find(constants.graph, constants.dtype, seconds, uses, constants.pattern, key, matrix)
+    for run in group:
+        run.constants.form_text[key] = forms.text_of(constants.graph, constants.dtype, key)
         if form is not None:
-            is_any = True
-            for run in group:
-                run.constants.adopt(form)
-    return is_any
+            run.constants.adopt(key, form)
+    return form is not None
+
+
+def _gathered(step: PricedStep) -> tuple[int, float]:
+    """(columns, seconds) of the sparse product that a step is, or that a chain begins with."""
+    if step.step.op == "chain":
+        return step.price.gather_columns, step.price.gather_seconds
+    return step.size[1], step.price.seconds
+
+
+def with_form_text(plan: LayerPlan, constants: Constants) -> LayerPlan:
+    """The plan with what was found out about other forms of its products: why used, or among the rejected."""
+    for key, text in constants.form_text.items():
+        ops = ("extremum",) if key == "max" else ("spmm", "chain")
+        backends = {step.price.backend for step in plan.steps if step.step.op in ops}
+        if not text or not backends or text in plan.because or any(r.why == text for r in plan.rejected):
+            continue
+        if backends & set(NAMES):
+            plan = replace(plan, because=f"{plan.because}; {text}")
+        else:
+            lost = Rejected(f"{key} in another form", None, None, text)
+            plan = replace(plan, rejected=(lost, *plan.rejected))
+    return plan

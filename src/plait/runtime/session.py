@@ -31,7 +31,7 @@ from plait.plan.search import Problem, search
 from plait.runtime import executor
 from plait.runtime.buffers import Buffers
 from plait.runtime.constants import Constants, SparseValue, from_dense
-from plait.runtime.forms import USUAL, Forms, adopt
+from plait.runtime.forms import USUAL, Forms, adopt, with_form_text
 from plait.runtime.lstm import Prefixes
 from plait.runtime.orders import EdgeOrders
 
@@ -141,6 +141,10 @@ class Session:
         changed = [edges for edges in self.edges.values() if adopt(self.forms, edges.runs.values())]
         for edges in changed:
             edges.runs.clear()
+        for run in (run for edges in self.edges.values() for run in edges.runs.values()):
+            before, run.plan = run.plan, with_form_text(run.plan, run.constants)
+            if self.plans.get(before.layer) is before:
+                self.plans[before.layer] = run.plan
         return bool(changed)
 
     # Inputs that stay the same ----------------------------------------------------------------
@@ -241,7 +245,9 @@ class Session:
             calls=self.options.calls,
             layer=layer,
         )
-        run = executor.Run(self._choose(problem, constants), constants, self.buffers)
+        run = executor.Run(
+            with_form_text(self._choose(problem, constants), constants), constants, self.buffers
+        )
         if seen is not None:
             self._hoist(run, given, sparse)
         return run

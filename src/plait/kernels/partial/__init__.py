@@ -90,6 +90,11 @@ def _pointer(tensor: torch.Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
+@functools.cache
+def _ones(dtype: torch.dtype) -> torch.Tensor:
+    return torch.ones(tiles(dtype.itemsize * 8)[0], dtype=dtype)
+
+
 def partial_sums(
     sums: Sums,
     x: torch.Tensor,
@@ -101,21 +106,27 @@ def partial_sums(
     addend: torch.Tensor | None = None,
     addend_scale: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
+    ties: torch.Tensor | None = None,
     shared: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """out[i] = target[i] * sum of source[j] * x[j] over the neighbours j of i
     + addend_scale[i] * addend[i] + bias; addend may be `out` itself. With reduce "max" or "min" the largest
     or smallest x[j] instead of the sum, zeros without neighbours; such schedules may cover a neighbour twice.
+    Where they do not, `ties` counts how many attain it, as kernels/spmm: extremum does.
 
-    `shared` is memory for the rows that all tiles see, [num_shared, width] or more; allocated when not given.
+    `shared` is memory for the rows that all tiles see, [num_shared, width] or more (twice as many rows where
+    ties are counted); allocated when not given.
     """
     size, width = x.element_size(), x.shape[1]
-    variant = cpu.Variant(size * 8, source is not None, sums.num_shared > 0, sums.is_signed, reduce)
+    variant = cpu.Variant(
+        size * 8, source is not None, sums.num_shared > 0, sums.is_signed, reduce, ties is not None
+    )
     address = _address(variant)
     threads = launch.num_threads()
-    scratch, share = _scratch(sums.num_slots, size, threads)
+    both = 1 if ties is None else 2
+    scratch, share = _scratch(both * sums.num_slots, size, threads)
     if shared is None:
-        shared = torch.empty((sums.num_shared, width), dtype=x.dtype)
+        shared = torch.empty((both * sums.num_shared, width), dtype=x.dtype)
     claimed = np.zeros(1, np.int64)
     words = _block.words()
     words[3], words[4], words[5], words[6], words[7], words[8] = sums.addresses
@@ -130,6 +141,10 @@ def partial_sums(
     words[25], words[26] = sums.num_columns, sums.num_columns + sums.num_shared
     words[27] = max(0, sums.num_operands - 1)
     words[28] = int(out.nbytes >= _STREAMED_FROM and words[16] % 64 == 0 and words[17] % 64 == 0)
+    words[29], words[30] = _pointer(ties), 0 if ties is None else ties.stride(0) * size
+    words[31] = _ones(x.dtype).data_ptr()
+    words[32] = sums.num_shared * words[12]
+    words[33] = sums.num_slots * tiles(size * 8)[0] * size
     for first, last, cost in sums.phases:
         words[1], words[2] = last - first, first
         claimed[0] = 0

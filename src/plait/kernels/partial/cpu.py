@@ -51,6 +51,11 @@ WORDS = [
     "first_slot",
     "last_operand",
     "is_streamed",
+    "ties",
+    "ties_stride",
+    "ones",
+    "shared_counts",
+    "slot_counts",
 ]
 # What a step reads besides its own number, in this order; `count` is the number of columns left.
 _STEP = [
@@ -75,11 +80,12 @@ class Variant(NamedTuple):
     has_shared: bool
     is_signed: bool
     reduce: str = "sum"
+    is_counted: bool = False  # how many neighbours attain the extremum
 
     @property
     def name(self) -> str:
         flags = "".join(letter for letter, is_on in zip("xsm", self[1:4], strict=True) if is_on)
-        reduce = "" if self.reduce == "sum" else f"-{self.reduce}"
+        reduce = "" if self.reduce == "sum" else f"-{self.reduce}{'-ties' if self.is_counted else ''}"
         return f"partial{reduce}-f{self.float_bits}{'-' + flags if flags else ''}"
 
 
@@ -155,7 +161,57 @@ class _Step:
         (best,) = code.loop(start, end, [worst], lambda i, t: [code.extremum(reduce, t[0], self.operand(i))])
         return b.select(b.icmp_signed("<", start, end), best, code.constant(0.0))
 
+    def counts(self, r: Any) -> Any:
+        """The address of the counts of row r: ones for an input, beside the partial extremum otherwise."""
+        b = self.code.builder
+        offset = self["slot_counts"]
+        if self.variant.has_shared:
+            is_shared = b.icmp_signed("<", r, self["first_slot"])
+            offset = b.select(is_shared, self["shared_counts"], offset)
+        is_input = b.icmp_signed("<", r, self["num_sources"])
+        return b.select(is_input, self["ones"], b.add(self.row(r), offset))
+
+    def counted(self) -> tuple[Any, Any]:
+        """The extremum of the operands and how many neighbours attain it; NaN is never attained."""
+        b, code, step, reduce = self.code.builder, self.code, self["step"], self.variant.reduce
+        start = self.integer("start", step, 64)
+        end = self.integer("start", b.add(step, code.word(1)), 64)
+        zero = code.constant(0.0)
+
+        def take(i: Any, carried: list[Any]) -> list[Any]:
+            best, attained = carried
+            value = self.operand(i)
+            more = code.load(self.counts(self.integer("operands", i, 32)), self.mask)
+            is_better = b.fcmp_ordered(">" if reduce == "max" else "<", value, best)
+            is_equal = b.fcmp_ordered("==", value, best)
+            kept = b.select(is_better, zero, attained)
+            added = b.select(b.or_(is_better, is_equal), more, zero)
+            return [code.extremum(reduce, best, value), b.fadd(kept, added)]
+
+        worst = code.constant(float("-inf") if reduce == "max" else float("inf"))
+        best, attained = code.loop(start, end, [worst, zero], take)
+        return b.select(b.icmp_signed("<", start, end), best, zero), attained
+
+    def write_counted(self) -> None:
+        b, code, step = self.code.builder, self.code, self["step"]
+        node, row = self.integer("node", step, 32), self.integer("buffer", step, 32)
+        is_output = b.icmp_signed(">=", node, code.word(0))
+        best, attained = self.counted()
+        zero, one = code.constant(0.0), code.constant(1.0)
+        # torch counts the zero-filled output as one more tie where the extremum is zero; never below one
+        ties = b.fadd(attained, b.select(b.fcmp_ordered("==", best, zero), one, zero))
+        ties = b.select(b.fcmp_ordered("==", ties, zero), one, ties)
+        out = b.add(self["out"], b.mul(node, self["out_stride"]))
+        counts = b.add(self["ties"], b.mul(node, self["ties_stride"]))
+        code.store(best, b.select(is_output, out, self.row(row)), self.mask)
+        code.store(
+            b.select(is_output, ties, attained), b.select(is_output, counts, self.counts(row)), self.mask
+        )
+
     def write(self) -> None:
+        if self.variant.is_counted:
+            self.write_counted()
+            return
         b, code, step = self.code.builder, self.code, self["step"]
         node, row = self.integer("node", step, 32), self.integer("buffer", step, 32)
         is_output = b.icmp_signed(">=", node, code.word(0))
@@ -234,11 +290,13 @@ def _steps(variant: Variant, lanes: int, is_masked: bool) -> Any:
         x, out, shared = a[9] + o, a[16] + o, a[11] + o - a[25] * a[12]
         addend = a[21] + o if a[21] != 0 else 0
         bias = a[24] + o if a[24] != 0 else 0
+        ties = a[29] + o if a[29] != 0 else 0
         slots = scratch - a[26] * row_bytes
         for s in range(begin, end):
             step(
                 s, a[18] - c, a[4], a[5], a[6], a[7], a[8], x, a[10], shared, a[12], slots,
                 out, a[17], a[19], a[20], addend, a[22], a[23], bias, a[25], a[26], a[27], a[28],
+                ties, a[30], a[31], a[32], a[33],
             )  # fmt: skip
 
     return run
