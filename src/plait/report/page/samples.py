@@ -110,7 +110,7 @@ class Contest:
 
 @dataclass(frozen=True)
 class Run:
-    """Everything read: the records of each file, plans by name, findings, and remarks on what was left out."""
+    """Everything read: records by file, plans by name, findings, and remarks on what was left out."""
 
     files: tuple[tuple[Record, ...], ...]
     plans: Mapping[str, Mapping[str, Any]]
