@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from plait.features.rows import as_rows
-from plait.loader.assemble import Assembler, take_rows
+from plait.loader.assemble import Assembler, _side_by_side, take_rows
 from plait.runtime.buffers import Buffers
 from tests.loader.batches import small_data
 
@@ -48,3 +48,25 @@ def test_other_dimensions_and_arrays_are_served() -> None:
 def test_an_assembler_travels() -> None:
     copied = pickle.loads(pickle.dumps(Assembler(small_data(), {(None, "x"): as_rows(np.zeros((60, 2)))})))
     assert copied.features[None, "x"].num_rows == 60
+
+
+def test_ends_that_lie_side_by_side_are_not_copied() -> None:
+    both = torch.arange(10).view(2, 5)
+    joined = _side_by_side(both[0], both[1])
+    assert joined.data_ptr() == both.data_ptr()
+    assert torch.equal(joined, both)
+    assert joined._base is None
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        (torch.arange(4), torch.arange(4)),
+        (torch.arange(10)[1:5], torch.arange(4)),
+        (torch.arange(10)[5:], torch.arange(10)[:5]),
+        (torch.arange(10)[::2], torch.arange(10)[::2]),
+        (torch.empty(0), torch.empty(0)),
+    ],
+)
+def test_other_ends_are_joined_as_torch_does(ends: tuple[torch.Tensor, torch.Tensor]) -> None:
+    assert torch.equal(_side_by_side(*ends), torch.stack(ends))

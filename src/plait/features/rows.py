@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -128,7 +129,7 @@ def gather(array: Array, ids: Array, out: Array) -> None:
         return
     if not _all_below(ids, array.shape[0]):
         raise InputError(f"ids: some are not between 0 and {array.shape[0] - 1}, the rows there are")
-    row_bytes = array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
+    row_bytes = array.dtype.itemsize * math.prod(array.shape[1:])
     if not (array.flags.c_contiguous and out.flags.c_contiguous) or row_bytes == 0:
         np.take(array, ids, axis=0, out=out, mode="clip")
         return

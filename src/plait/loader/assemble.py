@@ -45,13 +45,14 @@ class Assembler:
             return data
         self._fill_nodes(None, self.data._store, data._store, out.node)
         self._fill_edges(self.data._store, data._store, out.row, out.col, out.edge)
-        if "n_id" not in data:
-            data.n_id = out.node
-        if out.edge is not None and "e_id" not in data:
-            data.e_id = out.edge.to(torch.long)
-        data.batch = out.batch
-        data.num_sampled_nodes = out.num_sampled_nodes
-        data.num_sampled_edges = out.num_sampled_edges
+        store = data._store  # Data's own setters look every name up twice, 0.1 ms a batch
+        if "n_id" not in store:
+            store["n_id"] = out.node
+        if out.edge is not None and "e_id" not in store:
+            store["e_id"] = out.edge.to(torch.long)
+        store["batch"] = out.batch
+        store["num_sampled_nodes"] = out.num_sampled_nodes
+        store["num_sampled_edges"] = out.num_sampled_edges
         if out.orig_row is not None and out.orig_col is not None:
             data._orig_edge_index = torch.stack([out.orig_row, out.orig_col], dim=0)
         return data
@@ -88,7 +89,24 @@ class Assembler:
                 filled[key] = torch.from_numpy(rows.take(nodes.numpy()))
 
     def _fill_edges(self, store: Any, filled: Any, row: Tensor, col: Tensor, edge: Tensor | None) -> None:
-        filter_edge_store_(store, filled, row, col, edge)
+        """As PyG's filter_edge_store_, without copying ends that lie as an edge_index does."""
+        if "adj_t" in store or edge is None:
+            filter_edge_store_(store, filled, row, col, edge)
+            return
+        for key, value in store.items():
+            if key == "edge_index":
+                filled["edge_index"] = _side_by_side(row, col).to(value.device)
+            elif store.is_edge_attr(key):
+                filled[key] = take_rows(value, edge, self.data.__cat_dim__(key, value, store), self._buffers)
+
+
+def _side_by_side(row: Tensor, col: Tensor) -> Tensor:
+    """[2, E] of both, in place where col follows row in memory."""
+    storage, count = row.untyped_storage(), row.numel()
+    follows = col.untyped_storage().data_ptr() == storage.data_ptr() and row.dtype == col.dtype
+    if follows and count and col.storage_offset() == row.storage_offset() + count and row.stride() == (1,):
+        return row.new_empty(0).set_(storage, row.storage_offset(), (2, count), (count, 1))
+    return torch.stack([row, col], dim=0)
 
 
 def take_rows(value: Any, nodes: Tensor, dim: int = 0, buffers: Buffers | None = None) -> Tensor:

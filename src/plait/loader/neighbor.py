@@ -108,8 +108,11 @@ class NeighborLoader(SampledEpochs, PyGNeighborLoader):  # type: ignore[misc]  #
         return in_order(sampler.sample_from_nodes(inputs), sampler)
 
     def _mark(self, data: Any, metadata: Any) -> None:
-        data.input_id, data.seed_time = metadata[0], metadata[1]
-        data.batch_size = metadata[0].size(0)
+        self._mark_inputs(data._store, metadata)
 
     def _mark_typed(self, data: Any, metadata: Any, kind: Any) -> None:
-        self._mark(data[kind], metadata)
+        self._mark_inputs(data[kind], metadata)
+
+    def _mark_inputs(self, store: Any, metadata: Any) -> None:
+        store["input_id"], store["seed_time"] = metadata[0], metadata[1]
+        store["batch_size"] = metadata[0].size(0)

@@ -109,9 +109,9 @@ class EdgeSpace(_Space):
 
     def edges(self, targets: int) -> tuple[Array, Array, Array]:
         """Places of sources and of targets (the first `targets` have edges) and numbers of the edges."""
-        row, col, e_id = (np.empty(self.total, np.int64) for _ in range(3))
+        (row, col), e_id = np.empty((2, self.total), np.int64), np.empty(self.total, np.int64)
         relabel.finish(self.row, self.edge, self.pointer, targets, row, col, e_id)
-        return row, col, e_id
+        return row, col, e_id  # row and col side by side: they are an edge_index as they lie
 
 
 def induced(relation: Any, targets: NodeSpace, sources: NodeSpace) -> tuple[Array, Array, Array]:
