@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch_geometric.nn import EdgeConv
 
+from plait.plan import edgewise as plan
 from plait.runtime import edgewise
 from tests.parity.harness import agree
 from tests.parity.test_attention import WIDTH, N, drawn, edges, features
@@ -101,3 +102,16 @@ def test_what_is_not_lowered_runs_in_pyg_and_says_why(map_: nn.Module, word: str
 def test_plans_print_within_a_hundred_columns(name: str) -> None:
     compiled = agree(drawn(EdgeConv(MAPS[name]())), features(), edges())
     assert max(map(len, compiled.plan.layers[0].lines())) <= 100
+
+
+@pytest.mark.parametrize("choice", ["blocks", "marked"])
+@pytest.mark.parametrize("aggr", ["max", "min"])
+def test_marks_and_recomputed_blocks_compute_the_same(
+    choice: str, aggr: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = plan.candidates
+    monkeypatch.setattr(plan, "candidates", lambda p: [c for c in found(p) if c.name == choice])
+    compiled = agree(drawn(EdgeConv(rectified(), aggr=aggr)), features(), edges(count=2000))
+    assert compiled.plan.layers[0].choice == choice
+    wide = nn.Sequential(nn.Linear(2 * WIDTH, 9), nn.Linear(9, 17, bias=False), nn.ReLU(), nn.Linear(17, 21))
+    agree(drawn(EdgeConv(wide, aggr=aggr), torch.float64), features(dtype=torch.float64), edges())

@@ -3,6 +3,7 @@
 linear     the whole map is linear: it commutes with sums and maxima alike, so edges only pick projected rows
 rectified  first layer by node, ReLU and sum in one pass over edges, the last layer by node
 blocks     first layer by node, the rest in blocks of edges; a last linear layer under a sum by node again
+marked     blocks of a map that ends in a linear layer, under an extremum: bits remember who attained it
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from plait.cost.work import Matrix
 from plait.plan.fused import FusedCandidate, FusedPlan, FusedStep, choose_among
 from plait.plan.passes import Steps
 
-__all__ = ["EdgewiseProblem", "choose", "steps"]
+__all__ = ["EdgewiseProblem", "candidates", "choose"]
 
 # Times of the passes beside a sparse product of the same columns; from a few timings, not fitted.
 _ALL, _RECTIFIED = 1.5, 1.2
@@ -32,6 +33,7 @@ class EdgewiseProblem:
     by_edge: tuple[tuple[int, int], ...]  # (in, out) of the linear maps that are done by edge
     by_node: tuple[tuple[int, int], ...]  # and of those after the sum
     machine: MachineProfile
+    can_mark: bool = False  # the map ends in a linear layer by edge, under an extremum
     is_training: bool = True
     wants_input_grad: bool = True
     float_bytes: int = 4
@@ -39,7 +41,7 @@ class EdgewiseProblem:
     memory_limit: int | None = None
 
 
-def steps(p: EdgewiseProblem) -> list[FusedStep]:
+def _steps(p: EdgewiseProblem, is_marked: bool = False) -> list[FusedStep]:
     """The steps of the kind, priced."""
     made = Steps(p.machine, p.float_bytes, p.threads)
     rows, edges, turned = p.matrix.rows, p.matrix.edges, p.matrix.transposed()
@@ -62,7 +64,8 @@ def steps(p: EdgewiseProblem) -> list[FusedStep]:
     if p.kind == "blocks":
         made.gather("rows of both ends, again", "bwd", p.matrix, p.width)
         for inner, outer in p.by_edge:
-            made.gemm(f"by edge {inner} -> {outer}, again and back", "bwd", edges, inner, outer, 1 + backs)
+            is_kept = is_marked and (inner, outer) == p.by_edge[-1]
+            made.gemm(f"by edge {inner} -> {outer}, back", "bwd", edges, inner, outer, backs + (not is_kept))
             made.stream("gradients by edge", "bwd", edges, outer, 3)
         made.stream("sums by target and source", "bwd", edges, p.width, 4)
     else:
@@ -79,21 +82,34 @@ _TEXT = {
     "linear": "reduce(X W₂) + X (W₁ - W₂)",
     "rectified": "(Σ relu(X (W₁ - W₂) + X W₂)) V",
     "blocks": "reduce(f(X (W₁ - W₂) + X W₂))",
+    "marked": "reduce(f(X (W₁ - W₂) + X W₂) V), marks kept",
 }
 _BECAUSE = {
     "linear": "a linear map commutes with the reduction: no edge is projected",
     "rectified": "the first layer splits into both ends, the last commutes with the sum",
     "blocks": "the first layer splits into both ends; edges go in blocks that stay in cache",
+    "marked": "a bit an edge and column, kept, saves a product by edge in backward",
 }
 
 
-def choose(p: EdgewiseProblem) -> FusedPlan:
-    """The plan of the map's kind, with its price."""
+def candidates(p: EdgewiseProblem) -> list[FusedCandidate]:
+    """The ways to run the map's kind: marks are a choice in training where the map ends in a linear layer."""
     rows = p.matrix.rows * (2 * p.width + max([p.width, *(o for _, o in (*p.by_edge, *p.by_node))]))
     held = rows * (2 if p.is_training else 1) * p.float_bytes
-    found = FusedCandidate(p.kind, _TEXT[p.kind], tuple(steps(p)), held, _BECAUSE[p.kind])
+    names = [p.kind, *(["marked"] if p.can_mark and p.is_training else [])]
+    more = {"marked": p.matrix.edges * p.by_edge[-1][1] // 8} if p.by_edge else {}
+    return [
+        FusedCandidate(
+            name, _TEXT[name], tuple(_steps(p, name == "marked")), held + more.get(name, 0), _BECAUSE[name]
+        )
+        for name in names
+    ]
+
+
+def choose(p: EdgewiseProblem) -> FusedPlan:
+    """The cheapest candidate that fits the memory limit, with the losers and their prices."""
     sizes = {"N": p.matrix.rows, "E": p.matrix.edges, "K1": p.inner, "K2": p.width}
     return choose_among(
-        [found], layer=p.layer, kind="edgewise", sizes=sizes, machine=p.machine,
+        candidates(p), layer=p.layer, kind="edgewise", sizes=sizes, machine=p.machine,
         is_training=p.is_training, memory_limit=p.memory_limit,
     )  # fmt: skip

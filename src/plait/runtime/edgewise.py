@@ -22,14 +22,15 @@ from torch.autograd.function import once_differentiable
 
 from plait.kernels import edgewise as kernel
 from plait.kernels import gate
+from plait.kernels import gemm as dense
 from plait.kernels import spmm as sparse
 from plait.kernels.edgewise import Groups
 from plait.kernels.spmm import Pattern
 from plait.runtime.buffers import Buffers
 from plait.runtime.orders import EdgeOrders
-from plait.runtime.project import contiguous_rows
+from plait.runtime.project import contiguous_rows, weight_gradient
 
-__all__ = ["EdgewiseRun", "blocks_of", "mapped", "rectified"]
+__all__ = ["EdgewiseRun", "attained", "blocks_of", "mapped", "rectified"]
 
 _BLOCK_BYTES = 2 << 20  # of the widest rows of a block; a second-level cache and a bit
 _LEAST_EDGES = 256
@@ -41,6 +42,7 @@ class EdgeBlock:
 
     def __init__(self, indptr: np.ndarray[Any, Any], sources: np.ndarray[Any, Any], first: int, last: int):
         self.first, self.last = first, last
+        self.start, self.end = int(indptr[first]), int(indptr[last])
         self._starts = indptr[first : last + 1] - indptr[first]
         self._sources = sources[indptr[first] : indptr[last]]
         self.num_edges = len(self._sources)
@@ -148,15 +150,20 @@ class _Mapped(torch.autograd.Function):
             to_pairs, *more = torch.autograd.grad(y, [pairs, *parameters], to_y)
             for total, part in zip(totals, more, strict=True):
                 total.add_(part)
-            to_pairs = contiguous_rows(to_pairs, run.buffers)
-            sparse.spmm(block.to_targets, to_pairs, to_near[rows])
-            kernel.scatter(block.groups, to_pairs, to_far)
+            _to_ends(run, block, to_pairs, to_near[rows], to_far)
         return None, to_z, to_t, *totals
 
 
 def _paired(run: EdgewiseRun, block: EdgeBlock, near: Tensor, far: Tensor) -> Tensor:
     rows = run.buffers.take(block.num_edges, run.width, far.dtype)
     return kernel.pair(run.edges.pattern, block.first, block.last, near, far, rows)
+
+
+def _to_ends(run: EdgewiseRun, block: EdgeBlock, to_pairs: Tensor, to_near: Tensor, to_far: Tensor) -> None:
+    """The gradients of a block's rows, summed for its targets and added to the sources."""
+    to_pairs = contiguous_rows(to_pairs, run.buffers)
+    sparse.spmm(block.to_targets, to_pairs, to_near)
+    kernel.scatter(block.groups, to_pairs, to_far)
 
 
 def _rest(run: EdgewiseRun, rows: Tensor) -> Tensor:
@@ -179,6 +186,74 @@ def mapped(run: EdgewiseRun, z: Tensor, t: Tensor | None, parameters: list[Tenso
     `parameters` are those inside `rest` that want a gradient.
     """
     return _Mapped.apply(run, z, t, *parameters)  # type: ignore[no-any-return, no-untyped-call]
+
+
+# A last linear layer under an extremum ---------------------------------------------------------------------
+
+
+class _Attained(torch.autograd.Function):
+    """rest, then rows @ w + bias, reduced; one bit an edge and column remembers who attained the extremum."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, run: EdgewiseRun, z: Tensor, t: Tensor | None, w: Tensor, bias: Tensor | None, *more: Tensor
+    ) -> Tensor:
+        far, near = run.ends(z, t)
+        w = w.contiguous()
+        rows, outer = run.edges.pattern.num_rows, w.shape[1]
+        out, ties = (run.buffers.take(rows, outer, z.dtype) for _ in range(2))
+        marks = torch.empty((run.edges.pattern.num_edges, kernel.mark_bytes(outer)), dtype=torch.uint8)
+        for block in blocks_of(run.edges, run.widest * z.element_size()):
+            own = slice(block.first, block.last)
+            y = run.buffers.take(block.num_edges, outer, z.dtype)
+            if block.num_edges:
+                dense.gemm(_rest(run, _paired(run, block, near, far)), w, y, bias=bias)
+            sparse.extremum(block.to_targets, y, out[own], ties[own], run.reduce)
+            kernel.mark(block.to_targets, out[own], y, marks[block.start : block.end])
+        ctx.run, ctx.has_bias = run, bias is not None
+        ctx.save_for_backward(z, t, ties, marks, w, *more)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        run: EdgewiseRun = ctx.run
+        z, t, ties, marks, w, *parameters = ctx.saved_tensors
+        far, near = run.ends(z, t)
+        grad = contiguous_rows(grad, run.buffers)
+        share = torch.div(grad, ties, out=run.buffers.take(grad.shape[0], grad.shape[1], grad.dtype))
+        to_z, to_t = run.blank(z, t)
+        to_far, to_near = run.ends(to_z, to_t)
+        to_far.zero_()
+        to_w, to_bias = torch.zeros_like(w), w.new_zeros(w.shape[1])
+        totals = [torch.zeros_like(p) for p in parameters]
+        back = w.t().contiguous()
+        for block in blocks_of(run.edges, run.widest * z.element_size()):
+            rows = slice(block.first, block.last)
+            if not block.num_edges:
+                to_near[rows].zero_()
+                continue
+            to_y = run.buffers.take(block.num_edges, w.shape[1], z.dtype)
+            kernel.unmark(block.to_targets, share[rows], marks[block.start : block.end], to_y)
+            with torch.enable_grad():
+                pairs = _paired(run, block, near, far).requires_grad_()
+                h = _rest(run, pairs)
+            to_w.add_(weight_gradient(h.detach(), to_y))
+            if ctx.has_bias:
+                to_bias.add_(dense.column_sums(to_y))
+            to_h = dense.gemm(to_y, back, run.buffers.take(block.num_edges, w.shape[0], z.dtype))
+            to_pairs, *parts = torch.autograd.grad(h, [pairs, *parameters], to_h)
+            for total, part in zip(totals, parts, strict=True):
+                total.add_(part)
+            _to_ends(run, block, to_pairs, to_near[rows], to_far)
+        return None, to_z, to_t, to_w, to_bias if ctx.has_bias else None, *totals
+
+
+def attained(
+    run: EdgewiseRun, z: Tensor, t: Tensor | None, w: Tensor, bias: Tensor | None, parameters: list[Tensor]
+) -> Tensor:
+    """out[i] = max (min) over edges of rest(near[i] + far[j]) @ w + bias; the product is not done again."""
+    return _Attained.apply(run, z, t, w, bias, *parameters)  # type: ignore[no-any-return, no-untyped-call]
 
 
 # A ReLU and a sum: no block at all -------------------------------------------------------------------------

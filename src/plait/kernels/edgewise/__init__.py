@@ -15,11 +15,11 @@ from plait.kernels.compiled import address_of
 from plait.kernels.edgewise import cpu
 from plait.kernels.spmm import Pattern
 
-__all__ = ["Groups", "pair", "scatter"]
+__all__ = ["Groups", "mark", "mark_bytes", "pair", "scatter", "unmark"]
 
 _SERIAL_BELOW = 1 << 18  # edges times columns
 _PIECE_ROWS = 64
-_pair_block, _scatter_block = Block(cpu.PAIR), Block(cpu.SCATTER)
+_pair_block, _scatter_block, _marks_block = Block(cpu.PAIR), Block(cpu.SCATTER), Block(cpu.MARKS)
 
 
 @functools.cache
@@ -75,4 +75,40 @@ def scatter(groups: Groups, values: torch.Tensor, out: torch.Tensor) -> torch.Te
     words[10] = values.shape[1]
     address = _address("scatter", size * 8, groups.order.dtype.itemsize * 8)
     _scatter_block.run(address, words, _threads(values.numel()))
+    return out
+
+
+@functools.cache
+def _marks_address(float_bits: int, index_bits: int, is_back: bool) -> int:
+    name = f"edgewise-{'unmark' if is_back else 'mark'}-f{float_bits}-i{index_bits}"
+    return address_of(name, lambda: cpu.marks(float_bits, index_bits, is_back))
+
+
+def mark_bytes(width: int) -> int:
+    """Bytes of an edge's marks, one bit a column."""
+    return -(-width // cpu.LANES_MARKED) * cpu.LANES_MARKED // 8
+
+
+def _run_marks(
+    pattern: Pattern, near: torch.Tensor, values: torch.Tensor, marks: torch.Tensor, is_back: bool
+) -> None:
+    size = values.element_size()
+    words = _marks_block.words()
+    words[1], words[2], words[3] = pattern.num_rows, _PIECE_ROWS, pattern.addresses[2]
+    words[4], words[5] = near.data_ptr(), near.stride(0) * size
+    words[6], words[7] = values.data_ptr(), values.stride(0) * size
+    words[8], words[9], words[10] = marks.data_ptr(), marks.stride(0), values.shape[1]
+    address = _marks_address(size * 8, pattern.index_bits, is_back)
+    _marks_block.run(address, words, _threads(values.numel()))
+
+
+def mark(pattern: Pattern, best: torch.Tensor, values: torch.Tensor, marks: torch.Tensor) -> torch.Tensor:
+    """marks[e, column] = values[e] == best[i], bit by bit; edge e is the pattern's e-th, of row i."""
+    _run_marks(pattern, best, values, marks, False)
+    return marks
+
+
+def unmark(pattern: Pattern, share: torch.Tensor, marks: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """out[e] = share[i] where marked, else 0."""
+    _run_marks(pattern, share, out, marks, True)
     return out

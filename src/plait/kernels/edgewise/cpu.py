@@ -1,15 +1,16 @@
-"""Rows of a block of edges on the CPU: sums of both ends' rows, and their gradients added to the sources."""
+"""Rows of a block of edges on the CPU: sums of both ends' rows, who attains an extremum, the way back."""
 
 from __future__ import annotations
 
 import functools
 from typing import Any
 
+from llvmlite import ir
 from numba import cfunc, types
 
 from plait.kernels.vector import CodeGen, load_index, load_index_ir, next_piece, tile_intrinsic
 
-__all__ = ["PAIR", "SCATTER", "pair", "scatter"]
+__all__ = ["LANES_MARKED", "MARKS", "PAIR", "SCATTER", "marks", "pair", "scatter"]
 
 # Orders of the words in argument blocks; kernels/edgewise/__init__.py fills them.
 PAIR = (
@@ -20,6 +21,12 @@ SCATTER = (
     *("counter", "rows", "piece_rows", "indptr", "order", "targets", "values", "values_row"),
     *("out", "out_row", "width"),
 )
+
+MARKS = (
+    *("counter", "rows", "piece_rows", "indptr", "near", "near_row", "values", "values_row"),
+    *("marks", "marks_row", "width"),
+)
+LANES_MARKED = 16  # columns whose marks are one word of as many bits
 
 
 def _lanes(float_bits: int) -> int:
@@ -115,5 +122,56 @@ def scatter(float_bits: int, index_bits: int) -> Any:
                 for c in range(0, width, lanes):
                     o = c * size
                     tile(values + o, values_row, order, start, end, to + o, width - c)
+
+    return run
+
+
+def _marks_tile(float_bits: int, is_back: bool) -> Any:
+    """A masked tile of the edges [start, end) of a row: marks where values == near, or near where marked."""
+    lanes = LANES_MARKED
+
+    def body(base: CodeGen, args: list[Any]) -> None:
+        code = base.of(lanes)
+        b = code.builder
+        near, values, values_row, marks, marks_row, start, end, count = args
+        mask, zero = code.mask(count), code.constant(0.0)
+        own, word = code.load(near, mask), ir.IntType(lanes)
+
+        def step(e: Any, none: list[Any]) -> list[Any]:
+            row = b.add(values, b.mul(e, values_row))
+            where = b.inttoptr(b.add(marks, b.mul(e, marks_row)), word.as_pointer())
+            if is_back:
+                is_it = b.bitcast(b.load(where), ir.VectorType(ir.IntType(1), lanes))
+                code.store(b.select(is_it, own, zero), row, mask)
+            else:
+                b.store(b.bitcast(b.fcmp_ordered("==", code.load(row, mask), own), word), where)
+            return []
+
+        code.loop(start, end, [], step)
+
+    return tile_intrinsic(float_bits, 8, 0, body)
+
+
+@functools.cache
+def marks(float_bits: int, index_bits: int, is_back: bool) -> Any:
+    """A bit for each edge and column: values[e] == near[i]; or (is_back) values[e] = near[i] where marked."""
+    tile = _marks_tile(float_bits, is_back)
+    index = load_index(index_bits)
+    size = float_bits // 8
+
+    @cfunc(types.void(types.CPointer(types.int64)))
+    def run(a):  # type: ignore[no-untyped-def]
+        counter, rows, piece_rows, indptr, near, near_row = a[0], a[1], a[2], a[3], a[4], a[5]
+        values, values_row, bits, bits_row, width = a[6], a[7], a[8], a[9], a[10]
+        while True:
+            first = next_piece(counter) * piece_rows
+            if first >= rows:
+                break
+            for i in range(first, min(rows, first + piece_rows)):
+                start, end = index(indptr, i), index(indptr, i + 1)
+                for c in range(0, width, LANES_MARKED):
+                    o = c * size
+                    tile(near + i * near_row + o, values + o, values_row, bits + c // 8, bits_row, start, end,
+                         width - c)  # fmt: skip
 
     return run

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["pair", "scatter"]
+__all__ = ["marked", "pair", "scatter"]
 
 Array = np.ndarray[Any, Any]
 
@@ -22,3 +22,8 @@ def scatter(rows: Array, values: Array, out: Array) -> Array:
     for row, value in zip(rows, values, strict=True):
         out[row] += value
     return out
+
+
+def marked(rows: Array, best: Array, values: Array, share: Array) -> Array:
+    """share[i] where values[e] attains best[i], else 0; rows[e] is the target i of edge e."""
+    return np.where(values == best[rows], share[rows], 0)

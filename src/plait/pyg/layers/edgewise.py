@@ -28,7 +28,7 @@ from plait.pyg.layers.fused import (
     refused_edges,
     refused_features,
 )
-from plait.runtime.edgewise import EdgewiseRun, mapped, rectified
+from plait.runtime.edgewise import EdgewiseRun, attained, mapped, rectified
 from plait.runtime.pna import Layout, aggregate_all
 from plait.runtime.project import project
 from plait.runtime.session import Edges, machine_in_use
@@ -131,7 +131,7 @@ def _not_by_row(layer: Any) -> str | None:
 
 
 def _run(module: Any, edges: Edges, map_: _Map, source: Tensor, target: Tensor | None) -> Tensor:
-    _plan(module, edges, map_, source, target)
+    plan = _plan(module, edges, map_, source, target)
     buffers, reduce = module._plait_session.buffers, aggregation(module)
     inner, width = source.shape[1], map_.first.weight.shape[0]
     weight, bias = map_.first.weight, map_.first.bias
@@ -147,7 +147,7 @@ def _run(module: Any, edges: Edges, map_: _Map, source: Tensor, target: Tensor |
         z, t = project(buffers, source, torch.cat([far, near], 1), shift), None
     else:
         z, t = project(buffers, source, far), project(buffers, target, near, bias)
-    out = _reduced(buffers, edges, map_, "sum" if reduce == "mean" else str(reduce), z, t)
+    out = _reduced(buffers, edges, map_, plan.choice, "sum" if reduce == "mean" else str(reduce), z, t)
     if reduce == "mean":
         degree = torch.from_numpy(edges.graph.degrees).to(z.dtype).clamp(min=1)
         out = out / degree[:, None]
@@ -163,24 +163,36 @@ def _weights(edges: Edges, reduce: str | None, dtype: torch.dtype) -> Tensor:
     return degree if reduce == "sum" else degree.clamp(max=1)
 
 
-def _reduced(buffers: Any, edges: Edges, map_: _Map, reduce: str, z: Tensor, t: Tensor | None) -> Tensor:
+def _reduced(
+    buffers: Any, edges: Edges, map_: _Map, choice: str, reduce: str, z: Tensor, t: Tensor | None
+) -> Tensor:
     width = map_.first.weight.shape[0]
     if map_.kind == "rectified":
         return rectified(EdgewiseRun(edges.orders, buffers, width), z, t)
     widths = [width, *(layer.weight.shape[0] for layer in map_.by_edge if is_plain_linear(layer))]
+    is_marked = choice == "marked"
+    layers = map_.by_edge[:-1] if is_marked else map_.by_edge
 
     def rest(rows: Tensor) -> Tensor:
-        for layer in map_.by_edge:
-            rows = (
-                project(buffers, rows, layer.weight.t(), layer.bias)
-                if is_plain_linear(layer)
-                else layer(rows)
-            )
+        for layer in layers:
+            if is_plain_linear(layer):
+                rows = project(buffers, rows, layer.weight.t(), layer.bias)
+            else:
+                rows = layer(rows)
         return rows
 
     run = EdgewiseRun(edges.orders, buffers, width, reduce, rest, widths[-1], max(widths))
-    wanted = [p for layer in map_.by_edge for p in layer.parameters() if p.requires_grad]
+    wanted = [p for layer in layers for p in layer.parameters() if p.requires_grad]
+    if is_marked:
+        last = map_.by_edge[-1]
+        return attained(run, z, t, last.weight.t(), last.bias, wanted)
     return mapped(run, z, t, wanted)
+
+
+def _can_mark(module: Any, map_: _Map) -> bool:
+    """True where the map ends in a linear layer by edge, after one that is not, under an extremum."""
+    ends = map_.by_edge[-2:]
+    return aggregation(module) in ("max", "min") and len(ends) == 2 and is_plain_linear(ends[1])
 
 
 def _plan(module: Any, edges: Edges, map_: _Map, source: Tensor, target: Tensor | None) -> FusedPlan:
@@ -195,8 +207,9 @@ def _plan(module: Any, edges: Edges, map_: _Map, source: Tensor, target: Tensor 
                 layer=module._plait_name, kind=map_.kind, matrix=cost_matrix(edges), inner=source.shape[1],
                 width=map_.first.weight.shape[0], by_edge=sizes(filter(is_plain_linear, map_.by_edge)),
                 by_node=sizes([] if map_.last is None else [map_.last]), machine=machine_in_use(),
-                is_training=training, wants_input_grad=wants_input, float_bytes=source.element_size(),
-                threads=launch.num_threads(), memory_limit=module._plait_session.options.memory_limit,
+                can_mark=_can_mark(module, map_), is_training=training, wants_input_grad=wants_input,
+                float_bytes=source.element_size(), threads=launch.num_threads(),
+                memory_limit=module._plait_session.options.memory_limit,
             )
         )  # fmt: skip
 
