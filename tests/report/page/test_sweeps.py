@@ -62,3 +62,18 @@ def test_two_sizes_are_no_curve() -> None:
         made.op_record("mm", v, 1e-3, rng, 1.0, 1.0, width=w) for v in ("plait", "torch") for w in (1, 2)
     ]
     assert _sweeps(records) == []
+
+
+def test_of_many_variants_the_fastest_are_drawn_and_the_title_says_so() -> None:
+    rng = np.random.default_rng(0)
+    times = {"plait": 9.0, "dense": 8.0} | {f"way{k}": 1.0 + k for k in range(7)}
+    records = [
+        made.op_record("spmm", variant, seconds, rng, 1.0, 1.0, width=width)
+        for variant, seconds in times.items()
+        for width in (1, 2, 4)
+    ]
+    (sweep,) = _sweeps(records)
+    drawn = sweep_figure(sweep, 0).draw(0)
+    assert sweep.title == "spmm, 3 slower left out"
+    assert all(f">{name}<" in drawn for name in ("plait", "dense", "way0", "way3"))
+    assert ">way4<" not in drawn

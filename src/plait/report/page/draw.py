@@ -21,6 +21,7 @@ __all__ = [
     "lanes",
     "padded",
     "path_of",
+    "percent",
     "short",
     "svg",
     "tag",
@@ -132,7 +133,8 @@ class Scale:
 def decades(low: float, high: float, most: int) -> list[float]:
     """At most about `most` round values of a logarithmic axis: 1, 2, 5 of every decade or fewer."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    for leads, step in (((1, 2, 5), 1), ((1, 3), 1), ((1,), 1), ((1,), 2), ((1,), 3), ((1,), 4)):
+    fine = (1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9)
+    for leads, step in ((fine, 1), ((1, 2, 5), 1), ((1, 3), 1), ((1,), 1), ((1,), 2), ((1,), 3), ((1,), 4)):
         values = [lead * 10.0**k for k in range(first, last + 1) if k % step == 0 for lead in leads]
         inside = [value for value in values if low * 0.999 <= value <= high * 1.001]
         if 2 <= len(inside) <= most:
@@ -223,6 +225,11 @@ def path_of(points: Sequence[tuple[float, float]]) -> str:
         f"{command}{x:.1f} {y:.1f}"
         for command, (x, y) in zip(itertools.chain("M", itertools.repeat("L")), points, strict=False)
     )
+
+
+def percent(share: float) -> str:
+    """A share as a percentage for an axis: three digits, whole numbers from a hundred on."""
+    return f"{100 * share:.3g}%" if share < 9.995 else f"{100 * share:,.0f}%"
 
 
 def short(value: float, unit: str = "") -> str:

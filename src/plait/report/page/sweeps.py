@@ -16,6 +16,7 @@ from plait.report.page.draw import (
     label,
     padded,
     path_of,
+    percent,
     short,
     svg,
     tag,
@@ -52,6 +53,7 @@ AXES = {
     "threads": _Axis(("threads",), "threads", 1),
 }
 _FEWEST = 3
+_MOST_LINES = 6
 PANEL = 326
 _DASHES = (None, "6 3", "2 3", "9 3 2 3")
 
@@ -73,7 +75,9 @@ class Sweep:
     @property
     def title(self) -> str:
         """The operation and what was held still."""
-        return f"{self.op}" + (f", {self.detail}" if self.detail else "")
+        more = len(self.lines) - _MOST_LINES
+        left_out = [f"{more} slower left out"] if more > 0 else []
+        return ", ".join(part for part in (self.op, self.detail, *left_out) if part)
 
 
 @dataclass(frozen=True)
@@ -112,6 +116,17 @@ def _along(axis: str, timed: Sequence[Sample]) -> list[Sweep]:
             first = members[0][1]
             sweeps.append(Sweep(axis, first.op, _detail(first, along), long))
     return sweeps
+
+
+def _shown(sweep: Sweep) -> dict[str, list[tuple[float, Sample]]]:
+    """The lines worth drawing: plait's, the dense one, and the fastest others, few enough to tell apart."""
+
+    def rank(name: str) -> tuple[bool, float]:
+        line = sweep.lines[name]
+        is_needed = name == "dense" or line[0][1].is_own
+        return not is_needed, math.fsum(math.log(s.median) for _, s in line) / len(line)
+
+    return {name: sweep.lines[name] for name in sorted(sweep.lines, key=rank)[:_MOST_LINES]}
 
 
 def _size(sample: Sample, axis: str) -> float | None:
@@ -176,9 +191,10 @@ def sweep_figure(sweep: Sweep, place: int) -> Figure:
 
 
 def _sweep_svg(sweep: Sweep) -> str:
+    lines = _shown(sweep)
     height, left, right = 250.0, 54.0, PANEL - 78.0
-    sizes = [size for line in sweep.lines.values() for size, _ in line]
-    times = [s.median for line in sweep.lines.values() for _, s in line]
+    sizes = [size for line in lines.values() for size, _ in line]
+    times = [t for line in lines.values() for _, s in line for t in (s.median, s.low, s.high)]
     axis = AXES[sweep.axis]
     x = Scale(min(sizes), max(sizes), left, right, axis.is_log)
     y = Scale(*padded(times, 1.3), height - 44, 26.0)
@@ -188,13 +204,13 @@ def _sweep_svg(sweep: Sweep) -> str:
         y,
         f"{axis.words} →",
         "time ↑",
-        (lambda v: f"{100 * v:.3g}%") if as_share else short,
+        percent if as_share else short,
         lambda v: short(v, "s"),
     )
     parts = [frame.axes()]
     ends: list[tuple[float, str]] = []
     seen: dict[str, int] = defaultdict(int)
-    for variant, line in sorted(sweep.lines.items(), key=lambda item: item[0].startswith("plait")):
+    for variant, line in sorted(lines.items(), key=lambda item: item[0].startswith("plait")):
         colour = colour_of(variant)
         # variants of one library share its colour, not its dashes
         parts.append(_curve(variant, line, frame, _DASHES[seen[colour] % len(_DASHES)]))
@@ -218,7 +234,12 @@ def _curve(variant: str, line: Sequence[tuple[float, Sample]], frame: Frame, das
     for (px, py), (size, sample) in zip(points, line, strict=True):
         tip = f"{sample.op}, {variant}: {seconds_text(sample.median)} at {size:.3g} ({sample.case})"
         parts.append(
-            tag("path", d=f"M{px:.1f} {frame.y(sample.low):.1f}V{frame.y(sample.high):.1f}", stroke=colour)
+            tag(
+                "path",
+                d=f"M{px:.1f} {frame.y(sample.low):.1f}V{frame.y(sample.high):.1f}",
+                stroke=colour,
+                opacity=0.45,
+            )
         )
         parts.append(tag("circle", titled(tip), cx=px, cy=py, r=2.8, fill=colour, class_="mark"))
     return tag("g", *parts, **line[0][1].facets)
