@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 
 from plait.cli.main import main
+from plait.graph import Graph
+from plait.graph.io import save
 
 GRAPH = ["hag", "--data", "sbm:num_nodes=60,features=8"]
 
@@ -23,3 +28,23 @@ def test_counts_times_and_the_verdict_are_printed(capsys: pytest.CaptureFixture[
 def test_bad_arguments_are_refused(option: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*GRAPH, f"{option}={value}"]) == 2
     assert option.strip("-") in capsys.readouterr().err
+
+
+def test_all_graphs_of_a_folder_are_compared_with_csr(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(tmp_path / "ring.npz", Graph.from_edge_index(np.arange(9), (np.arange(9) + 1) % 9, 9))
+    code = main(
+        ["hag", "--all", str(tmp_path), "--layers", "gcn", "--output", str(tmp_path / "records.jsonl")]
+    )
+    out = capsys.readouterr().out
+    assert "ring" in out
+    assert "choices below" in out
+    assert code in (0, 1)  # a step of nine nodes is noise
+    assert (tmp_path / "records.jsonl").exists()
+
+
+def test_what_to_look_at_must_be_named_once(tmp_path: Path) -> None:
+    for arguments in (["hag"], [*GRAPH, "--all", str(tmp_path)]):
+        with pytest.raises(SystemExit):
+            main(arguments)

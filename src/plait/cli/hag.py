@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import argparse
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from plait.errors import InputError
 
 if TYPE_CHECKING:
     from plait.graph import Graph, hag
+    from plait.measure import Record
     from plait.report.table import Table
 
 __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Graph, limits of the search, widths."""
-    parser.add_argument(
-        "--data", required=True, metavar="FILE|GENERATOR", help="an npz file, a name, or sbm, ..."
+    """Graph, limits of the search, widths; or which graphs to compare with CSR."""
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--data", metavar="FILE|GENERATOR", help="an npz file, a name, or sbm, ...")
+    which.add_argument(
+        "--all", metavar="FOLDER", help="every graph of a folder: is the planner's choice ever below CSR?"
     )
+    which.add_argument("--train", metavar="FILE", help="train models on a union of graphs, beside the peers")
+    parser.add_argument(
+        "--layers", default=None, metavar="NAME,...", help="of --all (gcn,gin,sage-max) and --train (gcn,gin)"
+    )
+    parser.add_argument("--output", metavar="FILE", help="where --all and --train add their JSON lines")
     parser.add_argument("--data-dir", metavar="FOLDER", help="where the graph files are")
     parser.add_argument(
         "--capacity", metavar="N", help="most sums: a count, or a share of the nodes such as 0.25"
@@ -37,6 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the counts, the times and the verdict."""
+    if args.all is not None or args.train is not None:
+        return _bench(args)
     capacity, widths = _capacity(args.capacity), _widths(args.widths)
     from plait.bench.cases import find_graph
     from plait.cli.threads import use_threads
@@ -65,6 +76,54 @@ def run(args: argparse.Namespace) -> int:
     table, worst, total = _times(graph, forward, backward, widths)
     print(f"\n{table}\n\nverdict: {_verdict(worst, total)}")
     return 0
+
+
+def _bench(args: argparse.Namespace) -> int:
+    """Compare steps and whole runs with CSR; 1 when a choice was below what is allowed."""
+    from plait.bench import forms
+    from plait.bench.cases import LAYERS, known
+    from plait.cli.threads import use_threads
+
+    use_threads(args.num_threads)
+    layers = tuple((args.layers or ("gcn,gin,sage-max" if args.all else "gcn,gin")).split(","))
+    for layer in layers:
+        known("--layers", layer, LAYERS)
+    options = forms.Options(layers, None if args.output is None else Path(args.output))
+    if args.train is not None:
+        for record in forms.train(Path(args.train), layers, options):
+            print(_training_line(record), flush=True)
+        return 0
+    lost = 0
+    for record in forms.run(forms.graphs_in(args.all), options):
+        print(_form_line(record), flush=True)
+        lost += min(_number(record, "gain"), _number(record, "run_gain")) < forms.LEAST
+    print(f"{lost} choices below {forms.LEAST} of CSR")
+    return int(lost > 0)
+
+
+def _number(record: Record, name: str) -> float:
+    value = record.result[name]
+    return float(value) if isinstance(value, (int, float)) else 0.0
+
+
+def _form_line(record: Record) -> str:
+    sides: Any = record.result["sides"]
+    used = "hag" if "hag" in sides["forms"]["backends"] else "csr"
+    case = record.case
+    return (
+        f"{case['graph']:<20} {case['model']:<9} {used}  a step {_number(record, 'gain'):.2f}x CSR, "
+        f"{case['epochs']} epochs with preparation {_number(record, 'run_gain'):.2f}x"
+    )
+
+
+def _training_line(record: Record) -> str:
+    sides: Any = record.result["sides"]
+    parts = [
+        f"{name} {side['median_seconds'] * 1e3:.0f} ms + {side['prepare_seconds']:.1f} s"
+        for name, side in sides.items()
+        if "median_seconds" in side
+    ]
+    return f"{record.case['graph']} {record.case['model']}: a step and the preparation: {', '.join(parts)}"
 
 
 def _capacity(text: str | None) -> float | None:
