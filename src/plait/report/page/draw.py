@@ -133,8 +133,13 @@ class Scale:
 def decades(low: float, high: float, most: int) -> list[float]:
     """At most about `most` round values of a logarithmic axis: 1, 2, 5 of every decade or fewer."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    fine = (1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9)
-    for leads, step in ((fine, 1), ((1, 2, 5), 1), ((1, 3), 1), ((1,), 1), ((1,), 2), ((1,), 3), ((1,), 4)):
+    within = (
+        (1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9),
+        (1, 1.5, 2, 3, 4, 6, 8),
+        (1, 2, 5),
+        (1, 3),
+    )
+    for leads, step in [(leads, 1) for leads in within] + [((1,), step) for step in (1, 2, 3, 4)]:
         values = [lead * 10.0**k for k in range(first, last + 1) if k % step == 0 for lead in leads]
         inside = [value for value in values if low * 0.999 <= value <= high * 1.001]
         if 2 <= len(inside) <= most:

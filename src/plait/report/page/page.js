@@ -120,6 +120,7 @@
   const tip = document.createElement("div");
   tip.id = "tip";
   tip.setAttribute("role", "tooltip");
+  tip.setAttribute("aria-live", "polite");
   tip.hidden = true;
 
   function showTip(element) {
@@ -153,6 +154,7 @@
 
   function walkable(box, selector) {
     box.setAttribute("tabindex", "0");
+    box.setAttribute("role", "group"); // a picture would hide its marks from those who cannot see it
     let place = -1;
     box.addEventListener("keydown", (event) => {
       const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];

@@ -186,14 +186,13 @@ class _Roofline:
         slope = [(x(start), y(start * self.stream)), (x(knee), y(knee * self.stream)), (x.end, y(peak))]
         angle = math.degrees(math.atan2(slope[1][1] - slope[0][1], slope[1][0] - slope[0][0]))
         at_x, at_y = (
-            0.84 * a + 0.16 * b for a, b in zip(*slope[:2], strict=True)
+            0.96 * a + 0.04 * b for a, b in zip(*slope[:2], strict=True)
         )  # few operations are there
         name = label(
             f"memory {short(self.stream, 'B/s')}",
             0,
             -7,
             fill="var(--ink)",
-            text_anchor="middle",
             transform=f"translate({at_x:.1f} {at_y:.1f}) rotate({angle:.1f})",
         )
         return tag("path", d=path_of(slope), **line) + name + level
@@ -260,7 +259,7 @@ def bandwidth_figure(samples: Sequence[Sample], streams: Mapping[str, float]) ->
 
 def _bandwidth_svg(shares: Sequence[tuple[Sample, float]], width: int) -> str:
     low, high = padded((share for _, share in shares), 1.3)
-    x = Scale(low, max(high, 1.2), 130.0 if width > NARROW else 104.0, width - 14.0)
+    x = Scale(low, max(high, 1.2), 130.0 if width > NARROW else 112.0, width - 14.0)
     rows: dict[str, list[str]] = defaultdict(list)
     for sample, share in sorted(shares, key=lambda item: item[0].is_own):
         tip = f"{sample.op}, {sample.variant} ({sample.case}): {share:.1%} of the bandwidth"
