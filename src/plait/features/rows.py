@@ -138,7 +138,7 @@ def gather(array: Array, ids: Array, out: Array) -> None:
 
 
 def _aligned(array: Array) -> bool:
-    return bool(array.ctypes.data % 8 == 0)
+    return int(array.__array_interface__["data"][0]) % 8 == 0
 
 
 def _words(array: Array, word: Any) -> Array:
