@@ -28,13 +28,13 @@ def test_every_operation_with_arithmetic_is_a_dot(report: Report) -> None:
     for width in (WIDE, NARROW):
         drawn = figure.draw(width)
         assert drawn.count("<circle") == sum(p.flops > 0 for p in points)
-        assert "memory 20 GB/s" in drawn
+        assert "slope: memory 20 GB/s" in drawn
 
 
 def test_without_a_bandwidth_there_is_a_level_and_no_slope(report: Report) -> None:
     ((_, figure),) = roofline_figures(points_of([], report.run.plans), {})
     assert "slope" not in figure.caption
-    assert "fastest measured" in figure.draw(WIDE)
+    assert ">level: " in figure.draw(WIDE)
 
 
 def test_operations_without_arithmetic_have_a_share_of_the_bandwidth(report: Report) -> None:

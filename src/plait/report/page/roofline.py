@@ -173,29 +173,17 @@ class _Roofline:
         )
 
     def _roof(self, frame: Frame) -> str:
+        """The bounds, named in the corner above: along the lines the names would cover dots."""
         peak = max(p.rate for p in self.points)
         x, y = frame.x, frame.y
-        line = {"fill": "none", "stroke": "var(--ink)", "stroke_width": 1.4}
-        level = label(
-            f"fastest measured: {short(peak, 'FLOP/s')}", x.start + 6, y(peak) - 7, fill="var(--ink)"
-        )
-        if self.stream is None:
-            return tag("path", d=f"M{x.start:.1f} {y(peak):.1f}H{x.end:.1f}", **line) + level
-        knee = min(max(peak / self.stream, x.low), x.high)
-        start = max(x.low, y.low / self.stream)
-        slope = [(x(start), y(start * self.stream)), (x(knee), y(knee * self.stream)), (x.end, y(peak))]
-        angle = math.degrees(math.atan2(slope[1][1] - slope[0][1], slope[1][0] - slope[0][0]))
-        at_x, at_y = (
-            0.96 * a + 0.04 * b for a, b in zip(*slope[:2], strict=True)
-        )  # few operations are there
-        name = label(
-            f"memory {short(self.stream, 'B/s')}",
-            0,
-            -7,
-            fill="var(--ink)",
-            transform=f"translate({at_x:.1f} {at_y:.1f}) rotate({angle:.1f})",
-        )
-        return tag("path", d=path_of(slope), **line) + name + level
+        names = f"level: {short(peak, 'FLOP/s')}, the fastest"
+        corners = [(x.start, y(peak)), (x.end, y(peak))]
+        if self.stream is not None:
+            names = f"slope: memory {short(self.stream, 'B/s')} · {names}"
+            start, knee = max(x.low, y.low / self.stream), min(max(peak / self.stream, x.low), x.high)
+            corners = [(x(at), y(at * self.stream)) for at in (start, knee)] + corners[1:]
+        line = tag("path", d=path_of(corners), fill="none", stroke="var(--ink)", stroke_width=1.4)
+        return line + label(names, x.end, 10, text_anchor="end", fill="var(--ink)")
 
 
 def _dot(point: Point, frame: Frame) -> str:
@@ -215,11 +203,11 @@ def _names(points: Sequence[Point], frame: Frame) -> list[str]:
     taken.append((frame.x.start, frame.x.end, frame.y(max(p.rate for p in points))))
     shown = []
     for op, point in sorted(best.items(), key=lambda item: -item[1].rate):
-        place = _free_place(frame.x(point.intensity), frame.y(point.rate), 7.2 * len(op), frame, taken)
+        place = _free_place(frame.x(point.intensity), frame.y(point.rate), 7.8 * len(op), frame, taken)
         if place is None:
             continue
         x, y = place
-        taken.append((x, x + 7.2 * len(op), y - 4))
+        taken.append((x, x + 7.8 * len(op), y - 4))
         shown.append(bold_label(op, x, y, **point.facets))
     return shown
 

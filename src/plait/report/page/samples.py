@@ -24,7 +24,6 @@ __all__ = [
     "contests",
     "number",
     "read_runs",
-    "records_of",
     "samples_of",
 ]
 
@@ -201,11 +200,6 @@ def _records(path: Path) -> tuple[list[Record], list[str]]:
             "or a plan of `plait explain --json`"
         )
     return found, remarks
-
-
-def records_of(run: Run, kind: str) -> list[Record]:
-    """The records of one kind ("op", "layer", "model", "plan"), in the order they were read."""
-    return [record for record in run.records if KINDS.get(record.kind) == kind]
 
 
 def samples_of(run: Run) -> tuple[list[Sample], int]:

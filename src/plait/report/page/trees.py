@@ -28,7 +28,6 @@ from plait.report.table import amount, seconds_text
 
 __all__ = ["Prediction", "prediction_figure", "predictions_of", "regret_figure", "tree_figure"]
 
-_PHASES = {"once": "once", "forward": "forward", "backward": "backward"}
 _MOST_REJECTED = 4
 _NEAR = 0.25
 
@@ -77,7 +76,7 @@ def _layer_lines(layer: Mapping[str, Any]) -> list[_Line]:
     lines.append(_Line(f"{layer.get('expression')}  [{layer.get('form')}]", 1, tip=because))
     steps = [*(layer.get("hoisted") or ()), *(layer.get("steps") or ())]
     for phase in dict.fromkeys(str(step.get("phase")) for step in steps):
-        lines.append(_Line(_PHASES.get(phase, phase), 1))
+        lines.append(_Line(phase, 1))
         lines += [_step_line(step) for step in steps if str(step.get("phase")) == phase]
     return lines + _choice_lines(layer)
 
