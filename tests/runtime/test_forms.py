@@ -307,3 +307,11 @@ def test_a_search_that_pays_back_within_the_run_may_take_longer_than_usual(
     unsure = found._budget(graph, (1.0, 1.0), Counter({Use(False, 64): 1}), lambda use: 10.0)
     assert not isinstance(unsure, str)
     assert unsure.seconds == found.budget_seconds
+
+
+def test_a_form_that_saves_no_traffic_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forms, "timed", lambda *a: pytest.fail("timed"))
+    monkeypatch.setattr(forms, "LEAST_TRAFFIC", 1e9)
+    graph, found = many_cliques(), Forms(calls=1000)
+    assert found.find(graph, torch.float32, (0.5, 0.5), [Use(False, 64)], pattern_of(graph)) is None
+    assert "too little to gain" in found.notes[0]
