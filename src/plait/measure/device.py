@@ -51,16 +51,15 @@ def flusher(device: str) -> Call:
     return lambda: other.add_(1)
 
 
-def stream_bytes_per_s(device: str, budget_seconds: float = 0.5) -> float:
+def stream_bytes_per_s(device: str, clock: Clock | None = None, budget_seconds: float = 0.5) -> float:
     """Bytes a second of a copy, reads plus writes, larger than every cache: what others are shares of."""
     torch = _torch()
     count = min(_COPY_BYTES[device], (free_bytes(device) or 8 << 30) // 8) // 4
     a = torch.zeros(count, device=device)
     b = torch.empty_like(a)
-    timing = time_calls(
-        {"copy": lambda: b.copy_(a)}, warmup=2, budget_seconds=budget_seconds, clock=clock_of(device)
-    )["copy"]
-    return 8.0 * count / timing.p20
+    copy: dict[str, Call] = {"copy": lambda: b.copy_(a)}
+    timing = time_calls(copy, warmup=2, budget_seconds=budget_seconds, clock=clock or clock_of(device))
+    return 8.0 * count / timing["copy"].p20
 
 
 def free_bytes(device: str) -> int | None:

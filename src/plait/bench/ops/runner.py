@@ -46,7 +46,7 @@ Bout = tuple[Case, ...]
 
 @dataclass(frozen=True)
 class Options:
-    """How cases are run. `stream` is the copy bandwidth by device, measured once per run."""
+    """How cases are run. `stream` keeps the copy bandwidths measured in this run."""
 
     budget_seconds: float = 0.5
     warmup: int = 2
@@ -214,6 +214,7 @@ def _work_facts(operation: Operation, case: Case) -> dict[str, object]:
 
 def _time(lanes: Sequence[_Lane], case: Case, options: Options) -> dict[str, object]:
     """Time and weigh the lanes into their lines; what is common to them is returned."""
+    clock = processor_clock if options.has_processor_clock else clock_of(case.device)
     calls: dict[str, Call] = {str(k): _with_gradients(lane) for k, lane in enumerate(lanes)}
     with BusyElsewhere() as busy:
         timings = time_calls(
@@ -224,17 +225,19 @@ def _time(lanes: Sequence[_Lane], case: Case, options: Options) -> dict[str, obj
             # behind a cold cache only the first call is cold
             min_sample_seconds=0.0 if options.is_cold else 0.002,
             before=flusher(case.device) if options.is_cold else None,
-            clock=processor_clock if options.has_processor_clock else clock_of(case.device),
+            clock=clock,
         )
     for (name, call), lane in zip(calls.items(), lanes, strict=True):
         lane.line |= {"status": "ok", "seconds": timings[name].to_dict()}
         if options.memory:
             lane.line["peak_bytes"] = peak_bytes(call, case.device)
-    if case.device not in options.stream:
-        options.stream[case.device] = stream_bytes_per_s(case.device)
-    clock = "processor" if options.has_processor_clock else "wall" if case.device == "cpu" else "events"
-    facts = {"stream_bytes_per_s": options.stream[case.device], "busy_elsewhere": busy.share}
-    return facts | {"clock": clock, "is_cold": options.is_cold}
+    # threads share the bandwidth, so a copy is timed for every number of them
+    where = f"{case.device} {case.threads}"
+    if where not in options.stream:
+        options.stream[where] = stream_bytes_per_s(case.device, clock)
+    name = "processor" if options.has_processor_clock else "wall" if case.device == "cpu" else "events"
+    facts = {"stream_bytes_per_s": options.stream[where], "busy_elsewhere": busy.share}
+    return facts | {"clock": name, "is_cold": options.is_cold}
 
 
 def _with_gradients(lane: _Lane) -> Call:

@@ -20,6 +20,7 @@ __all__ = ["DENSE_LIMIT", "OPERATIONS"]
 # A dense adjacency beyond this many nodes takes more than 256 MB of float32; a square of one beyond the
 # other takes minutes on two cores.
 DENSE_LIMIT = 8192
+_GATHER_LIMIT = 2e8
 _SQUARE_LIMIT = {"cpu": 2048, "cuda": DENSE_LIMIT}
 _TAKES: Mapping[str, Any] = {**GRAPH, "sparsity": None, "value_sparsity": None}
 
@@ -66,7 +67,17 @@ def _gather_scatter(inputs: Inputs, reduce: str) -> Tensor:
 
 
 def _two_steps(inputs: Inputs, reduce: str) -> Callable[[], Tensor]:
+    elements = inputs["source"].numel() * inputs["x"].shape[1]
+    if inputs.case.device == "cpu" and elements > _GATHER_LIMIT:
+        raise Unsupported(f"{elements:.1e} gathered values take seconds a call (most: {_GATHER_LIMIT:.0e})")
     return lambda: _gather_scatter(inputs, reduce)
+
+
+def _expected(inputs: Inputs, reduce: str) -> Tensor:
+    """The two steps in float64; of a square matrix that is well filled, the dense product instead."""
+    if reduce == "sum" and inputs.case.sparsity is not None and inputs.case.size("nodes") <= DENSE_LIMIT:
+        return inputs.coo().to_dense() @ inputs["x"]
+    return _gather_scatter(inputs, reduce)
 
 
 def _pyg_scatter(inputs: Inputs, reduce: str) -> Callable[[], Tensor]:
@@ -89,8 +100,6 @@ def _csr(inputs: Inputs, index_dtype: torch.dtype | None = None) -> Callable[[],
 def _sparse_reduce(inputs: Inputs, reduce: str) -> Callable[[], Tensor]:
     matrix, x = inputs.csr(), inputs["x"]
     name = {"sum": "sum", "mean": "mean", "max": "amax"}[reduce]
-    if name == "amax" and bool((inputs.by_target[1].diff() == 0).any()):
-        raise Unsupported("torch.sparse.mm leaves rows without edges undefined for amax")
     return lambda: torch.sparse.mm(matrix, x, name)
 
 
@@ -133,6 +142,8 @@ def _dgl(inputs: Inputs, reduce: str) -> Callable[[], Tensor]:
     if inputs.case.op == "spmm":
         weight = inputs["value"].detach().unsqueeze(1)
         return lambda: ops.u_mul_e_sum(graph, x, weight)
+    if reduce == "max" and bool((inputs.by_target[1].diff() == 0).any()):
+        raise Unsupported("DGL's operator gives -inf to nodes without edges, PyG 0")
     call = getattr(ops, f"copy_u_{reduce}")
     return lambda: call(graph, x)
 
@@ -171,7 +182,7 @@ def _reduced(name: str, reduce: str, about: str, *more: Variant) -> Operation:
             _own(reduce, is_weighted=name == "spmm"),
         ),
         work=_work,
-        reference=functools.partial(_gather_scatter, reduce=reduce),
+        reference=functools.partial(_expected, reduce=reduce),
         leaves=("x",),
         has_sparse_path=True,
     )

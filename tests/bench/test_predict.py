@@ -1,0 +1,30 @@
+"""bench/predict: every step that ran has its price and its time, and the layer both."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from plait.bench.cases import layer_cases
+from plait.bench.predict import predict, run
+from plait.bench.problem import Forms
+from plait.graph import generate
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+@pytest.mark.parametrize("layer", ["gcn", "sage-max"])
+def test_steps_have_prices_and_times(layer: str, mode: str) -> None:
+    case = layer_cases(["grid"], [layer], [(8, 4)], [mode])[0]
+    result: Any = predict(case, Forms.of(generate.grid(6, 6)), 0.02)
+    assert result["predicted_seconds"] > 0.0
+    assert result["median_seconds"] > 0.0
+    assert all(s["predicted_seconds"] > 0.0 and s["measured_seconds"] > 0.0 for s in result["steps"])
+    assert ("backward" in {step["phase"] for step in result["steps"]}) == (mode == "training")
+
+
+def test_a_run_gives_a_record_per_case() -> None:
+    grid = layer_cases(["grid:rows=4,cols=4"], ["gcn"], [(5, 3)])
+    records = list(run(grid, None, 0.01))
+    assert [record.case["mode"] for record in records] == ["inference", "training"]
+    assert {record.kind for record in records} == {"bench-predict"}
