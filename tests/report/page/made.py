@@ -135,6 +135,20 @@ def plans(rng: np.random.Generator) -> Iterator[Record]:
         yield Record("bench-plans", case, result, ENVIRONMENT)
 
 
+def predicted(rng: np.random.Generator) -> Iterator[Record]:
+    """A layer with its price and those of its steps, and one that is not planned."""
+    case = {"graph": "small", "layer": "gcn", "width_in": 64, "width_out": 32, "mode": "training"}
+    steps = [
+        {"op": "gemm", "backend": "plait", "flops": 1e6, "bytes_least": 1e5, "predicted_seconds": 1e-4}
+        | {"measured_seconds": 2e-4}
+    ]
+    result = {"predicted_seconds": 1e-3, "steps": steps, **timing(1.1e-3, rng).to_dict()}
+    yield Record("bench-predict", case, result, ENVIRONMENT)
+    yield Record(
+        "bench-predict", case | {"layer": "odd"}, {"reason": "not planned", "steps": []}, ENVIRONMENT
+    )
+
+
 def plan() -> dict[str, Any]:
     """A plan of one layer as `Plan.to_dict` gives it, analysed."""
 

@@ -42,7 +42,11 @@ def _damaged(whole: dict[str, Any], rng: random.Random) -> dict[str, Any]:
 
 def _lines() -> list[dict[str, Any]]:
     rng = np.random.default_rng(0)
-    records = [r for kind in (made.ops, made.layers, made.models, made.plans) for r in list(kind(rng))[::9]]
+    records = [
+        r
+        for kind in (made.ops, made.layers, made.models, made.plans, made.predicted)
+        for r in list(kind(rng))[::9]
+    ]
     return [json.loads(record.to_json()) for record in records]
 
 

@@ -17,7 +17,7 @@ from tests.report.page import made
 
 
 def test_every_kind_is_read(report: Report) -> None:
-    assert {s.kind for s in report.samples} == {"op", "layer", "model", "plan"}
+    assert {s.kind for s in report.samples} == {"op", "layer", "model", "plan", "predict"}
     assert report.odd == 0
     assert list(report.run.plans) == ["gcn"]
 

@@ -32,7 +32,8 @@ def test_a_plan_of_nothing_is_drawn() -> None:
 
 def test_predictions_are_of_candidates_and_steps(report: Report) -> None:
     found = predictions_of(report.samples, report.run.plans)
-    assert len(found) == 2 * 3 + 2
+    assert len(found) == 2 * 3 + 2 + 2
+    assert [p.error < 0 for p in found if p.what.endswith("gcn 64→32 training on small")] == [True, True]
     assert found[-1].error == pytest.approx(1e-4 / 9e-5 - 1)
     figure = prediction_figure(found)
     assert figure is not None

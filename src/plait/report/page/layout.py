@@ -21,6 +21,7 @@ _KINDS = (
     ("layer", "layers", "Layers", "bench layers"),
     ("model", "models", "Models", "bench models"),
     ("plan", "plans", "Candidates of the planner", "bench plans"),
+    ("predict", "predicted", "Layers with a price", "bench layers --predict"),
 )
 _LONG = 30  # letters of a value that need a line of their own
 _PANELS = 9  # curves of one axis before the rest is folded away

@@ -70,36 +70,26 @@ class Point:
 
 
 def points_of(samples: Iterable[Sample], plans: Mapping[str, Mapping[str, Any]]) -> list[Point]:
-    """Operations with a time, and the measured steps of plans."""
-    points = [
-        Point(
-            s.op,
-            s.variant,
-            s.device,
-            s.case,
-            _positive(s.result.get("flops")),
-            _positive(s.result.get("bytes_least")),
-            s.median,
-            s.graph,
-        )
-        for s in samples
-        if s.kind == "op" and s.is_timed
-    ]
+    """Operations with a time, and the measured steps of layers and plans."""
+    points = []
+    for s in samples:
+        if s.kind == "op" and s.is_timed:
+            work = _positive(s.result.get("flops")), _positive(s.result.get("bytes_least"))
+            points.append(Point(s.op, s.variant, s.device, s.case, *work, s.median, s.graph))
+        elif s.kind == "predict":
+            where = f"{s.op} {s.case}, {s.graph}"
+            points += [_step_point(step, s.device, where, s.graph) for step in s.result["steps"]]
     for name, plan in plans.items():
         for layer in plan["layers"]:
-            for step in layer.get("steps") or ():
-                points.append(
-                    Point(
-                        str(step.get("op")),
-                        str(step.get("backend")),
-                        "cpu",
-                        f"{name}, {layer.get('layer')}",
-                        _positive(step.get("flops")),
-                        _positive(step.get("bytes_least")),
-                        _positive(step.get("measured_seconds")),
-                    )
-                )
+            where = f"{name}, {layer.get('layer')}"
+            points += [_step_point(step, "cpu", where, "") for step in layer.get("steps") or ()]
     return [point for point in points if point.bytes_least and point.seconds]
+
+
+def _step_point(step: Mapping[str, Any], device: str, where: str, graph: str) -> Point:
+    work = _positive(step.get("flops")), _positive(step.get("bytes_least"))
+    seconds = _positive(step.get("measured_seconds"))
+    return Point(str(step.get("op")), str(step.get("backend")), device, where, *work, seconds, graph)
 
 
 def _positive(value: object) -> float:

@@ -27,7 +27,13 @@ __all__ = [
     "samples_of",
 ]
 
-KINDS = {"op": "op", "bench-layers": "layer", "bench-models": "model", "bench-plans": "plan"}
+KINDS = {
+    "op": "op",
+    "bench-layers": "layer",
+    "bench-models": "model",
+    "bench-plans": "plan",
+    "bench-predict": "predict",
+}
 GENERATED = "generated"  # the graph of a case that names none
 PLAN_FORMAT = "plait-plan-1"
 _STATUS = {"timed": "ok", "ok": "ok", "missing": "absent", "absent": "absent"}
@@ -204,7 +210,7 @@ def _records(path: Path) -> tuple[list[Record], list[str]]:
 
 def samples_of(run: Run) -> tuple[list[Sample], int]:
     """All numbers of the run, and how many records had another form than their kind promises."""
-    readers = {"op": _of_op, "layer": _of_layer, "model": _of_model, "plan": _of_plan}
+    readers = {"op": _of_op, "layer": _of_layer, "model": _of_model, "plan": _of_plan, "predict": _of_predict}
     samples: list[Sample] = []
     odd = 0
     for number_of_file, file in enumerate(run.files):
@@ -354,4 +360,29 @@ def _of_plan(record: Record, group: str) -> list[Sample]:
             **_times(candidate),
         )
         for place, candidate in enumerate(candidates)
+    ]
+
+
+def _of_predict(record: Record, group: str) -> list[Sample]:
+    """One layer as a user runs it; its steps stay in the result."""
+    case: Mapping[str, Any] = record.case
+    result: Mapping[str, Any] = record.result
+    steps = result["steps"]
+    if not isinstance(steps, list) or not _are_rows(steps):
+        raise ValueError("steps of another form")
+    return [
+        Sample(
+            kind="predict",
+            op=str(case["layer"]),
+            variant=SUBJECT,
+            graph=str(case["graph"]),
+            device=str(case.get("device", "cpu")),
+            case=f"{case['width_in']}→{case['width_out']} {case['mode']}",
+            group=group,
+            status="ok" if "median_seconds" in result else "unsupported",
+            reason=str(result.get("reason") or ""),
+            fields=case,
+            result={**result, "is_chosen": True},
+            **_times(result),
+        )
     ]

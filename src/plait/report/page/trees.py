@@ -217,20 +217,18 @@ class Prediction:
 
 
 def predictions_of(samples: Iterable[Sample], plans: Mapping[str, Mapping[str, Any]]) -> list[Prediction]:
-    """Candidates of `bench plans` and the steps of analysed plans."""
-    found = [
-        Prediction(
-            f"{s.op} {s.case} on {s.graph}, {s.variant}",
-            number(s.result.get("predicted_seconds")),
-            s.median,
-            s.op,
-            bool(s.result.get("is_chosen")),
-            s.graph,
-            s.device,
-        )
-        for s in samples
-        if s.kind == "plan" and s.is_timed
-    ]
+    """Candidates of `bench plans`, layers and steps of `bench layers --predict`, steps of analysed plans."""
+    found = []
+    for s in samples:
+        if s.kind in ("plan", "predict") and s.is_timed:
+            what = f"{s.op} {s.case} on {s.graph}"
+            price, is_chosen = number(s.result.get("predicted_seconds")), bool(s.result.get("is_chosen"))
+            name = what if s.kind == "predict" else f"{what}, {s.variant}"
+            found.append(Prediction(name, price, s.median, s.op, is_chosen, s.graph, s.device))
+            for step in s.result.get("steps", ()):
+                times = number(step.get("predicted_seconds")), number(step.get("measured_seconds"))
+                op = str(step.get("op"))
+                found.append(Prediction(f"step {op} of {what}", *times, op, True, s.graph, s.device))
     for name, plan in plans.items():
         for layer in plan["layers"]:
             for step in layer.get("steps") or ():

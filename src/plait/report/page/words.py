@@ -21,7 +21,8 @@ _NOUNS = {
     "op": ("case of an operation", "cases of operations"),
     "layer": ("layer", "layers"),
     "model": ("model", "models"),
-    "plan": ("planned layer", "planned layers"),
+    "plan": ("layer in every plan", "layers in every plan"),
+    "predict": ("layer with its price", "layers with their prices"),
 }
 _LABELS = {"op": "Operations", "layer": "Layers", "model": "Models"}
 
