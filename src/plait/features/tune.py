@@ -129,7 +129,7 @@ def retune(current: Setting, seen: Seen, rows: Mapping[Setting, float]) -> Choic
 
 def _reason(current: Setting, best: Setting, stall: Mapping[Setting, float], is_elsewhere: bool) -> str:
     if is_elsewhere:
-        return f"{best} stays or is as good as any: most of the wait is not for feature rows"
+        return f"{best}: most of the wait is not for feature rows, which no rule can change"
     if best == current:
         return f"{best} stays: no other rule would save 3% of the epoch"
     was = f"{stall[current]:.3g} s" if current in stall else "an unknown time"
