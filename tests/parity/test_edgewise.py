@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch_geometric.nn import EdgeConv
+from torch_geometric import typing
+from torch_geometric.nn import DynamicEdgeConv, EdgeConv
 
+import plait
 from plait.plan import edgewise as plan
 from plait.runtime import edgewise
-from tests.parity.harness import agree
+from tests.parity.harness import agree, close
 from tests.parity.test_attention import WIDTH, N, drawn, edges, features
 
 
@@ -115,3 +117,31 @@ def test_marks_and_recomputed_blocks_compute_the_same(
     assert compiled.plan.layers[0].choice == choice
     wide = nn.Sequential(nn.Linear(2 * WIDTH, 9), nn.Linear(9, 17, bias=False), nn.ReLU(), nn.Linear(17, 21))
     agree(drawn(EdgeConv(wide, aggr=aggr), torch.float64), features(dtype=torch.float64), edges())
+
+
+@pytest.mark.parametrize("batch", [None, torch.arange(N) // 17])
+def test_dynamic_edges_are_the_nearest_neighbours(
+    batch: torch.Tensor | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyG needs a compiled package for its own search, so the edges are found here by sorting."""
+    monkeypatch.setattr(typing, "WITH_KNN", True)
+    dynamic, x = drawn(DynamicEdgeConv(rectified(), k=8)), features()
+    listed = []
+    for i in range(N):
+        distance = (x - x[i]).square().sum(1)
+        inside = [j for j in distance.argsort().tolist() if batch is None or batch[i] == batch[j]]
+        listed += [(j, i) for j in inside[:8]]
+    expected = EdgeConv(dynamic.nn)
+    wanted = x.clone().requires_grad_()
+    drawn(dynamic)  # EdgeConv has drawn the shared weights anew
+    out = expected(wanted, torch.tensor(listed).t())
+    out.sum().backward()
+    compiled = plait.compile(dynamic)
+    own = x.clone().requires_grad_()
+    result = compiled(own, batch)
+    assert not compiled.plan.not_planned
+    close(result, out, 1e-5, "output")
+    result.sum().backward()
+    assert own.grad is not None
+    assert wanted.grad is not None
+    close(own.grad, wanted.grad, 1e-4, "gradient of x")

@@ -1,4 +1,4 @@
-"""EdgeConv: a learned map of [x_i, x_j - x_i], its first layer split into both ends.
+"""EdgeConv and DynamicEdgeConv: a learned map of [x_i, x_j - x_i], its first layer split into both ends.
 
 W [x_i, x_j - x_i] = (W_1 - W_2) x_i + W_2 x_j: two projections of nodes instead of one of edges.
 """
@@ -6,14 +6,16 @@ W [x_i, x_j - x_i] = (W_1 - W_2) x_i + W_2 x_j: two projections of nodes instead
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import EdgeConv
+from torch_geometric.nn import DynamicEdgeConv, EdgeConv
 
+from plait.cost.work import Matrix, Uniform
+from plait.graph import Graph
 from plait.kernels import launch
 from plait.plan.edgewise import EdgewiseProblem, choose
 from plait.plan.fused import FusedPlan
@@ -29,6 +31,7 @@ from plait.pyg.layers.fused import (
     refused_features,
 )
 from plait.runtime.edgewise import EdgewiseRun, attained, mapped, rectified
+from plait.runtime.nearest import nearest
 from plait.runtime.pna import Layout, aggregate_all
 from plait.runtime.project import project
 from plait.runtime.session import Edges, machine_in_use
@@ -56,9 +59,7 @@ class _Map:
 def prepare(module: Any, given: Mapping[str, Any]) -> Run | str:
     """The call made ready to run, or why it runs in PyG."""
     x, edge_index = given["x"], given["edge_index"]
-    parts = (
-        [x, x] if isinstance(x, Tensor) else list(x) if isinstance(x, tuple | list) and len(x) == 2 else []
-    )
+    parts = _pair(x)
     reason = refused_edges(edge_index) or _refused_input(module, parts)
     if reason is not None:
         return reason
@@ -69,6 +70,35 @@ def prepare(module: Any, given: Mapping[str, Any]) -> Run | str:
         return f"(flow={module.flow!r}): pairs of features are lowered source_to_target only"
     edges = edges_of(module, edge_index, parts[1].shape[0], parts[0].shape[0])
     return functools.partial(_run, module, edges, found, parts[0], None if parts[0] is parts[1] else parts[1])
+
+
+@fused(DynamicEdgeConv)
+def prepare_dynamic(module: Any, given: Mapping[str, Any]) -> Run | str:
+    """The call made ready to run: the k nearest neighbours are found exactly, anew in every call."""
+    parts, batch = _pair(given["x"]), given.get("batch")
+    reason = _refused_input(module, parts)
+    if reason is not None:
+        return reason
+    found = _taken_apart(module)
+    if isinstance(found, str):
+        return found
+    batches = batch if isinstance(batch, tuple) else (batch, batch)
+    sources, targets = nearest(parts[0], parts[1], module.k, *batches)
+    sizes = parts[1].shape[0], parts[0].shape[0]
+    edges = Edges(Graph.from_edge_index(sources.numpy(), targets.numpy(), *sizes), ())
+    target = None if parts[0] is parts[1] else parts[1]
+    return functools.partial(_run, module, edges, found, parts[0], target, _evenly_drawn)
+
+
+def _evenly_drawn(edges: Edges) -> Matrix:
+    """A graph that lives for one call is not worth its statistics."""
+    rows, columns = edges.graph.num_nodes, edges.graph.num_sources
+    return Matrix(rows, columns, edges.graph.num_edges, True, Uniform(columns), Uniform(rows))
+
+
+def _pair(x: Any) -> list[Any]:
+    """[sources, targets], the same tensor twice for one node set; nothing where x is neither."""
+    return [x, x] if isinstance(x, Tensor) else list(x) if isinstance(x, tuple | list) and len(x) == 2 else []
 
 
 def _refused_input(module: Any, parts: list[Any]) -> str | None:
@@ -130,8 +160,15 @@ def _not_by_row(layer: Any) -> str | None:
     return f": {type(layer).__name__} inside nn is not known to map edges one by one"
 
 
-def _run(module: Any, edges: Edges, map_: _Map, source: Tensor, target: Tensor | None) -> Tensor:
-    plan = _plan(module, edges, map_, source, target)
+def _run(
+    module: Any,
+    edges: Edges,
+    map_: _Map,
+    source: Tensor,
+    target: Tensor | None,
+    matrix_of: Callable[[Edges], Matrix] = cost_matrix,
+) -> Tensor:
+    plan = _plan(module, edges, map_, source, target, matrix_of)
     buffers, reduce = module._plait_session.buffers, aggregation(module)
     inner, width = source.shape[1], map_.first.weight.shape[0]
     weight, bias = map_.first.weight, map_.first.bias
@@ -195,7 +232,14 @@ def _can_mark(module: Any, map_: _Map) -> bool:
     return aggregation(module) in ("max", "min") and len(ends) == 2 and is_plain_linear(ends[1])
 
 
-def _plan(module: Any, edges: Edges, map_: _Map, source: Tensor, target: Tensor | None) -> FusedPlan:
+def _plan(
+    module: Any,
+    edges: Edges,
+    map_: _Map,
+    source: Tensor,
+    target: Tensor | None,
+    matrix_of: Callable[[Edges], Matrix],
+) -> FusedPlan:
     training, wants_input = is_training(module, source, target), source.requires_grad
 
     def sizes(layers: Any) -> tuple[tuple[int, int], ...]:
@@ -204,7 +248,7 @@ def _plan(module: Any, edges: Edges, map_: _Map, source: Tensor, target: Tensor 
     def make() -> FusedPlan:
         return choose(
             EdgewiseProblem(
-                layer=module._plait_name, kind=map_.kind, matrix=cost_matrix(edges), inner=source.shape[1],
+                layer=module._plait_name, kind=map_.kind, matrix=matrix_of(edges), inner=source.shape[1],
                 width=map_.first.weight.shape[0], by_edge=sizes(filter(is_plain_linear, map_.by_edge)),
                 by_node=sizes([] if map_.last is None else [map_.last]), machine=machine_in_use(),
                 can_mark=_can_mark(module, map_), is_training=training, wants_input_grad=wants_input,
