@@ -221,8 +221,8 @@ class Report:
             )
         text = (
             "A dot is one sample, the line the median, the bar its 95% interval. The axis is the time over "
-            "that of the fastest in the same case, so that all strips can be compared; slower than 24× "
-            "stands at the edge."
+            "that of the fastest in the same case, so that all strips can be compared; what lies "
+            "beyond 0.75× or 24× stands at the edge."
         )
         return _section("numbers", "Every number", [tag("p", text), *blocks] if blocks else [])
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from plait.report.page.draw import Figure, Scale, label, svg, tag
 from plait.report.page.palette import colour_of
-from plait.report.page.samples import Contest, Sample, contests
+from plait.report.page.samples import GENERATED, Contest, Sample, contests
 from plait.report.table import ratio_text, seconds_text
 
 __all__ = ["not_timed_table", "strip_figure", "strip_table"]
@@ -64,7 +64,7 @@ def _row(sample: Sample, fastest: float) -> str:
     cells = [
         tag("th", html.escape(sample.op), scope="row"),
         tag("td", html.escape(sample.case), class_="case"),
-        tag("td", html.escape(sample.graph), class_="on"),
+        tag("td", html.escape(_graph(sample)), class_="on"),
         tag("td", html.escape(_variant(sample)), class_="by", style=f"color:{colour_of(sample.variant)}"),
         tag("td", seconds_text(sample.median), class_="num med", data_v=f"{sample.median:.6g}"),
         tag("td", spread, class_="num ci", data_v=f"{half:.4g}"),
@@ -78,6 +78,10 @@ def _row(sample: Sample, fastest: float) -> str:
         tag("td", _strip(sample, fastest), class_="strip"),
     ]
     return tag("tr", *cells, class_="own" if sample.is_own else None, **sample.facets)
+
+
+def _graph(sample: Sample) -> str:
+    return "" if sample.graph == GENERATED else sample.graph
 
 
 def _variant(sample: Sample) -> str:
