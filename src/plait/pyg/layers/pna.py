@@ -109,9 +109,8 @@ def _run(module: Any, edges: Edges, x: Tensor) -> Tensor:
     parts = torch.split(found, columns, dim=1) if towers > 1 else [found]
     scales = _scales(module, edges, x.dtype)
     outs = [_tower(module, buffers, t, own[t], parts[t], scales, names, is_folded) for t in range(towers)]
-    if is_folded:
-        return outs[0]
-    return module.lin(torch.cat(outs, 1) if towers > 1 else outs[0])  # type: ignore[no-any-return]
+    out = torch.cat(outs, 1) if towers > 1 else outs[0]
+    return out if is_folded else project(buffers, out, module.lin.weight.t(), module.lin.bias)
 
 
 def _tower(
@@ -123,16 +122,19 @@ def _tower(
     pre, post = module.pre_nns[t][0], module.post_nns[t][0]
     weight, bias = post.weight, post.bias
     if is_folded:
-        weight = module.lin.weight @ weight
-        bias = module.lin.weight @ bias + module.lin.bias
+        # on plait's own product: its bits do not depend on the number of threads
+        both = project(buffers, module.lin.weight, torch.cat([weight, bias[:, None]], 1))
+        weight, bias = both[:, :-1], both[:, -1] + module.lin.bias
     # [outer, 1 + scalers * aggregators, width]: x, then the aggregators of each scaler
-    blocks = weight.view(weight.shape[0], -1, width)
-    by_scaler = blocks[:, 1:].view(weight.shape[0], count, len(names), width)
+    blocks = weight.reshape(weight.shape[0], -1, width)
+    by_scaler = blocks[:, 1:].reshape(weight.shape[0], count, len(names), width)
     w = by_scaler.permute(2, 3, 1, 0).reshape(len(names) * width, -1)
     groups, shifts = [blocks[:, 0].t()], [bias]
     for shift in _shift_sums(by_scaler, names):
-        groups += [pre.weight[:, :width].t() @ one.t() for one in shift.unbind(1)]
-        shifts += [pre.bias @ one.t() for one in shift.unbind(1)]
+        own = torch.cat([pre.weight[:, :width], pre.bias[:, None]], 1).t()
+        both = project(buffers, own, torch.cat([one.t() for one in shift.unbind(1)], 1))
+        groups.append(both[:-1])
+        shifts.append(both[-1])
     y = joined(
         buffers, x, torch.cat(groups, 1), torch.cat(shifts), found[:, : w.shape[0]], w, weight.shape[0]
     )

@@ -131,7 +131,7 @@ def _run(module: Any, call: RelationalCall) -> Tensor:
         return out if module.bias is None else out + module.bias
     weight = module.weight
     if bases is not None:
-        weight = (module.comp @ weight.view(bases, -1)).view(relations.count, *weight.shape[1:])
+        weight = _mixed(module)
     if weight.dim() == 3:
         weight = weight.unsqueeze(1)
     run, w = _arranged(module, call, plan.choice, is_mean, weight)
@@ -144,7 +144,7 @@ def _run_rows(module: Any, call: RelationalCall, is_mean: bool) -> Tensor:
     _plan(module, call, is_mean, True)
     weight = module.weight
     if module.num_bases is not None:
-        weight = (module.comp @ weight.view(module.num_bases, -1)).view(-1, *weight.shape[1:])
+        weight = _mixed(module)
     rows = weight.permute(1, 0, 2)[call.source].reshape(len(call.source), -1)
     spread = relations.get("transform", is_mean)[1]
     run = RelationalRun(
@@ -153,6 +153,13 @@ def _run_rows(module: Any, call: RelationalCall, is_mean: bool) -> Tensor:
     )  # fmt: skip
     root = None if module.root is None else module.root[call.own]
     return relate(run, rows, None, None, bias=module.bias, addend=root)
+
+
+def _mixed(module: Any) -> Tensor:
+    """[relations, in, out]: the relations' weights from the bases, on plait's own product."""
+    bases = module.weight
+    mixed = project(module._plait_session.buffers, module.comp, bases.view(bases.shape[0], -1))
+    return mixed.view(-1, *bases.shape[1:])
 
 
 def _arranged(
