@@ -213,15 +213,28 @@ def test_dropout_is_reproducible_and_keeps_the_mean() -> None:
     close(mean, module.eval()(features(), given).detach(), 0.15, "mean")
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda x, e: plait.compile(GATConv(WIDTH, 2, heads=17))(x, e),
-        lambda x, e: plait.compile(GATv2Conv(WIDTH, 2, heads=17))(x, e),
-    ],
-)
-def test_what_is_not_lowered_runs_in_pyg(call: Any) -> None:
-    assert bool(torch.isfinite(call(features(), edges())).all())
+@pytest.mark.parametrize("layer", [GATConv, GATv2Conv, TransformerConv])
+@pytest.mark.parametrize("heads", [17, 32])
+def test_more_heads_than_the_fused_passes_take(layer: Any, heads: int) -> None:
+    agree(drawn(layer(WIDTH, 3, heads=heads)), features(), edges(), calls=2)
+    given = edges()
+    attr = torch.randn(given.shape[1], 2)
+    agree(WithEdges(drawn(layer(WIDTH, 3, heads=heads, edge_dim=2, concat=False)), attr), features(), given)
+
+
+def test_more_heads_between_pairs() -> None:
+    given = torch.stack([torch.randint(0, 30, (200,)), torch.randint(0, N, (200,))])
+    agree(drawn(GATConv((WIDTH, 7), 2, heads=18)), (features(30), features(N, 7)), given)
+
+
+def test_weights_of_gat_after_dropout_are_dropped_or_scaled() -> None:
+    compiled = plait.compile(drawn(GATConv(WIDTH, 5, heads=3, dropout=0.5)))
+    _, (_, weights) = compiled(features(), edges(), return_attention_weights=True)
+    compiled.eval()
+    _, (_, whole) = compiled(features(), edges(), return_attention_weights=True)
+    is_kept = weights > 0
+    assert 0.3 < float(is_kept.float().mean()) < 0.7
+    close(weights[is_kept], 2 * whole[is_kept], 1e-5, "weights")
 
 
 def problem(inner: int, width: int) -> AttentionProblem:

@@ -9,23 +9,25 @@ pieces     where edges bring features to the scores of rows, or their weights ar
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from plait.cost.machine import MachineProfile
 from plait.cost.price import Price, Pricer, Request
 from plait.cost.work import Matrix, Work
 from plait.plan.fused import FusedCandidate, FusedPlan, FusedStep, choose_among
 
-__all__ = ["AttentionProblem", "candidates", "choose"]
+__all__ = ["AttentionProblem", "candidates", "choose", "correction"]
 
 # Times of the passes beside a weighted sparse product of the same rows, and of a score beside the machine's
 # time for an edge. Rough: set from a few timings on a busy two-core machine, not fitted, and the figure for
-# shared heads is a guess. `plait calibrate` does not measure them yet.
+# shared heads is a guess; a profile that measured them (bench/calibrate_attention.py) corrects each step.
 _SCORE = 5.0  # edge times for one (edge, head): score, exponential, weight
 _SHARED_HEAD = 0.35  # a further head on a row that is already gathered, against gathering it
 _SOURCES = {"gat": 1.6, "leaky": 2.9, "dot": 2.6}
 _FORWARD = {"gat": 1.1, "leaky": 1.9, "dot": 1.6}
-_TARGETS = {"leaky": 1.3, "dot": 1.1}
+_TARGETS = {"gat": 0.2, "leaky": 1.3, "dot": 1.1}
 
 
 @dataclass(frozen=True)
@@ -61,11 +63,19 @@ class AttentionProblem:
 # Prices -----------------------------------------------------------------------------------------------------
 
 
+def correction(machine: MachineProfile, choice: str, step: str) -> float:
+    """What the profile says of a step of a candidate: seen over predicted seconds, 1 where it says nothing."""
+    found = machine.measured.get("attention")
+    value = found.get(f"{choice} {step}", 1.0) if isinstance(found, Mapping) else 1.0
+    is_number = isinstance(value, int | float) and math.isfinite(value) and value > 0
+    return float(value) if is_number else 1.0
+
+
 class _Steps:
     """The steps of one candidate, priced as they are added."""
 
-    def __init__(self, problem: AttentionProblem):
-        self.problem = problem
+    def __init__(self, problem: AttentionProblem, choice: str):
+        self.problem, self.choice = problem, choice
         self.pricer = Pricer(problem.machine, problem.float_bytes, problem.threads)
         self.made: list[FusedStep] = []
 
@@ -90,9 +100,7 @@ class _Steps:
         base = self.pricer.price(Request("spmm", matrix.rows, cols, matrix=matrix, addends=1))
         scored = matrix.edges * p.lanes * _SCORE * p.machine.edge_seconds * self.pricer.slowdown
         work = Work(base.work.flops * factor, base.work.bytes_least, base.work.bytes_gathered)
-        self.made.append(
-            FusedStep(title, phase, Price(base.seconds * factor + scored, work, "plait", because))
-        )
+        self._add_pass(title, phase, Price(base.seconds * factor + scored, work, "plait", because))
 
     def of_edges(self, title: str, phase: str, cols: int) -> None:
         """A pass that streams `cols` numbers of every edge."""
@@ -102,11 +110,16 @@ class _Steps:
 
     def sum_slopes(self, matrix: Matrix) -> None:
         base = self.pricer.price(Request("spmm", matrix.rows, self.problem.lanes, matrix=matrix, addends=1))
-        self.made.append(FusedStep("sum of score gradients by target", "bwd", base))
+        self._add_pass("sum of score gradients by target", "bwd", base)
+
+    def _add_pass(self, title: str, phase: str, price: Price) -> None:
+        step = FusedStep(title, phase, price, True)
+        factor = correction(self.problem.machine, self.choice, step.name)
+        self.made.append(replace(step, price=replace(price, seconds=price.seconds * factor)))
 
 
 def _reuse(problem: AttentionProblem, is_folded: bool) -> list[FusedStep]:
-    p, steps = problem, _Steps(problem)
+    p, steps = problem, _Steps(problem, "gat folded" if is_folded else "gat")
     rows, columns, scores = p.matrix.columns, p.columns, 2 * p.lanes
     total = columns + scores if is_folded else columns
     steps.gemm(f"project -> {rows}x{total}", "fwd", rows, p.inner, total)
@@ -129,7 +142,7 @@ def _reuse(problem: AttentionProblem, is_folded: bool) -> list[FusedStep]:
 
 
 def _recompute(problem: AttentionProblem) -> list[FusedStep]:
-    p, steps = problem, _Steps(problem)
+    p, steps = problem, _Steps(problem, "recompute")
     rows, scores = p.matrix.columns, 2 * p.lanes
     more = 1.0 + _SHARED_HEAD * (p.heads - 1)
     steps.gemm(f"scores of raw rows -> {rows}x{scores}", "fwd", rows, p.inner, scores)
@@ -153,7 +166,7 @@ def _recompute(problem: AttentionProblem) -> list[FusedStep]:
 
 def _rows(problem: AttentionProblem) -> list[FusedStep]:
     """GATv2 and Transformer: the scores need the projected rows of both ends."""
-    p, steps = problem, _Steps(problem)
+    p, steps = problem, _Steps(problem, problem.kind)
     rows, total = p.matrix.columns, p.parts * p.columns
     steps.gemm(f"project -> {rows}x{total}", "fwd", rows, p.inner, total)
     gathered = p.columns * (2 if p.kind == "dot" else 1)
@@ -173,7 +186,7 @@ def _rows(problem: AttentionProblem) -> list[FusedStep]:
 
 def _pieces(problem: AttentionProblem) -> list[FusedStep]:
     """Scores, softmax and sums apart: features of edges meet W once a node (dot) or in blocks (leaky)."""
-    p, steps = problem, _Steps(problem)
+    p, steps = problem, _Steps(problem, f"{problem.kind} pieces")
     rows, total = p.matrix.columns, p.parts * p.columns
     steps.gemm(f"project -> {rows}x{total}", "fwd", rows, p.inner, total)
     steps.gather("scores of edges", "fwd", p.matrix, p.columns, _FORWARD[p.kind], "dots of both ends")
@@ -222,6 +235,7 @@ _TEXT = {
     "recompute": "(softmax(leaky(X (W aₛ) + (X (W aₜ))ᵀ)) X) W, recompute",
     "leaky": "softmax(a · leaky(X Wₗ + X Wᵣ)) (X Wₗ)",
     "dot": "softmax((X Q) · (X K) / √width) (X V)",
+    "gat pieces": "softmax(leaky(X (W aₛ) + (X (W aₜ))ᵀ)) (X W), in pieces",
     "leaky pieces": "softmax(a · leaky(X Wₗ + X Wᵣ + E Wₑ)) (X Wₗ), in pieces",
     "dot pieces": "softmax((X Q) · (X K) + (X Q Wₑ) · E) [X V, E Wₑ], in pieces",
 }
@@ -266,6 +280,8 @@ def _because(problem: AttentionProblem, choice: str) -> str:
         )
     if choice == "gat":
         return f"scores come from the {p.columns} projected columns, cheaper than from {p.inner} input ones"
+    if choice == "gat pieces":
+        return "more heads than the fused passes take, or weights after dropout; edges x heads are kept"
     if choice == "leaky pieces":
         return (
             "features of edges are bent with both ends, in blocks of edges, or the weights were asked for; "

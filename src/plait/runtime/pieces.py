@@ -19,7 +19,7 @@ from plait.runtime.orders import EdgeOrders, Incidence
 from plait.runtime.project import contiguous_rows
 from plait.runtime.trace import clock, timed
 
-__all__ = ["edge_dots", "edge_softmax", "edge_sums", "leaky_scores"]
+__all__ = ["edge_dots", "edge_softmax", "edge_sums", "leaky_scores", "pair_scores"]
 
 _BLOCK = 8192  # edges whose rows exist at once
 
@@ -66,6 +66,13 @@ def edge_dots(
 ) -> Tensor:
     """[edges, lanes]: near[i, h] . far[j, h] by edge and head, edges by target."""
     return _Dots.apply(orders, buffers, heads, near, far, is_shared)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def pair_scores(orders: EdgeOrders, buffers: Buffers, heads: int, near: Tensor, far: Tensor) -> Tensor:
+    """[edges, lanes]: near[i, h] + far[j, h], as dots of (near, 1) and (1, far): its gradients are sums."""
+    left = torch.stack([near, torch.ones_like(near)], -1).flatten(1)
+    right = torch.stack([torch.ones_like(far), far], -1).flatten(1)
+    return edge_dots(orders, buffers, heads, left, right)
 
 
 class _Sums(torch.autograd.Function):

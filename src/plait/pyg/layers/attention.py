@@ -32,7 +32,7 @@ from plait.pyg.layers.fused import (
     refused_features,
 )
 from plait.runtime.attention import AttentionRun, Columns, attend_gat, attend_raw, attend_rows
-from plait.runtime.pieces import edge_dots, edge_softmax, edge_sums, leaky_scores
+from plait.runtime.pieces import edge_dots, edge_softmax, edge_sums, leaky_scores, pair_scores
 from plait.runtime.project import project
 from plait.runtime.session import Edges, machine_in_use
 
@@ -107,8 +107,6 @@ def _refused(module: Any, layer: _Layer, x: Any, edge_index: Any, edge_attr: Any
         return reason
     if any(part is not None and part.dim() != 2 for part in parts):
         return ": x is not [nodes, width]"
-    if module.heads > MOST_HEADS:
-        return f"(heads={module.heads}): more than {MOST_HEADS} heads are not lowered"
     if type(module.aggr_module) is not SumAggregation:
         return f"(aggr={module.aggr!r}): attention is lowered with sums only"
     if len(parts) == 2 and module.flow != "source_to_target":
@@ -190,8 +188,6 @@ def _spread(att: Tensor, lanes: int) -> Tensor:
 
 
 def _gat_stop(module: Any, call: AttentionCall) -> str | None:
-    if call.wants_weights and module.training and module.dropout > 0.0:
-        return ": attention weights after dropout are PyG's"
     if call.edge_attr is not None and module.lin_edge is not None and call.edge_attr.dim() > 2:
         return ": edge_attr has more than two dimensions"
     return None
@@ -201,6 +197,8 @@ def _gat(module: Any, call: AttentionCall) -> Any:
     run, heads, width, lanes = _run_of(module, call), module.heads, module.out_channels, padded(module.heads)
     buffers = run.buffers
     own = call.own
+    if module.heads > MOST_HEADS or (call.wants_weights and run.dropout is not None):
+        return _gat_pieces(module, call, run)
     is_single = not call.is_bipartite and module.lin is not None
     plan = _plan(module, call, "gat", 1, is_single and not call.wants_weights)
     edge = _gat_edge_scores(module, call, lanes)
@@ -230,6 +228,25 @@ def _gat(module: Any, call: AttentionCall) -> Any:
     columns = heads * width
     near = z[:, columns + lanes :] if target is None else target
     return out, (call.listed, _gat_weights(module, call, z[:, columns : columns + lanes], near, edge))
+
+
+def _gat_pieces(module: Any, call: AttentionCall, run: AttentionRun) -> Any:
+    """With more heads than the fused passes take, or with the weights that dropout left asked for."""
+    heads, width, orders, own = module.heads, module.out_channels, run.edges, call.own
+    _plan(module, call, "gat", 1, False, is_in_pieces=True)
+    z, target = _gat_folded_rows(module, call, run, False, heads)
+    value, far = z[:, : heads * width], z[:, heads * width :]
+    assert target is not None
+    scores = pair_scores(orders, run.buffers, heads, target, far)
+    edge = _gat_edge_scores(module, call, run.lanes)
+    scores = nn.functional.leaky_relu(scores if edge is None else scores + edge, module.negative_slope)
+    weight = nn.functional.dropout(edge_softmax(orders, scores), module.dropout, module.training)
+    out = edge_sums(orders, run.buffers, heads, weight, value)
+    addend = None
+    if module.res is not None and own is not None:
+        addend = project(run.buffers, own, module.res.weight.t())
+    out = _joined(module, out, addend, module.bias)
+    return (out, (call.listed, _as_listed(call, weight)[:, :heads])) if call.wants_weights else out
 
 
 def _gat_folded_rows(
@@ -289,7 +306,7 @@ def _gatv2(module: Any, call: AttentionCall) -> Any:
     run, columns = _run_of(module, call), module.heads * module.out_channels
     own = call.own
     assert own is not None
-    if call.edge_attr is not None or call.wants_weights:
+    if call.edge_attr is not None or call.wants_weights or module.heads > MOST_HEADS:
         return _gatv2_pieces(module, call, run, own)
     _plan(module, call, "leaky", 1 if module.share_weights else 2, False)
     addend = None if module.res is None else project(run.buffers, own, module.res.weight.t())
@@ -364,7 +381,7 @@ def _transformer(module: Any, call: AttentionCall) -> Any:
     run, columns = _run_of(module, call), module.heads * module.out_channels
     own = call.own
     assert own is not None
-    if call.edge_attr is not None or call.wants_weights:
+    if call.edge_attr is not None or call.wants_weights or module.heads > MOST_HEADS:
         return _transformer_pieces(module, call, run, own)
     has_skip = module.root_weight and module.concat and module.lin_beta is None
     _plan(module, call, "dot", 4 if has_skip else 3, False)

@@ -13,11 +13,11 @@ from torch_geometric.nn import AGNNConv, FAConv, GMMConv, SuperGATConv
 from torch_geometric.nn.aggr import SumAggregation
 from torch_geometric.utils import add_self_loops, remove_self_loops
 
-from plait.kernels.attention import MOST_HEADS, padded
+from plait.kernels.attention import padded
 from plait.pyg.layers.fused import Run, fused
 from plait.pyg.layers.pieces import PiecesCall, as_listed, mean_scale, read_call, show
 from plait.runtime.attention import AttentionRun, Columns, attend_rows
-from plait.runtime.pieces import edge_dots, edge_softmax, edge_sums
+from plait.runtime.pieces import edge_dots, edge_softmax, edge_sums, pair_scores
 from plait.runtime.project import project
 
 __all__ = ["agnn", "fa", "gmm", "super_gat"]
@@ -27,13 +27,6 @@ def _not_summed(module: Any) -> str | None:
     if type(module.aggr_module) is not SumAggregation:
         return f"(aggr={module.aggr!r}): lowered with sums only"
     return None
-
-
-def _pair_scores(call: PiecesCall, heads: int, near: Tensor, far: Tensor) -> Tensor:
-    """[edges, lanes]: near[i] + far[j], as dots of (near, 1) and (1, far): its gradients are sums."""
-    left = torch.stack([near, torch.ones_like(near)], -1).flatten(1)
-    right = torch.stack([torch.ones_like(far), far], -1).flatten(1)
-    return edge_dots(call.orders, call.buffers, heads, left, right)
 
 
 # AGNN ----------------------------------------------------------------------------------------------
@@ -75,8 +68,6 @@ def super_gat(module: Any, given: Mapping[str, Any]) -> Run | str:
         return ": in training it samples edges for its loss, which is PyG's"
     if getattr(type(module), "plait_original", type(module)).get_attention is not SuperGATConv.get_attention:
         return ": get_attention is not that of SuperGATConv, so the rule does not hold"
-    if module.heads > MOST_HEADS:
-        return f"(heads={module.heads}): more than {MOST_HEADS} heads are not lowered"
     if not isinstance(given["x"], Tensor):
         return ": x is not a tensor"
     call = read_call(module, given, "lin", has_loops=bool(module.add_self_loops))
@@ -109,7 +100,7 @@ def _super_gat(call: PiecesCall) -> Tensor:
     if is_mixed:
         by_head = z.view(-1, heads, width)
         far, near = (by_head * module.att_l).sum(-1), (by_head * module.att_r).sum(-1)
-        scores = _pair_scores(call, heads, near, far) * scores.sigmoid()
+        scores = pair_scores(call.orders, call.buffers, heads, near, far) * scores.sigmoid()
     else:
         scores = scores / math.sqrt(width)
     weight = edge_softmax(call.orders, nn.functional.leaky_relu(scores, module.negative_slope))
@@ -158,7 +149,7 @@ def _fa(call: PiecesCall, first: Tensor, listed: Tensor | None) -> Any:
             .gather("gradient of the sources", "bwd", 2)
         ),
     )  # fmt: skip
-    alpha = _pair_scores(call, 1, module.att_r(x), module.att_l(x)).tanh()
+    alpha = pair_scores(call.orders, call.buffers, 1, module.att_r(x), module.att_l(x)).tanh()
     norm = call.orders.symmetric_norm.to(x.dtype) if call.attr is None else call.attr
     weight = nn.functional.dropout(alpha, module.dropout, module.training) * norm.view(-1, 1)
     out = edge_sums(call.orders, call.buffers, 1, weight, x)
@@ -177,8 +168,6 @@ def gmm(module: Any, given: Mapping[str, Any]) -> Run | str:
         return "(separate_gaussians=True): a matrix for each edge is PyG's"
     if not isinstance(attr, Tensor) or attr.dim() != 2:
         return ": edge_attr is not [edges, dim]"
-    if module.kernel_size > MOST_HEADS:
-        return f"(kernel_size={module.kernel_size}): more than {MOST_HEADS} Gaussians are not lowered"
     call = read_call(module, given, *(["root"] if module.root_weight else []), attr=attr)
     if isinstance(call, str):
         return call

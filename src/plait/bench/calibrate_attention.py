@@ -1,0 +1,86 @@
+"""Measures what the passes of attention layers take beside their prices, on made-up graphs.
+
+The prices of plan/attention.py compare a pass with a sparse product of the same rows by rough factors. Here
+every candidate of GAT, GATv2 and Transformer is trained with a clock on each step; the geometric mean of seen
+over predicted seconds corrects the price of that step of that candidate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv
+
+from plait.bench.problem import edge_index_of, hidden_features
+from plait.graph import Graph, generate
+from plait.plan.attention import correction
+from plait.plan.fused import FusedPlan, preferring
+from plait.pyg.compile import compile
+from plait.runtime.session import machine_in_use
+
+__all__ = ["attention_factors", "made_up_graphs"]
+
+_WIDTHS = ((48, 48), (128, 24), (24, 160))
+_HEADS = (2, 4)
+_WARM, _REPEATS = 2, 5
+_CANDIDATES = 3  # of GAT; the others have one
+
+
+def made_up_graphs() -> list[Graph]:
+    """Graphs apart in degree and locality; none of them is anyone's data."""
+    return [generate.erdos(4_000, 60_000, 21), generate.grid(150, 150), generate.rmat(14, 150_000, 22)]
+
+
+def attention_factors(
+    graphs: Sequence[Graph] | None = None, tell: Callable[[float], None] = lambda share: None
+) -> dict[str, float]:
+    """Seen over predicted seconds by candidate and step, for a profile's measured["attention"]."""
+    chosen = made_up_graphs() if graphs is None else graphs
+    logs: dict[str, list[float]] = {}
+    for number, graph in enumerate(chosen):
+        edge_index = edge_index_of(graph)
+        for k, (inner, outer) in enumerate(_WIDTHS):
+            x = hidden_features(graph.num_nodes, inner).requires_grad_()
+            for layer, count in _layers(inner, outer):
+                for rank in range(count):
+                    for name, ratio in _ratios(layer, rank, x, edge_index).items():
+                        logs.setdefault(name, []).append(math.log(ratio))
+            tell((number * len(_WIDTHS) + k + 1) / (len(chosen) * len(_WIDTHS)))
+    return {name: math.exp(sum(own) / len(own)) for name, own in sorted(logs.items())}
+
+
+def _layers(inner: int, outer: int) -> Iterator[tuple[nn.Module, int]]:
+    for heads in _HEADS:
+        yield GATConv(inner, outer // heads, heads=heads), _CANDIDATES
+        yield GATv2Conv(inner, outer // heads, heads=heads), 1
+        yield TransformerConv(inner, outer // heads, heads=heads), 1
+
+
+def _ratios(layer: nn.Module, rank: int, x: Tensor, edge_index: Tensor) -> dict[str, float]:
+    """Seen over uncorrected seconds of each pass of the candidate of this rank."""
+    compiled: Any = compile(layer, None)
+    session = compiled._plait_plan_session
+    seen: dict[str, list[float]] = {}
+    for repeat in range(_WARM + _REPEATS):
+        x.grad = None
+        trace: list[Any] = []
+        session.trace = trace if repeat >= _WARM else None
+        with preferring(rank):
+            out = compiled(x, edge_index)
+        out.backward(torch.ones_like(out))
+        for name, measured in trace:
+            seen.setdefault(name.partition("\0")[2], []).append(measured.seconds)
+    session.trace = None
+    plan: FusedPlan = compiled.plan.layers[0]
+    machine = machine_in_use()
+    return {
+        f"{plan.choice} {step.name}": median(seen[step.name])
+        / (step.price.seconds / correction(machine, plan.choice, step.name))
+        for step in plan.steps
+        if step.name in seen and step.is_pass
+    }
