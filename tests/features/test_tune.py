@@ -10,7 +10,7 @@ import pytest
 
 from plait.errors import InputError
 from plait.features import Cache, advise, simulate
-from plait.features.tune import Choice, Seen, Setting, candidates, disagrees, retune, warm_rows
+from plait.features.tune import Choice, Seen, Setting, can_gain, candidates, disagrees, retune, warm_rows
 
 NONE, SIEVE, AHEAD = Setting("none"), Setting("sieve"), Setting("lookahead", 32)
 
@@ -68,6 +68,12 @@ def test_a_wait_for_something_else_is_said_and_expected_again() -> None:
     choice = retune(AHEAD, slow_sampling, {NONE: 1000, AHEAD: 100})
     assert "not for feature rows" in choice.because
     assert not disagrees(slow_sampling, choice.stall_seconds)
+
+
+def test_where_fetching_hides_there_is_nothing_to_gain() -> None:
+    assert can_gain(seen())
+    assert not can_gain(seen(seconds=100.0, stalled_seconds=0.0))
+    assert not can_gain(seen(prepare_seconds=0.5, fetch_seconds=0.1))
 
 
 def test_windows_are_no_longer_than_the_epoch_can_show() -> None:

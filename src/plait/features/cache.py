@@ -19,7 +19,7 @@ from plait.features.policies import LookAhead, Policy
 from plait.features.rows import RetryingRows, as_rows, gather
 from plait.features.segment import Segment
 from plait.features.simulate import WINDOW_BATCHES, make_policy
-from plait.features.tune import Choice, Seen, Setting, candidates, disagrees, retune, warm_rows
+from plait.features.tune import Choice, Seen, Setting, can_gain, candidates, disagrees, retune, warm_rows
 
 if TYPE_CHECKING:
     from plait.features.advise import Advice
@@ -28,8 +28,8 @@ __all__ = ["Cache", "Counters"]
 
 Array = NDArray[Any]
 
-# Rows of an epoch that "auto" remembers, 16 MB of them: enough for a verdict, replayed in about a second.
-_TRACE_ROWS = 4_000_000
+# Rows of an epoch that "auto" remembers: enough for a verdict, replayed under all rules in 0.1 s.
+_TRACE_ROWS = 500_000
 
 
 @dataclass
@@ -202,6 +202,10 @@ class Cache:
         with self._taking, self._ruling:
             batches = self._seen_batches()
             if self.choice is None or not batches or not disagrees(seen, self.choice.stall_seconds):
+                return
+            if not can_gain(seen):
+                because = "no rule would save 3% of the epoch: little of it is spent waiting for feature rows"
+                self.choice = Choice(self.choice.setting, seen.stalled_seconds, because)
                 return
             # a trace that was cut stands for the epoch it began
             scale = seen.batches / len(batches)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from plait.features.simulate import WINDOW_BATCHES, simulate
 from plait.features.trace import pack
 
-__all__ = ["Choice", "Seen", "Setting", "candidates", "disagrees", "retune", "warm_rows"]
+__all__ = ["Choice", "Seen", "Setting", "can_gain", "candidates", "disagrees", "retune", "warm_rows"]
 
 Array = NDArray[Any]
 
@@ -111,20 +111,28 @@ def disagrees(seen: Seen, predicted_seconds: float | None) -> bool:
     return off > max(_OFF_SHARE * predicted_seconds, _OFF_EPOCH * seen.seconds)
 
 
+def can_gain(seen: Seen) -> bool:
+    """Whether a cache that never fetched would save what is worth a change; if not, no replay is needed."""
+    most = seen.stall_with(seen.remote_rows) - seen.stall_with(0)
+    return most > _WORTHWHILE * seen.seconds
+
+
 def retune(current: Setting, seen: Seen, rows: Mapping[Setting, float]) -> Choice:
     """The best of the settings whose remote rows per epoch are given; `current` unless a change is worth it.
 
     What no setting explains (sampling that is too slow, say) is left out of the comparison, and said.
     """
     stall = {setting: seen.stall_with(count) for setting, count in rows.items()}
-    unexplained = max(0.0, seen.stalled_seconds - seen.stall_with(seen.remote_rows))
+    explained = seen.stall_with(seen.remote_rows)
     worth = _WORTHWHILE * seen.seconds
     least = min(stall.values())
     best = next(setting for setting in rows if stall[setting] <= least + worth / 2)
     if best != current and current in stall and stall[current] - stall[best] <= worth:
         best = current
-    because = _reason(current, best, stall, unexplained > max(worth, 0.5 * seen.stalled_seconds))
-    return Choice(best, stall[best] + unexplained, because)
+    is_elsewhere = seen.stalled_seconds - explained > max(worth, 0.5 * seen.stalled_seconds)
+    # what was measured, less what the change is expected to save
+    expected = max(0.0, seen.stalled_seconds - explained + stall[best])
+    return Choice(best, expected, _reason(current, best, stall, is_elsewhere))
 
 
 def _reason(current: Setting, best: Setting, stall: Mapping[Setting, float], is_elsewhere: bool) -> str:
