@@ -26,17 +26,17 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_an_error_of_plait_is_one_line_and_code_2(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", "--model", "transformer"]) == 2
+    assert main(["explain", "--model", "perceptron"]) == 2
     shown = capsys.readouterr()
     assert shown.err.count("\n") == 1
-    assert shown.err.startswith("plait: --model: unknown name 'transformer'; known are gcn")
+    assert shown.err.startswith("plait: --model: unknown name 'perceptron'; known are gcn")
     assert shown.out == ""
 
 
 def test_the_traceback_comes_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLAIT_DEBUG", "1")
     with pytest.raises(InputError):
-        main(["explain", "--model", "transformer"])
+        main(["explain", "--model", "perceptron"])
 
 
 def test_an_unknown_command_is_refused_by_argparse(capsys: pytest.CaptureFixture[str]) -> None:

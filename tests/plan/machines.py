@@ -37,6 +37,9 @@ def random_machine(rng: np.random.Generator) -> MachineProfile:
         gemm={"plait": _rates(between(1, 50))},
         gemm_transposed={"plait": _rates(between(1, 50))},
         torch_spmm_factor=between(1, 3),
+        l3_row_seconds=2e-10,
+        memory_row_seconds=5e-9,
+        correction={},  # the model itself: what pruning rests on
     )
 
 

@@ -21,6 +21,7 @@ from plait.errors import ProfileError
 
 __all__ = [
     "FORMAT",
+    "NUM_FEATURES",
     "MachineProfile",
     "Rates",
     "default_profile",
@@ -30,6 +31,9 @@ __all__ = [
 ]
 
 FORMAT = "plait-machine-1"
+_OPTIONAL = {"measured", "is_default", "correction", "l3_row_seconds", "memory_row_seconds"}
+NUM_FEATURES = 3  # of a step, for its correction (cost/price.py)
+_MOST_CORRECTED = math.log(3.0)  # outside what it was fitted to, a line leads anywhere
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,7 @@ class MachineProfile:
     name: str
     threads: int
     l2_bytes: int  # of one core
-    l3_bytes: int
+    l3_bytes: int  # what gathers see of it: page tables and neighbours take their part
     stream_bytes_per_s: float  # reads plus writes of a copy larger than every cache
     gather_l2_bytes_per_s: float  # gathered rows that hit the second-level cache
     gather_l3_bytes_per_s: float
@@ -85,6 +89,19 @@ class MachineProfile:
     torch_spmm_factor: float  # torch CSR (MKL) against plait's sparse product
     measured: Mapping[str, Any] = field(default_factory=dict)  # who, when, versions
     is_default: bool = False
+    # by kind of step: logarithm of seen over modelled seconds, linear in the step's features (cost/price.py)
+    correction: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    # per gathered row found in the third level or in memory: what it takes however short it is
+    l3_row_seconds: float = 0.0
+    memory_row_seconds: float = 0.0
+
+    def correction_of(self, kind: str, features: tuple[float, ...]) -> float:
+        """What to multiply a modelled time by; 1 for a kind that has no correction."""
+        found = self.correction.get(kind) or self.correction.get(kind.partition(":")[0])
+        if found is None:
+            return 1.0
+        exponent = sum(c * f for c, f in zip(found, features, strict=True))
+        return math.exp(min(_MOST_CORRECTED, max(-_MOST_CORRECTED, exponent)))
 
     def to_dict(self) -> dict[str, Any]:
         return {"format": FORMAT, **asdict(self)}
@@ -96,7 +113,7 @@ class MachineProfile:
                 f"profile {where}: format {data.get('format')!r} is not {FORMAT!r}; run `plait calibrate`"
             )
         known = {f.name for f in fields(cls)}
-        missing = known - set(data) - {"measured", "is_default"}
+        missing = known - set(data) - _OPTIONAL
         if missing:
             raise ProfileError(
                 f"profile {where}: {', '.join(sorted(missing))} missing; run `plait calibrate`"
@@ -107,6 +124,11 @@ class MachineProfile:
                 values[key] = {name: _rates(table) for name, table in values[key].items()}
                 if not values[key]:
                     raise TypeError(f"{key} is empty")
+            values["correction"] = {
+                str(kind): tuple(map(float, line)) for kind, line in values.get("correction", {}).items()
+            }
+            if any(len(line) != NUM_FEATURES for line in values["correction"].values()):
+                raise TypeError("a correction has another number of coefficients")
             _check_numbers(values, where)
         except (TypeError, ValueError, KeyError, AttributeError) as fault:
             if isinstance(fault, ProfileError):
@@ -140,6 +162,8 @@ def _check_numbers(values: Mapping[str, Any], where: str) -> None:
     """Every number is one; what seconds are divided by (rates, sizes, threads) is not zero."""
     for known in fields(MachineProfile):
         if known.type not in ("int", "float"):
+            continue
+        if known.name in _OPTIONAL and known.name not in values:
             continue
         value = values[known.name]
         is_number = isinstance(value, int | float) and not isinstance(value, bool)

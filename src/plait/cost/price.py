@@ -7,8 +7,9 @@ in slabs makes rows narrower, so more of them fit: whether that pays is part of 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from plait.cost.machine import MachineProfile, Rates
 from plait.cost.work import Matrix, Uniform, Work
@@ -54,6 +55,9 @@ class Price:
     slab: int = 0
     gather_seconds: float = 0.0  # the part of it that a sparse product takes, by CSR
     gather_columns: int = 0  # ... of rows this wide
+    kind: str = ""  # which correction of the machine profile applies, and what it is a function of
+    features: tuple[float, ...] = ()
+    uncorrected: float = 0.0
 
 
 class Pricer:
@@ -74,7 +78,34 @@ class Pricer:
         }
 
     def price(self, request: Request) -> Price:
-        return self._ops.get(request.op, self._stream)(request)
+        price = self._ops.get(request.op, self._stream)(request)
+        return self._corrected(price, self._kind(request), request.cols)
+
+    def view(self) -> Price:
+        """A step that moves no data: some Python."""
+        return Price(0.2 * self.machine.call_seconds, Work(0.0, 0.0, 0.0), "view", "no data moves")
+
+    def _kind(self, request: Request) -> str:
+        """The kind of step a correction was fitted for; the part before ":" serves where there is none.
+
+        All ways to scale a sparse product are one kind: pruning rests on their order in the model.
+        """
+        return request.op if request.op in self._ops else f"stream:{request.op}"
+
+    def _corrected(self, price: Price, kind: str, cols: int) -> Price:
+        """The price by the model times what this machine's steps were seen to take beside it."""
+        features = self._features(price.work.bytes_least, cols)
+        factor, call = self.machine.correction_of(kind, features), self.machine.call_seconds
+        beyond = max(0.0, price.seconds - call)  # the call is what it is
+        return replace(
+            price, seconds=price.seconds + beyond * (factor - 1.0), kind=kind, features=features,
+            gather_seconds=price.gather_seconds * factor, uncorrected=price.seconds,
+        )  # fmt: skip
+
+    def _features(self, moved: float, cols: int) -> tuple[float, ...]:
+        """What the correction may depend on: 1, bytes against the L3, columns; sizes as powers of two."""
+        held = math.log2(max(moved, 1.0) / self.machine.l3_bytes)
+        return 1.0, min(4.0, max(-8.0, held)), math.log2(max(1, cols)) - 6.0
 
     # Sparse products --------------------------------------------------------------------------
 
@@ -143,6 +174,8 @@ class Pricer:
             + (miss2 - miss3) / m.gather_l3_bytes_per_s
             + miss3 / m.gather_memory_bytes_per_s
         )
+        rows = (matrix.edges - matrix.loops) * passes
+        found = rows * ((miss2 - miss3) * m.l3_row_seconds + miss3 * m.memory_row_seconds)
         lanes_bytes = 512.0
         tiles = max(0.0, row_bytes / lanes_bytes - 1.0)
         per_edge = m.edge_seconds + m.tile_seconds * tiles
@@ -155,6 +188,7 @@ class Pricer:
         in_order = (matrix.loops + matrix.rows * request.addends) * row_total
         seconds = (
             gathered * levels
+            + found
             + matrix.edges * passes * per_edge
             + matrix.rows * passes * m.row_seconds
             + matrix.rows * row_total / m.write_bytes_per_s
@@ -215,8 +249,10 @@ class Pricer:
         reason = "one pass over blocks of rows in cache"
         work = Work(flops, least, gathered)
         if request.gather is None:
-            return Price(seconds, work, "plait", reason)
-        return Price(seconds, work, "plait", reason, 0, part.seconds, request.gather.cols)
+            price = Price(seconds, work, "plait", reason)
+            return self._corrected(price, "chain", max(b for _, b in (*request.products, *request.sums)))
+        price = Price(seconds, work, "plait", reason, 0, part.seconds, request.gather.cols)
+        return self._corrected(price, "chain_gather", request.gather.cols)
 
     def _chained_gather(self, gather: Request, chain: ChainRequest) -> Price:
         """The sparse product inside: nothing is written unless kept; rows that pass by share the L2."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["Form", "Matrix", "Sizes", "Work", "size_of"]
+__all__ = ["Form", "Locality", "Matrix", "Sizes", "Work", "size_of"]
 
 Sizes = Mapping[str, int]
 

@@ -174,12 +174,15 @@ class CodeGen:
         self.builder.call(function, [value, where, ir.Constant(I32, self.float_bits // 8), mask])
 
     def extremum(self, name: str, a: Any, b: Any) -> Any:
-        """Element-wise max or min that keeps NaN, as torch does (`llvm.maximum`, `llvm.minimum`)."""
-        full = {"max": "llvm.maximum", "min": "llvm.minimum"}[name]
-        function = self.builder.module.declare_intrinsic(
-            f"{full}.v{self.lanes}f{self.float_bits}", fnty=ir.FunctionType(self.vector, [self.vector] * 2)
-        )
-        return self.builder.call(function, [a, b])
+        """Element-wise max or min that keeps NaN, as torch does.
+
+        Compared and chosen by hand: `llvm.maximum` also tells -0 from 0 and takes three times as long.
+        """
+        is_better = self.builder.fcmp_ordered(">" if name == "max" else "<", b, a)
+        return self.builder.select(self.builder.or_(is_better, self.is_nan(b)), b, a)
+
+    def is_nan(self, a: Any) -> Any:
+        return self.builder.fcmp_unordered("uno", a, a)
 
     def prefetch(self, address: Any, bytes_ahead: int, level: int = 3) -> None:
         """Ask for the bytes from an address on; level 3: all caches, 2: not the first."""

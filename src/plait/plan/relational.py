@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from plait.cost.machine import MachineProfile
-from plait.cost.work import Matrix
+from plait.cost.work import Locality, Matrix
 from plait.plan.fused import FusedCandidate, FusedPlan, choose_among
 from plait.plan.passes import Steps
 
@@ -50,11 +50,11 @@ class RelationalProblem:
 class _Thinned:
     """The locality of rows each of which became `times` rows that are read in turn."""
 
-    base: object
+    base: Locality
     times: float
 
     def miss_rate(self, cache_rows: int) -> float:
-        return self.base.miss_rate(int(cache_rows / max(1.0, self.times)))  # type: ignore[attr-defined, no-any-return]
+        return self.base.miss_rate(int(cache_rows / max(1.0, self.times)))
 
 
 class _Candidate:

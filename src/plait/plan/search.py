@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from plait.cost.machine import MachineProfile
-from plait.cost.price import ChainRequest, Price, Pricer, Request
-from plait.cost.work import Matrix, Sizes, Work, size_of
+from plait.cost.price import ChainRequest, Pricer, Request
+from plait.cost.work import Matrix, Sizes, size_of
 from plait.errors import PlanError
 from plait.ir import Expr, formula
 from plait.plan.candidates import Candidate, candidates
@@ -258,7 +258,7 @@ def price_program(
         if request is not None:
             result.append(PricedStep(step, (request.rows, request.cols), pricer.price(request)))
         else:
-            result.append(PricedStep(step, _size(program, step.out, problem.sizes), _FREE))
+            result.append(PricedStep(step, _size(program, step.out, problem.sizes), pricer.view()))
     return tuple(result)
 
 
@@ -271,7 +271,7 @@ def _request(step: Step, program: Program, problem: Problem, sparse: Mapping[str
     """The step in the cost model's words; None for views and weights, which cost nothing worth a price."""
     rows, cols = _size(program, step.out, problem.sizes)
     addends = int(step.get("addend") is not None)
-    if step.op in ("stack", "rows_of", "columns_of"):
+    if step.op in ("rows_of", "columns_of"):
         return None
     if step.op in ("spmm", "extremum", "extremum_gather"):
         matrix = problem.matrices(program.constants[step["matrix"]])
@@ -320,9 +320,6 @@ def _chain_request(step: Step, program: Program, problem: Problem) -> ChainReque
     rows = _size(program, some, problem.sizes)[0]
     is_kept = block in step.more
     return ChainRequest(rows, gather, is_kept, tuple(products), tuple(sums), beside)
-
-
-_FREE = Price(0.0, Work(0.0, 0.0, 0.0), "view", "no data moves")
 
 
 # Memory --------------------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -289,9 +290,26 @@ class Session:
         run.hoisted = values
 
 
-@functools.cache
+_borrowed: list[MachineProfile] = []
+
+
 def _machine() -> MachineProfile:
+    return _borrowed[-1] if _borrowed else _own_machine()
+
+
+@functools.cache
+def _own_machine() -> MachineProfile:
     return profile_in_use(cache_folder())
+
+
+@contextmanager
+def using_machine(machine: MachineProfile) -> Iterator[None]:
+    """Plans made inside are priced with this profile."""
+    _borrowed.append(machine)
+    try:
+        yield
+    finally:
+        _borrowed.pop()
 
 
 def machine_in_use() -> MachineProfile:
@@ -301,7 +319,7 @@ def machine_in_use() -> MachineProfile:
 
 def forget_machine() -> None:
     """Read the machine profile anew at the next plan (after a calibration)."""
-    _machine.cache_clear()
+    _own_machine.cache_clear()
 
 
 def _density(x: torch.Tensor) -> float:

@@ -110,6 +110,15 @@ def sum_tile(float_bits: int, index_bits: int, lanes: int, mode: str, is_masked:
     return tile_intrinsic(float_bits, 11, 2, body)
 
 
+def _ask_ahead(code: CodeGen, index: Any, i: Any, end: Any, rows: list[tuple[Any, Any]]) -> None:
+    """Ask for the rows of an edge some places on, the row's last one at most."""
+    b = code.builder
+    ahead, last = b.add(i, code.word(_AHEAD)), b.sub(end, code.word(1))
+    j = index(b.select(b.icmp_signed("<", ahead, last), ahead, last))
+    for start, stride in rows:
+        code.prefetch(b.add(start, b.mul(j, stride)), code.lanes * code.float_bits // 8)
+
+
 def _reduce_row(code: CodeGen, mode: str, unroll: int, start: Any, end: Any, first: float, step: Any) -> Any:
     """Fold `step` over the edges [start, end) with `unroll` accumulators joined in a fixed order."""
     b = code.builder
@@ -200,14 +209,15 @@ def _extremum_tile(float_bits: int, index_bits: int, lanes: int, mode: str, is_m
 
         def step(i: Any, carried: list[Any]) -> list[Any]:
             best, attained = carried
+            if lanes >= PREFETCH_LANES[float_bits]:
+                _ask_ahead(code, index, i, end, [(x, stride)])
             row = code.load(b.add(x, b.mul(index(i), stride)), mask)
             # one that is better starts to count anew; NaN is never attained
             is_better = b.fcmp_ordered(">" if mode == "max" else "<", row, best)
-            is_equal = b.fcmp_ordered("==", row, best)
-            counted = b.fadd(
-                b.select(is_better, zero, attained), b.select(b.or_(is_better, is_equal), one, zero)
-            )
-            return [code.extremum(mode, best, row), counted]
+            counted = b.select(is_better, zero, attained)
+            is_attained = b.or_(is_better, b.fcmp_ordered("==", row, best))
+            counted = b.select(is_attained, b.fadd(counted, one), counted)
+            return [b.select(b.or_(is_better, code.is_nan(row)), row, best), counted]
 
         worst = code.constant(float("-inf") if mode == "max" else float("inf"))
         best, attained = code.loop(start, end, [worst, zero], step)
@@ -238,6 +248,8 @@ def _attained_tile(float_bits: int, index_bits: int, lanes: int, is_masked: bool
 
         def step(e: Any, total: list[Any]) -> list[Any]:
             i = index(e)
+            if lanes >= PREFETCH_LANES[float_bits]:
+                _ask_ahead(code, index, e, end, [(best, best_stride), (share, share_stride)])
             is_equal = b.fcmp_ordered("==", code.load(b.add(best, b.mul(i, best_stride)), mask), mine)
             worth = code.load(b.add(share, b.mul(i, share_stride)), mask)
             return [b.fadd(total[0], b.select(is_equal, worth, zero))]
@@ -249,21 +261,21 @@ def _attained_tile(float_bits: int, index_bits: int, lanes: int, is_masked: bool
     return tile_intrinsic(float_bits, 11, 0, body)
 
 
-def _four(make: Callable[[int, bool], Any], float_bits: int) -> tuple[Any, ...]:
-    """Tiles of 64, 32 and 16 lanes of float32 (half as many of float64), and a masked one."""
-    lanes = 64 if float_bits == 32 else 32
-    return make(lanes, False), make(lanes // 2, False), make(lanes // 4, False), make(lanes // 4, True)
+def _five(make: Callable[[int, bool], Any], float_bits: int) -> tuple[Any, ...]:
+    """A tile of every width of `tiles`, the last one masked."""
+    *whole, masked = tiles(float_bits)
+    return *(make(lanes, False) for lanes in whole), make(masked, True)
 
 
 @functools.cache
 def extremum_kernel(float_bits: int, index_bits: int, mode: str) -> Any:
     """max or min and the number of edges that attain it; words: counter pieces bounds indptr indices
     x x_stride out out_stride ties ties_stride width."""
-    wide, half, narrow, masked = _four(
+    wide, half, quarter, narrow, masked = _five(
         lambda lanes, is_masked: _extremum_tile(float_bits, index_bits, lanes, mode, is_masked), float_bits
     )
     index, bound = load_index(index_bits), load_index(64)
-    size, lanes = float_bits // 8, 64 if float_bits == 32 else 32
+    size, lanes = float_bits // 8, tiles(float_bits)[0]
 
     @cfunc(types.void(types.CPointer(types.int64)))
     def run(a):  # type: ignore[no-untyped-def]
@@ -285,11 +297,14 @@ def extremum_kernel(float_bits: int, index_bits: int, mode: str) -> Any:
                         half(x + o, xs, indices, start, end, to, count, 0)
                         c += lanes // 2
                     elif rest >= lanes // 4:
-                        narrow(x + o, xs, indices, start, end, to, count, 0)
+                        quarter(x + o, xs, indices, start, end, to, count, 0)
                         c += lanes // 4
+                    elif rest >= lanes // 8:
+                        narrow(x + o, xs, indices, start, end, to, count, 0)
+                        c += lanes // 8
                     else:
                         masked(x + o, xs, indices, start, end, to, count, rest)
-                        c += lanes // 4
+                        c += lanes // 8
 
     return run
 
@@ -298,11 +313,11 @@ def extremum_kernel(float_bits: int, index_bits: int, mode: str) -> Any:
 def attained_kernel(float_bits: int, index_bits: int) -> Any:
     """The gradient of max and min on the transpose; words: counter pieces bounds indptr indices
     best best_stride x x_stride share share_stride out out_stride addend addend_stride width."""
-    wide, half, narrow, masked = _four(
+    wide, half, quarter, narrow, masked = _five(
         lambda lanes, is_masked: _attained_tile(float_bits, index_bits, lanes, is_masked), float_bits
     )
     index, bound = load_index(index_bits), load_index(64)
-    size, lanes = float_bits // 8, 64 if float_bits == 32 else 32
+    size, lanes = float_bits // 8, tiles(float_bits)[0]
 
     @cfunc(types.void(types.CPointer(types.int64)))
     def run(a):  # type: ignore[no-untyped-def]
@@ -326,11 +341,14 @@ def attained_kernel(float_bits: int, index_bits: int) -> Any:
                         half(best + o, bs, near, indices, share + o, ss, start, end, to, p, 0)
                         c += lanes // 2
                     elif rest >= lanes // 4:
-                        narrow(best + o, bs, near, indices, share + o, ss, start, end, to, p, 0)
+                        quarter(best + o, bs, near, indices, share + o, ss, start, end, to, p, 0)
                         c += lanes // 4
+                    elif rest >= lanes // 8:
+                        narrow(best + o, bs, near, indices, share + o, ss, start, end, to, p, 0)
+                        c += lanes // 8
                     else:
                         masked(best + o, bs, near, indices, share + o, ss, start, end, to, p, rest)
-                        c += lanes // 4
+                        c += lanes // 8
 
     return run
 

@@ -1,0 +1,156 @@
+"""The learned part of the cost model: what steps of real training loops take beside what the model says.
+
+Kernels timed alone find their operands in cache; in a training loop they do not, and what lies between is a
+matter of sizes. So a few layers are trained on made-up graphs with a clock on every step, and for each kind
+of step the logarithm of seen over modelled time is fitted as a line in two sizes. A correction is used
+only if it lowers the error on graphs that took no part in its fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch_geometric.nn import GCNConv, GINConv, SAGEConv, TAGConv
+
+from plait.bench.problem import edge_index_of, hidden_features
+from plait.cost.machine import NUM_FEATURES
+from plait.graph import Graph
+from plait.plan.plan import LayerPlan
+from plait.plan.search import Problem, search, survey
+from plait.pyg.compile import compile
+from plait.runtime.session import machine_in_use
+
+__all__ = ["Sample", "correction", "samples"]
+
+_WIDTHS = ((48, 48), (128, 24), (24, 160))
+_WARM, _REPEATS = 5, 5
+_LEAST_SAMPLES = 12
+_RIDGE = 0.3  # in samples: what a coefficient must be worth
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One step of one training loop: its kind, the model's seconds, those seen, the graph it ran on."""
+
+    kind: str
+    features: tuple[float, ...]
+    modelled: float
+    seen: float
+    graph: int
+
+    @property
+    def gap(self) -> float:
+        return float(np.log(self.seen / self.modelled))
+
+
+def _layers(inner: int, outer: int) -> Iterator[nn.Module]:
+    yield GCNConv(inner, outer)
+    yield SAGEConv(inner, outer)
+    yield SAGEConv(inner, outer, aggr="max")
+    yield GINConv(nn.Sequential(nn.Linear(inner, outer), nn.ReLU(), nn.Linear(outer, outer)))
+    yield TAGConv(inner, outer, K=2)
+
+
+def samples(graphs: Sequence[Graph], tell: Callable[[float], None]) -> list[Sample]:
+    """Steps of middle layers trained on these graphs: the planner's choice, and the best without chains."""
+    found: list[Sample] = []
+    total = len(graphs) * len(_WIDTHS)
+    for number, graph in enumerate(graphs):
+        edge_index = edge_index_of(graph)
+        for k, (inner, outer) in enumerate(_WIDTHS):
+            x = hidden_features(graph.num_nodes, inner).requires_grad_()
+            for layer in _layers(inner, outer):
+                for choose in (search, _unchained):
+                    found += _steps(layer, choose, x, edge_index, number)
+            tell((number * len(_WIDTHS) + k + 1) / total)
+    return found
+
+
+def _unchained(problem: Problem) -> LayerPlan:
+    plain = [plan for plan in survey(problem) if not plan.form.endswith("chained")]
+    return min(plain, key=lambda plan: plan.seconds)
+
+
+def _steps(
+    layer: nn.Module, choose: Callable[[Problem], LayerPlan], x: torch.Tensor, edges: torch.Tensor, graph: int
+) -> list[Sample]:
+    compiled: Any = compile(layer, None, forms=["csr"])
+    session = compiled._plait_plan_session
+    session.choose = choose
+    seen: dict[str, list[float]] = {}
+    cotangent = None
+    for repeat in range(_WARM + _REPEATS):
+        x.grad = None
+        trace: list[Any] = []
+        session.trace = trace if repeat >= _WARM else None
+        out = compiled(x, edges)
+        cotangent = torch.ones_like(out) if cotangent is None else cotangent
+        out.backward(cotangent)
+        for name, measured in trace:
+            seen.setdefault(name.partition("\0")[2], []).append(measured.seconds)
+    session.trace = None
+    result, call = [], machine_in_use().call_seconds
+    for plan in session.plans.values():
+        for step in plan.steps:
+            times, price = seen.get(step.step.out), step.price
+            if times and price.kind:
+                modelled, middle = (_beyond(t, call) for t in (price.uncorrected, float(np.median(times))))
+                result.append(Sample(price.kind, price.features, modelled, middle, graph))
+    return result
+
+
+def _beyond(seconds: float, call: float) -> float:
+    """What a step takes beyond a call; a fifth of it at least, where the call is most of it."""
+    return max(seconds - call, 0.2 * seconds, 1e-7)
+
+
+def correction(found: Sequence[Sample]) -> dict[str, tuple[float, ...]]:
+    """Coefficients for each kind of step where they help on graphs left out of the fit.
+
+    A line in fewer features is kept where it does better there: few graphs teach few coefficients.
+    """
+    result = {}
+    kinds = {sample.kind for sample in found} | {sample.kind.partition(":")[0] for sample in found}
+    for kind in sorted(kinds):
+        own = [sample for sample in found if kind in (sample.kind, sample.kind.partition(":")[0])]
+        if len(own) < _LEAST_SAMPLES:
+            continue
+        errors = {used: _held_out_error(own, used) for used in range(1, NUM_FEATURES + 1)}
+        used = min(errors, key=errors.__getitem__)
+        if errors[used] < _error(own, None):
+            result[kind] = tuple(float(c) for c in _line(own, used))
+    return result
+
+
+def _line(found: Sequence[Sample], used: int) -> np.ndarray[Any, Any]:
+    """Coefficients of the first `used` features, zeros for the others."""
+    a = np.array([sample.features[:used] for sample in found])
+    gaps = np.array([sample.gap for sample in found])
+    line = np.zeros(NUM_FEATURES)
+    line[:used] = np.linalg.solve(a.T @ a + _RIDGE * np.eye(used), a.T @ gaps)
+    return line
+
+
+def _error(found: Sequence[Sample], line: np.ndarray[Any, Any] | None) -> float:
+    gaps = np.array([sample.gap for sample in found])
+    if line is not None:
+        gaps = gaps - np.array([sample.features for sample in found]) @ line
+    return float(np.mean(np.abs(gaps)))
+
+
+def _held_out_error(found: Sequence[Sample], used: int) -> float:
+    """The error on every graph of the line fitted to the others."""
+    numbers = {sample.graph for sample in found}
+    if len(numbers) < 2:
+        return float("inf")
+    errors = []
+    for number in numbers:
+        own = [sample for sample in found if sample.graph == number]
+        line = _line([sample for sample in found if sample.graph != number], used)
+        errors += [_error(own, line)] * len(own)
+    return float(np.mean(errors))
