@@ -222,6 +222,18 @@ def test_more_heads_than_the_fused_passes_take(layer: Any, heads: int) -> None:
     agree(WithEdges(drawn(layer(WIDTH, 3, heads=heads, edge_dim=2, concat=False)), attr), features(), given)
 
 
+@pytest.mark.parametrize("layout", [torch.sparse_csr, torch.sparse_coo])
+@pytest.mark.parametrize("layer", [GATConv, GATv2Conv, TransformerConv])
+def test_a_sparse_adj_t(layer: Any, layout: torch.layout) -> None:
+    if (layer, layout) == (TransformerConv, torch.sparse_coo):
+        pytest.skip("PyG's own backward pass fails on a COO matrix here")
+    dense = torch.zeros(N, N)
+    source, target = edges()
+    dense[target, source] = 1.0
+    adj_t = dense.to_sparse_csr() if layout == torch.sparse_csr else dense.to_sparse_coo().coalesce()
+    agree(drawn(layer(WIDTH, 5, heads=3)), features(), adj_t, calls=2)
+
+
 def test_more_heads_between_pairs() -> None:
     given = torch.stack([torch.randint(0, 30, (200,)), torch.randint(0, N, (200,))])
     agree(drawn(GATConv((WIDTH, 7), 2, heads=18)), (features(30), features(N, 7)), given)

@@ -12,7 +12,11 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Model, widths, graph and mode."""
-    parser.add_argument("--model", default="gcn", help="gcn, sage, sage-max, gin, sgc, tag (default gcn)")
+    parser.add_argument(
+        "--model",
+        default="gcn",
+        help="gcn, sage, sage-max, gin, sgc, tag, gat, gatv2, transformer (default gcn)",
+    )
     parser.add_argument("--widths", metavar="IN,...,OUT", help="default: the features, 64, the classes")
     parser.add_argument(
         "--data", default="sbm", metavar="FILE|GENERATOR", help="an npz file, a name, or sbm, rmat:..."

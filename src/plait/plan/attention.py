@@ -64,7 +64,7 @@ class AttentionProblem:
 
 
 def correction(machine: MachineProfile, choice: str, step: str) -> float:
-    """What the profile says of a step of a candidate: seen over predicted seconds, 1 where it says nothing."""
+    """What the profile says of a candidate's step: seen over predicted seconds, 1 where it says nothing."""
     found = machine.measured.get("attention")
     value = found.get(f"{choice} {step}", 1.0) if isinstance(found, Mapping) else 1.0
     is_number = isinstance(value, int | float) and math.isfinite(value) and value > 0

@@ -71,7 +71,10 @@ def prepare(module: Any, given: Mapping[str, Any]) -> Run | str:
     """The call made ready to run, or why it runs in PyG."""
     layer = _LAYERS[cast("type[nn.Module]", layer_of(module))]
     x, edge_index, edge_attr = given["x"], given["edge_index"], given.get("edge_attr")
-    reason = _refused(module, layer, x, edge_index, edge_attr)
+    wants_weights = given.get("return_attention_weights") is not None
+    if isinstance(module, GATConv | GATv2Conv):
+        wants_weights = bool(given.get("return_attention_weights"))
+    reason = _refused(module, layer, x, edge_index, edge_attr, wants_weights)
     if reason is not None:
         return reason
     is_bipartite = not isinstance(x, Tensor)
@@ -85,9 +88,6 @@ def prepare(module: Any, given: Mapping[str, Any]) -> Run | str:
     num_loops = min(num_sources, num_targets) if has_loops else -1
     edges = edges_of(module, edge_index, num_targets, num_sources, num_loops)
     listed = edge_index
-    wants_weights = given.get("return_attention_weights") is not None
-    if isinstance(module, GATConv | GATv2Conv):
-        wants_weights = bool(given.get("return_attention_weights"))
     if has_loops and (edge_attr is not None or wants_weights):
         listed, edge_attr = remove_self_loops(edge_index, edge_attr)
         listed, edge_attr = add_self_loops(
@@ -97,12 +97,29 @@ def prepare(module: Any, given: Mapping[str, Any]) -> Run | str:
     return layer.stop(module, call) or functools.partial(layer.run, module, call)
 
 
-def _refused(module: Any, layer: _Layer, x: Any, edge_index: Any, edge_attr: Any) -> str | None:
+def _refused_matrix(module: Any, edge_index: Any, edge_attr: Any, wants_weights: bool) -> str | None:
+    """Why edges are none that attention takes: an edge list, or a torch matrix whose values it ignores."""
+    is_matrix = isinstance(edge_index, Tensor) and edge_index.layout in (torch.sparse_csr, torch.sparse_coo)
+    if not is_matrix:
+        return refused_edges(edge_index)
+    if edge_index.layout == torch.sparse_coo and not edge_index.is_coalesced():
+        return ": a sparse adj_t that is not coalesced is PyG's"
+    if edge_attr is not None or wants_weights or edge_index.values().dim() != 1:
+        return ": a sparse adj_t with edge features, or with the weights asked for, is PyG's"
+    if module.flow != "source_to_target" or edge_index.device.type != "cpu":
+        return f"(flow={module.flow!r}): a sparse adj_t is lowered source_to_target, on the CPU"
+    return None
+
+
+def _refused(
+    module: Any, layer: _Layer, x: Any, edge_index: Any, edge_attr: Any, wants_weights: bool
+) -> str | None:
     """What the fused path does not take."""
     parts = [x] if isinstance(x, Tensor) else list(x) if isinstance(x, tuple | list) and len(x) == 2 else []
     if not parts or not isinstance(parts[0], Tensor):
         return ": x is not a tensor or a pair of tensors"
-    reason = refused_edges(edge_index) or refused_features(module, *parts, edge_attr)
+    reason = _refused_matrix(module, edge_index, edge_attr, wants_weights)
+    reason = reason or refused_features(module, *parts, edge_attr)
     if reason is not None:
         return reason
     if any(part is not None and part.dim() != 2 for part in parts):

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.utils import add_self_loops, remove_self_loops
+from torch_geometric.utils import add_self_loops, remove_self_loops, to_edge_index
 
 from plait.cost.work import Matrix
 from plait.graph import Graph
@@ -100,7 +100,10 @@ def edges_of(
     handed = read(edge_index, None, num_targets, num_sources, is_swapped)
 
     def build() -> tuple[Graph, None]:
-        listed = edge_index.as_subclass(Tensor)
+        if edge_index.layout == torch.strided:
+            listed = edge_index.as_subclass(Tensor)
+        else:  # adj_t: its rows are the targets
+            listed = to_edge_index(edge_index)[0].flip(0)
         if num_loops >= 0:
             listed, _ = remove_self_loops(listed)
             listed, _ = add_self_loops(listed, num_nodes=num_loops)
