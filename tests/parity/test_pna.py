@@ -9,6 +9,9 @@ import torch
 from torch_geometric.nn import PNAConv
 
 import plait
+from plait.cost.machine import default_profile
+from plait.cost.work import Matrix, Uniform
+from plait.plan import pna as plan
 from tests.parity.harness import agree
 from tests.parity.test_attention import WIDTH, N, drawn, edges, features
 
@@ -46,9 +49,27 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.parametrize("choice", ["after", "before"])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_options_agree_to_double_precision(options: dict[str, Any]) -> None:
-    agree(layer(dtype=torch.float64, **options), features(dtype=torch.float64), edges())
+def test_options_agree_to_double_precision_in_every_candidate(
+    options: dict[str, Any], choice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = plan.candidates
+    monkeypatch.setattr(plan, "candidates", lambda p: [c for c in found(p) if c.name == choice])
+    compiled = agree(layer(dtype=torch.float64, **options), features(dtype=torch.float64), edges())
+    assert compiled.plan.layers[0].choice == choice
+
+
+def test_scalers_weigh_the_narrower_side() -> None:
+    rows, count = 50000, 500000
+    matrix = Matrix(rows, rows, count, True, Uniform(rows), Uniform(rows))
+
+    def choice(inner: int, outer: int) -> str:
+        sizes = (inner, inner, outer, 1, 4, 6, 3, True)
+        return plan.choose(plan.AggregatorsProblem("layer", matrix, *sizes, default_profile())).choice
+
+    assert choice(256, 32) == "after"
+    assert choice(32, 256) == "before"
 
 
 @pytest.mark.parametrize(("inner", "outer"), [(1, 1), (33, 5), (40, 70)])

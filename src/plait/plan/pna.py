@@ -1,7 +1,12 @@
-"""Plans of layers with several aggregators and degree scalers (PNAConv)."""
+"""Plans of layers with several aggregators and degree scalers (PNAConv).
+
+after   the aggregates meet every scaler's weights at once, the scalers weigh the results
+before  scaled copies of the aggregates meet the weights in one product: less to write where outputs are wide
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from plait.cost.machine import MachineProfile
@@ -37,47 +42,95 @@ class AggregatorsProblem:
     memory_limit: int | None = None
 
 
-def _steps(p: AggregatorsProblem) -> list[FusedStep]:
+def _steps(p: AggregatorsProblem, is_before: bool) -> list[FusedStep]:
     steps = Steps(p.machine, p.float_bytes, p.threads)
     rows, columns, t = p.matrix.rows, p.towers * p.width, p.towers
-    results, kept = (1 + p.scalers) * p.outer, p.aggregators * p.width
     steps.gemm(f"project the neighbours' part -> {rows}x{columns}", "fwd", rows, p.inner, p.width, t)
     steps.gather("all aggregators", "fwd", p.matrix, columns, _ALL, "one gather for all")
-    steps.gemm("own part and shifts", "fwd", rows, p.inner, results, t)
-    steps.gemm("aggregates with every scaler's weights", "fwd", rows, kept, p.scalers * p.outer, t)
-    steps.stream("weigh by degree", "fwd", rows, p.outer * t, 1 + p.scalers)
+    back = _weigh_before(p, steps) if is_before else _weigh_after(p, steps)
     if not p.is_folded:
         steps.gemm("last linear map", "fwd", rows, p.outer * t, p.outer * t)
     if not p.is_training:
         return steps.made
     if not p.is_folded:
         steps.gemm("last linear map's gradients", "bwd", rows, p.outer * t, p.outer * t, 2)
-    steps.stream("weigh by degree", "bwd", rows, results * t)
-    steps.gemm("gradient of the aggregates", "bwd", rows, p.scalers * p.outer, kept, t)
-    steps.gemm("weight gradient", "bwd", rows, kept, p.scalers * p.outer, t, is_transposed=True)
-    steps.gemm("own weight gradient", "bwd", rows, p.inner, results, t, is_transposed=True)
+    back()
     steps.stream("shares of the targets", "bwd", rows, p.sections * columns, 2)
     turned = p.matrix.transposed()
     steps.gather("gradient of the messages", "bwd", turned, p.sections * columns, _BACK, "gathers the shares")
     steps.gemm("weight gradient of the messages", "bwd", rows, p.inner, p.width, t, is_transposed=True)
     if p.wants_input_grad:
-        steps.gemm("input gradient", "bwd", rows, p.width + results, p.inner, t)
+        steps.gemm("input gradient of the messages", "bwd", rows, p.width, p.inner, t)
     return steps.made
 
 
+def _weigh_after(p: AggregatorsProblem, steps: Steps) -> Callable[[], None]:
+    """Forward steps from aggregates to outputs; the backward ones are added when called."""
+    rows, t = p.matrix.rows, p.towers
+    results, kept = (1 + p.scalers) * p.outer, p.aggregators * p.width
+    steps.gemm("own part and shifts", "fwd", rows, p.inner, results, t)
+    steps.gemm("aggregates with every scaler's weights", "fwd", rows, kept, p.scalers * p.outer, t)
+    steps.stream("weigh by degree", "fwd", rows, p.outer * t, 1 + p.scalers)
+
+    def back() -> None:
+        steps.stream("weigh by degree", "bwd", rows, results * t)
+        steps.gemm("gradient of the aggregates", "bwd", rows, p.scalers * p.outer, kept, t)
+        steps.gemm("weight gradient", "bwd", rows, kept, p.scalers * p.outer, t, is_transposed=True)
+        steps.gemm("own weight gradient", "bwd", rows, p.inner, results, t, is_transposed=True)
+        if p.wants_input_grad:
+            steps.gemm("own input gradient", "bwd", rows, results, p.inner, t)
+
+    return back
+
+
+def _weigh_before(p: AggregatorsProblem, steps: Steps) -> Callable[[], None]:
+    rows, t = p.matrix.rows, p.towers
+    copies = (1 + p.scalers * p.aggregators) * p.width
+    steps.gemm("targets' part", "fwd", rows, p.inner, p.width, t)
+    steps.stream("shift, and copies by degree", "fwd", rows, copies * t, 2)
+    steps.gemm("copies with the weights", "fwd", rows, copies, p.outer, t)
+
+    def back() -> None:
+        steps.gemm("gradient of the copies", "bwd", rows, p.outer, copies, t)
+        steps.gemm("weight gradient", "bwd", rows, copies, p.outer, t, is_transposed=True)
+        steps.stream("copies and shift, back", "bwd", rows, copies * t, 2)
+        steps.gemm(
+            "weight gradient of the targets' part", "bwd", rows, p.inner, p.width, t, is_transposed=True
+        )
+        if p.wants_input_grad:
+            steps.gemm("own input gradient", "bwd", rows, p.width, p.inner, t)
+
+    return back
+
+
+_TEXT = {"after": "Σₖ Sₖ (X Cₖ + agg(X V) Wₖ)", "before": "[X, Sₖ (agg(X V) + X U) …] W"}
+
+
 def candidates(p: AggregatorsProblem) -> list[FusedCandidate]:
-    """The one way this layer is run."""
-    columns, results = p.towers * p.width, p.towers * (1 + p.scalers) * p.outer
-    held = (1 + p.aggregators) * columns + results + p.towers * p.outer
-    if p.is_training:
-        held += (2 + p.aggregators + p.sections + 1) * columns + results + p.inner
-    because = f"{p.aggregators} aggregators share one gather; the targets' part only shifts them"
-    text = "Σₖ Sₖ (X Cₖ + agg(X V) Wₖ)"
-    return [FusedCandidate("one pass", text, tuple(_steps(p)), held * p.matrix.rows * p.float_bytes, because)]
+    """Where the scalers weigh."""
+    columns = p.towers * p.width
+    results = {
+        "after": p.towers * (1 + p.scalers) * p.outer,
+        "before": (1 + (1 + p.scalers) * p.aggregators) * columns,
+    }
+    because = f"{p.aggregators} aggregators share one gather"
+    why = {
+        "after": f"{because}; the targets' part is folded into the weights",
+        "before": f"{because}; copies of the aggregates are narrower than the outputs",
+    }
+    found = []
+    for name, more in results.items():
+        held = (1 + p.aggregators) * columns + more + p.towers * p.outer
+        if p.is_training:
+            held += (2 + p.aggregators + p.sections + 1) * columns + more + p.inner
+        bytes_held = held * p.matrix.rows * p.float_bytes
+        steps = tuple(_steps(p, name == "before"))
+        found.append(FusedCandidate(name, _TEXT[name], steps, bytes_held, why[name]))
+    return found
 
 
 def choose(p: AggregatorsProblem) -> FusedPlan:
-    """The plan, with its price."""
+    """The cheapest candidate that fits the memory limit, with the losers and their prices."""
     sizes = {"N": p.matrix.rows, "E": p.matrix.edges, "K1": p.inner, "K2": p.outer * p.towers, "T": p.towers}
     return choose_among(
         candidates(p), layer=p.layer, kind="aggregators", sizes=sizes, machine=p.machine,

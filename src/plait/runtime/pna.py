@@ -1,7 +1,8 @@
 """Several aggregators, degree scalers and the dense maps around them under torch autograd.
 
-Scaling a row and multiplying it from the right commute, so scaled copies of the aggregates are never made:
-the aggregates meet the weights of every scaler at once, and the scalers then weigh the (narrower) results.
+Scaling a row and multiplying it from the right commute: the aggregates meet the weights of every scaler at
+once and the scalers weigh the results (`joined`, `weighed`), or scaled copies of the aggregates meet the
+weights in one product (`spread_out`), where the output is wider than the aggregates.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from plait.runtime.buffers import Buffers
 from plait.runtime.orders import EdgeOrders
 from plait.runtime.project import contiguous_rows, weight_gradient
 
-__all__ = ["Layout", "aggregate_all", "joined", "weighed"]
+__all__ = ["Layout", "aggregate_all", "joined", "spread_out", "weighed"]
 
 
 class _Aggregate(torch.autograd.Function):
@@ -133,3 +134,58 @@ class _Weighed(torch.autograd.Function):
 def weighed(buffers: Buffers, y: Tensor, scales: Tensor) -> Tensor:
     """y_0 + sum over k of scales[:, k] * y_k, where y holds y_0, y_1, … side by side."""
     return _Weighed.apply(buffers, y, scales)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _SpreadOut(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, buffers: Buffers, x: Tensor, u: Tensor, found: Tensor, scales: Tensor, often: Tensor
+    ) -> Tensor:
+        rows, width = u.shape
+        count, names = scales.shape[1], often.shape[1]
+        shifted = _shifted(buffers, u, found, often)
+        out = buffers.take(rows, (1 + count * names) * width, u.dtype)
+        out[:, :width] = x
+        for k in range(count):
+            first = (1 + k * names) * width
+            torch.mul(shifted, scales[:, k : k + 1], out=out[:, first : first + names * width])
+        ctx.buffers = buffers
+        ctx.save_for_backward(u, found, scales, often)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        u, found, scales, often = ctx.saved_tensors
+        rows, width = u.shape
+        count, names = scales.shape[1], often.shape[1]
+        grad = contiguous_rows(grad, ctx.buffers)
+        parts = [grad[:, (1 + k * names) * width : (1 + (k + 1) * names) * width] for k in range(count)]
+        to_found = ctx.buffers.take(rows, names * width, u.dtype)
+        torch.mul(parts[0], scales[:, :1], out=to_found)
+        for k in range(1, count):
+            to_found.addcmul_(parts[k], scales[:, k : k + 1])
+        to_u = torch.zeros_like(u)
+        for a in range(names):
+            to_u.addcmul_(to_found[:, a * width : (a + 1) * width], often[:, a : a + 1])
+        to_scales = None
+        if ctx.needs_input_grad[4]:
+            shifted = _shifted(ctx.buffers, u, found, often)
+            to_scales = torch.stack([(part * shifted).sum(1) for part in parts], 1)
+        return None, grad[:, :width], to_u, to_found, to_scales, None
+
+
+def _shifted(buffers: Buffers, u: Tensor, found: Tensor, often: Tensor) -> Tensor:
+    """Every aggregate plus the shift, as often as it enters it."""
+    width = u.shape[1]
+    shifted = buffers.take(u.shape[0], often.shape[1] * width, u.dtype).copy_(found)
+    for a in range(often.shape[1]):
+        shifted[:, a * width : (a + 1) * width].addcmul_(u, often[:, a : a + 1])
+    return shifted
+
+
+def spread_out(
+    buffers: Buffers, x: Tensor, u: Tensor, found: Tensor, scales: Tensor, often: Tensor
+) -> Tensor:
+    """[x | scales_0 * (found + shift) | scales_1 * (found + shift) | …]; the shift is often[:, a] * u."""
+    return _SpreadOut.apply(buffers, x, u, found, scales, often)  # type: ignore[no-any-return, no-untyped-call]

@@ -32,7 +32,7 @@ from plait.pyg.layers.fused import (
     refused_edges,
     refused_features,
 )
-from plait.runtime.pna import Layout, aggregate_all, joined, weighed
+from plait.runtime.pna import Layout, aggregate_all, joined, spread_out, weighed
 from plait.runtime.project import project
 from plait.runtime.session import Edges, machine_in_use
 
@@ -97,7 +97,7 @@ def _run(module: Any, edges: Edges, x: Tensor) -> Tensor:
     names, towers, width = _aggregators(module), module.towers, module.F_in
     layout = Layout(names, width, towers)
     is_folded = towers == 1 and len(module.post_nns[0]) == 1
-    _plan(module, edges, x, layout, is_folded)
+    plan = _plan(module, edges, x, layout, is_folded)
     own = list(torch.split(x, width, dim=1)) if module.divide_input else [x] * towers
     near = [nn[0].weight[:, width:].t() for nn in module.pre_nns]
     if module.divide_input and towers > 1:
@@ -107,8 +107,15 @@ def _run(module: Any, edges: Edges, x: Tensor) -> Tensor:
     found = aggregate_all(edges.orders, buffers, layout, v)
     columns = len(layout.kept) * width
     parts = torch.split(found, columns, dim=1) if towers > 1 else [found]
-    scales = _scales(module, edges, x.dtype)
-    outs = [_tower(module, buffers, t, own[t], parts[t], scales, names, is_folded) for t in range(towers)]
+    if plan.choice == "before":
+        weights = _scales(module, edges, x.dtype, False), _often(edges, names, x.dtype)
+        outs = [
+            _spread_tower(module, buffers, t, own[t], parts[t], *weights, is_folded) for t in range(towers)
+        ]
+    else:
+        scales = _scales(module, edges, x.dtype, "sum" in names)
+        outs = [_tower(module, buffers, t, own[t], parts[t], scales, names, is_folded) for t in range(towers)]
+    outs = [_later_layers(module, t, out) for t, out in enumerate(outs)]
     out = torch.cat(outs, 1) if towers > 1 else outs[0]
     return out if is_folded else project(buffers, out, module.lin.weight.t(), module.lin.bias)
 
@@ -119,12 +126,8 @@ def _tower(
 ) -> Tensor:  # fmt: skip
     """One tower's output: own part, and for every scaler the aggregates with the shift they miss."""
     width, count = module.F_in, len(module.aggr_module.scaler)
-    pre, post = module.pre_nns[t][0], module.post_nns[t][0]
-    weight, bias = post.weight, post.bias
-    if is_folded:
-        # on plait's own product: its bits do not depend on the number of threads
-        both = project(buffers, module.lin.weight, torch.cat([weight, bias[:, None]], 1))
-        weight, bias = both[:, :-1], both[:, -1] + module.lin.bias
+    pre = module.pre_nns[t][0]
+    weight, bias = _post(module, buffers, t, is_folded)
     # [outer, 1 + scalers * aggregators, width]: x, then the aggregators of each scaler
     blocks = weight.reshape(weight.shape[0], -1, width)
     by_scaler = blocks[:, 1:].reshape(weight.shape[0], count, len(names), width)
@@ -138,10 +141,42 @@ def _tower(
     y = joined(
         buffers, x, torch.cat(groups, 1), torch.cat(shifts), found[:, : w.shape[0]], w, weight.shape[0]
     )
-    out = weighed(buffers, y, scales)
+    return weighed(buffers, y, scales)
+
+
+def _spread_tower(
+    module: Any,
+    buffers: Any,
+    t: int,
+    x: Tensor,
+    found: Tensor,
+    scales: Tensor,
+    often: Tensor,
+    is_folded: bool,
+) -> Tensor:
+    """One tower's output from scaled copies of the aggregates, in one product."""
+    width = module.F_in
+    pre = module.pre_nns[t][0]
+    weight, bias = _post(module, buffers, t, is_folded)
+    u = project(buffers, x, pre.weight[:, :width].t(), pre.bias)
+    rows = spread_out(buffers, x, u, found[:, : often.shape[1] * width], scales, often)
+    return project(buffers, rows, weight.t(), bias)
+
+
+def _later_layers(module: Any, t: int, out: Tensor) -> Tensor:
     for layer in list(module.post_nns[t])[1:]:
         out = layer(out)
     return out
+
+
+def _post(module: Any, buffers: Any, t: int, is_folded: bool) -> tuple[Tensor, Tensor]:
+    """(weight, bias) of a tower's first layer after the aggregation, the layer's last map folded in."""
+    post = module.post_nns[t][0]
+    if not is_folded:
+        return post.weight, post.bias
+    # on plait's own product: its bits do not depend on the number of threads
+    both = project(buffers, module.lin.weight, torch.cat([post.weight, post.bias[:, None]], 1))
+    return both[:, :-1], both[:, -1] + module.lin.bias
 
 
 def _shift_sums(by_scaler: Tensor, names: tuple[str, ...]) -> list[Tensor]:
@@ -153,8 +188,15 @@ def _shift_sums(by_scaler: Tensor, names: tuple[str, ...]) -> list[Tensor]:
     return found
 
 
-def _scales(module: Any, edges: Edges, dtype: torch.dtype) -> Tensor:
-    """[nodes, groups]: what each scaler weighs a node with; once more times the degree where sums are.
+def _often(edges: Edges, names: tuple[str, ...], dtype: torch.dtype) -> Tensor:
+    """[nodes, aggregators]: how often the shift enters an aggregate."""
+    degree = torch.from_numpy(edges.graph.degrees).to(dtype)
+    once, none = degree.clamp(max=1), torch.zeros_like(degree)
+    return torch.stack([degree if n == "sum" else once if n in _SHIFTED else none for n in names], 1)
+
+
+def _scales(module: Any, edges: Edges, dtype: torch.dtype, has_sums: bool) -> Tensor:
+    """[nodes, groups]: what each scaler weighs a node with; once more times the degree for the shift of sums.
 
     A node without edges has no messages to shift: its weights are 0, as its aggregates are.
     """
@@ -168,7 +210,7 @@ def _scales(module: Any, edges: Edges, dtype: torch.dtype) -> Tensor:
         made["amplification"] = torch.log(degree + 1) / scaler.avg_deg_log
         made["attenuation"] = scaler.avg_deg_log / torch.log(least + 1)
     columns = torch.stack([made[name] for name in scaler.scaler], 1) * (degree > 0).to(dtype)[:, None]
-    return torch.cat([columns, columns * degree[:, None]], 1) if "sum" in _aggregators(module) else columns
+    return torch.cat([columns, columns * degree[:, None]], 1) if has_sums else columns
 
 
 def _plan(module: Any, edges: Edges, x: Tensor, layout: Layout, is_folded: bool) -> FusedPlan:
