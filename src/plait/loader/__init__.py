@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from plait.loader.cluster import ClusterData as ClusterData
     from plait.loader.cluster import ClusterLoader as ClusterLoader
+    from plait.loader.hetero import HeteroSampler as HeteroSampler
     from plait.loader.layerwise import inference as inference
     from plait.loader.link import LinkNeighborLoader as LinkNeighborLoader
     from plait.loader.neighbor import NeighborLoader as NeighborLoader
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 _HOME = {
     "ClusterData": "plait.loader.cluster",
     "ClusterLoader": "plait.loader.cluster",
+    "HeteroSampler": "plait.loader.hetero",
     "LinkNeighborLoader": "plait.loader.link",
     "NeighborLoader": "plait.loader.neighbor",
     "Prefetch": "plait.loader.prefetch",
@@ -32,6 +34,7 @@ _HOME = {
 __all__ = [
     "ClusterData",
     "ClusterLoader",
+    "HeteroSampler",
     "LinkNeighborLoader",
     "NeighborLoader",
     "Prefetch",
