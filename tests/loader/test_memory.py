@@ -6,6 +6,7 @@ import gc
 import os
 import threading
 import tracemalloc
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from plait.loader import ClusterData, ClusterLoader, LinkNeighborLoader, Neighbo
 from plait.loader.partition import has_metis
 from tests.loader.batches import small_data, small_hetero
 
-WARM, EPOCHS = 8, 10
+EPOCHS = 6
 
 
 def loaders() -> dict[str, Any]:
@@ -56,14 +57,15 @@ def held(loader: Any, epochs: int) -> int:
 @pytest.mark.parametrize("name", LOADERS)
 def test_epochs_leave_no_objects_behind(name: str) -> None:
     loader = LOADERS[name]
-    held(loader, WARM)  # compiles, fills pools and caches
+    epoch(loader)
     threads = threading.active_count()
     tracemalloc.start()
     try:
-        before = held(loader, WARM)
-        grown = held(loader, EPOCHS) - before
+        after = [held(loader, EPOCHS) for _ in range(4)]
     finally:
         tracemalloc.stop()
+    # a leak grows in every round; pools that are filled, and threads that meet, grow in some of them
+    grown = min(b - a for a, b in pairwise(after))
     assert grown < 3000 * EPOCHS  # the arrays of one epoch of the smallest loader are 20,000 bytes
     assert threading.active_count() == threads
 
@@ -75,11 +77,11 @@ def pages() -> int:
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
 def test_epochs_leave_no_pages_and_no_files_behind() -> None:
     loader = LOADERS["cache"]
-    for _ in range(WARM):
+    for _ in range(EPOCHS):
         epoch(loader)
     gc.collect()
     before, files = pages(), len(os.listdir("/proc/self/fd"))
-    for _ in range(2 * EPOCHS):
+    for _ in range(20):
         epoch(loader)
     gc.collect()
     grown = (pages() - before) * os.sysconf("SC_PAGE_SIZE")
