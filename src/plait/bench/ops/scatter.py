@@ -55,14 +55,14 @@ def _spread_index(inputs: Inputs) -> Tensor:
 def _torch_scatter_call(inputs: Inputs, reduce: str) -> Callable[[], Tensor]:
     index = _spread_index(inputs)
     if reduce == "sum":
-        return lambda: _blank(inputs).scatter_add(_axis(inputs), index, inputs["src"])
+        return lambda: _blank(inputs).scatter_add_(_axis(inputs), index, inputs["src"])
     return lambda: _scatter_reduce(inputs, index, reduce)
 
 
 def _scatter_reduce(inputs: Inputs, index: Tensor, reduce: str) -> Tensor:
     start = _blank(inputs, 1.0 if reduce == "mul" else 0.0)
     name = _TORCH_NAME[reduce]
-    return start.scatter_reduce(_axis(inputs), index, inputs["src"], name, include_self=reduce == "mul")
+    return start.scatter_reduce_(_axis(inputs), index, inputs["src"], name, include_self=reduce == "mul")
 
 
 def _reference(inputs: Inputs, reduce: str) -> Tensor:
@@ -72,7 +72,7 @@ def _reference(inputs: Inputs, reduce: str) -> Tensor:
 
 
 def _index_add(inputs: Inputs) -> Callable[[], Tensor]:
-    return lambda: _blank(inputs).index_add(_axis(inputs), inputs["target"], inputs["src"])
+    return lambda: _blank(inputs).index_add_(_axis(inputs), inputs["target"], inputs["src"])
 
 
 def _pyg(inputs: Inputs, reduce: str) -> Callable[[], Tensor]:

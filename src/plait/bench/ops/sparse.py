@@ -61,9 +61,9 @@ def _gather_scatter(inputs: Inputs, reduce: str) -> Tensor:
     out = torch.zeros((inputs.case.rows_out, x.shape[1]), dtype=x.dtype, device=x.device)
     rows = _gathered(inputs)
     if reduce == "sum":
-        return out.index_add(0, target, rows)
+        return out.index_add_(0, target, rows)
     index = target.long().unsqueeze(1).expand_as(rows)
-    return out.scatter_reduce(0, index, rows, {"mean": "mean", "max": "amax"}[reduce], include_self=False)
+    return out.scatter_reduce_(0, index, rows, {"mean": "mean", "max": "amax"}[reduce], include_self=False)
 
 
 def _two_steps(inputs: Inputs, reduce: str) -> Callable[[], Tensor]:
@@ -311,9 +311,9 @@ def _softmax(inputs: Inputs) -> Tensor:
     index = target.long().unsqueeze(1).expand_as(logit)
     shape = (inputs.case.size("nodes"), logit.shape[1])
     blank = torch.zeros(shape, dtype=logit.dtype, device=logit.device)
-    largest = blank.scatter_reduce(0, index, logit.detach(), "amax", include_self=False)
+    largest = blank.clone().scatter_reduce_(0, index, logit.detach(), "amax", include_self=False)
     power = (logit - largest.index_select(0, target)).exp()
-    total = blank.index_add(0, target, power)
+    total = blank.index_add_(0, target, power)
     return power / total.index_select(0, target)
 
 
