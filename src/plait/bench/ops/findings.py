@@ -293,7 +293,7 @@ def _backward_penalty(points: list[_Point]) -> Finding | None:
     if not csr:
         return None
     own = [row for row in rows if row["variant"] == "plait" and row["op"] == csr[0]["op"]]
-    answer = f"torch's CSR takes {csr[0]['ratio']:.1f}x its forward time ({csr[0]['op']}): it transposes anew"
+    answer = f"torch's CSR takes {csr[0]['ratio']:.1f}x its forward time ({csr[0]['op']})"
     answer += f"; plait, which keeps the transpose, {own[0]['ratio']:.1f}x." if own else "."
     return Finding(
         "backward_penalty", "What does the gradient of A @ x cost?", answer, tuple(rows), _groups(behind)

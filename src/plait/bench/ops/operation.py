@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -115,7 +115,6 @@ class Operation:
     check: Callable[[Any, Inputs], float] | None = None
     leaves: tuple[str, ...] = ()
     has_sparse_path: bool | None = None
-    notes: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def has_backward(self) -> bool:
