@@ -31,14 +31,14 @@ __all__: list[str] = []
 
 @cache
 def _gin_forms(
-    reduce: str, call: Call, has_weight: bool, has_bias: bool, tail: tuple[str, ...]
+    reduce: str, call: Call, has_weight: bool, has_bias: bool, tail: tuple[str, ...], own: float | None
 ) -> tuple[Expr, ...]:
-    eps = Scalar("e", None, "learnable")
+    """`own` is what a node's own features count, 1 + eps; None where it is learned."""
     summed = neighbours(reduce, call)
-    if not call.is_bipartite:
-        summed = total(summed, Scale(eps, features()))
-    elif call.has_root:
-        summed = total(summed, Scale(eps, Dense("R", "N", "K1")))
+    if not call.is_bipartite or call.has_root:
+        root = Dense("R", "N", "K1") if call.is_bipartite else features()
+        factor = Scalar("e", None, "learnable") if own is None else Scalar("e", own)
+        summed = total(summed, root if own == 1.0 else Scale(factor, root))
     if has_weight:
         summed = summed @ weight()
     h = total(summed, bias()) if has_bias else summed
@@ -68,7 +68,9 @@ def _run_gin(reduce: str, call: Call, module: Any, apply: Apply, x: Tensor, root
     values: dict[str, Tensor | None] = {"X": x}
     if call.is_bipartite and call.has_root:
         values["R"] = root
-    if not call.is_bipartite or call.has_root:
+    # a number that nothing learns is part of the expression: sums of constant features are then constant
+    own = None if isinstance(module.eps, nn.Parameter) else 1.0 + float(module.eps)
+    if own is None and (not call.is_bipartite or call.has_root):
         values["e"] = 1 + module.eps
     first = _first_linear(module.nn)
     if first is not None:
@@ -79,7 +81,7 @@ def _run_gin(reduce: str, call: Call, module: Any, apply: Apply, x: Tensor, root
             values[f"W{k}"] = layer.weight.t()
             values[f"b{k}"] = layer.bias
     kinds = tuple(map(_kind, tail))
-    forms = _gin_forms(reduce, call, first is not None, "b" in values, kinds)
+    forms = _gin_forms(reduce, call, first is not None, "b" in values, kinds, own)
     return _after_first(module.nn, first, len(tail), apply(forms, values))
 
 
