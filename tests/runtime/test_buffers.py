@@ -103,3 +103,12 @@ def test_threads_do_not_share_a_buffer() -> None:
     for thread in threads:
         thread.join()
     assert not faults
+
+
+def test_a_buffer_another_process_reads_is_not_lent_again() -> None:
+    buffers = Buffers()
+    first = buffers.take(300, 300, torch.float32)
+    first.share_memory_()  # what a loader worker does to what it returns
+    where = first.data_ptr()
+    del first
+    assert buffers.take(300, 300, torch.float32).data_ptr() != where

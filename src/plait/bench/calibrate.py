@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch_geometric.nn import GCNConv
 
+from plait.bench.calibrate_attention import attention_factors
 from plait.bench.correct import correction, samples
 from plait.cost.machine import MachineProfile, Rates, default_profile, profile_path
 from plait.graph import Graph, generate
@@ -61,8 +62,10 @@ def calibrate(progress: Progress | None = None, save: bool = True) -> MachinePro
         base = replace(base, call_seconds=_call_seconds())
     profile = _fit_sparse(base, lambda share: tell("sparse products", 0.45 + 0.2 * share))
     profile = replace(
-        profile, correction=_correction(profile, lambda share: tell("layers", 0.65 + 0.35 * share))
+        profile, correction=_correction(profile, lambda share: tell("layers", 0.65 + 0.2 * share))
     )
+    with using_machine(profile):
+        attention = attention_factors(tell=lambda share: tell("attention", 0.85 + 0.15 * share))
     facts = environment()
     profile = replace(
         profile,
@@ -71,6 +74,7 @@ def calibrate(progress: Progress | None = None, save: bool = True) -> MachinePro
             "by": "plait calibrate",
             "when": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             "environment": facts,
+            "attention": attention,
         },
     )
     if save:

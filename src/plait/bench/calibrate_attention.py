@@ -26,14 +26,14 @@ from plait.runtime.session import machine_in_use
 __all__ = ["attention_factors", "made_up_graphs"]
 
 _WIDTHS = ((48, 48), (128, 24), (24, 160))
-_HEADS = (2, 4)
+_HEADS = (4,)
 _WARM, _REPEATS = 2, 5
 _CANDIDATES = 3  # of GAT; the others have one
 
 
 def made_up_graphs() -> list[Graph]:
     """Graphs apart in degree and locality; none of them is anyone's data."""
-    return [generate.erdos(4_000, 60_000, 21), generate.grid(150, 150), generate.rmat(14, 150_000, 22)]
+    return [generate.erdos(4_000, 60_000, 21), generate.grid(120, 120), generate.rmat(13, 80_000, 22)]
 
 
 def attention_factors(

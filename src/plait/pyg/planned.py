@@ -46,6 +46,7 @@ class PlannedLayer:
         run = _prepared(self, args, kwargs)
         if isinstance(run, str):
             self._plait_session.not_planned[self._plait_name] = run
+            self._plait_session.plans.pop(self._plait_name, None)  # an earlier call may have been planned
             return original(self, *args, **kwargs)
         self._plait_session.not_planned.pop(self._plait_name, None)
         return run()

@@ -55,6 +55,19 @@ class Buffers:
 
     def _find(self, wanted: int) -> _Buffer:
         """The tightest free buffer, or a fresh one."""
+        best = self._tightest(wanted)
+        while best is not None and best.storage.is_shared():
+            # handed to another process, which still reads it: this pool has seen it for the last time
+            self._held.remove(best)
+            best = self._tightest(wanted)
+        if best is None:
+            self._make_room(wanted)
+            storage = torch.empty(wanted, dtype=torch.uint8).untyped_storage()
+            best = _Buffer(storage, storage._cdata, wanted)
+            self._held.append(best)
+        return best
+
+    def _tightest(self, wanted: int) -> _Buffer | None:
         best: _Buffer | None = None
         for buffer in self._held:
             fits = wanted <= buffer.bytes <= _LOOSEST * wanted
@@ -62,11 +75,6 @@ class Buffers:
                 best = buffer
                 if buffer.bytes == wanted:
                     break
-        if best is None:
-            self._make_room(wanted)
-            storage = torch.empty(wanted, dtype=torch.uint8).untyped_storage()
-            best = _Buffer(storage, storage._cdata, wanted)
-            self._held.append(best)
         return best
 
     def _make_room(self, wanted: int) -> None:
