@@ -115,9 +115,8 @@ def correction(found: Sequence[Sample]) -> dict[str, tuple[float, ...]]:
     A line in fewer features is kept where it does better there: few graphs teach few coefficients.
     """
     result = {}
-    kinds = {sample.kind for sample in found} | {sample.kind.partition(":")[0] for sample in found}
-    for kind in sorted(kinds):
-        own = [sample for sample in found if kind in (sample.kind, sample.kind.partition(":")[0])]
+    for kind in sorted({sample.kind for sample in found}):
+        own = [sample for sample in found if sample.kind == kind]
         if len(own) < _LEAST_SAMPLES:
             continue
         errors = {used: _held_out_error(own, used) for used in range(1, NUM_FEATURES + 1)}

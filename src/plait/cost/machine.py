@@ -97,7 +97,7 @@ class MachineProfile:
 
     def correction_of(self, kind: str, features: tuple[float, ...]) -> float:
         """What to multiply a modelled time by; 1 for a kind that has no correction."""
-        found = self.correction.get(kind) or self.correction.get(kind.partition(":")[0])
+        found = self.correction.get(kind)
         if found is None:
             return 1.0
         exponent = sum(c * f for c, f in zip(found, features, strict=True))

@@ -86,7 +86,7 @@ class Pricer:
         return Price(0.2 * self.machine.call_seconds, Work(0.0, 0.0, 0.0), "view", "no data moves")
 
     def _kind(self, request: Request) -> str:
-        """The kind of step a correction was fitted for; the part before ":" serves where there is none.
+        """The kind of step a correction was fitted for.
 
         All ways to scale a sparse product are one kind: pruning rests on their order in the model.
         """

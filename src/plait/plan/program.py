@@ -27,6 +27,7 @@ from plait.ir import (
     formula,
     shape,
     sort,
+    walk,
 )
 from plait.ir.expr import Size
 
@@ -239,8 +240,10 @@ class _Writer:
     def sum(self, terms: tuple[Expr, ...], out: Shape) -> str:
         """A chain: every product takes the sum so far as its added term, the last one the bias."""
         biases = [t for t in terms if isinstance(t, Dense) and t.rows == 1]
-        plain = [t for t in terms if t not in biases and not self.is_fusable(t)]
-        products = [t for t in terms if t not in biases and self.is_fusable(t)]
+        # a term that another one is made of is computed once, for both
+        inner = {part for term in terms for part in walk(term) if part is not term}
+        plain = [t for t in terms if t not in biases and (t in inner or not self.is_fusable(t))]
+        products = [t for t in terms if t not in biases and t not in plain]
         if len(biases) > 1:
             raise PlanError("a sum takes one bias")
         bias = self.input(biases[0]) if biases else None

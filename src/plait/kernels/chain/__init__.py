@@ -27,7 +27,8 @@ _SERIAL_BELOW = 1 << 20
 # bytes of the block's rows and those beside them: they stay in the second-level cache of a core
 _BLOCK_BYTES = 128 << 10
 _LEAST_ROWS, _MOST_ROWS = 16, 128
-_ROWS_PER_CHUNK = 1024
+_ROWS_PER_CHUNK = 256
+_WAIT = 4
 _MOST_CHUNKS = 64
 _SUM_BYTES = 8 << 20
 
@@ -110,10 +111,11 @@ class Chain:
         if gathered is not None and not gathered.is_kept:
             self.scratch_bytes = self.block_rows * across * self.size
         chunks = _chunks(num_rows, sum(a * b for a, b in self.shapes) * self.size)
-        bounds, where = _bounds(gathered, num_rows, chunks)
-        self.chunks = len(bounds) - 1
         inner = [across if p is None else p for p in products]
-        work = num_rows * (sum(inner) * width + sum(a * b for a, b in self.shapes))
+        row_work = sum(inner) * width + sum(a * b for a, b in self.shapes)
+        bounds, where = _bounds(gathered, num_rows, chunks, row_work)
+        self.chunks = len(bounds) - 1
+        work = num_rows * row_work
         work += 0 if gathered is None else (gathered.pattern.num_edges + num_rows) * across
         self.most_threads = self.chunks if work > _SERIAL_BELOW else 1
         self.address = _address(
@@ -229,9 +231,12 @@ def _chunks(num_rows: int, sum_bytes: int) -> int:
     return int(min(max(1, num_rows // _ROWS_PER_CHUNK), by_memory, _MOST_CHUNKS))
 
 
-def _bounds(gathered: Gathered | None, num_rows: int, chunks: int) -> tuple[np.ndarray[Any, Any], int]:
+def _bounds(
+    gathered: Gathered | None, num_rows: int, chunks: int, row_work: int
+) -> tuple[np.ndarray[Any, Any], int]:
     """(row numbers that cut the rows into chunks of about equal cost, their address)."""
     if gathered is not None:
-        return gathered.pattern.even_bounds(chunks)
+        # a gathered element waits for memory: as long as some multiply-adds take
+        return gathered.pattern.even_bounds(chunks, 1 + row_work // (_WAIT * max(1, gathered.width)))
     bounds = np.linspace(0, num_rows, chunks + 1).astype(np.int64)
     return bounds, bounds.ctypes.data

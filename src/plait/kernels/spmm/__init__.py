@@ -35,7 +35,7 @@ class Pattern:
         self.num_columns = num_columns
         self.num_edges = len(self.indices)
         self.bounds = _even_pieces(self.indptr)
-        self._even: dict[int, tuple[np.ndarray[Any, Any], int]] = {}
+        self._even: dict[tuple[int, int], tuple[np.ndarray[Any, Any], int]] = {}
         # addresses are asked for on every call; numpy computes them anew each time
         self.addresses = (
             len(self.bounds) - 1,
@@ -44,22 +44,28 @@ class Pattern:
             self.indices.ctypes.data,
         )
 
-    def even_bounds(self, most: int) -> tuple[np.ndarray[Any, Any], int]:
-        """(row numbers that cut the rows into at most so many chunks of about equal cost, their address)."""
-        found = self._even.get(most)
+    def even_bounds(self, most: int, row_cost: int) -> tuple[np.ndarray[Any, Any], int]:
+        """(row numbers that cut the rows into so many chunks of about equal cost, their address).
+
+        A row costs its edges and `row_cost` more, for what is done to it beside the gather.
+        """
+        found = self._even.get((most, row_cost))
         if found is None:
-            pieces = len(self.bounds) - 1
-            cuts = np.linspace(0, pieces, min(most, max(1, pieces)) + 1).astype(np.int64)
-            bounds = np.ascontiguousarray(self.bounds[np.unique(cuts)]) if pieces else np.zeros(2, np.int64)
-            found = self._even[most] = (bounds, bounds.ctypes.data)
+            bounds = _even_cuts(self.indptr, most, row_cost)
+            bounds = bounds if len(bounds) > 1 else np.zeros(2, np.int64)
+            found = self._even[most, row_cost] = (bounds, bounds.ctypes.data)
         return found
 
 
 def _even_pieces(indptr: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Row numbers that cut the rows into pieces of about equal cost."""
+    cost = int(indptr[-1]) + _ROW_COST * (len(indptr) - 1)
+    return _even_cuts(indptr, max(1, cost // _PIECE_COST), _ROW_COST)
+
+
+def _even_cuts(indptr: np.ndarray[Any, Any], pieces: int, row_cost: int) -> np.ndarray[Any, Any]:
     num_rows = len(indptr) - 1
-    cost = indptr.astype(np.int64) + _ROW_COST * np.arange(num_rows + 1, dtype=np.int64)
-    pieces = max(1, int(cost[-1]) // _PIECE_COST)
+    cost = indptr.astype(np.int64) + row_cost * np.arange(num_rows + 1, dtype=np.int64)
     cuts = np.searchsorted(cost, np.linspace(0, cost[-1], pieces + 1))
     cuts[0], cuts[-1] = 0, num_rows
     return np.unique(cuts).astype(np.int64) if num_rows else np.zeros(1, np.int64)
