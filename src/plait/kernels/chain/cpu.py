@@ -17,7 +17,7 @@ from typing import Any
 
 from numba import cfunc, types
 
-from plait.kernels.gemm.cpu import blocks
+from plait.kernels.gemm.cpu import accumulate_rows, multiply_rows
 from plait.kernels.spmm.cpu import sum_tile
 from plait.kernels.vector import load_index, load_scalar, next_piece, tile_intrinsic, tiles
 
@@ -66,6 +66,7 @@ WORDS = [
 # rows multiplied between two requests for rows of the next block; neighbours of one row asked for at most
 _ASK_ROWS = 8
 _MOST_ASKED = 4
+_HEIGHT = 4  # rows of a product held in registers
 _FIRST_PRODUCT = WORDS.index("rows0")
 _FIRST_SUM = WORDS.index("left0")
 
@@ -76,7 +77,7 @@ def kernel(float_bits: int, index_bits: int, mode: str) -> Any:
     gathers = mode != "rows"
     gather = _gather(float_bits, index_bits, mode if gathers else "plain")
     ask = _ask(float_bits, index_bits)
-    multiply, accumulate = _multiply(float_bits), _accumulate(float_bits)
+    multiply, accumulate = multiply_rows(float_bits, _HEIGHT), accumulate_rows(float_bits, _HEIGHT)
     bound = load_index(64)
     size = float_bits // 8
     most = len(PRODUCT_WORDS), len(SUM_WORDS)
@@ -216,105 +217,3 @@ def _ask(float_bits: int, index_bits: int) -> Any:
                     touch(row + o)
 
     return ask
-
-
-def _multiply(float_bits: int) -> Any:
-    """A numba function: to[rows, width] = left[rows, inner] @ w + above + bias."""
-    from numba import njit
-
-    height = 4
-    wide, half, narrow, rest = blocks(float_bits, height)
-    wide1, half1, narrow1, rest1 = blocks(float_bits, 1)
-    lanes = 64 if float_bits == 32 else 32
-    size = float_bits // 8
-
-    @njit(inline="never")
-    def multiply(x, xs, rows, inner, w, ws, width, out, os, addend, ps, bias):  # type: ignore[no-untyped-def]
-        i = 0
-        while i < rows:
-            block = height if i + height <= rows else 1
-            xi, oi, c = x + i * xs, out + i * os, 0
-            while c < width:
-                o = c * size
-                p = addend + i * ps + o if addend != 0 else 0
-                q = bias + o if bias != 0 else 0
-                left = width - c
-                if block == 1:
-                    if left >= lanes:
-                        wide1(xi, xs, size, w + o, ws, inner, oi + o, os, p, ps, q, 0)
-                        c += lanes
-                    elif left >= lanes // 2:
-                        half1(xi, xs, size, w + o, ws, inner, oi + o, os, p, ps, q, 0)
-                        c += lanes // 2
-                    elif left >= lanes // 4:
-                        narrow1(xi, xs, size, w + o, ws, inner, oi + o, os, p, ps, q, 0)
-                        c += lanes // 4
-                    else:
-                        rest1(xi, xs, size, w + o, ws, inner, oi + o, os, p, ps, q, left)
-                        c += lanes // 4
-                elif left >= lanes:
-                    wide(xi, xs, size, w + o, ws, inner, oi + o, os, p, ps, q, 0)
-                    c += lanes
-                elif left >= lanes // 2:
-                    half(xi, xs, size, w + o, ws, inner, oi + o, os, p, ps, q, 0)
-                    c += lanes // 2
-                elif left >= lanes // 4:
-                    narrow(xi, xs, size, w + o, ws, inner, oi + o, os, p, ps, q, 0)
-                    c += lanes // 4
-                else:
-                    rest(xi, xs, size, w + o, ws, inner, oi + o, os, p, ps, q, left)
-                    c += lanes // 4
-            i += block
-
-    return multiply
-
-
-def _accumulate(float_bits: int) -> Any:
-    """A numba function: to[height, width] (+)= left[rows, height].T @ right[rows, width]."""
-    from numba import njit
-
-    tall = 4
-    wide, half, narrow, rest = blocks(float_bits, tall)
-    wide1, half1, narrow1, rest1 = blocks(float_bits, 1)
-    lanes = 64 if float_bits == 32 else 32
-    size = float_bits // 8
-
-    @njit(inline="never")
-    def accumulate(left, ls, height, right, rs, width, rows, out, is_first):  # type: ignore[no-untyped-def]
-        os, h = width * size, 0
-        while h < height:
-            block = tall if h + tall <= height else 1
-            lh, c = left + h * size, 0
-            while c < width:
-                o = c * size
-                to = out + h * os + o
-                p = 0 if is_first == 1 else to
-                more = width - c
-                if block == 1:
-                    if more >= lanes:
-                        wide1(lh, size, ls, right + o, rs, rows, to, os, p, os, 0, 0)
-                        c += lanes
-                    elif more >= lanes // 2:
-                        half1(lh, size, ls, right + o, rs, rows, to, os, p, os, 0, 0)
-                        c += lanes // 2
-                    elif more >= lanes // 4:
-                        narrow1(lh, size, ls, right + o, rs, rows, to, os, p, os, 0, 0)
-                        c += lanes // 4
-                    else:
-                        rest1(lh, size, ls, right + o, rs, rows, to, os, p, os, 0, more)
-                        c += lanes // 4
-                elif more >= lanes:
-                    wide(lh, size, ls, right + o, rs, rows, to, os, p, os, 0, 0)
-                    c += lanes
-                elif more >= lanes // 2:
-                    half(lh, size, ls, right + o, rs, rows, to, os, p, os, 0, 0)
-                    c += lanes // 2
-                elif more >= lanes // 4:
-                    narrow(lh, size, ls, right + o, rs, rows, to, os, p, os, 0, 0)
-                    c += lanes // 4
-                else:
-                    rest(lh, size, ls, right + o, rs, rows, to, os, p, os, 0, more)
-                    c += lanes // 4
-            h += block
-
-    return accumulate

@@ -13,11 +13,18 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from numba import cfunc, types
+from numba import cfunc, njit, types
 
 from plait.kernels.vector import CodeGen, next_piece, tile_intrinsic
 
-__all__ = ["GEMM_WORDS", "TRANSPOSED_WORDS", "blocks", "kernel", "transposed_kernel"]
+__all__ = [
+    "GEMM_WORDS",
+    "TRANSPOSED_WORDS",
+    "accumulate_rows",
+    "kernel",
+    "multiply_rows",
+    "transposed_kernel",
+]
 
 GEMM_WORDS = [
     "counter",
@@ -88,7 +95,7 @@ def _plus(code: CodeGen, total: Any, address: Any, mask: Any) -> Any:
     return code.builder.fadd(total, code.load(address, mask))
 
 
-def blocks(float_bits: int, rows: int) -> tuple[Any, ...]:
+def _blocks(float_bits: int, rows: int) -> tuple[Any, ...]:
     """(wide, half, narrow, masked) tiles for a block of `rows` rows, and their lanes."""
     wide = 64 if float_bits == 32 else 32
     return (
@@ -100,12 +107,107 @@ def blocks(float_bits: int, rows: int) -> tuple[Any, ...]:
 
 
 @functools.cache
-def kernel(float_bits: int, rows: int) -> Any:
-    """out = x @ w + addend + bias, `rows` rows at a time; see GEMM_WORDS."""
-    wide, half, narrow, rest = blocks(float_bits, rows)
-    wide1, half1, narrow1, rest1 = blocks(float_bits, 1)
+def multiply_rows(float_bits: int, height: int) -> Any:
+    """A numba function: out[rows, width] = x[rows, inner] @ w + addend + bias, `height` rows at a time."""
+    wide, half, narrow, rest = _blocks(float_bits, height)
+    wide1, half1, narrow1, rest1 = _blocks(float_bits, 1)
     lanes = 64 if float_bits == 32 else 32
     size = float_bits // 8
+
+    @njit(inline="never")
+    def multiply(x, xs, rows, inner, w, ws, width, out, os, addend, ps, bias):  # type: ignore[no-untyped-def]
+        i = 0
+        while i < rows:
+            block = height if i + height <= rows else 1
+            xi, oi, c = x + i * xs, out + i * os, 0
+            while c < width:
+                o = c * size
+                p = addend + i * ps + o if addend != 0 else 0
+                q = bias + o if bias != 0 else 0
+                left = width - c
+                if block == 1:
+                    if left >= lanes:
+                        wide1(xi, xs, size, w + o, ws, inner, oi + o, os, p, ps, q, 0)
+                        c += lanes
+                    elif left >= lanes // 2:
+                        half1(xi, xs, size, w + o, ws, inner, oi + o, os, p, ps, q, 0)
+                        c += lanes // 2
+                    elif left >= lanes // 4:
+                        narrow1(xi, xs, size, w + o, ws, inner, oi + o, os, p, ps, q, 0)
+                        c += lanes // 4
+                    else:
+                        rest1(xi, xs, size, w + o, ws, inner, oi + o, os, p, ps, q, left)
+                        c += lanes // 4
+                elif left >= lanes:
+                    wide(xi, xs, size, w + o, ws, inner, oi + o, os, p, ps, q, 0)
+                    c += lanes
+                elif left >= lanes // 2:
+                    half(xi, xs, size, w + o, ws, inner, oi + o, os, p, ps, q, 0)
+                    c += lanes // 2
+                elif left >= lanes // 4:
+                    narrow(xi, xs, size, w + o, ws, inner, oi + o, os, p, ps, q, 0)
+                    c += lanes // 4
+                else:
+                    rest(xi, xs, size, w + o, ws, inner, oi + o, os, p, ps, q, left)
+                    c += lanes // 4
+            i += block
+
+    return multiply
+
+
+@functools.cache
+def accumulate_rows(float_bits: int, tall: int) -> Any:
+    """A numba function: out[height, width] (+)= left[rows, height].T @ right[rows, width]."""
+    wide, half, narrow, rest = _blocks(float_bits, tall)
+    wide1, half1, narrow1, rest1 = _blocks(float_bits, 1)
+    lanes = 64 if float_bits == 32 else 32
+    size = float_bits // 8
+
+    @njit(inline="never")
+    def accumulate(left, ls, height, right, rs, width, rows, out, is_first):  # type: ignore[no-untyped-def]
+        os, h = width * size, 0
+        while h < height:
+            block = tall if h + tall <= height else 1
+            lh, c = left + h * size, 0
+            while c < width:
+                o = c * size
+                to = out + h * os + o
+                p = 0 if is_first == 1 else to
+                more = width - c
+                if block == 1:
+                    if more >= lanes:
+                        wide1(lh, size, ls, right + o, rs, rows, to, os, p, os, 0, 0)
+                        c += lanes
+                    elif more >= lanes // 2:
+                        half1(lh, size, ls, right + o, rs, rows, to, os, p, os, 0, 0)
+                        c += lanes // 2
+                    elif more >= lanes // 4:
+                        narrow1(lh, size, ls, right + o, rs, rows, to, os, p, os, 0, 0)
+                        c += lanes // 4
+                    else:
+                        rest1(lh, size, ls, right + o, rs, rows, to, os, p, os, 0, more)
+                        c += lanes // 4
+                elif more >= lanes:
+                    wide(lh, size, ls, right + o, rs, rows, to, os, p, os, 0, 0)
+                    c += lanes
+                elif more >= lanes // 2:
+                    half(lh, size, ls, right + o, rs, rows, to, os, p, os, 0, 0)
+                    c += lanes // 2
+                elif more >= lanes // 4:
+                    narrow(lh, size, ls, right + o, rs, rows, to, os, p, os, 0, 0)
+                    c += lanes // 4
+                else:
+                    rest(lh, size, ls, right + o, rs, rows, to, os, p, os, 0, more)
+                    c += lanes // 4
+            h += block
+
+    return accumulate
+
+
+@functools.cache
+def kernel(float_bits: int, rows: int) -> Any:
+    """out = x @ w + addend + bias, `rows` rows at a time; see GEMM_WORDS."""
+    multiply = multiply_rows(float_bits, rows)
 
     @cfunc(types.void(types.CPointer(types.int64)))
     def run(a):  # type: ignore[no-untyped-def]
@@ -115,42 +217,9 @@ def kernel(float_bits: int, rows: int) -> Any:
             first = next_piece(counter) * piece_rows
             if first >= n:
                 break
-            last = min(n, first + piece_rows)
-            i = first
-            while i < last:
-                block = rows if i + rows <= last else 1
-                xi, oi, c = x + i * xs, out + i * os, 0
-                while c < width:
-                    o = c * size
-                    p = addend + i * ps + o if addend != 0 else 0
-                    q = bias + o if bias != 0 else 0
-                    left = width - c
-                    if block == 1:
-                        if left >= lanes:
-                            wide1(xi, xs, size, w + o, ws, inner, oi + o, os, p, ps, q, 0)
-                            c += lanes
-                        elif left >= lanes // 2:
-                            half1(xi, xs, size, w + o, ws, inner, oi + o, os, p, ps, q, 0)
-                            c += lanes // 2
-                        elif left >= lanes // 4:
-                            narrow1(xi, xs, size, w + o, ws, inner, oi + o, os, p, ps, q, 0)
-                            c += lanes // 4
-                        else:
-                            rest1(xi, xs, size, w + o, ws, inner, oi + o, os, p, ps, q, left)
-                            c += lanes // 4
-                    elif left >= lanes:
-                        wide(xi, xs, size, w + o, ws, inner, oi + o, os, p, ps, q, 0)
-                        c += lanes
-                    elif left >= lanes // 2:
-                        half(xi, xs, size, w + o, ws, inner, oi + o, os, p, ps, q, 0)
-                        c += lanes // 2
-                    elif left >= lanes // 4:
-                        narrow(xi, xs, size, w + o, ws, inner, oi + o, os, p, ps, q, 0)
-                        c += lanes // 4
-                    else:
-                        rest(xi, xs, size, w + o, ws, inner, oi + o, os, p, ps, q, left)
-                        c += lanes // 4
-                i += block
+            count = min(piece_rows, n - first)
+            plus = addend + first * ps if addend != 0 else 0
+            multiply(x + first * xs, xs, count, inner, w, ws, width, out + first * os, os, plus, ps, bias)
 
     return run
 
@@ -158,9 +227,7 @@ def kernel(float_bits: int, rows: int) -> Any:
 @functools.cache
 def transposed_kernel(float_bits: int, rows: int) -> Any:
     """out[chunk] = left[chunk rows].T @ right[chunk rows], `rows` columns of left at a time."""
-    wide, half, narrow, rest = blocks(float_bits, rows)
-    wide1, half1, narrow1, rest1 = blocks(float_bits, 1)
-    lanes = 64 if float_bits == 32 else 32
+    accumulate = accumulate_rows(float_bits, rows)
     size = float_bits // 8
 
     @cfunc(types.void(types.CPointer(types.int64)))
@@ -168,53 +235,18 @@ def transposed_kernel(float_bits: int, rows: int) -> Any:
         counter, n, x, xs, g, gs, height, width = a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]
         out, chunks, step = a[8], a[9], a[10]
         per = (n + chunks - 1) // chunks
-        os = width * size
         while True:
             chunk = next_piece(counter)
             if chunk >= chunks:
                 break
-            base = out + chunk * height * os
             first = min(n, chunk * per)
             last = min(n, first + per)
-            is_first = True
-            while first < last or is_first:
-                inner = min(step, last - first)
-                xi, gi, h = x + first * xs, g + first * gs, 0
-                while h < height:
-                    block = rows if h + rows <= height else 1
-                    xh, c = xi + h * size, 0
-                    while c < width:
-                        o = c * size
-                        to = base + h * os + o
-                        p = 0 if is_first else to
-                        left = width - c
-                        if block == 1:
-                            if left >= lanes:
-                                wide1(xh, size, xs, gi + o, gs, inner, to, os, p, os, 0, 0)
-                                c += lanes
-                            elif left >= lanes // 2:
-                                half1(xh, size, xs, gi + o, gs, inner, to, os, p, os, 0, 0)
-                                c += lanes // 2
-                            elif left >= lanes // 4:
-                                narrow1(xh, size, xs, gi + o, gs, inner, to, os, p, os, 0, 0)
-                                c += lanes // 4
-                            else:
-                                rest1(xh, size, xs, gi + o, gs, inner, to, os, p, os, 0, left)
-                                c += lanes // 4
-                        elif left >= lanes:
-                            wide(xh, size, xs, gi + o, gs, inner, to, os, p, os, 0, 0)
-                            c += lanes
-                        elif left >= lanes // 2:
-                            half(xh, size, xs, gi + o, gs, inner, to, os, p, os, 0, 0)
-                            c += lanes // 2
-                        elif left >= lanes // 4:
-                            narrow(xh, size, xs, gi + o, gs, inner, to, os, p, os, 0, 0)
-                            c += lanes // 4
-                        else:
-                            rest(xh, size, xs, gi + o, gs, inner, to, os, p, os, 0, left)
-                            c += lanes // 4
-                    h += block
-                is_first = False
-                first += inner
+            is_first = 1
+            while first < last or is_first == 1:
+                count = min(step, last - first)
+                to = out + chunk * height * width * size
+                accumulate(x + first * xs, xs, height, g + first * gs, gs, width, count, to, is_first)
+                is_first = 0
+                first += count
 
     return run
