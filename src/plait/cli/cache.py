@@ -87,7 +87,8 @@ def run(args: argparse.Namespace) -> int:
         f"{args.data}, part {args.rank} of {how}, fanout {args.fanout}, batch {args.batch}, {args.network}"
     )
     print(
-        f"{textwrap.fill(title, 100)}\n{graph.num_nodes:,} nodes, {graph.num_edges:,} edges, rows of {width} float32\n"
+        f"{textwrap.fill(title, 100)}\n"
+        f"{graph.num_nodes:,} nodes, {graph.num_edges:,} edges, rows of {width} float32\n"
         f"per epoch: {advice.batches} batches of {trace.rows_per_batch:,.0f} rows, "
         f"{advice.none.remote_rows / advice.batches:,.0f} of them remote\n"
         f"per batch: computing is taken to last {args.compute:g} ms, sampling took "
