@@ -54,7 +54,7 @@ def answer(runner: Runner, problem: Problem, mode: str) -> dict[str, Tensor]:
 class Verdict:
     """Whether an answer is right, its largest error against the float32 reference, and of what.
 
-    Where float64 had to decide, the errors of the part with the least room: this answer's and PyG's.
+    Where float64 had to decide, the errors of that part against it: this answer's and PyG's.
     """
 
     is_right: bool
@@ -91,7 +91,9 @@ def judge(
     # by part: how much further than allowed
     room = {name: max(TOLERANCE, reference[name] + _MORE_THAN_PYG) - own[name] for name in exact}
     worst = min(room, key=room.__getitem__)
-    return Verdict(room[worst] >= 0.0, error, where, own[worst], reference[worst])
+    is_right = room[worst] >= 0.0
+    shown = where if is_right else worst
+    return Verdict(is_right, error, shown, own[shown], reference[shown])
 
 
 def worst_error(
