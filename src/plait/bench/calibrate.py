@@ -102,9 +102,9 @@ def _described(
     name = f"{facts.get('cpu', 'this machine')}, {profile.threads} threads"
     disturbed = watch.told()
     if apart > _MOST_APART:
-        disturbed.append(f"the same dense products took {apart:.0%} more or less at another time")
+        disturbed.append(f"repeats were {apart:.0%} apart")
     if disturbed:
-        name += ", calibration disturbed: run `plait calibrate` again"
+        name += "; calibration disturbed, `plait calibrate` again"
     return replace(
         profile,
         name=name,
@@ -116,7 +116,7 @@ def _described(
             "busy_elsewhere": dict(watch.shares),
             "measured_twice": sorted(watch.repeated),
             "dense_visits_apart": apart,
-            "disturbed": "; ".join(disturbed),
+            "disturbed": ", ".join(disturbed),
         },
     )
 
@@ -145,12 +145,9 @@ class _Watch:
         return found, busy.share or 0.0
 
     def told(self) -> list[str]:
-        """A sentence for each part that stayed disturbed."""
-        return [
-            f"other processes used {share:.0%} of the processor during {name}"
-            for name, share in self.shares.items()
-            if share > _MOST_BUSY
-        ]
+        """What is to be said of others: nothing where no part stayed disturbed."""
+        share = max(self.shares.values(), default=0.0)
+        return [f"others used {share:.0%} of the processor"] if share > _MOST_BUSY else []
 
 
 def _seconds(call: Callable[[], object], budget: float = 0.08) -> float:
