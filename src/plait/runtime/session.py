@@ -40,6 +40,8 @@ __all__ = ["Edges", "Options", "Session"]
 
 _MOST_GRAPHS = 16
 _MOST_RUNS = 64
+_MOST_CONSTANTS = 32
+_MOST_CALLS = 512
 _MANY_GRAPHS = 4  # graphs after which a model is taken to train on mini-batches
 _DENSEST = 0.4  # non-zeros above this share are never worth a sparse view, whatever the machine
 
@@ -64,6 +66,10 @@ class Edges:
     constants: dict[Any, Constants] = field(default_factory=dict)
     runs: OrderedDict[Any, executor.Run] = field(default_factory=OrderedDict)
     fused_plans: dict[Any, FusedPlan] = field(default_factory=dict)  # of layers with passes of their own
+    restricted: dict[int, tuple[Constants, Constants]] = field(default_factory=dict)  # (all rows, some)
+    key: Any = None  # what the session knows it by
+    calls: list[Any] = field(default_factory=list)  # keys of calls on it that the session remembers
+    weights: dict[Any, torch.Tensor | None] = field(default_factory=dict)  # of the constants: addresses stay
 
     @functools.cached_property
     def orders(self) -> EdgeOrders:
@@ -74,6 +80,14 @@ class Edges:
     def prefixes(self) -> Prefixes:
         """The neighbour lists as recurrent aggregators read them."""
         return Prefixes(self.graph)
+
+    def keep_constants(self, key: Any, constants: Constants, weight: torch.Tensor | None) -> None:
+        """Keep an operator's constants; the oldest go when weights keep changing."""
+        self.constants[key], self.weights[key] = constants, weight
+        while len(self.constants) > _MOST_CONSTANTS:
+            oldest = next(iter(self.constants))
+            self.restricted.pop(id(self.constants.pop(oldest)), None)
+            self.weights.pop(oldest, None)
 
     def remember(self, key: Any, run: executor.Run) -> None:
         """Keep a run; the oldest goes when inputs keep changing, and what was hoisted for it with it."""
@@ -102,6 +116,7 @@ class Session:
         self.edges: OrderedDict[Any, Edges] = OrderedDict()
         self.watched: dict[int, _Watched] = {}
         self._tokens = 0
+        self._calls: dict[Any, tuple[Any, Any]] = {}  # calls seen before: (graph's key, how it is answered)
         self._met = 0  # graphs built so far
         self._plans_by_size: dict[Any, LayerPlan] = {}
         self.plans: dict[str, LayerPlan | FusedPlan] = {}  # the latest plan of each layer and expression
@@ -131,11 +146,33 @@ class Session:
             self.edges.move_to_end(key)
             return found
         while len(self.edges) >= _MOST_GRAPHS:
-            self.edges.popitem(last=False)
+            _, oldest = self.edges.popitem(last=False)
+            for call in oldest.calls:
+                self._calls.pop(call, None)
         graph, weight = build()
         self._met += 1
-        found = self.edges[key] = Edges(graph, owners, weight)
+        found = self.edges[key] = Edges(graph, owners, weight, key=key)
         return found
+
+    def keep(self, call: Any, edges: Edges, answer: Any) -> None:
+        """Remember how a call on this graph is answered, until the graph is forgotten; None: do not."""
+        if call is None:
+            return
+        if len(self._calls) >= _MOST_CALLS:
+            self._calls.clear()
+        self._calls[call] = (edges.key, answer)
+        edges.calls.append(call)
+
+    def recall(self, call: Any) -> Any:
+        """The answer to such a call, or None."""
+        found = self._calls.get(call)
+        if found is None:
+            return None
+        try:
+            self.edges.move_to_end(found[0])
+        except KeyError:  # another thread's graph took its place just now
+            return None
+        return found[1]
 
     def find_forms(self) -> bool:
         """Look for other forms of the graphs planned so far; where one is found, plans are made anew."""
@@ -266,12 +303,13 @@ class Session:
         return self._plans_by_size[key]
 
     def _restricted(self, edges: Edges, constants: Constants) -> Constants:
-        key = (id(constants), "rows")
-        if key not in edges.constants:
-            edges.constants[key] = Constants(
+        whole, restricted = edges.restricted.get(id(constants), (None, None))
+        if restricted is None or whole is not constants:
+            restricted = Constants(
                 constants.graph, constants.weight, constants.diagonals, constants.dtype, self.options.rows
             )
-        return edges.constants[key]
+            edges.restricted[id(constants)] = (constants, restricted)
+        return restricted
 
     def _hoist(
         self, run: executor.Run, given: Mapping[str, torch.Tensor], sparse: SparseValue | None
