@@ -185,7 +185,7 @@ class _Gat(torch.autograd.Function):
             to_edge = slopes[torch.from_numpy(run.edges.inverse.astype(np.int64))]
         return (
             None, None, to_z, to_vectors, None if target is None else to_target, to_edge,
-            None if addend is None else grad, None if bias is None else grad.sum(0),
+            None if addend is None else grad, None if bias is None else dense.column_sums(grad),
         )  # fmt: skip
 
 
@@ -278,7 +278,7 @@ class _GatRaw(torch.autograd.Function):
         to_edge = None
         if edge is not None and slopes is not None and ctx.needs_input_grad[4]:
             to_edge = slopes[torch.from_numpy(run.edges.inverse.astype(np.int64))]
-        return None, to_x, to_w, to_vectors, to_edge, grad.sum(0) if ctx.has_bias else None
+        return None, to_x, to_w, to_vectors, to_edge, dense.column_sums(grad) if ctx.has_bias else None
 
 
 def attend_raw(
@@ -378,7 +378,7 @@ class _Rows(torch.autograd.Function):
             to_att = to_att + more
         return (
             None, None, None, None, to_z, None if t is None else to_t, to_att,
-            None if bias is None else grad.sum(0),
+            None if bias is None else dense.column_sums(grad),
         )  # fmt: skip
 
 
