@@ -1,19 +1,21 @@
 """plait bench compare: what became faster or slower between two runs, beyond what the machine does by itself.
 
-Intervals within a run know nothing of the drift between runs (another clock frequency, another placement of
-pages). That drift is taken from the runs themselves: most lanes of two runs are the same code, so the middle
-of all ratios is the shift of the machine, and their scatter around it what a ratio must exceed to mean
-anything.
+A change is held against three things. The lane's own noise: how far its visits within a run were apart (a
+run that visited once: thirds of its samples). The drift of its kind: most lanes of two runs are the same
+code, so the middle of the ratios of lanes alike (bound by the host or not, of the same direction, of about
+the same time) is the machine's shift there, and their scatter around it what happens without a change. And
+the number of lanes: of many, some are far out by chance (Benjamini and Hochberg 1995).
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import median, stdev
 from typing import Any
 
 from plait.errors import InputError
@@ -21,15 +23,22 @@ from plait.measure import Record, Timing, speedup
 
 __all__ = ["CROWDED", "Change", "Comparison", "compare"]
 
-# A smaller change is not reported whatever the intervals say.
+# A smaller change is not reported whatever the intervals say: a share, and what a clock or a launch jitters.
 _LEAST = math.log(1.05)
-# Robust standard deviations of the drift a change must exceed.
-_SIGMAS = 3.0
+_JITTER_SECONDS = {"cpu": 1e-6, "cuda": 5e-6}
+# Share of the reported changes that may be none.
+_FALSE_SHARE = 0.1
+# Degrees of freedom of the noise: few visits know it badly, and drift has heavy tails.
+_FREEDOM = 6
 _MAD_TO_SIGMA = 1.4826
-# Fewer common lanes than this say nothing about the drift.
+# Lanes alike that tell the drift, and how few say nothing about it.
+_ALIKE = 24
 _ENOUGH = 8
+_PARTS = 3  # a single visit is split into
 # Share of the processor others used, above which a median is not compared.
 CROWDED = 0.1
+# A GPU operation is the host's when issuing it takes this share of its time.
+_HOST_SHARE = 0.7
 
 
 @dataclass(frozen=True)
@@ -43,6 +52,24 @@ class _Lane:
     @property
     def median(self) -> float:
         return float(self.seconds["median_seconds"])
+
+    @property
+    def is_hosts(self) -> bool:
+        """Whether the time is that of Python and launches rather than of the GPU."""
+        host: Any = self.seconds.get("host_seconds")
+        return bool(host) and float(host) >= _HOST_SHARE * self.median
+
+    @property
+    def visits(self) -> list[float]:
+        """Logarithms of the medians of the visits to it, or of the parts of one; empty without samples."""
+        samples: Any = self.seconds.get("samples_seconds") or []
+        counts: Any = self.seconds.get("visit_repeats")
+        if not counts:
+            size = len(samples) // _PARTS
+            counts = [size] * _PARTS if size else []
+        ends = list(itertools.accumulate(counts))
+        parts = [samples[end - count : end] for count, end in zip(counts, ends, strict=True)]
+        return [math.log(median(part)) for part in parts if part]
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -91,42 +118,108 @@ def compare(before: Sequence[Record], after: Sequence[Record]) -> Comparison:
         raise InputError(
             "A and B have no timed case in common; compare runs of the same suite, device and threads"
         )
-    ratios = [math.log(new[key].median / old[key].median) for key in common]
-    shift = median(ratios) if len(ratios) >= _ENOUGH else 0.0
-    spread = median(abs(ratio - shift) for ratio in ratios) if len(ratios) >= _ENOUGH else 0.0
-    drift = _MAD_TO_SIGMA * spread
-    changes = [_change(old[key], new[key], shift, drift) for key in common]
+    pairs = [(old[key], new[key]) for key in common]
+    drifts = _drifts(pairs)
+    doubts = [_doubt(a, b, drift) for (a, b), drift in zip(pairs, drifts, strict=True)]
+    judged = [
+        doubt for (a, b), doubt in zip(pairs, doubts, strict=True) if not (a.is_crowded or b.is_crowded)
+    ]
+    most = _most_doubt(judged)
+    changes = [
+        _change(a, b, drift, doubt <= most)
+        for (a, b), drift, doubt in zip(pairs, drifts, doubts, strict=True)
+    ]
+    whole = _drift([math.log(b.median / a.median) for a, b in pairs])
     return Comparison(
-        tuple(changes), math.exp(shift), math.exp(drift), len(old) - len(common), len(new) - len(common)
+        tuple(changes),
+        math.exp(whole.shift),
+        math.exp(whole.scatter),
+        len(old) - len(common),
+        len(new) - len(common),
     )
 
 
-def _change(old: _Lane, new: _Lane, shift: float, drift: float) -> Change:
+@dataclass(frozen=True)
+class _Drift:
+    """What happens to lanes alike without a change, in logarithms."""
+
+    shift: float
+    scatter: float
+
+
+def _drift(ratios: Sequence[float]) -> _Drift:
+    if len(ratios) < _ENOUGH:
+        return _Drift(0.0, 0.0)
+    shift = median(ratios)
+    return _Drift(shift, _MAD_TO_SIGMA * median(abs(ratio - shift) for ratio in ratios))
+
+
+def _drifts(pairs: Sequence[tuple[_Lane, _Lane]]) -> list[_Drift]:
+    """For every pair the drift of those alike: of its class, the nearest in time; of all where few are."""
+    ratios = [math.log(b.median / a.median) for a, b in pairs]
+    sizes = [math.log(a.median) for a, _ in pairs]
+    classes = [(a.is_hosts or b.is_hosts, str(a.case.get("direction"))) for a, b in pairs]
+    whole, found = _drift(ratios), []
+    for k, own in enumerate(classes):
+        alike = [j for j, other in enumerate(classes) if other == own]
+        if len(alike) < _ENOUGH:
+            alike = [j for j, other in enumerate(classes) if other[0] == own[0]]
+        alike = sorted(alike, key=lambda j: abs(sizes[j] - sizes[k]))[:_ALIKE]
+        found.append(_drift([ratios[j] for j in alike]) if len(alike) >= _ENOUGH else whole)
+    return found
+
+
+def _doubt(old: _Lane, new: _Lane, drift: _Drift) -> float:
+    """The chance of a ratio this far from the drift without a change, by Student's distribution."""
+    away = abs(math.log(new.median / old.median) - drift.shift)
+    # the scatter of lanes alike has the noise of a usual lane in it
+    noise = max(drift.scatter, math.hypot(_own_noise(old), _own_noise(new)))
+    return _student_tails(away / noise) if noise > 0.0 else float(away == 0.0)
+
+
+def _own_noise(lane: _Lane) -> float:
+    """Standard error of a lane's time by its visits, or by its interval where it kept no samples."""
+    visits = lane.visits
+    if len(visits) < 2:
+        low, high = lane.interval
+        return (high - low) / (3.92 * lane.median)
+    return stdev(visits) / math.sqrt(len(visits))
+
+
+def _student_tails(t: float) -> float:
+    """Both tails of Student's t with _FREEDOM (even) degrees of freedom beyond t, as a finite sum."""
+    cosine = 1.0 / math.sqrt(1.0 + t * t / _FREEDOM)
+    term = total = 1.0
+    for k in range(1, _FREEDOM // 2):
+        term *= (2 * k - 1) / (2 * k) * cosine * cosine
+        total += term
+    return max(0.0, 1.0 - t / math.sqrt(_FREEDOM + t * t) * total)
+
+
+def _most_doubt(doubts: Sequence[float]) -> float:
+    """The largest doubt of those to report, so that at most _FALSE_SHARE of them are false."""
+    limit = -1.0
+    for rank, doubt in enumerate(sorted(doubts), start=1):
+        if doubt <= _FALSE_SHARE * rank / len(doubts):
+            limit = doubt
+    return limit
+
+
+def _change(old: _Lane, new: _Lane, drift: _Drift, is_beyond: bool) -> Change:
     ratio, low, high = _ratio(old, new)
-    return Change(
-        new.case,
-        old.median,
-        new.median,
-        ratio,
-        low,
-        high,
-        _verdict(old, new, (ratio, low, high), shift, drift),
-    )
+    verdict = _verdict(old, new, math.log(ratio), drift, is_beyond)
+    return Change(new.case, old.median, new.median, ratio, low, high, verdict)
 
 
-def _verdict(old: _Lane, new: _Lane, interval: tuple[float, float, float], shift: float, drift: float) -> str:
+def _verdict(old: _Lane, new: _Lane, ratio: float, drift: _Drift, is_beyond: bool) -> str:
     if old.is_crowded or new.is_crowded:
         return "crowded"
-    ratio, low, high = (math.log(value) for value in interval)
-    spread = sum((lane.interval[1] - lane.interval[0]) / (2.0 * lane.median) for lane in (old, new))
-    room = max(_LEAST, _SIGMAS * drift, spread)
-    are_apart = old.interval[1] < new.interval[0] or new.interval[1] < old.interval[0]
-    if not are_apart or low <= shift <= high:
-        return "same"
+    jitter = _JITTER_SECONDS.get(str(new.case.get("device")), 0.0)
+    least = max(_LEAST, math.log1p(jitter / min(old.median, new.median)))
     # both beyond the machine's own shift, and a change of its own
-    if ratio - shift > room and ratio > _LEAST:
-        return "slower"
-    return "faster" if shift - ratio > room and ratio < -_LEAST else "same"
+    if not is_beyond or abs(ratio) <= least or abs(ratio - drift.shift) <= least:
+        return "same"
+    return "slower" if ratio > 0 else "faster"
 
 
 def _ratio(old: _Lane, new: _Lane) -> tuple[float, float, float]:
@@ -158,7 +251,7 @@ def _timed(record: Record) -> Iterator[_Lane]:
     case = {name: value for name, value in record.case.items() if name != "suite"}
     seconds: Any = record.result.get("seconds")
     if isinstance(seconds, Mapping) and "median_seconds" in seconds:
-        yield _Lane(case, seconds, is_crowded)
+        yield _Lane(case, {**seconds, "host_seconds": record.result.get("host_seconds")}, is_crowded)
     peers: Any = record.result.get("peers")
     for name, line in peers.items() if isinstance(peers, Mapping) else ():
         # a peer that does what another does carries that one's time

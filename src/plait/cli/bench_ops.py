@@ -106,6 +106,7 @@ def _ops(args: argparse.Namespace) -> int:
     bouts = _bouts(args)
     options = runner.Options(
         budget_seconds=args.budget or suites.BUDGETS.get(args.suite or "quick", 1.0),
+        visits=1 if args.op else suites.VISITS.get(args.suite or "quick", 1),
         warmup=args.warmup,
         repeats=args.repeats,
         variants=args.variants,

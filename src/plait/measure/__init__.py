@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plait.measure.device import clock_of, flusher, free_bytes, peak_bytes, stream_bytes_per_s
+from plait.measure.device import clock_of, flusher, free_bytes, host_seconds, peak_bytes, stream_bytes_per_s
 from plait.measure.environment import BusyElsewhere, environment
 from plait.measure.memory import StepPeak, peak_process_bytes, peak_tensor_bytes, step_peak
 from plait.measure.progress import Meter, progress
@@ -21,6 +21,7 @@ __all__ = [
     "environment",
     "flusher",
     "free_bytes",
+    "host_seconds",
     "peak_bytes",
     "peak_process_bytes",
     "peak_tensor_bytes",

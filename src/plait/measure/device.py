@@ -11,7 +11,15 @@ from plait.measure.environment import available_bytes
 from plait.measure.memory import peak_tensor_bytes
 from plait.measure.timer import Clock, time_calls, wall_clock
 
-__all__ = ["clock_of", "cuda_clock", "flusher", "free_bytes", "peak_bytes", "stream_bytes_per_s"]
+__all__ = [
+    "clock_of",
+    "cuda_clock",
+    "flusher",
+    "free_bytes",
+    "host_seconds",
+    "peak_bytes",
+    "stream_bytes_per_s",
+]
 
 Call = Callable[[], object]
 
@@ -37,6 +45,17 @@ def cuda_clock(call: Call, count: int) -> float:
     end.record()
     end.synchronize()
     return float(start.elapsed_time(end)) / 1e3
+
+
+def host_seconds(call: Call, count: int = 5) -> float:
+    """Seconds the host takes to issue a call on the GPU: Python and launches, without waiting for the end."""
+    torch = _torch()
+    samples = []
+    for _ in range(count):
+        torch.cuda.synchronize()
+        samples.append(wall_clock(call, 1))
+    torch.cuda.synchronize()
+    return sorted(samples)[count // 2]
 
 
 def clock_of(device: str) -> Clock:

@@ -89,7 +89,7 @@ def _tally(comparison: Comparison) -> str:
         lines.append(f"{crowded} not judged: other processes used over a tenth of the processor")
     lines.append(
         f"the machine's own drift: all times x{comparison.shift:.3f}, scatter x{comparison.drift:.3f}; "
-        "a change had to exceed three times that, 5% and the intervals"
+        "a change had to exceed 5%, and what lanes alike and its own visits did by chance"
     )
     if comparison.only_before or comparison.only_after:
         lines.append(f"not in both: {comparison.only_before} only in A, {comparison.only_after} only in B")

@@ -168,3 +168,22 @@ def test_operations_run_on_a_gpu() -> None:
         ):
             assert record.result["status"] != "wrong"
             assert record.result["status"] != "ok" or record.result["clock"] == "events"
+
+
+def test_visits_are_spread_and_their_samples_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = make_case("mm", nodes=24, inner=4, width=3, threads=1)
+    drawn: list[int] = []
+    lanes = runner._lanes
+
+    def noted(case: Any, options: Options) -> Any:
+        drawn.append(case.nodes)
+        return lanes(case, options)
+
+    monkeypatch.setattr(runner, "_lanes", noted)
+    records = run([(CASE,), (other,)], quick(visits=2))
+    assert drawn == [20, 24, 20, 24]
+    assert {record.case["nodes"] for record in records} == {20, 24}
+    for record in records:
+        seconds: Any = record.result["seconds"]
+        assert seconds["visit_repeats"] == [2, 2]
+        assert seconds["repeats"] == len(seconds["samples_seconds"]) == 4

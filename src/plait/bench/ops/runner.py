@@ -19,11 +19,13 @@ from plait.errors import InputError, PlaitError
 from plait.measure import (
     BusyElsewhere,
     Record,
+    Timing,
     append,
     clock_of,
     environment,
     flusher,
     free_bytes,
+    host_seconds,
     peak_bytes,
     processor_clock,
     read,
@@ -38,6 +40,7 @@ KIND = "op"
 # below 1e-5; half precision keeps 11 (bfloat16: 8) bits of each intermediate.
 TOLERANCE = {"float64": 1e-10, "float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
 _ROOM = 0.8  # of the free memory
+_APART = 16  # bouts between two visits to the same one
 
 Call = Callable[[], Any]
 # Cases whose variants are timed together, in interleaved rounds.
@@ -46,7 +49,11 @@ Bout = tuple[Case, ...]
 
 @dataclass(frozen=True)
 class Options:
-    """How cases are run. `stream` keeps the copy bandwidths measured in this run."""
+    """How cases are run. `stream` keeps the copy bandwidths measured in this run.
+
+    With several `visits` a bout is drawn and timed anew after others had their turn, for a share of the
+    budget each time: what differs between visits is what differs between runs (pages, clock, neighbours).
+    """
 
     budget_seconds: float = 0.5
     warmup: int = 2
@@ -55,6 +62,7 @@ class Options:
     is_cold: bool = False
     has_processor_clock: bool = False
     memory: bool = True
+    visits: int = 1
     output: Path | None = None
     resume: bool = False
     environment: Mapping[str, object] = field(default_factory=environment)
@@ -67,14 +75,38 @@ def run(
     """The records of all bouts, one per case and variant; handed to `watch` and written bout by bout."""
     groups = {group_of(_settled(bout)) for bout in bouts}
     records = [record for record in _finished(options) if record.result.get("group") in groups]
-    for bout in left(bouts, options):
-        found = measure(bout, options)
-        if options.output is not None:
-            for record in found:
-                append(options.output, record)
-        records += found
-        watch(found)
+    todo = left(bouts, options)
+    for first in range(0, len(todo), _APART):
+        several = todo[first : first + _APART]
+        visits = [[measure(bout, options, visit) for bout in several] for visit in range(options.visits)]
+        for own in zip(*visits, strict=True):
+            found = _merged(own)
+            if options.output is not None:
+                for record in found:
+                    append(options.output, record)
+            records += found
+            watch(found)
     return records
+
+
+def _merged(visits: Sequence[list[Record]]) -> list[Record]:
+    """The records of the first visit with the samples of all; one that was not timed stays as it is."""
+    if len(visits) == 1:
+        return visits[0]
+    return [_together(lane) for lane in zip(*visits, strict=True)]
+
+
+def _together(lane: Sequence[Record]) -> Record:
+    timed = [record.result for record in lane if record.result.get("status") == "ok"]
+    if lane[0].result.get("status") != "ok" or len(timed) < 2:
+        return lane[0]
+    timings = [Timing.from_dict(result["seconds"]) for result in timed]  # type: ignore[arg-type]
+    samples = tuple(sample for timing in timings for sample in timing.samples)
+    joined = Timing(samples, timings[0].warmup, timings[0].calls_per_sample)
+    seconds = joined.to_dict() | {"visit_repeats": [timing.repeats for timing in timings]}
+    busy = [float(share) for result in timed if isinstance(share := result.get("busy_elsewhere"), float)]
+    result = {**lane[0].result, "seconds": seconds, "busy_elsewhere": max(busy, default=None)}
+    return replace(lane[0], result={**result, **_rates(result, result)})
 
 
 def left(bouts: Sequence[Bout], options: Options) -> list[Bout]:
@@ -138,8 +170,12 @@ def _largest(case: Case, room: float) -> tuple[str, int]:
     return name, low
 
 
-def measure(bout: Bout, options: Options) -> list[Record]:
-    """A record for every variant of every case of a bout, all timed side by side."""
+def measure(bout: Bout, options: Options, visit: int = 0) -> list[Record]:
+    """A record for every variant of every case of a bout, all timed side by side.
+
+    Memory and the copy are measured at the first visit.
+    """
+    options = replace(options, memory=options.memory and visit == 0)
     bout = _settled(bout)
     group = group_of(bout)
     with _threads(bout[0].threads):
@@ -224,7 +260,8 @@ def _time(lanes: Sequence[_Lane], case: Case, options: Options) -> dict[str, obj
             calls,
             warmup=options.warmup,
             repeats=options.repeats,
-            budget_seconds=options.budget_seconds,
+            budget_seconds=options.budget_seconds / options.visits,
+            min_repeats=max(2, 5 // options.visits),
             # behind a cold cache only the first call is cold
             min_sample_seconds=0.0 if options.is_cold else 0.002,
             before=flusher(case.device) if options.is_cold else None,
@@ -232,6 +269,8 @@ def _time(lanes: Sequence[_Lane], case: Case, options: Options) -> dict[str, obj
         )
     for (name, call), lane in zip(calls.items(), lanes, strict=True):
         lane.line |= {"status": "ok", "seconds": timings[name].to_dict()}
+        if case.device == "cuda":
+            lane.line["host_seconds"] = host_seconds(call)
         if options.memory:
             lane.line["peak_bytes"] = peak_bytes(call, case.device)
     # threads share the bandwidth, so a copy is timed for every number of them

@@ -11,10 +11,12 @@ from plait.bench.ops.catalogue import OPERATIONS, make_case
 from plait.bench.ops.runner import Bout
 from plait.errors import InputError
 
-__all__ = ["BUDGETS", "SUITES", "bouts_of"]
+__all__ = ["BUDGETS", "SUITES", "VISITS", "bouts_of"]
 
 # Seconds of the clock per bout, after warm-up, where --budget does not say.
 BUDGETS = {"quick": 0.4, "paper": 1.5, "calibrate": 0.5, "full": 1.0}
+# How often a bout is visited: runs of this suite are compared with each other.
+VISITS = {"quick": 2}
 _DENSITIES = (0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
 _VALUE_ZEROS = (0.0, 0.5, 0.9, 0.99)
 _COLLISIONS = (1, 2, 4, 8)
