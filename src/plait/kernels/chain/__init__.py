@@ -48,6 +48,10 @@ _ROWS_PER_CHUNK = 256
 _WAIT = 4
 _MOST_CHUNKS = 64
 _SUM_BYTES = 8 << 20
+_TOTAL_BYTES = 1 << 20  # parts up to this size are added up by one thread
+# gathered rows up to so many bytes are near anyway: asking for them took longer than waiting (2-4% of a
+# chain at 0.3 to 5 MB, gained as much from 10 MB up; one core)
+_NEAR_BYTES = 8 << 20
 
 Take = Callable[[int, int, torch.dtype], torch.Tensor]
 Words = ctypes.Array[ctypes.c_int64]
@@ -62,16 +66,17 @@ def _address(float_bits: int, index_bits: int, mode: str) -> int:
     )  # fmt: skip
 
 
-_block = Block([*cpu.WORDS, "slot_counter"])
+_block = Block([*cpu.WORDS, "slot_counter", "done_counter"])
 _AT = {name: k for k, name in enumerate(_block.names)}
 ROWS = [_AT[f"rows{k}"] for k in range(MOST_PRODUCTS)]
 WEIGHTS = [_AT[f"w{k}"] for k in range(MOST_PRODUCTS)]
 LEFTS = [_AT[f"left{k}"] for k in range(MOST_SUMS)]
 RIGHTS = [_AT[f"right{k}"] for k in range(MOST_SUMS)]
 _SUM_OUTS = [_AT[f"out{k}"] for k in range(MOST_SUMS)]
+_TOTALS = [_AT[f"total{k}"] for k in range(MOST_SUMS)]
 X, ADDEND, KEPT, OUT, PLUS = (_AT[name] for name in ("x", "addend", "block", "out", "plus"))
 ADDEND_SCALE, BIAS, _SCRATCH = _AT["addend_scale"], _AT["bias"], _AT["scratch"]
-_SLOT = _AT["slot_counter"]
+_SLOT, _DONE = _AT["slot_counter"], _AT["done_counter"]
 
 
 @functools.cache
@@ -158,6 +163,7 @@ class Chain:
             _, _, fixed["indptr"], fixed["indices"] = g.pattern.addresses
             factor = g.edge if g.edge is not None else g.source
             fixed |= {"factor": _pointer(factor), "target": _pointer(g.target), "block_width": g.width}
+            fixed["asks"] = int(g.pattern.num_columns * g.width * self.size > _NEAR_BYTES)
             fixed["last_edge"] = max(0, g.pattern.num_edges - 1)
         for name, value in fixed.items():
             words[_AT[name]] = value
@@ -202,7 +208,7 @@ class Chain:
         """This thread's words with those filled in that stay; `fill` the others, then `finish`."""
         words = _block.words()
         ctypes.memmove(words, self.words, self._word_bytes)
-        words[1] = _block.address(words, _SLOT)
+        words[1], words[2] = _block.address(words, _SLOT), _block.address(words, _DONE)
         return words
 
     def fill(self, words: Words, at: int, tensor: torch.Tensor) -> None:
@@ -215,20 +221,25 @@ class Chain:
         threads = min(launch.num_threads(), self.most_threads)
         if self.scratch_bytes:
             words[_SCRATCH] = _scratch(threads * self.scratch_bytes)
-        made = [self._parts(words, k, take) for k in range(len(self.shapes))] if self.shapes else []
+        parts = [self._parts(words, k, take) for k in range(len(self.shapes))] if self.shapes else []
         _block.run(self.address, words, threads)
-        return [part[0] if self.chunks == 1 else part.sum(0) for part in made]
+        return [made if made is not None else part.sum(0) for made, part in parts]
 
-    def _parts(self, words: Words, k: int, take: Take) -> torch.Tensor:
-        """Memory for the partial sums of one sum: [chunks, height, width]."""
+    def _parts(self, words: Words, k: int, take: Take) -> tuple[torch.Tensor | None, torch.Tensor]:
+        """(memory for a sum or None, its parts, to be added up where there is none).
+
+        Small parts are added up by the kernel's last thread: starting torch's threads takes longer.
+        """
         height, width = self.shapes[k]
-        # the one part of a single chunk is the answer: fresh memory, which the caller keeps
-        if self.chunks == 1:
-            part = torch.empty((1, height, width), dtype=self.dtype)
-        else:
-            part = take(self.chunks * height, width, self.dtype).view(self.chunks, height, width)
+        made = part = torch.empty((height, width), dtype=self.dtype)  # fresh memory, which the caller keeps
+        if self.chunks > 1:
+            part = take(self.chunks * height, width, self.dtype)
+            if part.nbytes > _TOTAL_BYTES:
+                words[_SUM_OUTS[k]] = part.data_ptr()
+                return None, part.view(self.chunks, height, width)
+            words[_TOTALS[k]] = made.data_ptr()
         words[_SUM_OUTS[k]] = part.data_ptr()
-        return part
+        return made, part
 
 
 def _pointer(tensor: torch.Tensor | None) -> int:

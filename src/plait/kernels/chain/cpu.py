@@ -15,11 +15,13 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from numba import cfunc, types
+from llvmlite import ir
+from numba import cfunc, njit, types
+from numba.extending import intrinsic
 
 from plait.kernels.gemm.cpu import accumulate_rows, multiply_rows
 from plait.kernels.spmm.cpu import sum_tile
-from plait.kernels.vector import load_index, load_scalar, next_piece, tile_intrinsic, tiles
+from plait.kernels.vector import I64, CodeGen, load_index, load_scalar, next_piece, tile_intrinsic, tiles
 
 __all__ = ["MOST_PRODUCTS", "MOST_SUMS", "PRODUCT_WORDS", "SUM_WORDS", "WORDS", "kernel"]
 
@@ -28,11 +30,13 @@ MOST_SUMS = 3
 
 # rows @ w, added to the rows of `out`; rows = 0 means the block in hand
 PRODUCT_WORDS = ["rows", "stride", "inner", "w", "w_stride"]
-# left.T @ right, added to the chunk's part of `out`; left or right = 0 means the block in hand
-SUM_WORDS = ["left", "left_stride", "height", "right", "right_stride", "width", "out"]
+# left.T @ right, added to the chunk's part of `out`; left or right = 0 means the block in hand;
+# total: where the parts are added up when all chunks are done, 0 where that is done elsewhere
+SUM_WORDS = ["left", "left_stride", "height", "right", "right_stride", "width", "out", "total"]
 WORDS = [
     "counter",
     "slots",  # address of a second counter: which scratch rows a thread takes
+    "done",  # address of a third one: chunks that are finished
     "chunks",
     "bounds",
     "block_rows",
@@ -60,6 +64,7 @@ WORDS = [
     "bias",
     "products",
     "sums",
+    "asks",  # 1: ask for the next block's rows while this one is multiplied
     *(f"{name}{k}" for k in range(MOST_PRODUCTS) for name in PRODUCT_WORDS),
     *(f"{name}{k}" for k in range(MOST_SUMS) for name in SUM_WORDS),
 ]
@@ -78,16 +83,16 @@ def kernel(float_bits: int, index_bits: int, mode: str) -> Any:
     gather = _gather(float_bits, index_bits, mode if gathers else "plain")
     ask = _ask(float_bits, index_bits)
     multiply, accumulate = multiply_rows(float_bits, _HEIGHT), accumulate_rows(float_bits, _HEIGHT)
-    bound = load_index(64)
+    bound, total = load_index(64), _total(float_bits)
     size = float_bits // 8
     most = len(PRODUCT_WORDS), len(SUM_WORDS)
 
     @cfunc(types.void(types.CPointer(types.int64)))
     def run(a):  # type: ignore[no-untyped-def]
-        counter, slots, chunks, bounds, block_rows = a[0], a[1], a[2], a[3], a[4]
-        block_width, scratch, kept, kept_stride = a[15], a[16], a[17], a[18]
-        out, out_stride, width, plus, plus_stride, bias = a[19], a[20], a[21], a[22], a[23], a[24]
-        products, sums = a[25], a[26]
+        counter, slots, done, chunks, bounds, block_rows = a[0], a[1], a[2], a[3], a[4], a[5]
+        block_width, scratch, kept, kept_stride = a[16], a[17], a[18], a[19]
+        out, out_stride, width, plus, plus_stride, bias = a[20], a[21], a[22], a[23], a[24], a[25]
+        products, sums, asks = a[26], a[27], a[28]
         mine = scratch + next_piece(slots) * block_rows * block_width * size
         while True:
             chunk = next_piece(counter)
@@ -104,7 +109,7 @@ def kernel(float_bits: int, index_bits: int, mode: str) -> Any:
                     gather(a, first, rows, block, stride)
                 for r in range(0, rows, _ASK_ROWS):
                     few, i = min(_ASK_ROWS, rows - r), first + r
-                    if gathers:
+                    if gathers and asks == 1:
                         ask(a, i + rows, min(last, i + rows + few))
                     to = out + i * out_stride
                     for k in range(products):
@@ -144,14 +149,55 @@ def kernel(float_bits: int, index_bits: int, mode: str) -> Any:
                     accumulate(left, left_stride, a[s + 2], right, right_stride, a[s + 5], rows, to, is_first)
                 is_first = 0
                 first += rows
+            if sums > 0 and finished(done) == chunks - 1:  # the last one: all parts are there
+                for k in range(sums):
+                    s = _FIRST_SUM + k * most[1]
+                    if a[s + 7] != 0:
+                        total(a[s + 6], chunks, a[s + 2] * a[s + 5], a[s + 7])
 
     return run
 
 
+@intrinsic  # type: ignore[untyped-decorator]  # numba carries no types
+def finished(typing_context: Any, counter: Any) -> Any:
+    """Count a finished chunk: what was written before is seen by the one that counts the last."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
+        where = builder.inttoptr(args[0], I64.as_pointer())
+        return builder.atomic_rmw("add", where, ir.Constant(I64, 1), "acq_rel")
+
+    return types.int64(types.int64), generate
+
+
+def _total(float_bits: int) -> Any:
+    """A numba function: out[count] = the sum of so many parts of `count` numbers, one after the other."""
+    lanes = 64 if float_bits == 32 else 32
+    size = float_bits // 8
+
+    def body(base: CodeGen, args: list[Any]) -> None:
+        code = base.of(lanes)
+        b = code.builder
+        parts, stride, chunks, out, left = args
+        mask = code.mask(left)
+
+        def add(k: Any, carried: list[Any]) -> list[Any]:
+            return [b.fadd(carried[0], code.load(b.add(parts, b.mul(k, stride)), mask))]
+
+        (result,) = code.loop(code.word(0), chunks, [code.constant(0.0)], add)
+        code.store(result, out, mask)
+
+    tile = tile_intrinsic(float_bits, 5, 0, body)
+
+    @njit(inline="never")
+    def total(parts, chunks, count, out):  # type: ignore[no-untyped-def]
+        for c in range(0, count, lanes):
+            tile(parts + c * size, count * size, chunks, out + c * size, count - c)
+
+    return total
+
+
 def _gather(float_bits: int, index_bits: int, mode: str) -> Any:
     """A numba function: rows [first, first + rows) of the sparse product, written to `block`."""
-    from numba import njit
-
     wide, half, quarter, narrow, _ = tiles(float_bits)
     tile_wide = sum_tile(float_bits, index_bits, wide, mode, False)
     tile_half = sum_tile(float_bits, index_bits, half, mode, False)
@@ -163,8 +209,8 @@ def _gather(float_bits: int, index_bits: int, mode: str) -> Any:
 
     @njit(inline="never")
     def gather(a, first, rows, block, stride):  # type: ignore[no-untyped-def]
-        indptr, indices, x, xs, factor = a[5], a[6], a[7], a[8], a[9]
-        target, addend, addend_stride, addend_scale, last, width = a[10], a[11], a[12], a[13], a[14], a[15]
+        indptr, indices, x, xs, factor = a[6], a[7], a[8], a[9], a[10]
+        target, addend, addend_stride, addend_scale, last, width = a[11], a[12], a[13], a[14], a[15], a[16]
         for i in range(first, first + rows):
             start, end = index(indptr, i), index(indptr, i + 1)
             t, s = scalar(target, i), scalar(addend_scale, i)
@@ -199,15 +245,13 @@ def _ask(float_bits: int, index_bits: int) -> Any:
     The products keep the arithmetic units busy and the gather waits for memory: asked for in time, the next
     block's rows arrive meanwhile.
     """
-    from numba import njit
-
     index = load_index(index_bits)
     touch = tile_intrinsic(float_bits, 1, 0, lambda code, args: code.prefetch(args[0], 64, level=2))
     size = float_bits // 8
 
     @njit(inline="never")
     def ask(a, first, last):  # type: ignore[no-untyped-def]
-        indptr, indices, x, xs, width = a[5], a[6], a[7], a[8], a[15]
+        indptr, indices, x, xs, width = a[6], a[7], a[8], a[9], a[16]
         for i in range(first, last):
             start = index(indptr, i)
             end = min(index(indptr, i + 1), start + _MOST_ASKED)
