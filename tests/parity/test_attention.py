@@ -151,6 +151,15 @@ def _least_bytes(module: Any, x: torch.Tensor, given: torch.Tensor) -> int:
     return min(plan.peak_bytes, *(loser.peak_bytes for loser in plan.rejected))
 
 
+def test_gradients_of_bent_edge_features_are_streamed() -> None:
+    count, columns = 40_000, 64
+    given = torch.randint(0, 300, (2, count), generator=torch.Generator().manual_seed(6))
+    x, attr = torch.randn(300, 8).requires_grad_(), torch.randn(count, 2)
+    compiled = plait.compile(GATv2Conv(8, columns, edge_dim=2, add_self_loops=False))
+    compiled(x, given, attr).sum().backward()
+    assert peak_tensor_bytes(lambda: compiled(x, given, attr).sum().backward()) < count * columns * 4
+
+
 def test_a_lean_step_holds_no_number_of_an_edge() -> None:
     count = 60_000
     given = torch.randint(0, 300, (2, count), generator=torch.Generator().manual_seed(5))

@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch_geometric.nn import ResGatedGraphConv
 
-import plait
 from plait.cost.machine import default_profile
 from plait.cost.work import Matrix, Uniform
 from plait.plan.gated import GatedProblem, choose
 from tests.parity.harness import agree
-from tests.parity.test_attention import WIDTH, N, drawn, edges, features
+from tests.parity.test_attention import WIDTH, N, WithEdges, drawn, edges, features
+
+HUB = torch.stack([torch.arange(1000) % N, torch.zeros(1000, dtype=torch.int64)])
 
 
 @pytest.mark.parametrize(
@@ -35,9 +36,8 @@ def test_pairs_of_features() -> None:
 
 
 def test_a_hub_of_a_thousand_edges_and_no_edges_at_all() -> None:
-    hub = torch.stack([torch.randint(0, N, (1000,)), torch.zeros(1000, dtype=torch.int64)])
-    agree(drawn(ResGatedGraphConv(WIDTH, 5)), features(), hub)
-    agree(drawn(ResGatedGraphConv(WIDTH, 5)), features(), hub[:, :0])
+    agree(drawn(ResGatedGraphConv(WIDTH, 5)), features(), HUB)
+    agree(drawn(ResGatedGraphConv(WIDTH, 5)), features(), HUB[:, :0])
 
 
 def test_target_to_source_and_inputs_without_gradients() -> None:
@@ -61,13 +61,28 @@ def test_inference_equals_pyg_and_plans_one_pass() -> None:
     assert compiled.plan.layers[0].choice == "infer"
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("width", [1, 3, 19])
+@pytest.mark.parametrize("options", [{}, {"root_weight": False, "bias": False}], ids=str)
+def test_edge_features_and_their_gradient(options: dict[str, Any], width: int, dtype: torch.dtype) -> None:
+    module = drawn(ResGatedGraphConv(WIDTH, 33, edge_dim=width, **options), dtype)
+    for given in (edges(), edges().repeat(1, 3), HUB, HUB[:, :0]):
+        attr = torch.randn(given.shape[1], width, generator=torch.Generator().manual_seed(3))
+        agree(WithEdges(module, attr.to(dtype)), features(dtype=dtype), given, calls=2)
+
+
+def test_edge_features_between_pairs_and_against_the_flow() -> None:
+    given = torch.stack([torch.randint(0, 30, (200,)), torch.randint(0, N, (200,))])
+    module = drawn(ResGatedGraphConv((WIDTH, 7), 5, edge_dim=3))
+    agree(WithEdges(module, torch.randn(200, 3)), (features(30), features(N, 7)), given)
+    turned = drawn(ResGatedGraphConv(WIDTH, 5, edge_dim=3, flow="target_to_source"))
+    agree(WithEdges(turned, torch.randn(edges().shape[1], 3)), features(), edges())
+
+
 @pytest.mark.parametrize("options", [{"act": torch.tanh}, {"aggr": "max"}], ids=str)
 def test_what_is_not_lowered_runs_in_pyg_and_says_why(options: dict[str, Any]) -> None:
     compiled = agree(drawn(ResGatedGraphConv(WIDTH, 5, **options)), features(), edges(), must_plan=False)
     assert "lowered" in str(compiled.plan.not_planned)
-    with_edges = plait.compile(ResGatedGraphConv(WIDTH, 5, edge_dim=2))
-    assert with_edges(features(), edges(), torch.randn(edges().shape[1], 2)).shape == (N, 5)
-    assert "edge features" in str(with_edges.plan.not_planned)
 
 
 def problem(limit: int | None = None) -> GatedProblem:

@@ -11,7 +11,7 @@ from torch_geometric.utils import softmax
 
 from plait.graph import Graph
 from plait.kernels.attention.pieces import padded
-from plait.runtime import pieces
+from plait.runtime import messages, pieces
 from plait.runtime.buffers import Buffers
 from plait.runtime.orders import EdgeOrders
 
@@ -80,10 +80,10 @@ def test_the_softmax_over_the_edges_of_a_target(shape: tuple[int, ...], scale: f
     same(pieces.edge_softmax(c.orders, c.weight * scale), expected, (c.weight,))
 
 
-@pytest.mark.parametrize("block", [16, 8192])
+@pytest.mark.parametrize("floats", [1 << 8, 1 << 17])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_leaky_scores_in_blocks(shape: tuple[int, ...], block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "_BLOCK", block)
+def test_leaky_scores_in_blocks(shape: tuple[int, ...], floats: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "_BLOCK_FLOATS", floats)
     c = Case(*shape)
     w, spread = c.draw(c.width, c.heads * c.width), c.draw(c.heads * c.width, padded(c.heads))
     rows = c.near[c.targets] + c.far[c.sources] + c.attr @ w

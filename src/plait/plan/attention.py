@@ -243,7 +243,7 @@ def _peak_bytes(problem: AttentionProblem, choice: str) -> int:
         backward += p.matrix.edges * p.lanes
     if p.is_in_pieces:
         forward += p.matrix.edges * (2 * p.lanes + p.edge_width)
-        backward += p.matrix.edges * (2 * p.lanes + (p.columns if p.kind == "leaky" else p.edge_width))
+        backward += p.matrix.edges * (2 * p.lanes + p.edge_width)
     return int(size * (forward + (backward if p.is_training else 0)))
 
 
@@ -325,7 +325,7 @@ def _because(problem: AttentionProblem, choice: str) -> str:
     if choice == "leaky pieces":
         return (
             "features of edges are bent with both ends, in blocks of edges, or the weights were asked for; "
-            "the backward pass holds a row of gradients for each edge"
+            "numbers of edges x heads are kept"
         )
     if choice == "dot pieces":
         return (

@@ -61,14 +61,19 @@ class Pieces:
             self.held += self.matrix.edges * cols
         return self
 
-    def blocks(self, message_columns: int, gathered: int, edge_columns: int = 0) -> Pieces:
-        """Messages made a block of edges at a time, and again in the backward pass."""
+    def blocks(
+        self, message_columns: int, gathered: int, edge_columns: int = 0, edge_width: int = 0
+    ) -> Pieces:
+        """Messages made a block of edges at a time, and again in the backward pass.
+
+        edge_columns: what an edge's own features bring to a message; edge_width: how many of them there are.
+        """
         cols = message_columns + gathered + edge_columns
         edges = self.matrix.edges
         self._add("messages in blocks", "fwd", Request("stream", edges, cols, parts=3))
         if self.is_training:
             self._add("messages again, then by source", "bwd", Request("stream", edges, cols, parts=6))
-            self.held += edges * (gathered + edge_columns)
+            self.held += edges * edge_width
         self.held += self.matrix.rows * message_columns
         return self
 

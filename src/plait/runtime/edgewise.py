@@ -10,12 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import pairwise
 from typing import Any
-from weakref import WeakKeyDictionary
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -24,61 +20,19 @@ from plait.kernels import edgewise as kernel
 from plait.kernels import gate
 from plait.kernels import gemm as dense
 from plait.kernels import spmm as sparse
-from plait.kernels.edgewise import Groups
-from plait.kernels.spmm import Pattern
 from plait.runtime.buffers import Buffers
-from plait.runtime.orders import EdgeOrders
+from plait.runtime.orders import EdgeBlock, EdgeOrders
 from plait.runtime.project import contiguous_rows, weight_gradient
 
 __all__ = ["EdgewiseRun", "attained", "blocks_of", "mapped", "rectified"]
 
 _BLOCK_BYTES = 2 << 20  # of the widest rows of a block; a second-level cache and a bit
 _LEAST_EDGES = 256
-_BLOCKS: WeakKeyDictionary[EdgeOrders, dict[int, list[EdgeBlock]]] = WeakKeyDictionary()
-
-
-class EdgeBlock:
-    """The edges of the targets from `first` to `last`, numbered from 0."""
-
-    def __init__(self, indptr: np.ndarray[Any, Any], sources: np.ndarray[Any, Any], first: int, last: int):
-        self.first, self.last = first, last
-        self.start, self.end = int(indptr[first]), int(indptr[last])
-        self._starts = indptr[first : last + 1] - indptr[first]
-        self._sources = sources[indptr[first] : indptr[last]]
-        self.num_edges = len(self._sources)
-
-    @cached_property
-    def to_targets(self) -> Pattern:
-        """[targets, edges]: a one for each edge in its target's row."""
-        return Pattern(self._starts, np.arange(self.num_edges, dtype=self._starts.dtype), self.num_edges)
-
-    @cached_property
-    def to_edges(self) -> Pattern:
-        """[edges, targets]: the transpose."""
-        targets = np.repeat(
-            np.arange(self.last - self.first, dtype=self._starts.dtype), np.diff(self._starts)
-        )
-        return Pattern(np.arange(self.num_edges + 1, dtype=targets.dtype), targets, self.last - self.first)
-
-    @cached_property
-    def groups(self) -> Groups:
-        """The edges by source."""
-        return Groups.of(self._sources)
 
 
 def blocks_of(edges: EdgeOrders, row_bytes: int) -> list[EdgeBlock]:
-    """The graph's edges in blocks whose rows of `row_bytes` fit a cache; made once per graph and size."""
-    most = max(_LEAST_EDGES, _BLOCK_BYTES // max(1, row_bytes))
-    found = _BLOCKS.setdefault(edges, {})
-    if most not in found:
-        indptr, n = edges.pattern.indptr, edges.pattern.num_rows
-        cuts = [0]
-        while cuts[-1] < n:
-            reach = int(np.searchsorted(indptr, int(indptr[cuts[-1]]) + most, side="right")) - 1
-            cuts.append(min(n, max(cuts[-1] + 1, reach)))
-        sources = edges.pattern.indices
-        found[most] = [EdgeBlock(indptr, sources, a, b) for a, b in pairwise(cuts)]
-    return found[most]
+    """The graph's edges in blocks whose rows of `row_bytes` fit a cache."""
+    return edges.blocks(max(_LEAST_EDGES, _BLOCK_BYTES // max(1, row_bytes)))
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Messages of edges under torch autograd, made a block of edges at a time, summed by target and dropped.
 
 For layers whose message is a function of both ends that no fused pass computes. Projections are done once a
-node before; the backward pass makes the messages again and holds one gradient row for each edge.
+node before; the backward pass makes the messages again, so nothing of edges x width outlives a block.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from plait.kernels import edgewise
 from plait.kernels import spmm as sparse
 from plait.runtime.buffers import Buffers
-from plait.runtime.orders import EdgeOrders, RowBlock
+from plait.runtime.orders import EdgeBlock, EdgeOrders
 from plait.runtime.project import contiguous_rows
 from plait.runtime.trace import clock, timed
 
-__all__ = ["message_max", "message_sums", "neighbour_sums"]
+__all__ = ["message_max", "message_sums", "neighbour_sums", "row_blocks"]
 
 _BLOCK_FLOATS = 1 << 17  # of the rows gathered for a block: half a megabyte stays in the second cache
 
@@ -27,13 +28,14 @@ Message = Callable[..., Tensor]
 """(near rows, far rows, edge rows, *parameters) -> message rows; near and edge rows may be None."""
 
 
-def _blocks(orders: EdgeOrders, far: Tensor) -> list[RowBlock]:
+def row_blocks(orders: EdgeOrders, far: Tensor) -> list[EdgeBlock]:
+    """The edges in blocks whose gathered rows of `far` stay in the second cache."""
     width = 1 << max(4, (max(1, far.shape[1]) - 1).bit_length())
     return orders.blocks(max(64, _BLOCK_FLOATS // width))
 
 
 def _gathered(
-    orders: EdgeOrders, block: RowBlock, near: Tensor | None, far: Tensor, attr: Tensor | None
+    orders: EdgeOrders, block: EdgeBlock, near: Tensor | None, far: Tensor, attr: Tensor | None
 ) -> list[Tensor | None]:
     """The rows of both ends of a block's edges, and the edges' own."""
     return [
@@ -43,8 +45,8 @@ def _gathered(
     ]
 
 
-def _summed(block: RowBlock, rows: Tensor, out: Tensor, reduce: str = "sum") -> None:
-    sparse.spmm(block.pattern, rows.contiguous(), out[block.rows], reduce=reduce)
+def _summed(block: EdgeBlock, rows: Tensor, out: Tensor, reduce: str = "sum") -> None:
+    sparse.spmm(block.to_targets, rows.contiguous(), out[block.rows], reduce=reduce)
 
 
 def _columns(message: Message, near: Tensor | None, far: Tensor, attr: Tensor | None, more: Any) -> int:
@@ -68,7 +70,7 @@ class _Messages(torch.autograd.Function):
         ctx.save_for_backward(near, far, attr, *more)
         with timed(ctx.clock, "fwd messages in blocks"):
             out = far.new_empty((orders.pattern.num_rows, _columns(message, near, far, attr, more)))
-            for block in _blocks(orders, far):
+            for block in row_blocks(orders, far):
                 _summed(block, message(*_gathered(orders, block, near, far, attr), *more), out)
         return out
 
@@ -87,10 +89,10 @@ def _messages_backward(
     assert far is not None
     to_near = None if near is None else torch.empty_like(near)
     to_attr = None if attr is None else torch.empty_like(attr)
-    to_rows = far.new_empty((orders.pattern.num_edges, far.shape[1]))
+    to_far = torch.zeros_like(far)
     to_more = [torch.zeros_like(value) for value in more if value is not None]
     parameters = [value.detach().requires_grad_() for value in more if value is not None]
-    for block in _blocks(orders, far):
+    for block in row_blocks(orders, far):
         parts = [
             part if part is None else part.detach().requires_grad_()
             for part in _gathered(orders, block, near, far, attr)
@@ -102,12 +104,11 @@ def _messages_backward(
         found = iter(torch.autograd.grad(rows, leaves, direction, allow_unused=True, materialize_grads=True))
         if to_near is not None:
             _summed(block, next(found), to_near)
-        to_rows[block.edges] = next(found)
+        edgewise.scatter(block.groups, next(found).contiguous(), to_far)
         if to_attr is not None:
             to_attr[block.edges] = next(found)
         for total, value in zip(to_more, found, strict=True):
             total.add_(value)
-    to_far = sparse.spmm(orders.by_source, to_rows, torch.empty_like(far))
     return [to_near, to_far, to_attr, *to_more]
 
 
@@ -129,7 +130,7 @@ def message_max(
 ) -> Tensor:
     """The largest message of each target and column, without gradients; 0 where there is no edge."""
     out = far.new_empty((orders.pattern.num_rows, _columns(message, near, far, attr, more)))
-    for block in _blocks(orders, far):
+    for block in row_blocks(orders, far):
         _summed(block, message(*_gathered(orders, block, near, far, attr), *more), out, "max")
     return out
 

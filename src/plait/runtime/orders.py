@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 
 from plait.graph import Graph
+from plait.kernels.edgewise import Groups
 from plait.kernels.spmm import Pattern
 
-__all__ = ["EdgeOrders", "Incidence", "RowBlock"]
+__all__ = ["EdgeBlock", "EdgeOrders", "Incidence"]
 
 
 class Incidence:
@@ -28,13 +28,34 @@ class Incidence:
         self.transpose = Pattern(np.arange(count + 1, dtype=kind), rows, of.num_rows)
 
 
-@dataclass(frozen=True)
-class RowBlock:
-    """Some rows, their edges, and the pattern that sums values of these edges by row."""
+class EdgeBlock:
+    """The edges of the targets from `first` to `last`, numbered from 0."""
 
-    rows: slice
-    edges: slice
-    pattern: Pattern
+    def __init__(self, of: Pattern, first: int, last: int):
+        self.first, self.last = first, last
+        self.start, self.end = int(of.indptr[first]), int(of.indptr[last])
+        self.rows, self.edges = slice(first, last), slice(self.start, self.end)
+        self._starts = of.indptr[first : last + 1] - of.indptr[first]
+        self._sources = of.indices[self.edges]
+        self.num_edges = len(self._sources)
+
+    @cached_property
+    def to_targets(self) -> Pattern:
+        """[targets, edges]: a one for each edge in its target's row."""
+        return Pattern(self._starts, np.arange(self.num_edges, dtype=self._starts.dtype), self.num_edges)
+
+    @cached_property
+    def to_edges(self) -> Pattern:
+        """[edges, targets]: the transpose."""
+        targets = np.repeat(
+            np.arange(self.last - self.first, dtype=self._starts.dtype), np.diff(self._starts)
+        )
+        return Pattern(np.arange(self.num_edges + 1, dtype=targets.dtype), targets, self.last - self.first)
+
+    @cached_property
+    def groups(self) -> Groups:
+        """The edges by source."""
+        return Groups.of(self._sources)
 
 
 class EdgeOrders:
@@ -43,7 +64,7 @@ class EdgeOrders:
     def __init__(self, graph: Graph):
         self.graph = graph
         self.pattern = Pattern(graph.indptr, graph.indices, graph.num_sources)
-        self._blocks: dict[int, list[RowBlock]] = {}
+        self._blocks: dict[int, list[EdgeBlock]] = {}
 
     @cached_property
     def transpose(self) -> Pattern:
@@ -72,11 +93,6 @@ class EdgeOrders:
         return Pattern(self.pattern.indptr, self.inverse, self.pattern.num_edges)
 
     @cached_property
-    def by_source(self) -> Pattern:
-        """Sums, for every source, values that lie in the rows' order."""
-        return Pattern(self.transpose.indptr, self.order, self.pattern.num_edges)
-
-    @cached_property
     def incidence(self) -> Incidence:
         """Edges as rows of their own."""
         return Incidence(self.pattern)
@@ -103,22 +119,13 @@ class EdgeOrders:
         """1 / in-degree of each target, 1 where it has no edge."""
         return torch.from_numpy(1.0 / np.maximum(1.0, np.diff(self.pattern.indptr)))
 
-    def blocks(self, count: int) -> list[RowBlock]:
+    def blocks(self, count: int) -> list[EdgeBlock]:
         """All rows in blocks of about `count` edges; a row is never cut."""
         if count not in self._blocks:
-            self._blocks[count] = list(_row_blocks(self.pattern, count))
+            indptr, rows = self.pattern.indptr, self.pattern.num_rows
+            cuts = [0]
+            while cuts[-1] < rows:
+                reach = int(np.searchsorted(indptr, int(indptr[cuts[-1]]) + count, side="right")) - 1
+                cuts.append(min(rows, max(cuts[-1] + 1, reach)))
+            self._blocks[count] = [EdgeBlock(self.pattern, a, b) for a, b in pairwise(cuts)]
         return self._blocks[count]
-
-
-def _row_blocks(pattern: Pattern, count: int) -> Iterator[RowBlock]:
-    indptr, kind = pattern.indptr, pattern.indices.dtype
-    first = 0
-    while first < pattern.num_rows:
-        wanted = int(np.searchsorted(indptr, indptr[first] + count, side="right")) - 1
-        last = min(pattern.num_rows, max(first + 1, wanted))
-        start, end = int(indptr[first]), int(indptr[last])
-        own = Pattern(
-            indptr[first : last + 1] - indptr[first], np.arange(end - start, dtype=kind), end - start
-        )
-        yield RowBlock(slice(first, last), slice(start, end), own)
-        first = last

@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from plait.kernels import edgewise
 from plait.kernels import spmm as sparse
 from plait.kernels.attention import pieces as kernel
 from plait.runtime.buffers import Buffers
+from plait.runtime.messages import row_blocks
 from plait.runtime.orders import EdgeOrders, Incidence
 from plait.runtime.project import contiguous_rows
 from plait.runtime.trace import clock, timed
 
 __all__ = ["edge_dots", "edge_softmax", "edge_sums", "leaky_scores", "pair_scores"]
-
-_BLOCK = 8192  # edges whose rows exist at once
 
 
 class _Dots(torch.autograd.Function):
@@ -158,7 +158,8 @@ class _LeakyScores(torch.autograd.Function):
         ctx.orders, ctx.slope = orders, slope
         ctx.save_for_backward(near, far, spread, attr, w)
         scores = near.new_empty((orders.pattern.num_edges, spread.shape[1]))
-        for span in _blocks(orders):
+        for block in row_blocks(orders, far):
+            span = block.edges
             rows = _rows(orders, span, near, far, attr, w)
             torch.mm(torch.nn.functional.leaky_relu_(rows, slope), spread, out=scores[span])
         return scores
@@ -168,26 +169,22 @@ class _LeakyScores(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Any:
         orders: EdgeOrders = ctx.orders
         near, far, spread, attr, w = ctx.saved_tensors
-        to_rows = near.new_empty((orders.pattern.num_edges, near.shape[1]))
+        to_near, to_far = torch.empty_like(near), torch.zeros_like(far)
         to_spread = torch.zeros_like(spread)
         to_attr = None if attr is None else torch.empty_like(attr)
         to_w = None if w is None else torch.zeros_like(w)
-        for span in _blocks(orders):
+        for block in row_blocks(orders, far):
+            span = block.edges
             rows = _rows(orders, span, near, far, attr, w)
             bent = torch.where(rows > 0, rows.new_tensor(1.0), rows.new_tensor(ctx.slope))
             to_spread.addmm_((rows * bent).t(), grad[span])
-            block = torch.mm(grad[span], spread.t(), out=to_rows[span]).mul_(bent)
+            to_rows = torch.mm(grad[span], spread.t()).mul_(bent)
+            sparse.spmm(block.to_targets, to_rows, to_near[block.rows])
+            edgewise.scatter(block.groups, to_rows, to_far)
             if attr is not None and to_attr is not None and w is not None and to_w is not None:
-                torch.mm(block, w.t(), out=to_attr[span])
-                to_w.addmm_(attr[span].t(), block)
-        to_near = sparse.spmm(orders.incidence.pattern, to_rows, torch.empty_like(near))
-        to_far = sparse.spmm(orders.by_source, to_rows, torch.empty_like(far))
+                torch.mm(to_rows, w.t(), out=to_attr[span])
+                to_w.addmm_(attr[span].t(), to_rows)
         return None, None, to_near, to_far, to_spread, to_attr, to_w
-
-
-def _blocks(orders: EdgeOrders) -> list[slice]:
-    count = orders.pattern.num_edges
-    return [slice(first, min(count, first + _BLOCK)) for first in range(0, count, _BLOCK)]
 
 
 def _rows(
@@ -206,8 +203,5 @@ def leaky_scores(
     attr: Tensor | None = None,
     w: Tensor | None = None,
 ) -> Tensor:
-    """[edges, lanes]: leaky(near[i] + far[j] + attr[e] @ w) @ spread, in blocks of edges.
-
-    The backward pass holds one gradient row for each edge.
-    """
+    """[edges, lanes]: leaky(near[i] + far[j] + attr[e] @ w) @ spread, in blocks of edges."""
     return _LeakyScores.apply(orders, slope, near, far, spread, attr, w)  # type: ignore[no-any-return, no-untyped-call]

@@ -1,4 +1,4 @@
-"""ResGatedGraphConv: gates over edges from one projection of the nodes."""
+"""ResGatedGraphConv: gates over edges from one projection of the nodes; with features of edges in blocks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ from plait.pyg.layers.fused import (
     refused_edges,
     refused_features,
 )
+from plait.pyg.layers.pieces import PiecesCall, read_call, show
 from plait.runtime.gated import GatedRun, gated_sum
+from plait.runtime.messages import message_sums
 from plait.runtime.project import project
 from plait.runtime.session import Edges, machine_in_use
 
@@ -41,19 +43,24 @@ def prepare(module: Any, given: Mapping[str, Any]) -> Run | str:
     )
     if not parts or not all(isinstance(part, Tensor) for part in parts):
         return ": x is not a tensor or a pair of tensors"
-    reason = refused_edges(edge_index) or refused_features(module, *parts) or _refused(module, parts, given)
+    attr = given.get("edge_attr")
+    reason = refused_edges(edge_index) or refused_features(module, *parts, attr)
+    reason = reason or _refused(module, parts, attr)
     if reason is not None:
         return reason
+    if attr is not None:
+        call = read_call(module, given, attr=attr)
+        return call if isinstance(call, str) else functools.partial(_with_edges, call)
     is_pair = not isinstance(x, Tensor)
     edges = edges_of(module, edge_index, parts[1].shape[0], parts[0].shape[0])
     return functools.partial(_run, module, edges, parts[0], parts[1] if is_pair else None)
 
 
-def _refused(module: Any, parts: list[Tensor], given: Mapping[str, Any]) -> str | None:
+def _refused(module: Any, parts: list[Tensor], attr: Tensor | None) -> str | None:
     if any(part.dim() != 2 for part in parts):
         return ": x is not [nodes, width]"
-    if module.edge_dim is not None or given.get("edge_attr") is not None:
-        return ": edge features in the gates are not lowered"
+    if (attr is None) != (module.edge_dim is None) or (attr is not None and attr.dim() != 2):
+        return f"(edge_dim={module.edge_dim}): edge_attr is not [edges, edge_dim]"
     if module.act is not torch.sigmoid and (type(module.act) is not nn.Sigmoid or has_hooks(module.act)):
         return f"(act={module.act}): only sigmoid gates are lowered"
     if type(module.aggr_module) is not SumAggregation:
@@ -77,6 +84,40 @@ def _run(module: Any, edges: Edges, source: Tensor, target: Tensor | None) -> Te
         t = project(buffers, target, *_side_by_side(near))
     run = GatedRun(edges.orders, buffers, module.out_channels, module.root_weight, plan.choice == "keep")
     return gated_sum(run, z, t, module.bias)
+
+
+def _with_edges(call: PiecesCall) -> Tensor:
+    """K [x_i, e], Q [x_j, e] and V [x_j, e] split: nodes are projected once, edges in their block."""
+    module, own, width = call.module, call.own, call.module.out_channels
+    assert own is not None
+    assert call.attr is not None
+    inner, outer = call.source.shape[1], own.shape[1]
+    edge_width = call.attr.shape[1]
+    show(
+        call, "gated edges", "Σ σ(Kᵢ + Qⱼ + E Wₖ) ∘ (Vⱼ + E Wᵥ), in blocks",
+        "projections are done once a node; gates are made in blocks of edges and made again for gradients",
+        width,
+        lambda pieces: (
+            pieces
+            .project(own.shape[0], outer, width)
+            .project(call.source.shape[0], inner, 2 * width)
+            .blocks(width, 3 * width, edge_width * 2 * width, edge_width)
+        ),
+    )  # fmt: skip
+    key, query, value = module.lin_key, module.lin_query, module.lin_value
+    near = project(call.buffers, own, key.weight[:, :outer].t(), key.bias)
+    weight = torch.cat([query.weight[:, :inner], value.weight[:, :inner]])
+    far = project(call.buffers, call.source, weight.t(), torch.cat([query.bias, value.bias]))
+    of_edges = torch.cat([key.weight[:, outer:] + query.weight[:, inner:], value.weight[:, inner:]]).t()
+
+    def message(near: Tensor, far: Tensor, edge: Tensor, w: Tensor) -> Tensor:
+        rows = torch.addmm(far, edge, w)
+        return (rows[:, :width] + near).sigmoid() * rows[:, width:]
+
+    out = message_sums(call.orders, message, near, far, call.attr, of_edges)
+    if module.root_weight:
+        out = out + project(call.buffers, own, module.lin_skip.weight.t(), module.lin_skip.bias)
+    return out if module.bias is None else out + module.bias
 
 
 def _side_by_side(linears: list[Any]) -> tuple[Tensor, Tensor]:

@@ -62,7 +62,7 @@ def _gen(call: PiecesCall) -> Tensor:
         if hasattr(module, "lin_src"):
             pieces.project(call.source.shape[0], call.source.shape[1], width)
         if is_soft or edge_width:
-            pieces.blocks((2 if is_soft else 1) * width, 2 * width, edge_width)
+            pieces.blocks((2 if is_soft else 1) * width, 2 * width, edge_width, edge_width)
         else:
             pieces.gather("sums of neighbours", "fwd", width).gather("sums of neighbours", "bwd", width)
 
@@ -218,7 +218,7 @@ def _crystal(call: PiecesCall, scale: Tensor | None) -> Tensor:
             pieces
             .project(own.shape[0], width, 2 * width)
             .project(call.source.shape[0], inner, 2 * width)
-            .blocks(width, 4 * width, dim * 2 * width)
+            .blocks(width, 4 * width, dim * 2 * width, dim)
         ),
     )  # fmt: skip
     weight = torch.cat([module.lin_f.weight, module.lin_s.weight])
