@@ -33,8 +33,10 @@ from plait.runtime import executor
 from plait.runtime.buffers import Buffers
 from plait.runtime.constants import Constants, SparseValue, from_dense
 from plait.runtime.forms import USUAL, Forms, adopt, with_form_text
+from plait.runtime.folded import Folded, unfolded
 from plait.runtime.lstm import Prefixes
 from plait.runtime.orders import EdgeOrders
+from plait.runtime.quotient import Quotients
 
 __all__ = ["Edges", "Options", "Session"]
 
@@ -64,6 +66,8 @@ class Edges:
     constants: dict[Any, Constants] = field(default_factory=dict)
     runs: OrderedDict[Any, executor.Run] = field(default_factory=OrderedDict)
     fused_plans: dict[Any, FusedPlan] = field(default_factory=dict)  # of layers with passes of their own
+    quotients: Quotients | None = None  # its twins, where layers run on representatives
+    smaller: Edges | None = None  # the graph between representatives
 
     @functools.cached_property
     def orders(self) -> EdgeOrders:
@@ -112,6 +116,7 @@ class Session:
         self.choose: Callable[[Problem], LayerPlan] = search
         self.notes: list[str] = []
         self.forms = Forms(self.options.forms, self.options.calls)
+        self.has_twins = False  # some layer's output may be folded
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Session:
         """A copied model starts with empty caches: it may meet other graphs."""
@@ -139,14 +144,27 @@ class Session:
 
     def find_forms(self) -> bool:
         """Look for other forms of the graphs planned so far; where one is found, plans are made anew."""
-        changed = [edges for edges in self.edges.values() if adopt(self.forms, edges.runs.values())]
+        known = [*self.edges.values(), *(e.smaller for e in self.edges.values() if e.smaller is not None)]
+        changed = [edges for edges in known if adopt(self.forms, edges.runs.values())]
         for edges in changed:
             edges.runs.clear()
-        for run in (run for edges in self.edges.values() for run in edges.runs.values()):
+        for run in (run for edges in known for run in edges.runs.values()):
             before, run.plan = run.plan, with_form_text(run.plan, run.constants)
             if self.plans.get(before.layer) is before:
                 self.plans[before.layer] = run.plan
         return bool(changed)
+
+    def use_twins(self, edges: Edges, quotients: Quotients | None) -> None:
+        """Run the layers on this graph by its twins, or not; plans made the other way are dropped."""
+        edges.quotients, edges.smaller = quotients, None
+        edges.runs.clear()
+        self.has_twins = any(known.quotients is not None for known in self.edges.values())
+
+    def forget(self, layer: str) -> None:
+        """Drop the plans of a layer that will run another way."""
+        for edges in self.edges.values():
+            for key in [key for key in edges.runs if key[0] == layer]:
+                del edges.runs[key]
 
     # Inputs that stay the same ----------------------------------------------------------------
 
@@ -185,28 +203,72 @@ class Session:
         inputs: Mapping[str, torch.Tensor | None],
     ) -> torch.Tensor:
         """The value of one planned expression of a layer."""
+        if edges.quotients is not None or isinstance(inputs["X"], Folded):
+            return self._apply_folded(layer, edges, constants, forms, inputs)
+        rows = self.options.rows if layer == self.restricted_layer and torch.is_grad_enabled() else None
+        out = self._apply(layer, edges, constants, forms, inputs, rows)
+        return out if rows is None else self._spread(out, constants)
+
+    def _apply_folded(
+        self,
+        layer: str,
+        edges: Edges,
+        constants: Constants,
+        forms: tuple[Expr, ...],
+        inputs: Mapping[str, torch.Tensor | None],
+    ) -> torch.Tensor:
+        """One row for each class of twins, where the expression gives twins equal rows."""
+        x, quotients = inputs["X"], edges.quotients
+        is_restricted = layer == self.restricted_layer and torch.is_grad_enabled()
+        found = None
+        if quotients is not None and not is_restricted:
+            found = quotients.of(constants, _with_identity(forms, constants), x)
+        if quotients is None or found is None:
+            plain = unfolded(dict(inputs))
+            rows = self.options.rows if is_restricted else None
+            out = self._apply(layer, edges, constants, forms, plain, rows)
+            return out if rows is None else self._spread(out, constants)
+        if isinstance(x, Folded):
+            if edges.smaller is None:
+                edges.smaller = Edges(found.small.graph, ())
+            out = self._apply(layer, edges.smaller, found.small, found.small_forms, {**inputs, "X": x.rows()})
+        else:
+            out = self._apply(
+                layer, edges, constants, found.forms, inputs, found.classes.representatives
+            )
+        quotients.layers.add(layer)
+        return Folded.of(out, found.classes, quotients.heard)
+
+    def _apply(
+        self,
+        layer: str,
+        edges: Edges,
+        constants: Constants,
+        forms: tuple[Expr, ...],
+        inputs: Mapping[str, torch.Tensor | None],
+        rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """The value of the expression, or its rows with these numbers."""
         given = {name: value for name, value in inputs.items() if value is not None}
         x = given["X"]
         with_grad = torch.is_grad_enabled()
         signature = tuple((name, t.shape, with_grad and t.requires_grad) for name, t in given.items())
         seen = self.watch(x)
-        is_restricted = layer == self.restricted_layer and with_grad
         key = (
             layer,
             id(forms),
             id(constants),
             signature,
             None if seen is None else seen.token,
-            is_restricted,
+            None if rows is None else id(rows),
         )
         run = edges.runs.get(key)
         if run is None:
-            run = self._planned(layer, edges, constants, forms, given, signature, seen, is_restricted)
+            run = self._planned(layer, edges, constants, forms, given, signature, seen, rows)
             edges.remember(key, run)
         self.plans[layer] = run.plan
         run.trace = self.trace
-        out = executor.apply(run, given)
-        return self._spread(out, constants) if is_restricted else out
+        return executor.apply(run, given)
 
     def _spread(self, out: torch.Tensor, constants: Constants) -> torch.Tensor:
         """The wanted rows in their places, zeros elsewhere."""
@@ -224,11 +286,11 @@ class Session:
         given: Mapping[str, torch.Tensor],
         signature: tuple[tuple[str, torch.Size, bool], ...],
         seen: _Watched | None,
-        is_restricted: bool,
+        rows: torch.Tensor | None,
     ) -> executor.Run:
         expressions = _with_identity(forms, constants)
-        if is_restricted:
-            constants = self._restricted(edges, constants)
+        if rows is not None:
+            constants = self._restricted(edges, constants, rows)
             expressions = _restrict(expressions)
         wrt = tuple(name for name, _, wants in signature if wants) or None
         sparse = None if seen is None else self._sparse_view(seen, given["X"])
@@ -265,11 +327,11 @@ class Session:
             self._plans_by_size[key] = self.choose(problem)
         return self._plans_by_size[key]
 
-    def _restricted(self, edges: Edges, constants: Constants) -> Constants:
-        key = (id(constants), "rows")
+    def _restricted(self, edges: Edges, constants: Constants, rows: torch.Tensor) -> Constants:
+        key = (id(constants), "rows", id(rows))
         if key not in edges.constants:
             edges.constants[key] = Constants(
-                constants.graph, constants.weight, constants.diagonals, constants.dtype, self.options.rows
+                constants.graph, constants.weight, constants.diagonals, constants.dtype, rows
             )
         return edges.constants[key]
 
