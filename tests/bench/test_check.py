@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from plait.bench.check import TOLERANCE, answer, worst_error
+from plait.bench.check import TOLERANCE, answer, judge, worst_error
 from plait.bench.peers import prepare
 from plait.bench.problem import Forms, Problem
 from plait.graph import generate
@@ -68,3 +68,33 @@ def test_a_gradient_that_is_zero_but_for_rounding_is_measured_by_the_largest() -
     given = expected | {"gradient of b": torch.full((2,), -1e-8)}
     assert worst_error(given, expected)[0] <= TOLERANCE
     assert worst_error(expected | {"gradient of b": torch.full((2,), 0.1)}, expected)[0] > TOLERANCE
+
+
+def test_float64_decides_where_float32_answers_differ() -> None:
+    truth = {"output": torch.ones(2, dtype=torch.float64)}
+
+    def verdict(given: float, pyg: float) -> bool:
+        answers = [{"output": torch.full((2,), value)} for value in (given, pyg)]
+        return judge(*answers, lambda: truth).is_right
+
+    assert verdict(1.0, 1.001)  # PyG is off, the answer is not
+    assert verdict(1.0009, 0.999)  # off by less than PyG, on the other side
+    assert not verdict(1.0015, 0.999)
+    assert not verdict(1.001, 1.0)
+
+
+def test_each_part_is_held_against_pygs_error_in_that_part() -> None:
+    names = ("output", "gradient of x")
+    truth = dict.fromkeys(names, torch.ones(2, dtype=torch.float64))
+    pyg = {"output": torch.full((2,), 1.01), "gradient of x": torch.ones(2)}
+    given = {"output": torch.ones(2), "gradient of x": torch.full((2,), 1.005)}
+    found = judge(given, pyg, lambda: truth)
+    assert not found.is_right
+    assert found.to_dict()["float64_error"] == pytest.approx(0.005, rel=1e-3)
+
+
+def test_float64_is_asked_only_in_dispute_and_may_be_missing() -> None:
+    one, other = {"output": torch.ones(2)}, {"output": torch.full((2,), 1.1)}
+    assert judge(one, one, lambda: pytest.fail("nobody disputed it")).is_right
+    assert not judge(other, one, lambda: None).is_right
+    assert not judge({}, one, lambda: pytest.fail("a missing part is wrong anyway")).is_right

@@ -16,10 +16,13 @@ def test_it_shows_progress_and_names_the_profile(
 ) -> None:
     def calibrate(progress: Callable[[str, float], None]) -> SimpleNamespace:
         progress("dense products", 0.5)
-        return SimpleNamespace(name="a test machine", threads=2)
+        return SimpleNamespace(
+            name="a test machine, 2 threads", disturbance="others used 40% of the processor"
+        )
 
     monkeypatch.setattr(plait, "calibrate", calibrate, raising=False)
     assert main(["calibrate"]) == 0
     shown = capsys.readouterr()
-    assert "a test machine with 2 threads" in shown.out
+    assert "a test machine, 2 threads" in shown.out
+    assert "disturbed: others used 40% of the processor" in shown.out
     assert "calibrating: 100/100" in shown.err

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from plait.cli import doctor
 from plait.cli.main import main
+from plait.cost.machine import default_profile, profile_path
 
 
 def test_a_healthy_machine_is_told_so(capsys: pytest.CaptureFixture[str]) -> None:
@@ -32,6 +36,19 @@ def test_a_broken_part_is_named_and_the_exit_code_says_so(
     monkeypatch.setattr(doctor, "_pool", broken)
     assert main(["doctor"]) == 1
     assert "thread pool: fails: OSError: no such library" in capsys.readouterr().out
+
+
+def test_a_disturbed_calibration_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    measured = {"disturbed": "others used 76% of the processor, repeats were 31% apart"}
+    replace(default_profile(), is_default=False, measured=measured).save(profile_path(tmp_path))
+    monkeypatch.setattr("plait.kernels.compiled.cache_folder", lambda: tmp_path)
+    assert main(["doctor"]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if "machine profile" in line)
+    assert "others used 76%" in line
+    assert "calibrate again" in line
+    assert len(line) <= 120
 
 
 def test_a_missing_extra_comes_with_its_command(

@@ -36,7 +36,7 @@ def check(src, dst, rows, columns, **options):
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("parts", [1, 2, 3, 7])
+@pytest.mark.parametrize("parts", [0, 1, 2, 3, 7])
 def test_rows_and_order_equal_a_stable_lexsort_for_any_number_of_threads(name, parts):
     check(*edges(name), parts=parts)
 
@@ -98,12 +98,12 @@ def test_a_graph_beyond_32_bits_is_refused_by_name_on_a_32_bit_path():
         build.require_int32(10, 2**31, "spmm")
 
 
-@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("parts", [0, 1, 3])
 def test_transpose_visits_rows_in_order_so_its_rows_are_sorted(parts):
     src, dst, rows, columns = edges("more nodes than one bucket each")
-    _, indices, _ = build.build_csr(src, dst, rows, columns, build.scan(src, dst))
+    pointer, indices, _ = build.build_csr(src, dst, rows, columns, build.scan(src, dst))
     edge_rows = np.sort(dst)
-    indptr, flipped, order = build.transpose_csr(indices, edge_rows, columns, parts)
+    indptr, flipped, order = build.transpose_csr(pointer, indices, columns, parts)
     expected = np.lexsort((edge_rows, indices))
     np.testing.assert_array_equal(order, expected)
     np.testing.assert_array_equal(flipped, edge_rows[expected])

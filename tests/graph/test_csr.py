@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import subprocess
 import sys
+import weakref
 
 import numpy as np
 import pytest
@@ -60,6 +62,49 @@ def test_the_transpose_is_the_transpose_and_carries_edge_values(case):
     if flipped is not graph:
         named = np.arange(src.size) if flipped.order is None else flipped.order
         np.testing.assert_array_equal(dst[named], flipped.indices)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_edges_listed_by_target_give_the_same_graph_and_transpose(seed):
+    rng = np.random.default_rng(seed)
+    num_nodes, targets = 30, 20
+    degrees = rng.integers(0, 6, targets) * (rng.random(targets) < 0.8)
+    source = rng.integers(0, num_nodes, degrees.sum())  # with repeats and self loops, rows unsorted
+    pointer = np.concatenate([[0], np.cumsum(degrees)])
+    graph = Graph.from_grouped(source, pointer, num_nodes)
+    expected = Graph.from_edge_index(source, np.repeat(np.arange(targets), degrees), num_nodes)
+    for made, wanted in ((graph, expected), (graph.transpose, expected.transpose)):
+        np.testing.assert_array_equal(made.indptr, wanted.indptr)
+        np.testing.assert_array_equal(made.indices, wanted.indices)
+        np.testing.assert_array_equal(made.order, wanted.order)
+    np.testing.assert_array_equal(graph.transpose_order, expected.transpose_order)
+    assert graph.transpose.transpose is graph
+
+
+def test_the_head_of_a_graph_is_that_of_its_first_edges_or_nothing():
+    source, pointer = np.array([2, 1, 3, 0, 4, 5]), np.array([0, 2, 4, 6])
+    target = np.repeat(np.arange(3), 2)
+    graph = Graph.from_grouped(source, pointer, 6)
+    head = graph.head(4, 4)
+    expected = Graph.from_edge_index(source[:4], target[:4], 4)
+    np.testing.assert_array_equal(head.indptr, expected.indptr)
+    np.testing.assert_array_equal(head.indices, expected.indices)
+    np.testing.assert_array_equal(head.order, expected.order)
+    assert graph.head(4, 3) is None  # cuts a row
+    assert graph.head(3, 4) is None  # node 3 is a source of these edges
+    assert graph.head(7, 6) is None
+    assert graph.head(6, 0).num_edges == 0
+
+
+def test_a_graph_and_its_transpose_are_freed_without_the_collector():
+    graph = Graph.from_edge_index([0, 1, 1], [1, 2, 2], 4)
+    gone = weakref.ref(graph.transpose)
+    gc.disable()
+    try:
+        del graph
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_transpose_order_is_the_same_whether_asked_before_or_after_the_transpose():

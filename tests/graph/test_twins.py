@@ -66,7 +66,8 @@ def test_a_directed_graph_has_none() -> None:
 @pytest.mark.parametrize("n", [0, 1, 5])
 def test_no_edges(n: int) -> None:
     twins = closed_twins(Graph.from_edge_index([], [], n))
-    assert twins is not None and twins.num_classes == n
+    assert twins is not None
+    assert twins.num_classes == n
 
 
 def test_a_collision_of_sums_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,5 +80,8 @@ def test_a_collision_of_sums_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None
     twins = closed_twins(graph)
     assert twins is not None
     assert twins.members[0] == twins.members[1]
-    assert len({twins.members[0], twins.members[2], twins.members[3]}) == 3 or twins.members[2] == twins.members[3]
+    assert (
+        len({twins.members[0], twins.members[2], twins.members[3]}) == 3
+        or twins.members[2] == twins.members[3]
+    )
     assert twins.members[0] != twins.members[2]

@@ -152,6 +152,39 @@ def test_outputs_and_gradients_equal_the_reference(
         close(value, grads[name], name)
 
 
+@pytest.mark.parametrize("graph", ["random", "empty", "hub", "repeated"])
+@pytest.mark.parametrize("has_dropout", [False, True])
+@pytest.mark.parametrize(("kind", "heads", "width", "dtype"), SHAPES)
+def test_gradients_of_the_targets_need_no_number_of_an_edge(
+    kind: str, heads: int, width: int, dtype: torch.dtype, has_dropout: bool, graph: str
+) -> None:
+    case = Case(kind, heads, width, dtype, graph)
+    dropout = k.Dropout(seed=987654321, probability=0.3) if has_dropout else None
+    scores, statistics = case.scores(dropout), case.statistics()
+    out = case.forward(scores, statistics)
+    kept = case.backward(scores, statistics, out)
+    lanes = k.padded(heads)
+    near = torch.full((case.n, lanes if kind == "gat" else heads * width), float("nan"), dtype=dtype)
+    att = k.attend_again(case.pattern, scores, _flat(case.value), _flat(case.grad), statistics, near, heads)
+    if kind == "gat":
+        expected = torch.zeros(case.n, heads, dtype=dtype)
+        rows = torch.from_numpy(np.repeat(np.arange(case.n), np.diff(case.pattern.indptr)))
+        expected.index_add_(0, rows, kept["edge"])
+        close(near[:, :heads], expected.numpy(), "near")
+        return
+    close(near.view(case.n, heads, width), kept["near"].numpy(), "near")
+    assert (att is None) == (kind == "dot")
+    # the sources' pass gives the same with nobody reading its slopes
+    value, far = torch.empty_like(_flat(case.value)), torch.empty_like(_flat(case.value))
+    more = k.attend_sources(
+        case.transpose, case.order, scores, _flat(case.value), _flat(case.grad), statistics, None, value,
+        None if kind == "leaky" else far, heads,
+    )  # fmt: skip
+    assert torch.equal(value.view(kept["value"].shape), kept["value"])
+    if att is not None and more is not None:
+        close((att + more).view(heads, width), kept["att"].numpy(), "att")
+
+
 def test_scores_of_ten_thousand_neither_overflow_nor_lose_the_softmax() -> None:
     case = Case("gat", 4, 16, torch.float32, "hub", scale=1e4)
     scores, statistics = case.scores(), case.statistics()

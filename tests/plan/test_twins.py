@@ -55,10 +55,15 @@ def test_the_layer_on_representatives_is_the_layer(name: str) -> None:
     between = np.array([[0, 1, 0, 1], [1, 0, 1, 0], [0, 1, 0, 0], [1, 0, 0, 0]])
     whole = (between + np.eye(4, dtype=int))[classes][:, classes] - np.eye(10, dtype=int)
     p, q = rng.random(4), rng.random(4)
-    small = {"X": rng.standard_normal((4, 3)), "W": rng.standard_normal((3, 2)), "b": rng.standard_normal((1, 2))}
+    small = {
+        "X": rng.standard_normal((4, 3)),
+        "W": rng.standard_normal((3, 2)),
+        "b": rng.standard_normal((1, 2)),
+    }
     form = closed(({**EQUAL, **OWN}[name],))[0]
     expected = evaluate(
-        form, {**small, "X": small["X"][classes], "A": whole, "p": p[classes], "q": q[classes], "i": np.ones(10)}
+        form,
+        {**small, "X": small["X"][classes], "A": whole, "p": p[classes], "q": q[classes], "i": np.ones(10)},
     )
     has_q = "q" in str(form)
     found = evaluate(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn import functional
 from torch_geometric.nn import global_add_pool, global_max_pool, global_mean_pool
 
 from plait.errors import InputError
@@ -29,17 +29,17 @@ OFFSETS = torch.tensor([0, 4, 7, 12])
 
 FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {  # and whether the rows kept are enough
     "relu": (lambda h: h.relu(), True),
-    "F.relu": (F.relu, True),
-    "leaky_relu": (lambda h: F.leaky_relu(h, 0.2), True),
-    "linear": (lambda h: F.linear(h, W, torch.ones(3)), True),
+    "F.relu": (functional.relu, True),
+    "leaky_relu": (lambda h: functional.leaky_relu(h, 0.2), True),
+    "linear": (lambda h: functional.linear(h, W, torch.ones(3)), True),
     "times a number": (lambda h: 2 * h + 1, True),
     "plus a row": (lambda h: h + torch.arange(5.0), True),
     "plus itself": (lambda h: h + h.relu(), True),
     "softmax": (lambda h: h.softmax(1), True),
-    "log_softmax": (lambda h: F.log_softmax(h, dim=-1), True),
-    "layer_norm": (lambda h: F.layer_norm(h, (5,)), True),
+    "log_softmax": (lambda h: functional.log_softmax(h, dim=-1), True),
+    "layer_norm": (lambda h: functional.layer_norm(h, (5,)), True),
     "cat": (lambda h: torch.cat([h, h.relu()], dim=-1), True),
-    "no dropout": (lambda h: F.dropout(h, 0.0), True),
+    "no dropout": (lambda h: functional.dropout(h, 0.0), True),
     "mean over graphs": (lambda h: global_mean_pool(h, BATCH), True),
     "sum over graphs": (lambda h: global_add_pool(h, BATCH), True),
     "segment mean": (lambda h: torch.segment_reduce(h, "mean", offsets=OFFSETS, axis=0), True),
@@ -49,10 +49,10 @@ FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {  # and whether
     "softmax over nodes": (lambda h: h.softmax(0), False),
     "sum": (lambda h: h.sum(), False),
     "rows": (lambda h: h[torch.tensor([1, 5, 5])], False),
-    "batch_norm": (lambda h: F.batch_norm(h, None, None, training=True), False),
+    "batch_norm": (lambda h: functional.batch_norm(h, None, None, training=True), False),
     "transpose": (lambda h: h.t() @ WIDE, False),
     "cat of rows": (lambda h: torch.cat([h, h]), False),
-    "dropout that is off": (lambda h: F.dropout(h, 0.5, training=False), False),
+    "dropout that is off": (lambda h: functional.dropout(h, 0.5, training=False), False),
 }
 
 
@@ -77,16 +77,22 @@ def test_functions_of_a_folded_matrix_are_those_of_the_whole(name: str) -> None:
 def test_it_has_the_whole_matrix_s_shape_and_asks_for_nothing() -> None:
     heard: list[str] = []
     folded = Folded.of(torch.zeros(3, 5), classes(), heard.append)
-    assert folded.shape == (12, 5) and folded.size(0) == 12 and len(folded) == 12 and folded.numel() == 60
-    assert folded.dim() == 2 and folded.dtype == torch.float32 and not folded.requires_grad
-    assert folded.device.type == "cpu" and folded.new_zeros(2).shape == (2,)
+    assert folded.shape == (12, 5)
+    assert folded.size(0) == 12
+    assert len(folded) == 12
+    assert folded.numel() == 60
+    assert folded.dim() == 2
+    assert folded.dtype == torch.float32
+    assert not folded.requires_grad
+    assert folded.device.type == "cpu"
+    assert folded.new_zeros(2).shape == (2,)
     assert heard == []
     assert "0." in repr(folded)
 
 
 def test_in_place_functions_of_rows_change_the_matrix() -> None:
     folded = Folded.of(-torch.ones(3, 5), classes())
-    F.relu(folded, inplace=True)
+    functional.relu(folded, inplace=True)
     assert bool((unfolded(folded) == 0).all())
 
 
@@ -94,6 +100,13 @@ def test_other_in_place_functions_are_refused() -> None:
     folded = Folded.of(torch.ones(3, 5), classes())
     with pytest.raises(InputError, match=r"fill_.*forms"):
         folded.fill_(2.0)
+
+
+def test_its_memory_is_not_handed_out() -> None:
+    folded = Folded.of(torch.ones(3, 5), classes())
+    with pytest.raises(InputError, match=r"data_ptr.*forms"):
+        folded.data_ptr()
+    assert folded.numpy().shape == (12, 5)
 
 
 def test_groups_may_cut_through_classes_and_change() -> None:
@@ -108,5 +121,6 @@ def test_groups_may_cut_through_classes_and_change() -> None:
 def test_unfolded_looks_inside_containers() -> None:
     folded = Folded.of(torch.ones(3, 5), classes())
     out = unfolded({"a": (folded, [folded, 3])})
-    assert out["a"][0].shape == out["a"][1][0].shape == (12, 5) and out["a"][1][1] == 3
+    assert out["a"][0].shape == out["a"][1][0].shape == (12, 5)
+    assert out["a"][1][1] == 3
     assert type(out["a"][0]) is Tensor

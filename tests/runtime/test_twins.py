@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
-from torch_geometric.nn import GAT, GCN, GIN, GCNConv, GINConv, SAGEConv, SGConv, global_mean_pool
+from torch_geometric.nn import GAT, GCN, GIN, GATConv, GCNConv, GINConv, SAGEConv, SGConv, global_mean_pool
 
 import plait
 from plait.runtime import twins
@@ -30,7 +30,9 @@ def cliques_with_tails(dtype: torch.dtype = torch.float64) -> Data:
     edges = np.concatenate(pairs, 1)
     batch.append(5)
     x = torch.from_numpy(rng.standard_normal((first + 1, 6))).to(dtype)
-    return Data(x=x, edge_index=torch.from_numpy(edges[:, rng.permutation(edges.shape[1])]), batch=torch.tensor(batch))
+    return Data(
+        x=x, edge_index=torch.from_numpy(edges[:, rng.permutation(edges.shape[1])]), batch=torch.tensor(batch)
+    )
 
 
 class Net(nn.Module):
@@ -69,6 +71,7 @@ MODELS = {
     "gin": lambda: GIN(6, 8, 2, 3, norm=None),
     "gin by hand": lambda: Net(GINConv(mlp(6, 8)), GINConv(mlp(8, 8))),
     "sg": lambda: Net(SGConv(6, 8, K=2), SGConv(8, 4, K=3)),
+    "gcn, then attention": lambda: Net(GCNConv(6, 8), GATConv(8, 4)),
     "gcn, then sage": lambda: Net(GCNConv(6, 8), SAGEConv(8, 4)),
     "batch norm": lambda: GCN(6, 8, 2, 3, norm="batch_norm"),
     "dropout": lambda: GCN(6, 8, 2, 3, dropout=0.5),
@@ -113,7 +116,8 @@ def test_the_rows_computed_are_the_representatives() -> None:
     model = Net(GCNConv(6, 8), GCNConv(8, 4), lambda h: seen.append(h) or h.relu()).double()
     fast: Any = plait.compile(model, data, forms=["twins"])
     fast(data.x, data.edge_index)
-    assert isinstance(seen[-1], Folded) and seen[-1].shape == (40, 8)
+    assert isinstance(seen[-1], Folded)
+    assert seen[-1].shape == (40, 8)
     assert seen[-1].rows().shape[0] < 20
     assert any("twins is forced" in note for note in fast.plan.notes)
 

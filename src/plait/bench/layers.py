@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
+import textwrap
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
@@ -11,8 +14,9 @@ from pathlib import Path
 from torch import Tensor
 
 from plait.bench.cases import LayerCase, find_graph
-from plait.bench.check import TOLERANCE, answer, worst_error
+from plait.bench.check import Verdict, answer, judge
 from plait.bench.peers import DEFAULT, REFERENCE, Runner, SameAs, Unavailable, prepare
+from plait.bench.peers.pyg import in_double
 from plait.bench.problem import Forms, Problem
 from plait.errors import PlaitError
 from plait.graph import Graph
@@ -93,17 +97,7 @@ def measure(problem: Problem, mode: str, options: Options) -> dict[str, object]:
     reference = next((name for name in _REFERENCES if name in runners), None)
     if reference is None:
         return {"peers": lines, "reference": None}
-    expected = answer(runners[reference], problem, mode)
-    for name in list(runners):
-        error, where = (
-            (0.0, "output") if name == reference else _error(runners, name, problem, mode, expected)
-        )
-        lines[name]["error"] = error
-        if not error <= TOLERANCE:
-            reason = lines[name].get("reason") or f"{where} differs by {error:.1e} from {reference}"
-            lines[name] |= {"status": "wrong", "reason": reason}
-            del runners[name]
-    del expected
+    _check_all(runners, reference, problem, mode, lines)
     with BusyElsewhere() as busy:
         _time(
             problem, mode, {name: runners[name] for name in options.peers if name in runners}, lines, options
@@ -127,25 +121,53 @@ def _prepare_all(
 ) -> dict[str, Runner]:
     runners = {}
     for name in names:
+        begun = time.perf_counter()
         try:
             runners[name] = prepare(name, problem, mode)
-            lines[name] = {"status": "timed"}
+            lines[name] = {"status": "timed", "preparation_seconds": time.perf_counter() - begun}
         except SameAs as other:
             lines[name] = {"status": "same", "as": str(other)}
         except (Unavailable, PlaitError) as error:
             lines[name] = {"status": "missing", "reason": str(error)}
         except Exception as error:  # a peer that breaks while preparing is its own line, not the run's end
-            lines[name] = {"status": "missing", "reason": f"{type(error).__name__}: {error}"}
+            lines[name] = {"status": "missing", "reason": _in_short(error)}
     return runners
 
 
-def _error(
-    runners: dict[str, Runner], name: str, problem: Problem, mode: str, expected: dict[str, Tensor]
-) -> tuple[float, str]:
+def _in_short(error: Exception) -> str:
+    """The first line of what went wrong: torch.compile's errors run over pages."""
+    text = f"{type(error).__name__}: {error}".strip()
+    return textwrap.shorten(text.partition("\n")[0], 200, placeholder="…")
+
+
+def _check_all(
+    runners: dict[str, Runner],
+    reference: str,
+    problem: Problem,
+    mode: str,
+    lines: dict[str, dict[str, object]],
+) -> None:
+    """Every runner's answer held against the reference's; those that are wrong leave, with a line."""
+    expected = answer(runners[reference], problem, mode)
+    truth = functools.cache(lambda: _truth(problem, mode))
+    lines[reference]["error"] = 0.0
+    for name in [name for name in runners if name != reference]:
+        try:
+            verdict = judge(answer(runners[name], problem, mode), expected, truth, problem.kind)
+        except Exception as error:  # as above
+            verdict = Verdict(False, float("inf"), f"failed with {_in_short(error)}")
+        lines[name] |= verdict.to_dict()
+        if not verdict.is_right:
+            reason = f"{verdict.where} differs by {verdict.error:.1e} from {reference}"
+            lines[name] |= {"status": "wrong", "reason": reason}
+            del runners[name]
+
+
+def _truth(problem: Problem, mode: str) -> Mapping[str, Tensor] | None:
     try:
-        return worst_error(answer(runners[name], problem, mode), expected, problem.kind)
-    except Exception as error:  # as above
-        return float("inf"), f"failed with {type(error).__name__}: {error}"
+        return answer(in_double(problem, mode), problem, mode)
+    except Unavailable:
+        return None
 
 
 def _memory(name: str, problem: Problem, mode: str) -> dict[str, object]:
@@ -185,4 +207,4 @@ def _time(
         lines[name] |= timing.to_dict()
     for line in lines.values():
         twin = lines.get(str(line.get("as")), {}) if line["status"] == "same" else {}
-        line |= {key: value for key, value in twin.items() if key.endswith("seconds")}
+        line |= {key: value for key, value in twin.items() if key.endswith("seconds") and key not in line}

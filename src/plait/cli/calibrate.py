@@ -32,5 +32,7 @@ def run(args: argparse.Namespace) -> int:
     profile = plait.calibrate(progress=tell)
     meter.label, meter.done = "calibrating", 100
     meter.close()
-    print(f"profile of {profile.name} with {profile.threads} threads stored; plans are priced for it now")
+    print(f"profile of {profile.name} stored; plans are priced for it now")
+    if profile.disturbance:
+        print(f"disturbed: {profile.disturbance}; calibrate again when the machine is quiet")
     return 0

@@ -108,7 +108,9 @@ def _profile() -> str:
     profile = profile_in_use(cache_folder())
     if profile.is_default or not profile_path(cache_folder()).exists():
         return "built-in default; plait calibrate measures this machine"
-    return f"calibrated: {profile.name}, {profile.threads} threads"
+    if profile.disturbance:
+        return f"to calibrate again: {profile.disturbance}"
+    return f"calibrated: {profile.name}"
 
 
 def _has_mkl() -> bool:

@@ -14,7 +14,16 @@ from numpy.typing import NDArray
 
 from plait.errors import GraphError
 
-__all__ = ["INT32_LIMIT", "EdgeScan", "build_csr", "index_dtype", "require_int32", "scan", "transpose_csr"]
+__all__ = [
+    "INT32_LIMIT",
+    "EdgeScan",
+    "build_both",
+    "build_csr",
+    "index_dtype",
+    "require_int32",
+    "scan",
+    "transpose_csr",
+]
 
 Ints = NDArray[Any]
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -28,6 +37,8 @@ BUCKET_BITS = 8
 # Below this many edges a thread costs more than it saves; above four, memory bandwidth is what is left.
 EDGES_PER_THREAD = 2**19
 MAX_THREADS = 4
+# Up to this many edges and nodes everything is in the second-level cache: no buckets, one kernel call.
+FEW = 2**16
 
 
 def kernel(function: Function) -> Function:
@@ -82,11 +93,13 @@ def build_csr(
     when the list is in source order, both when it is in CSR order.
     """
     dtype = dtype or index_dtype(max(num_nodes, num_sources), src.size)
-    parts = parts or _threads(src.size)
     if facts.is_csr_order:
         indptr = np.zeros(num_nodes + 1, dtype)
         count_rows(dst, indptr)
         return indptr, src.astype(dtype), None
+    if not parts and max(src.size, num_nodes, num_sources) <= FEW:
+        return _few_to_csr(src, dst, num_nodes, num_sources, facts.is_source_order, dtype)
+    parts = parts or _threads(src.size)
     near, out = _columns(src.size, dtype), _columns(src.size, dtype)
     ids = None
     if not facts.is_source_order:
@@ -96,14 +109,44 @@ def build_csr(
     return indptr, out.others, out.ids
 
 
-def transpose_csr(
-    indices: Ints, edge_rows: Ints, num_sources: int, parts: int = 0
+def build_both(source: Ints, pointer: Ints, num_nodes: int) -> tuple[Ints, ...]:
+    """(indptr, indices, order) of a square graph and the same of its transpose, as `transpose_csr` gives it.
+
+    The edges come target by target: those of v have the sources source[pointer[v] : pointer[v + 1]], in any
+    order; targets from pointer.size - 1 on have none. Sorting by source gives the transpose, sorting that by
+    target gives rows with ascending sources.
+    """
+    size, dtype = source.size, index_dtype(num_nodes, source.size)
+    indptr, turned_indptr = np.empty((2, num_nodes + 1), dtype)
+    indices, order, turned_indices, turned_order = np.empty((4, size), dtype)
+    made = (indptr, indices, order, turned_indptr, turned_indices, turned_order)
+    _both(source, pointer, *made, np.empty(num_nodes, dtype))
+    return made
+
+
+def _few_to_csr(
+    src: Ints, dst: Ints, num_nodes: int, num_sources: int, is_source_order: bool, dtype: Any
 ) -> tuple[Ints, Ints, Ints]:
+    indptr = np.empty(num_nodes + 1, dtype)
+    indices, order = np.empty((2, src.size), dtype)
+    cursor = np.empty(max(num_nodes, num_sources) + 1, dtype)
+    by_source = np.empty(0 if is_source_order else src.size, dtype)
+    _few(src, dst, num_sources, is_source_order, cursor, by_source, indptr, indices, order)
+    return indptr, indices, order
+
+
+def transpose_csr(indptr: Ints, indices: Ints, num_sources: int, parts: int = 0) -> tuple[Ints, Ints, Ints]:
     """(indptr, indices, order) of the transpose; order[p] is the position here of its entry p.
 
     Entries are visited by ascending row, so one stable sort by source leaves every transposed row sorted.
     """
     size, dtype = indices.size, indices.dtype
+    if not parts and max(size, indptr.size, num_sources) <= FEW:
+        turned, cursor = np.empty(num_sources + 1, dtype), np.empty(num_sources, dtype)
+        rows, order = np.empty((2, size), dtype)
+        _turn(indptr, indices, turned, rows, order, cursor)
+        return turned, rows, order
+    edge_rows = np.repeat(np.arange(indptr.size - 1, dtype=dtype), np.diff(indptr))
     near, out = _columns(size, dtype), _columns(size, dtype)
     out = out._replace(keys=out.keys[:0])
     indptr = _stable_sort(indices, edge_rows, None, num_sources, near, out, parts or _threads(size))
@@ -233,6 +276,77 @@ def _inside_buckets(
                 out.keys[p] = k
             out.others[p] = near.others[i]
             out.ids[p] = near.ids[i]
+
+
+@kernel
+def _starts(keys: Ints, indptr: Ints, cursor: Ints) -> None:
+    """Row pointers of `keys`, and a copy of the row starts to write from."""
+    indptr[:] = 0
+    for e in range(keys.size):
+        indptr[keys[e] + 1] += 1
+    for r in range(indptr.size - 1):
+        cursor[r] = indptr[r]
+        indptr[r + 1] += indptr[r]
+
+
+@kernel
+def _turn(pointer: Ints, source: Ints, indptr: Ints, indices: Ints, order: Ints, cursor: Ints) -> None:
+    """The transpose of rows `pointer` of `source`; order tells where an entry was."""
+    _starts(source, indptr, cursor)
+    for v in range(pointer.size - 1):
+        for e in range(pointer[v], pointer[v + 1]):
+            u = source[e]
+            p = cursor[u]
+            cursor[u] = p + 1
+            indices[p] = v
+            order[p] = e
+
+
+@kernel
+def _both(
+    source: Ints, pointer: Ints, indptr: Ints, indices: Ints, order: Ints,
+    turned_indptr: Ints, turned_indices: Ints, turned_order: Ints, cursor: Ints,
+) -> None:  # fmt: skip
+    """See `build_both`."""
+    _turn(pointer, source, turned_indptr, turned_indices, turned_order, cursor)
+    targets = pointer.size - 1
+    indptr[0] = 0
+    for v in range(indptr.size - 1):
+        cursor[v] = indptr[v]
+        indptr[v + 1] = pointer[min(v + 1, targets)]
+    for u in range(turned_indptr.size - 1):
+        for p in range(turned_indptr[u], turned_indptr[u + 1]):
+            v = turned_indices[p]
+            q = cursor[v]
+            cursor[v] = q + 1
+            indices[q] = u
+            order[q] = turned_order[p]
+            turned_order[p] = q
+
+
+@kernel
+def _few(
+    src: Ints, dst: Ints, num_sources: int, is_source_order: bool, cursor: Ints, by_source: Ints,
+    indptr: Ints, indices: Ints, order: Ints,
+) -> None:  # fmt: skip
+    """Two stable counting sorts, by source (skipped in source order) and by destination."""
+    if not is_source_order:
+        cursor[: num_sources + 1] = 0
+        for e in range(src.size):
+            cursor[src[e] + 1] += 1
+        for u in range(num_sources):
+            cursor[u + 1] += cursor[u]
+        for e in range(src.size):
+            u = src[e]
+            by_source[cursor[u]] = e
+            cursor[u] += 1
+    _starts(dst, indptr, cursor)
+    for i in range(src.size):
+        e = i if is_source_order else by_source[i]
+        p = cursor[dst[e]]
+        cursor[dst[e]] = p + 1
+        indices[p] = src[e]
+        order[p] = e
 
 
 @kernel

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import operator
 import os
+import weakref
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any, cast
@@ -111,6 +112,33 @@ class Graph:
         return cls(sorted_indptr, sorted_indices, columns, order)
 
     @classmethod
+    def from_grouped(cls, source: Ints, pointer: Ints, num_nodes: int) -> Graph:
+        """The square graph of edges listed target by target, as a sampler does, its transpose made with it.
+
+        Target v has the edges source[pointer[v] : pointer[v + 1]], those from pointer.size - 1 on have none;
+        `order` numbers the edges as they are listed. Nothing is checked.
+        """
+        indptr, indices, order, *turned = build.build_both(source, pointer, num_nodes)
+        graph = cls(indptr, indices, num_nodes, order)
+        vars(graph)["transpose"] = graph._turned(*turned)
+        return graph
+
+    def head(self, num_nodes: int, num_edges: int) -> Graph | None:
+        """The square graph of the first `num_nodes` nodes with the caller's first `num_edges` edges.
+
+        None unless these are whole rows: that is how a sampled neighbourhood is trimmed by its last hop.
+        """
+        if not num_nodes <= self.num_nodes or not num_edges <= self.num_edges:
+            return None
+        indptr = np.minimum(self.indptr[: num_nodes + 1], num_edges)
+        indices = self.indices[:num_edges]
+        cut = int(np.searchsorted(self.indptr, num_edges))
+        if self.indptr[cut] != num_edges or cut > num_nodes or (num_edges and indices.max() >= num_nodes):
+            return None
+        order = self.order
+        return Graph(indptr, indices, num_nodes, None if order is None else order[:num_edges])
+
+    @classmethod
     def from_any(cls, obj: object, num_nodes: int | None = None) -> Graph:
         """The graph of a PyG Data, EdgeIndex, SparseTensor, torch or scipy sparse matrix, or [2, E] array.
 
@@ -179,13 +207,28 @@ class Graph:
 
         Edge values in CSR order follow as values[transpose_order], in the symmetric case too.
         """
+        origin = vars(self).get("_origin", lambda: None)()
+        if origin is not None:
+            return cast(Graph, origin)
         if self.is_symmetric:
             return self
-        indptr, rows, order = build.transpose_csr(self.indices, self.edge_rows(), self.num_sources)
+        turned = self._turned(*build.transpose_csr(self.indptr, self.indices, self.num_sources))
+        vars(turned)["is_symmetric"] = False
+        return turned
+
+    def _turned(self, indptr: Ints, indices: Ints, order: Ints) -> Graph:
+        """The transpose with these arrays.
+
+        It refers back weakly: in a cycle the graphs of mini-batches would wait for the collector, which
+        counts objects and not their bytes.
+        """
         vars(self)["transpose_order"] = order
-        flipped = Graph(indptr, rows, self.num_nodes, lambda: follow(self.order, order))
-        vars(flipped).update(transpose=self, is_symmetric=False)
-        return flipped
+        kept = vars(self)["_order"]
+        turned = Graph(
+            indptr, indices, self.num_nodes, lambda: follow(kept() if callable(kept) else kept, order)
+        )
+        vars(turned)["_origin"] = weakref.ref(self)
+        return turned
 
     @cached_property
     def transpose_order(self) -> Ints:
@@ -193,7 +236,7 @@ class Graph:
         if not self.is_symmetric and "transpose" not in vars(self):
             _ = self.transpose
             return cast(Ints, vars(self)["transpose_order"])  # came with it
-        return build.transpose_csr(self.indices, self.edge_rows(), self.num_sources)[2]
+        return build.transpose_csr(self.indptr, self.indices, self.num_sources)[2]
 
     @cached_property
     def degrees(self) -> Ints:

@@ -197,7 +197,9 @@ def _own_graph(content: dict[str, Array]) -> Graph:
 def _shared_graph(content: dict[str, Array]) -> Graph:
     stored = Graph.from_csr(content["indptr"], content["indices"])
     if not stored.is_symmetric:
-        return stored.transpose
+        graph = stored.transpose
+        vars(graph)["transpose"] = stored
+        return graph
     # The same CSR either way round, but row u of the file holds the edges out of u, ours those into u.
     return stored.with_order(lambda: follow(stored.order, stored.transpose_order))
 

@@ -89,7 +89,7 @@ def closed_twins(graph: Graph) -> Twins | None:
 
 
 @kernel
-def _row_sums(indptr, indices, mark, sums):  # type: ignore[no-untyped-def]
+def _row_sums(indptr: Ints, indices: Ints, mark: Ints, sums: Ints) -> None:
     for v in range(len(indptr) - 1):
         total = mark[v]
         for e in range(indptr[v], indptr[v + 1]):
@@ -98,7 +98,9 @@ def _row_sums(indptr, indices, mark, sums):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _compare(indptr, indices, order, representative, count, is_twin):  # type: ignore[no-untyped-def]
+def _compare(
+    indptr: Ints, indices: Ints, order: Ints, representative: Ints, count: Ints, is_twin: Ints
+) -> None:
     """Whether every node has the row of its representative, which comes before it in `order`.
 
     `count` holds the representative's row, all zero again at the end.
@@ -133,7 +135,7 @@ def _compare(indptr, indices, order, representative, count, is_twin):  # type: i
 
 
 @kernel
-def _count_kept(indptr, indices, representatives, is_chosen, counts):  # type: ignore[no-untyped-def]
+def _count_kept(indptr: Ints, indices: Ints, representatives: Ints, is_chosen: Ints, counts: Ints) -> None:
     for k in range(len(representatives)):
         v = representatives[k]
         kept = 0
@@ -143,7 +145,15 @@ def _count_kept(indptr, indices, representatives, is_chosen, counts):  # type: i
 
 
 @kernel
-def _keep(indptr, indices, representatives, is_chosen, members, starts, out):  # type: ignore[no-untyped-def]
+def _keep(
+    indptr: Ints,
+    indices: Ints,
+    representatives: Ints,
+    is_chosen: Ints,
+    members: Ints,
+    starts: Ints,
+    out: Ints,
+) -> None:
     for k in range(len(representatives)):
         v = representatives[k]
         place = starts[k]

@@ -80,15 +80,19 @@ class NumberedSampler(BaseSampler):  # type: ignore[misc]  # torch_geometric shi
 
 def to_output(sample: Sample) -> SamplerOutput:
     """The sample in PyG's terms; no copies."""
-    return SamplerOutput(
+    row, col = torch.from_numpy(sample.row), torch.from_numpy(sample.col)
+    out = SamplerOutput(
         node=torch.from_numpy(sample.n_id),
-        row=torch.from_numpy(sample.row),
-        col=torch.from_numpy(sample.col),
+        row=row,
+        col=col,
         edge=torch.from_numpy(sample.e_id),
         batch=None if sample.batch is None else torch.from_numpy(sample.batch),
         num_sampled_nodes=_listed(sample.num_sampled_nodes),
         num_sampled_edges=_listed(sample.num_sampled_edges),
     )
+    if sample.indptr is not None:
+        out.by_target = (row, col, sample.indptr)  # holds for these two tensors: a transform may bring others
+    return out
 
 
 def to_hetero_output(sample: HeteroSample) -> HeteroSamplerOutput:

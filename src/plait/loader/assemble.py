@@ -14,6 +14,7 @@ from torch_geometric.sampler import HeteroSamplerOutput
 
 from plait.features.rows import as_rows, gather
 from plait.loader.inputs import RowsByAttribute
+from plait.pyg.edges import Demand, attach
 from plait.runtime.buffers import Buffers
 
 __all__ = ["Assembler", "take_rows"]
@@ -29,13 +30,13 @@ class Assembler:
     def __init__(self, data: Data | HeteroData, features: RowsByAttribute) -> None:
         self.data = data
         self.features = dict(features)
-        self._buffers = Buffers()
+        self._buffers, self._demand = Buffers(), Demand()
 
     def __getstate__(self) -> dict[str, Any]:
         return {"data": self.data, "features": self.features}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _buffers=Buffers())
+        vars(self).update(state, _buffers=Buffers(), _demand=Demand())
 
     def __call__(self, out: Any) -> Any:
         """The batch of a PyG SamplerOutput whose edges have the caller's numbers, less its metadata."""
@@ -45,6 +46,7 @@ class Assembler:
             return data
         self._fill_nodes(None, self.data._store, data._store, out.node)
         self._fill_edges(self.data._store, data._store, out.row, out.col, out.edge)
+        self._attach_graph(data._store, out)
         store = data._store  # Data's own setters look every name up twice, 0.1 ms a batch
         if "n_id" not in store:
             store["n_id"] = out.node
@@ -56,6 +58,15 @@ class Assembler:
         if out.orig_row is not None and out.orig_col is not None:
             data._orig_edge_index = torch.stack([out.orig_row, out.orig_col], dim=0)
         return data
+
+    def _attach_graph(self, store: Any, out: Any) -> None:
+        """Has edge_index carry what its sampler knows, for planned layers."""
+        edge_index, by_target = store.get("edge_index"), getattr(out, "by_target", None)
+        if edge_index is None or by_target is None or edge_index.device.type != "cpu":
+            return
+        row, col, pointer = by_target
+        if row is out.row and col is out.col and row._version == col._version == 0:
+            attach(edge_index, pointer, out.node.numel(), self._demand)
 
     def _fill_types(self, data: HeteroData, out: HeteroSamplerOutput) -> None:
         none = torch.empty(0, dtype=torch.long)

@@ -228,7 +228,7 @@ def _run_once(model: nn.Module, arguments: tuple[Any, ...], with_grad: bool, bac
         out = model(*arguments)
         if not backward or not isinstance(out, Tensor) or not out.requires_grad:
             return out
-        wanted = [p for p in model.parameters() if p.requires_grad]
+        wanted: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
         wanted += [a for a in arguments if isinstance(a, Tensor) and a.requires_grad]
         return out, torch.autograd.grad(out, wanted, torch.ones_like(out), allow_unused=True)
 

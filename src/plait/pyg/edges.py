@@ -13,7 +13,7 @@ from torch import Tensor
 from plait.errors import InputError
 from plait.graph import Graph
 
-__all__ = ["Given", "read"]
+__all__ = ["Demand", "Given", "attach", "read"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,62 @@ def _identity(tensor: Tensor) -> tuple[Any, ...]:
     return id(tensor), tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version, tuple(tensor.shape)
 
 
+@dataclass
+class Demand:
+    """Whether planned layers have asked for the graphs of a loader's batches."""
+
+    is_met: bool = False
+
+
+class _Listed:
+    """The edges of a batch as its sampler listed them, target by target, which spares the graph a sort.
+
+    Kept on edge_index under `plait_graph`, and good for as long as edge_index is what it was.
+    """
+
+    def __init__(self, edge_index: Tensor, pointer: Any, num_nodes: int, demand: Demand) -> None:
+        self.identity = _identity(edge_index)[1:]
+        self.source, self.pointer, self.num_nodes = edge_index[0].numpy(), pointer, num_nodes
+        self.demand = demand
+        self._graph: Graph | None = None
+
+    def __reduce__(self) -> Any:
+        return set, ()  # copies, also those for other processes, go without; torch.load knows sets
+
+    def graph(self) -> Graph:
+        """All of it, built when first asked for."""
+        if self._graph is None:
+            self._graph = Graph.from_grouped(self.source, self.pointer, self.num_nodes)
+        return self._graph
+
+
+def attach(edge_index: Tensor, pointer: Any, num_nodes: int, demand: Demand) -> None:
+    """Gives a batch's edge_index, listed target by target with these row pointers, its graph to carry.
+
+    The graph is built here, in the thread that prepares the batch, if one of an earlier batch was asked for.
+    """
+    listed = _Listed(edge_index, pointer, num_nodes, demand)
+    if demand.is_met:
+        listed.graph()
+    edge_index.plait_graph = listed  # type: ignore[attr-defined]
+
+
+def _attached(edge_index: Tensor, num_nodes: int) -> Graph | None:
+    """The graph that came with edge_index, or with the tensor of which it is the first columns."""
+    listed, owner = getattr(edge_index, "plait_graph", None), edge_index
+    if listed is None and edge_index._base is not None:
+        owner = edge_index._base
+        listed = getattr(owner, "plait_graph", None)
+    if not isinstance(listed, _Listed) or listed.identity != _identity(owner)[1:]:
+        return None
+    listed.demand.is_met = True
+    if owner is edge_index:
+        return listed.graph() if num_nodes == listed.num_nodes else None
+    # trim_to_layer: the same memory, fewer columns
+    is_head = edge_index.data_ptr() == owner.data_ptr() and edge_index.stride() == owner.stride()
+    return listed.graph().head(num_nodes, edge_index.shape[1]) if is_head else None
+
+
 def read(
     edge_index: Any, edge_weight: Tensor | None, num_nodes: int, num_sources: int, is_swapped: bool
 ) -> Given:
@@ -40,12 +96,11 @@ def read(
     sizes = (num_nodes, num_sources, is_swapped)
     if isinstance(edge_index, Tensor) and edge_index.layout == torch.strided:
         _check_edge_list(edge_index, edge_weight)
-        plain = edge_index.as_subclass(Tensor)
         key = (*_identity(edge_index), *sizes)
         weight_key = () if edge_weight is None else _identity(edge_weight)
         return Given(
             key, (edge_index, edge_weight), edge_weight, weight_key, False,
-            lambda: (_from_edge_list(plain, num_nodes, num_sources, is_swapped), edge_weight),
+            lambda: (_from_edge_list(edge_index, num_nodes, num_sources, is_swapped), edge_weight),
         )  # fmt: skip
     return _read_matrix(edge_index, sizes)
 
@@ -63,7 +118,11 @@ def _check_edge_list(edge_index: Tensor, edge_weight: Tensor | None) -> None:
 
 
 def _from_edge_list(edge_index: Tensor, num_nodes: int, num_sources: int, is_swapped: bool) -> Graph:
-    source, target = edge_index.numpy()
+    if num_nodes == num_sources and not is_swapped:
+        graph = _attached(edge_index, num_nodes)
+        if graph is not None:
+            return graph
+    source, target = edge_index.as_subclass(Tensor).numpy()
     if is_swapped:
         source, target = target, source
     return Graph.from_edge_index(source, target, num_nodes, num_sources)

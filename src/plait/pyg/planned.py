@@ -18,7 +18,9 @@ from plait.pyg.edges import check_weight, read
 from plait.pyg.layers.fused import FUSED, Run, layer_of
 from plait.pyg.lower import Call, Lowered, NotLowered, lower, not_as_written
 from plait.pyg.operators import Operator, propagate
+from plait.pyg.recall import Seen, call_key
 from plait.runtime.constants import Constants
+from plait.runtime.folded import unfolded
 from plait.runtime.session import Edges, Session
 
 __all__ = ["PlannedLayer", "is_disabled", "planned_class"]
@@ -40,16 +42,30 @@ class PlannedLayer:
     _plait_name: str
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        original = self.plait_original.forward
         if is_disabled():
-            return original(self, *args, **kwargs)
-        run = _prepared(self, args, kwargs)
-        if isinstance(run, str):
-            self._plait_session.not_planned[self._plait_name] = run
-            self._plait_session.plans.pop(self._plait_name, None)  # an earlier call may have been planned
-            return original(self, *args, **kwargs)
-        self._plait_session.not_planned.pop(self._plait_name, None)
-        return run()
+            return self.plait_original.forward(self, *args, **kwargs)
+        session = self._plait_session
+        if (
+            session.has_twins and layer_of(cast("nn.Module", self)) is not None
+        ):  # its passes read memory, a row for every node
+            args, kwargs = unfolded(args), unfolded(kwargs)
+        key = _key(self, args, kwargs)
+        run = None if key is None else session.recall(key)
+        if run is None:
+            run = _prepared(self, args, kwargs)
+            if isinstance(run, str):
+                session.not_planned[self._plait_name] = run
+                session.plans.pop(self._plait_name, None)  # an earlier call may have been planned
+                return self.plait_original.forward(self, *unfolded(args), **unfolded(kwargs))
+            if not isinstance(run, _Prepared):
+                session.not_planned.pop(self._plait_name, None)
+                return run()
+            if not run.lowered.keeps_graph:
+                session.keep(call_key(Seen.look(cast("nn.Module", self)).token, args, kwargs), run.edges, run)
+        if session.not_planned:
+            session.not_planned.pop(self._plait_name, None)
+        x = args[0] if args else kwargs["x"]
+        return run(self, x, None) if isinstance(x, Tensor) else run(self, x[0], x[1])
 
     def reset_parameters(self) -> None:
         self.__dict__.pop("_plait_kept", None)
@@ -84,42 +100,42 @@ def _rebuild(original: type[nn.Module]) -> nn.Module:
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """A call that will be planned."""
+    """A call that will be planned, whatever the features are."""
 
-    module: Any
+    session: Session
+    name: str
     lowered: Lowered
     edges: Edges
     constants: Constants
-    x: Tensor
-    root: Tensor | None
+    weight: Tensor | None  # kept, so that its address stays its own
 
-    def __call__(self) -> Tensor:
-        module = self.module
-        session: Session = module._plait_session
-        name: str = module._plait_name
+    def __call__(self, module: Any, x: Tensor, root: Tensor | None) -> Tensor:
         count = 0
 
         def apply(forms: tuple[Expr, ...], inputs: Mapping[str, Tensor | None]) -> Tensor:
             nonlocal count
-            label = name if count == 0 else f"{name}#{count}"
+            label = self.name if count == 0 else f"{self.name}#{count}"
             count += 1
-            return session.apply(label, self.edges, self.constants, forms, inputs)
-
-        if self.x.dtype in _HALVES:
-            return self._in_float32(apply)
-        return self.lowered.run(module, apply, self.x, self.root)
-
-    def _in_float32(self, apply: Any) -> Tensor:
-        """Half precision in, half precision out, summed in float32."""
+            return self.session.apply(label, self.edges, self.constants, forms, inputs)
 
         def widened(forms: tuple[Expr, ...], inputs: Mapping[str, Tensor | None]) -> Tensor:
             wide = {name: None if value is None else value.float() for name, value in inputs.items()}
-            return apply(forms, wide).to(self.x.dtype)  # type: ignore[no-any-return]
+            return apply(forms, wide).to(x.dtype)
 
-        return self.lowered.run(self.module, widened, self.x, self.root)
+        # half precision in, half precision out, summed in float32
+        return self.lowered.run(module, widened if x.dtype in _HALVES else apply, x, root)
 
 
-def _prepared(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run | str:
+def _key(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
+    """What recognises this call of a layer that is as it was; None where it has to be looked at."""
+    seen = Seen.of(module)
+    layer = None if seen is None else seen.get(module.training)
+    if layer is None or not layer.is_as_it_was(module):
+        return None
+    return call_key(layer.token, args, kwargs)
+
+
+def _prepared(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Prepared | Run | str:
     """The call made ready to be planned, or why it runs in PyG."""
     names = _parameters(module.plait_original)
     given = {**dict(zip(names, args, strict=False)), **kwargs}
@@ -132,7 +148,7 @@ def _prepared(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run
     return _lowered(module, given.pop("x"), given.pop("edge_index"), given)
 
 
-def _lowered(module: Any, x: Any, edge_index: Any, given: dict[str, Any]) -> Run | str:
+def _lowered(module: Any, x: Any, edge_index: Any, given: dict[str, Any]) -> _Prepared | str:
     """A layer that is a matrix expression; `given` are the arguments after x and edge_index."""
     edge_weight = given.pop("edge_weight", None)
     size = given.pop("size", None)
@@ -171,7 +187,7 @@ def _lowered(module: Any, x: Any, edge_index: Any, given: dict[str, Any]) -> Run
         module.__dict__["_plait_kept"] = kept
     dtype = torch.float32 if source.dtype in _HALVES else source.dtype
     constants = _constants(edges, lowered.operator, weight, weight_key, dtype)
-    return _Prepared(module, lowered, edges, constants, source, root)
+    return _Prepared(session, module._plait_name, lowered, edges, constants, weight)
 
 
 @functools.cache
@@ -253,7 +269,6 @@ def _constants(
                 operator, edges.graph, None if weight is None else weight.detach().reshape(-1), dtype
             )
         diagonals = {name: getattr(made, name) for name in "plq" if getattr(made, name) is not None}
-        found = edges.constants[key] = Constants(
-            made.graph, made.edge_weight, {**diagonals, **made.extra}, dtype
-        )
+        found = Constants(made.graph, made.edge_weight, {**diagonals, **made.extra}, dtype)
+        edges.keep_constants(key, found, weight)
     return found

@@ -85,7 +85,7 @@ def layers_text(records: Sequence[Record]) -> str:
     parts = [_LEGEND, *_cell_tables(cells)]
     if any(SUBJECT in cell.seconds for cell in cells):
         parts += [str(_means_table(cells)), _worst(cells)]
-    parts += _memory_table(cells) + left_out(cells) + load_warning(records)
+    parts += _compiling(cells) + _memory_table(cells) + left_out(cells) + load_warning(records)
     return "\n\n".join(parts)
 
 
@@ -169,6 +169,15 @@ def _worst(cells: Sequence[Cell]) -> str:
         return "no cell has both plait and a peer"
     worst = min(compared, key=lambda cell: cell.ratio(None))
     return f"worst cell: {worst.label}: {ratio_text(worst.ratio(None))} against {worst.best_peer}"
+
+
+def _compiling(cells: Sequence[Cell]) -> list[str]:
+    """What torch.compile took before its first step, which no ratio counts."""
+    lines = [cell.lines.get("pyg-compile", {}) for cell in cells]
+    taken = [float(line["preparation_seconds"]) for line in lines if "median_seconds" in line]
+    if not taken:
+        return []
+    return [f"torch.compile took {min(taken):.0f} to {max(taken):.0f} s a cell to compile, not counted above"]
 
 
 def _memory_table(cells: Sequence[Cell]) -> list[str]:

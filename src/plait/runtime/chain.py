@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from plait.kernels import chain as kernel
 from plait.kernels.chain import Chain, Gathered, ones
 from plait.kernels.spmm import Pattern
 from plait.plan.program import Step
@@ -14,10 +15,11 @@ from plait.plan.program import Step
 __all__ = ["BoundChain"]
 
 Env = dict[str, Any]
+Take = Callable[[int, int, torch.dtype], torch.Tensor]
 
 
 class BoundChain:
-    """Names of a chain's operands in order, and the kernel call made for their shapes."""
+    """Where the operands of a chain go among the kernel's words, and the call made for their shapes."""
 
     def __init__(
         self,
@@ -25,34 +27,62 @@ class BoundChain:
         env: Mapping[str, Any],
         pattern: Pattern | None,
         constants: Mapping[str, torch.Tensor | None],
+        scale: Callable[[Env], torch.Tensor | None],
+        take: Take,
     ):
-        self.block = step.get("block")
         names = dict(step.reads)
-        self.x = names.get("x")
-        # an operand that is not there has a name that nothing has
-        self.addend, self.plus, self.bias = (names.get(r, "") for r in ("block_addend", "addend", "bias"))
+        self.block, self.x, self.take, self.scale = step.get("block"), names.get("x"), take, scale
         self.keeps = self.block is not None and self.block in step.more
-        self.rows = [name for role, name in step.reads if role.startswith("rows")]
-        self.weights = [(names.get(f"w{k}"), names.get(f"wt{k}")) for k in range(len(self.rows))]
+        rows = [name for role, name in step.reads if role.startswith("rows")]
+        self.weights = [
+            (at, names.get(f"w{k}"), names.get(f"wt{k}", ""))
+            for k, at in zip(range(len(rows)), kernel.WEIGHTS, strict=False)
+        ]
         rights = [(role[5:], name) for role, name in step.reads if role.startswith("right")]
-        self.sides = [self._side(names.get(f"left{k}"), right, env) for k, right in rights]
-        some = env[self.x] if self.x is not None else env[self.rows[0] if self.rows else rights[0][1]]
+        sides = [self._side(names.get(f"left{k}"), right, env) for k, right in rights]
+        some = env[self.x] if self.x is not None else env[rows[0] if rows else rights[0][1]]
+        self.dtype = some.dtype
         self.num_rows = some.shape[0] if pattern is None else pattern.num_rows
         gathered = None
         if pattern is not None:
             gathered = Gathered(pattern, some.shape[1], **constants, is_kept=self.keeps)
         self.width = self._product_width(env)
         self.chain = Chain(
-            self.num_rows, some.dtype, gathered, [self._columns(name, env) for name in self.rows], self.width,
-            [(self._columns(left, env), self._columns(right, env)) for left, right, _ in self.sides],
+            self.num_rows, some.dtype, gathered, [self._columns(name, env) for name in rows], self.width,
+            [(self._columns(left, env), self._columns(right, env)) for left, right, _ in sides],
         )  # fmt: skip
+        self.made, self.turned = step.more, [is_turned for _, _, is_turned in sides]
+        self._places(names, rows, sides, some)
+
+    def _places(
+        self,
+        names: Mapping[str, str],
+        rows: list[str],
+        sides: list[tuple[str | None, str, bool]],
+        some: torch.Tensor,
+    ) -> None:
+        """(word, name) of every operand whose address changes; the block in hand has none."""
+        known = {kernel.X: self.x, kernel.ADDEND: names.get("block_addend"), kernel.PLUS: names.get("addend")}
+        known |= dict(zip(kernel.ROWS, rows, strict=False))
+        for (left, right, _), at_left, at_right in zip(sides, kernel.LEFTS, kernel.RIGHTS, strict=False):
+            known[at_right] = right
+            if left is None:
+                self.chain.fill(self.chain.words, at_left, ones(some))
+            else:
+                known[at_left] = left
+        self.places = [(at, name) for at, name in known.items() if name is not None and name != self.block]
+        self.plus, self.bias = names.get("addend", ""), names.get("bias")
 
     def _side(self, left: str | None, right: str, env: Mapping[str, Any]) -> tuple[str | None, str, bool]:
-        """(left, right, turned): vector lanes run over the wider operand, so that one goes right."""
+        """(left, right, turned): vector lanes run over the wider operand, so that one goes right.
+
+        Of two as wide, the left one: the gradient of a layer's weight, which PyG stores [out, in], then lies
+        as the weight does.
+        """
         if left is None:  # a bias gradient: every row counts once
             return None, right, False
         widths = [env[self.x or "" if name == self.block else name].shape[1] for name in (left, right)]
-        return (right, left, True) if widths[0] > widths[1] else (left, right, False)
+        return (right, left, True) if widths[0] >= widths[1] else (left, right, False)
 
     def _columns(self, name: str | None, env: Mapping[str, Any]) -> int | None:
         if name is None:
@@ -62,33 +92,41 @@ class BoundChain:
     def _product_width(self, env: Mapping[str, Any]) -> int:
         if not self.weights:
             return 0
-        plain, turned = self.weights[0]
-        return int(env[plain].shape[1]) if plain is not None else int(env[turned or ""].shape[0])
+        _, plain, turned = self.weights[0]
+        return int(env[plain].shape[1]) if plain is not None else int(env[turned].shape[0])
 
-    def run(
-        self,
-        env: Env,
-        step: Step,
-        out: torch.Tensor | None,
-        addend_scale: torch.Tensor | None,
-        take: Callable[[int, int, torch.dtype], torch.Tensor],
-    ) -> None:
-        """Fill env with what the chain makes, `out` apart."""
-        block = self.block
-        x: Any = None if self.x is None else env[self.x]
-        kept = take(self.num_rows, x.shape[1], x.dtype) if self.keeps else None
-        rows = [None if name == block else env[name] for name in self.rows]
-        weights = [(env[w] if w is not None else env[t or ""].t()).contiguous() for w, t in self.weights]
-        pairs = []
-        for left, right, _ in self.sides:
-            far = None if right == block else env[right]
-            near = ones(x if far is None else far) if left is None else None if left == block else env[left]
-            pairs.append((near, far))
-        made = self.chain.run(
-            take, rows, weights, pairs, x=x, addend=env.get(self.addend), addend_scale=addend_scale,
-            kept=kept, out=out, plus=env.get(self.plus), bias=env.get(self.bias),
-        )  # fmt: skip
-        for name, value, (_, _, is_turned) in zip(step.more, made, self.sides, strict=False):
-            env[name] = value.t() if is_turned else value
-        if block is not None and kept is not None:
-            env[block] = kept
+    def run(self, env: Env, owns: bool) -> torch.Tensor:
+        """The products' rows, the first sum where there are none; env gets what is made beside.
+
+        With `owns` the added term's buffer becomes the result.
+        """
+        chain, take, size = self.chain, self.take, self.chain.size
+        words = chain.start()
+        for at, name in self.places:
+            tensor = env[name]
+            words[at] = tensor.data_ptr()
+            words[at + 1] = tensor.stride(0) * size
+        scale = self.scale(env)
+        if scale is not None:
+            words[kernel.ADDEND_SCALE] = scale.data_ptr()
+        if self.bias is not None:
+            words[kernel.BIAS] = env[self.bias].data_ptr()
+        weights = []  # kept until the kernel has run
+        for at, plain, turned in self.weights:
+            w = (env[plain] if plain is not None else env[turned].t()).contiguous()
+            weights.append(w)
+            chain.fill(words, at, w)
+        out = None
+        if weights:
+            out = env[self.plus] if owns else take(self.num_rows, self.width, self.dtype)
+            chain.fill(words, kernel.OUT, out)
+        if self.keeps and self.x is not None and self.block is not None:
+            kept = take(self.num_rows, env[self.x].shape[1], self.dtype)
+            chain.fill(words, kernel.KEPT, kept)
+            env[self.block] = kept
+        made = [
+            value.t() if is_turned else value
+            for value, is_turned in zip(chain.finish(words, take), self.turned, strict=True)
+        ]
+        env.update(zip(self.made, made, strict=False))
+        return made[0] if out is None else out

@@ -73,14 +73,13 @@ class Compiled:
     def __init__(self, program: Program, run: Run, keep: tuple[str, ...], may_pool: bool = True):
         self.run_of = run
         self.program = program
-        self.may_pool = may_pool
+        self.take = run.buffers.take if may_pool else _fresh
         self.known: dict[str, Any] = {}  # constants by name, looked up once
-        self.chains: dict[str, BoundChain] = {}
         self.prices = {step.out: run.plan.price_of(step.out) for step in program.steps}
         made = {name for step in program.steps for name in (step.out, *step.more)}
         last = {name: k for k, step in enumerate(program.steps) for _, name in step.reads if name in made}
         views = {step.out for step in program.steps if step.op in ("columns_of", "rows_of")}
-        self.calls: list[tuple[Step, Callable[[Step, Env, bool], Any], tuple[str, ...], bool]] = []
+        self.calls: list[tuple[str, Callable[[Env], Any], tuple[str, ...]]] = []
         for k, step in enumerate(program.steps):
             dead = tuple(name for name in last if last[name] == k and name not in keep)
             addend = step.get("addend")
@@ -96,21 +95,34 @@ class Compiled:
                 "extremum_share",
             ):  # works in place on what nobody else reads
                 owns = step["x"] in dead and step["x"] not in views
-            self.calls.append((step, getattr(self, f"_{step.op}"), dead, owns))
+            self.calls.append((step.out, self._bind(step, owns), dead))
+
+    def _bind(self, step: Step, owns: bool) -> Callable[[Env], Any]:
+        """The step as a function of the values at hand; what never changes is looked up now."""
+        bind = {"spmm": self._bound_spmm, "chain": self._bound_chain, "gemm": self._bound_gemm}.get(step.op)
+        if bind is not None:
+            return bind(step, owns)
+        call = getattr(self, f"_{step.op}")
+        return lambda env: call(step, env, owns)
 
     def run(self, env: Env) -> None:
         trace = self.run_of.trace
-        for step, call, dead, owns in self.calls:
-            if trace is None:
-                env[step.out] = call(step, env, owns)
-            else:
-                started = time.perf_counter()
-                result = env[step.out] = call(step, env, owns)
-                seconds = time.perf_counter() - started
-                size = result.nbytes if isinstance(result, torch.Tensor) else 0
-                trace.append((f"{self.run_of.plan.layer}\0{step.out}", Measured(seconds, size)))
+        if trace is not None:
+            return self._run_timed(env, trace)
+        for out, call, dead in self.calls:
+            env[out] = call(env)
             for name in dead:
                 env.pop(name, None)  # a chain's block that nobody keeps was never there
+
+    def _run_timed(self, env: Env, trace: list[tuple[str, Measured]]) -> None:
+        for out, call, dead in self.calls:
+            started = time.perf_counter()
+            result = env[out] = call(env)
+            seconds = time.perf_counter() - started
+            size = result.nbytes if isinstance(result, torch.Tensor) else 0
+            trace.append((f"{self.run_of.plan.layer}\0{out}", Measured(seconds, size)))
+            for name in dead:
+                env.pop(name, None)
 
     # Operands ---------------------------------------------------------------------------------
 
@@ -120,15 +132,11 @@ class Compiled:
         if owns:
             result: torch.Tensor = env[step["addend"]]
             return result
-        if self.may_pool:
-            return self.run_of.buffers.take(rows, cols, like.dtype)
-        return torch.empty((rows, cols), dtype=like.dtype)
+        return self.take(rows, cols, like.dtype)
 
     def _like(self, x: torch.Tensor) -> torch.Tensor:
         """An uninitialised result of the shape of x."""
-        if self.may_pool:
-            return self.run_of.buffers.take(x.shape[0], x.shape[1], x.dtype)
-        return torch.empty(tuple(x.shape), dtype=x.dtype)
+        return self.take(x.shape[0], x.shape[1], x.dtype)
 
     def _constant(self, step: Step, role: str) -> torch.Tensor | None:
         name = step.get(role)
@@ -136,14 +144,15 @@ class Compiled:
         return value
 
     def _row_scale(self, step: Step, role: str, env: Env, rows: int) -> torch.Tensor | None:
+        return self._bound_scale(step, role, rows)(env)
+
+    def _bound_scale(self, step: Step, role: str, rows: int) -> Callable[[Env], torch.Tensor | None]:
         """A scaling by rows: a constant diagonal, or a scalar input spread over the rows."""
         name = step.get(role)
-        if name is None:
-            return None
-        if name in self.program.constants:
-            return self._constant(step, role)
-        scalar: torch.Tensor = env[name]
-        return scalar.detach().reshape(1).expand(rows).contiguous()
+        if name is None or name in self.program.constants:
+            constant = self._constant(step, role)
+            return lambda env: constant
+        return lambda env: env[name].detach().reshape(1).expand(rows).contiguous()
 
     def _matrix(self, step: Step) -> SparseValue:
         matrix: SparseValue = self._named(step["matrix"])
@@ -157,33 +166,45 @@ class Compiled:
 
     # Sparse products --------------------------------------------------------------------------
 
-    def _spmm(self, step: Step, env: Env, owns: bool) -> torch.Tensor:
-        x = env[step["x"]]
-        matrix = self._matrix(step)
+    def _bound_spmm(self, step: Step, owns: bool) -> Callable[[Env], torch.Tensor]:
+        matrix, price, take = self._matrix(step), self.prices[step.out], self.take
         pattern, weight = matrix.operands(step.is_transposed)
-        price = self.prices[step.out]
-        out = self._out(step, env, owns, pattern.num_rows, x.shape[1], x)
+        rows = pattern.num_rows
         if price is not None and price.backend == "torch":
-            return self._spmm_torch(step, env, matrix, x, out)
-        addend = env.get(step.get("addend") or "")
-        source = self._constant(step, "source")
+            return lambda env: self._spmm_torch(step, env, owns, matrix, rows)
+        names = dict(step.reads)
+        x_name, addend_name, bias_name = names["x"], names.get("addend", ""), names.get("bias", "")
+        source, target = self._constant(step, "source"), self._constant(step, "target")
+        scale = self._bound_scale(step, "addend_scale", rows)
         form = self.run_of.constants.form_of(self.program.constants[step["matrix"]])
         if price is not None and form is not None and price.backend == form.name and weight is None:
             sums = form.direction(step.is_transposed).sums
-            return partial_sums(
-                sums, x, out, source=source, target=self._constant(step, "target"),
-                addend=addend, addend_scale=self._row_scale(step, "addend_scale", env, pattern.num_rows),
-                bias=env.get(step.get("bias") or ""),
-                shared=self.run_of.buffers.take(sums.num_shared, x.shape[1], x.dtype),
-            )  # fmt: skip
+
+            def shared(env: Env) -> torch.Tensor:
+                x: torch.Tensor = env[x_name]
+                addend: Any = env[addend_name] if addend_name else None
+                width, dtype = x.shape[1], x.dtype
+                return partial_sums(
+                    sums, x, addend if owns else take(rows, width, dtype), source=source, target=target,
+                    addend=addend, addend_scale=scale(env), bias=env.get(bias_name),
+                    shared=self.run_of.buffers.take(sums.num_shared, width, dtype),
+                )  # fmt: skip
+
+            return shared
         if weight is not None and source is not None:  # the kernel takes one of them: their product
             weight, source = self._joined(step, pattern, weight, source), None
-        return sparse.spmm(
-            pattern, x, out,
-            edge=weight, source=source, target=self._constant(step, "target"),
-            addend=addend, addend_scale=self._row_scale(step, "addend_scale", env, pattern.num_rows),
-            bias=env.get(step.get("bias") or ""), slab=price.slab if price is not None else 0,
-        )  # fmt: skip
+        slab = price.slab if price is not None else 0
+
+        def plain(env: Env) -> torch.Tensor:
+            x: torch.Tensor = env[x_name]
+            addend: Any = env[addend_name] if addend_name else None
+            return sparse.spmm(
+                pattern, x, addend if owns else take(rows, x.shape[1], x.dtype),
+                edge=weight, source=source, target=target, addend=addend, addend_scale=scale(env),
+                bias=env.get(bias_name), slab=slab,
+            )  # fmt: skip
+
+        return plain
 
     def _joined(
         self, step: Step, pattern: sparse.Pattern, weight: torch.Tensor, source: torch.Tensor
@@ -194,9 +215,9 @@ class Compiled:
             lambda: weight * source[torch.from_numpy(pattern.indices.astype(np.int64))],
         )
 
-    def _spmm_torch(
-        self, step: Step, env: Env, matrix: SparseValue, x: torch.Tensor, out: torch.Tensor
-    ) -> torch.Tensor:
+    def _spmm_torch(self, step: Step, env: Env, owns: bool, matrix: SparseValue, rows: int) -> torch.Tensor:
+        x = env[step["x"]]
+        out = self._out(step, env, owns, rows, x.shape[1], x)
         torch.mm(matrix.as_torch(step.is_transposed, x.dtype), x, out=out)
         target, bias = self._constant(step, "target"), env.get(step.get("bias") or "")
         if target is not None:
@@ -237,19 +258,27 @@ class Compiled:
 
     # Dense products ---------------------------------------------------------------------------
 
-    def _gemm(self, step: Step, env: Env, owns: bool) -> torch.Tensor:
-        x, w = env[step["x"]], env[step["w"]]
-        w = w.t() if step.is_transposed else w
-        addend, bias = env.get(step.get("addend") or ""), env.get(step.get("bias") or "")
-        if isinstance(x, SparseValue):
-            pattern, weight = x.operands(False)
-            out = self._out(step, env, owns, pattern.num_rows, w.shape[1], w)
-            return sparse.spmm(pattern, w.contiguous(), out, edge=weight, addend=addend, bias=bias)
-        out = self._out(step, env, owns, x.shape[0], w.shape[1], x)
-        price = self.prices[step.out]
-        if price is not None and price.backend == "torch":
-            return _mm(x, w, out, addend, bias)
-        return dense.gemm(x, w, out, addend=addend, bias=bias)
+    def _bound_gemm(self, step: Step, owns: bool) -> Callable[[Env], torch.Tensor]:
+        names = dict(step.reads)
+        x_name, w_name = names["x"], names["w"]
+        addend_name, bias_name = names.get("addend", ""), names.get("bias", "")
+        price, take, is_transposed = self.prices[step.out], self.take, step.is_transposed
+        is_torch = price is not None and price.backend == "torch"
+
+        def run(env: Env) -> torch.Tensor:
+            x, w, bias = env[x_name], env[w_name], env.get(bias_name)
+            addend: Any = env[addend_name] if addend_name else None
+            w = w.t() if is_transposed else w
+            if isinstance(x, SparseValue):
+                pattern, weight = x.operands(False)
+                out = addend if owns else take(pattern.num_rows, w.shape[1], w.dtype)
+                return sparse.spmm(pattern, w.contiguous(), out, edge=weight, addend=addend, bias=bias)
+            out = addend if owns else take(x.shape[0], w.shape[1], x.dtype)
+            if is_torch:
+                return _mm(x, w, out, addend, bias)
+            return dense.gemm(x, w, out, addend=addend, bias=bias)
+
+        return run
 
     def _gemm_transposed(self, step: Step, env: Env, owns: bool) -> torch.Tensor:
         left, right = env[step["left"]], env[step["right"]]
@@ -265,28 +294,28 @@ class Compiled:
             return dense.gemm_transposed(right, left, self.run_of.buffers.take).t()
         return dense.gemm_transposed(left, right, self.run_of.buffers.take)
 
-    def _chain(self, step: Step, env: Env, owns: bool) -> torch.Tensor:
-        """Products of the same rows in one pass over blocks of them."""
-        bound = self.chains.get(step.out)
-        if bound is None:
-            bound = self.chains[step.out] = self._bound(step, env)
-        out = None
-        if bound.rows:
-            some = env[bound.x or bound.rows[0]]
-            out = self._out(step, env, owns, bound.num_rows, bound.width, some)
-        scale = self._row_scale(step, "block_scale", env, bound.num_rows)
-        bound.run(env, step, out, scale, self.run_of.buffers.take)
-        return env[step.out] if out is None else out
+    def _bound_chain(self, step: Step, owns: bool) -> Callable[[Env], torch.Tensor]:
+        """Products of the same rows in one pass over blocks of them; made for the shapes of the first run."""
+        bound: BoundChain | None = None
+
+        def run(env: Env) -> torch.Tensor:
+            nonlocal bound
+            if bound is None:
+                bound = self._bound(step, env)
+            return bound.run(env, owns)
+
+        return run
 
     def _bound(self, step: Step, env: Env) -> BoundChain:
         if step.get("block") is None:
-            return BoundChain(step, env, None, {})
+            return BoundChain(step, env, None, {}, lambda env: None, self.take)
         pattern, weight = self._matrix(step).operands(step.is_transposed)
         source = self._constant(step, "source")
         if weight is not None and source is not None:
             weight, source = self._joined(step, pattern, weight, source), None
         constants = {"edge": weight, "source": source, "target": self._constant(step, "target")}
-        return BoundChain(step, env, pattern, constants)
+        scale = self._bound_scale(step, "block_scale", pattern.num_rows)
+        return BoundChain(step, env, pattern, constants, scale, self.take)
 
     def _stack(self, step: Step, env: Env, owns: bool) -> torch.Tensor:
         return torch.cat([env[name] for _, name in step.reads])
@@ -356,6 +385,10 @@ class Compiled:
         return torch.dot(env[step["left"]].reshape(-1), env[step["right"]].reshape(-1)).reshape(1)
 
 
+def _fresh(rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty((rows, cols), dtype=dtype)
+
+
 def _mm(
     x: torch.Tensor,
     w: torch.Tensor,
@@ -377,32 +410,40 @@ class _Expression(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, run: Run, names: tuple[str, ...], *inputs: torch.Tensor) -> torch.Tensor:
         env: Env = dict(zip(names, inputs, strict=True))
-        env.update(run.hoisted)
+        if run.hoisted:
+            env.update(run.hoisted)
         run.forward(env)
         ctx.run, ctx.names = run, names
         # intermediates go the same way as inputs, so that autograd frees them after the backward pass
-        ctx.save_for_backward(*inputs, *(env[name] for name in run.kept))
+        ctx.save_for_backward(*inputs, *[env[name] for name in run.kept])
         result: torch.Tensor = env[run.plan.forward.outputs[0]]
         return result
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        run: Run = ctx.run
-        saved = ctx.saved_tensors  # once: checkpointing unpacks a tensor a single time
-        inputs = saved[: len(ctx.names)]
-        env: Env = dict(zip((*ctx.names, *run.kept), saved, strict=True))
+        # what forbids a second derivative takes as long as the rest; it is only needed where one is asked for
+        return _differentiable_once(ctx, grad) if torch.is_grad_enabled() else _gradients(ctx, grad)
+
+
+def _gradients(ctx: Any, grad: torch.Tensor) -> Any:
+    run: Run = ctx.run
+    saved = ctx.saved_tensors  # once: checkpointing unpacks a tensor a single time
+    env: Env = dict(zip((*ctx.names, *run.kept), saved, strict=True))
+    if run.hoisted:
         env.update(run.hoisted)
-        env["grad"] = _rows_contiguous(grad, run.buffers)
-        run.backward(env)
-        assert run.plan.backward is not None
-        results = dict(zip(run.plan.wrt, run.plan.backward.outputs, strict=True))
-        grads = []
-        for name, value in zip(ctx.names, inputs, strict=True):
-            output = results.get(name, "")
-            made = env[output] if output else None
-            grads.append(None if made is None else made.reshape(value.shape))
-        return (None, None, *grads)
+    env["grad"] = _rows_contiguous(grad, run.buffers)
+    run.backward(env)
+    assert run.plan.backward is not None
+    results = dict(zip(run.plan.wrt, run.plan.backward.outputs, strict=True))
+    grads: list[torch.Tensor | None] = [None, None]
+    for name, value in zip(ctx.names, saved, strict=False):
+        output = results.get(name, "")
+        made = env[output] if output else None
+        grads.append(made if made is None or made.shape == value.shape else made.reshape(value.shape))
+    return tuple(grads)
+
+
+_differentiable_once = once_differentiable(_gradients)
 
 
 def _rows_contiguous(grad: torch.Tensor, buffers: Buffers) -> torch.Tensor:
@@ -416,10 +457,8 @@ def apply(run: Run, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """The value of the planned expression; differentiable where inputs are."""
     names = tuple(inputs)
     if run.plan.backward is None:
-        env: Env = dict(inputs)
-        env.update(run.hoisted)
-        with torch.no_grad():
-            run.forward(env)
+        env: Env = {**inputs, **run.hoisted}  # no input wants a gradient: nothing is recorded
+        run.forward(env)
         result: torch.Tensor = env[run.plan.forward.outputs[0]]
         return result
     return _Expression.apply(run, names, *inputs.values())  # type: ignore[no-any-return, no-untyped-call]

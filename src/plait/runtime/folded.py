@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn import functional
 
 from plait.errors import InputError
 from plait.graph.twins import Twins
@@ -54,13 +54,14 @@ def _product(pattern: Pattern, x: Tensor) -> Tensor:
 
 
 def _named(*names: str) -> frozenset[Callable[..., Any]]:
-    places: tuple[Any, ...] = (torch, F, Tensor)
+    places: tuple[Any, ...] = (torch, functional, Tensor)
     return frozenset(getattr(place, name) for place in places for name in names if hasattr(place, name))
 
 
 _ROW_WISE = _named(
-    "relu", "relu_", "leaky_relu", "leaky_relu_", "elu", "elu_", "celu", "selu", "gelu", "silu", "mish", "tanh", "sigmoid",
-    "softplus", "hardtanh", "relu6", "exp", "abs", "square", "neg", "clone", "contiguous", "detach", "linear", "prelu", "rrelu_",
+    "relu", "relu_", "leaky_relu", "leaky_relu_", "elu", "elu_", "celu", "selu", "gelu", "silu", "mish",
+    "tanh", "sigmoid", "softplus", "hardtanh", "relu6", "prelu", "exp", "abs", "square", "neg",
+    "clone", "contiguous", "detach", "linear",
 )  # fmt: skip
 _BINARY = _named("add", "sub", "mul", "div", "true_divide", "rsub", "maximum", "minimum") | frozenset(
     getattr(Tensor, f"__{name}__")
@@ -69,13 +70,16 @@ _BINARY = _named("add", "sub", "mul", "div", "true_divide", "rsub", "maximum", "
 _LAST_AXIS = _named("softmax", "log_softmax")
 _ASKED = frozenset(
     getattr(Tensor, name).__get__
-    for name in ("dtype", "device", "layout", "requires_grad", "grad_fn", "is_leaf", "is_sparse", "is_cuda", "is_quantized",
-                 "is_nested", "is_meta", "is_mkldnn", "is_sparse_csr", "ndim")
+    for name in (
+        "dtype", "device", "layout", "requires_grad", "grad_fn", "is_leaf", "is_sparse", "is_cuda", "is_cpu",
+        "is_quantized", "is_nested", "is_meta", "is_mkldnn", "is_sparse_csr", "ndim",
+    )
     if hasattr(Tensor, name)
-) | frozenset(
-    (Tensor.dim, Tensor.element_size, Tensor.is_floating_point, Tensor.is_complex, torch.is_floating_point, Tensor.get_device,
-     Tensor.is_inference, Tensor.is_contiguous)
-)  # fmt: skip
+) | frozenset((
+    Tensor.dim, Tensor.element_size, Tensor.is_floating_point, Tensor.is_complex, Tensor.get_device,
+    Tensor.is_inference, Tensor.is_contiguous, torch.is_floating_point,
+))  # fmt: skip
+_ADDRESSES = ("data_ptr", "untyped_storage", "storage", "__dlpack__", "share_memory_")
 
 
 class Folded(Tensor):
@@ -123,6 +127,11 @@ class Folded(Tensor):
                 f"{name}: changes in place a matrix that plait holds by classes of twins; "
                 'compile with forms=["csr"], or use the function that returns a new tensor'
             )
+        if name in _ADDRESSES:
+            raise InputError(
+                f"{name}: a matrix that plait holds by classes of twins has no memory of its own; "
+                'compile with forms=["csr"], or use its value, matrix[:]'
+            )
         if first.watch is not None:
             first.watch(name)
         return func(*_map(lambda a: a.whole(), args), **_map(lambda a: a.whole(), kwargs))
@@ -136,7 +145,12 @@ def _by_rows(func: Any, first: Folded, args: tuple[Any, ...], kwargs: dict[str, 
         return args[0].expand(first.shape)  # type: ignore[no-any-return]
     if func is torch.segment_reduce and args and isinstance(args[0], Folded):
         return pooled.segment_reduce(*args, **kwargs)
-    if func is Tensor.scatter_add_ and len(args) == 4 and isinstance(args[3], Folded) and args[0] is not first:
+    if (
+        func is Tensor.scatter_add_
+        and len(args) == 4
+        and isinstance(args[3], Folded)
+        and args[0] is not first
+    ):
         return pooled.scatter_add(*args)
     return None
 
@@ -170,11 +184,11 @@ def _keeps_rows(func: Any, first: Folded, args: tuple[Any, ...], kwargs: dict[st
     if func in _LAST_AXIS:
         dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
         return dim in (1, -1)
-    if func is F.layer_norm:
+    if func is functional.layer_norm:
         return len(args[1] if len(args) > 1 else kwargs["normalized_shape"]) == 1
-    if func is F.dropout:
+    if func is functional.dropout:
         # with p > 0 every node draws for itself, in training; the same then while nothing is dropped
-        return (args[1] if len(args) > 1 else kwargs.get("p", 0.5)) == 0
+        return bool((args[1] if len(args) > 1 else kwargs.get("p", 0.5)) == 0)
     if func in (torch.cat, torch.concat):
         dim = kwargs.get("dim", args[1] if len(args) > 1 else 0)
         return dim in (1, -1) and all(isinstance(a, Folded) and a.classes is first.classes for a in args[0])

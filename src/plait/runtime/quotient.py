@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from plait.graph import Graph
 from plait.graph.twins import Twins, closed_twins
@@ -30,6 +32,11 @@ class Quotient:
     forms: tuple[Expr, ...]
     small: Constants
     small_forms: tuple[Expr, ...]
+    heard: Callable[[str], None]
+
+    def fold(self, rows: Tensor) -> Folded:
+        """The matrix whose rows, one a class, these are."""
+        return Folded.of(rows, self.classes, self.heard)
 
 
 class Quotients:
@@ -45,17 +52,20 @@ class Quotients:
         self._small: dict[int, Constants] = {}
         self.classes = self._classes_of(graph)
 
-    def heard(self, name: str) -> None:
-        self.wholes[name] += 1
-
-    def of(self, constants: Constants, forms: tuple[Expr, ...], x: Any) -> Quotient | None:
+    def of(self, layer: str, constants: Constants, forms: tuple[Expr, ...], x: Any) -> Quotient | None:
         """The expression on representatives, where it gives twins equal rows from this input."""
         is_folded = isinstance(x, Folded)
         key = (id(constants), id(forms), is_folded)
         if key not in self._found:
             self._found[key] = (constants, self._make(constants, forms, is_folded))
         found = self._found[key][1]
-        return None if found is None or (is_folded and x.classes is not found.classes) else found
+        if found is None or (is_folded and x.classes is not found.classes):
+            return None
+        self.layers.add(layer)
+        return found
+
+    def _hear(self, name: str) -> None:
+        self.wholes[name] += 1
 
     def _classes_of(self, graph: Graph) -> Classes | None:
         """The twins of a graph; None where there are too few. Layers may see it without its loops."""
@@ -77,7 +87,7 @@ class Quotients:
         small = self._small.get(id(constants))
         if small is None:
             small = self._small[id(constants)] = _between(constants, classes)
-        return Quotient(classes, forms, small, on_representatives(forms))
+        return Quotient(classes, forms, small, on_representatives(forms), self._hear)
 
 
 def _are_equal(constants: Constants, twins: Twins) -> bool:

@@ -32,16 +32,18 @@ from plait.plan.search import Problem, search
 from plait.runtime import executor
 from plait.runtime.buffers import Buffers
 from plait.runtime.constants import Constants, SparseValue, from_dense
-from plait.runtime.forms import USUAL, Forms, adopt, with_form_text
 from plait.runtime.folded import Folded, unfolded
+from plait.runtime.forms import USUAL, Forms, adopt, with_form_text
 from plait.runtime.lstm import Prefixes
 from plait.runtime.orders import EdgeOrders
-from plait.runtime.quotient import Quotients
+from plait.runtime.quotient import Quotient, Quotients
 
 __all__ = ["Edges", "Options", "Session"]
 
 _MOST_GRAPHS = 16
 _MOST_RUNS = 64
+_MOST_CONSTANTS = 32
+_MOST_CALLS = 512
 _MANY_GRAPHS = 4  # graphs after which a model is taken to train on mini-batches
 _DENSEST = 0.4  # non-zeros above this share are never worth a sparse view, whatever the machine
 
@@ -68,6 +70,10 @@ class Edges:
     fused_plans: dict[Any, FusedPlan] = field(default_factory=dict)  # of layers with passes of their own
     quotients: Quotients | None = None  # its twins, where layers run on representatives
     smaller: Edges | None = None  # the graph between representatives
+    restricted: dict[Any, tuple[Constants, Constants]] = field(default_factory=dict)  # (all rows, some)
+    key: Any = None  # what the session knows it by
+    calls: list[Any] = field(default_factory=list)  # keys of calls on it that the session remembers
+    weights: dict[Any, torch.Tensor | None] = field(default_factory=dict)  # of the constants: addresses stay
 
     @functools.cached_property
     def orders(self) -> EdgeOrders:
@@ -78,6 +84,14 @@ class Edges:
     def prefixes(self) -> Prefixes:
         """The neighbour lists as recurrent aggregators read them."""
         return Prefixes(self.graph)
+
+    def keep_constants(self, key: Any, constants: Constants, weight: torch.Tensor | None) -> None:
+        """Keep an operator's constants; the oldest go when weights keep changing."""
+        self.constants[key], self.weights[key] = constants, weight
+        while len(self.constants) > _MOST_CONSTANTS:
+            oldest = next(iter(self.constants))
+            self.restricted.pop(id(self.constants.pop(oldest)), None)
+            self.weights.pop(oldest, None)
 
     def remember(self, key: Any, run: executor.Run) -> None:
         """Keep a run; the oldest goes when inputs keep changing, and what was hoisted for it with it."""
@@ -106,6 +120,7 @@ class Session:
         self.edges: OrderedDict[Any, Edges] = OrderedDict()
         self.watched: dict[int, _Watched] = {}
         self._tokens = 0
+        self._calls: dict[Any, tuple[Any, Any]] = {}  # calls seen before: (graph's key, how it is answered)
         self._met = 0  # graphs built so far
         self._plans_by_size: dict[Any, LayerPlan] = {}
         self.plans: dict[str, LayerPlan | FusedPlan] = {}  # the latest plan of each layer and expression
@@ -136,11 +151,33 @@ class Session:
             self.edges.move_to_end(key)
             return found
         while len(self.edges) >= _MOST_GRAPHS:
-            self.edges.popitem(last=False)
+            _, oldest = self.edges.popitem(last=False)
+            for call in oldest.calls:
+                self._calls.pop(call, None)
         graph, weight = build()
         self._met += 1
-        found = self.edges[key] = Edges(graph, owners, weight)
+        found = self.edges[key] = Edges(graph, owners, weight, key=key)
         return found
+
+    def keep(self, call: Any, edges: Edges, answer: Any) -> None:
+        """Remember how a call on this graph is answered, until the graph is forgotten; None: do not."""
+        if call is None:
+            return
+        if len(self._calls) >= _MOST_CALLS:
+            self._calls.clear()
+        self._calls[call] = (edges.key, answer)
+        edges.calls.append(call)
+
+    def recall(self, call: Any) -> Any:
+        """The answer to such a call, or None."""
+        found = self._calls.get(call)
+        if found is None:
+            return None
+        try:
+            self.edges.move_to_end(found[0])
+        except KeyError:  # another thread's graph took its place just now
+            return None
+        return found[1]
 
     def find_forms(self) -> bool:
         """Look for other forms of the graphs planned so far; where one is found, plans are made anew."""
@@ -203,41 +240,35 @@ class Session:
         inputs: Mapping[str, torch.Tensor | None],
     ) -> torch.Tensor:
         """The value of one planned expression of a layer."""
-        if edges.quotients is not None or isinstance(inputs["X"], Folded):
-            return self._apply_folded(layer, edges, constants, forms, inputs)
-        rows = self.options.rows if layer == self.restricted_layer and torch.is_grad_enabled() else None
-        out = self._apply(layer, edges, constants, forms, inputs, rows)
-        return out if rows is None else self._spread(out, constants)
+        is_restricted = layer == self.restricted_layer and torch.is_grad_enabled()
+        if self.has_twins:
+            quotients = None if is_restricted else edges.quotients
+            expressions = _with_identity(forms, constants)
+            found = None if quotients is None else quotients.of(layer, constants, expressions, inputs["X"])
+            if found is not None:
+                return self._folded(layer, edges, constants, found, inputs)
+            inputs = unfolded(dict(inputs))
+        if not is_restricted:
+            return self._apply(layer, edges, constants, forms, inputs)
+        return self._spread(self._apply(layer, edges, constants, forms, inputs, self.options.rows), constants)
 
-    def _apply_folded(
+    def _folded(
         self,
         layer: str,
         edges: Edges,
         constants: Constants,
-        forms: tuple[Expr, ...],
+        found: Quotient,
         inputs: Mapping[str, torch.Tensor | None],
     ) -> torch.Tensor:
-        """One row for each class of twins, where the expression gives twins equal rows."""
-        x, quotients = inputs["X"], edges.quotients
-        is_restricted = layer == self.restricted_layer and torch.is_grad_enabled()
-        found = None
-        if quotients is not None and not is_restricted:
-            found = quotients.of(constants, _with_identity(forms, constants), x)
-        if quotients is None or found is None:
-            plain = unfolded(dict(inputs))
-            rows = self.options.rows if is_restricted else None
-            out = self._apply(layer, edges, constants, forms, plain, rows)
-            return out if rows is None else self._spread(out, constants)
-        if isinstance(x, Folded):
-            if edges.smaller is None:
-                edges.smaller = Edges(found.small.graph, ())
-            out = self._apply(layer, edges.smaller, found.small, found.small_forms, {**inputs, "X": x.rows()})
-        else:
-            out = self._apply(
-                layer, edges, constants, found.forms, inputs, found.classes.representatives
-            )
-        quotients.layers.add(layer)
-        return Folded.of(out, found.classes, quotients.heard)
+        """One row for each class of twins: those of the whole input, or of one that is folded itself."""
+        x = inputs["X"]
+        if not isinstance(x, Folded):
+            rows = found.classes.representatives
+            return found.fold(self._apply(layer, edges, constants, found.forms, inputs, rows))
+        if edges.smaller is None:
+            edges.smaller = Edges(found.small.graph, ())
+        kept = {**inputs, "X": x.rows()}
+        return found.fold(self._apply(layer, edges.smaller, found.small, found.small_forms, kept))
 
     def _apply(
         self,
@@ -328,12 +359,14 @@ class Session:
         return self._plans_by_size[key]
 
     def _restricted(self, edges: Edges, constants: Constants, rows: torch.Tensor) -> Constants:
-        key = (id(constants), "rows", id(rows))
-        if key not in edges.constants:
-            edges.constants[key] = Constants(
+        key = (id(constants), id(rows))
+        whole, restricted = edges.restricted.get(key, (None, None))
+        if restricted is None or whole is not constants or restricted.rows is not rows:
+            restricted = Constants(
                 constants.graph, constants.weight, constants.diagonals, constants.dtype, rows
             )
-        return edges.constants[key]
+            edges.restricted[key] = (constants, restricted)
+        return restricted
 
     def _hoist(
         self, run: executor.Run, given: Mapping[str, torch.Tensor], sparse: SparseValue | None

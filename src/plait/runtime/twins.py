@@ -84,7 +84,9 @@ def _decide(session: Session, edges: Edges, quotients: Quotients, run: Call) -> 
             whole = ", ".join(sorted(quotients.wholes))
             needed = f"; whole matrices for {whole}" if whole else ""
             layers = ", ".join(sorted(quotients.layers))
-            return f"form twins pays: {counts}; timed {gain:.2f}x a step without; {layers} run on them{needed}"
+            return (
+                f"form twins pays: {counts}; timed {gain:.2f}x a step without; {layers} run on them{needed}"
+            )
         problem = f"timed {gain:.2f}x a step without"
     session.use_twins(edges, None)
     run()
@@ -96,7 +98,10 @@ def _gain(session: Session, edges: Edges, quotients: Quotients, run: Call) -> fl
 
     Both sides keep their plans between turns.
     """
-    kept: dict[bool, Any] = {True: (quotients, edges.smaller, edges.runs), False: (None, None, type(edges.runs)())}
+    kept: dict[bool, Any] = {
+        True: (quotients, edges.smaller, edges.runs),
+        False: (None, None, type(edges.runs)()),
+    }
 
     def side(is_folded: bool) -> Callable[[], object]:
         def step() -> object:

@@ -64,3 +64,22 @@ def test_edges_that_do_not_fit_the_memory_are_refused_with_their_size(
     monkeypatch.setattr(pyg, "available_bytes", lambda: 1000)
     with pytest.raises(Unavailable, match="GB are free"):
         prepare("pyg-default", Problem("gcn", Forms.of(generate.star(99)), 64, 64), "training")
+
+
+def test_float64_answers_are_close_to_float32_ones() -> None:
+    problem = Problem("pna", Forms.of(GRAPHS["star"]), 6, 4)
+    truth = answer(pyg.in_double(problem, "training"), problem, "training")
+    assert truth["output"].dtype == torch.float64
+    expected = answer(prepare("pyg-default", problem, "training"), problem, "training")
+    assert worst_error(expected, truth, "pna")[0] <= TOLERANCE
+
+
+def test_torch_compile_without_a_compiler_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import cpp_builder, exc
+
+    def none_found() -> str:
+        raise exc.InvalidCxxCompiler
+
+    monkeypatch.setattr(cpp_builder, "get_cpp_compiler", none_found)
+    with pytest.raises(Unavailable, match="needs a C\\+\\+ compiler"):
+        prepare("pyg-compile", Problem("gat", Forms.of(GRAPHS["star"]), 6, 4), "training")

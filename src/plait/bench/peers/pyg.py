@@ -15,7 +15,7 @@ from plait.bench.peers.runner import Runner, SameAs, Unavailable, named_gradient
 from plait.bench.problem import Problem
 from plait.measure.environment import available_bytes
 
-__all__ = ["cached_edge_index", "compiled", "csr", "csr_matrix", "default", "normalised_once"]
+__all__ = ["cached_edge_index", "compiled", "csr", "csr_matrix", "default", "in_double", "normalised_once"]
 
 # Tensors of edges x width alive at once in PyG's gather and scatter, seen in its code; max keeps masks too.
 _COPIES = {"inference": 3, "training": 5}
@@ -28,6 +28,14 @@ def default(problem: Problem, mode: str) -> Runner:
     layer = copy.deepcopy(problem.layer)
     arguments = (problem.edge_index, *problem.extra)
     return _runner(layer, lambda x: layer(x, *arguments))
+
+
+def in_double(problem: Problem, mode: str) -> Runner:
+    """The layer as constructed, computing in float64: what float32 answers in dispute are held against."""
+    _require_memory(problem, mode, 8)
+    layer = copy.deepcopy(problem.layer).double()
+    arguments = (problem.edge_index, *problem.extra)
+    return _runner(layer, lambda x: layer(x.double(), *arguments))
 
 
 def normalised_once(problem: Problem, mode: str) -> Runner:
@@ -74,13 +82,33 @@ def cached_edge_index(problem: Problem, mode: str) -> Runner:
 
 
 def compiled(problem: Problem, mode: str) -> Runner:
-    """The layer normalised or its loops added once, under torch.compile; compiled before the clock starts."""
+    """The layer normalised or its loops added once, under torch.compile for these shapes.
+
+    Its first call compiles (10 s and more), so it is made here: preparation, stated apart from the step.
+    """
     _require_memory(problem, mode)
+    _require_compiler()
     torch._dynamo.reset()
     layer = _prepared_once(problem)
     arguments = _arguments(problem)
-    fast: Any = torch.compile(layer)
-    return _runner(layer, lambda x: fast(x, *arguments))
+    fast: Any = torch.compile(layer, dynamic=False)
+    runner = _runner(layer, lambda x: fast(x, *arguments))
+    if mode == "inference":
+        runner.inference(problem.x)()
+    else:
+        runner.training(problem.x, problem.cotangent)()
+        problem.x.grad = None
+    return runner
+
+
+def _require_compiler() -> None:
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        raise Unavailable("torch.compile needs a C++ compiler and found none; install g++") from None
 
 
 def csr_matrix(edge_index: Tensor, weight: Tensor | None, num_nodes: int) -> Tensor:
@@ -139,9 +167,9 @@ def _runner(layer: nn.Module, forward: Callable[[Tensor], Tensor]) -> Runner:
     return Runner(forward, tuple(inner.parameters()), named_gradients(inner))
 
 
-def _require_memory(problem: Problem, mode: str) -> None:
+def _require_memory(problem: Problem, mode: str, float_bytes: int = 4) -> None:
     copies = (_COPIES_MAX if problem.kind == "sage-max" else _COPIES)[mode]
-    needed = copies * 4 * problem.edge_index.shape[1] * problem.gathered_width
+    needed = copies * float_bytes * problem.edge_index.shape[1] * problem.gathered_width
     free = available_bytes()
     if free is not None and needed > 0.8 * free:
         raise Unavailable(

@@ -20,6 +20,7 @@ __all__ = [
     "Dropout",
     "Scores",
     "attend",
+    "attend_again",
     "attend_sources",
     "attend_targets",
     "output_dots",
@@ -71,16 +72,17 @@ class Scores:
 
 
 _forward_block, _sources_block = Block(cpu.FORWARD), Block(cpu.SOURCES)
-_targets_block, _dots_block = Block(cpu.TARGETS), Block(cpu.ROW_DOTS)
+_targets_block, _again_block, _dots_block = Block(cpu.TARGETS), Block(cpu.AGAIN), Block(cpu.ROW_DOTS)
 _F = {name: k for k, name in enumerate(cpu.FORWARD)}
 _S = {name: k for k, name in enumerate(cpu.SOURCES)}
 _T = {name: k for k, name in enumerate(cpu.TARGETS)}
-_D = {name: k for k, name in enumerate(cpu.ROW_DOTS)}
+_A = {name: k for k, name in enumerate(cpu.AGAIN)}
 
 
 @functools.cache
 def _address(name: str, float_bits: int, index_bits: int, lanes: int, kind: str) -> int:
-    build = {"forward": cpu.forward, "sources": cpu.sources, "targets": cpu.targets}[name]
+    builders = {"forward": cpu.forward, "sources": cpu.sources, "targets": cpu.targets, "again": cpu.again}
+    build = builders[name]
     return address_of(
         f"attention-{name}-{kind}-f{float_bits}-i{index_bits}-h{lanes}",
         lambda: build(float_bits, index_bits, lanes, kind),
@@ -163,12 +165,12 @@ def attend(
 
 def attend_sources(
     transpose: Pattern,
-    order: np.ndarray[Any, Any],
+    order: np.ndarray[Any, Any] | None,
     scores: Scores,
     value: torch.Tensor,
     grad: torch.Tensor,
     statistics: torch.Tensor,
-    slopes: torch.Tensor,
+    slopes: torch.Tensor | None,
     value_grad: torch.Tensor,
     score_grad: torch.Tensor | None,
     heads: int,
@@ -177,9 +179,10 @@ def attend_sources(
 ) -> torch.Tensor | None:
     """The pass over sources: gradients of value, of the scores, and of what the source gives to the scores.
 
-    slopes[edges, lanes] are the scores' gradients in the transpose's order; score_grad is None for leaky,
-    whose far rows are the values. order[t] is the row-order position of the transpose's edge t. statistics
-    needs all four slots (see output_dots). Returns the sources' part of att's gradient (leaky only).
+    slopes[edges, lanes] get the scores' gradients in the transpose's order (None: nobody reads them);
+    score_grad is None for leaky, whose far rows are the values. order[t] is the row-order position of the
+    transpose's edge t; only dropout and scores of edges need it. statistics needs all four slots (see
+    output_dots). Returns the sources' part of att's gradient (leaky only).
     """
     size = value.element_size()
     width = value.shape[1] if is_shared else value.shape[1] // heads
@@ -187,7 +190,7 @@ def attend_sources(
     numbers = _numbers(scores, value.dtype)
     words = _sources_block.words()
     words[1], words[2], words[3], words[4] = transpose.addresses
-    words[5], words[6] = max(0, transpose.num_edges - 1), order.ctypes.data
+    words[5], words[6] = max(0, transpose.num_edges - 1), 0 if order is None else order.ctypes.data
     words[7], words[8] = heads, width
     words[9], words[10], words[11] = value.data_ptr(), _row(value), 0 if is_shared else width * size
     words[12], words[13], words[14] = grad.data_ptr(), _row(grad), width * size
@@ -201,7 +204,7 @@ def attend_sources(
     words[_S["near"]], words[_S["near_row"]] = scores.far.data_ptr(), _row(scores.far)
     words[_S["far"]], words[_S["far_row"]] = _pointer(scores.near), _row(scores.near)
     _fill_scores(words, _S, scores, numbers, heads)
-    words[_S["slopes"]] = slopes.data_ptr()
+    words[_S["slopes"]] = _pointer(slopes)
     words[_S["score_out"]], words[_S["score_out_row"]] = _pointer(score_grad), _row(score_grad)
     scratch, partial = _partials(transpose, scores, value, words, _S)
     address = _address("sources", size * 8, transpose.index_bits, lanes, scores.kind)
@@ -251,6 +254,41 @@ def attend_targets(
     scratch, partial = _partials(pattern, scores, far, words, _T)
     address = _address("targets", size * 8, pattern.index_bits, slopes.shape[1], scores.kind)
     _targets_block.run(address, words, _threads(pattern, heads * width))
+    del scratch, numbers
+    return None if partial is None else partial.sum(0)
+
+
+def attend_again(
+    pattern: Pattern,
+    scores: Scores,
+    value: torch.Tensor,
+    grad: torch.Tensor,
+    statistics: torch.Tensor,
+    near_grad: torch.Tensor,
+    heads: int,
+    *,
+    is_shared: bool = False,
+) -> torch.Tensor | None:
+    """attend_targets without slopes: everything of an edge is computed again from the nodes' statistics.
+
+    near_grad gets the gradient of what the target gives to the scores: [targets, lanes] for gat, else of its
+    row. Returns the targets' part of att's gradient (leaky only).
+    """
+    size = value.element_size()
+    width = value.shape[1] if is_shared else value.shape[1] // heads
+    numbers = _numbers(scores, value.dtype)
+    words = _again_block.words()
+    words[1], words[2], words[3], words[4] = pattern.addresses
+    words[5], words[6], words[7] = max(0, pattern.num_edges - 1), heads, width
+    words[8], words[9], words[10] = value.data_ptr(), _row(value), 0 if is_shared else width * size
+    words[11], words[12], words[13] = grad.data_ptr(), _row(grad), width * size
+    words[14], words[15], words[16] = near_grad.data_ptr(), _row(near_grad), statistics.data_ptr()
+    words[_A["far"]], words[_A["far_row"]] = scores.far.data_ptr(), _row(scores.far)
+    words[_A["near"]], words[_A["near_row"]] = _pointer(scores.near), _row(scores.near)
+    _fill_scores(words, _A, scores, numbers, heads)
+    scratch, partial = _partials(pattern, scores, value, words, _A)
+    address = _address("again", size * 8, pattern.index_bits, statistics.shape[2], scores.kind)
+    _again_block.run(address, words, _threads(pattern, heads * width))
     del scratch, numbers
     return None if partial is None else partial.sum(0)
 

@@ -22,49 +22,29 @@ from plait.kernels.attention.tiles import BLOCK, FLAT
 from plait.kernels.vector import load_index, load_scalar, next_piece
 
 __all__ = [
-    "FORWARD", "ROW_DOTS", "SOURCES", "TARGETS",
-    "forward", "grouped_dots", "grouped_sums", "row_dots", "sources", "targets",
+    "AGAIN", "FORWARD", "ROW_DOTS", "SOURCES", "TARGETS",
+    "again", "forward", "grouped_dots", "grouped_sums", "row_dots", "sources", "targets",
 ]  # fmt: skip
 
 # Orders of the words in argument blocks; kernels/attention/__init__.py fills them.
 _EDGES = "counter pieces bounds indptr indices"
+_ENDS = "far far_row far_head near near_row near_head score_width edge att numbers"
 FORWARD = (
-    *f"{_EDGES} last_edge heads width value value_row value_head out out_row out_head statistics".split(),
-    *["far", "far_row", "far_head", "near", "near_row", "near_head", "score_width", "edge", "att", "numbers"],
-    *["addend", "addend_row", "bias", "seed", "threshold"],
-)
+    f"{_EDGES} last_edge heads width value value_row value_head out out_row out_head statistics {_ENDS} "
+    "addend addend_row bias seed threshold"
+).split()
 SOURCES = (
-    *f"{_EDGES} last_edge order heads width value value_row value_head grad grad_row grad_head".split(),
-    *[
-        "out",
-        "out_row",
-        "out_head",
-        "statistics",
-        "far",
-        "far_row",
-        "far_head",
-        "near",
-        "near_row",
-        "near_head",
-        "score_width",
-    ],
-    *[
-        "edge",
-        "att",
-        "numbers",
-        "seed",
-        "threshold",
-        "slopes",
-        "score_out",
-        "score_out_row",
-        "scratch",
-        "partial",
-    ],
-)
+    f"{_EDGES} last_edge order heads width value value_row value_head grad grad_row grad_head "
+    f"out out_row out_head statistics {_ENDS} seed threshold slopes score_out score_out_row scratch partial"
+).split()
 TARGETS = (
-    *f"{_EDGES} order heads width far far_row far_head near near_row near_head".split(),
-    *["out", "out_row", "out_head", "slopes", "att", "numbers", "scratch", "partial"],
-)
+    f"{_EDGES} order heads width far far_row far_head near near_row near_head out out_row out_head "
+    "slopes att numbers scratch partial"
+).split()
+AGAIN = (
+    f"{_EDGES} last_edge heads width value value_row value_head grad grad_row grad_head "
+    f"out out_row statistics {_ENDS} seed threshold scratch partial"
+).split()
 ROW_DOTS = (
     *("counter", "rows", "heads", "width", "grad", "grad_row", "row", "row_row"),
     *("addend", "addend_row", "bias", "out", "lanes", "piece_rows"),
@@ -114,22 +94,9 @@ def grouped_sums(float_bits: int, index_bits: int, lanes: int, is_step: bool) ->
 
     @njit
     def run(  # type: ignore[no-untyped-def]
-        far,
-        far_row,
-        far_head,
-        indices,
-        start,
-        count,
-        weights,
-        out,
-        out_head,
-        first,
-        heads,
-        width,
-        near,
-        near_head,
-        slope,
-    ):
+        far, far_row, far_head, indices, start, count, weights, out, out_head, first, heads, width,
+        near, near_head, slope,
+    ):  # fmt: skip
         h = 0
         while h < heads:
             is_four = heads - h >= 4 and out_head != 0
@@ -141,130 +108,32 @@ def grouped_sums(float_bits: int, index_bits: int, lanes: int, is_step: bool) ->
                 rest, s = width - c, c * size
                 if is_four:
                     if rest >= 2 * narrow:
-                        four_half(
-                            f + s,
-                            far_row,
-                            far_head,
-                            indices,
-                            start,
-                            count,
-                            w,
-                            o + s,
-                            out_head,
-                            is_first,
-                            0,
-                            n + s,
-                            near_head,
-                            slope,
-                        )
+                        four_half(f + s, far_row, far_head, indices, start, count, w, o + s, out_head,
+                                  is_first, 0, n + s, near_head, slope)  # fmt: skip
                         c += 2 * narrow
                     elif rest >= narrow:
-                        four_narrow(
-                            f + s,
-                            far_row,
-                            far_head,
-                            indices,
-                            start,
-                            count,
-                            w,
-                            o + s,
-                            out_head,
-                            is_first,
-                            0,
-                            n + s,
-                            near_head,
-                            slope,
-                        )
+                        four_narrow(f + s, far_row, far_head, indices, start, count, w, o + s, out_head,
+                                    is_first, 0, n + s, near_head, slope)  # fmt: skip
                         c += narrow
                     else:
-                        four_rest(
-                            f + s,
-                            far_row,
-                            far_head,
-                            indices,
-                            start,
-                            count,
-                            w,
-                            o + s,
-                            out_head,
-                            is_first,
-                            rest,
-                            n + s,
-                            near_head,
-                            slope,
-                        )
+                        four_rest(f + s, far_row, far_head, indices, start, count, w, o + s, out_head,
+                                  is_first, rest, n + s, near_head, slope)  # fmt: skip
                         c += narrow
                 elif rest >= 4 * narrow:
-                    one_wide(
-                        f + s,
-                        far_row,
-                        far_head,
-                        indices,
-                        start,
-                        count,
-                        w,
-                        o + s,
-                        out_head,
-                        is_first,
-                        0,
-                        n + s,
-                        near_head,
-                        slope,
-                    )
+                    one_wide(f + s, far_row, far_head, indices, start, count, w, o + s, out_head, is_first,
+                             0, n + s, near_head, slope)  # fmt: skip
                     c += 4 * narrow
                 elif rest >= 2 * narrow:
-                    one_half(
-                        f + s,
-                        far_row,
-                        far_head,
-                        indices,
-                        start,
-                        count,
-                        w,
-                        o + s,
-                        out_head,
-                        is_first,
-                        0,
-                        n + s,
-                        near_head,
-                        slope,
-                    )
+                    one_half(f + s, far_row, far_head, indices, start, count, w, o + s, out_head, is_first,
+                             0, n + s, near_head, slope)  # fmt: skip
                     c += 2 * narrow
                 elif rest >= narrow:
-                    one_narrow(
-                        f + s,
-                        far_row,
-                        far_head,
-                        indices,
-                        start,
-                        count,
-                        w,
-                        o + s,
-                        out_head,
-                        is_first,
-                        0,
-                        n + s,
-                        near_head,
-                        slope,
-                    )
+                    one_narrow(f + s, far_row, far_head, indices, start, count, w, o + s, out_head,
+                               is_first, 0, n + s, near_head, slope)  # fmt: skip
                     c += narrow
                 else:
-                    one_rest(
-                        f + s,
-                        far_row,
-                        far_head,
-                        indices,
-                        start,
-                        count,
-                        w,
-                        o + s,
-                        out_head,
-                        is_first,
-                        rest,
-                        n + s,
-                        near_head,
-                        slope,
-                    )
+                    one_rest(f + s, far_row, far_head, indices, start, count, w, o + s, out_head, is_first,
+                             rest, n + s, near_head, slope)  # fmt: skip
                     c += narrow
             h += 4 if is_four else 1
 
@@ -279,14 +148,11 @@ def forward(float_bits: int, index_bits: int, lanes: int, kind: str) -> Any:
     heads_of = tiles.stack_floats(float_bits, 3 * FLAT)
     fill, store_statistics = tiles.fill(float_bits, lanes), tiles.store_statistics(float_bits, lanes)
     exponential, rescale = tiles.exponential(float_bits, lanes, True), tiles.rescale(float_bits, lanes)
-    drop, scale_row, finish = (
-        tiles.drop(float_bits, lanes),
-        tiles.scale_row(float_bits),
-        tiles.finish(float_bits),
-    )
+    drop, finish = tiles.drop(float_bits, lanes), tiles.finish(float_bits)
+    scale_row = tiles.scale_row(float_bits)
     sums = grouped_sums(float_bits, index_bits, lanes, False)
     is_gat = kind == "gat"
-    scores = tiles.scores(float_bits, index_bits, lanes)
+    scores = tiles.scores(float_bits, index_bits, lanes, "forward")
     dots = grouped_dots(float_bits, index_bits, lanes, kind == "leaky")
     largest = tiles.largest(float_bits, lanes)
     copy, clear = tiles.copy(float_bits, lanes), tiles.clear(float_bits)
@@ -296,16 +162,8 @@ def forward(float_bits: int, index_bits: int, lanes: int, kind: str) -> Any:
 
     @cfunc(types.void(types.CPointer(types.int64)))
     def run(a):  # type: ignore[no-untyped-def]
-        counter, pieces, bounds, indptr, indices, last, heads, width = (
-            a[0],
-            a[1],
-            a[2],
-            a[3],
-            a[4],
-            a[5],
-            a[6],
-            a[7],
-        )
+        counter, pieces, bounds, indptr, indices = a[0], a[1], a[2], a[3], a[4]
+        last, heads, width = a[5], a[6], a[7]
         value, value_row, value_head, out, out_row, out_head = a[8], a[9], a[10], a[11], a[12], a[13]
         statistics, far, far_row, far_head = a[14], a[15], a[16], a[17]
         near, near_row, near_head, score_width = a[18], a[19], a[20], a[21]
@@ -334,7 +192,7 @@ def forward(float_bits: int, index_bits: int, lanes: int, kind: str) -> Any:
                     copy(before, most)
                     if is_gat:
                         scores(far, far_row, own, edge, 0, indices, k, count, block, 0, most,
-                               value, value_row, value_bytes, last, 0, slope)  # fmt: skip
+                               value, value_row, value_bytes, last, slope)  # fmt: skip
                     else:
                         dots(near + i * near_row, near_head, far, far_row, far_head, indices, k, count, block,
                              heads, score_width, att, last, slope)  # fmt: skip
@@ -347,23 +205,8 @@ def forward(float_bits: int, index_bits: int, lanes: int, kind: str) -> Any:
                     if threshold != 0:
                         drop(block, k, count, seed, threshold, scale)
                     first = 1 if k == start else 0
-                    sums(
-                        value,
-                        value_row,
-                        value_head,
-                        indices,
-                        k,
-                        count,
-                        block,
-                        row,
-                        out_head,
-                        first,
-                        heads,
-                        width,
-                        0,
-                        0,
-                        slope,
-                    )
+                    sums(value, value_row, value_head, indices, k, count, block, row, out_head, first,
+                         heads, width, 0, 0, slope)  # fmt: skip
                     k += count
                 if start < end:
                     store_statistics(own, most, total)
@@ -392,11 +235,11 @@ def sources(float_bits: int, index_bits: int, lanes: int, kind: str) -> Any:
     heads_of = tiles.stack_floats(float_bits, 2 * FLAT)
     fill, copy, clear = tiles.fill(float_bits, lanes), tiles.copy(float_bits, lanes), tiles.clear(float_bits)
     exponential = tiles.exponential(float_bits, lanes, False)
-    combine = tiles.combine(float_bits, index_bits, lanes)
+    combine = tiles.combine(float_bits, index_bits, lanes, False)
     sums = grouped_sums(float_bits, index_bits, lanes, False)
     dots = grouped_dots(float_bits, index_bits, lanes, False)
     is_gat, is_leaky = kind == "gat", kind == "leaky"
-    scores = tiles.scores(float_bits, index_bits, lanes)
+    scores = tiles.scores(float_bits, index_bits, lanes, "sources")
     score_dots = grouped_dots(float_bits, index_bits, lanes, True) if is_leaky else dots
     steps = grouped_sums(float_bits, index_bits, lanes, True) if is_leaky else sums
     subtract = tiles.subtract_largest(float_bits, index_bits, lanes)
@@ -441,7 +284,7 @@ def sources(float_bits: int, index_bits: int, lanes: int, kind: str) -> Any:
                     if is_gat:
                         fill(most, zero)
                         scores(statistics, 4 * slot, own, edge, order, indices, k, count, block, raw, most,
-                               grad, grad_row, grad_bytes, last, 1, slope)  # fmt: skip
+                               grad, grad_row, grad_bytes, last, slope)  # fmt: skip
                     else:
                         score_dots(own, near_head, far, far_row, far_head, indices, k, count, block,
                                    heads, score_width, att, last, slope)  # fmt: skip
@@ -451,23 +294,8 @@ def sources(float_bits: int, index_bits: int, lanes: int, kind: str) -> Any:
                          heads, width, 0, last, slope)  # fmt: skip
                     combine(block, products, given_raw, statistics, indices, order, k, count, slopes, total,
                             seed, threshold, slope, scale)  # fmt: skip
-                    sums(
-                        grad,
-                        grad_row,
-                        grad_head,
-                        indices,
-                        k,
-                        count,
-                        block,
-                        row,
-                        out_head,
-                        first,
-                        heads,
-                        width,
-                        0,
-                        0,
-                        slope,
-                    )
+                    sums(grad, grad_row, grad_head, indices, k, count, block, row, out_head, first, heads,
+                         width, 0, 0, slope)  # fmt: skip
                     if is_leaky:
                         steps(far, far_row, far_head, indices, k, count, products, row_scratch, near_head,
                               first, heads, score_width, own, near_head, slope)  # fmt: skip
@@ -496,11 +324,8 @@ def targets(float_bits: int, index_bits: int, lanes: int, kind: str) -> Any:
     block_of = tiles.stack_floats(float_bits, (BLOCK + 4) * lanes + FLAT)
     is_leaky = kind == "leaky"
     sums = grouped_sums(float_bits, index_bits, lanes, is_leaky)
-    gather, clear, bend = (
-        tiles.gather_heads(float_bits, index_bits, lanes),
-        tiles.clear(float_bits),
-        tiles.bend(float_bits),
-    )
+    gather = tiles.gather_heads(float_bits, index_bits, lanes)
+    clear, bend = tiles.clear(float_bits), tiles.bend(float_bits)
     size = float_bits // 8
 
     @cfunc(types.void(types.CPointer(types.int64)))
@@ -528,28 +353,97 @@ def targets(float_bits: int, index_bits: int, lanes: int, kind: str) -> Any:
                     count = min(BLOCK, end - k)
                     first = 1 if k == start else 0
                     gather(block, slopes, order, k, count)
-                    sums(
-                        far,
-                        far_row,
-                        far_head,
-                        indices,
-                        k,
-                        count,
-                        block,
-                        to,
-                        out_head,
-                        first,
-                        heads,
-                        width,
-                        own,
-                        near_head,
-                        slope,
-                    )
+                    sums(far, far_row, far_head, indices, k, count, block, to, out_head, first, heads,
+                         width, own, near_head, slope)  # fmt: skip
                     k += count
                 if start >= end:
                     clear(row, heads * width)
                 elif is_leaky:
                     bend(row, row_scratch, own, att, row_partial, heads * width, 0)
+
+    return run
+
+
+@functools.cache
+def again(float_bits: int, index_bits: int, lanes: int, kind: str) -> Any:
+    """The same gradients as `targets` (gat: of the target's score) from nothing but the nodes' statistics.
+
+    Scores, weights and their gradients are computed again, so that none has to be kept for an edge; a value
+    row is gathered once more for that.
+    """
+    index, bound, scalar = load_index(index_bits), load_index(64), load_scalar(float_bits)
+    block_of = tiles.stack_floats(float_bits, (BLOCK + 4) * lanes + FLAT)
+    products_of = tiles.stack_floats(float_bits, (BLOCK + 4) * lanes + FLAT + 1)
+    raw_of = tiles.stack_floats(float_bits, (BLOCK + 4) * lanes + FLAT + 2)
+    heads_of = tiles.stack_floats(float_bits, 3 * FLAT)
+    fill, copy, clear = tiles.fill(float_bits, lanes), tiles.copy(float_bits, lanes), tiles.clear(float_bits)
+    exponential = tiles.exponential(float_bits, lanes, True)
+    combine = tiles.combine(float_bits, index_bits, lanes, True)
+    dots = grouped_dots(float_bits, index_bits, lanes, False)
+    is_gat, is_leaky = kind == "gat", kind == "leaky"
+    scores = tiles.scores(float_bits, index_bits, lanes, "targets")
+    score_dots = grouped_dots(float_bits, index_bits, lanes, is_leaky)
+    sums, bend = grouped_sums(float_bits, index_bits, lanes, is_leaky), tiles.bend(float_bits)
+    size = float_bits // 8
+    slot = lanes * size
+
+    @cfunc(types.void(types.CPointer(types.int64)))
+    def run(a):  # type: ignore[no-untyped-def]
+        counter, pieces, bounds, indptr, indices = a[0], a[1], a[2], a[3], a[4]
+        last, heads, width, value, value_row, value_head = a[5], a[6], a[7], a[8], a[9], a[10]
+        grad, grad_row, grad_head, out, out_row, statistics = a[11], a[12], a[13], a[14], a[15], a[16]
+        far, far_row, far_head, near, near_row, near_head = a[17], a[18], a[19], a[20], a[21], a[22]
+        score_width, edge, att, numbers, seed, threshold = a[23], a[24], a[25], a[26], a[27], a[28]
+        scratch, partial = a[29], a[30]
+        slope, scale, zero = scalar(numbers, 0), scalar(numbers, 1), scalar(numbers, 3)
+        block, products, raw = block_of(), products_of(), raw_of()
+        most = heads_of()
+        total, unread = most + FLAT * size, most + 2 * FLAT * size
+        for k in range(BLOCK + 4):
+            fill(block + k * slot, zero)
+            fill(products + k * slot, zero)
+        given_raw = raw if is_gat else 0
+        value_bytes = value_head * (heads - 1) + width * size
+        whole = heads * score_width * size
+        while True:
+            piece = next_piece(counter)
+            if piece >= pieces:
+                break
+            row_scratch, row_partial = scratch + piece * whole, partial + piece * whole
+            if is_leaky:
+                clear(row_partial, heads * score_width)
+            for i in range(bound(bounds, piece), bound(bounds, piece + 1)):
+                start, end = index(indptr, i), index(indptr, i + 1)
+                row, mine, own = out + i * out_row, near + i * near_row, statistics + i * 4 * slot
+                to = row_scratch if is_leaky else row
+                fill(total, zero)
+                fill(unread, zero)
+                k = start
+                while k < end:
+                    count = min(BLOCK, end - k)
+                    first = 1 if k == start else 0
+                    if is_gat:
+                        fill(most, zero)
+                        scores(far, far_row, own, edge, 0, indices, k, count, block, raw, most,
+                               value, value_row, value_bytes, last, slope)  # fmt: skip
+                    else:
+                        score_dots(mine, near_head, far, far_row, far_head, indices, k, count, block,
+                                   heads, score_width, att, last, slope)  # fmt: skip
+                    exponential(block, count, own + slot, unread)
+                    dots(grad + i * grad_row, grad_head, value, value_row, value_head, indices, k, count,
+                         products, heads, width, 0, last, slope)  # fmt: skip
+                    combine(block, products, given_raw, own, indices, 0, k, count, 0, total,
+                            seed, threshold, slope, scale)  # fmt: skip
+                    if not is_gat:
+                        sums(far, far_row, far_head, indices, k, count, products, to, near_head, first,
+                             heads, score_width, mine, near_head, slope)  # fmt: skip
+                    k += count
+                if is_gat:
+                    copy(row, total)
+                elif start >= end:
+                    clear(row, heads * score_width)
+                elif is_leaky:
+                    bend(row, row_scratch, mine, att, row_partial, heads * score_width, 0)
 
     return run
 
@@ -562,16 +456,8 @@ def row_dots(float_bits: int) -> Any:
 
     @cfunc(types.void(types.CPointer(types.int64)))
     def run(a):  # type: ignore[no-untyped-def]
-        counter, rows, heads, width, grad, grad_row, row, row_row = (
-            a[0],
-            a[1],
-            a[2],
-            a[3],
-            a[4],
-            a[5],
-            a[6],
-            a[7],
-        )
+        counter, rows, heads, width = a[0], a[1], a[2], a[3]
+        grad, grad_row, row, row_row = a[4], a[5], a[6], a[7]
         addend, addend_row, bias, out, lanes, piece_rows = a[8], a[9], a[10], a[11], a[12], a[13]
         while True:
             first = next_piece(counter) * piece_rows

@@ -226,18 +226,19 @@ def copy(float_bits: int, lanes: int) -> Any:
     return tile_intrinsic(float_bits, 2, 0, body)
 
 
-def scores(float_bits: int, index_bits: int, lanes: int) -> Any:
-    """GAT: block[k] = leaky(far[j] + near + edge); raw (if given) keeps the sum; most = max(most, block).
+def scores(float_bits: int, index_bits: int, lanes: int, role: str) -> Any:
+    """GAT: block[k] = leaky(far[j] + near + edge), most = max(most, block); backward, raw keeps the sum.
 
-    In the pass over sources (is_backward) the far row is the target's statistics: its first slot is added
-    and its second, the largest score, subtracted. Value rows needed next are asked for.
+    role: forward, or whose gradients the pass computes. Of sources: the far row is the target's statistics,
+    its first slot is added and its second, the largest score, subtracted. Value rows needed next are asked
+    for.
     """
 
     def body(base: CodeGen, args: list[Any]) -> None:
         code = base.of(lanes)
         b = code.builder
         far, stride, near, edge, order, indices, start, count, block, raw, most = args[:11]
-        value, value_stride, value_bytes, last, is_backward, slope = args[11:]
+        value, value_stride, value_bytes, last, slope = args[11:]
         size = float_bits // 8
         index = load_index_ir(code, indices, index_bits)
         own, steep = code.load(near), code.splat(slope)
@@ -256,19 +257,17 @@ def scores(float_bits: int, index_bits: int, lanes: int) -> Any:
             v = code.either(code.is_given(edge), plus, v)
             to = b.mul(k, code.word(lanes * size))
             z = _leaky(code, v, steep)
-
-            def relative() -> Any:
+            if role != "forward":
                 code.store(v, b.add(raw, to))
-                return b.fsub(z, code.load(b.add(row, code.word(lanes * size))))
-
-            z = code.either(code.is_given(is_backward), relative, z)
+            if role == "sources":
+                z = b.fsub(z, code.load(b.add(row, code.word(lanes * size))))
             code.store(z, b.add(block, to))
             return [_greater(code, z, carried[0])]
 
         (top,) = code.loop(code.word(0), count, [code.load(most)], step)
         code.store(top, most)
 
-    return tile_intrinsic(float_bits, 16, 1, body)
+    return tile_intrinsic(float_bits, 15, 1, body)
 
 
 def largest(float_bits: int, lanes: int) -> Any:
@@ -386,12 +385,12 @@ def drop(float_bits: int, lanes: int) -> Any:
     return tile_intrinsic(float_bits, 5, 1, body)
 
 
-def combine(float_bits: int, index_bits: int, lanes: int) -> Any:
-    """The gradient of the scores of a block, seen from the source.
+def combine(float_bits: int, index_bits: int, lanes: int, is_own: bool) -> Any:
+    """The gradient of the scores of a block, seen from the source, or from the target (is_own).
 
     With a = weights / total of the target and m the dropout factor: weights = a m (for the sum of gradients)
-    and products = a (m products - D), times the slope of leaky where `raw` is given; these are written to
-    `out` and added to `total`.
+    and products = a (m products - D), times the slope of leaky where `raw` is given; these are added to
+    `total` and written to `out` if that is given. `statistics` are all targets', or the target's own.
     """
 
     def body(base: CodeGen, args: list[Any]) -> None:
@@ -405,7 +404,7 @@ def combine(float_bits: int, index_bits: int, lanes: int) -> Any:
 
         def step(k: Any, carried: list[Any]) -> list[Any]:
             at, to = b.add(start, k), b.mul(k, code.word(slot))
-            row = _at(code, statistics, index(at), 4 * slot)
+            row = statistics if is_own else _at(code, statistics, index(at), 4 * slot)
             a = b.fmul(code.load(b.add(weights, to)), code.load(b.add(row, code.word(2 * slot))))
 
             def factor() -> Any:
@@ -425,7 +424,8 @@ def combine(float_bits: int, index_bits: int, lanes: int) -> Any:
 
             d = code.either(code.is_given(raw), bent, d)
             code.store(d, b.add(products, to))
-            code.store(d, _at(code, out, at, slot))
+            with b.if_then(code.is_given(out)):
+                code.store(d, _at(code, out, at, slot))
             return [b.fadd(carried[0], d)]
 
         (summed,) = code.loop(code.word(0), count, [code.load(total)], step)

@@ -18,7 +18,24 @@ from plait.kernels.chain import cpu
 from plait.kernels.compiled import address_of
 from plait.kernels.spmm import Pattern
 
-__all__ = ["MOST_PRODUCTS", "MOST_SUMS", "Chain", "Gathered", "ones"]
+__all__ = [
+    "ADDEND",
+    "ADDEND_SCALE",
+    "BIAS",
+    "KEPT",
+    "LEFTS",
+    "MOST_PRODUCTS",
+    "MOST_SUMS",
+    "OUT",
+    "PLUS",
+    "RIGHTS",
+    "ROWS",
+    "WEIGHTS",
+    "Chain",
+    "Gathered",
+    "X",
+    "ones",
+]
 
 MOST_PRODUCTS, MOST_SUMS = cpu.MOST_PRODUCTS, cpu.MOST_SUMS
 
@@ -33,6 +50,7 @@ _MOST_CHUNKS = 64
 _SUM_BYTES = 8 << 20
 
 Take = Callable[[int, int, torch.dtype], torch.Tensor]
+Words = ctypes.Array[ctypes.c_int64]
 Pair = tuple["torch.Tensor | None", "torch.Tensor | None"]
 
 
@@ -46,13 +64,13 @@ def _address(float_bits: int, index_bits: int, mode: str) -> int:
 
 _block = Block([*cpu.WORDS, "slot_counter"])
 _AT = {name: k for k, name in enumerate(_block.names)}
-_ROWS = [_AT[f"rows{k}"] for k in range(MOST_PRODUCTS)]
-_WEIGHTS = [_AT[f"w{k}"] for k in range(MOST_PRODUCTS)]
-_LEFTS = [_AT[f"left{k}"] for k in range(MOST_SUMS)]
-_RIGHTS = [_AT[f"right{k}"] for k in range(MOST_SUMS)]
+ROWS = [_AT[f"rows{k}"] for k in range(MOST_PRODUCTS)]
+WEIGHTS = [_AT[f"w{k}"] for k in range(MOST_PRODUCTS)]
+LEFTS = [_AT[f"left{k}"] for k in range(MOST_SUMS)]
+RIGHTS = [_AT[f"right{k}"] for k in range(MOST_SUMS)]
 _SUM_OUTS = [_AT[f"out{k}"] for k in range(MOST_SUMS)]
-_X, _ADDEND, _ADDEND_SCALE = _AT["x"], _AT["addend"], _AT["addend_scale"]
-_SCRATCH, _KEPT, _OUT, _PLUS, _BIAS = (_AT[name] for name in ("scratch", "block", "out", "plus", "bias"))
+X, ADDEND, KEPT, OUT, PLUS = (_AT[name] for name in ("x", "addend", "block", "out", "plus"))
+ADDEND_SCALE, BIAS, _SCRATCH = _AT["addend_scale"], _AT["bias"], _AT["scratch"]
 _SLOT = _AT["slot_counter"]
 
 
@@ -124,9 +142,10 @@ class Chain:
             "rows" if gathered is None else gathered.mode,
         )
         self.words = self._words(where, inner, width)
+        self._word_bytes = ctypes.sizeof(self.words)
         self.held = bounds  # its address is among the words
 
-    def _words(self, bounds: int, inner: list[int], width: int) -> ctypes.Array[ctypes.c_int64]:
+    def _words(self, bounds: int, inner: list[int], width: int) -> Words:
         """The words that stay; those of the tensors handed in are filled at every run."""
         words = (ctypes.c_int64 * len(_block.names))()
         fixed = {"chunks": self.chunks, "bounds": bounds, "block_rows": self.block_rows, "width": width}
@@ -164,31 +183,45 @@ class Chain:
         One pass over the rows: the block is gathered from `x`, multiplied and added up while it is in cache.
         `plus` may be `out` itself. `take` lends memory (rows, columns, dtype).
         """
-        words = _block.words()
-        ctypes.memmove(words, self.words, ctypes.sizeof(self.words))
-        words[1] = _block.address(words, _SLOT)
-        size = self.size
-        for at, tensor in ((_X, x), (_ADDEND, addend), (_KEPT, kept), (_OUT, out), (_PLUS, plus)):
+        words = self.start()
+        for at, tensor in ((X, x), (ADDEND, addend), (KEPT, kept), (OUT, out), (PLUS, plus)):
             if tensor is not None:
-                words[at], words[at + 1] = tensor.data_ptr(), tensor.stride(0) * size
-        words[_ADDEND_SCALE], words[_BIAS] = _pointer(addend_scale), _pointer(bias)
+                self.fill(words, at, tensor)
+        words[ADDEND_SCALE], words[BIAS] = _pointer(addend_scale), _pointer(bias)
         for k, (row, w) in enumerate(zip(rows, weights, strict=True)):
             if row is not None:
-                words[_ROWS[k]], words[_ROWS[k] + 1] = row.data_ptr(), row.stride(0) * size
-            words[_WEIGHTS[k]], words[_WEIGHTS[k] + 1] = w.data_ptr(), w.stride(0) * size
+                self.fill(words, ROWS[k], row)
+            self.fill(words, WEIGHTS[k], w)
+        for k, pair in enumerate(pairs):
+            for at, side in ((LEFTS[k], pair[0]), (RIGHTS[k], pair[1])):
+                if side is not None:
+                    self.fill(words, at, side)
+        return self.finish(words, take)
+
+    def start(self) -> Words:
+        """This thread's words with those filled in that stay; `fill` the others, then `finish`."""
+        words = _block.words()
+        ctypes.memmove(words, self.words, self._word_bytes)
+        words[1] = _block.address(words, _SLOT)
+        return words
+
+    def fill(self, words: Words, at: int, tensor: torch.Tensor) -> None:
+        """The address and the row stride of an operand, at one of the places this module names."""
+        words[at] = tensor.data_ptr()
+        words[at + 1] = tensor.stride(0) * self.size
+
+    def finish(self, words: Words, take: Take) -> list[torch.Tensor]:
+        """Run the kernel; returns the sums."""
         threads = min(launch.num_threads(), self.most_threads)
         if self.scratch_bytes:
             words[_SCRATCH] = _scratch(threads * self.scratch_bytes)
-        made = [self._sum(words, k, pair, take) for k, pair in enumerate(pairs)]
+        made = [self._parts(words, k, take) for k in range(len(self.shapes))] if self.shapes else []
         _block.run(self.address, words, threads)
         return [part[0] if self.chunks == 1 else part.sum(0) for part in made]
 
-    def _sum(self, words: Any, k: int, pair: Pair, take: Take) -> torch.Tensor:
-        """The words of one sum; returns its partial sums [chunks, height, width]."""
+    def _parts(self, words: Words, k: int, take: Take) -> torch.Tensor:
+        """Memory for the partial sums of one sum: [chunks, height, width]."""
         height, width = self.shapes[k]
-        for at, side in ((_LEFTS[k], pair[0]), (_RIGHTS[k], pair[1])):
-            if side is not None:
-                words[at], words[at + 1] = side.data_ptr(), side.stride(0) * self.size
         # the one part of a single chunk is the answer: fresh memory, which the caller keeps
         if self.chunks == 1:
             part = torch.empty((1, height, width), dtype=self.dtype)

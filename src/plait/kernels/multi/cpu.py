@@ -74,46 +74,52 @@ def _forward_tile(float_bits: int, index_bits: int, lanes: int, is_masked: bool,
         mask = code.mask(count) if is_masked else None
         index = load_index_ir(code, indices, index_bits)
         zero = code.constant(0.0)
+        is_empty = b.icmp_signed(">=", start, end)
+        # deviations are taken from the row's first neighbour: squares of the rows themselves would cancel to
+        # eps x^2, and at the least variance PyG keeps (1e-5) float32 would decide by noise
+        base_row = code.either(
+            b.not_(is_empty), lambda: code.load(b.add(x, b.mul(index(start), x_row)), mask), zero
+        )
 
         def step(i: Any, carried: list[Any]) -> list[Any]:
-            total, squares, most, least = carried[:4]
+            total, off, squares, most, least = carried[:5]
             ahead = b.add(i, code.word(_AHEAD))
             ahead = b.select(b.icmp_signed("<", ahead, last), ahead, last)
             code.prefetch(b.add(x, b.mul(index(ahead), x_row)), lanes * float_bits // 8)
             row = code.load(b.add(x, b.mul(index(i), x_row)), mask)
+            apart = b.fsub(row, base_row)
             result = [
                 b.fadd(total, row),
-                # not contracted: equal rows then have a variance of exactly 0, as in PyG
-                b.fadd(squares, b.fmul(row, row)),
+                b.fadd(off, apart),
+                code.multiply_add(apart, apart, squares),
                 code.extremum("max", most, row),
                 code.extremum("min", least, row),
             ]
             if has_ties:
-                result.append(_counted(code, "max", row, most, carried[4]))
-                result.append(_counted(code, "min", row, least, carried[5]))
+                result.append(_counted(code, "max", row, most, carried[5]))
+                result.append(_counted(code, "min", row, least, carried[6]))
             return result
 
         ends = [code.constant(float("-inf")), code.constant(float("inf"))]
-        sums = code.loop(start, end, [zero, zero, *ends, *([zero, zero] if has_ties else [])], step)
+        sums = code.loop(start, end, [zero, zero, zero, *ends, *([zero, zero] if has_ties else [])], step)
         inverse = _inverse_count(code, b.sub(end, start))
-        mean = b.fmul(sums[0], inverse)
-        var = b.fsub(b.fmul(sums[1], inverse), b.fmul(mean, mean))
+        mean, off = b.fmul(sums[0], inverse), b.fmul(sums[1], inverse)
+        var = b.fsub(b.fmul(sums[2], inverse), b.fmul(off, off))
         is_flat = b.fcmp_ordered("<=", var, code.constant(_LEAST_VARIANCE))
-        is_empty = b.icmp_signed(">=", start, end)
         found = {
             "mean": mean,
             "sum": sums[0],
             "var": var,
             "std": b.select(is_flat, zero, _square_root(code, var)),
-            "max": b.select(is_empty, zero, sums[2]),
-            "min": b.select(is_empty, zero, sums[3]),
+            "max": b.select(is_empty, zero, sums[3]),
+            "min": b.select(is_empty, zero, sums[4]),
         }
         for name, value in found.items():
             with b.if_then(_is_wanted(code, offsets[name])):
                 code.store(value, b.add(out, offsets[name]), mask)
         if has_ties:
-            code.store(sums[4], ties, mask)
-            code.store(sums[5], b.add(ties, ties_step), mask)
+            code.store(sums[5], ties, mask)
+            code.store(sums[6], b.add(ties, ties_step), mask)
 
     return tile_intrinsic(float_bits, 16, 0, body)
 

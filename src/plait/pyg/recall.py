@@ -1,0 +1,139 @@
+"""Calls seen before: a layer as it was lowered, the arguments it was called with, and what came of it.
+
+Lowering a layer looks at its options, hooks and submodules and takes longer than a small product. Here the
+same is found out by comparing identities: nothing that was looked at is another object than it was.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["Layer", "Seen", "call_key"]
+
+_tokens = itertools.count()
+# what a class computes; a subclass or a patch may bring its own
+_meaning = operator.attrgetter("forward", "message", "message_and_aggregate", "aggregate", "update")
+_NOT_LOOKED_AT = ("aggr_module",)  # its class says all, and another class is another object
+
+
+class Seen(dict[bool, "Layer"]):
+    """A layer as it was lowered while training and while not; the last entry of its dictionary."""
+
+    NAME = "_plait_seen"
+
+    def __reduce__(self) -> Any:
+        return dict, ()  # copies of the layer start without
+
+    @classmethod
+    def of(cls, module: nn.Module) -> Seen | None:
+        return module.__dict__.get(cls.NAME)
+
+    @classmethod
+    def look(cls, module: nn.Module) -> Layer:
+        """The layer as it is, recorded anew where it has changed."""
+        own = module.__dict__
+        seen = own.pop(cls.NAME, None)
+        seen = seen if isinstance(seen, cls) else cls()
+        layer = seen.get(module.training)
+        own[cls.NAME] = seen  # last again, whatever was set since
+        if layer is None or not layer.is_as_it_was(module):
+            layer = seen[module.training] = Layer(module)
+        return layer
+
+
+class Layer:
+    """A layer as it looked when it was lowered: `is_as_it_was` while nothing it consists of was replaced."""
+
+    def __init__(self, module: nn.Module):
+        self.token = next(_tokens)  # another one for every layer and every state of it
+        parts = [*_parts(module)]
+        self._parts = parts[1:]  # the layer holds this record, which must not hold the layer
+        self._types = [*map(type, parts)]
+        self._meaning = _meaning(_original(module))
+        self._own = [*vars(module).values()][:-1]  # all but Seen
+        inside = [vars(part) for part in self._parts]
+        self._dicts = [*inside, *(d for part in parts for d in (part._parameters, part._modules))]
+        self._values = self._inside()
+        # hooks are kept in dictionaries that stay and fill
+        everything = itertools.chain(self._own, *(d.values() for d in inside))
+        self._sized = [value for value in everything if isinstance(value, dict)]
+        self._sizes = [*map(len, self._sized)]
+
+    def _inside(self) -> list[Any]:
+        return [*itertools.chain.from_iterable(map(dict.values, self._dicts))]
+
+    def is_as_it_was(self, module: nn.Module) -> bool:
+        """True while the layer, its linear maps, parameters, options and hooks are the very same objects."""
+        own, inside = vars(module), self._inside()
+        return (
+            len(own) == len(self._own) + 1
+            and len(inside) == len(self._values)
+            and all(map(operator.is_, self._own, own.values()))
+            and all(map(operator.is_, self._values, inside))
+            and [*map(len, self._sized)] == self._sizes
+            and [type(module), *map(type, self._parts)] == self._types
+            and _meaning(_original(module)) == self._meaning
+        )
+
+
+def _original(module: nn.Module) -> type[nn.Module]:
+    cls = type(module)
+    return getattr(cls, "plait_original", cls)
+
+
+def _parts(module: nn.Module) -> Iterator[nn.Module]:
+    yield module
+    for name, child in module._modules.items():
+        if child is not None and name not in _NOT_LOOKED_AT:
+            yield from _parts(child)
+
+
+def call_key(token: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
+    """What recognises a call that may be answered as before; None for one that must be looked at closely.
+
+    Only calls with features (or a pair of them), an edge list and perhaps edge weights are recognised. The
+    number and type of the features count, the edges as objects: same tensor, same version, same memory.
+    """
+    if len(args) == 2 and not kwargs:
+        weight = None
+    elif len(args) == 2 and len(kwargs) == 1:
+        weight = kwargs.get("edge_weight", kwargs)  # another argument is none that a key knows
+    elif len(args) == 3 and not kwargs:
+        weight = args[2]
+    else:
+        return None
+    x, edges = args[0], args[1]
+    root = None
+    if type(x) is tuple and len(x) == 2:
+        x, root = x
+        if root is not None and not _is_plain(root):
+            return None
+    if type(edges) is not Tensor or edges.layout is not torch.strided or not _is_plain(x):
+        return None
+    if torch.is_autocast_enabled("cpu") or torch._C._are_functorch_transforms_active():
+        return None
+    if weight is not None:
+        if type(weight) is not Tensor or weight.requires_grad or not _is_plain(weight):
+            return None
+        weight = (id(weight), weight.data_ptr(), _version(weight), weight.dtype, weight.shape)
+    own = None if root is None else root.shape
+    pair = type(args[0]) is tuple
+    return (
+        token, pair, x.shape, x.dtype, own,
+        id(edges), edges.data_ptr(), _version(edges), edges.shape, weight,
+    )  # fmt: skip
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_cpu and value.layout is torch.strided
+
+
+def _version(tensor: Tensor) -> int:
+    # tensors made under inference_mode cannot be written to in place and carry no version
+    return 0 if tensor.is_inference() else tensor._version

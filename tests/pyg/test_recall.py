@@ -1,0 +1,199 @@
+"""A call seen before is answered without looking again, until something about it has changed."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch_geometric.nn import APPNP, GCNConv, GINConv, GraphConv, SAGEConv, SGConv
+
+import plait
+from plait.pyg import planned
+
+EDGES = torch.tensor([[0, 1, 2, 3, 4, 1], [1, 0, 3, 4, 2, 1]])
+
+
+def x_of(width: int = 4, nodes: int = 5) -> torch.Tensor:
+    return torch.randn(nodes, width, generator=torch.Generator().manual_seed(1))
+
+
+@contextmanager
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """How often a layer is lowered."""
+    lowered: list[Any] = []
+    real = planned.lower
+
+    def lower(module: Any, call: Any) -> Any:
+        lowered.append(module)
+        return real(module, call)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(planned, "lower", lower)
+        yield lowered
+
+
+@pytest.mark.parametrize(
+    "layer", [GCNConv(4, 3), SGConv(4, 3, K=2), SAGEConv(4, 3), GraphConv(4, 3), GINConv(nn.Linear(4, 3))]
+)
+def test_a_layer_is_lowered_once_for_calls_that_are_alike(
+    layer: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x = plait.compile(layer), x_of()
+    with counted(monkeypatch) as lowered:
+        for _ in range(4):
+            torch.testing.assert_close(model(x + 0, EDGES), layer(x, EDGES))
+        assert len(lowered) == 1
+        model.eval()
+        model(x, EDGES)
+        model.train()
+        model(x, EDGES)
+        model.eval()
+        model(x, EDGES)
+        assert len(lowered) == 2
+
+
+def _other_option(layer: Any) -> None:
+    layer.K = 3
+
+
+def _other_aggregation(layer: Any) -> None:
+    layer.aggr_module = SGConv(1, 1, aggr="max").aggr_module
+
+
+def _other_map(layer: Any) -> None:
+    layer.lin = nn.Linear(4, 3)
+
+
+def _other_parameter(layer: Any) -> None:
+    layer.lin.weight = nn.Parameter(torch.ones(3, 4))
+
+
+def _no_bias(layer: Any) -> None:
+    layer.lin.bias = None
+
+
+def _hook_on_map(layer: Any) -> None:
+    layer.lin.register_forward_hook(lambda module, given, out: out * 2)
+
+
+def _hook_on_messages(layer: Any) -> None:
+    layer.register_message_forward_hook(lambda module, given, out: out * 2)
+
+
+def _other_message(layer: Any) -> None:
+    layer.message = lambda x_j, edge_weight: x_j
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _other_option,
+        _other_aggregation,
+        _other_map,
+        _other_parameter,
+        _no_bias,
+        _hook_on_map,
+        _hook_on_messages,
+    ],
+)
+def test_a_layer_that_has_changed_is_looked_at_again(change: Callable[[Any], None]) -> None:
+    torch.manual_seed(3)
+    layer = SGConv(4, 3, K=2)
+    model, x = plait.compile(layer), x_of()
+    before = model(x, EDGES)
+    torch.manual_seed(4)
+    change(model)
+    torch.manual_seed(4)
+    change(layer)
+    after = model(x, EDGES)
+    torch.testing.assert_close(after, layer(x, EDGES))
+    assert not torch.allclose(after, before)
+
+
+def test_a_message_of_the_users_own_is_noticed() -> None:
+    model, x = plait.compile(SGConv(4, 3)), x_of()
+    model(x, EDGES)
+    _other_message(model)
+    model(x, EDGES)
+    assert "message" in next(iter(model.plan.not_planned)).reason
+
+
+class _Own(GCNConv):
+    pass
+
+
+def test_a_patched_class_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = _Own(4, 3)
+    model, x = plait.compile(layer), x_of()
+    model(x, EDGES)
+    monkeypatch.setattr(_Own, "message", lambda self, x_j, edge_weight: 2 * x_j)
+    torch.testing.assert_close(model(x, EDGES), layer(x, EDGES))
+
+
+def test_dropout_of_edges_depends_on_training() -> None:
+    layer = APPNP(2, 0.1, dropout=0.5)
+    model, x = plait.compile(layer), x_of()
+    for is_training in (False, True, False):
+        model.train(is_training)
+        model(x, EDGES)
+        assert bool(model.plan.not_planned) == is_training
+
+
+def test_edges_changed_in_place_are_noticed() -> None:
+    layer, edges, x = GCNConv(4, 3), EDGES.clone(), x_of()
+    model = plait.compile(layer)
+    for _ in range(2):
+        model(x, edges)
+    edges[0, 0] = 4
+    torch.testing.assert_close(model(x, edges), layer(x, edges))
+    edges.data = edges.data[:, :3]
+    torch.testing.assert_close(model(x, edges), layer(x, edges))
+
+
+def test_weights_made_anew_for_every_call_are_never_those_of_an_earlier_one() -> None:
+    layer = GCNConv(4, 3)
+    model, x = plait.compile(layer), x_of()
+    for k in range(80):
+        # of one size and freed at once: the next one often lies where the last one lay
+        weight = torch.full((EDGES.shape[1],), 1.0 + k)
+        weight[0] = 0.5
+        torch.testing.assert_close(model(x, EDGES, weight), layer(x, EDGES, weight), rtol=1e-4, atol=1e-5)
+        del weight
+
+
+def test_more_graphs_than_are_remembered_are_all_answered_right() -> None:
+    layer = SAGEConv(4, 3)
+    model = plait.compile(layer)
+    graphs = [torch.randint(0, 5, (2, 4 + k)) for k in range(40)]
+    for _ in range(2):
+        for edges in graphs:
+            torch.testing.assert_close(model(x_of(), edges), layer(x_of(), edges))
+    assert len(model._plait_session.edges) <= 16
+    assert len(model._plait_session._calls) <= 16
+
+
+def test_pairs_of_features_and_sizes() -> None:
+    layer = SAGEConv(4, 3)
+    model, far, near = plait.compile(layer), x_of(nodes=5), x_of(nodes=6)
+    for _ in range(2):
+        torch.testing.assert_close(model((far, near), EDGES), layer((far, near), EDGES))
+        torch.testing.assert_close(model((far, near[:5]), EDGES), layer((far, near[:5]), EDGES))
+        torch.testing.assert_close(
+            model((far, None), EDGES, size=(5, 7)), layer((far, None), EDGES, size=(5, 7))
+        )
+        torch.testing.assert_close(model(far, EDGES), layer(far, EDGES))
+
+
+def test_copies_and_pickles_go_without_what_was_seen() -> None:
+    model, x = plait.compile(GCNConv(4, 3)), x_of()
+    expected = model(x, EDGES)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), plait.compile(model)):
+        torch.testing.assert_close(other(x, EDGES), expected)
+        torch.testing.assert_close(other(x, EDGES), expected)
+    torch.testing.assert_close(model(x, EDGES), expected)
