@@ -45,7 +45,7 @@ class Problem:
     )
 
     def matrix(self, expr: Expr, is_transposed: bool) -> Matrix:
-        """What the cost model knows of a constant or its transpose; the same object for the same expression."""
+        """What the cost model knows of a constant or its transpose: one object for one expression."""
         found = self._known.get((id(expr), is_transposed))
         if found is None:
             matrix = self.matrices(expr)
