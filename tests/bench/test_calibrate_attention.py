@@ -23,6 +23,9 @@ def test_every_candidate_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     }  # fmt: skip
     assert all(factor > 0.0 for factor in found.values())
     assert "recompute bwd attendᵀ" in found
+    assert {
+        f"{kind} bwd targets again" for kind in ("gat", "gat folded", "recompute", "leaky", "dot")
+    } <= set(found)
 
 
 def test_a_measured_factor_changes_the_price_and_the_choice() -> None:

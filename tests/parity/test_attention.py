@@ -12,6 +12,7 @@ from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv
 import plait
 from plait.cost.machine import default_profile
 from plait.cost.work import Matrix, Uniform
+from plait.measure import peak_tensor_bytes
 from plait.plan.attention import AttentionProblem, choose
 from tests.parity.harness import agree, close
 
@@ -73,14 +74,97 @@ def test_gat_heads_and_widths(heads: int, width: int, inner: int) -> None:
     agree(drawn(GATConv(inner, width, heads=heads)), features(width=inner), edges())
 
 
-@pytest.mark.parametrize("choice", ["gat", "gat folded", "recompute"])
-def test_every_candidate_of_gat_computes_the_same(choice: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def only(choice: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans made from here on have this candidate alone."""
     from plait.plan import attention as plan
 
     found = plan.candidates
     monkeypatch.setattr(plan, "candidates", lambda problem: {choice: found(problem)[choice]})
-    compiled = agree(drawn(GATConv(WIDTH, 5, heads=3)), features(), edges())
-    assert compiled.plan.layers[0].choice == choice
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "choice", ["gat", "gat folded", "recompute", "gat lean", "gat folded lean", "recompute lean"]
+)
+def test_every_candidate_of_gat_computes_the_same(
+    choice: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only(choice, monkeypatch)
+    for heads, width in ((3, 5), (1, 33), (8, 3)):
+        module = drawn(GATConv(WIDTH, width, heads=heads, negative_slope=-0.1), dtype)
+        compiled = agree(module, features(dtype=dtype), edges())
+        assert compiled.plan.layers[0].choice == choice
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("layer", "options"),
+    [
+        (GATv2Conv, {}),
+        (GATv2Conv, {"share_weights": True, "residual": True}),
+        (TransformerConv, {}),
+        (TransformerConv, {"beta": True, "concat": False}),
+    ],
+    ids=str,
+)
+def test_lean_gradients_of_row_scores_are_pygs(
+    layer: Any, options: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only("leaky lean" if layer is GATv2Conv else "dot lean", monkeypatch)
+    agree(drawn(layer(WIDTH, 5, heads=3, **options), dtype), features(dtype=dtype), edges(), calls=2)
+    pair = features(30, dtype=dtype), features(N, 7, dtype)
+    between = torch.stack([torch.randint(0, 30, (200,)), torch.randint(0, N, (200,))])
+    agree(
+        drawn(
+            layer((WIDTH, 7), 5, heads=2, **options | {"share_weights": False})
+            if layer is GATv2Conv
+            else layer((WIDTH, 7), 5, heads=2, **options),
+            dtype,
+        ),
+        pair,
+        between,
+    )
+
+
+@pytest.mark.parametrize(
+    ("layer", "choice"), [(GATConv, "gat folded"), (GATv2Conv, "leaky"), (TransformerConv, "dot")]
+)
+def test_a_lean_step_drops_the_same_weights(layer: Any, choice: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, x, given = drawn(layer(WIDTH, 5, heads=3, dropout=0.4)), features().requires_grad_(), edges()
+    grads = []
+    for name in (choice, f"{choice} lean"):
+        with monkeypatch.context() as patched:
+            only(name, patched)
+            compiled = plait.compile(copy.deepcopy(module))
+            torch.manual_seed(4)
+            x.grad = None
+            compiled(x, given).square().sum().backward()
+        grads.append((x.grad, *[p.grad for p in compiled.parameters()]))
+    for mine, other in zip(*grads, strict=True):
+        close(mine, other, 1e-4, "gradient", scale=0.01)
+
+
+def _least_bytes(module: Any, x: torch.Tensor, given: torch.Tensor) -> int:
+    compiled = plait.compile(copy.deepcopy(module))
+    compiled(x, given)
+    plan = compiled.plan.layers[0]
+    return min(plan.peak_bytes, *(loser.peak_bytes for loser in plan.rejected))
+
+
+def test_a_lean_step_holds_no_number_of_an_edge() -> None:
+    count = 60_000
+    given = torch.randint(0, 300, (2, count), generator=torch.Generator().manual_seed(5))
+    x = torch.randn(300, 8).requires_grad_()
+    module = GATConv(8, 2, heads=4)
+    limit = _least_bytes(module, x, given)
+
+    def peak(memory_limit: int | None) -> int:
+        compiled = plait.compile(copy.deepcopy(module), memory_limit=memory_limit)
+        compiled(x, given).sum().backward()  # what belongs to the graph is made once
+        return peak_tensor_bytes(lambda: compiled(x, given).sum().backward())
+
+    kept_between_passes = count * 4 * 4
+    assert peak(limit) < kept_between_passes / 4
 
 
 @pytest.mark.parametrize("fill", ["mean", "add", 2.0])

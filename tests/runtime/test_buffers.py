@@ -35,6 +35,15 @@ def test_a_dropped_buffer_is_used_again() -> None:
     assert pool.take(ROWS, 1, torch.float32).data_ptr() == where
 
 
+def test_with_headroom_sizes_that_vary_a_little_share_one_buffer() -> None:
+    tight, roomy = Buffers(), Buffers(headroom=0.125)
+    for rows in range(ROWS, ROWS + ROWS // 10, ROWS // 50):
+        for pool in (tight, roomy):
+            assert pool.take(rows, 1, torch.float32).shape == (rows, 1)
+    assert len(roomy._held) == 1
+    assert len(tight._held) == 5
+
+
 @pytest.mark.parametrize("hold", ["view", "slice", "numpy", "graph"])
 def test_whoever_holds_a_part_holds_the_buffer(hold: str) -> None:
     pool = Buffers()

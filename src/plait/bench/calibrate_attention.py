@@ -18,7 +18,7 @@ from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv
 
 from plait.bench.problem import edge_index_of, hidden_features
 from plait.graph import Graph, generate
-from plait.plan.attention import correction
+from plait.plan.attention import correction, without_lean
 from plait.plan.fused import FusedPlan, preferring
 from plait.pyg.compile import compile
 from plait.runtime.session import machine_in_use
@@ -28,7 +28,7 @@ __all__ = ["attention_factors", "made_up_graphs"]
 _WIDTHS = ((48, 48), (128, 24), (24, 160))
 _HEADS = (4,)
 _WARM, _REPEATS = 2, 5
-_CANDIDATES = 3  # of GAT; the others have one
+_CANDIDATES = {GATConv: 6, GATv2Conv: 2, TransformerConv: 2}
 
 
 def made_up_graphs() -> list[Graph]:
@@ -56,9 +56,8 @@ def attention_factors(
 
 def _layers(inner: int, outer: int) -> Iterator[tuple[nn.Module, int]]:
     for heads in _HEADS:
-        yield GATConv(inner, outer // heads, heads=heads), _CANDIDATES
-        yield GATv2Conv(inner, outer // heads, heads=heads), 1
-        yield TransformerConv(inner, outer // heads, heads=heads), 1
+        for kind, count in _CANDIDATES.items():
+            yield kind(inner, outer // heads, heads=heads), count
 
 
 def _ratios(layer: nn.Module, rank: int, x: Tensor, edge_index: Tensor) -> dict[str, float]:
@@ -77,10 +76,10 @@ def _ratios(layer: nn.Module, rank: int, x: Tensor, edge_index: Tensor) -> dict[
             seen.setdefault(name.partition("\0")[2], []).append(measured.seconds)
     session.trace = None
     plan: FusedPlan = compiled.plan.layers[0]
-    machine = machine_in_use()
+    machine, choice = machine_in_use(), without_lean(plan.choice)
     return {
-        f"{plan.choice} {step.name}": median(seen[step.name])
-        / (step.price.seconds / correction(machine, plan.choice, step.name))
+        f"{choice} {step.name}": median(seen[step.name])
+        / (step.price.seconds / correction(machine, choice, step.name))
         for step in plan.steps
         if step.name in seen and step.is_pass
     }

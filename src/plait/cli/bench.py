@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from plait.cli import bench_ops
+from plait.cli import bench_batches, bench_ops
 from plait.cli.bench_ops import dated
 from plait.cli.threads import use_threads
 from plait.errors import InputError
@@ -21,11 +21,14 @@ __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """layers, models, plans, ops and compare under bench."""
+    """layers, models, plans, batches, ops and compare under bench."""
     parser.set_defaults(measure=None)
     kinds = parser.add_subparsers(metavar="KIND", title="kinds")
     bench_ops.add_ops(kinds.add_parser("ops", help="single operations, every implementation side by side"))
     bench_ops.add_compare(kinds.add_parser("compare", help="what became faster or slower between two runs"))
+    bench_batches.add_batches(
+        kinds.add_parser("batches", help="mini-batches: sampling, loading, planned batches, feature cache")
+    )
     layers = kinds.add_parser("layers", help="one middle layer at a time: inference and training step")
     _add_common(layers)
     _add_layers(layers)
@@ -83,7 +86,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure and print the table."""
     if args.measure is None:
-        raise InputError("bench: name a kind: plait bench ops, layers, models, plans or compare")
+        raise InputError("bench: name a kind: plait bench ops, layers, models, plans, batches or compare")
     if args.resume and args.output is None:
         raise InputError("--resume: give --output FILE, the records to go on from")
     use_threads(args.num_threads)

@@ -3,6 +3,8 @@
 reuse      project once, gather the projected rows (heads x out wide); scores from them, or folded into W
 recompute  gather the raw rows once for all heads, project each head after: wins where the input is narrower
            than a head's output
+lean       (after any of them) the backward pass keeps no number of an edge: its pass over targets gathers the
+           values again; for memory_limit=, or where that is cheaper
 pieces     where edges bring features to the scores of rows, or their weights are asked for: scores of edges,
            softmax and sums apart, one number an edge and head kept between them
 """
@@ -18,7 +20,7 @@ from plait.cost.price import Price, Pricer, Request
 from plait.cost.work import Matrix, Work
 from plait.plan.fused import FusedCandidate, FusedPlan, FusedStep, choose_among
 
-__all__ = ["AttentionProblem", "candidates", "choose", "correction"]
+__all__ = ["AttentionProblem", "candidates", "choose", "correction", "without_lean"]
 
 # Times of the passes beside a weighted sparse product of the same rows, and of a score beside the machine's
 # time for an edge. Rough: set from a few timings on a busy two-core machine, not fitted, and the figure for
@@ -28,6 +30,8 @@ _SHARED_HEAD = 0.35  # a further head on a row that is already gathered, against
 _SOURCES = {"gat": 1.6, "leaky": 2.9, "dot": 2.6}
 _FORWARD = {"gat": 1.1, "leaky": 1.9, "dot": 1.6}
 _TARGETS = {"gat": 0.2, "leaky": 1.3, "dot": 1.1}
+_LIKE = {"bwd targets again": "fwd attend"}
+_AGAIN = {"gat": 1.4, "leaky": 2.7, "dot": 2.2}
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,7 @@ class AttentionProblem:
     is_training: bool = True
     wants_input_grad: bool = True
     can_recompute: bool = True
+    can_be_lean: bool = True  # nobody wants a gradient of an edge
     is_in_pieces: bool = False
     edge_width: int = 0  # features of an edge that enter the scores of rows
     float_bytes: int = 4
@@ -66,7 +71,9 @@ class AttentionProblem:
 def correction(machine: MachineProfile, choice: str, step: str) -> float:
     """What the profile says of a candidate's step: seen over predicted seconds, 1 where it says nothing."""
     found = machine.measured.get("attention")
-    value = found.get(f"{choice} {step}", 1.0) if isinstance(found, Mapping) else 1.0
+    found = found if isinstance(found, Mapping) else {}
+    # a profile made before there were lean passes knows the forward pass, which is much like them
+    value = found.get(f"{choice} {step}", found.get(f"{choice} {_LIKE.get(step, step)}", 1.0))
     is_number = isinstance(value, int | float) and math.isfinite(value) and value > 0
     return float(value) if is_number else 1.0
 
@@ -108,7 +115,13 @@ class _Steps:
             FusedStep(title, phase, self.pricer.price(Request("stream", self.problem.matrix.edges, cols)))
         )
 
-    def sum_slopes(self, matrix: Matrix) -> None:
+    def targets_of_gat(self, cols: int, is_lean: bool, factor: float = 1.0) -> None:
+        """The gradients of the targets' scores: the edges' are summed, or computed again."""
+        matrix = self.problem.matrix
+        if is_lean:
+            factor *= _AGAIN["gat"]
+            self.gather("targets again, gathers values", "bwd", matrix, cols, factor, "keeps no edge")
+            return
         base = self.pricer.price(Request("spmm", matrix.rows, self.problem.lanes, matrix=matrix, addends=1))
         self._add_pass("sum of score gradients by target", "bwd", base)
 
@@ -118,7 +131,7 @@ class _Steps:
         self.made.append(replace(step, price=replace(price, seconds=price.seconds * factor)))
 
 
-def _reuse(problem: AttentionProblem, is_folded: bool) -> list[FusedStep]:
+def _reuse(problem: AttentionProblem, is_folded: bool, is_lean: bool) -> list[FusedStep]:
     p, steps = problem, _Steps(problem, "gat folded" if is_folded else "gat")
     rows, columns, scores = p.matrix.columns, p.columns, 2 * p.lanes
     total = columns + scores if is_folded else columns
@@ -131,7 +144,7 @@ def _reuse(problem: AttentionProblem, is_folded: bool) -> list[FusedStep]:
         steps.gather(
             "attendᵀ, gathers gradients", "bwd", turned, columns, _SOURCES["gat"], "weights are recomputed"
         )
-        steps.sum_slopes(p.matrix)
+        steps.targets_of_gat(columns, is_lean)
         if not is_folded:
             steps.gemm("gradient through the scores", "bwd", rows, scores, columns)
             steps.gemm("weight gradient of the scores", "bwd", rows, scores, columns)
@@ -141,7 +154,7 @@ def _reuse(problem: AttentionProblem, is_folded: bool) -> list[FusedStep]:
     return steps.made
 
 
-def _recompute(problem: AttentionProblem) -> list[FusedStep]:
+def _recompute(problem: AttentionProblem, is_lean: bool) -> list[FusedStep]:
     p, steps = problem, _Steps(problem, "recompute")
     rows, scores = p.matrix.columns, 2 * p.lanes
     more = 1.0 + _SHARED_HEAD * (p.heads - 1)
@@ -158,13 +171,13 @@ def _recompute(problem: AttentionProblem) -> list[FusedStep]:
             "attendᵀ, gathers means' gradients", "bwd", turned, p.heads * p.inner, _SOURCES["gat"],
             "weights are recomputed",
         )  # fmt: skip
-        steps.sum_slopes(p.matrix)
+        steps.targets_of_gat(p.inner, is_lean, more)
         steps.gemm("gradient through the scores", "bwd", rows, scores, p.inner)
         steps.gemm("weight gradient of the scores", "bwd", rows, scores, p.inner)
     return steps.made
 
 
-def _rows(problem: AttentionProblem) -> list[FusedStep]:
+def _rows(problem: AttentionProblem, is_lean: bool) -> list[FusedStep]:
     """GATv2 and Transformer: the scores need the projected rows of both ends."""
     p, steps = problem, _Steps(problem, problem.kind)
     rows, total = p.matrix.columns, p.parts * p.columns
@@ -175,9 +188,13 @@ def _rows(problem: AttentionProblem) -> list[FusedStep]:
         turned = p.matrix.transposed()
         factor = _SOURCES[p.kind] / 2
         steps.gather("attendᵀ, gathers both", "bwd", turned, 2 * p.columns, factor, "weights are recomputed")
-        steps.gather(
-            "gradient of the targets", "bwd", p.matrix, p.columns, _TARGETS[p.kind], "by score gradients"
-        )
+        if is_lean:
+            again = _AGAIN[p.kind] / gathered * p.columns
+            steps.gather("targets again, gathers both", "bwd", p.matrix, gathered, again, "keeps no edge")
+        else:
+            steps.gather(
+                "gradient of the targets", "bwd", p.matrix, p.columns, _TARGETS[p.kind], "by score gradients"
+            )
         if p.wants_input_grad:
             steps.gemm("input gradient", "bwd", rows, total, p.inner)
         steps.gemm("weight gradient", "bwd", rows, p.inner, total)
@@ -215,20 +232,22 @@ def _peak_bytes(problem: AttentionProblem, choice: str) -> int:
     p = problem
     rows, targets, size = p.matrix.columns, p.matrix.rows, p.float_bytes
     statistics = targets * 4 * p.lanes
-    if choice == "recompute":
+    if choice.startswith("recompute"):
         forward = rows * 2 * p.lanes + targets * (p.heads * p.inner + p.columns) + statistics
         backward = targets * p.heads * p.inner + rows * p.inner
     else:
         total = p.parts * p.columns + 2 * p.lanes
         forward = rows * total + targets * p.columns + statistics
         backward = rows * total + rows * p.inner
-    backward += p.matrix.edges * p.lanes
+    if not choice.endswith(_LEAN):
+        backward += p.matrix.edges * p.lanes
     if p.is_in_pieces:
         forward += p.matrix.edges * (2 * p.lanes + p.edge_width)
         backward += p.matrix.edges * (2 * p.lanes + (p.columns if p.kind == "leaky" else p.edge_width))
     return int(size * (forward + (backward if p.is_training else 0)))
 
 
+_LEAN = " lean"  # after a candidate's name
 _TEXT = {
     "gat": "softmax(leaky(X W aₛ + (X W aₜ)ᵀ)) (X W), reuse",
     "gat folded": "softmax(leaky(X (W aₛ) + (X (W aₜ))ᵀ)) (X W), reuse",
@@ -245,24 +264,39 @@ def candidates(problem: AttentionProblem) -> dict[str, list[FusedStep]]:
     """Every legal way to compute the layer, by name, with priced steps."""
     if problem.is_in_pieces:
         return {f"{problem.kind} pieces": _pieces(problem)}
-    if problem.kind != "gat":
-        return {problem.kind: _rows(problem)}
-    found = {"gat": _reuse(problem, False), "gat folded": _reuse(problem, True)}
-    if problem.can_recompute:
-        found["recompute"] = _recompute(problem)
+    found: dict[str, list[FusedStep]] = {}
+    for is_lean in (False, True) if problem.is_training and problem.can_be_lean else (False,):
+        suffix = _LEAN if is_lean else ""
+        if problem.kind != "gat":
+            found[problem.kind + suffix] = _rows(problem, is_lean)
+            continue
+        found["gat" + suffix] = _reuse(problem, False, is_lean)
+        found["gat folded" + suffix] = _reuse(problem, True, is_lean)
+        if problem.can_recompute:
+            found["recompute" + suffix] = _recompute(problem, is_lean)
     return found
 
 
 def choose(problem: AttentionProblem) -> FusedPlan:
     """The cheapest candidate that fits the memory limit, with the losers and their prices."""
     found = [
-        FusedCandidate(name, _TEXT[name], tuple(steps), _peak_bytes(problem, name), _because(problem, name))
+        FusedCandidate(name, _text(name), tuple(steps), _peak_bytes(problem, name), _because(problem, name))
         for name, steps in candidates(problem).items()
     ]
     return choose_among(
         found, layer=problem.layer, kind=problem.kind, sizes=_sizes(problem), machine=problem.machine,
         is_training=problem.is_training, memory_limit=problem.memory_limit,
     )  # fmt: skip
+
+
+def without_lean(choice: str) -> str:
+    """The candidate a lean one is made from; itself where it is not lean."""
+    return choice.removesuffix(_LEAN)
+
+
+def _text(choice: str) -> str:
+    base = without_lean(choice)
+    return _TEXT[base] + (", lean" if base != choice else "")
 
 
 def _sizes(problem: AttentionProblem) -> dict[str, int]:
@@ -272,6 +306,12 @@ def _sizes(problem: AttentionProblem) -> dict[str, int]:
 
 def _because(problem: AttentionProblem, choice: str) -> str:
     p = problem
+    if choice.endswith(_LEAN):
+        kept = p.matrix.edges * p.lanes * p.float_bytes
+        base = _because(problem, without_lean(choice))
+        return (
+            f"{base}; the backward pass gathers values again instead of keeping {kept / 1e6:.1f} MB of edges"
+        )
     if choice == "recompute":
         return f"raw rows of {p.inner} columns serve all heads; projected ones have {p.columns}"
     if choice == "gat folded":

@@ -1,7 +1,8 @@
 """Attention layers under torch autograd: projections, scores, the fused passes, gradients by recomputation.
 
 Forward keeps the projected rows, two numbers per node and head, and its own output; nothing of the size of
-edges times width ever exists. The backward pass holds one number per edge and head between its two passes.
+edges times width ever exists. The backward pass holds one number per edge and head between its two passes,
+or none (is_lean): the pass over targets then computes them again.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class AttentionRun:
     heads: int
     slope: float = 0.2
     dropout: Dropout | None = None
+    is_lean: bool = False
 
     @property
     def lanes(self) -> int:
@@ -60,8 +62,35 @@ class AttentionRun:
         made[:, 3] = 0
         return made
 
-    def slopes(self, like: Tensor) -> Tensor:
-        return self.take(self.edges.pattern.num_edges, self.lanes, like)
+    def slopes(self, like: Tensor) -> Tensor | None:
+        """Room for the scores' gradients, where they are kept between the passes."""
+        return None if self.is_lean else self.take(self.edges.pattern.num_edges, self.lanes, like)
+
+    def source_order(self, scores: Scores) -> Any:
+        """Where the edges of the pass over sources lie by target, if that pass needs to know."""
+        return None if scores.edge is None and scores.dropout is None else self.edges.order
+
+    def target_score_gradient(
+        self,
+        scores: Scores,
+        value: Tensor,
+        grad: Tensor,
+        statistics: Tensor,
+        slopes: Tensor | None,
+        out: Tensor,
+        *,
+        is_shared: bool = False,
+    ) -> None:
+        """GAT: out = the gradients of the targets' scores, from the edges' or all over again."""
+        if slopes is None:
+            kernel.attend_again(
+                self.edges.pattern, scores, value, grad, statistics, out, self.heads, is_shared=is_shared
+            )
+        else:
+            sparse.spmm(self.edges.slopes_by_target, slopes, out)
+
+
+_TARGETS_STEP = {False: "bwd sum of score gradients by target", True: "bwd targets again"}
 
 
 @dataclass
@@ -139,12 +168,12 @@ class _Gat(torch.autograd.Function):
         with timed(ctx.clock, "bwd attendᵀ"):
             kernel.output_dots(grad, out, statistics, run.heads, addend=addend, bias=bias)
             kernel.attend_sources(
-                run.edges.transpose, run.edges.order, scores, value, grad, statistics, slopes,
+                run.edges.transpose, run.source_order(scores), scores, value, grad, statistics, slopes,
                 to_z[:, :columns], to_scores[:, :lanes], run.heads,
             )  # fmt: skip
         to_target = to_scores[:, lanes:] if target is None else run.like(target)
-        with timed(ctx.clock, "bwd sum of score gradients by target"):
-            sparse.spmm(run.edges.slopes_by_target, slopes, to_target)
+        with timed(ctx.clock, _TARGETS_STEP[run.is_lean]):
+            run.target_score_gradient(scores, value, grad, statistics, slopes, to_target)
         to_vectors = None
         if vectors is not None:
             with timed(ctx.clock, "bwd gradient through the scores"):
@@ -152,11 +181,11 @@ class _Gat(torch.autograd.Function):
             with timed(ctx.clock, "bwd weight gradient of the scores"):
                 to_vectors = weight_gradient(value, to_scores)
         to_edge = None
-        if edge is not None and ctx.needs_input_grad[5]:
+        if edge is not None and slopes is not None and ctx.needs_input_grad[5]:
             to_edge = slopes[torch.from_numpy(run.edges.inverse.astype(np.int64))]
         return (
             None, None, to_z, to_vectors, None if target is None else to_target, to_edge,
-            None if addend is None else grad, None if bias is None else grad.sum(0),
+            None if addend is None else grad, None if bias is None else dense.column_sums(grad),
         )  # fmt: skip
 
 
@@ -235,19 +264,21 @@ class _GatRaw(torch.autograd.Function):
         with timed(ctx.clock, "bwd attendᵀ"):
             kernel.output_dots(to_means, means, statistics, heads)
             kernel.attend_sources(
-                run.edges.transpose, run.edges.order, scores, x, to_means, statistics, slopes,
+                run.edges.transpose, run.source_order(scores), scores, x, to_means, statistics, slopes,
                 to_x, to_scores[:, :lanes], heads, is_shared=True,
             )  # fmt: skip
-        with timed(ctx.clock, "bwd sum of score gradients by target"):
-            sparse.spmm(run.edges.slopes_by_target, slopes, to_scores[:, lanes:])
+        with timed(ctx.clock, _TARGETS_STEP[run.is_lean]):
+            run.target_score_gradient(
+                scores, x, to_means, statistics, slopes, to_scores[:, lanes:], is_shared=True
+            )
         with timed(ctx.clock, "bwd gradient through the scores"):
             dense.gemm(to_scores, vectors.t(), to_x, addend=to_x)
         with timed(ctx.clock, "bwd weight gradient of the scores"):
             to_vectors = weight_gradient(x, to_scores)
         to_edge = None
-        if edge is not None and ctx.needs_input_grad[4]:
+        if edge is not None and slopes is not None and ctx.needs_input_grad[4]:
             to_edge = slopes[torch.from_numpy(run.edges.inverse.astype(np.int64))]
-        return None, to_x, to_w, to_vectors, to_edge, grad.sum(0) if ctx.has_bias else None
+        return None, to_x, to_w, to_vectors, to_edge, dense.column_sums(grad) if ctx.has_bias else None
 
 
 def attend_raw(
@@ -327,13 +358,18 @@ class _Rows(torch.autograd.Function):
         with timed(ctx.clock, "bwd attendᵀ"):
             kernel.output_dots(grad, out, statistics, heads, addend=addend, bias=bias)
             to_att = kernel.attend_sources(
-                run.edges.transpose, run.edges.order, scores, value, grad, statistics, slopes,
+                run.edges.transpose, run.source_order(scores), scores, value, grad, statistics, slopes,
                 part(to_z, columns.value), to_far, heads,
             )  # fmt: skip
         is_joint = t is None and columns.near == columns.far
         near = run.take(z.shape[0], width, z) if is_joint else part(to_t, columns.near)
-        with timed(ctx.clock, "bwd gradient of the targets"):
-            more = kernel.attend_targets(run.edges.pattern, run.edges.inverse, scores, slopes, near, heads)
+        with timed(ctx.clock, "bwd targets again" if run.is_lean else "bwd gradient of the targets"):
+            if slopes is None:
+                more = kernel.attend_again(run.edges.pattern, scores, value, grad, statistics, near, heads)
+            else:
+                more = kernel.attend_targets(
+                    run.edges.pattern, run.edges.inverse, scores, slopes, near, heads
+                )
         if is_joint:
             part(to_z, columns.far).add_(near)
         if columns.skip >= 0:
@@ -342,7 +378,7 @@ class _Rows(torch.autograd.Function):
             to_att = to_att + more
         return (
             None, None, None, None, to_z, None if t is None else to_t, to_att,
-            None if bias is None else grad.sum(0),
+            None if bias is None else dense.column_sums(grad),
         )  # fmt: skip
 
 

@@ -35,9 +35,14 @@ class _Buffer:
 
 
 class Buffers:
-    """A pool of float buffers; one per compiled model, freed with it."""
+    """A pool of float buffers; one per compiled model, freed with it.
 
-    def __init__(self) -> None:
+    Fresh buffers are larger than asked for by the share `headroom`: where sizes vary a little, as those of
+    mini-batches do, every new largest one would otherwise stay beside all the smaller ones.
+    """
+
+    def __init__(self, headroom: float = 0.0) -> None:
+        self._headroom = headroom
         self._held: list[_Buffer] = []
         self._most_alive = 0
         # a model may be called from several threads: a buffer found free is taken before another one looks
@@ -61,9 +66,10 @@ class Buffers:
             self._held.remove(best)
             best = self._tightest(wanted)
         if best is None:
-            self._make_room(wanted)
-            storage = torch.empty(wanted, dtype=torch.uint8).untyped_storage()
-            best = _Buffer(storage, storage._cdata, wanted)
+            size = wanted + int(self._headroom * wanted)
+            self._make_room(size)
+            storage = torch.empty(size, dtype=torch.uint8).untyped_storage()
+            best = _Buffer(storage, storage._cdata, size)
             self._held.append(best)
         return best
 

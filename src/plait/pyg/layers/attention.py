@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -16,7 +16,7 @@ from torch_geometric.utils import add_self_loops, remove_self_loops, softmax
 
 from plait.kernels import launch
 from plait.kernels.attention import MOST_HEADS, Dropout, padded
-from plait.plan.attention import AttentionProblem, choose
+from plait.plan.attention import AttentionProblem, choose, without_lean
 from plait.plan.fused import FusedPlan
 from plait.pyg.layers.base import not_plain
 from plait.pyg.layers.fused import (
@@ -157,7 +157,8 @@ def _plan(
                 layer=module._plait_name, kind=kind, matrix=cost_matrix(call.edges),
                 inner=call.source.shape[1], width=module.out_channels, heads=module.heads, parts=parts,
                 machine=machine_in_use(), is_training=training, wants_input_grad=wants_input,
-                can_recompute=can_recompute, is_in_pieces=is_in_pieces, edge_width=edge_width,
+                can_recompute=can_recompute, can_be_lean=attr is None, is_in_pieces=is_in_pieces,
+                edge_width=edge_width,
                 float_bytes=call.source.element_size(), threads=launch.num_threads(),
                 memory_limit=module._plait_session.options.memory_limit,
             )
@@ -173,6 +174,12 @@ def _run_of(module: Any, call: AttentionCall) -> AttentionRun:
         dropout = Dropout(seed, float(module.dropout))
     slope = float(getattr(module, "negative_slope", 0.0))
     return AttentionRun(call.edges.orders, module._plait_session.buffers, module.heads, slope, dropout)
+
+
+def _leanly(run: AttentionRun, plan: FusedPlan) -> tuple[AttentionRun, str]:
+    """(the run as the plan wants its backward pass, the choice but for that)."""
+    choice = without_lean(plan.choice)
+    return replace(run, is_lean=choice != plan.choice), choice
 
 
 def _joined(module: Any, out: Tensor, addend: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -217,20 +224,20 @@ def _gat(module: Any, call: AttentionCall) -> Any:
     if module.heads > MOST_HEADS or (call.wants_weights and run.dropout is not None):
         return _gat_pieces(module, call, run)
     is_single = not call.is_bipartite and module.lin is not None
-    plan = _plan(module, call, "gat", 1, is_single and not call.wants_weights)
+    run, choice = _leanly(run, _plan(module, call, "gat", 1, is_single and not call.wants_weights))
     edge = _gat_edge_scores(module, call, lanes)
     res = module.res
     addend = None if res is None or own is None else project(buffers, own, res.weight.t())
     is_inside = module.concat and not call.wants_weights
     inside: dict[str, Any] = {"addend": addend, "bias": module.bias} if is_inside else {}
-    if is_single and plan.choice == "recompute":
+    if is_single and choice == "recompute":
         weight = module.lin.weight
         vectors = torch.cat(
             [_folded(weight, module.att_src, lanes), _folded(weight, module.att_dst, lanes)], 1
         )
         out = attend_raw(run, call.source, weight.t(), vectors, edge=edge, bias=inside.get("bias"))
         return _joined(module, out, addend, None if is_inside else module.bias)
-    if is_single and plan.choice == "gat" and not call.wants_weights:
+    if is_single and choice == "gat" and not call.wants_weights:
         z = project(buffers, call.source, module.lin.weight.t())
         vectors = torch.cat([_spread(module.att_src, lanes), _spread(module.att_dst, lanes)], 1)
         out = attend_gat(run, width, z, vectors=vectors, edge=edge, **inside)
@@ -325,7 +332,7 @@ def _gatv2(module: Any, call: AttentionCall) -> Any:
     assert own is not None
     if call.edge_attr is not None or call.wants_weights or module.heads > MOST_HEADS:
         return _gatv2_pieces(module, call, run, own)
-    _plan(module, call, "leaky", 1 if module.share_weights else 2, False)
+    run, _ = _leanly(run, _plan(module, call, "leaky", 1 if module.share_weights else 2, False))
     addend = None if module.res is None else project(run.buffers, own, module.res.weight.t())
     left, right = module.lin_l, module.lin_r
     target: Tensor | None = None
@@ -401,7 +408,7 @@ def _transformer(module: Any, call: AttentionCall) -> Any:
     if call.edge_attr is not None or call.wants_weights or module.heads > MOST_HEADS:
         return _transformer_pieces(module, call, run, own)
     has_skip = module.root_weight and module.concat and module.lin_beta is None
-    _plan(module, call, "dot", 4 if has_skip else 3, False)
+    run, _ = _leanly(run, _plan(module, call, "dot", 4 if has_skip else 3, False))
     query = _scaled_query(module)
     sources = [(module.lin_key.weight, module.lin_key.bias), (module.lin_value.weight, module.lin_value.bias)]
     targets = [query, *([(module.lin_skip.weight, module.lin_skip.bias)] if has_skip else [])]
