@@ -148,9 +148,15 @@ class _Side:
         assert self.x.grad is not None
         return out, self.x.grad
 
+    @property
+    def has_twins(self) -> bool:
+        """Whether it runs on the representatives of twins."""
+        return bool(self.module._plait_plan_session.has_twins)
+
     def steps(self) -> list[tuple[str, str]]:
         """What the plan does, in order, and with what."""
-        return [(s.step.op, s.price.backend) for layer in self.module.plan.layers for s in layer.steps]
+        steps = [(s.step.op, s.price.backend) for layer in self.module.plan.layers for s in layer.steps]
+        return [*steps, ("layer", "twins")] if self.has_twins else steps
 
 
 def _compared(layer: str, graph: Graph) -> dict[str, object]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 from plait.cost.machine import MachineProfile
-from plait.cost.price import ChainRequest, Pricer, Request
+from plait.cost.price import ChainRequest, Price, Pricer, Request
 from plait.cost.work import Matrix, Sizes, size_of
 from plait.errors import PlanError
 from plait.ir import Expr, formula
@@ -40,12 +40,56 @@ class Problem:
     memory_limit: int | None = None
     calls: int = 200  # calls over which hoisted work is spread
     layer: str = "layer"
+    _known: dict[tuple[int, bool], tuple[Expr, Matrix]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+
+    def matrix(self, expr: Expr, is_transposed: bool) -> Matrix:
+        """What the cost model knows of a constant or its transpose: one object for one expression."""
+        found = self._known.get((id(expr), is_transposed))
+        if found is None:
+            matrix = self.matrices(expr)
+            found = (expr, matrix.transposed() if is_transposed else matrix)
+            self._known[id(expr), is_transposed] = found
+        return found[1]
+
+
+class _Pricer(Pricer):
+    """Prices a step once: candidates of one layer share most of theirs."""
+
+    def __init__(self, problem: Problem):
+        super().__init__(problem.machine, problem.float_bytes, problem.threads)
+        self._steps: dict[object, Price] = {}
+
+    def price(self, request: Request) -> Price:
+        key = _key(request)
+        if key not in self._steps:
+            self._steps[key] = super().price(request)
+        return self._steps[key]
+
+    def chain(self, request: ChainRequest) -> Price:
+        gather = None if request.gather is None else _key(request.gather)
+        key = (gather, *(getattr(request, name) for name in _CHAIN))
+        if key not in self._steps:
+            self._steps[key] = super().chain(request)
+        return self._steps[key]
+
+
+_CHAIN = tuple(part.name for part in fields(ChainRequest) if part.name != "gather")
+
+
+def _key(request: Request) -> tuple[object, ...]:
+    """Matrices by identity: `Problem.matrix` gives one object for one constant."""
+    return (
+        request.op, request.rows, request.cols, request.inner, id(request.matrix), request.has_source,
+        request.addends, request.parts, request.is_sparse_left,
+    )  # fmt: skip
 
 
 def survey(problem: Problem) -> list[LayerPlan]:
     """Every candidate that no other beats for all inputs, priced for this one; chained ones too."""
     survivors, _ = prune(problem.forms, problem.wrt, problem.constant, bool(problem.features))
-    pricer = Pricer(problem.machine, problem.float_bytes, problem.threads)
+    pricer = _Pricer(problem)
     plans = [plan for survivor in survivors for plan in _priced(survivor, problem, pricer)]
     return _with_chains(plans, problem, pricer)
 
@@ -274,8 +318,7 @@ def _request(step: Step, program: Program, problem: Problem, sparse: Mapping[str
     if step.op in ("rows_of", "columns_of"):
         return None
     if step.op in ("spmm", "extremum", "extremum_gather"):
-        matrix = problem.matrices(program.constants[step["matrix"]])
-        matrix = matrix.transposed() if step.is_transposed else matrix
+        matrix = problem.matrix(program.constants[step["matrix"]], step.is_transposed)
         has_source = step.get("source") is not None
         return Request(step.op, rows, cols, 0, matrix, has_source, addends)
     if step.op == "gemm" and step["x"] in sparse:
@@ -304,8 +347,7 @@ def _chain_request(step: Step, program: Program, problem: Problem) -> ChainReque
 
     block, gather = step.get("block"), None
     if block is not None:
-        matrix = problem.matrices(program.constants[step["matrix"]])
-        matrix = matrix.transposed() if step.is_transposed else matrix
+        matrix = problem.matrix(program.constants[step["matrix"]], step.is_transposed)
         addends = int(step.get("block_addend") is not None)
         has_source = step.get("source") is not None
         gather = Request("spmm", matrix.rows, columns(block), 0, matrix, has_source, addends)
@@ -342,15 +384,16 @@ def _peak_bytes(
     for name in (*each.outputs, *(backward.outputs if backward else ())):
         if name in made:
             last[name] = len(steps)
+    ended = [0] * (len(steps) + 1)
     alive = peak = 0
     for k, (program, step) in enumerate(steps):
         if step.op not in ("columns_of", "rows_of"):
-            alive += sum(_bytes(program, name, problem, sparse) for name in {step.out, *step.more})
+            for name in {step.out, *step.more}:
+                size = _bytes(program, name, problem, sparse)
+                alive += size
+                ended[max(k, last[name])] += size
         peak = max(peak, alive)
-        for program_of, other in steps[: k + 1]:
-            if other.op not in ("columns_of", "rows_of"):
-                ended = [name for name in {other.out, *other.more} if last[name] == k]
-                alive -= sum(_bytes(program_of, name, problem, sparse) for name in ended)
+        alive -= ended[k]
     return hoisted + peak
 
 

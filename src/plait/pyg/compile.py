@@ -17,8 +17,10 @@ from plait.errors import InputError
 from plait.plan.plan import NotPlanned, Plan
 from plait.pyg.lower import is_conv
 from plait.pyg.planned import PlannedLayer, is_disabled, planned_class
+from plait.runtime.folded import unfolded
 from plait.runtime.forms import chosen_names
 from plait.runtime.session import Options, Session
+from plait.runtime.twins import find_twins
 
 __all__ = ["compile", "explain"]
 
@@ -46,8 +48,9 @@ def compile(
     only those and leaves zeros elsewhere. `memory_limit` bounds the bytes a layer's plan may hold. `epochs`
     is how many steps work done once is spread over. `mode` is "training" or "inference" for the plan made now
     (default: model.training). `forms` names the graph forms that may be used, where a timed check says so:
-    "csr", "hag" (shared neighbours summed once), and, only where named, "diff" (rows as differences: often
-    faster, but outliers cancel); without "csr" the other one is used untimed.
+    "csr", "hag" (shared neighbours summed once), "twins" (nodes no layer can tell apart computed once), and,
+    only where named, "diff" (rows as differences: often faster, but outliers cancel); without "csr" the
+    others are used untimed.
     The model handed in is not changed; the compiled one shares its parameters.
     """
     _check_arguments(model, memory_limit, epochs, mode)
@@ -140,6 +143,10 @@ class CompiledModel:
     plait_root: type[nn.Module]
     _plait_plan_session: Session
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        out = super().__call__(*args, **kwargs)  # type: ignore[misc]
+        return unfolded(out) if self._plait_plan_session.has_twins else out
+
     @property
     def plan(self) -> Plan:
         """The latest plan of every layer, in the order they ran."""
@@ -204,14 +211,26 @@ def _look_ahead(model: nn.Module, session: Session, data: Any, mode: str) -> Non
     ran: list[nn.Module] = []
     with _quietly(model), _recorded(model, ran), torch.set_grad_enabled(mode == "training"):
         out = model(*arguments)
-    if session.find_forms():
-        with _quietly(model), torch.set_grad_enabled(mode == "training"):
-            out = model(*arguments)
     if mode == "training" and session.options.rows is not None:
         _restrict_last(model, session, ran, out, data)
-        if session.restricted_layer is not None:
-            with _quietly(model), torch.set_grad_enabled(True):
-                model(*arguments)
+    run = functools.partial(_run_once, model, arguments, mode == "training")
+    if session.restricted_layer is not None:
+        session.forget(session.restricted_layer)
+        run()
+    find_twins(session, run)
+    if session.find_forms():
+        run()
+
+
+def _run_once(model: nn.Module, arguments: tuple[Any, ...], with_grad: bool, backward: bool = False) -> Any:
+    """What the model gives, with the gradients behind it where asked for; nobody's own .grad is touched."""
+    with _quietly(model), torch.set_grad_enabled(with_grad):
+        out = model(*arguments)
+        if not backward or not isinstance(out, Tensor) or not out.requires_grad:
+            return out
+        wanted: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
+        wanted += [a for a in arguments if isinstance(a, Tensor) and a.requires_grad]
+        return out, torch.autograd.grad(out, wanted, torch.ones_like(out), allow_unused=True)
 
 
 def _restrict_last(model: nn.Module, session: Session, ran: list[nn.Module], out: Any, data: Any) -> None:

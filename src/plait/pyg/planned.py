@@ -20,6 +20,7 @@ from plait.pyg.lower import Call, Lowered, NotLowered, lower, not_as_written
 from plait.pyg.operators import Operator, propagate
 from plait.pyg.recall import Seen, call_key
 from plait.runtime.constants import Constants
+from plait.runtime.folded import unfolded
 from plait.runtime.session import Edges, Session
 
 __all__ = ["PlannedLayer", "is_disabled", "planned_class"]
@@ -44,6 +45,10 @@ class PlannedLayer:
         if is_disabled():
             return self.plait_original.forward(self, *args, **kwargs)
         session = self._plait_session
+        if (
+            session.has_twins and layer_of(cast("nn.Module", self)) is not None
+        ):  # its passes read memory, a row for every node
+            args, kwargs = unfolded(args), unfolded(kwargs)
         key = _key(self, args, kwargs)
         run = None if key is None else session.recall(key)
         if run is None:
@@ -51,7 +56,7 @@ class PlannedLayer:
             if isinstance(run, str):
                 session.not_planned[self._plait_name] = run
                 session.plans.pop(self._plait_name, None)  # an earlier call may have been planned
-                return self.plait_original.forward(self, *args, **kwargs)
+                return self.plait_original.forward(self, *unfolded(args), **unfolded(kwargs))
             if not isinstance(run, _Prepared):
                 session.not_planned.pop(self._plait_name, None)
                 return run()

@@ -53,8 +53,8 @@ __all__ = [
     "with_form_text",
 ]
 
-NAMES = ("csr", "hag", "diff")
-USUAL = ("csr", "hag")
+NAMES = ("csr", "hag", "diff", "twins")
+USUAL = ("csr", "hag", "twins")
 
 MARGIN = 1.05
 """Least measured gain for which a form is used: a timing of a busy machine is a few per cent wrong."""
@@ -196,7 +196,7 @@ class Forms:
         `seconds` per call, by the plan with CSR: of the products with its matrix, and of everything. `key`
         names the matrix the form is for ("max" for maxima); `matrix` makes it where it has loops besides.
         """
-        names = [name for name in self.names if name != "csr"]
+        names = [name for name in self.names if name in _BUILD]
         if not names or (self.calls < FEWEST_CALLS and not self.is_forced):
             return None
         place = (id(graph), dtype, key)
@@ -232,7 +232,7 @@ class Forms:
             value = matrix()
             searched, pattern = value.graph, lambda is_transposed: value.operands(is_transposed)[0]
         is_extremum = key == "max"
-        names = [n for n in self.names if n != "csr" and not (is_extremum and n == "diff")]
+        names = [n for n in self.names if n in _BUILD and not (is_extremum and n == "diff")]
         made, said = [], len(self.notes)
         for name in names:
             may_overlap = is_extremum and not any(use.is_counted for use in uses)

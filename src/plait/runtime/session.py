@@ -32,9 +32,11 @@ from plait.plan.search import Problem, search
 from plait.runtime import executor
 from plait.runtime.buffers import Buffers
 from plait.runtime.constants import Constants, SparseValue, from_dense
+from plait.runtime.folded import Folded, unfolded
 from plait.runtime.forms import USUAL, Forms, adopt, with_form_text
 from plait.runtime.lstm import Prefixes
 from plait.runtime.orders import EdgeOrders
+from plait.runtime.quotient import Quotient, Quotients
 
 __all__ = ["Edges", "Options", "Session"]
 
@@ -66,7 +68,9 @@ class Edges:
     constants: dict[Any, Constants] = field(default_factory=dict)
     runs: OrderedDict[Any, executor.Run] = field(default_factory=OrderedDict)
     fused_plans: dict[Any, FusedPlan] = field(default_factory=dict)  # of layers with passes of their own
-    restricted: dict[int, tuple[Constants, Constants]] = field(default_factory=dict)  # (all rows, some)
+    quotients: Quotients | None = None  # its twins, where layers run on representatives
+    smaller: Edges | None = None  # the graph between representatives
+    restricted: dict[Any, tuple[Constants, Constants]] = field(default_factory=dict)  # (all rows, some)
     key: Any = None  # what the session knows it by
     calls: list[Any] = field(default_factory=list)  # keys of calls on it that the session remembers
     weights: dict[Any, torch.Tensor | None] = field(default_factory=dict)  # of the constants: addresses stay
@@ -127,6 +131,7 @@ class Session:
         self.choose: Callable[[Problem], LayerPlan] = search
         self.notes: list[str] = []
         self.forms = Forms(self.options.forms, self.options.calls)
+        self.has_twins = False  # some layer's output may be folded
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Session:
         """A copied model starts with empty caches: it may meet other graphs."""
@@ -176,14 +181,27 @@ class Session:
 
     def find_forms(self) -> bool:
         """Look for other forms of the graphs planned so far; where one is found, plans are made anew."""
-        changed = [edges for edges in self.edges.values() if adopt(self.forms, edges.runs.values())]
+        known = [*self.edges.values(), *(e.smaller for e in self.edges.values() if e.smaller is not None)]
+        changed = [edges for edges in known if adopt(self.forms, edges.runs.values())]
         for edges in changed:
             edges.runs.clear()
-        for run in (run for edges in self.edges.values() for run in edges.runs.values()):
+        for run in (run for edges in known for run in edges.runs.values()):
             before, run.plan = run.plan, with_form_text(run.plan, run.constants)
             if self.plans.get(before.layer) is before:
                 self.plans[before.layer] = run.plan
         return bool(changed)
+
+    def use_twins(self, edges: Edges, quotients: Quotients | None) -> None:
+        """Run the layers on this graph by its twins, or not; plans made the other way are dropped."""
+        edges.quotients, edges.smaller = quotients, None
+        edges.runs.clear()
+        self.has_twins = any(known.quotients is not None for known in self.edges.values())
+
+    def forget(self, layer: str) -> None:
+        """Drop the plans of a layer that will run another way."""
+        for edges in self.edges.values():
+            for key in [key for key in edges.runs if key[0] == layer]:
+                del edges.runs[key]
 
     # Inputs that stay the same ----------------------------------------------------------------
 
@@ -222,28 +240,66 @@ class Session:
         inputs: Mapping[str, torch.Tensor | None],
     ) -> torch.Tensor:
         """The value of one planned expression of a layer."""
+        is_restricted = layer == self.restricted_layer and torch.is_grad_enabled()
+        if self.has_twins:
+            quotients = None if is_restricted else edges.quotients
+            expressions = _with_identity(forms, constants)
+            found = None if quotients is None else quotients.of(layer, constants, expressions, inputs["X"])
+            if found is not None:
+                return self._folded(layer, edges, constants, found, inputs)
+            inputs = unfolded(dict(inputs))
+        if not is_restricted:
+            return self._apply(layer, edges, constants, forms, inputs)
+        return self._spread(self._apply(layer, edges, constants, forms, inputs, self.options.rows), constants)
+
+    def _folded(
+        self,
+        layer: str,
+        edges: Edges,
+        constants: Constants,
+        found: Quotient,
+        inputs: Mapping[str, torch.Tensor | None],
+    ) -> torch.Tensor:
+        """One row for each class of twins: those of the whole input, or of one that is folded itself."""
+        x = inputs["X"]
+        if not isinstance(x, Folded):
+            rows = found.classes.representatives
+            return found.fold(self._apply(layer, edges, constants, found.forms, inputs, rows))
+        if edges.smaller is None:
+            edges.smaller = Edges(found.small.graph, ())
+        kept = {**inputs, "X": x.rows()}
+        return found.fold(self._apply(layer, edges.smaller, found.small, found.small_forms, kept))
+
+    def _apply(
+        self,
+        layer: str,
+        edges: Edges,
+        constants: Constants,
+        forms: tuple[Expr, ...],
+        inputs: Mapping[str, torch.Tensor | None],
+        rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """The value of the expression, or its rows with these numbers."""
         given = {name: value for name, value in inputs.items() if value is not None}
         x = given["X"]
         with_grad = torch.is_grad_enabled()
         signature = tuple((name, t.shape, with_grad and t.requires_grad) for name, t in given.items())
         seen = self.watch(x)
-        is_restricted = layer == self.restricted_layer and with_grad
         key = (
             layer,
             id(forms),
             id(constants),
             signature,
             None if seen is None else seen.token,
-            is_restricted,
+            None if rows is None else id(rows),
         )
         run = edges.runs.get(key)
         if run is None:
-            run = self._planned(layer, edges, constants, forms, given, signature, seen, is_restricted)
+            run = self._planned(layer, edges, constants, forms, given, signature, seen, rows)
             edges.remember(key, run)
         self.plans[layer] = run.plan
         run.trace = self.trace
-        out = executor.apply(run, given)
-        return self._spread(out, constants) if is_restricted else out
+        return executor.apply(run, given)
 
     def _spread(self, out: torch.Tensor, constants: Constants) -> torch.Tensor:
         """The wanted rows in their places, zeros elsewhere."""
@@ -261,11 +317,11 @@ class Session:
         given: Mapping[str, torch.Tensor],
         signature: tuple[tuple[str, torch.Size, bool], ...],
         seen: _Watched | None,
-        is_restricted: bool,
+        rows: torch.Tensor | None,
     ) -> executor.Run:
         expressions = _with_identity(forms, constants)
-        if is_restricted:
-            constants = self._restricted(edges, constants)
+        if rows is not None:
+            constants = self._restricted(edges, constants, rows)
             expressions = _restrict(expressions)
         wrt = tuple(name for name, _, wants in signature if wants) or None
         sparse = None if seen is None else self._sparse_view(seen, given["X"])
@@ -302,13 +358,14 @@ class Session:
             self._plans_by_size[key] = self.choose(problem)
         return self._plans_by_size[key]
 
-    def _restricted(self, edges: Edges, constants: Constants) -> Constants:
-        whole, restricted = edges.restricted.get(id(constants), (None, None))
-        if restricted is None or whole is not constants:
+    def _restricted(self, edges: Edges, constants: Constants, rows: torch.Tensor) -> Constants:
+        key = (id(constants), id(rows))
+        whole, restricted = edges.restricted.get(key, (None, None))
+        if restricted is None or whole is not constants or restricted.rows is not rows:
             restricted = Constants(
-                constants.graph, constants.weight, constants.diagonals, constants.dtype, self.options.rows
+                constants.graph, constants.weight, constants.diagonals, constants.dtype, rows
             )
-            edges.restricted[id(constants)] = (constants, restricted)
+            edges.restricted[key] = (constants, restricted)
         return restricted
 
     def _hoist(

@@ -1,0 +1,135 @@
+"""Whether a model's layers run on the representatives of twins: looked for, checked, timed, then decided."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plait.errors import InputError
+from plait.measure import time_calls
+from plait.runtime.forms import FEWEST_CALLS, MARGIN
+from plait.runtime.quotient import Quotients
+from plait.runtime.session import Edges, Session
+
+__all__ = ["find_twins"]
+
+_SECONDS, _SECONDS_PER_NODE, _SECONDS_PER_EDGE = 0.005, 4e-7, 1e-8
+"""What looking for twins takes (tu_collab, one thread: 0.15 s for 24.6 M edges)."""
+_LARGEST_SEARCH = 0.02  # of the run's seconds
+_CHECK_SECONDS = 2.0
+_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
+"""Largest difference, as a share of the largest entry, that another order of summation may leave."""
+
+Call = Callable[..., Any]
+"""Runs the model once; with backward=True its gradients too."""
+
+
+def find_twins(session: Session, run: Call) -> None:
+    """Let layers run on representatives where a timed step of the whole model says that it is faster.
+
+    A model whose code between layers does something to whole matrices that plait does not see through gives
+    other values or gradients then, or fails; it keeps whole matrices.
+    """
+    forms = session.forms
+    if "twins" not in forms.names or (forms.calls < FEWEST_CALLS and not forms.is_forced):
+        return
+    for edges in list(session.edges.values()):
+        text = _not_worth_looking(session, edges)
+        quotients = Quotients(edges.graph) if text is None else None
+        if quotients is None or quotients.classes is None:
+            if text is not None:
+                session.notes.append(text)
+            continue
+        session.notes.append(_decide(session, edges, quotients, run))
+
+
+def _not_worth_looking(session: Session, edges: Edges) -> str | None:
+    if session.forms.is_forced:
+        return None
+    step = sum(run.plan.seconds for run in edges.runs.values())
+    graph = edges.graph
+    looking = _SECONDS + _SECONDS_PER_NODE * graph.num_nodes + _SECONDS_PER_EDGE * graph.num_edges
+    if looking <= _LARGEST_SEARCH * step * session.forms.calls:
+        return None
+    return f"twins not looked for: {session.forms.calls} calls of {step * 1e3:.2g} ms do not pay for it"
+
+
+def _decide(session: Session, edges: Edges, quotients: Quotients, run: Call) -> str:
+    """Use the twins, or not; why, in words."""
+    assert quotients.classes is not None
+    twins = quotients.classes.twins
+    counts = f"{twins.num_nodes:,} nodes are {twins.num_classes:,} classes of twins"
+    expected = run(backward=True)
+    session.use_twins(edges, quotients)
+    problem = None
+    try:
+        found = run(backward=True)
+    except (RuntimeError, ValueError, TypeError, InputError) as error:
+        problem = f"the model's own code fails on representatives ({str(error).splitlines()[0]})"
+    else:
+        if not quotients.layers:
+            problem = "no layer gives twins equal rows whatever its input"
+        elif not _is_close(found, expected):
+            problem = "the model's own code does not give the same on representatives"
+    if problem is None and session.forms.is_forced:
+        return f"form twins is forced: {counts}"
+    if problem is None:
+        gain = _gain(session, edges, quotients, run)
+        if gain >= MARGIN:
+            session.use_twins(edges, quotients)
+            run()
+            whole = ", ".join(sorted(quotients.wholes))
+            needed = f"; whole matrices for {whole}" if whole else ""
+            layers = ", ".join(sorted(quotients.layers))
+            return (
+                f"form twins pays: {counts}; timed {gain:.2f}x a step without; {layers} run on them{needed}"
+            )
+        problem = f"timed {gain:.2f}x a step without"
+    session.use_twins(edges, None)
+    run()
+    return f"form twins not used: {counts}, but {problem}"
+
+
+def _gain(session: Session, edges: Edges, quotients: Quotients, run: Call) -> float:
+    """Seconds of a step of the whole model on whole matrices over those on representatives, taken in turns.
+
+    Both sides keep their plans between turns.
+    """
+    kept: dict[bool, Any] = {
+        True: (quotients, edges.smaller, edges.runs),
+        False: (None, None, type(edges.runs)()),
+    }
+
+    def side(is_folded: bool) -> Callable[[], object]:
+        def step() -> object:
+            edges.quotients, edges.smaller, edges.runs = kept[is_folded]
+            out = run(backward=True)
+            kept[is_folded] = (edges.quotients, edges.smaller, edges.runs)
+            return out
+
+        return step
+
+    timing = time_calls(
+        {"whole": side(False), "twins": side(True)},
+        warmup=1, min_repeats=3, max_repeats=9, budget_seconds=_CHECK_SECONDS, target_spread=0.02,
+    )  # fmt: skip
+    whole, twins = timing["whole"], timing["twins"]
+    return min(whole.median / twins.median, whole.p20 / twins.p20)
+
+
+def _is_close(ours: Any, expected: Any) -> bool:
+    if isinstance(expected, tuple | list):
+        is_alike = type(ours) is type(expected) and len(ours) == len(expected)
+        return is_alike and all(_is_close(a, b) for a, b in zip(ours, expected, strict=True))
+    if not isinstance(ours, Tensor) or not isinstance(expected, Tensor):
+        return type(ours) is type(expected)
+    if ours.shape != expected.shape:
+        return False
+    if not ours.dtype.is_floating_point or not ours.numel():
+        return bool(torch.equal(ours, expected))
+    largest = float(expected.detach().abs().max()) or 1.0
+    error = float((ours.detach() - expected.detach()).abs().max())
+    return error <= _TOLERANCE.get(ours.dtype, 1e-4) * largest

@@ -1,0 +1,126 @@
+"""runtime/folded: a folded matrix is the whole one to every function, values and gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch_geometric.nn import global_add_pool, global_max_pool, global_mean_pool
+
+from plait.errors import InputError
+from plait.graph import generate
+from plait.graph.twins import closed_twins
+from plait.runtime.folded import Classes, Folded, unfolded
+
+
+def classes() -> Classes:
+    twins = closed_twins(generate.cliques(3, 4))
+    assert twins is not None
+    return Classes(twins)
+
+
+BATCH = torch.tensor([0, 0, 0, 0, 1, 1, 1, 2, 2, 2, 2, 2])
+W = torch.arange(15.0).reshape(3, 5) / 7
+WIDE = torch.arange(60.0).reshape(12, 5)
+OFFSETS = torch.tensor([0, 4, 7, 12])
+
+FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {  # and whether the rows kept are enough
+    "relu": (lambda h: h.relu(), True),
+    "F.relu": (functional.relu, True),
+    "leaky_relu": (lambda h: functional.leaky_relu(h, 0.2), True),
+    "linear": (lambda h: functional.linear(h, W, torch.ones(3)), True),
+    "times a number": (lambda h: 2 * h + 1, True),
+    "plus a row": (lambda h: h + torch.arange(5.0), True),
+    "plus itself": (lambda h: h + h.relu(), True),
+    "softmax": (lambda h: h.softmax(1), True),
+    "log_softmax": (lambda h: functional.log_softmax(h, dim=-1), True),
+    "layer_norm": (lambda h: functional.layer_norm(h, (5,)), True),
+    "cat": (lambda h: torch.cat([h, h.relu()], dim=-1), True),
+    "no dropout": (lambda h: functional.dropout(h, 0.0), True),
+    "mean over graphs": (lambda h: global_mean_pool(h, BATCH), True),
+    "sum over graphs": (lambda h: global_add_pool(h, BATCH), True),
+    "segment mean": (lambda h: torch.segment_reduce(h, "mean", offsets=OFFSETS, axis=0), True),
+    "segment sum": (lambda h: torch.segment_reduce(h, "sum", lengths=OFFSETS.diff(), axis=0), True),
+    "max over graphs": (lambda h: global_max_pool(h, BATCH), False),
+    "plus a matrix": (lambda h: h + WIDE, False),
+    "softmax over nodes": (lambda h: h.softmax(0), False),
+    "sum": (lambda h: h.sum(), False),
+    "rows": (lambda h: h[torch.tensor([1, 5, 5])], False),
+    "batch_norm": (lambda h: functional.batch_norm(h, None, None, training=True), False),
+    "transpose": (lambda h: h.t() @ WIDE, False),
+    "cat of rows": (lambda h: torch.cat([h, h]), False),
+    "dropout that is off": (lambda h: functional.dropout(h, 0.5, training=False), False),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_of_a_folded_matrix_are_those_of_the_whole(name: str) -> None:
+    function, is_enough = FUNCTIONS[name]
+    kept = classes()
+    rows = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
+    plain, folded = rows.clone().requires_grad_(), rows.clone().requires_grad_()
+    heard: list[str] = []
+    expected = function(plain[torch.from_numpy(kept.twins.members).long()])
+    found = unfolded(function(Folded.of(folded * 1, kept, heard.append)))
+    assert type(found) is Tensor
+    torch.testing.assert_close(found, expected)
+    weights = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1))
+    (expected * weights).sum().backward()
+    (found * weights).sum().backward()
+    torch.testing.assert_close(folded.grad, plain.grad)
+    assert bool(heard) is not is_enough
+
+
+def test_it_has_the_whole_matrix_s_shape_and_asks_for_nothing() -> None:
+    heard: list[str] = []
+    folded = Folded.of(torch.zeros(3, 5), classes(), heard.append)
+    assert folded.shape == (12, 5)
+    assert folded.size(0) == 12
+    assert len(folded) == 12
+    assert folded.numel() == 60
+    assert folded.dim() == 2
+    assert folded.dtype == torch.float32
+    assert not folded.requires_grad
+    assert folded.device.type == "cpu"
+    assert folded.new_zeros(2).shape == (2,)
+    assert heard == []
+    assert "0." in repr(folded)
+
+
+def test_in_place_functions_of_rows_change_the_matrix() -> None:
+    folded = Folded.of(-torch.ones(3, 5), classes())
+    functional.relu(folded, inplace=True)
+    assert bool((unfolded(folded) == 0).all())
+
+
+def test_other_in_place_functions_are_refused() -> None:
+    folded = Folded.of(torch.ones(3, 5), classes())
+    with pytest.raises(InputError, match=r"fill_.*forms"):
+        folded.fill_(2.0)
+
+
+def test_its_memory_is_not_handed_out() -> None:
+    folded = Folded.of(torch.ones(3, 5), classes())
+    with pytest.raises(InputError, match=r"data_ptr.*forms"):
+        folded.data_ptr()
+    assert folded.numpy().shape == (12, 5)
+
+
+def test_groups_may_cut_through_classes_and_change() -> None:
+    kept = classes()
+    batch = torch.tensor([0, 1] * 6)
+    folded = Folded.of(torch.randn(3, 5), kept)
+    torch.testing.assert_close(global_mean_pool(folded, batch), global_mean_pool(folded.whole(), batch))
+    batch[0] = 1
+    torch.testing.assert_close(global_mean_pool(folded, batch), global_mean_pool(folded.whole(), batch))
+
+
+def test_unfolded_looks_inside_containers() -> None:
+    folded = Folded.of(torch.ones(3, 5), classes())
+    out = unfolded({"a": (folded, [folded, 3])})
+    assert out["a"][0].shape == out["a"][1][0].shape == (12, 5)
+    assert out["a"][1][1] == 3
+    assert type(out["a"][0]) is Tensor
