@@ -119,7 +119,7 @@ def time_calls(
     max_repeats: int = 200,
     target_spread: float = 0.02,
     min_sample_seconds: float = 0.002,
-    before: Call | None = None,
+    before: Call | Mapping[str, Call] | None = None,
     clock: Clock = wall_clock,
 ) -> dict[str, Timing]:
     """The timing of every variant, taken in interleaved rounds so that a slow spell of the machine hits all.
@@ -132,7 +132,8 @@ def time_calls(
     compared with times of another hour. Only a variant over 8 times slower than the fastest stops after 3
     samples, and its time is not taken from the budget of the close ones.
 
-    `before` runs ahead of every sample, off the clock (flushing a cache, say). `clock` measures a sample.
+    `before` runs ahead of every sample, off the clock (flushing a cache, say), or ahead of those of the
+    variants it names. `clock` measures a sample.
     """
     _check(variants, warmup, repeats, min_repeats, budget_seconds)
     rounds = max(min_repeats, 1) if repeats is None else repeats
@@ -152,8 +153,9 @@ def time_calls(
                 break
             for k in range(len(running)):
                 lane = running[(k + number) % len(running)]
-                if before is not None:
-                    before()
+                ahead = before.get(lane.name) if isinstance(before, Mapping) else before
+                if ahead is not None:
+                    ahead()
                 seconds = lane.sample(clock)
                 used += 0.0 if lane.is_slow else seconds
     finally:

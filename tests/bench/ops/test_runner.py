@@ -187,3 +187,23 @@ def test_visits_are_spread_and_their_samples_joined(monkeypatch: pytest.MonkeyPa
         seconds: Any = record.result["seconds"]
         assert seconds["visit_repeats"] == [2, 2]
         assert seconds["repeats"] == len(seconds["samples_seconds"]) == 4
+
+
+def test_cases_that_differ_in_their_zeros_are_timed_on_the_same_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    zeros = (0.0, 0.5, 0.99)
+    bout = tuple(
+        make_case("index_select", edges=40, nodes=30, width=8, value_sparsity=z, threads=1) for z in zeros
+    )
+    seen: list[list[Any]] = []
+    monkeypatch.setattr(runner, "_time", lambda lanes, case, options: seen.append(list(lanes)) or {})
+    measure(bout, quick())
+    lanes = [lane for lane in seen[0] if lane.variant == "torch"]
+    assert len({id(lane.call) for lane in lanes}) == 1
+    answers = []
+    for lane in lanes:
+        lane.load()
+        assert lane.checker.error(lane.call) <= lane.checker.tolerance
+        answers.append(float((lane.call() == 0).float().mean()))
+    assert answers[0] < 0.2 < answers[1] < 0.8 < answers[2]

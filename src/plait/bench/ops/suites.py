@@ -80,9 +80,8 @@ def _paper(device: str) -> Iterator[Bout]:
 
 
 def _value_zeros(device: str) -> Iterator[Bout]:
-    side = 1000 * (4 if device == "cuda" else 1)
-    # beyond the caches: where every operand lies in them decides more than a few percent
-    square = {"edges": 2 * side, "nodes": 2 * side, "width": 2 * side}
+    side = 4000 if device == "cuda" else 800
+    square = {"edges": side, "nodes": side, "width": side}
     for op in ("index_select", "gather", "index_add", *_SCATTERS[:-1]):
         order = {} if op == "gather" else {"order": "random"}
         yield _together(op, device, "value_sparsity", _VALUE_ZEROS, **square, **order)
