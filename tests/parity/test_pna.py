@@ -12,8 +12,9 @@ import plait
 from plait.cost.machine import default_profile
 from plait.cost.work import Matrix, Uniform
 from plait.plan import pna as plan
+from plait.runtime import messages
 from tests.parity.harness import agree
-from tests.parity.test_attention import WIDTH, N, drawn, edges, features
+from tests.parity.test_attention import WIDTH, N, WithEdges, drawn, edges, features
 
 AGGREGATORS = ["mean", "min", "max", "std"]
 SCALERS = ["identity", "amplification", "attenuation"]
@@ -102,16 +103,59 @@ def test_inputs_without_gradients_and_target_to_source() -> None:
     agree(layer().requires_grad_(False), features(), edges(), wants_grad=False)
 
 
-@pytest.mark.parametrize("options", [{"pre_layers": 2}, {"aggregators": ["median"]}], ids=str)
+@pytest.mark.parametrize("options", [{"act": "prelu", "pre_layers": 2}, {"aggregators": ["median"]}], ids=str)
 def test_what_is_not_lowered_runs_in_pyg_and_says_why(options: dict[str, Any]) -> None:
     compiled = agree(layer(**options), features(), edges(), must_plan=False)
     assert "lowered" in str(compiled.plan.not_planned)
 
 
-def test_edge_features_run_in_pyg() -> None:
-    compiled = plait.compile(layer(edge_dim=2))
-    assert compiled(features(), edges(), torch.randn(edges().shape[1], 2)).shape == (N, 6)
-    assert "edge features" in str(compiled.plan.not_planned)
+HUB = torch.stack([torch.arange(1000) % N, torch.zeros(1000, dtype=torch.int64)])
+IN_BLOCKS: list[dict[str, Any]] = [
+    {"edge_dim": 3},
+    {"edge_dim": 1, "towers": 3},
+    {"edge_dim": 50, "towers": 2, "divide_input": True, "post_layers": 2},
+    {"edge_dim": 4, "aggregators": ["sum", "var"], "scalers": ["linear", "identity"]},
+    {"pre_layers": 2},
+    {"pre_layers": 3, "towers": 2, "act": "leaky_relu", "aggregators": ["sum", "mean", "max"]},
+    {"pre_layers": 2, "towers": 2, "divide_input": True, "edge_dim": 7, "post_layers": 2},
+]
+
+
+@pytest.mark.parametrize("choice", ["after", "before"])
+@pytest.mark.parametrize("options", IN_BLOCKS, ids=str)
+def test_messages_in_blocks_agree_to_double_precision(
+    options: dict[str, Any], choice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = plan.candidates
+    monkeypatch.setattr(plan, "candidates", lambda p: [c for c in found(p) if c.name == choice])
+    module = layer(dtype=torch.float64, **options)
+    x, width = features(dtype=torch.float64), options.get("edge_dim")
+    for given in (edges(), edges().repeat(1, 3), HUB, HUB[:, :0]):
+        if width is None:
+            agree(module, x, given)
+        else:
+            attr = torch.randn(given.shape[1], width, generator=torch.Generator().manual_seed(3)).double()
+            agree(WithEdges(module, attr), x, given, calls=2)
+
+
+@pytest.mark.parametrize("options", [{"edge_dim": 5}, {"pre_layers": 2}], ids=str)
+def test_messages_in_blocks_in_single_precision(options: dict[str, Any]) -> None:
+    module = layer(33, 6, ["mean", "min", "max"], **options)
+    attr = torch.randn(edges().shape[1], 5, generator=torch.Generator().manual_seed(3))
+    agree(WithEdges(module, attr) if "edge_dim" in options else module, features(width=33), edges())
+
+
+def test_blocks_of_any_size_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "_BLOCK_FLOATS", 1 << 8)
+    module = layer(dtype=torch.float64, edge_dim=2, pre_layers=2)
+    attr = torch.randn(edges().shape[1], 2).double()
+    agree(WithEdges(module, attr), features(dtype=torch.float64), edges())
+
+
+def test_a_layer_without_the_edge_features_it_was_made_for_runs_in_pyg() -> None:
+    compiled = plait.compile(layer())
+    with pytest.raises(AttributeError, match="edge_encoder"):
+        compiled(features(), edges(), torch.randn(edges().shape[1], 2))
 
 
 def test_the_plan_prints_within_a_hundred_columns() -> None:

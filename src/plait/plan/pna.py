@@ -2,6 +2,8 @@
 
 after   the aggregates meet every scaler's weights at once, the scalers weigh the results
 before  scaled copies of the aggregates meet the weights in one product: less to write where outputs are wide
+
+Messages with features of edges, or of more than one layer, are made in blocks of edges in either.
 """
 
 from __future__ import annotations
@@ -40,13 +42,43 @@ class AggregatorsProblem:
     float_bytes: int = 4
     threads: int | None = None
     memory_limit: int | None = None
+    edge_width: int = 0  # features of an edge
+    message_layers: int = 1
+
+    @property
+    def is_in_blocks(self) -> bool:
+        return self.edge_width > 0 or self.message_layers > 1
+
+
+def _messages(p: AggregatorsProblem, steps: Steps, phase: str) -> None:
+    """Blocks of edges: rows gathered, mapped and aggregated; in the backward pass all of it again."""
+    edges, columns = p.matrix.edges, p.towers * p.width
+    times = 1 if phase == "fwd" else 3
+    if p.edge_width:
+        steps.gemm("features of edges", phase, edges, p.edge_width, columns, times)
+    if p.message_layers > 1:
+        steps.gemm(
+            "later layers of messages",
+            phase,
+            edges,
+            p.width,
+            p.width,
+            times * p.towers * (p.message_layers - 1),
+        )
+    if phase == "fwd":
+        steps.stream("all aggregators of messages in blocks", phase, edges, columns, 4)
+    else:
+        steps.stream("messages again", phase, edges, columns, 8 + p.sections)
 
 
 def _steps(p: AggregatorsProblem, is_before: bool) -> list[FusedStep]:
     steps = Steps(p.machine, p.float_bytes, p.threads)
     rows, columns, t = p.matrix.rows, p.towers * p.width, p.towers
     steps.gemm(f"project the neighbours' part -> {rows}x{columns}", "fwd", rows, p.inner, p.width, t)
-    steps.gather("all aggregators", "fwd", p.matrix, columns, _ALL, "one gather for all")
+    if p.is_in_blocks:
+        _messages(p, steps, "fwd")
+    else:
+        steps.gather("all aggregators", "fwd", p.matrix, columns, _ALL, "one gather for all")
     back = _weigh_before(p, steps) if is_before else _weigh_after(p, steps)
     if not p.is_folded:
         steps.gemm("last linear map", "fwd", rows, p.outer * t, p.outer * t)
@@ -55,9 +87,14 @@ def _steps(p: AggregatorsProblem, is_before: bool) -> list[FusedStep]:
     if not p.is_folded:
         steps.gemm("last linear map's gradients", "bwd", rows, p.outer * t, p.outer * t, 2)
     back()
-    steps.stream("shares of the targets", "bwd", rows, p.sections * columns, 2)
-    turned = p.matrix.transposed()
-    steps.gather("gradient of the messages", "bwd", turned, p.sections * columns, _BACK, "gathers the shares")
+    if p.is_in_blocks:
+        _messages(p, steps, "bwd")
+    else:
+        steps.stream("shares of the targets", "bwd", rows, p.sections * columns, 2)
+        turned = p.matrix.transposed()
+        steps.gather(
+            "gradient of the messages", "bwd", turned, p.sections * columns, _BACK, "gathers the shares"
+        )
     steps.gemm("weight gradient of the messages", "bwd", rows, p.inner, p.width, t, is_transposed=True)
     if p.wants_input_grad:
         steps.gemm("input gradient of the messages", "bwd", rows, p.width, p.inner, t)
@@ -113,7 +150,9 @@ def candidates(p: AggregatorsProblem) -> list[FusedCandidate]:
         "after": p.towers * (1 + p.scalers) * p.outer,
         "before": (1 + (1 + p.scalers) * p.aggregators) * columns,
     }
-    because = f"{p.aggregators} aggregators share one gather"
+    because = f"{p.aggregators} aggregators share one gather" + (
+        ", messages are made in blocks of edges" if p.is_in_blocks else ""
+    )
     why = {
         "after": f"{because}; the targets' part is folded into the weights",
         "before": f"{because}; copies of the aggregates are narrower than the outputs",
@@ -124,6 +163,8 @@ def candidates(p: AggregatorsProblem) -> list[FusedCandidate]:
         if p.is_training:
             held += (2 + p.aggregators + p.sections + 1) * columns + more + p.inner
         bytes_held = held * p.matrix.rows * p.float_bytes
+        if p.is_training:
+            bytes_held += p.matrix.edges * p.edge_width * p.float_bytes
         steps = tuple(_steps(p, name == "before"))
         found.append(FusedCandidate(name, _TEXT[name], steps, bytes_held, why[name]))
     return found

@@ -20,7 +20,10 @@ from plait.runtime.orders import EdgeBlock, EdgeOrders
 from plait.runtime.project import contiguous_rows
 from plait.runtime.trace import clock, timed
 
-__all__ = ["message_max", "message_sums", "neighbour_sums", "row_blocks"]
+__all__ = [
+    "Message", "blockwise_gradients", "gathered",
+    "message_max", "message_sums", "neighbour_sums", "row_blocks",
+]  # fmt: skip
 
 _BLOCK_FLOATS = 1 << 17  # of the rows gathered for a block: half a megabyte stays in the second cache
 
@@ -34,7 +37,7 @@ def row_blocks(orders: EdgeOrders, far: Tensor) -> list[EdgeBlock]:
     return orders.blocks(max(64, _BLOCK_FLOATS // width))
 
 
-def _gathered(
+def gathered(
     orders: EdgeOrders, block: EdgeBlock, near: Tensor | None, far: Tensor, attr: Tensor | None
 ) -> list[Tensor | None]:
     """The rows of both ends of a block's edges, and the edges' own."""
@@ -71,20 +74,28 @@ class _Messages(torch.autograd.Function):
         with timed(ctx.clock, "fwd messages in blocks"):
             out = far.new_empty((orders.pattern.num_rows, _columns(message, near, far, attr, more)))
             for block in row_blocks(orders, far):
-                _summed(block, message(*_gathered(orders, block, near, far, attr), *more), out)
+                _summed(block, message(*gathered(orders, block, near, far, attr), *more), out)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
+        orders: EdgeOrders = ctx.orders
+
+        def to_messages(block: EdgeBlock, rows: Tensor) -> Tensor:
+            return grad.index_select(0, orders.targets[block.edges])
+
         with timed(ctx.clock, "bwd messages again"):
-            return None, None, *_messages_backward(ctx.orders, ctx.message, grad, ctx.saved_tensors)
+            return None, None, *blockwise_gradients(orders, ctx.message, to_messages, ctx.saved_tensors)
 
 
-def _messages_backward(
-    orders: EdgeOrders, message: Message, grad: Tensor, saved: tuple[Tensor | None, ...]
+def blockwise_gradients(
+    orders: EdgeOrders,
+    message: Message,
+    to_messages: Callable[[EdgeBlock, Tensor], Tensor],
+    saved: tuple[Tensor | None, ...],
 ) -> list[Tensor | None]:
-    """Gradients of near, far, attr and the parameters."""
+    """Gradients of near, far, attr and the parameters, from to_messages(block, its messages)."""
     near, far, attr, *more = saved
     assert far is not None
     to_near = None if near is None else torch.empty_like(near)
@@ -95,12 +106,12 @@ def _messages_backward(
     for block in row_blocks(orders, far):
         parts = [
             part if part is None else part.detach().requires_grad_()
-            for part in _gathered(orders, block, near, far, attr)
+            for part in gathered(orders, block, near, far, attr)
         ]
         leaves = [part for part in (*parts, *parameters) if part is not None]
         with torch.enable_grad():
             rows = message(*parts, *parameters)
-        direction = grad.index_select(0, orders.targets[block.edges])
+        direction = to_messages(block, rows.detach())
         found = iter(torch.autograd.grad(rows, leaves, direction, allow_unused=True, materialize_grads=True))
         if to_near is not None:
             _summed(block, next(found), to_near)
@@ -131,7 +142,7 @@ def message_max(
     """The largest message of each target and column, without gradients; 0 where there is no edge."""
     out = far.new_empty((orders.pattern.num_rows, _columns(message, near, far, attr, more)))
     for block in row_blocks(orders, far):
-        _summed(block, message(*_gathered(orders, block, near, far, attr), *more), out, "max")
+        _summed(block, message(*gathered(orders, block, near, far, attr), *more), out, "max")
     return out
 
 

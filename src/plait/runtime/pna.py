@@ -17,10 +17,12 @@ from plait.kernels import gemm as dense
 from plait.kernels import multi as kernel
 from plait.kernels.multi import Layout
 from plait.runtime.buffers import Buffers
-from plait.runtime.orders import EdgeOrders
+from plait.runtime.messages import Message, blockwise_gradients, gathered, row_blocks
+from plait.runtime.orders import EdgeBlock, EdgeOrders
 from plait.runtime.project import contiguous_rows, weight_gradient
+from plait.runtime.trace import clock, timed
 
-__all__ = ["Layout", "aggregate_all", "joined", "spread_out", "weighed"]
+__all__ = ["Layout", "aggregate_all", "aggregate_messages", "joined", "spread_out", "weighed"]
 
 
 class _Aggregate(torch.autograd.Function):
@@ -51,6 +53,61 @@ class _Aggregate(torch.autograd.Function):
 def aggregate_all(edges: EdgeOrders, buffers: Buffers, layout: Layout, v: Tensor) -> Tensor:
     """[targets, towers * names * width]: every aggregator of v over the neighbours."""
     return _Aggregate.apply(edges, buffers, layout, v)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _AggregateMessages(torch.autograd.Function):
+    """Messages of a block of edges are made, aggregated and dropped; the backward pass makes them again.
+
+    The block's aggregates are computed again too: an edge that attained an extremum then attains it whatever
+    the bits of its message.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, orders: EdgeOrders, buffers: Buffers, layout: Layout, message: Message,
+        near: Tensor | None, far: Tensor, attr: Tensor | None, *more: Tensor,
+    ) -> Tensor:  # fmt: skip
+        out = buffers.take(orders.pattern.num_rows, len(layout.kept) * layout.columns, far.dtype)
+        ctx.clock = clock()
+        with timed(ctx.clock, "fwd all aggregators of messages in blocks"):
+            for block in row_blocks(orders, far):
+                rows = message(*gathered(orders, block, near, far, attr), *more).contiguous()
+                kernel.aggregate(block.to_targets, rows, layout, out[block.rows])
+        ctx.orders, ctx.buffers, ctx.layout, ctx.message = orders, buffers, layout, message
+        ctx.save_for_backward(near, far, attr, *more)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        grad = contiguous_rows(grad, ctx.buffers)
+
+        def to_messages(block: EdgeBlock, rows: Tensor) -> Tensor:
+            return _message_gradients(ctx.layout, block, rows.contiguous(), grad[block.rows])
+
+        with timed(ctx.clock, "bwd messages again"):
+            found = blockwise_gradients(ctx.orders, ctx.message, to_messages, ctx.saved_tensors)
+        return None, None, None, None, *found
+
+
+def _message_gradients(layout: Layout, block: EdgeBlock, rows: Tensor, grad: Tensor) -> Tensor:
+    """The gradients of a block's messages from those of its targets' aggregates."""
+    count, columns = grad.shape[0], rows.shape[1]
+    out, shares = torch.empty_like(grad), rows.new_empty((count, layout.sections * columns))
+    ties = rows.new_empty((count, 2 * columns)) if layout.has_ends else None
+    kernel.aggregate(block.to_targets, rows, layout, out, ties)
+    kernel.aggregate_shares(block.to_targets, layout, grad, out, ties, shares)
+    return kernel.aggregate_sources(block.to_edges, rows, layout, shares, torch.empty_like(rows))
+
+
+def aggregate_messages(
+    orders: EdgeOrders, buffers: Buffers, layout: Layout, message: Message,
+    near: Tensor | None, far: Tensor, attr: Tensor | None, *more: Tensor,
+) -> Tensor:  # fmt: skip
+    """[targets, towers * names * width]: every aggregator of message(near[i], far[j], attr[e], *more)."""
+    near = None if near is None else near.contiguous()
+    attr = None if attr is None else attr.contiguous()
+    return _AggregateMessages.apply(orders, buffers, layout, message, near, far.contiguous(), attr, *more)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Joined(torch.autograd.Function):

@@ -45,6 +45,11 @@ class Layout:
         return (*self.names, "mean") if self.has_spread and "mean" not in self.names else self.names
 
     @property
+    def columns(self) -> int:
+        """Columns of a node's rows, all towers."""
+        return self.width * self.towers
+
+    @property
     def sections(self) -> int:
         return cpu.sections(self.has_spread, self.has_ends)
 
