@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -124,7 +125,8 @@ def time_calls(
 ) -> dict[str, Timing]:
     """The timing of every variant, taken in interleaved rounds so that a slow spell of the machine hits all.
 
-    A round takes one sample of each variant, starting one further along every time. A sample is as many
+    A round takes one sample of each variant, in an order drawn anew: who runs behind whom matters (the same
+    product took 12% longer always behind another's). A sample is as many
     calls in a row as fill `min_sample_seconds`: a 50 µs call is timed warm, as a training loop runs it,
     and above the noise of the clock. Rounds go on until every variant's `spread` is below `target_spread`,
     but at least `min_repeats` and at most until `budget_seconds` (over all variants) or `max_repeats` are
@@ -142,7 +144,7 @@ def time_calls(
     gc.disable()
     try:
         lanes = _warm_up(variants, warmup, min_sample_seconds, rounds, clock, repeats is None)
-        used = 0.0
+        used, order = 0.0, random.Random(0)
         for number in range(limit):
             running = _running(lanes, target_spread, repeats)
             if not running:
@@ -151,8 +153,7 @@ def time_calls(
             enough = rounds if used <= _PATIENCE * budget_seconds else _SLOW_REPEATS
             if repeats is None and number >= enough and used > budget_seconds:
                 break
-            for k in range(len(running)):
-                lane = running[(k + number) % len(running)]
+            for lane in order.sample(running, len(running)):
                 ahead = before.get(lane.name) if isinstance(before, Mapping) else before
                 if ahead is not None:
                     ahead()
