@@ -405,15 +405,19 @@ def _mm(
 
 
 class _Expression(torch.autograd.Function):
-    """One planned expression as one node of torch's graph."""
+    """One planned expression as one node of torch's graph; `turned` inputs come as they are stored."""
 
     @staticmethod
-    def forward(ctx: Any, run: Run, names: tuple[str, ...], *inputs: torch.Tensor) -> torch.Tensor:
+    def forward(
+        ctx: Any, run: Run, names: tuple[str, ...], turned: tuple[str, ...], *inputs: torch.Tensor
+    ) -> torch.Tensor:
         env: Env = dict(zip(names, inputs, strict=True))
+        for name in turned:
+            env[name] = env[name].t()
         if run.hoisted:
             env.update(run.hoisted)
         run.forward(env)
-        ctx.run, ctx.names = run, names
+        ctx.run, ctx.names, ctx.turned = run, names, turned
         # intermediates go the same way as inputs, so that autograd frees them after the backward pass
         ctx.save_for_backward(*inputs, *[env[name] for name in run.kept])
         result: torch.Tensor = env[run.plan.forward.outputs[0]]
@@ -429,21 +433,48 @@ def _gradients(ctx: Any, grad: torch.Tensor) -> Any:
     run: Run = ctx.run
     saved = ctx.saved_tensors  # once: checkpointing unpacks a tensor a single time
     env: Env = dict(zip((*ctx.names, *run.kept), saved, strict=True))
+    for name in ctx.turned:
+        env[name] = env[name].t()
     if run.hoisted:
         env.update(run.hoisted)
     env["grad"] = _rows_contiguous(grad, run.buffers)
     run.backward(env)
     assert run.plan.backward is not None
     results = dict(zip(run.plan.wrt, run.plan.backward.outputs, strict=True))
-    grads: list[torch.Tensor | None] = [None, None]
+    grads: list[torch.Tensor | None] = [None, None, None]
     for name, value in zip(ctx.names, saved, strict=False):
         output = results.get(name, "")
         made = env[output] if output else None
+        if made is not None and name in ctx.turned:
+            made = made.t()
         grads.append(made if made is None or made.shape == value.shape else made.reshape(value.shape))
     return tuple(grads)
 
 
 _differentiable_once = once_differentiable(_gradients)
+
+
+def _stored(value: torch.Tensor) -> torch.Tensor | None:
+    """The matrix that `value` is the transpose of, where both want a gradient.
+
+    PyG stores weights [out, in] and expressions read them [in, out]. A gradient that goes to the stored
+    matrix passes one node fewer and is not copied to be turned.
+    """
+    base = value._base
+    if (
+        base is None
+        or base.dim() != 2
+        or value.dim() != 2
+        or not (value.requires_grad and base.requires_grad)
+    ):
+        return None
+    is_turned = (
+        value.shape == base.shape[::-1]
+        and value.stride() == base.stride()[::-1]
+        and value.data_ptr() == base.data_ptr()
+        and value.stride(1) != 1
+    )
+    return base if is_turned else None
 
 
 def _rows_contiguous(grad: torch.Tensor, buffers: Buffers) -> torch.Tensor:
@@ -461,4 +492,10 @@ def apply(run: Run, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         run.forward(env)
         result: torch.Tensor = env[run.plan.forward.outputs[0]]
         return result
-    return _Expression.apply(run, names, *inputs.values())  # type: ignore[no-any-return, no-untyped-call]
+    values, turned = [], []
+    for name, value in inputs.items():
+        stored = _stored(value)
+        if stored is not None:
+            turned.append(name)
+        values.append(value if stored is None else stored)
+    return _Expression.apply(run, names, tuple(turned), *values)  # type: ignore[no-any-return, no-untyped-call]
