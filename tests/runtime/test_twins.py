@@ -160,9 +160,21 @@ def test_copies_and_pickles_start_afresh() -> None:
         torch.testing.assert_close(twin(data.x, data.edge_index), model(data.x, data.edge_index))
 
 
+def test_shared_sums_of_the_whole_graph_may_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([(1.5, 1.0), (0.8, 1.0)])
+    monkeypatch.setattr(twins, "_timed", lambda *_: next(seconds))
+    monkeypatch.setattr(twins, "_not_worth_looking", lambda *_: None)
+    monkeypatch.setattr(twins, "_most_by_sums", lambda *_: 2.0)
+    monkeypatch.setattr(twins, "_shares_sums", lambda *_: True)
+    fast: Any = plait.compile(GCN(6, 8, 2, 3).double(), cliques_with_tails())
+    assert not fast._plait_plan_session.has_twins
+    assert any("0.80x one with shared sums" in note for note in fast.plan.notes)
+
+
 @pytest.mark.parametrize(("gain", "is_used"), [(1.5, True), (0.9, False)])
 def test_a_timed_step_decides(gain: float, is_used: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(twins, "_gain", lambda *_: gain)
+    monkeypatch.setattr(twins, "_timed", lambda *_: (gain, 1.0))
+    monkeypatch.setattr(twins, "_most_by_sums", lambda *_: 1.0)
     monkeypatch.setattr(twins, "_not_worth_looking", lambda *_: None)
     data = cliques_with_tails()
     fast: Any = plait.compile(GCN(6, 8, 2, 3).double(), data)
@@ -181,7 +193,7 @@ def test_the_check_times_both_sides() -> None:
     def run(backward: bool = False) -> None:
         seen.append((edges.quotients is not None, backward))
 
-    assert twins._gain(session, edges, edges.quotients, run) > 0
+    assert min(twins._timed(session, edges, edges.quotients, run)) > 0
     assert {(True, True), (False, True)} == set(seen)
 
 

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 __all__ = [
     "MARGIN",
     "NAMES",
+    "UNION_SECONDS_PER_EDGE",
     "USUAL",
     "Direction",
     "Form",
@@ -49,6 +50,7 @@ __all__ = [
     "Use",
     "adopt",
     "chosen_names",
+    "gathered",
     "timed",
     "with_form_text",
 ]
@@ -72,7 +74,7 @@ _FORECAST_SECONDS, _FORECAST_SECONDS_PER_EDGE = 0.05, 8e-9
 _LARGEST_FORECAST = 0.02  # of the run's seconds
 # Of one thread on web_cnr2000: the fast search (3e-7) with transpose, placing and timed check, and the exact
 # search alone. Unions: the search of tu_collab on two idle cores.
-_FAST_SECONDS_PER_EDGE, _UNION_SECONDS_PER_EDGE, _EXACT_SECONDS_PER_EDGE = 1e-6, 2e-7, 4e-6
+_FAST_SECONDS_PER_EDGE, UNION_SECONDS_PER_EDGE, _EXACT_SECONDS_PER_EDGE = 1e-6, 2e-7, 4e-6
 _ROOM = 2.5
 """An exact search is begun with this many times its seconds: cut short, it is worth less than a fast one (on
 web_cnr2000, on busy cores: 1.2x less traffic instead of 2.8x)."""
@@ -269,7 +271,7 @@ class Forms:
         saved = self.calls * sum(count * csr(use) for use, count in uses.items()) * (1.0 - 1.0 / gain)
         is_safe = ratio >= _SAFE_RATIO
         share, most = (_SAFE_SHARE, _LONGEST_SECONDS) if is_safe else (_RISKY_SHARE, self.budget_seconds)
-        least = _UNION_SECONDS_PER_EDGE
+        least = UNION_SECONDS_PER_EDGE
         if not is_union(graph):  # no components to keep in cache: of web_cnr2000's forecast half came true
             share, least = share / 2, _FAST_SECONDS_PER_EDGE
         budget = min(most, share * saved)
@@ -326,7 +328,7 @@ def _hierarchy(graph: Graph, budget: float, may_overlap: bool) -> Form:
     """
     started = time.perf_counter()
     is_exact = is_union(graph) or budget >= _ROOM * graph.num_edges * _EXACT_SECONDS_PER_EDGE
-    needed = graph.num_edges * (_UNION_SECONDS_PER_EDGE if is_union(graph) else _EXACT_SECONDS_PER_EDGE)
+    needed = graph.num_edges * (UNION_SECONDS_PER_EDGE if is_union(graph) else _EXACT_SECONDS_PER_EDGE)
     found = hag.search(
         graph,
         order="idempotent" if may_overlap and is_exact and budget >= 4 * needed else "set",
@@ -453,23 +455,23 @@ def _adopt(forms: Forms, key: str, group: list[Run]) -> bool:
     ops = ("extremum",) if key == "max" else ("spmm", "chain")
     plans = [run.plan for run in group]
     made = [s for plan in plans for s in (*plan.steps, *(plan.hoisted_steps if forms.is_forced else ()))]
-    steps = [s for s in made if s.step.op in ops and _gathered(s)[0]]
+    steps = [s for s in made if s.step.op in ops and gathered(s)[0]]
     kept = {name for run in group for name in run.kept}
     if not steps and (key == "max" or not forms.is_forced):  # hoisted: nothing is left to gain per call
         return False
     uses = [
         Use(
             s.step.is_transposed,
-            _gathered(s)[0],
+            gathered(s)[0],
             s.price.slab,
             s.step.reduce,
             not kept.isdisjoint(s.step.more),
         )
         if key == "max"
-        else Use(s.step.is_transposed, _gathered(s)[0], s.price.slab)
+        else Use(s.step.is_transposed, gathered(s)[0], s.price.slab)
         for s in steps
     ]
-    seconds = sum(_gathered(s)[1] for s in steps), sum(plan.seconds for plan in plans)
+    seconds = sum(gathered(s)[1] for s in steps), sum(plan.seconds for plan in plans)
     matrix = constants.with_unit_loops if key == "fold(A + i)" else None
     form = forms.find(constants.graph, constants.dtype, seconds, uses, constants.pattern, key, matrix)
     for run in group:
@@ -479,7 +481,7 @@ def _adopt(forms: Forms, key: str, group: list[Run]) -> bool:
     return form is not None
 
 
-def _gathered(step: PricedStep) -> tuple[int, float]:
+def gathered(step: PricedStep) -> tuple[int, float]:
     """(columns, seconds) of the sparse product that a step is, or that a chain begins with."""
     if step.step.op == "chain":
         return step.price.gather_columns, step.price.gather_seconds

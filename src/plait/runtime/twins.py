@@ -10,7 +10,7 @@ from torch import Tensor
 
 from plait.errors import InputError
 from plait.measure import time_calls
-from plait.runtime.forms import FEWEST_CALLS, MARGIN
+from plait.runtime.forms import FEWEST_CALLS, MARGIN, UNION_SECONDS_PER_EDGE, gathered
 from plait.runtime.quotient import Quotients
 from plait.runtime.session import Edges, Session
 
@@ -20,6 +20,8 @@ _SECONDS, _SECONDS_PER_NODE, _SECONDS_PER_EDGE = 0.005, 4e-7, 1e-8
 """What looking for twins takes (tu_collab, one thread: 0.15 s for 24.6 M edges)."""
 _LARGEST_SEARCH = 0.02  # of the run's seconds
 _CHECK_SECONDS = 2.0
+_LIKELY = 0.5
+"""Part of what free sums would gain that a search for shared ones is taken to find."""
 _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
 """Largest difference, as a share of the largest entry, that another order of summation may leave."""
 
@@ -62,44 +64,72 @@ def _decide(session: Session, edges: Edges, quotients: Quotients, run: Call) -> 
     assert quotients.classes is not None
     twins = quotients.classes.twins
     counts = f"{twins.num_nodes:,} nodes are {twins.num_classes:,} classes of twins"
-    expected = run(backward=True)
-    session.use_twins(edges, quotients)
-    problem = None
-    try:
-        found = run(backward=True)
-    except (RuntimeError, ValueError, TypeError, InputError) as error:
-        problem = f"the model's own code fails on representatives ({str(error).splitlines()[0]})"
-    else:
-        if not quotients.layers:
-            problem = "no layer gives twins equal rows whatever its input"
-        elif not _is_close(found, expected):
-            problem = "the model's own code does not give the same on representatives"
+    by_sums = _most_by_sums(edges)
+    problem = _problem(session, edges, quotients, run)
     if problem is None and session.forms.is_forced:
         return f"form twins is forced: {counts}"
     if problem is None:
-        gain = _gain(session, edges, quotients, run)
+        whole, own = _timed(session, edges, quotients, run)
+        gain = whole / own
+        timed = f"timed {gain:.2f}x a step without"
+        left_to_gain = session.forms.calls * (own - whole / by_sums)
+        is_worth_a_search = _LIKELY * left_to_gain > UNION_SECONDS_PER_EDGE * edges.graph.num_edges
+        if gain >= MARGIN and is_worth_a_search and _shares_sums(session, edges, run):
+            whole, own = _timed(session, edges, quotients, run)
+            gain = whole / own
+            timed += f", {gain:.2f}x one with shared sums"
         if gain >= MARGIN:
             session.use_twins(edges, quotients)
             run()
-            whole = ", ".join(sorted(quotients.wholes))
-            needed = f"; whole matrices for {whole}" if whole else ""
-            layers = ", ".join(sorted(quotients.layers))
-            return (
-                f"form twins pays: {counts}; timed {gain:.2f}x a step without; {layers} run on them{needed}"
-            )
-        problem = f"timed {gain:.2f}x a step without"
+            layers, needed = ", ".join(sorted(quotients.layers)), ", ".join(sorted(quotients.wholes))
+            needed = f"; whole matrices for {needed}" if needed else ""
+            return f"form twins pays: {counts}; {timed}; {layers} run on them{needed}"
+        problem = timed
     session.use_twins(edges, None)
     run()
     return f"form twins not used: {counts}, but {problem}"
 
 
-def _gain(session: Session, edges: Edges, quotients: Quotients, run: Call) -> float:
-    """Seconds of a step of the whole model on whole matrices over those on representatives, taken in turns.
+def _problem(session: Session, edges: Edges, quotients: Quotients, run: Call) -> str | None:
+    """Why the model does not give the same on representatives, if so; they are in use afterwards."""
+    expected = run(backward=True)
+    session.use_twins(edges, quotients)
+    try:
+        found = run(backward=True)
+    except (RuntimeError, ValueError, TypeError, InputError) as error:
+        return f"the model's own code fails on representatives ({str(error).splitlines()[0]})"
+    if not quotients.layers:
+        return "no layer gives twins equal rows whatever its input"
+    if not _is_close(found, expected):
+        return "the model's own code does not give the same on representatives"
+    return None
+
+
+def _most_by_sums(edges: Edges) -> float:
+    """How much faster a step would be if the sums over neighbours took no time: no other form gains more."""
+    plans = [run.plan for run in edges.runs.values()]
+    everything = sum(plan.seconds for plan in plans)
+    sums = sum(
+        gathered(s)[1] for plan in plans for s in plan.steps if s.step.op in ("spmm", "chain", "extremum")
+    )
+    return everything / max(everything - sums, 1e-9)
+
+
+def _shares_sums(session: Session, edges: Edges, run: Call) -> bool:
+    """Whether another form of the whole graph is used, which is looked for now."""
+    session.use_twins(edges, None)
+    run()
+    return session.find_forms()
+
+
+def _timed(session: Session, edges: Edges, quotients: Quotients, run: Call) -> tuple[float, float]:
+    """Seconds of a step of the model on whole matrices and on representatives, taken in turns.
 
     Both sides keep their plans between turns.
     """
+    session.has_twins = True
     kept: dict[bool, Any] = {
-        True: (quotients, edges.smaller, edges.runs),
+        True: (quotients, None, type(edges.runs)()),
         False: (None, None, type(edges.runs)()),
     }
 
@@ -117,7 +147,9 @@ def _gain(session: Session, edges: Edges, quotients: Quotients, run: Call) -> fl
         warmup=1, min_repeats=3, max_repeats=9, budget_seconds=_CHECK_SECONDS, target_spread=0.02,
     )  # fmt: skip
     whole, twins = timing["whole"], timing["twins"]
-    return min(whole.median / twins.median, whole.p20 / twins.p20)
+    if whole.p20 / twins.p20 < whole.median / twins.median:
+        return whole.p20, twins.p20
+    return whole.median, twins.median
 
 
 def _is_close(ours: Any, expected: Any) -> bool:
