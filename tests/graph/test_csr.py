@@ -96,6 +96,22 @@ def test_the_head_of_a_graph_is_that_of_its_first_edges_or_nothing():
     assert graph.head(6, 0).num_edges == 0
 
 
+def test_what_was_derived_of_one_graph_is_derived_of_the_next():
+    first, second = (Graph.from_edge_index([0, 1, 2], [1, 1, 0], 4) for _ in range(2))
+    _ = first.without_self_loops().transpose, first.degrees, first.stats
+    second.anticipate(first)
+    assert {"degrees", "_without_self_loops"} <= set(vars(second))
+    assert "transpose" in vars(second.without_self_loops())
+    assert not {"stats", "transpose"} & set(vars(second))
+    loopless = Graph.from_edge_index([0, 1], [1, 2], 4)
+    assert loopless.without_self_loops() is loopless
+    _ = loopless.transpose
+    third = Graph.from_edge_index([0, 1, 2], [1, 1, 0], 4)
+    third.anticipate(loopless)  # one that had no loops to drop, before one that has
+    assert "transpose" in vars(third.without_self_loops())
+    loopless.anticipate(third)
+
+
 def test_a_graph_and_its_transpose_are_freed_without_the_collector():
     graph = Graph.from_edge_index([0, 1, 1], [1, 2, 2], 4)
     gone = weakref.ref(graph.transpose)

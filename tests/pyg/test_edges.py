@@ -134,6 +134,16 @@ def test_graphs_are_built_ahead_once_one_was_asked_for() -> None:
     assert next(batches).edge_index.plait_graph._graph is not None
 
 
+def test_what_a_model_derived_of_a_graph_is_derived_ahead_of_the_next() -> None:
+    batches = iter(NeighborLoader(random_data(), [4, 3], batch_size=20, seed=0))
+    first = next(batches)
+    graph = graph_of(first.edge_index, first.num_nodes)
+    _ = graph.degrees, graph.without_self_loops().transpose
+    made = next(batches).edge_index.plait_graph._graph
+    assert "degrees" in vars(made)
+    assert "transpose" in vars(made.without_self_loops())
+
+
 class Trimmed(nn.Module):
     """Two layers that leave out the hops nobody needs any more."""
 

@@ -30,7 +30,13 @@ def add_batches(parser: argparse.ArgumentParser) -> None:
         "--breaks", type=int, default=1000, help="early breaks of the leak part (default 1000)"
     )
     parser.add_argument("--small", action="store_true", help="tiny graphs: does it run, not how fast")
-    parser.set_defaults(measure=_batches, resume=False, num_threads=None)
+    parser.add_argument(
+        "--num-threads",
+        type=int,
+        metavar="N",
+        help="threads of training and gathering (sampling tries 1 and 2)",
+    )
+    parser.set_defaults(measure=_batches, resume=False)
 
 
 def _batches(args: argparse.Namespace) -> int:

@@ -20,6 +20,9 @@ __all__ = ["Graph"]
 
 Ints = NDArray[Any]
 
+_FORMS = ("_without_self_loops", "_with_self_loops")
+_ANTICIPATED = ("transpose", "transpose_order", "degrees", "out_degrees", "num_self_loops", *_FORMS)
+
 
 class Graph:
     """A directed graph as CSR by destination: row v lists the sources u of the edges u -> v, ascending.
@@ -295,6 +298,18 @@ class Graph:
         if "is_symmetric" in vars(self):  # one loop more or less on the diagonal changes nothing
             vars(graph)["is_symmetric"] = self.is_symmetric
         return graph
+
+    def anticipate(self, other: Graph) -> None:
+        """Derives now what was derived of `other`, a graph of another mini-batch: the same will be asked for.
+
+        Statistics and fingerprints are left out: they serve plans, which are made for sizes, not for graphs.
+        """
+        for name in _ANTICIPATED:
+            if name not in vars(other):
+                continue
+            mine, theirs = getattr(self, name), vars(other)[name]
+            if name in _FORMS and mine is not self:
+                mine.anticipate(theirs)
 
     @cached_property
     def stats(self) -> stats.GraphStats:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -33,11 +34,22 @@ def _identity(tensor: Tensor) -> tuple[Any, ...]:
     return id(tensor), tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version, tuple(tensor.shape)
 
 
+def _nothing() -> None:
+    return None
+
+
 @dataclass
 class Demand:
-    """Whether planned layers have asked for the graphs of a loader's batches."""
+    """Whether planned layers have asked for the graphs of a loader's batches, and for what of the latest."""
 
     is_met: bool = False
+    latest: Callable[[], Graph | None] = _nothing
+
+    def prepare(self, graph: Graph) -> None:
+        """Derives of a graph what was asked of the latest one."""
+        latest = self.latest()
+        if latest is not None:
+            graph.anticipate(latest)
 
 
 class _Listed:
@@ -69,7 +81,7 @@ def attach(edge_index: Tensor, pointer: Any, num_nodes: int, demand: Demand) -> 
     """
     listed = _Listed(edge_index, pointer, num_nodes, demand)
     if demand.is_met:
-        listed.graph()
+        demand.prepare(listed.graph())
     edge_index.plait_graph = listed  # type: ignore[attr-defined]
 
 
@@ -83,7 +95,11 @@ def _attached(edge_index: Tensor, num_nodes: int) -> Graph | None:
         return None
     listed.demand.is_met = True
     if owner is edge_index:
-        return listed.graph() if num_nodes == listed.num_nodes else None
+        if num_nodes != listed.num_nodes:
+            return None
+        graph = listed.graph()
+        listed.demand.latest = weakref.ref(graph)
+        return graph
     # trim_to_layer: the same memory, fewer columns
     is_head = edge_index.data_ptr() == owner.data_ptr() and edge_index.stride() == owner.stride()
     return listed.graph().head(num_nodes, edge_index.shape[1]) if is_head else None
