@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -58,6 +59,32 @@ def test_agnn(options: dict[str, Any], dtype: torch.dtype) -> None:
 def test_super_gat_outside_training(options: dict[str, Any], dtype: torch.dtype) -> None:
     module = drawn(SuperGATConv(WIDTH, 5, **{"heads": 3, **options}), dtype).eval()
     agree(module, features(dtype=dtype), edges(), calls=2)
+
+
+class WithLoss(torch.nn.Module):
+    """SuperGAT's output beside its loss on sampled edges."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor, edge_index: torch.Tensor, *more: Any) -> torch.Tensor:
+        random.seed(0)  # PyG draws negative edges with it
+        out: torch.Tensor = self.layer(x, edge_index, *more)
+        return torch.cat([out.flatten(), self.layer.get_attention_loss().view(1)])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"attention_type": "SD", "edge_sample_ratio": 0.5}, {"concat": False, "add_self_loops": False}],
+    ids=str,
+)
+def test_super_gat_in_training_with_its_loss(options: dict[str, Any], dtype: torch.dtype) -> None:
+    module = drawn(SuperGATConv(WIDTH, 5, heads=3, **options), dtype)
+    agree(WithLoss(module), features(dtype=dtype), edges(), calls=2)
+    negative = torch.stack([torch.arange(20) % N, torch.arange(20) * 7 % N])
+    agree(WithLoss(module), features(dtype=dtype), edges(), negative)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -139,6 +166,25 @@ def test_film(options: dict[str, Any], dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "options", [{}, {"act": None}, {"aggr": "add"}, {"flow": "target_to_source"}], ids=str
+)
+def test_film_of_several_relations(options: dict[str, Any], dtype: torch.dtype) -> None:
+    module = drawn(FiLMConv(WIDTH, 33, num_relations=3, **options), dtype)
+    for given in (edges(), edges().repeat(1, 3), edges()[:, :0]):
+        # relation 1 has no edge, and one is out of range, which PyG passes over
+        kind = torch.where(torch.arange(given.shape[1]) % 2 == 0, 0, 2)
+        kind[:1] = 5
+        agree(module, features(dtype=dtype), given, kind, calls=2)
+
+
+def test_film_of_several_relations_between_pairs() -> None:
+    given = torch.stack([torch.randint(0, 30, (200,)), torch.randint(0, N, (200,))])
+    module = drawn(FiLMConv((WIDTH, 7), 5, num_relations=2))
+    agree(module, (features(30), features(N, 7)), given, torch.arange(200) % 2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", [0, 4])
 @pytest.mark.parametrize("options", [{}, {"aggr": "mean", "bias": False}, {"batch_norm": True}], ids=str)
 def test_crystal_graphs(options: dict[str, Any], dim: int, dtype: torch.dtype) -> None:
@@ -209,7 +255,6 @@ def test_the_plan_names_its_steps_and_analyze_measures_them(make: Any) -> None:
 @pytest.mark.parametrize(
     ("make", "more", "reason"),
     [
-        (lambda: SuperGATConv(WIDTH, 5), (), "samples edges"),
         (lambda: GENConv(WIDTH, 5, aggr="max"), (), "softmax and powermean only"),
         (lambda: FiLMConv(WIDTH, 5, act=torch.nn.PReLU()), (), "activation"),
         (lambda: AGNNConv(aggr="mean"), (), "sums only"),

@@ -135,14 +135,21 @@ def _power(call: PiecesCall, x: Tensor, attr: Tensor | None) -> Tensor:
 
 @fused(FiLMConv)
 def film(module: Any, given: Mapping[str, Any]) -> Run | str:
-    """act(gamma_i x_j + beta_i), gamma and beta from the target."""
+    """act(gamma_i x_j + beta_i), gamma and beta from the target; every relation has its own, and its mean."""
+    kind, relations = given.get("edge_type"), None
     if module.num_relations > 1:
-        return f"(num_relations={module.num_relations}): edges of several relations are not lowered"
+        if (
+            not isinstance(kind, Tensor)
+            or kind.is_floating_point()
+            or kind.shape != given["edge_index"].shape[1:]
+        ):
+            return f"(num_relations={module.num_relations}): edge_type is not one number for each edge"
+        relations = (kind, module.num_relations)
     if module.act is not None and not is_elementwise(module.act):
         return f"(act={module.act}): this activation is not known to treat every number alone"
-    if not is_plain_linear(module.lins[0]):
-        return ": lins.0 is watched by hooks or was replaced"
-    call = read_call(module, given)
+    if not all(map(is_plain_linear, module.lins)):
+        return ": one of lins is watched by hooks or was replaced"
+    call = read_call(module, given, relations=relations)
     if isinstance(call, str):
         return call
     if call.own is None:
@@ -156,11 +163,13 @@ def _film(call: PiecesCall, scale: Tensor | None) -> Tensor:
     assert own is not None
     width, act = module.out_channels, module.act
     is_linear = act is None
+    count = len(module.lins)
     text = "γ ∘ (A X W) + β" if is_linear else "Σ act(γᵢ (X W)ⱼ + βᵢ), in blocks"
+    text += ", by relation" if count > 1 else ""
     because = "γ and β are the target's: they leave the sum" if is_linear else _BLOCKS
 
     def describe(pieces: Pieces) -> None:
-        pieces.project(call.source.shape[0], call.source.shape[1], width)
+        pieces.project(call.source.shape[0], call.source.shape[1], count * width)
         if is_linear:
             pieces.gather("sums of neighbours", "fwd", width).gather("sums of neighbours", "bwd", width)
         else:
@@ -173,11 +182,13 @@ def _film(call: PiecesCall, scale: Tensor | None) -> Tensor:
     beta, gamma = module.film_skip(own).split(width, dim=-1)
     skip = gamma * module.lin_skip(own) + beta
     skip = skip if act is None else act(skip)
-    near, far = module.films[0](own), project(call.buffers, call.source, module.lins[0].weight.t())
+    # rows of (node, relation) pairs
+    near = torch.stack([film(own) for film in module.films], 1).view(-1, 2 * width)
+    weight = torch.cat([linear.weight for linear in module.lins])
+    far = project(call.buffers, call.source, weight.t()).view(-1, width)
     if is_linear:
-        beta, gamma = near.split(width, dim=-1)
-        count = call.orders.incidence.pattern.indptr
-        degrees = torch.from_numpy(count[1:] - count[:-1]).to(far.dtype).unsqueeze(1)
+        beta, gamma = torch.split(near, width, dim=-1)
+        degrees = torch.from_numpy(call.edges.graph.degrees).to(far.dtype).unsqueeze(1)
         out = gamma * neighbour_sums(call.orders, call.buffers, far) + degrees * beta
     else:
 
@@ -186,7 +197,7 @@ def _film(call: PiecesCall, scale: Tensor | None) -> Tensor:
             return made
 
         out = message_sums(call.orders, message, near, far, None)
-    result: Tensor = skip + _scaled(out, scale)
+    result: Tensor = skip + _scaled(out, scale).view(-1, count, width).sum(1)
     return result
 
 

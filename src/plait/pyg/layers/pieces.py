@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
 
+from plait.graph import Graph
 from plait.kernels import launch
 from plait.plan.fused import FusedPlan
 from plait.plan.pieces import Pieces
+from plait.pyg.edges import read
 from plait.pyg.layers.base import has_hooks, not_plain
 from plait.pyg.layers.fused import (
     cost_matrix,
@@ -25,7 +27,7 @@ from plait.pyg.layers.fused import (
 )
 from plait.runtime.buffers import Buffers
 from plait.runtime.orders import EdgeOrders
-from plait.runtime.session import Edges, machine_in_use
+from plait.runtime.session import Edges, Session, machine_in_use
 
 __all__ = ["PiecesCall", "as_listed", "is_elementwise", "mean_scale", "read_call", "show"]
 
@@ -61,8 +63,12 @@ def read_call(
     has_loops: bool = False,
     attr: Any = None,
     also: tuple[Tensor | None, ...] = (),
+    relations: tuple[Tensor, int] | None = None,
 ) -> PiecesCall | str:
-    """The call, or why it runs in PyG; `attr` holds values of the listed edges, `linears` are plain maps."""
+    """The call, or why it runs in PyG; `attr` holds values of the listed edges, `linears` are plain maps.
+
+    relations: the relation of every edge, and how many there are. Nodes are then (node, relation) pairs.
+    """
     x, edge_index = given["x"], given["edge_index"]
     is_pair = not isinstance(x, Tensor)
     parts = list(x) if isinstance(x, tuple | list) and len(x) == 2 else [x, x]
@@ -81,10 +87,31 @@ def read_call(
         return stop.reason.removeprefix(type(module).__name__)
     num_targets = int(size[1]) if size is not None and size[1] is not None else parts[1].shape[0]
     num_loops = num_targets if has_loops else -1
-    edges = edges_of(module, edge_index, num_targets, parts[0].shape[0], num_loops)
+    if relations is not None:
+        edges = _edges_of_relations(module, edge_index, *relations, num_targets, parts[0].shape[0])
+    else:
+        edges = edges_of(module, edge_index, num_targets, parts[0].shape[0], num_loops)
     if attr is not None:
         attr = csr_order(edges, attr)
     return PiecesCall(module, parts[0], parts[1], is_pair, edges, attr)
+
+
+def _edges_of_relations(
+    module: Any, edge_index: Tensor, edge_type: Tensor, count: int, num_targets: int, num_sources: int
+) -> Edges:
+    """Edges between pairs (node, relation), numbered node * count + relation; unknown relations are none."""
+    is_swapped = module.flow == "target_to_source"
+    handed = read(edge_index, edge_type, num_targets, num_sources, is_swapped)
+
+    def build() -> tuple[Graph, None]:
+        kind = edge_type.numpy()
+        is_known = (kind >= 0) & (kind < count)
+        pairs = edge_index.as_subclass(Tensor).numpy()[:, is_known] * count + kind[is_known]
+        source, target = pairs[::-1] if is_swapped else pairs
+        return Graph.from_edge_index(source, target, num_targets * count, num_sources * count), None
+
+    session: Session = module._plait_session
+    return session.edges_for((*handed.key, *handed.weight_key, "pairs", count), handed.owners, build)
 
 
 def is_elementwise(act: Any) -> bool:

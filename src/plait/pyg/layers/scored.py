@@ -63,25 +63,47 @@ def _agnn(call: PiecesCall) -> Tensor:
 
 @fused(SuperGATConv)
 def super_gat(module: Any, given: Mapping[str, Any]) -> Run | str:
-    """The attention path; the loss on sampled edges, which training adds, is PyG's."""
-    if module.training:
-        return ": in training it samples edges for its loss, which is PyG's"
+    """The attention path; what training keeps for the loss, scores of sampled edges, is made by PyG."""
     if getattr(type(module), "plait_original", type(module)).get_attention is not SuperGATConv.get_attention:
         return ": get_attention is not that of SuperGATConv, so the rule does not hold"
     if not isinstance(given["x"], Tensor):
         return ": x is not a tensor"
     call = read_call(module, given, "lin", has_loops=bool(module.add_self_loops))
-    return call if isinstance(call, str) else _not_summed(module) or functools.partial(_super_gat, call)
+    sampled = (given["edge_index"], given.get("neg_edge_index"), given.get("batch"))
+    return (
+        call if isinstance(call, str) else _not_summed(module) or functools.partial(_super_gat, call, sampled)
+    )
 
 
-def _super_gat(call: PiecesCall) -> Tensor:
+def _keep_for_the_loss(
+    module: Any, z: Tensor, edge_index: Tensor, negative: Tensor | None, batch: Tensor | None
+) -> None:
+    """SuperGAT's att_x and att_y, as its forward leaves them for get_attention_loss in training."""
+    if module.add_self_loops:
+        edge_index, _ = remove_self_loops(edge_index)
+        edge_index, _ = add_self_loops(edge_index, num_nodes=z.shape[0])
+    positive = module.positive_sampling(edge_index)
+    if negative is None:
+        negative = module.negative_sampling(edge_index, z.shape[0], batch)
+    rows = z.view(-1, module.heads, module.out_channels)
+    logits = [
+        module.get_attention(target, rows[target], rows[source], z.shape[0], return_logits=True)
+        for source, target in (positive, negative)
+    ]
+    module.att_x = torch.cat(logits)
+    module.att_y = torch.zeros_like(module.att_x[:, 0])
+    module.att_y[: positive.shape[1]] = 1.0
+
+
+def _super_gat(call: PiecesCall, sampled: tuple[Tensor, Tensor | None, Tensor | None]) -> Tensor:
     module = call.module
     heads, width = module.heads, module.out_channels
     columns, lanes = heads * width, padded(heads)
     is_mixed = module.attention_type == "MX"
     text = "leaky((X W a + (X W b)ᵀ) ∘ σ(X W · X W))" if is_mixed else "leaky(X W · X W / √width)"
     show(
-        call, "supergat", f"softmax({text}) (X W), in pieces", "numbers of edges x heads are kept", columns,
+        call, "supergat", f"softmax({text}) (X W), in pieces",
+        "numbers of edges x heads are kept; PyG scores the edges that training samples for the loss", columns,
         lambda pieces: (
             pieces
             .project(call.source.shape[0], call.source.shape[1], columns)
@@ -104,7 +126,10 @@ def _super_gat(call: PiecesCall) -> Tensor:
     else:
         scores = scores / math.sqrt(width)
     weight = edge_softmax(call.orders, nn.functional.leaky_relu(scores, module.negative_slope))
+    weight = nn.functional.dropout(weight, module.dropout, module.training)
     out = edge_sums(call.orders, call.buffers, heads, weight, z)
+    if module.training:
+        _keep_for_the_loss(module, z, *sampled)
     out = out if module.concat else out.view(-1, heads, width).mean(1)
     return out if module.bias is None else out + module.bias
 
