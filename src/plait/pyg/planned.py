@@ -18,7 +18,7 @@ from plait.pyg.edges import check_weight, read
 from plait.pyg.layers.fused import FUSED, Run, layer_of
 from plait.pyg.lower import Call, Lowered, NotLowered, lower, not_as_written
 from plait.pyg.operators import Operator, propagate
-from plait.pyg.recall import Seen, call_key
+from plait.pyg.recall import Layer, Seen, call_key
 from plait.runtime.constants import Constants
 from plait.runtime.folded import unfolded
 from plait.runtime.session import Edges, Session
@@ -49,10 +49,11 @@ class PlannedLayer:
             session.has_twins and layer_of(cast("nn.Module", self)) is not None
         ):  # its passes read memory, a row for every node
             args, kwargs = unfolded(args), unfolded(kwargs)
-        key = _key(self, args, kwargs)
+        layer = Seen.as_it_was(self)
+        key = None if layer is None else call_key(layer.token, args, kwargs)
         run = None if key is None else session.recall(key)
         if run is None:
-            run = _prepared(self, args, kwargs)
+            run = _prepared(self, args, kwargs, layer)
             if isinstance(run, str):
                 session.not_planned[self._plait_name] = run
                 session.plans.pop(self._plait_name, None)  # an earlier call may have been planned
@@ -61,7 +62,7 @@ class PlannedLayer:
                 session.not_planned.pop(self._plait_name, None)
                 return run()
             if not run.lowered.keeps_graph:
-                session.keep(call_key(Seen.look(cast("nn.Module", self)).token, args, kwargs), run.edges, run)
+                session.keep(call_key(Seen.look(self).token, args, kwargs), run.edges, run)
         if session.not_planned:
             session.not_planned.pop(self._plait_name, None)
         x = args[0] if args else kwargs["x"]
@@ -126,29 +127,24 @@ class _Prepared:
         return self.lowered.run(module, widened if x.dtype in _HALVES else apply, x, root)
 
 
-def _key(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
-    """What recognises this call of a layer that is as it was; None where it has to be looked at."""
-    seen = Seen.of(module)
-    layer = None if seen is None else seen.get(module.training)
-    if layer is None or not layer.is_as_it_was(module):
-        return None
-    return call_key(layer.token, args, kwargs)
-
-
-def _prepared(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Prepared | Run | str:
-    """The call made ready to be planned, or why it runs in PyG."""
+def _prepared(
+    module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], layer: Layer | None
+) -> _Prepared | Run | str:
+    """The call made ready to be planned, or why it runs in PyG; `layer`: as the module was and still is."""
     names = _parameters(module.plait_original)
     given = {**dict(zip(names, args, strict=False)), **kwargs}
-    layer = layer_of(module)
-    if layer is not None:
-        answer = not_as_written(module, layer) or FUSED[layer](module, given)
+    kind = None if layer is not None else layer_of(module)
+    if kind is not None:
+        answer = not_as_written(module, kind) or FUSED[kind](module, given)
         return f"{type(module).__name__}{answer}" if isinstance(answer, str) else answer
     if len(args) > len(names) or "x" not in given or "edge_index" not in given:
         return f"{type(module).__name__}: called with other arguments than forward's"
-    return _lowered(module, given.pop("x"), given.pop("edge_index"), given)
+    return _lowered(module, given.pop("x"), given.pop("edge_index"), given, layer)
 
 
-def _lowered(module: Any, x: Any, edge_index: Any, given: dict[str, Any]) -> _Prepared | str:
+def _lowered(
+    module: Any, x: Any, edge_index: Any, given: dict[str, Any], layer: Layer | None
+) -> _Prepared | str:
     """A layer that is a matrix expression; `given` are the arguments after x and edge_index."""
     edge_weight = given.pop("edge_weight", None)
     size = given.pop("size", None)
@@ -180,9 +176,13 @@ def _lowered(module: Any, x: Any, edge_index: Any, given: dict[str, Any]) -> _Pr
     if weight is not None and weight.requires_grad:
         return f"{type(module).__name__}: edge_weight wants a gradient, which needs the messages one by one"
     call = Call(is_bipartite, root is not None or not is_bipartite, weight is not None, is_sparse)
-    lowered = lower(module, call)
-    if isinstance(lowered, NotLowered):
-        return lowered.reason
+    lowered = None if layer is None else layer.lowered.get(call)
+    if lowered is None:
+        lowered = lower(module, call)
+        if isinstance(lowered, NotLowered):
+            return lowered.reason
+        if layer is not None:
+            layer.lowered[call] = lowered
     if lowered.keeps_graph:  # PyG's cached=True: the first graph and weights serve every later call
         module.__dict__["_plait_kept"] = kept
     dtype = torch.float32 if source.dtype in _HALVES else source.dtype

@@ -31,11 +31,14 @@ class Seen(dict[bool, "Layer"]):
         return dict, ()  # copies of the layer start without
 
     @classmethod
-    def of(cls, module: nn.Module) -> Seen | None:
-        return module.__dict__.get(cls.NAME)
+    def as_it_was(cls, module: Any) -> Layer | None:
+        """The record of a layer that nothing has changed since it was lowered."""
+        seen = module.__dict__.get(cls.NAME)
+        layer: Layer | None = None if seen is None else seen.get(module.training)
+        return layer if layer is not None and layer.is_as_it_was(module) else None
 
     @classmethod
-    def look(cls, module: nn.Module) -> Layer:
+    def look(cls, module: Any) -> Layer:
         """The layer as it is, recorded anew where it has changed."""
         own = module.__dict__
         seen = own.pop(cls.NAME, None)
@@ -52,6 +55,7 @@ class Layer:
 
     def __init__(self, module: nn.Module):
         self.token = next(_tokens)  # another one for every layer and every state of it
+        self.lowered: dict[Any, Any] = {}  # what it computes, by what a call looks like
         parts = [*_parts(module)]
         self._parts = parts[1:]  # the layer holds this record, which must not hold the layer
         self._types = [*map(type, parts)]

@@ -477,6 +477,19 @@ def _restrict(forms: tuple[Expr, ...]) -> tuple[Expr, ...]:
     return tuple(restrict(form, selection) for form in forms)
 
 
+_found_leaves: dict[int, tuple[Expr, dict[str, Any]]] = {}
+
+
+def _leaves(expr: Expr) -> dict[str, Any]:
+    """The leaves by name; found once for an expression, which is known by its identity: hashing walks it."""
+    found = _found_leaves.get(id(expr))
+    if found is None:
+        if len(_found_leaves) >= _MOST_CALLS:
+            _found_leaves.clear()
+        found = _found_leaves[id(expr)] = (expr, dict(leaves(expr)))
+    return found[1]
+
+
 def _sizes(expr: Expr, given: Mapping[str, torch.Tensor], constants: Constants, layer: str) -> dict[str, int]:
     """Numbers for the symbolic sizes, read off the tensors; InputError where two of them disagree."""
     sizes: dict[str, int] = {}
@@ -495,7 +508,7 @@ def _sizes(expr: Expr, given: Mapping[str, torch.Tensor], constants: Constants, 
                 f"{layer}: x is {given['X'].dtype} but {name} is {value.dtype}; "
                 "convert the model with .to(x.dtype), or x"
             )
-    for name, leaf in leaves(expr).items():
+    for name, leaf in _leaves(expr).items():
         if isinstance(leaf, Sparse) and name == "A":
             bind(leaf.rows, constants.graph.num_nodes, "the number of targets")
             bind(leaf.cols, constants.graph.num_sources, "the number of sources")

@@ -160,7 +160,7 @@ class Chain:
             fixed |= {f"height{k}": height, f"width{k}": across}
         g = self.gathered
         if g is not None:
-            _, _, fixed["indptr"], fixed["indices"] = g.pattern.addresses
+            fixed["indptr"], fixed["indices"] = g.pattern.csr
             factor = g.edge if g.edge is not None else g.source
             fixed |= {"factor": _pointer(factor), "target": _pointer(g.target), "block_width": g.width}
             fixed["asks"] = int(g.pattern.num_columns * g.width * self.size > _NEAR_BYTES)

@@ -37,15 +37,22 @@ class Pattern:
         self.num_rows = len(self.indptr) - 1
         self.num_columns = num_columns
         self.num_edges = len(self.indices)
-        self.bounds = _even_pieces(self.indptr)
         self._even: dict[tuple[int, int], tuple[np.ndarray[Any, Any], int]] = {}
-        # addresses are asked for on every call; numpy computes them anew each time
-        self.addresses = (
-            len(self.bounds) - 1,
-            self.bounds.ctypes.data,
-            self.indptr.ctypes.data,
-            self.indices.ctypes.data,
-        )
+
+    @functools.cached_property
+    def bounds(self) -> np.ndarray[Any, Any]:
+        """Row numbers that cut the rows into pieces of about equal cost."""
+        return _even_pieces(self.indptr)
+
+    @functools.cached_property
+    def csr(self) -> tuple[int, int]:
+        """The addresses of indptr and indices; they are asked for on every call, numpy computes them anew."""
+        return self.indptr.ctypes.data, self.indices.ctypes.data
+
+    @functools.cached_property
+    def addresses(self) -> tuple[int, int, int, int]:
+        """(number of pieces, addresses of their bounds, of indptr and of indices)."""
+        return len(self.bounds) - 1, self.bounds.ctypes.data, *self.csr
 
     def even_bounds(self, most: int, row_cost: int) -> tuple[np.ndarray[Any, Any], int]:
         """(row numbers that cut the rows into so many chunks of about equal cost, their address).
