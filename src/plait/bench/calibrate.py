@@ -264,13 +264,12 @@ def _graphs() -> list[Graph]:
         generate.erdos(3_000, 12_000, 11),
         generate.rmat(12, 20_000, 18),
         generate.rmat(13, 100_000, 12),
-        generate.grid(200, 200),
         generate.sbm(20_000, 200, 10.0, 2.0, features=1, rng=13).graph,
         generate.cliques(300, 40),
         generate.erdos(16_000, 80_000, 16),
-        generate.rmat(15, 300_000, 15),
-        generate.sbm(50_000, 1_000, 5.0, 1.0, features=1, rng=14).graph,
-        generate.grid(270, 270),
+        generate.rmat(15, 200_000, 15),
+        generate.sbm(40_000, 800, 5.0, 1.0, features=1, rng=14).graph,
+        generate.grid(250, 250),
     ]
 
 

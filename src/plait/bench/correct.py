@@ -28,7 +28,7 @@ from plait.pyg.compile import compile
 __all__ = ["Sample", "Seen", "correction", "fit_sparse", "priced", "seen_steps"]
 
 _WIDTHS = ((48, 48), (128, 24), (16, 160))
-_WARM, _REPEATS = 2, 5
+_WARM, _REPEATS = 2, 4
 _LEAST_SAMPLES = 12
 _RIDGE = 0.3  # in samples: what a coefficient must be worth
 _PULL = 1.0  # in samples: what the logarithm of a constant away from its start must be worth
@@ -74,7 +74,6 @@ def _loops(inner: int, outer: int) -> Iterator[tuple[nn.Module, Callable[[Proble
     for layer in (GCNConv(inner, outer), GINConv(two), SGConv(inner, outer, K=2)):
         yield layer, search
         yield layer, _unchained
-    yield SAGEConv(inner, outer), search
     yield SAGEConv(inner, outer, aggr="max"), search
     yield TAGConv(inner, outer, K=2), _unchained
 

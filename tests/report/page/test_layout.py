@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 
-from plait.report.page import Report, Run, printed, report_of
+from plait.measure import Record, write
+from plait.report.page import Report, Run, printed, read_runs, report_of
 from plait.report.page.draw import WIDE
 from tests.report.page import made
 
@@ -86,3 +88,17 @@ def test_figures_are_svg_files_with_a_name_each(report: Report) -> None:
         text = printed(figure.draw(WIDE))
         assert "var(" not in text
         assert ElementTree.fromstring(text).attrib["aria-label"]
+
+
+def test_promises_of_mini_batches_are_listed_kept_or_missed(tmp_path: Path) -> None:
+    bars = [
+        {"name": "against DGL", "value": 3.1, "limit": 2.0, "is_least": True, "holds": True},
+        {"name": "stall", "value": 0.2, "limit": 0.1, "is_least": False, "holds": False},
+        {"name": "damaged"},
+    ]
+    record = Record("bench-batches", {"part": "sampling", "graph": "rmat-2M"}, {"bars": bars})
+    write(tmp_path / "batches.jsonl", [record])
+    page = report_of(read_runs([tmp_path / "batches.jsonl"])).html()
+    for text in ("against DGL", "at least 2", "kept", "at most 0.1", "missed"):
+        assert text in page
+    assert "damaged" not in page

@@ -113,3 +113,16 @@ def test_two_plans_of_one_name_are_both_kept(tmp_path: Path) -> None:
         (tmp_path / folder / "gcn.json").write_text(json.dumps(made.plan()))
     run = read_runs([tmp_path / "a" / "gcn.json", tmp_path / "b" / "gcn.json"])
     assert list(run.plans) == ["gcn", "gcn (2)"]
+
+
+def test_a_training_step_by_the_form_of_its_graph_stands_beside_its_peers(tmp_path: Path) -> None:
+    line = {"median_seconds": 1e-3, "samples_seconds": [1e-3], "interval_seconds": [1e-3, 1e-3]}
+    case = {"graph": "tu_collab", "model": "gcn", "width": 64, "epochs": 200}
+    sides = {"csr": line, "forms": line, "dgl": line}
+    write(tmp_path / "forms.jsonl", [Record("bench-forms-training", case, {"sides": sides})])
+    found, odd = samples_of(read_runs([tmp_path / "forms.jsonl"]))
+    assert odd == 0
+    assert [(sample.kind, sample.op, sample.variant) for sample in found] == [
+        ("model", "gcn by its form", "plait"),
+        ("model", "gcn by its form", "dgl"),
+    ]

@@ -198,13 +198,16 @@ def grid_html(grid: Grid) -> str:
                 data_graph=graph,
             )
         rows.append(tag("tr", cells, data_op=row.op, data_device=row.device))
+    longest = max((len(f"{row.op} {row.detail}") for row in grid.rows), default=0)
+    # a fixed table does not widen its first column for its names
+    width = max(10.5, 0.48 * longest + 1.0)
     corner = tag("th", html.escape(grid.column_name + " →"), scope="col", class_="corner")
     table = tag(
         "table",
         tag("thead", tag("tr", corner, head)),
         tag("tbody", *rows),
         class_="heat",
-        style=f"max-width:{11 + 7 * len(grid.columns)}rem",
+        style=f"--names:{width:.1f}rem;max-width:{width + 7 * len(grid.columns):.1f}rem",
     )
     return tag("div", table, class_="wide-scroll", tabindex=0, role="group", aria_label=grid.title)
 

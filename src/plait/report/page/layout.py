@@ -12,7 +12,7 @@ from typing import Any
 
 from plait.report.page import heat, palette, roofline, strips, sweeps, trees, words
 from plait.report.page.draw import NARROW, WIDE, Figure, tag
-from plait.report.page.samples import Run, Sample, samples_of
+from plait.report.page.samples import BARS, Run, Sample, samples_of
 
 __all__ = ["Report", "report_of"]
 
@@ -53,6 +53,7 @@ class Report:
         """The whole page."""
         sections = [
             self._ratios(),
+            self._bars(),
             self._questions(),
             self._machine(),
             self._curves(),
@@ -172,10 +173,36 @@ class Report:
         ]
         return _section("ratios", "Against the best peer", blocks)
 
-    def _questions(self) -> str:
+    def _bars(self) -> str:
+        """Mini-batches: what was promised of them beside what was measured."""
+        rows = [
+            (*_bar_case(record.case), bar.get("name", ""), f"{bar['value']:.3g}", _limit(bar), _held(bar))
+            for record in self.run.records
+            if record.kind == BARS
+            for bar in _list_of_dicts(record.result.get("bars"))
+        ]
+        if not rows:
+            return ""
+        head = tag("tr", *(tag("th", name, scope="col") for name in _BAR_HEAD))
+        body = [tag("tr", *(tag("td", html.escape(str(cell))) for cell in row)) for row in rows]
+        table = tag("table", tag("thead", head), tag("tbody", *body), class_="plain")
         return _section(
-            "questions", "Questions answered", [_answer(finding) for finding in self.run.findings]
+            "batches", "Mini-batches", [tag("div", table, class_="wide-scroll", tabindex=0, role="group")]
         )
+
+    def _questions(self) -> str:
+        where = {
+            str(record.result.get("group")): str(
+                record.environment.get("gpu") or record.environment.get("cpu")
+            )
+            for record in self.run.records
+            if record.kind == "op"
+        }
+        asked: dict[str, list[Mapping[str, Any]]] = {}
+        for finding in self.run.findings:
+            asked.setdefault(str(finding["question"]), []).append(finding)
+        blocks = [_answers(question, found, where) for question, found in asked.items()]
+        return _section("questions", "Questions answered", blocks)
 
     def _machine(self) -> str:
         blocks = [_figure(figure, data_device=device) for device, figure in self._rooflines()]
@@ -256,10 +283,41 @@ def _section(name: str, title: str, blocks: Sequence[str]) -> str:
     )
 
 
-def _answer(finding: Mapping[str, Any]) -> str:
-    """A question with its answer, the figures behind it folded away."""
-    question = str(finding["question"])
-    parts = [tag("h3", html.escape(question)), tag("p", html.escape(str(finding["answer"])))]
+_BAR_HEAD = ("part", "case", "what", "measured", "promised", "")
+
+
+def _bar_case(case: Mapping[str, Any]) -> tuple[str, str]:
+    rest = ", ".join(f"{name} {value}" for name, value in case.items() if name != "part")
+    return str(case.get("part", "")), rest
+
+
+def _limit(bar: Mapping[str, Any]) -> str:
+    return f"{'at least' if bar.get('is_least', True) else 'at most'} {bar['limit']:.3g}"
+
+
+def _held(bar: Mapping[str, Any]) -> str:
+    return "kept" if bar.get("holds") else "missed"
+
+
+def _list_of_dicts(value: object) -> list[Mapping[str, Any]]:
+    """The bars of a record that have all they need; a damaged one is left out."""
+    found = [bar for bar in value if isinstance(bar, dict)] if isinstance(value, list) else []
+    return [bar for bar in found if all(isinstance(bar.get(key), int | float) for key in ("value", "limit"))]
+
+
+def _answers(question: str, found: Sequence[Mapping[str, Any]], where: Mapping[str, str]) -> str:
+    """A question with what each machine answers."""
+    answers = []
+    for finding in found:
+        machines = dict.fromkeys(where[group] for group in finding.get("groups") or () if group in where)
+        answers.append(_answer(question, finding, ", ".join(machines) if len(found) > 1 else ""))
+    return tag("div", tag("h3", html.escape(question)), *answers, class_="answer")
+
+
+def _answer(question: str, finding: Mapping[str, Any], machine: str) -> str:
+    """An answer, the figures behind it folded away."""
+    name = tag("b", html.escape(machine)) + ": " if machine else ""
+    parts = [tag("p", name + html.escape(str(finding["answer"])))]
     figures = finding.get("figures") or ()
     names = list(dict.fromkeys(name for row in figures for name in row))
     if names:
@@ -270,7 +328,7 @@ def _answer(finding: Mapping[str, Any]) -> str:
         table = tag("table", tag("thead", head), tag("tbody", *rows), class_="plain")
         folded = tag("div", table, class_="wide-scroll", tabindex=0, role="group", aria_label=question)
         parts.append(tag("details", tag("summary", "the figures behind it"), folded))
-    return tag("div", *parts, class_="answer")
+    return "".join(parts)
 
 
 def _panel(sweep: sweeps.Sweep, place: int) -> str:

@@ -17,6 +17,7 @@ from plait.report.layers import SUBJECT
 from plait.report.page.draw import short
 
 __all__ = [
+    "BARS",
     "GENERATED",
     "Contest",
     "Run",
@@ -33,7 +34,9 @@ KINDS = {
     "bench-models": "model",
     "bench-plans": "plan",
     "bench-predict": "predict",
+    "bench-forms-training": "forms",
 }
+BARS = "bench-batches"  # records of promises kept or not
 GENERATED = "generated"  # the graph of a case that names none
 PLAN_FORMAT = "plait-plan-1"
 _STATUS = {"timed": "ok", "ok": "ok", "missing": "absent", "absent": "absent"}
@@ -145,7 +148,8 @@ def read_runs(paths: Sequence[str | Path]) -> Run:
         found, notes = _records(path)
         files.append(tuple(found))
         remarks += notes
-    unknown = sorted({record.kind for file in files for record in file if record.kind not in KINDS})
+    known = {*KINDS, BARS}
+    unknown = sorted({record.kind for file in files for record in file if record.kind not in known})
     if unknown:
         remarks.append(f"records of kind {', '.join(unknown)} are not drawn")
     return Run(tuple(files), plans, tuple(remarks), tuple(findings))
@@ -210,7 +214,10 @@ def _records(path: Path) -> tuple[list[Record], list[str]]:
 
 def samples_of(run: Run) -> tuple[list[Sample], int]:
     """All numbers of the run, and how many records had another form than their kind promises."""
-    readers = {"op": _of_op, "layer": _of_layer, "model": _of_model, "plan": _of_plan, "predict": _of_predict}
+    readers = {
+        "op": _of_op, "layer": _of_layer, "model": _of_model, "plan": _of_plan, "predict": _of_predict,
+        "forms": _of_forms,
+    }  # fmt: skip
     samples: list[Sample] = []
     odd = 0
     for number_of_file, file in enumerate(run.files):
@@ -313,6 +320,16 @@ def _of_layer(record: Record, group: str) -> list[Sample]:
 def _of_model(record: Record, group: str) -> list[Sample]:
     case: Mapping[str, Any] = record.case
     return _of_peers(record, "model", str(case["model"]), f"{case['epochs']} epochs", group)
+
+
+def _of_forms(record: Record, group: str) -> list[Sample]:
+    """A training step through the form of the graph beside the peers; plait on CSR is no peer of plait."""
+    case: Mapping[str, Any] = record.case
+    sides: Any = record.result["sides"]
+    names = {name: SUBJECT if name == "forms" else name for name in sides if name != "csr"}
+    peers = {names[name]: {"status": "timed", **sides[name]} for name in names}
+    told = replace(record, result={**record.result, "peers": peers})
+    return _of_peers(told, "model", f"{case['model']} by its form", f"{case['width']} wide, a step", group)
 
 
 def _of_peers(record: Record, kind: str, op: str, label: str, group: str) -> list[Sample]:

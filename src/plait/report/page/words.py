@@ -63,7 +63,8 @@ def lead(run: Run, samples: Sequence[Sample]) -> str:
 
 
 def _machine(environment: Mapping[str, Any]) -> str:
-    cpu = f"{environment.get('cpu', 'an unnamed processor')} with {environment.get('threads', '?')} threads"
+    count = environment.get("threads", "?")
+    cpu = f"{environment.get('cpu', 'an unnamed processor')} with {count} thread{'' if count == 1 else 's'}"
     return f"{environment['gpu']} ({cpu})" if environment.get("gpu") else cpu
 
 
