@@ -122,7 +122,7 @@ def test_a_training_step_by_the_form_of_its_graph_stands_beside_its_peers(tmp_pa
     write(tmp_path / "forms.jsonl", [Record("bench-forms-training", case, {"sides": sides})])
     found, odd = samples_of(read_runs([tmp_path / "forms.jsonl"]))
     assert odd == 0
-    assert [(sample.kind, sample.op, sample.variant) for sample in found] == [
+    assert {(sample.kind, sample.op, sample.variant) for sample in found} == {
         ("model", "gcn by its form", "plait"),
         ("model", "gcn by its form", "dgl"),
-    ]
+    }
