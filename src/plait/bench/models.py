@@ -232,7 +232,7 @@ def _check(name: str, model: Stack, kind: str, task: Task, expected: list[float]
 def _fill(
     lines: dict[str, dict[str, object]], timings: Mapping[str, Timing], curves: Mapping[str, list[float]]
 ) -> None:
-    reference = curves.get(REFERENCE)
+    reference = next((curves[name] for name in REFERENCES if name in curves), None)
     for name, timing in timings.items():
         lines[name] |= timing.to_dict()
         lines[name]["losses"] = curves[name]
