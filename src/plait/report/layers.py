@@ -185,7 +185,7 @@ def _memory_table(cells: Sequence[Cell]) -> list[str]:
     measured = [cell for cell in cells if any("peak_tensor_bytes" in line for line in cell.lines.values())]
     if not measured:
         return []
-    names = [name for name in dict.fromkeys(n for cell in measured for n in cell.lines) if name != DEFAULT]
+    names = list(dict.fromkeys(name for cell in measured for name in cell.lines))
     table = Table(["cell", *names], title="peak MB of a step, tensors (process), preparation kept included")
     for cell in measured:
         table.add(cell.label, *(megabytes(cell.lines.get(name, {})) for name in names))

@@ -17,7 +17,7 @@ from typing import Any
 
 from numba import cfunc, njit, types
 
-from plait.kernels.attention import tiles
+from plait.kernels.attention import rows, tiles
 from plait.kernels.attention.tiles import BLOCK, FLAT
 from plait.kernels.vector import load_index, load_scalar, next_piece
 
@@ -148,14 +148,14 @@ def forward(float_bits: int, index_bits: int, lanes: int, kind: str) -> Any:
     heads_of = tiles.stack_floats(float_bits, 3 * FLAT)
     fill, store_statistics = tiles.fill(float_bits, lanes), tiles.store_statistics(float_bits, lanes)
     exponential, rescale = tiles.exponential(float_bits, lanes, True), tiles.rescale(float_bits, lanes)
-    drop, finish = tiles.drop(float_bits, lanes), tiles.finish(float_bits)
-    scale_row = tiles.scale_row(float_bits)
+    drop, finish = tiles.drop(float_bits, lanes), rows.finish(float_bits)
+    scale_row = rows.scale_row(float_bits)
     sums = grouped_sums(float_bits, index_bits, lanes, False)
     is_gat = kind == "gat"
     scores = tiles.scores(float_bits, index_bits, lanes, "forward")
     dots = grouped_dots(float_bits, index_bits, lanes, kind == "leaky")
     largest = tiles.largest(float_bits, lanes)
-    copy, clear = tiles.copy(float_bits, lanes), tiles.clear(float_bits)
+    copy, clear = tiles.copy(float_bits, lanes), rows.clear(float_bits)
     size = float_bits // 8
     slot = lanes * size
     low = float("-inf")
@@ -233,7 +233,7 @@ def sources(float_bits: int, index_bits: int, lanes: int, kind: str) -> Any:
     products_of = tiles.stack_floats(float_bits, (BLOCK + 4) * lanes + FLAT + 1)
     raw_of = tiles.stack_floats(float_bits, (BLOCK + 4) * lanes + FLAT + 2)
     heads_of = tiles.stack_floats(float_bits, 2 * FLAT)
-    fill, copy, clear = tiles.fill(float_bits, lanes), tiles.copy(float_bits, lanes), tiles.clear(float_bits)
+    fill, copy, clear = tiles.fill(float_bits, lanes), tiles.copy(float_bits, lanes), rows.clear(float_bits)
     exponential = tiles.exponential(float_bits, lanes, False)
     combine = tiles.combine(float_bits, index_bits, lanes, False)
     sums = grouped_sums(float_bits, index_bits, lanes, False)
@@ -243,7 +243,7 @@ def sources(float_bits: int, index_bits: int, lanes: int, kind: str) -> Any:
     score_dots = grouped_dots(float_bits, index_bits, lanes, True) if is_leaky else dots
     steps = grouped_sums(float_bits, index_bits, lanes, True) if is_leaky else sums
     subtract = tiles.subtract_largest(float_bits, index_bits, lanes)
-    bend = tiles.bend(float_bits)
+    bend = rows.bend(float_bits)
     size = float_bits // 8
     slot = lanes * size
 
@@ -325,7 +325,7 @@ def targets(float_bits: int, index_bits: int, lanes: int, kind: str) -> Any:
     is_leaky = kind == "leaky"
     sums = grouped_sums(float_bits, index_bits, lanes, is_leaky)
     gather = tiles.gather_heads(float_bits, index_bits, lanes)
-    clear, bend = tiles.clear(float_bits), tiles.bend(float_bits)
+    clear, bend = rows.clear(float_bits), rows.bend(float_bits)
     size = float_bits // 8
 
     @cfunc(types.void(types.CPointer(types.int64)))
@@ -376,14 +376,14 @@ def again(float_bits: int, index_bits: int, lanes: int, kind: str) -> Any:
     products_of = tiles.stack_floats(float_bits, (BLOCK + 4) * lanes + FLAT + 1)
     raw_of = tiles.stack_floats(float_bits, (BLOCK + 4) * lanes + FLAT + 2)
     heads_of = tiles.stack_floats(float_bits, 3 * FLAT)
-    fill, copy, clear = tiles.fill(float_bits, lanes), tiles.copy(float_bits, lanes), tiles.clear(float_bits)
+    fill, copy, clear = tiles.fill(float_bits, lanes), tiles.copy(float_bits, lanes), rows.clear(float_bits)
     exponential = tiles.exponential(float_bits, lanes, True)
     combine = tiles.combine(float_bits, index_bits, lanes, True)
     dots = grouped_dots(float_bits, index_bits, lanes, False)
     is_gat, is_leaky = kind == "gat", kind == "leaky"
     scores = tiles.scores(float_bits, index_bits, lanes, "targets")
     score_dots = grouped_dots(float_bits, index_bits, lanes, is_leaky)
-    sums, bend = grouped_sums(float_bits, index_bits, lanes, is_leaky), tiles.bend(float_bits)
+    sums, bend = grouped_sums(float_bits, index_bits, lanes, is_leaky), rows.bend(float_bits)
     size = float_bits // 8
     slot = lanes * size
 
@@ -451,7 +451,7 @@ def again(float_bits: int, index_bits: int, lanes: int, kind: str) -> Any:
 @functools.cache
 def row_dots(float_bits: int) -> Any:
     """out[i, 3, h] = grad[i, h] . (row[i, h] - addend[i, h] - bias[h]), the softmax gradient's sum term."""
-    dot = tiles.row_dots(float_bits)
+    dot = rows.row_dots(float_bits)
     size = float_bits // 8
 
     @cfunc(types.void(types.CPointer(types.int64)))

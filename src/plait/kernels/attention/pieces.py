@@ -14,7 +14,7 @@ import torch
 from numba import cfunc, types
 
 from plait.kernels import launch
-from plait.kernels.attention import tiles
+from plait.kernels.attention import rows, tiles
 from plait.kernels.attention.cpu import grouped_dots, grouped_sums
 from plait.kernels.attention.tiles import BLOCK, FLAT
 from plait.kernels.block import Block
@@ -40,7 +40,7 @@ def padded(heads: int) -> int:
 def _dots_kernel(float_bits: int, index_bits: int, lanes: int) -> Any:
     index, bound, scalar = load_index(index_bits), load_index(64), load_scalar(float_bits)
     block_of = tiles.stack_floats(float_bits, (BLOCK + 4) * lanes + FLAT)
-    clear, store = tiles.clear(float_bits), tiles.store_heads(float_bits, lanes)
+    clear, store = rows.clear(float_bits), tiles.store_heads(float_bits, lanes)
     dots = grouped_dots(float_bits, index_bits, lanes, False)
     size = float_bits // 8
     slot = lanes * size
@@ -73,7 +73,7 @@ def _dots_kernel(float_bits: int, index_bits: int, lanes: int) -> Any:
 def _sums_kernel(float_bits: int, index_bits: int, lanes: int) -> Any:
     index, bound, scalar = load_index(index_bits), load_index(64), load_scalar(float_bits)
     block_of = tiles.stack_floats(float_bits, (BLOCK + 4) * lanes + FLAT)
-    clear, gather = tiles.clear(float_bits), tiles.gather_heads(float_bits, index_bits, lanes)
+    clear, gather = rows.clear(float_bits), tiles.gather_heads(float_bits, index_bits, lanes)
     sums = grouped_sums(float_bits, index_bits, lanes, False)
 
     @cfunc(types.void(types.CPointer(types.int64)))

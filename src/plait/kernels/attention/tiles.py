@@ -8,7 +8,6 @@ the "near" row is the row's own. Heads of a row lie `head` bytes apart; 0 lets a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -17,27 +16,23 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from plait.kernels.attention.rows import by_chunks, chunk_lanes, each, shuffle, tile
 from plait.kernels.vector import I32, I64, CodeGen, load_index_ir, tile_intrinsic
 
 __all__ = [
     "BLOCK",
     "FLAT",
     "aggregate",
-    "bend",
-    "clear",
     "combine",
     "copy",
     "dots",
     "drop",
     "exponential",
     "fill",
-    "finish",
     "gather_heads",
     "largest",
     "leaky_dots",
     "rescale",
-    "row_dots",
-    "scale_row",
     "scores",
     "softmax",
     "softmax_gradient",
@@ -51,10 +46,6 @@ BLOCK = 64  # edges: their rows of 64 float32 fill half of a first-level cache
 FLAT = 16  # lanes of a pass over a block's scores
 _AHEAD = 16  # edges; past the row's end lie the edges of the rows that come next
 _LINES_AHEAD = 8  # cache lines of a gathered row that are asked for early
-
-
-def _chunk(float_bits: int) -> int:
-    return 512 // float_bits
 
 
 def stack_floats(float_bits: int, count: int) -> Any:
@@ -76,13 +67,9 @@ def stack_floats(float_bits: int, count: int) -> Any:
 # Small vector moves ---------------------------------------------------------------------------------------
 
 
-def _shuffle(code: CodeGen, a: Any, b: Any, lanes: list[int]) -> Any:
-    return code.builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, len(lanes)), lanes))
-
-
 def _tiled(code: CodeGen, heads: Any, lanes: int) -> Any:
     """A vector of `lanes` heads repeated to FLAT lanes."""
-    return heads if lanes == FLAT else _shuffle(code, heads, heads, [k % lanes for k in range(FLAT)])
+    return heads if lanes == FLAT else shuffle(code, heads, heads, [k % lanes for k in range(FLAT)])
 
 
 def _folded(code: CodeGen, flat: Any, lanes: int) -> Any:
@@ -90,8 +77,8 @@ def _folded(code: CodeGen, flat: Any, lanes: int) -> Any:
     size = FLAT
     while size > lanes:
         size //= 2
-        low = _shuffle(code, flat, flat, list(range(size)))
-        high = _shuffle(code, flat, flat, list(range(size, 2 * size)))
+        low = shuffle(code, flat, flat, list(range(size)))
+        high = shuffle(code, flat, flat, list(range(size, 2 * size)))
         flat = code.builder.fadd(low, high)
     return flat
 
@@ -103,16 +90,16 @@ def _four_sums(code: CodeGen, four: list[Any]) -> Any:
 
     def paired(p: Any, q: Any) -> Any:
         low = [*range(half), *range(n, n + half)]
-        return b.fadd(_shuffle(code, p, q, low), _shuffle(code, p, q, [k + half for k in low]))
+        return b.fadd(shuffle(code, p, q, low), shuffle(code, p, q, [k + half for k in low]))
 
     a, c = paired(four[0], four[1]), paired(four[2], four[3])
     low = [start + k for start in (0, half, n, n + half) for k in range(quarter)]
-    total = b.fadd(_shuffle(code, a, c, low), _shuffle(code, a, c, [k + quarter for k in low]))
+    total = b.fadd(shuffle(code, a, c, low), shuffle(code, a, c, [k + quarter for k in low]))
     while quarter > 1:
         size, quarter = quarter, quarter // 2
         low = [start * size + k for start in range(4) for k in range(quarter)]
         total = b.fadd(
-            _shuffle(code, total, total, low), _shuffle(code, total, total, [k + quarter for k in low])
+            shuffle(code, total, total, low), shuffle(code, total, total, [k + quarter for k in low])
         )
     return total
 
@@ -209,21 +196,21 @@ def _kept(code: CodeGen, position: Any, seed: Any, threshold: Any) -> Any:
 def fill(float_bits: int, lanes: int) -> Any:
     """(address, value): the value in every head."""
 
-    def body(base: CodeGen, args: list[Any]) -> None:
-        code = base.of(lanes)
-        code.store(code.splat(args[1]), args[0])
+    @tile(float_bits, lanes, 1, 1)
+    def made(code: CodeGen, address: Any, value: Any) -> None:
+        code.store(code.splat(value), address)
 
-    return tile_intrinsic(float_bits, 1, 1, body)
+    return made
 
 
 def copy(float_bits: int, lanes: int) -> Any:
     """(to, from): a copy of every head."""
 
-    def body(base: CodeGen, args: list[Any]) -> None:
-        code = base.of(lanes)
-        code.store(code.load(args[1]), args[0])
+    @tile(float_bits, lanes, 2)
+    def made(code: CodeGen, to: Any, source: Any) -> None:
+        code.store(code.load(source), to)
 
-    return tile_intrinsic(float_bits, 2, 0, body)
+    return made
 
 
 def scores(float_bits: int, index_bits: int, lanes: int, role: str) -> Any:
@@ -273,39 +260,35 @@ def scores(float_bits: int, index_bits: int, lanes: int, role: str) -> Any:
 def largest(float_bits: int, lanes: int) -> Any:
     """(block, count, most): most = max(most, every edge of the block), by head."""
 
-    def body(base: CodeGen, args: list[Any]) -> None:
-        code = base.of(lanes)
-        block, count, most = args
-        size = float_bits // 8
+    @tile(float_bits, lanes, 3)
+    def made(code: CodeGen, block: Any, count: Any, most: Any) -> None:
+        slot = lanes * float_bits // 8
 
         def step(k: Any, carried: list[Any]) -> list[Any]:
-            return [_greater(code, code.load(_at(code, block, k, lanes * size)), carried[0])]
+            return [_greater(code, code.load(_at(code, block, k, slot)), carried[0])]
 
         (top,) = code.loop(code.word(0), count, [code.load(most)], step)
         code.store(top, most)
 
-    return tile_intrinsic(float_bits, 3, 0, body)
+    return made
 
 
 def subtract_largest(float_bits: int, index_bits: int, lanes: int) -> Any:
     """(block, statistics, indices, start, count): block[k] -= largest score of the target i of edge k."""
 
-    def body(base: CodeGen, args: list[Any]) -> None:
-        code = base.of(lanes)
-        b = code.builder
-        block, statistics, indices, start, count = args
-        size = float_bits // 8
+    @tile(float_bits, lanes, 5)
+    def made(code: CodeGen, block: Any, statistics: Any, indices: Any, start: Any, count: Any) -> None:
+        b, slot = code.builder, lanes * float_bits // 8
         index = load_index_ir(code, indices, index_bits)
 
-        def step(k: Any, none: list[Any]) -> list[Any]:
-            row = _at(code, statistics, index(b.add(start, k)), 4 * lanes * size)
-            to = _at(code, block, k, lanes * size)
-            code.store(b.fsub(code.load(to), code.load(b.add(row, code.word(lanes * size)))), to)
-            return []
+        def step(k: Any) -> None:
+            row = _at(code, statistics, index(b.add(start, k)), 4 * slot)
+            to = _at(code, block, k, slot)
+            code.store(b.fsub(code.load(to), code.load(b.add(row, code.word(slot)))), to)
 
-        code.loop(code.word(0), count, [], step)
+        each(code, count, step)
 
-    return tile_intrinsic(float_bits, 5, 0, body)
+    return made
 
 
 def exponential(float_bits: int, lanes: int, is_relative: bool) -> Any:
@@ -338,51 +321,47 @@ def exponential(float_bits: int, lanes: int, is_relative: bool) -> Any:
 def rescale(float_bits: int, lanes: int) -> Any:
     """(before, most, total): before = exp(before - most), the factor of all summed so far; total *= it."""
 
-    def body(base: CodeGen, args: list[Any]) -> None:
-        code = base.of(lanes)
-        before, most, total = args
+    @tile(float_bits, lanes, 3)
+    def made(code: CodeGen, before: Any, most: Any, total: Any) -> None:
         factor = _exp(code, code.builder.fsub(code.load(before), code.load(most)))
         code.store(factor, before)
         code.store(code.builder.fmul(code.load(total), factor), total)
 
-    return tile_intrinsic(float_bits, 3, 0, body)
+    return made
 
 
 def store_statistics(float_bits: int, lanes: int) -> Any:
     """(row of statistics, most, total): slot 1 = most, slot 2 = 1 / total, which is left in `total` too."""
 
-    def body(base: CodeGen, args: list[Any]) -> None:
-        code = base.of(lanes)
-        b = code.builder
-        row, most, total = args
-        slot = lanes * float_bits // 8
+    @tile(float_bits, lanes, 3)
+    def made(code: CodeGen, row: Any, most: Any, total: Any) -> None:
+        b, slot = code.builder, lanes * float_bits // 8
         inverse = b.fdiv(code.constant(1.0), code.load(total))
         code.store(code.load(most), b.add(row, code.word(slot)))
         code.store(inverse, b.add(row, code.word(2 * slot)))
         code.store(inverse, total)
 
-    return tile_intrinsic(float_bits, 3, 0, body)
+    return made
 
 
 def drop(float_bits: int, lanes: int) -> Any:
     """(block, start, count, seed, threshold, scale): dropout of the weights of the edges from `start`."""
 
-    def body(base: CodeGen, args: list[Any]) -> None:
-        code = base.of(lanes)
+    @tile(float_bits, lanes, 5, 1)
+    def made(
+        code: CodeGen, block: Any, start: Any, count: Any, seed: Any, threshold: Any, scale: Any
+    ) -> None:
         b = code.builder
-        block, start, count, seed, threshold, scale = args
-        size = float_bits // 8
 
-        def step(k: Any, none: list[Any]) -> list[Any]:
-            to = _at(code, block, k, lanes * size)
+        def step(k: Any) -> None:
+            to = _at(code, block, k, lanes * float_bits // 8)
             kept = _kept(code, b.add(start, k), seed, threshold)
             scaled = b.fmul(code.load(to), code.splat(scale))
             code.store(b.select(kept, scaled, code.constant(0.0)), to)
-            return []
 
-        code.loop(code.word(0), count, [], step)
+        each(code, count, step)
 
-    return tile_intrinsic(float_bits, 5, 1, body)
+    return made
 
 
 def combine(float_bits: int, index_bits: int, lanes: int, is_own: bool) -> Any:
@@ -437,46 +416,36 @@ def combine(float_bits: int, index_bits: int, lanes: int, is_own: bool) -> Any:
 def gather_heads(float_bits: int, index_bits: int, lanes: int) -> Any:
     """(block, values, order, start, count): block[k] = values[order[start + k]], or values[start + k]."""
 
-    def body(base: CodeGen, args: list[Any]) -> None:
-        code = base.of(lanes)
-        block, values, order, start, count = args
+    @tile(float_bits, lanes, 5)
+    def made(code: CodeGen, block: Any, values: Any, order: Any, start: Any, count: Any) -> None:
         slot = lanes * float_bits // 8
 
-        def step(k: Any, none: list[Any]) -> list[Any]:
+        def step(k: Any) -> None:
             from_edge = _position(code, order, code.builder.add(start, k), index_bits)
             code.store(code.load(_at(code, values, from_edge, slot)), _at(code, block, k, slot))
-            return []
 
-        code.loop(code.word(0), count, [], step)
+        each(code, count, step)
 
-    return tile_intrinsic(float_bits, 5, 0, body)
+    return made
 
 
 def store_heads(float_bits: int, lanes: int) -> Any:
     """(to, block, count): a copy of the block's edges."""
 
-    def body(base: CodeGen, args: list[Any]) -> None:
-        code = base.of(lanes)
-        to, block, count = args
+    @tile(float_bits, lanes, 3)
+    def made(code: CodeGen, to: Any, block: Any, count: Any) -> None:
         slot = lanes * float_bits // 8
+        each(code, count, lambda k: code.store(code.load(_at(code, block, k, slot)), _at(code, to, k, slot)))
 
-        def step(k: Any, none: list[Any]) -> list[Any]:
-            code.store(code.load(_at(code, block, k, slot)), _at(code, to, k, slot))
-            return []
-
-        code.loop(code.word(0), count, [], step)
-
-    return tile_intrinsic(float_bits, 3, 0, body)
+    return made
 
 
 def softmax(float_bits: int, lanes: int) -> Any:
     """(out, scores, count): out = exp(scores - largest) / sum, by head, over `count` edges."""
 
-    def body(base: CodeGen, args: list[Any]) -> None:
-        code = base.of(lanes)
-        b = code.builder
-        out, values, count = args
-        slot = lanes * float_bits // 8
+    @tile(float_bits, lanes, 3)
+    def made(code: CodeGen, out: Any, values: Any, count: Any) -> None:
+        b, slot = code.builder, lanes * float_bits // 8
 
         def higher(k: Any, most: list[Any]) -> list[Any]:
             return [_greater(code, code.load(_at(code, values, k, slot)), most[0])]
@@ -491,59 +460,39 @@ def softmax(float_bits: int, lanes: int) -> Any:
         (total,) = code.loop(code.word(0), count, [code.constant(0.0)], power)
         inverse = b.fdiv(code.constant(1.0), total)
 
-        def divide(k: Any, none: list[Any]) -> list[Any]:
+        def divide(k: Any) -> None:
             at = _at(code, out, k, slot)
             code.store(b.fmul(code.load(at), inverse), at)
-            return []
 
-        code.loop(code.word(0), count, [], divide)
+        each(code, count, divide)
 
-    return tile_intrinsic(float_bits, 3, 0, body)
+    return made
 
 
 def softmax_gradient(float_bits: int, lanes: int) -> Any:
     """(out, weights, gradient, count): out = weights * (gradient - sum of weights * gradient), by head."""
 
-    def body(base: CodeGen, args: list[Any]) -> None:
-        code = base.of(lanes)
-        b = code.builder
-        out, weights, gradient, count = args
-        slot = lanes * float_bits // 8
+    @tile(float_bits, lanes, 4)
+    def made(code: CodeGen, out: Any, weights: Any, gradient: Any, count: Any) -> None:
+        b, slot = code.builder, lanes * float_bits // 8
 
-        def dot(k: Any, total: list[Any]) -> list[Any]:
-            own, other = code.load(_at(code, weights, k, slot)), code.load(_at(code, gradient, k, slot))
-            return [code.multiply_add(own, other, total[0])]
+        def both(k: Any) -> tuple[Any, Any]:
+            return code.load(_at(code, weights, k, slot)), code.load(_at(code, gradient, k, slot))
 
-        (total,) = code.loop(code.word(0), count, [code.constant(0.0)], dot)
+        (total,) = code.loop(
+            code.word(0), count, [code.constant(0.0)], lambda k, t: [code.multiply_add(*both(k), t[0])]
+        )
 
-        def step(k: Any, none: list[Any]) -> list[Any]:
-            own, other = code.load(_at(code, weights, k, slot)), code.load(_at(code, gradient, k, slot))
+        def step(k: Any) -> None:
+            own, other = both(k)
             code.store(b.fmul(own, b.fsub(other, total)), _at(code, out, k, slot))
-            return []
 
-        code.loop(code.word(0), count, [], step)
+        each(code, count, step)
 
-    return tile_intrinsic(float_bits, 4, 0, body)
+    return made
 
 
 # Passes over gathered rows --------------------------------------------------------------------------------
-
-
-def _by_chunks(
-    code: CodeGen, width: Any, carried: list[Any], body: Callable[[Any, Any, list[Any]], list[Any]]
-) -> list[Any]:
-    """carried = body(byte offset, mask, carried) for every vector of a row; the rest is masked."""
-    b, size = code.builder, code.float_bits // 8
-    whole = b.sdiv(width, code.word(code.lanes))
-    step = code.lanes * size
-    carried = code.loop(code.word(0), whole, carried, lambda c, v: body(b.mul(c, code.word(step)), None, v))
-    done = b.mul(whole, code.word(code.lanes))
-    rest = b.sub(width, done)
-    has_rest = b.select(b.icmp_signed(">", rest, code.word(0)), code.word(1), code.word(0))
-    mask = code.mask(rest)
-    return code.loop(
-        code.word(0), has_rest, carried, lambda c, v: body(b.mul(done, code.word(size)), mask, v)
-    )
 
 
 def _dot_tile(float_bits: int, index_bits: int, lanes: int, heads: int, is_leaky: bool) -> Any:
@@ -551,24 +500,10 @@ def _dot_tile(float_bits: int, index_bits: int, lanes: int, heads: int, is_leaky
     edges = 4 // heads
 
     def body(base: CodeGen, args: list[Any]) -> None:
-        code = base.of(_chunk(float_bits))
+        code = base.of(chunk_lanes(float_bits))
         b = code.builder
-        (
-            near,
-            near_head,
-            far,
-            far_row,
-            far_head,
-            indices,
-            start,
-            count,
-            block,
-            width,
-            att,
-            att_head,
-            last,
-            slope,
-        ) = args
+        near, near_head, far, far_row, far_head, indices, start, count = args[:8]
+        block, width, att, att_head, last, slope = args[8:]
         size = float_bits // 8
         index = load_index_ir(code, indices, index_bits)
         final = b.sub(b.add(start, count), code.word(1))
@@ -600,9 +535,9 @@ def _dot_tile(float_bits: int, index_bits: int, lanes: int, heads: int, is_leaky
                         result.append(code.multiply_add(weight, term, totals[h * edges + e]))
                 return result
 
-            totals = _by_chunks(code, width, [code.constant(0.0)] * 4, chunk)
+            totals = by_chunks(code, width, [code.constant(0.0)] * 4, chunk)
             in_order = [totals[h * edges + e] for e in range(edges) for h in range(heads)]
-            _store_sums(code.of(_chunk(float_bits)), _four_sums(code, in_order), block, k, heads, lanes)
+            _store_sums(code.of(chunk_lanes(float_bits)), _four_sums(code, in_order), block, k, heads, lanes)
             return []
 
         groups = b.sdiv(b.add(count, code.word(edges - 1)), code.word(edges))
@@ -648,22 +583,8 @@ def aggregate(
     def body(base: CodeGen, args: list[Any]) -> None:
         code = base.of(width)
         b = code.builder
-        (
-            far,
-            far_row,
-            far_head,
-            indices,
-            start,
-            count,
-            weights,
-            total,
-            total_head,
-            is_first,
-            rest,
-            near,
-            near_head,
-            slope,
-        ) = args
+        far, far_row, far_head, indices, start, count = args[:6]
+        weights, total, total_head, is_first, rest, near, near_head, slope = args[6:]
         size = float_bits // 8
         mask = code.mask(rest) if is_masked else None
         index = load_index_ir(code, indices, index_bits)
@@ -707,116 +628,3 @@ def aggregate(
             code.store(b.fadd(before, sums[h]), to, mask)
 
     return tile_intrinsic(float_bits, 13, 1, body)
-
-
-# Passes over a row of its own -------------------------------------------------------------------------------
-
-
-def clear(float_bits: int) -> Any:
-    """(row, width): row = 0."""
-
-    def body(base: CodeGen, args: list[Any]) -> None:
-        code = base.of(_chunk(float_bits))
-
-        def chunk(offset: Any, mask: Any, none: list[Any]) -> list[Any]:
-            code.store(code.constant(0.0), code.builder.add(args[0], offset), mask)
-            return []
-
-        _by_chunks(code, args[1], [], chunk)
-
-    return tile_intrinsic(float_bits, 2, 0, body)
-
-
-def scale_row(float_bits: int) -> Any:
-    """(row, width, factor): row *= factor."""
-
-    def body(base: CodeGen, args: list[Any]) -> None:
-        code = base.of(_chunk(float_bits))
-        b = code.builder
-        row, width, factor = args
-
-        def chunk(offset: Any, mask: Any, none: list[Any]) -> list[Any]:
-            to = b.add(row, offset)
-            code.store(b.fmul(code.load(to, mask), code.splat(factor)), to, mask)
-            return []
-
-        _by_chunks(code, width, [], chunk)
-
-    return tile_intrinsic(float_bits, 2, 1, body)
-
-
-def finish(float_bits: int) -> Any:
-    """(row, width, addend, bias, factor): row = factor * row + addend + bias; addresses may be 0."""
-
-    def body(base: CodeGen, args: list[Any]) -> None:
-        code = base.of(_chunk(float_bits))
-        b = code.builder
-        row, width, addend, bias, factor = args
-
-        def with_it(other: Any, value: Any, offset: Any, mask: Any) -> Any:
-            return b.fadd(value, code.load(b.add(other, offset), mask))
-
-        def chunk(offset: Any, mask: Any, none: list[Any]) -> list[Any]:
-            to = b.add(row, offset)
-            value = b.fmul(code.load(to, mask), code.splat(factor))
-            for other in (addend, bias):
-                value = code.either(code.is_given(other), partial(with_it, other, value, offset, mask), value)
-            code.store(value, to, mask)
-            return []
-
-        _by_chunks(code, width, [], chunk)
-
-    return tile_intrinsic(float_bits, 4, 1, body)
-
-
-def row_dots(float_bits: int) -> Any:
-    """(out, grad, row, addend, bias, width): out = grad . (row - addend - bias), one number."""
-
-    def body(base: CodeGen, args: list[Any]) -> None:
-        code = base.of(_chunk(float_bits))
-        b = code.builder
-        out, grad, row, addend, bias, width = args
-
-        def with_it(other: Any, value: Any, offset: Any, mask: Any) -> Any:
-            return b.fsub(value, code.load(b.add(other, offset), mask))
-
-        def chunk(offset: Any, mask: Any, total: list[Any]) -> list[Any]:
-            value = code.load(b.add(row, offset), mask)
-            for other in (addend, bias):
-                value = code.either(code.is_given(other), partial(with_it, other, value, offset, mask), value)
-            return [code.multiply_add(code.load(b.add(grad, offset), mask), value, total[0])]
-
-        (total,) = _by_chunks(code, width, [code.constant(0.0)], chunk)
-        size = code.lanes
-        while size > 1:
-            size //= 2
-            low = _shuffle(code, total, total, list(range(size)))
-            total = b.fadd(low, _shuffle(code, total, total, list(range(size, 2 * size))))
-        value = b.extract_element(total, ir.Constant(I32, 0))
-        b.store(value, b.inttoptr(out, code.scalar.as_pointer()))
-
-    return tile_intrinsic(float_bits, 6, 0, body)
-
-
-def bend(float_bits: int) -> Any:
-    """(out, steps, near, att, sums, width, is_added): out (+)= att * steps; sums += near * steps."""
-
-    def body(base: CodeGen, args: list[Any]) -> None:
-        code = base.of(_chunk(float_bits))
-        b = code.builder
-        out, steps, near, att, sums, width, is_added = args
-
-        def chunk(offset: Any, mask: Any, none: list[Any]) -> list[Any]:
-            to = b.add(out, offset)
-            s = code.load(b.add(steps, offset), mask)
-            before = code.either(code.is_given(is_added), lambda: code.load(to, mask), code.constant(0.0))
-            code.store(code.multiply_add(code.load(b.add(att, offset), mask), s, before), to, mask)
-            to = b.add(sums, offset)
-            code.store(
-                code.multiply_add(code.load(b.add(near, offset), mask), s, code.load(to, mask)), to, mask
-            )
-            return []
-
-        _by_chunks(code, width, [], chunk)
-
-    return tile_intrinsic(float_bits, 7, 0, body)

@@ -1,0 +1,167 @@
+"""Passes of attention kernels over single rows as LLVM vectors, and what all their tiles are built from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from llvmlite import ir
+
+from plait.kernels.vector import I32, CodeGen, tile_intrinsic
+
+__all__ = [
+    "bend", "by_chunks", "chunk_lanes", "clear", "each", "finish", "row_dots", "scale_row", "shuffle", "tile",
+]  # fmt: skip
+
+
+def chunk_lanes(float_bits: int) -> int:
+    """Numbers of a row that are taken at once."""
+    return 512 // float_bits
+
+
+def tile(float_bits: int, lanes: int, words: int, scalars: int = 0) -> Callable[[Callable[..., None]], Any]:
+    """Makes a numba function of the code that a function of (code generator, *arguments) writes."""
+
+    def made(body: Callable[..., None]) -> Any:
+        return tile_intrinsic(float_bits, words, scalars, lambda base, args: body(base.of(lanes), *args))
+
+    return made
+
+
+def each(code: CodeGen, count: Any, step: Callable[[Any], None]) -> None:
+    """for k in range(count): step(k)."""
+
+    def body(k: Any, none: list[Any]) -> list[Any]:
+        step(k)
+        return none
+
+    code.loop(code.word(0), count, [], body)
+
+
+def shuffle(code: CodeGen, a: Any, b: Any, lanes: list[int]) -> Any:
+    """These lanes of a and b."""
+    return code.builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, len(lanes)), lanes))
+
+
+def by_chunks(
+    code: CodeGen, width: Any, carried: list[Any], body: Callable[[Any, Any, list[Any]], list[Any]]
+) -> list[Any]:
+    """carried = body(byte offset, mask, carried) for every vector of a row; the rest is masked."""
+    b, size = code.builder, code.float_bits // 8
+    whole = b.sdiv(width, code.word(code.lanes))
+    step = code.lanes * size
+    carried = code.loop(code.word(0), whole, carried, lambda c, v: body(b.mul(c, code.word(step)), None, v))
+    done = b.mul(whole, code.word(code.lanes))
+    rest = b.sub(width, done)
+    has_rest = b.select(b.icmp_signed(">", rest, code.word(0)), code.word(1), code.word(0))
+    mask = code.mask(rest)
+    return code.loop(
+        code.word(0), has_rest, carried, lambda c, v: body(b.mul(done, code.word(size)), mask, v)
+    )
+
+
+def _each_chunk(code: CodeGen, width: Any, step: Callable[[Any, Any], None]) -> None:
+    def body(offset: Any, mask: Any, none: list[Any]) -> list[Any]:
+        step(offset, mask)
+        return none
+
+    by_chunks(code, width, [], body)
+
+
+def _with(code: CodeGen, op: Any, value: Any, others: tuple[Any, ...], offset: Any, mask: Any) -> Any:
+    """value op (each of the other rows whose address is given)."""
+    for other in others:
+        more = partial(lambda v, o: op(v, code.load(code.builder.add(o, offset), mask)), value, other)
+        value = code.either(code.is_given(other), more, value)
+    return value
+
+
+def clear(float_bits: int) -> Any:
+    """(row, width): row = 0."""
+
+    @tile(float_bits, chunk_lanes(float_bits), 2)
+    def made(code: CodeGen, row: Any, width: Any) -> None:
+        zero = code.constant(0.0)
+        _each_chunk(code, width, lambda offset, mask: code.store(zero, code.builder.add(row, offset), mask))
+
+    return made
+
+
+def scale_row(float_bits: int) -> Any:
+    """(row, width, factor): row *= factor."""
+
+    @tile(float_bits, chunk_lanes(float_bits), 2, 1)
+    def made(code: CodeGen, row: Any, width: Any, factor: Any) -> None:
+        b = code.builder
+
+        def chunk(offset: Any, mask: Any) -> None:
+            to = b.add(row, offset)
+            code.store(b.fmul(code.load(to, mask), code.splat(factor)), to, mask)
+
+        _each_chunk(code, width, chunk)
+
+    return made
+
+
+def finish(float_bits: int) -> Any:
+    """(row, width, addend, bias, factor): row = factor * row + addend + bias; addresses may be 0."""
+
+    @tile(float_bits, chunk_lanes(float_bits), 4, 1)
+    def made(code: CodeGen, row: Any, width: Any, addend: Any, bias: Any, factor: Any) -> None:
+        b = code.builder
+
+        def chunk(offset: Any, mask: Any) -> None:
+            to = b.add(row, offset)
+            value = b.fmul(code.load(to, mask), code.splat(factor))
+            code.store(_with(code, b.fadd, value, (addend, bias), offset, mask), to, mask)
+
+        _each_chunk(code, width, chunk)
+
+    return made
+
+
+def row_dots(float_bits: int) -> Any:
+    """(out, grad, row, addend, bias, width): out = grad . (row - addend - bias), one number."""
+
+    @tile(float_bits, chunk_lanes(float_bits), 6)
+    def made(code: CodeGen, out: Any, grad: Any, row: Any, addend: Any, bias: Any, width: Any) -> None:
+        b = code.builder
+
+        def chunk(offset: Any, mask: Any, total: list[Any]) -> list[Any]:
+            value = _with(code, b.fsub, code.load(b.add(row, offset), mask), (addend, bias), offset, mask)
+            return [code.multiply_add(code.load(b.add(grad, offset), mask), value, total[0])]
+
+        (total,) = by_chunks(code, width, [code.constant(0.0)], chunk)
+        size = code.lanes
+        while size > 1:
+            size //= 2
+            low = shuffle(code, total, total, list(range(size)))
+            total = b.fadd(low, shuffle(code, total, total, list(range(size, 2 * size))))
+        value = b.extract_element(total, ir.Constant(I32, 0))
+        b.store(value, b.inttoptr(out, code.scalar.as_pointer()))
+
+    return made
+
+
+def bend(float_bits: int) -> Any:
+    """(out, steps, near, att, sums, width, is_added): out (+)= att * steps; sums += near * steps."""
+
+    @tile(float_bits, chunk_lanes(float_bits), 7)
+    def made(
+        code: CodeGen, out: Any, steps: Any, near: Any, att: Any, sums: Any, width: Any, is_added: Any
+    ) -> None:
+        b = code.builder
+
+        def chunk(offset: Any, mask: Any) -> None:
+            def row(base: Any) -> Any:
+                return code.load(b.add(base, offset), mask)
+
+            s = row(steps)
+            before = code.either(code.is_given(is_added), lambda: row(out), code.constant(0.0))
+            code.store(code.multiply_add(row(att), s, before), b.add(out, offset), mask)
+            code.store(code.multiply_add(row(near), s, row(sums)), b.add(sums, offset), mask)
+
+        _each_chunk(code, width, chunk)
+
+    return made
