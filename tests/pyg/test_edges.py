@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import pickle
+import weakref
 from typing import Any
 
 import numpy as np
@@ -124,6 +126,18 @@ def test_a_saved_edge_index_is_loaded_by_torch_without_trust() -> None:
     torch.save(batch.edge_index, file)
     file.seek(0)
     assert torch.equal(torch.load(file, weights_only=True), batch.edge_index)
+
+
+def test_a_batch_is_freed_with_its_graph_without_the_collector() -> None:
+    batch = a_batch()
+    graph_of(batch.edge_index, batch.num_nodes)
+    gone = weakref.ref(batch.edge_index), weakref.ref(batch.edge_index.plait_graph.graph())
+    gc.disable()
+    try:
+        del batch
+        assert [reference() for reference in gone] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_graphs_are_built_ahead_once_one_was_asked_for() -> None:

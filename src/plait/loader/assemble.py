@@ -70,7 +70,7 @@ class Assembler:
             return
         row, col, pointer = by_target
         if row is out.row and col is out.col and row._version == col._version == 0:
-            attach(edge_index, pointer, out.node.numel(), self._demand)
+            attach(edge_index, row.numpy(), pointer, out.node.numel(), self._demand)
 
     def _fill_types(self, data: HeteroData, out: HeteroSamplerOutput) -> None:
         none = torch.empty(0, dtype=torch.long)

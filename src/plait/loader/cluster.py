@@ -92,8 +92,6 @@ class ClusterLoader(Epochs, PyGClusterLoader):  # type: ignore[misc]  # torch_ge
         seed = picked_seed(seed)
         self._set_out(seed, prefetch, budget_bytes, device=device)
         self.filter_per_worker = True
-        kwargs.pop("dataset", None)
-        kwargs.pop("collate_fn", None)
         super().__init__(cluster_data, **shuffled(len(cluster_data), seed, kwargs))
         self._check_workers()
         starts = cluster_data.partition.partptr.numpy()

@@ -60,8 +60,9 @@ class Shuffled(RandomSampler):
 def shuffled(size: int, seed: int, kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a DataLoader with shuffle=True replaced by an order of our own.
 
-    A sampler or a generator the user brought is left to rule.
+    A sampler or a generator the user brought is left to rule; a dataset or collate_fn is the loader's own.
     """
+    kwargs = {name: value for name, value in kwargs.items() if name not in ("dataset", "collate_fn")}
     given = [kwargs.get(name) for name in ("sampler", "batch_sampler", "generator")]
     if size == 0 or not kwargs.get("shuffle") or any(g is not None for g in given):
         return kwargs

@@ -78,8 +78,6 @@ class LinkNeighborLoader(SampledEpochs, PyGLinkNeighborLoader):  # type: ignore[
             batch_dependency=batch_dependency,
         )
         links, count = checked_links(plain, edge_label_index, edge_label, edge_label_time)
-        kwargs.pop("dataset", None)
-        kwargs.pop("collate_fn", None)
         super().__init__(
             plain,
             num_neighbors,

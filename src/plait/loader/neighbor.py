@@ -85,8 +85,6 @@ class NeighborLoader(SampledEpochs, PyGNeighborLoader):  # type: ignore[misc]  #
             raise InputError(
                 f"input_time has {input_time.numel()} entries for {count} input nodes; give one each"
             )
-        kwargs.pop("dataset", None)
-        kwargs.pop("collate_fn", None)
         super().__init__(
             plain,
             num_neighbors,

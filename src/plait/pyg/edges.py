@@ -58,9 +58,10 @@ class _Listed:
     Kept on edge_index under `plait_graph`, and good for as long as edge_index is what it was.
     """
 
-    def __init__(self, edge_index: Tensor, pointer: Any, num_nodes: int, demand: Demand) -> None:
+    def __init__(self, edge_index: Tensor, source: Any, pointer: Any, num_nodes: int, demand: Demand) -> None:
         self.identity = _identity(edge_index)[1:]
-        self.source, self.pointer, self.num_nodes = edge_index[0].numpy(), pointer, num_nodes
+        # not edge_index[0]: what edge_index carries must not hold edge_index
+        self.source, self.pointer, self.num_nodes = source, pointer, num_nodes
         self.demand = demand
         self._graph: Graph | None = None
 
@@ -74,12 +75,12 @@ class _Listed:
         return self._graph
 
 
-def attach(edge_index: Tensor, pointer: Any, num_nodes: int, demand: Demand) -> None:
-    """Gives a batch's edge_index, listed target by target with these row pointers, its graph to carry.
+def attach(edge_index: Tensor, source: Any, pointer: Any, num_nodes: int, demand: Demand) -> None:
+    """Gives a batch's edge_index its graph to carry: `source` is its first row, the pointers are by target.
 
     The graph is built here, in the thread that prepares the batch, if one of an earlier batch was asked for.
     """
-    listed = _Listed(edge_index, pointer, num_nodes, demand)
+    listed = _Listed(edge_index, source, pointer, num_nodes, demand)
     if demand.is_met:
         demand.prepare(listed.graph())
     edge_index.plait_graph = listed  # type: ignore[attr-defined]

@@ -103,7 +103,7 @@ def _ready(batch: Any, demand: Demand) -> float:
     """Has edge_index carry its graph, as a loader whose graphs are asked for does; the seconds it takes."""
     listed = batch.edge_index.plait_graph
     begin = _now()
-    attach(batch.edge_index, listed.pointer, listed.num_nodes, demand)
+    attach(batch.edge_index, listed.source, listed.pointer, listed.num_nodes, demand)
     return _now() - begin
 
 
