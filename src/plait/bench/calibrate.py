@@ -321,5 +321,5 @@ def _time_sparse(graph: Graph, pattern: sparse.Pattern, width: int) -> dict[str,
         "max": lambda: sparse.spmm(pattern, x, out, reduce="max"),
         "torch": lambda: torch.mm(csr, x, out=out),
     }
-    timings = time_calls(calls, warmup=1, min_repeats=4, budget_seconds=0.25)
+    timings = time_calls(calls, warmup=1, min_repeats=3, budget_seconds=0.12)
     return {name: timing.p20 for name, timing in timings.items()}
