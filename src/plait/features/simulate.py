@@ -33,7 +33,7 @@ POLICIES = (
     "auto",
 )
 
-# How far look-ahead sees unless told: batches that ask for 16 times the capacity, at least 32. Measured on
+# How far look-ahead sees unless told: batches that ask for 32 times the capacity, at least 32. Measured on
 # three real graphs in 4 parts, batches of 32 to 1000: at 8 times the capacity it fetches up to 4% more than
 # Belady.
 WINDOW_ROWS = 32
@@ -87,7 +87,7 @@ def simulate(
     empty, so every row costs at least one fetch. `scores` (one number per id, larger is hotter, 0 for rows
     never to be chosen) serve degree, presample, vip and massivegnn; without them they are counted from the
     first tenth of the trace. Parameters: random(seed), massivegnn(gamma, delta, rounded, halo),
-    s3fifo(small), lookahead(window: batches known beyond the current one; by default enough to ask for 16
+    s3fifo(small), lookahead(window: batches known beyond the current one; by default enough to ask for 32
     times the capacity), auto(window; 0 when the future is not known).
     """
     packed = pack(trace)
