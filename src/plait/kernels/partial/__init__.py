@@ -48,7 +48,7 @@ class Sums:
         self.num_operands = int(schedule.operands.size)
         self.is_signed = schedule.subtracted is not None
         subtracted = schedule.subtracted if schedule.subtracted is not None else np.zeros(1)
-        self._arrays = tuple(
+        self.arrays = tuple(
             np.ascontiguousarray(array, dtype)
             for array, dtype in (
                 (schedule.tiles, np.int64),
@@ -59,12 +59,12 @@ class Sums:
                 (schedule.buffer, np.int32),
             )
         )
-        self.addresses = tuple(array.ctypes.data for array in self._arrays)
+        self.addresses = tuple(array.ctypes.data for array in self.arrays)
 
     @property
     def bytes(self) -> int:
         """Memory of the arrays."""
-        return sum(array.nbytes for array in self._arrays)
+        return sum(array.nbytes for array in self.arrays)
 
 
 @functools.cache
@@ -115,8 +115,15 @@ def partial_sums(
     Where they do not, `ties` counts how many attain it, as kernels/spmm: extremum does.
 
     `shared` is memory for the rows that all tiles see, [num_shared, width] or more (twice as many rows where
-    ties are counted); allocated when not given.
+    ties are counted); allocated when not given. On a GPU see kernels/partial/gpu.py.
     """
+    if x.is_cuda:
+        from plait.kernels.partial import gpu  # here: it needs triton, which a CPU build of torch lacks
+
+        return gpu.partial_sums(
+            sums, x, out, reduce=reduce, source=source, target=target, addend=addend,
+            addend_scale=addend_scale, bias=bias, ties=ties,
+        )  # fmt: skip
     size, width = x.element_size(), x.shape[1]
     variant = cpu.Variant(
         size * 8, source is not None, sums.num_shared > 0, sums.is_signed, reduce, ties is not None

@@ -142,6 +142,13 @@ def spmm(
     `edge` and `source` exclude each other; `reduce` max or min takes neither. addend may be `out` itself.
     `slab` > 0 walks the columns in slabs of that many, so that the gathered part of x stays in cache.
     """
+    if x.is_cuda:
+        from plait.kernels.spmm import gpu  # here: it needs triton, which a CPU build of torch lacks
+
+        return gpu.spmm(
+            pattern, x, out, reduce=reduce, edge=edge, source=source, target=target, addend=addend,
+            addend_scale=addend_scale, bias=bias,
+        )  # fmt: skip
     scaling = "edge" if edge is not None else "source" if source is not None else "plain"
     mode = scaling if reduce == "sum" else reduce
     size = x.element_size()
