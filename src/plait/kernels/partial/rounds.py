@@ -19,15 +19,17 @@ __all__ = ["Launch", "Rounds", "rounds"]
 Ints = NDArray[Any]
 
 _MOST = 64
-"""Most operands of a row: they are added one after the other, and everything waits for the last row. Of 16 to
-256 on an H200, 64 was best or within 3% for CSR and the form alike."""
+"""Most operands of a row: they are added one after the other, and everything waits for the last row. Of 16,
+32 and 64 on an H200, 64 was best for CSR on tu_collab (1.1x over 32) and within 5% on two other graphs, but
+for width 16 on web_cnr2000 (1.26x slower than 16); the form was 3 to 14% slower than with the best of them."""
 _WINDOW = 512
 """Rows that are sorted by length among themselves; further apart they seldom share operands."""
 _GROUP = 128
-"""Rows of a program's components; 32 to 512 ran alike on tu_collab."""
+"""Rows of a program's components; on tu_collab 32 to 256 ran within 6% of each other."""
 _LEAST_LARGE, _MOST_LARGE, _SHARE_LARGE = 256, 2048, 1 / 256
 """A component of more steps, or of a larger share of them, is spread: one program would walk it while the
-rest of the device idles (H200, width 64: tu_collab 0.36 ms grouped, 0.43 spread; web_cnr2000 1.35, 0.60)."""
+rest of the device idles. With up to 2048 steps grouped or all spread, H200, tu_collab took 0.36 or 0.43 ms at
+width 64 and the same at 256, web_cnr2000 1.35 or 0.60 at 64. The bounds between are a guess, not measured."""
 
 
 class Launch(NamedTuple):
