@@ -21,7 +21,7 @@ Ints = NDArray[Any]
 _MOST = 64
 """Most operands of a row: they are added one after the other, and everything waits for the last row. Of 16,
 32 and 64 on an H200, 64 was best for CSR on tu_collab (1.1x over 32) and within 5% on two other graphs, but
-for width 16 on web_cnr2000 (1.26x slower than 16); the form was 3 to 14% slower than with the best of them."""
+for width 16 on web_cnr2000 (1.26x slower than 16); the form was 3 to 14% slower than with the best one."""
 _WINDOW = 512
 """Rows that are sorted by length among themselves; further apart they seldom share operands."""
 _GROUP = 128
