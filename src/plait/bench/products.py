@@ -85,6 +85,8 @@ def _compared(graph: Graph, sums: Sums, width: int, device: str) -> dict[str, ob
 
 
 def _torch_csr(graph: Graph, device: str) -> torch.Tensor:
-    index = (torch.from_numpy(np.asarray(a, np.int32)).to(device) for a in (graph.indptr, graph.indices))
+    indptr, indices = (
+        torch.from_numpy(np.asarray(a, np.int32)).to(device) for a in (graph.indptr, graph.indices)
+    )
     values = torch.ones(graph.num_edges, device=device)
-    return torch.sparse_csr_tensor(*index, values, (graph.num_nodes, graph.num_sources))
+    return torch.sparse_csr_tensor(indptr, indices, values, (graph.num_nodes, graph.num_sources))

@@ -176,8 +176,16 @@ def _short_rows(steps: tuple[Ints, ...], num_sources: int, num_columns: int, mos
     count, end, num_buffer = _cut(
         *steps, num_sources, num_columns, most, begin, length, to, level, step, renamed, component
     )
-    cut = (array[:count] for array in (begin, length, to, level, step))
-    return _Rows(*cut, renamed[:end], component, num_buffer)
+    return _Rows(
+        begin[:count],
+        length[:count],
+        to[:count],
+        level[:count],
+        step[:count],
+        renamed[:end],
+        component,
+        num_buffer,
+    )
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
