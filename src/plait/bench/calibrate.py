@@ -1,26 +1,26 @@
 """Measures this machine in under a minute and writes the profile the cost model reads.
 
-Dense products are timed on a grid of shapes, with operands in cache and streamed, at the start and again at
-the end. Then layers are trained on made-up graphs that differ in what the model distinguishes (rows found in
-a near or far cache or in memory, long and short rows, even and uneven ones, wide and narrow), and constants
-and corrections are fitted to what their steps took (bench/correct.py). What others did meanwhile is noted:
-a part they disturbed is measured once more, and a profile that stays disturbed says so.
+Dense products are timed on a grid of shapes. Sparse products are timed on made-up graphs that differ in what
+the model distinguishes (rows found in the second or third cache level or in memory, long and short rows, wide
+and narrow) and its constants are fitted to the logarithms of the times. Last, a few layers are trained, and
+what their steps took beside the model is kept as a correction (bench/correct.py). Other programs are watched:
+a profile taken while they were busy says so.
 """
 
 from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch_geometric.nn import GCNConv
 
 from plait.bench.calibrate_attention import attention_factors
-from plait.bench.correct import Seen, correction, fit_sparse, priced, seen_steps
+from plait.bench.correct import correction, samples
 from plait.cost.machine import MachineProfile, Rates, default_profile, profile_path
 from plait.graph import Graph, generate
 from plait.kernels import gemm as dense
@@ -35,58 +35,24 @@ from plait.runtime.session import forget_machine, using_machine
 __all__ = ["calibrate"]
 
 Progress = Callable[[str, float], None]
-T = TypeVar("T")
 
 _INNER = (4, 16, 64, 256, 1024)
 _WIDTH = (4, 16, 64, 256)
-_NEAR_BYTES = 1 << 20  # of a dense product's operands: in cache
-_FAR_BYTES = 48 << 20  # ... and beyond every cache
-_SPARSE_WIDTHS = (16, 64)
+_SPARSE_WIDTHS = (8, 16, 32, 64, 256)
 _ONES = torch.ones(2, 4)
-# Share of the processor others may use, and how far two visits to the same products may be apart (the
-# middle of all cells), before a calibration counts as disturbed. On a quiet machine: 0.00-0.02 and 2-4%.
 _MOST_BUSY = 0.1
-_MOST_APART = 0.12
+"""Part of the processor that others may use: above it dense products were once measured 65% too slow."""
 
 
 def calibrate(progress: Progress | None = None, save: bool = True) -> MachineProfile:
     """The measured profile of this machine, saved under the user's cache folder; takes less than a minute.
 
-    `progress` is called with what is measured next and the share that is done. On a machine that others
-    keep busy it takes longer: disturbed parts are measured twice, and `disturbance` of the profile says so.
+    `progress` is called with what is measured next and the share that is done.
     """
     tell = progress or (lambda label, share: None)
-    tell("memory bandwidth", 0.0)
-    watch = _Watch()
-    base = replace(
-        default_profile(),
-        is_default=False,
-        correction={},
-        threads=launch.num_threads(),
-        stream_bytes_per_s=_stream(),
-        **_cache_sizes(),
-    )
-    tell("dense products", 0.05)
-    visits = [watch.part("dense products", _dense_times)]
-    base = _with_rates(base, visits)
-    tell("sparse products", 0.25)
-    with using_machine(base):  # the profile in use may be a damaged one
-        base = replace(base, call_seconds=_call_seconds())
-        base = watch.part("sparse products", lambda: _with_factors(base))
-        seen = watch.part(
-            "layers", lambda: seen_steps(_graphs(), lambda share: tell("layers", 0.3 + 0.4 * share))
-        )
-    tell("dense products", 0.7)
-    visits.append(watch.part("dense products", _dense_times))
-    if _apart(visits[0], visits[1]) > _MOST_APART:
-        visits.append(_dense_times())
-    profile = _with_steps(_with_rates(base, visits), seen)
-    with using_machine(profile):
-        attention = watch.part(
-            "attention",
-            lambda: attention_factors(tell=lambda share: tell("attention", 0.85 + 0.15 * share)),
-        )
-    profile = _described(profile, attention, watch, min(_apart(visits[-1], other) for other in visits[:-1]))
+    with BusyElsewhere() as busy:
+        profile, attention = _measured(tell)
+    profile = _described(profile, attention, busy.share)
     if save:
         profile.save(profile_path(cache_folder()))
         forget_machine()
@@ -94,16 +60,37 @@ def calibrate(progress: Progress | None = None, save: bool = True) -> MachinePro
     return profile
 
 
-def _described(
-    profile: MachineProfile, attention: dict[str, float], watch: _Watch, apart: float
-) -> MachineProfile:
-    """The profile with its name, its circumstances, and whether something disturbed it."""
+def _measured(tell: Progress) -> tuple[MachineProfile, dict[str, float]]:
+    """The constants of this machine, and the factors of attention's passes."""
+    tell("memory bandwidth", 0.0)
+    base = replace(
+        default_profile(),
+        is_default=False,
+        threads=launch.num_threads(),
+        stream_bytes_per_s=_stream(),
+        **_cache_sizes(),
+    )
+    tell("dense products", 0.05)
+    base = replace(base, gemm=_dense_rates(False), gemm_transposed=_dense_rates(True))
+    tell("sparse products", 0.45)
+    with using_machine(base):  # the profile in use may be a damaged one
+        base = replace(base, call_seconds=_call_seconds())
+    profile = _fit_sparse(base, lambda share: tell("sparse products", 0.45 + 0.2 * share))
+    profile = replace(
+        profile, correction=_correction(profile, lambda share: tell("layers", 0.65 + 0.2 * share))
+    )
+    with using_machine(profile):
+        attention = attention_factors(tell=lambda share: tell("attention", 0.85 + 0.15 * share))
+    return profile, attention
+
+
+def _described(profile: MachineProfile, attention: dict[str, float], busy: float | None) -> MachineProfile:
+    """The profile with its name, its circumstances, and whether other programs disturbed it."""
     facts = environment()
     name = f"{facts.get('cpu', 'this machine')}, {profile.threads} threads"
-    disturbed = watch.told()
-    if apart > _MOST_APART:
-        disturbed.append(f"repeats were {apart:.0%} apart")
-    if disturbed:
+    disturbed = ""
+    if busy is not None and busy > _MOST_BUSY:
+        disturbed = f"other programs used {busy:.0%} of the processor"
         name += "; calibration disturbed, `plait calibrate` again"
     return replace(
         profile,
@@ -113,41 +100,9 @@ def _described(
             "when": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             "environment": facts,
             "attention": attention,
-            "busy_elsewhere": dict(watch.shares),
-            "measured_twice": sorted(watch.repeated),
-            "dense_visits_apart": apart,
-            "disturbed": ", ".join(disturbed),
+            "disturbed": disturbed,
         },
     )
-
-
-@dataclass
-class _Watch:
-    """What others took of the processor during each part; a disturbed part is measured once more."""
-
-    shares: dict[str, float] = field(default_factory=dict)
-    repeated: set[str] = field(default_factory=set)
-
-    def part(self, name: str, measure: Callable[[], T]) -> T:
-        """What `measure` gives; of two attempts at a disturbed part, the one during the quieter time."""
-        found, share = self._attempt(measure)
-        if share > _MOST_BUSY:
-            self.repeated.add(name)
-            again, share_again = self._attempt(measure)
-            if share_again < share:
-                found, share = again, share_again
-        self.shares[name] = max(share, self.shares.get(name, 0.0))
-        return found
-
-    def _attempt(self, measure: Callable[[], T]) -> tuple[T, float]:
-        with BusyElsewhere() as busy:
-            found = measure()
-        return found, busy.share or 0.0
-
-    def told(self) -> list[str]:
-        """What is to be said of others: nothing where no part stayed disturbed."""
-        share = max(self.shares.values(), default=0.0)
-        return [f"others used {share:.0%} of the processor"] if share > _MOST_BUSY else []
 
 
 def _seconds(call: Callable[[], object], budget: float = 0.08) -> float:
@@ -181,27 +136,22 @@ def _cache_sizes() -> dict[str, Any]:
 # Dense ---------------------------------------------------------------------------------------------
 
 
-# By (is_transposed, is_cached, backend): seconds a flop of every cell, [inner][width].
-_Times = dict[tuple[bool, bool, str], np.ndarray[Any, Any]]
+def _dense_rates(is_transposed: bool) -> dict[str, Rates]:
+    tables: dict[str, list[tuple[float, ...]]] = {"plait": [], "torch": []}
+    for inner in _INNER:
+        rows: dict[str, list[float]] = {"plait": [], "torch": []}
+        for width in _WIDTH:
+            for name, rate in _dense_rate(inner, width, is_transposed).items():
+                rows[name].append(rate)
+        for name in tables:
+            tables[name].append(tuple(rows[name]))
+    return {name: Rates(_INNER, _WIDTH, tuple(table)) for name, table in tables.items()}
 
 
-def _dense_times() -> _Times:
-    """One visit to all dense products: both directions, operands in cache and streamed."""
-    shape = (len(_INNER), len(_WIDTH))
-    found: _Times = {}
-    for is_transposed in (False, True):
-        for is_cached in (True, False):
-            for i, inner in enumerate(_INNER):
-                for j, width in enumerate(_WIDTH):
-                    for name, seconds in _dense_seconds(inner, width, is_transposed, is_cached).items():
-                        found.setdefault((is_transposed, is_cached, name), np.zeros(shape))[i, j] = seconds
-    return found
-
-
-def _dense_seconds(inner: int, width: int, is_transposed: bool, is_cached: bool) -> dict[str, float]:
-    count = max(64, (_NEAR_BYTES if is_cached else _FAR_BYTES) // (4 * (inner + width)))
-    x, g = torch.ones(count, inner), torch.ones(count, width)
-    w, out = torch.ones(inner, width), torch.empty(count, width)
+def _dense_rate(inner: int, width: int, is_transposed: bool) -> dict[str, float]:
+    count = int(np.clip(4e8 / (inner * width), 4000, 60000))
+    x, g = torch.randn(count, inner), torch.randn(count, width)
+    w, out = torch.randn(inner, width), torch.empty(count, width)
     calls: dict[str, Callable[[], Any]]
     if is_transposed:
         wide, narrow = (x, g) if inner > width else (g, x)
@@ -211,36 +161,8 @@ def _dense_seconds(inner: int, width: int, is_transposed: bool, is_cached: bool)
         }
     else:
         calls = {"plait": lambda: dense.gemm(x, w, out), "torch": lambda: torch.mm(x, w, out=out)}
-    timings = time_calls(
-        calls, warmup=1, min_repeats=3, budget_seconds=0.03, min_sample_seconds=0.001 if is_cached else 0.0
-    )
-    return {name: timing.p20 / (2.0 * count * inner * width) for name, timing in timings.items()}
-
-
-def _apart(one: _Times, other: _Times) -> float:
-    """How far two visits are apart: the middle of all cells' ratios, less one."""
-    logs = [np.abs(np.log(one[key] / other[key])) for key in one if key in other]
-    return float(np.exp(np.median(np.concatenate([log.ravel() for log in logs]))) - 1.0)
-
-
-def _with_rates(base: MachineProfile, visits: list[_Times]) -> MachineProfile:
-    """The profile with the rates of each cell's best visit: what others do only makes a product slower."""
-    best = {key: np.minimum.reduce([visit[key] for visit in visits]) for key in visits[0]}
-
-    def tables(is_transposed: bool, is_cached: bool) -> dict[str, Rates]:
-        return {
-            name: Rates(_INNER, _WIDTH, tuple(tuple(map(float, row)) for row in 1e-9 / seconds))
-            for (transposed, cached, name), seconds in best.items()
-            if (transposed, cached) == (is_transposed, is_cached)
-        }
-
-    return replace(
-        base,
-        gemm=tables(False, False),
-        gemm_cached=tables(False, True),
-        gemm_transposed=tables(True, False),
-        gemm_transposed_cached=tables(True, True),
-    )
+    timings = time_calls(calls, warmup=1, min_repeats=4, budget_seconds=0.15)
+    return {name: 2e-9 * count * inner * width / timing.p20 for name, timing in timings.items()}
 
 
 def _call_seconds() -> float:
@@ -255,41 +177,59 @@ def _call_seconds() -> float:
     return float(np.median([measured.seconds for _, measured in session.trace[100:]]))
 
 
+def _bare_call_seconds() -> float:
+    """A kernel call on next to nothing, without the runtime around it."""
+    pattern = sparse.Pattern(np.array([0, 1], np.int32), np.array([0], np.int32), 1)
+    x, out = torch.zeros(1, 8), torch.zeros(1, 8)
+    return _seconds(lambda: sparse.spmm(pattern, x, out), 0.1)
+
+
 # Sparse --------------------------------------------------------------------------------------------
 
 
-def _graphs() -> list[Graph]:
-    """Graphs apart in size, degree, evenness and locality; none of them is anyone's data."""
-    return [
-        generate.erdos(3_000, 12_000, 11),
-        generate.rmat(12, 20_000, 18),
-        generate.rmat(13, 100_000, 12),
-        generate.sbm(20_000, 200, 10.0, 2.0, features=1, rng=13).graph,
-        generate.cliques(300, 40),
-        generate.erdos(16_000, 80_000, 16),
-        generate.rmat(15, 200_000, 15),
-        generate.sbm(40_000, 800, 5.0, 1.0, features=1, rng=14).graph,
-        generate.grid(250, 250),
-    ]
+@dataclass(frozen=True)
+class _Case:
+    graph: Graph
+    pattern: sparse.Pattern
+    width: int
 
 
-def _with_steps(base: MachineProfile, seen: list[Seen]) -> MachineProfile:
-    """The profile with what steps of training loops tell: constants, then what is learned beside them."""
-    views = [step.seconds for step in seen if step.backend == "view"]
-    profile = replace(
-        fit_sparse(seen, base), view_seconds=float(np.median(views)) if views else base.view_seconds
-    )
-    return replace(profile, correction=correction(priced(seen, profile)))
+def _graphs() -> Iterator[Graph]:
+    """Graphs apart in size, degree and locality; none of them is anyone's data."""
+    yield generate.erdos(4_000, 120_000, 1)
+    yield generate.erdos(30_000, 150_000, 2)
+    yield generate.rmat(15, 600_000, 3)
+    yield generate.grid(300, 300)
+    yield generate.erdos(150_000, 1_200_000, 4)
+    yield generate.cliques(600, 48)
+    yield generate.regular(250_000, 3, 5)
 
 
-def _with_factors(base: MachineProfile) -> MachineProfile:
-    """The profile with what scalings, extrema and torch's product cost beside plait's plain one."""
-    extras = []
-    for graph in _factor_graphs():
+def _fit_sparse(base: MachineProfile, tell: Callable[[float], None]) -> MachineProfile:
+    cases, times, extras = [], [], []
+    bare_call = _bare_call_seconds()
+    graphs = list(_graphs())
+    for k, graph in enumerate(graphs):
         pattern = sparse.Pattern(graph.indptr, graph.indices, graph.num_sources)
-        extras += [(graph.num_edges, _time_sparse(graph, pattern, width)) for width in _SPARSE_WIDTHS]
+        for width in _SPARSE_WIDTHS:
+            case = _Case(graph, pattern, width)
+            timings = _time_sparse(case)
+            cases.append(case)
+            times.append(timings["plain"] - bare_call)
+            extras.append((graph.num_edges, timings))
+        tell((k + 1) / len(graphs))
+    base, solution = _fit_gathers(base, cases, np.maximum(np.array(times), 1e-7))
     return replace(
         base,
+        gather_l2_bytes_per_s=_inverse(solution["gather_l2"]),
+        gather_l3_bytes_per_s=_inverse(solution["gather_l3"]),
+        gather_memory_bytes_per_s=_inverse(solution["gather_memory"]),
+        write_bytes_per_s=_inverse(solution["write"]),
+        edge_seconds=solution["edge_seconds"],
+        row_seconds=solution["row_seconds"],
+        tile_seconds=solution["tile_seconds"],
+        l3_row_seconds=solution["l3_row_seconds"],
+        memory_row_seconds=solution["memory_row_seconds"],
         edge_weight_seconds=_more_per_edge(extras, "edge"),
         source_scale_seconds=_more_per_edge(extras, "source"),
         extremum_factor=float(np.median([t["max"] / t["plain"] for _, t in extras])),
@@ -297,18 +237,56 @@ def _with_factors(base: MachineProfile) -> MachineProfile:
     )
 
 
-def _factor_graphs() -> Iterator[Graph]:
-    yield generate.erdos(4_000, 120_000, 1)
-    yield generate.rmat(15, 600_000, 3)
-    yield generate.grid(300, 300)
+_CONSTANTS = (
+    "gather_l2", "gather_l3", "gather_memory", "write", "edge_seconds", "row_seconds", "tile_seconds",
+    "l3_row_seconds", "memory_row_seconds",
+)  # fmt: skip
+
+
+def _fit_gathers(
+    base: MachineProfile, cases: list[_Case], times: np.ndarray[Any, Any]
+) -> tuple[MachineProfile, dict[str, float]]:
+    """The constants, and the size of the third-level cache that explains the times best.
+
+    Page tables share it and so do other guests of the machine: gathers see less than the system tells.
+    """
+    best: tuple[float, MachineProfile, np.ndarray[Any, Any]] | None = None
+    for share in (8, 4, 2, 1):
+        seen = replace(base, l3_bytes=base.l3_bytes // share)
+        predictors = np.array([_predictors(case, seen) for case in cases])
+        found = _fit(predictors, times)
+        error = float(np.mean(np.abs(np.log(predictors @ found / times))))
+        if best is None or error < best[0]:
+            best = error, seen, found
+    assert best is not None
+    return best[1], dict(zip(_CONSTANTS, map(float, best[2]), strict=True))
+
+
+def _correction(profile: MachineProfile, tell: Callable[[float], None]) -> dict[str, tuple[float, ...]]:
+    """What training loops on made-up graphs say of the model, with this profile in use meanwhile."""
+    graphs = [
+        generate.erdos(3_000, 12_000, 11),
+        generate.rmat(13, 100_000, 12),
+        generate.grid(200, 200),
+        generate.sbm(20_000, 200, 10.0, 2.0, features=1, rng=13).graph,
+        generate.cliques(300, 40),
+        generate.sbm(60_000, 1_000, 5.0, 1.0, features=1, rng=14).graph,
+    ]
+    with using_machine(profile):
+        return correction(samples(graphs, tell))
+
+
+def _inverse(seconds_per_byte: float) -> float:
+    return 1.0 / max(seconds_per_byte, 1e-13)
 
 
 def _more_per_edge(extras: list[tuple[int, dict[str, float]]], mode: str) -> float:
     return max(0.0, float(np.median([(t[mode] - t["plain"]) / edges for edges, t in extras])))
 
 
-def _time_sparse(graph: Graph, pattern: sparse.Pattern, width: int) -> dict[str, float]:
-    x, out = torch.randn(graph.num_sources, width), torch.empty(graph.num_nodes, width)
+def _time_sparse(case: _Case) -> dict[str, float]:
+    graph, pattern = case.graph, case.pattern
+    x, out = torch.randn(graph.num_sources, case.width), torch.empty(graph.num_nodes, case.width)
     edge, source = torch.rand(graph.num_edges), torch.rand(graph.num_sources)
     csr = torch.sparse_csr_tensor(
         torch.from_numpy(pattern.indptr), torch.from_numpy(pattern.indices), edge,
@@ -321,5 +299,53 @@ def _time_sparse(graph: Graph, pattern: sparse.Pattern, width: int) -> dict[str,
         "max": lambda: sparse.spmm(pattern, x, out, reduce="max"),
         "torch": lambda: torch.mm(csr, x, out=out),
     }
-    timings = time_calls(calls, warmup=1, min_repeats=3, budget_seconds=0.12)
+    timings = time_calls(calls, warmup=1, min_repeats=4, budget_seconds=0.25)
     return {name: timing.p20 for name, timing in timings.items()}
+
+
+def _predictors(case: _Case, machine: MachineProfile) -> list[float]:
+    """The terms of cost/price.py's sparse product whose constants are to be found."""
+    stats, row_bytes = case.graph.stats, case.width * 4
+    line_bytes = max(64, row_bytes)
+    miss2 = stats.miss_rate(int(machine.l2_bytes * 0.8 / line_bytes))
+    miss3 = min(miss2, stats.miss_rate(int(machine.l3_bytes * 0.8 / line_bytes)))
+    gathered = stats.num_edges * max(row_bytes, 32.0)
+    tiles = max(0.0, row_bytes / 512.0 - 1.0)
+    return [
+        gathered * (1 - miss2),
+        gathered * (miss2 - miss3),
+        gathered * miss3,
+        float(stats.num_nodes * row_bytes),
+        float(stats.num_edges),
+        float(stats.num_nodes),
+        stats.num_edges * tiles,
+        stats.num_edges * (miss2 - miss3),
+        stats.num_edges * miss3,
+    ]
+
+
+def _fit(predictors: np.ndarray[Any, Any], times: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Positive constants with the least squared logarithmic error, by damped Gauss-Newton steps.
+
+    A relative error would be bounded below and not above, and so favour constants that are too small.
+    """
+    count = predictors.shape[1]
+    each = np.median(times[:, None] / np.maximum(predictors, 1e-30), axis=0)
+    start = np.log(each / count)
+    logs, damping = start.copy(), 1e-2
+    pull = np.sqrt(1e-3)  # keeps what no case exercised finite
+
+    def gaps(at: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return np.concatenate([np.log(predictors @ np.exp(at) / times), pull * (at - start)])
+
+    now = gaps(logs)
+    for _ in range(200):
+        parts = predictors * np.exp(logs)
+        slopes = np.concatenate([parts / parts.sum(axis=1, keepdims=True), pull * np.eye(count)])
+        step = np.linalg.solve(slopes.T @ slopes + damping * np.eye(count), -slopes.T @ now)
+        then = gaps(logs + np.clip(step, -2.0, 2.0))
+        if then @ then < now @ now:
+            logs, now, damping = logs + np.clip(step, -2.0, 2.0), then, max(damping / 3, 1e-9)
+        else:
+            damping *= 4
+    return np.asarray(np.exp(logs))

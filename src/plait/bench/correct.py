@@ -1,61 +1,41 @@
-"""What steps of real training loops take: the constants of sparse products, and what is learned beside them.
+"""The learned part of the cost model: what steps of real training loops take beside what the model says.
 
-Kernels timed alone find their operands where the call before left them; in a training loop they do not. So a
-few layers are trained on made-up graphs with a clock on every step. The constants of sparse products are
-fitted to those steps; then, for each kind of step, the logarithm of seen over modelled time is fitted as a
-line in two sizes. A correction is used only if it lowers the error on graphs that took no part in its fit.
+Kernels timed alone find their operands in cache; in a training loop they do not, and what lies between is a
+matter of sizes. So a few layers are trained on made-up graphs with a clock on every step, and for each kind
+of step the logarithm of seen over modelled time is fitted as a line in two sizes. A correction is used
+only if it lowers the error on graphs that took no part in its fit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
-from torch_geometric.nn import GCNConv, GINConv, SAGEConv, SGConv, TAGConv
+from torch_geometric.nn import GCNConv, GINConv, SAGEConv, TAGConv
 
 from plait.bench.problem import edge_index_of, hidden_features
-from plait.cost.machine import NUM_FEATURES, MachineProfile
-from plait.cost.price import ChainRequest, Pricer, Request
+from plait.cost.machine import NUM_FEATURES
 from plait.graph import Graph
 from plait.plan.plan import LayerPlan
 from plait.plan.search import Problem, search, survey
 from plait.pyg.compile import compile
+from plait.runtime.session import machine_in_use
 
-__all__ = ["Sample", "Seen", "correction", "fit_sparse", "priced", "seen_steps"]
+__all__ = ["Sample", "correction", "samples"]
 
-_WIDTHS = ((48, 48), (128, 24), (16, 160))
-_WARM, _REPEATS = 2, 4
+_WIDTHS = ((48, 48), (128, 24), (24, 160))
+_WARM, _REPEATS = 5, 5
 _LEAST_SAMPLES = 12
 _RIDGE = 0.3  # in samples: what a coefficient must be worth
-_PULL = 1.0  # in samples: what the logarithm of a constant away from its start must be worth
-
-# Where the fit of two threads begins, and stays for what no graph exercised; in seconds of one thread.
-_START = {
-    "gather_l2_bytes_per_s": 4e-12, "gather_l3_bytes_per_s": 4e-12, "gather_memory_bytes_per_s": 4e-11,
-    "write_bytes_per_s": 1.5e-11, "edge_seconds": 3e-10, "row_seconds": 3e-9, "tile_seconds": 4e-9,
-    "l3_row_seconds": 4e-9, "memory_row_seconds": 8e-9, "l2_line_seconds": 5e-10, "uneven_row_seconds": 2e-8,
-    "part_line_seconds": 3e-10, "write_line_seconds": 4e-9,
-}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Seen:
-    """One step of one training loop: what was asked for, how it ran, its median seconds, on which graph."""
-
-    request: Request | ChainRequest | None  # None: a step that moves no data
-    backend: str
-    slab: int
-    seconds: float
-    graph: int
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A seen step beside the model: its kind, the model's seconds, those seen, the graph it ran on."""
+    """One step of one training loop: its kind, the model's seconds, those seen, the graph it ran on."""
 
     kind: str
     features: tuple[float, ...]
@@ -68,26 +48,25 @@ class Sample:
         return float(np.log(self.seen / self.modelled))
 
 
-def _loops(inner: int, outer: int) -> Iterator[tuple[nn.Module, Callable[[Problem], LayerPlan]]]:
-    """Layers and how their plans are chosen: by the planner, and the best without chains."""
-    two = nn.Sequential(nn.Linear(inner, outer), nn.ReLU(), nn.Linear(outer, outer))
-    for layer in (GCNConv(inner, outer), GINConv(two), SGConv(inner, outer, K=2)):
-        yield layer, search
-        yield layer, _unchained
-    yield SAGEConv(inner, outer, aggr="max"), search
-    yield TAGConv(inner, outer, K=2), _unchained
+def _layers(inner: int, outer: int) -> Iterator[nn.Module]:
+    yield GCNConv(inner, outer)
+    yield SAGEConv(inner, outer)
+    yield SAGEConv(inner, outer, aggr="max")
+    yield GINConv(nn.Sequential(nn.Linear(inner, outer), nn.ReLU(), nn.Linear(outer, outer)))
+    yield TAGConv(inner, outer, K=2)
 
 
-def seen_steps(graphs: Sequence[Graph], tell: Callable[[float], None]) -> list[Seen]:
-    """Steps of middle layers trained on these graphs."""
-    found: list[Seen] = []
+def samples(graphs: Sequence[Graph], tell: Callable[[float], None]) -> list[Sample]:
+    """Steps of middle layers trained on these graphs: the planner's choice, and the best without chains."""
+    found: list[Sample] = []
     total = len(graphs) * len(_WIDTHS)
     for number, graph in enumerate(graphs):
         edge_index = edge_index_of(graph)
         for k, (inner, outer) in enumerate(_WIDTHS):
             x = hidden_features(graph.num_nodes, inner).requires_grad_()
-            for layer, choose in _loops(inner, outer):
-                found += _steps(layer, choose, x, edge_index, number)
+            for layer in _layers(inner, outer):
+                for choose in (search, _unchained):
+                    found += _steps(layer, choose, x, edge_index, number)
             tell((number * len(_WIDTHS) + k + 1) / total)
     return found
 
@@ -99,7 +78,7 @@ def _unchained(problem: Problem) -> LayerPlan:
 
 def _steps(
     layer: nn.Module, choose: Callable[[Problem], LayerPlan], x: torch.Tensor, edges: torch.Tensor, graph: int
-) -> Iterator[Seen]:
+) -> list[Sample]:
     compiled: Any = compile(layer, None, forms=["csr"])
     session = compiled._plait_plan_session
     session.choose = choose
@@ -115,108 +94,13 @@ def _steps(
         for name, measured in trace:
             seen.setdefault(name.partition("\0")[2], []).append(measured.seconds)
     session.trace = None
+    result, call = [], machine_in_use().call_seconds
     for plan in session.plans.values():
         for step in plan.steps:
             times, price = seen.get(step.step.out), step.price
-            if times and (price.request is not None or price.backend == "view"):
-                yield Seen(price.request, price.backend, price.slab, float(np.median(times)), graph)
-
-
-# The constants of sparse products -------------------------------------------------------------------
-
-
-def fit_sparse(found: Sequence[Seen], machine: MachineProfile) -> MachineProfile:
-    """The profile with the constants of sparse products that explain these steps best.
-
-    The size of the third-level cache is fitted too: page tables share it and so do other guests of the
-    machine, so gathers see less than the system tells.
-    """
-    own = [step for step in found if isinstance(step.request, Request) and step.request.op == "spmm"]
-    own = [step for step in own if step.backend == "plait"]
-    best: tuple[float, MachineProfile] | None = None
-    for share in (8, 4, 2, 1):
-        seen = replace(machine, l3_bytes=machine.l3_bytes // share)
-        fitted, error = _fitted(own, seen)
-        if best is None or error < best[0]:
-            best = error, fitted
-    assert best is not None
-    return best[1]
-
-
-def _fitted(own: Sequence[Seen], machine: MachineProfile) -> tuple[MachineProfile, float]:
-    pricer = Pricer(machine)
-    amounts, rest = [], []
-    for step in own:
-        request = step.request
-        assert isinstance(request, Request)
-        assert request.matrix is not None
-        counts = pricer.sparse_amounts(request, request.matrix, step.slab)
-        of_constants = sum(amount * machine.sparse_seconds(name) for name, amount in counts.items())
-        amounts.append([counts[name] for name in _START])
-        # the call, streamed weights and addends: what is not to be fitted
-        rest.append(pricer.sparse_seconds(request, request.matrix, step.slab or request.cols) - of_constants)
-    times = np.array([step.seconds for step in own])
-    start = np.array(list(_START.values())) / machine.threads
-    constants = _fit(np.array(amounts), np.maximum(np.array(rest), 0.0), times, start)
-    error = float(np.mean(np.abs(np.log((np.array(amounts) @ constants + rest) / times))))
-    fields = {
-        name: float(1.0 / value if name.endswith("_per_s") else value)
-        for name, value in zip(_START, constants, strict=True)
-    }
-    # noise may find a far cache faster than a near one
-    near = fields["gather_l2_bytes_per_s"]
-    fields["gather_l3_bytes_per_s"] = min(near, fields["gather_l3_bytes_per_s"])
-    fields["gather_memory_bytes_per_s"] = min(
-        fields["gather_l3_bytes_per_s"], fields["gather_memory_bytes_per_s"]
-    )
-    return replace(machine, **fields), error  # type: ignore[arg-type]
-
-
-def _fit(
-    amounts: np.ndarray[Any, Any],
-    rest: np.ndarray[Any, Any],
-    times: np.ndarray[Any, Any],
-    start: np.ndarray[Any, Any],
-) -> np.ndarray[Any, Any]:
-    """Positive constants with the least squared logarithmic error, by damped Gauss-Newton steps.
-
-    A relative error would be bounded below and not above, and so favour constants that are too small.
-    """
-    origin = np.log(start)
-    logs, damping, pull = origin.copy(), 1e-2, np.sqrt(_PULL)
-
-    def gaps(at: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        return np.concatenate([np.log((amounts @ np.exp(at) + rest) / times), pull * (at - origin)])
-
-    now = gaps(logs)
-    for _ in range(200):
-        parts = amounts * np.exp(logs)
-        slopes = np.concatenate(
-            [parts / (parts.sum(axis=1) + rest)[:, None], pull * np.eye(start.size)], dtype=np.float64
-        )
-        step = np.linalg.solve(slopes.T @ slopes + damping * np.eye(start.size), -slopes.T @ now)
-        then = gaps(logs + np.clip(step, -2.0, 2.0))
-        if then @ then < now @ now:
-            logs, now, damping = logs + np.clip(step, -2.0, 2.0), then, max(damping / 3, 1e-9)
-        else:
-            damping *= 4
-    return np.asarray(np.exp(logs))
-
-
-# What is learned beside the model -------------------------------------------------------------------
-
-
-def priced(found: Sequence[Seen], machine: MachineProfile) -> list[Sample]:
-    """Seen steps beside what the model says with these constants."""
-    pricer, call = Pricer(replace(machine, correction={})), machine.call_seconds
-    result = []
-    for step in found:
-        if step.request is None:
-            continue
-        request = step.request
-        price = pricer.chain(request) if isinstance(request, ChainRequest) else pricer.price(request)
-        modelled, seen = (_beyond(seconds, call) for seconds in (price.uncorrected, step.seconds))
-        result.append(Sample(price.kind, price.features, modelled, seen, step.graph))
+            if times and price.kind:
+                modelled, middle = (_beyond(t, call) for t in (price.uncorrected, float(np.median(times))))
+                result.append(Sample(price.kind, price.features, modelled, middle, graph))
     return result
 
 

@@ -31,12 +31,7 @@ __all__ = [
 ]
 
 FORMAT = "plait-machine-1"
-_OPTIONAL = {
-    "measured", "is_default", "correction", "gemm_cached", "gemm_transposed_cached", "l1_bytes",
-    "view_seconds",
-    "l3_row_seconds", "memory_row_seconds", "l2_line_seconds", "uneven_row_seconds", "part_line_seconds",
-    "write_line_seconds",
-}  # fmt: skip
+_OPTIONAL = {"measured", "is_default", "correction", "l3_row_seconds", "memory_row_seconds"}
 NUM_FEATURES = 3  # of a step, for its correction (cost/price.py)
 _MOST_CORRECTED = math.log(3.0)  # outside what it was fitted to, a line leads anywhere
 
@@ -99,20 +94,6 @@ class MachineProfile:
     # per gathered row found in the third level or in memory: what it takes however short it is
     l3_row_seconds: float = 0.0
     memory_row_seconds: float = 0.0
-    l1_bytes: int = 32 << 10  # of one core
-    l2_line_seconds: float = 0.0  # more per gathered line of 64 bytes that is not in the first level
-    uneven_row_seconds: float = 0.0  # more per row where lengths differ: its end is not foreseen
-    part_line_seconds: float = 0.0  # more per edge where rows are no whole number of lines
-    write_line_seconds: float = 0.0  # more per line written where operand and result outgrow the third level
-    view_seconds: float = 0.0  # of a step that moves no data; 0: a fifth of a call
-    # as gemm, with operands that are in cache; empty: like those that are not
-    gemm_cached: Mapping[str, Rates] = field(default_factory=dict)
-    gemm_transposed_cached: Mapping[str, Rates] = field(default_factory=dict)
-
-    def sparse_seconds(self, constant: str) -> float:
-        """Seconds of one unit of a constant that sparse products are linear in."""
-        value = float(getattr(self, constant))
-        return 1.0 / value if constant.endswith("_per_s") else value
 
     @property
     def disturbance(self) -> str | None:
@@ -145,9 +126,9 @@ class MachineProfile:
             )
         values = {key: value for key, value in data.items() if key in known}
         try:
-            for key in ("gemm", "gemm_transposed", "gemm_cached", "gemm_transposed_cached"):
-                values[key] = {name: _rates(table) for name, table in values.get(key, {}).items()}
-                if not values[key] and key not in _OPTIONAL:
+            for key in ("gemm", "gemm_transposed"):
+                values[key] = {name: _rates(table) for name, table in values[key].items()}
+                if not values[key]:
                     raise TypeError(f"{key} is empty")
             values["correction"] = {
                 str(kind): tuple(map(float, line)) for kind, line in values.get("correction", {}).items()

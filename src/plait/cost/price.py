@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from plait.cost.machine import MachineProfile, Rates
 from plait.cost.work import Matrix, Uniform, Work
-
-_LINE = 64  # bytes of a cache line
 
 __all__ = ["ChainRequest", "Price", "Pricer", "Request", "uniform_matrix"]
 
@@ -60,8 +58,6 @@ class Price:
     kind: str = ""  # which correction of the machine profile applies, and what it is a function of
     features: tuple[float, ...] = ()
     uncorrected: float = 0.0
-    # what was priced: a calibration prices it again with other constants
-    request: Request | ChainRequest | None = field(default=None, repr=False, compare=False)
 
 
 class Pricer:
@@ -83,12 +79,11 @@ class Pricer:
 
     def price(self, request: Request) -> Price:
         price = self._ops.get(request.op, self._stream)(request)
-        return self._corrected(replace(price, request=request), self._kind(request), request.cols)
+        return self._corrected(price, self._kind(request), request.cols)
 
     def view(self) -> Price:
         """A step that moves no data: some Python."""
-        seconds = self.machine.view_seconds or 0.2 * self.machine.call_seconds
-        return Price(seconds, Work(0.0, 0.0, 0.0), "view", "no data moves")
+        return Price(0.2 * self.machine.call_seconds, Work(0.0, 0.0, 0.0), "view", "no data moves")
 
     def _kind(self, request: Request) -> str:
         """The kind of step a correction was fitted for.
@@ -122,7 +117,7 @@ class Pricer:
         if shared is not None:
             return shared
         best = min(
-            ((self.sparse_seconds(request, matrix, slab), slab) for slab in self._slabs(request.cols)),
+            ((self._sparse_seconds(request, matrix, slab), slab) for slab in self._slabs(request.cols)),
             key=lambda pair: (pair[0], -pair[1]),
         )
         seconds, slab = best
@@ -130,7 +125,7 @@ class Pricer:
         because = (
             f"columns in slabs of {slab}: gathered rows then fit the cache" if is_slabbed else "vector rows"
         )
-        torch_seconds = self.sparse_seconds(request, matrix, request.cols) * self.machine.torch_spmm_factor
+        torch_seconds = self._sparse_seconds(request, matrix, request.cols) * self.machine.torch_spmm_factor
         if (
             request.op == "spmm"
             and torch_seconds < seconds
@@ -147,7 +142,7 @@ class Pricer:
         form = {"spmm": matrix.form, "extremum": matrix.form_of_extrema}.get(request.op)
         if form is None or matrix.is_weighted or form.gain(request.cols) <= 1.0:
             return None
-        seconds = min(self.sparse_seconds(request, matrix, slab) for slab in self._slabs(request.cols))
+        seconds = min(self._sparse_seconds(request, matrix, slab) for slab in self._slabs(request.cols))
         gain = form.gain(request.cols)
         reason = form.because(request.cols)
         return Price(seconds / gain, work, form.name, reason, 0, seconds, request.cols)
@@ -166,84 +161,50 @@ class Pricer:
         per_edge = 2.0 if matrix.is_weighted or request.has_source else 1.0
         return Work(per_edge * matrix.edges * request.cols, least, gathered)
 
-    def sparse_seconds(
-        self, request: Request, matrix: Matrix, slab: int, l2_share: float = 1.0, is_written: bool = True
-    ) -> float:
-        """Seconds of a sparse product by plait's kernel: a call, and its passes over slabs of columns."""
+    def _sparse_seconds(self, request: Request, matrix: Matrix, slab: int, l2_share: float = 1.0) -> float:
         m, size = self.machine, self.float_bytes
-        amounts = self.sparse_amounts(request, matrix, slab, l2_share, is_written)
-        seconds = sum(amount * m.sparse_seconds(name) for name, amount in amounts.items())
-        passes = self._passes(request, slab)
+        passes = -(-request.cols // max(1, slab)) if request.cols else 0
+        row_bytes = max(1, min(slab, request.cols) * size)
+        line_bytes = max(64, row_bytes)  # a narrower row still occupies a cache line
+        miss2 = matrix.locality.miss_rate(int(m.l2_bytes * l2_share * 0.8 / line_bytes))
+        miss3 = min(miss2, matrix.locality.miss_rate(int(m.l3_bytes * 0.8 / line_bytes)))
+        gathered = (matrix.edges - matrix.loops) * passes * max(row_bytes, 32.0)
+        levels = (
+            (1 - miss2) / m.gather_l2_bytes_per_s
+            + (miss2 - miss3) / m.gather_l3_bytes_per_s
+            + miss3 / m.gather_memory_bytes_per_s
+        )
+        rows = (matrix.edges - matrix.loops) * passes
+        found = rows * ((miss2 - miss3) * m.l3_row_seconds + miss3 * m.memory_row_seconds)
+        lanes_bytes = 512.0
+        tiles = max(0.0, row_bytes / lanes_bytes - 1.0)
+        per_edge = m.edge_seconds + m.tile_seconds * tiles
         if matrix.is_weighted:
             # between two products of a step the weights leave the cache: they stream from memory
-            seconds += matrix.edges * passes * (m.edge_weight_seconds + size / m.stream_bytes_per_s)
+            per_edge += m.edge_weight_seconds + size / m.stream_bytes_per_s
         elif request.has_source:
-            seconds += matrix.edges * passes * m.source_scale_seconds
-        in_order = (matrix.loops + matrix.rows * request.addends) * request.cols * size
-        seconds += in_order / m.stream_bytes_per_s
+            per_edge += m.source_scale_seconds
+        row_total = request.cols * size
+        in_order = (matrix.loops + matrix.rows * request.addends) * row_total
+        seconds = (
+            gathered * levels
+            + found
+            + matrix.edges * passes * per_edge
+            + matrix.rows * passes * m.row_seconds
+            + matrix.rows * row_total / m.write_bytes_per_s
+            + in_order / m.stream_bytes_per_s
+        )
         if request.op == "extremum":
             seconds *= m.extremum_factor
         # a further pass is one more kernel call, a tenth of what a step costs beside its kernel
         return seconds * self.slowdown + m.call_seconds * (1 + 0.1 * max(0, passes - 1))
-
-    def _passes(self, request: Request, slab: int) -> int:
-        return -(-request.cols // max(1, slab)) if request.cols else 0
-
-    def sparse_amounts(
-        self, request: Request, matrix: Matrix, slab: int = 0, l2_share: float = 1.0, is_written: bool = True
-    ) -> dict[str, float]:
-        """How often a sparse product pays each constant of the profile it is linear in (SPARSE_CONSTANTS).
-
-        The step before wrote what is gathered: operands that fit a cache are found there, also at their
-        first read.
-        """
-        m, size = self.machine, self.float_bytes
-        slab = slab or request.cols
-        passes = self._passes(request, slab)
-        row_bytes = max(1, min(slab, request.cols) * size)
-        held_bytes = max(_LINE, row_bytes)  # a narrower row still occupies a cache line
-
-        def miss(cache_bytes: float) -> float:
-            held = int(0.8 * cache_bytes / held_bytes)
-            return 0.0 if held >= matrix.columns else matrix.locality.miss_rate(held)
-
-        miss1 = miss(m.l1_bytes)
-        miss2 = min(miss1, miss(m.l2_bytes * l2_share))
-        miss3 = min(miss2, miss(m.l3_bytes))
-        edges, rows = matrix.edges * passes, matrix.rows * passes
-        found = (matrix.edges - matrix.loops) * passes
-        gathered = found * max(row_bytes, 32.0)
-        row_total = request.cols * size
-        written = matrix.rows * row_total if is_written else 0.0
-        skew = min(1.0, getattr(matrix.locality, "skew", 0.0))
-        return {
-            "gather_l2_bytes_per_s": gathered * (1 - miss2),
-            "gather_l3_bytes_per_s": gathered * (miss2 - miss3),
-            "gather_memory_bytes_per_s": gathered * miss3,
-            "write_bytes_per_s": written,
-            "edge_seconds": edges,
-            "row_seconds": rows,
-            "tile_seconds": edges * max(0.0, row_bytes / 512.0 - 1.0),
-            "l3_row_seconds": found * (miss2 - miss3),
-            "memory_row_seconds": found * miss3,
-            "l2_line_seconds": found * (miss1 - miss2) * -(-row_bytes // _LINE),
-            "uneven_row_seconds": rows * skew,
-            "part_line_seconds": edges if row_bytes % _LINE else 0.0,
-            "write_line_seconds": written
-            / _LINE
-            * self._beyond_l3((matrix.rows + matrix.columns) * row_total),
-        }
-
-    def _beyond_l3(self, held: float) -> float:
-        """Share of operands of that many bytes which a step does not find in the third-level cache."""
-        return min(1.0, max(0.0, 0.5 + 0.5 * math.log2(max(held, 1.0) / self.machine.l3_bytes)))
 
     def _ties(self, request: Request) -> Price:
         """The gradient of max and min: like a product that reads two rows an edge."""
         matrix = request.matrix
         assert matrix is not None
         work = self._sparse_work(request, matrix)
-        seconds = self.sparse_seconds(request, matrix, request.cols) * 2 * self.machine.extremum_factor
+        seconds = self._sparse_seconds(request, matrix, request.cols) * 2 * self.machine.extremum_factor
         return Price(seconds, work, "plait", "ties share the gradient, as in PyG")
 
     # Dense products ---------------------------------------------------------------------------
@@ -259,16 +220,10 @@ class Pricer:
             + request.inner * request.cols
         )
         work = Work(flops, moved, moved)
-        cached = self.machine.gemm_transposed_cached if is_transposed else self.machine.gemm_cached
-        far = self._beyond_l3(moved) if cached else 1.0
-        streamed = far * moved / self.machine.stream_bytes_per_s
         options = []
-        for backend in tables:
-            cols = request.cols if is_transposed else self._columns(request.cols, backend)
-            computed = 2.0 * request.rows * request.inner * cols
-            near = computed / self._rate(cached or tables, request.inner, cols, backend)
-            behind = computed / self._rate(tables, request.inner, cols, backend)
-            seconds = max(near * (1.0 - far) + behind * far, streamed) + self.machine.call_seconds
+        for backend, rates in tables.items():
+            rate = rates.at(request.inner, request.cols) * 1e9 * 4 / size / self.slowdown
+            seconds = max(flops / rate, moved / self.machine.stream_bytes_per_s) + self.machine.call_seconds
             options.append((seconds, backend))
         seconds, backend = min(options)
         reason = "tall blocks in registers" if backend == "plait" else "MKL is faster at this shape"
@@ -280,10 +235,8 @@ class Pricer:
         """A gather whose rows stay in cache, and products that find them there."""
         m, size, rows = self.machine, self.float_bytes, request.rows
         flops = sum(2.0 * rows * a * b for a, b in (*request.products, *request.sums))
-        whole = [(a, self._columns(b)) for a, b in request.products]
-        products, sums = m.gemm_cached or m.gemm, m.gemm_transposed_cached or m.gemm_transposed
-        compute = sum(2.0 * rows * a * b / self._rate(products, a, b) for a, b in whole)
-        compute += sum(2.0 * rows * a * b / self._rate(sums, a, b) for a, b in request.sums)
+        compute = sum(2.0 * rows * a * b / self._rate(m.gemm, a, b) for a, b in request.products)
+        compute += sum(2.0 * rows * a * b / self._rate(m.gemm_transposed, a, b) for a, b in request.sums)
         streamed = rows * request.beside * size
         seconds = max(compute, streamed / m.stream_bytes_per_s * self.slowdown)
         least = gathered = float(streamed)
@@ -296,9 +249,9 @@ class Pricer:
         reason = "one pass over blocks of rows in cache"
         work = Work(flops, least, gathered)
         if request.gather is None:
-            price = Price(seconds, work, "plait", reason, request=request)
+            price = Price(seconds, work, "plait", reason)
             return self._corrected(price, "chain", max(b for _, b in (*request.products, *request.sums)))
-        price = Price(seconds, work, "plait", reason, 0, part.seconds, request.gather.cols, request=request)
+        price = Price(seconds, work, "plait", reason, 0, part.seconds, request.gather.cols)
         return self._corrected(price, "chain_gather", request.gather.cols)
 
     def _chained_gather(self, gather: Request, chain: ChainRequest) -> Price:
@@ -306,22 +259,19 @@ class Pricer:
         matrix = gather.matrix
         assert matrix is not None
         share = gather.cols / max(1, gather.cols + chain.beside)
-        seconds = self.sparse_seconds(gather, matrix, gather.cols, share, chain.is_kept)
-        seconds -= self.machine.call_seconds
+        seconds = (
+            self._sparse_seconds(gather, matrix, gather.cols, l2_share=share) - self.machine.call_seconds
+        )
         work = self._sparse_work(gather, matrix)
         if not chain.is_kept:
             written = matrix.rows * gather.cols * self.float_bytes
+            seconds -= written / self.machine.write_bytes_per_s * self.slowdown
             work = Work(work.flops, work.bytes_least - written, work.bytes_gathered - written)
         return Price(max(seconds, 0.0), work, "plait", "")
 
-    def _rate(self, tables: Mapping[str, Rates], inner: int, cols: int, backend: str = "plait") -> float:
-        """Flops a second of a product by these tables."""
-        return tables[backend].at(inner, cols) * 1e9 * 4 / self.float_bytes / self.slowdown
-
-    def _columns(self, cols: int, backend: str = "plait") -> int:
-        """Columns a dense product computes: plait's are whole vectors."""
-        lanes = _LINE // self.float_bytes
-        return -(-cols // lanes) * lanes if backend == "plait" and cols > lanes else cols
+    def _rate(self, tables: Mapping[str, Rates], inner: int, cols: int) -> float:
+        """Multiply-adds of plait's own kernel, in flops a second."""
+        return tables["plait"].at(inner, cols) * 1e9 * 4 / self.float_bytes / self.slowdown
 
     # Everything that streams --------------------------------------------------------------------
 

@@ -12,10 +12,7 @@ Sizes = Mapping[str, int]
 
 
 class Locality(Protocol):
-    """What the cost model asks of a graph's statistics.
-
-    One that has a `skew` (the coefficient of variation of the row lengths) is priced by it too.
-    """
+    """What the cost model asks of a graph's statistics."""
 
     def miss_rate(self, cache_rows: int) -> float: ...
 
