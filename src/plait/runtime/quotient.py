@@ -48,7 +48,8 @@ class Quotients:
         self.layers: set[str] = set()
         """The layers that ran on representatives."""
         self._classes: dict[int, tuple[Graph, Classes | None]] = {}
-        self._found: dict[Any, tuple[Constants, Quotient | None]] = {}
+        # what a key names by identity is kept beside the answer, so that its id stays its own
+        self._found: dict[Any, tuple[Constants, tuple[Expr, ...], Quotient | None]] = {}
         self._small: dict[int, Constants] = {}
         self.classes = self._classes_of(graph)
 
@@ -57,8 +58,8 @@ class Quotients:
         is_folded = isinstance(x, Folded)
         key = (id(constants), id(forms), is_folded)
         if key not in self._found:
-            self._found[key] = (constants, self._make(constants, forms, is_folded))
-        found = self._found[key][1]
+            self._found[key] = (constants, forms, self._make(constants, forms, is_folded))
+        found = self._found[key][2]
         if found is None or (is_folded and x.classes is not found.classes):
             return None
         self.layers.add(layer)
