@@ -31,7 +31,8 @@ from plait.pyg.layers.fused import (
     refused_edges,
     refused_features,
 )
-from plait.runtime.attention import AttentionRun, Columns, attend_gat, attend_raw, attend_rows
+from plait.runtime.attention import AttentionRun, Columns, attend_gat, attend_rows
+from plait.runtime.attention_raw import attend_raw
 from plait.runtime.pieces import edge_dots, edge_softmax, edge_sums, leaky_scores, pair_scores
 from plait.runtime.project import project
 from plait.runtime.session import Edges, machine_in_use
