@@ -19,13 +19,12 @@ def test_every_candidate_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibrate_attention, "_HEADS", (2,))
     found = attention_factors([generate.erdos(60, 200, 1)])
     assert {name.partition(" fwd ")[0].partition(" bwd ")[0] for name in found} == {
-        "gat", "gat folded", "recompute", "leaky", "dot",
+        "gat", "gat folded", "recompute", "leaky", "dot", "dot recompute",
     }  # fmt: skip
     assert all(factor > 0.0 for factor in found.values())
     assert "recompute bwd attendᵀ" in found
-    assert {
-        f"{kind} bwd targets again" for kind in ("gat", "gat folded", "recompute", "leaky", "dot")
-    } <= set(found)
+    kinds = ("gat", "gat folded", "recompute", "leaky", "dot", "dot recompute")
+    assert {f"{kind} bwd targets again" for kind in kinds} <= set(found)
 
 
 def test_a_measured_factor_changes_the_price_and_the_choice() -> None:

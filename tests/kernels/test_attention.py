@@ -185,6 +185,36 @@ def test_gradients_of_the_targets_need_no_number_of_an_edge(
         close((att + more).view(heads, width), kept["att"].numpy(), "att")
 
 
+@pytest.mark.parametrize("graph", ["random", "empty", "hub", "repeated"])
+@pytest.mark.parametrize(
+    ("heads", "width", "dtype"), [(4, 16, torch.float32), (3, 37, torch.float64), (8, 1, torch.float32)]
+)
+def test_one_raw_row_is_key_and_value_of_every_head(
+    heads: int, width: int, dtype: torch.dtype, graph: str
+) -> None:
+    case = Case("dot", heads, width, dtype, graph)
+    x = case.value[:, :1]
+    case.value = case.far = np.repeat(x, heads, 1)
+    expected, grads = case.expected()
+    raw, nothing = _flat(x), float("nan")
+    scores, statistics = k.Scores("dot", raw, _flat(case.near), is_shared=True), case.statistics()
+    out = torch.full((case.n, heads * width), nothing, dtype=dtype)
+    k.attend(case.pattern, scores, raw, out, statistics, heads, is_shared=True)
+    close(out.view(case.n, heads, width), expected, "output")
+    slopes = torch.full((case.pattern.num_edges, k.padded(heads)), nothing, dtype=dtype)
+    grad, to_raw = _flat(case.grad), torch.full(raw.shape, nothing, dtype=dtype)
+    k.output_dots(grad, out, statistics, heads)
+    k.attend_sources(
+        case.transpose, None, scores, raw, grad, statistics, slopes, to_raw, to_raw, heads, is_shared=True
+    )
+    close(to_raw, (grads["value"] + grads["far"]).sum(1), "the sum of both gradients")
+    near, again = torch.full_like(out, nothing), torch.full_like(out, nothing)
+    k.attend_targets(case.pattern, case.inverse, scores, slopes, near, heads)
+    k.attend_again(case.pattern, scores, raw, grad, statistics, again, heads, is_shared=True)
+    for mine in (near, again):
+        close(mine.view(case.n, heads, width), grads["near"], "near")
+
+
 def test_scores_of_ten_thousand_neither_overflow_nor_lose_the_softmax() -> None:
     case = Case("gat", 4, 16, torch.float32, "hub", scale=1e4)
     scores, statistics = case.scores(), case.statistics()

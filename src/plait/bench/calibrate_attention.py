@@ -28,7 +28,7 @@ __all__ = ["attention_factors", "made_up_graphs"]
 _WIDTHS = ((48, 48), (128, 24), (24, 160))
 _HEADS = (4,)
 _WARM, _REPEATS = 2, 5
-_CANDIDATES = {GATConv: 6, GATv2Conv: 2, TransformerConv: 2}
+_CANDIDATES = {GATConv: 6, GATv2Conv: 2, TransformerConv: 4}
 
 
 def made_up_graphs() -> list[Graph]:

@@ -2,7 +2,7 @@
 
 reuse      project once, gather the projected rows (heads x out wide); scores from them, or folded into W
 recompute  gather the raw rows once for all heads, project each head after: wins where the input is narrower
-           than a head's output
+           than a head's output; Transformer's raw rows are keys too, scored by queries times (Q Kᵀ)
 lean       (after any of them) the backward pass keeps no number of an edge: its pass over targets gathers the
            values again; for memory_limit=, or where that is cheaper
 pieces     where edges bring features to the scores of rows, or their weights are asked for: scores of edges,
@@ -201,6 +201,44 @@ def _rows(problem: AttentionProblem, is_lean: bool) -> list[FusedStep]:
     return steps.made
 
 
+def _recompute_rows(problem: AttentionProblem, is_lean: bool) -> list[FusedStep]:
+    """Transformer without keys: one gather of a raw row serves scores and values of all heads."""
+    p, steps = problem, _Steps(problem, "dot recompute")
+    rows, queries, has_skip = p.matrix.rows, p.heads * p.inner, p.parts == 4
+    more = 1.0 + _SHARED_HEAD * (p.heads - 1)
+    steps.gemm("one weight of queries and keys", "fwd", p.inner, p.width, p.inner, p.heads)
+    steps.gemm(f"queries of raw rows -> {rows}x{queries}", "fwd", rows, p.inner, queries)
+    steps.gather(
+        "attend, gathers raw rows", "fwd", p.matrix, p.inner, _FORWARD["dot"] * more, "shared by heads"
+    )
+    if has_skip:
+        steps.gemm(f"own rows -> {rows}x{p.columns}", "fwd", rows, p.inner, p.columns)
+    steps.gemm("project each head", "fwd", rows, p.inner, p.width, p.heads)
+    if p.is_training:
+        steps.gemm("gradient of each head's mean", "bwd", rows, p.width, p.inner, p.heads)
+        steps.gemm("weight gradient by head", "bwd", rows, p.inner, p.width, p.heads)
+        if p.wants_input_grad:
+            steps.gather(
+                "attendᵀ, gathers queries and gradients", "bwd", p.matrix.transposed(), 2 * queries,
+                _SOURCES["dot"] / 2, "weights are recomputed",
+            )  # fmt: skip
+        if is_lean:
+            factor = _AGAIN["dot"] * more
+            steps.gather("targets again, gathers raw rows", "bwd", p.matrix, p.inner, factor, "keeps no edge")
+        else:
+            factor = _TARGETS["dot"] * more
+            steps.gather(
+                "gradient of the targets, gathers raw rows", "bwd", p.matrix, p.inner, factor,
+                "by score gradients",
+            )  # fmt: skip
+        total = queries + (p.columns if has_skip else 0)
+        if p.wants_input_grad:
+            steps.gemm("input gradient", "bwd", rows, total, p.inner)
+        steps.gemm("weight gradient", "bwd", rows, p.inner, total)
+        steps.gemm("gradients of queries and keys", "bwd", p.width, p.inner, p.inner, 2 * p.heads)
+    return steps.made
+
+
 def _pieces(problem: AttentionProblem) -> list[FusedStep]:
     """Scores, softmax and sums apart: features of edges meet W once a node (dot) or in blocks (leaky)."""
     p, steps = problem, _Steps(problem, f"{problem.kind} pieces")
@@ -232,7 +270,10 @@ def _peak_bytes(problem: AttentionProblem, choice: str) -> int:
     p = problem
     rows, targets, size = p.matrix.columns, p.matrix.rows, p.float_bytes
     statistics = targets * 4 * p.lanes
-    if choice.startswith("recompute"):
+    if choice.startswith("dot recompute"):
+        forward = targets * (2 * p.heads * p.inner + p.columns) + statistics
+        backward = targets * 2 * p.heads * p.inner + rows * p.inner
+    elif choice.startswith("recompute"):
         forward = rows * 2 * p.lanes + targets * (p.heads * p.inner + p.columns) + statistics
         backward = targets * p.heads * p.inner + rows * p.inner
     else:
@@ -254,6 +295,7 @@ _TEXT = {
     "recompute": "(softmax(leaky(X (W aₛ) + (X (W aₜ))ᵀ)) X) W, recompute",
     "leaky": "softmax(a · leaky(X Wₗ + X Wᵣ)) (X Wₗ)",
     "dot": "softmax((X Q) · (X K) / √width) (X V)",
+    "dot recompute": "(softmax((X (Q Kᵀ)) · X / √width) X) V, recompute",
     "gat pieces": "softmax(leaky(X (W aₛ) + (X (W aₜ))ᵀ)) (X W), in pieces",
     "leaky pieces": "softmax(a · leaky(X Wₗ + X Wᵣ + E Wₑ)) (X Wₗ), in pieces",
     "dot pieces": "softmax((X Q) · (X K) + (X Q Wₑ) · E) [X V, E Wₑ], in pieces",
@@ -269,6 +311,10 @@ def candidates(problem: AttentionProblem) -> dict[str, list[FusedStep]]:
         suffix = _LEAN if is_lean else ""
         if problem.kind != "gat":
             found[problem.kind + suffix] = _rows(problem, is_lean)
+            # nothing is asked of the sources without an input gradient; their pass makes the edges' numbers
+            is_asked = is_lean or problem.wants_input_grad or not problem.is_training
+            if problem.kind == "dot" and problem.can_recompute and is_asked:
+                found["dot recompute" + suffix] = _recompute_rows(problem, is_lean)
             continue
         found["gat" + suffix] = _reuse(problem, False, is_lean)
         found["gat folded" + suffix] = _reuse(problem, True, is_lean)
@@ -312,6 +358,8 @@ def _because(problem: AttentionProblem, choice: str) -> str:
         return (
             f"{base}; the backward pass gathers values again instead of keeping {kept / 1e6:.1f} MB of edges"
         )
+    if choice == "dot recompute":
+        return f"raw rows of {p.inner} columns are all heads' keys and values; projected, {2 * p.columns}"
     if choice == "recompute":
         return f"raw rows of {p.inner} columns serve all heads; projected ones have {p.columns}"
     if choice == "gat folded":

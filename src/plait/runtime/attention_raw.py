@@ -1,6 +1,8 @@
 """Attention layers whose raw rows are gathered once for all heads and projected after, under torch autograd.
 
-Head h is (weights[h] @ x) @ w[:, h]: for inputs narrower than the output.
+Head h is (weights[h] @ x) @ w[:, h]: for inputs narrower than the output. Transformer's keys are never
+formed: (x_i Q) . (x_j K) = (x_i (Q Kᵀ)) . x_j, so the raw row is key and value of every head; what the key's
+bias adds to a score is the same for all edges of a target, and the softmax drops it.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from plait.runtime.attention import TARGETS_STEP, AttentionRun
 from plait.runtime.project import contiguous_rows, weight_gradient
 from plait.runtime.trace import clock, timed
 
-__all__ = ["attend_raw"]
+__all__ = ["attend_raw", "attend_raw_dot", "merged"]
 
 
 class _GatRaw(torch.autograd.Function):
@@ -105,3 +107,155 @@ def attend_raw(
 ) -> Tensor:
     """GAT's output by aggregating x itself: head h is (weights[h] @ x) @ w[:, h]; scores are x @ vectors."""
     return _GatRaw.apply(run, x, w, vectors, edge, bias)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _DotRaw(torch.autograd.Function):
+    """x = source rows, own = target rows (None: the same tensor); m and w by head side by side."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        run: AttentionRun,
+        x: Tensor,
+        own: Tensor | None,
+        m: Tensor,
+        w: Tensor,
+        bias: Tensor | None,
+        skip: Tensor | None,
+        skip_bias: Tensor | None,
+    ) -> Tensor:
+        x, m, w = contiguous_rows(x, run.buffers), m.contiguous(), w.contiguous()
+        own = None if own is None else contiguous_rows(own, run.buffers)
+        skip = None if skip is None else skip.contiguous()
+        near = x if own is None else own
+        ctx.clock = clock()
+        with timed(ctx.clock, "fwd queries of raw rows"):
+            query = run.take(run.num_targets, m.shape[1], x)
+            dense.gemm(near, m[: near.shape[1]], query, bias=m[-1] if _has_constant(m, near) else None)
+        means = run.take(run.num_targets, m.shape[1], x)
+        scores, statistics = Scores("dot", x, query, is_shared=True), run.statistics(x, None)
+        with timed(ctx.clock, "fwd attend"):
+            kernel.attend(run.edges.pattern, scores, x, means, statistics, run.heads, is_shared=True)
+        out = run.take(run.num_targets, w.shape[1], x)
+        if skip is not None:
+            with timed(ctx.clock, "fwd own rows"):
+                dense.gemm(near, skip, out, bias=skip_bias)
+        with timed(ctx.clock, "fwd project each head"):
+            for raw, head in _heads(run, x, w):
+                to, own_bias = out[:, head], None if bias is None else bias[head]
+                dense.gemm(means[:, raw], w[:, head], to, addend=None if skip is None else to, bias=own_bias)
+        if bias is not None and len(run.edges.bare):
+            out[run.edges.bare] -= bias
+        ctx.run = run
+        ctx.save_for_backward(x, own, m, w, skip, query, means, statistics)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        run: AttentionRun = ctx.run
+        x, own, m, w, skip, query, means, statistics = ctx.saved_tensors
+        _, wants_x, wants_own, _, _, wants_bias, _, wants_skip_bias = ctx.needs_input_grad
+        near = x if own is None else own
+        grad = contiguous_rows(grad, run.buffers)
+        to_means, to_w = run.like(means), torch.empty_like(w)
+        with timed(ctx.clock, "bwd gradient of each head's mean"):
+            for raw, head in _heads(run, x, w):
+                dense.gemm(grad[:, head], w[:, head].t(), to_means[:, raw])
+        with timed(ctx.clock, "bwd weight gradient by head"):
+            for raw, head in _heads(run, x, w):
+                to_w[:, head] = weight_gradient(means[:, raw], grad[:, head])
+        scores, slopes, to_x = Scores("dot", x, query, is_shared=True), run.slopes(x), None
+        with timed(ctx.clock, "bwd attendᵀ"):
+            kernel.output_dots(to_means, means, statistics, run.heads)
+            if wants_x or slopes is not None:
+                to_x = run.like(x)
+                kernel.attend_sources(
+                    run.edges.transpose, None, scores, x, to_means, statistics, slopes, to_x, to_x, run.heads,
+                    is_shared=True,
+                )  # fmt: skip
+        to_query = run.like(query)
+        with timed(ctx.clock, "bwd targets again" if slopes is None else "bwd gradient of the targets"):
+            if slopes is None:
+                kernel.attend_again(
+                    run.edges.pattern, scores, x, to_means, statistics, to_query, run.heads, is_shared=True
+                )
+            else:
+                kernel.attend_targets(
+                    run.edges.pattern, run.edges.inverse, scores, slopes, to_query, run.heads
+                )
+        to_near = to_x if own is None else run.like(own) if wants_own else None
+        if to_near is not None and (wants_x or wants_own):
+            with timed(ctx.clock, "bwd input gradient"):
+                weight = m[: near.shape[1]].t()
+                dense.gemm(to_query, weight, to_near, addend=to_near if own is None else None)
+                if skip is not None:
+                    dense.gemm(grad, skip.t(), to_near, addend=to_near)
+        with timed(ctx.clock, "bwd weight gradient"):
+            to_m = weight_gradient(near, to_query)
+            to_skip = None if skip is None else weight_gradient(near, grad)
+        if _has_constant(m, near):
+            to_m = torch.cat([to_m, dense.column_sums(to_query)[None]])
+        sums = dense.column_sums(grad) if wants_bias or wants_skip_bias else None
+        to_bias = sums - grad[run.edges.bare].sum(0) if wants_bias and sums is not None else None
+        return (
+            None, to_x if wants_x else None, None if own is None else to_near, to_m, to_w, to_bias, to_skip,
+            sums if wants_skip_bias else None,
+        )  # fmt: skip
+
+
+def _has_constant(m: Tensor, near: Tensor) -> bool:
+    """Whether m has a row more than the targets have columns: what every query gets."""
+    return m.shape[0] > near.shape[1]
+
+
+def _heads(run: AttentionRun, x: Tensor, w: Tensor) -> list[tuple[slice, slice]]:
+    """(columns of a head's mean, of its output), head by head."""
+    inner, width = x.shape[1], w.shape[1] // run.heads
+    return [(slice(h * inner, (h + 1) * inner), slice(h * width, (h + 1) * width)) for h in range(run.heads)]
+
+
+def attend_raw_dot(
+    run: AttentionRun,
+    x: Tensor,
+    own: Tensor | None,
+    m: Tensor,
+    w: Tensor,
+    *,
+    bias: Tensor | None = None,
+    skip: tuple[Tensor, Tensor | None] | None = None,
+) -> Tensor:
+    """Transformer's output by aggregating x itself: head h is softmax((own m[h]) . x) x w[:, h] + bias.
+
+    own: the targets' rows (None: x). m: [columns of own, heads * columns of x], with a last row more where
+    the queries have a bias (see `merged`). Targets without edges get no bias. skip: weight and bias of own
+    rows that are added. Without dropout: only weights that add up to 1 make a value's bias the output's.
+    """
+    weight, skip_bias = (None, None) if skip is None else skip
+    return _DotRaw.apply(run, x, own, m, w, bias, weight, skip_bias)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Merged(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, key_bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(query, key, key_bias)
+        ctx.clock = clock()
+        with timed(ctx.clock, "fwd one weight of queries and keys"):
+            return torch.bmm(query.transpose(1, 2), key).transpose(0, 1).flatten(1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        query, key, key_bias = ctx.saved_tensors
+        with timed(ctx.clock, "bwd gradients of queries and keys"):
+            by_head = grad.view(grad.shape[0], len(key), -1).transpose(0, 1)
+            to_query, to_key = torch.bmm(key, by_head.transpose(1, 2)), torch.bmm(query, by_head)
+        return to_query, to_key, None if key_bias is None else torch.zeros_like(key_bias)
+
+
+def merged(query: Tensor, key: Tensor, key_bias: Tensor | None = None) -> Tensor:
+    """queryᵀ key by head, side by side: [a, heads * b] from [heads, width, a] and [heads, width, b].
+
+    The key's bias changes nothing but that it gets its gradient, which is zero.
+    """
+    return _Merged.apply(query, key, key_bias)  # type: ignore[no-any-return, no-untyped-call]

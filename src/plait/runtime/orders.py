@@ -119,6 +119,11 @@ class EdgeOrders:
         """1 / in-degree of each target, 1 where it has no edge."""
         return torch.from_numpy(1.0 / np.maximum(1.0, np.diff(self.pattern.indptr)))
 
+    @cached_property
+    def bare(self) -> torch.Tensor:
+        """The targets without edges."""
+        return torch.from_numpy(np.flatnonzero(np.diff(self.pattern.indptr) == 0))
+
     def blocks(self, count: int) -> list[EdgeBlock]:
         """All rows in blocks of about `count` edges; a row is never cut."""
         if count not in self._blocks:

@@ -59,7 +59,8 @@ class Scores:
     """How the edges are scored.
 
     gat: far[sources, lanes] + statistics slot 0 of the target + edge[edges, lanes], through leaky.
-    leaky: att . leaky(near[targets] + far[sources]), by head; dot: near . far, by head.
+    leaky: att . leaky(near[targets] + far[sources]), by head; dot: near . far, by head. is_shared: far is one
+    row for all heads (dot).
     """
 
     kind: str
@@ -69,6 +70,11 @@ class Scores:
     att: torch.Tensor | None = None
     slope: float = 0.2
     dropout: Dropout | None = None
+    is_shared: bool = False
+
+    def width(self, heads: int) -> int:
+        """Columns of one head's far row."""
+        return self.far.shape[1] if self.is_shared else self.far.shape[1] // heads
 
 
 _forward_block, _sources_block = Block(cpu.FORWARD), Block(cpu.SOURCES)
@@ -114,9 +120,10 @@ def _threads(pattern: Pattern, width: int) -> int:
 def _fill_scores(words: Any, at: dict[str, int], scores: Scores, numbers: torch.Tensor, heads: int) -> None:
     words[at["edge"]], words[at["att"]] = _pointer(scores.edge), _pointer(scores.att)
     words[at["numbers"]] = numbers.data_ptr()
-    width = 0 if scores.kind == "gat" else scores.far.shape[1] // heads
+    width = 0 if scores.kind == "gat" else scores.width(heads)
     words[at["score_width"]] = width
-    words[at["far_head"]] = words[at["near_head"]] = width * scores.far.element_size()
+    words[at["near_head"]] = width * scores.far.element_size()
+    words[at["far_head"]] = 0 if scores.is_shared else width * scores.far.element_size()
     dropout = scores.dropout
     words[at["seed"]] = 0 if dropout is None else dropout.seed
     words[at["threshold"]] = 0 if dropout is None else dropout.threshold
@@ -180,7 +187,8 @@ def attend_sources(
     """The pass over sources: gradients of value, of the scores, and of what the source gives to the scores.
 
     slopes[edges, lanes] get the scores' gradients in the transpose's order (None: nobody reads them);
-    score_grad is None for leaky, whose far rows are the values. order[t] is the row-order position of the
+    score_grad is None for leaky, whose far rows are the values; where far is the shared value itself, it is
+    value_grad, which then gets the sum of both. order[t] is the row-order position of the
     transpose's edge t; only dropout and scores of edges need it. statistics needs all four slots (see
     output_dots). Returns the sources' part of att's gradient (leaky only).
     """
@@ -204,6 +212,7 @@ def attend_sources(
     words[_S["near"]], words[_S["near_row"]] = scores.far.data_ptr(), _row(scores.far)
     words[_S["far"]], words[_S["far_row"]] = _pointer(scores.near), _row(scores.near)
     _fill_scores(words, _S, scores, numbers, heads)
+    words[_S["near_head"]], words[_S["far_head"]] = words[_S["far_head"]], words[_S["near_head"]]
     words[_S["slopes"]] = _pointer(slopes)
     words[_S["score_out"]], words[_S["score_out_row"]] = _pointer(score_grad), _row(score_grad)
     scratch, partial = _partials(transpose, scores, value, words, _S)
@@ -242,12 +251,12 @@ def attend_targets(
     far, near = scores.far, scores.near
     assert near is not None
     size = far.element_size()
-    width = far.shape[1] // heads
+    width = scores.width(heads)
     numbers = _numbers(scores, far.dtype)
     words = _targets_block.words()
     words[1], words[2], words[3], words[4] = pattern.addresses
     words[5], words[6], words[7] = inverse.ctypes.data, heads, width
-    words[8], words[9], words[10] = far.data_ptr(), _row(far), width * size
+    words[8], words[9], words[10] = far.data_ptr(), _row(far), 0 if scores.is_shared else width * size
     words[11], words[12], words[13] = near.data_ptr(), _row(near), width * size
     words[14], words[15], words[16] = near_grad.data_ptr(), _row(near_grad), width * size
     words[17], words[18], words[19] = slopes.data_ptr(), _pointer(scores.att), numbers.data_ptr()

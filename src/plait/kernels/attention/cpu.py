@@ -301,13 +301,15 @@ def sources(float_bits: int, index_bits: int, lanes: int, kind: str) -> Any:
                               first, heads, score_width, own, near_head, slope)  # fmt: skip
                     elif not is_gat:
                         to = score_out + j * score_out_row
+                        # the gradient of a row that is both value and key is the sum of both
+                        fresh = first if score_out != out else 0
                         steps(far, far_row, far_head, indices, k, count, products, to, near_head,
-                              first, heads, score_width, 0, 0, slope)  # fmt: skip
+                              fresh, heads, score_width, 0, 0, slope)  # fmt: skip
                     k += count
                 if start >= end:
                     for h in range(heads):
                         clear(row + h * out_head, width)
-                    if not is_gat and not is_leaky:
+                    if not is_gat and not is_leaky and score_out != out:
                         clear(score_out + j * score_out_row, heads * score_width)
                 elif is_leaky:
                     bend(row, row_scratch, own, att, row_partial, heads * score_width, 1)

@@ -32,7 +32,7 @@ from plait.pyg.layers.fused import (
     refused_features,
 )
 from plait.runtime.attention import AttentionRun, Columns, attend_gat, attend_rows
-from plait.runtime.attention_raw import attend_raw
+from plait.runtime.attention_raw import attend_raw, attend_raw_dot, merged
 from plait.runtime.pieces import edge_dots, edge_softmax, edge_sums, leaky_scores, pair_scores
 from plait.runtime.project import project
 from plait.runtime.session import Edges, machine_in_use
@@ -409,7 +409,10 @@ def _transformer(module: Any, call: AttentionCall) -> Any:
     if call.edge_attr is not None or call.wants_weights or module.heads > MOST_HEADS:
         return _transformer_pieces(module, call, run, own)
     has_skip = module.root_weight and module.concat and module.lin_beta is None
-    run, _ = _leanly(run, _plan(module, call, "dot", 4 if has_skip else 3, False))
+    run, choice = _leanly(run, _plan(module, call, "dot", 4 if has_skip else 3, run.dropout is None))
+    if choice == "dot recompute":
+        out = _transformer_raw(module, call, run, has_skip)
+        return out if has_skip else _transformer_end(module, run, own, out)
     query = _scaled_query(module)
     sources = [(module.lin_key.weight, module.lin_key.bias), (module.lin_value.weight, module.lin_value.bias)]
     targets = [query, *([(module.lin_skip.weight, module.lin_skip.bias)] if has_skip else [])]
@@ -421,6 +424,20 @@ def _transformer(module: Any, call: AttentionCall) -> Any:
         where = Columns(0, columns, 2 * columns, 3 * columns if has_skip else -1)
     out = attend_rows(run, "dot", where, columns, z, t)
     return out if has_skip else _transformer_end(module, run, own, out)
+
+
+def _transformer_raw(module: Any, call: AttentionCall, run: AttentionRun, has_skip: bool) -> Tensor:
+    """Raw rows are the keys and values of all heads."""
+    key, value, skip = module.lin_key, module.lin_value, module.lin_skip
+    weight, bias = _scaled_query(module)
+    if bias is not None:
+        weight = torch.cat([weight, bias.unsqueeze(1)], 1)
+    by_head = (module.heads, module.out_channels, -1)
+    m = merged(weight.view(by_head), key.weight.view(by_head), key.bias)
+    return attend_raw_dot(
+        run, call.source, call.target, m, value.weight.t(), bias=value.bias,
+        skip=(skip.weight.t(), skip.bias) if has_skip else None,
+    )  # fmt: skip
 
 
 def _scaled_query(module: Any) -> tuple[Tensor, Tensor | None]:
