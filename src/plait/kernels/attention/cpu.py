@@ -26,6 +26,10 @@ __all__ = [
     "again", "forward", "grouped_dots", "grouped_sums", "row_dots", "sources", "targets",
 ]  # fmt: skip
 
+# Rows ahead of the one in hand whose own operands are asked for: parts of a projected row lie apart, which
+# the machine's own guesses do not follow (the pass over the sources of a road network took twice as long)
+_ROWS_AHEAD = 8
+
 # Orders of the words in argument blocks; kernels/attention/__init__.py fills them.
 _EDGES = "counter pieces bounds indptr indices"
 _ENDS = "far far_row far_head near near_row near_head score_width edge att numbers"
@@ -155,7 +159,7 @@ def forward(float_bits: int, index_bits: int, lanes: int, kind: str) -> Any:
     scores = tiles.scores(float_bits, index_bits, lanes, "forward")
     dots = grouped_dots(float_bits, index_bits, lanes, kind == "leaky")
     largest = tiles.largest(float_bits, lanes)
-    copy, clear = tiles.copy(float_bits, lanes), rows.clear(float_bits)
+    copy, clear, ask = tiles.copy(float_bits, lanes), rows.clear(float_bits), rows.ask(float_bits)
     size = float_bits // 8
     slot = lanes * size
     low = float("-inf")
@@ -184,6 +188,11 @@ def forward(float_bits: int, index_bits: int, lanes: int, kind: str) -> Any:
             for i in range(bound(bounds, piece), bound(bounds, piece + 1)):
                 start, end = index(indptr, i), index(indptr, i + 1)
                 row, own = out + i * out_row, statistics + i * 4 * slot
+                later = i + _ROWS_AHEAD
+                if not is_gat:
+                    ask(near + later * near_row, heads * score_width * size)
+                if addend != 0:
+                    ask(addend + later * addend_row, heads * width * size)
                 fill(most, one * low)
                 fill(total, zero)
                 k = start
@@ -243,7 +252,7 @@ def sources(float_bits: int, index_bits: int, lanes: int, kind: str) -> Any:
     score_dots = grouped_dots(float_bits, index_bits, lanes, True) if is_leaky else dots
     steps = grouped_sums(float_bits, index_bits, lanes, True) if is_leaky else sums
     subtract = tiles.subtract_largest(float_bits, index_bits, lanes)
-    bend = rows.bend(float_bits)
+    bend, ask = rows.bend(float_bits), rows.ask(float_bits)
     size = float_bits // 8
     slot = lanes * size
 
@@ -265,6 +274,7 @@ def sources(float_bits: int, index_bits: int, lanes: int, kind: str) -> Any:
             fill(products + k * slot, zero)
         given_raw = raw if is_gat else 0
         grad_bytes = grad_head * (heads - 1) + width * size
+        mine_bytes = value_head * (heads - 1) + width * size
         whole = heads * score_width * size
         while True:
             piece = next_piece(counter)
@@ -276,6 +286,13 @@ def sources(float_bits: int, index_bits: int, lanes: int, kind: str) -> Any:
             for j in range(bound(bounds, piece), bound(bounds, piece + 1)):
                 start, end = index(indptr, j), index(indptr, j + 1)
                 row, own, mine = out + j * out_row, near + j * near_row, value + j * value_row
+                later = j + _ROWS_AHEAD
+                if not is_gat:
+                    ask(value + later * value_row, mine_bytes)
+                    ask(out + later * out_row, mine_bytes)
+                    if not is_leaky:
+                        ask(near + later * near_row, whole)
+                        ask(score_out + later * score_out_row, whole)
                 fill(total, zero)
                 k = start
                 while k < end:
@@ -327,7 +344,7 @@ def targets(float_bits: int, index_bits: int, lanes: int, kind: str) -> Any:
     is_leaky = kind == "leaky"
     sums = grouped_sums(float_bits, index_bits, lanes, is_leaky)
     gather = tiles.gather_heads(float_bits, index_bits, lanes)
-    clear, bend = rows.clear(float_bits), rows.bend(float_bits)
+    clear, bend, ask = rows.clear(float_bits), rows.bend(float_bits), rows.ask(float_bits)
     size = float_bits // 8
 
     @cfunc(types.void(types.CPointer(types.int64)))
@@ -349,6 +366,9 @@ def targets(float_bits: int, index_bits: int, lanes: int, kind: str) -> Any:
             for i in range(bound(bounds, piece), bound(bounds, piece + 1)):
                 start, end = index(indptr, i), index(indptr, i + 1)
                 row, own = out + i * out_row, near + i * near_row
+                ask(row + _ROWS_AHEAD * out_row, whole)
+                if is_leaky:
+                    ask(own + _ROWS_AHEAD * near_row, whole)
                 to = row_scratch if is_leaky else row
                 k = start
                 while k < end:
@@ -386,6 +406,7 @@ def again(float_bits: int, index_bits: int, lanes: int, kind: str) -> Any:
     scores = tiles.scores(float_bits, index_bits, lanes, "targets")
     score_dots = grouped_dots(float_bits, index_bits, lanes, is_leaky)
     sums, bend = grouped_sums(float_bits, index_bits, lanes, is_leaky), rows.bend(float_bits)
+    ask = rows.ask(float_bits)
     size = float_bits // 8
     slot = lanes * size
 
@@ -417,6 +438,10 @@ def again(float_bits: int, index_bits: int, lanes: int, kind: str) -> Any:
             for i in range(bound(bounds, piece), bound(bounds, piece + 1)):
                 start, end = index(indptr, i), index(indptr, i + 1)
                 row, mine, own = out + i * out_row, near + i * near_row, statistics + i * 4 * slot
+                if not is_gat:
+                    ask(grad + (i + _ROWS_AHEAD) * grad_row, grad_head * heads)
+                    ask(mine + _ROWS_AHEAD * near_row, whole)
+                    ask(row + _ROWS_AHEAD * out_row, whole)
                 to = row_scratch if is_leaky else row
                 fill(total, zero)
                 fill(unread, zero)
@@ -453,7 +478,7 @@ def again(float_bits: int, index_bits: int, lanes: int, kind: str) -> Any:
 @functools.cache
 def row_dots(float_bits: int) -> Any:
     """out[i, 3, h] = grad[i, h] . (row[i, h] - addend[i, h] - bias[h]), the softmax gradient's sum term."""
-    dot = rows.row_dots(float_bits)
+    dot, ask = rows.row_dots(float_bits), rows.ask(float_bits)
     size = float_bits // 8
 
     @cfunc(types.void(types.CPointer(types.int64)))
@@ -467,6 +492,8 @@ def row_dots(float_bits: int) -> Any:
                 break
             for i in range(first, min(rows, first + piece_rows)):
                 to = out + (i * 4 + 3) * lanes * size
+                if addend != 0:
+                    ask(addend + (i + _ROWS_AHEAD) * addend_row, heads * width * size)
                 for h in range(heads):
                     o = h * width * size
                     p = addend + i * addend_row + o if addend != 0 else 0

@@ -11,8 +11,11 @@ from llvmlite import ir
 from plait.kernels.vector import I32, CodeGen, tile_intrinsic
 
 __all__ = [
-    "bend", "by_chunks", "chunk_lanes", "clear", "each", "finish", "row_dots", "scale_row", "shuffle", "tile",
+    "ask", "ask_lines", "bend", "by_chunks", "chunk_lanes", "clear", "each", "finish", "row_dots",
+    "scale_row", "shuffle", "tile",
 ]  # fmt: skip
+
+_LINES_AHEAD = 8  # cache lines of a row that are asked for early
 
 
 def chunk_lanes(float_bits: int) -> int:
@@ -86,6 +89,25 @@ def clear(float_bits: int) -> Any:
         _each_chunk(code, width, lambda offset, mask: code.store(zero, code.builder.add(row, offset), mask))
 
     return made
+
+
+def ask(float_bits: int) -> Any:
+    """(address, bytes): asks for these bytes, the first cache lines of them."""
+
+    @tile(float_bits, 1, 2)
+    def made(code: CodeGen, address: Any, count: Any) -> None:
+        ask_lines(code, address, count)
+
+    return made
+
+
+def ask_lines(code: CodeGen, address: Any, count: Any) -> None:
+    """Ask for `count` bytes from an address on, at most LINES_AHEAD cache lines."""
+    b = code.builder
+    lines = b.sdiv(b.add(count, code.word(63)), code.word(64))
+    most = code.word(_LINES_AHEAD)
+    lines = b.select(b.icmp_signed("<", lines, most), lines, most)
+    each(code, lines, lambda line: code.prefetch(b.add(address, b.mul(line, code.word(64))), 1))
 
 
 def scale_row(float_bits: int) -> Any:

@@ -16,7 +16,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from plait.kernels.attention.rows import by_chunks, chunk_lanes, each, shuffle, tile
+from plait.kernels.attention.rows import ask_lines, by_chunks, chunk_lanes, each, shuffle, tile
 from plait.kernels.vector import I32, I64, CodeGen, load_index_ir, tile_intrinsic
 
 __all__ = [
@@ -45,7 +45,6 @@ __all__ = [
 BLOCK = 64  # edges: their rows of 64 float32 fill half of a first-level cache
 FLAT = 16  # lanes of a pass over a block's scores
 _AHEAD = 16  # edges; past the row's end lie the edges of the rows that come next
-_LINES_AHEAD = 8  # cache lines of a gathered row that are asked for early
 
 
 def stack_floats(float_bits: int, count: int) -> Any:
@@ -148,17 +147,7 @@ def _position(code: CodeGen, order: Any, k: Any, index_bits: int) -> Any:
 
 def _prefetch_row(code: CodeGen, base: Any, stride: Any, row_bytes: Any, j: Any) -> None:
     """Ask for the first cache lines of row j; a row of `row_bytes` may be shorter."""
-    b = code.builder
-    where = b.add(base, b.mul(j, stride))
-    lines = b.sdiv(b.add(row_bytes, code.word(63)), code.word(64))
-    most = code.word(_LINES_AHEAD)
-    lines = b.select(b.icmp_signed("<", lines, most), lines, most)
-
-    def ask(line: Any, none: list[Any]) -> list[Any]:
-        code.prefetch(b.add(where, b.mul(line, code.word(64))), 1)
-        return []
-
-    code.loop(code.word(0), lines, [], ask)
+    ask_lines(code, code.builder.add(base, code.builder.mul(j, stride)), row_bytes)
 
 
 def _ahead(code: CodeGen, k: Any, last: Any) -> Any:
