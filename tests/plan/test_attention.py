@@ -45,6 +45,24 @@ def test_lean_costs_more_and_is_chosen_under_a_memory_limit(kind: str) -> None:
         choose(problem(kind, memory_limit=1000))
 
 
+@pytest.mark.parametrize("is_training", [True, False])
+def test_raw_rows_win_for_narrow_inputs_of_transformer_and_lose_for_wide_ones(is_training: bool) -> None:
+    given = {"is_training": is_training, "parts": 4}
+    narrow = choose(problem("dot", inner=32, width=64, **given))
+    assert without_lean(narrow.choice) == "dot recompute"
+    assert choose(problem("dot", inner=64, width=16, **given)).choice == "dot"
+    assert choose(problem("dot", inner=256, width=64, **given)).choice == "dot"
+    texts = {loser.candidate for loser in narrow.rejected} | {narrow.text}
+    assert len(texts) == (4 if is_training else 2)
+    assert max(map(len, narrow.lines())) <= 100
+
+
+def test_raw_rows_without_an_input_gradient_need_no_pass_over_sources() -> None:
+    found = candidates(problem("dot", wants_input_grad=False))
+    assert set(found) == {"dot", "dot lean", "dot recompute lean"}
+    assert not any("attendᵀ" in step.title for step in found["dot recompute lean"])
+
+
 def test_inference_and_gradients_of_edges_have_no_lean_candidates() -> None:
     for changes in ({"is_training": False}, {"can_be_lean": False}):
         assert all(without_lean(name) == name for name in candidates(problem(**changes)))
