@@ -23,6 +23,14 @@ def test_steps_of_one_name_are_added_up() -> None:
     assert trace[0][1].seconds > 0.0
 
 
+def test_steps_of_one_pass_share_its_seconds() -> None:
+    trace: Any = []
+    with timed(Clock("layer", trace), "bwd input gradient", "bwd weight gradient"):
+        pass
+    assert [name for name, _ in trace] == ["layer\0bwd input gradient", "layer\0bwd weight gradient"]
+    assert trace[0][1].seconds == trace[1][1].seconds > 0.0
+
+
 def test_without_a_trace_there_is_no_clock() -> None:
     start("layer", [])
     assert clock() is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from plait.kernels import gemm as dense
+from plait.kernels.chain import Chain, ones
 from plait.runtime.buffers import Buffers
 from plait.runtime.trace import clock, timed
 
@@ -29,6 +31,30 @@ def weight_gradient(left: Tensor, right: Tensor) -> Tensor:
     return dense.gemm_transposed(left, right)
 
 
+@lru_cache(maxsize=64)
+def _chain(rows: int, dtype: torch.dtype, inner: int, width: int, has_product: bool, has_bias: bool) -> Chain:
+    """The gradients of x[rows, inner] @ w[inner, width] + bias as one pass over the rows."""
+    sums = [(min(inner, width), max(inner, width)), *([(1, width)] if has_bias else [])]
+    return Chain(rows, dtype, None, [width] if has_product else [], inner if has_product else 0, sums)
+
+
+def _gradients(
+    buffers: Buffers, x: Tensor, w: Tensor, grad: Tensor, *, wants_x: bool, has_bias: bool
+) -> tuple[Tensor | None, Tensor, Tensor | None]:
+    """(grad @ w.T if wanted, x.T @ grad, the sum of grad's rows): grad and x are read once for them all."""
+    (rows, inner), width = x.shape, w.shape[1]
+    chain = _chain(rows, x.dtype, inner, width, wants_x, has_bias)
+    is_turned = inner > width  # vector lanes run over the wider operand
+    pairs: list[tuple[Tensor, Tensor]] = [(grad, x) if is_turned else (x, grad)]
+    if has_bias:
+        pairs.append((ones(grad), grad))
+    to_x = buffers.take(rows, inner, x.dtype) if wants_x else None
+    product = ([grad], [w.t().contiguous()]) if wants_x else ([], [])
+    made = chain.run(buffers.take, *product, pairs, out=to_x)
+    to_w = made[0].t() if is_turned else made[0]
+    return to_x, to_w, made[1].reshape(-1) if has_bias else None
+
+
 class _Project(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, buffers: Buffers, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
@@ -47,14 +73,17 @@ class _Project(torch.autograd.Function):
         buffers: Buffers = ctx.buffers
         grad = contiguous_rows(grad, buffers)
         _, wants_x, wants_w, wants_bias = ctx.needs_input_grad
-        to_x = to_w = None
+        if wants_w:
+            with timed(ctx.clock, *(["bwd input gradient"] if wants_x else []), "bwd weight gradient"):
+                to_x, to_w, to_bias = _gradients(
+                    buffers, x, w, grad, wants_x=wants_x, has_bias=ctx.has_bias and wants_bias
+                )
+            return None, to_x, to_w, to_bias
+        to_x = None
         if wants_x:
             with timed(ctx.clock, "bwd input gradient"):
                 to_x = dense.gemm(grad, w.t(), buffers.take(x.shape[0], x.shape[1], x.dtype))
-        if wants_w:
-            with timed(ctx.clock, "bwd weight gradient"):
-                to_w = weight_gradient(x, grad)
-        return None, to_x, to_w, grad.sum(0) if ctx.has_bias and wants_bias else None
+        return None, to_x, None, dense.column_sums(grad) if ctx.has_bias and wants_bias else None
 
 
 def project(buffers: Buffers, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -37,17 +37,24 @@ def clock() -> Clock | None:
 
 
 @contextmanager
-def timed(own: Clock | None, step: str) -> Iterator[None]:
-    """Adds the seconds spent inside to `step`, named as FusedStep.name is: "fwd attend"."""
+def timed(own: Clock | None, *steps: str) -> Iterator[None]:
+    """Adds the seconds spent inside to `steps`, named as FusedStep.name is: "fwd attend".
+
+    Steps of one pass share its seconds evenly: they are products of one size on the same rows.
+    """
     if own is None:
         yield
         return
     started = time.perf_counter()
     yield
-    seconds = time.perf_counter() - started
-    name = f"{own.layer}\0{step}"
-    for k, (other, before) in enumerate(own.trace):
+    seconds = (time.perf_counter() - started) / len(steps)
+    for step in steps:
+        _add(own.trace, f"{own.layer}\0{step}", seconds)
+
+
+def _add(trace: Trace, name: str, seconds: float) -> None:
+    for k, (other, before) in enumerate(trace):
         if other == name:
-            own.trace[k] = (name, Measured(before.seconds + seconds))
+            trace[k] = (name, Measured(before.seconds + seconds))
             return
-    own.trace.append((name, Measured(seconds)))
+    trace.append((name, Measured(seconds)))
