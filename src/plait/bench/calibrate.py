@@ -10,6 +10,7 @@ a profile taken while they were busy says so.
 from __future__ import annotations
 
 import datetime
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +21,7 @@ import torch
 from torch_geometric.nn import GCNConv
 
 from plait.bench.calibrate_attention import attention_factors
-from plait.bench.correct import correction, samples
+from plait.bench.correct import VIEW, correction, samples
 from plait.cost.machine import MachineProfile, Rates, default_profile, profile_path
 from plait.graph import Graph, generate
 from plait.kernels import gemm as dense
@@ -36,8 +37,8 @@ __all__ = ["calibrate"]
 
 Progress = Callable[[str, float], None]
 
-_INNER = (4, 16, 64, 256, 1024)
-_WIDTH = (4, 16, 64, 256)
+_INNER = (8, 16, 32, 64, 128, 256, 1024)
+_WIDTH = (4, 8, 16, 32, 64, 128, 256)
 _SPARSE_WIDTHS = (8, 16, 32, 64, 256)
 _ONES = torch.ones(2, 4)
 _MOST_BUSY = 0.1
@@ -76,9 +77,7 @@ def _measured(tell: Progress) -> tuple[MachineProfile, dict[str, float]]:
     with using_machine(base):  # the profile in use may be a damaged one
         base = replace(base, call_seconds=_call_seconds())
     profile = _fit_sparse(base, lambda share: tell("sparse products", 0.45 + 0.2 * share))
-    profile = replace(
-        profile, correction=_correction(profile, lambda share: tell("layers", 0.65 + 0.2 * share))
-    )
+    profile = _corrected(profile, lambda share: tell("layers", 0.65 + 0.2 * share))
     with using_machine(profile):
         attention = attention_factors(tell=lambda share: tell("attention", 0.85 + 0.15 * share))
     return profile, attention
@@ -149,9 +148,10 @@ def _dense_rates(is_transposed: bool) -> dict[str, Rates]:
 
 
 def _dense_rate(inner: int, width: int, is_transposed: bool) -> dict[str, float]:
-    count = int(np.clip(4e8 / (inner * width), 4000, 60000))
-    x, g = torch.randn(count, inner), torch.randn(count, width)
-    w, out = torch.randn(inner, width), torch.empty(count, width)
+    count = int(np.clip(2e8 / (inner * width), 4000, 60000))
+    # values do not matter to the time, and drawing them takes longer than the products
+    x, g = torch.ones(count, inner), torch.ones(count, width)
+    w, out = torch.ones(inner, width), torch.ones(count, width)
     calls: dict[str, Callable[[], Any]]
     if is_transposed:
         wide, narrow = (x, g) if inner > width else (g, x)
@@ -161,7 +161,7 @@ def _dense_rate(inner: int, width: int, is_transposed: bool) -> dict[str, float]
         }
     else:
         calls = {"plait": lambda: dense.gemm(x, w, out), "torch": lambda: torch.mm(x, w, out=out)}
-    timings = time_calls(calls, warmup=1, min_repeats=4, budget_seconds=0.15)
+    timings = time_calls(calls, warmup=1, min_repeats=4, budget_seconds=0.05)
     return {name: 2e-9 * count * inner * width / timing.p20 for name, timing in timings.items()}
 
 
@@ -262,18 +262,22 @@ def _fit_gathers(
     return best[1], dict(zip(_CONSTANTS, map(float, best[2]), strict=True))
 
 
-def _correction(profile: MachineProfile, tell: Callable[[float], None]) -> dict[str, tuple[float, ...]]:
-    """What training loops on made-up graphs say of the model, with this profile in use meanwhile."""
+def _corrected(profile: MachineProfile, tell: Callable[[float], None]) -> MachineProfile:
+    """The profile with what training loops on made-up graphs say of it, itself in use meanwhile."""
     graphs = [
         generate.erdos(3_000, 12_000, 11),
         generate.rmat(13, 100_000, 12),
         generate.grid(200, 200),
         generate.sbm(20_000, 200, 10.0, 2.0, features=1, rng=13).graph,
         generate.cliques(300, 40),
-        generate.sbm(60_000, 1_000, 5.0, 1.0, features=1, rng=14).graph,
+        generate.sbm(36_000, 600, 5.0, 1.0, features=1, rng=14).graph,
     ]
     with using_machine(profile):
-        return correction(samples(graphs, tell))
+        found = samples(graphs, tell)
+    views = [sample.seen for sample in found if sample.kind == VIEW]
+    return replace(
+        profile, correction=correction(found), view_seconds=float(np.median(views)) if views else 0.0
+    )
 
 
 def _inverse(seconds_per_byte: float) -> float:
@@ -286,8 +290,8 @@ def _more_per_edge(extras: list[tuple[int, dict[str, float]]], mode: str) -> flo
 
 def _time_sparse(case: _Case) -> dict[str, float]:
     graph, pattern = case.graph, case.pattern
-    x, out = torch.randn(graph.num_sources, case.width), torch.empty(graph.num_nodes, case.width)
-    edge, source = torch.rand(graph.num_edges), torch.rand(graph.num_sources)
+    x, out = torch.ones(graph.num_sources, case.width), torch.ones(graph.num_nodes, case.width)
+    edge, source = torch.ones(graph.num_edges), torch.ones(graph.num_sources)
     csr = torch.sparse_csr_tensor(
         torch.from_numpy(pattern.indptr), torch.from_numpy(pattern.indices), edge,
         size=(graph.num_nodes, graph.num_sources), check_invariants=False,
@@ -299,8 +303,18 @@ def _time_sparse(case: _Case) -> dict[str, float]:
         "max": lambda: sparse.spmm(pattern, x, out, reduce="max"),
         "torch": lambda: torch.mm(csr, x, out=out),
     }
-    timings = time_calls(calls, warmup=1, min_repeats=4, budget_seconds=0.25)
-    return {name: timing.p20 for name, timing in timings.items()}
+    made = torch.ones_like(x)
+    seen: dict[str, list[float]] = {name: [] for name in calls}
+    begun = time.perf_counter()
+    while len(seen["torch"]) < 4 or (len(seen["torch"]) < 20 and time.perf_counter() - begun < 0.2):
+        for name, call in calls.items():
+            # as in a layer: the step before has just written what is gathered, and other matrices beside it
+            out.zero_()
+            x.copy_(made)
+            started = time.perf_counter()
+            call()
+            seen[name].append(time.perf_counter() - started)
+    return {name: float(np.median(times[1:])) for name, times in seen.items()}
 
 
 def _predictors(case: _Case, machine: MachineProfile) -> list[float]:

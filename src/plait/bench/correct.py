@@ -25,10 +25,12 @@ from plait.plan.search import Problem, search, survey
 from plait.pyg.compile import compile
 from plait.runtime.session import machine_in_use
 
-__all__ = ["Sample", "correction", "samples"]
+__all__ = ["VIEW", "Sample", "correction", "samples"]
 
-_WIDTHS = ((48, 48), (128, 24), (24, 160))
-_WARM, _REPEATS = 5, 5
+VIEW = "view"  # steps that move no data: they take what they take
+
+_WIDTHS = ((48, 48), (192, 32), (32, 192))
+_WARM, _REPEATS = 3, 5
 _LEAST_SAMPLES = 12
 _RIDGE = 0.3  # in samples: what a coefficient must be worth
 
@@ -98,7 +100,9 @@ def _steps(
     for plan in session.plans.values():
         for step in plan.steps:
             times, price = seen.get(step.step.out), step.price
-            if times and price.kind:
+            if times and price.backend == VIEW:
+                result.append(Sample(VIEW, (), price.seconds, float(np.median(times)), graph))
+            elif times and price.kind:
                 modelled, middle = (_beyond(t, call) for t in (price.uncorrected, float(np.median(times))))
                 result.append(Sample(price.kind, price.features, modelled, middle, graph))
     return result
@@ -115,7 +119,7 @@ def correction(found: Sequence[Sample]) -> dict[str, tuple[float, ...]]:
     A line in fewer features is kept where it does better there: few graphs teach few coefficients.
     """
     result = {}
-    for kind in sorted({sample.kind for sample in found}):
+    for kind in sorted({sample.kind for sample in found} - {VIEW}):
         own = [sample for sample in found if sample.kind == kind]
         if len(own) < _LEAST_SAMPLES:
             continue

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -14,24 +15,36 @@ from torch_geometric.data import Data
 from plait.bench.cases import LayerCase, find_graph
 from plait.bench.problem import Forms, Problem
 from plait.errors import PlaitError
-from plait.measure import BusyElsewhere, Record, environment, time_calls
+from plait.measure import BusyElsewhere, Record, Timing, environment, time_calls
+from plait.plan.plan import Plan
 from plait.pyg.compile import compile, explain
 
 __all__ = ["KIND", "predict", "run"]
 
 KIND = "bench-predict"
-_MOST_VISITS = 6
+_ROUNDS = 3  # over the cases of a graph: a slow minute of the machine is not one case's time
+_MOST_ANALYSES = 3  # in one round
 _PASSES = 9  # of one EXPLAIN ANALYZE
+
+
+@dataclass(frozen=True)
+class _Visit:
+    """What one round saw of a case: its plans as they were analysed, and the layer's own time."""
+
+    plans: list[Plan]
+    timing: Timing
+    busy: float | None
 
 
 def run(grid: Sequence[LayerCase], data_dir: str | None, budget_seconds: float) -> Iterator[Record]:
     """A record per case: predicted and measured seconds of the layer and of each of its steps."""
     facts = environment()
-    for name, cases in itertools.groupby(grid, key=lambda case: case.graph):
-        graph = find_graph(name, data_dir).graph
-        forms = Forms.of(graph)
-        for case in cases:
-            yield Record(KIND, case.to_dict(), predict(case, forms, budget_seconds), facts)
+    for name, group in itertools.groupby(grid, key=lambda case: case.graph):
+        cases = list(group)
+        forms = Forms.of(find_graph(name, data_dir).graph)
+        rounds = [[_visit(case, forms, budget_seconds / _ROUNDS) for case in cases] for _ in range(_ROUNDS)]
+        for case, visits in zip(cases, zip(*rounds, strict=True), strict=True):
+            yield Record(KIND, case.to_dict(), _joined(visits), facts)
 
 
 def predict(case: LayerCase, forms: Forms, budget_seconds: float) -> dict[str, object]:
@@ -40,6 +53,11 @@ def predict(case: LayerCase, forms: Forms, budget_seconds: float) -> dict[str, o
     Steps are timed one by one inside running passes; the layer is timed as a user runs it, without a clock
     on its steps. A layer that is not planned gives its reason instead.
     """
+    return _joined([_visit(case, forms, budget_seconds)])
+
+
+def _visit(case: LayerCase, forms: Forms, budget_seconds: float) -> _Visit | str:
+    """The layer compiled, analysed and timed; or why it could not be."""
     problem = Problem(case.layer, forms, case.width_in, case.width_out)
     # a hidden activation, which wants a gradient: nothing may be computed beforehand
     data = Data(x=problem.x, edge_index=problem.edge_index, num_nodes=problem.num_nodes)
@@ -48,23 +66,34 @@ def predict(case: LayerCase, forms: Forms, budget_seconds: float) -> dict[str, o
         with BusyElsewhere() as busy:
             plan = explain(layer, data, analyze=True, mode=case.mode)
             timing = time_calls({"layer": _step(layer, problem, case.mode)}, budget_seconds=budget_seconds)
-            # a step of 50 µs is known from many passes, before and after: one slow spell is not its time
-            visits = min(_MOST_VISITS, max(1, int(budget_seconds / (_PASSES * timing["layer"].median))))
-            plans = [plan, *(explain(layer, data, analyze=True, mode=case.mode) for _ in range(visits))]
+            # a step of 50 µs is known from many passes, before and after
+            more = min(_MOST_ANALYSES, max(1, int(budget_seconds / (_PASSES * timing["layer"].median))))
+            plans = [plan, *(explain(layer, data, analyze=True, mode=case.mode) for _ in range(more))]
     except PlaitError as error:
-        return {"reason": str(error), "steps": []}
+        return str(error)
     problem.x.grad = None
     if not plan.layers:
-        return {"reason": "; ".join(n.reason for n in plan.not_planned) or "not planned", "steps": []}
+        return "; ".join(n.reason for n in plan.not_planned) or "not planned"
+    return _Visit(plans, timing["layer"], busy.share)
+
+
+def _joined(visits: Sequence[_Visit | str]) -> dict[str, object]:
+    """One result of all visits to a case."""
+    seen = [visit for visit in visits if isinstance(visit, _Visit)]
+    if not seen:
+        return {"reason": str(visits[0]), "steps": []}
+    first = seen[0].plans[0]
+    plans = [plan for visit in seen for plan in visit.plans]
+    samples = tuple(sample for visit in seen for sample in visit.timing.samples)
     return {
-        "predicted_seconds": plan.seconds,
-        **timing["layer"].to_dict(),
-        "is_default_machine": any(getattr(part, "is_default_machine", False) for part in plan.layers),
-        "busy_elsewhere": busy.share,
+        "predicted_seconds": first.seconds,
+        **Timing(samples, seen[0].timing.warmup, seen[0].timing.calls_per_sample).to_dict(),
+        "is_default_machine": any(getattr(part, "is_default_machine", False) for part in first.layers),
+        "busy_elsewhere": max((visit.busy for visit in seen if visit.busy is not None), default=None),
         "steps": [
             step
-            for visits_of_part in zip(*(plan.layers for plan in plans), strict=True)
-            for step in _steps([part.to_dict() for part in visits_of_part])
+            for part in zip(*(plan.layers for plan in plans), strict=True)
+            for step in _steps([one.to_dict() for one in part])
         ],
     }
 

@@ -31,9 +31,10 @@ __all__ = [
 ]
 
 FORMAT = "plait-machine-1"
-_OPTIONAL = {"measured", "is_default", "correction", "l3_row_seconds", "memory_row_seconds"}
+_OPTIONAL = {"measured", "is_default", "correction", "l3_row_seconds", "memory_row_seconds", "view_seconds"}
 NUM_FEATURES = 3  # of a step, for its correction (cost/price.py)
-_MOST_CORRECTED = math.log(3.0)  # outside what it was fitted to, a line leads anywhere
+# a copy in cache against one in memory; outside what it was fitted to, a line leads anywhere
+_MOST_CORRECTED = math.log(6.0)
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,7 @@ class MachineProfile:
     # per gathered row found in the third level or in memory: what it takes however short it is
     l3_row_seconds: float = 0.0
     memory_row_seconds: float = 0.0
+    view_seconds: float = 0.0  # of a step that moves no data; 0: a fifth of a call
 
     @property
     def disturbance(self) -> str | None:

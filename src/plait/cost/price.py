@@ -83,7 +83,8 @@ class Pricer:
 
     def view(self) -> Price:
         """A step that moves no data: some Python."""
-        return Price(0.2 * self.machine.call_seconds, Work(0.0, 0.0, 0.0), "view", "no data moves")
+        seconds = self.machine.view_seconds or 0.2 * self.machine.call_seconds
+        return Price(seconds, Work(0.0, 0.0, 0.0), "view", "no data moves")
 
     def _kind(self, request: Request) -> str:
         """The kind of step a correction was fitted for.
