@@ -101,6 +101,11 @@ class _Steps:
             FusedStep(title, phase, Price(seconds * times, work, "plait", "tall blocks in registers"))
         )
 
+    def by_head(self, title: str, phase: str, products: int) -> None:
+        """Products of one pass over the rows of all heads, by head between `inner` and `width` columns."""
+        p = self.problem
+        self.gemm(title, phase, p.matrix.rows, p.inner, p.width, products * p.heads)
+
     def gather(self, title: str, phase: str, matrix: Matrix, cols: int, factor: float, because: str) -> None:
         """A pass over the edges that gathers rows of `cols` columns and scores every edge and head."""
         p = self.problem
@@ -162,10 +167,9 @@ def _recompute(problem: AttentionProblem, is_lean: bool) -> list[FusedStep]:
     steps.gather(
         "attend, gathers raw rows", "fwd", p.matrix, p.inner, _FORWARD["gat"] * more, "shared by heads"
     )
-    steps.gemm("project each head", "fwd", p.matrix.rows, p.inner, p.width, p.heads)
+    steps.by_head("project each head", "fwd", 1)
     if p.is_training:
-        steps.gemm("gradient of each head's mean", "bwd", p.matrix.rows, p.width, p.inner, p.heads)
-        steps.gemm("weight gradient by head", "bwd", p.matrix.rows, p.inner, p.width, p.heads)
+        steps.by_head("gradients by head", "bwd", 2)
         turned = p.matrix.transposed()
         steps.gather(
             "attendᵀ, gathers means' gradients", "bwd", turned, p.heads * p.inner, _SOURCES["gat"],
@@ -211,12 +215,9 @@ def _recompute_rows(problem: AttentionProblem, is_lean: bool) -> list[FusedStep]
     steps.gather(
         "attend, gathers raw rows", "fwd", p.matrix, p.inner, _FORWARD["dot"] * more, "shared by heads"
     )
-    if has_skip:
-        steps.gemm(f"own rows -> {rows}x{p.columns}", "fwd", rows, p.inner, p.columns)
-    steps.gemm("project each head", "fwd", rows, p.inner, p.width, p.heads)
+    steps.by_head("project each head", "fwd", 2 if has_skip else 1)
     if p.is_training:
-        steps.gemm("gradient of each head's mean", "bwd", rows, p.width, p.inner, p.heads)
-        steps.gemm("weight gradient by head", "bwd", rows, p.inner, p.width, p.heads)
+        steps.by_head("gradients by head", "bwd", 3 if has_skip else 2)
         if p.wants_input_grad:
             steps.gather(
                 "attendᵀ, gathers queries and gradients", "bwd", p.matrix.transposed(), 2 * queries,
@@ -234,7 +235,7 @@ def _recompute_rows(problem: AttentionProblem, is_lean: bool) -> list[FusedStep]
         total = queries + (p.columns if has_skip else 0)
         if p.wants_input_grad:
             steps.gemm("input gradient", "bwd", rows, total, p.inner)
-        steps.gemm("weight gradient", "bwd", rows, p.inner, total)
+        steps.gemm("weight gradient", "bwd", rows, p.inner, queries)
         steps.gemm("gradients of queries and keys", "bwd", p.width, p.inner, p.inner, 2 * p.heads)
     return steps.made
 

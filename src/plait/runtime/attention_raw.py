@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 from plait.kernels import attention as kernel
 from plait.kernels import gemm as dense
 from plait.kernels.attention import Scores
+from plait.kernels.heads import project_heads, project_heads_backward
 from plait.runtime.attention import TARGETS_STEP, AttentionRun
 from plait.runtime.project import contiguous_rows, weight_gradient
 from plait.runtime.trace import clock, timed
@@ -49,12 +50,8 @@ class _GatRaw(torch.autograd.Function):
         with timed(ctx.clock, "fwd attend"):
             kernel.attend(run.edges.pattern, scores, x, means, statistics, heads, is_shared=True)
         out = run.take(run.num_targets, w.shape[1], x)
-        width = w.shape[1] // heads
-        for h in range(heads):
-            own = slice(h * width, (h + 1) * width)
-            own_bias = None if bias is None else bias[own]
-            with timed(ctx.clock, "fwd project each head"):
-                dense.gemm(means[:, h * inner : (h + 1) * inner], w[:, own], out[:, own], bias=own_bias)
+        with timed(ctx.clock, "fwd project each head"):
+            project_heads(means, w, out, heads, bias=bias)
         ctx.run, ctx.has_bias = run, bias is not None
         ctx.save_for_backward(x, w, vectors, all_scores, statistics, edge, means)
         return out
@@ -64,16 +61,11 @@ class _GatRaw(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Any:
         run: AttentionRun = ctx.run
         x, w, vectors, all_scores, statistics, edge, means = ctx.saved_tensors
-        inner, lanes, heads = x.shape[1], run.lanes, run.heads
-        width = w.shape[1] // heads
+        lanes, heads = run.lanes, run.heads
         grad = contiguous_rows(grad, run.buffers)
-        to_means, to_w = run.like(means), torch.empty_like(w)
-        for h in range(heads):
-            own, raw = slice(h * width, (h + 1) * width), slice(h * inner, (h + 1) * inner)
-            with timed(ctx.clock, "bwd gradient of each head's mean"):
-                dense.gemm(grad[:, own], w[:, own].t(), to_means[:, raw])
-            with timed(ctx.clock, "bwd weight gradient by head"):
-                to_w[:, own] = weight_gradient(means[:, raw], grad[:, own])
+        to_means = run.like(means)
+        with timed(ctx.clock, "bwd gradients by head"):
+            to_w, _, sums = project_heads_backward(grad, means, w, to_means, heads)
         scores = Scores("gat", all_scores[:, :lanes], edge=edge, slope=run.slope, dropout=run.dropout)
         to_x, to_scores, slopes = run.like(x), run.like(all_scores), run.slopes(x)
         with timed(ctx.clock, "bwd attendᵀ"):
@@ -93,7 +85,7 @@ class _GatRaw(torch.autograd.Function):
         to_edge = None
         if edge is not None and slopes is not None and ctx.needs_input_grad[4]:
             to_edge = slopes[torch.from_numpy(run.edges.inverse.astype(np.int64))]
-        return None, to_x, to_w, to_vectors, to_edge, dense.column_sums(grad) if ctx.has_bias else None
+        return None, to_x, to_w, to_vectors, to_edge, sums if ctx.has_bias else None
 
 
 def attend_raw(
@@ -137,13 +129,8 @@ class _DotRaw(torch.autograd.Function):
         with timed(ctx.clock, "fwd attend"):
             kernel.attend(run.edges.pattern, scores, x, means, statistics, run.heads, is_shared=True)
         out = run.take(run.num_targets, w.shape[1], x)
-        if skip is not None:
-            with timed(ctx.clock, "fwd own rows"):
-                dense.gemm(near, skip, out, bias=skip_bias)
         with timed(ctx.clock, "fwd project each head"):
-            for raw, head in _heads(run, x, w):
-                to, own_bias = out[:, head], None if bias is None else bias[head]
-                dense.gemm(means[:, raw], w[:, head], to, addend=None if skip is None else to, bias=own_bias)
+            project_heads(means, w, out, run.heads, bias=bias, own=near, skip=skip, skip_bias=skip_bias)
         if bias is not None and len(run.edges.bare):
             out[run.edges.bare] -= bias
         ctx.run = run
@@ -158,13 +145,11 @@ class _DotRaw(torch.autograd.Function):
         _, wants_x, wants_own, _, _, wants_bias, _, wants_skip_bias = ctx.needs_input_grad
         near = x if own is None else own
         grad = contiguous_rows(grad, run.buffers)
-        to_means, to_w = run.like(means), torch.empty_like(w)
-        with timed(ctx.clock, "bwd gradient of each head's mean"):
-            for raw, head in _heads(run, x, w):
-                dense.gemm(grad[:, head], w[:, head].t(), to_means[:, raw])
-        with timed(ctx.clock, "bwd weight gradient by head"):
-            for raw, head in _heads(run, x, w):
-                to_w[:, head] = weight_gradient(means[:, raw], grad[:, head])
+        to_means = run.like(means)
+        with timed(ctx.clock, "bwd gradients by head"):
+            to_w, to_skip, sums = project_heads_backward(
+                grad, means, w, to_means, run.heads, own=None if skip is None else near
+            )
         scores, slopes, to_x = Scores("dot", x, query, is_shared=True), run.slopes(x), None
         with timed(ctx.clock, "bwd attendᵀ"):
             kernel.output_dots(to_means, means, statistics, run.heads)
@@ -193,11 +178,9 @@ class _DotRaw(torch.autograd.Function):
                     dense.gemm(grad, skip.t(), to_near, addend=to_near)
         with timed(ctx.clock, "bwd weight gradient"):
             to_m = weight_gradient(near, to_query)
-            to_skip = None if skip is None else weight_gradient(near, grad)
         if _has_constant(m, near):
             to_m = torch.cat([to_m, dense.column_sums(to_query)[None]])
-        sums = dense.column_sums(grad) if wants_bias or wants_skip_bias else None
-        to_bias = sums - grad[run.edges.bare].sum(0) if wants_bias and sums is not None else None
+        to_bias = sums - grad[run.edges.bare].sum(0) if wants_bias else None
         return (
             None, to_x if wants_x else None, None if own is None else to_near, to_m, to_w, to_bias, to_skip,
             sums if wants_skip_bias else None,
@@ -207,12 +190,6 @@ class _DotRaw(torch.autograd.Function):
 def _has_constant(m: Tensor, near: Tensor) -> bool:
     """Whether m has a row more than the targets have columns: what every query gets."""
     return m.shape[0] > near.shape[1]
-
-
-def _heads(run: AttentionRun, x: Tensor, w: Tensor) -> list[tuple[slice, slice]]:
-    """(columns of a head's mean, of its output), head by head."""
-    inner, width = x.shape[1], w.shape[1] // run.heads
-    return [(slice(h * inner, (h + 1) * inner), slice(h * width, (h + 1) * width)) for h in range(run.heads)]
 
 
 def attend_raw_dot(
