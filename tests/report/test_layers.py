@@ -41,8 +41,15 @@ def test_the_text_has_means_the_worst_cell_and_the_count_under_the_line() -> Non
     text = layers_text([FAST, SLOW])
     assert "worst cell: h gcn 64->32 training: 0.50x against dgl" in text
     mean = next(line for line in text.splitlines() if line.startswith("training  all"))
-    assert mean.split() == ["training", "all", "2", "0.87x", "2.45x", "0.87x", "4.47x", "1"]
+    assert mean.split() == ["training", "all", "2", "0.87x", "2.45x", "0.87x", "4.47x", "-", "1"]
     assert all(len(line) <= 100 for line in text.splitlines())
+
+
+def test_the_distance_to_the_floor_is_shown_where_it_is_known() -> None:
+    known = Record("bench-layers", CASE, {**FAST.result, "floor_seconds": 2e-3})
+    assert Cell.of(known).over_floor == 2.0
+    assert "2.00x" in layers_text([known])
+    assert math.isnan(Cell.of(FAST).over_floor)
 
 
 def test_missing_and_wrong_peers_are_lines_with_their_reason() -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from plait.bench.cases import LayerCase, find_graph
 from plait.bench.check import Verdict, answer, judge
+from plait.bench.floor import floor_seconds
 from plait.bench.peers import DEFAULT, REFERENCE, Runner, SameAs, Unavailable, prepare
 from plait.bench.peers.pyg import in_double
 from plait.bench.problem import Forms, Problem
@@ -108,7 +109,8 @@ def measure(problem: Problem, mode: str, options: Options) -> dict[str, object]:
         for name in timed:
             lines[name] |= _memory(name, problem, mode)
     shown = {name: lines[name] for name in options.peers}
-    return {"peers": shown, "reference": reference, "busy_elsewhere": busy.share}
+    floor = floor_seconds(problem, mode) if "plait" in options.peers else None
+    return {"peers": shown, "reference": reference, "busy_elsewhere": busy.share, "floor_seconds": floor}
 
 
 def _with_references(peers: Iterable[str]) -> list[str]:

@@ -12,7 +12,7 @@ import os
 import tempfile
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -102,6 +102,14 @@ class MachineProfile:
         """Why this calibration is not to be trusted, where something disturbed it."""
         found = self.measured.get("disturbed")
         return str(found) if found else None
+
+    def without_overheads(self) -> MachineProfile:
+        """The same machine if calls, edges and rows cost nothing beside arithmetic and memory traffic."""
+        nothing = dict.fromkeys(
+            ("edge_seconds", "row_seconds", "tile_seconds", "edge_weight_seconds", "source_scale_seconds"),
+            0.0,
+        )
+        return replace(self, **nothing, call_seconds=0.0, view_seconds=0.0, correction={})  # type: ignore[arg-type]
 
     def correction_of(self, kind: str, features: tuple[float, ...]) -> float:
         """What to multiply a modelled time by; 1 for a kind that has no correction."""

@@ -29,7 +29,8 @@ _SETTLED = 0.95
 _CROWDED = 0.1
 _LEGEND = (
     "median ms. as-is: PyG on edge_index as it comes; once: normalised beforehand; csr: on torch CSR;\n"
-    "DGL: the faster of its layer and its operators. Ratios: peer / plait. Other peers show where best."
+    "DGL: the faster of its layer and its operators. Ratios: peer / plait. Other peers show where best.\n"
+    "floors: plait over its dense products and gathers alone, at the rates of the machine profile."
 )
 
 
@@ -39,12 +40,14 @@ class Cell:
 
     case: Mapping[str, Any]
     lines: Mapping[str, Mapping[str, Any]]
+    floor: float | None = None  # seconds of its arithmetic and memory traffic alone
 
     @classmethod
     def of(cls, record: Record) -> Cell:
         """The cell of a bench-layers record."""
         lines: Any = record.result["peers"]
-        return cls(record.case, lines)
+        floor: Any = record.result.get("floor_seconds")
+        return cls(record.case, lines, floor)
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -69,6 +72,12 @@ class Cell:
         """PyG as it comes over plait."""
         own, default = self.seconds.get(SUBJECT), self.seconds.get(DEFAULT)
         return default / own if own and default else math.nan
+
+    @property
+    def over_floor(self) -> float:
+        """plait over the least its products and gathers could take at measured rates."""
+        own = self.seconds.get(SUBJECT)
+        return own / self.floor if own and self.floor else math.nan
 
     @property
     def label(self) -> str:
@@ -120,11 +129,12 @@ def _cell_tables(cells: Sequence[Cell]) -> Iterator[str]:
             "/best",
             "/PyG",
             "/as-is",
+            "floors",
         ]
         table = Table(head, title=f"{layer}, {mode}")
         for cell in members:
             widths = f"{cell.case['width_in']}->{cell.case['width_out']}"
-            ratios = [cell.ratio(None), cell.ratio("pyg"), cell.ratio_to_default]
+            ratios = [cell.ratio(None), cell.ratio("pyg"), cell.ratio_to_default, cell.over_floor]
             columns = (("pyg-default",), ("pyg",), ("pyg-csr",), ("dgl", "dgl-ops"), (SUBJECT,))
             times = [_milliseconds(cell, names) for names in columns]
             table.add(cell.case["graph"], widths, *times, cell.best_peer or "-", *map(ratio_text, ratios))
@@ -145,11 +155,12 @@ def _means_table(cells: Sequence[Cell]) -> Table:
     for cell in cells:
         groups[cell.case["mode"], cell.case["layer"]].append(cell)
         groups[cell.case["mode"], "all"].append(cell)
-    table = Table(["mode", "layer", "cells", "/best", "/PyG", "/DGL", "/as-is", "cells under 0.95"])
+    table = Table(["mode", "layer", "cells", "/best", "/PyG", "/DGL", "/as-is", "floors", "under 0.95"])
     table.title = "geometric means of peer / plait"
     for (mode, layer), members in sorted(groups.items(), key=lambda item: (item[0][0], item[0][1] == "all")):
         columns = [[cell.ratio(family) for cell in members] for family in (None, "pyg", "dgl")]
         columns.append([cell.ratio_to_default for cell in members])
+        columns.append([cell.over_floor for cell in members])
         under = sum(ratio < _SETTLED for ratio in columns[0])
         table.add(
             mode, layer, len(members), *(ratio_text(geometric_mean(column)) for column in columns), under

@@ -1,0 +1,36 @@
+"""The least a layer could take on this machine: its dense products and gathers at their measured rates.
+
+The planner chooses once more for a machine on which calls, edges and rows cost nothing of their own; what is
+left of its price is arithmetic and memory traffic. A layer's time over this says how much is left to win.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch_geometric.data import Data
+
+from plait.bench.problem import Problem
+from plait.errors import PlaitError
+from plait.plan.plan import LayerPlan
+from plait.pyg.compile import compile
+from plait.runtime.session import machine_in_use, using_machine
+
+__all__ = ["floor_seconds"]
+
+
+def floor_seconds(problem: Problem, mode: str) -> float | None:
+    """Seconds of the cheapest plan without overheads; None for layers that are not planned by expression."""
+    if problem.extra:
+        return None
+    stand_in = torch.zeros_like(problem.x).requires_grad_()
+    data = Data(x=stand_in, edge_index=problem.edge_index, num_nodes=problem.num_nodes)
+    try:
+        with using_machine(machine_in_use().without_overheads()):
+            plan: Any = compile(copy.deepcopy(problem.layer), data, mode=mode, forms=["csr"]).plan
+    except PlaitError:
+        return None
+    is_by_expression = plan.layers and all(isinstance(part, LayerPlan) for part in plan.layers)
+    return float(plan.seconds) if is_by_expression else None
