@@ -184,15 +184,15 @@ class CodeGen:
     def is_nan(self, a: Any) -> Any:
         return self.builder.fcmp_unordered("uno", a, a)
 
-    def prefetch(self, address: Any, bytes_ahead: int, level: int = 3) -> None:
-        """Ask for the bytes from an address on; level 3: all caches, 2: not the first."""
+    def prefetch(self, address: Any, bytes_ahead: int, level: int = 3, is_written: bool = False) -> None:
+        """Ask for the bytes from an address on, to read or to write; level 3: all caches, 2: not the first."""
         pointer = I8.as_pointer()
         function = self.builder.module.declare_intrinsic(
             "llvm.prefetch.p0", fnty=ir.FunctionType(ir.VoidType(), [pointer, I32, I32, I32])
         )
         for offset in range(0, bytes_ahead, 64):
             where = self.builder.inttoptr(self.builder.add(address, self.word(offset)), pointer)
-            self.builder.call(function, [where] + [ir.Constant(I32, k) for k in (0, level, 1)])
+            self.builder.call(function, [where] + [ir.Constant(I32, k) for k in (int(is_written), level, 1)])
 
     def either(self, condition: Any, value: Callable[[], Any], otherwise: Any) -> Any:
         """`value()` where the condition holds, `otherwise` (already computed) where not."""
