@@ -185,7 +185,7 @@ class CodeGen:
         return self.builder.fcmp_unordered("uno", a, a)
 
     def prefetch(self, address: Any, bytes_ahead: int, level: int = 3, is_written: bool = False) -> None:
-        """Ask for the bytes from an address on, to read or to write; level 3: all caches, 2: not the first."""
+        """Ask for the bytes from an address on, to read or write; level 3: all caches, 2: not the first."""
         pointer = I8.as_pointer()
         function = self.builder.module.declare_intrinsic(
             "llvm.prefetch.p0", fnty=ir.FunctionType(ir.VoidType(), [pointer, I32, I32, I32])
