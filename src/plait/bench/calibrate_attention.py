@@ -28,6 +28,7 @@ __all__ = ["attention_factors", "made_up_graphs"]
 _WIDTHS = ((48, 48), (128, 24), (24, 160))
 _HEADS = (4,)
 _WARM, _REPEATS = 2, 5
+_TOO_DEAR = 3.0  # times the cheapest price: nobody will choose it, and it takes longest to measure
 _CANDIDATES = {GATConv: 6, GATv2Conv: 2, TransformerConv: 4}
 
 
@@ -61,21 +62,24 @@ def _layers(inner: int, outer: int) -> Iterator[tuple[nn.Module, int]]:
 
 
 def _ratios(layer: nn.Module, rank: int, x: Tensor, edge_index: Tensor) -> dict[str, float]:
-    """Seen over uncorrected seconds of each pass of the candidate of this rank."""
+    """Seen over uncorrected seconds of each pass of the candidate of this rank; none if it is too dear."""
     compiled: Any = compile(layer, None)
     session = compiled._plait_plan_session
     seen: dict[str, list[float]] = {}
+    plan: FusedPlan
     for repeat in range(_WARM + _REPEATS):
         x.grad = None
         trace: list[Any] = []
         session.trace = trace if repeat >= _WARM else None
         with preferring(rank):
             out = compiled(x, edge_index)
+        plan = compiled.plan.layers[0]
+        if any((loser.seconds or plan.seconds) * _TOO_DEAR < plan.seconds for loser in plan.rejected):
+            return {}
         out.backward(torch.ones_like(out))
         for name, measured in trace:
             seen.setdefault(name.partition("\0")[2], []).append(measured.seconds)
     session.trace = None
-    plan: FusedPlan = compiled.plan.layers[0]
     machine, choice = machine_in_use(), without_lean(plan.choice)
     return {
         f"{choice} {step.name}": median(seen[step.name])
