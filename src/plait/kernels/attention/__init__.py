@@ -30,6 +30,9 @@ __all__ = [
 MOST_HEADS = 16
 _SERIAL_BELOW = 1 << 16  # edges times columns; a score costs several multiply-adds
 _PIECE_ROWS = 512
+# Columns of a head that have kernels of their own: short rows spend more on loops of unknown length than on
+# the sums inside them.
+_FIXED_WIDTHS = (8, 16, 32)
 
 
 def padded(heads: int) -> int:
@@ -86,13 +89,20 @@ _A = {name: k for k, name in enumerate(cpu.AGAIN)}
 
 
 @functools.cache
-def _address(name: str, float_bits: int, index_bits: int, lanes: int, kind: str) -> int:
+def _address(name: str, float_bits: int, index_bits: int, lanes: int, kind: str, fixed: int) -> int:
     builders = {"forward": cpu.forward, "sources": cpu.sources, "targets": cpu.targets, "again": cpu.again}
     build = builders[name]
     return address_of(
-        f"attention-{name}-{kind}-f{float_bits}-i{index_bits}-h{lanes}",
-        lambda: build(float_bits, index_bits, lanes, kind),
+        f"attention-{name}-{kind}-f{float_bits}-i{index_bits}-h{lanes}" + (f"-w{fixed}" if fixed else ""),
+        lambda: build(float_bits, index_bits, lanes, kind, fixed),
     )
+
+
+def _fixed(scores: Scores, heads: int, lanes: int, width: int, is_shared: bool) -> int:
+    """The columns of a head if kernels are made for so many, 0 where they take any number."""
+    is_plain = heads == lanes and not is_shared and not scores.is_shared
+    is_even = scores.kind == "gat" or scores.width(heads) == width
+    return width if is_plain and is_even and width in _FIXED_WIDTHS else 0
 
 
 @functools.cache
@@ -150,6 +160,7 @@ def attend(
     size = value.element_size()
     width = value.shape[1] if is_shared else value.shape[1] // heads
     lanes = statistics.shape[2]
+    fixed = _fixed(scores, heads, lanes, width, is_shared)
     numbers = _numbers(scores, value.dtype)
     words = _forward_block.words()
     words[1], words[2], words[3], words[4] = pattern.addresses
@@ -165,7 +176,7 @@ def attend(
         _row(addend),
         _pointer(bias),
     )
-    address = _address("forward", size * 8, pattern.index_bits, lanes, scores.kind)
+    address = _address("forward", size * 8, pattern.index_bits, lanes, scores.kind, fixed)
     _forward_block.run(address, words, _threads(pattern, heads * width))
     return out
 
@@ -195,6 +206,7 @@ def attend_sources(
     size = value.element_size()
     width = value.shape[1] if is_shared else value.shape[1] // heads
     lanes = statistics.shape[2]
+    fixed = _fixed(scores, heads, lanes, width, is_shared)
     numbers = _numbers(scores, value.dtype)
     words = _sources_block.words()
     words[1], words[2], words[3], words[4] = transpose.addresses
@@ -216,7 +228,7 @@ def attend_sources(
     words[_S["slopes"]] = _pointer(slopes)
     words[_S["score_out"]], words[_S["score_out_row"]] = _pointer(score_grad), _row(score_grad)
     scratch, partial = _partials(transpose, scores, value, words, _S)
-    address = _address("sources", size * 8, transpose.index_bits, lanes, scores.kind)
+    address = _address("sources", size * 8, transpose.index_bits, lanes, scores.kind, fixed)
     _sources_block.run(address, words, _threads(transpose, heads * width))
     del scratch, numbers
     return None if partial is None else partial.sum(0)
@@ -251,7 +263,8 @@ def attend_targets(
     far, near = scores.far, scores.near
     assert near is not None
     size = far.element_size()
-    width = scores.width(heads)
+    width, lanes = scores.width(heads), slopes.shape[1]
+    fixed = _fixed(scores, heads, lanes, width, scores.is_shared)
     numbers = _numbers(scores, far.dtype)
     words = _targets_block.words()
     words[1], words[2], words[3], words[4] = pattern.addresses
@@ -261,7 +274,7 @@ def attend_targets(
     words[14], words[15], words[16] = near_grad.data_ptr(), _row(near_grad), width * size
     words[17], words[18], words[19] = slopes.data_ptr(), _pointer(scores.att), numbers.data_ptr()
     scratch, partial = _partials(pattern, scores, far, words, _T)
-    address = _address("targets", size * 8, pattern.index_bits, slopes.shape[1], scores.kind)
+    address = _address("targets", size * 8, pattern.index_bits, lanes, scores.kind, fixed)
     _targets_block.run(address, words, _threads(pattern, heads * width))
     del scratch, numbers
     return None if partial is None else partial.sum(0)
@@ -285,6 +298,8 @@ def attend_again(
     """
     size = value.element_size()
     width = value.shape[1] if is_shared else value.shape[1] // heads
+    lanes = statistics.shape[2]
+    fixed = _fixed(scores, heads, lanes, width, is_shared)
     numbers = _numbers(scores, value.dtype)
     words = _again_block.words()
     words[1], words[2], words[3], words[4] = pattern.addresses
@@ -296,7 +311,7 @@ def attend_again(
     words[_A["near"]], words[_A["near_row"]] = _pointer(scores.near), _row(scores.near)
     _fill_scores(words, _A, scores, numbers, heads)
     scratch, partial = _partials(pattern, scores, value, words, _A)
-    address = _address("again", size * 8, pattern.index_bits, statistics.shape[2], scores.kind)
+    address = _address("again", size * 8, pattern.index_bits, lanes, scores.kind, fixed)
     _again_block.run(address, words, _threads(pattern, heads * width))
     del scratch, numbers
     return None if partial is None else partial.sum(0)

@@ -55,8 +55,29 @@ ROW_DOTS = (
 )
 
 
-def grouped_dots(float_bits: int, index_bits: int, lanes: int, is_leaky: bool) -> Any:
+def _fixed_dots(float_bits: int, index_bits: int, lanes: int, is_leaky: bool, fixed: int) -> Any:
+    """grouped_dots of `lanes` heads side by side, each of `fixed` columns."""
+    make, group = tiles.leaky_dots if is_leaky else tiles.dots, min(4, lanes)
+    tile = make(float_bits, index_bits, lanes, group, min(fixed, 512 // float_bits))
+    size = float_bits // 8
+    head = fixed * size
+
+    @njit
+    def run(  # type: ignore[no-untyped-def]
+        near, near_head, far, far_row, far_head, indices, start, count, block, heads, width, att, last, slope
+    ):
+        for h in range(0, lanes, group):
+            o = h * head
+            tile(near + o, head, far + o, far_row, head, indices, start, count, block + h * size, fixed,
+                 att + o, head, last, slope)  # fmt: skip
+
+    return run
+
+
+def grouped_dots(float_bits: int, index_bits: int, lanes: int, is_leaky: bool, fixed: int = 0) -> Any:
     """A numba function: the dots of every head of a block, four, two or one head at a time."""
+    if fixed:
+        return _fixed_dots(float_bits, index_bits, lanes, is_leaky, fixed)
     make = tiles.leaky_dots if is_leaky else tiles.dots
     one = make(float_bits, index_bits, lanes, 1)
     two = make(float_bits, index_bits, lanes, 2) if lanes >= 2 else one
@@ -84,8 +105,30 @@ def grouped_dots(float_bits: int, index_bits: int, lanes: int, is_leaky: bool) -
     return run
 
 
-def grouped_sums(float_bits: int, index_bits: int, lanes: int, is_step: bool) -> Any:
+def _fixed_sums(float_bits: int, index_bits: int, lanes: int, is_step: bool, fixed: int) -> Any:
+    """grouped_sums of `lanes` heads side by side, each of `fixed` columns."""
+    group = min(4, lanes)
+    tile = tiles.aggregate(float_bits, index_bits, lanes, group, fixed, False, is_step)
+    size = float_bits // 8
+    head = fixed * size
+
+    @njit
+    def run(  # type: ignore[no-untyped-def]
+        far, far_row, far_head, indices, start, count, weights, out, out_head, first, heads, width,
+        near, near_head, slope,
+    ):  # fmt: skip
+        for h in range(0, lanes, group):
+            o = h * head
+            tile(far + o, far_row, head, indices, start, count, weights + h * size, out + o, head, first, 0,
+                 near + o, head, slope)  # fmt: skip
+
+    return run
+
+
+def grouped_sums(float_bits: int, index_bits: int, lanes: int, is_step: bool, fixed: int = 0) -> Any:
     """A numba function: the weighted sums of a block for every head and column."""
+    if fixed:
+        return _fixed_sums(float_bits, index_bits, lanes, is_step, fixed)
     narrow = 16 if float_bits == 32 else 8
     make = functools.partial(tiles.aggregate, float_bits, index_bits, lanes, is_step=is_step)
     one_wide, one_half = make(1, 4 * narrow, False), make(1, 2 * narrow, False)
@@ -145,7 +188,7 @@ def grouped_sums(float_bits: int, index_bits: int, lanes: int, is_step: bool) ->
 
 
 @functools.cache
-def forward(float_bits: int, index_bits: int, lanes: int, kind: str) -> Any:
+def forward(float_bits: int, index_bits: int, lanes: int, kind: str, fixed: int = 0) -> Any:
     """out[i] = sum over edges of softmax(score) * value[j] + addend[i] + bias, by head; row statistics."""
     index, bound, scalar = load_index(index_bits), load_index(64), load_scalar(float_bits)
     block_of = tiles.stack_floats(float_bits, (BLOCK + 4) * lanes + FLAT)
@@ -154,14 +197,14 @@ def forward(float_bits: int, index_bits: int, lanes: int, kind: str) -> Any:
     exponential, rescale = tiles.exponential(float_bits, lanes, True), tiles.rescale(float_bits, lanes)
     drop, finish = tiles.drop(float_bits, lanes), rows.finish(float_bits)
     scale_row = rows.scale_row(float_bits)
-    sums = grouped_sums(float_bits, index_bits, lanes, False)
+    sums = grouped_sums(float_bits, index_bits, lanes, False, fixed)
     is_gat = kind == "gat"
     scores = tiles.scores(float_bits, index_bits, lanes, "forward")
-    dots = grouped_dots(float_bits, index_bits, lanes, kind == "leaky")
+    dots = grouped_dots(float_bits, index_bits, lanes, kind == "leaky", fixed)
     largest = tiles.largest(float_bits, lanes)
     copy, clear, ask = tiles.copy(float_bits, lanes), rows.clear(float_bits), rows.ask(float_bits)
     size = float_bits // 8
-    slot = lanes * size
+    slot, head = lanes * size, fixed * size
     low = float("-inf")
 
     @cfunc(types.void(types.CPointer(types.int64)))
@@ -173,6 +216,16 @@ def forward(float_bits: int, index_bits: int, lanes: int, kind: str) -> Any:
         near, near_row, near_head, score_width = a[18], a[19], a[20], a[21]
         edge, att, numbers, addend, addend_row, bias = a[22], a[23], a[24], a[25], a[26], a[27]
         seed, threshold = a[28], a[29]
+        if fixed:
+            heads, width, score_width, value_head, out_head, near_head, far_head = (
+                lanes,
+                fixed,
+                fixed,
+                head,
+                head,
+                head,
+                head,
+            )
         slope, scale = scalar(numbers, 0), scalar(numbers, 1)
         one, zero = scalar(numbers, 2), scalar(numbers, 3)
         block = block_of()
@@ -235,7 +288,7 @@ def forward(float_bits: int, index_bits: int, lanes: int, kind: str) -> Any:
 
 
 @functools.cache
-def sources(float_bits: int, index_bits: int, lanes: int, kind: str) -> Any:
+def sources(float_bits: int, index_bits: int, lanes: int, kind: str, fixed: int = 0) -> Any:
     """Gradients seen from the sources: of the values, of each edge's scores, of the source's part of them."""
     index, bound, scalar = load_index(index_bits), load_index(64), load_scalar(float_bits)
     block_of = tiles.stack_floats(float_bits, (BLOCK + 4) * lanes + FLAT)
@@ -245,16 +298,16 @@ def sources(float_bits: int, index_bits: int, lanes: int, kind: str) -> Any:
     fill, copy, clear = tiles.fill(float_bits, lanes), tiles.copy(float_bits, lanes), rows.clear(float_bits)
     exponential = tiles.exponential(float_bits, lanes, False)
     combine = tiles.combine(float_bits, index_bits, lanes, False)
-    sums = grouped_sums(float_bits, index_bits, lanes, False)
-    dots = grouped_dots(float_bits, index_bits, lanes, False)
+    sums = grouped_sums(float_bits, index_bits, lanes, False, fixed)
+    dots = grouped_dots(float_bits, index_bits, lanes, False, fixed)
     is_gat, is_leaky = kind == "gat", kind == "leaky"
     scores = tiles.scores(float_bits, index_bits, lanes, "sources")
-    score_dots = grouped_dots(float_bits, index_bits, lanes, True) if is_leaky else dots
-    steps = grouped_sums(float_bits, index_bits, lanes, True) if is_leaky else sums
+    score_dots = grouped_dots(float_bits, index_bits, lanes, True, fixed) if is_leaky else dots
+    steps = grouped_sums(float_bits, index_bits, lanes, True, fixed) if is_leaky else sums
     subtract = tiles.subtract_largest(float_bits, index_bits, lanes)
     bend, ask = rows.bend(float_bits), rows.ask(float_bits)
     size = float_bits // 8
-    slot = lanes * size
+    slot, head = lanes * size, fixed * size
 
     @cfunc(types.void(types.CPointer(types.int64)))
     def run(a):  # type: ignore[no-untyped-def]
@@ -265,6 +318,17 @@ def sources(float_bits: int, index_bits: int, lanes: int, kind: str) -> Any:
         near, near_row, near_head, score_width = a[22], a[23], a[24], a[25]
         edge, att, numbers, seed, threshold = a[26], a[27], a[28], a[29], a[30]
         slopes, score_out, score_out_row, scratch, partial = a[31], a[32], a[33], a[34], a[35]
+        if fixed:
+            heads, width, score_width, value_head, grad_head, out_head, near_head, far_head = (
+                lanes,
+                fixed,
+                fixed,
+                head,
+                head,
+                head,
+                head,
+                head,
+            )
         slope, scale, zero = scalar(numbers, 0), scalar(numbers, 1), scalar(numbers, 3)
         block, products, raw = block_of(), products_of(), raw_of()
         most = heads_of()
@@ -337,15 +401,16 @@ def sources(float_bits: int, index_bits: int, lanes: int, kind: str) -> Any:
 
 
 @functools.cache
-def targets(float_bits: int, index_bits: int, lanes: int, kind: str) -> Any:
+def targets(float_bits: int, index_bits: int, lanes: int, kind: str, fixed: int = 0) -> Any:
     """Gradients of the target's part of the scores: sums of slope * far, or of slope * leaky's steps."""
     index, bound, scalar = load_index(index_bits), load_index(64), load_scalar(float_bits)
     block_of = tiles.stack_floats(float_bits, (BLOCK + 4) * lanes + FLAT)
     is_leaky = kind == "leaky"
-    sums = grouped_sums(float_bits, index_bits, lanes, is_leaky)
+    sums = grouped_sums(float_bits, index_bits, lanes, is_leaky, fixed)
     gather = tiles.gather_heads(float_bits, index_bits, lanes)
     clear, bend, ask = rows.clear(float_bits), rows.bend(float_bits), rows.ask(float_bits)
     size = float_bits // 8
+    head = fixed * size
 
     @cfunc(types.void(types.CPointer(types.int64)))
     def run(a):  # type: ignore[no-untyped-def]
@@ -353,6 +418,8 @@ def targets(float_bits: int, index_bits: int, lanes: int, kind: str) -> Any:
         heads, width, far, far_row, far_head = a[6], a[7], a[8], a[9], a[10]
         near, near_row, near_head, out, out_row, out_head = a[11], a[12], a[13], a[14], a[15], a[16]
         slopes, att, numbers, scratch, partial = a[17], a[18], a[19], a[20], a[21]
+        if fixed:
+            heads, width, out_head, near_head, far_head = lanes, fixed, head, head, head
         slope = scalar(numbers, 0)
         block = block_of()
         whole = heads * width * size
@@ -387,7 +454,7 @@ def targets(float_bits: int, index_bits: int, lanes: int, kind: str) -> Any:
 
 
 @functools.cache
-def again(float_bits: int, index_bits: int, lanes: int, kind: str) -> Any:
+def again(float_bits: int, index_bits: int, lanes: int, kind: str, fixed: int = 0) -> Any:
     """The same gradients as `targets` (gat: of the target's score) from nothing but the nodes' statistics.
 
     Scores, weights and their gradients are computed again, so that none has to be kept for an edge; a value
@@ -401,14 +468,14 @@ def again(float_bits: int, index_bits: int, lanes: int, kind: str) -> Any:
     fill, copy, clear = tiles.fill(float_bits, lanes), tiles.copy(float_bits, lanes), rows.clear(float_bits)
     exponential = tiles.exponential(float_bits, lanes, True)
     combine = tiles.combine(float_bits, index_bits, lanes, True)
-    dots = grouped_dots(float_bits, index_bits, lanes, False)
+    dots = grouped_dots(float_bits, index_bits, lanes, False, fixed)
     is_gat, is_leaky = kind == "gat", kind == "leaky"
     scores = tiles.scores(float_bits, index_bits, lanes, "targets")
-    score_dots = grouped_dots(float_bits, index_bits, lanes, is_leaky)
-    sums, bend = grouped_sums(float_bits, index_bits, lanes, is_leaky), rows.bend(float_bits)
+    score_dots = grouped_dots(float_bits, index_bits, lanes, is_leaky, fixed)
+    sums, bend = grouped_sums(float_bits, index_bits, lanes, is_leaky, fixed), rows.bend(float_bits)
     ask = rows.ask(float_bits)
     size = float_bits // 8
-    slot = lanes * size
+    slot, head = lanes * size, fixed * size
 
     @cfunc(types.void(types.CPointer(types.int64)))
     def run(a):  # type: ignore[no-untyped-def]
@@ -418,6 +485,16 @@ def again(float_bits: int, index_bits: int, lanes: int, kind: str) -> Any:
         far, far_row, far_head, near, near_row, near_head = a[17], a[18], a[19], a[20], a[21], a[22]
         score_width, edge, att, numbers, seed, threshold = a[23], a[24], a[25], a[26], a[27], a[28]
         scratch, partial = a[29], a[30]
+        if fixed:
+            heads, width, score_width, value_head, grad_head, near_head, far_head = (
+                lanes,
+                fixed,
+                fixed,
+                head,
+                head,
+                head,
+                head,
+            )
         slope, scale, zero = scalar(numbers, 0), scalar(numbers, 1), scalar(numbers, 3)
         block, products, raw = block_of(), products_of(), raw_of()
         most = heads_of()

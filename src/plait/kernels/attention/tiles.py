@@ -484,12 +484,15 @@ def softmax_gradient(float_bits: int, lanes: int) -> Any:
 # Passes over gathered rows --------------------------------------------------------------------------------
 
 
-def _dot_tile(float_bits: int, index_bits: int, lanes: int, heads: int, is_leaky: bool) -> Any:
-    """block[k][0..heads) = near . far[j], or att . leaky(near + far[j]), by head; four sums at a time."""
+def _dot_tile(float_bits: int, index_bits: int, lanes: int, heads: int, is_leaky: bool, chunk: int) -> Any:
+    """block[k][0..heads) = near . far[j], or att . leaky(near + far[j]), by head; four sums at a time.
+
+    A head's row is taken `chunk` numbers at once, 0: as many as a vector holds.
+    """
     edges = 4 // heads
 
     def body(base: CodeGen, args: list[Any]) -> None:
-        code = base.of(chunk_lanes(float_bits))
+        code = base.of(chunk or chunk_lanes(float_bits))
         b = code.builder
         near, near_head, far, far_row, far_head, indices, start, count = args[:8]
         block, width, att, att_head, last, slope = args[8:]
@@ -526,7 +529,7 @@ def _dot_tile(float_bits: int, index_bits: int, lanes: int, heads: int, is_leaky
 
             totals = by_chunks(code, width, [code.constant(0.0)] * 4, chunk)
             in_order = [totals[h * edges + e] for e in range(edges) for h in range(heads)]
-            _store_sums(code.of(chunk_lanes(float_bits)), _four_sums(code, in_order), block, k, heads, lanes)
+            _store_sums(code, _four_sums(code, in_order), block, k, heads, lanes)
             return []
 
         groups = b.sdiv(b.add(count, code.word(edges - 1)), code.word(edges))
@@ -548,14 +551,14 @@ def _store_sums(code: CodeGen, four: Any, block: Any, k: Any, heads: int, lanes:
         b.store(value, b.inttoptr(b.add(to, code.word(place)), code.scalar.as_pointer()))
 
 
-def dots(float_bits: int, index_bits: int, lanes: int, heads: int) -> Any:
+def dots(float_bits: int, index_bits: int, lanes: int, heads: int, chunk: int = 0) -> Any:
     """block[k][h] = near[h] . far[j][h] for `heads` (1, 2 or 4) heads from the given addresses."""
-    return _dot_tile(float_bits, index_bits, lanes, heads, False)
+    return _dot_tile(float_bits, index_bits, lanes, heads, False, chunk)
 
 
-def leaky_dots(float_bits: int, index_bits: int, lanes: int, heads: int) -> Any:
+def leaky_dots(float_bits: int, index_bits: int, lanes: int, heads: int, chunk: int = 0) -> Any:
     """block[k][h] = att[h] . leaky(near[h] + far[j][h])."""
-    return _dot_tile(float_bits, index_bits, lanes, heads, True)
+    return _dot_tile(float_bits, index_bits, lanes, heads, True, chunk)
 
 
 def aggregate(
