@@ -178,9 +178,16 @@ def spmm(
 
 
 _PATTERN_WORDS = ["counter", "pieces", "bounds", "indptr", "indices"]
-_extremum_block = Block([*_PATTERN_WORDS, *(f"{n}{k}" for n in ("x", "out", "ties") for k in "ps"), "width"])
+_extremum_block = Block(
+    [*_PATTERN_WORDS, *(f"{n}{k}" for n in ("x", "out", "ties") for k in "ps"), "width", "last"]
+)
 _attained_block = Block(
-    [*_PATTERN_WORDS, *(f"{n}{k}" for n in ("best", "x", "share", "out", "addend") for k in "ps"), "width"]
+    [
+        *_PATTERN_WORDS,
+        *(f"{n}{k}" for n in ("best", "x", "share", "out", "addend") for k in "ps"),
+        "width",
+        "last",
+    ]
 )
 
 
@@ -206,7 +213,7 @@ def _run_rows(block: Block, address: int, pattern: Pattern, *tensors: torch.Tens
         words[at + 1] = 0 if tensor is None else tensor.stride(0) * tensor.element_size()
         width = width if tensor is None else tensor.shape[1]
         at += 2
-    words[at] = width
+    words[at], words[at + 1] = width, max(0, pattern.num_edges - 1)
     threads = _threads(pattern, width)
     block.run(address, words, threads)
 

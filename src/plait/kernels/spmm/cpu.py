@@ -56,10 +56,16 @@ WORDS = [
     "last_edge",
 ]
 
-# Rows this wide miss caches that narrower ones hit; asking 8 edges ahead gained 10-15% at 256 lanes
-# of float32 on an L3-sized graph and nothing at 64.
-PREFETCH_LANES = {32: 128, 64: 64}
-_AHEAD = 8
+# Tiles this wide ask for the rows of later edges, those of the next nodes among them: 10% of a product whose
+# rows are near, 20 to 40% of one whose rows another step has pushed out (one core). A narrower tile has
+# too little to add up meanwhile: 16 columns lost as often as they gained.
+PREFETCH_LANES = {32: 32, 64: 16}
+_WIDE_BYTES = 512  # a row of so many bytes is many lines to ask for: fewer edges ahead
+
+
+def _ahead(lanes: int, float_bits: int) -> int:
+    """Edges from the one that is added to the one that is asked for."""
+    return 8 if lanes * float_bits // 8 >= _WIDE_BYTES else 16
 
 
 def _unroll(lanes: int, float_bits: int) -> int:
@@ -81,9 +87,7 @@ def sum_tile(float_bits: int, index_bits: int, lanes: int, mode: str, is_masked:
         def step(i: Any, total: Any) -> Any:
             j = index(i)
             if lanes >= PREFETCH_LANES[float_bits]:
-                ahead = b.add(i, code.word(_AHEAD))
-                ahead = b.select(b.icmp_signed("<", ahead, last), ahead, last)
-                code.prefetch(b.add(x, b.mul(index(ahead), stride)), lanes * float_bits // 8)
+                _ask_ahead(code, index, i, last, [(x, stride)])
             row = code.load(b.add(x, b.mul(j, stride)), mask)
             if mode in ("max", "min"):
                 return code.extremum(mode, total, row)
@@ -110,10 +114,10 @@ def sum_tile(float_bits: int, index_bits: int, lanes: int, mode: str, is_masked:
     return tile_intrinsic(float_bits, 11, 2, body)
 
 
-def _ask_ahead(code: CodeGen, index: Any, i: Any, end: Any, rows: list[tuple[Any, Any]]) -> None:
-    """Ask for the rows of an edge some places on, the row's last one at most."""
+def _ask_ahead(code: CodeGen, index: Any, i: Any, last: Any, rows: list[tuple[Any, Any]]) -> None:
+    """Ask for the rows of an edge some places on, the last one at most."""
     b = code.builder
-    ahead, last = b.add(i, code.word(_AHEAD)), b.sub(end, code.word(1))
+    ahead = b.add(i, code.word(_ahead(code.lanes, code.float_bits)))
     j = index(b.select(b.icmp_signed("<", ahead, last), ahead, last))
     for start, stride in rows:
         code.prefetch(b.add(start, b.mul(j, stride)), code.lanes * code.float_bits // 8)
@@ -197,12 +201,13 @@ def kernel(float_bits: int, index_bits: int, mode: str) -> Any:
 
 
 def _extremum_tile(float_bits: int, index_bits: int, lanes: int, mode: str, is_masked: bool) -> Any:
-    """best[i] and how many edges attain it, on one tile; words: x stride indices start end out ties count."""
+    """best[i] and how many edges attain it, on one tile; words: x stride indices start end out ties
+    last count."""
 
     def body(base: CodeGen, args: list[Any]) -> None:
         code = base.of(lanes)
         b = code.builder
-        x, stride, indices, start, end, out, ties, count = args
+        x, stride, indices, start, end, out, ties, last, count = args
         mask = code.mask(count) if is_masked else None
         index = load_index_ir(code, indices, index_bits)
         zero, one = code.constant(0.0), code.constant(1.0)
@@ -210,7 +215,7 @@ def _extremum_tile(float_bits: int, index_bits: int, lanes: int, mode: str, is_m
         def step(i: Any, carried: list[Any]) -> list[Any]:
             best, attained = carried
             if lanes >= PREFETCH_LANES[float_bits]:
-                _ask_ahead(code, index, i, end, [(x, stride)])
+                _ask_ahead(code, index, i, last, [(x, stride)])
             row = code.load(b.add(x, b.mul(index(i), stride)), mask)
             # one that is better starts to count anew; NaN is never attained
             is_better = b.fcmp_ordered(">" if mode == "max" else "<", row, best)
@@ -228,19 +233,19 @@ def _extremum_tile(float_bits: int, index_bits: int, lanes: int, mode: str, is_m
         code.store(best, out, mask)
         code.store(attained, ties, mask)
 
-    return tile_intrinsic(float_bits, 8, 0, body)
+    return tile_intrinsic(float_bits, 9, 0, body)
 
 
 def _attained_tile(float_bits: int, index_bits: int, lanes: int, is_masked: bool) -> Any:
     """out[j] = sum over targets i of share[i] where best[i] == x[j], plus an added row; one tile.
 
-    words: best best_stride near indices share share_stride start end out addend count.
+    words: best best_stride near indices share share_stride start end out addend last count.
     """
 
     def body(base: CodeGen, args: list[Any]) -> None:
         code = base.of(lanes)
         b = code.builder
-        best, best_stride, near, indices, share, share_stride, start, end, out, addend, count = args
+        best, best_stride, near, indices, share, share_stride, start, end, out, addend, last, count = args
         mask = code.mask(count) if is_masked else None
         mine = code.load(near, mask)
         index = load_index_ir(code, indices, index_bits)
@@ -249,7 +254,7 @@ def _attained_tile(float_bits: int, index_bits: int, lanes: int, is_masked: bool
         def step(e: Any, total: list[Any]) -> list[Any]:
             i = index(e)
             if lanes >= PREFETCH_LANES[float_bits]:
-                _ask_ahead(code, index, e, end, [(best, best_stride), (share, share_stride)])
+                _ask_ahead(code, index, e, last, [(best, best_stride), (share, share_stride)])
             is_equal = b.fcmp_ordered("==", code.load(b.add(best, b.mul(i, best_stride)), mask), mine)
             worth = code.load(b.add(share, b.mul(i, share_stride)), mask)
             return [b.fadd(total[0], b.select(is_equal, worth, zero))]
@@ -258,7 +263,7 @@ def _attained_tile(float_bits: int, index_bits: int, lanes: int, is_masked: bool
         total = code.either(code.is_given(addend), lambda: b.fadd(total, code.load(addend, mask)), total)
         code.store(total, out, mask)
 
-    return tile_intrinsic(float_bits, 11, 0, body)
+    return tile_intrinsic(float_bits, 12, 0, body)
 
 
 def _five(make: Callable[[int, bool], Any], float_bits: int) -> tuple[Any, ...]:
@@ -270,7 +275,7 @@ def _five(make: Callable[[int, bool], Any], float_bits: int) -> tuple[Any, ...]:
 @functools.cache
 def extremum_kernel(float_bits: int, index_bits: int, mode: str) -> Any:
     """max or min and the number of edges that attain it; words: counter pieces bounds indptr indices
-    x x_stride out out_stride ties ties_stride width."""
+    x x_stride out out_stride ties ties_stride width last_edge."""
     wide, half, quarter, narrow, masked = _five(
         lambda lanes, is_masked: _extremum_tile(float_bits, index_bits, lanes, mode, is_masked), float_bits
     )
@@ -280,7 +285,7 @@ def extremum_kernel(float_bits: int, index_bits: int, mode: str) -> Any:
     @cfunc(types.void(types.CPointer(types.int64)))
     def run(a):  # type: ignore[no-untyped-def]
         counter, pieces, bounds, indptr, indices, x, xs = a[0], a[1], a[2], a[3], a[4], a[5], a[6]
-        out, out_stride, ties, ties_stride, width = a[7], a[8], a[9], a[10], a[11]
+        out, out_stride, ties, ties_stride, width, last = a[7], a[8], a[9], a[10], a[11], a[12]
         while True:
             piece = next_piece(counter)
             if piece >= pieces:
@@ -291,19 +296,19 @@ def extremum_kernel(float_bits: int, index_bits: int, mode: str) -> Any:
                     o = c * size
                     to, count, rest = out + i * out_stride + o, ties + i * ties_stride + o, width - c
                     if rest >= lanes:
-                        wide(x + o, xs, indices, start, end, to, count, 0)
+                        wide(x + o, xs, indices, start, end, to, count, last, 0)
                         c += lanes
                     elif rest >= lanes // 2:
-                        half(x + o, xs, indices, start, end, to, count, 0)
+                        half(x + o, xs, indices, start, end, to, count, last, 0)
                         c += lanes // 2
                     elif rest >= lanes // 4:
-                        quarter(x + o, xs, indices, start, end, to, count, 0)
+                        quarter(x + o, xs, indices, start, end, to, count, last, 0)
                         c += lanes // 4
                     elif rest >= lanes // 8:
-                        narrow(x + o, xs, indices, start, end, to, count, 0)
+                        narrow(x + o, xs, indices, start, end, to, count, last, 0)
                         c += lanes // 8
                     else:
-                        masked(x + o, xs, indices, start, end, to, count, rest)
+                        masked(x + o, xs, indices, start, end, to, count, last, rest)
                         c += lanes // 8
 
     return run
@@ -312,7 +317,7 @@ def extremum_kernel(float_bits: int, index_bits: int, mode: str) -> Any:
 @functools.cache
 def attained_kernel(float_bits: int, index_bits: int) -> Any:
     """The gradient of max and min on the transpose; words: counter pieces bounds indptr indices
-    best best_stride x x_stride share share_stride out out_stride addend addend_stride width."""
+    best best_stride x x_stride share share_stride out out_stride addend addend_stride width last_edge."""
     wide, half, quarter, narrow, masked = _five(
         lambda lanes, is_masked: _attained_tile(float_bits, index_bits, lanes, is_masked), float_bits
     )
@@ -323,7 +328,7 @@ def attained_kernel(float_bits: int, index_bits: int) -> Any:
     def run(a):  # type: ignore[no-untyped-def]
         counter, pieces, bounds, indptr, indices, best, bs = a[0], a[1], a[2], a[3], a[4], a[5], a[6]
         x, xs, share, ss, out, out_stride, addend, ps = a[7], a[8], a[9], a[10], a[11], a[12], a[13], a[14]
-        width = a[15]
+        width, last = a[15], a[16]
         while True:
             piece = next_piece(counter)
             if piece >= pieces:
@@ -335,19 +340,19 @@ def attained_kernel(float_bits: int, index_bits: int) -> Any:
                     near, to, rest = x + j * xs + o, out + j * out_stride + o, width - c
                     p = addend + j * ps + o if addend != 0 else 0
                     if rest >= lanes:
-                        wide(best + o, bs, near, indices, share + o, ss, start, end, to, p, 0)
+                        wide(best + o, bs, near, indices, share + o, ss, start, end, to, p, last, 0)
                         c += lanes
                     elif rest >= lanes // 2:
-                        half(best + o, bs, near, indices, share + o, ss, start, end, to, p, 0)
+                        half(best + o, bs, near, indices, share + o, ss, start, end, to, p, last, 0)
                         c += lanes // 2
                     elif rest >= lanes // 4:
-                        quarter(best + o, bs, near, indices, share + o, ss, start, end, to, p, 0)
+                        quarter(best + o, bs, near, indices, share + o, ss, start, end, to, p, last, 0)
                         c += lanes // 4
                     elif rest >= lanes // 8:
-                        narrow(best + o, bs, near, indices, share + o, ss, start, end, to, p, 0)
+                        narrow(best + o, bs, near, indices, share + o, ss, start, end, to, p, last, 0)
                         c += lanes // 8
                     else:
-                        masked(best + o, bs, near, indices, share + o, ss, start, end, to, p, rest)
+                        masked(best + o, bs, near, indices, share + o, ss, start, end, to, p, last, rest)
                         c += lanes // 8
 
     return run
