@@ -34,14 +34,15 @@ def test_exhaustion_finds_nothing_cheaper_than_the_choice(name: str) -> None:
                 name, int(10 ** rng.uniform(1, 6)), 8, widths=widths, wrt=wrt, machine=random_machine(rng)
             )
             least = min(seconds for _, seconds in best_by_exhaustion(case))
-            # prices within 2% are one price: the leaner plan is taken then
-            assert search(case).seconds <= least * 1.0201
+            # of prices the model cannot tell apart a chained or leaner plan is taken
+            assert search(case).seconds <= least * 1.1 * 1.0201
 
 
 def test_the_choice_is_the_cheapest_of_the_survey_and_losers_keep_their_prices() -> None:
     case = problem("tag", wrt=learnable(LAYERS["tag"]))
     best, all_plans = search(case), survey(case)
-    assert best.seconds == min(plan.seconds for plan in all_plans)
+    least = min(plan.seconds for plan in all_plans)
+    assert best.seconds == least or (best.form.endswith("chained") and best.seconds <= 1.1 * least)
     priced = [loser for loser in best.rejected if loser.seconds is not None]
     assert len(priced) == len(all_plans) - 1
     assert [loser.seconds for loser in priced] == sorted(loser.seconds for loser in priced)

@@ -30,7 +30,7 @@ __all__ = ["VIEW", "Sample", "correction", "samples"]
 VIEW = "view"  # steps that move no data: they take what they take
 
 _WIDTHS = ((48, 48), (192, 32), (32, 192))
-_WARM, _REPEATS = 3, 5
+_WARM, _REPEATS = 2, 4
 _LEAST_SAMPLES = 12
 _RIDGE = 0.3  # in samples: what a coefficient must be worth
 
