@@ -17,12 +17,14 @@ from plait.plan.attention import AttentionProblem, choose, correction
 def test_every_candidate_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibrate_attention, "_WIDTHS", ((8, 8),))
     monkeypatch.setattr(calibrate_attention, "_HEADS", (2,))
+    monkeypatch.setattr(calibrate_attention, "_TOO_DEAR", float("inf"))
     found = attention_factors([generate.erdos(60, 200, 1)])
     assert {name.partition(" fwd ")[0].partition(" bwd ")[0] for name in found} == {
         "gat", "gat folded", "recompute", "leaky", "dot", "dot recompute",
     }  # fmt: skip
     assert all(factor > 0.0 for factor in found.values())
     assert "recompute bwd attendᵀ" in found
+    assert "recompute fwd project each head" in found
     kinds = ("gat", "gat folded", "recompute", "leaky", "dot", "dot recompute")
     assert {f"{kind} bwd targets again" for kind in kinds} <= set(found)
 

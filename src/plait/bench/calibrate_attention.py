@@ -1,4 +1,4 @@
-"""Measures what the passes of attention layers take beside their prices, on made-up graphs.
+"""Measures what the steps of attention layers take beside their prices, on made-up graphs.
 
 The prices of plan/attention.py compare a pass with a sparse product of the same rows by rough factors. Here
 every candidate of GAT, GATv2 and Transformer is trained with a clock on each step; the geometric mean of seen
@@ -27,7 +27,7 @@ __all__ = ["attention_factors", "made_up_graphs"]
 
 _WIDTHS = ((48, 48), (128, 24), (24, 160))
 _HEADS = (4,)
-_WARM, _REPEATS = 2, 5
+_WARM, _REPEATS = 2, 4
 _TOO_DEAR = 3.0  # times the cheapest price: nobody will choose it, and it takes longest to measure
 _CANDIDATES = {GATConv: 6, GATv2Conv: 2, TransformerConv: 4}
 
@@ -62,7 +62,7 @@ def _layers(inner: int, outer: int) -> Iterator[tuple[nn.Module, int]]:
 
 
 def _ratios(layer: nn.Module, rank: int, x: Tensor, edge_index: Tensor) -> dict[str, float]:
-    """Seen over uncorrected seconds of each pass of the candidate of this rank; none if it is too dear."""
+    """Seen over uncorrected seconds of each step of the candidate of this rank; none if it is too dear."""
     compiled: Any = compile(layer, None)
     session = compiled._plait_plan_session
     seen: dict[str, list[float]] = {}
@@ -85,5 +85,5 @@ def _ratios(layer: nn.Module, rank: int, x: Tensor, edge_index: Tensor) -> dict[
         f"{choice} {step.name}": median(seen[step.name])
         / (step.price.seconds / correction(machine, choice, step.name))
         for step in plan.steps
-        if step.name in seen and step.is_pass
+        if step.name in seen
     }

@@ -97,9 +97,7 @@ class _Steps:
         work = Work(
             price.work.flops * times, price.work.bytes_least * times, price.work.bytes_gathered * times
         )
-        self.made.append(
-            FusedStep(title, phase, Price(seconds * times, work, "plait", "tall blocks in registers"))
-        )
+        self._add(title, phase, Price(seconds * times, work, "plait", "tall blocks in registers"))
 
     def by_head(self, title: str, phase: str, products: int) -> None:
         """Products of one pass over the rows of all heads, by head between `inner` and `width` columns."""
@@ -112,7 +110,7 @@ class _Steps:
         base = self.pricer.price(Request("spmm", matrix.rows, cols, matrix=matrix, addends=1))
         scored = matrix.edges * p.lanes * _SCORE * p.machine.edge_seconds * self.pricer.slowdown
         work = Work(base.work.flops * factor, base.work.bytes_least, base.work.bytes_gathered)
-        self._add_pass(title, phase, Price(base.seconds * factor + scored, work, "plait", because))
+        self._add(title, phase, Price(base.seconds * factor + scored, work, "plait", because))
 
     def of_edges(self, title: str, phase: str, cols: int) -> None:
         """A pass that streams `cols` numbers of every edge."""
@@ -128,10 +126,10 @@ class _Steps:
             self.gather("targets again, gathers values", "bwd", matrix, cols, factor, "keeps no edge")
             return
         base = self.pricer.price(Request("spmm", matrix.rows, self.problem.lanes, matrix=matrix, addends=1))
-        self._add_pass("sum of score gradients by target", "bwd", base)
+        self._add("sum of score gradients by target", "bwd", base)
 
-    def _add_pass(self, title: str, phase: str, price: Price) -> None:
-        step = FusedStep(title, phase, price, True)
+    def _add(self, title: str, phase: str, price: Price) -> None:
+        step = FusedStep(title, phase, price)
         factor = correction(self.problem.machine, self.choice, step.name)
         self.made.append(replace(step, price=replace(price, seconds=price.seconds * factor)))
 

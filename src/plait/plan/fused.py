@@ -25,7 +25,6 @@ class FusedStep:
     title: str
     phase: str
     price: Price
-    is_pass: bool = False  # over the edges, with a price that calibration corrects
 
     @property
     def name(self) -> str:
