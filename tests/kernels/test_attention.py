@@ -92,6 +92,32 @@ class Case:
             result["att"] = (att + more).view(self.heads, self.width)
         return result
 
+    def backward_from_targets(self, scores: k.Scores, statistics: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The same gradients by the pass over targets first; neither the output nor its dots are there."""
+        statistics[:, 3] = nothing = float("nan")
+        lanes, columns = k.padded(self.heads), self.heads * self.width
+        is_gat = self.kind == "gat"
+        kept = torch.full((self.pattern.num_edges, 2 * lanes), nothing, dtype=self.dtype)
+        near = torch.full((self.n, lanes if is_gat else columns), nothing, dtype=self.dtype)
+        rows = (_flat(self.value), _flat(self.grad), statistics)
+        more = k.attend_again(self.pattern, scores, *rows, near, self.heads, kept=kept)
+        value = torch.full((self.m, columns), nothing, dtype=self.dtype)
+        far = None if self.kind == "leaky" else torch.full((self.m, near.shape[1]), nothing, dtype=self.dtype)
+        att = k.attend_sources(
+            self.transpose, self.order, scores, *rows, None, value, far, self.heads, kept=kept
+        )
+        result = {"value": value.view(self.m, self.heads, self.width)}
+        if is_gat:
+            assert far is not None
+            result |= {"far": far[:, : self.heads], "edge": kept[:, lanes : lanes + self.heads]}
+            return result | {"near": near[:, : self.heads]}
+        result["near"] = near.view(self.n, self.heads, self.width)
+        if far is not None:
+            result["far"] = far.view(self.m, self.heads, self.width)
+        if att is not None and more is not None:
+            result["att"] = (att + more).view(self.heads, self.width)
+        return result
+
     def expected(
         self, factor: np.ndarray[Any, Any] | None = None
     ) -> tuple[np.ndarray[Any, Any], dict[str, Any]]:
@@ -186,6 +212,25 @@ def test_gradients_of_the_targets_need_no_number_of_an_edge(
     assert torch.equal(value.view(kept["value"].shape), kept["value"])
     if att is not None and more is not None:
         close((att + more).view(heads, width), kept["att"].numpy(), "att")
+
+
+@pytest.mark.parametrize("graph", ["random", "empty", "hub", "repeated"])
+@pytest.mark.parametrize("has_dropout", [False, True])
+@pytest.mark.parametrize(("kind", "heads", "width", "dtype"), SHAPES)
+def test_gradients_do_not_depend_on_which_end_comes_first(
+    kind: str, heads: int, width: int, dtype: torch.dtype, has_dropout: bool, graph: str
+) -> None:
+    case = Case(kind, heads, width, dtype, graph)
+    dropout = k.Dropout(seed=987654321, probability=0.3) if has_dropout else None
+    scores, statistics = case.scores(dropout), case.statistics()
+    out = case.forward(scores, statistics)
+    found = case.backward_from_targets(scores, statistics.clone())
+    for name, value in case.backward(scores, statistics, out).items():
+        close(found[name], value.numpy(), name)
+    if not has_dropout:
+        _, grads = case.expected()
+        for name, value in found.items():
+            close(value, grads[name], name)
 
 
 @pytest.mark.parametrize("graph", ["random", "empty", "hub", "repeated"])

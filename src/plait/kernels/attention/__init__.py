@@ -11,6 +11,7 @@ import torch
 
 from plait.kernels import launch
 from plait.kernels.attention import cpu
+from plait.kernels.attention import kept as kept_numbers
 from plait.kernels.block import Block
 from plait.kernels.compiled import address_of
 from plait.kernels.spmm import Pattern
@@ -88,10 +89,15 @@ _T = {name: k for k, name in enumerate(cpu.TARGETS)}
 _A = {name: k for k, name in enumerate(cpu.AGAIN)}
 
 
+_BUILDERS = {
+    "forward": cpu.forward, "sources": cpu.sources, "targets": cpu.targets, "again": cpu.again,
+    "weigh": kept_numbers.weigh, "spread": kept_numbers.spread,
+}  # fmt: skip
+
+
 @functools.cache
 def _address(name: str, float_bits: int, index_bits: int, lanes: int, kind: str, fixed: int) -> int:
-    builders = {"forward": cpu.forward, "sources": cpu.sources, "targets": cpu.targets, "again": cpu.again}
-    build = builders[name]
+    build = _BUILDERS[name]
     return address_of(
         f"attention-{name}-{kind}-f{float_bits}-i{index_bits}-h{lanes}" + (f"-w{fixed}" if fixed else ""),
         lambda: build(float_bits, index_bits, lanes, kind, fixed),
@@ -194,6 +200,7 @@ def attend_sources(
     heads: int,
     *,
     is_shared: bool = False,
+    kept: torch.Tensor | None = None,
 ) -> torch.Tensor | None:
     """The pass over sources: gradients of value, of the scores, and of what the source gives to the scores.
 
@@ -201,7 +208,8 @@ def attend_sources(
     score_grad is None for leaky, whose far rows are the values; where far is the shared value itself, it is
     value_grad, which then gets the sum of both. order[t] is the row-order position of the
     transpose's edge t; only dropout and scores of edges need it. statistics needs all four slots (see
-    output_dots). Returns the sources' part of att's gradient (leaky only).
+    output_dots). With `kept` from attend_again nothing is computed again: the order is needed, statistics and
+    value are not read and slopes not written. Returns the sources' part of att's gradient (leaky only).
     """
     size = value.element_size()
     width = value.shape[1] if is_shared else value.shape[1] // heads
@@ -228,7 +236,9 @@ def attend_sources(
     words[_S["slopes"]] = _pointer(slopes)
     words[_S["score_out"]], words[_S["score_out_row"]] = _pointer(score_grad), _row(score_grad)
     scratch, partial = _partials(transpose, scores, value, words, _S)
-    address = _address("sources", size * 8, transpose.index_bits, lanes, scores.kind, fixed)
+    words[_S["kept"]] = _pointer(kept)
+    name = "sources" if kept is None else "spread"
+    address = _address(name, size * 8, transpose.index_bits, lanes, scores.kind, fixed)
     _sources_block.run(address, words, _threads(transpose, heads * width))
     del scratch, numbers
     return None if partial is None else partial.sum(0)
@@ -290,11 +300,13 @@ def attend_again(
     heads: int,
     *,
     is_shared: bool = False,
+    kept: torch.Tensor | None = None,
 ) -> torch.Tensor | None:
     """attend_targets without slopes: everything of an edge is computed again from the nodes' statistics.
 
     near_grad gets the gradient of what the target gives to the scores: [targets, lanes] for gat, else of its
-    row. Returns the targets' part of att's gradient (leaky only).
+    row. kept[edges, 2 lanes], where given, gets the weights of each edge and the gradients of its scores;
+    slot 3 of statistics is not read then. Returns the targets' part of att's gradient (leaky only).
     """
     size = value.element_size()
     width = value.shape[1] if is_shared else value.shape[1] // heads
@@ -311,7 +323,9 @@ def attend_again(
     words[_A["near"]], words[_A["near_row"]] = _pointer(scores.near), _row(scores.near)
     _fill_scores(words, _A, scores, numbers, heads)
     scratch, partial = _partials(pattern, scores, value, words, _A)
-    address = _address("again", size * 8, pattern.index_bits, lanes, scores.kind, fixed)
+    words[_A["kept"]] = _pointer(kept)
+    name = "again" if kept is None else "weigh"
+    address = _address(name, size * 8, pattern.index_bits, lanes, scores.kind, fixed)
     _again_block.run(address, words, _threads(pattern, heads * width))
     del scratch, numbers
     return None if partial is None else partial.sum(0)

@@ -22,13 +22,13 @@ from plait.kernels.attention.tiles import BLOCK, FLAT
 from plait.kernels.vector import load_index, load_scalar, next_piece
 
 __all__ = [
-    "AGAIN", "FORWARD", "ROW_DOTS", "SOURCES", "TARGETS",
+    "AGAIN", "FORWARD", "ROWS_AHEAD", "ROW_DOTS", "SOURCES", "TARGETS",
     "again", "forward", "grouped_dots", "grouped_sums", "row_dots", "sources", "targets",
 ]  # fmt: skip
 
 # Rows ahead of the one in hand whose own operands are asked for: parts of a projected row lie apart, which
 # the machine's own guesses do not follow (the pass over the sources of a road network took twice as long)
-_ROWS_AHEAD = 8
+ROWS_AHEAD = 8
 
 # Orders of the words in argument blocks; kernels/attention/__init__.py fills them.
 _EDGES = "counter pieces bounds indptr indices"
@@ -39,7 +39,8 @@ FORWARD = (
 ).split()
 SOURCES = (
     f"{_EDGES} last_edge order heads width value value_row value_head grad grad_row grad_head "
-    f"out out_row out_head statistics {_ENDS} seed threshold slopes score_out score_out_row scratch partial"
+    f"out out_row out_head statistics {_ENDS} seed threshold slopes score_out score_out_row scratch partial "
+    "kept"
 ).split()
 TARGETS = (
     f"{_EDGES} order heads width far far_row far_head near near_row near_head out out_row out_head "
@@ -47,7 +48,7 @@ TARGETS = (
 ).split()
 AGAIN = (
     f"{_EDGES} last_edge heads width value value_row value_head grad grad_row grad_head "
-    f"out out_row statistics {_ENDS} seed threshold scratch partial"
+    f"out out_row statistics {_ENDS} seed threshold scratch partial kept"
 ).split()
 ROW_DOTS = (
     *("counter", "rows", "heads", "width", "grad", "grad_row", "row", "row_row"),
@@ -241,7 +242,7 @@ def forward(float_bits: int, index_bits: int, lanes: int, kind: str, fixed: int 
             for i in range(bound(bounds, piece), bound(bounds, piece + 1)):
                 start, end = index(indptr, i), index(indptr, i + 1)
                 row, own = out + i * out_row, statistics + i * 4 * slot
-                later = i + _ROWS_AHEAD
+                later = i + ROWS_AHEAD
                 if not is_gat:
                     ask(near + later * near_row, heads * score_width * size)
                 if addend != 0:
@@ -350,7 +351,7 @@ def sources(float_bits: int, index_bits: int, lanes: int, kind: str, fixed: int 
             for j in range(bound(bounds, piece), bound(bounds, piece + 1)):
                 start, end = index(indptr, j), index(indptr, j + 1)
                 row, own, mine = out + j * out_row, near + j * near_row, value + j * value_row
-                later = j + _ROWS_AHEAD
+                later = j + ROWS_AHEAD
                 if not is_gat:
                     ask(value + later * value_row, mine_bytes)
                     ask(out + later * out_row, mine_bytes)
@@ -433,9 +434,9 @@ def targets(float_bits: int, index_bits: int, lanes: int, kind: str, fixed: int 
             for i in range(bound(bounds, piece), bound(bounds, piece + 1)):
                 start, end = index(indptr, i), index(indptr, i + 1)
                 row, own = out + i * out_row, near + i * near_row
-                ask(row + _ROWS_AHEAD * out_row, whole)
+                ask(row + ROWS_AHEAD * out_row, whole)
                 if is_leaky:
-                    ask(own + _ROWS_AHEAD * near_row, whole)
+                    ask(own + ROWS_AHEAD * near_row, whole)
                 to = row_scratch if is_leaky else row
                 k = start
                 while k < end:
@@ -516,9 +517,9 @@ def again(float_bits: int, index_bits: int, lanes: int, kind: str, fixed: int = 
                 start, end = index(indptr, i), index(indptr, i + 1)
                 row, mine, own = out + i * out_row, near + i * near_row, statistics + i * 4 * slot
                 if not is_gat:
-                    ask(grad + (i + _ROWS_AHEAD) * grad_row, grad_head * heads)
-                    ask(mine + _ROWS_AHEAD * near_row, whole)
-                    ask(row + _ROWS_AHEAD * out_row, whole)
+                    ask(grad + (i + ROWS_AHEAD) * grad_row, grad_head * heads)
+                    ask(mine + ROWS_AHEAD * near_row, whole)
+                    ask(row + ROWS_AHEAD * out_row, whole)
                 to = row_scratch if is_leaky else row
                 fill(total, zero)
                 fill(unread, zero)
@@ -570,7 +571,7 @@ def row_dots(float_bits: int) -> Any:
             for i in range(first, min(rows, first + piece_rows)):
                 to = out + (i * 4 + 3) * lanes * size
                 if addend != 0:
-                    ask(addend + (i + _ROWS_AHEAD) * addend_row, heads * width * size)
+                    ask(addend + (i + ROWS_AHEAD) * addend_row, heads * width * size)
                 for h in range(heads):
                     o = h * width * size
                     p = addend + i * addend_row + o if addend != 0 else 0

@@ -30,10 +30,13 @@ __all__ = [
     "exponential",
     "fill",
     "gather_heads",
+    "keep",
     "largest",
     "leaky_dots",
+    "recall",
     "rescale",
     "scores",
+    "settle",
     "softmax",
     "softmax_gradient",
     "stack_floats",
@@ -374,12 +377,7 @@ def combine(float_bits: int, index_bits: int, lanes: int, is_own: bool) -> Any:
             at, to = b.add(start, k), b.mul(k, code.word(slot))
             row = statistics if is_own else _at(code, statistics, index(at), 4 * slot)
             a = b.fmul(code.load(b.add(weights, to)), code.load(b.add(row, code.word(2 * slot))))
-
-            def factor() -> Any:
-                kept = _kept(code, _position(code, order, at, index_bits), seed, threshold)
-                return b.select(kept, code.splat(scale), code.constant(0.0))
-
-            m = code.either(code.is_given(threshold), factor, code.constant(1.0))
+            m = _dropout_factor(code, _position(code, order, at, index_bits), seed, threshold, scale)
             code.store(b.fmul(a, m), b.add(weights, to))
             inner = b.fsub(
                 b.fmul(m, code.load(b.add(products, to))), code.load(b.add(row, code.word(3 * slot)))
@@ -400,6 +398,112 @@ def combine(float_bits: int, index_bits: int, lanes: int, is_own: bool) -> Any:
         code.store(summed, total)
 
     return tile_intrinsic(float_bits, 12, 2, body)
+
+
+def keep(float_bits: int, lanes: int) -> Any:
+    """kept[e] = (a, a m products): a = weights / total of the target, m the dropout factor.
+
+    The second, whose sum `inner` gets, is no gradient yet: `settle` makes it one when the sum over all edges
+    of the row is known.
+    """
+
+    @tile(float_bits, lanes, 9, 1)
+    def made(
+        code: CodeGen, kept: Any, weights: Any, products: Any, own: Any, start: Any, count: Any, inner: Any,
+        seed: Any, threshold: Any, scale: Any,
+    ) -> None:  # fmt: skip
+        b, slot = code.builder, lanes * float_bits // 8
+        inverse = code.load(b.add(own, code.word(2 * slot)))
+
+        def step(k: Any, carried: list[Any]) -> list[Any]:
+            at, from_block = b.add(start, k), b.mul(k, code.word(slot))
+            a = b.fmul(code.load(b.add(weights, from_block)), inverse)
+            m = _dropout_factor(code, at, seed, threshold, scale)
+            part = b.fmul(b.fmul(a, m), code.load(b.add(products, from_block)))
+            to = _at(code, kept, at, 2 * slot)
+            code.store(a, to)
+            code.store(part, b.add(to, code.word(slot)))
+            return [b.fadd(carried[0], part)]
+
+        (summed,) = code.loop(code.word(0), count, [code.load(inner)], step)
+        code.store(summed, inner)
+
+    return made
+
+
+def settle(float_bits: int, lanes: int) -> Any:
+    """products[k] = kept's second number - a inner, bent by leaky where `raw` is given; total += these."""
+
+    @tile(float_bits, lanes, 7, 1)
+    def made(
+        code: CodeGen, kept: Any, products: Any, raw: Any, start: Any, count: Any, inner: Any, total: Any,
+        slope: Any,
+    ) -> None:  # fmt: skip
+        b, slot = code.builder, lanes * float_bits // 8
+        whole = code.load(inner)
+
+        def step(k: Any, carried: list[Any]) -> list[Any]:
+            in_block = b.mul(k, code.word(slot))
+            edge = _at(code, kept, b.add(start, k), 2 * slot)
+            second = b.add(edge, code.word(slot))
+            d = b.fsub(code.load(second), b.fmul(code.load(edge), whole))
+
+            def bent() -> Any:
+                is_up = b.fcmp_ordered(">", code.load(b.add(raw, in_block)), code.constant(0.0))
+                return b.fmul(d, b.select(is_up, code.constant(1.0), code.splat(slope)))
+
+            d = code.either(code.is_given(raw), bent, d)
+            code.store(d, second)
+            code.store(d, b.add(products, in_block))
+            return [b.fadd(carried[0], d)]
+
+        (summed,) = code.loop(code.word(0), count, [code.load(total)], step)
+        code.store(summed, total)
+
+    return made
+
+
+def recall(float_bits: int, index_bits: int, lanes: int) -> Any:
+    """(weights, products) of a block from what was kept; total += products; gathered rows are asked for."""
+
+    @tile(float_bits, lanes, 17, 1)
+    def made(
+        code: CodeGen, weights: Any, products: Any, kept: Any, order: Any, indices: Any, start: Any,
+        count: Any, total: Any, grad: Any, grad_row: Any, grad_bytes: Any, far: Any, far_row: Any,
+        far_bytes: Any, last: Any, seed: Any, threshold: Any, scale: Any,
+    ) -> None:  # fmt: skip
+        b, slot = code.builder, lanes * float_bits // 8
+        index = load_index_ir(code, indices, index_bits)
+
+        def step(k: Any, carried: list[Any]) -> list[Any]:
+            at, to = b.add(start, k), b.mul(k, code.word(slot))
+            later = _ahead(code, at, last)
+            j = index(later)
+            _prefetch_row(code, grad, grad_row, grad_bytes, j)
+            _prefetch_row(code, far, far_row, far_bytes, j)
+            code.prefetch(_at(code, kept, _position(code, order, later, index_bits), 2 * slot), 1)
+            place = _position(code, order, at, index_bits)
+            edge = _at(code, kept, place, 2 * slot)
+            m = _dropout_factor(code, place, seed, threshold, scale)
+            d = code.load(b.add(edge, code.word(slot)))
+            code.store(b.fmul(code.load(edge), m), b.add(weights, to))
+            code.store(d, b.add(products, to))
+            return [b.fadd(carried[0], d)]
+
+        (summed,) = code.loop(code.word(0), count, [code.load(total)], step)
+        code.store(summed, total)
+
+    return made
+
+
+def _dropout_factor(code: CodeGen, position: Any, seed: Any, threshold: Any, scale: Any) -> Any:
+    """0 or `scale` for every head of an edge; 1 without dropout."""
+
+    def factor() -> Any:
+        kept = _kept(code, position, seed, threshold)
+        return code.builder.select(kept, code.splat(scale), code.constant(0.0))
+
+    return code.either(code.is_given(threshold), factor, code.constant(1.0))
 
 
 def gather_heads(float_bits: int, index_bits: int, lanes: int) -> Any:
