@@ -93,6 +93,36 @@ def test_extremum_and_its_gradient_equal_the_reference(kind: str, name: str, wid
     close(k.extremum_gather(transpose, x, out, grad / ties, torch.empty_like(x), x), expected + x.numpy())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", ["random", "empty", "no_nodes", "hub", "repeated"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_marks_give_the_same_gradient_as_comparing(kind: str, width: int, dtype: torch.dtype) -> None:
+    rng = np.random.default_rng(width)
+    index, name = (np.int64, "min") if width % 2 else (np.int32, "max")
+    p = pattern_of(kind, rng, index)
+    x = (dense(rng, p.num_columns, width, dtype) * 2).round() / 2
+    x[:1, ::2] = float("nan")
+    best, ties, marked_best, marked_ties = (
+        torch.full((p.num_rows, width), 7.0, dtype=dtype) for _ in range(4)
+    )
+    marks = torch.full((p.num_edges, k.marks_bytes(width, dtype)), 255, dtype=torch.uint8)
+    k.extremum(p, x, best, ties, name)
+    k.extremum(p, x, marked_best, marked_ties, name, marks)
+    assert torch.equal(marked_best.nan_to_num(9.0), best.nan_to_num(9.0))
+    is_number = ~best.isnan()
+    assert torch.equal(marked_ties[is_number], ties[is_number])
+
+    rows = np.repeat(np.arange(p.num_rows), np.diff(p.indptr))
+    order = np.argsort(p.indices, kind="stable").astype(index)
+    t_indptr = np.concatenate([[0], np.cumsum(np.bincount(p.indices, minlength=p.num_columns))])
+    transpose = k.Pattern(t_indptr.astype(index), rows[order].astype(index), p.num_rows)
+    share = dense(rng, p.num_rows, width, dtype)
+    for addend in (None, dense(rng, p.num_columns, width, dtype)):
+        expected = k.extremum_gather(transpose, x, best, share, torch.empty_like(x), addend)
+        edges, fresh = torch.from_numpy(order).unsqueeze(1), torch.full_like(x, float("nan"))
+        assert torch.equal(k.marked_gather(transpose, edges, marks, share, fresh, addend), expected)
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 def test_weight_gradient_equals_the_reference(width: int) -> None:
     rng = np.random.default_rng(width)

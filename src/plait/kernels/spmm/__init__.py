@@ -12,9 +12,17 @@ from numba import njit
 from plait.kernels import launch
 from plait.kernels.block import Block
 from plait.kernels.compiled import address_of
-from plait.kernels.spmm import cpu
+from plait.kernels.spmm import cpu, marked
 
-__all__ = ["Pattern", "extremum", "extremum_gather", "spmm", "weight_gradient"]
+__all__ = [
+    "Pattern",
+    "extremum",
+    "extremum_gather",
+    "marked_gather",
+    "marks_bytes",
+    "spmm",
+    "weight_gradient",
+]
 
 # multiply-adds (some 30 us of one core) under which waking a second thread does not pay
 _SERIAL_BELOW = 1 << 19
@@ -211,7 +219,7 @@ def _run_rows(block: Block, address: int, pattern: Pattern, *tensors: torch.Tens
     for tensor in tensors:
         words[at] = _pointer(tensor)
         words[at + 1] = 0 if tensor is None else tensor.stride(0) * tensor.element_size()
-        width = width if tensor is None else tensor.shape[1]
+        width = tensor.shape[1] if tensor is not None and tensor.is_floating_point() else width
         at += 2
     words[at], words[at + 1] = width, max(0, pattern.num_edges - 1)
     threads = _threads(pattern, width)
@@ -219,14 +227,25 @@ def _run_rows(block: Block, address: int, pattern: Pattern, *tensors: torch.Tens
 
 
 def extremum(
-    pattern: Pattern, x: torch.Tensor, out: torch.Tensor, ties: torch.Tensor, reduce: str
+    pattern: Pattern,
+    x: torch.Tensor,
+    out: torch.Tensor,
+    ties: torch.Tensor,
+    reduce: str,
+    marks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """out[i] = the max (min) of x[j] over row i's edges, 0 where it has none; ties[i]: how many attain it.
 
     torch counts its zero-filled output as one more where the extremum is zero; so do we. Never below one.
+    marks[edges, marks_bytes] (uint8), where given: the bits of the columns in which an edge attains it.
     """
-    address = _extremum_address(x.element_size() * 8, pattern.index_bits, reduce)
-    _run_rows(_extremum_block, address, pattern, x, out, ties)
+    bits = x.element_size() * 8
+    if marks is None:
+        address = _extremum_address(bits, pattern.index_bits, reduce)
+        _run_rows(_extremum_block, address, pattern, x, out, ties)
+    else:
+        address = _mark_address(bits, pattern.index_bits, reduce)
+        _run_rows(_mark_block, address, pattern, marks, x, out, ties)
     return out
 
 
@@ -241,6 +260,53 @@ def extremum_gather(
     """out[j] = sum over the targets i of j of share[i] where best[i] == x[j], + addend[j] (may be `out`)."""
     address = _attained_address(x.element_size() * 8, transpose.index_bits)
     _run_rows(_attained_block, address, transpose, best, x, share, out, addend)
+    return out
+
+
+_mark_block = Block(
+    [*_PATTERN_WORDS, *(f"{n}{k}" for n in ("marks", "x", "out", "ties") for k in "ps"), "width", "last"]
+)
+_gather_block = Block(
+    [
+        *_PATTERN_WORDS,
+        *(f"{n}{k}" for n in ("order", "marks", "share", "out", "addend") for k in "ps"),
+        *("width", "last"),
+    ]
+)
+
+
+@functools.cache
+def _mark_address(float_bits: int, index_bits: int, mode: str) -> int:
+    name = f"mark-{mode}-f{float_bits}-i{index_bits}"
+    return address_of(name, lambda: marked.mark_kernel(float_bits, index_bits, mode))
+
+
+@functools.cache
+def _gather_address(float_bits: int, index_bits: int) -> int:
+    name = f"marked-f{float_bits}-i{index_bits}"
+    return address_of(name, lambda: marked.gather_kernel(float_bits, index_bits))
+
+
+def marks_bytes(width: int, dtype: torch.dtype) -> int:
+    """Bytes of one edge's marks: a bit a column, in whole words."""
+    lanes = marked.mark_lanes(dtype.itemsize * 8)
+    return -(-width // lanes) * (lanes // 8)
+
+
+def marked_gather(
+    transpose: Pattern,
+    order: torch.Tensor,
+    marks: torch.Tensor,
+    share: torch.Tensor,
+    out: torch.Tensor,
+    addend: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """out[j] = sum over the edges from j to i of share[i] where it is marked, + addend[j] (may be `out`).
+
+    `order`: for every edge of the transpose its number among those that were marked.
+    """
+    address = _gather_address(share.element_size() * 8, transpose.index_bits)
+    _run_rows(_gather_block, address, transpose, order, marks, share, out, addend)
     return out
 
 

@@ -27,8 +27,10 @@ from plait.kernels.vector import (
 __all__ = [
     "PREFETCH_LANES",
     "WORDS",
+    "ask_ahead",
     "attained_kernel",
     "extremum_kernel",
+    "five",
     "kernel",
     "sum_tile",
     "weight_gradient_kernel",
@@ -87,7 +89,7 @@ def sum_tile(float_bits: int, index_bits: int, lanes: int, mode: str, is_masked:
         def step(i: Any, total: Any) -> Any:
             j = index(i)
             if lanes >= PREFETCH_LANES[float_bits]:
-                _ask_ahead(code, index, i, last, [(x, stride)])
+                ask_ahead(code, index, i, last, [(x, stride)])
             row = code.load(b.add(x, b.mul(j, stride)), mask)
             if mode in ("max", "min"):
                 return code.extremum(mode, total, row)
@@ -114,7 +116,7 @@ def sum_tile(float_bits: int, index_bits: int, lanes: int, mode: str, is_masked:
     return tile_intrinsic(float_bits, 11, 2, body)
 
 
-def _ask_ahead(code: CodeGen, index: Any, i: Any, last: Any, rows: list[tuple[Any, Any]]) -> None:
+def ask_ahead(code: CodeGen, index: Any, i: Any, last: Any, rows: list[tuple[Any, Any]]) -> None:
     """Ask for the rows of an edge some places on, the last one at most."""
     b = code.builder
     ahead = b.add(i, code.word(_ahead(code.lanes, code.float_bits)))
@@ -215,7 +217,7 @@ def _extremum_tile(float_bits: int, index_bits: int, lanes: int, mode: str, is_m
         def step(i: Any, carried: list[Any]) -> list[Any]:
             best, attained = carried
             if lanes >= PREFETCH_LANES[float_bits]:
-                _ask_ahead(code, index, i, last, [(x, stride)])
+                ask_ahead(code, index, i, last, [(x, stride)])
             row = code.load(b.add(x, b.mul(index(i), stride)), mask)
             # one that is better starts to count anew; NaN is never attained
             is_better = b.fcmp_ordered(">" if mode == "max" else "<", row, best)
@@ -254,7 +256,7 @@ def _attained_tile(float_bits: int, index_bits: int, lanes: int, is_masked: bool
         def step(e: Any, total: list[Any]) -> list[Any]:
             i = index(e)
             if lanes >= PREFETCH_LANES[float_bits]:
-                _ask_ahead(code, index, e, last, [(best, best_stride), (share, share_stride)])
+                ask_ahead(code, index, e, last, [(best, best_stride), (share, share_stride)])
             is_equal = b.fcmp_ordered("==", code.load(b.add(best, b.mul(i, best_stride)), mask), mine)
             worth = code.load(b.add(share, b.mul(i, share_stride)), mask)
             return [b.fadd(total[0], b.select(is_equal, worth, zero))]
@@ -266,7 +268,7 @@ def _attained_tile(float_bits: int, index_bits: int, lanes: int, is_masked: bool
     return tile_intrinsic(float_bits, 12, 0, body)
 
 
-def _five(make: Callable[[int, bool], Any], float_bits: int) -> tuple[Any, ...]:
+def five(make: Callable[[int, bool], Any], float_bits: int) -> tuple[Any, ...]:
     """A tile of every width of `tiles`, the last one masked."""
     *whole, masked = tiles(float_bits)
     return *(make(lanes, False) for lanes in whole), make(masked, True)
@@ -276,7 +278,7 @@ def _five(make: Callable[[int, bool], Any], float_bits: int) -> tuple[Any, ...]:
 def extremum_kernel(float_bits: int, index_bits: int, mode: str) -> Any:
     """max or min and the number of edges that attain it; words: counter pieces bounds indptr indices
     x x_stride out out_stride ties ties_stride width last_edge."""
-    wide, half, quarter, narrow, masked = _five(
+    wide, half, quarter, narrow, masked = five(
         lambda lanes, is_masked: _extremum_tile(float_bits, index_bits, lanes, mode, is_masked), float_bits
     )
     index, bound = load_index(index_bits), load_index(64)
@@ -318,7 +320,7 @@ def extremum_kernel(float_bits: int, index_bits: int, mode: str) -> Any:
 def attained_kernel(float_bits: int, index_bits: int) -> Any:
     """The gradient of max and min on the transpose; words: counter pieces bounds indptr indices
     best best_stride x x_stride share share_stride out out_stride addend addend_stride width last_edge."""
-    wide, half, quarter, narrow, masked = _five(
+    wide, half, quarter, narrow, masked = five(
         lambda lanes, is_masked: _attained_tile(float_bits, index_bits, lanes, is_masked), float_bits
     )
     index, bound = load_index(index_bits), load_index(64)

@@ -1,0 +1,219 @@
+"""Maxima and minima over neighbours that mark, one bit an edge and column, which edges attain them.
+
+The gradient then reads a row and some bits of it for every edge, where comparing reads two rows.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from llvmlite import ir
+from numba import cfunc, types
+
+from plait.kernels.spmm.cpu import PREFETCH_LANES, ask_ahead, five
+from plait.kernels.vector import CodeGen, load_index, load_index_ir, next_piece, tile_intrinsic, tiles
+
+__all__ = ["gather_kernel", "mark_kernel", "mark_lanes"]
+
+_REGISTER_BITS = 512  # marks are written and read so many columns' worth of bits at a time
+
+
+def mark_lanes(float_bits: int) -> int:
+    """Columns whose marks share a word; a row of marks is a whole number of them."""
+    return _REGISTER_BITS // float_bits
+
+
+class _Parts:
+    """A tile as registers of `mark_lanes` columns each, and the marks of each."""
+
+    def __init__(self, base: CodeGen, lanes: int, count: Any, is_masked: bool):
+        self.code = base.of(mark_lanes(base.float_bits))
+        self.tile = base.of(lanes)
+        self.number = lanes // self.code.lanes
+        self.mask = self.code.mask(count) if is_masked else None
+        self.word = ir.IntType(self.code.lanes)
+        self.flags = ir.VectorType(ir.IntType(1), self.code.lanes)
+
+    def row(self, address: Any) -> list[Any]:
+        return [self.code.load(self.at(address, k), self.mask) for k in range(self.number)]
+
+    def at(self, address: Any, k: int) -> Any:
+        size = self.code.lanes * self.code.float_bits // 8
+        return self.code.builder.add(address, self.code.word(k * size))
+
+    def store(self, values: list[Any], address: Any) -> None:
+        for k, value in enumerate(values):
+            self.code.store(value, self.at(address, k), self.mask)
+
+    def marks(self, address: Any) -> Any:
+        """The words of a row of marks."""
+        return self.code.builder.inttoptr(address, self.word.as_pointer())
+
+    def splat(self, value: float) -> list[Any]:
+        return [self.code.constant(value)] * self.number
+
+
+def _mark_tile(float_bits: int, index_bits: int, lanes: int, mode: str, is_masked: bool) -> Any:
+    """The extremum, then who attains it; words: x stride indices start end out ties marks marks_stride
+    last count."""
+
+    def body(base: CodeGen, args: list[Any]) -> None:
+        x, stride, indices, start, end, out, ties, marks, marks_stride, last, count = args
+        parts = _Parts(base, lanes, count, is_masked)
+        code, b = parts.code, base.builder
+        index = load_index_ir(code, indices, index_bits)
+        zero, one = code.constant(0.0), code.constant(1.0)
+
+        def better(i: Any, best: list[Any]) -> list[Any]:
+            if lanes >= PREFETCH_LANES[float_bits]:
+                ask_ahead(parts.tile, index, i, last, [(x, stride)])
+            row = parts.row(b.add(x, b.mul(index(i), stride)))
+            return [code.extremum(mode, p, q) for p, q in zip(best, row, strict=True)]
+
+        best = code.loop(start, end, parts.splat(float("-inf") if mode == "max" else float("inf")), better)
+        best = [b.select(b.icmp_signed(">=", start, end), zero, value) for value in best]
+
+        def mark(i: Any, attained: list[Any]) -> list[Any]:
+            row = parts.row(b.add(x, b.mul(index(i), stride)))
+            to, made = parts.marks(b.add(marks, b.mul(i, marks_stride))), []
+            for k, (value, extreme, many) in enumerate(zip(row, best, attained, strict=True)):
+                is_equal = b.fcmp_ordered("==", value, extreme)
+                b.store(b.bitcast(is_equal, parts.word), b.gep(to, [code.word(k)]), align=1)
+                made.append(b.fadd(many, b.select(is_equal, one, zero)))
+            return made
+
+        attained = code.loop(start, end, parts.splat(0.0), mark)
+        # torch counts the zero-filled output as one more tie where the extremum is zero
+        for k, extreme in enumerate(best):
+            many = b.fadd(attained[k], b.select(b.fcmp_ordered("==", extreme, zero), one, zero))
+            attained[k] = b.select(b.fcmp_ordered("==", many, zero), one, many)
+        parts.store(best, out)
+        parts.store(attained, ties)
+
+    return tile_intrinsic(float_bits, 11, 0, body)
+
+
+def _gather_tile(float_bits: int, index_bits: int, lanes: int, is_masked: bool) -> Any:
+    """out[j] = sum over targets i of share[i] where the edge is marked, plus an added row; one tile.
+
+    words: share share_stride indices order marks marks_stride start end out addend last count.
+    """
+
+    def body(base: CodeGen, args: list[Any]) -> None:
+        share, stride, indices, order, marks, marks_stride, start, end, out, addend, last, count = args
+        parts = _Parts(base, lanes, count, is_masked)
+        code, b = parts.code, base.builder
+        index = load_index_ir(code, indices, index_bits)
+        place = load_index_ir(code, order, index_bits)
+        zero = code.constant(0.0)
+
+        def step(e: Any, totals: list[Any]) -> list[Any]:
+            if lanes >= PREFETCH_LANES[float_bits]:
+                ask_ahead(parts.tile, index, e, last, [(share, stride)])
+                ask_ahead(base.of(1), place, e, last, [(marks, marks_stride)])
+            row = parts.row(b.add(share, b.mul(index(e), stride)))
+            at, made = parts.marks(b.add(marks, b.mul(place(e), marks_stride))), []
+            for k, (value, total) in enumerate(zip(row, totals, strict=True)):
+                flags = b.bitcast(b.load(b.gep(at, [code.word(k)]), align=1), parts.flags)
+                made.append(b.fadd(total, b.select(flags, value, zero)))
+            return made
+
+        totals = code.loop(start, end, parts.splat(0.0), step)
+        for k in range(parts.number):
+            plus = functools.partial(_plus, parts, addend, k, totals[k])
+            totals[k] = code.either(code.is_given(addend), plus, totals[k])
+        parts.store(totals, out)
+
+    return tile_intrinsic(float_bits, 12, 0, body)
+
+
+def _plus(parts: _Parts, addend: Any, k: int, total: Any) -> Any:
+    return parts.code.builder.fadd(total, parts.code.load(parts.at(addend, k), parts.mask))
+
+
+@functools.cache
+def mark_kernel(float_bits: int, index_bits: int, mode: str) -> Any:
+    """max or min, how many edges attain it, and which; words: counter pieces bounds indptr indices
+    marks marks_stride x x_stride out out_stride ties ties_stride width last_edge."""
+    wide, half, quarter, narrow, masked = five(
+        lambda lanes, is_masked: _mark_tile(float_bits, index_bits, lanes, mode, is_masked), float_bits
+    )
+    index, bound = load_index(index_bits), load_index(64)
+    size, lanes = float_bits // 8, tiles(float_bits)[0]
+
+    @cfunc(types.void(types.CPointer(types.int64)))
+    def run(a):  # type: ignore[no-untyped-def]
+        counter, pieces, bounds, indptr, indices, marks, ms = a[0], a[1], a[2], a[3], a[4], a[5], a[6]
+        x, xs, out, os, ties, ts, width, last = a[7], a[8], a[9], a[10], a[11], a[12], a[13], a[14]
+        while True:
+            piece = next_piece(counter)
+            if piece >= pieces:
+                break
+            for i in range(bound(bounds, piece), bound(bounds, piece + 1)):
+                start, end, c = index(indptr, i), index(indptr, i + 1), 0
+                while c < width:
+                    o, m = c * size, marks + c // 8
+                    to, many, rest = out + i * os + o, ties + i * ts + o, width - c
+                    if rest >= lanes:
+                        wide(x + o, xs, indices, start, end, to, many, m, ms, last, 0)
+                        c += lanes
+                    elif rest >= lanes // 2:
+                        half(x + o, xs, indices, start, end, to, many, m, ms, last, 0)
+                        c += lanes // 2
+                    elif rest >= lanes // 4:
+                        quarter(x + o, xs, indices, start, end, to, many, m, ms, last, 0)
+                        c += lanes // 4
+                    elif rest >= lanes // 8:
+                        narrow(x + o, xs, indices, start, end, to, many, m, ms, last, 0)
+                        c += lanes // 8
+                    else:
+                        masked(x + o, xs, indices, start, end, to, many, m, ms, last, rest)
+                        c += lanes // 8
+
+    return run
+
+
+@functools.cache
+def gather_kernel(float_bits: int, index_bits: int) -> Any:
+    """The gradient of max and min on the transpose, by the marks; words: counter pieces bounds indptr indices
+    order order_stride marks marks_stride share share_stride out out_stride addend addend_stride width
+    last_edge."""
+    wide, half, quarter, narrow, masked = five(
+        lambda lanes, is_masked: _gather_tile(float_bits, index_bits, lanes, is_masked), float_bits
+    )
+    index, bound = load_index(index_bits), load_index(64)
+    size, lanes = float_bits // 8, tiles(float_bits)[0]
+
+    @cfunc(types.void(types.CPointer(types.int64)))
+    def run(a):  # type: ignore[no-untyped-def]
+        counter, pieces, bounds, indptr, indices, order = a[0], a[1], a[2], a[3], a[4], a[5]
+        marks, ms, share, ss, out, os, addend, ps = a[7], a[8], a[9], a[10], a[11], a[12], a[13], a[14]
+        width, last = a[15], a[16]
+        while True:
+            piece = next_piece(counter)
+            if piece >= pieces:
+                break
+            for j in range(bound(bounds, piece), bound(bounds, piece + 1)):
+                start, end, c = index(indptr, j), index(indptr, j + 1), 0
+                while c < width:
+                    o, m, rest = c * size, marks + c // 8, width - c
+                    to, s = out + j * os + o, share + o
+                    p = addend + j * ps + o if addend != 0 else 0
+                    if rest >= lanes:
+                        wide(s, ss, indices, order, m, ms, start, end, to, p, last, 0)
+                        c += lanes
+                    elif rest >= lanes // 2:
+                        half(s, ss, indices, order, m, ms, start, end, to, p, last, 0)
+                        c += lanes // 2
+                    elif rest >= lanes // 4:
+                        quarter(s, ss, indices, order, m, ms, start, end, to, p, last, 0)
+                        c += lanes // 4
+                    elif rest >= lanes // 8:
+                        narrow(s, ss, indices, order, m, ms, start, end, to, p, last, 0)
+                        c += lanes // 8
+                    else:
+                        masked(s, ss, indices, order, m, ms, start, end, to, p, last, rest)
+                        c += lanes // 8
+
+    return run
