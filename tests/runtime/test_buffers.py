@@ -80,6 +80,22 @@ def test_the_pool_holds_little_more_than_was_alive_at_once() -> None:
     assert pool.bytes_held == 0
 
 
+def test_a_step_that_needs_a_little_more_does_not_map_it_every_time() -> None:
+    buffers, million = Buffers(), 1 << 18
+
+    def step() -> None:
+        early = [buffers.take(size, million, torch.float32) for size in (20, 25)]
+        del early
+        buffers.take(130, million, torch.float32)
+
+    for _ in range(4):
+        step()
+    before = list(buffers._held)
+    step()
+    assert [id(buffer) for buffer in buffers._held] == [id(buffer) for buffer in before]
+    assert buffers.bytes_held <= 1.5 * 130 * million * 4
+
+
 def test_small_results_are_left_to_the_allocator() -> None:
     pool = Buffers()
     assert pool.take(3, 5, torch.float64).shape == (3, 5)

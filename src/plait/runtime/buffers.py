@@ -20,6 +20,9 @@ _SMALLEST = 64 << 10
 _LOOSEST = 4
 # Held at most: this times what was alive at once (sizes of a step rarely fit each other), or the slack.
 _SPARE = 1.25
+# A step may need a little more and would then drop and map the same buffers every time: this is allowed when
+# a size comes back that was dropped (seen: 187 MB of buffers in a step with 147 alive at once).
+_MOST_SPARE = 1.5
 _SLACK = 32 << 20
 _ALONE = 2  # uses of a storage nobody else holds: the pool's tensor and its Python storage object
 
@@ -45,6 +48,8 @@ class Buffers:
         self._headroom = headroom
         self._held: list[_Buffer] = []
         self._most_alive = 0
+        self._spare = _SPARE
+        self._dropped: set[int] = set()  # sizes
         # a model may be called from several threads: a buffer found free is taken before another one looks
         self._lock = threading.Lock()
 
@@ -67,6 +72,8 @@ class Buffers:
             best = self._tightest(wanted)
         if best is None:
             size = wanted + int(self._headroom * wanted)
+            if size in self._dropped:
+                self._spare = _MOST_SPARE
             self._make_room(size)
             storage = torch.empty(size, dtype=torch.uint8).untyped_storage()
             best = _Buffer(storage, storage._cdata, size)
@@ -87,13 +94,14 @@ class Buffers:
         """Drop free buffers, the longest held first, while more is held than a step has use for."""
         alive = sum(buffer.bytes for buffer in self._held if not buffer.is_free())
         self._most_alive = max(self._most_alive, alive + wanted)
-        limit = max(_SLACK, _SPARE * self._most_alive)
+        limit = max(_SLACK, self._spare * self._most_alive)
         excess = self.bytes_held + wanted - limit
         for buffer in list(self._held):
             if excess <= 0:
                 return
             if buffer.is_free():
                 self._held.remove(buffer)
+                self._dropped.add(buffer.bytes)
                 excess -= buffer.bytes
 
     @property
