@@ -163,7 +163,8 @@ SHAPES = [  # some widths of a head have kernels of their own, where no head is 
     ("dot", 4, 16, torch.float32), ("dot", 3, 37, torch.float64),
     ("gat", 8, 8, torch.float32), ("gat", 4, 53, torch.float32), ("leaky", 2, 32, torch.float32),
     ("leaky", 8, 8, torch.float64), ("leaky", 5, 21, torch.float32), ("dot", 1, 8, torch.float32),
-    ("dot", 2, 16, torch.float64), ("dot", 4, 40, torch.float32),
+    ("dot", 2, 16, torch.float64), ("dot", 4, 40, torch.float32), ("dot", 4, 64, torch.float32),
+    ("leaky", 4, 32, torch.float64),
 ]  # fmt: skip
 
 

@@ -33,7 +33,7 @@ _SERIAL_BELOW = 1 << 16  # edges times columns; a score costs several multiply-a
 _PIECE_ROWS = 512
 # Columns of a head that have kernels of their own: short rows spend more on loops of unknown length than on
 # the sums inside them.
-_FIXED_WIDTHS = (8, 16, 32)
+_FIXED_WIDTHS = (8, 16, 32, 64)
 
 
 def padded(heads: int) -> int:

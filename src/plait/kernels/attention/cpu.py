@@ -29,6 +29,7 @@ __all__ = [
 # Rows ahead of the one in hand whose own operands are asked for: parts of a projected row lie apart, which
 # the machine's own guesses do not follow (the pass over the sources of a road network took twice as long)
 ROWS_AHEAD = 8
+_SUM_BITS = 8 * 512  # of sums of heads that are held in registers at once
 
 # Orders of the words in argument blocks; kernels/attention/__init__.py fills them.
 _EDGES = "counter pieces bounds indptr indices"
@@ -108,7 +109,7 @@ def grouped_dots(float_bits: int, index_bits: int, lanes: int, is_leaky: bool, f
 
 def _fixed_sums(float_bits: int, index_bits: int, lanes: int, is_step: bool, fixed: int) -> Any:
     """grouped_sums of `lanes` heads side by side, each of `fixed` columns."""
-    group = min(4, lanes)
+    group = min(4, lanes, max(1, _SUM_BITS // (fixed * float_bits)))
     tile = tiles.aggregate(float_bits, index_bits, lanes, group, fixed, False, is_step)
     size = float_bits // 8
     head = fixed * size
