@@ -14,6 +14,7 @@ from plait.graph import Graph
 from plait.ir.evaluate import evaluate
 from plait.plan.plan import LayerPlan
 from plait.plan.search import Problem, survey
+from plait.runtime import executor
 from plait.runtime.buffers import Buffers
 from plait.runtime.constants import Constants
 from plait.runtime.executor import Run, apply
@@ -89,6 +90,19 @@ def test_gradients_pass_torchs_own_check(name: str) -> None:
     assert torch.autograd.gradcheck(
         lambda *args: apply(run, dict(zip(names, args, strict=True))), tuple(inputs.values())
     )
+
+
+def test_a_maximum_has_the_same_gradient_with_marks_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans, constants, given = bound("sage max", False)
+    gradients = []
+    for most in (0, 1000):
+        monkeypatch.setattr(executor, "_MOST_MARKED", most)
+        inputs = tensors(plans[0], given)
+        out = apply(run_of(plans[0], constants, inputs), inputs)
+        node: Any = out.grad_fn
+        assert any(t is not None and t.dtype == torch.uint8 for t in node.saved_tensors) == (most > 0)
+        gradients.append(torch.autograd.grad(out.square().sum(), list(inputs.values())))
+    assert all(torch.equal(*pair) for pair in zip(*gradients, strict=True))
 
 
 def test_a_second_derivative_is_refused_in_words() -> None:
