@@ -11,7 +11,7 @@ from typing import Any
 from plait.cost.machine import MachineProfile
 from plait.cost.price import Price
 from plait.errors import PlanError
-from plait.plan.plan import Measured, Rejected
+from plait.plan.plan import Measured, Rejected, wrapped
 
 __all__ = ["FusedCandidate", "FusedPlan", "FusedStep", "choose_among", "preferring"]
 
@@ -82,7 +82,7 @@ class FusedPlan:
             f"   {self.mode}, {sizes};",
             f"     predicted {_ms(self.seconds)}, peak {_mb(self.peak_bytes)}",
         ]
-        out.append(f"   because {self.because}")
+        out += wrapped(f"because {self.because}", "   ")
         width = 41 if self.measured else 43
         head = f"   {'step':<{width}}{'backend':<8}{'Mflop':>9}{'MB':>8}{'predicted':>12}{'share':>7}"
         out.append(head + (f"{'measured':>12}" if self.measured else ""))

@@ -11,7 +11,7 @@ from plait.cost.price import Price
 from plait.ir import Expr, formula
 from plait.plan.program import Program, Step
 
-__all__ = ["LayerPlan", "Measured", "NotPlanned", "Plan", "PricedStep", "Rejected"]
+__all__ = ["LayerPlan", "Measured", "NotPlanned", "Plan", "PricedStep", "Rejected", "wrapped"]
 
 _WIDTH = 100
 _STEP = 41  # columns of a step's title: what the figures leave, those of EXPLAIN ANALYZE too
@@ -135,11 +135,11 @@ class LayerPlan:
     def lines(self, most_rejected: int = 6) -> list[str]:
         """The tree of this layer, at most 100 columns wide."""
         sizes = ", ".join(f"{name}={value}" for name, value in self.sizes.items())
-        out = _wrapped(f"{self.layer}: {self.describe()}", "")
-        out += _wrapped(
+        out = wrapped(f"{self.layer}: {self.describe()}", "")
+        out += wrapped(
             f"{self.mode}, {sizes}; predicted {_ms(self.seconds)}, peak {_mb(self.peak_bytes)}", "   "
         )
-        out += _wrapped(f"because {self.because}", "   ")
+        out += wrapped(f"because {self.because}", "   ")
         has_measured = bool(self.measured)
         head = f"   {'step':<{_STEP}}{'backend':<8}{'Mflop':>9}{'MB':>8}{'predicted':>12}{'share':>7}"
         out.append(head + (f"{'measured':>12}" if has_measured else ""))
@@ -151,11 +151,11 @@ class LayerPlan:
             out.append("   rejected:")
         for loser in self.rejected[:most_rejected]:
             price = "" if loser.seconds is None else f"{_ms(loser.seconds)}, {_mb(loser.peak_bytes or 0)}: "
-            out += _wrapped(f"- {loser.candidate}: {price}{loser.why}", "     ", "       ")
+            out += wrapped(f"- {loser.candidate}: {price}{loser.why}", "     ", "       ")
         if len(self.rejected) > most_rejected:
             out.append(f"     (+{len(self.rejected) - most_rejected} more; .to_dict() has them all)")
         if self.condition:
-            out += _wrapped(f"this candidate is only ever best when {self.condition}", "   ")
+            out += wrapped(f"this candidate is only ever best when {self.condition}", "   ")
         return out
 
     def _row(self, step: PricedStep, phase: str, has_measured: bool) -> str:
@@ -233,11 +233,11 @@ class Plan:
             machine = self.layers[0]
             name = f"{machine.machine} (built-in default; `plait calibrate` measures this one)"
             lines.append(f"machine: {name if machine.is_default_machine else machine.machine}")
-        lines += [line for note in self.notes for line in _wrapped(note, "")]
+        lines += [line for note in self.notes for line in wrapped(note, "")]
         for layer in self.layers:
             lines += ["", *layer.lines()]
         for skipped in self.not_planned:
-            lines += ["", *_wrapped(f"{skipped.layer}: runs in PyG: {skipped.reason}", "")]
+            lines += ["", *wrapped(f"{skipped.layer}: runs in PyG: {skipped.reason}", "")]
         return "\n".join(lines)
 
 
@@ -253,7 +253,7 @@ def _cut(text: str, width: int) -> str:
     return text if len(text) <= width - 1 else text[: width - 2] + "…"
 
 
-def _wrapped(text: str, first: str, rest: str | None = None) -> list[str]:
+def wrapped(text: str, first: str, rest: str | None = None) -> list[str]:
     import textwrap
 
     return textwrap.wrap(
