@@ -31,8 +31,8 @@ __all__ = [
 MOST_HEADS = 16
 _SERIAL_BELOW = 1 << 16  # edges times columns; a score costs several multiply-adds
 _PIECE_ROWS = 512
-# Columns of a head that have kernels of their own: short rows spend more on loops of unknown length than on
-# the sums inside them.
+# Columns of a head that have float32 kernels of their own: short rows spend more on loops of unknown length
+# than on the sums inside them. In float64, which checks rather than trains, compiling them would not pay.
 _FIXED_WIDTHS = (8, 16, 32, 64)
 
 
@@ -108,7 +108,8 @@ def _fixed(scores: Scores, heads: int, lanes: int, width: int, is_shared: bool) 
     """The columns of a head if kernels are made for so many, 0 where they take any number."""
     is_plain = heads == lanes and not is_shared and not scores.is_shared
     is_even = scores.kind == "gat" or scores.width(heads) == width
-    return width if is_plain and is_even and width in _FIXED_WIDTHS else 0
+    is_single = scores.far.element_size() == 4
+    return width if is_plain and is_even and is_single and width in _FIXED_WIDTHS else 0
 
 
 @functools.cache
