@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from plait.errors import InputError
 from plait.ir import Expr
 from plait.pyg.edges import check_weight, read
-from plait.pyg.layers.fused import FUSED, Run, layer_of
+from plait.pyg.layers.fused import FUSED, Run, check_widths, layer_of
 from plait.pyg.lower import Call, Lowered, NotLowered, lower, not_as_written
 from plait.pyg.operators import Operator, propagate
 from plait.pyg.recall import Layer, Seen, call_key
@@ -135,6 +135,7 @@ def _prepared(
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     kind = None if layer is not None else layer_of(module)
     if kind is not None:
+        check_widths(module, given)
         answer = not_as_written(module, kind) or FUSED[kind](module, given)
         return f"{type(module).__name__}{answer}" if isinstance(answer, str) else answer
     if len(args) > len(names) or "x" not in given or "edge_index" not in given:

@@ -7,17 +7,18 @@ from collections.abc import Callable
 
 import torch
 
+from plait.errors import InputError
 from plait.kernels import launch
 from plait.kernels.block import Block
 from plait.kernels.compiled import address_of
 from plait.kernels.gemm import cpu
 
-__all__ = ["column_sums", "gemm", "gemm_transposed", "transposed_chunks"]
+__all__ = ["SERIAL_BELOW", "block_height", "column_sums", "gemm", "gemm_transposed", "transposed_chunks"]
 
 # a multiple of every block height; small enough to balance, large enough to amortise the claim
 _PIECE_ROWS = 192
 # multiply-adds (some 20 us of one core) under which waking a second thread does not pay
-_SERIAL_BELOW = 1 << 20
+SERIAL_BELOW = 1 << 20
 # rows of both operands per pass: 64 columns of float32 of each fit the first-level cache
 _TRANSPOSED_STEP = 128
 
@@ -45,10 +46,13 @@ def gemm(
 
     Rows of every operand are contiguous (any row stride); float32 or float64, one dtype for all.
     """
+    if x.shape[1] != w.shape[0]:
+        raise InputError(
+            f"x has {x.shape[1]} columns, w {w.shape[0]} rows; check the widths of x and the layer"
+        )
     size = x.element_size()
     w = w if w.stride(1) == 1 or w.shape[1] == 1 else w.contiguous()
-    # taller blocks reuse the weight tile more; shorter ones keep more of a short inner loop in flight
-    rows = 4 if x.shape[1] < 128 else 6
+    rows = block_height(x.shape[1])
     words = _gemm_block.words()
     words[0] = 0
     words[1] = x.shape[0]
@@ -64,9 +68,15 @@ def gemm(
     words[11] = 0 if addend is None else addend.stride(0) * size
     words[12] = 0 if bias is None else bias.data_ptr()
     words[13] = _PIECE_ROWS
-    threads = launch.num_threads() if x.shape[0] * w.shape[1] * x.shape[1] > _SERIAL_BELOW else 1
+    threads = launch.num_threads() if x.shape[0] * w.shape[1] * x.shape[1] > SERIAL_BELOW else 1
     _gemm_block.run(_address(size * 8, rows, False), words, threads)
     return out
+
+
+def block_height(inner: int) -> int:
+    """Rows of a block held in registers: taller ones reuse the weight tile more, shorter ones keep more of a
+    short inner loop in flight."""
+    return 4 if inner < 128 else 6
 
 
 def transposed_chunks(rows: int, height: int, width: int) -> int:
@@ -105,7 +115,7 @@ def gemm_transposed(
     words[8] = partial.data_ptr()
     words[9] = chunks
     words[10] = _TRANSPOSED_STEP
-    threads = min(launch.num_threads(), chunks) if rows * height * width > _SERIAL_BELOW else 1
+    threads = min(launch.num_threads(), chunks) if rows * height * width > SERIAL_BELOW else 1
     _transposed_block.run(_address(size * 8, 4, True), words, threads)
     return partial[0] if chunks == 1 else partial.sum(0)
 

@@ -10,14 +10,13 @@ import torch
 from plait.kernels import launch
 from plait.kernels.block import Block
 from plait.kernels.compiled import address_of
-from plait.kernels.gemm import transposed_chunks
+from plait.kernels.gemm import SERIAL_BELOW, block_height, transposed_chunks
 from plait.kernels.heads import cpu
 
 __all__ = ["project_heads", "project_heads_backward"]
 
 _PIECE_ROWS = 192  # a multiple of a block's height; 256 columns of them are a fifth of a second-level cache
 _STEP_ROWS = 128
-_SERIAL_BELOW = 1 << 20  # multiply-adds; see kernels/gemm
 
 _forward_block, _backward_block = Block(cpu.FORWARD), Block(cpu.BACKWARD)
 
@@ -32,11 +31,6 @@ def _address(name: str, float_bits: int, height: int) -> int:
 
 def _row(tensor: torch.Tensor) -> int:
     return tensor.stride(0) * tensor.element_size()
-
-
-def _height(inner: int) -> int:
-    """Rows of a product's block, as kernels/gemm chooses them."""
-    return 4 if inner < 128 else 6
 
 
 def project_heads(
@@ -69,8 +63,8 @@ def project_heads(
         words[15], words[16] = skip.data_ptr(), _row(skip)
         words[17] = 0 if skip_bias is None else skip_bias.data_ptr()
     work = x.shape[0] * w.shape[1] * (inner + (0 if skip is None else skip.shape[0]))
-    threads = launch.num_threads() if work > _SERIAL_BELOW else 1
-    _forward_block.run(_address("forward", size * 8, _height(inner)), words, threads)
+    threads = launch.num_threads() if work > SERIAL_BELOW else 1
+    _forward_block.run(_address("forward", size * 8, block_height(inner)), words, threads)
     return out
 
 
@@ -105,8 +99,8 @@ def project_heads_backward(
     words[17], words[18], words[20] = ones.data_ptr(), made[0].data_ptr(), made[2].data_ptr()
     words[19] = 0 if own is None else made[1].data_ptr()
     work = rows * columns * (2 * inner + own_inner)
-    threads = min(launch.num_threads(), chunks) if work > _SERIAL_BELOW else 1
-    _backward_block.run(_address("backward", size * 8, _height(width)), words, threads)
+    threads = min(launch.num_threads(), chunks) if work > SERIAL_BELOW else 1
+    _backward_block.run(_address("backward", size * 8, block_height(width)), words, threads)
     to_w, to_skip, sums = (part[0] if chunks == 1 else part.sum(0) for part in made)
     by_head = to_w.view(heads, inner, width).transpose(0, 1).reshape(inner, columns)
     return by_head, None if own is None else to_skip, sums[0]

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch_geometric.utils import add_self_loops, remove_self_loops, to_edge_index
 
 from plait.cost.work import Matrix
+from plait.errors import InputError
 from plait.graph import Graph
 from plait.kernels import launch
 from plait.plan.fused import FusedPlan
@@ -26,6 +27,7 @@ __all__ = [
     "FUSED",
     "Prepare",
     "Run",
+    "check_widths",
     "cost_matrix",
     "csr_order",
     "edges_of",
@@ -61,6 +63,20 @@ def layer_of(module: nn.Module) -> type[nn.Module] | None:
     """The registered class this module is an instance of, or None."""
     found = next((cls for cls in type(module).__mro__ if cls in FUSED), None)
     return None if found is None or (found in _ONLY and not _ONLY[found](module)) else found
+
+
+def check_widths(module: Any, given: Mapping[str, Any]) -> None:
+    """InputError where x is not as wide as the layer says it takes; kernels read rows by their address."""
+    taken = getattr(module, "in_channels", getattr(module, "channels", None))
+    x = given.get("x")
+    widths = taken if isinstance(taken, tuple) else (taken, taken)
+    for value, width in zip(x if isinstance(x, tuple | list) else (x,), widths, strict=False):
+        is_matrix = isinstance(value, Tensor) and value.dim() == 2
+        if is_matrix and isinstance(width, int) and width > 0 and value.shape[1] != width:
+            raise InputError(
+                f"{module._plait_name}: x has {value.shape[1]} columns, the layer takes {width}; "
+                "check the widths of x and the layer"
+            )
 
 
 def refused_edges(edge_index: Any) -> str | None:

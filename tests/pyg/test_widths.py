@@ -1,0 +1,41 @@
+"""A layer with passes of its own refuses an x of another width before any kernel reads it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch_geometric.nn import GATConv, GATv2Conv, PNAConv, ResGatedGraphConv, RGCNConv, TransformerConv
+
+import plait
+from plait.errors import InputError
+from plait.kernels.gemm import gemm
+
+EDGES = torch.tensor([[0, 1, 2, 5], [1, 2, 9, 4]])
+LAYERS = [
+    GATConv(8, 2, heads=2),
+    GATv2Conv(8, 2, heads=2),
+    TransformerConv(8, 2, heads=2),
+    TransformerConv(8, 64, heads=2),
+    ResGatedGraphConv(8, 4),
+    PNAConv(8, 4, ["mean", "max"], ["identity"], torch.ones(4)),
+]
+
+
+@pytest.mark.parametrize("width", [4, 12])
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: type(layer).__name__)
+def test_another_width_is_an_error_that_names_both(layer: nn.Module, width: int) -> None:
+    with pytest.raises(InputError, match=f"x has {width} columns, the layer takes 8"):
+        plait.compile(layer, None)(torch.randn(10, width), EDGES)
+
+
+def test_relations_and_pairs_are_checked_too() -> None:
+    with pytest.raises(InputError, match="x has 4 columns"):
+        plait.compile(RGCNConv(8, 4, 2), None)(torch.randn(10, 4), EDGES, torch.tensor([0, 1, 0, 1]))
+    with pytest.raises(InputError, match="x has 5 columns, the layer takes 6"):
+        plait.compile(GATv2Conv((8, 6), 2), None)((torch.randn(10, 8), torch.randn(10, 5)), EDGES)
+
+
+def test_a_dense_product_reads_nothing_beyond_its_operands() -> None:
+    with pytest.raises(InputError, match="x has 3 columns, w 4 rows"):
+        gemm(torch.zeros(2, 3), torch.zeros(4, 5), torch.zeros(2, 5))
