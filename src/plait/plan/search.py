@@ -130,8 +130,8 @@ def search(problem: Problem) -> LayerPlan:
 def _preferred(ranked: list[LayerPlan]) -> LayerPlan:
     """The cheapest plan; among prices the model cannot tell apart a chained one, and then the leanest.
 
-    Seen over 208 layers timed with all their candidates: of two prices within a tenth, the plan whose rows
-    stay in cache was mostly the faster one.
+    Seen over layers timed with all their candidates: of two prices within a tenth, the plan whose rows stay
+    in cache was mostly the faster one.
     """
     near = [plan for plan in ranked if plan.seconds <= _WITHIN_ERROR * ranked[0].seconds]
     near = [plan for plan in near if plan.form.endswith("chained")] or near
