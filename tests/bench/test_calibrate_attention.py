@@ -16,7 +16,7 @@ from plait.plan.attention import AttentionProblem, choose, correction
 
 def test_every_candidate_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibrate_attention, "_WIDTHS", ((8, 8),))
-    monkeypatch.setattr(calibrate_attention, "_HEADS", (2,))
+    monkeypatch.setattr(calibrate_attention, "_HEADS", (4,))
     monkeypatch.setattr(calibrate_attention, "_TOO_DEAR", float("inf"))
     found = attention_factors([generate.erdos(60, 200, 1)])
     assert {name.partition(" fwd ")[0].partition(" bwd ")[0] for name in found} == {

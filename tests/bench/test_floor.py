@@ -23,4 +23,4 @@ def test_a_floor_lies_below_the_price(layer: str, mode: str) -> None:
 
 
 def test_attention_has_no_floor() -> None:
-    assert floor_seconds(Problem("gat", Forms.of(generate.grid(6, 6)), 8, 8), "training") is None
+    assert floor_seconds(Problem("gat", Forms.of(generate.grid(6, 6)), 8, 6), "training") is None

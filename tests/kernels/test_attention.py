@@ -156,14 +156,16 @@ def close(actual: torch.Tensor, expected: np.ndarray[Any, Any], what: str) -> No
     )
 
 
-SHAPES = [  # some widths of a head have kernels of their own, where no head is padded
+# Some widths of a head have kernels of their own, where no head is padded. A kernel is compiled for every
+# (kind, padded heads, dtype): what both dtypes do alike is tried with four heads in float64.
+SHAPES = [
     ("gat", 4, 16, torch.float32), ("gat", 3, 17, torch.float64),
-    ("gat", 1, 1, torch.float32), ("gat", 8, 5, torch.float32),
+    ("gat", 1, 1, torch.float32), ("gat", 5, 5, torch.float32),
     ("leaky", 4, 16, torch.float32), ("leaky", 3, 37, torch.float64),
     ("dot", 4, 16, torch.float32), ("dot", 3, 37, torch.float64),
-    ("gat", 8, 8, torch.float32), ("gat", 4, 53, torch.float32), ("leaky", 2, 32, torch.float32),
-    ("leaky", 8, 8, torch.float64), ("leaky", 5, 21, torch.float32), ("dot", 1, 8, torch.float32),
-    ("dot", 2, 16, torch.float64), ("dot", 4, 40, torch.float32), ("dot", 4, 64, torch.float32),
+    ("gat", 8, 8, torch.float32), ("gat", 2, 53, torch.float32), ("leaky", 2, 32, torch.float32),
+    ("leaky", 4, 8, torch.float64), ("leaky", 3, 21, torch.float32), ("dot", 1, 8, torch.float32),
+    ("dot", 4, 16, torch.float64), ("dot", 4, 40, torch.float32), ("dot", 4, 64, torch.float32),
     ("leaky", 4, 32, torch.float64),
 ]  # fmt: skip
 

@@ -18,7 +18,7 @@ from plait.loader import ClusterData, ClusterLoader, LinkNeighborLoader, Neighbo
 from plait.loader.partition import has_metis
 from tests.loader.batches import small_data, small_hetero
 
-EPOCHS = 6
+EPOCHS = 3  # of a round
 
 
 def loaders() -> dict[str, Any]:

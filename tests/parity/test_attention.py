@@ -90,7 +90,8 @@ def test_every_candidate_of_gat_computes_the_same(
     choice: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     only(choice, monkeypatch)
-    for heads, width in ((3, 5), (1, 33), (8, 3)):
+    # other heads are other kernels to compile: one number of them in float64
+    for heads, width in ((3, 5), (1, 33), (8, 3))[: 3 if dtype == torch.float32 else 1]:
         module = drawn(GATConv(WIDTH, width, heads=heads, negative_slope=-0.1), dtype)
         compiled = agree(module, features(dtype=dtype), edges())
         assert compiled.plan.layers[0].choice == choice
@@ -116,9 +117,9 @@ def test_lean_gradients_of_row_scores_are_pygs(
     between = torch.stack([torch.randint(0, 30, (200,)), torch.randint(0, N, (200,))])
     agree(
         drawn(
-            layer((WIDTH, 7), 5, heads=2, **options | {"share_weights": False})
+            layer((WIDTH, 7), 5, heads=3, **options | {"share_weights": False})
             if layer is GATv2Conv
-            else layer((WIDTH, 7), 5, heads=2, **options),
+            else layer((WIDTH, 7), 5, heads=3, **options),
             dtype,
         ),
         pair,
@@ -130,7 +131,7 @@ def test_lean_gradients_of_row_scores_are_pygs(
 @pytest.mark.parametrize(
     ("layer", "choice"), [(GATConv, "gat folded"), (GATv2Conv, "leaky"), (TransformerConv, "dot")]
 )
-@pytest.mark.parametrize(("heads", "width"), [(3, 5), (4, 8)])
+@pytest.mark.parametrize(("heads", "width"), [(3, 5), (4, 16)])
 def test_the_backward_pass_may_begin_at_either_end(
     layer: Any, choice: str, heads: int, width: int, few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,7 +166,8 @@ def test_every_candidate_of_transformer_computes_the_same(
     choice: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     only(choice, monkeypatch)
-    for heads, width, inner in ((3, 5, WIDTH), (1, 33, 7), (8, 3, 1), (16, 2, 19)):
+    shapes = ((3, 5, WIDTH), (1, 33, 7), (8, 3, 1), (16, 2, 19))
+    for heads, width, inner in shapes if dtype == torch.float32 else [(3, 5, inner) for inner in (1, WIDTH)]:
         module = drawn(TransformerConv(inner, width, heads=heads), dtype)
         compiled = agree(module, features(width=inner, dtype=dtype), edges(), calls=2)
         assert compiled.plan.layers[0].choice == choice
@@ -181,7 +183,7 @@ def test_every_candidate_of_transformer_with_options(
     only(choice, monkeypatch)
     agree(drawn(TransformerConv(WIDTH, 5, heads=3, **options)), features(), edges(), calls=2)
     between = torch.stack([torch.randint(0, 30, (200,)), torch.randint(0, N - 5, (200,))])
-    agree(drawn(TransformerConv((WIDTH, 7), 5, heads=2, **options)), (features(30), features(N, 7)), between)
+    agree(drawn(TransformerConv((WIDTH, 7), 5, heads=3, **options)), (features(30), features(N, 7)), between)
 
 
 @pytest.mark.parametrize("choice", DOTS)
@@ -347,7 +349,7 @@ def test_edge_features_between_pairs(layer: Any) -> None:
     given = torch.stack([torch.randint(0, 30, (200,)), torch.randint(0, N, (200,))])
     # the mean feature of a loop is not defined between two node sets: PyG itself fails
     options = {"add_self_loops": False} if layer is GATv2Conv else {}
-    module = drawn(layer((WIDTH, 7), 5, heads=2, edge_dim=3, **options))
+    module = drawn(layer((WIDTH, 7), 5, heads=3, edge_dim=3, **options))
     agree(WithEdges(module, torch.randn(200, 3)), (features(30), features(N, 7)), given)
 
 

@@ -40,7 +40,7 @@ def test_without_a_trace_there_is_no_clock() -> None:
 
 @pytest.mark.parametrize(
     "layer",
-    [GATConv(8, 4, heads=2), GATConv(4, 32, heads=2), GATv2Conv(8, 4, heads=2), TransformerConv(8, 4)],
+    [GATConv(8, 4, heads=3), GATConv(4, 32, heads=3), GATv2Conv(8, 4, heads=3), TransformerConv(8, 4)],
 )
 def test_analyze_measures_every_step_of_an_attention_plan(layer: Any) -> None:
     x = torch.randn(30, layer.in_channels, requires_grad=True)

@@ -71,7 +71,7 @@ MODELS = {
     "gin": lambda: GIN(6, 8, 2, 3, norm=None),
     "gin by hand": lambda: Net(GINConv(mlp(6, 8)), GINConv(mlp(8, 8))),
     "sg": lambda: Net(SGConv(6, 8, K=2), SGConv(8, 4, K=3)),
-    "gcn, then attention": lambda: Net(GCNConv(6, 8), GATConv(8, 4)),
+    "gcn, then attention": lambda: Net(GCNConv(6, 8), GATConv(8, 4, heads=3)),
     "gcn, then sage": lambda: Net(GCNConv(6, 8), SAGEConv(8, 4)),
     "batch norm": lambda: GCN(6, 8, 2, 3, norm="batch_norm"),
     "dropout": lambda: GCN(6, 8, 2, 3, dropout=0.5),
@@ -80,7 +80,7 @@ MODELS = {
     "no bias, improved": lambda: Net(GCNConv(6, 6, bias=False), GCNConv(6, 6, improved=True)),
     "no loops": lambda: Net(GCNConv(6, 6, add_self_loops=False), GCNConv(6, 6)),
     "pooled": lambda: Net(GCNConv(6, 8), GCNConv(8, 4), after=lambda h: global_mean_pool(h, BATCH)),
-    "attention": lambda: GAT(6, 8, 2, 3),
+    "attention": lambda: GAT(6, 8, 2, 3, heads=4),
 }
 
 

@@ -14,7 +14,7 @@ from plait.graph import generate
 @pytest.mark.parametrize("kind", EVERY_LAYER)
 @pytest.mark.parametrize("mode", ["inference", "training"])
 def test_plait_equals_pyg(kind: str, mode: str) -> None:
-    problem = Problem(kind, Forms.of(generate.erdos(30, 90)), 6, 4, heads=2)
+    problem = Problem(kind, Forms.of(generate.erdos(30, 90)), 6, 4, heads=4)
     runner = prepare("plait", problem, mode)
     expected = answer(prepare("pyg-default", problem, mode), problem, mode)
     assert worst_error(answer(runner, problem, mode), expected, kind)[0] <= TOLERANCE
