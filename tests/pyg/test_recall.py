@@ -116,6 +116,36 @@ def test_a_layer_that_has_changed_is_looked_at_again(change: Callable[[Any], Non
     assert not torch.allclose(after, before)
 
 
+def _hook_inside(network: nn.Sequential) -> None:
+    network[2].register_forward_hook(lambda module, given, out: out * 2)
+
+
+def _other_inside(network: nn.Sequential) -> None:
+    network[1] = nn.Tanh()
+
+
+def _longer(network: nn.Sequential) -> None:
+    network.append(nn.Linear(3, 3))
+
+
+@pytest.mark.parametrize("change", [_hook_inside, _other_inside, _longer])
+def test_a_network_that_has_changed_inside_a_layer_is_looked_at_again(
+    change: Callable[[nn.Sequential], None],
+) -> None:
+    torch.manual_seed(3)
+    layer = GINConv(nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)))
+    model: Any = plait.compile(layer)
+    x = x_of()
+    before = model(x, EDGES)
+    for network in (model.nn, layer.nn):
+        torch.manual_seed(4)
+        change(network)
+    after = model(x, EDGES)
+    expected = layer(x, EDGES)
+    torch.testing.assert_close(after, expected)
+    assert not torch.allclose(after, before)
+
+
 def test_a_message_of_the_users_own_is_noticed() -> None:
     model, x = plait.compile(SGConv(4, 3)), x_of()
     model(x, EDGES)

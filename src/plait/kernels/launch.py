@@ -24,22 +24,28 @@ __all__ = ["describe_pool", "launch", "num_threads"]
 
 Team = Callable[[int, int, int], None]
 
-# After a fork the parent's OpenMP workers do not exist in the child; entering the pool there hangs.
-_IMPORTED_IN = os.getpid()
+_is_forked = False
+
+
+def _after_fork() -> None:
+    """The parent's OpenMP workers do not exist in the child; entering the pool there hangs."""
+    global _is_forked
+    _is_forked = True
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def num_threads() -> int:
     """The number of threads a kernel may use: torch's setting, and one in a forked child."""
-    if os.getpid() != _IMPORTED_IN:
-        return 1
-    return torch.get_num_threads()
+    return 1 if _is_forked else torch.get_num_threads()
 
 
 def launch(address: int, block: ctypes.Array[ctypes.c_int64], threads: int) -> None:
     """Call the C function at `address` with `block` on `threads` threads and wait for all of them."""
     where = ctypes.addressof(block)
     if threads <= 1:
-        _alone()(address, where, 1)
+        _function(address)(where)
     else:
         _team()(address, where, threads)
 
@@ -51,22 +57,10 @@ def describe_pool() -> str:
 
 
 @functools.cache
-def _kernel_type() -> Callable[[int], Callable[[int], None]]:
-    return ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-
-
-@functools.cache
-def _alone() -> Team:
-    prototypes: dict[int, Callable[[int], None]] = {}
-    kernel_type = _kernel_type()
-
-    def run(address: int, where: int, threads: int) -> None:
-        function = prototypes.get(address)
-        if function is None:
-            function = prototypes[address] = kernel_type(address)
-        function(where)
-
-    return run
+def _function(address: int) -> Callable[[int], None]:
+    """A kernel as something to call with the address of its block."""
+    function: Callable[[int], None] = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
+    return function
 
 
 @functools.cache
@@ -86,10 +80,10 @@ def _team() -> Team:
 
 def _python_team(address: int, where: int, threads: int) -> None:
     """The fallback where torch brings no OpenMP with GOMP_parallel: ctypes releases the GIL."""
-    others = [threading.Thread(target=_alone(), args=(address, where, 1)) for _ in range(threads - 1)]
+    others = [threading.Thread(target=_function(address), args=(where,)) for _ in range(threads - 1)]
     for thread in others:
         thread.start()
-    _alone()(address, where, 1)
+    _function(address)(where)
     for thread in others:
         thread.join()
 

@@ -63,24 +63,23 @@ class Layer:
         self._own = [*vars(module).values()][:-1]  # all but Seen
         inside = [vars(part) for part in self._parts]
         self._dicts = [*inside, *(d for part in parts for d in (part._parameters, part._modules))]
-        self._values = self._inside()
+        self._values = [*self._inside()]
         # hooks are kept in dictionaries that stay and fill
         everything = itertools.chain(self._own, *(d.values() for d in inside))
-        self._sized = [value for value in everything if isinstance(value, dict)]
+        self._sized = [*self._dicts, *(value for value in everything if isinstance(value, dict))]
         self._sizes = [*map(len, self._sized)]
 
-    def _inside(self) -> list[Any]:
-        return [*itertools.chain.from_iterable(map(dict.values, self._dicts))]
+    def _inside(self) -> Iterator[Any]:
+        return itertools.chain.from_iterable(map(dict.values, self._dicts))
 
     def is_as_it_was(self, module: nn.Module) -> bool:
         """True while the layer, its linear maps, parameters, options and hooks are the very same objects."""
-        own, inside = vars(module), self._inside()
+        own = vars(module)
         return (
             len(own) == len(self._own) + 1
-            and len(inside) == len(self._values)
-            and all(map(operator.is_, self._own, own.values()))
-            and all(map(operator.is_, self._values, inside))
             and [*map(len, self._sized)] == self._sizes
+            and all(map(operator.is_, self._own, own.values()))
+            and all(map(operator.is_, self._values, self._inside()))
             and [type(module), *map(type, self._parts)] == self._types
             and _meaning(_original(module)) == self._meaning
         )

@@ -57,7 +57,7 @@ class Buffers:
         """An uninitialised [rows, cols] tensor, contiguous."""
         wanted = rows * cols * dtype.itemsize
         if wanted < _SMALLEST:
-            return torch.empty((rows, cols), dtype=dtype)
+            return torch.empty(rows, cols, dtype=dtype)
         with self._lock:
             # set_, not a view: users may modify an output in place, which autograd forbids on such views
             storage = self._find(wanted).storage

@@ -12,10 +12,25 @@ from plait.kernels.chain import Chain, Gathered, ones
 from plait.kernels.spmm import Pattern
 from plait.plan.program import Step
 
-__all__ = ["BoundChain"]
+__all__ = ["BoundChain", "Env", "turned"]
 
-Env = dict[str, Any]
 Take = Callable[[int, int, torch.dtype], torch.Tensor]
+
+
+def turned(name: str) -> str:
+    """The name of a value's transpose."""
+    return name[:-1] if name.endswith("ᵀ") else f"{name}ᵀ"
+
+
+class Env(dict[str, Any]):
+    """Values by name; one that is there the other way round is transposed when it is asked for."""
+
+    def __missing__(self, name: str) -> Any:
+        other = self.get(turned(name))
+        if other is None:
+            raise KeyError(name)
+        value = self[name] = other.t()
+        return value
 
 
 class BoundChain:
@@ -35,7 +50,7 @@ class BoundChain:
         self.keeps = self.block is not None and self.block in step.more
         rows = [name for role, name in step.reads if role.startswith("rows")]
         self.weights = [
-            (at, names.get(f"w{k}"), names.get(f"wt{k}", ""))
+            (at, names[f"w{k}"] if f"w{k}" in names else turned(names[f"wt{k}"]))
             for k, at in zip(range(len(rows)), kernel.WEIGHTS, strict=False)
         ]
         rights = [(role[5:], name) for role, name in step.reads if role.startswith("right")]
@@ -51,7 +66,9 @@ class BoundChain:
             self.num_rows, some.dtype, gathered, [self._columns(name, env) for name in rows], self.width,
             [(self._columns(left, env), self._columns(right, env)) for left, right, _ in sides],
         )  # fmt: skip
-        self.made, self.turned = step.more, [is_turned for _, _, is_turned in sides]
+        made = zip(step.more, sides, strict=False)  # what else is made is the block
+        self.made = [turned(name) if is_turned else name for name, (_, _, is_turned) in made]
+        self.first = step.more[0] if step.more else ""
         self._places(names, rows, sides, some)
 
     def _places(
@@ -92,8 +109,7 @@ class BoundChain:
     def _product_width(self, env: Mapping[str, Any]) -> int:
         if not self.weights:
             return 0
-        _, plain, turned = self.weights[0]
-        return int(env[plain].shape[1]) if plain is not None else int(env[turned].shape[0])
+        return int(env[self.weights[0][1]].shape[1])
 
     def run(self, env: Env, owns: bool) -> torch.Tensor:
         """The products' rows, the first sum where there are none; env gets what is made beside.
@@ -112,8 +128,8 @@ class BoundChain:
         if self.bias is not None:
             words[kernel.BIAS] = env[self.bias].data_ptr()
         weights = []  # kept until the kernel has run
-        for at, plain, turned in self.weights:
-            w = (env[plain] if plain is not None else env[turned].t()).contiguous()
+        for at, name in self.weights:
+            w = env[name].contiguous()
             weights.append(w)
             chain.fill(words, at, w)
         out = None
@@ -124,9 +140,5 @@ class BoundChain:
             kept = take(self.num_rows, env[self.x].shape[1], self.dtype)
             chain.fill(words, kernel.KEPT, kept)
             env[self.block] = kept
-        made = [
-            value.t() if is_turned else value
-            for value, is_turned in zip(chain.finish(words, take), self.turned, strict=True)
-        ]
-        env.update(zip(self.made, made, strict=False))
-        return made[0] if out is None else out
+        env.update(zip(self.made, chain.finish(words, take), strict=True))
+        return env[self.first] if out is None else out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,12 +18,11 @@ from plait.kernels.partial import partial_sums
 from plait.plan.plan import LayerPlan, Measured
 from plait.plan.program import Program, Step
 from plait.runtime.buffers import Buffers
-from plait.runtime.chain import BoundChain
+from plait.runtime.chain import BoundChain, Env, turned
 from plait.runtime.constants import Constants, SparseValue
 
 __all__ = ["Run", "apply"]
 
-Env = dict[str, Any]
 # edges a row up to which an extremum marks who attains it: a bit an edge and column, half the memory of the
 # counts of ties at most. The second look at more neighbours takes as long as the gradient saves (a step of
 # SAGE by maxima, 256 columns, one core: 9 and 12% less at 4 edges a row, 4% more at 31).
@@ -40,7 +40,6 @@ class Run:
     trace: list[tuple[str, Measured]] | None = None  # filled by explain(analyze=True)
     _forward: Compiled | None = None
     _backward: Compiled | None = None
-    _kept: tuple[str, ...] | None = None
 
     def forward(self, env: Env) -> None:
         if self._forward is None:
@@ -53,22 +52,27 @@ class Run:
             self._backward = Compiled(self.plan.backward, self, keep=self.plan.backward.outputs)
         self._backward.run(env)
 
-    @property
+    @functools.cached_property
     def kept(self) -> tuple[str, ...]:
         """Values made by the forward pass that the backward pass reads."""
-        if self._kept is None:
-            made = {name for step in self.plan.forward.steps for name in (step.out, *step.more)}
-            backward = self.plan.backward
-            reads = {name for step in backward.steps for _, name in step.reads} if backward else set()
-            extrema = [step for step in self.plan.forward.steps if step.op == "extremum"]
-            marks = {_marks_of(step.out) for step in extrema if step.more[0] in reads}
-            self._kept = tuple(sorted((made & reads) | marks))
-        return self._kept
+        made = {name for step in self.plan.forward.steps for name in (step.out, *step.more)}
+        backward = self.plan.backward
+        reads = {name for step in backward.steps for _, name in step.reads} if backward else set()
+        extrema = [step for step in self.plan.forward.steps if step.op == "extremum"]
+        marks = {_marks_of(step.out) for step in extrema if step.more[0] in reads}
+        return tuple(sorted((made & reads) | marks))
 
-    def hoist(self, env: Env) -> dict[str, Any]:
+    @functools.cached_property
+    def gradient_of(self) -> dict[str, str]:
+        """Input -> the value that is its gradient; that of a turned input is turned."""
+        assert self.plan.backward is not None
+        found = dict(zip(self.plan.wrt, self.plan.backward.outputs, strict=True))
+        return found | {turned(name): turned(output) for name, output in found.items()}
+
+    def hoist(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """The values that stay the same from call to call, computed now."""
         program = self.plan.hoisted
-        env = dict(env)
+        env = Env(inputs)
         Compiled(program, self, keep=program.outputs, may_pool=False).run(env)
         return {name: env[name] for name in program.outputs}
 
@@ -277,15 +281,14 @@ class Compiled:
 
     def _bound_gemm(self, step: Step, owns: bool) -> Callable[[Env], torch.Tensor]:
         names = dict(step.reads)
-        x_name, w_name = names["x"], names["w"]
+        x_name, w_name = names["x"], turned(names["w"]) if step.is_transposed else names["w"]
         addend_name, bias_name = names.get("addend", ""), names.get("bias", "")
-        price, take, is_transposed = self.prices[step.out], self.take, step.is_transposed
+        price, take = self.prices[step.out], self.take
         is_torch = price is not None and price.backend == "torch"
 
         def run(env: Env) -> torch.Tensor:
             x, w, bias = env[x_name], env[w_name], env.get(bias_name)
             addend: Any = env[addend_name] if addend_name else None
-            w = w.t() if is_transposed else w
             if isinstance(x, SparseValue):
                 pattern, weight = x.operands(False)
                 out = addend if owns else take(pattern.num_rows, w.shape[1], w.dtype)
@@ -304,12 +307,18 @@ class Compiled:
             out = torch.empty((pattern.num_rows, right.shape[1]), dtype=right.dtype)
             return sparse.spmm(pattern, right, out, edge=weight)
         price = self.prices[step.out]
-        is_wide_left = left.shape[1] > right.shape[1]
+        # vector lanes run over the second operand's columns; of two as wide, PyG's weights lie [out, in]
+        is_turned = left.shape[1] >= right.shape[1]
+        if is_turned:
+            left, right = right, left
         if price is not None and price.backend == "torch":
-            return torch.mm(right.t(), left).t() if is_wide_left else torch.mm(left.t(), right)
-        if is_wide_left:  # vector lanes run over the second operand's columns
-            return dense.gemm_transposed(right, left, self.run_of.buffers.take).t()
-        return dense.gemm_transposed(left, right, self.run_of.buffers.take)
+            made = torch.mm(left.t(), right)
+        else:
+            made = dense.gemm_transposed(left, right, self.run_of.buffers.take)
+        if not is_turned:
+            return made
+        env[turned(step.out)] = made
+        return made.t()
 
     def _bound_chain(self, step: Step, owns: bool) -> Callable[[Env], torch.Tensor]:
         """Products of the same rows in one pass over blocks of them; made for the shapes of the first run."""
@@ -432,19 +441,15 @@ def _mm(
 
 
 class _Expression(torch.autograd.Function):
-    """One planned expression as one node of torch's graph; `turned` inputs come as they are stored."""
+    """One planned expression as one node of torch's graph; transposed inputs come as they are stored."""
 
     @staticmethod
-    def forward(
-        ctx: Any, run: Run, names: tuple[str, ...], turned: tuple[str, ...], *inputs: torch.Tensor
-    ) -> torch.Tensor:
-        env: Env = dict(zip(names, inputs, strict=True))
-        for name in turned:
-            env[name] = env[name].t()
+    def forward(ctx: Any, run: Run, names: tuple[str, ...], *inputs: torch.Tensor) -> torch.Tensor:
+        env = Env(zip(names, inputs, strict=True))
         if run.hoisted:
             env.update(run.hoisted)
         run.forward(env)
-        ctx.run, ctx.names, ctx.turned = run, names, turned
+        ctx.run, ctx.names = run, names
         # intermediates go the same way as inputs, so that autograd frees them after the backward pass
         ctx.save_for_backward(*inputs, *[env.get(name) for name in run.kept])
         result: torch.Tensor = env[run.plan.forward.outputs[0]]
@@ -459,21 +464,15 @@ class _Expression(torch.autograd.Function):
 def _gradients(ctx: Any, grad: torch.Tensor) -> Any:
     run: Run = ctx.run
     saved = ctx.saved_tensors  # once: checkpointing unpacks a tensor a single time
-    env: Env = dict(zip((*ctx.names, *run.kept), saved, strict=True))
-    for name in ctx.turned:
-        env[name] = env[name].t()
+    env = Env(zip((*ctx.names, *run.kept), saved, strict=True))
     if run.hoisted:
         env.update(run.hoisted)
     env["grad"] = _rows_contiguous(grad, run.buffers)
     run.backward(env)
-    assert run.plan.backward is not None
-    results = dict(zip(run.plan.wrt, run.plan.backward.outputs, strict=True))
-    grads: list[torch.Tensor | None] = [None, None, None]
+    grads: list[torch.Tensor | None] = [None, None]
     for name, value in zip(ctx.names, saved, strict=False):
-        output = results.get(name, "")
-        made = env[output] if output else None
-        if made is not None and name in ctx.turned:
-            made = made.t()
+        output = run.gradient_of.get(name)
+        made = None if output is None else env[output]
         grads.append(made if made is None or made.shape == value.shape else made.reshape(value.shape))
     return tuple(grads)
 
@@ -513,16 +512,14 @@ def _rows_contiguous(grad: torch.Tensor, buffers: Buffers) -> torch.Tensor:
 
 def apply(run: Run, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """The value of the planned expression; differentiable where inputs are."""
-    names = tuple(inputs)
     if run.plan.backward is None:
-        env: Env = {**inputs, **run.hoisted}  # no input wants a gradient: nothing is recorded
+        env = Env(inputs, **run.hoisted)  # no input wants a gradient: nothing is recorded
         run.forward(env)
         result: torch.Tensor = env[run.plan.forward.outputs[0]]
         return result
-    values, turned = [], []
+    names, values = [], []
     for name, value in inputs.items():
         stored = _stored(value)
-        if stored is not None:
-            turned.append(name)
+        names.append(name if stored is None else turned(name))
         values.append(value if stored is None else stored)
-    return _Expression.apply(run, names, tuple(turned), *values)  # type: ignore[no-any-return, no-untyped-call]
+    return _Expression.apply(run, tuple(names), *values)  # type: ignore[no-any-return, no-untyped-call]

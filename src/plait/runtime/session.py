@@ -378,7 +378,7 @@ class Session:
             values["X"] = sparse
         with torch.no_grad():
             if plan.hoisted.steps:
-                values.update(run.hoist(dict(given)))
+                values.update(run.hoist(given))
         for name in plan.sparse_values:
             if name != "X":
                 values[name] = from_dense(values[name])

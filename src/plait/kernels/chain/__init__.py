@@ -231,7 +231,7 @@ class Chain:
         Small parts are added up by the kernel's last thread: starting torch's threads takes longer.
         """
         height, width = self.shapes[k]
-        made = part = torch.empty((height, width), dtype=self.dtype)  # fresh memory, which the caller keeps
+        made = part = torch.empty(height, width, dtype=self.dtype)  # fresh memory, which the caller keeps
         if self.chunks > 1:
             part = take(self.chunks * height, width, self.dtype)
             if part.nbytes > _TOTAL_BYTES:

@@ -99,9 +99,9 @@ def gemm_transposed(
     width = right.shape[1]
     chunks = transposed_chunks(rows, height, width)
     if take is None or chunks == 1:
-        partial = torch.empty((chunks, height, width), dtype=left.dtype)
+        partial = torch.empty(chunks * height, width, dtype=left.dtype)
     else:
-        partial = take(chunks * height, width, left.dtype).view(chunks, height, width)
+        partial = take(chunks * height, width, left.dtype)
     size = left.element_size()
     words = _transposed_block.words()
     words[0] = 0
@@ -117,10 +117,14 @@ def gemm_transposed(
     words[10] = _TRANSPOSED_STEP
     threads = min(launch.num_threads(), chunks) if rows * height * width > SERIAL_BELOW else 1
     _transposed_block.run(_address(size * 8, 4, True), words, threads)
-    return partial[0] if chunks == 1 else partial.sum(0)
+    return partial if chunks == 1 else partial.view(chunks, height, width).sum(0)
+
+
+@functools.cache
+def _one(dtype: torch.dtype) -> torch.Tensor:
+    return torch.ones((1, 1), dtype=dtype)
 
 
 def column_sums(x: torch.Tensor) -> torch.Tensor:
     """The sum of the rows of x, the gradient of a bias, in an order that threads do not change."""
-    ones = torch.ones((1, 1), dtype=x.dtype).expand(x.shape[0], 1)
-    return gemm_transposed(ones, x).reshape(-1)
+    return gemm_transposed(_one(x.dtype).expand(x.shape[0], 1), x).reshape(-1)

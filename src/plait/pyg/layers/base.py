@@ -159,8 +159,9 @@ def is_lazy(module: nn.Module) -> bool:
 def linear_values(module: Any, name: str = "W") -> dict[str, Tensor | None]:
     """{W: [in, out], b: [out]} of a linear map; b is left out where it has none."""
     values: dict[str, Tensor | None] = {name: module.weight.t()}
-    if module.bias is not None:
-        values["b"] = module.bias
+    bias = module.bias
+    if bias is not None:
+        values["b"] = bias
     return values
 
 

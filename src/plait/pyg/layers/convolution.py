@@ -69,8 +69,9 @@ def _gcn(module: Any, call: Call) -> Lowered | NotLowered:
 
 def _run_gcn(forms: tuple[Expr, ...], module: Any, apply: Apply, x: Tensor, root: Tensor | None) -> Tensor:
     values: dict[str, Tensor | None] = {"X": x, "W": module.lin.weight.t()}
-    if module.bias is not None:
-        values["b"] = module.bias
+    bias = module.bias
+    if bias is not None:
+        values["b"] = bias
     return apply(forms, values)
 
 

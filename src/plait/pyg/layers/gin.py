@@ -6,7 +6,7 @@ from functools import cache, partial
 from typing import Any
 
 from torch import Tensor, nn
-from torch_geometric.nn import GINConv, Linear
+from torch_geometric.nn import GINConv
 from torch_geometric.nn.models import MLP
 
 from plait.ir import Dense, Expr, Map, Scalar, Scale, total
@@ -61,75 +61,69 @@ def _gin(module: Any, call: Call) -> Lowered | NotLowered:
     stop = ignores_weights(module, call)
     if stop:
         return stop
-    return Lowered(operator(reduce), partial(_run_gin, reduce, call))
+    return Lowered(operator(reduce), partial(_run_gin, reduce, call, _kinds(module.nn)))
 
 
-def _run_gin(reduce: str, call: Call, module: Any, apply: Apply, x: Tensor, root: Tensor | None) -> Tensor:
+def _run_gin(
+    reduce: str,
+    call: Call,
+    kinds: tuple[str, ...],
+    module: Any,
+    apply: Apply,
+    x: Tensor,
+    root: Tensor | None,
+) -> Tensor:
     values: dict[str, Tensor | None] = {"X": x}
     if call.is_bipartite and call.has_root:
         values["R"] = root
     # a number that nothing learns is part of the expression: sums of constant features are then constant
-    own = None if isinstance(module.eps, nn.Parameter) else 1.0 + float(module.eps)
+    eps = module.eps
+    own = None if isinstance(eps, nn.Parameter) else 1.0 + float(eps)
     if own is None and (not call.is_bipartite or call.has_root):
-        values["e"] = 1 + module.eps
-    first = _first_linear(module.nn)
-    if first is not None:
-        values.update(linear_values(first))
-    tail = _tail(module.nn, first)
-    for k, layer in enumerate(tail):
-        if isinstance(layer, nn.Linear | Linear):
-            values[f"W{k}"] = layer.weight.t()
-            values[f"b{k}"] = layer.bias
-    kinds = tuple(map(_kind, tail))
-    forms = _gin_forms(reduce, call, first is not None, "b" in values, kinds, own)
-    return _after_first(module.nn, first, len(tail), apply(forms, values))
+        values["e"] = 1 + eps
+    layers = _layers(module.nn)
+    if kinds:
+        values.update(linear_values(layers[0]))
+    for k, kind in enumerate(kinds[1:]):
+        if kind != "relu":
+            values[f"W{k}"] = layers[k + 1].weight.t()
+            values[f"b{k}"] = layers[k + 1].bias
+    forms = _gin_forms(reduce, call, bool(kinds), "b" in values, kinds[1:], own)
+    return _after(module.nn, layers, len(kinds), apply(forms, values))
 
 
-def _first_linear(network: Any) -> Any | None:
-    """The linear map `network` begins with, when nothing can tell that it is computed elsewhere."""
-    if is_plain_linear(network):
-        return network
+def _layers(network: Any) -> list[Any]:
+    """What `network` applies one after the other; an MLP's linear maps, between which it does more."""
+    children = network.lins if isinstance(network, MLP) else network
+    return list(children) if isinstance(children, nn.Sequential | nn.ModuleList) else [network]
+
+
+def _kinds(network: Any) -> tuple[str, ...]:
+    """The linear map `network` begins with and the ReLUs and linear maps that follow it in a Sequential.
+
+    Nothing where somebody could tell that they are computed elsewhere.
+    """
     forward = getattr(type(network), "forward", None)
-    if forward is nn.Sequential.forward:
-        layers: Any = network
-    elif forward is MLP.forward:
-        layers = network.lins
-    else:
-        return None
-    if "forward" in vars(network) or has_hooks(network) or len(layers) == 0:
-        return None
-    return layers[0] if is_plain_linear(layers[0]) else None
-
-
-def _tail(network: Any, first: Any | None) -> list[Any]:
-    """The ReLUs and linear maps, in turn, that follow the first linear map of a Sequential."""
-    if first is None or not isinstance(network, nn.Sequential):
-        return []
-    found: list[Any] = []
-    for layer in list(network)[1:]:
-        wants_relu = len(found) % 2 == 0
+    is_known = is_plain_linear(network) or forward in (nn.Sequential.forward, MLP.forward)
+    if not is_known or "forward" in vars(network) or has_hooks(network):
+        return ()
+    found: list[str] = []
+    for layer in _layers(network)[: 1 if forward is MLP.forward else None]:
+        wants_relu = len(found) % 2 == 1
         is_relu = type(layer) is nn.ReLU and not has_hooks(layer)
         if not (is_relu if wants_relu else is_plain_linear(layer)):
             break
-        found.append(layer)
-    return found
+        found.append("relu" if wants_relu else "linear" if layer.bias is None else "linear, bias")
+    return tuple(found)
 
 
-def _kind(layer: Any) -> str:
-    if isinstance(layer, nn.ReLU):
-        return "relu"
-    return "linear" if layer.bias is None else "linear, bias"
-
-
-def _after_first(network: Any, first: Any | None, done: int, h: Tensor) -> Tensor:
-    """What `network` makes of the output of its first linear map and the `done` layers after it."""
-    if network is first:
-        return h
-    if first is None:
+def _after(network: Any, layers: list[Any], done: int, h: Tensor) -> Tensor:
+    """What `network` makes of the output of the first `done` of its layers."""
+    if done == 0:
         result: Tensor = network(h)
         return result
-    if isinstance(network, nn.Sequential):
-        for layer in list(network)[1 + done :]:
+    if not isinstance(network, MLP):
+        for layer in layers[done:]:
             h = layer(h)
         return h
     rest: Tensor = MLP.forward(_WithoutFirst(network), h)

@@ -48,7 +48,8 @@ def _run_polynomial(
     root: Tensor | None,
 ) -> Tensor:
     values: dict[str, Tensor | None] = {"X": x}
-    values.update((f"W{k}", module.lins[k].weight.t()) for k in powers)
+    lins = list(module.lins)  # indexing a ModuleList takes longer than a small product
+    values.update((f"W{k}", lins[k].weight.t()) for k in powers)
     if module.bias is not None:
         values["b"] = module.bias
     return apply(forms, values)
