@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 from collections.abc import Callable
@@ -113,6 +114,13 @@ def test_before_runs_ahead_of_every_sample_and_off_the_clock() -> None:
     variants, clock, log = wound({"a": steady(1.0)})
     time_calls(variants, warmup=0, repeats=2, before=lambda: log.append("flush"), clock=clock)
     assert log == ["flush", "a", "flush", "a"]
+
+
+def test_a_settled_variant_is_called_once_more_ahead_of_every_sample() -> None:
+    calls: list[str] = []
+    variants = {name: functools.partial(calls.append, name) for name in ("a", "b")}
+    time_calls(variants, warmup=0, repeats=2, min_sample_seconds=0.0, is_settled=True)
+    assert [calls[k] == calls[k + 1] for k in range(0, 8, 2)] == [True] * 4
 
 
 def test_garbage_collection_is_back_after_an_error() -> None:

@@ -10,6 +10,7 @@ a profile taken while they were busy says so.
 from __future__ import annotations
 
 import datetime
+import functools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from torch_geometric.nn import GCNConv
 
 from plait.bench.calibrate_attention import attention_factors
 from plait.bench.correct import VIEW, correction, samples
+from plait.bench.pace import at_pace, patient
 from plait.cost.machine import MachineProfile, Rates, default_profile, profile_path
 from plait.graph import Graph, generate
 from plait.kernels import gemm as dense
@@ -41,6 +43,7 @@ _INNER = (8, 16, 32, 64, 128, 256, 1024)
 _WIDTH = (4, 8, 16, 32, 64, 128, 256)
 _SPARSE_WIDTHS = (8, 16, 32, 64, 256)
 _ONES = torch.ones(2, 4)
+_PATIENCE_SECONDS = 15.0  # for times to be taken again, a neighbour of the machine having slowed them
 _MOST_BUSY = 0.1
 """Part of the processor that others may use: above it dense products were once measured 65% too slow."""
 
@@ -51,6 +54,7 @@ def calibrate(progress: Progress | None = None, save: bool = True) -> MachinePro
     `progress` is called with what is measured next and the share that is done.
     """
     tell = progress or (lambda label, share: None)
+    patient(_PATIENCE_SECONDS)
     with BusyElsewhere() as busy:
         profile, attention = _measured(tell)
     profile = _described(profile, attention, busy.share)
@@ -213,7 +217,7 @@ def _fit_sparse(base: MachineProfile, tell: Callable[[float], None]) -> MachineP
         pattern = sparse.Pattern(graph.indptr, graph.indices, graph.num_sources)
         for width in _SPARSE_WIDTHS:
             case = _Case(graph, pattern, width)
-            timings = _time_sparse(case)
+            timings = at_pace(functools.partial(_time_sparse, case))
             cases.append(case)
             times.append(timings["plain"] - bare_call)
             extras.append((graph.num_edges, timings))

@@ -7,6 +7,7 @@ over predicted seconds corrects the price of that step of that candidate.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv
 
+from plait.bench.pace import at_pace
 from plait.bench.problem import edge_index_of, hidden_features
 from plait.graph import Graph, generate
 from plait.plan.attention import correction, without_lean
@@ -49,7 +51,8 @@ def attention_factors(
             x = hidden_features(graph.num_nodes, inner).requires_grad_()
             for layer, count in _layers(inner, outer):
                 for rank in range(count):
-                    for name, ratio in _ratios(layer, rank, x, edge_index).items():
+                    ratios = at_pace(functools.partial(_ratios, layer, rank, x, edge_index))
+                    for name, ratio in ratios.items():
                         logs.setdefault(name, []).append(math.log(ratio))
             tell((number * len(_WIDTHS) + k + 1) / (len(chosen) * len(_WIDTHS)))
     return {name: math.exp(sum(own) / len(own)) for name, own in sorted(logs.items())}

@@ -8,6 +8,7 @@ only if it lowers the error on graphs that took no part in its fit.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 from torch import nn
 from torch_geometric.nn import GCNConv, GINConv, SAGEConv, TAGConv
 
+from plait.bench.pace import at_pace
 from plait.bench.problem import edge_index_of, hidden_features
 from plait.cost.machine import NUM_FEATURES
 from plait.graph import Graph
@@ -68,7 +70,8 @@ def samples(graphs: Sequence[Graph], tell: Callable[[float], None]) -> list[Samp
             x = hidden_features(graph.num_nodes, inner).requires_grad_()
             for layer in _layers(inner, outer):
                 for choose in (search, _unchained):
-                    found += _steps(layer, choose, x, edge_index, number)
+                    steps = functools.partial(_steps, layer, choose, x, edge_index, number)
+                    found += at_pace(steps)
             tell((number * len(_WIDTHS) + k + 1) / total)
     return found
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from plait.bench.cases import LayerCase, find_graph
 from plait.bench.check import Verdict, answer, judge
 from plait.bench.floor import floor_seconds
+from plait.bench.pace import patient
 from plait.bench.peers import DEFAULT, REFERENCE, Runner, SameAs, Unavailable, prepare
 from plait.bench.peers.pyg import in_double
 from plait.bench.problem import Forms, Problem
@@ -203,7 +204,12 @@ def _time(
     timings: dict[str, Timing] = {}
     if calls:
         timings = time_calls(
-            calls, warmup=options.warmup, repeats=options.repeats, budget_seconds=options.budget_seconds
+            calls,
+            warmup=options.warmup,
+            repeats=options.repeats,
+            budget_seconds=options.budget_seconds,
+            is_settled=True,
+            pace=patient(options.budget_seconds),
         )
     for name, timing in timings.items():
         lines[name] |= timing.to_dict()

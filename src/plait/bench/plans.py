@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from plait.bench.cases import LayerCase, find_graph
+from plait.bench.pace import patient
 from plait.bench.problem import Forms, hidden_features
 from plait.bench.problem import Problem as LayerProblem
 from plait.errors import PlanError
@@ -97,7 +98,14 @@ def regret_of(
             steps[str(k)]()
         if fused is not None:
             plans.append(_fused_plan(compiled.plan))
-    timings = time_calls(steps, warmup=2, min_repeats=5, budget_seconds=budget_seconds, target_spread=0.01)
+    timings = time_calls(
+        steps,
+        warmup=2,
+        min_repeats=5,
+        budget_seconds=budget_seconds,
+        target_spread=0.01,
+        pace=patient(budget_seconds),
+    )
     times = [CandidateTime(plans[int(k)].describe(), plans[int(k)].seconds, t) for k, t in timings.items()]
     return Regret(case, times[0], tuple(times[1:]))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -13,6 +14,7 @@ import torch
 from torch_geometric.data import Data
 
 from plait.bench.cases import LayerCase, find_graph
+from plait.bench.pace import pace, patient
 from plait.bench.problem import Forms, Problem
 from plait.errors import PlaitError
 from plait.measure import BusyElsewhere, Record, Timing, environment, time_calls
@@ -23,6 +25,7 @@ __all__ = ["KIND", "predict", "run"]
 
 KIND = "bench-predict"
 _ROUNDS = 3  # over the cases of a graph: a slow minute of the machine is not one case's time
+_LONG_SECONDS = 90.0  # after so long no further round begins: steps of a large graph outlast a slow moment
 _MOST_ANALYSES = 3  # in one round
 _PASSES = 9  # of one EXPLAIN ANALYZE
 
@@ -34,6 +37,7 @@ class _Visit:
     plans: list[Plan]
     timing: Timing
     busy: float | None
+    keeps_pace: bool
 
 
 def run(grid: Sequence[LayerCase], data_dir: str | None, budget_seconds: float) -> Iterator[Record]:
@@ -42,7 +46,10 @@ def run(grid: Sequence[LayerCase], data_dir: str | None, budget_seconds: float) 
     for name, group in itertools.groupby(grid, key=lambda case: case.graph):
         cases = list(group)
         forms = Forms.of(find_graph(name, data_dir).graph)
-        rounds = [[_visit(case, forms, budget_seconds / _ROUNDS) for case in cases] for _ in range(_ROUNDS)]
+        rounds: list[list[_Visit | str]] = []
+        begun = time.perf_counter()
+        while len(rounds) < _ROUNDS and time.perf_counter() - begun < _LONG_SECONDS:
+            rounds.append([_visit(case, forms, budget_seconds / _ROUNDS) for case in cases])
         for case, visits in zip(cases, zip(*rounds, strict=True), strict=True):
             yield Record(KIND, case.to_dict(), _joined(visits), facts)
 
@@ -58,11 +65,13 @@ def predict(case: LayerCase, forms: Forms, budget_seconds: float) -> dict[str, o
 
 def _visit(case: LayerCase, forms: Forms, budget_seconds: float) -> _Visit | str:
     """The layer compiled, analysed and timed; or why it could not be."""
+    patient(budget_seconds)
     problem = Problem(case.layer, forms, case.width_in, case.width_out)
     # a hidden activation, which wants a gradient: nothing may be computed beforehand
     data = Data(x=problem.x, edge_index=problem.edge_index, num_nodes=problem.num_nodes)
     try:
         layer = compile(copy.deepcopy(problem.layer), data, mode=case.mode)
+        pace().wait()
         with BusyElsewhere() as busy:
             plan = explain(layer, data, analyze=True, mode=case.mode)
             timing = time_calls({"layer": _step(layer, problem, case.mode)}, budget_seconds=budget_seconds)
@@ -74,7 +83,7 @@ def _visit(case: LayerCase, forms: Forms, budget_seconds: float) -> _Visit | str
     problem.x.grad = None
     if not plan.layers:
         return "; ".join(n.reason for n in plan.not_planned) or "not planned"
-    return _Visit(plans, timing["layer"], busy.share)
+    return _Visit(plans, timing["layer"], busy.share, pace().is_kept())
 
 
 def _joined(visits: Sequence[_Visit | str]) -> dict[str, object]:
@@ -82,6 +91,7 @@ def _joined(visits: Sequence[_Visit | str]) -> dict[str, object]:
     seen = [visit for visit in visits if isinstance(visit, _Visit)]
     if not seen:
         return {"reason": str(visits[0]), "steps": []}
+    seen = [visit for visit in seen if visit.keeps_pace] or seen
     first = seen[0].plans[0]
     plans = [plan for visit in seen for plan in visit.plans]
     samples = tuple(sample for visit in seen for sample in visit.timing.samples)
@@ -89,6 +99,7 @@ def _joined(visits: Sequence[_Visit | str]) -> dict[str, object]:
         "predicted_seconds": first.seconds,
         **Timing(samples, seen[0].timing.warmup, seen[0].timing.calls_per_sample).to_dict(),
         "is_default_machine": any(getattr(part, "is_default_machine", False) for part in first.layers),
+        "keeps_pace": seen[0].keeps_pace,
         "busy_elsewhere": max((visit.busy for visit in seen if visit.busy is not None), default=None),
         "steps": [
             step

@@ -6,16 +6,18 @@ import ctypes
 import threading
 from collections.abc import Sequence
 
-from plait.kernels.launch import launch
+from plait.kernels.launch import launch, thread_number
 
 __all__ = ["Block"]
 
+_LINE = 8  # words of a cache line
+
 
 class Block:
-    """Argument blocks of one kernel, one a thread: word 0 is the address of its counter.
+    """Argument blocks of one kernel, one a thread: word 0 is the address of what its team shares.
 
-    The counter sits on a cache line of its own behind the words: every thread of the team increments it
-    while it reads the rest.
+    A team shares its number of threads, the C function that numbers them (0: none), and a counter for the
+    part of each, on cache lines of their own: `next_piece` in kernels/vector.py claims work from them.
     """
 
     def __init__(self, names: Sequence[str]):
@@ -26,7 +28,7 @@ class Block:
         """This thread's block, to be filled and then run."""
         block: ctypes.Array[ctypes.c_int64] | None = getattr(self._local, "block", None)
         if block is None:
-            block = self._local.block = (ctypes.c_int64 * (len(self.names) + 16))()
+            block = self._local.block = (ctypes.c_int64 * len(self.names))()
         return block
 
     @staticmethod
@@ -35,7 +37,22 @@ class Block:
         return ctypes.addressof(block) + word * 8
 
     def run(self, address: int, block: ctypes.Array[ctypes.c_int64], threads: int) -> None:
-        counter = len(self.names) + 8
-        block[counter] = 0
-        block[0] = ctypes.addressof(block) + counter * 8
+        """Run the kernel at `address` on so many threads; returns when all are done."""
+        team, where = self._team(threads)
+        for part in range(_LINE, len(team), _LINE):
+            team[part] = 0
+        block[0] = where
         launch(address, block, threads)
+
+    def _team(self, threads: int) -> tuple[ctypes.Array[ctypes.c_int64], int]:
+        """What a team of this size shares, and its address."""
+        teams: dict[int, tuple[ctypes.Array[ctypes.c_int64], int]] | None
+        teams = getattr(self._local, "teams", None)
+        if teams is None:
+            teams = self._local.teams = {}
+        found = teams.get(threads)
+        if found is None:
+            team = (ctypes.c_int64 * (_LINE * (threads + 1)))()
+            team[0], team[1] = threads, thread_number()
+            found = teams[threads] = team, ctypes.addressof(team)
+        return found

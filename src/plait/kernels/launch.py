@@ -1,8 +1,8 @@
 """Runs a compiled kernel on torch's own threads: one pool for the whole process, nothing oversubscribed.
 
 A kernel is a C function of one argument, the address of a block of int64 words; every thread of the
-team calls it with the same block and they share out the work by an atomic counter in word 0. Which
-thread takes which piece never changes a result: pieces write disjoint outputs.
+team calls it with the same block and they share out the work by counters at the address in word 0 (see
+block.py). Which thread takes which piece never changes a result: pieces write disjoint outputs.
 
 torch, MKL and these kernels then use the same OpenMP workers. A second pool (numba's own threading
 layer) would fight the first for the cores: its workers spin while ours want to run. And a forked
@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["describe_pool", "launch", "num_threads"]
+__all__ = ["describe_pool", "launch", "num_threads", "thread_number"]
 
 Team = Callable[[int, int, int], None]
 
@@ -48,6 +48,15 @@ def launch(address: int, block: ctypes.Array[ctypes.c_int64], threads: int) -> N
         _function(address)(where)
     else:
         _team()(address, where, threads)
+
+
+@functools.cache
+def thread_number() -> int:
+    """The address of the C function that gives a thread's number in its team; 0 where there is none."""
+    path = _openmp_path()
+    return (
+        0 if path is None else ctypes.cast(ctypes.CDLL(path).omp_get_thread_num, ctypes.c_void_p).value or 0
+    )
 
 
 def describe_pool() -> str:

@@ -13,22 +13,28 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import types
+from numba import njit, types
 from numba.extending import intrinsic
 
 __all__ = [
     "I32",
     "I64",
+    "LINE",
     "CodeGen",
+    "fetch_add",
     "lane",
     "load_index",
     "load_index_ir",
     "load_scalar",
     "next_piece",
+    "next_rows",
+    "thread_rank",
     "tile_intrinsic",
     "tiles",
     "width_bytes",
 ]
+
+LINE = 64  # bytes; counters of different threads lie so far apart
 
 I8, I32, I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 _FLOATS = {32: ir.FloatType(), 64: ir.DoubleType()}
@@ -48,17 +54,6 @@ def lane(float_bits: int) -> ir.Type:
     return _FLOATS[float_bits]
 
 
-@intrinsic  # type: ignore[untyped-decorator]  # numba carries no types
-def next_piece(typing_context: Any, counter: Any) -> Any:
-    """The next unclaimed piece of work: fetch-and-add on the shared counter at this address."""
-
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
-        where = builder.inttoptr(args[0], I64.as_pointer())
-        return builder.atomic_rmw("add", where, ir.Constant(I64, 1), "monotonic")
-
-    return types.int64(types.int64), generate
-
-
 def load_index(index_bits: int) -> Any:
     """A numba function: the index at position i of the array at an address, as int64."""
     kind = ir.IntType(index_bits)
@@ -73,6 +68,62 @@ def load_index(index_bits: int) -> Any:
         return types.int64(types.int64, types.int64), generate
 
     return load
+
+
+@intrinsic  # type: ignore[untyped-decorator]  # numba carries no types
+def fetch_add(typing_context: Any, counter: Any) -> Any:
+    """What the counter at this address held; it holds one more now, and no other thread got the same."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
+        where = builder.inttoptr(args[0], I64.as_pointer())
+        return builder.atomic_rmw("add", where, ir.Constant(I64, 1), "monotonic")
+
+    return types.int64(types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]  # numba carries no types
+def _rank(typing_context: Any, function: Any) -> Any:
+    """What the C function at this address says: this thread's number in its team."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(I32, [])
+        return builder.sext(builder.call(builder.inttoptr(args[0], kind.as_pointer()), []), I64)
+
+    return types.int64(types.int64), generate
+
+
+_word = load_index(64)
+
+
+@njit(inline="never")  # type: ignore[untyped-decorator]
+def thread_rank(team: Any) -> Any:
+    """This thread's number in its team; 0 for all where nothing numbers them."""
+    function = _word(team, 1)
+    return 0 if function == 0 else _rank(function)
+
+
+@njit(inline="never")  # type: ignore[untyped-decorator]
+def next_piece(team: Any, pieces: Any) -> Any:
+    """The next piece of work for this thread, `pieces` when all are taken; see kernels/block.py.
+
+    A thread takes the pieces of its own part in order, then what is left of the others'. In the next kernel
+    it takes the same part again: rows it wrote, or read, are in its own caches still. With one counter for
+    all, half the rows of every step came out of the other core's cache.
+    """
+    threads, rank = _word(team, 0), thread_rank(team)
+    for k in range(threads):
+        part = (rank + k) % threads
+        first, last = part * pieces // threads, (part + 1) * pieces // threads
+        piece = first + fetch_add(team + LINE * (part + 1))
+        if piece < last:
+            return piece
+    return pieces
+
+
+@njit(inline="never")  # type: ignore[untyped-decorator]
+def next_rows(team: Any, rows: Any, height: Any) -> Any:
+    """The first of the next `height` rows for this thread; `rows` or more when all are taken."""
+    return next_piece(team, (rows + height - 1) // height) * height
 
 
 def load_scalar(float_bits: int) -> Any:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from plait.errors import InputError
+from plait.measure.pace import Pace
 
 __all__ = ["Clock", "Timing", "processor_clock", "speedup", "time_calls", "wall_clock"]
 
@@ -121,6 +122,8 @@ def time_calls(
     target_spread: float = 0.02,
     min_sample_seconds: float = 0.002,
     before: Call | Mapping[str, Call] | None = None,
+    is_settled: bool = False,
+    pace: Pace | None = None,
     clock: Clock = wall_clock,
 ) -> dict[str, Timing]:
     """The timing of every variant, taken in interleaved rounds so that a slow spell of the machine hits all.
@@ -135,7 +138,11 @@ def time_calls(
     samples, and its time is not taken from the budget of the close ones.
 
     `before` runs ahead of every sample, off the clock (flushing a cache, say), or ahead of those of the
-    variants it names. `clock` measures a sample.
+    variants it names. `is_settled` makes an untimed call of the same variant ahead of each of its samples: in
+    a training loop the step before is one's own, not another's that filled the caches with its data (the
+    first call behind another took 12-20% longer than those after it); the slow ones are spared. A round in
+    which the machine fell behind its `pace` is taken again, the slow variants' samples apart, while there is
+    patience left. `clock` measures a sample.
     """
     _check(variants, warmup, repeats, min_repeats, budget_seconds)
     rounds = max(min_repeats, 1) if repeats is None else repeats
@@ -153,12 +160,13 @@ def time_calls(
             enough = rounds if used <= _PATIENCE * budget_seconds else _SLOW_REPEATS
             if repeats is None and number >= enough and used > budget_seconds:
                 break
-            for lane in order.sample(running, len(running)):
-                ahead = before.get(lane.name) if isinstance(before, Mapping) else before
-                if ahead is not None:
-                    ahead()
-                seconds = lane.sample(clock)
-                used += 0.0 if lane.is_slow else seconds
+            taken = _round(order.sample(running, len(running)), before, is_settled, clock)
+            while pace is not None and not pace.is_kept() and pace.wait(_spent(taken)):
+                close = [lane for lane in running if not lane.is_slow]
+                taken |= _round(order.sample(close, len(close)), before, is_settled, clock)
+            used += _spent(taken)
+            for lane, seconds in taken.items():
+                lane.samples.append(seconds / lane.count)
     finally:
         if collects:
             gc.enable()
@@ -187,11 +195,6 @@ class _Lane:
     next_look: int = 0
     samples: list[float] = field(default_factory=list)
 
-    def sample(self, clock: Clock) -> float:
-        seconds = clock(self.call, self.count)
-        self.samples.append(seconds / self.count)
-        return seconds
-
     def is_done(self, target_spread: float, repeats: int | None) -> bool:
         if len(self.samples) < self.needed:
             return False
@@ -203,6 +206,26 @@ class _Lane:
         self.next_look = math.ceil(1.2 * len(self.samples))
         low, high = _median_interval(np.asarray(self.samples))
         return high - low <= 2.0 * target_spread * float(np.median(self.samples))
+
+
+def _round(
+    lanes: list[_Lane], before: Call | Mapping[str, Call] | None, is_settled: bool, clock: Clock
+) -> dict[_Lane, float]:
+    """The seconds of one sample of each lane."""
+    taken = {}
+    for lane in lanes:
+        ahead = before.get(lane.name) if isinstance(before, Mapping) else before
+        if ahead is not None:
+            ahead()
+        if is_settled and not lane.is_slow:
+            lane.call()
+        taken[lane] = clock(lane.call, lane.count)
+    return taken
+
+
+def _spent(taken: Mapping[_Lane, float]) -> float:
+    """Seconds that count against a budget: those of the close lanes."""
+    return sum(seconds for lane, seconds in taken.items() if not lane.is_slow)
 
 
 def _running(lanes: list[_Lane], target_spread: float, repeats: int | None) -> list[_Lane]:

@@ -19,7 +19,7 @@ from numba import cfunc, njit, types
 
 from plait.kernels.attention import rows, tiles
 from plait.kernels.attention.tiles import BLOCK, FLAT
-from plait.kernels.vector import load_index, load_scalar, next_piece
+from plait.kernels.vector import load_index, load_scalar, next_piece, next_rows
 
 __all__ = [
     "AGAIN", "FORWARD", "ROWS_AHEAD", "ROW_DOTS", "SOURCES", "TARGETS",
@@ -237,7 +237,7 @@ def forward(float_bits: int, index_bits: int, lanes: int, kind: str, fixed: int 
             fill(block + k * slot, zero)
         value_bytes = value_head * (heads - 1) + width * size
         while True:
-            piece = next_piece(counter)
+            piece = next_piece(counter, pieces)
             if piece >= pieces:
                 break
             for i in range(bound(bounds, piece), bound(bounds, piece + 1)):
@@ -343,7 +343,7 @@ def sources(float_bits: int, index_bits: int, lanes: int, kind: str, fixed: int 
         mine_bytes = value_head * (heads - 1) + width * size
         whole = heads * score_width * size
         while True:
-            piece = next_piece(counter)
+            piece = next_piece(counter, pieces)
             if piece >= pieces:
                 break
             row_scratch, row_partial = scratch + piece * whole, partial + piece * whole
@@ -426,7 +426,7 @@ def targets(float_bits: int, index_bits: int, lanes: int, kind: str, fixed: int 
         block = block_of()
         whole = heads * width * size
         while True:
-            piece = next_piece(counter)
+            piece = next_piece(counter, pieces)
             if piece >= pieces:
                 break
             row_scratch, row_partial = scratch + piece * whole, partial + piece * whole
@@ -508,7 +508,7 @@ def again(float_bits: int, index_bits: int, lanes: int, kind: str, fixed: int = 
         value_bytes = value_head * (heads - 1) + width * size
         whole = heads * score_width * size
         while True:
-            piece = next_piece(counter)
+            piece = next_piece(counter, pieces)
             if piece >= pieces:
                 break
             row_scratch, row_partial = scratch + piece * whole, partial + piece * whole
@@ -566,7 +566,7 @@ def row_dots(float_bits: int) -> Any:
         grad, grad_row, row, row_row = a[4], a[5], a[6], a[7]
         addend, addend_row, bias, out, lanes, piece_rows = a[8], a[9], a[10], a[11], a[12], a[13]
         while True:
-            first = next_piece(counter) * piece_rows
+            first = next_rows(counter, rows, piece_rows)
             if first >= rows:
                 break
             for i in range(first, min(rows, first + piece_rows)):

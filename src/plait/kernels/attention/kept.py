@@ -63,7 +63,7 @@ def weigh(float_bits: int, index_bits: int, lanes: int, kind: str, fixed: int = 
         value_bytes = value_head * (heads - 1) + width * size
         whole = heads * score_width * size
         while True:
-            piece = next_piece(counter)
+            piece = next_piece(counter, pieces)
             if piece >= pieces:
                 break
             row_scratch, row_partial = scratch + piece * whole, partial + piece * whole
@@ -150,7 +150,7 @@ def spread(float_bits: int, index_bits: int, lanes: int, kind: str, fixed: int =
         whole, grad_bytes = heads * score_width * size, grad_head * (heads - 1) + width * size
         far_bytes = 0 if is_gat else far_head * (heads - 1) + score_width * size
         while True:
-            piece = next_piece(counter)
+            piece = next_piece(counter, pieces)
             if piece >= pieces:
                 break
             row_scratch, row_partial = scratch + piece * whole, partial + piece * whole

@@ -54,7 +54,7 @@ def _dots_kernel(float_bits: int, index_bits: int, lanes: int) -> Any:
         block = block_of()
         clear(block, (BLOCK + 4) * lanes)
         while True:
-            piece = next_piece(counter)
+            piece = next_piece(counter, pieces)
             if piece >= pieces:
                 break
             for i in range(bound(bounds, piece), bound(bounds, piece + 1)):
@@ -85,7 +85,7 @@ def _sums_kernel(float_bits: int, index_bits: int, lanes: int) -> Any:
         block = block_of()
         whole = width if out_head == 0 else heads * width
         while True:
-            piece = next_piece(counter)
+            piece = next_piece(counter, pieces)
             if piece >= pieces:
                 break
             for i in range(bound(bounds, piece), bound(bounds, piece + 1)):
@@ -115,7 +115,7 @@ def _softmax_kernel(float_bits: int, index_bits: int, lanes: int, is_gradient: b
     def run(a):  # type: ignore[no-untyped-def]
         counter, pieces, bounds, indptr, values, gradient, out = a[0], a[1], a[2], a[3], a[5], a[6], a[7]
         while True:
-            piece = next_piece(counter)
+            piece = next_piece(counter, pieces)
             if piece >= pieces:
                 break
             for i in range(bound(bounds, piece), bound(bounds, piece + 1)):

@@ -21,7 +21,16 @@ from numba.extending import intrinsic
 
 from plait.kernels.gemm.cpu import accumulate_rows, multiply_rows
 from plait.kernels.spmm.cpu import sum_tile
-from plait.kernels.vector import I64, CodeGen, load_index, load_scalar, next_piece, tile_intrinsic, tiles
+from plait.kernels.vector import (
+    I64,
+    CodeGen,
+    fetch_add,
+    load_index,
+    load_scalar,
+    next_piece,
+    tile_intrinsic,
+    tiles,
+)
 
 __all__ = ["MOST_PRODUCTS", "MOST_SUMS", "PRODUCT_WORDS", "SUM_WORDS", "WORDS", "kernel"]
 
@@ -93,9 +102,9 @@ def kernel(float_bits: int, index_bits: int, mode: str) -> Any:
         block_width, scratch, kept, kept_stride = a[16], a[17], a[18], a[19]
         out, out_stride, width, plus, plus_stride, bias = a[20], a[21], a[22], a[23], a[24], a[25]
         products, sums, asks = a[26], a[27], a[28]
-        mine = scratch + next_piece(slots) * block_rows * block_width * size
+        mine = scratch + fetch_add(slots) * block_rows * block_width * size
         while True:
-            chunk = next_piece(counter)
+            chunk = next_piece(counter, chunks)
             if chunk >= chunks:
                 break
             first, last = bound(bounds, chunk), bound(bounds, chunk + 1)

@@ -8,7 +8,7 @@ from typing import Any
 from llvmlite import ir
 from numba import cfunc, types
 
-from plait.kernels.vector import CodeGen, load_index, load_index_ir, next_piece, tile_intrinsic
+from plait.kernels.vector import CodeGen, load_index, load_index_ir, next_rows, tile_intrinsic
 
 __all__ = ["LANES_MARKED", "MARKS", "PAIR", "SCATTER", "marks", "pair", "scatter"]
 
@@ -67,7 +67,7 @@ def pair(float_bits: int, index_bits: int) -> Any:
         near, near_row, far, far_row, out, out_row, width = a[6], a[7], a[8], a[9], a[10], a[11], a[12]
         base = index(indptr, first)
         while True:
-            row = first + next_piece(counter) * piece_rows
+            row = first + next_rows(counter, last - first, piece_rows)
             if row >= last:
                 break
             for i in range(row, min(last, row + piece_rows)):
@@ -113,7 +113,7 @@ def scatter(float_bits: int, index_bits: int) -> Any:
         counter, rows, piece_rows, indptr, order, targets = a[0], a[1], a[2], a[3], a[4], a[5]
         values, values_row, out, out_row, width = a[6], a[7], a[8], a[9], a[10]
         while True:
-            first = next_piece(counter) * piece_rows
+            first = next_rows(counter, rows, piece_rows)
             if first >= rows:
                 break
             for r in range(first, min(rows, first + piece_rows)):
@@ -164,7 +164,7 @@ def marks(float_bits: int, index_bits: int, is_back: bool) -> Any:
         counter, rows, piece_rows, indptr, near, near_row = a[0], a[1], a[2], a[3], a[4], a[5]
         values, values_row, bits, bits_row, width = a[6], a[7], a[8], a[9], a[10]
         while True:
-            first = next_piece(counter) * piece_rows
+            first = next_rows(counter, rows, piece_rows)
             if first >= rows:
                 break
             for i in range(first, min(rows, first + piece_rows)):

@@ -184,7 +184,7 @@ def forward(float_bits: int, index_bits: int, kind: str, mode: str) -> Any:
             a[19],
         )
         while True:
-            piece = next_piece(counter)
+            piece = next_piece(counter, pieces)
             if piece >= pieces:
                 break
             for i in range(bound(bounds, piece), bound(bounds, piece + 1)):
@@ -231,7 +231,7 @@ def sources(float_bits: int, index_bits: int, kind: str) -> Any:
         )  # fmt: skip
         far_out, far_out_row, value_out, value_out_row = a[15], a[16], a[17], a[18]
         while True:
-            piece = next_piece(counter)
+            piece = next_piece(counter, pieces)
             if piece >= pieces:
                 break
             for j in range(bound(bounds, piece), bound(bounds, piece + 1)):

@@ -19,7 +19,7 @@ from typing import Any
 
 from numba import cfunc, njit, types
 
-from plait.kernels.vector import CodeGen, next_piece, tile_intrinsic
+from plait.kernels.vector import CodeGen, next_piece, next_rows, tile_intrinsic
 
 __all__ = [
     "GEMM_WORDS",
@@ -251,7 +251,7 @@ def kernel(float_bits: int, rows: int) -> Any:
         counter, n, x, xs, w, ws, inner, width = a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]
         out, os, addend, ps, bias, piece_rows = a[8], a[9], a[10], a[11], a[12], a[13]
         while True:
-            first = next_piece(counter) * piece_rows
+            first = next_rows(counter, n, piece_rows)
             if first >= n:
                 break
             count = min(piece_rows, n - first)
@@ -273,7 +273,7 @@ def transposed_kernel(float_bits: int, rows: int) -> Any:
         out, chunks, step = a[8], a[9], a[10]
         per = (n + chunks - 1) // chunks
         while True:
-            chunk = next_piece(counter)
+            chunk = next_piece(counter, chunks)
             if chunk >= chunks:
                 break
             first = min(n, chunk * per)

@@ -11,7 +11,7 @@ from typing import Any
 from numba import cfunc, types
 
 from plait.kernels.gemm.cpu import accumulate_rows, multiply_rows
-from plait.kernels.vector import next_piece
+from plait.kernels.vector import next_piece, next_rows
 
 __all__ = ["BACKWARD", "FORWARD", "backward", "forward"]
 
@@ -37,7 +37,7 @@ def forward(float_bits: int, height: int) -> Any:
         w, width, out, os, bias = a[7], a[8], a[9], a[10], a[11]
         own, own_row, own_inner, skip, skip_row, skip_bias = a[12], a[13], a[14], a[15], a[16], a[17]
         while True:
-            first = next_piece(counter) * piece_rows
+            first = next_rows(counter, n, piece_rows)
             if first >= n:
                 break
             count = min(piece_rows, n - first)
@@ -78,7 +78,7 @@ def backward(float_bits: int, height: int) -> Any:
         )
         per, columns = (n + chunks - 1) // chunks, heads * width
         while True:
-            chunk = next_piece(counter)
+            chunk = next_piece(counter, chunks)
             if chunk >= chunks:
                 break
             first = min(n, chunk * per)

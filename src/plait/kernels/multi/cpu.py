@@ -16,7 +16,7 @@ from typing import Any
 from llvmlite import ir
 from numba import cfunc, types
 
-from plait.kernels.vector import CodeGen, load_index, load_index_ir, next_piece, tile_intrinsic
+from plait.kernels.vector import CodeGen, load_index, load_index_ir, next_piece, next_rows, tile_intrinsic
 
 __all__ = ["AGGREGATORS", "FORWARD", "SHARES", "SOURCES", "forward", "sections", "shares", "sources"]
 
@@ -148,7 +148,7 @@ def forward(float_bits: int, index_bits: int, has_ties: bool) -> Any:
         ties, ties_row = a[19], a[20]
         step = width * size
         while True:
-            piece = next_piece(counter)
+            piece = next_piece(counter, pieces)
             if piece >= pieces:
                 break
             for i in range(bound(bounds, piece), bound(bounds, piece + 1)):
@@ -239,7 +239,7 @@ def shares(float_bits: int, index_bits: int, has_spread: bool, has_ends: bool) -
         ties, ties_row, to, to_row = a[17], a[18], a[19], a[20]
         step = width * size
         while True:
-            first = next_piece(counter) * piece_rows
+            first = next_rows(counter, rows, piece_rows)
             if first >= rows:
                 break
             for i in range(first, min(rows, first + piece_rows)):
@@ -308,7 +308,7 @@ def sources(float_bits: int, index_bits: int, has_spread: bool, has_ends: bool) 
         x, x_row, rows, rows_row, out, out_row = a[8], a[9], a[10], a[11], a[12], a[13]
         step = width * size
         while True:
-            piece = next_piece(counter)
+            piece = next_piece(counter, pieces)
             if piece >= pieces:
                 break
             for j in range(bound(bounds, piece), bound(bounds, piece + 1)):

@@ -16,7 +16,7 @@ from llvmlite import ir
 from numba import cfunc, njit, types
 from numba.extending import intrinsic
 
-from plait.kernels.vector import CodeGen, load_index, next_piece, tile_intrinsic, tiles
+from plait.kernels.vector import CodeGen, fetch_add, load_index, next_piece, tile_intrinsic, tiles
 
 __all__ = ["WORDS", "Variant", "kernel"]
 
@@ -316,9 +316,9 @@ def kernel(variant: Variant) -> Any:
     @cfunc(types.void(types.CPointer(types.int64)))
     def run(a):  # type: ignore[no-untyped-def]
         counter, pieces, first, bounds, width = a[0], a[1], a[2], a[3], a[18]
-        scratch = a[13] + next_piece(a[15]) * a[14]
+        scratch = a[13] + fetch_add(a[15]) * a[14]
         while True:
-            piece = next_piece(counter)
+            piece = next_piece(counter, pieces)
             if piece >= pieces:
                 _settle()
                 break

@@ -164,7 +164,7 @@ def kernel(float_bits: int, index_bits: int, mode: str) -> Any:
         target, addend, addend_stride, addend_scale, bias, last = a[12], a[13], a[14], a[15], a[16], a[17]
         factor = a[10] if uses_edges else a[11]
         while True:
-            piece = next_piece(counter)
+            piece = next_piece(counter, pieces)
             if piece >= pieces:
                 break
             for i in range(bound(bounds, piece), bound(bounds, piece + 1)):
@@ -289,7 +289,7 @@ def extremum_kernel(float_bits: int, index_bits: int, mode: str) -> Any:
         counter, pieces, bounds, indptr, indices, x, xs = a[0], a[1], a[2], a[3], a[4], a[5], a[6]
         out, out_stride, ties, ties_stride, width, last = a[7], a[8], a[9], a[10], a[11], a[12]
         while True:
-            piece = next_piece(counter)
+            piece = next_piece(counter, pieces)
             if piece >= pieces:
                 break
             for i in range(bound(bounds, piece), bound(bounds, piece + 1)):
@@ -332,7 +332,7 @@ def attained_kernel(float_bits: int, index_bits: int) -> Any:
         x, xs, share, ss, out, out_stride, addend, ps = a[7], a[8], a[9], a[10], a[11], a[12], a[13], a[14]
         width, last = a[15], a[16]
         while True:
-            piece = next_piece(counter)
+            piece = next_piece(counter, pieces)
             if piece >= pieces:
                 break
             for j in range(bound(bounds, piece), bound(bounds, piece + 1)):
@@ -398,7 +398,7 @@ def weight_gradient_kernel(float_bits: int, index_bits: int) -> Any:
         counter, pieces, bounds, indptr, indices = a[0], a[1], a[2], a[3], a[4]
         x, x_stride, grad, grad_stride, out, width = a[5], a[6], a[7], a[8], a[9], a[10]
         while True:
-            piece = next_piece(counter)
+            piece = next_piece(counter, pieces)
             if piece >= pieces:
                 break
             for i in range(bound(bounds, piece), bound(bounds, piece + 1)):

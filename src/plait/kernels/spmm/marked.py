@@ -147,7 +147,7 @@ def mark_kernel(float_bits: int, index_bits: int, mode: str) -> Any:
         counter, pieces, bounds, indptr, indices, marks, ms = a[0], a[1], a[2], a[3], a[4], a[5], a[6]
         x, xs, out, os, ties, ts, width, last = a[7], a[8], a[9], a[10], a[11], a[12], a[13], a[14]
         while True:
-            piece = next_piece(counter)
+            piece = next_piece(counter, pieces)
             if piece >= pieces:
                 break
             for i in range(bound(bounds, piece), bound(bounds, piece + 1)):
@@ -191,7 +191,7 @@ def gather_kernel(float_bits: int, index_bits: int) -> Any:
         marks, ms, share, ss, out, os, addend, ps = a[7], a[8], a[9], a[10], a[11], a[12], a[13], a[14]
         width, last = a[15], a[16]
         while True:
-            piece = next_piece(counter)
+            piece = next_piece(counter, pieces)
             if piece >= pieces:
                 break
             for j in range(bound(bounds, piece), bound(bounds, piece + 1)):
