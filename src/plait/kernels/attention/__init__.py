@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +11,7 @@ import numpy as np
 import torch
 
 from plait.kernels import launch
-from plait.kernels.attention import cpu
-from plait.kernels.attention import kept as kept_numbers
+from plait.kernels.attention import cpu, targets
 from plait.kernels.block import Block
 from plait.kernels.compiled import address_of
 from plait.kernels.spmm import Pattern
@@ -82,16 +82,17 @@ class Scores:
 
 
 _forward_block, _sources_block = Block(cpu.FORWARD), Block(cpu.SOURCES)
-_targets_block, _again_block, _dots_block = Block(cpu.TARGETS), Block(cpu.AGAIN), Block(cpu.ROW_DOTS)
+_targets_block, _again_block, _dots_block = Block(targets.TARGETS), Block(targets.AGAIN), Block(cpu.ROW_DOTS)
 _F = {name: k for k, name in enumerate(cpu.FORWARD)}
 _S = {name: k for k, name in enumerate(cpu.SOURCES)}
-_T = {name: k for k, name in enumerate(cpu.TARGETS)}
-_A = {name: k for k, name in enumerate(cpu.AGAIN)}
+_T = {name: k for k, name in enumerate(targets.TARGETS)}
+_A = {name: k for k, name in enumerate(targets.AGAIN)}
 
 
-_BUILDERS = {
-    "forward": cpu.forward, "sources": cpu.sources, "targets": cpu.targets, "again": cpu.again,
-    "weigh": kept_numbers.weigh, "spread": kept_numbers.spread,
+_BUILDERS: dict[str, Callable[..., Any]] = {
+    "forward": cpu.forward, "sources": cpu.sources, "targets": targets.targets, "again": targets.again,
+    "weigh": functools.partial(targets.again, is_kept=True),
+    "spread": functools.partial(cpu.sources, is_kept=True),
 }  # fmt: skip
 
 

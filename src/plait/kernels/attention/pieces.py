@@ -14,9 +14,8 @@ import torch
 from numba import cfunc, types
 
 from plait.kernels import launch
-from plait.kernels.attention import rows, tiles
-from plait.kernels.attention.cpu import grouped_dots, grouped_sums
-from plait.kernels.attention.tiles import BLOCK, FLAT
+from plait.kernels.attention import products, rows, softmax
+from plait.kernels.attention.rows import BLOCK
 from plait.kernels.block import Block
 from plait.kernels.compiled import address_of
 from plait.kernels.spmm import Pattern
@@ -39,9 +38,9 @@ def padded(heads: int) -> int:
 @functools.cache
 def _dots_kernel(float_bits: int, index_bits: int, lanes: int) -> Any:
     index, bound, scalar = load_index(index_bits), load_index(64), load_scalar(float_bits)
-    block_of = tiles.stack_floats(float_bits, (BLOCK + 4) * lanes + FLAT)
-    clear, store = rows.clear(float_bits), tiles.store_heads(float_bits, lanes)
-    dots = grouped_dots(float_bits, index_bits, lanes, False)
+    block_of = rows.block(float_bits, lanes)
+    clear, store = rows.clear(float_bits), softmax.store_heads(float_bits, lanes)
+    dots = products.grouped_dots(float_bits, index_bits, lanes, False)
     size = float_bits // 8
     slot = lanes * size
 
@@ -72,9 +71,9 @@ def _dots_kernel(float_bits: int, index_bits: int, lanes: int) -> Any:
 @functools.cache
 def _sums_kernel(float_bits: int, index_bits: int, lanes: int) -> Any:
     index, bound, scalar = load_index(index_bits), load_index(64), load_scalar(float_bits)
-    block_of = tiles.stack_floats(float_bits, (BLOCK + 4) * lanes + FLAT)
-    clear, gather = rows.clear(float_bits), tiles.gather_heads(float_bits, index_bits, lanes)
-    sums = grouped_sums(float_bits, index_bits, lanes, False)
+    block_of = rows.block(float_bits, lanes)
+    clear, gather = rows.clear(float_bits), softmax.gather_heads(float_bits, index_bits, lanes)
+    sums = products.grouped_sums(float_bits, index_bits, lanes, False)
 
     @cfunc(types.void(types.CPointer(types.int64)))
     def run(a):  # type: ignore[no-untyped-def]
@@ -108,7 +107,7 @@ def _sums_kernel(float_bits: int, index_bits: int, lanes: int) -> Any:
 @functools.cache
 def _softmax_kernel(float_bits: int, index_bits: int, lanes: int, is_gradient: bool) -> Any:
     index, bound = load_index(index_bits), load_index(64)
-    forward, backward = tiles.softmax(float_bits, lanes), tiles.softmax_gradient(float_bits, lanes)
+    forward, backward = softmax.softmax(float_bits, lanes), softmax.softmax_gradient(float_bits, lanes)
     slot = lanes * float_bits // 8
 
     @cfunc(types.void(types.CPointer(types.int64)))

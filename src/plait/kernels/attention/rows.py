@@ -7,14 +7,24 @@ from functools import partial
 from typing import Any
 
 from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
 
-from plait.kernels.vector import I32, CodeGen, tile_intrinsic
+from plait.kernels.vector import I32, I64, CodeGen, lane, load_index_ir, tile_intrinsic
 
 __all__ = [
-    "ask", "ask_lines", "bend", "by_chunks", "chunk_lanes", "clear", "each", "finish", "row_dots",
-    "scale_row", "shuffle", "tile",
+    "BLOCK", "FLAT", "ROWS_AHEAD", "ask", "ask_row", "bend", "block", "by_chunks", "chunk_lanes", "clear",
+    "each", "finish", "greater", "later_edge", "nth", "place_of", "row_dots", "scale_row", "shuffle",
+    "stack_floats", "tile",
 ]  # fmt: skip
 
+BLOCK = 64  # edges: their rows of 64 float32 fill half of a first-level cache
+FLAT = 16  # lanes of a pass over a block's scores
+# Rows ahead of the one in hand whose own operands are asked for: parts of a projected row lie apart, which
+# the machine's own guesses do not follow (the pass over the sources of a road network took twice as long)
+ROWS_AHEAD = 8
+_AHEAD = 16  # edges; past the row's end lie the edges of the rows that come next
 _LINES_AHEAD = 8  # cache lines of a row that are asked for early
 
 
@@ -96,12 +106,12 @@ def ask(float_bits: int) -> Any:
 
     @tile(float_bits, 1, 2)
     def made(code: CodeGen, address: Any, count: Any) -> None:
-        ask_lines(code, address, count)
+        _ask_lines(code, address, count)
 
     return made
 
 
-def ask_lines(code: CodeGen, address: Any, count: Any) -> None:
+def _ask_lines(code: CodeGen, address: Any, count: Any) -> None:
     """Ask for `count` bytes from an address on, at most LINES_AHEAD cache lines."""
     b = code.builder
     lines = b.sdiv(b.add(count, code.word(63)), code.word(64))
@@ -187,3 +197,51 @@ def bend(float_bits: int) -> Any:
         _each_chunk(code, width, chunk)
 
     return made
+
+
+def stack_floats(float_bits: int, count: int) -> Any:
+    """A numba function: the address of `count` floats on the stack, others in every call; not for loops."""
+    kind = lane(float_bits)
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def reserve(typing_context: Any) -> Any:
+        def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
+            array = cgutils.alloca_once(builder, ir.ArrayType(kind, count))
+            array.align = 64
+            return builder.ptrtoint(array, I64)
+
+        return types.int64(), generate
+
+    return reserve
+
+
+def block(float_bits: int, lanes: int) -> Any:
+    """stack_floats of a block's numbers, [edge][head], with room for passes that end behind the last edge."""
+    return stack_floats(float_bits, (BLOCK + 4) * lanes + FLAT)
+
+
+def nth(code: CodeGen, base: Any, number: Any, step: int) -> Any:
+    """Where entry `number` of an array of `step` bytes each lies."""
+    return code.builder.add(base, code.builder.mul(number, code.word(step)))
+
+
+def place_of(code: CodeGen, order: Any, k: Any, index_bits: int) -> Any:
+    """Where the values of edge k lie: k itself, or order[k] where an order is given."""
+    return code.either(code.is_given(order), lambda: load_index_ir(code, order, index_bits)(k), k)
+
+
+def ask_row(code: CodeGen, base: Any, stride: Any, row_bytes: Any, j: Any) -> None:
+    """Ask for the first cache lines of row j; a row of `row_bytes` may be shorter."""
+    _ask_lines(code, code.builder.add(base, code.builder.mul(j, stride)), row_bytes)
+
+
+def later_edge(code: CodeGen, k: Any, last: Any) -> Any:
+    """The edge whose row is asked for while k is in hand."""
+    b = code.builder
+    ahead = b.add(k, code.word(_AHEAD))
+    return b.select(b.icmp_signed("<", ahead, last), ahead, last)
+
+
+def greater(code: CodeGen, a: Any, c: Any) -> Any:
+    """The greater of two, lane by lane."""
+    return code.builder.select(code.builder.fcmp_ordered(">", a, c), a, c)
