@@ -166,8 +166,10 @@ def test_every_candidate_of_transformer_computes_the_same(
     choice: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     only(choice, monkeypatch)
-    shapes = ((3, 5, WIDTH), (1, 33, 7), (8, 3, 1), (16, 2, 19))
-    for heads, width, inner in shapes if dtype == torch.float32 else [(3, 5, inner) for inner in (1, WIDTH)]:
+    shapes = [(3, 5, WIDTH), (3, 5, 1)]
+    if dtype == torch.float32:  # other heads are other kernels to compile
+        shapes += [(1, 33, 7), (8, 3, 1), *([(16, 2, 19)] if choice == "dot" else [])]
+    for heads, width, inner in shapes:
         module = drawn(TransformerConv(inner, width, heads=heads), dtype)
         compiled = agree(module, features(width=inner, dtype=dtype), edges(), calls=2)
         assert compiled.plan.layers[0].choice == choice

@@ -42,7 +42,7 @@ def built(make: Any, rng: np.random.Generator, dtype: torch.dtype, **options: An
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_edge_lists(case: Case, dtype: torch.dtype) -> None:
     rng = np.random.default_rng(1)
-    for k, shape in enumerate(SHAPES if dtype == torch.float32 else SHAPES[::2]):
+    for k, shape in enumerate(SHAPES if dtype == torch.float32 else SHAPES[::3]):
         nodes = nodes_of(shape, rng)
         edges = random_edges(rng, shape, nodes, nodes)
         weights = random_weights(rng, edges, case.takes_negative, dtype)
@@ -77,7 +77,7 @@ def test_sparse_matrices(case: Case) -> None:
         np.random.default_rng(4),
         torch.float32,
     )  # ClusterGCNConv's sparse path takes the default dtype only
-    for shape in SHAPES:
+    for shape in SHAPES[::2]:  # the random layers of test_fuzz.py meet sparse matrices of every shape
         nodes = nodes_of(shape, rng)
         edges = random_edges(rng, shape, nodes, nodes)
         weights = random_weights(rng, edges, case.takes_negative, dtype)
