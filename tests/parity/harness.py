@@ -60,6 +60,7 @@ def agree(
         _one_call(twin, compiled, theirs, ours, rest)
     if must_plan:
         assert not compiled.plan.not_planned, compiled.plan.not_planned
+        assert compiled.plan.layers, "no layer was asked: the module ran in PyG"
     _same_state(twin, compiled)
     return compiled
 

@@ -459,6 +459,17 @@ def test_cached_layers_keep_their_first_weights() -> None:
     close(compiled(features(), edges()), twin(features(), edges()), 1e-5, "without weights")
 
 
+def test_the_layers_of_a_pyg_sequential_are_planned_in_copies_too() -> None:
+    layers = [(GCNConv(WIDTH, 6), "x, edge_index -> x"), nn.ReLU(), (GCNConv(6, 3), "x, edge_index -> x")]
+    model = Sequential("x, edge_index", layers)
+    twin = reference(model)
+    compiled = plait.compile(model, Data(x=features(), edge_index=edges()))
+    assert [part.layer for part in compiled.plan.layers] == ["module_0 GCNConv", "module_2 GCNConv"]
+    for mine in (compiled, copy.deepcopy(compiled)):
+        close(mine(features(1), edges(2)), twin(features(1), edges(2)), OUTPUT[torch.float32], "output")
+        assert len(mine.plan.layers) == 2
+
+
 def test_looking_ahead_leaves_a_cached_layer_as_it_was() -> None:
     model = Sequential("x, edge_index", [(GCNConv(WIDTH, 3, cached=True), "x, edge_index -> x")])
     twin = reference(model)

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from types import MethodType
 from typing import Any, cast
 
 import torch
@@ -126,6 +127,10 @@ def _twin(module: nn.Module, session: Session, done: dict[int, nn.Module], name:
         cls = planned_class(cls)
     twin = cls.__new__(cls)
     twin.__dict__.update(module.__dict__)
+    for key, value in module.__dict__.items():
+        # PyG's Sequential keeps its own `forward` so: it would run the layers of the model handed in
+        if isinstance(value, MethodType) and value.__self__ is module:
+            twin.__dict__[key] = MethodType(value.__func__, twin)
     done[id(module)] = twin
     twin.__dict__["_modules"] = {
         key: None if child is None else _twin(child, session, done, f"{name}.{key}" if name else key)
