@@ -3,7 +3,7 @@
 A virtual machine's neighbours come and go by the second: the same sparse product took 0.6 and 1.1 ms
 seconds apart, for ten seconds at a time, while copies and dense products took what they always take, and
 nothing in the system's own figures told. A probe of the same kind tells (its time and that of a training
-step correlate by 0.95), so times taken meanwhile can be taken again.
+step correlate by 0.82 to 0.95), so times taken meanwhile can be taken again.
 """
 
 from __future__ import annotations
