@@ -7,10 +7,11 @@ import threading
 from collections.abc import Sequence
 
 from plait.kernels.launch import launch, thread_number
+from plait.kernels.vector import LINE
 
 __all__ = ["Block"]
 
-_LINE = 8  # words of a cache line
+_LINE = LINE // 8  # words
 
 
 class Block:

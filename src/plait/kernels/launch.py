@@ -33,7 +33,8 @@ def _after_fork() -> None:
     _is_forked = True
 
 
-os.register_at_fork(after_in_child=_after_fork)
+if hasattr(os, "register_at_fork"):  # where nothing forks there is no such function
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def num_threads() -> int:

@@ -54,7 +54,6 @@ def gemm(
     w = w if w.stride(1) == 1 or w.shape[1] == 1 else w.contiguous()
     rows = block_height(x.shape[1])
     words = _gemm_block.words()
-    words[0] = 0
     words[1] = x.shape[0]
     words[2] = x.data_ptr()
     words[3] = x.stride(0) * size
@@ -104,7 +103,6 @@ def gemm_transposed(
         partial = take(chunks * height, width, left.dtype)
     size = left.element_size()
     words = _transposed_block.words()
-    words[0] = 0
     words[1] = rows
     words[2] = left.data_ptr()
     words[3] = left.stride(0) * size
