@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import functools
 import inspect
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from types import MethodType
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch_geometric.nn import MessagePassing
 
 from plait.errors import InputError
-from plait.plan.plan import NotPlanned, Plan
-from plait.pyg.lower import is_conv
-from plait.pyg.planned import PlannedLayer, is_disabled, planned_class
-from plait.runtime.folded import unfolded
+from plait.plan.plan import Plan
+from plait.pyg.planned import install, is_disabled
+from plait.pyg.view import CompiledModel, plan_of, view_of
 from plait.runtime.forms import chosen_names
 from plait.runtime.session import Options, Session
 from plait.runtime.twins import find_twins
@@ -52,26 +53,27 @@ def compile(
     "csr", "hag" (shared neighbours summed once), "twins" (nodes no layer can tell apart computed once), and,
     only where named, "diff" (rows as differences: often faster, but outliers cancel); without "csr" the
     others are used untimed.
-    The model handed in is not changed; the compiled one shares its parameters.
+    The compiled model is a second view of the one handed in: parameters, children, hooks and modes are the
+    same objects, whichever view changes them. Called through the compiled view, by any of its methods, layers
+    run planned; called through the original, the very same layers run in PyG.
     """
     _check_arguments(model, memory_limit, epochs, mode)
+    install()
     session = Session(Options(_row_numbers(rows, data), memory_limit, epochs, chosen_names(forms)))
-    compiled = _twin(model, session, {}, "")
-    root = _with_plan(compiled, session)
+    compiled = view_of(model, session)
     if not is_disabled() and data is not None:
-        _look_ahead(root, session, data, mode or ("training" if model.training else "inference"))
-    return root
+        _look_ahead(compiled, session, data, mode or ("training" if model.training else "inference"))
+    return compiled
 
 
 def explain(model: nn.Module, data: Any, analyze: bool = False, **options: Any) -> Plan:
     """The plan of a model on a graph; with analyze=True it is run and every step has its measured time."""
-    compiled = model if hasattr(model, "_plait_plan_session") else compile(model, data, **options)
-    session: Session = compiled._plait_plan_session  # type: ignore[assignment]
+    compiled: Any = model if isinstance(model, CompiledModel) else compile(model, data, **options)
+    session: Session = compiled._plait_plan_session
     mode = options.get("mode") or ("training" if model.training else "inference")
     if not session.plans:
         _look_ahead(compiled, session, data, mode)
-    plan: Plan = compiled.plan  # type: ignore[assignment]
-    return _analyze(compiled, session, data, mode) if analyze else plan
+    return _analyze(compiled, session, data, mode) if analyze else plan_of(compiled)
 
 
 def _check_arguments(model: Any, memory_limit: Any, epochs: Any, mode: Any) -> None:
@@ -112,90 +114,7 @@ def _row_numbers(rows: Tensor | None, data: Any) -> Tensor | None:
     return once
 
 
-_CACHES = ("_cached_", "_plait_kept")  # what layers with cached=True keep of their first call
-
-
-# The twin of a module tree -----------------------------------------------------------------------------
-
-
-def _twin(module: nn.Module, session: Session, done: dict[int, nn.Module], name: str) -> nn.Module:
-    """A module tree that shares every parameter, buffer and hook with the given one, its layers planned."""
-    if id(module) in done:
-        return done[id(module)]
-    cls = type(module)
-    if is_conv(module) and not isinstance(module, PlannedLayer):
-        cls = planned_class(cls)
-    twin = cls.__new__(cls)
-    twin.__dict__.update(module.__dict__)
-    for key, value in module.__dict__.items():
-        # PyG's Sequential keeps its own `forward` so: it would run the layers of the model handed in
-        if isinstance(value, MethodType) and value.__self__ is module:
-            twin.__dict__[key] = MethodType(value.__func__, twin)
-    done[id(module)] = twin
-    twin.__dict__["_modules"] = {
-        key: None if child is None else _twin(child, session, done, f"{name}.{key}" if name else key)
-        for key, child in module._modules.items()
-    }
-    if isinstance(twin, PlannedLayer):
-        twin.__dict__["_plait_session"] = session
-        twin.__dict__["_plait_name"] = f"{name or 'model'} {type(twin).__name__}"
-    return twin
-
-
-class CompiledModel:
-    """Mixed in before the root's own class: it knows its plan."""
-
-    plait_root: type[nn.Module]
-    _plait_plan_session: Session
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        out = super().__call__(*args, **kwargs)  # type: ignore[misc]
-        return unfolded(out) if self._plait_plan_session.has_twins else out
-
-    @property
-    def plan(self) -> Plan:
-        """The latest plan of every layer, in the order they ran."""
-        session = self._plait_plan_session
-        notes = [] if session.plans or session.not_planned else ["no plan yet: it is made at the first call"]
-        if is_disabled():
-            notes = ["PLAIT_DISABLE is set: everything runs in PyG"]
-        notes += [*session.notes, *session.forms.notes]
-        skipped = tuple(NotPlanned(layer, reason) for layer, reason in session.not_planned.items())
-        layers: Any = tuple(session.plans.values())  # a FusedPlan has the surface of a LayerPlan
-        return Plan(layers, skipped, tuple(notes))
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        # a planned class is made, not imported: name the class it was made from
-        original = getattr(self.plait_root, "plait_original", None)
-        return (
-            _rebuild_root,
-            (self.plait_root, False) if original is None else (original, True),
-            self.__dict__,
-        )
-
-
-def _make_root_class(original: type[nn.Module]) -> type[nn.Module]:
-    return type(
-        original.__name__,
-        (CompiledModel, original),
-        {"plait_root": original, "__module__": original.__module__},
-    )
-
-
-# typed by hand: mypy takes a class of modules for unhashable
-_root_class = cast("Callable[[type[nn.Module]], type[nn.Module]]", functools.cache(_make_root_class))
-
-
-def _rebuild_root(original: type[nn.Module], is_layer: bool) -> nn.Module:
-    twin = _root_class(planned_class(original) if is_layer else original)
-    return twin.__new__(twin)
-
-
-def _with_plan(module: nn.Module, session: Session) -> nn.Module:
-    if not isinstance(module, CompiledModel):
-        module.__class__ = _root_class(type(module))
-    module.__dict__["_plait_plan_session"] = session
-    return module
+_CACHES = ("_cached_",)  # what layers with cached=True keep of their first call
 
 
 # Looking ahead -----------------------------------------------------------------------------------------
@@ -206,16 +125,18 @@ def _look_ahead(model: nn.Module, session: Session, data: Any, mode: str) -> Non
     x = getattr(data, "x", None)
     if isinstance(x, Tensor):
         session.constant_input = weakref.ref(x)
-    if not any(isinstance(m, PlannedLayer) for m in model.modules()):
-        session.notes = ["no PyG layer was found in the model: nothing to plan"]
-        return
     arguments = _call_arguments(model, data)
     if arguments is None:
         session.notes = ["the model's arguments are not attributes of data: planned at the first call"]
         return
     ran: list[nn.Module] = []
-    with _quietly(model), _recorded(model, ran), torch.set_grad_enabled(mode == "training"):
+    with _quietly(model), _recorded(ran), torch.set_grad_enabled(mode == "training"):
         out = model(*arguments)
+        if any(getattr(m, "cached", False) for m in ran):
+            out = model(*arguments)  # the first call fills PyG's cache
+    if not any(isinstance(m, MessagePassing) for m in ran):
+        session.notes = ["no PyG layer was found in the model: nothing to plan"]
+        return
     if mode == "training" and session.options.rows is not None:
         _restrict_last(model, session, ran, out, data)
     run = functools.partial(_run_once, model, arguments, mode == "training")
@@ -240,10 +161,12 @@ def _run_once(model: nn.Module, arguments: tuple[Any, ...], with_grad: bool, bac
 
 def _restrict_last(model: nn.Module, session: Session, ran: list[nn.Module], out: Any, data: Any) -> None:
     """Let the last layer compute only the wanted rows, where everything after it works row by row."""
-    convs = [k for k, m in enumerate(ran) if isinstance(m, PlannedLayer)]
+    convs = [k for k, m in enumerate(ran) if isinstance(m, MessagePassing)]
     after = ran[convs[-1] + 1 :] if convs else []
     parents = {
-        id(m) for m in model.modules() if any(isinstance(c, PlannedLayer) for c in m.modules() if c is not m)
+        id(m)
+        for m in model.modules()
+        if any(isinstance(c, MessagePassing) for c in m.modules() if c is not m)
     }
     stray = [
         type(m).__name__
@@ -258,13 +181,12 @@ def _restrict_last(model: nn.Module, session: Session, ran: list[nn.Module], out
         )
         session.notes = [f"rows= is not used: {reason}"]
         return
-    session.restricted_layer = last._plait_name
+    session.restricted_layer = model._plait_seats.of(last).name  # type: ignore[operator, union-attr]
 
 
 def _call_arguments(model: nn.Module, data: Any) -> tuple[Any, ...] | None:
     """What to call the model with: attributes of data named like forward's parameters, or data."""
-    root = getattr(model, "plait_root", type(model))
-    forward = getattr(root, "plait_original", root).forward
+    forward = model.__class__.forward
     parameters = [p for p in list(inspect.signature(forward).parameters.values())[1:]]
     names = [
         p.name
@@ -288,39 +210,60 @@ def _call_arguments(model: nn.Module, data: Any) -> tuple[Any, ...] | None:
 
 @contextmanager
 def _quietly(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode; afterwards the caller's random state and the layers' own caches are as before."""
-    modules = list(model.modules())
-    training = [m.training for m in modules]
-    cached = [{k: v for k, v in m.__dict__.items() if k.startswith(_CACHES)} for m in modules]
+    """Evaluation mode; afterwards the caller's random state and the layers' own caches are as before.
+
+    Modules that no tree of children leads to (in lists, closures) are found when they are called.
+    """
+    was: dict[nn.Module, tuple[bool, dict[str, Any]]] = {}
+
+    def quiet(module: nn.Module, _: Any = None) -> None:
+        if module not in was:
+            kept = {k: v for k, v in module.__dict__.items() if k.startswith(_CACHES)}
+            was[module] = (module.training, kept)
+            module.training = False
+
     state = torch.get_rng_state()
-    model.eval()
+    for module in model.modules():
+        quiet(module)
+    handle = register_module_forward_pre_hook(_in_this_thread(quiet))
     try:
         yield
     finally:
-        for m, was, kept in zip(modules, training, cached, strict=True):
-            m.training = was
-            for name in [k for k in m.__dict__ if k.startswith(_CACHES)]:
-                del m.__dict__[name]
-            m.__dict__.update(kept)
+        handle.remove()
+        for module, (training, kept) in was.items():
+            module.training = training
+            for name in [k for k in module.__dict__ if k.startswith(_CACHES)]:
+                del module.__dict__[name]
+            module.__dict__.update(kept)
         torch.set_rng_state(state)
 
 
 @contextmanager
-def _recorded(model: nn.Module, ran: list[nn.Module]) -> Iterator[None]:
-    """Append every module to `ran` when it has run; what is inside a planned layer stays unwatched."""
-    handles = [m.register_forward_hook(lambda m, _, __: ran.append(m)) for m in _outside_layers(model)]
+def _recorded(ran: list[nn.Module]) -> Iterator[None]:
+    """Append every module to `ran` when it has run; what is inside a layer counts as the layer."""
+
+    def record(module: nn.Module, _: Any, __: Any) -> None:
+        if isinstance(module, MessagePassing):
+            inside = {id(m) for m in module.modules()}
+            ran[:] = [m for m in ran if id(m) not in inside]
+        ran.append(module)
+
+    handle = register_module_forward_hook(_in_this_thread(record))
     try:
         yield
     finally:
-        for handle in handles:
-            handle.remove()
+        handle.remove()
 
 
-def _outside_layers(module: nn.Module) -> Iterator[nn.Module]:
-    yield module
-    if not isinstance(module, PlannedLayer):
-        for child in module.children():
-            yield from _outside_layers(child)
+def _in_this_thread(hook: Callable[..., None]) -> Callable[..., None]:
+    """The hook for calls of this thread; a hook on all modules hears of the others' too."""
+    own = threading.get_ident()
+
+    def listen(*args: Any) -> None:
+        if threading.get_ident() == own:
+            hook(*args)
+
+    return listen
 
 
 # EXPLAIN ANALYZE ---------------------------------------------------------------------------------------
@@ -351,7 +294,7 @@ def _analyze(model: nn.Module, session: Session, data: Any, mode: str, repeats: 
                     samples.setdefault(name, []).append(measured)
     for parameter, grad in kept:
         parameter.grad = grad
-    return _with_measurements(model.plan, samples)  # type: ignore[arg-type]
+    return _with_measurements(plan_of(model), samples)
 
 
 def _with_measurements(plan: Plan, samples: dict[str, list[Any]]) -> Plan:

@@ -22,10 +22,10 @@ from plait.pyg.layers import (
     relational,
     scored,
 )
-from plait.pyg.layers.base import RULES, Apply, Call, Lowered, NotLowered, Rule, is_lazy
+from plait.pyg.layers.base import RULES, Apply, Call, Lowered, NotLowered, Rule, has_hooks, is_lazy
 from plait.pyg.layers.fused import FUSED
 
-__all__ = ["Apply", "Call", "Lowered", "NotLowered", "is_conv", "lower", "not_as_written", "supported"]
+__all__ = ["Apply", "Call", "Lowered", "NotLowered", "lower", "not_as_written", "supported"]
 
 # imported for the layers they register
 _PARTS_OF_RULES = (
@@ -44,7 +44,8 @@ _PARTS_OF_RULES = (
     scored,
 )
 
-_MEANING = ("forward", "message", "message_and_aggregate", "aggregate", "update")
+# not `forward`: a subclass that calls super().forward asks for exactly what the rule states
+_MEANING = ("message", "message_and_aggregate", "aggregate", "update")
 _HOOKS = ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
 
 
@@ -84,8 +85,7 @@ def not_as_written(module: nn.Module, layer: type[nn.Module]) -> str | None:
 
 
 def _other_update(module: Any, layer: Any) -> bool:
-    cls = getattr(type(module), "plait_original", type(module))
-    return cls.edge_update is not layer.edge_update
+    return bool(module.__class__.edge_update is not layer.edge_update)
 
 
 def _rule_of(module: nn.Module) -> tuple[type[nn.Module], Rule] | None:
@@ -97,7 +97,7 @@ def _rule_of(module: nn.Module) -> tuple[type[nn.Module], Rule] | None:
 
 def _changed(module: Any, layer: type[Any]) -> str | None:
     """Why the module is not the layer its class says, if so."""
-    cls = getattr(type(module), "plait_original", type(module))  # a compiled layer still means what it was
+    cls = module.__class__  # of a compiled root: that of the model it is a view of
     for name in _MEANING:
         if name in vars(module) or getattr(cls, name) is not getattr(layer, name):
             return f": {name} is not that of {layer.__name__}, so the rule does not hold"
@@ -128,6 +128,8 @@ def _watched(module: Any) -> str | None:
     for name in _HOOKS:
         if getattr(module, f"_{name}_forward_pre_hooks") or getattr(module, f"_{name}_forward_hooks"):
             return f": a hook on {name} must see the messages"
+    if has_hooks(module.aggr_module):
+        return ": a hook on aggr_module must see the messages"
     if module.explain:
         return ": an explainer masks its messages"
     if module.decomposed_layers > 1:

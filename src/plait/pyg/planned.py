@@ -1,4 +1,4 @@
-"""A PyG layer whose forward is planned: the same class, parameters and hooks, another way of computing."""
+"""The `forward` of PyG's layers: planned while a compiled model is being called, PyG's own otherwise."""
 
 from __future__ import annotations
 
@@ -7,23 +7,28 @@ import inspect
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from types import FunctionType, MethodType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from plait.errors import InputError
 from plait.ir import Expr
+from plait.pyg import exported
+from plait.pyg.active import Kept, Seat, Seats, active, traced
+from plait.pyg.checkpoints import may_run_again
 from plait.pyg.edges import check_weight, read
+from plait.pyg.layers.base import RULES
 from plait.pyg.layers.fused import FUSED, Run, check_widths, layer_of
 from plait.pyg.lower import Call, Lowered, NotLowered, lower, not_as_written
 from plait.pyg.operators import Operator, propagate
-from plait.pyg.recall import Layer, Seen, call_key
+from plait.pyg.recall import Layer, call_key
 from plait.runtime.constants import Constants
 from plait.runtime.folded import unfolded
 from plait.runtime.session import Edges, Session
 
-__all__ = ["PlannedLayer", "is_disabled", "planned_class"]
+__all__ = ["PlannedForward", "install", "is_disabled", "is_planned"]
 
 _FLOATS = (torch.float32, torch.float64)
 _HALVES = (torch.bfloat16, torch.float16)
@@ -34,69 +39,79 @@ def is_disabled() -> bool:
     return os.environ.get("PLAIT_DISABLE", "") not in ("", "0")
 
 
-class PlannedLayer:
-    """Mixed in before the layer's own class; `plait_original` is that class."""
+class PlannedForward:
+    """Takes the place of a layer class's `forward`, and gives that to everyone but a compiled model's calls.
 
-    plait_original: type[nn.Module]
-    _plait_session: Session
-    _plait_name: str
+    A descriptor, not a wrapper: `GCNConv.forward` and `layer.forward` are PyG's own function and method to
+    TorchScript, to `inspect` and to the original model. Inside a compiled model's call, modules with hooks,
+    direct calls of `layer.forward` and a subclass's `super().forward` all arrive here.
+    """
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if is_disabled():
-            return self.plait_original.forward(self, *args, **kwargs)
-        session = self._plait_session
-        if (
-            session.has_twins and layer_of(cast("nn.Module", self)) is not None
-        ):  # its passes read memory, a row for every node
-            args, kwargs = unfolded(args), unfolded(kwargs)
-        layer = Seen.as_it_was(self)
-        key = None if layer is None else call_key(layer.token, args, kwargs)
-        run = None if key is None else session.recall(key)
-        if run is None:
-            run = _prepared(self, args, kwargs, layer)
-            if isinstance(run, str):
-                session.not_planned[self._plait_name] = run
-                session.plans.pop(self._plait_name, None)  # an earlier call may have been planned
-                return self.plait_original.forward(self, *unfolded(args), **unfolded(kwargs))
-            if not isinstance(run, _Prepared):
-                session.not_planned.pop(self._plait_name, None)
-                return run()
-            if not run.lowered.keeps_graph:
-                session.keep(call_key(Seen.look(self).token, args, kwargs), run.edges, run)
-        if session.not_planned:
-            session.not_planned.pop(self._plait_name, None)
-        x = args[0] if args else kwargs["x"]
-        return run(self, x, None) if isinstance(x, Tensor) else run(self, x[0], x[1])
+    def __init__(self, layer: type[nn.Module], original: Callable[..., Any]):
+        self.layer, self.original = layer, original
+        functools.update_wrapper(self, original)
 
-    def reset_parameters(self) -> None:
-        self.__dict__.pop("_plait_kept", None)
-        original: Any = self.plait_original
-        original.reset_parameters(self)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        state = {name: value for name, value in self.__dict__.items() if name != "_plait_kept"}
-        return _rebuild, (self.plait_original,), state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state) if hasattr(super(), "__setstate__") else self.__dict__.update(state)  # type: ignore[misc]
+    def __get__(self, module: Any, cls: Any = None) -> Any:
+        if module is None:
+            return self.original
+        if torch.compiler.is_compiling():
+            if traced.seats is None:
+                return self.original.__get__(module, cls)
+            return functools.partial(exported.call, traced.seats, self.original, module)
+        if active.seats is None:
+            return MethodType(self.original, module)
+        return functools.partial(_forward, self.layer, self.original, module)
 
 
-def _planned_class(original: type[nn.Module]) -> type[nn.Module]:
-    """The planned twin of a layer class; `isinstance` of the original still holds."""
-    return type(
-        original.__name__,
-        (PlannedLayer, original),
-        {"plait_original": original, "__module__": original.__module__},
-    )
+def is_planned(layer: type[nn.Module]) -> bool:
+    """True for a class whose own or inherited `forward` is planned inside compiled models."""
+    return isinstance(inspect.getattr_static(layer, "forward", None), PlannedForward)
 
 
-# typed by hand: mypy takes a class of modules for unhashable
-planned_class = cast("Callable[[type[nn.Module]], type[nn.Module]]", functools.cache(_planned_class))
+@functools.cache
+def install() -> None:
+    """Make the layers that have a rule listen for compiled models; once in a process."""
+    frames = torch._C._dynamo.eval_frame
+    # torch.compile looks at every frame: looking at this one would read the attribute and so open the next
+    skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.DEFAULT)
+    frames.set_code_exec_strategy(PlannedForward.__get__.__code__, skip)
+    for layer in {*RULES, *FUSED}:
+        own = vars(layer).get("forward")
+        if isinstance(own, FunctionType):
+            layer.forward = PlannedForward(layer, own)  # type: ignore[assignment]
 
 
-def _rebuild(original: type[nn.Module]) -> nn.Module:
-    twin = planned_class(original)
-    return twin.__new__(twin)
+def _forward(
+    layer: type[nn.Module], original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """The call planned, or PyG's answer and the reason noted."""
+    seats = active.seats
+    if seats is None or torch._C._get_tracing_state() is not None or torch._C._len_torch_dispatch_stack():
+        return original(module, *args, **kwargs)  # whoever traces sees PyG's operations
+    session = seats.session
+    if session.has_twins and layer_of(module) is not None:  # its passes read memory, a row for every node
+        args, kwargs = unfolded(args), unfolded(kwargs)
+    seat = seats.of(module)
+    known = seat.as_it_was(module)
+    if (known is not None and not known.is_on_cpu) or not may_run_again(seats):
+        return original(module, *unfolded(args), **unfolded(kwargs))
+    key = None if known is None else call_key(known.token, args, kwargs)
+    run = None if key is None else session.recall(key)
+    if run is None:
+        run = _prepared(layer, module, seat, args, kwargs, known)
+        if isinstance(run, str):
+            session.not_planned[seat.name] = run
+            session.plans.pop(seat.name, None)  # an earlier call may have been planned
+            return _in_pyg(original, module, seats, seat, unfolded(args), unfolded(kwargs))
+        if not isinstance(run, _Prepared):
+            session.not_planned.pop(seat.name, None)
+            return run()
+        if not run.lowered.keeps_graph:
+            session.keep(call_key(seat.look(module).token, args, kwargs), run.edges, run)
+    if session.not_planned:
+        session.not_planned.pop(seat.name, None)
+    x = args[0] if args else kwargs["x"]
+    return run(module, x, None) if isinstance(x, Tensor) else run(module, x[0], x[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,67 +143,104 @@ class _Prepared:
 
 
 def _prepared(
-    module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], layer: Layer | None
+    layer: type[nn.Module],
+    module: Any,
+    seat: Seat,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    known: Layer | None,
 ) -> _Prepared | Run | str:
-    """The call made ready to be planned, or why it runs in PyG; `layer`: as the module was and still is."""
-    names = _parameters(module.plait_original)
+    """The call made ready to be planned, or why it runs in PyG; `known`: the layer as it was and still is."""
+    kind = module.__class__.__name__
+    names = _parameters(layer)
     given = {**dict(zip(names, args, strict=False)), **kwargs}
-    kind = None if layer is not None else layer_of(module)
-    if kind is not None:
+    if not all(parameter.is_cpu for parameter in module.parameters()):
+        return f"{kind}: its parameters are not on the CPU, where plait runs so far"
+    fused = None if known is not None else layer_of(module)
+    if fused is not None:
         check_widths(module, given)
-        answer = not_as_written(module, kind) or FUSED[kind](module, given)
-        return f"{type(module).__name__}{answer}" if isinstance(answer, str) else answer
+        answer = not_as_written(module, fused) or FUSED[fused](module, given)
+        return f"{kind}{answer}" if isinstance(answer, str) else answer
     if len(args) > len(names) or "x" not in given or "edge_index" not in given:
-        return f"{type(module).__name__}: called with other arguments than forward's"
-    return _lowered(module, given.pop("x"), given.pop("edge_index"), given, layer)
+        return f"{kind}: called with other arguments than forward's"
+    return _lowered(module, seat, given.pop("x"), given.pop("edge_index"), given, known)
 
 
 def _lowered(
-    module: Any, x: Any, edge_index: Any, given: dict[str, Any], layer: Layer | None
+    module: Any, seat: Seat, x: Any, edge_index: Any, given: dict[str, Any], known: Layer | None
 ) -> _Prepared | str:
     """A layer that is a matrix expression; `given` are the arguments after x and edge_index."""
+    kind = module.__class__.__name__
     edge_weight = given.pop("edge_weight", None)
     size = given.pop("size", None)
     unusual = [name for name, value in given.items() if value is not None]
     if unusual:
-        return f"{type(module).__name__}: called with {', '.join(unusual)}, which is not lowered"
+        return f"{kind}: called with {', '.join(unusual)}, which is not lowered"
     source, root, is_bipartite = _features(x)
     if source is None:
-        return f"{type(module).__name__}: x is not a tensor or a pair of tensors"
+        return f"{kind}: x is not a tensor or a pair of tensors"
     reason = _refused(source, root, edge_weight) or _refused_edges(edge_index, edge_weight)
     if reason:
-        return f"{type(module).__name__}: {reason}"
+        return f"{kind}: {reason}"
     num_sources, num_targets = _node_counts(source, root, is_bipartite, size, edge_index)
     if num_targets is None:
-        return f"{type(module).__name__}: the number of target nodes is not known; pass size= or x as a pair"
+        return f"{kind}: the number of target nodes is not known; pass size= or x as a pair"
     is_swapped = getattr(module, "flow", "source_to_target") == "target_to_source"
     if is_swapped and is_bipartite:
-        return (
-            f"{type(module).__name__}: flow='target_to_source' on a pair of feature matrices is not lowered"
-        )
-    session: Session = module._plait_session
-    kept = module.__dict__.get("_plait_kept")
-    if kept is None:
+        return f"{kind}: flow='target_to_source' on a pair of feature matrices is not lowered"
+    session = active.seats.session  # type: ignore[union-attr]
+    kept = seat.kept
+    if kept is None or kept.cache is not _cache_of(module):
         handed = read(edge_index, edge_weight, num_targets, num_sources, is_swapped)
         edges = session.edges_for(handed.key, handed.owners, handed.build)
         weight = handed.weight if handed.weight is not None else edges.weight
-        kept = (edges, weight, handed.weight_key, handed.is_sparse)
-    edges, weight, weight_key, is_sparse = kept
+        kept = Kept(None, edges, weight, handed.weight_key, handed.is_sparse)
+    edges, weight = kept.edges, kept.weight
     if weight is not None and weight.requires_grad:
-        return f"{type(module).__name__}: edge_weight wants a gradient, which needs the messages one by one"
-    call = Call(is_bipartite, root is not None or not is_bipartite, weight is not None, is_sparse)
-    lowered = None if layer is None else layer.lowered.get(call)
+        return f"{kind}: edge_weight wants a gradient, which needs the messages one by one"
+    call = Call(is_bipartite, root is not None or not is_bipartite, weight is not None, kept.is_sparse)
+    lowered = None if known is None else known.lowered.get(call)
     if lowered is None:
         lowered = lower(module, call)
         if isinstance(lowered, NotLowered):
             return lowered.reason
-        if layer is not None:
-            layer.lowered[call] = lowered
-    if lowered.keeps_graph:  # PyG's cached=True: the first graph and weights serve every later call
-        module.__dict__["_plait_kept"] = kept
+        if known is not None:
+            known.lowered[call] = lowered
+    if lowered.keeps_graph and kept.cache is None:
+        seat.kept = kept
+        return f"{kind}(cached=True): PyG makes its cache of the first graph"
     dtype = torch.float32 if source.dtype in _HALVES else source.dtype
-    constants = _constants(edges, lowered.operator, weight, weight_key, dtype)
-    return _Prepared(session, module._plait_name, lowered, edges, constants, weight)
+    constants = _constants(edges, lowered.operator, weight, kept.weight_key, dtype)
+    return _Prepared(session, seat.name, lowered, edges, constants, weight)
+
+
+def _cache_of(module: Any) -> Any:
+    """What PyG keeps of the first graph of a layer with cached=True; None before there was one."""
+    own = vars(module)
+    return next(
+        (own[name] for name in ("_cached_edge_index", "_cached_adj_t") if own.get(name) is not None), None
+    )
+
+
+def _in_pyg(
+    original: Callable[..., Any],
+    module: Any,
+    seats: Seats,
+    seat: Seat,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """PyG's answer, which fills the cache of a layer with cached=True.
+
+    Later calls are planned for as long as the cache is that one: it is the model's, whichever view fills it.
+    """
+    before = _cache_of(module)
+    out = original(module, *args, **kwargs)
+    kept, after = seat.kept, _cache_of(module)
+    if kept is not None and kept.cache is None:
+        is_new = before is None and after is not None
+        seat.kept = Kept(after, kept.edges, kept.weight, kept.weight_key, kept.is_sparse) if is_new else None
+    return out
 
 
 @functools.cache

@@ -14,40 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Layer", "Seen", "call_key"]
+__all__ = ["Layer", "call_key"]
 
 _tokens = itertools.count()
 # what a class computes; a subclass or a patch may bring its own
-_meaning = operator.attrgetter("forward", "message", "message_and_aggregate", "aggregate", "update")
-_NOT_LOOKED_AT = ("aggr_module",)  # its class says all, and another class is another object
-
-
-class Seen(dict[bool, "Layer"]):
-    """A layer as it was lowered while training and while not; the last entry of its dictionary."""
-
-    NAME = "_plait_seen"
-
-    def __reduce__(self) -> Any:
-        return dict, ()  # copies of the layer start without
-
-    @classmethod
-    def as_it_was(cls, module: Any) -> Layer | None:
-        """The record of a layer that nothing has changed since it was lowered."""
-        seen = module.__dict__.get(cls.NAME)
-        layer: Layer | None = None if seen is None else seen.get(module.training)
-        return layer if layer is not None and layer.is_as_it_was(module) else None
-
-    @classmethod
-    def look(cls, module: Any) -> Layer:
-        """The layer as it is, recorded anew where it has changed."""
-        own = module.__dict__
-        seen = own.pop(cls.NAME, None)
-        seen = seen if isinstance(seen, cls) else cls()
-        layer = seen.get(module.training)
-        own[cls.NAME] = seen  # last again, whatever was set since
-        if layer is None or not layer.is_as_it_was(module):
-            layer = seen[module.training] = Layer(module)
-        return layer
+_meaning = operator.attrgetter("message", "message_and_aggregate", "aggregate", "update")
+_NOT_LOOKED_AT = ("aggr_module",)  # its class and its hooks say all, and another class is another object
 
 
 class Layer:
@@ -57,17 +29,21 @@ class Layer:
         self.token = next(_tokens)  # another one for every layer and every state of it
         self.lowered: dict[Any, Any] = {}  # what it computes, by what a call looks like
         parts = [*_parts(module)]
-        self._parts = parts[1:]  # the layer holds this record, which must not hold the layer
+        self._parts = parts[1:]  # a record must not keep its layer alive
         self._types = [*map(type, parts)]
-        self._meaning = _meaning(_original(module))
-        self._own = [*vars(module).values()][:-1]  # all but Seen
+        self._meaning = _meaning(module.__class__)
         inside = [vars(part) for part in self._parts]
         self._dicts = [*inside, *(d for part in parts for d in (part._parameters, part._modules))]
         self._values = [*self._inside()]
-        # hooks are kept in dictionaries that stay and fill
-        everything = itertools.chain(self._own, *(d.values() for d in inside))
-        self._sized = [*self._dicts, *(value for value in everything if isinstance(value, dict))]
+        self._own = [*vars(module).values()]
+        everything = [*self._own, *(value for d in inside for value in d.values())]
+        # hooks are kept in dictionaries that stay and fill; of the aggregation they are all that counts
+        hooks = [d for part in _unread(module) for d in vars(part).values()]
+        self._sized = [*self._dicts, *(value for value in (*everything, *hooks) if isinstance(value, dict))]
         self._sizes = [*map(len, self._sized)]
+        self._lists = [value for value in everything if isinstance(value, list)]
+        self._listed = [*map(tuple, self._lists)]
+        self.parameters = [*module.parameters()]
 
     def _inside(self) -> Iterator[Any]:
         return itertools.chain.from_iterable(map(dict.values, self._dicts))
@@ -76,18 +52,19 @@ class Layer:
         """True while the layer, its linear maps, parameters, options and hooks are the very same objects."""
         own = vars(module)
         return (
-            len(own) == len(self._own) + 1
+            len(own) == len(self._own)
             and [*map(len, self._sized)] == self._sizes
             and all(map(operator.is_, self._own, own.values()))
             and all(map(operator.is_, self._values, self._inside()))
             and [type(module), *map(type, self._parts)] == self._types
-            and _meaning(_original(module)) == self._meaning
+            and _meaning(module.__class__) == self._meaning
+            and (not self._lists or [*map(tuple, self._lists)] == self._listed)
         )
 
-
-def _original(module: nn.Module) -> type[nn.Module]:
-    cls = type(module)
-    return getattr(cls, "plait_original", cls)
+    @property
+    def is_on_cpu(self) -> bool:
+        """True while every parameter lies in this machine's memory: `.to(device)` may move them in place."""
+        return all(parameter.is_cpu for parameter in self.parameters)
 
 
 def _parts(module: nn.Module) -> Iterator[nn.Module]:
@@ -95,6 +72,12 @@ def _parts(module: nn.Module) -> Iterator[nn.Module]:
     for name, child in module._modules.items():
         if child is not None and name not in _NOT_LOOKED_AT:
             yield from _parts(child)
+
+
+def _unread(module: nn.Module) -> list[nn.Module]:
+    """The modules whose class says all, but for the hooks on them."""
+    found = (module._modules.get(name) for name in _NOT_LOOKED_AT)
+    return [child for child in found if child is not None]
 
 
 def call_key(token: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:

@@ -18,6 +18,7 @@ from plait.kernels import launch
 from plait.kernels.attention import MOST_HEADS, Dropout, padded
 from plait.plan.attention import AttentionProblem, choose, without_lean
 from plait.plan.fused import FusedPlan
+from plait.pyg import active
 from plait.pyg.layers.base import not_plain
 from plait.pyg.layers.fused import (
     FUSED,
@@ -155,13 +156,13 @@ def _plan(
     def make() -> FusedPlan:
         return choose(
             AttentionProblem(
-                layer=module._plait_name, kind=kind, matrix=cost_matrix(call.edges),
+                layer=active.name_of(module), kind=kind, matrix=cost_matrix(call.edges),
                 inner=call.source.shape[1], width=module.out_channels, heads=module.heads, parts=parts,
                 machine=machine_in_use(), is_training=training, wants_input_grad=wants_input,
                 can_recompute=can_recompute, can_be_lean=attr is None, is_in_pieces=is_in_pieces,
                 edge_width=edge_width,
                 float_bytes=call.source.element_size(), threads=launch.num_threads(),
-                memory_limit=module._plait_session.options.memory_limit,
+                memory_limit=active.session().options.memory_limit,
             )
         )  # fmt: skip
 
@@ -174,7 +175,7 @@ def _run_of(module: Any, call: AttentionCall) -> AttentionRun:
         seed = int(torch.randint(0, (1 << 63) - 1, (1,)).item())
         dropout = Dropout(seed, float(module.dropout))
     slope = float(getattr(module, "negative_slope", 0.0))
-    return AttentionRun(call.edges.orders, module._plait_session.buffers, module.heads, slope, dropout)
+    return AttentionRun(call.edges.orders, active.session().buffers, module.heads, slope, dropout)
 
 
 def _leanly(run: AttentionRun, plan: FusedPlan) -> tuple[AttentionRun, str]:

@@ -36,15 +36,6 @@ def _power(matrix: Expr, x: Expr, exponent: int) -> Expr:
     return x
 
 
-def _holds_graph(module: Any) -> NotLowered | None:
-    if module.cached and (module._cached_edge_index is not None or module._cached_adj_t is not None):
-        return NotLowered(
-            f"{type(module).__name__}(cached=True): PyG already keeps the graph of an earlier call; "
-            "reset_parameters() drops it"
-        )
-    return None
-
-
 def _run_linear(forms: tuple[Expr, ...], module: Any, apply: Apply, x: Tensor, root: Tensor | None) -> Tensor:
     return apply(forms, {"X": x, **linear_values(module.lin)})
 
@@ -59,7 +50,7 @@ def _gcn_forms(operator: Operator, is_weighted: bool, has_bias: bool) -> tuple[E
 
 @rule(GCNConv)
 def _gcn(module: Any, call: Call) -> Lowered | NotLowered:
-    stop = not_summed(module, call) or not_plain(module, "lin") or _holds_graph(module)
+    stop = not_summed(module, call) or not_plain(module, "lin")
     if stop:
         return stop
     operator = gcn_operator(call, module.add_self_loops, module.improved) if module.normalize else Operator()
@@ -202,7 +193,7 @@ def _appnp_forms(operator: Operator, is_weighted: bool, exponent: int, alpha: fl
 
 @rule(APPNP)
 def _appnp(module: Any, call: Call) -> Lowered | NotLowered:
-    stop = not_summed(module, call) or _not_a_number(module) or _holds_graph(module)
+    stop = not_summed(module, call) or _not_a_number(module)
     if stop:
         return stop
     if module.dropout > 0 and module.training:

@@ -19,6 +19,7 @@ from plait.graph import Graph
 from plait.kernels import launch
 from plait.plan.edgewise import EdgewiseProblem, choose
 from plait.plan.fused import FusedPlan
+from plait.pyg import active
 from plait.pyg.layers.base import aggregation, has_hooks, is_plain_linear
 from plait.pyg.layers.fused import (
     Run,
@@ -169,7 +170,7 @@ def _run(
     matrix_of: Callable[[Edges], Matrix] = cost_matrix,
 ) -> Tensor:
     plan = _plan(module, edges, map_, source, target, matrix_of)
-    buffers, reduce = module._plait_session.buffers, aggregation(module)
+    buffers, reduce = active.session().buffers, aggregation(module)
     inner, width = source.shape[1], map_.first.weight.shape[0]
     weight, bias = map_.first.weight, map_.first.bias
     far, near = weight[:, inner:].t(), (weight[:, :inner] - weight[:, inner:]).t()
@@ -248,12 +249,12 @@ def _plan(
     def make() -> FusedPlan:
         return choose(
             EdgewiseProblem(
-                layer=module._plait_name, kind=map_.kind, matrix=matrix_of(edges), inner=source.shape[1],
+                layer=active.name_of(module), kind=map_.kind, matrix=matrix_of(edges), inner=source.shape[1],
                 width=map_.first.weight.shape[0], by_edge=sizes(filter(is_plain_linear, map_.by_edge)),
                 by_node=sizes([] if map_.last is None else [map_.last]), machine=machine_in_use(),
                 can_mark=_can_mark(module, map_), is_training=training, wants_input_grad=wants_input,
                 float_bytes=source.element_size(), threads=launch.num_threads(),
-                memory_limit=module._plait_session.options.memory_limit,
+                memory_limit=active.session().options.memory_limit,
             )
         )  # fmt: skip
 

@@ -19,6 +19,7 @@ from plait.errors import InputError
 from plait.graph import Graph
 from plait.kernels import launch
 from plait.plan.fused import FusedPlan
+from plait.pyg import active
 from plait.pyg.edges import read
 from plait.runtime import trace
 from plait.runtime.session import Edges, Session
@@ -74,7 +75,7 @@ def check_widths(module: Any, given: Mapping[str, Any]) -> None:
         is_matrix = isinstance(value, Tensor) and value.dim() == 2
         if is_matrix and isinstance(width, int) and width > 0 and value.shape[1] != width:
             raise InputError(
-                f"{module._plait_name}: x has {value.shape[1]} columns, the layer takes {width}; "
+                f"{active.name_of(module)}: x has {value.shape[1]} columns, the layer takes {width}; "
                 "check the widths of x and the layer"
             )
 
@@ -111,7 +112,7 @@ def edges_of(
     module: Any, edge_index: Tensor, num_targets: int, num_sources: int, num_loops: int = -1
 ) -> Edges:
     """The graph of a call, built when first met; num_loops >= 0: own loops out, one for each such node in."""
-    session: Session = module._plait_session
+    session: Session = active.session()
     is_swapped = module.flow == "target_to_source"
     handed = read(edge_index, None, num_targets, num_sources, is_swapped)
 
@@ -155,10 +156,10 @@ def is_training(module: nn.Module, *inputs: Tensor | None) -> bool:
 
 def planned(module: Any, edges: Edges, key: tuple[Any, ...], make: Callable[[], FusedPlan]) -> FusedPlan:
     """The plan of such a call, made once per graph, shapes and mode (all that `key` must tell apart)."""
-    whole = (module._plait_name, launch.num_threads(), *key)
+    whole = (active.name_of(module), launch.num_threads(), *key)
     found = edges.fused_plans.get(whole)
     if found is None:
         found = edges.fused_plans[whole] = make()
-    module._plait_session.plans[module._plait_name] = found
-    trace.start(module._plait_name, module._plait_session.trace)
+    active.session().plans[active.name_of(module)] = found
+    trace.start(active.name_of(module), active.session().trace)
     return found

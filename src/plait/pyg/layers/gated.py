@@ -14,6 +14,7 @@ from torch_geometric.nn.aggr import SumAggregation
 from plait.kernels import launch
 from plait.plan.fused import FusedPlan
 from plait.plan.gated import GatedProblem, choose
+from plait.pyg import active
 from plait.pyg.layers.base import has_hooks, not_plain
 from plait.pyg.layers.fused import (
     Run,
@@ -73,7 +74,7 @@ def _refused(module: Any, parts: list[Tensor], attr: Tensor | None) -> str | Non
 
 
 def _run(module: Any, edges: Edges, source: Tensor, target: Tensor | None) -> Tensor:
-    buffers = module._plait_session.buffers
+    buffers = active.session().buffers
     plan = _plan(module, edges, source, target)
     far = [module.lin_query, module.lin_value]
     near = [module.lin_key, *([module.lin_skip] if module.root_weight else [])]
@@ -132,10 +133,10 @@ def _plan(module: Any, edges: Edges, source: Tensor, target: Tensor | None) -> F
     def make() -> FusedPlan:
         return choose(
             GatedProblem(
-                layer=module._plait_name, matrix=cost_matrix(edges), inner=source.shape[1],
+                layer=active.name_of(module), matrix=cost_matrix(edges), inner=source.shape[1],
                 width=module.out_channels, has_skip=bool(module.root_weight), machine=machine_in_use(),
                 is_training=training, wants_input_grad=wants_input, float_bytes=source.element_size(),
-                threads=launch.num_threads(), memory_limit=module._plait_session.options.memory_limit,
+                threads=launch.num_threads(), memory_limit=active.session().options.memory_limit,
             )
         )  # fmt: skip
 

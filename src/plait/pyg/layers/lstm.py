@@ -16,6 +16,7 @@ from plait.cost.price import Price, Pricer, Request
 from plait.cost.work import Work
 from plait.kernels import launch
 from plait.plan.fused import FusedCandidate, FusedPlan, FusedStep, choose_among
+from plait.pyg import active
 from plait.pyg.layers.base import has_hooks
 from plait.pyg.layers.fused import (
     Run,
@@ -67,7 +68,7 @@ def _prepare(module: Any, given: Mapping[str, Any]) -> Run | str:
         module, edges, (source.shape[1], training), lambda: _plan(module, prefixes, source, training)
     )
     if plan.choice == "padded":
-        del module._plait_session.plans[module._plait_name]
+        del active.session().plans[active.name_of(module)]
         return "(aggr='lstm'): padded lists are priced lower than shared prefixes"
     return partial(_run, module, prefixes, source, root)
 
@@ -135,8 +136,8 @@ def _plan(module: Any, prefixes: Prefixes, x: Tensor, training: bool) -> FusedPl
     ]  # fmt: skip
     sizes = {"N": levels.num_nodes, "M": num_sources, "K": width_in, "H": width, "D": length}
     return choose_among(
-        candidates, layer=module._plait_name, kind="lstm", sizes=sizes, machine=machine,
-        is_training=training, memory_limit=module._plait_session.options.memory_limit,
+        candidates, layer=active.name_of(module), kind="lstm", sizes=sizes, machine=machine,
+        is_training=training, memory_limit=active.session().options.memory_limit,
     )  # fmt: skip
 
 

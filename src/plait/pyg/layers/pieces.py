@@ -14,6 +14,7 @@ from plait.graph import Graph
 from plait.kernels import launch
 from plait.plan.fused import FusedPlan
 from plait.plan.pieces import Pieces
+from plait.pyg import active
 from plait.pyg.edges import read
 from plait.pyg.layers.base import has_hooks, not_plain
 from plait.pyg.layers.fused import (
@@ -52,7 +53,7 @@ class PiecesCall:
 
     @property
     def buffers(self) -> Buffers:
-        buffers: Buffers = self.module._plait_session.buffers
+        buffers: Buffers = active.session().buffers
         return buffers
 
 
@@ -110,7 +111,7 @@ def _edges_of_relations(
         source, target = pairs[::-1] if is_swapped else pairs
         return Graph.from_edge_index(source, target, num_targets * count, num_sources * count), None
 
-    session: Session = module._plait_session
+    session: Session = active.session()
     return session.edges_for((*handed.key, *handed.weight_key, "pairs", count), handed.owners, build)
 
 
@@ -152,9 +153,9 @@ def show(
 
     def make() -> FusedPlan:
         pieces = Pieces(
-            module._plait_name, cost_matrix(call.edges), machine_in_use(), is_training=training,
+            active.name_of(module), cost_matrix(call.edges), machine_in_use(), is_training=training,
             wants_input_grad=wants_input, float_bytes=source.element_size(), threads=launch.num_threads(),
-            memory_limit=module._plait_session.options.memory_limit,
+            memory_limit=active.session().options.memory_limit,
         )  # fmt: skip
         describe(pieces)
         sizes = {"N": pieces.matrix.rows, "E": pieces.matrix.edges, "K1": source.shape[1], "F": width}

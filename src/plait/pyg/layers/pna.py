@@ -24,6 +24,7 @@ from torch_geometric.nn.aggr import DegreeScalerAggregation, MultiAggregation
 from plait.kernels import launch
 from plait.plan.fused import FusedPlan
 from plait.plan.pna import AggregatorsProblem, choose
+from plait.pyg import active
 from plait.pyg.layers.base import has_hooks, is_plain_linear
 from plait.pyg.layers.fused import (
     Run,
@@ -100,7 +101,7 @@ def _is_half(aggr: Any) -> bool:
 
 
 def _run(module: Any, edges: Edges, x: Tensor, attr: Tensor | None) -> Tensor:
-    buffers = module._plait_session.buffers
+    buffers = active.session().buffers
     names, towers, width = _aggregators(module), module.towers, module.F_in
     layout = Layout(names, width, towers)
     is_folded = towers == 1 and len(module.post_nns[0]) == 1
@@ -303,13 +304,13 @@ def _plan(
     def make() -> FusedPlan:
         return choose(
             AggregatorsProblem(
-                layer=module._plait_name, matrix=cost_matrix(edges), inner=module.F_in, width=module.F_in,
+                layer=active.name_of(module), matrix=cost_matrix(edges), inner=module.F_in, width=module.F_in,
                 outer=module.F_out, towers=module.towers, aggregators=len(layout.names),
                 sections=layout.sections, scalers=len(module.aggr_module.scaler), is_folded=is_folded,
                 edge_width=edge_width, message_layers=(len(module.pre_nns[0]) + 1) // 2,
                 machine=machine_in_use(), is_training=training, wants_input_grad=wants_input,
                 float_bytes=x.element_size(), threads=launch.num_threads(),
-                memory_limit=module._plait_session.options.memory_limit,
+                memory_limit=active.session().options.memory_limit,
             )
         )  # fmt: skip
 

@@ -16,6 +16,7 @@ from plait.graph import Graph
 from plait.kernels import launch
 from plait.plan.fused import FusedPlan
 from plait.plan.relational import RelationalProblem, choose
+from plait.pyg import active
 from plait.pyg.edges import read
 from plait.pyg.layers.base import aggregation
 from plait.pyg.layers.fused import (
@@ -96,7 +97,7 @@ def _relations_of(
     module: Any, edge_index: Tensor, edge_type: Tensor, num_targets: int, num_sources: int
 ) -> tuple[Edges, Relations]:
     """The graph and its edges by relation, built when first met; relations out of range are passed over."""
-    session, count = module._plait_session, module.num_relations
+    session, count = active.session(), module.num_relations
     is_swapped = module.flow == "target_to_source"
     handed = read(edge_index, edge_type, num_targets, num_sources, is_swapped)
 
@@ -117,7 +118,7 @@ def _relations_of(
 
 def _run(module: Any, call: RelationalCall) -> Tensor:
     is_mean = aggregation(module) == "mean"
-    buffers = module._plait_session.buffers
+    buffers = active.session().buffers
     relations = call.relations
     if not call.source.is_floating_point():
         return _run_rows(module, call, is_mean)
@@ -149,7 +150,7 @@ def _run_rows(module: Any, call: RelationalCall, is_mean: bool) -> Tensor:
     spread = relations.get("transform", is_mean)[1]
     run = RelationalRun(
         None, spread, (), relations.num_targets, width, rows.shape[1], rows.shape[1],
-        module._plait_session.buffers,
+        active.session().buffers,
     )  # fmt: skip
     root = None if module.root is None else module.root[call.own]
     return relate(run, rows, None, None, bias=module.bias, addend=root)
@@ -158,7 +159,7 @@ def _run_rows(module: Any, call: RelationalCall, is_mean: bool) -> Tensor:
 def _mixed(module: Any) -> Tensor:
     """[relations, in, out]: the relations' weights from the bases, on plait's own product."""
     bases = module.weight
-    mixed = project(module._plait_session.buffers, module.comp, bases.view(bases.shape[0], -1))
+    mixed = project(active.session().buffers, module.comp, bases.view(bases.shape[0], -1))
     return mixed.view(-1, *bases.shape[1:])
 
 
@@ -187,7 +188,7 @@ def _arranged(
     run = RelationalRun(
         collect, spread, tuple(products), relations.num_targets, widths,
         inners * (count if choice == "aggregate" else 1), widths * (count if choice == "transform" else 1),
-        module._plait_session.buffers,
+        active.session().buffers,
     )  # fmt: skip
     return run, w
 
@@ -217,13 +218,13 @@ def _plan(module: Any, call: RelationalCall, is_mean: bool, is_rows: bool = Fals
     def make() -> FusedPlan:
         return choose(
             RelationalProblem(
-                layer=module._plait_name, matrix=cost_matrix(call.edges), relations=relations.count,
+                layer=active.name_of(module), matrix=cost_matrix(call.edges), relations=relations.count,
                 target_pairs=relations.num_target_pairs, source_pairs=relations.num_source_pairs,
                 inner=inner, width=module.out_channels, machine=machine_in_use(), is_mean=is_mean,
                 blocks=module.num_blocks or 1, bases=module.num_bases or 0, has_root=module.root is not None,
                 is_rows=is_rows, is_training=training, wants_input_grad=wants_input,
                 float_bytes=module.weight.element_size(), threads=launch.num_threads(),
-                memory_limit=module._plait_session.options.memory_limit,
+                memory_limit=active.session().options.memory_limit,
             )
         )  # fmt: skip
 

@@ -64,7 +64,7 @@ def _agnn(call: PiecesCall) -> Tensor:
 @fused(SuperGATConv)
 def super_gat(module: Any, given: Mapping[str, Any]) -> Run | str:
     """The attention path; what training keeps for the loss, scores of sampled edges, is made by PyG."""
-    if getattr(type(module), "plait_original", type(module)).get_attention is not SuperGATConv.get_attention:
+    if module.__class__.get_attention is not SuperGATConv.get_attention:
         return ": get_attention is not that of SuperGATConv, so the rule does not hold"
     if not isinstance(given["x"], Tensor):
         return ": x is not a tensor"

@@ -1,0 +1,119 @@
+"""Which compiled model is being called in this thread: its layers are planned while that call lasts.
+
+The layers stay the user's own objects. The same layer runs in PyG when it is reached through the original
+model, and planned when the call came in through the compiled one.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from plait.pyg.recall import Layer
+from plait.runtime.session import Edges, Session
+
+__all__ = ["Kept", "Seat", "Seats", "active", "entered", "name_of", "session", "traced"]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a layer with cached=True holds: PyG's own cache, and the edges it was made from."""
+
+    cache: Any
+    edges: Edges
+    weight: Any
+    weight_key: tuple[Any, ...]
+    is_sparse: bool
+
+
+@dataclass(slots=True)
+class Seat:
+    """One layer as a compiled model knows it."""
+
+    module: weakref.ref[nn.Module]
+    name: str
+    seen: dict[bool, Layer] = field(default_factory=dict)  # as it was lowered, in training and in evaluation
+    kept: Kept | None = None
+
+    def as_it_was(self, module: nn.Module) -> Layer | None:
+        """The record of a layer that nothing has changed since it was lowered."""
+        layer = self.seen.get(module.training)
+        return layer if layer is not None and layer.is_as_it_was(module) else None
+
+    def look(self, module: nn.Module) -> Layer:
+        """The layer as it is, recorded anew where it has changed."""
+        layer = self.as_it_was(module)
+        if layer is None:
+            layer = self.seen[module.training] = Layer(module)
+        return layer
+
+
+class Seats:
+    """A compiled model's session and its layers, whether held as children, in lists or in closures."""
+
+    def __init__(self, session: Session, model: nn.Module):
+        self.session = session
+        self._model = weakref.ref(model)
+        self._seats: dict[int, Seat] = {}
+
+    def of(self, module: nn.Module) -> Seat:
+        """The record of a layer, made when it first runs."""
+        seat = self._seats.get(id(module))
+        if seat is None or seat.module() is not module:
+            self._drop_dead()
+            seat = self._seats[id(module)] = Seat(weakref.ref(module), self._name(module))
+        return seat
+
+    def _drop_dead(self) -> None:
+        for key in [key for key, seat in self._seats.items() if seat.module() is None]:
+            del self._seats[key]
+
+    def _name(self, module: nn.Module) -> str:
+        """Where the layer is in the model; layers outside the tree of modules are numbered as they run."""
+        kind, model = module.__class__.__name__, self._model()
+        for path, child in () if model is None else model.named_modules():
+            if vars(child) is vars(module):  # the compiled root and the original are two objects of one state
+                return f"{path or 'model'} {kind}"
+        return f"unlisted.{len(self._seats)} {kind}"
+
+
+class _Active(threading.local):
+    seats: Seats | None = None
+
+
+class _Traced:
+    """What stands for `active` while torch.compile traces: it follows attributes of plain objects only."""
+
+    seats: Seats | None = None
+
+
+active = _Active()
+traced = _Traced()
+
+
+@contextmanager
+def entered(seats: Seats) -> Iterator[None]:
+    """Calls inside come in through the compiled model that these are the layers of."""
+    before, active.seats = active.seats, seats
+    try:
+        yield
+    finally:
+        active.seats = before
+
+
+def session() -> Session:
+    """The session of the compiled model that is being called."""
+    assert active.seats is not None
+    return active.seats.session
+
+
+def name_of(module: nn.Module) -> str:
+    """The layer's name in the compiled model that is being called."""
+    assert active.seats is not None
+    return active.seats.of(module).name

@@ -1,0 +1,234 @@
+"""A compiled model: a second view of the user's own model, through which its layers run planned.
+
+The view has the model's `__dict__`, the very same object, and so its parameters, children, hooks and flags:
+nothing is copied and nothing can get out of step. Its class is derived from the model's; every method of that
+class, called on the view, marks the view as the one being called. What the view adds lies in slots.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import sys
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import nn
+from torch_geometric.nn import MessagePassing
+
+from plait.plan.plan import NotPlanned, Plan
+from plait.pyg.active import Seats, active, traced
+from plait.pyg.planned import PlannedForward, is_disabled, is_planned
+from plait.runtime.folded import unfolded
+from plait.runtime.session import Session
+
+__all__ = ["CompiledModel", "plan_of", "view_of"]
+
+_NOT_THE_USERS = {*MessagePassing.__mro__}  # classes whose methods run no layer
+_set_class = object.__dict__["__class__"].__set__
+
+
+class CompiledModel:
+    """Mixed in before the class of the model that an object is a view of.
+
+    Without `__slots__`: the classes of all views then have the same layout, and one can take another's place.
+    """
+
+    _plait_model: nn.Module
+    _plait_seats: Seats
+    plait_root: type[nn.Module]  # the model's class, of which the view's is derived
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        return cls.plait_root(*args, **kwargs)  # `type(self)(...)` in a model's own code makes a plain model
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return _enter(self, super().__call__, args, kwargs)  # type: ignore[misc]
+
+    @property
+    def __class__(self) -> Any:
+        # parametrizations and lazy modules assign another class to an object: it must be the model's
+        return type(self._plait_model)
+
+    @__class__.setter
+    def __class__(self, value: Any) -> None:
+        self._plait_model.__class__ = value
+        _follow(self)
+
+    def __getattr__(self, name: str) -> Any:
+        if type(self).plait_root is not type(
+            self._plait_model
+        ):  # the model's class was changed from its own side
+            _follow(self)
+            return getattr(self, name)
+        return super().__getattr__(name)  # type: ignore[misc]
+
+    @property
+    def _plait_plan_session(self) -> Session:
+        return self._plait_seats.session
+
+    def __copy__(self) -> nn.Module:
+        return view_of(copy.copy(self._plait_model), copy.deepcopy(self._plait_plan_session))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
+        model = copy.deepcopy(self._plait_model, memo)
+        made = memo[id(self)] = view_of(model, copy.deepcopy(self._plait_plan_session))
+        return made
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if _is_packaged():
+            return self._plait_model.__reduce_ex__(protocol)
+        return view_of, (self._plait_model, self._plait_plan_session)
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        """What TorchScript compiles: the model, whose layers are PyG's."""
+        return self._plait_model
+
+
+def view_of(model: nn.Module, session: Session) -> nn.Module:
+    """The compiled view of a model; a view's is one more view of the same model."""
+    model = model._plait_model if isinstance(model, CompiledModel) else model
+    view: Any = object.__new__(_view_class(type(model)))
+    # `nn.Module.__setattr__` would take the model for a child
+    object.__setattr__(view, "__dict__", model.__dict__)
+    object.__setattr__(view, "_plait_model", model)
+    object.__setattr__(view, "_plait_seats", Seats(session, model))
+    return view  # type: ignore[no-any-return]
+
+
+def _view_class(root: type[nn.Module]) -> type[nn.Module]:
+    """The class of the views of such models, made once and for as long as there are any."""
+    for known in root.__subclasses__():
+        if vars(known).get("plait_root") is root:
+            return known
+    members: dict[str, Any] = {
+        "__slots__": ("_plait_model", "_plait_seats"),
+        "__module__": root.__module__,
+        "__qualname__": root.__qualname__,
+        "__doc__": root.__doc__,
+        "plait_root": root,
+    }
+    if not hasattr(root, "plan"):
+        members["plan"] = property(_plan, doc="The latest plan of every layer, in the order they ran.")
+    made = type(root.__name__, (CompiledModel, root), members)
+    for base in reversed(root.__mro__):
+        for name, value in () if base in _NOT_THE_USERS else vars(base).items():
+            if name in members or (name.startswith("__") and name.endswith("__")):
+                continue
+            if isinstance(value, FunctionType | PlannedForward):
+                setattr(made, name, _method(made, name, value))
+            elif isinstance(value, property):
+                setattr(made, name, _property(made, name, value))
+            elif isinstance(value, _Slot):
+                setattr(made, name, _slot(value))
+    return made
+
+
+class _Slotted:
+    __slots__ = ("slot",)
+
+
+_Slot = type(_Slotted.__dict__["slot"])
+
+
+def _method(owner: type, name: str, original: Any) -> Any:
+    """A method of the model that enters it by the view."""
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return _enter(self, getattr(super(owner, self), name), args, kwargs)
+
+    return functools.wraps(original.original if isinstance(original, PlannedForward) else original)(method)
+
+
+def _property(owner: type, name: str, original: property) -> property:
+    """A property of the model whose getter enters it by the view."""
+
+    def getter(self: Any) -> Any:
+        return _enter(self, functools.partial(getattr, super(owner, self), name), (), {})
+
+    return property(getter, original.fset, original.fdel, original.__doc__)
+
+
+def _slot(original: Any) -> property:
+    """An attribute that the model's class keeps outside `__dict__`."""
+    return property(
+        lambda self: original.__get__(self._plait_model),
+        lambda self, value: original.__set__(self._plait_model, value),
+        lambda self: original.__delete__(self._plait_model),
+    )
+
+
+def _enter(view: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What the call gives, its layers planned; matrices held in part are whole when they leave the model."""
+    seats: Seats = view._plait_seats
+    if torch.compiler.is_compiling():
+        return _enter_traced(seats, call, args, kwargs)
+    if is_disabled():
+        return call(*args, **kwargs)
+    before, active.seats = active.seats, seats
+    try:
+        out = call(*args, **kwargs)
+    finally:
+        active.seats = before
+    return unfolded(out) if before is not seats and seats.session.has_twins else out
+
+
+def _enter_traced(
+    seats: Seats, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    before = traced.seats
+    traced.seats = seats
+    out = call(*args, **kwargs)
+    traced.seats = before
+    return out
+
+
+def _follow(view: Any) -> None:
+    """Take the class that belongs to the model's present one."""
+    _set_class(view, _view_class(type(view._plait_model)))
+
+
+def _is_packaged() -> bool:
+    """True while torch.package pickles: it takes the plain model along, which needs no plait to be loaded."""
+    exporter = sys.modules.get("torch.package.package_exporter")
+    frame: Any = sys._getframe() if exporter is not None else None
+    while frame is not None:
+        if frame.f_globals is vars(exporter):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _plan(view: Any) -> Any:
+    own = vars(view)
+    for place in (own, own["_modules"], own["_parameters"], own["_buffers"]):
+        if "plan" in place:  # a model may call something of its own so
+            return place["plan"]
+    return plan_of(view)
+
+
+def plan_of(view: Any) -> Plan:
+    """The latest plan of every layer of a compiled model, in the order they ran."""
+    session: Session = view._plait_plan_session
+    skipped = {**_never_planned(view), **session.not_planned}
+    notes = [] if session.plans or skipped else ["no plan yet: it is made at the first call"]
+    if is_disabled():
+        notes = ["PLAIT_DISABLE is set: everything runs in PyG"]
+    notes += [*session.notes, *session.forms.notes]
+    layers: Any = tuple(session.plans.values())  # a FusedPlan has the surface of a LayerPlan
+    return Plan(layers, tuple(NotPlanned(layer, reason) for layer, reason in skipped.items()), tuple(notes))
+
+
+def _never_planned(view: Any) -> dict[str, str]:
+    """The layers of the model whose `forward` is none that plait has a rule for."""
+    found = {}
+    for path, module in view.named_modules():
+        if isinstance(module, MessagePassing) and not is_planned(type(module)):
+            kind = module.__class__.__name__
+            has_base = any(is_planned(base) for base in type(module).__mro__)
+            reason = "forward is its own" if has_base else "plait has no rule for this layer"
+            name = f"{path or 'model'} {kind}"
+            if name not in view._plait_plan_session.plans:
+                found[name] = f"{kind}: {reason}"
+    return found

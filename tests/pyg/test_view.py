@@ -1,0 +1,462 @@
+"""pyg/view.py: the compiled model is the model, whoever holds its parts and however it is called."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import io
+import pickle
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from torch.utils.checkpoint import checkpoint
+from torch_geometric.data import Data
+from torch_geometric.nn import APPNP, GAE, GCNConv, GINConv, MixHopConv, SAGEConv, SGConv, to_hetero
+
+import plait
+
+NODES, WIDTH = 30, 6
+EDGES = torch.randint(0, NODES, (2, 90), generator=torch.Generator().manual_seed(0))
+X = torch.randn(NODES, WIDTH, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+def is_planned(model: Any) -> bool:
+    return bool(model.plan.layers) and not model.plan.not_planned
+
+
+class Hidden(nn.Module):
+    """Layers, dropout and normalisation that no tree of children leads to."""
+
+    def __init__(self, keep: Callable[[nn.Module], Any], reach: Callable[[Any], nn.Module]):
+        super().__init__()
+        self.first = GCNConv(WIDTH, 8)
+        self.norm, self.drop = nn.BatchNorm1d(8), nn.Dropout(0.5)
+        self.kept = [keep(self.first), keep(self.norm), keep(self.drop)]
+        self._reach = reach
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        first, norm, drop = map(self._reach, self.kept)
+        return drop(norm(first(x, edge_index)))
+
+
+HOLDERS = {
+    "list": (lambda m: m, lambda m: m),
+    "dict": (lambda m: {"m": m}, lambda d: d["m"]),
+    "partial": (lambda m: functools.partial(m), lambda p: p),
+    "lambda": (lambda m: lambda *args: m(*args), lambda f: f),
+    "bound method": (lambda m: m.forward, lambda f: f),
+    "bound call": (lambda m: m.__call__, lambda f: f),
+}
+
+
+@pytest.mark.parametrize("kind", [name for name in HOLDERS if name != "bound method"])
+def test_parts_reached_by_other_ways_are_planned_and_follow_eval(kind: str) -> None:
+    model = Hidden(*HOLDERS[kind])
+    compiled = plait.compile(model, Data(x=X, edge_index=EDGES))
+    assert compiled.training
+    assert is_planned(compiled)
+    compiled.eval()
+    assert not model.drop.training
+    torch.testing.assert_close(compiled(X, EDGES), model(X, EDGES))
+    assert is_planned(compiled)
+
+
+def test_a_bound_forward_taken_before_compiling_runs_in_pyg_and_is_right() -> None:
+    model = Hidden(*HOLDERS["bound method"]).eval()
+    compiled = plait.compile(model)
+    torch.testing.assert_close(compiled(X, EDGES), model(X, EDGES))
+
+
+def test_looking_ahead_leaves_running_statistics_in_a_plain_list_alone() -> None:
+    class Listed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = [GCNConv(WIDTH, 8), nn.BatchNorm1d(8)]
+
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            out: Tensor = self.parts[1](self.parts[0](x, edge_index))
+            return out
+
+    model = Listed()
+    compiled = plait.compile(model, Data(x=X, edge_index=EDGES))
+    assert not model.parts[1].running_mean.any()
+    assert model.parts[1].training
+    assert is_planned(compiled)
+    assert "unlisted" in compiled.plan.layers[0].layer
+
+
+class Parent(nn.Module):
+    """A child that calls back to its parent, and methods beside forward."""
+
+    class Child(nn.Module):
+        def __init__(self, parent: nn.Module):
+            super().__init__()
+            self.parent = [parent]
+
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            out: Tensor = self.parent[0].conv(x, edge_index)
+            return out if self.parent[0].training else 2 * out
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = GCNConv(WIDTH, 4)
+        self.child = self.Child(self)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        out: Tensor = self.child(x, edge_index)
+        return out
+
+    def encode(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.forward(x, edge_index).relu()
+
+    @property
+    def answer(self) -> Tensor:
+        return self.encode(X, EDGES)
+
+
+def test_parent_pointers_see_one_state() -> None:
+    model = Parent()
+    compiled = plait.compile(model)
+    assert compiled.child.parent[0].training
+    compiled.eval()
+    torch.testing.assert_close(compiled(X, EDGES), model(X, EDGES))
+    assert is_planned(compiled)
+
+
+@pytest.mark.parametrize(
+    "ask", [lambda m: m.encode(X, EDGES), lambda m: m.answer, lambda m: m.forward(X, edge_index=EDGES)]
+)
+def test_layers_are_planned_by_any_method(ask: Callable[[Any], Tensor]) -> None:
+    model = Parent()
+    compiled = plait.compile(model)
+    torch.testing.assert_close(ask(compiled), ask(model))
+    assert is_planned(compiled)
+
+
+def test_the_original_runs_in_pyg() -> None:
+    model = Parent()
+    compiled = plait.compile(model)
+    seen = []
+    hook = model.conv.register_message_forward_hook(lambda *args: seen.append(args))
+    hook.remove()
+    model(X, EDGES)
+    assert not compiled.plan.layers
+    compiled(X, EDGES)
+    assert compiled.plan.layers
+
+
+def test_both_views_have_one_state() -> None:
+    model = Parent()
+    compiled: Any = plait.compile(model)
+    assert vars(compiled) is vars(model)
+    assert compiled.conv is model.conv
+    assert compiled.__class__ is Parent
+    assert isinstance(compiled, Parent)
+    compiled.extra = 3
+    assert model.extra == 3
+    compiled.conv = GCNConv(WIDTH, 2)
+    assert model(X, EDGES).shape == compiled(X, EDGES).shape == (NODES, 2)
+    assert list(compiled.state_dict()) == list(Parent().state_dict())
+    assert type(type(compiled)()) is Parent
+
+
+def test_gae_and_its_methods() -> None:
+    model = GAE(Parent())
+    compiled: Any = plait.compile(model)
+    z = compiled.encode(X, EDGES)
+    torch.testing.assert_close(z, model.encode(X, EDGES))
+    assert is_planned(compiled)
+    assert torch.isfinite(compiled.recon_loss(z, EDGES))
+
+
+class Twice(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return 2 * weight
+
+
+@pytest.mark.parametrize("by", ["compiled", "original"])
+def test_parametrizing_a_root_layer_is_seen_by_both_views(by: str) -> None:
+    layer = GCNConv(WIDTH, 3)
+    nn.init.ones_(layer.bias)
+    compiled: Any = plait.compile(layer)
+    before = compiled(X, EDGES)
+    chosen = compiled if by == "compiled" else layer
+    parametrize.register_parametrization(chosen, "bias", Twice())
+    torch.testing.assert_close(compiled.bias, layer.bias)
+    torch.testing.assert_close(compiled(X, EDGES), before + 1)
+    torch.testing.assert_close(layer(X, EDGES), before + 1)
+    parametrize.remove_parametrizations(chosen, "bias")
+    torch.testing.assert_close(compiled(X, EDGES), layer(X, EDGES))
+    assert type(layer) is GCNConv
+
+
+def test_parametrizing_a_child_is_seen_by_both_views() -> None:
+    model = Parent()
+    compiled: Any = plait.compile(model)
+    compiled(X, EDGES)
+    nn.utils.parametrizations.weight_norm(compiled.conv.lin)
+    torch.testing.assert_close(compiled(X, EDGES), model(X, EDGES))
+    with torch.no_grad():
+        compiled.conv.lin.parametrizations.weight.original0.mul_(3)
+    torch.testing.assert_close(compiled(X, EDGES), model(X, EDGES))
+
+
+def test_hooks_get_the_layer_itself() -> None:
+    model = Parent()
+    compiled = plait.compile(model)
+    seen: list[nn.Module] = []
+    model.conv.register_forward_hook(lambda module, args, out: seen.append(module))
+    compiled(X, EDGES)
+    assert seen[0] is model.conv
+    assert is_planned(compiled)
+
+
+@pytest.mark.parametrize("make", [SAGEConv, GINConv], ids=lambda make: make.__name__)
+def test_a_hook_on_the_aggregation_is_obeyed(make: Any) -> None:
+    model = make((nn.Linear(WIDTH, 3)) if make is GINConv else WIDTH, *(() if make is GINConv else (3,)))
+    compiled = plait.compile(model)
+    compiled(X, EDGES)
+    model.aggr_module.register_forward_hook(lambda module, args, out: 0 * out)
+    torch.testing.assert_close(compiled(X, EDGES), model(X, EDGES))
+    assert "aggr_module" in compiled.plan.not_planned[0].reason
+
+
+def test_an_option_list_changed_in_place_is_noticed() -> None:
+    model = MixHopConv(WIDTH, 3, powers=[0, 1, 2], bias=False)
+    compiled = plait.compile(model)
+    compiled(X, EDGES)
+    model.powers.pop()
+    torch.testing.assert_close(compiled(X, EDGES), model(X, EDGES))
+
+
+class Doubled(GCNConv):
+    """A subclass that calls the layer it comes from."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        out: Tensor = super().forward(x, edge_index)
+        return 2 * out
+
+
+def test_super_forward_of_a_subclass_is_planned() -> None:
+    model = Doubled(WIDTH, 3)
+    for net in (model, nn.ModuleList([model])[0]):
+        compiled = plait.compile(net)
+        torch.testing.assert_close(compiled(X, EDGES), model(X, EDGES))
+        assert is_planned(compiled)
+
+
+class Unusual(nn.Module):
+    """A class that is not made like others, with a slot beside its dictionary."""
+
+    __slots__ = ("scale",)
+
+    def __new__(cls, width: int) -> Unusual:
+        assert width > 0
+        return super().__new__(cls)
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv, self.scale = GCNConv(width, 3), 2.0
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        out: Tensor = self.scale * self.conv(x, edge_index)
+        return out
+
+
+def test_classes_with_a_new_and_slots_of_their_own() -> None:
+    model = Unusual(WIDTH)
+    compiled: Any = plait.compile(model)
+    torch.testing.assert_close(compiled(X, EDGES), model(X, EDGES))
+    compiled.scale = 3.0
+    assert model.scale == 3.0
+    torch.testing.assert_close(compiled(X, EDGES), model(X, EDGES))
+
+
+def test_a_model_with_a_plan_of_its_own_keeps_it() -> None:
+    class Planner(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.plan = nn.Linear(WIDTH, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.plan(x)
+            return out
+
+    model = Planner()
+    compiled = plait.compile(model)
+    torch.testing.assert_close(compiled(X), model(X))
+
+
+# Copies and files -----------------------------------------------------------------------------------------
+
+CACHED = [
+    lambda: GCNConv(WIDTH, 3, cached=True),
+    lambda: SGConv(WIDTH, 3, K=2, cached=True),
+    lambda: APPNP(2, 0.1, cached=True),
+]
+
+
+@pytest.mark.parametrize("make", CACHED)
+def test_cached_root_layers_are_copied_and_saved_as_they_are(make: Any) -> None:
+    compiled = plait.compile(make())
+    before = [compiled(X, EDGES) for _ in range(3)][-1].detach()
+    file = io.BytesIO()
+    torch.save(compiled, file)
+    file.seek(0)
+    others = (
+        copy.deepcopy(compiled),
+        pickle.loads(pickle.dumps(compiled)),
+        torch.load(file, weights_only=False),
+    )
+    for other in others:
+        assert isinstance(other, type(compiled))
+        torch.testing.assert_close(other(X, EDGES.flip(0)), before)  # the cache came along
+
+
+@pytest.mark.parametrize("make", CACHED)
+def test_a_cache_belongs_to_the_model_whichever_view_fills_it(make: Any) -> None:
+    for first, second in ((0, 1), (1, 0)):
+        model = make()
+        expected = copy.deepcopy(model)
+        views = (model, plait.compile(model))
+        answers = [views[first](X, EDGES), views[second](X, EDGES.flip(0)), views[first](X, EDGES.flip(0))]
+        for answer, edges in zip(answers, (EDGES, EDGES.flip(0), EDGES.flip(0)), strict=True):
+            torch.testing.assert_close(answer, expected(X, edges), rtol=1e-4, atol=1e-5)
+        views[second].reset_parameters() if hasattr(model, "reset_parameters") else None
+
+
+def test_a_cached_layer_is_planned_from_its_second_call() -> None:
+    model = GCNConv(WIDTH, 3, cached=True)
+    compiled = plait.compile(model)
+    expected = compiled(X, EDGES)
+    torch.testing.assert_close(compiled(X, EDGES.flip(0)), expected)
+    assert is_planned(compiled)
+
+
+def test_copies_are_models_of_their_own() -> None:
+    compiled: Any = plait.compile(Parent())
+    compiled(X, EDGES)
+    for other in (copy.deepcopy(compiled), pickle.loads(pickle.dumps(compiled))):
+        assert other.conv is not compiled.conv
+        torch.testing.assert_close(other(X, EDGES), compiled(X, EDGES))
+        assert is_planned(other)
+        assert other.child.parent[0].conv is other.conv
+
+
+# Whoever traces -------------------------------------------------------------------------------------------
+
+
+class Plain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = SAGEConv(WIDTH, 8), SAGEConv(8, 3)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        out: Tensor = self.second(self.first(x, edge_index).relu(), edge_index)
+        return out
+
+
+def other_graph() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    return torch.randn(NODES, WIDTH, generator=generator), torch.randint(
+        0, NODES, (2, 90), generator=generator
+    )
+
+
+@pytest.mark.parametrize("how", ["script", "trace", "make_fx", "export"])
+def test_tracers_get_pyg(how: str) -> None:
+    model = Plain().eval()
+    compiled = plait.compile(model)
+    compiled(X, EDGES)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if how == "script":
+            made: Any = torch.jit.script(compiled)
+        elif how == "trace":
+            made = torch.jit.trace(compiled, (X, EDGES))
+        elif how == "make_fx":
+            from torch.fx.experimental.proxy_tensor import make_fx
+
+            made = make_fx(compiled)(X, EDGES)
+        else:
+            made = torch.export.export(compiled, (X, EDGES)).module()
+    x, edges = other_graph()
+    torch.testing.assert_close(made(x, edges), model(x, edges))
+
+
+def test_torch_package_takes_the_plain_model_along(tmp_path: Any) -> None:
+    from torch import package
+
+    compiled = plait.compile(SAGEConv(WIDTH, 3))
+    expected = compiled(X, EDGES)
+    path = str(tmp_path / "model.pt")
+    with package.PackageExporter(path) as exporter:
+        exporter.extern(["torch", "torch.**", "torch_geometric", "torch_geometric.**", "collections.**"])
+        exporter.save_pickle("models", "layer.pkl", compiled)
+    loaded = package.PackageImporter(path).load_pickle("models", "layer.pkl")
+    torch.testing.assert_close(loaded(X, EDGES), expected)
+    assert type(loaded) is SAGEConv
+
+
+def test_to_hetero_of_a_compiled_model_and_inside_one() -> None:
+    kinds = (["a", "b"], [("a", "to", "b"), ("b", "to", "a")])
+    x = {"a": X, "b": X[:20].clone()}
+    edges = {("a", "to", "b"): EDGES % 20, ("b", "to", "a"): EDGES % 20}
+    model = to_hetero(Plain(), kinds)
+    compiled = plait.compile(model)
+    expected, found = model(x, edges), compiled(x, edges)
+    for kind in x:
+        torch.testing.assert_close(found[kind], expected[kind])
+    assert is_planned(compiled)
+    from_compiled = to_hetero(plait.compile(Plain()), kinds)
+    assert from_compiled(x, edges)["a"].shape == (NODES, 3)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_a_checkpoint_inside_a_compiled_model(use_reentrant: bool) -> None:
+    class Saving(Plain):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            h = checkpoint(self.first, x, edge_index, use_reentrant=use_reentrant)
+            out: Tensor = self.second(h.relu(), edge_index)
+            return out
+
+    model = Saving()
+    compiled = plait.compile(model)
+    grads = []
+    for net in (model, compiled):
+        x = X.clone().requires_grad_()
+        first = model(x, EDGES)  # both views at once: each recomputes as it ran
+        loss = net(x, EDGES).square().sum() + 0 * first.sum()
+        grads.append(torch.autograd.grad(loss, [x, *model.parameters()]) if not use_reentrant else None)
+        if use_reentrant:
+            model.zero_grad()
+            loss.backward()
+            grads[-1] = [x.grad, *(p.grad.clone() for p in model.parameters())]
+    for mine, other in zip(grads[1], grads[0], strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
+    assert is_planned(compiled)
+
+
+@pytest.mark.parametrize("what", ["model", "x"])
+def test_other_devices_go_to_pyg(what: str) -> None:
+    model = Plain()
+    compiled = plait.compile(model)
+    compiled(X, EDGES)
+    if what == "model":
+        model.to("meta")
+        with pytest.raises((RuntimeError, NotImplementedError)):
+            compiled(X, EDGES)
+        assert compiled(X.to("meta"), EDGES.to("meta")).device.type == "meta"
+    else:
+        with pytest.raises((RuntimeError, NotImplementedError)):
+            compiled(X.to("meta"), EDGES)
