@@ -460,3 +460,53 @@ def test_other_devices_go_to_pyg(what: str) -> None:
     else:
         with pytest.raises((RuntimeError, NotImplementedError)):
             compiled(X.to("meta"), EDGES)
+
+
+class Mixed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = GCNConv(WIDTH, 8), SAGEConv(8, 8, aggr="max")
+        self.third = GINConv(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)))
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = self.first(x, edge_index).relu()
+        out: Tensor = self.third(self.second(x, edge_index).tanh(), edge_index)
+        return out
+
+
+def test_torch_compile_goes_through_planned_layers_without_a_break() -> None:
+    model = Mixed()
+    compiled = plait.compile(model)
+    torch._dynamo.reset()
+    explained = torch._dynamo.explain(compiled)(X, EDGES)
+    assert explained.graph_break_count == 0
+    torch._dynamo.reset()
+    fast = torch.compile(compiled, backend="aot_eager", fullgraph=True)
+    for edges in (EDGES, EDGES.flip(0).clone()):
+        x = X.clone().requires_grad_()
+        ours, theirs = fast(x, edges), model(x, edges)
+        torch.testing.assert_close(ours, theirs)
+        wanted = [x, *model.parameters()]
+        slopes = [torch.autograd.grad(out.square().sum(), wanted) for out in (ours, theirs)]
+        for mine, other in zip(*slopes, strict=True):
+            torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
+    assert {plan.layer.split()[1] for plan in compiled.plan.layers} == {"GCNConv", "SAGEConv", "GINConv"}
+
+
+def test_torch_compile_of_what_a_second_run_would_change_is_right() -> None:
+    class Dropping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = GINConv(nn.Sequential(nn.Linear(WIDTH, 8), nn.BatchNorm1d(8), nn.ReLU()))
+
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            out: Tensor = self.conv(x, edge_index)
+            return out
+
+    model = Dropping()
+    other = copy.deepcopy(model)
+    torch._dynamo.reset()
+    fast = torch.compile(plait.compile(model), backend="aot_eager")
+    for _ in range(2):
+        torch.testing.assert_close(fast(X, EDGES), other(X, EDGES))
+    torch.testing.assert_close(model.conv.nn[1].running_mean, other.conv.nn[1].running_mean)

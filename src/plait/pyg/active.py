@@ -6,6 +6,7 @@ model, and planned when the call came in through the compiled one.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import weakref
 from collections.abc import Iterator
@@ -19,6 +20,9 @@ from plait.pyg.recall import Layer
 from plait.runtime.session import Edges, Session
 
 __all__ = ["Kept", "Seat", "Seats", "active", "entered", "name_of", "session", "traced"]
+
+
+_numbers = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,7 @@ class Seats:
     """A compiled model's session and its layers, whether held as children, in lists or in closures."""
 
     def __init__(self, session: Session, model: nn.Module):
+        self.number = next(_numbers)
         self.session = session
         self._model = weakref.ref(model)
         self._seats: dict[int, Seat] = {}

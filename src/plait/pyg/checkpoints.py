@@ -31,7 +31,7 @@ def may_run_again(seats: Seats) -> bool:
     if name.startswith(_AGAIN) or not name.startswith(_FORWARD):
         return True
     cells = dict(zip(pack.__code__.co_freevars, pack.__closure__ or (), strict=True))
-    frame = cells["frame"].cell_contents if "frame" in cells else None
+    frame: Any = cells["frame"].cell_contents if "frame" in cells else None
     if not callable(getattr(frame, "recompute_fn", None)):
         return False
     if not isinstance(frame.recompute_fn, _Again):

@@ -49,7 +49,7 @@ class PlannedForward:
 
     def __init__(self, layer: type[nn.Module], original: Callable[..., Any]):
         self.layer, self.original = layer, original
-        functools.update_wrapper(self, original)
+        functools.update_wrapper(self, original)  # type: ignore[arg-type]
 
     def __get__(self, module: Any, cls: Any = None) -> Any:
         if module is None:
@@ -152,7 +152,7 @@ def _prepared(
 ) -> _Prepared | Run | str:
     """The call made ready to be planned, or why it runs in PyG; `known`: the layer as it was and still is."""
     kind = module.__class__.__name__
-    names = _parameters(layer)
+    names = _parameters(layer)  # type: ignore[arg-type]  # mypy takes a class of modules for unhashable
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     if not all(parameter.is_cpu for parameter in module.parameters()):
         return f"{kind}: its parameters are not on the CPU, where plait runs so far"

@@ -19,6 +19,7 @@ from torch import nn
 from torch_geometric.nn import MessagePassing
 
 from plait.plan.plan import NotPlanned, Plan
+from plait.pyg import exported
 from plait.pyg.active import Seats, active, traced
 from plait.pyg.planned import PlannedForward, is_disabled, is_planned
 from plait.runtime.folded import unfolded
@@ -93,7 +94,9 @@ def view_of(model: nn.Module, session: Session) -> nn.Module:
     # `nn.Module.__setattr__` would take the model for a child
     object.__setattr__(view, "__dict__", model.__dict__)
     object.__setattr__(view, "_plait_model", model)
-    object.__setattr__(view, "_plait_seats", Seats(session, model))
+    seats = Seats(session, model)
+    object.__setattr__(view, "_plait_seats", seats)
+    exported.offer(seats, model)
     return view  # type: ignore[no-any-return]
 
 
