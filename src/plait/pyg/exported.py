@@ -1,7 +1,7 @@
 """A planned layer under torch.compile: one operator, so that tracing goes on around it without a break.
 
 The operator's gradient runs the layer once more and differentiates that: a traced graph has no place for what
-a planned forward pass keeps. Layers whose second run would differ from the first (dropout, running statistics)
+a planned forward pass keeps. Layers whose second run would differ from the first (dropout, batch statistics)
 and layers whose output width is not known beforehand are traced as PyG's code instead.
 """
 
