@@ -8,24 +8,28 @@ one, or none (is_lean): the pass over targets then computes them again.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch.nn.functional import leaky_relu
 
 from plait.kernels import attention as kernel
 from plait.kernels import gemm as dense
 from plait.kernels import spmm as sparse
 from plait.kernels.attention import Dropout, Scores, padded
+from plait.kernels.spmm import Pattern
 from plait.runtime.buffers import Buffers
 from plait.runtime.orders import EdgeOrders
 from plait.runtime.project import contiguous_rows, weight_gradient
+from plait.runtime.segments import segment_softmax, segment_sum
 from plait.runtime.trace import clock, timed
+from plait.runtime.twice import differentiable
 
-__all__ = ["TARGETS_STEP", "AttentionRun", "Columns", "attend_gat", "attend_rows"]
+__all__ = ["TARGETS_STEP", "AttentionRun", "Columns", "attend_gat", "attend_rows", "attended"]
 
 # Edges a target up to which the backward pass begins with the targets: it gathers the values once more but
 # neither reads the output nor computes a score twice. Both passes by sources first, one core, 4 heads of 16:
@@ -108,6 +112,28 @@ class AttentionRun:
 TARGETS_STEP = {False: "bwd sum of score gradients by target", True: "bwd targets again"}
 
 
+def attended(run: AttentionRun, scores: Tensor, rows: Tensor) -> Tensor:
+    """[targets, heads * width] from [edges, heads] and [edges, heads or 1, width], recorded by torch."""
+    targets = run.edges.targets
+    weights = segment_softmax(scores, targets, run.num_targets)
+    if run.dropout is not None:
+        weights = weights * _dropped(run, run.dropout, scores.dtype)
+    return segment_sum((weights.unsqueeze(-1) * rows).flatten(1), targets, run.num_targets)
+
+
+def _dropped(run: AttentionRun, dropout: Dropout, dtype: torch.dtype) -> Tensor:
+    """[edges, heads]: what the kernels multiply the weights by, found by letting each edge attend alone."""
+    count, lanes = run.edges.pattern.num_edges, run.lanes
+    alone = Pattern(np.arange(count + 1), np.zeros(count, np.int64), 1)
+    scores = Scores("gat", torch.zeros((1, lanes), dtype=dtype), dropout=dropout)
+    out, statistics = torch.empty((count, run.heads), dtype=dtype), torch.zeros((count, 4, lanes), dtype=dtype)
+    return kernel.attend(alone, scores, torch.ones((1, run.heads), dtype=dtype), out, statistics, run.heads)
+
+
+def _by_head(rows: Tensor, heads: int) -> Tensor:
+    return rows.reshape(len(rows), heads, -1)
+
+
 @dataclass
 class _Output:
     """A pass's output kept for its backward; whoever changes it in place makes us compute it again."""
@@ -151,7 +177,7 @@ class _Gat(torch.autograd.Function):
             with timed(ctx.clock, "fwd scores of projected rows"):
                 all_scores = dense.gemm(value, vectors, run.take(z.shape[0], vectors.shape[1], z))
         statistics = run.statistics(z, all_scores[:, lanes:] if target is None else target)
-        edge = None if edge is None else edge.contiguous()
+        given, edge = edge, None if edge is None else edge.contiguous()
         scores = Scores("gat", all_scores[:, :lanes], edge=edge, slope=run.slope, dropout=run.dropout)
         out = run.take(run.num_targets, columns, z)
         with timed(ctx.clock, "fwd attend"):
@@ -159,16 +185,17 @@ class _Gat(torch.autograd.Function):
                 run.edges.pattern, scores, value, out, statistics, run.heads, addend=addend, bias=bias
             )
         ctx.run, ctx.width, ctx.out = run, width, None if run.begins_with_targets else _Output(out)
-        ctx.save_for_backward(z, vectors, all_scores, statistics, edge, addend, bias, target)
+        ctx.save_for_backward(z, vectors, all_scores, statistics, given, addend, bias, target)
         return out
 
     @staticmethod
-    @once_differentiable
+    @differentiable(lambda *given: _gat_again(*given))
     def backward(ctx: Any, grad: Tensor) -> Any:
         run: AttentionRun = ctx.run
         z, vectors, all_scores, statistics, edge, addend, bias, target = ctx.saved_tensors
         columns, lanes = run.heads * ctx.width, run.lanes
         value = z[:, :columns]
+        edge = None if edge is None else edge.contiguous()
         grad = contiguous_rows(grad, run.buffers)
         scores = Scores("gat", all_scores[:, :lanes], edge=edge, slope=run.slope, dropout=run.dropout)
         to_z = run.like(z)
@@ -220,6 +247,22 @@ class _Gat(torch.autograd.Function):
         )  # fmt: skip
 
 
+def _gat_again(ctx: Any, grad: Tensor, saved: Sequence[Any]) -> tuple[Tensor, tuple[Any, ...]]:
+    run: AttentionRun = ctx.run
+    z, vectors, _, _, edge, addend, bias, target = saved
+    columns, heads = run.heads * ctx.width, run.heads
+    value = z[:, :columns]
+    scores = z[:, columns:] if vectors is None else value @ vectors
+    near = scores[:, run.lanes :] if target is None else target
+    given = near.index_select(0, run.edges.targets) + scores[:, : run.lanes].index_select(0, run.edges.sources)
+    given = (given if edge is None else given + edge)[:, :heads]
+    rows = _by_head(value.index_select(0, run.edges.sources), heads)
+    out = attended(run, leaky_relu(given, run.slope), rows)
+    for term in (addend, bias):
+        out = out if term is None else out + term
+    return out, (None, None, z, vectors, target, edge, addend, bias)
+
+
 def attend_gat(
     run: AttentionRun,
     width: int,
@@ -268,7 +311,7 @@ class _Rows(torch.autograd.Function):
         att: Tensor | None,
         bias: Tensor | None,
     ) -> Tensor:
-        att = None if att is None else att.contiguous()
+        given, att = att, None if att is None else att.contiguous()
         scores, value, addend = _parts(run, kind, columns, width, z, t, att)
         statistics = run.statistics(z, None)
         out = run.take(run.num_targets, width, z)
@@ -279,15 +322,16 @@ class _Rows(torch.autograd.Function):
             )
         ctx.run, ctx.kind, ctx.columns, ctx.width = run, kind, columns, width
         ctx.out = None if run.begins_with_targets else _Output(out)
-        ctx.save_for_backward(z, t, att, bias, statistics)
+        ctx.save_for_backward(z, t, given, bias, statistics)
         return out
 
     @staticmethod
-    @once_differentiable
+    @differentiable(lambda *given: _rows_again(*given))
     def backward(ctx: Any, grad: Tensor) -> Any:
         run: AttentionRun = ctx.run
         columns, width, heads = ctx.columns, ctx.width, run.heads
         z, t, att, bias, statistics = ctx.saved_tensors
+        att = None if att is None else att.contiguous()
         grad = contiguous_rows(grad, run.buffers)
         scores, value, addend = _parts(run, ctx.kind, columns, width, z, t, att)
         to_z = run.like(z)
@@ -362,6 +406,20 @@ def _parts(
     value = z[:, columns.value : columns.value + width]
     addend = own[:, columns.skip : columns.skip + width] if columns.skip >= 0 else None
     return (Scores(kind, far, near, att=att, slope=run.slope, dropout=run.dropout), value, addend)
+
+
+def _rows_again(ctx: Any, grad: Tensor, saved: Sequence[Any]) -> tuple[Tensor, tuple[Any, ...]]:
+    run: AttentionRun = ctx.run
+    z, t, att, bias, _ = saved
+    scores, value, addend = _parts(run, ctx.kind, ctx.columns, ctx.width, z, t, att)
+    assert scores.near is not None
+    far, near = scores.far.index_select(0, run.edges.sources), scores.near.index_select(0, run.edges.targets)
+    made = near * far if att is None else leaky_relu(near + far, run.slope) * att.reshape(-1)
+    rows = _by_head(value.index_select(0, run.edges.sources), run.heads)
+    out = attended(run, _by_head(made, run.heads).sum(-1), rows)
+    for term in (addend, bias):
+        out = out if term is None else out + term
+    return out, (None, None, None, None, z, t, att, bias)
 
 
 def attend_rows(

@@ -7,20 +7,22 @@ bias adds to a score is the same for all edges of a target, and the softmax drop
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch.nn.functional import leaky_relu
 
 from plait.kernels import attention as kernel
 from plait.kernels import gemm as dense
 from plait.kernels.attention import Scores
 from plait.kernels.heads import project_heads, project_heads_backward
-from plait.runtime.attention import TARGETS_STEP, AttentionRun
+from plait.runtime.attention import TARGETS_STEP, AttentionRun, attended
 from plait.runtime.project import contiguous_rows, weight_gradient
 from plait.runtime.trace import clock, timed
+from plait.runtime.twice import added, differentiable
 
 __all__ = ["attend_raw", "attend_raw_dot", "merged"]
 
@@ -38,6 +40,7 @@ class _GatRaw(torch.autograd.Function):
         edge: Tensor | None,
         bias: Tensor | None,
     ) -> Tensor:
+        given = x, w, vectors, edge
         x, w = contiguous_rows(x, run.buffers), w.contiguous()
         inner, lanes, heads = x.shape[1], run.lanes, run.heads
         ctx.clock = clock()
@@ -53,14 +56,16 @@ class _GatRaw(torch.autograd.Function):
         with timed(ctx.clock, "fwd project each head"):
             project_heads(means, w, out, heads, bias=bias)
         ctx.run, ctx.has_bias = run, bias is not None
-        ctx.save_for_backward(x, w, vectors, all_scores, statistics, edge, means)
+        ctx.save_for_backward(*given, all_scores, statistics, means)
         return out
 
     @staticmethod
-    @once_differentiable
+    @differentiable(lambda *given: _raw_again(*given))
     def backward(ctx: Any, grad: Tensor) -> Any:
         run: AttentionRun = ctx.run
-        x, w, vectors, all_scores, statistics, edge, means = ctx.saved_tensors
+        x, w, vectors, edge, all_scores, statistics, means = ctx.saved_tensors
+        x, w = contiguous_rows(x, run.buffers), w.contiguous()
+        edge = None if edge is None else edge.contiguous()
         lanes, heads = run.lanes, run.heads
         grad = contiguous_rows(grad, run.buffers)
         to_means = run.like(means)
@@ -86,6 +91,25 @@ class _GatRaw(torch.autograd.Function):
         if edge is not None and slopes is not None and ctx.needs_input_grad[4]:
             to_edge = slopes[torch.from_numpy(run.edges.inverse.astype(np.int64))]
         return None, to_x, to_w, to_vectors, to_edge, sums if ctx.has_bias else None
+
+
+def _projected(means: Tensor, w: Tensor, heads: int) -> Tensor:
+    """[targets, heads * width]: every head's mean times its own columns of w."""
+    inner, width = w.shape[0], w.shape[1] // heads
+    by_head = means.view(-1, heads, inner).transpose(0, 1)
+    return torch.bmm(by_head, w.view(inner, heads, width).transpose(0, 1)).transpose(0, 1).flatten(1)
+
+
+def _raw_again(ctx: Any, grad: Tensor, saved: Sequence[Any]) -> tuple[Tensor, tuple[Any, ...]]:
+    run: AttentionRun = ctx.run
+    x, w, vectors, edge, *_ = saved
+    scores, heads, (sources, targets) = x @ vectors, run.heads, (run.edges.sources, run.edges.targets)
+    near, far = scores[:, run.lanes :].index_select(0, targets), scores[:, : run.lanes].index_select(0, sources)
+    given = (near + far if edge is None else near + far + edge)[:, :heads]
+    means = attended(run, leaky_relu(given, run.slope), x.index_select(0, sources).unsqueeze(1))
+    bias = added(grad.shape[1:], grad) if ctx.has_bias else None
+    out = _projected(means, w, heads)
+    return out if bias is None else out + bias, (None, x, w, vectors, edge, bias)
 
 
 def attend_raw(
@@ -116,6 +140,7 @@ class _DotRaw(torch.autograd.Function):
         skip: Tensor | None,
         skip_bias: Tensor | None,
     ) -> Tensor:
+        given = x, own, m, w, skip
         x, m, w = contiguous_rows(x, run.buffers), m.contiguous(), w.contiguous()
         own = None if own is None else contiguous_rows(own, run.buffers)
         skip = None if skip is None else skip.contiguous()
@@ -134,14 +159,17 @@ class _DotRaw(torch.autograd.Function):
         if bias is not None and len(run.edges.bare):
             out[run.edges.bare] -= bias
         ctx.run = run
-        ctx.save_for_backward(x, own, m, w, skip, query, means, statistics)
+        ctx.save_for_backward(*given, query, means, statistics)
         return out
 
     @staticmethod
-    @once_differentiable
+    @differentiable(lambda *given: _dot_again(*given))
     def backward(ctx: Any, grad: Tensor) -> Any:
         run: AttentionRun = ctx.run
         x, own, m, w, skip, query, means, statistics = ctx.saved_tensors
+        x, m, w = contiguous_rows(x, run.buffers), m.contiguous(), w.contiguous()
+        own = None if own is None else contiguous_rows(own, run.buffers)
+        skip = None if skip is None else skip.contiguous()
         _, wants_x, wants_own, _, _, wants_bias, _, wants_skip_bias = ctx.needs_input_grad
         near = x if own is None else own
         grad = contiguous_rows(grad, run.buffers)
@@ -187,6 +215,22 @@ class _DotRaw(torch.autograd.Function):
         )  # fmt: skip
 
 
+def _dot_again(ctx: Any, grad: Tensor, saved: Sequence[Any]) -> tuple[Tensor, tuple[Any, ...]]:
+    run: AttentionRun = ctx.run
+    x, own, m, w, skip, *_ = saved
+    near = x if own is None else own
+    query = near @ m[: near.shape[1]]
+    query = (query + m[-1] if _has_constant(m, near) else query).index_select(0, run.edges.targets)
+    rows = x.index_select(0, run.edges.sources).unsqueeze(1)
+    scores = (query.view(len(query), run.heads, -1) * rows).sum(-1)
+    out = _projected(attended(run, scores, rows), w, run.heads)
+    bias, skip_bias = (added(grad.shape[1:], grad) if ctx.needs_input_grad[k] else None for k in (5, 7))
+    if bias is not None:
+        out = out + bias * out.new_ones(len(out), 1).index_fill(0, run.edges.bare, 0.0)
+    out = out if skip is None else out + near @ skip
+    return out if skip_bias is None else out + skip_bias, (None, x, own, m, w, bias, skip, skip_bias)
+
+
 def _has_constant(m: Tensor, near: Tensor) -> bool:
     """Whether m has a row more than the targets have columns: what every query gets."""
     return m.shape[0] > near.shape[1]
@@ -221,13 +265,18 @@ class _Merged(torch.autograd.Function):
             return torch.bmm(query.transpose(1, 2), key).transpose(0, 1).flatten(1)
 
     @staticmethod
-    @once_differentiable
+    @differentiable(lambda *given: _merged_again(*given))
     def backward(ctx: Any, grad: Tensor) -> Any:
         query, key, key_bias = ctx.saved_tensors
         with timed(ctx.clock, "bwd gradients of queries and keys"):
             by_head = grad.view(grad.shape[0], len(key), -1).transpose(0, 1)
             to_query, to_key = torch.bmm(key, by_head.transpose(1, 2)), torch.bmm(query, by_head)
         return to_query, to_key, None if key_bias is None else torch.zeros_like(key_bias)
+
+
+def _merged_again(ctx: Any, grad: Tensor, saved: Sequence[Any]) -> tuple[Tensor, tuple[Any, ...]]:
+    query, key, key_bias = saved
+    return torch.bmm(query.transpose(1, 2), key).transpose(0, 1).flatten(1), (query, key, key_bias)
 
 
 def merged(query: Tensor, key: Tensor, key_bias: Tensor | None = None) -> Tensor:

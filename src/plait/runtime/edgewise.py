@@ -8,13 +8,12 @@ edge that attained the maximum attains it again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from plait.kernels import edgewise as kernel
 from plait.kernels import gate
@@ -23,6 +22,8 @@ from plait.kernels import spmm as sparse
 from plait.runtime.buffers import Buffers
 from plait.runtime.orders import EdgeBlock, EdgeOrders
 from plait.runtime.project import contiguous_rows, weight_gradient
+from plait.runtime.segments import segment_extremum, segment_sum
+from plait.runtime.twice import added, differentiable
 
 __all__ = ["EdgewiseRun", "attained", "blocks_of", "mapped", "rectified"]
 
@@ -43,7 +44,7 @@ class EdgewiseRun:
     buffers: Buffers
     width: int  # columns of the ends' rows
     reduce: str = "sum"
-    rest: Callable[[Tensor], Tensor] | None = None  # row by row, from `width` columns to `outer`
+    rest: Callable[..., Tensor] | None = None  # (rows, *parameters), row by row, `width` columns to `outer`
     outer: int = 0
     widest: int = 0  # columns of the widest row inside `rest`
 
@@ -70,7 +71,7 @@ class _Mapped(torch.autograd.Function):
         ties = run.buffers.take(rows, run.outer, z.dtype) if has_ties else None
         for block in blocks_of(run.edges, run.widest * z.element_size()):
             own = slice(block.first, block.last)
-            y = _rest(run, _paired(run, block, near, far)) if block.num_edges else z.new_empty((0, run.outer))
+            y = _rest(run, _paired(run, block, near, far), parameters) if block.num_edges else z.new_empty((0, run.outer))
             if ties is None:
                 sparse.spmm(block.to_targets, y, out[own], reduce=run.reduce)
             else:
@@ -80,7 +81,7 @@ class _Mapped(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @differentiable(lambda *given: _mapped_again(*given))
     def backward(ctx: Any, grad: Tensor) -> Any:
         run: EdgewiseRun = ctx.run
         z, t, out, ties, *parameters = ctx.saved_tensors
@@ -91,7 +92,7 @@ class _Mapped(torch.autograd.Function):
         to_z, to_t = run.blank(z, t)
         to_far, to_near = run.ends(to_z, to_t)
         to_far.zero_()
-        totals = [torch.zeros_like(p) for p in parameters]
+        parameters, totals = _fresh(parameters, ctx.needs_input_grad[3:])
         for block in blocks_of(run.edges, run.widest * z.element_size()):
             rows = slice(block.first, block.last)
             if not block.num_edges:
@@ -99,13 +100,30 @@ class _Mapped(torch.autograd.Function):
                 continue
             with torch.enable_grad():
                 pairs = _paired(run, block, near, far).requires_grad_()
-                y = _rest(run, pairs)
+                y = _rest(run, pairs, parameters)
             to_y = _to_edges(run, block, y.detach(), out[rows], grad[rows])
-            to_pairs, *more = torch.autograd.grad(y, [pairs, *parameters], to_y)
-            for total, part in zip(totals, more, strict=True):
-                total.add_(part)
+            to_pairs = _shared_out(y, to_y, pairs, parameters, totals)
             _to_ends(run, block, to_pairs, to_near[rows], to_far)
         return None, to_z, to_t, *totals
+
+
+def _fresh(
+    parameters: Sequence[Tensor], wanted: Sequence[bool]
+) -> tuple[list[Tensor], list[Tensor | None]]:
+    """(the parameters cut off from where they came from, room for the gradients of those that want one)."""
+    cut = [p.detach().requires_grad_(wants) for p, wants in zip(parameters, wanted, strict=True)]
+    return cut, [torch.zeros_like(p) if p.requires_grad else None for p in cut]
+
+
+def _shared_out(
+    y: Tensor, to_y: Tensor, pairs: Tensor, parameters: list[Tensor], totals: list[Tensor | None]
+) -> Tensor:
+    """The gradient of a block's rows; those of the parameters are added to their totals."""
+    leaves = [pairs, *(p for p in parameters if p.requires_grad)]
+    to_pairs, *more = torch.autograd.grad(y, leaves, to_y)
+    for total, part in zip((total for total in totals if total is not None), more, strict=True):
+        total.add_(part)
+    return to_pairs
 
 
 def _paired(run: EdgewiseRun, block: EdgeBlock, near: Tensor, far: Tensor) -> Tensor:
@@ -120,9 +138,9 @@ def _to_ends(run: EdgewiseRun, block: EdgeBlock, to_pairs: Tensor, to_near: Tens
     kernel.scatter(block.groups, to_pairs, to_far)
 
 
-def _rest(run: EdgewiseRun, rows: Tensor) -> Tensor:
+def _rest(run: EdgewiseRun, rows: Tensor, parameters: Sequence[Tensor]) -> Tensor:
     assert run.rest is not None
-    y = run.rest(rows)
+    y = run.rest(rows, *parameters)
     return y if y.stride(1) == 1 else y.contiguous()
 
 
@@ -134,11 +152,26 @@ def _to_edges(run: EdgewiseRun, block: EdgeBlock, y: Tensor, out: Tensor, share:
     return sparse.extremum_gather(block.to_edges, y, out, share, to_y)
 
 
-def mapped(run: EdgewiseRun, z: Tensor, t: Tensor | None, parameters: list[Tensor]) -> Tensor:
-    """out[i] = the sum, max or min over edges of rest(near[i] + far[j]); 0 for a target without edges.
+def _ends_added(run: EdgewiseRun, z: Tensor, t: Tensor | None) -> Tensor:
+    """[edges, width]: near[i] + far[j] of every edge, recorded by torch."""
+    far, near = run.ends(z, t)
+    return near.index_select(0, run.edges.targets) + far.index_select(0, run.edges.sources)
 
-    `parameters` are those inside `rest` that want a gradient.
-    """
+
+def _reduced(run: EdgewiseRun, rows: Tensor, count: int) -> Tensor:
+    if run.reduce == "sum":
+        return segment_sum(rows, run.edges.targets, count)
+    return segment_extremum(rows, run.edges.targets, count, run.reduce)
+
+
+def _mapped_again(ctx: Any, grad: Tensor, saved: Sequence[Any]) -> tuple[Tensor, tuple[Any, ...]]:
+    z, t, _, _, *parameters = saved
+    rows = _rest(ctx.run, _ends_added(ctx.run, z, t), parameters)
+    return _reduced(ctx.run, rows, len(grad)), (None, z, t, *parameters)
+
+
+def mapped(run: EdgewiseRun, z: Tensor, t: Tensor | None, parameters: list[Tensor]) -> Tensor:
+    """out[i] = the sum, max or min over edges of rest(near[i] + far[j], *parameters); 0 without edges."""
     return _Mapped.apply(run, z, t, *parameters)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -152,8 +185,9 @@ class _Attained(torch.autograd.Function):
     def forward(
         ctx: Any, run: EdgewiseRun, z: Tensor, t: Tensor | None, w: Tensor, bias: Tensor | None, *more: Tensor
     ) -> Tensor:
+        ctx.run, ctx.has_bias = run, bias is not None
+        given, w = w, w.contiguous()
         far, near = run.ends(z, t)
-        w = w.contiguous()
         rows, outer = run.edges.pattern.num_rows, w.shape[1]
         out, ties = (run.buffers.take(rows, outer, z.dtype) for _ in range(2))
         marks = torch.empty((run.edges.pattern.num_edges, kernel.mark_bytes(outer)), dtype=torch.uint8)
@@ -161,15 +195,14 @@ class _Attained(torch.autograd.Function):
             own = slice(block.first, block.last)
             y = run.buffers.take(block.num_edges, outer, z.dtype)
             if block.num_edges:
-                dense.gemm(_rest(run, _paired(run, block, near, far)), w, y, bias=bias)
+                dense.gemm(_rest(run, _paired(run, block, near, far), more), w, y, bias=bias)
             sparse.extremum(block.to_targets, y, out[own], ties[own], run.reduce)
             kernel.mark(block.to_targets, out[own], y, marks[block.start : block.end])
-        ctx.run, ctx.has_bias = run, bias is not None
-        ctx.save_for_backward(z, t, ties, marks, w, *more)
+        ctx.save_for_backward(z, t, ties, marks, given, *more)
         return out
 
     @staticmethod
-    @once_differentiable
+    @differentiable(lambda *given: _attained_again(*given))
     def backward(ctx: Any, grad: Tensor) -> Any:
         run: EdgewiseRun = ctx.run
         z, t, ties, marks, w, *parameters = ctx.saved_tensors
@@ -180,7 +213,7 @@ class _Attained(torch.autograd.Function):
         to_far, to_near = run.ends(to_z, to_t)
         to_far.zero_()
         to_w, to_bias = torch.zeros_like(w), w.new_zeros(w.shape[1])
-        totals = [torch.zeros_like(p) for p in parameters]
+        parameters, totals = _fresh(parameters, ctx.needs_input_grad[5:])
         back = w.t().contiguous()
         for block in blocks_of(run.edges, run.widest * z.element_size()):
             rows = slice(block.first, block.last)
@@ -191,16 +224,22 @@ class _Attained(torch.autograd.Function):
             kernel.unmark(block.to_targets, share[rows], marks[block.start : block.end], to_y)
             with torch.enable_grad():
                 pairs = _paired(run, block, near, far).requires_grad_()
-                h = _rest(run, pairs)
+                h = _rest(run, pairs, parameters)
             to_w.add_(weight_gradient(h.detach(), to_y))
             if ctx.has_bias:
                 to_bias.add_(dense.column_sums(to_y))
             to_h = dense.gemm(to_y, back, run.buffers.take(block.num_edges, w.shape[0], z.dtype))
-            to_pairs, *parts = torch.autograd.grad(h, [pairs, *parameters], to_h)
-            for total, part in zip(totals, parts, strict=True):
-                total.add_(part)
+            to_pairs = _shared_out(h, to_h, pairs, parameters, totals)
             _to_ends(run, block, to_pairs, to_near[rows], to_far)
         return None, to_z, to_t, to_w, to_bias if ctx.has_bias else None, *totals
+
+
+def _attained_again(ctx: Any, grad: Tensor, saved: Sequence[Any]) -> tuple[Tensor, tuple[Any, ...]]:
+    z, t, _, _, w, *parameters = saved
+    bias = added(grad.shape[1:], grad) if ctx.has_bias else None
+    rows = _rest(ctx.run, _ends_added(ctx.run, z, t), parameters) @ w
+    out = _reduced(ctx.run, rows if bias is None else rows + bias, len(grad))
+    return out, (None, z, t, w, bias, *parameters)
 
 
 def attained(
@@ -226,7 +265,7 @@ class _Rectified(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @differentiable(lambda *given: _rectified_again(*given))
     def backward(ctx: Any, grad: Tensor) -> Any:
         run: EdgewiseRun = ctx.run
         z, t, counts = ctx.saved_tensors
@@ -237,6 +276,12 @@ class _Rectified(torch.autograd.Function):
         gate.gate_sources(run.edges.transpose, "relu", near, far, None, grad, to_far, None)
         torch.mul(counts, grad, out=to_near)
         return None, to_z, to_t
+
+
+def _rectified_again(ctx: Any, grad: Tensor, saved: Sequence[Any]) -> tuple[Tensor, tuple[Any, ...]]:
+    z, t, _ = saved
+    rows = _ends_added(ctx.run, z, t).relu()
+    return segment_sum(rows, ctx.run.edges.targets, len(grad)), (None, z, t)
 
 
 def rectified(run: EdgewiseRun, z: Tensor, t: Tensor | None) -> Tensor:

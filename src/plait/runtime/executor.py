@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from torch.autograd.function import once_differentiable
 
 from plait.kernels import gemm as dense
 from plait.kernels import spmm as sparse
@@ -20,6 +19,8 @@ from plait.plan.program import Program, Step
 from plait.runtime.buffers import Buffers
 from plait.runtime.chain import BoundChain, Env, turned
 from plait.runtime.constants import Constants, SparseValue
+from plait.runtime.evaluate import evaluate
+from plait.runtime.twice import added, differentiable
 
 __all__ = ["Run", "apply"]
 
@@ -40,6 +41,7 @@ class Run:
     trace: list[tuple[str, Measured]] | None = None  # filled by explain(analyze=True)
     _forward: Compiled | None = None
     _backward: Compiled | None = None
+    _layouts: dict[tuple[str, ...], _Inputs] = field(default_factory=dict)
 
     def forward(self, env: Env) -> None:
         if self._forward is None:
@@ -69,12 +71,54 @@ class Run:
         found = dict(zip(self.plan.wrt, self.plan.backward.outputs, strict=True))
         return found | {turned(name): turned(output) for name, output in found.items()}
 
+    @functools.cached_property
+    def depends_on(self) -> frozenset[str]:
+        """The inputs whose values some gradient depends on, directly or by what was made from them."""
+        made = {
+            name: [operand for _, operand in step.reads]
+            for step in (*self.plan.hoisted.steps, *self.plan.forward.steps)
+            for name in (step.out, *step.more)
+        }
+        backward = self.plan.backward
+        waiting = [name for step in backward.steps for _, name in step.reads] if backward else []
+        found: set[str] = set()
+        while waiting:
+            name = waiting.pop()
+            if name not in found:
+                found.add(name)
+                waiting += made.get(name, [])
+        return frozenset(found)
+
+    def layout(self, names: tuple[str, ...], values: Sequence[torch.Tensor]) -> _Inputs:
+        """What is kept of these inputs; the plan is for their shapes."""
+        found = self._layouts.get(names)
+        if found is None:
+            saved = tuple(
+                k for k, name in enumerate(names) if not self.depends_on.isdisjoint((name, turned(name)))
+            )
+            keys = (*(names[k] for k in saved), *self.kept)
+            outputs = tuple(self.gradient_of.get(name) for name in names)
+            shapes = tuple(value.shape for value in values)
+            found = self._layouts[names] = _Inputs(names, shapes, saved, keys, outputs)
+        return found
+
     def hoist(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """The values that stay the same from call to call, computed now."""
         program = self.plan.hoisted
         env = Env(inputs)
         Compiled(program, self, keep=program.outputs, may_pool=False).run(env)
         return {name: env[name] for name in program.outputs}
+
+
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    """The inputs of a planned expression as a call hands them over."""
+
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+    saved: tuple[int, ...]  # those some gradient depends on; the others may change before the backward pass
+    keys: tuple[str, ...]  # names of all that is saved: these inputs, then what forward made for backward
+    outputs: tuple[str | None, ...]  # of the backward program: the gradient of each input
 
 
 class Compiled:
@@ -444,40 +488,48 @@ class _Expression(torch.autograd.Function):
     """One planned expression as one node of torch's graph; transposed inputs come as they are stored."""
 
     @staticmethod
-    def forward(ctx: Any, run: Run, names: tuple[str, ...], *inputs: torch.Tensor) -> torch.Tensor:
-        env = Env(zip(names, inputs, strict=True))
+    def forward(ctx: Any, run: Run, layout: _Inputs, *inputs: torch.Tensor) -> torch.Tensor:
+        env = Env(zip(layout.names, inputs, strict=True))
         if run.hoisted:
             env.update(run.hoisted)
         run.forward(env)
-        ctx.run, ctx.names = run, names
+        ctx.run, ctx.layout = run, layout
         # intermediates go the same way as inputs, so that autograd frees them after the backward pass
-        ctx.save_for_backward(*inputs, *[env.get(name) for name in run.kept])
+        ctx.save_for_backward(*[inputs[k] for k in layout.saved], *[env.get(name) for name in run.kept])
         result: torch.Tensor = env[run.plan.forward.outputs[0]]
         return result
 
     @staticmethod
+    @differentiable(lambda ctx, grad, saved: _in_torch(ctx, grad, saved))
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        # what forbids a second derivative takes as long as the rest; it is only needed where one is asked for
-        return _differentiable_once(ctx, grad) if torch.is_grad_enabled() else _gradients(ctx, grad)
+        run: Run = ctx.run
+        layout: _Inputs = ctx.layout
+        # saved_tensors once: checkpointing unpacks a tensor a single time
+        env = Env(zip(layout.keys, ctx.saved_tensors, strict=True))
+        if run.hoisted:
+            env.update(run.hoisted)
+        env["grad"] = _rows_contiguous(grad, run.buffers)
+        run.backward(env)
+        grads: list[torch.Tensor | None] = [None, None]
+        for output, shape in zip(layout.outputs, layout.shapes, strict=True):
+            made = None if output is None else env[output]
+            grads.append(made if made is None or made.shape == shape else made.reshape(shape))
+        return tuple(grads)
 
 
-def _gradients(ctx: Any, grad: torch.Tensor) -> Any:
+def _in_torch(
+    ctx: Any, grad: torch.Tensor, saved: Sequence[Any]
+) -> tuple[torch.Tensor, tuple[torch.Tensor | None, ...]]:
+    """(the expression's value in torch's operations, the inputs it was computed from)."""
     run: Run = ctx.run
-    saved = ctx.saved_tensors  # once: checkpointing unpacks a tensor a single time
-    env = Env(zip((*ctx.names, *run.kept), saved, strict=True))
-    if run.hoisted:
-        env.update(run.hoisted)
-    env["grad"] = _rows_contiguous(grad, run.buffers)
-    run.backward(env)
-    grads: list[torch.Tensor | None] = [None, None]
-    for name, value in zip(ctx.names, saved, strict=False):
-        output = run.gradient_of.get(name)
-        made = None if output is None else env[output]
-        grads.append(made if made is None or made.shape == value.shape else made.reshape(value.shape))
-    return tuple(grads)
-
-
-_differentiable_once = once_differentiable(_gradients)
+    layout: _Inputs = ctx.layout
+    known = dict(zip(layout.keys, saved, strict=True))
+    inputs = [
+        known[name] if name in known else added(shape, grad)
+        for name, shape in zip(layout.names, layout.shapes, strict=True)
+    ]
+    values = Env(zip(layout.names, inputs, strict=True))
+    return evaluate(run.plan.expr, values, run.constants), (None, None, *inputs)
 
 
 def _stored(value: torch.Tensor) -> torch.Tensor | None:
@@ -522,4 +574,4 @@ def apply(run: Run, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         stored = _stored(value)
         names.append(name if stored is None else turned(name))
         values.append(value if stored is None else stored)
-    return _Expression.apply(run, tuple(names), *values)  # type: ignore[no-any-return, no-untyped-call]
+    return _Expression.apply(run, run.layout(tuple(names), values), *values)  # type: ignore[no-any-return, no-untyped-call]

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from plait.kernels import gate as kernel
 from plait.kernels.gemm import column_sums
 from plait.runtime.buffers import Buffers
 from plait.runtime.orders import EdgeOrders
 from plait.runtime.project import contiguous_rows
+from plait.runtime.segments import segment_sum
+from plait.runtime.twice import added, differentiable
 
 __all__ = ["GatedRun", "gated_sum"]
 
@@ -52,7 +54,7 @@ class _Gated(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @differentiable(lambda *given: _gated_again(*given))
     def backward(ctx: Any, grad: Tensor) -> Any:
         run: GatedRun = ctx.run
         z, t, slopes = ctx.saved_tensors
@@ -70,6 +72,19 @@ class _Gated(torch.autograd.Function):
         if to_skip is not None:
             to_skip.copy_(grad)
         return None, to_z, to_t, column_sums(grad) if ctx.has_bias else None
+
+
+def _gated_again(ctx: Any, grad: Tensor, saved: Sequence[Any]) -> tuple[Tensor, tuple[Any, ...]]:
+    run: GatedRun = ctx.run
+    z, t, _ = saved
+    (q, v), (k, skip) = run.sources(z), run.targets(z, t)
+    sources, targets = run.edges.sources, run.edges.targets
+    gates = (k.index_select(0, targets) + q.index_select(0, sources)).sigmoid()
+    out = segment_sum(gates * v.index_select(0, sources), targets, len(grad))
+    bias = added(grad.shape[1:], grad) if ctx.has_bias else None
+    for term in (skip, bias):
+        out = out if term is None else out + term
+    return out, (None, z, t, bias)
 
 
 def gated_sum(run: GatedRun, z: Tensor, t: Tensor | None, bias: Tensor | None) -> Tensor:

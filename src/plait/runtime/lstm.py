@@ -7,16 +7,17 @@ once per node instead of once per edge, the state's part once per shorter prefix
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from plait.graph import Graph, hag
 from plait.kernels.spmm import Pattern, spmm
+from plait.runtime.twice import differentiable
 
 __all__ = ["Gates", "Prefixes", "lstm"]
 
@@ -192,12 +193,35 @@ class _Sequence(torch.autograd.Function):
         return h[prefixes.last]
 
     @staticmethod
-    @once_differentiable
+    @differentiable(lambda *given: _in_torch(*given))
     def backward(ctx: Any, grad: Tensor) -> Any:
         saved = ctx.saved_tensors
         gates, kept = Gates(*saved[1:5]), _Kept(*saved[5:])
         wants = ctx.needs_input_grad[1:]
         return (None, *_gradients(ctx.prefixes, saved[0], gates, kept, grad.contiguous(), wants))
+
+
+def _in_torch(ctx: Any, grad: Tensor, saved: Sequence[Any]) -> tuple[Tensor, tuple[Any, ...]]:
+    """The recurrence in operations that torch records."""
+    prefixes: Prefixes = ctx.prefixes
+    x, given = saved[0], Gates(*saved[1:5])
+    width = given.of_state.shape[1]
+    inputs = torch.cat([x, x.new_zeros(1, x.shape[1])]) @ given.of_input.t()
+    for bias in given[2:]:
+        inputs = inputs if bias is None else inputs + bias
+    h = c = None
+    for k in range(prefixes.levels.length):
+        z = inputs.index_select(0, prefixes.column[prefixes.span(k)])
+        if h is not None and c is not None:
+            parents = prefixes.parents(k)
+            h, c = (h, c) if parents is None else (h.index_select(0, parents), c.index_select(0, parents))
+            z = z + h @ given.of_state.t()
+        i, f, g, o = _parts(z, width)
+        fresh = i.sigmoid() * g.tanh()
+        c = fresh if c is None else fresh + f.sigmoid() * c
+        h = o.sigmoid() * c.tanh()
+    assert h is not None
+    return h.index_select(0, prefixes.last), (None, x, *given)
 
 
 def _gradients(

@@ -6,19 +6,20 @@ node before; the backward pass makes the messages again, so nothing of edges x w
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from plait.kernels import edgewise
 from plait.kernels import spmm as sparse
 from plait.runtime.buffers import Buffers
 from plait.runtime.orders import EdgeBlock, EdgeOrders
 from plait.runtime.project import contiguous_rows
+from plait.runtime.segments import segment_sum
 from plait.runtime.trace import clock, timed
+from plait.runtime.twice import added, differentiable
 
 __all__ = [
     "Message", "blockwise_gradients", "gathered",
@@ -78,7 +79,7 @@ class _Messages(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @differentiable(lambda *given: _messages_again(*given))
     def backward(ctx: Any, grad: Tensor) -> Any:
         orders: EdgeOrders = ctx.orders
 
@@ -87,6 +88,21 @@ class _Messages(torch.autograd.Function):
 
         with timed(ctx.clock, "bwd messages again"):
             return None, None, *blockwise_gradients(orders, ctx.message, to_messages, ctx.saved_tensors)
+
+
+def all_messages(
+    orders: EdgeOrders, message: Message, near: Tensor | None, far: Tensor, attr: Tensor | None, more: Any
+) -> Tensor:
+    """[edges, columns]: every message at once, recorded by torch."""
+    mine = None if near is None else near.index_select(0, orders.targets)
+    return message(mine, far.index_select(0, orders.sources), attr, *more)
+
+
+def _messages_again(ctx: Any, grad: Tensor, saved: Sequence[Any]) -> tuple[Tensor, tuple[Any, ...]]:
+    orders: EdgeOrders = ctx.orders
+    near, far, attr, *more = saved
+    rows = all_messages(orders, ctx.message, near, far, attr, more)
+    return segment_sum(rows, orders.targets, len(grad)), (None, None, *saved)
 
 
 def blockwise_gradients(
@@ -156,12 +172,19 @@ class _Neighbours(torch.autograd.Function):
             return sparse.spmm(orders.pattern, x, out, target=target)
 
     @staticmethod
-    @once_differentiable
+    @differentiable(lambda *given: _neighbours_again(*given))
     def backward(ctx: Any, grad: Tensor) -> Any:
         grad = contiguous_rows(grad, ctx.buffers)
         with timed(ctx.clock, "bwd sums of neighbours"):
             out = ctx.buffers.take(ctx.orders.transpose.num_rows, grad.shape[1], grad.dtype)
             return None, None, sparse.spmm(ctx.orders.transpose, grad, out, source=ctx.target), None
+
+
+def _neighbours_again(ctx: Any, grad: Tensor, saved: Sequence[Any]) -> tuple[Tensor, tuple[Any, ...]]:
+    orders: EdgeOrders = ctx.orders
+    x = added((orders.pattern.num_columns, grad.shape[1]), grad)
+    out = segment_sum(x.index_select(0, orders.sources), orders.targets, len(grad))
+    return out if ctx.target is None else out * ctx.target.unsqueeze(1), (None, None, x, None)
 
 
 def neighbour_sums(orders: EdgeOrders, buffers: Buffers, x: Tensor, target: Tensor | None = None) -> Tensor:

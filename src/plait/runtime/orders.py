@@ -26,6 +26,7 @@ class Incidence:
         self.pattern = Pattern(of.indptr, self.order, count)
         rows = np.repeat(np.arange(of.num_rows, dtype=kind), np.diff(of.indptr))
         self.transpose = Pattern(np.arange(count + 1, dtype=kind), rows, of.num_rows)
+        self.sources, self.targets = torch.from_numpy(self.order), torch.from_numpy(rows)
 
 
 class EdgeBlock:

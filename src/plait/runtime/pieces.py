@@ -6,11 +6,12 @@ lowered to these: dots of the two ends of every edge, a softmax over each target
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch.nn.functional import leaky_relu, pad
 
 from plait.kernels import edgewise
 from plait.kernels import spmm as sparse
@@ -19,7 +20,9 @@ from plait.runtime.buffers import Buffers
 from plait.runtime.messages import row_blocks
 from plait.runtime.orders import EdgeOrders, Incidence
 from plait.runtime.project import contiguous_rows
+from plait.runtime.segments import segment_sum
 from plait.runtime.trace import clock, timed
+from plait.runtime.twice import differentiable, is_traced
 
 __all__ = ["edge_dots", "edge_softmax", "edge_sums", "leaky_scores", "pair_scores"]
 
@@ -29,17 +32,17 @@ class _Dots(torch.autograd.Function):
     def forward(
         ctx: Any, orders: Any, buffers: Buffers, heads: int, near: Tensor, far: Tensor, is_shared: bool
     ) -> Tensor:
-        near, far = contiguous_rows(near, buffers), contiguous_rows(far, buffers)
-        ctx.orders, ctx.heads, ctx.is_shared = orders, heads, is_shared
+        ctx.orders, ctx.buffers, ctx.heads, ctx.is_shared = orders, buffers, heads, is_shared
         ctx.save_for_backward(near, far)
+        near, far = contiguous_rows(near, buffers), contiguous_rows(far, buffers)
         ctx.clock = clock()
         with timed(ctx.clock, "fwd scores of edges"):
             return kernel.edge_dots(orders.pattern, near, far, heads, is_shared=is_shared)
 
     @staticmethod
-    @once_differentiable
+    @differentiable(lambda *given: _dots_again(*given))
     def backward(ctx: Any, grad: Tensor) -> Any:
-        near, far = ctx.saved_tensors
+        near, far = (contiguous_rows(rows, ctx.buffers) for rows in ctx.saved_tensors)
         orders, heads, is_shared = ctx.orders, ctx.heads, ctx.is_shared
         grad = grad.contiguous()
         _, _, _, wants_near, wants_far, _ = ctx.needs_input_grad
@@ -53,6 +56,19 @@ class _Dots(torch.autograd.Function):
                     orders.transpose, orders.order, grad, near, heads, out_is_shared=is_shared
                 )
         return None, None, None, to_near, to_far, None
+
+
+def _by_head(rows: Tensor, heads: int, is_shared: bool = False) -> Tensor:
+    """[rows, heads, width]; one head where it is shared by all."""
+    return rows.view(len(rows), 1 if is_shared else heads, -1)
+
+
+def _dots_again(ctx: Any, grad: Tensor, saved: Sequence[Any]) -> tuple[Tensor, tuple[Any, ...]]:
+    near, far = saved
+    mine = _by_head(near.index_select(0, ctx.orders.targets), ctx.heads)
+    others = _by_head(far.index_select(0, ctx.orders.sources), ctx.heads, ctx.is_shared)
+    dots = pad((mine * others).sum(-1), (0, kernel.padded(ctx.heads) - ctx.heads))
+    return dots, (None, None, None, near, far, None)
 
 
 def edge_dots(
@@ -80,17 +96,18 @@ class _Sums(torch.autograd.Function):
     def forward(
         ctx: Any, orders: Any, buffers: Buffers, heads: int, weight: Tensor, far: Tensor, is_shared: bool
     ) -> Tensor:
-        weight, far = weight.contiguous(), contiguous_rows(far, buffers)
         ctx.orders, ctx.buffers, ctx.heads, ctx.is_shared = orders, buffers, heads, is_shared
         ctx.save_for_backward(weight, far)
+        weight, far = weight.contiguous(), contiguous_rows(far, buffers)
         ctx.clock = clock()
         with timed(ctx.clock, "fwd sums by weights"):
             return kernel.edge_sums(orders.pattern, None, weight, far, heads, far_is_shared=is_shared)
 
     @staticmethod
-    @once_differentiable
+    @differentiable(lambda *given: _sums_again(*given))
     def backward(ctx: Any, grad: Tensor) -> Any:
         weight, far = ctx.saved_tensors
+        weight, far = weight.contiguous(), contiguous_rows(far, ctx.buffers)
         orders, heads, is_shared = ctx.orders, ctx.heads, ctx.is_shared
         grad = contiguous_rows(grad, ctx.buffers)
         _, _, _, wants_weight, wants_far, _ = ctx.needs_input_grad
@@ -104,6 +121,13 @@ class _Sums(torch.autograd.Function):
                     orders.transpose, orders.order, weight, grad, heads, out_is_shared=is_shared
                 )
         return None, None, None, to_weight, to_far, None
+
+
+def _sums_again(ctx: Any, grad: Tensor, saved: Sequence[Any]) -> tuple[Tensor, tuple[Any, ...]]:
+    weight, far = saved
+    rows = _by_head(far.index_select(0, ctx.orders.sources), ctx.heads, ctx.is_shared)
+    rows = (weight[:, : ctx.heads, None] * rows).flatten(1)
+    return segment_sum(rows, ctx.orders.targets, len(grad)), (None, None, None, weight, far, None)
 
 
 def edge_sums(
@@ -129,9 +153,12 @@ class _Softmax(torch.autograd.Function):
         return weight
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
         (weight,) = ctx.saved_tensors
+        if is_traced():  # the weights are the output, which knows where it came from
+            orders: EdgeOrders = ctx.orders
+            sums = segment_sum(weight * grad, orders.targets, orders.pattern.num_rows)
+            return None, weight * (grad - sums.index_select(0, orders.targets))
         with timed(ctx.clock, "bwd gradient of the softmax"):
             return None, kernel.edge_softmax_gradient(ctx.orders.pattern, weight, grad.contiguous())
 
@@ -165,7 +192,7 @@ class _LeakyScores(torch.autograd.Function):
         return scores
 
     @staticmethod
-    @once_differentiable
+    @differentiable(lambda *given: _leaky_again(*given))
     def backward(ctx: Any, grad: Tensor) -> Any:
         orders: EdgeOrders = ctx.orders
         near, far, spread, attr, w = ctx.saved_tensors
@@ -192,6 +219,13 @@ def _rows(
 ) -> Tensor:
     rows = near.index_select(0, orders.targets[span]).add_(far.index_select(0, orders.sources[span]))
     return rows if attr is None or w is None else rows.addmm_(attr[span], w)
+
+
+def _leaky_again(ctx: Any, grad: Tensor, saved: Sequence[Any]) -> tuple[Tensor, tuple[Any, ...]]:
+    near, far, spread, attr, w = saved
+    rows = near.index_select(0, ctx.orders.targets) + far.index_select(0, ctx.orders.sources)
+    rows = rows if attr is None or w is None else rows + attr @ w
+    return leaky_relu(rows, ctx.slope) @ spread, (None, None, *saved)
 
 
 def leaky_scores(

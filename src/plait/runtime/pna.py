@@ -7,20 +7,24 @@ weights in one product (`spread_out`), where the output is wider than the aggreg
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch.nn.functional import pad
 
 from plait.kernels import gemm as dense
 from plait.kernels import multi as kernel
 from plait.kernels.multi import Layout
+from plait.kernels.multi.reference import LEAST_VARIANCE
 from plait.runtime.buffers import Buffers
-from plait.runtime.messages import Message, blockwise_gradients, gathered, row_blocks
+from plait.runtime.messages import Message, all_messages, blockwise_gradients, gathered, row_blocks
 from plait.runtime.orders import EdgeBlock, EdgeOrders
 from plait.runtime.project import contiguous_rows, weight_gradient
+from plait.runtime.segments import segment_extremum, segment_sum
 from plait.runtime.trace import clock, timed
+from plait.runtime.twice import added, differentiable
 
 __all__ = ["Layout", "aggregate_all", "aggregate_messages", "joined", "spread_out", "weighed"]
 
@@ -28,26 +32,48 @@ __all__ = ["Layout", "aggregate_all", "aggregate_messages", "joined", "spread_ou
 class _Aggregate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, edges: EdgeOrders, buffers: Buffers, layout: Layout, v: Tensor) -> Tensor:
-        v = contiguous_rows(v, buffers)
+        given, v = v, contiguous_rows(v, buffers)
         rows, columns = edges.pattern.num_rows, v.shape[1]
         wants = ctx.needs_input_grad[3]
         out = buffers.take(rows, len(layout.kept) * columns, v.dtype)
         ties = buffers.take(rows, 2 * columns, v.dtype) if wants and layout.has_ends else None
         kernel.aggregate(edges.pattern, v, layout, out, ties)
         ctx.edges, ctx.buffers, ctx.layout = edges, buffers, layout
-        ctx.save_for_backward(v, out, ties)
+        ctx.save_for_backward(given, out, ties)
         return out
 
     @staticmethod
-    @once_differentiable
+    @differentiable(lambda *given: _aggregate_again(*given))
     def backward(ctx: Any, grad: Tensor) -> Any:
         edges, buffers, layout = ctx.edges, ctx.buffers, ctx.layout
         v, out, ties = ctx.saved_tensors
+        v = contiguous_rows(v, buffers)
         grad = contiguous_rows(grad, buffers)
         shares = buffers.take(out.shape[0], layout.sections * v.shape[1], v.dtype)
         kernel.aggregate_shares(edges.pattern, layout, grad, out, ties, shares)
         to_v = buffers.take(v.shape[0], v.shape[1], v.dtype)
         return None, None, None, kernel.aggregate_sources(edges.transpose, v, layout, shares, to_v)
+
+
+def _all_of(rows: Tensor, targets: Tensor, count: int, layout: Layout) -> Tensor:
+    """Every aggregator of the edges' rows, laid out as the kernel does, recorded by torch."""
+    degrees = segment_sum(rows.new_ones(len(rows), 1), targets, count).clamp(min=1)
+    found = {name: segment_extremum(rows, targets, count, name) for name in ("max", "min") if name in layout.names}
+    found["sum"] = segment_sum(rows, targets, count)
+    found["mean"] = found["sum"] / degrees
+    if layout.has_spread:
+        found["var"] = segment_sum(rows * rows, targets, count) / degrees - found["mean"] * found["mean"]
+        spread = found["var"].clamp(min=LEAST_VARIANCE).sqrt()
+        found["std"] = spread.masked_fill(found["var"] <= LEAST_VARIANCE, 0.0)
+    parts = [found[name].view(count, layout.towers, -1) for name in layout.kept]
+    return torch.stack(parts, 2).flatten(1)
+
+
+def _aggregate_again(ctx: Any, grad: Tensor, saved: Sequence[Any]) -> tuple[Tensor, tuple[Any, ...]]:
+    v, _, _ = saved
+    orders: EdgeOrders = ctx.edges
+    out = _all_of(v.index_select(0, orders.sources), orders.targets, len(grad), ctx.layout)
+    return out, (None, None, None, v)
 
 
 def aggregate_all(edges: EdgeOrders, buffers: Buffers, layout: Layout, v: Tensor) -> Tensor:
@@ -78,7 +104,7 @@ class _AggregateMessages(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @differentiable(lambda *given: _aggregate_messages_again(*given))
     def backward(ctx: Any, grad: Tensor) -> Any:
         grad = contiguous_rows(grad, ctx.buffers)
 
@@ -88,6 +114,12 @@ class _AggregateMessages(torch.autograd.Function):
         with timed(ctx.clock, "bwd messages again"):
             found = blockwise_gradients(ctx.orders, ctx.message, to_messages, ctx.saved_tensors)
         return None, None, None, None, *found
+
+
+def _aggregate_messages_again(ctx: Any, grad: Tensor, saved: Sequence[Any]) -> tuple[Tensor, tuple[Any, ...]]:
+    near, far, attr, *more = saved
+    rows = all_messages(ctx.orders, ctx.message, near, far, attr, more)
+    return _all_of(rows, ctx.orders.targets, len(grad), ctx.layout), (None, None, None, None, *saved)
 
 
 def _message_gradients(layout: Layout, block: EdgeBlock, rows: Tensor, grad: Tensor) -> Tensor:
@@ -115,24 +147,21 @@ class _Joined(torch.autograd.Function):
     def forward(
         ctx: Any, buffers: Buffers, x: Tensor, c: Tensor, bias: Tensor, agg: Tensor, w: Tensor, first: int
     ) -> Tensor:
-        x, agg, c, w = (
-            contiguous_rows(x, buffers),
-            contiguous_rows(agg, buffers),
-            c.contiguous(),
-            w.contiguous(),
-        )
+        ctx.buffers, ctx.first = buffers, first
+        ctx.save_for_backward(x, c, agg, w)
+        x, agg = contiguous_rows(x, buffers), contiguous_rows(agg, buffers)
+        c, w = c.contiguous(), w.contiguous()
         out = dense.gemm(x, c, buffers.take(x.shape[0], c.shape[1], x.dtype), bias=bias)
         part = out[:, first : first + w.shape[1]]
         dense.gemm(agg, w, part, addend=part)
-        ctx.buffers, ctx.first = buffers, first
-        ctx.save_for_backward(x, c, agg, w)
         return out
 
     @staticmethod
-    @once_differentiable
+    @differentiable(lambda *given: _joined_again(*given))
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, c, agg, w = ctx.saved_tensors
         buffers: Buffers = ctx.buffers
+        x, agg = contiguous_rows(x, buffers), contiguous_rows(agg, buffers)
         grad = contiguous_rows(grad, buffers)
         part = grad[:, ctx.first : ctx.first + w.shape[1]]
         _, wants_x, wants_c, wants_bias, wants_agg, wants_w, _ = ctx.needs_input_grad
@@ -149,6 +178,14 @@ class _Joined(torch.autograd.Function):
             weight_gradient(agg, part) if wants_w else None,
             None,
         )
+
+
+def _joined_again(ctx: Any, grad: Tensor, saved: Sequence[Any]) -> tuple[Tensor, tuple[Any, ...]]:
+    x, c, agg, w = saved
+    bias = added(grad.shape[1:], grad)
+    more = grad.shape[1] - ctx.first - w.shape[1]
+    out = x @ c + bias + pad(agg @ w, (ctx.first, more))
+    return out, (None, x, c, bias, agg, w, None)
 
 
 def joined(
@@ -171,7 +208,7 @@ class _Weighed(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @differentiable(lambda *given: _weighed_again(*given))
     def backward(ctx: Any, grad: Tensor) -> Any:
         y, scales = ctx.saved_tensors
         width, count = grad.shape[1], scales.shape[1]
@@ -186,6 +223,17 @@ class _Weighed(torch.autograd.Function):
             parts = [(grad * y[:, (k + 1) * width : (k + 2) * width]).sum(1) for k in range(count)]
             to_scales = torch.stack(parts, 1)
         return None, to_y, to_scales
+
+
+def _weighed_again(ctx: Any, grad: Tensor, saved: Sequence[Any]) -> tuple[Tensor, tuple[Any, ...]]:
+    y, scales = saved
+    count, width = scales.shape[1], grad.shape[1]
+    y = added((grad.shape[0], (count + 1) * width), grad) if y is None else y
+    parts = y.split(width, 1)
+    out = parts[0]
+    for k, part in enumerate(parts[1:]):
+        out = out + part * scales[:, k : k + 1]
+    return out, (None, y, scales)
 
 
 def weighed(buffers: Buffers, y: Tensor, scales: Tensor) -> Tensor:
@@ -211,7 +259,7 @@ class _SpreadOut(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @differentiable(lambda *given: _spread_out_again(*given))
     def backward(ctx: Any, grad: Tensor) -> Any:
         u, found, scales, often = ctx.saved_tensors
         rows, width = u.shape
@@ -230,6 +278,14 @@ class _SpreadOut(torch.autograd.Function):
             shifted = _shifted(ctx.buffers, u, found, often)
             to_scales = torch.stack([(part * shifted).sum(1) for part in parts], 1)
         return None, grad[:, :width], to_u, to_found, to_scales, None
+
+
+def _spread_out_again(ctx: Any, grad: Tensor, saved: Sequence[Any]) -> tuple[Tensor, tuple[Any, ...]]:
+    u, found, scales, often = saved
+    x = added(u.shape, grad)
+    shifted = found + torch.cat([u * often[:, a : a + 1] for a in range(often.shape[1])], 1)
+    out = torch.cat([x, *(shifted * scales[:, k : k + 1] for k in range(scales.shape[1]))], 1)
+    return out, (None, x, u, found, scales, None)
 
 
 def _shifted(buffers: Buffers, u: Tensor, found: Tensor, often: Tensor) -> Tensor:

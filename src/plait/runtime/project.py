@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from plait.kernels import gemm as dense
 from plait.kernels.chain import Chain, ones
 from plait.runtime.buffers import Buffers
 from plait.runtime.trace import clock, timed
+from plait.runtime.twice import added, differentiable
 
 __all__ = ["contiguous_rows", "project", "weight_gradient"]
 
@@ -39,17 +40,17 @@ def _chain(rows: int, dtype: torch.dtype, inner: int, width: int, has_product: b
 
 
 def _gradients(
-    buffers: Buffers, x: Tensor, w: Tensor, grad: Tensor, *, wants_x: bool, has_bias: bool
+    buffers: Buffers, x: Tensor, w: Tensor | None, grad: Tensor, *, has_bias: bool
 ) -> tuple[Tensor | None, Tensor, Tensor | None]:
-    """(grad @ w.T if wanted, x.T @ grad, the sum of grad's rows): grad and x are read once for them all."""
-    (rows, inner), width = x.shape, w.shape[1]
-    chain = _chain(rows, x.dtype, inner, width, wants_x, has_bias)
+    """(grad @ w.T where w is given, x.T @ grad, the sum of grad's rows): grad and x are read once for all."""
+    (rows, inner), width = x.shape, grad.shape[1]
+    chain = _chain(rows, x.dtype, inner, width, w is not None, has_bias)
     is_turned = inner > width  # vector lanes run over the wider operand
     pairs: list[tuple[Tensor, Tensor]] = [(grad, x) if is_turned else (x, grad)]
     if has_bias:
         pairs.append((ones(grad), grad))
-    to_x = buffers.take(rows, inner, x.dtype) if wants_x else None
-    product = ([grad], [w.t().contiguous()]) if wants_x else ([], [])
+    to_x = None if w is None else buffers.take(rows, inner, x.dtype)
+    product = ([], []) if w is None else ([grad], [w.t().contiguous()])
     made = chain.run(buffers.take, *product, pairs, out=to_x)
     to_w = made[0].t() if is_turned else made[0]
     return to_x, to_w, made[1].reshape(-1) if has_bias else None
@@ -58,32 +59,43 @@ def _gradients(
 class _Project(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, buffers: Buffers, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.buffers, ctx.has_bias = buffers, bias is not None
-        x = contiguous_rows(x, buffers)
-        w = w.contiguous()
-        ctx.save_for_backward(x, w)
+        ctx.buffers, ctx.has_bias, ctx.inner = buffers, bias is not None, w.shape[0]
+        _, wants_x, wants_w, _ = ctx.needs_input_grad
+        # each is there for the other's gradient; what is not saved may change before the backward pass
+        ctx.save_for_backward(x if wants_w else None, w if wants_x else None)
+        x, w = contiguous_rows(x, buffers), w.contiguous()
         ctx.clock = clock()
         with timed(ctx.clock, "fwd project"):
             return dense.gemm(x, w, buffers.take(x.shape[0], w.shape[1], x.dtype), bias=bias)
 
     @staticmethod
-    @once_differentiable
+    @differentiable(lambda *given: _project_again(*given))
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, w = ctx.saved_tensors
         buffers: Buffers = ctx.buffers
         grad = contiguous_rows(grad, buffers)
         _, wants_x, wants_w, wants_bias = ctx.needs_input_grad
         if wants_w:
+            x = contiguous_rows(x, buffers)
             with timed(ctx.clock, *(["bwd input gradient"] if wants_x else []), "bwd weight gradient"):
                 to_x, to_w, to_bias = _gradients(
-                    buffers, x, w, grad, wants_x=wants_x, has_bias=ctx.has_bias and wants_bias
+                    buffers, x, w, grad, has_bias=ctx.has_bias and wants_bias
                 )
             return None, to_x, to_w, to_bias
         to_x = None
         if wants_x:
             with timed(ctx.clock, "bwd input gradient"):
-                to_x = dense.gemm(grad, w.t(), buffers.take(x.shape[0], x.shape[1], x.dtype))
+                to_x = dense.gemm(grad, w.t(), buffers.take(grad.shape[0], ctx.inner, grad.dtype))
         return None, to_x, None, dense.column_sums(grad) if ctx.has_bias and wants_bias else None
+
+
+def _project_again(ctx: Any, grad: Tensor, saved: Sequence[Any]) -> tuple[Tensor, tuple[Any, ...]]:
+    x, w = saved
+    x = added((grad.shape[0], ctx.inner), grad) if x is None else x
+    w = added((ctx.inner, grad.shape[1]), grad) if w is None else w
+    bias = added(grad.shape[1:], grad) if ctx.has_bias else None
+    out = x @ w
+    return out if bias is None else out + bias, (None, x, w, bias)
 
 
 def project(buffers: Buffers, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:

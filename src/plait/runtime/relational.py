@@ -7,6 +7,7 @@ either sparse matrix may be absent. The gradient goes the same way back through 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch.nn.functional import pad
 
 from plait.graph import Graph
 from plait.kernels import gemm as dense
@@ -22,6 +23,8 @@ from plait.kernels import spmm as sparse
 from plait.runtime.buffers import Buffers
 from plait.runtime.orders import EdgeOrders
 from plait.runtime.project import contiguous_rows, weight_gradient
+from plait.runtime.segments import segment_sum
+from plait.runtime.twice import added, differentiable
 
 __all__ = ["FixedMatrix", "Product", "RelationalRun", "Relations", "relate", "relate_bases"]
 
@@ -69,6 +72,15 @@ class FixedMatrix:
             self.orders.transpose, x, out, edge=self._as("turned", self._turned_weight, x.dtype),
             source=self._as("row", self._row_scale, x.dtype), addend=addend,
         )  # fmt: skip
+
+
+    def in_torch(self, x: Tensor) -> Tensor:
+        """self @ x, recorded by torch."""
+        weight, scale = self._as("edge", self._weight, x.dtype), self._as("row", self._row_scale, x.dtype)
+        rows = x.index_select(0, self.orders.sources)
+        rows = rows if weight is None else rows * weight.unsqueeze(1)
+        out = segment_sum(rows, self.orders.targets, self.rows)
+        return out if scale is None else out * scale.unsqueeze(1)
 
 
 class Relations:
@@ -225,7 +237,7 @@ class _Relate(torch.autograd.Function):
         bias: Tensor | None,
         addend: Tensor | None,
     ) -> Tensor:
-        buffers = run.buffers
+        buffers, given = run.buffers, (x, own)
         x = contiguous_rows(x, buffers)
         own = None if own is None else contiguous_rows(own, buffers)
         ctx.run, ctx.has_bias = run, bias is not None
@@ -246,16 +258,17 @@ class _Relate(torch.autograd.Function):
         if run.spread is not None:
             out = buffers.take(run.num_targets, run.width, x.dtype)
             z = run.spread.apply(z.view(-1, run.width), out, base, bias)
-        ctx.save_for_backward(x, own, w, root, h if run.collect is not None else None)
+        ctx.save_for_backward(*given, w, root, h if run.collect is not None else None)
         return z
 
     @staticmethod
-    @once_differentiable
+    @differentiable(lambda *given: _relate_again(*given))
     def backward(ctx: Any, grad: Tensor) -> Any:
         run: RelationalRun = ctx.run
         x, own, w, root, h = ctx.saved_tensors
         buffers = run.buffers
-        grad = contiguous_rows(grad, buffers)
+        x, grad = contiguous_rows(x, buffers), contiguous_rows(grad, buffers)
+        own = None if own is None else contiguous_rows(own, buffers)
         _, wants_x, wants_own, wants_w, wants_root, wants_bias, wants_addend = ctx.needs_input_grad
         h = x if h is None else h
         to_z = grad
@@ -282,6 +295,29 @@ class _Relate(torch.autograd.Function):
             to_x = _input_gradient(run, to_z, w, near, x)
         to_bias = dense.column_sums(grad) if ctx.has_bias and wants_bias else None
         return None, to_x, to_own, to_w, to_root, to_bias, grad if wants_addend else None
+
+
+def _relate_again(ctx: Any, grad: Tensor, saved: Sequence[Any]) -> tuple[Tensor, tuple[Any, ...]]:
+    run: RelationalRun = ctx.run
+    x, own, w, root, _ = saved
+    bias = added(grad.shape[1:], grad) if ctx.has_bias else None
+    addend = added(grad.shape, grad) if ctx.needs_input_grad[6] else None
+    z = x if run.collect is None else run.collect.in_torch(x).view(-1, run.inner)
+    if w is not None:
+        shape = (len(grad), run.width) if run.spread is None else (z.shape[0], run.outer)
+        z = sum((_placed(z[p.rows, p.inner] @ w[p.weights], p, shape) for p in run.products), z.new_zeros(shape))
+    if run.spread is not None:
+        z = run.spread.in_torch(z.view(-1, run.width))
+    terms = (None if root is None else (x if own is None else own) @ root, addend, bias)
+    for term in terms:
+        z = z if term is None else z + term
+    return z, (None, x, own, w, root, bias, addend)
+
+
+def _placed(part: Tensor, p: Product, shape: tuple[int, int]) -> Tensor:
+    """A product where it belongs, zeros elsewhere."""
+    (top, bottom, _), (left, right, _) = p.rows.indices(shape[0]), p.outer.indices(shape[1])
+    return pad(part, (left, shape[1] - right, top, shape[0] - bottom))
 
 
 def _collected(run: RelationalRun, x: Tensor) -> Tensor:
@@ -350,23 +386,23 @@ class _Bases(torch.autograd.Function):
     def forward(
         ctx: Any, relations: Relations, is_mean: bool, buffers: Buffers, x: Tensor, comp: Tensor, w: Tensor
     ) -> Tensor:
-        x = contiguous_rows(x, buffers)
+        given, x = x, contiguous_rows(x, buffers)
         inner = x.shape[1]
         mixed = buffers.take(relations.num_targets, comp.shape[1] * inner, x.dtype)
         for b, shares in enumerate(_shares(comp, *relations.by_target, is_mean)):
             sparse.spmm(relations.plain.pattern, x, mixed[:, b * inner : (b + 1) * inner], edge=shares)
         ctx.relations, ctx.is_mean, ctx.buffers = relations, is_mean, buffers
-        ctx.save_for_backward(x, comp, w, mixed)
+        ctx.save_for_backward(given, comp, w, mixed)
         return dense.gemm(mixed, w, buffers.take(relations.num_targets, w.shape[1], x.dtype))
 
     @staticmethod
-    @once_differentiable
+    @differentiable(lambda *given: _bases_again(*given))
     def backward(ctx: Any, grad: Tensor) -> Any:
         relations: Relations = ctx.relations
         buffers: Buffers = ctx.buffers
         x, comp, w, mixed = ctx.saved_tensors
         _, _, _, wants_x, wants_comp, wants_w = ctx.needs_input_grad
-        grad = contiguous_rows(grad, buffers)
+        x, grad = contiguous_rows(x, buffers), contiguous_rows(grad, buffers)
         to_w = weight_gradient(mixed, grad) if wants_w else None
         to_mixed = dense.gemm(grad, w.t(), buffers.take(mixed.shape[0], mixed.shape[1], x.dtype))
         parts = torch.split(to_mixed, x.shape[1], dim=1)
@@ -397,6 +433,16 @@ def _share_gradient(relations: Relations, is_mean: bool, x: Tensor, parts: tuple
         worth = (dots * weight if is_mean else dots).numpy()
         columns.append(np.bincount(kind.numpy(), weights=worth, minlength=relations.count))
     return torch.from_numpy(np.stack(columns, axis=1)).to(x.dtype)
+
+
+def _bases_again(ctx: Any, grad: Tensor, saved: Sequence[Any]) -> tuple[Tensor, tuple[Any, ...]]:
+    x, comp, w, _ = saved
+    orders: EdgeOrders = ctx.relations.plain
+    kind, weight = ctx.relations.by_target
+    shares = comp.index_select(0, kind)
+    shares = shares * weight.to(comp.dtype).unsqueeze(1) if ctx.is_mean else shares
+    rows = (shares[:, :, None] * x.index_select(0, orders.sources)[:, None]).flatten(1)
+    return segment_sum(rows, orders.targets, len(grad)) @ w, (None, None, None, x, comp, w)
 
 
 def relate_bases(

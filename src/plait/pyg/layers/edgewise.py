@@ -5,13 +5,15 @@ W [x_i, x_j - x_i] = (W_1 - W_2) x_i + W_2 x_j: two projections of nodes instead
 
 from __future__ import annotations
 
+import copy
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch_geometric.nn import DynamicEdgeConv, EdgeConv
 
 from plait.cost.work import Matrix, Uniform
@@ -209,22 +211,52 @@ def _reduced(
         return rectified(EdgewiseRun(edges.orders, buffers, width), z, t)
     widths = [width, *(layer.weight.shape[0] for layer in map_.by_edge if is_plain_linear(layer))]
     is_marked = choice == "marked"
-    layers = map_.by_edge[:-1] if is_marked else map_.by_edge
-
-    def rest(rows: Tensor) -> Tensor:
-        for layer in layers:
-            if is_plain_linear(layer):
-                rows = project(buffers, rows, layer.weight.t(), layer.bias)
-            else:
-                rows = layer(rows)
-        return rows
-
+    rest, parameters = _joined(buffers, map_.by_edge[:-1] if is_marked else map_.by_edge)
     run = EdgewiseRun(edges.orders, buffers, width, reduce, rest, widths[-1], max(widths))
-    wanted = [p for layer in layers for p in layer.parameters() if p.requires_grad]
     if is_marked:
         last = map_.by_edge[-1]
-        return attained(run, z, t, last.weight.t(), last.bias, wanted)
-    return mapped(run, z, t, wanted)
+        return attained(run, z, t, last.weight.t(), last.bias, parameters)
+    return mapped(run, z, t, parameters)
+
+
+def _joined(buffers: Any, layers: tuple[Any, ...]) -> tuple[Callable[..., Tensor], list[Tensor]]:
+    """(the layers as one function of rows and parameters, those parameters, each once).
+
+    Parameters are arguments: functional_call may have put others in their place when gradients are computed.
+    """
+    given: dict[int, Tensor] = {}  # by identity: a layer that is there twice has one gradient
+    calls = [_call(buffers, layer, given) for layer in layers]
+    places = {key: k for k, key in enumerate(given)}
+
+    def rest(rows: Tensor, *values: Tensor) -> Tensor:
+        for names, call in calls:
+            rows = call(rows, *[None if name is None else values[places[name]] for name in names])
+        return rows
+
+    return rest, [*given.values()]
+
+
+def _call(
+    buffers: Any, layer: Any, given: dict[int, Tensor]
+) -> tuple[list[int | None], Callable[..., Tensor]]:
+    """(keys of the layer's parameters, the layer as a function of rows and these); adds them to `given`."""
+
+    def keys(values: Iterable[Tensor | None]) -> list[int | None]:
+        listed = [*values]
+        given.update({id(value): value for value in listed if value is not None})
+        return [None if value is None else id(value) for value in listed]
+
+    if is_plain_linear(layer):
+        return keys((layer.weight, layer.bias)), lambda rows, w, b: project(buffers, rows, w.t(), b)
+    if getattr(layer, "inplace", False):  # rows that want a gradient are not written to
+        layer = copy.copy(layer)
+        layer.inplace = False
+    named = dict(layer.named_parameters())
+    if not named:
+        return [], layer
+    return keys(named.values()), lambda rows, *values: functional_call(
+        layer, dict(zip(named, values, strict=True)), (rows,)
+    )
 
 
 def _can_mark(module: Any, map_: _Map) -> bool:

@@ -1,0 +1,69 @@
+"""Backward passes that can be differentiated again, or run for a batch of directions at once.
+
+A hand-written backward pass gives numbers; a derivative of it (create_graph=True, Hessians, MAML) or a vmap
+over it (is_grads_batched=True) needs operations torch knows. Then, and only then, the function is computed
+again from its inputs in such operations and torch differentiates that.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["Again", "added", "again", "differentiable", "is_traced"]
+
+Again = Callable[[Any, Tensor, Sequence[Any]], tuple[Tensor, tuple[Any, ...]]]
+"""(ctx, gradient, saved tensors) -> (the output in torch operations, the inputs of forward in their order).
+
+Inputs that are no tensors, or that nobody asks for, may be None.
+"""
+
+
+def is_traced() -> bool:
+    """Whether a backward pass that runs now must consist of torch's own operations."""
+    return torch.is_grad_enabled() or torch._C._are_functorch_transforms_active()
+
+
+def differentiable(compute: Again) -> Callable[[Callable[[Any, Tensor], Any]], Callable[[Any, Tensor], Any]]:
+    """Decorates a backward pass: where it is to be differentiated itself, it is that of `compute` instead."""
+
+    def decorate(backward: Callable[[Any, Tensor], Any]) -> Callable[[Any, Tensor], Any]:
+        @functools.wraps(backward)
+        def run(ctx: Any, grad: Tensor) -> Any:
+            return again(ctx, grad, compute) if is_traced() else backward(ctx, grad)
+
+        return run
+
+    return decorate
+
+
+def again(ctx: Any, grad: Tensor, compute: Again) -> tuple[Tensor | None, ...]:
+    """The gradients of all inputs of forward, recorded where gradients are."""
+    is_recorded = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # an alias of each: where one input was computed from another, the way through it is not ours
+        saved = [_alias(value) for value in ctx.saved_tensors]
+        out, inputs = compute(ctx, grad, saved)
+    places = [k for k, wanted in enumerate(ctx.needs_input_grad) if wanted and inputs[k] is not None]
+    found: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
+    if places and out.requires_grad:
+        by = [inputs[k] for k in places]
+        made = torch.autograd.grad(
+            out, by, grad, create_graph=is_recorded, allow_unused=True, materialize_grads=True
+        )
+        for k, value in zip(places, made, strict=True):
+            found[k] = value
+    return tuple(found)
+
+
+def _alias(value: Any) -> Any:
+    return value.view_as(value) if isinstance(value, Tensor) and value.requires_grad else value
+
+
+def added(shape: Sequence[int], like: Tensor) -> Tensor:
+    """A stand-in for an input that no gradient depends on and that was not saved: zeros that want a gradient."""
+    return torch.zeros(tuple(shape), dtype=like.dtype, requires_grad=True)
