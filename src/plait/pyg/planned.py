@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from plait.errors import InputError
 from plait.ir import Expr
-from plait.pyg.edges import check_weight, read
+from plait.pyg.edges import read
 from plait.pyg.layers.fused import FUSED, Run, check_widths, layer_of
 from plait.pyg.lower import Call, Lowered, NotLowered, lower, not_as_written
 from plait.pyg.operators import Operator, propagate
@@ -108,7 +108,6 @@ class _Prepared:
     lowered: Lowered
     edges: Edges
     constants: Constants
-    weight: Tensor | None  # kept, so that its address stays its own
 
     def __call__(self, module: Any, x: Tensor, root: Tensor | None) -> Tensor:
         count = 0
@@ -188,7 +187,7 @@ def _lowered(
         module.__dict__["_plait_kept"] = kept
     dtype = torch.float32 if source.dtype in _HALVES else source.dtype
     constants = _constants(edges, lowered.operator, weight, weight_key, dtype)
-    return _Prepared(session, module._plait_name, lowered, edges, constants, weight)
+    return _Prepared(session, module._plait_name, lowered, edges, constants)
 
 
 @functools.cache
@@ -261,10 +260,8 @@ def _constants(
     key = (operator, weight_key, dtype)
     found = edges.constants.get(key)
     if found is None:
-        if weight is not None:
-            check_weight(weight)
-            if weight.dim() > 1 and weight.numel() != weight.shape[0]:
-                raise InputError(f"edge_weight: shape {tuple(weight.shape)}; pass one number for each edge")
+        if weight is not None and weight.dim() > 1 and weight.numel() != weight.shape[0]:
+            raise InputError(f"edge_weight: shape {tuple(weight.shape)}; pass one number for each edge")
         with torch.no_grad():
             made = propagate(
                 operator, edges.graph, None if weight is None else weight.detach().reshape(-1), dtype

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from plait.runtime.identity import identity
+
 __all__ = ["Layer", "Seen", "call_key"]
 
 _tokens = itertools.count()
@@ -124,19 +126,15 @@ def call_key(token: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
     if weight is not None:
         if type(weight) is not Tensor or weight.requires_grad or not _is_plain(weight):
             return None
-        weight = (id(weight), weight.data_ptr(), _version(weight), weight.dtype, weight.shape)
+        weight = (weight.dtype, *identity(weight))
     own = None if root is None else root.shape
     pair = type(args[0]) is tuple
     return (
         token, pair, x.shape, x.dtype, own,
-        id(edges), edges.data_ptr(), _version(edges), edges.shape, weight,
+        identity(edges), weight,
     )  # fmt: skip
 
 
 def _is_plain(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_cpu and value.layout is torch.strided
 
-
-def _version(tensor: Tensor) -> int:
-    # tensors made under inference_mode cannot be written to in place and carry no version
-    return 0 if tensor.is_inference() else tensor._version
