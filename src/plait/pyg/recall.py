@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from plait.pyg.contents import EDITABLE, contents
 from plait.runtime.identity import identity
 
 __all__ = ["Layer", "Seen", "call_key"]
@@ -70,6 +71,10 @@ class Layer:
         everything = itertools.chain(self._own, *(d.values() for d in inside))
         self._sized = [*self._dicts, *(value for value in everything if isinstance(value, dict))]
         self._sizes = [*map(len, self._sized)]
+        # lists stay and are edited, as MixHopConv's powers
+        everything = itertools.chain(self._own, *(d.values() for d in inside))
+        self._edited = [value for value in everything if isinstance(value, EDITABLE)]
+        self._contents = [*map(contents, self._edited)]
 
     def _inside(self) -> Iterator[Any]:
         return itertools.chain.from_iterable(map(dict.values, self._dicts))
@@ -82,6 +87,7 @@ class Layer:
             and [*map(len, self._sized)] == self._sizes
             and all(map(operator.is_, self._own, own.values()))
             and all(map(operator.is_, self._values, self._inside()))
+            and [*map(contents, self._edited)] == self._contents
             and [type(module), *map(type, self._parts)] == self._types
             and _meaning(_original(module)) == self._meaning
         )
