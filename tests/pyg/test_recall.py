@@ -204,8 +204,8 @@ def test_more_graphs_than_are_remembered_are_all_answered_right() -> None:
     for _ in range(2):
         for edges in graphs:
             torch.testing.assert_close(model(x_of(), edges), layer(x_of(), edges))
-    assert len(model._plait_session.edges) <= 16
-    assert len(model._plait_session._calls) <= 16
+    assert len(model._plait_plan_session.edges) <= 16
+    assert len(model._plait_plan_session._calls) <= 16
 
 
 def test_pairs_of_features_and_sizes() -> None:

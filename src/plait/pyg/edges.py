@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from plait.errors import InputError
 from plait.graph import Graph
+from plait.runtime.identity import identity
 
 __all__ = ["Demand", "Given", "attach", "read"]
 
@@ -22,16 +22,12 @@ class Given:
     """Edges as they were handed over; `build` makes the graph (and a matrix's weights) when first met."""
 
     key: tuple[Any, ...]
-    owners: tuple[Any, ...]
+    owners: tuple[Tensor, ...]
+    """The tensors the key names, but for the weights."""
     weight: Tensor | None
     weight_key: tuple[Any, ...]
     is_sparse: bool
     build: Callable[[], tuple[Graph, Tensor | None]]
-
-
-def _identity(tensor: Tensor) -> tuple[Any, ...]:
-    # tensors made under inference_mode cannot be written to in place and carry no version
-    return id(tensor), tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version, tuple(tensor.shape)
 
 
 def _nothing() -> None:
@@ -59,7 +55,7 @@ class _Listed:
     """
 
     def __init__(self, edge_index: Tensor, source: Any, pointer: Any, num_nodes: int, demand: Demand) -> None:
-        self.identity = _identity(edge_index)[1:]
+        self.identity = identity(edge_index)[1:]
         # not edge_index[0]: what edge_index carries must not hold edge_index
         self.source, self.pointer, self.num_nodes = source, pointer, num_nodes
         self.demand = demand
@@ -92,7 +88,7 @@ def _attached(edge_index: Tensor, num_nodes: int) -> Graph | None:
     if listed is None and edge_index._base is not None:
         owner = edge_index._base
         listed = getattr(owner, "plait_graph", None)
-    if not isinstance(listed, _Listed) or listed.identity != _identity(owner)[1:]:
+    if not isinstance(listed, _Listed) or listed.identity != identity(owner)[1:]:
         return None
     listed.demand.is_met = True
     if owner is edge_index:
@@ -113,10 +109,10 @@ def read(
     sizes = (num_nodes, num_sources, is_swapped)
     if isinstance(edge_index, Tensor) and edge_index.layout == torch.strided:
         _check_edge_list(edge_index, edge_weight)
-        key = (*_identity(edge_index), *sizes)
-        weight_key = () if edge_weight is None else _identity(edge_weight)
+        key = (*identity(edge_index), *sizes)
+        weight_key = () if edge_weight is None else identity(edge_weight)
         return Given(
-            key, (edge_index, edge_weight), edge_weight, weight_key, False,
+            key, (edge_index,), edge_weight, weight_key, False,
             lambda: (_from_edge_list(edge_index, num_nodes, num_sources, is_swapped), edge_weight),
         )  # fmt: skip
     return _read_matrix(edge_index, sizes)
@@ -152,22 +148,17 @@ def _read_matrix(adj_t: Tensor, sizes: tuple[int, int, bool]) -> Given:
             f"edge_index: a {adj_t.shape[0]} x {adj_t.shape[1]} matrix on {sizes[1]} source and {sizes[0]} "
             "target rows of x; pass adj_t, whose rows are targets"
         )
+    known = identity(adj_t)
+    return Given((*known, *sizes), (adj_t,), None, known, True, lambda: _from_matrix(adj_t))
+
+
+def _from_matrix(adj_t: Tensor) -> tuple[Graph, Tensor | None]:
+    """The graph of a matrix, and its values where they are not all one."""
     # entries and values of one and the same form: coalescing sorts and joins them
     matrix = adj_t.coalesce() if adj_t.layout == torch.sparse_coo else adj_t
     values = matrix.values()
-    version = 0 if adj_t.is_inference() else adj_t._version
-    return Given(
-        (id(adj_t), version, *sizes), (adj_t,), None, (version,), True,
-        lambda: (Graph.from_any(matrix), None if _are_ones(values) else values),
-    )  # fmt: skip
+    return Graph.from_any(matrix), None if _are_ones(values) else values
 
 
 def _are_ones(values: Tensor) -> bool:
     return bool((values.detach() == 1).all()) and not values.requires_grad
-
-
-def check_weight(weight: Tensor) -> None:
-    """NaN in a weight would silently spread; it is refused when the graph is first met."""
-    if bool(torch.isnan(weight).any()):
-        where = int(np.flatnonzero(torch.isnan(weight).numpy())[0])
-        raise InputError(f"edge_weight: NaN at edge {where}; fill it in or drop the edge")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from typing import Any
 
 from torch import nn
@@ -44,8 +46,13 @@ _PARTS_OF_RULES = (
     scored,
 )
 
-# not `forward`: a subclass that calls super().forward asks for exactly what the rule states
-_MEANING = ("message", "message_and_aggregate", "aggregate", "update")
+# methods of a subclass that change nothing in what a layer computes; not `forward`: a subclass that calls
+# super().forward asks for exactly what the rule states
+_HARMLESS = frozenset((
+    "__init__", "__repr__", "__setstate__", "reset_parameters", "extra_repr", "jittable", "forward",
+    "propagate", "collect", "edge_updater",  # these three PyG writes for every class from a template
+))  # fmt: skip
+_TEMPLATES = ("_orig_", "_jinja_", "register_")  # what PyG writes on classes, and doors for hooks
 _HOOKS = ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
 
 
@@ -97,9 +104,9 @@ def _rule_of(module: nn.Module) -> tuple[type[nn.Module], Rule] | None:
 
 def _changed(module: Any, layer: type[Any]) -> str | None:
     """Why the module is not the layer its class says, if so."""
-    cls = module.__class__  # of a compiled root: that of the model it is a view of
-    for name in _MEANING:
-        if name in vars(module) or getattr(cls, name) is not getattr(layer, name):
+    cls, own = module.__class__, vars(module)  # of a compiled root: the class of the model it is a view of
+    for name in _methods(layer):
+        if name in own or getattr(cls, name, None) is not getattr(layer, name):
             return f": {name} is not that of {layer.__name__}, so the rule does not hold"
     # PyG writes `propagate` from a template, per class, and puts it on a module whose explainer is done;
     # one of the user's own keeps its Python module
@@ -107,6 +114,16 @@ def _changed(module: Any, layer: type[Any]) -> str | None:
     if own is not MessagePassing.propagate and not own.__module__.endswith("_propagate"):
         return f": propagate is not that of {layer.__name__}, so the rule does not hold"
     return None
+
+
+@functools.cache
+def _methods(layer: type[Any]) -> tuple[str, ...]:
+    """Names of all that a layer's forward may call of its own class and of PyG's base class."""
+    found: dict[str, None] = {}
+    for cls in layer.__mro__:
+        if issubclass(cls, MessagePassing):
+            found.update({name: None for name, value in vars(cls).items() if inspect.isfunction(value)})
+    return tuple(name for name in found if name not in _HARMLESS and not name.startswith(_TEMPLATES))
 
 
 def _unusual(module: Any, call: Call) -> str | None:

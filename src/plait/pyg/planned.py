@@ -18,7 +18,7 @@ from plait.ir import Expr
 from plait.pyg import exported
 from plait.pyg.active import Kept, Seat, Seats, active, traced
 from plait.pyg.checkpoints import may_run_again
-from plait.pyg.edges import check_weight, read
+from plait.pyg.edges import read
 from plait.pyg.layers.base import RULES
 from plait.pyg.layers.fused import FUSED, Run, check_widths, layer_of
 from plait.pyg.lower import Call, Lowered, NotLowered, lower, not_as_written
@@ -123,7 +123,6 @@ class _Prepared:
     lowered: Lowered
     edges: Edges
     constants: Constants
-    weight: Tensor | None  # kept, so that its address stays its own
 
     def __call__(self, module: Any, x: Tensor, root: Tensor | None) -> Tensor:
         count = 0
@@ -211,7 +210,7 @@ def _lowered(
         return f"{kind}(cached=True): PyG makes its cache of the first graph"
     dtype = torch.float32 if source.dtype in _HALVES else source.dtype
     constants = _constants(edges, lowered.operator, weight, kept.weight_key, dtype)
-    return _Prepared(session, seat.name, lowered, edges, constants, weight)
+    return _Prepared(session, seat.name, lowered, edges, constants)
 
 
 def _cache_of(module: Any) -> Any:
@@ -313,10 +312,8 @@ def _constants(
     key = (operator, weight_key, dtype)
     found = edges.constants.get(key)
     if found is None:
-        if weight is not None:
-            check_weight(weight)
-            if weight.dim() > 1 and weight.numel() != weight.shape[0]:
-                raise InputError(f"edge_weight: shape {tuple(weight.shape)}; pass one number for each edge")
+        if weight is not None and weight.dim() > 1 and weight.numel() != weight.shape[0]:
+            raise InputError(f"edge_weight: shape {tuple(weight.shape)}; pass one number for each edge")
         with torch.no_grad():
             made = propagate(
                 operator, edges.graph, None if weight is None else weight.detach().reshape(-1), dtype

@@ -14,6 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from plait.pyg.contents import EDITABLE, contents
+from plait.runtime.identity import identity
+
 __all__ = ["Layer", "call_key"]
 
 _tokens = itertools.count()
@@ -41,8 +44,9 @@ class Layer:
         hooks = [d for part in _unread(module) for d in vars(part).values()]
         self._sized = [*self._dicts, *(value for value in (*everything, *hooks) if isinstance(value, dict))]
         self._sizes = [*map(len, self._sized)]
-        self._lists = [value for value in everything if isinstance(value, list)]
-        self._listed = [*map(tuple, self._lists)]
+        # lists stay and are edited, as MixHopConv's powers
+        self._edited = [value for value in everything if isinstance(value, EDITABLE)]
+        self._contents = [*map(contents, self._edited)]
         self.parameters = [*module.parameters()]
 
     def _inside(self) -> Iterator[Any]:
@@ -56,9 +60,9 @@ class Layer:
             and [*map(len, self._sized)] == self._sizes
             and all(map(operator.is_, self._own, own.values()))
             and all(map(operator.is_, self._values, self._inside()))
+            and [*map(contents, self._edited)] == self._contents
             and [type(module), *map(type, self._parts)] == self._types
             and _meaning(module.__class__) == self._meaning
-            and (not self._lists or [*map(tuple, self._lists)] == self._listed)
         )
 
     @property
@@ -107,19 +111,14 @@ def call_key(token: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
     if weight is not None:
         if type(weight) is not Tensor or weight.requires_grad or not _is_plain(weight):
             return None
-        weight = (id(weight), weight.data_ptr(), _version(weight), weight.dtype, weight.shape)
+        weight = (weight.dtype, *identity(weight))
     own = None if root is None else root.shape
     pair = type(args[0]) is tuple
     return (
         token, pair, x.shape, x.dtype, own,
-        id(edges), edges.data_ptr(), _version(edges), edges.shape, weight,
+        identity(edges), weight,
     )  # fmt: skip
 
 
 def _is_plain(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_cpu and value.layout is torch.strided
-
-
-def _version(tensor: Tensor) -> int:
-    # tensors made under inference_mode cannot be written to in place and carry no version
-    return 0 if tensor.is_inference() else tensor._version

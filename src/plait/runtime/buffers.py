@@ -108,5 +108,10 @@ class Buffers:
     def bytes_held(self) -> int:
         return sum(buffer.bytes for buffer in self._held)
 
+    def trim(self) -> None:
+        """Drop the buffers that nobody uses."""
+        with self._lock:
+            self._held = [buffer for buffer in self._held if not buffer.is_free()]
+
     def clear(self) -> None:
         self._held.clear()

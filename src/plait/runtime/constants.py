@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +17,7 @@ from plait.ir import Add, Diagonal, Expr, Fold, MatMul, Scale, Sparse, formula, 
 from plait.kernels.spmm import Pattern
 from plait.runtime.forms import Form
 
-__all__ = ["Constants", "SparseValue", "from_dense"]
+__all__ = ["Constants", "SparseValue", "from_dense", "is_finite"]
 
 
 class SparseValue:
@@ -42,6 +43,15 @@ class SparseValue:
             pattern = self.operands(False)[0] if turned is self.graph else _pattern(turned)
             self._transposed = (pattern, weight)
         return self._transposed
+
+    def to_dense(self) -> torch.Tensor:
+        """The matrix with its zeros, which a product with something that is not finite must see."""
+        weight, graph = self.weight, self.graph
+        assert weight is not None
+        dense = torch.zeros((graph.num_nodes, graph.num_sources), dtype=weight.dtype)
+        rows, columns = (torch.from_numpy(a.astype(np.int64)) for a in (graph.edge_rows(), graph.indices))
+        dense[rows, columns] = weight
+        return dense
 
     def as_torch(self, is_transposed: bool, dtype: torch.dtype) -> torch.Tensor:
         """The matrix as torch CSR, for the MKL backend."""
@@ -247,6 +257,11 @@ def key_names(expr: Expr) -> set[str]:
     from plait.ir import leaves
 
     return set(leaves(expr))
+
+
+def is_finite(dense: torch.Tensor) -> bool:
+    """False where something is NaN or infinite; a sum that overflows counts as such, which is harmless."""
+    return math.isfinite(dense.sum().item())
 
 
 def from_dense(x: torch.Tensor) -> SparseValue:

@@ -18,7 +18,7 @@ from plait.plan.plan import LayerPlan, Measured
 from plait.plan.program import Program, Step
 from plait.runtime.buffers import Buffers
 from plait.runtime.chain import BoundChain, Env, turned
-from plait.runtime.constants import Constants, SparseValue
+from plait.runtime.constants import Constants, SparseValue, is_finite
 from plait.runtime.evaluate import evaluate
 from plait.runtime.twice import added, differentiable
 
@@ -63,6 +63,17 @@ class Run:
         extrema = [step for step in self.plan.forward.steps if step.op == "extremum"]
         marks = {_marks_of(step.out) for step in extrema if step.more[0] in reads}
         return tuple(sorted((made & reads) | marks))
+
+    @functools.cached_property
+    def is_output_kept(self) -> bool:
+        """Whether the result is a hoisted value or an input: the caller, who may write to it, gets a copy."""
+        forward = self.plan.forward
+        return all(step.out != forward.outputs[0] for step in forward.steps)
+
+    def output(self, env: Env) -> torch.Tensor:
+        """The result of a forward pass."""
+        result: torch.Tensor = env[self.plan.forward.outputs[0]]
+        return result.clone() if self.is_output_kept else result
 
     @functools.cached_property
     def gradient_of(self) -> dict[str, str]:
@@ -333,6 +344,8 @@ class Compiled:
         def run(env: Env) -> torch.Tensor:
             x, w, bias = env[x_name], env[w_name], env.get(bias_name)
             addend: Any = env[addend_name] if addend_name else None
+            if isinstance(x, SparseValue) and not is_finite(w):
+                x = x.to_dense()  # 0 * NaN is NaN
             if isinstance(x, SparseValue):
                 pattern, weight = x.operands(False)
                 out = addend if owns else take(pattern.num_rows, w.shape[1], w.dtype)
@@ -346,6 +359,8 @@ class Compiled:
 
     def _gemm_transposed(self, step: Step, env: Env, owns: bool) -> torch.Tensor:
         left, right = env[step["left"]], env[step["right"]]
+        if isinstance(left, SparseValue) and not is_finite(right):
+            left = left.to_dense()
         if isinstance(left, SparseValue):
             pattern, weight = left.operands(True)
             out = torch.empty((pattern.num_rows, right.shape[1]), dtype=right.dtype)
@@ -496,8 +511,7 @@ class _Expression(torch.autograd.Function):
         ctx.run, ctx.layout = run, layout
         # intermediates go the same way as inputs, so that autograd frees them after the backward pass
         ctx.save_for_backward(*[inputs[k] for k in layout.saved], *[env.get(name) for name in run.kept])
-        result: torch.Tensor = env[run.plan.forward.outputs[0]]
-        return result
+        return run.output(env)
 
     @staticmethod
     @differentiable(lambda ctx, grad, saved: _in_torch(ctx, grad, saved))
@@ -567,8 +581,7 @@ def apply(run: Run, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     if run.plan.backward is None:
         env = Env(inputs, **run.hoisted)  # no input wants a gradient: nothing is recorded
         run.forward(env)
-        result: torch.Tensor = env[run.plan.forward.outputs[0]]
-        return result
+        return run.output(env)
     names, values = [], []
     for name, value in inputs.items():
         stored = _stored(value)

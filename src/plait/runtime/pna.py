@@ -58,7 +58,9 @@ class _Aggregate(torch.autograd.Function):
 def _all_of(rows: Tensor, targets: Tensor, count: int, layout: Layout) -> Tensor:
     """Every aggregator of the edges' rows, laid out as the kernel does, recorded by torch."""
     degrees = segment_sum(rows.new_ones(len(rows), 1), targets, count).clamp(min=1)
-    found = {name: segment_extremum(rows, targets, count, name) for name in ("max", "min") if name in layout.names}
+    found = {
+        name: segment_extremum(rows, targets, count, name) for name in ("max", "min") if name in layout.names
+    }
     found["sum"] = segment_sum(rows, targets, count)
     found["mean"] = found["sum"] / degrees
     if layout.has_spread:

@@ -1,13 +1,13 @@
 """One compiled model's memory: the graphs it has met, the plans it made for them, its buffers.
 
-Graphs are recognised by the tensor that holds them (object, version and shape: nothing is hashed per call),
-plans by expression, sizes and which inputs want gradients. What belongs to a graph is dropped with it.
+Graphs are recognised by the tensor that holds them (runtime/identity.py: nothing is hashed per call), plans
+by expression, sizes and which inputs want gradients. What belongs to a tensor is dropped with it, and what
+belongs to tensors that stay is bounded in bytes (runtime/budget.py): the least recently used goes first.
 """
 
 from __future__ import annotations
 
 import functools
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -30,13 +30,16 @@ from plait.plan.fused import FusedPlan
 from plait.plan.plan import LayerPlan
 from plait.plan.search import Problem, search
 from plait.runtime import executor
+from plait.runtime.budget import bytes_in, cache_limit
 from plait.runtime.buffers import Buffers
 from plait.runtime.constants import Constants, SparseValue, from_dense
 from plait.runtime.folded import Folded, unfolded
 from plait.runtime.forms import USUAL, Forms, adopt, with_form_text
+from plait.runtime.identity import Hold
 from plait.runtime.lstm import Prefixes
 from plait.runtime.orders import EdgeOrders
 from plait.runtime.quotient import Quotient, Quotients
+from plait.runtime.watched import Inputs, Watched
 
 __all__ = ["Edges", "Options", "Session"]
 
@@ -44,7 +47,14 @@ _MOST_GRAPHS = 16
 _MOST_RUNS = 64
 _MOST_CONSTANTS = 32
 _MOST_CALLS = 512
+_MOST_PLANS = 64  # for sizes of mini-batches
+_LEFT = 0.75  # of the bytes allowed, after things were dropped
+# bytes a graph and an operator's constants come to hold, guessed when they are made: with indices of four
+# bytes the edges, the transpose, their orders and the same without loops; weights both ways round
+_GRAPH_BYTES = {"edge": 48, "node": 48}
+_CONSTANT_BYTES = {"edge": 24, "node": 24}
 _MANY_GRAPHS = 4  # graphs after which a model is taken to train on mini-batches
+_TOKEN = 4  # where the key of a run says for which state of the input it was made
 _DENSEST = 0.4  # non-zeros above this share are never worth a sparse view, whatever the machine
 
 
@@ -56,6 +66,7 @@ class Options:
     memory_limit: int | None = None
     calls: int = 200
     forms: tuple[str, ...] = USUAL
+    cache_limit: int | None = None  # bytes of everything kept from call to call; None: see runtime/budget.py
 
 
 @dataclass
@@ -63,17 +74,19 @@ class Edges:
     """One graph as the model met it: what recognises it, the CSR, the constants of each operator on it."""
 
     graph: Graph
-    owners: tuple[Any, ...]  # the user's tensors, kept so that their addresses stay theirs
+    owners: tuple[Hold, ...]  # of the user's tensors: what recognises them stays theirs
     weight: torch.Tensor | None = None  # values of a sparse matrix handed over as the graph
-    constants: dict[Any, Constants] = field(default_factory=dict)
+    constants: OrderedDict[Any, Constants] = field(default_factory=OrderedDict)
     runs: OrderedDict[Any, executor.Run] = field(default_factory=OrderedDict)
+    plans: dict[Any, tuple[tuple[Expr, ...], LayerPlan]] = field(default_factory=dict)  # whatever the values
     fused_plans: dict[Any, FusedPlan] = field(default_factory=dict)  # of layers with passes of their own
     quotients: Quotients | None = None  # its twins, where layers run on representatives
     smaller: Edges | None = None  # the graph between representatives
     restricted: dict[Any, tuple[Constants, Constants]] = field(default_factory=dict)  # (all rows, some)
     key: Any = None  # what the session knows it by
-    calls: list[Any] = field(default_factory=list)  # keys of calls on it that the session remembers
-    weights: dict[Any, torch.Tensor | None] = field(default_factory=dict)  # of the constants: addresses stay
+    calls: dict[Any, Any] = field(default_factory=dict)  # calls on it that are remembered, and their answers
+    weights: dict[Any, Hold] = field(default_factory=dict)  # of the constants
+    gone: list[Any] = field(default_factory=list)  # keys of constants whose weights are no more
 
     @functools.cached_property
     def orders(self) -> EdgeOrders:
@@ -86,12 +99,31 @@ class Edges:
         return Prefixes(self.graph)
 
     def keep_constants(self, key: Any, constants: Constants, weight: torch.Tensor | None) -> None:
-        """Keep an operator's constants; the oldest go when weights keep changing."""
-        self.constants[key], self.weights[key] = constants, weight
+        """Keep an operator's constants until the weights are gone; the oldest go when there are many."""
+        self.constants[key] = constants
+        if weight is not None:
+            self.weights[key] = Hold(weight, self.gone, key)
+        while self.gone:
+            self.drop_constants(self.gone.pop())
         while len(self.constants) > _MOST_CONSTANTS:
-            oldest = next(iter(self.constants))
-            self.restricted.pop(id(self.constants.pop(oldest)), None)
-            self.weights.pop(oldest, None)
+            self.drop_constants(next(iter(self.constants)))
+
+    def drop_constants(self, key: Any) -> None:
+        """Forget an operator's constants and all that was made with them."""
+        constants = self.constants.pop(key, None)
+        self.weights.pop(key, None)
+        if constants is None:
+            return
+        made = [(place, pair) for place, pair in list(self.restricted.items()) if pair[0] is constants]
+        for place, _ in made:
+            self.restricted.pop(place, None)
+        mine = [constants, *(pair[1] for _, pair in made)]
+        for place, run in list(self.runs.items()):
+            if any(run.constants is c for c in mine):
+                self.runs.pop(place, None)
+        for call, answer in list(self.calls.items()):
+            if getattr(answer, "constants", None) is constants:
+                self.calls.pop(call, None)
 
     def remember(self, key: Any, run: executor.Run) -> None:
         """Keep a run; the oldest goes when inputs keep changing, and what was hoisted for it with it."""
@@ -99,16 +131,15 @@ class Edges:
         while len(self.runs) > _MOST_RUNS:
             self.runs.popitem(last=False)
 
-
-@dataclass
-class _Watched:
-    """An input tensor seen before: the same object at the same version is the same matrix."""
-
-    reference: Callable[[], torch.Tensor | None]
-    version: tuple[int, int]
-    token: int  # another one for every tensor and every version of it
-    sparse: SparseValue | None = None
-    is_examined: bool = False
+    def drop_oldest(self) -> bool:
+        """Forget constants or a run, but for the latest; False where nothing else is left."""
+        if len(self.constants) > 1:
+            self.drop_constants(next(iter(self.constants)))
+        elif len(self.runs) > 1:
+            self.runs.popitem(last=False)
+        else:
+            return False
+        return True
 
 
 class Session:
@@ -118,11 +149,12 @@ class Session:
         self.options = options or Options()
         self.buffers = Buffers()
         self.edges: OrderedDict[Any, Edges] = OrderedDict()
-        self.watched: dict[int, _Watched] = {}
-        self._tokens = 0
-        self._calls: dict[Any, tuple[Any, Any]] = {}  # calls seen before: (graph's key, how it is answered)
+        self.watched = Inputs()
+        self._calls: dict[Any, Edges] = {}  # calls seen before, and their graphs, which know the answers
         self._met = 0  # graphs built so far
-        self._plans_by_size: dict[Any, LayerPlan] = {}
+        self._gone: list[Any] = []  # keys of graphs whose tensors are no more
+        self._bytes = 0  # kept since it was last counted, and what was counted then
+        self._plans_by_size: OrderedDict[Any, LayerPlan] = OrderedDict()
         self.plans: dict[str, LayerPlan | FusedPlan] = {}  # the latest plan of each layer and expression
         self.not_planned: dict[str, str] = {}
         self.constant_input: Callable[[], torch.Tensor | None] = lambda: None
@@ -146,38 +178,86 @@ class Session:
         self, key: Any, owners: tuple[Any, ...], build: Callable[[], tuple[Graph, torch.Tensor | None]]
     ) -> Edges:
         """The graph known by `key`, built when first met; the least recently used one is forgotten."""
+        while self._gone:
+            self._forget_graph(self._gone.pop())
         found = self.edges.get(key)
         if found is not None:
             self.edges.move_to_end(key)
             return found
         while len(self.edges) >= _MOST_GRAPHS:
-            _, oldest = self.edges.popitem(last=False)
-            for call in oldest.calls:
-                self._calls.pop(call, None)
+            self._forget_graph(next(iter(self.edges)))
         graph, weight = build()
         self._met += 1
-        found = self.edges[key] = Edges(graph, owners, weight, key=key)
+        holds = tuple(Hold(owner, self._gone, key) for owner in owners)
+        found = self.edges[key] = Edges(graph, holds, weight, key=key)
+        self._grow(_GRAPH_BYTES["edge"] * graph.num_edges + _GRAPH_BYTES["node"] * graph.num_nodes)
         return found
+
+    def _forget_graph(self, key: Any) -> None:
+        edges = self.edges.pop(key, None)
+        for call in () if edges is None else list(edges.calls):
+            self._calls.pop(call, None)
 
     def keep(self, call: Any, edges: Edges, answer: Any) -> None:
         """Remember how a call on this graph is answered, until the graph is forgotten; None: do not."""
         if call is None:
             return
-        if len(self._calls) >= _MOST_CALLS:
-            self._calls.clear()
-        self._calls[call] = (edges.key, answer)
-        edges.calls.append(call)
+        while len(self._calls) >= _MOST_CALLS:
+            oldest = next(iter(self._calls))
+            self._calls.pop(oldest).calls.pop(oldest, None)
+        self._calls[call] = edges
+        edges.calls[call] = answer
 
     def recall(self, call: Any) -> Any:
         """The answer to such a call, or None."""
-        found = self._calls.get(call)
-        if found is None:
+        edges = self._calls.get(call)
+        if edges is None:
+            return None
+        answer = edges.calls.get(call)
+        if answer is None:  # its weights are no more
+            del self._calls[call]
             return None
         try:
-            self.edges.move_to_end(found[0])
+            self.edges.move_to_end(edges.key)
         except KeyError:  # another thread's graph took its place just now
             return None
-        return found[1]
+        return answer
+
+    # Memory -----------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def cache_limit(self) -> int:
+        """Bytes that may be kept from call to call."""
+        return cache_limit(self.options.cache_limit)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes that are kept from call to call now: graphs, constants, hoisted values, views, buffers."""
+        return bytes_in(list(self.edges.values()), self.watched.views()) + self.buffers.bytes_held
+
+    def _grow(self, more: int) -> None:
+        """Something of about so many bytes was kept; when that may be too much, it is counted and bounded."""
+        self._bytes += more
+        if self._bytes > self.cache_limit:
+            self._shrink()
+
+    def _shrink(self) -> None:
+        """Drop what was used least recently: whole graphs, then what belongs to the latest one."""
+        most = int(_LEFT * self.cache_limit)
+        if self.cache_bytes > most:
+            self.buffers.trim()
+        while self.cache_bytes > most and self._drop_oldest():
+            pass
+        if self.cache_bytes > most:
+            self.watched.drop_views()
+        # what is in use stays, however large; it is not counted again until more was kept
+        self._bytes = min(most, self.cache_bytes)
+
+    def _drop_oldest(self) -> bool:
+        if len(self.edges) > 1:
+            self._forget_graph(next(iter(self.edges)))
+            return True
+        return any(edges.drop_oldest() for edges in list(self.edges.values()))
 
     def find_forms(self) -> bool:
         """Look for other forms of the graphs planned so far; where one is found, plans are made anew."""
@@ -185,6 +265,7 @@ class Session:
         changed = [edges for edges in known if adopt(self.forms, edges.runs.values())]
         for edges in changed:
             edges.runs.clear()
+            edges.plans.clear()
         for run in (run for edges in known for run in edges.runs.values()):
             before, run.plan = run.plan, with_form_text(run.plan, run.constants)
             if self.plans.get(before.layer) is before:
@@ -195,38 +276,47 @@ class Session:
         """Run the layers on this graph by its twins, or not; plans made the other way are dropped."""
         edges.quotients, edges.smaller = quotients, None
         edges.runs.clear()
+        edges.plans.clear()
         self.has_twins = any(known.quotients is not None for known in self.edges.values())
 
     def forget(self, layer: str) -> None:
         """Drop the plans of a layer that will run another way."""
         for edges in self.edges.values():
-            for key in [key for key in edges.runs if key[0] == layer]:
-                del edges.runs[key]
+            for kept in (edges.runs, edges.plans):
+                for key in [key for key in kept if key[0] == layer]:
+                    del kept[key]
 
     # Inputs that stay the same ----------------------------------------------------------------
 
-    def watch(self, x: torch.Tensor) -> _Watched | None:
+    def watch(self, x: torch.Tensor) -> Watched | None:
         """The record of an input that is constant as far as anyone can tell, or None."""
         if x.requires_grad or x.grad_fn is not None:
             return None
+        is_given = self.constant_input() is x
         has_hooks = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
-        if has_hooks and self.constant_input() is not x:
+        if has_hooks and not is_given:
             return None  # checkpointing runs a layer twice and counts on the same tensors being saved
-        seen = self.watched.get(id(x))
-        version = (x.data_ptr(), 0 if x.is_inference() else x._version)
-        if seen is None or seen.reference() is not x or seen.version != version:
-            if len(self.watched) > 64:
-                self.watched = {k: w for k, w in self.watched.items() if w.reference() is not None}
-            self._tokens += 1
-            seen = self.watched[id(x)] = _Watched(weakref.ref(x), version, self._tokens)
-            return seen if self.constant_input() is x else None
+        seen = self.watched.look(x, is_given)
+        if self.watched.stale:
+            self._drop_stale()
         return seen
 
-    def _sparse_view(self, seen: _Watched, x: torch.Tensor) -> SparseValue | None:
+    def _drop_stale(self) -> None:
+        """Forget what was hoisted for inputs that are no more, or no more the same."""
+        stale = set(self.watched.stale)
+        self.watched.stale.clear()
+        for edges in list(self.edges.values()):
+            for known in (edges, edges.smaller):
+                runs = {} if known is None else known.runs
+                for key in [key for key in list(runs) if key[_TOKEN] in stale]:
+                    runs.pop(key, None)
+
+    def _sparse_view(self, seen: Watched, x: torch.Tensor) -> SparseValue | None:
         if not seen.is_examined:
             seen.is_examined = True
             if x.numel() and _density(x) <= _DENSEST:
                 seen.sparse = from_dense(x)
+                self._grow(2 * bytes_in(seen.sparse))
         return seen.sparse
 
     # Running ----------------------------------------------------------------------------------
@@ -297,6 +387,7 @@ class Session:
         if run is None:
             run = self._planned(layer, edges, constants, forms, given, signature, seen, rows)
             edges.remember(key, run)
+            self._grow(bytes_in(run.hoisted) + _constant_bytes(constants))
         self.plans[layer] = run.plan
         run.trace = self.trace
         return executor.apply(run, given)
@@ -316,7 +407,7 @@ class Session:
         forms: tuple[Expr, ...],
         given: Mapping[str, torch.Tensor],
         signature: tuple[tuple[str, torch.Size, bool], ...],
-        seen: _Watched | None,
+        seen: Watched | None,
         rows: torch.Tensor | None,
     ) -> executor.Run:
         expressions = _with_identity(forms, constants)
@@ -354,9 +445,12 @@ class Session:
         scale = (graph.num_nodes.bit_length(), graph.num_sources.bit_length(), graph.num_edges.bit_length())
         widths = tuple(value for name, value in problem.sizes.items() if name[0] in "KH")
         key = (problem.layer, problem.forms, widths, scale, problem.wrt, problem.float_bytes)
-        if key not in self._plans_by_size:
-            self._plans_by_size[key] = self.choose(problem)
-        return self._plans_by_size[key]
+        plan = self._plans_by_size.get(key)
+        if plan is None:
+            plan = self._plans_by_size[key] = self.choose(problem)
+            while len(self._plans_by_size) > _MOST_PLANS:
+                self._plans_by_size.popitem(last=False)
+        return plan
 
     def _restricted(self, edges: Edges, constants: Constants, rows: torch.Tensor) -> Constants:
         key = (id(constants), id(rows))
@@ -383,6 +477,12 @@ class Session:
             if name != "X":
                 values[name] = from_dense(values[name])
         run.hoisted = values
+
+
+def _constant_bytes(constants: Constants) -> int:
+    """About what an operator's constants come to hold."""
+    graph = constants.graph
+    return _CONSTANT_BYTES["edge"] * graph.num_edges + _CONSTANT_BYTES["node"] * graph.num_nodes
 
 
 _borrowed: list[MachineProfile] = []

@@ -65,5 +65,5 @@ def _alias(value: Any) -> Any:
 
 
 def added(shape: Sequence[int], like: Tensor) -> Tensor:
-    """A stand-in for an input that no gradient depends on and that was not saved: zeros that want a gradient."""
+    """Zeros that want a gradient, for an input that no gradient depends on and that was not saved."""
     return torch.zeros(tuple(shape), dtype=like.dtype, requires_grad=True)

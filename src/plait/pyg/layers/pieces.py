@@ -112,7 +112,9 @@ def _edges_of_relations(
         return Graph.from_edge_index(source, target, num_targets * count, num_sources * count), None
 
     session: Session = active.session()
-    return session.edges_for((*handed.key, *handed.weight_key, "pairs", count), handed.owners, build)
+    return session.edges_for(
+        (*handed.key, *handed.weight_key, "pairs", count), (*handed.owners, edge_type), build
+    )
 
 
 def is_elementwise(act: Any) -> bool:

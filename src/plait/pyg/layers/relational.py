@@ -112,7 +112,7 @@ def _relations_of(
         return graph, None
 
     key = (*handed.key, *handed.weight_key, "relations", count)
-    edges: Edges = session.edges_for(key, handed.owners, build)
+    edges: Edges = session.edges_for(key, (*handed.owners, edge_type), build)
     return edges, _RELATIONS[edges.graph]
 
 

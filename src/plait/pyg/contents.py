@@ -1,0 +1,25 @@
+"""What an option holds that may be edited where it is: lists, sets, dictionaries of plain values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["EDITABLE", "contents"]
+
+EDITABLE = (list, set, bytearray)
+"""Types of options to be compared by `contents`; a module's dictionaries of hooks and parts are none."""
+
+
+def contents(value: Any) -> Any:
+    """A value that compares equal while a container holds the same plain values or the same objects."""
+    if isinstance(value, list | tuple):
+        return (type(value), *map(contents, value))
+    if isinstance(value, dict):
+        return (dict, *((key, contents(part)) for key, part in value.items()))
+    if isinstance(value, set | frozenset):
+        return (type(value), frozenset(value))
+    if isinstance(value, bytearray):
+        return bytes(value)
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
+        return type(value), value
+    return id(value)

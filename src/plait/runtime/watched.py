@@ -1,0 +1,92 @@
+"""Inputs that stay the same from call to call, and those that seem to and do not.
+
+An input is taken for constant when it comes back as it was. One that keeps changing in place (features masked
+anew at every step) would have everything derived from it made anew as often, so after its second change it
+has to come back four times as often as after the one before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from plait.runtime.constants import SparseValue
+from plait.runtime.identity import SAMPLES, Hold, identity
+
+__all__ = ["Inputs", "Watched"]
+
+_TRUSTED_CHANGES = 2  # this many may come before patience is asked for
+_MOST_PATIENCE = 4096
+
+
+@dataclass(slots=True)
+class Watched:
+    """An input tensor seen before, as it was then."""
+
+    hold: Hold
+    known: tuple[Any, ...]
+    token: int  # another one for every tensor and every state of it
+    changes: int = 0
+    sightings: int = 1  # in this state
+    sparse: SparseValue | None = None
+    is_examined: bool = False
+
+    def is_constant(self, is_given: bool) -> bool:
+        """Whether it came back often enough; one that was handed over with the model need not at first."""
+        if self.changes < _TRUSTED_CHANGES:
+            return is_given or self.sightings > 1
+        return self.sightings > min(_MOST_PATIENCE, 2 * 4 ** (self.changes - 1))
+
+
+class Inputs:
+    """The inputs met so far; those that are gone are forgotten."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, Watched] = {}
+        self._tokens = 0
+        self._dead: list[int] = []
+        self.stale: list[int] = []
+        """Tokens that will not come back, for whoever keeps something under them."""
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    def look(self, x: Tensor, is_given: bool) -> Watched | None:
+        """The record of an input that is constant as far as anyone can tell, or None."""
+        if x.is_inference():  # changes in place are not counted: looking at all of it costs what it saves
+            return None
+        if self._dead:
+            self._bury()
+        seen, known = self._seen.get(id(x)), identity(x, SAMPLES)
+        if seen is None:
+            seen = self._seen[id(x)] = Watched(Hold(x, self._dead, id(x)), known, self._token())
+        elif seen.known == known:
+            seen.sightings += 1
+        else:
+            self.stale.append(seen.token)
+            hold = Hold(x, self._dead, id(x))  # the memory may be another one
+            seen = self._seen[id(x)] = Watched(hold, known, self._token(), seen.changes + 1)
+        return seen if seen.is_constant(is_given) else None
+
+    def _token(self) -> int:
+        self._tokens += 1
+        return self._tokens
+
+    def _bury(self) -> None:
+        while self._dead:
+            key = self._dead.pop()
+            seen = self._seen.get(key)
+            if seen is not None and seen.hold() is None:
+                self.stale.append(seen.token)
+                del self._seen[key]
+
+    def drop_views(self) -> None:
+        """Forget the sparse views; they are made again where they are asked for."""
+        for seen in list(self._seen.values()):
+            seen.sparse, seen.is_examined = None, False
+
+    def views(self) -> list[SparseValue]:
+        """The sparse views kept."""
+        return [seen.sparse for seen in list(self._seen.values()) if seen.sparse is not None]
