@@ -46,7 +46,8 @@ def _value(step: Step, env: Mapping[str, Any], constants: Mapping[str, Array]) -
             matrix = get[step["matrix"]].T if step.is_transposed else get[step["matrix"]]
             source = get[step["source"]] if step.get("source") else np.eye(matrix.shape[1])
             target = _first(get[step["target"]], len(matrix)) if step.get("target") else np.eye(len(matrix))
-            return target @ (matrix @ (source @ get[step["x"]])) + addend + bias
+            factor = get[step["factor"]] if step.get("factor") else 1.0
+            return factor * (target @ (matrix @ (source @ get[step["x"]]))) + addend + bias
         case "gemm":
             w = get[step["w"]]
             return get[step["x"]] @ (w.T if step.is_transposed else w) + addend + bias

@@ -72,6 +72,13 @@ def test_a_plain_tensor_changed_inside_inference_mode_is_seen(layer: nn.Module) 
             edge_index[0, turn] = 2
 
 
+def test_weights_of_one_call_are_not_those_of_the_next(layer: nn.Module) -> None:
+    x, edge_index, weight = drawn(1, NODES, WIDTH), drawn_edges(1), drawn(2, EDGES)
+    model = plait.compile(layer)
+    for given in [(weight,), (), (weight,), ()]:
+        same(model(x, edge_index, *given), layer(x, edge_index, *given))
+
+
 # Memory that is exchanged ---------------------------------------------------------------------------------
 
 

@@ -197,11 +197,6 @@ class _Louder(GCNConv):
         return 2 * super().message(x_j, edge_weight)
 
 
-class _Other(GCNConv):
-    def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
-        return super().forward(x, edge_index, edge_weight).relu()
-
-
 class _Propagating(GCNConv):
     def propagate(self, edge_index: Tensor, size: Any = None, **kwargs: Any) -> Tensor:
         return 3 * super().propagate(edge_index, size=size, **kwargs)
@@ -241,12 +236,6 @@ def _patched() -> nn.Module:
     return module
 
 
-def _filled_cache() -> nn.Module:
-    module = GCNConv(4, 4, cached=True)
-    module(torch.rand(2, 4), torch.tensor([[0], [1]]))
-    return module
-
-
 PAIR, WEIGHTED, SPARSE = Call(is_bipartite=True), Call(is_weighted=True), Call(is_sparse=True)
 
 
@@ -261,14 +250,12 @@ PAIR, WEIGHTED, SPARSE = Call(is_bipartite=True), Call(is_weighted=True), Call(i
         (lambda: GCNConv(4, 4), PAIR, "pair"),
         (lambda: GCNConv(4, 4, flow="target_to_source"), SPARSE, "flow"),
         (lambda: _Louder(4, 4), Call(), "message"),
-        (lambda: _Other(4, 4), Call(), "forward"),
         (lambda: _Propagating(4, 4), Call(), "propagate"),
         (_hooked_message, Call(), "hook on message"),
         (_hooked_linear, Call(), "lin is watched"),
         (_replaced_linear, Call(), "replaced"),
         (_explained, Call(), "explainer"),
         (_patched, Call(), "message"),
-        (_filled_cache, Call(), "cached=True"),
         (lambda: SAGEConv(4, 4, aggr="lstm"), Call(), "lstm"),
         (lambda: SAGEConv(4, 4, aggr=["mean", "max"]), Call(), "aggr"),
         (lambda: SAGEConv(4, 4), WEIGHTED, "no edge weights"),

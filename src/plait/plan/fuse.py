@@ -70,7 +70,7 @@ class _Fuser:
     # Finding chains -----------------------------------------------------------------------------
 
     def around_gather(self, gather: Step) -> None:
-        if not self._is_free(gather) or gather.get("bias") is not None:
+        if not self._is_free(gather) or gather.get("bias") or gather.get("factor"):
             return
         chain = _Chain(gather)
         block = gather.out

@@ -77,7 +77,7 @@ class Program:
         once, each = [], []
         for step in self.steps:
             operands = {name for _, name in step.reads if name not in self.constants}
-            if operands <= known and step.op in ("spmm", "extremum", "scale_rows", "combine", "concat"):
+            if operands <= known and step.op in _HOISTED:
                 known.add(step.out)
                 once.append(step)
             else:
@@ -86,6 +86,9 @@ class Program:
         needed = tuple(v for v in made if v in self.outputs or any(v in _operands(s) for s in each))
         first = replace(self, steps=tuple(once), outputs=needed)
         return first, replace(self, steps=tuple(each))
+
+
+_HOISTED = ("spmm", "extremum", "scale", "scale_rows", "combine", "concat")
 
 
 def _operands(step: Step) -> tuple[str, ...]:
@@ -168,6 +171,8 @@ class _Writer:
                 if isinstance(body, MatMul) and sort(body.left) in ("sparse", "diagonal") and self.fuse:
                     return self.pattern_product(body, None, None, None, factor=factor)
                 return self.add("combine", [("x0", self.emit(body))], shape(expr), factors=(value,))
+            case Scale(factor, MatMul() as body) if self.is_fusable(expr):
+                return self.pattern_product(body, None, None, None, factor=factor)
             case Scale(factor, body):
                 reads = [("scalar", self.input(factor)), ("x", self.emit(body))]
                 return self.add("scale", reads, shape(expr))
@@ -201,6 +206,7 @@ class _Writer:
             target = expr.left
             inner = expr.right
             if not (isinstance(inner, MatMul) and sort(inner.left) == "sparse" and self.fuse):
+                # a named factor comes with products that are fused only
                 scale = target if factor is None else Fold(Scale(factor, _bare(target)))
                 reads = [("scale", self.constant(scale)), ("x", self.emit(inner))]
                 value = self.add("scale_rows", reads, shape(expr))
@@ -212,7 +218,10 @@ class _Writer:
         is_plain = _is_unweighted(inner.left)
         if self.fuse and is_plain and isinstance(x, MatMul) and sort(x.left) == "diagonal":
             source, x = x.left, x.right
-        if factor is not None:
+        named = None
+        if factor is not None and factor.value is None:
+            named = self.input(factor)
+        elif factor is not None:
             size = shape(inner)[0]
             target = Fold(Scale(factor, _bare(target) if target is not None else Diagonal("ones", size)))
         operands: list[tuple[str, str | None]] = [
@@ -220,6 +229,7 @@ class _Writer:
             ("x", self.emit(x)),
             ("source", None if source is None else self.constant(source)),
             ("target", None if target is None else self.constant(target)),
+            ("factor", named),
             ("addend", addend),
             ("addend_scale", addend_scale),
             ("bias", bias),
@@ -301,7 +311,9 @@ class _Writer:
         if term in self.memo:
             return False
         if isinstance(term, Scale):
-            if term.factor.value is None or not self.fuse or not isinstance(term.body, MatMul):
+            # the gradient of a learned factor reads the product without it
+            is_learned = term.factor.role == "learnable"
+            if is_learned or not self.fuse or not isinstance(term.body, MatMul):
                 return False
             return term.body not in self.memo and self._is_sparse_product(term.body)
         if not isinstance(term, MatMul) or sort(term) != "dense":
@@ -445,6 +457,7 @@ class _Reverse:
                 ("x", grad),
                 ("source", step.get("target")),
                 ("target", step.get("source")),
+                ("factor", step.get("factor")),
             ]
             self.product(step["x"], "spmm", reads, is_transposed=not step.is_transposed)
 

@@ -130,10 +130,15 @@ def _look_ahead(model: nn.Module, session: Session, data: Any, mode: str) -> Non
         session.notes = ["the model's arguments are not attributes of data: planned at the first call"]
         return
     ran: list[nn.Module] = []
-    with _quietly(model), _recorded(ran), torch.set_grad_enabled(mode == "training"):
-        out = model(*arguments)
-        if any(getattr(m, "cached", False) for m in ran):
-            out = model(*arguments)  # the first call fills PyG's cache
+    has_layers = any(isinstance(m, MessagePassing) for m in model.modules())
+    try:
+        with _quietly(model), _recorded(ran), torch.set_grad_enabled(mode == "training"):
+            out = model(*arguments)
+            if any(getattr(m, "cached", False) for m in ran):
+                out = model(*arguments)  # the first call fills PyG's cache
+    except Exception:
+        if has_layers:
+            raise  # a model of other things is not plait's to complain about
     if not any(isinstance(m, MessagePassing) for m in ran):
         session.notes = ["no PyG layer was found in the model: nothing to plan"]
         return

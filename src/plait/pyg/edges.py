@@ -113,7 +113,8 @@ def read(
         weight_key = () if edge_weight is None else identity(edge_weight)
         return Given(
             key, (edge_index,), edge_weight, weight_key, False,
-            lambda: (_from_edge_list(edge_index, num_nodes, num_sources, is_swapped), edge_weight),
+            # the graph is that of calls without weights too
+            lambda: (_from_edge_list(edge_index, num_nodes, num_sources, is_swapped), None),
         )  # fmt: skip
     return _read_matrix(edge_index, sizes)
 

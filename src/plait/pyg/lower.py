@@ -52,7 +52,6 @@ _HARMLESS = frozenset((
     "__init__", "__repr__", "__setstate__", "reset_parameters", "extra_repr", "jittable", "forward",
     "propagate", "collect", "edge_updater",  # these three PyG writes for every class from a template
 ))  # fmt: skip
-_TEMPLATES = ("_orig_", "_jinja_", "register_")  # what PyG writes on classes, and doors for hooks
 _HOOKS = ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
 
 
@@ -122,8 +121,12 @@ def _methods(layer: type[Any]) -> tuple[str, ...]:
     found: dict[str, None] = {}
     for cls in layer.__mro__:
         if issubclass(cls, MessagePassing):
-            found.update({name: None for name, value in vars(cls).items() if inspect.isfunction(value)})
-    return tuple(name for name in found if name not in _HARMLESS and not name.startswith(_TEMPLATES))
+            # PyG writes further functions on classes, from templates: they come from modules of their own
+            own = (
+                n for n, f in vars(cls).items() if inspect.isfunction(f) and f.__module__ == cls.__module__
+            )
+            found.update(dict.fromkeys(own))
+    return tuple(name for name in found if name not in _HARMLESS and not name.startswith("register_"))
 
 
 def _unusual(module: Any, call: Call) -> str | None:

@@ -217,7 +217,14 @@ class Compiled:
         if name is None or name in self.program.constants:
             constant = self._constant(step, role)
             return lambda env: constant
-        return lambda env: env[name].detach().reshape(1).expand(rows).contiguous()
+        return lambda env: _spread(name, None, None, rows, env)
+
+    def _bound_target(self, step: Step, rows: int) -> Callable[[Env], torch.Tensor | None]:
+        """What the rows of a sparse product are multiplied by: a diagonal, a number of the call, or both."""
+        target, factor, name = self._constant(step, "target"), step.get("factor"), step.get("target")
+        if factor is None:
+            return lambda env: target
+        return lambda env: _spread(factor, name, target, rows, env)
 
     def _matrix(self, step: Step) -> SparseValue:
         matrix: SparseValue = self._named(step["matrix"])
@@ -239,7 +246,7 @@ class Compiled:
             return lambda env: self._spmm_torch(step, env, owns, matrix, rows)
         names = dict(step.reads)
         x_name, addend_name, bias_name = names["x"], names.get("addend", ""), names.get("bias", "")
-        source, target = self._constant(step, "source"), self._constant(step, "target")
+        source, target = self._constant(step, "source"), self._bound_target(step, rows)
         scale = self._bound_scale(step, "addend_scale", rows)
         form = self.run_of.constants.form_of(self.program.constants[step["matrix"]])
         if price is not None and form is not None and price.backend == form.name and weight is None:
@@ -250,7 +257,7 @@ class Compiled:
                 addend: Any = env[addend_name] if addend_name else None
                 width, dtype = x.shape[1], x.dtype
                 return partial_sums(
-                    sums, x, addend if owns else take(rows, width, dtype), source=source, target=target,
+                    sums, x, addend if owns else take(rows, width, dtype), source=source, target=target(env),
                     addend=addend, addend_scale=scale(env), bias=env.get(bias_name),
                     shared=self.run_of.buffers.take(sums.num_shared, width, dtype),
                 )  # fmt: skip
@@ -265,7 +272,7 @@ class Compiled:
             addend: Any = env[addend_name] if addend_name else None
             return sparse.spmm(
                 pattern, x, addend if owns else take(rows, x.shape[1], x.dtype),
-                edge=weight, source=source, target=target, addend=addend, addend_scale=scale(env),
+                edge=weight, source=source, target=target(env), addend=addend, addend_scale=scale(env),
                 bias=env.get(bias_name), slab=slab,
             )  # fmt: skip
 
@@ -284,7 +291,7 @@ class Compiled:
         x = env[step["x"]]
         out = self._out(step, env, owns, rows, x.shape[1], x)
         torch.mm(matrix.as_torch(step.is_transposed, x.dtype), x, out=out)
-        target, bias = self._constant(step, "target"), env.get(step.get("bias") or "")
+        target, bias = self._bound_target(step, rows)(env), env.get(step.get("bias") or "")
         if target is not None:
             out.mul_(target.unsqueeze(1))
         return out if bias is None else out.add_(bias)
@@ -468,6 +475,19 @@ class Compiled:
 
     def _dot(self, step: Step, env: Env, owns: bool) -> torch.Tensor:
         return torch.dot(env[step["left"]].reshape(-1), env[step["right"]].reshape(-1)).reshape(1)
+
+
+def _spread(
+    scalar: str, name: str | None, diagonal: torch.Tensor | None, rows: int, env: Env
+) -> torch.Tensor:
+    """A number of the call on every row, times a diagonal where there is one; made once in a pass."""
+    place = f"{scalar}|{name}|{rows}"
+    found: torch.Tensor | None = env.get(place)
+    if found is None:
+        number = env[scalar].detach().reshape(1)
+        found = number.expand(rows).contiguous() if diagonal is None else diagonal * number
+        env[place] = found
+    return found
 
 
 def _marks_of(name: str) -> str:

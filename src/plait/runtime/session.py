@@ -39,7 +39,7 @@ from plait.runtime.identity import Hold
 from plait.runtime.lstm import Prefixes
 from plait.runtime.orders import EdgeOrders
 from plait.runtime.quotient import Quotient, Quotients
-from plait.runtime.watched import Inputs, Watched
+from plait.runtime.watched import Inputs, Numbers, Watched
 
 __all__ = ["Edges", "Options", "Session"]
 
@@ -150,6 +150,7 @@ class Session:
         self.buffers = Buffers()
         self.edges: OrderedDict[Any, Edges] = OrderedDict()
         self.watched = Inputs()
+        self._numbers = Numbers()
         self._calls: dict[Any, Edges] = {}  # calls seen before, and their graphs, which know the answers
         self._met = 0  # graphs built so far
         self._gone: list[Any] = []  # keys of graphs whose tensors are no more
@@ -382,10 +383,12 @@ class Session:
             signature,
             None if seen is None else seen.token,
             None if rows is None else id(rows),
+            numbers := None if seen is None else self._steady_numbers(layer, given),
         )
         run = edges.runs.get(key)
         if run is None:
-            run = self._planned(layer, edges, constants, forms, given, signature, seen, rows)
+            fixed = _fixed(seen, numbers, given)
+            run = self._planned(layer, edges, constants, forms, given, signature, seen, rows, fixed)
             edges.remember(key, run)
             self._grow(bytes_in(run.hoisted) + _constant_bytes(constants))
         self.plans[layer] = run.plan
@@ -409,20 +412,50 @@ class Session:
         signature: tuple[tuple[str, torch.Size, bool], ...],
         seen: Watched | None,
         rows: torch.Tensor | None,
+        fixed: frozenset[str],
     ) -> executor.Run:
-        expressions = _with_identity(forms, constants)
+        sparse = None if seen is None else self._sparse_view(seen, given["X"])
+        whole = constants
         if rows is not None:
             constants = self._restricted(edges, constants, rows)
+        # weights and the numbers in x may change from call to call: the plan stays
+        place = (
+            layer, id(forms), signature, fixed, id(constants.graph), whole.weight is None, whole.dtype,
+            None if sparse is None else sparse.graph.num_edges.bit_length(),
+            None if rows is None else id(rows), launch.num_threads(),
+        )  # fmt: skip
+        found = edges.plans.get(place)
+        if found is None:
+            plan = self._plan(layer, constants, forms, given, signature, sparse, fixed)
+            while len(edges.plans) >= _MOST_PLANS:
+                edges.plans.pop(next(iter(edges.plans)))
+            found = edges.plans[place] = (forms, plan)
+        run = executor.Run(with_form_text(found[1], constants), constants, self.buffers)
+        if seen is not None:
+            self._hoist(run, given, sparse)
+        return run
+
+    def _plan(
+        self,
+        layer: str,
+        constants: Constants,
+        forms: tuple[Expr, ...],
+        given: Mapping[str, torch.Tensor],
+        signature: tuple[tuple[str, torch.Size, bool], ...],
+        sparse: SparseValue | None,
+        fixed: frozenset[str],
+    ) -> LayerPlan:
+        expressions = _with_identity(forms, constants)
+        if constants.rows is not None:
             expressions = _restrict(expressions)
         wrt = tuple(name for name, _, wants in signature if wants) or None
-        sparse = None if seen is None else self._sparse_view(seen, given["X"])
         problem = Problem(
             forms=expressions,
             sizes=_sizes(expressions[0], given, constants, layer),
             matrices=constants.cost_matrix,
             machine=_machine(),
             wrt=wrt,
-            constant=frozenset() if seen is None else frozenset({"X"}),
+            constant=fixed,
             features={} if sparse is None else _feature_matrices(sparse, constants),
             float_bytes=given["X"].element_size(),
             threads=launch.num_threads(),
@@ -430,12 +463,12 @@ class Session:
             calls=self.options.calls,
             layer=layer,
         )
-        run = executor.Run(
-            with_form_text(self._choose(problem, constants), constants), constants, self.buffers
-        )
-        if seen is not None:
-            self._hoist(run, given, sparse)
-        return run
+        return self._choose(problem, constants)
+
+    def _steady_numbers(self, layer: str, given: Mapping[str, torch.Tensor]) -> tuple[float, ...] | None:
+        """The numbers a layer is called with, where they do not keep changing."""
+        numbers = tuple(t.item() for t in given.values() if t.dim() == 0)
+        return numbers if not numbers or self._numbers.steady(layer, numbers) else None
 
     def _choose(self, problem: Problem, constants: Constants) -> LayerPlan:
         """A plan for this graph or, once graphs come and go (mini-batches), for graphs of its size."""
@@ -477,6 +510,16 @@ class Session:
             if name != "X":
                 values[name] = from_dense(values[name])
         run.hoisted = values
+
+
+def _fixed(
+    seen: Watched | None, numbers: tuple[float, ...] | None, given: Mapping[str, torch.Tensor]
+) -> frozenset[str]:
+    """Names of the inputs that are the same at every call; numbers come as tensors without dimensions."""
+    if seen is None:
+        return frozenset()
+    scalars = () if numbers is None else (name for name, value in given.items() if value.dim() == 0)
+    return frozenset({"X", *scalars})
 
 
 def _constant_bytes(constants: Constants) -> int:

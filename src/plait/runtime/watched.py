@@ -15,7 +15,7 @@ from torch import Tensor
 from plait.runtime.constants import SparseValue
 from plait.runtime.identity import SAMPLES, Hold, identity
 
-__all__ = ["Inputs", "Watched"]
+__all__ = ["Inputs", "Numbers", "Watched"]
 
 _TRUSTED_CHANGES = 2  # this many may come before patience is asked for
 _MOST_PATIENCE = 4096
@@ -38,6 +38,21 @@ class Watched:
         if self.changes < _TRUSTED_CHANGES:
             return is_given or self.sightings > 1
         return self.sightings > min(_MOST_PATIENCE, 2 * 4 ** (self.changes - 1))
+
+
+class Numbers:
+    """The numbers each layer was called with: constant until they have changed a few times."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[tuple[float, ...], int]] = {}
+
+    def steady(self, layer: str, numbers: tuple[float, ...]) -> bool:
+        """Whether a layer's numbers may be taken for constant."""
+        known, changes = self._seen.get(layer, (numbers, 0))
+        if known != numbers:
+            changes += 1
+        self._seen[layer] = (numbers, changes)
+        return changes < _TRUSTED_CHANGES
 
 
 class Inputs:

@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, MinAggregation, SumAggregation
 from torch_geometric.nn.dense.linear import Linear as PyGLinear
 
-from plait.ir import Aggregate, Dense, Expr, Sparse, total
+from plait.ir import Aggregate, Dense, Expr, Scalar, Sparse, total
 from plait.ir.build import propagation
 from plait.pyg.operators import Operator
 
@@ -32,6 +33,8 @@ __all__ = [
     "not_plain",
     "not_summed",
     "rule",
+    "scalar",
+    "scalar_value",
     "sizes",
     "weight",
     "with_bias",
@@ -108,6 +111,16 @@ def weight(name: str = "W", rows: str = "K1", cols: str = "K2") -> Dense:
 def bias(cols: str = "K2") -> Dense:
     """b: a learnable row."""
     return Dense("b", 1, cols, "learnable")
+
+
+def scalar(name: str) -> Scalar:
+    """A number of the layer that nothing learns but somebody may schedule: an input, not part of the plan."""
+    return Scalar(name, None, "data")
+
+
+def scalar_value(value: float, x: Tensor) -> Tensor:
+    """The value of such a number beside features x; half precision is summed in float32."""
+    return torch.tensor(value, dtype=x.dtype if x.dtype.itemsize > 2 else torch.float32)
 
 
 def with_bias(forms: tuple[Expr, ...], has_bias: bool) -> tuple[Expr, ...]:

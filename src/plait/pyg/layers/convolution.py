@@ -9,7 +9,6 @@ from torch import Tensor
 from torch_geometric.nn import APPNP, GCNConv, LGConv, SGConv, SSGConv
 
 from plait.ir import Expr, MatMul, Scale, total
-from plait.ir.build import number
 from plait.pyg.layers.base import (
     Apply,
     Call,
@@ -20,6 +19,8 @@ from plait.pyg.layers.base import (
     not_plain,
     not_summed,
     rule,
+    scalar,
+    scalar_value,
     weight,
     with_bias,
 )
@@ -103,7 +104,8 @@ def _run_kept(
     """cached=True: the propagated features of the first call answer every later one, as in PyG."""
     h = getattr(module, kept)
     if h is None:
-        h = apply(forms, {"X": x})
+        shares = _shares(module, x) if isinstance(module, SSGConv) else {}
+        h = apply(forms, {"X": x, **shares})
         setattr(module, kept, h)
     else:
         h = h.detach()
@@ -115,14 +117,12 @@ def _run_kept(
 
 
 @cache
-def _ssg_sums(
-    operator: Operator, is_weighted: bool, exponent: int, alpha: float, x: Expr
-) -> tuple[Expr, ...]:
+def _ssg_sums(operator: Operator, is_weighted: bool, exponent: int, x: Expr) -> tuple[Expr, ...]:
     """The weighted sum of powers: each power formed and added, and by Horner's rule."""
-    own = Scale(number(alpha), x)
+    own = Scale(scalar("alpha"), x)
     if exponent == 0:
         return (own,)
-    s, share = symmetric(operator, is_weighted), number((1 - alpha) / exponent)
+    s, share = symmetric(operator, is_weighted), scalar("share")
     powers = (Scale(share, _power(s, x, k)) for k in range(1, exponent + 1))
     inner = x
     for _ in range(exponent - 1):
@@ -131,12 +131,10 @@ def _ssg_sums(
 
 
 @cache
-def _ssg_forms(
-    operator: Operator, is_weighted: bool, exponent: int, alpha: float, has_bias: bool
-) -> tuple[Expr, ...]:
+def _ssg_forms(operator: Operator, is_weighted: bool, exponent: int, has_bias: bool) -> tuple[Expr, ...]:
     x, w = features(), weight()
-    first = [MatMul(form, w) for form in _ssg_sums(operator, is_weighted, exponent, alpha, x)]
-    last = _ssg_sums(operator, is_weighted, exponent, alpha, MatMul(x, w))
+    first = [MatMul(form, w) for form in _ssg_sums(operator, is_weighted, exponent, x)]
+    last = _ssg_sums(operator, is_weighted, exponent, MatMul(x, w))
     return with_bias((*first, *last), has_bias)
 
 
@@ -146,13 +144,23 @@ def _ssg(module: Any, call: Call) -> Lowered | NotLowered:
     if stop:
         return stop
     operator = gcn_operator(call, module.add_self_loops)
-    options = (operator, call.is_weighted, module.K, float(module.alpha))
+    options = (operator, call.is_weighted, module.K)
     if module.cached:
         return Lowered(operator, partial(_run_kept, _ssg_sums(*options, features()), "_cached_h"))
     stop = not_plain(module, "lin")
     if stop:
         return stop
-    return Lowered(operator, partial(_run_linear, _ssg_forms(*options, module.lin.bias is not None)))
+    return Lowered(operator, partial(_run_ssg, _ssg_forms(*options, module.lin.bias is not None)))
+
+
+def _run_ssg(forms: tuple[Expr, ...], module: Any, apply: Apply, x: Tensor, root: Tensor | None) -> Tensor:
+    return apply(forms, {"X": x, **linear_values(module.lin), **_shares(module, x)})
+
+
+def _shares(module: Any, x: Tensor) -> dict[str, Tensor]:
+    """What the features and each of their powers count in SSG."""
+    own = {"alpha": scalar_value(module.alpha, x)}
+    return own if module.K == 0 else {**own, "share": scalar_value((1 - module.alpha) / module.K, x)}
 
 
 def _not_a_number(module: Any) -> NotLowered | None:
@@ -183,11 +191,11 @@ def _run_features(
 
 
 @cache
-def _appnp_forms(operator: Operator, is_weighted: bool, exponent: int, alpha: float) -> tuple[Expr, ...]:
+def _appnp_forms(operator: Operator, is_weighted: bool, exponent: int) -> tuple[Expr, ...]:
     s, x = symmetric(operator, is_weighted), features()
     z: Expr = x
     for _ in range(exponent):
-        z = total(Scale(number(1 - alpha), MatMul(s, z)), Scale(number(alpha), x))
+        z = total(Scale(scalar("beta"), MatMul(s, z)), Scale(scalar("alpha"), x))
     return (z,)
 
 
@@ -202,8 +210,13 @@ def _appnp(module: Any, call: Call) -> Lowered | NotLowered:
     keeps_graph = module.cached and module.normalize
     if module.K == 0:
         return Lowered(operator, _run_nothing, keeps_graph)
-    forms = _appnp_forms(operator, call.is_weighted, module.K, float(module.alpha))
-    return Lowered(operator, partial(_run_features, forms), keeps_graph)
+    forms = _appnp_forms(operator, call.is_weighted, module.K)
+    return Lowered(operator, partial(_run_appnp, forms), keeps_graph)
+
+
+def _run_appnp(forms: tuple[Expr, ...], module: Any, apply: Apply, x: Tensor, root: Tensor | None) -> Tensor:
+    alpha = module.alpha
+    return apply(forms, {"X": x, "alpha": scalar_value(alpha, x), "beta": scalar_value(1 - alpha, x)})
 
 
 def _run_nothing(module: Any, apply: Apply, x: Tensor, root: Tensor | None) -> Tensor:

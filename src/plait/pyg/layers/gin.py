@@ -22,6 +22,8 @@ from plait.pyg.layers.base import (
     linear_values,
     neighbours,
     rule,
+    scalar,
+    scalar_value,
     weight,
 )
 from plait.pyg.layers.neighbourhood import ignores_weights, operator, reduction
@@ -31,14 +33,14 @@ __all__: list[str] = []
 
 @cache
 def _gin_forms(
-    reduce: str, call: Call, has_weight: bool, has_bias: bool, tail: tuple[str, ...], own: float | None
+    reduce: str, call: Call, has_weight: bool, has_bias: bool, tail: tuple[str, ...], own: str
 ) -> tuple[Expr, ...]:
-    """`own` is what a node's own features count, 1 + eps; None where it is learned."""
+    """`own` says what a node's own features count: "one", a "number" of the call, or one that is "learned"."""
     summed = neighbours(reduce, call)
     if not call.is_bipartite or call.has_root:
         root = Dense("R", "N", "K1") if call.is_bipartite else features()
-        factor = Scalar("e", None, "learnable") if own is None else Scalar("e", own)
-        summed = total(summed, root if own == 1.0 else Scale(factor, root))
+        factor = Scalar("e", None, "learnable") if own == "learned" else scalar("e")
+        summed = total(summed, root if own == "one" else Scale(factor, root))
     if has_weight:
         summed = summed @ weight()
     h = total(summed, bias()) if has_bias else summed
@@ -76,11 +78,10 @@ def _run_gin(
     values: dict[str, Tensor | None] = {"X": x}
     if call.is_bipartite and call.has_root:
         values["R"] = root
-    # a number that nothing learns is part of the expression: sums of constant features are then constant
     eps = module.eps
-    own = None if isinstance(eps, nn.Parameter) else 1.0 + float(eps)
-    if own is None and (not call.is_bipartite or call.has_root):
-        values["e"] = 1 + eps
+    own = "learned" if isinstance(eps, nn.Parameter) else "one" if float(eps) == 0.0 else "number"
+    if own != "one" and (not call.is_bipartite or call.has_root):
+        values["e"] = 1 + eps if own == "learned" else scalar_value(1.0 + float(eps), x)
     layers = _layers(module.nn)
     if kinds:
         values.update(linear_values(layers[0]))
