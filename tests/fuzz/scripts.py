@@ -239,10 +239,10 @@ _EDITS = (
         "parametrizations.spectral_norm(inner(model, {k}))",
         "parametrize.register_parametrization(inner(model, {k}), 'weight', Halved())",
         "parametrize.remove_parametrizations(inner(model, {k}), 'weight')",
-        "model = copy.deepcopy(model)",
-        "model = pickle.loads(pickle.dumps(model))",
-        "model = resaved(model)",
-        "model = copy.copy(model)",
+        "original = model = copy.deepcopy(model)",
+        "original = model = pickle.loads(pickle.dumps(model))",
+        "original = model = resaved(model)",
+        "original = model = copy.copy(model)",
         "spare = copy.deepcopy(model); spare.double()",
         "model.load_state_dict({{name: value / 2 for name, value in model.state_dict().items()}})",
         "optimise(model)",
@@ -312,7 +312,7 @@ RULES = (*_CALLS, *_CHAIN_CALLS, *_EDITS)
 
 
 @st.composite
-def scripts(draw: Callable[[Any], Any], steps: int = 6) -> str:
+def scripts(draw: Callable[[Any], Any], steps: int = 9) -> str:
     """A script: a model and a graph, compiled, then edits with a call behind each."""
     head, facts = draw(_models())
     lines = [*head, *draw(_graphs(facts)), "original = model; model = plait.compile(model)"]
