@@ -1,0 +1,313 @@
+"""What the lines of a fuzzed script are made of: graphs, modules as users write them, hooks, small helpers.
+
+Everything a model holds lives here and not in the script, so that models can be pickled.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torch_geometric.data import Data
+from torch_geometric.nn import ChebConv, GCNConv, MessagePassing, SAGEConv
+from torch_geometric.utils import coalesce, to_torch_coo_tensor, to_torch_csr_tensor
+
+__all__ = [
+    "Chain",
+    "Halved",
+    "InPlace",
+    "OwnMessage",
+    "OwnNew",
+    "OwnNorm",
+    "adj_t",
+    "backward",
+    "cast",
+    "data",
+    "features",
+    "graph",
+    "inner",
+    "layer",
+    "optimise",
+    "resaved",
+    "second",
+    "strided",
+    "twice",
+]
+
+ATTRIBUTES, RELATIONS = 2, 2
+# What a layer takes beside x and edge_index, by the name of its class; the others take nothing more.
+TAKES = {
+    **dict.fromkeys(("GCNConv", "GraphConv", "SGConv", "SSGConv", "TAGConv", "MixHopConv", "APPNP"), "weight"),
+    **dict.fromkeys(("ChebConv", "LEConv", "ARMAConv", "LGConv", "FAConv", "GatedGraphConv"), "weight"),
+    **dict.fromkeys(("GATConv", "GATv2Conv", "TransformerConv", "GMMConv", "GENConv", "CGConv"), "attr"),
+    **dict.fromkeys(("ResGatedGraphConv", "PNAConv"), "attr"),
+    **dict.fromkeys(("RGCNConv", "FiLMConv"), "type"),
+}
+
+
+# Graphs ----------------------------------------------------------------------------------------------------
+
+
+def graph(kind: str, nodes: int = 7, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(edge_index, edge_weight, edge_attr, edge_type) of a small odd graph, sorted by target."""
+    draw = torch.Generator().manual_seed(seed)
+    src, dst = torch.randint(0, max(nodes, 1), (2, 0 if kind == "no edges" or not nodes else 2 * nodes), generator=draw)
+    if kind == "hub":
+        dst[: len(dst) // 2] = nodes - 1
+    if kind == "isolated":
+        src, dst = src // 2, dst // 2
+    if kind == "repeated":
+        src, dst = torch.cat([src, src[:3], src[:1]]), torch.cat([dst, dst[:3], dst[:1]])
+    if kind == "cliques":  # nodes nobody can tell apart
+        pairs = torch.cartesian_prod(torch.arange(nodes), torch.arange(nodes)).t()
+        src, dst = pairs[:, (pairs[0] // 3 == pairs[1] // 3) & (pairs[0] != pairs[1])]
+    if kind == "loops":
+        src, dst = torch.cat([src, torch.arange(nodes)]), torch.cat([dst, torch.arange(nodes)])
+    order = torch.argsort(dst, stable=True)
+    ends, count = torch.stack([src, dst])[:, order], len(src)
+    # multiples of 1/8, zeros among them: their sums are exact, so that a degree of 0 is one for everybody
+    weight = torch.randint(0, 9, (count,), generator=draw) / 8.0
+    attr = torch.rand(count, ATTRIBUTES, generator=draw)
+    return ends, weight, attr, torch.randint(0, RELATIONS, (count,), generator=draw)
+
+
+def features(nodes: int, width: int, seed: int = 0) -> Tensor:
+    """Normal numbers, a third of them 0."""
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.randn(nodes, width, generator=draw)
+    return x * (torch.rand(nodes, width, generator=draw) < 0.7)
+
+
+def strided(x: Tensor, how: str) -> Tensor:
+    """The same kind of numbers in another place: what svd, slices and expand leave behind."""
+    x = x.detach()
+    if how == "transposed":
+        return x.t().contiguous().t()
+    if how == "stepped":
+        return torch.stack([x, x + 1], dim=-1).flatten(-2)[..., ::2]
+    if how == "expanded":
+        return x[..., :1].expand_as(x)
+    return torch.cat([x, x], dim=-1)[..., 1 : x.shape[-1] + 1]  # "offset": rows further apart than long
+
+
+def adj_t(edge_index: Tensor, nodes: int, layout: str = "csr") -> Tensor:
+    """The transposed adjacency matrix, every edge once."""
+    ends = coalesce(edge_index.flip(0), num_nodes=max(nodes, 1))
+    build = to_torch_csr_tensor if layout == "csr" else to_torch_coo_tensor
+    return build(ends, size=(nodes, nodes), is_coalesced=True)
+
+
+def cast(dtype: str, *values: Any) -> list[Any]:
+    """The numbers among the values in another type; row numbers and None stay."""
+    kept = (v.detach() if isinstance(v, Tensor) else v for v in values)
+    return [getattr(v, dtype)() if isinstance(v, Tensor) and v.is_floating_point() else v for v in kept]
+
+
+def data(x: Tensor, edge_index: Tensor) -> Data:
+    return Data(x=x, edge_index=edge_index, num_nodes=x.shape[0])
+
+
+# Models ----------------------------------------------------------------------------------------------------
+
+Edges = tuple[Any, ...]
+Step = Any  # a module, a function of h, or one of the words of `_apply`
+
+
+def _feed(conv: Callable[..., Tensor], h: Any, edges: Edges) -> Tensor:
+    """The layer's output, given what its class takes."""
+    of = conv if isinstance(conv, nn.Module) else conv.__self__
+    edge_index, weight, attr, kind = edges
+    name = next((c.__name__ for c in type(of).__mro__ if c.__name__ in TAKES), "")
+    takes = TAKES.get(name, "")
+    if takes == "attr" and name in ("GATConv", "GATv2Conv", "TransformerConv", "GENConv", "PNAConv", "ResGatedGraphConv"):
+        takes = "attr" if getattr(of, "edge_dim", None) or getattr(of, "lin_edge", None) is not None else ""
+    more = {"weight": weight, "attr": attr, "type": kind}.get(takes)
+    before = (h, h) if name == "FAConv" else (h,)
+    return conv(*before, edge_index) if more is None else conv(*before, edge_index, more)
+
+
+class InPlace(nn.Module):
+    """h += conv(h), as a step of a chain."""
+
+    def __init__(self, conv: nn.Module) -> None:
+        super().__init__()
+        self.conv = conv
+
+
+class OwnMessage(GCNConv):
+    """A layer of the user's own, made from PyG's."""
+
+    def message(self, x_j: Tensor, edge_weight: Tensor | None) -> Tensor:
+        return 2 * super().message(x_j, edge_weight)
+
+
+class OwnNorm(ChebConv):
+    def __norm__(self, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        ends, weight = super().__norm__(*arguments, **options)
+        return ends, weight / 2
+
+
+class OwnNew(SAGEConv):
+    """Made with an argument that `__new__` insists on."""
+
+    def __new__(cls, width: int, out: int, **options: Any) -> OwnNew:
+        made = super().__new__(cls)
+        made.__dict__["widths"] = (width, out)
+        return made
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return OwnNew, self.widths, self.__dict__
+
+
+def _apply(step: Step, h: Tensor, skip: Tensor, edges: Edges) -> Tensor:
+    if isinstance(step, InPlace):
+        h = h * 1
+        h += _feed(step.conv, h, edges)
+        return h
+    if isinstance(step, MessagePassing) or isinstance(getattr(step, "__self__", None), MessagePassing):
+        return _feed(step, h, edges)
+    if step == "h + skip":
+        return h + skip if h.shape == skip.shape else h
+    if step == "h += skip":
+        h += skip if h.shape == skip.shape else 1
+        return h
+    if step == "h[0] = 0":
+        h[:1] = 0
+        return h
+    if step == "h - mean":
+        return h - h.mean(dim=0)
+    return step(h)
+
+
+class Chain(nn.Module):
+    """Layers and the user's own code one after the other; `hold` says how the model keeps them."""
+
+    def __init__(self, *steps: Step, hold: str = "modules", is_pair: bool = False) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(s for s in steps if isinstance(s, nn.Module))
+        self.is_pair = is_pair
+        self.hold = hold
+        if hold == "modules":
+            numbers = iter(range(len(steps)))
+            self.plain: Any = [next(numbers) if isinstance(s, nn.Module) else s for s in steps]
+        elif hold == "list":
+            self.plain = list(steps)
+        elif hold == "dict":
+            self.plain = dict(enumerate(steps))
+        elif hold == "partial":
+            self.plain = [functools.partial(_apply, s) for s in steps]
+        elif hold == "lambda":
+            self.plain = [lambda *rest, s=s: _apply(s, *rest) for s in steps]
+        elif hold == "bound":
+            self.plain = [s.__call__ if isinstance(s, nn.Module) else s for s in steps]
+        elif hold == "parent":
+            self.plain = list(steps)
+            for part in self.parts:
+                part.__dict__["owner"] = [self]
+
+    def steps(self) -> list[Callable[[Tensor, Tensor, Edges], Tensor]]:
+        """What is applied to h in turn, found the way this model holds it."""
+        plain = self.plain
+        if self.hold in ("partial", "lambda"):
+            return list(plain)
+        if self.hold == "parent" and len(self.parts):
+            plain = self.parts[0].owner[0].plain
+        found = plain.values() if isinstance(plain, dict) else plain
+        return [functools.partial(_apply, self.parts[s] if isinstance(s, int) else s) for s in found]
+
+    def run(self, steps: list[Any], x: Tensor, edges: Edges) -> Tensor:
+        h: Any = (x, 2 * x) if self.is_pair else x
+        skip = x
+        for step in steps:
+            h = step(h, skip, edges)
+        return h
+
+    def forward(
+        self, x: Any, edge_index: Any, edge_weight: Any = None, edge_attr: Any = None, edge_type: Any = None
+    ) -> Tensor:
+        return self.run(self.steps(), x, (edge_index, edge_weight, edge_attr, edge_type))
+
+    def embed(self, x: Any, *edges: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        """Another way in than forward: what stands before the last step, and the result."""
+        steps, edges = self.steps(), (*edges, None, None, None, None)[:4]
+        h = self.run(steps[:-1], x, edges) if len(steps) > 1 else x
+        last = steps[-1](h, x, edges)
+        return h, {"out": last}
+
+    def replace(self, number: int, module: nn.Module) -> None:
+        """Another layer in the place of one, where the model looks its layers up."""
+        old, self.parts[number] = self.parts[number], module
+        if self.hold in ("list", "parent"):
+            self.plain = [module if s is old else s for s in self.plain]
+            module.__dict__["owner"] = [self]
+        if self.hold == "dict":
+            self.plain = {k: module if s is old else s for k, s in self.plain.items()}
+
+
+# What users do with them -----------------------------------------------------------------------------------
+
+
+def layer(model: nn.Module, number: int = 0) -> Any:
+    """A layer of the model."""
+    found = [m for m in model.modules() if isinstance(m, MessagePassing)]
+    return found[number % len(found)]
+
+
+def inner(model: nn.Module, number: int = 0) -> Any:
+    """The first module with a weight inside a layer, else the layer."""
+    conv = layer(model, number)
+    return next((m for m in conv.modules() if m is not conv and hasattr(m, "weight")), conv)
+
+
+def twice(*arguments: Any) -> Any:
+    """A hook: results, gradients and arguments are doubled."""
+    last = arguments[-1] if isinstance(arguments[-1], (Tensor, tuple)) else None
+    if isinstance(last, tuple):
+        return tuple(2 * v if isinstance(v, Tensor) and v.is_floating_point() and v.layout == torch.strided else v for v in last)
+    return None if last is None else 2 * last
+
+
+class Halved(nn.Module):
+    """A parametrization."""
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight / 2
+
+
+def backward(out: Any) -> None:
+    """The gradients of a weighted sum of everything in `out`, where there are any."""
+    if isinstance(out, (tuple, list, dict)):
+        for part in out.values() if isinstance(out, dict) else out:
+            backward(part)
+    elif isinstance(out, Tensor) and out.requires_grad:
+        direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        out.backward(direction.to(out.dtype), retain_graph=True)
+
+
+def second(model: nn.Module, x: Tensor, *edges: Any) -> list[Tensor | None]:
+    """Gradients of the size of the gradients of a smooth function of the output."""
+    x = x.detach().requires_grad_()
+    wanted = [x, *(p for p in model.parameters() if p.requires_grad)]
+    first = torch.autograd.grad(model(x, *edges).tanh().sum(), wanted, create_graph=True, allow_unused=True)
+    size = sum(g.square().sum() for g in first if g is not None)
+    return list(torch.autograd.grad(size, wanted, allow_unused=True))
+
+
+def optimise(model: nn.Module, rate: float = 0.01) -> None:
+    """A step down the gradients there are."""
+    torch.optim.SGD(model.parameters(), lr=rate).step()
+
+
+def resaved(model: nn.Module) -> Any:
+    """The model, saved and loaded."""
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+

@@ -1,0 +1,472 @@
+"""Draws scripts: a model, a graph, then what users do between calls. A rule is one line of Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import strategies as st
+
+__all__ = ["LAYERS", "RULES", "scripts"]
+
+WIDTH = 4
+Options = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer as text ({w}: width of its input), the options that may be added, and what it needs."""
+
+    text: str
+    options: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    out: Callable[[int, Options], int] = lambda width, options: WIDTH
+    takes: str = ""  # "weight", "attr" or "type"
+    sparse: Callable[[Options], bool] = lambda options: True
+    pair: str = ""  # how the input's width is written where x comes as a pair
+
+
+def _same(width: int, options: Options) -> int:
+    return width
+
+
+def _heads(width: int, options: Options) -> int:
+    return WIDTH // 2 if options.get("concat") == "False" else WIDTH
+
+
+def _no_extremes(options: Options) -> bool:
+    # on a sparse matrix PyG gives the gradient of tied extremes to one edge, on edge lists to all of them
+    return not {"aggr": options.get("aggr")}["aggr"] in ("'max'", "'min'")
+
+
+def _never(options: Options) -> bool:
+    return False
+
+
+_NO, _YES = ("False",), ("True",)
+_BOTH = "({w}, {w})"
+_ATTENTION = {
+    "concat": _NO, "edge_dim": ("2",), "residual": _YES, "bias": _NO, "add_self_loops": _NO,
+    "negative_slope": ("0.5",),
+}  # fmt: skip
+_NETWORKS = (
+    "nn.Linear({w}, 4)",
+    "nn.Sequential(nn.Linear({w}, 4), nn.ReLU(), nn.Linear(4, 4))",
+    "nn.Sequential(nn.Tanh(), nn.Linear({w}, 4))",
+    "MLP([{w}, 4, 4])",
+)
+_EDGE_NETWORKS = (
+    "nn.Linear(2 * {w}, 4)",
+    "nn.Sequential(nn.Linear(2 * {w}, 4), nn.ReLU(), nn.Linear(4, 4))",
+    "nn.Sequential(nn.Linear(2 * {w}, 4), nn.ReLU(inplace=True))",
+)
+
+# DynamicEdgeConv is left out: PyG runs it on pyg-lib only.
+LAYERS: dict[str, Layer] = {
+    "GCNConv": Layer("GCNConv({w}, 4{o})", {
+        "improved": _YES, "cached": _YES, "add_self_loops": _NO, "normalize": _NO, "bias": _NO,
+    }, takes="weight"),
+    "SAGEConv": Layer("SAGEConv({w}, 4{o})", {
+        "aggr": ("'max'", "'sum'", "'min'", "'lstm'"), "root_weight": _NO, "normalize": _YES,
+        "project": _YES, "bias": _NO,
+    }, sparse=lambda o: o.get("aggr") in (None, "'sum'"), pair=_BOTH),
+    "GraphConv": Layer("GraphConv({w}, 4{o})", {"aggr": ("'mean'", "'max'", "'min'"), "bias": _NO},
+                       takes="weight", sparse=_no_extremes, pair=_BOTH),
+    "GINConv": Layer("GINConv({n}{o})", {"eps": ("0.3",), "train_eps": _YES}, pair="{w}"),
+    "SGConv": Layer("SGConv({w}, 4{o})", {
+        "K": ("2", "0"), "cached": _YES, "add_self_loops": _NO, "bias": _NO}, takes="weight"),
+    "SSGConv": Layer("SSGConv({w}, 4, alpha=0.1{o})", {
+        "K": ("2",), "cached": _YES, "add_self_loops": _NO, "bias": _NO}, takes="weight"),
+    "TAGConv": Layer("TAGConv({w}, 4{o})", {"K": ("1", "0"), "normalize": _NO, "bias": _NO}, takes="weight"),
+    "MixHopConv": Layer("MixHopConv({w}, 2{o})", {
+        "powers": ("[0, 1]", "[2, 0]"), "add_self_loops": _NO, "bias": _NO},
+        out=lambda w, o: 4 if "powers" in o else 6, takes="weight"),
+    "APPNP": Layer("APPNP(K=2, alpha=0.1{o})", {"cached": _YES, "add_self_loops": _NO, "normalize": _NO},
+                   out=_same, takes="weight"),
+    "LGConv": Layer("LGConv({o})", {"normalize": _NO}, out=_same, takes="weight"),
+    "ChebConv": Layer("ChebConv({w}, 4, K=2{o})", {"normalization": ("'rw'", "None"), "bias": _NO},
+                      takes="weight", sparse=_never),
+    "ClusterGCNConv": Layer("ClusterGCNConv({w}, 4{o})", {
+        "diag_lambda": ("0.3",), "add_self_loops": _NO, "bias": _NO}),
+    "LEConv": Layer("LEConv({w}, 4{o})", {"bias": _NO}, takes="weight", pair=_BOTH),
+    "ARMAConv": Layer("ARMAConv({w}, 4{o})", {
+        "num_stacks": ("2",), "num_layers": ("2",), "shared_weights": _YES, "act": ("None", "nn.Tanh()"),
+        "bias": _NO}, takes="weight", sparse=_never),
+    "GATConv": Layer("GATConv({w}, 2, heads=2{o})", _ATTENTION, _heads, "attr", _never, _BOTH),
+    "GATv2Conv": Layer("GATv2Conv({w}, 2, heads=2{o})", _ATTENTION | {"share_weights": _YES}, _heads, "attr",
+                       _never, _BOTH),
+    "TransformerConv": Layer("TransformerConv({w}, 2, heads=2{o})", {
+        "concat": _NO, "beta": _YES, "edge_dim": ("2",), "root_weight": _NO, "bias": _NO},
+        _heads, "attr", _never, _BOTH),
+    "AGNNConv": Layer("AGNNConv({o})", {"requires_grad": _NO, "add_self_loops": _NO}, _same, sparse=_never),
+    "SuperGATConv": Layer("SuperGATConv({w}, 2, heads=2{o})", {
+        "concat": _NO, "attention_type": ("'SD'",), "add_self_loops": _NO, "bias": _NO}, _heads, sparse=_never),
+    "FAConv": Layer("FAConv({w}{o})", {"eps": ("0.3",), "add_self_loops": _NO}, _same, "weight", _never),
+    "GMMConv": Layer("GMMConv({w}, 4, dim=2, kernel_size=2{o})", {
+        "aggr": ("'sum'",), "bias": _NO, "separate_gaussians": _YES}, takes="attr",
+        sparse=_never),
+    "GENConv": Layer("GENConv({w}, 4{o})", {
+        "aggr": ("'softmax_sg'", "'powermean'"), "learn_t": _YES, "msg_norm": _YES, "edge_dim": ("2",),
+        "norm": ("None",)}, takes="attr", sparse=_never),
+    "FiLMConv": Layer("FiLMConv({w}, 4, num_relations=2{o})", {"act": ("None", "nn.Tanh()"), "aggr": ("'sum'",)},
+                      takes="type", sparse=_never),
+    "CGConv": Layer("CGConv({w}, dim=2{o})", {"aggr": ("'mean'",), "batch_norm": _YES, "bias": _NO}, _same,
+                    "attr", _never),
+    "GatedGraphConv": Layer("GatedGraphConv({w}, num_layers=2{o})", {"aggr": ("'mean'",), "bias": _NO}, _same,
+                            "weight"),
+    "ResGatedGraphConv": Layer("ResGatedGraphConv({w}, 4{o})", {
+        "edge_dim": ("2",), "root_weight": _NO, "bias": _NO, "act": ("nn.Tanh()",)}, takes="attr", sparse=_never),
+    "RGCNConv": Layer("RGCNConv({w}, 4, num_relations=2{o})", {
+        "num_bases": ("2",), "aggr": ("'sum'", "'max'"), "root_weight": _NO, "bias": _NO}, takes="type",
+        sparse=_never),
+    "PNAConv": Layer("PNAConv({w}, 4, aggregators={a}, scalers={s}, deg=torch.tensor([1, 4, 2]){o})", {
+        "edge_dim": ("2",), "towers": ("2",), "pre_layers": ("2",), "post_layers": ("2",), "train_norm": _YES},
+        takes="attr", sparse=_never),
+    "OwnMessage": Layer("OwnMessage({w}, 4{o})", {"cached": _YES, "bias": _NO}, takes="weight", sparse=_never),
+    "OwnNorm": Layer("OwnNorm({w}, 4, K=2{o})", {"normalization": ("'rw'", "None"), "bias": _NO}, takes="weight",
+                     sparse=_never),
+    "OwnNew": Layer("OwnNew({w}, 4{o})", {"aggr": ("'sum'",), "root_weight": _NO}),
+    "EdgeConv": Layer("EdgeConv({e}{o})", {"aggr": ("'mean'", "'sum'", "'min'")}, sparse=_never, pair="{w}"),
+}  # fmt: skip
+
+_LAZY = ("GCNConv", "SAGEConv", "GraphConv", "GATConv", "SGConv", "TAGConv")
+BETWEEN = (
+    "F.relu", "nn.BatchNorm1d({w})", "nn.Dropout(0.5)", "nn.Dropout(0.5, inplace=True)", "torch.relu_",
+    "'h + skip'", "'h += skip'", "'h[0] = 0'", "'h - mean'", "nn.Linear({w}, {w})", "nn.LayerNorm({w})",
+    "nn.ReLU(inplace=True)", "torch.tanh", "InstanceNorm({w})", "GraphNorm({w})", "F.log_softmax",
+)  # fmt: skip
+HOLDS = ("modules", "list", "lambda", "dict", "partial", "bound", "parent")
+KINDS = ("plain", "loops", "repeated", "hub", "isolated", "no edges", "cliques")
+NODES = (7, 7, 7, 5, 1, 0)
+
+
+_CAST = "x, edge_index, edge_weight, edge_attr"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the rules need to know of a drawn model."""
+
+    layers: frozenset[str]
+    words: frozenset[str]  # "chain", "edge list", "weight", "attr", "type", "lookahead"
+    arguments: str
+    width: int
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A line of Python and when it makes sense: {k} is a small number, {a} the arguments of a call."""
+
+    line: str
+    needs: str = ""
+
+    def holds(self, facts: Facts) -> bool:
+        return all(word in facts.words | facts.layers for word in self.needs.split(", ") if word)
+
+
+def _rules(needs: str, *lines: str) -> tuple[Rule, ...]:
+    return tuple(Rule(line, needs) for line in lines)
+
+
+_CALLS = _rules(
+    "",
+    "out = model({a}); backward(out)",
+    "out = model({a})",
+    "with torch.no_grad(): out = model({a})",
+    "with torch.inference_mode(): out = model({a})",
+    "out = model({a}); out = out.clone(); backward(out)",
+    "with torch.no_grad(): out = model({a}).mul_(0)",
+    "out = model({a}).mul_(0.5); backward(out)",
+    "out = F.dropout(model({a}), 0.5, inplace=True); backward(out)",
+    "out = checkpoint(model, {a}, use_reentrant=False); backward(out)",
+    "out = checkpoint(model, {a}, use_reentrant=True); backward(out)",
+    "out = original({a}); backward(out)",
+    "out = torch.autograd.grad(model({a}).sum(), [p for p in model.parameters() if p.requires_grad], allow_unused=True)",
+    "out = model({a})[:2]; backward(out)",
+    "out = second(model, {a})",
+    "out = torch.func.functional_call(model, {{n: p / 2 for n, p in model.named_parameters()}}, ({a})); backward(out)",
+    "out = torch.func.jvp(lambda x: model({a}), (x.detach(),), (torch.ones_like(x),))",
+    "with torch.autocast('cpu', dtype=torch.bfloat16): out = model({a})",
+)
+_CHAIN_CALLS = _rules("chain", "out = model.embed({a}); backward(out)", "with torch.no_grad(): out = model.embed({a})")
+
+_EDITS = (
+    *_rules(
+        "",
+        "x.data.mul_(0.5)",
+        "with torch.no_grad(): x.mul_(0.5)",
+        "with torch.inference_mode(): x.mul_(0.5)",
+        "with torch.inference_mode(): x = x.clone()",
+        "with torch.no_grad(): x[:1] = 3",
+        "x.data = 2 * x.data",
+        "x.detach().set_(2 * x.detach())",
+        "x.detach().numpy()[:] *= 2",
+        "x.data[:1] = float('nan')",
+        "next(model.parameters()).data.view(-1)[:1] = float('nan')",
+        "x = features(x.shape[0], {w}, seed={k}).to(x.dtype)",
+        "x = torch.zeros_like(x)",
+        "x = strided(x, 'transposed')",
+        "x = strided(x, 'stepped')",
+        "x = strided(x, 'expanded')",
+        "x = strided(x, 'offset')",
+        "x = x.detach().requires_grad_()",
+        "x = x.detach()",
+        "x = (2 * x.detach()).requires_grad_() * 2",
+        "model = model.double(); {c} = cast('double', {c})",
+        "model = model.float(); {c} = cast('float', {c})",
+        "model.train()",
+        "model.eval()",
+        "original.eval()",
+        "layer(model, {k}).eval()",
+        "layer(model, {k}).train()",
+        "model.requires_grad_(False)",
+        "model.requires_grad_(True)",
+        "layer(model, {k}).requires_grad_(False)",
+        "inner(model, {k}).requires_grad_(False)",
+        "hook = model.register_forward_hook(twice)",
+        "hook = model.register_forward_pre_hook(twice)",
+        "hook = layer(model, {k}).register_forward_hook(twice)",
+        "hook = layer(model, {k}).register_forward_pre_hook(twice)",
+        "hook = layer(model, {k}).register_full_backward_hook(lambda m, into, out: twice(into))",
+        "hook = layer(model, {k}).register_full_backward_pre_hook(twice)",
+        "hook = inner(model, {k}).register_forward_hook(twice)",
+        "hook = inner(model, {k}).register_forward_pre_hook(twice)",
+        "hook = layer(model, {k}).aggr_module.register_forward_hook(twice)",
+        "hook = layer(model, {k}).register_propagate_forward_hook(twice)",
+        "hook = layer(model, {k}).register_message_forward_hook(twice)",
+        "hook.remove()",
+        "parametrizations.weight_norm(inner(model, {k}))",
+        "parametrizations.spectral_norm(inner(model, {k}))",
+        "parametrize.register_parametrization(inner(model, {k}), 'weight', Halved())",
+        "parametrize.remove_parametrizations(inner(model, {k}), 'weight')",
+        "original = model = copy.deepcopy(model)",
+        "original = model = pickle.loads(pickle.dumps(model))",
+        "original = model = resaved(model)",
+        "original = model = copy.copy(model)",
+        "spare = copy.deepcopy(model); spare.double()",
+        "model.load_state_dict({{name: value / 2 for name, value in model.state_dict().items()}})",
+        "optimise(model)",
+        "model.zero_grad()",
+        "model = plait.compile(model)",
+        "original = copy.deepcopy(original); model = plait.compile(original)",
+        "model.share_memory()",
+        "model.apply(lambda m: m.reset_parameters() if hasattr(m, 'reset_parameters') and not parametrize.is_parametrized(m) else None)",
+        "layer(model, {k}).bias = None",
+        "[p.data.mul_(0.5) for p in model.parameters()]",
+        "[setattr(p, 'data', p.data.clone()) for p in model.parameters()]",
+        "with torch.inference_mode(): [p.mul_(0.5) for p in model.parameters()]",
+    ),
+    *_rules(
+        "edge list",
+        "edge_index, edge_weight, edge_attr, edge_type = graph('{g}', {n}, seed={k}); x = features({n}, {w}, seed={k})"
+        "; model.float(); {plain}",
+        "edge_index[:, :2] = 0",
+        "edge_index.copy_(edge_index.clone())",
+        "with torch.inference_mode(): edge_index[:, :2] = 0",
+        "with torch.inference_mode(): edge_index.copy_(edge_index.flip(1))",
+        "edge_index = edge_index.flip(0)",
+        "edge_index = edge_index.flip(1)",
+        "edge_index.data = edge_index.data.flip(0)",
+        "edge_index.data = edge_index.data.clone()",
+        "edge_index = edge_index.clone()",
+        "edge_index = strided(edge_index, 'transposed')",
+        "edge_index.numpy()[:, :2] = 0",
+        "edge_index = EdgeIndex(edge_index, sparse_size=(x.shape[0], x.shape[0]))",
+        "edge_index = edge_index[:, ::2]; edge_weight = None if edge_weight is None else edge_weight.detach()[::2]"
+        "; edge_attr = edge_attr[::2]; edge_type = edge_type[::2]",
+        "layer(model, {k}).flow = 'target_to_source'",
+    ),
+    *_rules(
+        "weight",
+        "edge_weight.data.mul_(0.5)",
+        "with torch.no_grad(): edge_weight.mul_(0.5)",
+        "with torch.inference_mode(): edge_weight.mul_(0.5)",
+        "edge_weight.data = edge_weight.data / 2",
+        "edge_weight = edge_weight.detach() / 2",
+        "edge_weight = edge_weight.detach().requires_grad_()",
+        "edge_weight = strided(edge_weight, 'stepped')",
+        "edge_weight.detach().numpy()[:] /= 2",
+        "edge_weight = None",
+        "edge_weight = torch.ones_like(edge_index[0]).to(x.dtype)",
+    ),
+    *_rules("attr", "edge_attr = edge_attr.detach().requires_grad_()", "edge_attr = strided(edge_attr, 'transposed')",
+            "edge_attr.data.mul_(0.5)"),
+    *_rules("lookahead", "model = plait.compile(original, data(x, edge_index))",
+            "model = plait.compile(original, data(x, edge_index), mode='inference')",
+            "model = plait.compile(original, data(x, edge_index), forms=['twins'])",
+            "model = plait.compile(original, data(x, edge_index), forms=['hag'])",
+            "model = plait.compile(original, data(x, edge_index), rows=torch.arange(x.shape[0]) % 2 == {k} % 2, "
+            "mode='training')",
+            "model = plait.compile(original, data(x, edge_index), memory_limit=2000)"),
+    *_rules("chain", "model.replace(0, layer(copy.deepcopy(model)))", "model.plain.reverse()"),
+    *_rules("APPNP", "layer(model).alpha = 0.3", "layer(model).K = 1"),
+    *_rules("SSGConv", "layer(model).alpha = 0.3"),
+    *_rules("GINConv", "layer(model).eps.data.fill_(0.5)", "layer(model).nn = nn.Linear({w}, 4).to(x.dtype)"),
+    *_rules("MixHopConv", "layer(model).powers.pop()"),
+    *_rules("GCNConv", "layer(model).improved = True", "layer(model).normalize = False", "layer(model).cached = True"),
+    *_rules("GATConv", "layer(model).negative_slope = 0.1"),
+    *_rules("FAConv", "layer(model).eps = 0.5"),
+    *_rules("SAGEConv", "layer(model).normalize = True", "layer(model).root_weight = False"),
+)  # fmt: skip
+RULES = (*_CALLS, *_CHAIN_CALLS, *_EDITS)
+
+
+@st.composite
+def scripts(draw: Callable[[Any], Any], steps: int = 9) -> str:
+    """A script: a model and a graph, compiled, then edits with a call behind each."""
+    head, facts = draw(_models())
+    lines = [*head, *draw(_graphs(facts)), "original = model; model = plait.compile(model)"]
+    edits = [rule for rule in _EDITS if rule.holds(facts)]
+    calls = [rule for rule in (*_CALLS, *_CHAIN_CALLS) if rule.holds(facts)]
+    lines.append(_filled(draw, _CALLS[0], facts))
+    for _ in range(draw(st.integers(1, steps))):
+        lines += [_filled(draw, draw(st.sampled_from(edits)), facts)]
+        lines += [_filled(draw, draw(st.sampled_from(calls)), facts)]
+    return "\n".join(lines)
+
+
+def _filled(draw: Any, rule: Rule, facts: Facts) -> str:
+    line = rule.line
+    fields: dict[str, object] = {"a": facts.arguments, "w": facts.width, "c": _CAST, "plain": "edge_weight = None"}
+    if "weight" in facts.words:
+        fields["plain"] = "pass"
+    if "{k}" in line:
+        fields["k"] = draw(st.integers(0, 2))
+    if "{g}" in line:
+        fields |= {"g": draw(st.sampled_from(KINDS)), "n": draw(st.sampled_from(NODES))}
+    return line.format(**fields)
+
+
+@st.composite
+def _models(draw: Any) -> tuple[list[str], Facts]:
+    shape = draw(st.sampled_from(("chain", "chain", "chain", "chain", "layer", "sequential", "gnn")))
+    width = draw(st.sampled_from((WIDTH, WIDTH, 1)))
+    if shape == "gnn":
+        return _gnn(draw, width)
+    count = 1 if shape == "layer" else draw(st.integers(1, 3))
+    names = [draw(st.sampled_from(sorted(LAYERS))) for _ in range(count)]
+    is_pair = shape == "chain" and bool(LAYERS[names[0]].pair) and draw(st.booleans()) and draw(st.booleans())
+    is_sparse, wide, steps = True, width, []
+    for number, name in enumerate(names):
+        layer = LAYERS[name]
+        options = _options(draw, layer, shape)
+        is_sparse &= layer.sparse(options)
+        text = _layer_text(draw, layer, options, wide, is_pair and not number)
+        may_add = shape == "chain" and wide == layer.out(wide, options) and not (is_pair and not number)
+        steps.append(f"InPlace({text})" if may_add and draw(st.integers(0, 4)) == 4 else text)
+        wide = layer.out(wide, options)
+        if number + 1 < count or draw(st.booleans()):
+            steps.append(draw(st.sampled_from(BETWEEN)).format(w=wide))
+    takes = {LAYERS[name].takes for name in names} - {""}
+    if shape == "layer":
+        return _alone(names[0], steps[0], width, is_sparse)
+    if shape == "sequential":
+        takes -= {"attr", "type"}
+    words = takes | ({"edge list"} if not (is_sparse and not is_pair and draw(st.booleans())) else {"sparse"})
+    if "sparse" in words:
+        words -= {"weight", "attr", "type"}
+    if shape == "sequential":
+        return _sequential(names, steps, width, frozenset(words - {"weight"}))
+    if len(names) > 1 and draw(st.booleans()) and draw(st.booleans()):
+        steps += [s for s in steps[:1] if LAYERS[names[0]].out(width, {}) == width == wide]
+    hold = draw(st.sampled_from(HOLDS))
+    last = [f"hold={hold!r}"] * (hold != "modules") + ["is_pair=True"] * is_pair
+    return (
+        [f"model = Chain({', '.join([*steps, *last])})"],
+        Facts(frozenset(names), frozenset(words | {"chain"} | _lookahead(takes, words)), _arguments(words), width),
+    )
+
+
+def _lookahead(takes: set[str], words: Any) -> set[str]:
+    return {"lookahead"} if not takes & {"attr", "type"} and "edge list" in words else set()
+
+
+def _arguments(words: Any) -> str:
+    if words & {"attr", "type"}:
+        return "x, edge_index, edge_weight, edge_attr, edge_type"
+    return "x, edge_index, edge_weight" if "weight" in words else "x, edge_index"
+
+
+def _options(draw: Any, layer: Layer, shape: str) -> Options:
+    keys = draw(st.lists(st.sampled_from(sorted(layer.options)), max_size=2, unique=True))
+    options = {key: draw(st.sampled_from(layer.options[key])) for key in keys}
+    if shape == "sequential":
+        options.pop("edge_dim", None)
+    return options
+
+
+def _layer_text(draw: Any, layer: Layer, options: Options, width: int, is_pair: bool) -> str:
+    wide = -1 if layer.text.startswith(_LAZY) and draw(st.integers(0, 9)) == 9 else width
+    fields: dict[str, object] = {"w": layer.pair.format(w=wide) if is_pair else wide}
+    if "{n}" in layer.text:
+        fields["n"] = draw(st.sampled_from(_NETWORKS)).format(w=width)
+    if "{e}" in layer.text:
+        fields["e"] = draw(st.sampled_from(_EDGE_NETWORKS)).format(w=width)
+    if "{a}" in layer.text:
+        fields["a"] = draw(st.sampled_from((["mean"], ["max", "std"], ["sum", "var", "min"])))
+        fields["s"] = draw(st.sampled_from((["identity"], ["amplification", "linear"])))
+    extra = [f"{key}={value}" for key, value in options.items()]
+    text = layer.text.format(**fields, o="".join(f", {one}" for one in extra))
+    return text.replace("(, ", "(")
+
+
+def _alone(name: str, text: str, width: int, is_sparse: bool) -> tuple[list[str], Facts]:
+    """A layer that is the whole model; those that need features or kinds of edges come in a chain."""
+    takes = LAYERS[name].takes
+    needs = takes in ("attr", "type") or name == "FAConv"
+    words = {"edge list"} | ({"weight"} if takes == "weight" and name != "FAConv" else set())
+    if needs:
+        words |= {takes, "chain"}
+        return [f"model = Chain({text})"], Facts(frozenset([name]), frozenset(words), _arguments(words), width)
+    return [f"model = {text}"], Facts(frozenset([name]), frozenset(words | {"lookahead"}), _arguments(words), width)
+
+
+def _sequential(names: list[str], steps: list[str], width: int, words: frozenset[str]) -> tuple[list[str], Facts]:
+    """PyG's Sequential; what is no module is left out."""
+    if any(LAYERS[name].takes in ("attr", "type") or name == "FAConv" for name in names):
+        return (
+            [f"model = Chain({', '.join(steps)})"],
+            Facts(frozenset(names), words | {"attr", "type", "chain", "edge list"} - {"sparse"},
+                  "x, edge_index, edge_weight, edge_attr, edge_type", width),
+        )  # fmt: skip
+    parts = []
+    for step in steps:
+        if step.split("(")[0] in LAYERS:
+            parts.append(f"({step}, 'x, edge_index -> x')")
+        elif step.startswith("nn."):
+            parts.append(step)
+    lookahead = {"lookahead"} if "edge list" in words else set()
+    return (
+        [f"model = Sequential('x, edge_index', [{', '.join(parts)}])"],
+        Facts(frozenset(names), words | lookahead, "x, edge_index", width),
+    )
+
+
+def _gnn(draw: Any, width: int) -> tuple[list[str], Facts]:
+    kind = draw(st.sampled_from(("GCN", "GraphSAGE", "GIN", "GAT", "EdgeCNN", "PNA")))
+    extra = draw(st.lists(st.sampled_from(("norm='batch_norm'", "jk='cat'", "act_first=True", "act='tanh'")), max_size=2, unique=True))
+    if kind == "PNA":
+        extra.append("aggregators=['mean', 'std'], scalers=['identity'], deg=torch.tensor([1, 4, 2])")
+    text = f"{kind}({width}, 4, num_layers=2{''.join(f', {one}' for one in extra)})"
+    words = frozenset({"edge list", "lookahead"})
+    return [f"model = {text}"], Facts(frozenset(), words, "x, edge_index", width)
+
+
+@st.composite
+def _graphs(draw: Any, facts: Facts) -> list[str]:
+    kind, nodes, seed = draw(st.sampled_from(KINDS)), draw(st.sampled_from(NODES)), draw(st.integers(0, 2))
+    lines = [
+        f"edge_index, edge_weight, edge_attr, edge_type = graph({kind!r}, {nodes}, seed={seed})",
+        f"x = features({nodes}, {facts.width}, seed={seed})",
+    ]
+    if "weight" not in facts.words:
+        lines.append("edge_weight = None")
+    if "sparse" in facts.words:
+        layout = draw(st.sampled_from(("csr", "coo")))
+        lines.append(f"edge_index = adj_t(edge_index, {nodes}, {layout!r})")
+    dtype = draw(st.sampled_from(("double", "float", "float", "bfloat16")))
+    if dtype != "float":
+        lines.append(f"model = model.{dtype}(); {_CAST} = cast({dtype!r}, {_CAST})")
+    if draw(st.booleans()):
+        lines.append("x.requires_grad_()")
+    return lines

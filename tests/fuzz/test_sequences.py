@@ -1,0 +1,28 @@
+"""Random models, graphs and what users do between calls: the compiled model stays PyG's.
+
+`make test` runs the same 500 sequences every time; `make fuzz` draws new ones (SEQUENCES=20000).
+"""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, given, settings
+
+from tests.fuzz.replay import replay
+from tests.fuzz.scripts import scripts
+
+_DRAWN = int(os.environ.get("PLAIT_FUZZ_SEQUENCES", "0"))
+
+
+@settings(
+    max_examples=_DRAWN or 500,
+    derandomize=not _DRAWN,
+    database=None,
+    deadline=None,
+    print_blob=False,
+    suppress_health_check=list(HealthCheck),
+)
+@given(scripts())
+def test_the_compiled_model_stays_pygs_through_what_users_do(script: str) -> None:
+    replay(script)
