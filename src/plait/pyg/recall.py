@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from plait.pyg.layers.base import bound_to_torch
+
 __all__ = ["Layer", "Seen", "call_key"]
 
 _tokens = itertools.count()
@@ -119,7 +121,7 @@ def call_key(token: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
             return None
     if type(edges) is not Tensor or edges.layout is not torch.strided or not _is_plain(x):
         return None
-    if torch.is_autocast_enabled("cpu") or torch._C._are_functorch_transforms_active():
+    if bound_to_torch() is not None:
         return None
     if weight is not None:
         if type(weight) is not Tensor or weight.requires_grad or not _is_plain(weight):

@@ -123,15 +123,15 @@ def attended(run: AttentionRun, scores: Tensor, rows: Tensor) -> Tensor:
 
 def _dropped(run: AttentionRun, dropout: Dropout, dtype: torch.dtype) -> Tensor:
     """[edges, heads]: what the kernels multiply the weights by, found by letting each edge attend alone."""
-    count, lanes = run.edges.pattern.num_edges, run.lanes
-    alone = Pattern(np.arange(count + 1), np.zeros(count, np.int64), 1)
+    count, lanes, kind = run.edges.pattern.num_edges, run.lanes, run.edges.pattern.indices.dtype
+    alone = Pattern(np.arange(count + 1, dtype=kind), np.zeros(count, kind), 1)
     scores = Scores("gat", torch.zeros((1, lanes), dtype=dtype), dropout=dropout)
     out, statistics = torch.empty((count, run.heads), dtype=dtype), torch.zeros((count, 4, lanes), dtype=dtype)
     return kernel.attend(alone, scores, torch.ones((1, run.heads), dtype=dtype), out, statistics, run.heads)
 
 
 def _by_head(rows: Tensor, heads: int) -> Tensor:
-    return rows.reshape(len(rows), heads, -1)
+    return rows.reshape(len(rows), heads, rows.shape[1] // heads)
 
 
 @dataclass
