@@ -19,7 +19,7 @@ from plait.pyg import exported
 from plait.pyg.active import Kept, Seat, Seats, active, traced
 from plait.pyg.checkpoints import may_run_again
 from plait.pyg.edges import read
-from plait.pyg.layers.base import RULES
+from plait.pyg.layers.base import RULES, bound_to_torch
 from plait.pyg.layers.fused import FUSED, Run, check_widths, layer_of
 from plait.pyg.lower import Call, Lowered, NotLowered, lower, not_as_written
 from plait.pyg.operators import Operator, propagate
@@ -271,11 +271,7 @@ def _refused(x: Tensor, root: Tensor | None, edge_weight: Tensor | None) -> str 
         return f"x has {x.dim()} dimensions; plait takes [nodes, width]"
     if edge_weight is not None and edge_weight.dtype != x.dtype:
         return f"edge_weight is {edge_weight.dtype} and x is {x.dtype}; PyG promotes them"
-    if torch.is_autocast_enabled("cpu"):
-        return "autocast is on; the layer runs in PyG, which follows it"
-    if torch._C._are_functorch_transforms_active():
-        return "a torch.func transform is active; the layer runs in PyG, which it can trace"
-    return None
+    return bound_to_torch()
 
 
 def _refused_edges(edge_index: Any, edge_weight: Tensor | None) -> str | None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from plait.pyg.contents import EDITABLE, contents
+from plait.pyg.layers.base import bound_to_torch
 from plait.runtime.identity import identity
 
 __all__ = ["Layer", "call_key"]
@@ -106,7 +107,7 @@ def call_key(token: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
             return None
     if type(edges) is not Tensor or edges.layout is not torch.strided or not _is_plain(x):
         return None
-    if torch.is_autocast_enabled("cpu") or torch._C._are_functorch_transforms_active():
+    if bound_to_torch() is not None:
         return None
     if weight is not None:
         if type(weight) is not Tensor or weight.requires_grad or not _is_plain(weight):

@@ -123,8 +123,8 @@ def attended(run: AttentionRun, scores: Tensor, rows: Tensor) -> Tensor:
 
 def _dropped(run: AttentionRun, dropout: Dropout, dtype: torch.dtype) -> Tensor:
     """[edges, heads]: what the kernels multiply the weights by, found by letting each edge attend alone."""
-    count, lanes = run.edges.pattern.num_edges, run.lanes
-    alone = Pattern(np.arange(count + 1), np.zeros(count, np.int64), 1)
+    count, lanes, kind = run.edges.pattern.num_edges, run.lanes, run.edges.pattern.indices.dtype
+    alone = Pattern(np.arange(count + 1, dtype=kind), np.zeros(count, kind), 1)
     scores = Scores("gat", torch.zeros((1, lanes), dtype=dtype), dropout=dropout)
     out, statistics = (
         torch.empty((count, run.heads), dtype=dtype),
@@ -134,7 +134,7 @@ def _dropped(run: AttentionRun, dropout: Dropout, dtype: torch.dtype) -> Tensor:
 
 
 def _by_head(rows: Tensor, heads: int) -> Tensor:
-    return rows.reshape(len(rows), heads, -1)
+    return rows.reshape(len(rows), heads, rows.shape[1] // heads)
 
 
 @dataclass

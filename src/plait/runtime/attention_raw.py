@@ -96,7 +96,7 @@ class _GatRaw(torch.autograd.Function):
 def _projected(means: Tensor, w: Tensor, heads: int) -> Tensor:
     """[targets, heads * width]: every head's mean times its own columns of w."""
     inner, width = w.shape[0], w.shape[1] // heads
-    by_head = means.view(-1, heads, inner).transpose(0, 1)
+    by_head = means.view(len(means), heads, inner).transpose(0, 1)
     return torch.bmm(by_head, w.view(inner, heads, width).transpose(0, 1)).transpose(0, 1).flatten(1)
 
 
@@ -225,7 +225,7 @@ def _dot_again(ctx: Any, grad: Tensor, saved: Sequence[Any]) -> tuple[Tensor, tu
     query = near @ m[: near.shape[1]]
     query = (query + m[-1] if _has_constant(m, near) else query).index_select(0, run.edges.targets)
     rows = x.index_select(0, run.edges.sources).unsqueeze(1)
-    scores = (query.view(len(query), run.heads, -1) * rows).sum(-1)
+    scores = (query.view(len(query), run.heads, x.shape[1]) * rows).sum(-1)
     out = _projected(attended(run, scores, rows), w, run.heads)
     bias, skip_bias = (added(grad.shape[1:], grad) if ctx.needs_input_grad[k] else None for k in (5, 7))
     if bias is not None:

@@ -23,7 +23,7 @@ from plait.runtime.buffers import Buffers
 from plait.runtime.orders import EdgeBlock, EdgeOrders
 from plait.runtime.project import contiguous_rows, weight_gradient
 from plait.runtime.segments import segment_extremum, segment_sum
-from plait.runtime.twice import added, differentiable
+from plait.runtime.twice import differentiable
 
 __all__ = ["EdgewiseRun", "attained", "blocks_of", "mapped", "rectified"]
 
@@ -200,14 +200,14 @@ class _Attained(torch.autograd.Function):
                 dense.gemm(_rest(run, _paired(run, block, near, far), more), w, y, bias=bias)
             sparse.extremum(block.to_targets, y, out[own], ties[own], run.reduce)
             kernel.mark(block.to_targets, out[own], y, marks[block.start : block.end])
-        ctx.save_for_backward(z, t, ties, marks, given, *more)
+        ctx.save_for_backward(z, t, ties, marks, given, bias, *more)
         return out
 
     @staticmethod
     @differentiable(lambda *given: _attained_again(*given))
     def backward(ctx: Any, grad: Tensor) -> Any:
         run: EdgewiseRun = ctx.run
-        z, t, ties, marks, w, *parameters = ctx.saved_tensors
+        z, t, ties, marks, w, _, *parameters = ctx.saved_tensors
         far, near = run.ends(z, t)
         grad = contiguous_rows(grad, run.buffers)
         share = torch.div(grad, ties, out=run.buffers.take(grad.shape[0], grad.shape[1], grad.dtype))
@@ -237,8 +237,7 @@ class _Attained(torch.autograd.Function):
 
 
 def _attained_again(ctx: Any, grad: Tensor, saved: Sequence[Any]) -> tuple[Tensor, tuple[Any, ...]]:
-    z, t, _, _, w, *parameters = saved
-    bias = added(grad.shape[1:], grad) if ctx.has_bias else None
+    z, t, _, _, w, bias, *parameters = saved
     rows = _rest(ctx.run, _ends_added(ctx.run, z, t), parameters) @ w
     out = _reduced(ctx.run, rows if bias is None else rows + bias, len(grad))
     return out, (None, z, t, w, bias, *parameters)

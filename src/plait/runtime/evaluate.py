@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import combinations
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from plait.errors import PlanError
-from plait.ir import Add, Aggregate, Concat, Dense, Expr, Fold, Map, MatMul, Scalar, Scale, formula, sort
-from plait.ir.expr import Barrier
+from plait.ir import (
+    Add,
+    Aggregate,
+    Barrier,
+    Concat,
+    Dense,
+    Expr,
+    Fold,
+    Map,
+    MatMul,
+    Scalar,
+    Scale,
+    children,
+    formula,
+    leaves,
+    sort,
+)
 from plait.runtime.constants import Constants, SparseValue
 from plait.runtime.segments import segment_extremum, segment_sum
 
-__all__ = ["evaluate"]
+__all__ = ["evaluate", "gradients_depend_on"]
 
 _MAPS = {"relu": torch.relu, "neg": torch.neg, "tanh": torch.tanh}
 
@@ -44,6 +60,21 @@ def evaluate(expr: Expr, inputs: Mapping[str, Tensor], constants: Constants) -> 
         case Aggregate(reduce, graph, body):
             return _aggregated(reduce, constants.matrix(graph), evaluate(body, inputs, constants))
     raise PlanError(f"{formula(expr)}: no derivative of its derivative is known; set PLAIT_DISABLE=1 for it")
+
+
+def gradients_depend_on(expr: Expr, wrt: Iterable[str]) -> frozenset[str]:
+    """Leaves whose values the gradients by `wrt` depend on: factors of theirs, or under a map with them."""
+    wanted, found = frozenset(wrt), frozenset[str]()
+    parts = [frozenset(leaves(part)) for part in children(expr)]
+    if isinstance(expr, MatMul | Scale):
+        mixed = [*combinations(parts, 2)]
+    elif isinstance(expr, Map | Barrier | Aggregate):
+        mixed = [(parts[-1], parts[-1])]
+    else:
+        mixed = []
+    for one, other in mixed:
+        found |= (other if one & wanted else frozenset()) | (one if other & wanted else frozenset())
+    return found.union(*(gradients_depend_on(part, wanted) for part in children(expr)))
 
 
 def _number(factor: Scalar, inputs: Mapping[str, Tensor]) -> Tensor | float:

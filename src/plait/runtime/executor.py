@@ -19,7 +19,7 @@ from plait.plan.program import Program, Step
 from plait.runtime.buffers import Buffers
 from plait.runtime.chain import BoundChain, Env, turned
 from plait.runtime.constants import Constants, SparseValue, is_finite
-from plait.runtime.evaluate import evaluate
+from plait.runtime.evaluate import evaluate, gradients_depend_on
 from plait.runtime.twice import added, differentiable
 
 __all__ = ["Run", "apply"]
@@ -84,21 +84,15 @@ class Run:
 
     @functools.cached_property
     def depends_on(self) -> frozenset[str]:
-        """The inputs whose values some gradient depends on, directly or by what was made from them."""
-        made = {
-            name: [operand for _, operand in step.reads]
-            for step in (*self.plan.hoisted.steps, *self.plan.forward.steps)
-            for name in (step.out, *step.more)
+        """The inputs that gradients depend on or the backward pass reads; of others it may know the shape."""
+        assert self.plan.backward is not None
+        read = {
+            name
+            for step in self.plan.backward.steps
+            for role, name in step.reads
+            if role == "x" or step.op not in ("columns_of", "rows_of")
         }
-        backward = self.plan.backward
-        waiting = [name for step in backward.steps for _, name in step.reads] if backward else []
-        found: set[str] = set()
-        while waiting:
-            name = waiting.pop()
-            if name not in found:
-                found.add(name)
-                waiting += made.get(name, [])
-        return frozenset(found)
+        return frozenset(read) | gradients_depend_on(self.plan.expr, self.plan.wrt)
 
     def layout(self, names: tuple[str, ...], values: Sequence[torch.Tensor]) -> _Inputs:
         """What is kept of these inputs; the plan is for their shapes."""
@@ -110,7 +104,12 @@ class Run:
             keys = (*(names[k] for k in saved), *self.kept)
             outputs = tuple(self.gradient_of.get(name) for name in names)
             shapes = tuple(value.shape for value in values)
-            found = self._layouts[names] = _Inputs(names, shapes, saved, keys, outputs)
+            blank = {
+                name: torch.empty(value.shape, dtype=value.dtype, device="meta")
+                for k, (name, value) in enumerate(zip(names, values, strict=True))
+                if k not in saved
+            }
+            found = self._layouts[names] = _Inputs(names, shapes, saved, keys, outputs, blank)
         return found
 
     def hoist(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,6 +129,7 @@ class _Inputs:
     saved: tuple[int, ...]  # those some gradient depends on; the others may change before the backward pass
     keys: tuple[str, ...]  # names of all that is saved: these inputs, then what forward made for backward
     outputs: tuple[str | None, ...]  # of the backward program: the gradient of each input
+    blank: Mapping[str, torch.Tensor]  # the inputs that are not saved, as shapes
 
 
 class Compiled:
@@ -539,7 +539,8 @@ class _Expression(torch.autograd.Function):
         run: Run = ctx.run
         layout: _Inputs = ctx.layout
         # saved_tensors once: checkpointing unpacks a tensor a single time
-        env = Env(zip(layout.keys, ctx.saved_tensors, strict=True))
+        env = Env(layout.blank)
+        env.update(zip(layout.keys, ctx.saved_tensors, strict=True))
         if run.hoisted:
             env.update(run.hoisted)
         env["grad"] = _rows_contiguous(grad, run.buffers)

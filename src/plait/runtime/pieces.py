@@ -60,7 +60,8 @@ class _Dots(torch.autograd.Function):
 
 def _by_head(rows: Tensor, heads: int, is_shared: bool = False) -> Tensor:
     """[rows, heads, width]; one head where it is shared by all."""
-    return rows.view(len(rows), 1 if is_shared else heads, -1)
+    count = 1 if is_shared else heads
+    return rows.reshape(len(rows), count, rows.shape[1] // count)
 
 
 def _dots_again(ctx: Any, grad: Tensor, saved: Sequence[Any]) -> tuple[Tensor, tuple[Any, ...]]:
@@ -155,7 +156,7 @@ class _Softmax(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         (weight,) = ctx.saved_tensors
-        if is_traced():  # the weights are the output, which knows where it came from
+        if is_traced(grad):  # the weights are the output, which knows where it came from
             orders: EdgeOrders = ctx.orders
             sums = segment_sum(weight * grad, orders.targets, orders.pattern.num_rows)
             return None, weight * (grad - sums.index_select(0, orders.targets))

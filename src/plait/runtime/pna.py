@@ -58,8 +58,11 @@ class _Aggregate(torch.autograd.Function):
 def _all_of(rows: Tensor, targets: Tensor, count: int, layout: Layout) -> Tensor:
     """Every aggregator of the edges' rows, laid out as the kernel does, recorded by torch."""
     degrees = segment_sum(rows.new_ones(len(rows), 1), targets, count).clamp(min=1)
+    # part of a message may be shifted out of `rows`: that they are 0 does not make the result 0
     found = {
-        name: segment_extremum(rows, targets, count, name) for name in ("max", "min") if name in layout.names
+        name: segment_extremum(rows, targets, count, name, counts_zero=False)
+        for name in ("max", "min")
+        if name in layout.names
     }
     found["sum"] = segment_sum(rows, targets, count)
     found["mean"] = found["sum"] / degrees
@@ -67,7 +70,7 @@ def _all_of(rows: Tensor, targets: Tensor, count: int, layout: Layout) -> Tensor
         found["var"] = segment_sum(rows * rows, targets, count) / degrees - found["mean"] * found["mean"]
         spread = found["var"].clamp(min=LEAST_VARIANCE).sqrt()
         found["std"] = spread.masked_fill(found["var"] <= LEAST_VARIANCE, 0.0)
-    parts = [found[name].view(count, layout.towers, -1) for name in layout.kept]
+    parts = [found[name].view(count, layout.towers, layout.width) for name in layout.kept]
     return torch.stack(parts, 2).flatten(1)
 
 

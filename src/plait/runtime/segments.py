@@ -23,12 +23,19 @@ def _extreme(rows: Tensor, index: Tensor, count: int, reduce: str) -> Tensor:
     return blank.scatter_reduce(0, place, rows.detach(), f"a{reduce}", include_self=False)
 
 
-def segment_extremum(rows: Tensor, index: Tensor, count: int, reduce: str) -> Tensor:
-    """The max or min of each index, 0 where it has no row; rows that tie share the gradient, as in PyG."""
+def segment_extremum(
+    rows: Tensor, index: Tensor, count: int, reduce: str, counts_zero: bool = True
+) -> Tensor:
+    """The max or min of each index, 0 where it has no row; rows that tie share the gradient.
+
+    counts_zero: as in scatter_reduce, and so PyG, its zero-filled output ties with a result of 0.
+    """
     with torch.no_grad():
         best = _extreme(rows, index, count, reduce)
         attains = (rows == best.index_select(0, index)).to(rows.dtype)
-        share = attains / segment_sum(attains, index, count).index_select(0, index)
+        ties = segment_sum(attains, index, count)
+        ties = ties + (best == 0) if counts_zero else ties
+        share = attains / ties.index_select(0, index)
     return segment_sum(rows * share, index, count)
 
 

@@ -16,6 +16,10 @@ from torch import Tensor
 
 __all__ = ["Again", "added", "again", "differentiable", "is_traced"]
 
+_IN_PLACE = (
+    "plait's backward pass reads what this layer was given, also where PyG's keeps a product of it instead: "
+    "write h = h + conv(h) for h += conv(h), or set PLAIT_DISABLE=1."
+)
 Again = Callable[[Any, Tensor, Sequence[Any]], tuple[Tensor, tuple[Any, ...]]]
 """(ctx, gradient, saved tensors) -> (the output in torch operations, the inputs of forward in their order).
 
@@ -23,9 +27,13 @@ Inputs that are no tensors, or that nobody asks for, may be None.
 """
 
 
-def is_traced() -> bool:
-    """Whether a backward pass that runs now must consist of torch's own operations."""
-    return torch.is_grad_enabled() or torch._C._are_functorch_transforms_active()
+def is_traced(grad: Tensor) -> bool:
+    """Whether a backward pass of this gradient must consist of torch's own operations."""
+    return (
+        torch.is_grad_enabled()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._functorch.is_legacy_batchedtensor(grad)  # is_grads_batched=True
+    )
 
 
 def differentiable(compute: Again) -> Callable[[Callable[[Any, Tensor], Any]], Callable[[Any, Tensor], Any]]:
@@ -34,7 +42,12 @@ def differentiable(compute: Again) -> Callable[[Callable[[Any, Tensor], Any]], C
     def decorate(backward: Callable[[Any, Tensor], Any]) -> Callable[[Any, Tensor], Any]:
         @functools.wraps(backward)
         def run(ctx: Any, grad: Tensor) -> Any:
-            return again(ctx, grad, compute) if is_traced() else backward(ctx, grad)
+            try:
+                return again(ctx, grad, compute) if is_traced(grad) else backward(ctx, grad)
+            except RuntimeError as error:
+                if "inplace operation" not in str(error):
+                    raise
+                raise RuntimeError(f"{error} {_IN_PLACE}") from error
 
         return run
 

@@ -62,8 +62,12 @@ def _run(forms: _Forms, module: Any, apply: Apply, x: Tensor, root: Tensor | Non
                 for k, h in enumerate(stacks)
             ]
         if module.act is not None:
-            stacks = list(module.act(torch.stack(stacks)))
-    return torch.stack(stacks).mean(dim=0) if len(stacks) > 1 else stacks[0]
+            made = module.act(torch.stack(stacks))
+            stacks = [made[k] for k in range(len(stacks))]  # not unbound: torch lets nobody change those in place
+    if len(stacks) > 1:
+        return torch.stack(stacks).mean(dim=0)
+    # an activation may need its result for its gradient; PyG hands out one that may be changed in place
+    return stacks[0] if module.act is None else stacks[0].clone()
 
 
 def _values(
@@ -85,7 +89,7 @@ def _first(
     row = None if rows is None else rows.reshape(-1)
     is_same = own is x
     out = apply(forms[0] if is_same else forms[1], _values(x, w, None if is_same else own, v, row))
-    return list(out.chunk(module.num_stacks, dim=1))
+    return [out] if module.num_stacks == 1 else list(out.chunk(module.num_stacks, dim=1))
 
 
 def _side_by_side(weights: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, MinAggregation, SumAggregation
 from torch_geometric.nn.dense.linear import Linear as PyGLinear
 
@@ -24,6 +25,7 @@ __all__ = [
     "Rule",
     "aggregation",
     "bias",
+    "bound_to_torch",
     "features",
     "has_hooks",
     "is_lazy",
@@ -152,6 +154,17 @@ def aggregation(module: Any) -> str | None:
 def has_hooks(module: nn.Module) -> bool:
     """True when something watches or changes what goes in or out of the module."""
     return any(getattr(module, name, None) for name in _HOOKS)
+
+
+def bound_to_torch() -> str | None:
+    """Why torch must see every operation of a call, which then runs in PyG; None where it need not."""
+    if torch.is_autocast_enabled("cpu"):
+        return "autocast is on; the layer runs in PyG, which follows it"
+    if torch._C._are_functorch_transforms_active():
+        return "a torch.func transform is active; the layer runs in PyG, which it can trace"
+    if forward_ad._current_level >= 0:
+        return "forward-mode differentiation is on; the layer runs in PyG, which carries tangents"
+    return None
 
 
 def is_plain_linear(module: Any) -> bool:

@@ -21,6 +21,7 @@ from plait.kernels import launch
 from plait.plan.fused import FusedPlan
 from plait.pyg import active
 from plait.pyg.edges import read
+from plait.pyg.layers.base import bound_to_torch
 from plait.runtime import trace
 from plait.runtime.session import Edges, Session
 
@@ -101,11 +102,8 @@ def refused_features(module: nn.Module, *values: Tensor | None) -> str | None:
             return ": features are not dense tensors on the CPU"
         if value.dtype not in (torch.float32, torch.float64) or dtypes - {value.dtype}:
             return f": features are {value.dtype}; the layer is planned in float32 and float64"
-    if torch.is_autocast_enabled("cpu"):
-        return ": autocast is on; the layer runs in PyG, which follows it"
-    if torch._C._are_functorch_transforms_active():
-        return ": a torch.func transform is active; the layer runs in PyG, which it can trace"
-    return None
+    reason = bound_to_torch()
+    return None if reason is None else f": {reason}"
 
 
 def edges_of(
