@@ -7,9 +7,10 @@ names ("N", "K1") or numbers, so one expression stands for every graph and width
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias, TypeVar
 
 from plait.errors import PlanError
 
@@ -40,11 +41,18 @@ __all__ = [
 
 Size: TypeAlias = "str | int"
 Role = Literal["data", "constant", "learnable"]
+_Term = TypeVar("_Term", bound="Expr")
 
 
 @dataclass(frozen=True, slots=True)
 class Expr:
-    """A term of the algebra."""
+    """A term of the algebra; terms share their parts, so what is found out about one is kept with it."""
+
+    _hash: int = field(default=0, init=False, repr=False, compare=False)
+
+    def __reduce__(self) -> tuple[type[Expr], tuple[object, ...]]:
+        # hashes of strings differ from process to process
+        return type(self), tuple(getattr(self, name) for name in self.__match_args__)
 
     def __matmul__(self, right: Expr) -> Expr:
         return MatMul(self, right)
@@ -58,6 +66,20 @@ class Expr:
         return formula(self)
 
 
+def _hashed_once(cls: type[_Term]) -> type[_Term]:
+    """The class with a hash that walks an expression once: APPNP's share their parts ten levels deep."""
+    compute = cls.__hash__
+
+    def __hash__(self: _Term) -> int:
+        if not self._hash:
+            object.__setattr__(self, "_hash", compute(self))
+        return self._hash
+
+    cls.__hash__ = __hash__  # type: ignore[method-assign, assignment]
+    return cls
+
+
+@_hashed_once
 @dataclass(frozen=True, slots=True)
 class Dense(Expr):
     """A dense matrix leaf; a row vector (rows == 1) is added to every row."""
@@ -68,6 +90,7 @@ class Dense(Expr):
     role: Role = "data"
 
 
+@_hashed_once
 @dataclass(frozen=True, slots=True)
 class Sparse(Expr):
     """A sparse matrix leaf: 0/1 with multiplicity, or weighted."""
@@ -79,6 +102,7 @@ class Sparse(Expr):
     role: Role = "constant"
 
 
+@_hashed_once
 @dataclass(frozen=True, slots=True)
 class Diagonal(Expr):
     """A diagonal matrix leaf, kept as the vector on its diagonal."""
@@ -88,6 +112,7 @@ class Diagonal(Expr):
     role: Role = "constant"
 
 
+@_hashed_once
 @dataclass(frozen=True, slots=True)
 class Scalar(Expr):
     """A number leaf: a literal value, or a named (perhaps learnable) one."""
@@ -97,6 +122,7 @@ class Scalar(Expr):
     role: Role = "constant"
 
 
+@_hashed_once
 @dataclass(frozen=True, slots=True)
 class MatMul(Expr):
     """left @ right; inner sizes agree (`shape` checks it)."""
@@ -105,6 +131,7 @@ class MatMul(Expr):
     right: Expr
 
 
+@_hashed_once
 @dataclass(frozen=True, slots=True)
 class Add(Expr):
     """The sum of its terms; row vectors are broadcast."""
@@ -112,6 +139,7 @@ class Add(Expr):
     terms: tuple[Expr, ...]
 
 
+@_hashed_once
 @dataclass(frozen=True, slots=True)
 class Scale(Expr):
     """A scalar times a matrix."""
@@ -120,6 +148,7 @@ class Scale(Expr):
     body: Expr
 
 
+@_hashed_once
 @dataclass(frozen=True, slots=True)
 class Map(Expr):
     """An element-wise function, by name."""
@@ -128,6 +157,7 @@ class Map(Expr):
     body: Expr
 
 
+@_hashed_once
 @dataclass(frozen=True, slots=True)
 class Aggregate(Expr):
     """The sum, mean, max or min over the neighbours a sparse pattern lists; 0 where it lists none."""
@@ -137,6 +167,7 @@ class Aggregate(Expr):
     body: Expr
 
 
+@_hashed_once
 @dataclass(frozen=True, slots=True)
 class Barrier(Expr):
     """A non-linear step nothing moves across."""
@@ -145,6 +176,7 @@ class Barrier(Expr):
     body: Expr
 
 
+@_hashed_once
 @dataclass(frozen=True, slots=True)
 class Concat(Expr):
     """Columns side by side (axis 1) or rows on top of each other (axis 0)."""
@@ -153,6 +185,7 @@ class Concat(Expr):
     axis: Literal[0, 1] = 1
 
 
+@_hashed_once
 @dataclass(frozen=True, slots=True)
 class Fold(Expr):
     """A constant sparse or diagonal expression computed once per graph: its edge weights are precomputed."""
@@ -212,10 +245,14 @@ def rebuild(expr: Expr, parts: tuple[Expr, ...]) -> Expr:
 
 
 def walk(expr: Expr) -> Iterator[Expr]:
-    """The expression and everything below it, parents first."""
-    yield expr
-    for part in children(expr):
-        yield from walk(part)
+    """The expression and everything below it, parents first; what is shared comes once."""
+    left, seen = [expr], set()
+    while left:
+        part = left.pop()
+        if id(part) not in seen:
+            seen.add(id(part))
+            yield part
+            left.extend(reversed(children(part)))
 
 
 def leaves(expr: Expr) -> dict[str, Expr]:
@@ -236,6 +273,7 @@ def is_constant(expr: Expr, constants: frozenset[str] = frozenset()) -> bool:
     )
 
 
+@functools.lru_cache(maxsize=4096)
 def sort(expr: Expr) -> str:
     """What kind of matrix an expression is: dense, sparse, diagonal or scalar."""
     match expr:
@@ -263,6 +301,7 @@ def _join_sorts(sorts: tuple[str, ...]) -> str:
     return "scalar"
 
 
+@functools.lru_cache(maxsize=4096)
 def shape(expr: Expr) -> tuple[Size, Size]:
     """(rows, columns); raises PlanError where operands do not fit."""
     match expr:

@@ -59,10 +59,18 @@ def everywhere(rule: Rule, expr: Expr) -> Iterator[Expr]:
 
 def sweep(rule: Rule, expr: Expr) -> Expr:
     """The rule applied wherever it fits, until it fits nowhere."""
-    parts = tuple(sweep(rule, part) for part in children(expr))
-    expr = rebuild(expr, parts) if parts else expr
-    here = rule.apply(expr)
-    return expr if here is None else sweep(rule, here)
+    return _swept(rule, expr, {})
+
+
+def _swept(rule: Rule, expr: Expr, done: dict[Expr, Expr]) -> Expr:
+    """See `sweep`; `done` keeps what parts became: an expression may hold one part a thousand times."""
+    found = done.get(expr)
+    if found is None:
+        parts = tuple(_swept(rule, part, done) for part in children(expr))
+        made = rebuild(expr, parts) if parts else expr
+        here = rule.apply(made)
+        found = done[expr] = made if here is None else _swept(rule, here, done)
+    return found
 
 
 def _is_weight(expr: Expr) -> bool:
