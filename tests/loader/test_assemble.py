@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from plait.features.rows import as_rows
+from plait.loader import NeighborLoader
 from plait.loader.assemble import Assembler, _side_by_side, take_rows
+from plait.loader.epochs import Job
 from plait.runtime.buffers import Buffers
-from tests.loader.batches import small_data
+from tests.loader.batches import small_data, small_hetero
 
 IDS = torch.tensor([3, 3, 0, 7])
 TENSORS = {
@@ -70,3 +72,22 @@ def test_ends_that_lie_side_by_side_are_not_copied() -> None:
 )
 def test_other_ends_are_joined_as_torch_does(ends: tuple[torch.Tensor, torch.Tensor]) -> None:
     assert torch.equal(_side_by_side(*ends), torch.stack(ends))
+
+
+def test_a_batch_has_the_edges_its_sampler_wrote() -> None:
+    loader = NeighborLoader(small_data(), [3, 2], torch.arange(6), batch_size=6, seed=0)
+    drawn = loader.draw(Job(0, 0, torch.arange(6)))
+    edge_index = loader.fill(drawn).edge_index
+    assert edge_index.data_ptr() == drawn.row.data_ptr()
+    assert torch.equal(edge_index, torch.stack([drawn.row, drawn.col]))
+    assert edge_index.is_contiguous()
+    assert edge_index._base is None
+
+
+def test_a_typed_batch_has_the_edges_its_sampler_wrote() -> None:
+    loader = NeighborLoader(small_hetero(), [3, 2], ("paper", torch.arange(6)), batch_size=6, seed=0)
+    drawn = loader.draw(Job(0, 0, torch.arange(6)))
+    batch = loader.fill(drawn)
+    for kind, row in drawn.row.items():
+        assert torch.equal(batch[kind].edge_index, torch.stack([row, drawn.col[kind]]))
+        assert row.numel() == 0 or batch[kind].edge_index.data_ptr() == row.data_ptr()

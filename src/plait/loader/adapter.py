@@ -80,7 +80,7 @@ class NumberedSampler(BaseSampler):  # type: ignore[misc]  # torch_geometric shi
 
 def to_output(sample: Sample) -> SamplerOutput:
     """The sample in PyG's terms; no copies."""
-    row, col = torch.from_numpy(sample.row), torch.from_numpy(sample.col)
+    row, col = _ends(sample.row, sample.col)
     out = SamplerOutput(
         node=torch.from_numpy(sample.n_id),
         row=row,
@@ -97,13 +97,24 @@ def to_output(sample: Sample) -> SamplerOutput:
 
 def to_hetero_output(sample: HeteroSample) -> HeteroSamplerOutput:
     """The typed sample in PyG's terms; no copies."""
-    node, row, col, edge = (
+    node, edge = (
         {kind: torch.from_numpy(array) for kind, array in arrays.items()}
-        for arrays in (sample.n_id, sample.row, sample.col, sample.e_id)
+        for arrays in (sample.n_id, sample.e_id)
     )
+    ends = {kind: _ends(array, sample.col[kind]) for kind, array in sample.row.items()}
+    row, col = ({kind: pair[side] for kind, pair in ends.items()} for side in range(2))
     batch = None if sample.batch is None else {k: torch.from_numpy(t) for k, t in sample.batch.items()}
     hops = {"num_sampled_nodes": sample.num_sampled_nodes, "num_sampled_edges": sample.num_sampled_edges}
     return HeteroSamplerOutput(node=node, row=row, col=col, edge=edge, batch=batch, **hops)
+
+
+def _ends(row: Any, col: Any) -> tuple[Tensor, Tensor]:
+    """Both as tensors, of one storage where they are the rows of one array: an edge_index needs no copy."""
+    both = row.base
+    if both is None or both is not col.base or both.shape != (2, row.size):
+        return torch.from_numpy(row), torch.from_numpy(col)
+    joined = torch.from_numpy(both)
+    return joined[0], joined[1]
 
 
 def _listed(counts: tuple[int, ...] | None) -> list[int] | None:

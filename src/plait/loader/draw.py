@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
 
 __all__ = ["below", "draw", "mix", "node_key", "stream_key", "unit"]
 
@@ -37,13 +39,22 @@ def draw(key: Any, number: Any) -> Any:
     return mix(key + (np.uint64(number) + np.uint64(1)) * _GOLDEN)
 
 
+@intrinsic  # type: ignore[untyped-decorator]
+def _high_product(typing_context: Any, left: Any, right: Any) -> Any:
+    """The upper 64 bits of a product of two uint64; numba has no word for what processors do in one step."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        wide = ir.IntType(128)
+        product = builder.mul(*(builder.zext(arg, wide) for arg in args))
+        return builder.trunc(builder.lshr(product, wide(64)), ir.IntType(64))
+
+    return types.uint64(types.uint64, types.uint64), build
+
+
 @njit(cache=True, nogil=True, inline="always")  # type: ignore[untyped-decorator]
 def below(bits: Any, bound: Any) -> Any:
-    """floor(bits * bound / 2**64) for bound < 2**32: uniform below `bound` up to bound / 2**64."""
-    n = np.uint64(bound)
-    high = (bits >> np.uint64(32)) * n
-    low = (bits & np.uint64(0xFFFFFFFF)) * n
-    return np.int64((high + (low >> np.uint64(32))) >> np.uint64(32))
+    """floor(bits * bound / 2**64) for 0 < bound < 2**63: uniform below `bound` up to bound / 2**64."""
+    return np.int64(_high_product(bits, np.uint64(bound)))
 
 
 @njit(cache=True, nogil=True, inline="always")  # type: ignore[untyped-decorator]

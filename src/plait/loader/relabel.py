@@ -13,9 +13,17 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from plait.features.memory import prefetch
 from plait.loader.draw import mix
 
 __all__ = ["finish", "hash_relabel", "induce", "stamp_relabel", "stamp_seeds"]
+
+
+# Edges between asking for a node's entry and reading it. Behind a gather of features the entries are out of
+# the cache: without asking, an edge takes 1.7 to 2.1 times as long (graphs of 80 thousand to 8 million nodes);
+# 16 edges ahead are within 6% of 32 from a million nodes on, and 1.15 to 1.2 times slower below.
+_AHEAD = np.uint64(32)
+_ONE = np.uint64(1)
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
@@ -34,7 +42,9 @@ def stamp_relabel(
     # Unsigned throughout, which spares the test for negative indices, and without a branch: whether a source
     # is new is a coin toss no predictor learns (1.2 against 4.2 ns an edge).
     after = np.uint32(base + np.uint32(found))
-    for e in range(begin, end):
+    stop = np.uint64(end)
+    for e in range(np.uint64(begin), stop):
+        prefetch(slot, source[min(e + _AHEAD, stop - _ONE)])
         node = np.uint64(source[e])
         place = slot[node]
         is_new = place < base
@@ -103,10 +113,10 @@ def finish(
     row: Any, edge: Any, pointer: Any, targets: int, out_row: Any, out_col: Any, out_edge: Any
 ) -> None:
     """Writes the answer in the caller's index type: places of sources and targets, and the edges' numbers."""
-    for i in range(targets):
-        for e in range(pointer[i], pointer[i + 1]):
+    for i in range(np.uint64(targets)):
+        for e in range(np.uint64(pointer[i]), np.uint64(pointer[i + _ONE])):
             out_col[e] = i
-    for e in range(pointer[targets]):
+    for e in range(np.uint64(pointer[targets])):
         out_row[e] = row[e]
         out_edge[e] = edge[e]
 
