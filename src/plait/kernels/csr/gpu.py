@@ -85,8 +85,10 @@ def _arrange(rows: Rows, short: int, most: int) -> Items:
     group = torch.frexp((degrees - 1).clamp(min=0).float()).exponent
     class_of = torch.where(is_long, -1, group).to(torch.int8)
     by_length = class_of.sort(stable=True, descending=True).indices[: rows.num_rows - num_long]
-    begin, end = rows.indptr[by_length], rows.indptr[by_length + 1]
-    row = torch.where(is_long[by_length], -1, by_length).to(begin.dtype)
+    is_padding = is_long[by_length]  # only where the number of long rows was not read
+    begin = rows.indptr[by_length]
+    end = torch.where(is_padding, begin, rows.indptr[by_length + 1])
+    row = torch.where(is_padding, -1, by_length).to(begin.dtype)
     singles = torch.stack([row, begin, end, torch.full_like(row, -1)], 1)
     number = torch.arange(1, num_splits + 1, device=degrees.device)
     split = torch.searchsorted(split_ends, number).clamp(max=max(0, rows.num_rows - 1))
