@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["AttentionTiles", "attend", "attend_sources", "attend_targets", "statistics_of"]
 
 _WORD = (1 << 32) - 1
+_COUNTS = ("num_pieces", "num_items", "seed_low", "seed_high", "threshold")
+"""Numbers that differ from one call to the next: kernels are not compiled again for them."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,7 @@ def _write_row(  # type: ignore[no-untyped-def]
     tl.store(p_own, log, mask=m_row[:, None] & (o_head < heads)[None, :])
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=_COUNTS)  # type: ignore[untyped-decorator]
 def _forward(  # type: ignore[no-untyped-def]
     p_far, p_near, p_value, p_att, p_edge, p_out, p_statistics, p_parts, p_part_statistics,
     p_indices, p_items, far_stride, near_stride, value_stride, edge_stride, out_stride,
@@ -311,7 +313,7 @@ def _write_head_sums(  # type: ignore[no-untyped-def]
         tl.store(p_row + o_head[None, :], total, mask=(row >= 0)[:, None] & m_head)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=_COUNTS)  # type: ignore[untyped-decorator]
 def _targets(  # type: ignore[no-untyped-def]
     p_far, p_near, p_value, p_att, p_edge, p_out, p_grad, p_statistics, p_near_grad, p_near_parts,
     p_att_parts, p_edge_grad, p_kept, p_indices, p_items,
@@ -418,7 +420,7 @@ def _targets(  # type: ignore[no-untyped-def]
                     p_near_grad, p_near_parts, near_grad_stride, near_parts_stride)  # fmt: skip
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=_COUNTS)  # type: ignore[untyped-decorator]
 def _sources(  # type: ignore[no-untyped-def]
     p_far, p_near, p_value, p_att, p_edge, p_grad, p_statistics, p_value_grad, p_value_parts,
     p_far_grad, p_far_parts, p_att_parts, p_kept, p_indices, p_order, p_items,
@@ -542,10 +544,15 @@ def _stride(tensor: torch.Tensor | None) -> int:
     return 0 if tensor is None else tensor.stride(0)
 
 
+def _word(number: int) -> int:
+    """The low 32 bits as a signed number: Triton would compile again for a wider type."""
+    return ((number & _WORD) ^ (1 << 31)) - (1 << 31)
+
+
 def _draws(scores: Scores) -> tuple[int, int, int]:
     """(both halves of the seed, the threshold) of the dropout."""
-    dropout = scores.dropout
-    return (0, 0, 0) if dropout is None else (dropout.seed & _WORD, dropout.seed >> 32 & _WORD, dropout.threshold)
+    drop = scores.dropout
+    return (0, 0, 0) if drop is None else (_word(drop.seed), _word(drop.seed >> 32), _word(drop.threshold))
 
 
 def _kind(scores: Scores) -> dict[str, Any]:

@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 __all__ = ["Tiles", "add_parts", "extremum", "extremum_gather", "rows_on", "spmm", "tiles_of", "weight_gradient"]
 
 
+_COUNTS = ("num_pieces", "num_items")
+"""Numbers that differ from one mini-batch to the next: kernels are not compiled again for them."""
+
+
 @dataclass(frozen=True)
 class Tiles:
     """How a launch is cut: rows of up to `short` edges share a program, longer ones go in pieces of `most`;
@@ -123,7 +127,7 @@ def _write_ties(total, ties, row, m_row, o_column, m_column, p_ties, ties_stride
     tl.store(p_row + o_column[None, :], ties, mask=m_row[:, None] & m_column[None, :])
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=_COUNTS)  # type: ignore[untyped-decorator]
 def _product(  # type: ignore[no-untyped-def]
     p_x, p_out, p_parts, p_ties, p_tie_parts, p_indptr, p_indices, p_items,
     p_edge, p_source, p_target, p_addend, p_addend_scale, p_bias,
@@ -314,10 +318,8 @@ def spmm(
     tiles = tiles_of(width, x.element_size()) if tiles is None else tiles
     items = rows.items(tiles.short, tiles.most)
     sums, acc = accumulator(x.dtype)
-    parts = x.new_empty((items.num_parts, width), dtype=sums) if items.num_parts else x
-    tie_parts = None
-    if ties is not None:
-        tie_parts = x.new_empty((items.num_parts, width), dtype=torch.int32) if items.num_parts else ties
+    parts = x.new_empty((items.num_parts, width), dtype=sums)
+    tie_parts = None if ties is None else ties.new_empty((items.num_parts, width))
     _product[(items.grid(tiles.slots), -(-width // tiles.columns))](
         x, out, parts, ties, tie_parts, rows.indptr, rows.indices, items.items,
         edge, source, target, addend, addend_scale, bias,
@@ -340,7 +342,7 @@ def extremum(
     return spmm(pattern, x, out, reduce=reduce, ties=ties)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=_COUNTS)  # type: ignore[untyped-decorator]
 def _attained(  # type: ignore[no-untyped-def]
     p_x, p_best, p_share, p_out, p_parts, p_indptr, p_indices, p_items, p_addend,
     x_stride, best_stride, share_stride, out_stride, parts_stride, addend_stride, num_pieces, num_items, width,
@@ -393,7 +395,7 @@ def extremum_gather(
     tiles = tiles_of(width, x.element_size()) if tiles is None else tiles
     items = rows.items(tiles.short, tiles.most)
     sums, acc = accumulator(x.dtype)
-    parts = x.new_empty((items.num_parts, width), dtype=sums) if items.num_parts else x
+    parts = x.new_empty((items.num_parts, width), dtype=sums)
     _attained[(items.grid(tiles.slots), -(-width // tiles.columns))](
         x, best, share, out, parts, rows.indptr, rows.indices, items.items, addend,
         x.stride(0), best.stride(0), share.stride(0), out.stride(0), parts.stride(0),
@@ -404,7 +406,7 @@ def extremum_gather(
     return out
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=_COUNTS)  # type: ignore[untyped-decorator]
 def _dots(  # type: ignore[no-untyped-def]
     p_x, p_grad, p_out, p_indices, p_items, x_stride, grad_stride, num_pieces, num_items, width,
     ACC: tl.constexpr, SLOTS: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
