@@ -90,7 +90,7 @@ def _because(
         parts.append(f"one worker would need {alone.memory_per_worker / 1e9:.1f} GB")
     if best.memory_per_worker > memory:
         parts.append(
-            f"no form fits {memory / 1e9:.1f} GB a worker; this one needs {best.memory_per_worker / 1e9:.1f} GB"
+            f"no form fits {memory / 1e9:.1f} GB a worker; this one needs {best.memory_per_worker / 1e9:.1f}"
         )
     return "; ".join(parts) or "there is nothing else to choose"
 

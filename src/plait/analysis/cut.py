@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from plait.analysis.statistics import Statistics
 from plait.errors import InputError
 from plait.graph import Graph
+from plait.graph.partition import distinct
 
 __all__ = ["EdgeCut", "VertexCut", "edge_cut", "expected_edge_cut", "expected_vertex_cut", "vertex_cut"]
 
@@ -70,7 +71,7 @@ def edge_cut(graph: Graph, part: Ints, by: str = "given") -> EdgeCut:
     target, source = part[graph.edge_rows()], part[graph.indices]
     is_cut = target != source
     # a remote row is needed once by a part, however many of its edges read it
-    needed = np.unique(target[is_cut] * graph.num_nodes + graph.indices[is_cut])
+    needed = distinct(target[is_cut] * graph.num_nodes + graph.indices[is_cut])
     reader, owner = needed // graph.num_nodes, part[needed % graph.num_nodes]
     talks = np.zeros((parts, parts), bool)
     talks[reader, owner] = talks[owner, reader] = True
@@ -94,7 +95,7 @@ def vertex_cut(graph: Graph, part: Ints, by: str = "given") -> VertexCut:
     owner = np.where(degree[rows] < degree[columns], part[rows], part[columns])
     own = part * graph.num_nodes + np.arange(graph.num_nodes)
     pairs = (owner * graph.num_nodes + rows, owner * graph.num_nodes + columns, own)
-    held = np.unique(np.concatenate(pairs))
+    held = distinct(np.concatenate(pairs))
     return VertexCut(_counts(owner, parts), _counts(held // graph.num_nodes, parts), graph.num_nodes, by)
 
 

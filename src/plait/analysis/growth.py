@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from plait.analysis.statistics import Statistics
 from plait.errors import InputError
 from plait.graph import Graph
+from plait.graph.partition import distinct
 
 __all__ = ["Growth", "estimate", "grow", "measure"]
 
@@ -81,9 +82,9 @@ def _expand(
     frontier, nodes, edges = seeds, [len(seeds)], []
     for fanout in fanouts:
         sources = graph.indices[_positions(graph, frontier, fanout, rng)]
-        new = np.unique(sources[~seen[sources]])
+        new = distinct(sources[~seen[sources]].astype(np.int64))
         seen[new] = True
-        frontier = new.astype(np.int64)
+        frontier = new
         edges.append(len(sources))
         nodes.append(nodes[-1] + len(new))
     return nodes, edges
