@@ -6,25 +6,33 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from plait import analysis as analysis
     from plait import features as features
     from plait import loader as loader
     from plait.bench.calibrate import calibrate as calibrate
     from plait.graph import Graph as Graph
     from plait.graph import hag as hag
+    from plait.pyg.analyze import analyze as analyze
     from plait.pyg.compile import compile as compile
     from plait.pyg.compile import explain as explain
 
-__all__ = ["Graph", "calibrate", "compile", "explain", "features", "hag", "loader"]
+__all__ = ["Graph", "analysis", "analyze", "calibrate", "compile", "explain", "features", "hag", "loader"]
 __version__ = "0.1.0"
 
 # Looked up when first used: importing plait.plan must not load torch.
 _HOMES = {
     "Graph": "plait.graph",
+    "analyze": "plait.pyg.analyze",
     "compile": "plait.pyg.compile",
     "explain": "plait.pyg.compile",
     "calibrate": "plait.bench.calibrate",
 }
-_MODULES = {"hag": "plait.graph.hag", "features": "plait.features", "loader": "plait.loader"}
+_MODULES = {
+    "analysis": "plait.analysis",
+    "hag": "plait.graph.hag",
+    "features": "plait.features",
+    "loader": "plait.loader",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from plait.cli.main import main
-from plait.loader import partition
+from plait.graph import partition
 
 GRAPH = ["--data", "rmat:scale=9,edges=4000", "--batch", "16", "--fanout", "4,3", "--parts", "2"]
 

@@ -13,8 +13,8 @@ import torch_geometric.loader
 from torch_geometric.data import Data
 
 from plait.errors import InputError
+from plait.graph.partition import has_metis
 from plait.loader import ClusterData, ClusterLoader
-from plait.loader.partition import has_metis
 from tests.loader.batches import are_same, small_data
 
 pytestmark = pytest.mark.skipif(not has_metis(), reason="pymetis is not installed")

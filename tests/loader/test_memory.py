@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from plait.features.cache import Cache
+from plait.graph.partition import has_metis
 from plait.loader import ClusterData, ClusterLoader, LinkNeighborLoader, NeighborLoader
-from plait.loader.partition import has_metis
 from tests.loader.batches import small_data, small_hetero
 
 EPOCHS = 3  # of a round

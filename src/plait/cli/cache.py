@@ -125,7 +125,7 @@ def _train(loaded: Any, share: float) -> Any:
 
 def _partition(graph: Graph, parts: int, assignment: str | None) -> tuple[Any, str]:
     """The partition of every node, and how it was made."""
-    from plait.loader.partition import has_metis, metis
+    from plait.graph.partition import has_metis, metis
 
     if assignment is not None:
         try:

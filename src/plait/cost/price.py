@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from plait.cost.machine import MachineProfile, Rates
-from plait.cost.work import Matrix, Uniform, Work
+from plait.cost.work import Matrix, Uniform, Work, dense_flops, row_flops, sparse_flops
 
 __all__ = ["ChainRequest", "Price", "Pricer", "Request", "uniform_matrix"]
 
@@ -159,8 +159,8 @@ class Pricer:
         scale = (matrix.columns if request.has_source else 0) * size
         least = out + pattern + scale + min(matrix.columns, matrix.edges) * request.cols * size
         gathered = out + pattern + scale + matrix.edges * request.cols * size
-        per_edge = 2.0 if matrix.is_weighted or request.has_source else 1.0
-        return Work(per_edge * matrix.edges * request.cols, least, gathered)
+        flops = sparse_flops(matrix.edges, request.cols, matrix.is_weighted or request.has_source)
+        return Work(float(flops), least, gathered)
 
     def _sparse_seconds(self, request: Request, matrix: Matrix, slab: int, l2_share: float = 1.0) -> float:
         m, size = self.machine, self.float_bytes
@@ -215,7 +215,7 @@ class Pricer:
         tables = self.machine.gemm_transposed if is_transposed else self.machine.gemm
         size = self.float_bytes
         # for the weight gradient rows are summed over: inner x cols is the weight's shape
-        flops = 2.0 * request.rows * request.inner * request.cols
+        flops = float(dense_flops(request.rows, request.inner, request.cols))
         moved = size * (
             request.rows * (request.inner + request.cols * (1 + request.addends))
             + request.inner * request.cols
@@ -235,7 +235,7 @@ class Pricer:
     def chain(self, request: ChainRequest) -> Price:
         """A gather whose rows stay in cache, and products that find them there."""
         m, size, rows = self.machine, self.float_bytes, request.rows
-        flops = sum(2.0 * rows * a * b for a, b in (*request.products, *request.sums))
+        flops = float(sum(dense_flops(rows, a, b) for a, b in (*request.products, *request.sums)))
         compute = sum(2.0 * rows * a * b / self._rate(m.gemm, a, b) for a, b in request.products)
         compute += sum(2.0 * rows * a * b / self._rate(m.gemm_transposed, a, b) for a, b in request.sums)
         streamed = rows * request.beside * size
@@ -278,7 +278,7 @@ class Pricer:
 
     def _stream(self, request: Request) -> Price:
         moved = self.float_bytes * request.rows * request.cols * (1.0 + request.parts)
-        work = Work(request.rows * request.cols * request.parts, moved, moved)
+        work = Work(row_flops(request.rows, request.cols, request.parts), moved, moved)
         seconds = moved / self.machine.stream_bytes_per_s * self.slowdown + self.machine.call_seconds
         return Price(seconds, work, "torch", "streams through memory once")
 

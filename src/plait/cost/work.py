@@ -4,11 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-__all__ = ["Form", "Locality", "Matrix", "Sizes", "Work", "size_of"]
+__all__ = [
+    "Amount",
+    "Form",
+    "Locality",
+    "Matrix",
+    "Sizes",
+    "Work",
+    "dense_flops",
+    "row_flops",
+    "size_of",
+    "sparse_flops",
+]
 
 Sizes = Mapping[str, int]
+Amount = Any  # a number, or a formula of one (analysis/symbolic.py): the counts below only add and multiply
 
 
 class Locality(Protocol):
@@ -79,6 +91,24 @@ class Work:
     flops: float
     bytes_least: float
     bytes_gathered: float
+
+
+def sparse_flops(edges: Amount, cols: Amount, is_weighted: bool) -> Amount:
+    """Operations of a sparse product: an addition per edge and column, and a multiplication where weighted.
+
+    Kernels start every row at zero, so its first addition counts like the others.
+    """
+    return (2 if is_weighted else 1) * edges * cols
+
+
+def dense_flops(rows: Amount, inner: Amount, cols: Amount) -> Amount:
+    """Operations of a dense product: a multiplication and an addition per row, inner column and column."""
+    return 2 * rows * inner * cols
+
+
+def row_flops(rows: Amount, cols: Amount, passes: int) -> Amount:
+    """Operations of `passes` element-wise operations over rows."""
+    return passes * rows * cols
 
 
 def size_of(size: str | int, sizes: Sizes) -> int:

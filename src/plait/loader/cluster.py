@@ -18,10 +18,10 @@ from torch_geometric.utils import narrow
 
 from plait.errors import InputError
 from plait.graph import Graph
+from plait.graph.partition import metis
 from plait.loader.adapter import picked_seed
 from plait.loader.assemble import take_rows
 from plait.loader.epochs import Epochs, Job, shuffled
-from plait.loader.partition import metis
 
 __all__ = ["ClusterData", "ClusterLoader"]
 

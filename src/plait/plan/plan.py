@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from plait.cost.price import Price
+from plait.cost.work import Matrix
 from plait.ir import Expr, formula
 from plait.plan.program import Program, Step
 
@@ -78,6 +79,7 @@ class LayerPlan:
     because: str = ""
     measured: Mapping[str, Measured] = field(default_factory=dict)
     gradient_expr: Expr | None = None  # the equal expression whose gradients are computed, where another one
+    matrices: Mapping[str, Matrix] = field(default_factory=dict)  # constants and sparse values, as priced
 
     def describe(self) -> str:
         sparse = ", sparse features" if self.sparse_values else ""

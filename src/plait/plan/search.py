@@ -16,7 +16,7 @@ from plait.plan.plan import LayerPlan, PricedStep, Rejected
 from plait.plan.program import Program, Step
 from plait.plan.prune import Survivor, prune
 
-__all__ = ["Problem", "best_by_exhaustion", "price_program", "search", "survey"]
+__all__ = ["Problem", "best_by_exhaustion", "matrices_of", "price_program", "search", "survey"]
 
 _SAME_PRICE = 1.02
 _WITHIN_ERROR = 1.1  # about what the price of a whole layer is off
@@ -124,7 +124,21 @@ def search(problem: Problem) -> LayerPlan:
             for p in pruned
         ]
     )  # fmt: skip
-    return replace(best, rejected=rejected, because=_reason(best, ranked))
+    return replace(
+        best, rejected=rejected, because=_reason(best, ranked), matrices=matrices_of(best, problem)
+    )
+
+
+def matrices_of(plan: LayerPlan, problem: Problem) -> dict[str, Matrix]:
+    """The sparse matrices a plan multiplies by, by name; their forms stay with the graph."""
+    found = {name: problem.features[_origin(name, plan.hoisted)] for name in plan.sparse_values}
+    for program in (plan.hoisted, plan.forward, plan.backward):
+        for step in () if program is None else program.steps:
+            name = step.get("matrix")
+            if program is not None and name is not None and name not in found:
+                found[name] = problem.matrix(program.constants[name], False)
+    bare = {"form": None, "form_transposed": None, "form_of_extrema": None}
+    return {name: replace(matrix, **bare) for name, matrix in found.items()}  # type: ignore[arg-type]
 
 
 def _preferred(ranked: list[LayerPlan]) -> LayerPlan:

@@ -7,7 +7,7 @@ import pytest
 
 from plait.bench.batches import Options
 from plait.bench.batches.caching import _binary_search, advisor, lookup, simulation, throttled
-from plait.loader.partition import has_metis
+from plait.graph.partition import has_metis
 
 SMALL = Options(is_small=True, budget_seconds=0.05, environment={})
 

@@ -28,8 +28,8 @@ from plait.features import (
     slot_table,
 )
 from plait.graph import Graph
+from plait.graph.partition import has_metis, metis
 from plait.loader import NeighborLoader
-from plait.loader.partition import has_metis, metis
 from plait.loader.remote import remote_trace
 from plait.measure import time_calls
 

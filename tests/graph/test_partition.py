@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from plait.errors import InputError
-from plait.graph import Graph
-from plait.loader import partition
-from plait.loader.partition import has_metis, metis
+from plait.graph import Graph, partition
+from plait.graph.partition import has_metis, metis
 
 
 def two_rings(size: int) -> Graph:

@@ -1,0 +1,155 @@
+"""Why a strategy wins, and where it would lose: at which bandwidth, number of workers or width."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from plait.analysis.network import Network
+from plait.analysis.strategies import Cluster, Strategy, Workload, price
+
+__all__ = ["Advice", "BreakEven", "advise", "bandwidth_at_par", "fitting"]
+
+_MOST_WORKERS = 1024
+_WIDTHS = (2.0, 4.0, 8.0, 16.0)
+
+
+@dataclass(frozen=True)
+class BreakEven:
+    """Where the winner stops winning: "below 1.2e8 bytes a second one worker is faster"."""
+
+    what: str  # bandwidth, workers or width
+    side: str  # "below" or "from" (for workers and width: at that value)
+    value: float
+    instead: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"what": self.what, "side": self.side, "value": self.value, "instead": self.instead}
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The winner, the reason, and its limits."""
+
+    winner: str
+    because: str
+    break_even: tuple[BreakEven, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        found = [limit.to_dict() for limit in self.break_even]
+        return {"winner": self.winner, "because": self.because, "break_even": found}
+
+
+def fitting(strategies: Sequence[Strategy], memory: float) -> list[Strategy]:
+    """Those whose workers have room; all of them where none has."""
+    return [s for s in strategies if s.memory_per_worker <= memory] or list(strategies)
+
+
+def advise(
+    work: Workload, cluster: Cluster, strategies: Sequence[Strategy], memory: float,
+    cluster_of: Callable[[int], Cluster],
+) -> Advice:  # fmt: skip
+    """The fastest strategy that computes the same numbers and fits, and where another one takes over.
+
+    Sampling and stale rows are left to the user: they change what is learnt.
+    """
+    candidates = _same(fitting(strategies, memory)) or list(strategies)
+    best = candidates[0]
+    limits = [
+        _bandwidth(best, candidates, cluster.network),
+        *_workers(best, work, cluster, memory, cluster_of),
+        *_widths(best, work, cluster, memory),
+    ]
+    found = tuple(limit for limit in limits if limit is not None)
+    return Advice(best.name, _because(best, candidates, strategies, memory), found)
+
+
+def _same(strategies: Sequence[Strategy]) -> list[Strategy]:
+    return [strategy for strategy in strategies if strategy.same_numbers]
+
+
+def _because(
+    best: Strategy, candidates: Sequence[Strategy], everyone: Sequence[Strategy], memory: float
+) -> str:
+    parts = []
+    if len(candidates) > 1:
+        rival = candidates[1]
+        ratio = rival.seconds_per_epoch / max(best.seconds_per_epoch, 1e-300)
+        parts.append(
+            f"{ratio:.2f} x faster than {rival.name}: {_seconds(best.compute_seconds)} of work and "
+            f"{_seconds(best.communication_seconds)} on the network, against "
+            f"{_seconds(rival.compute_seconds)} and {_seconds(rival.communication_seconds)}"
+        )
+    alone = next((s for s in everyone if s.workers == 1), None)
+    if alone is not None and best is not alone:
+        gain = alone.seconds_per_epoch / max(best.seconds_per_epoch, 1e-300)
+        parts.append(f"{gain:.2f} x faster than one worker")
+    if alone is not None and alone.memory_per_worker > memory:
+        parts.append(f"one worker would need {alone.memory_per_worker / 1e9:.1f} GB")
+    if best.memory_per_worker > memory:
+        parts.append(
+            f"no form fits {memory / 1e9:.1f} GB a worker; this one needs {best.memory_per_worker / 1e9:.1f}"
+        )
+    return "; ".join(parts) or "there is nothing else to choose"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+
+
+def bandwidth_at_par(one: Strategy, other: Strategy, latency: float) -> float | None:
+    """Bytes a second at which two strategies take equally long; None where one always wins."""
+    more = one.traffic.busiest - other.traffic.busiest
+    less = other.compute_seconds - one.compute_seconds
+    less += (other.traffic.messages - one.traffic.messages) * latency
+    if more == 0 or less == 0 or (more > 0) != (less > 0):
+        return None
+    return more / less
+
+
+def _bandwidth(best: Strategy, candidates: Sequence[Strategy], network: Network) -> BreakEven | None:
+    """The nearest bandwidth at which another strategy takes over."""
+    found = []
+    for other in candidates[1:]:
+        value = bandwidth_at_par(best, other, network.latency)
+        if value is not None:
+            side = "below" if value < network.bytes_per_s else "from"
+            found.append(BreakEven("bandwidth", side, value, other.name))
+    return min(found, key=lambda b: abs(math.log(b.value / network.bytes_per_s)), default=None)
+
+
+def _winner(work: Workload, cluster: Cluster, memory: float) -> Strategy:
+    strategies = price(work, cluster)
+    return (_same(fitting(strategies, memory)) or strategies)[0]
+
+
+def _workers(
+    best: Strategy, work: Workload, cluster: Cluster, memory: float, cluster_of: Callable[[int], Cluster]
+) -> list[BreakEven]:
+    """The nearest smaller and larger numbers of workers (halves and doubles) where another form wins."""
+    found = []
+    for step in (0.5, 2.0):
+        count = cluster.workers * step
+        while 2 <= count <= min(_MOST_WORKERS, work.nodes):
+            winner = _winner(work, cluster_of(int(count)), memory)
+            if winner.name != best.name:
+                side = "below" if step < 1 else "from"
+                found.append(BreakEven("workers", side, float(int(count)), winner.name))
+                break
+            count *= step
+    return found
+
+
+def _widths(best: Strategy, work: Workload, cluster: Cluster, memory: float) -> list[BreakEven]:
+    """The nearest factors on all widths where another form wins."""
+    found = []
+    for factors in (tuple(1 / f for f in _WIDTHS), _WIDTHS):
+        for factor in factors:
+            winner = _winner(work.widened(factor), cluster, memory)
+            if winner.name != best.name:
+                side = "below" if factor < 1 else "from"
+                found.append(BreakEven("width", side, factor, winner.name))
+                break
+    return found

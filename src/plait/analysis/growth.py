@@ -1,0 +1,105 @@
+"""How a neighbourhood grows hop by hop around a batch of seeds: measured on a graph, or from its degrees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plait.analysis.statistics import Statistics
+from plait.errors import InputError
+from plait.graph import Graph
+from plait.graph.partition import distinct
+
+__all__ = ["Growth", "estimate", "grow", "measure"]
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Distinct nodes reached within 0, 1, ... hops, and edges read in hop 1, 2, ...; means of a batch."""
+
+    batch: int
+    nodes: tuple[float, ...]
+    edges: tuple[float, ...]
+    is_measured: bool
+
+    def rows(self, layer: int, layers: int) -> float:
+        """Rows that layer 0, ... of so many computes."""
+        return self.nodes[min(layers - 1 - layer, len(self.nodes) - 1)]
+
+    def edges_of(self, layer: int, layers: int) -> float:
+        """Edges that layer reads."""
+        return sum(self.edges[: layers - layer])
+
+
+def grow(statistics: Statistics, batch: int, fanouts: Sequence[int | None], seed: int = 0) -> Growth:
+    """Measured where the graph is at hand, else estimated; a fan-out of None takes all neighbours."""
+    if batch < 1 or any(fanout is not None and fanout < 1 for fanout in fanouts):
+        raise InputError(f"batch={batch}, fanouts={list(fanouts)}: give whole numbers of at least 1")
+    if statistics.graph is not None and statistics.graph.is_square:
+        return measure(statistics.graph, batch, fanouts, np.random.default_rng(seed))
+    return estimate(statistics, batch, fanouts)
+
+
+def estimate(statistics: Statistics, batch: int, fanouts: Sequence[int | None]) -> Growth:
+    """From the degrees: e edges leave a node of degree δ unread with probability exp(-δ e / m)."""
+    bins, total = statistics.bins, max(1, statistics.edges)
+    size = min(batch, statistics.nodes)
+    reached = np.full_like(bins.count, size / max(1.0, bins.nodes))
+    fresh = reached * bins.count
+    nodes, edges = [float(size)], []
+    for fanout in fanouts:
+        taken = bins.degree if fanout is None else np.minimum(bins.degree, fanout)
+        read = float(fresh @ taken)
+        after = 1.0 - (1.0 - reached) * np.exp(-bins.degree * read / total)
+        fresh, reached = (after - reached) * bins.count, after
+        edges.append(read)
+        nodes.append(float(reached @ bins.count))
+    return Growth(size, tuple(nodes), tuple(edges), False)
+
+
+def measure(
+    graph: Graph, batch: int, fanouts: Sequence[int | None], rng: np.random.Generator, batches: int = 4
+) -> Growth:
+    """The means over a few batches of random seeds."""
+    size = min(batch, graph.num_nodes)
+    runs = [_expand(graph, rng.choice(graph.num_nodes, size, False), fanouts, rng) for _ in range(batches)]
+    nodes = np.mean([run[0] for run in runs], axis=0)
+    edges = np.mean([run[1] for run in runs], axis=0)
+    return Growth(size, tuple(map(float, nodes)), tuple(map(float, edges)), True)
+
+
+def _expand(
+    graph: Graph, seeds: Ints, fanouts: Sequence[int | None], rng: np.random.Generator
+) -> tuple[list[int], list[int]]:
+    """Distinct nodes within each hop, and edges read in it; only nodes that are new read edges."""
+    seen = np.zeros(graph.num_nodes, bool)
+    seen[seeds] = True
+    frontier, nodes, edges = seeds, [len(seeds)], []
+    for fanout in fanouts:
+        sources = graph.indices[_positions(graph, frontier, fanout, rng)]
+        new = distinct(sources[~seen[sources]].astype(np.int64))
+        seen[new] = True
+        frontier = new
+        edges.append(len(sources))
+        nodes.append(nodes[-1] + len(new))
+    return nodes, edges
+
+
+def _positions(graph: Graph, rows: Ints, fanout: int | None, rng: np.random.Generator) -> Ints:
+    """Which edges are read: all of a row, or one from each of `fanout` equal stretches of it."""
+    starts = graph.indptr[rows].astype(np.int64)
+    degrees = graph.indptr[rows + 1].astype(np.int64) - starts
+    is_whole = np.full(len(rows), True) if fanout is None else degrees <= fanout
+    lengths = degrees[is_whole]
+    offsets = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    whole: Ints = np.repeat(starts[is_whole], lengths) + offsets
+    if fanout is None:
+        return whole
+    places = (np.arange(fanout) + rng.random((int((~is_whole).sum()), fanout))) / fanout
+    drawn = starts[~is_whole, None] + (places * degrees[~is_whole, None]).astype(np.int64)
+    return np.concatenate((whole, drawn.ravel()))

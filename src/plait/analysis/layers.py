@@ -1,0 +1,118 @@
+"""Layers as the strategies see them: counted passes, widths, parameters, what they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from plait.analysis.fused import of_fused
+from plait.analysis.statistics import Statistics
+from plait.analysis.work import Phase, of_layer
+from plait.cost.work import size_of
+from plait.ir import leaves
+from plait.plan.fused import FusedPlan
+from plait.plan.plan import LayerPlan, NotPlanned, Plan
+
+__all__ = ["EMPTY", "Layer", "layers_of"]
+
+EMPTY = Phase(0, 0, 0, 0.0, 0.0, 0.0, {})
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer: its passes by name, and what a strategy asks of it."""
+
+    name: str
+    text: str
+    phases: Mapping[str, Phase]
+    width_in: int
+    width_out: int
+    parameters: int
+    held_bytes: int  # what it keeps and makes at its peak
+    note: str = ""
+
+    @property
+    def forward(self) -> Phase:
+        return self.phases.get("forward", EMPTY)
+
+    @property
+    def backward(self) -> Phase:
+        return self.phases.get("backward", EMPTY)
+
+    @property
+    def is_black_box(self) -> bool:
+        return not self.phases
+
+    @property
+    def is_exact(self) -> bool:
+        return bool(self.phases) and all(phase.is_exact for phase in self.phases.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "expression": self.text,
+            "width_in": self.width_in,
+            "width_out": self.width_out,
+            "parameters": self.parameters,
+            "held_bytes": self.held_bytes,
+            "is_black_box": self.is_black_box,
+            "is_exact": self.is_exact,
+            "note": self.note,
+            "forward": self.forward.to_dict(),
+            "backward": self.backward.to_dict(),
+            **({"once": self.phases["once"].to_dict()} if "once" in self.phases else {}),
+        }
+
+
+def layers_of(plan: Plan, statistics: Statistics) -> list[Layer]:
+    """The layers of a plan in the order they run; those that run in PyG follow, as black boxes."""
+    plans: Sequence[LayerPlan | FusedPlan] = plan.layers
+    known = [
+        _of_fused(layer, statistics) if isinstance(layer, FusedPlan) else _of_plan(layer) for layer in plans
+    ]
+    return known + [_black_box(layer) for layer in plan.not_planned]
+
+
+def _of_plan(plan: LayerPlan) -> Layer:
+    phases = of_layer(plan)
+    weights = {
+        name: leaf for name, leaf in leaves(plan.expr).items() if getattr(leaf, "role", "") == "learnable"
+    }
+    out = plan.forward.shapes[plan.forward.outputs[0]][1]
+    given = plan.forward.shapes.get("X") or plan.hoisted.shapes.get("X")
+    return Layer(
+        name=plan.layer,
+        text=plan.describe(),
+        phases=phases,
+        width_in=0 if given is None else size_of(given[1], plan.sizes),
+        width_out=size_of(out, plan.sizes),
+        parameters=sum(_numbers(leaf, plan.sizes) for leaf in weights.values()),
+        held_bytes=plan.peak_bytes,
+    )
+
+
+def _numbers(leaf: Any, sizes: Mapping[str, int]) -> int:
+    """How many numbers a leaf holds."""
+    if not hasattr(leaf, "rows"):
+        return 1
+    return size_of(leaf.rows, sizes) * size_of(leaf.cols, sizes)
+
+
+def _of_fused(plan: FusedPlan, statistics: Statistics) -> Layer:
+    sizes = plan.sizes
+    inner = sizes.get("K1", 0)
+    width = sizes["heads"] * sizes["F"] if "F" in sizes and "heads" in sizes else sizes.get("K2", inner)
+    is_raw = "recompute" in plan.choice
+    ahead = (inner,) if is_raw else (2 * width,) if plan.kind in ("dot", "gated") else (width,)
+    # backwards every gathered row gets its gradient back
+    phases = of_fused(plan, statistics.bins.largest, {"forward": ahead, "backward": ahead})
+    rows = max(1, sizes.get("N", 1))
+    products = [step.price.work.flops for step in plan.steps if step.title.startswith("project")]
+    weights = round(sum(products) / (2 * rows)) if products else inner * width
+    note = "counted by formulas of its sizes, not by a program"
+    return Layer(plan.layer, plan.text, phases, inner, width, weights + 3 * width, plan.peak_bytes, note)
+
+
+def _black_box(layer: NotPlanned) -> Layer:
+    return Layer(layer.layer, "runs in PyG", {}, 0, 0, 0, 0, f"a black box: {layer.reason}")

@@ -1,0 +1,245 @@
+"""Models by name, planned from statistics alone: no tensor, no graph and no torch.
+
+Most are planned as plait would run them. Four of the paper's models that plait has no rule for in the paper's
+form (vanilla attention, AGNN, MoNet, EdgeConv-5) are counted by their formulas (published.py) and marked so.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from plait.analysis.layers import Layer, layers_of
+from plait.analysis.published import find
+from plait.analysis.statistics import Statistics
+from plait.analysis.work import KERNELS, Phase
+from plait.cost.machine import MachineProfile
+from plait.cost.price import Pricer, Request
+from plait.cost.work import Matrix
+from plait.errors import InputError
+from plait.ir import Add, Aggregate, Dense, Diagonal, Expr, Map, MatMul, Scale, Sparse, leaves, total
+from plait.ir.build import chebyshev, number, polynomial, propagation
+from plait.plan import attention, gated
+from plait.plan.fused import FusedPlan
+from plait.plan.plan import LayerPlan, Plan
+from plait.plan.search import Problem, search
+
+__all__ = ["HEADS", "NAMES", "layers_by_name"]
+
+HEADS = 4
+_POWERS = 2  # of polynomial models
+_STEPS = 10  # of iterations that stand for an inverse
+
+X = Dense("X", "N", "K1")
+B = Dense("b", 1, "K2", "learnable")
+A = Sparse("A", "N", "N")
+# loops of ones go inside the pattern, as PyG's GCN has them
+SYMMETRIC = MatMul(MatMul(Diagonal("p", "N"), Add((A, Diagonal("i", "N")))), Diagonal("q", "N"))
+NORMALISED = Sparse("S", "N", "N", is_weighted=True)  # the same as one weighted matrix
+MEAN = propagation(left=True)
+
+
+def _w(name: str, rows: str = "K1", cols: str = "K2") -> Dense:
+    return Dense(name, rows, cols, "learnable")
+
+
+def _powers(matrix: Expr, count: int) -> list[Expr]:
+    found: list[Expr] = [X]
+    for _ in range(count):
+        found.append(MatMul(matrix, found[-1]))
+    return found
+
+
+def _walks(first: int, count: int) -> Expr:
+    """A weighted sum of powers of the mean, by Horner: a product a power."""
+    value: Expr = Scale(number(0.5), X)
+    for power in range(count - 1, -1, -1):
+        product = MatMul(MEAN, value)
+        value = total(product, Scale(number(0.5), X)) if power >= first else product
+    return value
+
+
+def _iterated(share: float = 0.9) -> tuple[Expr, ...]:
+    value: Expr = X
+    for _ in range(_STEPS):
+        value = total(Scale(number(share), MatMul(NORMALISED, value)), Scale(number(1 - share), X))
+    return (value,)
+
+
+def _linear(expr: Expr) -> tuple[Expr, ...]:
+    return (total(MatMul(expr, _w("W")), B),)
+
+
+def _gin() -> tuple[Expr, ...]:
+    inner = total(MatMul(total(A @ X, Scale(number(1.1), X)), _w("W")), B)
+    return (total(MatMul(Map("relu", inner), _w("W1", "K2", "K2")), Dense("b1", 1, "K2", "learnable")),)
+
+
+def _pooled() -> tuple[Expr, ...]:
+    message = Map("relu", total(MatMul(X, _w("P", "K1", "K1")), Dense("c", 1, "K1", "learnable")))
+    return (total(MatMul(Aggregate("max", A, message), _w("W")), MatMul(X, _w("V")), B),)
+
+
+# name -> the equal expressions of one layer
+_EXPRESSIONS: dict[str, Callable[[], tuple[Expr, ...]]] = {
+    "gcn": lambda: _linear(MatMul(SYMMETRIC, X)),
+    "sage": lambda: (total(MatMul(MatMul(MEAN, X), _w("W")), B, MatMul(X, _w("V"))),),
+    "sage-pool": _pooled,
+    "gin": _gin,
+    "commnet": lambda: (total(MatMul(A @ X, _w("W")), MatMul(X, _w("V"))),),
+    "edgeconv-1": lambda: (MatMul(A, MatMul(X, _w("W"))),),
+    "sgc": lambda: _linear(_powers(SYMMETRIC, _POWERS)[-1]),
+    "tag": lambda: tuple(
+        total(form, B) for form in polynomial(SYMMETRIC, X, [_w(f"W{k}") for k in range(_POWERS + 1)])
+    ),
+    "chebnet": lambda: tuple(
+        total(form, B)
+        for form in chebyshev(propagation(left=True, right=True), X, [_w(f"W{k}") for k in range(3)])
+    ),
+    "deepwalk": lambda: _linear(Add(tuple(_powers(MEAN, _POWERS)))),
+    "dcnn": lambda: _linear(_walks(1, _POWERS)),
+    "node2vec": lambda: _linear(_walks(0, 2)),
+    "line": lambda: _linear(_walks(1, 2)),
+}
+# the inverse as an iteration on X W: two layers and one matrix, since all associations of ten steps are many
+_ITERATED = ("auto-regress", "ppnp", "arma", "parwalks")
+_ATTENTION = {"gat": ("gat", 1), "gatv2": ("leaky", 2), "transformer": ("dot", 3)}
+_GATED = ("g-gcn",)
+_BY_FORMULA = {
+    "vanilla-attention": "Vanilla attention", "agnn": "AGNN", "monet": "MoNet", "edgeconv-5": "EdgeConv-5"
+}  # fmt: skip
+NAMES = (*_EXPRESSIONS, *_ITERATED, *_ATTENTION, *_GATED, *_BY_FORMULA)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a layer stands: what it is planned for."""
+
+    name: str
+    inner: int
+    width: int
+    is_first: bool
+    is_training: bool
+    statistics: Statistics
+    machine: MachineProfile
+    threads: int | None
+
+    def matrix(self, expr: Expr) -> Matrix:
+        """What the cost model asks of a constant."""
+        names = set(leaves(expr))
+        has_loops = "S" in names or (bool(names & {"l", "i"}) and not isinstance(expr, Sparse))
+        return self.pattern(has_loops, bool(names - {"A", "i"}))
+
+    def pattern(self, has_loops: bool, is_weighted: bool) -> Matrix:
+        found, nodes = self.statistics, self.statistics.nodes
+        loops = nodes if has_loops else 0
+        localities = (found.locality(False), found.locality(True))
+        index_bytes = 4 if max(nodes, found.edges) < 2**31 else 8
+        return Matrix(nodes, nodes, found.edges + loops, is_weighted, *localities, index_bytes, loops)
+
+
+def layers_by_name(
+    model: str,
+    widths: Sequence[int],
+    statistics: Statistics,
+    machine: MachineProfile,
+    *,
+    is_training: bool = True,
+    heads: int = HEADS,
+    threads: int | None = None,
+) -> list[Layer]:
+    """A model of len(widths) - 1 layers, analysed; the first one's features stay the same all along."""
+    if model not in NAMES:
+        raise InputError(f"model: unknown name {model!r}; known are {', '.join(NAMES)}")
+    if len(widths) < 2 or any(isinstance(w, bool) or not isinstance(w, int) or w < 1 for w in widths):
+        raise InputError(f"widths: {list(widths)}; give the features, the hidden and the output widths")
+    found: list[Layer] = []
+    for k, (inner, width) in enumerate(itertools.pairwise(widths)):
+        place = _Place(f"layer {k} {model}", inner, width, k == 0, is_training, statistics, machine, threads)
+        if model in _BY_FORMULA:
+            found.append(_by_formula(model, place))
+        else:
+            plans: Any = tuple(_plans(model, place, heads))
+            found += layers_of(Plan(plans), statistics)
+    return found
+
+
+def _plans(model: str, place: _Place, heads: int) -> list[LayerPlan | FusedPlan]:
+    if model in _EXPRESSIONS:
+        return [search(_problem(_EXPRESSIONS[model](), place))]
+    if model in _ITERATED:
+        behind = replace(place, name=f"{place.name}, iteration", inner=place.width, is_first=False)
+        first: tuple[Expr, ...] = (total(MatMul(X, _w("W")), B),)
+        return [search(_problem(first, place)), search(_problem(_iterated(), behind))]
+    return [_passes(model, place, heads if place.width % heads == 0 else 1)]
+
+
+def _problem(forms: tuple[Expr, ...], place: _Place) -> Problem:
+    learnt = tuple(n for n, leaf in leaves(forms[0]).items() if getattr(leaf, "role", "") == "learnable")
+    return Problem(
+        forms=forms,
+        sizes={"N": place.statistics.nodes, "K1": place.inner, "K2": place.width},
+        matrices=place.matrix,
+        machine=place.machine,
+        wrt=(() if place.is_first else ("X",)) + learnt if place.is_training else None,
+        constant=frozenset({"X"}) if place.is_first else frozenset(),
+        threads=place.threads,
+        layer=place.name,
+    )
+
+
+def _passes(model: str, place: _Place, heads: int) -> FusedPlan:
+    # attention sees a node itself too
+    matrix = place.pattern(model in ("gat", "gatv2"), True)
+    asked = (place.machine, place.is_training, not place.is_first)
+    if model in _GATED:
+        problem = gated.GatedProblem(
+            place.name, matrix, place.inner, place.width, True, *asked, threads=place.threads
+        )
+        return gated.choose(problem)
+    kind, parts = _ATTENTION[model]
+    width = place.width // heads
+    return attention.choose(
+        attention.AttentionProblem(
+            place.name, kind, matrix, place.inner, width, heads, parts, *asked, threads=place.threads
+        )
+    )
+
+
+def _by_formula(model: str, place: _Place) -> Layer:
+    """A layer of the paper by its exact formula, all its widths the larger one; backwards twice the work."""
+    row, found = find(_BY_FORMULA[model]), place.statistics
+    wide = max(place.inner, place.width)
+    values = {"n": found.nodes, "m": found.edges, "d": found.bins.largest, "k": wide, "L": 1}
+    pricer = Pricer(place.machine, threads=place.threads)
+    gather = pricer.price(Request("spmm", found.nodes, wide, matrix=place.pattern(False, True)))
+    dense = pricer.price(Request("gemm", found.nodes, place.width, place.inner))
+    flops, rows = int(row.executed_work(**values)), found.nodes * wide
+    summed = min(flops, found.edges * wide)
+    ahead = Phase(
+        flops=flops,
+        copies=0,
+        depth=int(row.executed_depth(**values)),
+        bytes_least=gather.work.bytes_least + dense.work.bytes_least,
+        bytes_gathered=gather.work.bytes_gathered + dense.work.bytes_gathered,
+        seconds=2 * gather.seconds + dense.seconds,
+        kernels=dict(zip(KERNELS, (0, 0, summed, flops - summed), strict=True)),
+        gathers=(wide,),
+        gather_seconds=2 * gather.seconds,
+        formulas={"flops": row.executed_work, "depth": row.executed_depth},
+        values=values,
+        is_exact=False,
+    )
+    back = replace(
+        ahead, flops=2 * flops, depth=2 * ahead.depth, bytes_least=2 * ahead.bytes_least,
+        bytes_gathered=2 * ahead.bytes_gathered, seconds=2 * ahead.seconds,
+        kernels={name: 2 * count for name, count in ahead.kernels.items()},
+        gather_seconds=2 * ahead.gather_seconds, formulas={},
+    )  # fmt: skip
+    phases = {"forward": ahead, **({"backward": back} if place.is_training else {})}
+    return Layer(
+        place.name, f"{row.formula}, by formula", phases, place.inner, place.width,
+        2 * place.inner * place.width, 4 * 3 * rows, "counted by the paper's formula, not by a program",
+    )  # fmt: skip

@@ -1,0 +1,105 @@
+"""What lies between workers: bandwidth and latency, and what collectives cost on it."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from plait.errors import InputError
+
+__all__ = ["NAMED", "Network", "Traffic", "all_gather", "all_reduce", "all_to_all", "network_of"]
+
+
+@dataclass(frozen=True)
+class Network:
+    """Bytes a second each worker can send while it receives as many, and seconds until a message arrives."""
+
+    name: str
+    bytes_per_s: float
+    latency: float
+
+    def seconds(self, traffic: Traffic) -> float:
+        return traffic.busiest / self.bytes_per_s + traffic.messages * self.latency
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes all workers send together, those of the busiest one, and its messages one after the other."""
+
+    total: float = 0.0
+    busiest: float = 0.0
+    messages: float = 0.0
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(self.total + other.total, self.busiest + other.busiest, self.messages + other.messages)
+
+    def __mul__(self, times: float) -> Traffic:
+        return Traffic(self.total * times, self.busiest * times, self.messages * times)
+
+
+def all_reduce(size: float, workers: int) -> Traffic:
+    """Every worker gets the sum of everybody's `size` bytes: a ring sends 2 (P - 1) / P of them each."""
+    share = 2.0 * (workers - 1) / workers
+    return Traffic(share * size * workers, share * size, 2 * (workers - 1))
+
+
+def all_gather(size: float, workers: int) -> Traffic:
+    """Every worker gets all `size` bytes, of which each has an equal part."""
+    share = (workers - 1) / workers
+    return Traffic(share * size * workers, share * size, workers - 1)
+
+
+def all_to_all(size: float, workers: int) -> Traffic:
+    """`size` bytes spread by rows are spread by columns: of its part each worker keeps one part in P."""
+    share = (workers - 1) / workers**2
+    return Traffic(share * size * workers, share * size, workers - 1)
+
+
+NAMED = {
+    "1gbit": (0.125e9, 50e-6),
+    "10gbit": (1.25e9, 30e-6),
+    "25gbit": (3.125e9, 20e-6),
+    "100gbit": (12.5e9, 5e-6),
+    "200gbit": (25e9, 3e-6),
+    "400gbit": (50e9, 3e-6),
+    "pcie4": (25e9, 5e-6),
+    "nvlink": (300e9, 3e-6),
+}
+_UNITS = {"gbit": 1e9 / 8, "mbit": 1e6 / 8, "gb/s": 1e9, "mb/s": 1e6}
+_TIMES = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
+_HELP = f"name one of {', '.join(NAMED)}, or write e.g. 40gbit, 5GB/s or 40gbit,10us"
+
+
+def network_of(given: Any) -> Network:
+    """A network by name ("10gbit"), by figures ("40gbit,10us"), as (bytes a second, latency), or itself."""
+    if isinstance(given, Network):
+        return _checked(given)
+    if isinstance(given, tuple | list) and len(given) == 2:
+        return _checked(Network("given", float(given[0]), float(given[1])))
+    if isinstance(given, str):
+        text = given.strip().lower()
+        if text in NAMED:
+            return Network(text, *NAMED[text])
+        match = re.fullmatch(r"([-+.\d]+)\s*(gbit|mbit|gb/s|mb/s)(?:,\s*([-+.\d]+)\s*(us|µs|ms|s))?", text)
+        if match is not None:
+            speed = _number(match[1]) * _UNITS[match[2]]
+            late = NAMED["10gbit"][1] if match[3] is None else _number(match[3]) * _TIMES[match[4]]
+            return _checked(Network(text, speed, late))
+    raise InputError(f"network: {given!r} is not known; {_HELP}")
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InputError(f"network: {text!r} is no number; {_HELP}") from None
+
+
+def _checked(network: Network) -> Network:
+    if not math.isfinite(network.bytes_per_s) or network.bytes_per_s <= 0:
+        raise InputError(f"network: a bandwidth of {network.bytes_per_s:g} bytes a second; {_HELP}")
+    if not math.isfinite(network.latency) or network.latency < 0:
+        raise InputError(f"network: a latency of {network.latency:g} seconds; {_HELP}")
+    return network

@@ -1,0 +1,505 @@
+"""The taxonomy of parallel training, priced: what each form sends, holds, waits for and takes.
+
+An epoch is one pass over all nodes, forward and backward. Seconds are those of the fullest worker (its share
+of the planner's price) plus its traffic over the network: nothing overlaps, except where a pipeline says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from plait.analysis.cut import EdgeCut, VertexCut
+from plait.analysis.growth import Growth
+from plait.analysis.layers import Layer
+from plait.analysis.network import Network, Traffic, all_gather, all_reduce, all_to_all
+from plait.analysis.pipeline import MODES, Mode, Schedule, schedule
+
+__all__ = ["Cluster", "Load", "Strategy", "Workload", "price", "stage_times", "workload_of"]
+
+_OPTIMISER = 4  # copies of the weights: themselves, gradients, two moments
+
+
+@dataclass(frozen=True)
+class Load:
+    """One layer as a strategy sees it: columns its products with the graph carry, seconds, flops, weights."""
+
+    name: str
+    width_in: int
+    width_out: int
+    ahead: tuple[int, ...]
+    behind: tuple[int, ...]
+    graph_seconds: tuple[float, float]  # forward, backward
+    dense_seconds: tuple[float, float]
+    flops: float
+    parameters: int
+    held_bytes: float
+    once_seconds: float = 0.0  # products with the graph done once; mini-batches repeat them
+
+    @property
+    def gathers(self) -> tuple[int, ...]:
+        return self.ahead + self.behind
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.graph_seconds) + sum(self.dense_seconds)
+
+    def widened(self, factor: float) -> Load:
+        """The layer with all widths times `factor`: its graph part grows with it, its dense part twice so."""
+
+        def wide(columns: Iterable[int]) -> tuple[int, ...]:
+            return tuple(max(1, round(c * factor)) for c in columns)
+
+        ahead, behind = self.graph_seconds
+        dense = tuple(seconds * factor**2 for seconds in self.dense_seconds)
+        return replace(
+            self, width_in=wide((self.width_in,))[0], width_out=wide((self.width_out,))[0],
+            ahead=wide(self.ahead), behind=wide(self.behind), once_seconds=self.once_seconds * factor,
+            graph_seconds=(ahead * factor, behind * factor), dense_seconds=(dense[0], dense[1]),
+            flops=self.flops * factor**2, parameters=round(self.parameters * factor**2),
+            held_bytes=self.held_bytes * factor,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model on a graph: its layers, the graph's size, the bytes of a number and of an edge."""
+
+    loads: tuple[Load, ...]
+    nodes: int
+    edges: int
+    features: int
+    float_bytes: int = 4
+    index_bytes: int = 4
+    graphs: int = 1  # separate graphs in the data
+    activation_seconds: float = 0.0  # of one layer's non-linearity
+
+    @property
+    def seconds(self) -> float:
+        return sum(load.seconds for load in self.loads)
+
+    @property
+    def flops(self) -> float:
+        return sum(load.flops for load in self.loads)
+
+    @property
+    def weight_bytes(self) -> float:
+        return float(sum(load.parameters for load in self.loads) * self.float_bytes)
+
+    @property
+    def graph_bytes(self) -> float:
+        """Both directions of the graph, as the kernels read them."""
+        return 2.0 * (self.edges * self.index_bytes + self.nodes * 8)
+
+    @property
+    def feature_bytes(self) -> float:
+        return float(self.nodes * self.features * self.float_bytes)
+
+    @property
+    def held_bytes(self) -> float:
+        return sum(load.held_bytes for load in self.loads)
+
+    def rows_bytes(self, columns: float) -> float:
+        """A matrix with a row for every node."""
+        return self.nodes * columns * self.float_bytes
+
+    def widened(self, factor: float) -> Workload:
+        loads = tuple(load.widened(factor) for load in self.loads)
+        return replace(self, loads=loads, features=max(1, round(self.features * factor)))
+
+
+def workload_of(layers: Sequence[Layer], nodes: int, edges: int, features: int, **more: Any) -> Workload:
+    """The layers that could be counted; black boxes bring nothing and are marked in the analysis."""
+    loads = tuple(_load(layer) for layer in layers if not layer.is_black_box)
+    return Workload(loads, nodes, edges, features, **more)
+
+
+def _load(layer: Layer) -> Load:
+    ahead, behind = layer.forward, layer.backward
+    return Load(
+        name=layer.name,
+        width_in=layer.width_in,
+        width_out=layer.width_out,
+        ahead=ahead.gathers,
+        behind=behind.gathers,
+        graph_seconds=(ahead.gather_seconds, behind.gather_seconds),
+        dense_seconds=(ahead.seconds - ahead.gather_seconds, behind.seconds - behind.gather_seconds),
+        flops=ahead.flops + behind.flops,
+        parameters=layer.parameters,
+        held_bytes=layer.held_bytes,
+        once_seconds=layer.phases["once"].gather_seconds if "once" in layer.phases else 0.0,
+    )
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """One form of parallelism on this model, graph and network."""
+
+    name: str
+    family: str
+    workers: int
+    traffic_per_layer: tuple[Traffic, ...]
+    traffic: Traffic  # of an epoch, everything together
+    compute_seconds: float
+    seconds_per_epoch: float
+    flops_per_worker: float
+    memory_per_worker: float
+    fixed_memory: float  # the part of it that does not grow with the graph
+    synchronisations: int
+    same_numbers: bool = True  # as one worker computes; else staleness or sampling changes the training
+    note: str = ""
+    bubble: float | None = None
+
+    @property
+    def communication_seconds(self) -> float:
+        return max(0.0, self.seconds_per_epoch - self.compute_seconds)
+
+    def largest_nodes(self, nodes: int, memory: float) -> float:
+        """How many nodes of a graph like this one fit workers of that memory."""
+        growing = (self.memory_per_worker - self.fixed_memory) / max(1, nodes)
+        return max(0.0, (memory - self.fixed_memory) / growing) if growing > 0 else math.inf
+
+    def seconds_at(self, network: Network) -> float:
+        """The epoch on another network."""
+        return self.compute_seconds + network.seconds(self.traffic)
+
+    def to_dict(self, nodes: int, memory: float) -> dict[str, Any]:
+        return {
+            "family": self.family,
+            "workers": self.workers,
+            "bytes_per_epoch": self.traffic.total,
+            "bytes_per_worker": self.traffic.busiest,
+            "bytes_per_layer": [traffic.total for traffic in self.traffic_per_layer],
+            "messages_per_worker": self.traffic.messages,
+            "memory_per_worker": self.memory_per_worker,
+            "synchronisations": self.synchronisations,
+            "seconds_per_epoch": self.seconds_per_epoch,
+            "compute_seconds": self.compute_seconds,
+            "communication_seconds": self.communication_seconds,
+            "flops_per_worker": self.flops_per_worker,
+            "largest_nodes": self.largest_nodes(nodes, memory),
+            "same_numbers": self.same_numbers,
+            "bubble": self.bubble,
+            "note": self.note,
+        }
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Workers, what lies between them, how the graph is cut for them, and how mini-batches are drawn."""
+
+    workers: int
+    network: Network
+    edge_cut: EdgeCut
+    vertex_cut: VertexCut
+    growth: Growth
+    train_share: float = 1.0  # of the nodes that are seeds of an epoch
+
+
+def price(work: Workload, cluster: Cluster) -> list[Strategy]:
+    """Every form that can be used here, the fastest first."""
+    made = [_alone(work)]
+    if cluster.workers > 1:
+        ways: tuple[Callable[[Workload, Cluster], Strategy | None], ...] = (
+            _edge_cut, _vertex_cut, _features, _operator_features, _operator_structure, _ann, _hybrid,
+            _dependent,
+        )  # fmt: skip
+        made += [found for way in ways if (found := way(work, cluster)) is not None]
+        made += [_independent(work, cluster)] if work.graphs >= cluster.workers else []
+        made += [_pipeline(work, cluster, mode) for mode in MODES]
+    return sorted(made, key=lambda strategy: strategy.seconds_per_epoch)
+
+
+# Shared arithmetic ------------------------------------------------------------------------------------------
+
+
+def _strategy(
+    work: Workload, cluster: Cluster, name: str, family: str, per_layer: Sequence[Traffic],
+    compute: float, memory: float, synchronisations: int, *, share: float | None = None,
+    others: Traffic | None = None, fixed: float | None = None, **more: Any,
+) -> Strategy:  # fmt: skip
+    """A strategy whose workers agree on the weights once an epoch, unless `others` says what they do."""
+    once = all_reduce(work.weight_bytes, cluster.workers) if others is None else others
+    traffic = sum(per_layer, once)
+    return Strategy(
+        name=name,
+        family=family,
+        workers=cluster.workers,
+        traffic_per_layer=tuple(per_layer),
+        traffic=traffic,
+        compute_seconds=compute,
+        seconds_per_epoch=compute + cluster.network.seconds(traffic),
+        flops_per_worker=work.flops * (1.0 / cluster.workers if share is None else share),
+        memory_per_worker=memory + _OPTIMISER * work.weight_bytes,
+        fixed_memory=_OPTIMISER * work.weight_bytes if fixed is None else fixed,
+        synchronisations=synchronisations + (1 if others is None else 0),
+        **more,
+    )
+
+
+def _alone(work: Workload) -> Strategy:
+    memory = work.feature_bytes + work.graph_bytes + work.held_bytes + _OPTIMISER * work.weight_bytes
+    nothing = tuple(Traffic() for _ in work.loads)
+    return Strategy(
+        "one worker", "none", 1, nothing, Traffic(), work.seconds, work.seconds, work.flops, memory,
+        _OPTIMISER * work.weight_bytes, 0,
+    )  # fmt: skip
+
+
+def _graph_seconds(work: Workload) -> float:
+    return sum(sum(load.graph_seconds) for load in work.loads)
+
+
+def _dense_seconds(work: Workload) -> float:
+    return sum(sum(load.dense_seconds) for load in work.loads)
+
+
+# Graph-partition parallelism --------------------------------------------------------------------------------
+
+
+def _halo_traffic(work: Workload, cut: EdgeCut, load: Load) -> Traffic:
+    """Every product with the graph needs the remote rows, backwards their gradients, on the same ways."""
+    columns = sum(load.gathers) * work.float_bytes
+    busiest = max((max(h, s) for h, s in zip(cut.halo, cut.sent, strict=True)), default=0.0)
+    messages = max(cut.peers, default=0) * len(load.gathers)
+    return Traffic(sum(cut.halo) * columns, busiest * columns, messages)
+
+
+def _edge_cut(work: Workload, cluster: Cluster) -> Strategy:
+    cut = cluster.edge_cut
+    per_layer = [_halo_traffic(work, cut, load) for load in work.loads]
+    share, rows = _shares(cut, work)
+    compute = _graph_seconds(work) * share + _dense_seconds(work) * rows
+    halo = max(cut.halo, default=0.0)
+    held = (
+        work.held_bytes * rows + halo * sum(max(l.gathers, default=0) for l in work.loads) * work.float_bytes
+    )
+    memory = work.feature_bytes * rows + work.graph_bytes * share + held
+    remote = sum(cut.halo) / max(1, work.nodes)
+    note = f"{cut.by}: {remote:.2f} remote rows a node, {cut.imbalance:.2f} imbalance"
+    return _strategy(
+        work, cluster, "edge cut", "data: graph partition", per_layer, compute, memory,
+        sum(len(load.gathers) for load in work.loads), share=share, note=note,
+    )  # fmt: skip
+
+
+def _shares(cut: EdgeCut, work: Workload) -> tuple[float, float]:
+    """The fullest part's share of the edges and of the nodes."""
+    return max(cut.edges) / max(1.0, sum(cut.edges)), max(cut.nodes) / max(1.0, sum(cut.nodes))
+
+
+def _mirror_traffic(work: Workload, cut: VertexCut, load: Load) -> Traffic:
+    """Each product: copies send partial sums to their master, and get rows from it."""
+    owned = cut.nodes / cut.parts
+    mirrors = [max(0.0, held - owned) for held in cut.copies]
+    columns = 2 * sum(load.gathers) * work.float_bytes
+    messages = 2 * (cut.parts - 1) * len(load.gathers)
+    return Traffic(sum(mirrors) * columns, max(mirrors) * columns, messages)
+
+
+def _vertex_cut(work: Workload, cluster: Cluster) -> Strategy:
+    cut = cluster.vertex_cut
+    per_layer = [_mirror_traffic(work, cut, load) for load in work.loads]
+    edges, copies = max(cut.edges) / max(1.0, sum(cut.edges)), max(cut.copies) / max(1.0, cut.nodes)
+    compute = _graph_seconds(work) * edges + _dense_seconds(work) / cluster.workers
+    memory = work.feature_bytes / cluster.workers + work.graph_bytes * edges + work.held_bytes * copies
+    return _strategy(
+        work, cluster, "vertex cut", "data: graph partition", per_layer, compute, memory,
+        2 * sum(len(load.gathers) for load in work.loads), share=edges,
+        note=f"{cut.by}: {cut.replication:.2f} copies of a node",
+    )  # fmt: skip
+
+
+def _switch_traffic(work: Workload, workers: int, load: Load) -> Traffic:
+    """Rows to columns before the products with the graph and back after them, in both directions."""
+    traffic = Traffic()
+    for gathers in (load.ahead, load.behind):
+        if gathers:
+            traffic += all_to_all(work.rows_bytes(gathers[0]), workers)
+            traffic += all_to_all(work.rows_bytes(gathers[-1]), workers)
+    return traffic
+
+
+def _features(work: Workload, cluster: Cluster) -> Strategy:
+    P = cluster.workers
+    per_layer = [_switch_traffic(work, P, load) for load in work.loads]
+    switches = sum(2 * (bool(load.ahead) + bool(load.behind)) for load in work.loads)
+    memory = work.graph_bytes + (work.feature_bytes + 2 * work.held_bytes) / P
+    return _strategy(
+        work, cluster, "feature partition", "data: graph partition", per_layer, work.seconds / P, memory,
+        switches, note="every worker holds the whole graph and some columns of every row",
+    )  # fmt: skip
+
+
+# Operator and ANN parallelism -------------------------------------------------------------------------------
+
+
+def _operator_features(work: Workload, cluster: Cluster) -> Strategy:
+    P = cluster.workers
+    per_layer = []
+    for load in work.loads:
+        outputs = sum(load.gathers) + 2 * load.width_out + load.width_in
+        products = len(load.gathers) + 3
+        gathered = all_gather(work.rows_bytes(outputs), P)
+        per_layer.append(replace(gathered, messages=gathered.messages * products))
+    memory = work.feature_bytes + work.graph_bytes + work.held_bytes
+    return _strategy(
+        work, cluster, "operator, features", "model: operator", per_layer, work.seconds / P, memory,
+        sum(len(load.gathers) + 3 for load in work.loads), others=Traffic(),
+        note="columns of every product are shared out, its result is gathered by all",
+    )  # fmt: skip
+
+
+def _operator_structure(work: Workload, cluster: Cluster) -> Strategy:
+    P = cluster.workers
+    per_layer = []
+    for load in work.loads:
+        traffic = all_gather(work.rows_bytes(2 * load.width_out + load.width_in), P)
+        for columns in load.gathers:
+            traffic += all_reduce(work.rows_bytes(columns), P)
+        per_layer.append(traffic)
+    memory = work.feature_bytes + work.graph_bytes / P + work.held_bytes
+    return _strategy(
+        work, cluster, "operator, structure", "model: operator", per_layer, work.seconds / P, memory,
+        sum(len(load.gathers) + 3 for load in work.loads),
+        note="edges of every sum are shared out, partial sums are added up by all",
+    )  # fmt: skip
+
+
+def _ann(work: Workload, cluster: Cluster) -> Strategy:
+    P = cluster.workers
+    per_layer = [
+        all_gather(work.rows_bytes(load.width_out), P) + all_reduce(work.rows_bytes(load.width_in), P)
+        for load in work.loads
+    ]
+    compute = _graph_seconds(work) + _dense_seconds(work) / P
+    memory = work.feature_bytes + work.graph_bytes + work.held_bytes
+    alone = _graph_seconds(work) / max(work.seconds, 1e-300)
+    return _strategy(
+        work, cluster, "ANN", "model: ANN", per_layer, compute, memory, 2 * len(work.loads),
+        share=alone + (1 - alone) / P, others=Traffic(),
+        note="weights are shared out; everybody repeats the products with the graph",
+    )  # fmt: skip
+
+
+def _hybrid(work: Workload, cluster: Cluster) -> Strategy | None:
+    """Each layer in the split that costs it least, rows lying between layers; None where all agree."""
+    P, network = cluster.workers, cluster.network
+    share, rows = _shares(cluster.edge_cut, work)
+    spread = max(cluster.vertex_cut.edges) / max(1.0, sum(cluster.vertex_cut.edges))
+    chosen, per_layer, compute = [], [], 0.0
+    for load in work.loads:
+        graph, dense = sum(load.graph_seconds), sum(load.dense_seconds) * rows
+        options = {
+            "edge cut": (graph * share, _halo_traffic(work, cluster.edge_cut, load)),
+            "vertex cut": (graph * spread, _mirror_traffic(work, cluster.vertex_cut, load)),
+            "features": (graph / P, _switch_traffic(work, P, load)),
+        }
+        name, (seconds, traffic) = min(
+            options.items(), key=lambda item: item[1][0] + network.seconds(item[1][1])
+        )
+        chosen.append(name if load.gathers else "rows alone")
+        per_layer.append(traffic)
+        compute += seconds + dense
+    if len(set(chosen) - {"rows alone"}) < 2:
+        return None
+    is_whole = "features" in chosen
+    memory = (
+        work.feature_bytes * rows
+        + work.graph_bytes * (1.0 if is_whole else share)
+        + 2 * work.held_bytes * rows
+    )
+    syncs = sum(max(1, len(load.gathers)) * 2 for load in work.loads)
+    return _strategy(
+        work, cluster, "hybrid", "hybrid", per_layer, compute, memory, syncs, share=share,
+        note="by layer: " + ", ".join(chosen),
+    )  # fmt: skip
+
+
+# Mini-batches -----------------------------------------------------------------------------------------------
+
+
+def _dependent(work: Workload, cluster: Cluster) -> Strategy:
+    """Neighbours are sampled around seeds of one graph; features of remote nodes are fetched."""
+    P, growth, layers = cluster.workers, cluster.growth, len(work.loads)
+    seeds = max(1.0, work.nodes * cluster.train_share)
+    batches = math.ceil(seeds / max(1, growth.batch))
+    rounds, remote = math.ceil(batches / P), 1.0 - 1.0 / P
+    seconds = flops = held = 0.0
+    for place, load in enumerate(work.loads):
+        edges = growth.edges_of(place, layers) / max(1, work.edges)
+        rows = growth.rows(place, layers) / max(1, work.nodes)
+        seconds += (sum(load.graph_seconds) + load.once_seconds) * edges + sum(load.dense_seconds) * rows
+        flops += load.flops * max(edges, rows)
+        held += load.held_bytes * rows
+    fetched = growth.nodes[-1] * remote * work.features * work.float_bytes
+    # a request of a remote row's neighbours and features: its number, and the numbers that come back
+    asked = (growth.nodes[-1] + sum(growth.edges)) * remote * 8.0
+    fetch = Traffic(
+        batches * (fetched + asked), rounds * (fetched + asked), rounds * 2 * (P - 1) * (layers + 1)
+    )
+    weights = all_reduce(work.weight_bytes, P) * rounds
+    memory = (work.feature_bytes + work.graph_bytes) / P + held
+    inflation = batches * sum(growth.edges) / max(1, work.edges * layers)
+    return _strategy(
+        work, cluster, "mini-batch, dependent", "data: mini-batch",
+        [*([Traffic()] * (layers - 1)), fetch][-layers:] if layers else [],
+        rounds * seconds, memory, rounds * (1 + layers), share=rounds * flops / max(1.0, work.flops),
+        others=weights, same_numbers=False,
+        note=f"batches of {growth.batch}: {growth.nodes[-1]:,.0f} nodes each, edges x {inflation:.2f}",
+    )  # fmt: skip
+
+
+def _independent(work: Workload, cluster: Cluster) -> Strategy:
+    """Separate graphs: nothing is shared but the weights."""
+    P = cluster.workers
+    share = math.ceil(work.graphs / P) / work.graphs
+    memory = (work.feature_bytes + work.graph_bytes + work.held_bytes) * share
+    return _strategy(
+        work, cluster, "mini-batch, independent", "data: mini-batch", [Traffic()] * len(work.loads),
+        work.seconds * share, memory, 0, share=share, note=f"{work.graphs:,} separate graphs",
+    )  # fmt: skip
+
+
+# Pipelines --------------------------------------------------------------------------------------------------
+
+
+def stage_times(work: Workload, partitions: int, direction: int) -> list[list[list[float]]]:
+    """Seconds of graph, neural and activation stage of every layer on each of equal partitions."""
+    loads = work.loads if direction == 0 else tuple(reversed(work.loads))
+    return [
+        [
+            [load.graph_seconds[direction] / partitions] * partitions,
+            [load.dense_seconds[direction] / partitions] * partitions,
+            [work.activation_seconds / partitions] * partitions,
+        ]
+        for load in loads
+    ]
+
+
+def _pipeline(work: Workload, cluster: Cluster, mode: Mode) -> Strategy:
+    """A worker for every stage of every layer, as many partitions as workers; stages share where few."""
+    P = cluster.workers
+    runs: list[Schedule] = [schedule(stage_times(work, P, way), mode) for way in (0, 1)] if work.loads else []
+    spans, busy = sum(run.makespan for run in runs), sum(run.busy for run in runs)
+    stages = 3 * len(work.loads)
+    compute = max(spans, busy / min(P, max(1, stages)))
+    used = min(P, max(1, stages))
+    per_layer = []
+    for load in work.loads:
+        # what passes from stage to stage: sums, products, activations; and their gradients back
+        passed = work.rows_bytes(max(load.ahead, default=load.width_in) + 2 * load.width_out)
+        passed += work.rows_bytes(max(load.behind, default=load.width_in) + 2 * load.width_out)
+        per_layer.append(Traffic(passed, passed / used, 6 * P / used))
+    memory = work.graph_bytes + work.feature_bytes + work.held_bytes / max(1, min(P, len(work.loads)))
+    waits = 2 * len(work.loads) * ((not mode.is_micro_async) + (not mode.is_macro_async))
+    bubble = 1.0 - busy / (used * compute) if compute else 0.0
+    is_stale = mode.is_micro_async or mode.is_macro_async
+    return _strategy(
+        work, cluster, f"pipeline, {mode.name}", "model: pipeline", per_layer, compute, memory, waits,
+        share=1.0 / used, same_numbers=not is_stale, bubble=bubble, others=Traffic(),
+        note=f"{stages} stages on {used} workers, {P} partitions"
+        + ("; remote rows may be of an earlier step" if is_stale else ""),
+    )  # fmt: skip

@@ -1,0 +1,163 @@
+"""An analysis as text: tables of at most 100 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from plait.plan.plan import wrapped
+
+if TYPE_CHECKING:
+    from plait.analysis.advice import BreakEven
+    from plait.analysis.analysis import Analysis
+    from plait.analysis.layers import Layer
+
+__all__ = ["lines"]
+
+_PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def lines(analysis: Analysis) -> Iterator[str]:
+    """The whole analysis, line by line."""
+    found = analysis.statistics
+    yield (
+        f"analysis of {analysis.model}: {found.nodes:,} nodes, {found.edges:,} edges, largest degree "
+        f"{found.bins.largest:,}"
+    )
+    yield f"machine: {analysis.machine}"
+    network = analysis.options.network
+    yield (
+        f"network: {network.name}, {_short(network.bytes_per_s)}B/s, {network.latency * 1e6:g} µs; "
+        f"{analysis.workers} workers of {_short(analysis.options.memory)}B"
+    )
+    for note in analysis.notes:
+        yield from wrapped(f"note: {note}", "")
+    yield ""
+    yield from _work(analysis)
+    yield from _formulas(analysis.layers)
+    yield from _published(analysis)
+    yield from _strategies(analysis)
+    yield from _pipelines(analysis)
+    yield from _advice(analysis)
+
+
+def _work(analysis: Analysis) -> Iterator[str]:
+    p = analysis.workers
+    yield (
+        f"{'layer':<26}{'pass':<6}{'work':>8}{'flop':>8}{'bytes':>8}{'depth':>6}{'W/D':>8}"
+        f"{f'W/{p}+D':>9}{'flop/B':>8} {'bound by':<11}"
+    )
+    for layer in analysis.layers:
+        name = _cut(layer.name, 25)
+        if layer.is_black_box:
+            yield f"{name:<26}{'black box, runs in PyG'}"
+        for phase, short in (("once", "once"), ("forward", "fwd"), ("backward", "bwd")):
+            if phase not in layer.phases:
+                continue
+            cost = layer.phases[phase]
+            mark = "" if cost.is_exact else "~"
+            yield (
+                f"{name:<26}{short:<6}{mark + _short(cost.work):>8}{mark + _short(cost.flops):>8}"
+                f"{_short(cost.bytes_least):>8}{cost.depth:>6}{_short(cost.parallelism):>8}"
+                f"{_short(cost.brent(p)):>9}{cost.intensity:>8.2f} {analysis.roof.bound(cost.intensity):<11}"
+            )
+            name = ""
+    if any(not layer.is_exact and not layer.is_black_box for layer in analysis.layers):
+        yield "~ counted by formulas of the layer's sizes, not step by step"
+    roof = analysis.roof
+    yield (
+        f"the machine does at most {_short(roof.flops_per_s)}flop/s and {_short(roof.bytes_per_s)}B/s: below "
+        f"{roof.ridge:.1f} flop/B memory is the limit"
+    )
+
+
+def _formulas(layers: Sequence[Layer]) -> Iterator[str]:
+    shown: set[str] = set()
+    for layer in layers:
+        formula = layer.forward.formulas.get("flops")
+        if formula is None or str(formula) in shown:
+            continue
+        shown.add(str(formula))
+        yield from wrapped(
+            f"{layer.name}: flops = {formula}; depth = {layer.forward.formulas['depth']}", "  "
+        )
+
+
+def _published(analysis: Analysis) -> Iterator[str]:
+    for row in analysis.published:
+        values = analysis.published_values
+        yield from wrapped(
+            f"published for {row.model}: work {row.work} = {_short(row.work(**values))}, depth {row.depth}; "
+            f"executed {row.executed_work} = {_short(row.executed_work(**values))}"
+            + (f": {row.because}" if row.because else ""),
+            "  ",
+        )
+
+
+def _strategies(analysis: Analysis) -> Iterator[str]:
+    yield ""
+    yield (
+        f"{'strategy':<34}{'epoch':>10}{'work':>10}{'network':>10}{'sent':>9}{'memory':>9}{'syncs':>7}"
+        f"{'fits nodes':>11}"
+    )
+    nodes, memory = analysis.statistics.nodes, analysis.options.memory
+    for found in analysis.strategies:
+        mark = " " if found.same_numbers else "*"
+        room = "" if found.memory_per_worker <= memory else "!"
+        yield (
+            f"{_cut(found.name, 33):<33}{mark}{_time(found.seconds_per_epoch):>10}"
+            f"{_time(found.compute_seconds):>10}{_time(found.communication_seconds):>10}"
+            f"{_short(found.traffic.total):>9}{room + _short(found.memory_per_worker):>9}"
+            f"{found.synchronisations:>7}{_short(found.largest_nodes(nodes, memory)):>11}"
+        )
+    yield "* samples or uses rows of an earlier step: other numbers than one worker; ! more than a worker has"
+    for found in analysis.strategies:
+        if found.note:
+            yield from wrapped(f"{found.name}: {found.note}", "  ")
+
+
+def _pipelines(analysis: Analysis) -> Iterator[str]:
+    if not analysis.pipelines:
+        return
+    yield ""
+    yield f"{'pipeline of the forward pass, a worker a stage':<48}{'makespan':>10}{'bubble':>8}"
+    for run in analysis.pipelines:
+        yield f"{run.mode.name:<48}{_time(run.makespan):>10}{run.bubble:>8.0%}"
+
+
+def _advice(analysis: Analysis) -> Iterator[str]:
+    if analysis.advice is None:
+        return
+    yield ""
+    yield from wrapped(f"best: {analysis.advice.winner}: {analysis.advice.because}", "")
+    for limit in analysis.advice.break_even:
+        yield from wrapped(_limit(limit), "  ")
+
+
+def _limit(limit: BreakEven) -> str:
+    if limit.what == "bandwidth":
+        return f"{limit.side} {_short(limit.value)}B/s {limit.instead} is faster"
+    if limit.what == "workers":
+        return f"with {limit.value:g} workers {limit.instead} is faster"
+    return f"with widths {limit.value:g} times as large {limit.instead} is faster"
+
+
+def _short(value: float) -> str:
+    if value == float("inf"):
+        return "any"
+    for scale, prefix in _PREFIXES:
+        if abs(value) >= scale * 0.9995:
+            return f"{_three(value / scale)}{prefix}"
+    return _three(value)
+
+
+def _three(value: float) -> str:
+    return f"{value:.0f}" if abs(value) >= 99.95 else f"{value:.3g}"
+
+
+def _time(seconds: float) -> str:
+    return f"{_three(seconds)} s" if seconds >= 1.0 else f"{_three(seconds * 1e3)} ms"
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"

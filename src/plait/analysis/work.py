@@ -1,0 +1,413 @@
+"""Exact work, depth and bytes of Programs: what every step computes and the longest chain of dependences.
+
+Flops are multiplications, additions, comparisons and divisions as the kernels carry them out; work adds the
+numbers that are only copied. Depth is that of an ideal machine: a sum is a balanced tree, everything else
+is independent; the steps of a program form a DAG whose longest path is its depth. The counts come as
+numbers for one graph and as formulas in n, m, d and the widths, from the same lines of code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from plait.analysis.symbolic import Formula, ceil_log2, symbol
+from plait.cost.work import Amount, Matrix, Sizes, dense_flops, row_flops, size_of, sparse_flops
+from plait.errors import PlanError
+from plait.plan.plan import LayerPlan, PricedStep
+from plait.plan.program import Program, Step
+
+__all__ = ["KERNELS", "Phase", "count", "of_layer", "unchained"]
+
+KERNELS = ("scatter", "edge update", "aggregate", "vertex update")
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What one pass (forward, backward, or what is done once) costs; `formulas` has flops and depth."""
+
+    flops: int
+    copies: int
+    depth: int
+    bytes_least: float
+    bytes_gathered: float
+    seconds: float
+    kernels: Mapping[str, int]  # flops by kind of kernel
+    gathers: tuple[int, ...] = ()  # columns of every product with the graph: what an exchange would carry
+    gather_seconds: float = 0.0
+    formulas: Mapping[str, Formula] = field(default_factory=dict)
+    values: Mapping[str, int] = field(default_factory=dict)  # of the formulas' symbols, for this graph
+    is_exact: bool = True
+
+    @property
+    def work(self) -> int:
+        """Operations of the work-depth model: flops, and numbers copied."""
+        return self.flops + self.copies
+
+    @property
+    def parallelism(self) -> float:
+        """W / D: how many processors could be kept busy on average."""
+        return self.work / max(1, self.depth)
+
+    def brent(self, processors: int) -> float:
+        """Brent's bound on the time steps of p processors: W / p + D."""
+        return self.work / processors + self.depth
+
+    @property
+    def intensity(self) -> float:
+        """Flops per byte that must move."""
+        return self.flops / self.bytes_least if self.bytes_least else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "flops": self.flops,
+            "bytes": self.bytes_least,
+            "bytes_gathered": self.bytes_gathered,
+            "work": self.work,
+            "depth": self.depth,
+            "parallelism": self.parallelism,
+            "intensity": self.intensity,
+            "seconds": self.seconds,
+            "kernels": dict(self.kernels),
+            "formulas": {name: str(formula) for name, formula in self.formulas.items()},
+            "is_exact": self.is_exact,
+        }
+
+
+def of_layer(plan: LayerPlan) -> dict[str, Phase]:
+    """ "once", "forward" and (in training) "backward" of a planned layer, those that have steps."""
+    ahead, behind = plan.steps[: plan.num_forward], plan.steps[plan.num_forward :]
+    phases = {"forward": count(plan.forward, plan, ahead)}
+    if plan.hoisted.steps:
+        phases["once"] = count(plan.hoisted, plan, plan.hoisted_steps)
+    if plan.backward is not None:
+        phases["backward"] = count(plan.backward, plan, behind)
+    return phases
+
+
+def count(program: Program, plan: LayerPlan, priced: Iterable[PricedStep]) -> Phase:
+    """The exact counts of a program; bytes and seconds are those of its prices."""
+    numbers = _Numbers(program, plan.sizes, plan.matrices)
+    formulas = _Formulas(program, plan.matrices)
+    has_ties = plan.backward is not None
+    steps = [part for step in program.steps for part in unchained(step)]
+    kernels = dict.fromkeys(KERNELS, 0)
+    flops, copies, gathers = Formula({}), 0, []
+    for step in steps:
+        parts = _flops(step, numbers, has_ties)
+        for kernel, amount in parts.items():
+            kernels[kernel] += amount
+        flops += sum(_flops(step, formulas, has_ties).values(), Formula({}))
+        copies += _copies(step, numbers)
+        if step.get("matrix") is not None:
+            gathers.append(numbers.size(step["x"])[1])
+    depth, depth_formula = _critical_path(program, steps, numbers, formulas)
+    prices = [step.price for step in priced]
+    return Phase(
+        flops=sum(kernels.values()),
+        copies=copies,
+        depth=depth,
+        bytes_least=sum(price.work.bytes_least for price in prices),
+        bytes_gathered=sum(price.work.bytes_gathered for price in prices),
+        seconds=sum(price.seconds for price in prices),
+        kernels=kernels,
+        gathers=tuple(gathers),
+        gather_seconds=sum(_gather_seconds(step) for step in priced),
+        formulas={"flops": flops, "depth": depth_formula},
+        values=formulas.values(numbers),
+    )
+
+
+def _gather_seconds(step: PricedStep) -> float:
+    """The part of a step's price that a product with the graph takes."""
+    if step.step.op == "chain":
+        return step.price.gather_seconds
+    return step.price.seconds if step.step.get("matrix") is not None else 0.0
+
+
+# Sizes, as numbers and as symbols ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Pattern:
+    """A sparse matrix, in numbers or symbols; degree is that of its fullest row."""
+
+    rows: Amount
+    edges: Amount
+    degree: Amount
+    is_weighted: bool
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    program: Program
+    sizes: Sizes
+    matrices: Mapping[str, Matrix]
+
+    def size(self, name: str) -> tuple[int, int]:
+        rows, cols = self.program.shapes[name]
+        return size_of(rows, self.sizes), size_of(cols, self.sizes)
+
+    def pattern(self, name: str, is_transposed: bool) -> _Pattern | None:
+        matrix = self.matrices.get(name)
+        if matrix is None:
+            return None
+        turned = matrix.transposed() if is_transposed else matrix
+        return _Pattern(turned.rows, turned.edges, fullest_row(turned), turned.is_weighted)
+
+
+@dataclass(frozen=True)
+class _Formulas:
+    """n, m, d and the widths: K1 and K2 a layer's, H1, ... those inside; m and d without added loops."""
+
+    program: Program
+    matrices: Mapping[str, Matrix]
+
+    def size(self, name: str) -> tuple[Formula, Formula]:
+        rows, cols = self.program.shapes[name]
+        return _symbolic(rows), _symbolic(cols)
+
+    def pattern(self, name: str, is_transposed: bool) -> _Pattern | None:
+        matrix = self.matrices.get(name)
+        if matrix is None:
+            return None
+        entries, row, column = self._names(name)
+        edges, degree = symbol(entries), symbol(column if is_transposed else row)
+        if matrix.loops:
+            edges, degree = edges + symbol("n"), degree + 1
+        return _Pattern(symbol("n"), edges, degree, matrix.is_weighted)
+
+    def _names(self, name: str) -> tuple[str, str, str]:
+        """The symbols of a matrix: entries, those of its fullest row and column; numbered from the second."""
+        is_graph = name in self.program.constants
+        distinct: list[tuple[int, int]] = []
+        for other, matrix in self.matrices.items():
+            facts = (matrix.rows, matrix.edges - matrix.loops)
+            if (other in self.program.constants) == is_graph and facts not in distinct:
+                distinct.append(facts)
+        own = self.matrices[name]
+        place = distinct.index((own.rows, own.edges - own.loops))
+        names = ("m", "d", "d_out") if is_graph else ("nnz", "nnz_row", "nnz_column")
+        more = "" if place == 0 else str(place + 1)
+        return names[0] + more, names[1] + more, names[2] + more
+
+    def values(self, numbers: _Numbers) -> dict[str, int]:
+        found = {_SYMBOLS.get(name, name): value for name, value in numbers.sizes.items()}
+        for name, matrix in self.matrices.items():
+            entries, row, column = self._names(name)
+            loops = int(matrix.loops > 0)
+            found[entries] = matrix.edges - matrix.loops
+            found[row] = fullest_row(matrix) - loops
+            found[column] = fullest_row(matrix.transposed()) - loops
+        return found
+
+
+_View = _Numbers | _Formulas
+_SYMBOLS = {"N": "n"}
+
+
+def _symbolic(size: str | int) -> Formula:
+    if isinstance(size, int) or size.isdigit():
+        return Formula({}) + int(size)
+    parts = [symbol(_SYMBOLS.get(part, part)) for part in size.split("+") if not part.isdigit()]
+    return sum(parts, Formula({}) + sum(int(part) for part in size.split("+") if part.isdigit()))
+
+
+def fullest_row(matrix: Matrix) -> int:
+    """The most entries of a row; all its columns where nobody counted (sparse features)."""
+    counted = getattr(matrix.locality, "degree_max", None)
+    return matrix.columns if counted is None else int(counted) + int(matrix.loops > 0)
+
+
+# Steps ------------------------------------------------------------------------------------------------------
+
+
+def unchained(step: Step) -> tuple[Step, ...]:
+    """The steps a chain stands for, in order; any other step alone."""
+    if step.op != "chain":
+        return (step,)
+    parts = []
+    block = step.get("block")
+    if block is not None:
+        names = {"block_addend": "addend", "block_scale": "addend_scale"}
+        roles = ("matrix", "x", "source", "target", *names)
+        reads = tuple((names.get(role, role), name) for role, name in step.reads if role in roles)
+        parts.append(Step("spmm", block, reads, step.is_transposed))
+    products = [role for role, _ in step.reads if role.startswith("rows")]
+    before = step.get("addend")
+    for k in range(len(products)):
+        is_last = k == len(products) - 1
+        turned = step.get(f"wt{k}")
+        reads = (("x", step[f"rows{k}"]), ("w", turned or step[f"w{k}"]))
+        reads += () if before is None else (("addend", before),)
+        bias = step.get("bias")
+        reads += (("bias", bias),) if bias is not None and is_last else ()
+        before = step.out if is_last else f"{step.out}|{k}"
+        parts.append(Step("gemm", before, reads, turned is not None))
+    for k, name in enumerate(role for role, _ in step.reads if role.startswith("right")):
+        left, right = step.get(f"left{k}"), step[name]
+        sides = (("left", left), ("right", right)) if left is not None else (("x", right),)
+        parts.append(Step("gemm_transposed" if left is not None else "colsum", step.more[k], sides))
+    return tuple(parts)
+
+
+def _flops(step: Step, view: _View, has_ties: bool) -> dict[str, Amount]:
+    """Operations of one step by kind of kernel."""
+    rows, cols = _out(step, view)
+    after = sum(step.get(role) is not None for role in ("target", "addend", "addend_scale", "bias"))
+    matrix = step.get("matrix")
+    if matrix is not None:
+        pattern = view.pattern(matrix, step.is_transposed)
+        assert pattern is not None
+        return _graph_flops(step, pattern, rows, cols, after, has_ties)
+    return {"vertex update": _row_step_flops(step, view, rows, cols, after)}
+
+
+def _graph_flops(
+    step: Step, pattern: _Pattern, rows: Amount, cols: Amount, after: int, has_ties: bool
+) -> dict[str, Amount]:
+    each = pattern.edges * cols
+    if step.op == "extremum":
+        # per edge one comparison, and in training one more and a count for the ties
+        return {"aggregate": (3 if has_ties else 1) * each}
+    if step.op == "extremum_gather":
+        return {"edge update": each, "aggregate": each, "vertex update": row_flops(rows, cols, after)}
+    is_weighted = pattern.is_weighted or step.get("source") is not None
+    total = sparse_flops(pattern.edges, cols, is_weighted)
+    return {
+        "edge update": total - each,
+        "aggregate": each,
+        "vertex update": row_flops(rows, cols, after),
+    }
+
+
+def _row_step_flops(step: Step, view: _View, rows: Amount, cols: Amount, after: int) -> Amount:
+    match step.op:
+        case "gemm":
+            return _dense(view, step["x"], False, rows, view.size(step["x"])[1], cols) + row_flops(
+                rows, cols, after
+            )
+        case "gemm_transposed":
+            return _dense(view, step["left"], True, view.size(step["left"])[0], rows, cols)
+        case "scale_rows" | "scale" | "relu" | "relu_backward" | "extremum_share":
+            return row_flops(rows, cols, 1)
+        case "combine":
+            scaled = sum(factor != 1.0 for factor in step.factors)
+            return row_flops(rows, cols, scaled + len(step.factors) - 1 + after)
+        case "colsum":
+            return row_flops(view.size(step["x"])[0], cols, 1)
+        case "dot":
+            many, wide = view.size(step["left"])
+            return row_flops(many, wide, 2)
+        case "stack" | "concat" | "rows_of" | "columns_of":
+            return row_flops(rows, cols, 0)
+    raise PlanError(f"step {step.op}: its work is not known; add it to analysis/work.py")
+
+
+def _dense(view: _View, left: str, is_transposed: bool, rows: Amount, inner: Amount, cols: Amount) -> Amount:
+    """A dense product, or one whose left operand is kept sparse."""
+    pattern = view.pattern(left, is_transposed)
+    if pattern is None:
+        return dense_flops(rows, inner, cols)
+    return sparse_flops(pattern.edges, cols, pattern.is_weighted)
+
+
+def _copies(step: Step, numbers: _Numbers) -> int:
+    rows, cols = numbers.size(step.out) if step.op in ("stack", "concat") else (0, 0)
+    return rows * cols
+
+
+def _out(step: Step, view: _View) -> tuple[Amount, Amount]:
+    """Rows and columns of what a step makes; the inner products of a chain have the size of its result."""
+    return view.size(step.out.partition("|")[0] if step.op == "gemm" else step.out)
+
+
+# Depth ------------------------------------------------------------------------------------------------------
+
+
+def _inside(step: Step, view: _View) -> Amount:
+    """The longest chain of dependent operations inside one step, before anything is added to its result."""
+    matrix = step.get("matrix")
+    if matrix is not None:
+        pattern = view.pattern(matrix, step.is_transposed)
+        assert pattern is not None
+        is_weighted = pattern.is_weighted or step.get("source") is not None or step.op == "extremum_gather"
+        return ceil_log2(pattern.degree) + int(is_weighted) + int(step.get("target") is not None)
+    match step.op:
+        case "gemm":
+            return 1 + ceil_log2(_summed(view, step["x"], False))
+        case "gemm_transposed":
+            return 1 + ceil_log2(_summed(view, step["left"], True))
+        case "colsum":
+            return ceil_log2(view.size(step["x"])[0])
+        case "dot":
+            rows, cols = view.size(step["left"])
+            return 1 + ceil_log2(rows * cols)
+        case "stack" | "concat" | "rows_of" | "columns_of" | "combine":
+            return 0
+    return 1
+
+
+def _summed(view: _View, left: str, is_transposed: bool) -> Amount:
+    """How many terms an entry of a dense product sums: the inner width, or the fullest sparse row."""
+    pattern = view.pattern(left, is_transposed)
+    if pattern is not None:
+        return pattern.degree
+    rows, cols = view.size(left)
+    return rows if is_transposed else cols
+
+
+@dataclass(frozen=True)
+class _Path:
+    """A chain of dependent operations: how many, and the formula of that very chain."""
+
+    length: int = 0
+    formula: Formula = field(default_factory=lambda: Formula({}))
+
+    def then(self, length: int, formula: Formula | int) -> _Path:
+        return _Path(self.length + length, self.formula + formula)
+
+
+def _longest(paths: Iterable[_Path]) -> _Path:
+    return max(paths, key=lambda path: path.length, default=_Path())
+
+
+def _critical_path(
+    program: Program, steps: list[Step], numbers: _Numbers, formulas: _Formulas
+) -> tuple[int, Formula]:
+    """The longest path through the steps to an output."""
+    ready: dict[str, _Path] = {}
+
+    def of(*names: str | None) -> _Path:
+        return _longest(ready.get(name, _Path()) for name in names if name is not None)
+
+    for step in steps:
+        own, own_formula = _inside(step, numbers), _inside(step, formulas)
+        early = [of(name) for role, name in step.reads if role not in _LATE]
+        end = (_combined(step, early) if step.op == "combine" else _longest(early)).then(own, own_formula)
+        if step.op == "extremum":
+            for name in step.more:
+                # a tie is known once the extremum is: one comparison, and a tree that counts
+                ready[name] = end.then(1 + own, 1 + own_formula)
+        addend, scale, bias = (step.get(role) for role in _LATE)
+        if addend is not None:
+            scaled = of(addend, scale).then(int(scale is not None), int(scale is not None))
+            end = _longest((end, scaled)).then(1, 1)
+        if bias is not None:
+            end = _longest((end, of(bias))).then(1, 1)
+        ready[step.out] = end
+    path = of(*(name for name in program.outputs if name))
+    return path.length, path.formula
+
+
+def _combined(step: Step, terms: list[_Path]) -> _Path:
+    """The terms of a sum, multiplied where they have a factor, added as a balanced tree in their order."""
+    level = [t.then(int(f != 1.0), int(f != 1.0)) for f, t in zip(step.factors, terms, strict=True)]
+    while len(level) > 1:
+        pairs = [_longest(level[k : k + 2]).then(1, 1) for k in range(0, len(level) - 1, 2)]
+        level = pairs + level[len(pairs) * 2 :]
+    return level[0]
+
+
+_LATE = ("addend", "addend_scale", "bias")  # what joins a step's result after its sums

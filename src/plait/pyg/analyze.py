@@ -1,0 +1,134 @@
+"""plait.analyze: work, depth and every form of parallelism of a model on a graph, priced."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from plait.analysis.analysis import Analysis, Options, analyse, check_workers, memory_of
+from plait.analysis.layers import layers_of
+from plait.analysis.models import HEADS, layers_by_name
+from plait.analysis.network import network_of
+from plait.analysis.statistics import Statistics
+from plait.cost.machine import profile_in_use
+from plait.errors import InputError
+from plait.graph import Graph
+from plait.graph.partition import has_metis, metis
+from plait.kernels.compiled import cache_folder
+from plait.plan.plan import Plan
+from plait.pyg.compile import explain
+
+__all__ = ["analyze"]
+
+
+def analyze(
+    model: nn.Module | str,
+    data: Any,
+    workers: int | Sequence[int] = 4,
+    network: Any = "10gbit",
+    *,
+    memory: float | str = "16GB",
+    widths: Sequence[int] | None = None,
+    heads: int = HEADS,
+    partition: Any = None,
+    halo: float | None = None,
+    batch_size: int = 1024,
+    fanouts: Sequence[int | None] | None = None,
+    train_share: float | None = None,
+    mode: str = "training",
+) -> Analysis:
+    """What a model does on a graph and which form of parallelism pays; it prints itself.
+
+    `model` is a PyG model, or the name of one of the paper's ("gcn", "gat", ...) with `widths`. `data` is a
+    PyG Data, a plait Graph, or `Statistics(nodes, edges, degrees="powerlaw")` of a graph that is not here.
+    `network` is a name ("10gbit"), figures ("40gbit,10us") or (bytes a second, latency). `partition` (an
+    owner for each node; default: METIS where pymetis is installed) says what an edge cut sends; `halo` (remote
+    rows over owned ones) does so for statistics. `batch_size` and `fanouts` are those of sampled mini-batches,
+    `train_share` the share of the nodes they start from.
+    """
+    statistics = _statistics(data)
+    counts = check_workers(list(workers) if isinstance(workers, Sequence) else workers, statistics.nodes)
+    if mode not in ("training", "inference"):
+        raise InputError(f"mode: {mode!r}; pass 'training' or 'inference'")
+    if halo is not None and not 0 <= halo < float("inf"):
+        raise InputError(f"halo: {halo!r}; give remote rows over owned ones, a number of at least 0")
+    linked, limit, machine = network_of(network), memory_of(memory), profile_in_use(cache_folder())
+    notes: tuple[str, ...] = ()
+    if isinstance(model, str):
+        name, used, is_training = model, widths or _widths_of(data), mode == "training"
+        layers = layers_by_name(model, used, statistics, machine, is_training=is_training, heads=heads)
+    else:
+        plan = _planned(model, data, mode)
+        name, layers = type(model).__name__, layers_of(plan, statistics)
+        notes = tuple(note for note in plan.notes if "form" not in note and "twins" not in note)
+    parts, by = _partitions(partition, counts, statistics)
+    options = Options(
+        workers=counts,
+        network=linked,
+        memory=limit,
+        partitions=parts,
+        partitioned_by=by,
+        halo=halo,
+        batch_size=batch_size,
+        fanouts=None if fanouts is None else tuple(fanouts),
+        train_share=_train_share(data) if train_share is None else train_share,
+        graphs=int(getattr(data, "num_graphs", 1) or 1),
+    )
+    return analyse(name, layers, statistics, machine, options, notes)
+
+
+def _planned(model: nn.Module, data: Any, mode: str) -> Plan:
+    """The plan on CSR kernels: other forms of a graph are chosen by time on this machine, not by counts."""
+    if isinstance(data, Statistics | Graph):
+        raise InputError(
+            "data: a PyG model is planned on tensors; pass a Data with x and edge_index, or name the model "
+            "(model='gcn', widths=(128, 64, 16)) to analyse statistics"
+        )
+    return explain(model, data, mode=mode, forms=("csr",))
+
+
+def _statistics(data: Any) -> Statistics:
+    if isinstance(data, Statistics):
+        return data
+    if isinstance(data, Graph):
+        return Statistics.of(data)
+    edge_index = getattr(data, "edge_index", None)
+    if not isinstance(edge_index, Tensor):
+        raise InputError(
+            f"data: {type(data).__name__} has no edge_index; pass a PyG Data, a plait.Graph, or "
+            "plait.analysis.Statistics(nodes, edges)"
+        )
+    source, target = edge_index.detach().cpu().numpy()
+    return Statistics.of(Graph.from_edge_index(source, target, num_nodes=int(data.num_nodes)))
+
+
+def _widths_of(data: Any) -> tuple[int, ...]:
+    x = getattr(data, "x", None)
+    if not isinstance(x, Tensor):
+        raise InputError("widths: needed with a model's name; e.g. widths=(128, 64, 16)")
+    labels = getattr(data, "y", None)
+    classes = int(labels.max()) + 1 if isinstance(labels, Tensor) and labels.dim() == 1 else 64
+    return (int(x.shape[1]), 64, classes)
+
+
+def _partitions(
+    partition: Any, counts: tuple[int, ...], statistics: Statistics
+) -> tuple[dict[int, np.ndarray[Any, np.dtype[np.int64]]], str]:
+    """The owner of every node, by number of parts: given, or METIS's; empty where neither is at hand."""
+    graph, most = statistics.graph, max(counts)
+    if partition is not None:
+        given = np.asarray(partition.cpu() if isinstance(partition, Tensor) else partition)
+        return {most: given}, "given"
+    if graph is None or most == 1 or not graph.is_square or not has_metis() or not graph.num_edges:
+        return {}, ""
+    return {count: metis(graph, count) for count in counts if count > 1}, "METIS"
+
+
+def _train_share(data: Any) -> float:
+    mask = getattr(data, "train_mask", None)
+    if isinstance(mask, Tensor) and mask.dim() == 1 and mask.numel():
+        return max(1.0 / mask.numel(), float(mask.float().mean()))
+    return 1.0
