@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from plait.analysis.work import unchained
-from plait.cost.work import Matrix
 from plait.ir.evaluate import evaluate
-from plait.plan.program import Program, Step
+from plait.ops.program import Program, Step
+from plait.ops.work import Matrix
 
 __all__ = ["Counted", "Counter", "run"]
 

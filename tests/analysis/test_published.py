@@ -13,11 +13,11 @@ import pytest
 from plait.analysis.published import GLOBAL, LOCAL, SCHEMES, Row, find, generic_depth, generic_work
 from plait.analysis.work import Phase, of_layer
 from plait.cost.machine import default_profile
-from plait.cost.work import Matrix
 from plait.errors import InputError
 from plait.graph import Graph
 from plait.ir import Add, Dense, Expr, Map, MatMul, Scale, Sparse, leaves, total
 from plait.ir.build import number, propagation
+from plait.ops.work import Matrix
 from plait.plan.search import Problem, matrices_of, survey
 
 VALUES: dict[str, Any] = {

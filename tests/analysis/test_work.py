@@ -11,9 +11,9 @@ import pytest
 from plait.analysis.work import Phase, fullest_row, of_layer
 from plait.cost.machine import default_profile
 from plait.cost.price import uniform_matrix
-from plait.cost.work import Matrix
 from plait.graph import Graph
 from plait.ir import Diagonal, Expr, Sparse, leaves
+from plait.ops.work import Matrix
 from plait.plan.plan import LayerPlan
 from plait.plan.search import Problem, matrices_of, survey
 from tests.analysis.counting import Counter, run

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from plait.cost.machine import default_profile
-from plait.cost.price import Pricer, Request, uniform_matrix
-from plait.cost.work import Matrix, Uniform
+from plait.cost.price import Pricer, uniform_matrix
+from plait.ops.work import Matrix, Request, Uniform
 from tests.plan.machines import random_machine
 
 MACHINES = [default_profile(), *(random_machine(np.random.default_rng(k)) for k in range(6))]

@@ -11,8 +11,8 @@ from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv
 
 import plait
 from plait.cost.machine import default_profile
-from plait.cost.work import Matrix, Uniform
 from plait.measure import peak_tensor_bytes
+from plait.ops.work import Matrix, Uniform
 from plait.plan.attention import AttentionProblem, choose
 from tests.parity.harness import agree, close, largest
 

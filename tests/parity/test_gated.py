@@ -9,7 +9,7 @@ import torch
 from torch_geometric.nn import ResGatedGraphConv
 
 from plait.cost.machine import default_profile
-from plait.cost.work import Matrix, Uniform
+from plait.ops.work import Matrix, Uniform
 from plait.plan.gated import GatedProblem, choose
 from tests.parity.harness import agree
 from tests.parity.test_attention import WIDTH, N, WithEdges, drawn, edges, features

@@ -10,7 +10,7 @@ from torch_geometric.nn import PNAConv
 
 import plait
 from plait.cost.machine import default_profile
-from plait.cost.work import Matrix, Uniform
+from plait.ops.work import Matrix, Uniform
 from plait.plan import pna as plan
 from plait.runtime import messages
 from tests.parity.harness import agree

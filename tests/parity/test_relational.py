@@ -10,7 +10,7 @@ from torch_geometric.nn import FastRGCNConv, RGCNConv
 
 import plait
 from plait.cost.machine import default_profile
-from plait.cost.work import Matrix, Uniform
+from plait.ops.work import Matrix, Uniform
 from plait.plan.relational import RelationalProblem, choose
 from tests.parity.harness import agree, close
 from tests.parity.test_attention import WIDTH, N, drawn, edges, features

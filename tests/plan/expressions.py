@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from plait.cost.work import Matrix, Uniform
 from plait.ir import Add, Aggregate, Dense, Diagonal, Expr, Map, MatMul, Scalar, Scale, Sparse, leaves, total
 from plait.ir.build import chebyshev, number, polynomial, propagation
+from plait.ops.work import Matrix, Uniform
 
 N, WIDTHS = 7, {"K1": 3, "K2": 4, "K3": 2}
 SIZES = {"N": N, "Nr": 3, **WIDTHS}

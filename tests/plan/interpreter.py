@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from plait.ir.evaluate import evaluate
-from plait.plan.program import Program, Step
+from plait.ops.program import Program, Step
 from tests.plan.expressions import SIZES
 
 Array = Any

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from plait.cost.machine import default_profile
-from plait.cost.work import Matrix, Uniform
 from plait.errors import PlanError
+from plait.ops.work import Matrix, Uniform
 from plait.plan.attention import AttentionProblem, candidates, choose, without_lean
 
 ROWS, EDGES = 50_000, 2_000_000

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from plait.ops.program import Program
 from plait.plan.candidates import Candidate
 from plait.plan.fuse import MOST_PRODUCTS, MOST_SUMS, fuse
-from plait.plan.program import Program
 from tests.plan.expressions import LAYERS, learnable, values
 from tests.plan.interpreter import run
 from tests.plan.test_program import ALL

@@ -8,8 +8,9 @@ import pytest
 from plait.errors import PlanError
 from plait.ir import Concat, Dense, formula
 from plait.ir.evaluate import evaluate
+from plait.ops.program import Step
 from plait.plan.candidates import Candidate, candidates
-from plait.plan.program import Step, differentiate, schedule
+from plait.plan.program import differentiate, hoist, schedule
 from tests.plan.expressions import LAYERS, A, B, W, X, learnable, values
 from tests.plan.interpreter import run
 
@@ -63,7 +64,7 @@ def test_nothing_is_computed_for_an_input_nobody_asked_for(candidate: Candidate,
 def test_hoisted_steps_read_nothing_that_changes() -> None:
     for forms in LAYERS.values():
         for candidate in candidates(forms):
-            once, each = candidate.forward.hoist(frozenset({"X"}))
+            once, each = hoist(candidate.forward, frozenset({"X"}))
             made = {step.out for step in once.steps}
             for step in once.steps:
                 assert {n for _, n in step.reads} <= made | {"X"} | set(candidate.forward.constants)
@@ -75,7 +76,7 @@ def test_hoisting_and_the_rest_compute_the_layer() -> None:
     for forms in LAYERS.values():
         given = values(forms[0], np.random.default_rng(3))
         for candidate in candidates(forms):
-            once, each = candidate.forward.hoist(frozenset({"X"}))
+            once, each = hoist(candidate.forward, frozenset({"X"}))
             first = run(once, {"X": given["X"]}, given)
             kept = {name: first[name] for name in once.outputs}
             env = run(each, {**given, **kept}, given)

@@ -14,7 +14,7 @@ from plait.graph import Graph
 from plait.ir.evaluate import evaluate
 from plait.plan.plan import LayerPlan
 from plait.plan.search import Problem, survey
-from plait.runtime import executor
+from plait.runtime import linear
 from plait.runtime.buffers import Buffers
 from plait.runtime.constants import Constants
 from plait.runtime.executor import Run, apply
@@ -96,7 +96,7 @@ def test_a_maximum_has_the_same_gradient_with_marks_and_without(monkeypatch: pyt
     plans, constants, given = bound("sage max", False)
     gradients = []
     for most in (0, 1000):
-        monkeypatch.setattr(executor, "_MOST_MARKED", most)
+        monkeypatch.setattr(linear, "_MOST_MARKED", most)
         inputs = tensors(plans[0], given)
         out = apply(run_of(plans[0], constants, inputs), inputs)
         node: Any = out.grad_fn

@@ -20,8 +20,9 @@ from plait.analysis.published import LOCAL, Row
 from plait.analysis.statistics import Statistics
 from plait.analysis.strategies import Cluster, Strategy, Workload, price, stage_times, workload_of
 from plait.cost.machine import MachineProfile
-from plait.cost.price import Pricer, Request
+from plait.cost.price import Pricer
 from plait.errors import InputError
+from plait.ops.work import Request
 
 __all__ = ["Analysis", "Options", "Roof", "analyse", "check_workers", "memory_of"]
 

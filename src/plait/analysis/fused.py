@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from fractions import Fraction
 
-from plait.analysis.symbolic import Formula, ceil_log2, symbol
 from plait.analysis.work import KERNELS, Phase
+from plait.ops.symbolic import Formula, ceil_log2, symbol
 from plait.plan.fused import FusedPlan, FusedStep
 
 __all__ = ["of_fused"]

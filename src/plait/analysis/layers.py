@@ -9,8 +9,8 @@ from typing import Any
 from plait.analysis.fused import of_fused
 from plait.analysis.statistics import Statistics
 from plait.analysis.work import Phase, of_layer
-from plait.cost.work import size_of
 from plait.ir import leaves
+from plait.ops.work import size_of
 from plait.plan.fused import FusedPlan
 from plait.plan.plan import LayerPlan, NotPlanned, Plan
 

@@ -16,11 +16,11 @@ from plait.analysis.published import find
 from plait.analysis.statistics import Statistics
 from plait.analysis.work import KERNELS, Phase
 from plait.cost.machine import MachineProfile
-from plait.cost.price import Pricer, Request
-from plait.cost.work import Matrix
+from plait.cost.price import Pricer
 from plait.errors import InputError
 from plait.ir import Add, Aggregate, Dense, Diagonal, Expr, Map, MatMul, Scale, Sparse, leaves, total
 from plait.ir.build import chebyshev, number, polynomial, propagation
+from plait.ops.work import Matrix, Request
 from plait.plan import attention, gated
 from plait.plan.fused import FusedPlan
 from plait.plan.plan import LayerPlan, Plan

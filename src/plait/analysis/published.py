@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from plait.analysis.symbolic import Formula, ceil_log2, parse, symbol
 from plait.errors import InputError
+from plait.ops.symbolic import Formula, ceil_log2, parse, symbol
 
 __all__ = ["GLOBAL", "KERNELS", "LOCAL", "SCHEMES", "Bound", "Row", "find", "generic_depth", "generic_work"]
 

@@ -12,13 +12,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from plait.analysis.symbolic import Formula, ceil_log2, symbol
-from plait.cost.work import Amount, Matrix, Sizes, dense_flops, row_flops, size_of, sparse_flops
-from plait.errors import PlanError
+from plait.ops.chain import unchained
+from plait.ops.operation import Pattern, operation
+from plait.ops.program import Program, Shape, Step
+from plait.ops.symbolic import Formula, symbol
+from plait.ops.work import Matrix, Sizes, size_of
 from plait.plan.plan import LayerPlan, PricedStep
-from plait.plan.program import Program, Step
 
-__all__ = ["KERNELS", "Phase", "count", "of_layer", "unchained"]
+__all__ = ["KERNELS", "Phase", "count", "of_layer"]
 
 KERNELS = ("scatter", "edge update", "aggregate", "vertex update")
 
@@ -88,17 +89,16 @@ def of_layer(plan: LayerPlan) -> dict[str, Phase]:
 
 def count(program: Program, plan: LayerPlan, priced: Iterable[PricedStep]) -> Phase:
     """The exact counts of a program; bytes and seconds are those of its prices."""
-    numbers = _Numbers(program, plan.sizes, plan.matrices)
-    formulas = _Formulas(program, plan.matrices)
-    has_ties = plan.backward is not None
+    numbers = _Numbers(program, plan.matrices, plan.backward is not None, plan.sizes)
+    formulas = _Formulas(program, plan.matrices, plan.backward is not None)
     steps = [part for step in program.steps for part in unchained(step)]
     kernels = dict.fromkeys(KERNELS, 0)
     flops, copies, gathers = Formula({}), 0, []
     for step in steps:
-        parts = _flops(step, numbers, has_ties)
-        for kernel, amount in parts.items():
+        row = operation(step.op)
+        for kernel, amount in row.flops(step, numbers).items():
             kernels[kernel] += amount
-        flops += sum(_flops(step, formulas, has_ties).values(), Formula({}))
+        flops += sum(row.flops(step, formulas).values(), Formula({}))
         copies += _copies(step, numbers)
         if step.get("matrix") is not None:
             gathers.append(numbers.size(step["x"])[1])
@@ -130,45 +130,48 @@ def _gather_seconds(step: PricedStep) -> float:
 
 
 @dataclass(frozen=True)
-class _Pattern:
-    """A sparse matrix, in numbers or symbols; degree is that of its fullest row."""
+class _View:
+    """The sizes of a program's values."""
 
-    rows: Amount
-    edges: Amount
-    degree: Amount
-    is_weighted: bool
+    program: Program
+    matrices: Mapping[str, Matrix]
+    is_training: bool
+
+    def shape(self, name: str) -> Shape:
+        """The inner products of a chain have the shape of its result."""
+        shapes = self.program.shapes
+        return shapes[name] if name in shapes else shapes[name.partition("|")[0]]
+
+    def keeps(self, name: str) -> bool:
+        """Ties are counted for the gradient."""
+        return self.is_training
 
 
 @dataclass(frozen=True)
-class _Numbers:
-    program: Program
+class _Numbers(_View):
     sizes: Sizes
-    matrices: Mapping[str, Matrix]
 
     def size(self, name: str) -> tuple[int, int]:
-        rows, cols = self.program.shapes[name]
+        rows, cols = self.shape(name)
         return size_of(rows, self.sizes), size_of(cols, self.sizes)
 
-    def pattern(self, name: str, is_transposed: bool) -> _Pattern | None:
+    def pattern(self, name: str, is_transposed: bool) -> Pattern | None:
         matrix = self.matrices.get(name)
         if matrix is None:
             return None
         turned = matrix.transposed() if is_transposed else matrix
-        return _Pattern(turned.rows, turned.edges, fullest_row(turned), turned.is_weighted)
+        return Pattern(turned.rows, turned.edges, fullest_row(turned), turned.is_weighted)
 
 
 @dataclass(frozen=True)
-class _Formulas:
+class _Formulas(_View):
     """n, m, d and the widths: K1 and K2 a layer's, H1, ... those inside; m and d without added loops."""
 
-    program: Program
-    matrices: Mapping[str, Matrix]
-
     def size(self, name: str) -> tuple[Formula, Formula]:
-        rows, cols = self.program.shapes[name]
+        rows, cols = self.shape(name)
         return _symbolic(rows), _symbolic(cols)
 
-    def pattern(self, name: str, is_transposed: bool) -> _Pattern | None:
+    def pattern(self, name: str, is_transposed: bool) -> Pattern | None:
         matrix = self.matrices.get(name)
         if matrix is None:
             return None
@@ -176,7 +179,7 @@ class _Formulas:
         edges, degree = symbol(entries), symbol(column if is_transposed else row)
         if matrix.loops:
             edges, degree = edges + symbol("n"), degree + 1
-        return _Pattern(symbol("n"), edges, degree, matrix.is_weighted)
+        return Pattern(symbol("n"), edges, degree, matrix.is_weighted)
 
     def _names(self, name: str) -> tuple[str, str, str]:
         """The symbols of a matrix: entries, those of its fullest row and column; numbered from the second."""
@@ -203,7 +206,6 @@ class _Formulas:
         return found
 
 
-_View = _Numbers | _Formulas
 _SYMBOLS = {"N": "n"}
 
 
@@ -223,139 +225,12 @@ def fullest_row(matrix: Matrix) -> int:
 # Steps ------------------------------------------------------------------------------------------------------
 
 
-def unchained(step: Step) -> tuple[Step, ...]:
-    """The steps a chain stands for, in order; any other step alone."""
-    if step.op != "chain":
-        return (step,)
-    parts = []
-    block = step.get("block")
-    if block is not None:
-        names = {"block_addend": "addend", "block_scale": "addend_scale"}
-        roles = ("matrix", "x", "source", "target", *names)
-        reads = tuple((names.get(role, role), name) for role, name in step.reads if role in roles)
-        parts.append(Step("spmm", block, reads, step.is_transposed))
-    products = [role for role, _ in step.reads if role.startswith("rows")]
-    before = step.get("addend")
-    for k in range(len(products)):
-        is_last = k == len(products) - 1
-        turned = step.get(f"wt{k}")
-        reads = (("x", step[f"rows{k}"]), ("w", turned or step[f"w{k}"]))
-        reads += () if before is None else (("addend", before),)
-        bias = step.get("bias")
-        reads += (("bias", bias),) if bias is not None and is_last else ()
-        before = step.out if is_last else f"{step.out}|{k}"
-        parts.append(Step("gemm", before, reads, turned is not None))
-    for k, name in enumerate(role for role, _ in step.reads if role.startswith("right")):
-        left, right = step.get(f"left{k}"), step[name]
-        sides = (("left", left), ("right", right)) if left is not None else (("x", right),)
-        parts.append(Step("gemm_transposed" if left is not None else "colsum", step.more[k], sides))
-    return tuple(parts)
-
-
-def _flops(step: Step, view: _View, has_ties: bool) -> dict[str, Amount]:
-    """Operations of one step by kind of kernel."""
-    rows, cols = _out(step, view)
-    after = sum(step.get(role) is not None for role in ("target", "addend", "addend_scale", "bias"))
-    matrix = step.get("matrix")
-    if matrix is not None:
-        pattern = view.pattern(matrix, step.is_transposed)
-        assert pattern is not None
-        return _graph_flops(step, pattern, rows, cols, after, has_ties)
-    return {"vertex update": _row_step_flops(step, view, rows, cols, after)}
-
-
-def _graph_flops(
-    step: Step, pattern: _Pattern, rows: Amount, cols: Amount, after: int, has_ties: bool
-) -> dict[str, Amount]:
-    each = pattern.edges * cols
-    if step.op == "extremum":
-        # per edge one comparison, and in training one more and a count for the ties
-        return {"aggregate": (3 if has_ties else 1) * each}
-    if step.op == "extremum_gather":
-        return {"edge update": each, "aggregate": each, "vertex update": row_flops(rows, cols, after)}
-    is_weighted = pattern.is_weighted or step.get("source") is not None
-    total = sparse_flops(pattern.edges, cols, is_weighted)
-    return {
-        "edge update": total - each,
-        "aggregate": each,
-        "vertex update": row_flops(rows, cols, after),
-    }
-
-
-def _row_step_flops(step: Step, view: _View, rows: Amount, cols: Amount, after: int) -> Amount:
-    match step.op:
-        case "gemm":
-            return _dense(view, step["x"], False, rows, view.size(step["x"])[1], cols) + row_flops(
-                rows, cols, after
-            )
-        case "gemm_transposed":
-            return _dense(view, step["left"], True, view.size(step["left"])[0], rows, cols)
-        case "scale_rows" | "scale" | "relu" | "relu_backward" | "extremum_share":
-            return row_flops(rows, cols, 1)
-        case "combine":
-            scaled = sum(factor != 1.0 for factor in step.factors)
-            return row_flops(rows, cols, scaled + len(step.factors) - 1 + after)
-        case "colsum":
-            return row_flops(view.size(step["x"])[0], cols, 1)
-        case "dot":
-            many, wide = view.size(step["left"])
-            return row_flops(many, wide, 2)
-        case "stack" | "concat" | "rows_of" | "columns_of":
-            return row_flops(rows, cols, 0)
-    raise PlanError(f"step {step.op}: its work is not known; add it to analysis/work.py")
-
-
-def _dense(view: _View, left: str, is_transposed: bool, rows: Amount, inner: Amount, cols: Amount) -> Amount:
-    """A dense product, or one whose left operand is kept sparse."""
-    pattern = view.pattern(left, is_transposed)
-    if pattern is None:
-        return dense_flops(rows, inner, cols)
-    return sparse_flops(pattern.edges, cols, pattern.is_weighted)
-
-
 def _copies(step: Step, numbers: _Numbers) -> int:
     rows, cols = numbers.size(step.out) if step.op in ("stack", "concat") else (0, 0)
     return rows * cols
 
 
-def _out(step: Step, view: _View) -> tuple[Amount, Amount]:
-    """Rows and columns of what a step makes; the inner products of a chain have the size of its result."""
-    return view.size(step.out.partition("|")[0] if step.op == "gemm" else step.out)
-
-
 # Depth ------------------------------------------------------------------------------------------------------
-
-
-def _inside(step: Step, view: _View) -> Amount:
-    """The longest chain of dependent operations inside one step, before anything is added to its result."""
-    matrix = step.get("matrix")
-    if matrix is not None:
-        pattern = view.pattern(matrix, step.is_transposed)
-        assert pattern is not None
-        is_weighted = pattern.is_weighted or step.get("source") is not None or step.op == "extremum_gather"
-        return ceil_log2(pattern.degree) + int(is_weighted) + int(step.get("target") is not None)
-    match step.op:
-        case "gemm":
-            return 1 + ceil_log2(_summed(view, step["x"], False))
-        case "gemm_transposed":
-            return 1 + ceil_log2(_summed(view, step["left"], True))
-        case "colsum":
-            return ceil_log2(view.size(step["x"])[0])
-        case "dot":
-            rows, cols = view.size(step["left"])
-            return 1 + ceil_log2(rows * cols)
-        case "stack" | "concat" | "rows_of" | "columns_of" | "combine":
-            return 0
-    return 1
-
-
-def _summed(view: _View, left: str, is_transposed: bool) -> Amount:
-    """How many terms an entry of a dense product sums: the inner width, or the fullest sparse row."""
-    pattern = view.pattern(left, is_transposed)
-    if pattern is not None:
-        return pattern.degree
-    rows, cols = view.size(left)
-    return rows if is_transposed else cols
 
 
 @dataclass(frozen=True)
@@ -383,7 +258,8 @@ def _critical_path(
         return _longest(ready.get(name, _Path()) for name in names if name is not None)
 
     for step in steps:
-        own, own_formula = _inside(step, numbers), _inside(step, formulas)
+        inside = operation(step.op).depth
+        own, own_formula = inside(step, numbers), inside(step, formulas)
         early = [of(name) for role, name in step.reads if role not in _LATE]
         end = (_combined(step, early) if step.op == "combine" else _longest(early)).then(own, own_formula)
         if step.op == "extremum":

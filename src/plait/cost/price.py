@@ -12,36 +12,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from plait.cost.machine import MachineProfile, Rates
-from plait.cost.work import Matrix, Uniform, Work, dense_flops, row_flops, sparse_flops
+from plait.ops.work import (
+    ChainRequest,
+    Matrix,
+    Request,
+    Uniform,
+    Work,
+    dense_flops,
+    row_flops,
+    sparse_flops,
+)
 
-__all__ = ["ChainRequest", "Price", "Pricer", "Request", "uniform_matrix"]
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A step in the cost model's words: operation, output rows and columns, inner width, operands."""
-
-    op: str
-    rows: int
-    cols: int
-    inner: int = 0
-    matrix: Matrix | None = None
-    has_source: bool = False
-    addends: int = 0
-    parts: int = 1
-    is_sparse_left: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ChainRequest:
-    """Products of the same rows in one pass: what is gathered, (inner, columns) of products and sums."""
-
-    rows: int
-    gather: Request | None
-    is_kept: bool  # the gathered rows are wanted afterwards
-    products: tuple[tuple[int, int], ...]
-    sums: tuple[tuple[int, int], ...]
-    beside: int  # columns of all other rows that pass by, read or written
+__all__ = ["Price", "Pricer", "uniform_matrix"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +59,16 @@ class Pricer:
             "spmm_features": self._spmm,
         }
 
-    def price(self, request: Request) -> Price:
+    def price(self, request: Request | ChainRequest | None) -> Price:
+        """What a step costs; None asks for one that moves no data."""
+        if request is None:
+            return self._view()
+        if isinstance(request, ChainRequest):
+            return self._chain(request)
         price = self._ops.get(request.op, self._stream)(request)
         return self._corrected(price, self._kind(request), request.cols)
 
-    def view(self) -> Price:
+    def _view(self) -> Price:
         """A step that moves no data: some Python."""
         seconds = self.machine.view_seconds or 0.2 * self.machine.call_seconds
         return Price(seconds, Work(0.0, 0.0, 0.0), "view", "no data moves")
@@ -232,7 +219,7 @@ class Pricer:
 
     # Chains -------------------------------------------------------------------------------------
 
-    def chain(self, request: ChainRequest) -> Price:
+    def _chain(self, request: ChainRequest) -> Price:
         """A gather whose rows stay in cache, and products that find them there."""
         m, size, rows = self.machine, self.float_bytes, request.rows
         flops = float(sum(dense_flops(rows, a, b) for a, b in (*request.products, *request.sums)))

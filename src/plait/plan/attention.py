@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from plait.cost.machine import MachineProfile
-from plait.cost.price import Price, Pricer, Request
-from plait.cost.work import Matrix, Work
+from plait.cost.price import Price, Pricer
+from plait.ops.work import Matrix, Request, Work
 from plait.plan.fused import FusedCandidate, FusedPlan, FusedStep, choose_among
 
 __all__ = ["AttentionProblem", "candidates", "choose", "correction", "without_lean"]

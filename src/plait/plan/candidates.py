@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from plait.ir import Add, Dense, Diagonal, Expr, Fold, MatMul, children, formula, rebuild, sort, walk
 from plait.ir.rules import ASSOCIATIONS, RULES, everywhere, sweep
-from plait.plan.program import Program, differentiate, schedule
+from plait.ops.program import Program
+from plait.plan.program import differentiate, schedule
 
 __all__ = ["FORMS", "Candidate", "associations", "candidates", "restrict"]
 

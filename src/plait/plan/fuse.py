@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
-from plait.plan.program import Program, Step
+from plait.ops.program import Program, Step
 
 __all__ = ["MOST_PRODUCTS", "MOST_SUMS", "fuse"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from plait.cost.machine import MachineProfile
-from plait.cost.work import Matrix
+from plait.ops.work import Matrix
 from plait.plan.fused import FusedCandidate, FusedPlan, FusedStep, choose_among
 from plait.plan.passes import Steps
 

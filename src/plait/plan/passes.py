@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from plait.cost.machine import MachineProfile
-from plait.cost.price import Price, Pricer, Request
-from plait.cost.work import Matrix, Work
+from plait.cost.price import Price, Pricer
+from plait.ops.work import Matrix, Request, Work
 from plait.plan.fused import FusedStep
 
 __all__ = ["Steps"]

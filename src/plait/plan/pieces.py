@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from plait.cost.machine import MachineProfile
-from plait.cost.price import Pricer, Request
-from plait.cost.work import Matrix
+from plait.cost.price import Pricer
+from plait.ops.work import Matrix, Request
 from plait.plan.fused import FusedCandidate, FusedPlan, FusedStep, choose_among
 
 __all__ = ["Pieces"]

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from plait.cost.price import Price
-from plait.cost.work import Matrix
 from plait.ir import Expr, formula
-from plait.plan.program import Program, Step
+from plait.ops.program import Program, Step
+from plait.ops.work import Matrix
 
 __all__ = ["LayerPlan", "Measured", "NotPlanned", "Plan", "PricedStep", "Rejected", "wrapped"]
 

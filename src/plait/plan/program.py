@@ -1,13 +1,8 @@
-"""Programs: an expression as a list of kernel calls, and the list that computes its gradients.
-
-A step names its operands by role. Values are names: inputs keep the leaf's name, intermediates are
-v0, v1, ... and gradients are d<name>. Constant matrices and scalings are expressions themselves
-(`constants`), computed once per graph by the runtime.
-"""
+"""Programs from expressions: the kernel calls that compute one, and those that compute its gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from plait.errors import PlanError
@@ -29,70 +24,10 @@ from plait.ir import (
     sort,
     walk,
 )
-from plait.ir.expr import Size
+from plait.ops.operation import operation
+from plait.ops.program import Program, Shape, Step
 
-__all__ = ["Program", "Step", "differentiate", "schedule"]
-
-Shape = tuple[Size, Size]
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One kernel call: `out` from the operands in `reads` (role -> name)."""
-
-    op: str
-    out: str
-    reads: tuple[tuple[str, str], ...]
-    is_transposed: bool = False  # the matrix (spmm) or the weight (gemm) is used transposed
-    factors: tuple[float, ...] = ()  # coefficients of `combine`
-    reduce: str = "sum"
-    more: tuple[str, ...] = ()  # what a chain makes beside `out` (plan/fuse.py)
-
-    def get(self, role: str) -> str | None:
-        for name, operand in self.reads:
-            if name == role:
-                return operand
-        return None
-
-    def __getitem__(self, role: str) -> str:
-        operand = self.get(role)
-        if operand is None:
-            raise PlanError(f"step {self.op} -> {self.out} has no operand {role!r}")
-        return operand
-
-
-@dataclass(frozen=True)
-class Program:
-    """Steps in order; `shapes` of every value, `constants` by name, the value(s) it is run for."""
-
-    steps: tuple[Step, ...]
-    outputs: tuple[str, ...]
-    shapes: Mapping[str, Shape]
-    constants: Mapping[str, Expr]
-    inputs: tuple[str, ...] = ()
-
-    def hoist(self, constant_inputs: frozenset[str]) -> tuple[Program, Program]:
-        """(what can be computed once, the rest) when these inputs stay the same from call to call."""
-        known = set(constant_inputs)
-        once, each = [], []
-        for step in self.steps:
-            operands = {name for _, name in step.reads if name not in self.constants}
-            if operands <= known and step.op in _HOISTED:
-                known.add(step.out)
-                once.append(step)
-            else:
-                each.append(step)
-        made = tuple(step.out for step in once)
-        needed = tuple(v for v in made if v in self.outputs or any(v in _operands(s) for s in each))
-        first = replace(self, steps=tuple(once), outputs=needed)
-        return first, replace(self, steps=tuple(each))
-
-
-_HOISTED = ("spmm", "extremum", "scale", "scale_rows", "combine", "concat")
-
-
-def _operands(step: Step) -> tuple[str, ...]:
-    return tuple(name for _, name in step.reads)
+__all__ = ["differentiate", "hoist", "schedule"]
 
 
 @dataclass
@@ -359,6 +294,22 @@ def schedule(expr: Expr, fuse: bool = True) -> Program:
     return Program(tuple(writer.steps), (out,), writer.shapes, writer.constants, tuple(writer.inputs))
 
 
+def hoist(program: Program, constant_inputs: frozenset[str]) -> tuple[Program, Program]:
+    """(what can be computed once, the rest) when these inputs stay the same from call to call."""
+    known = set(constant_inputs)
+    once, each = [], []
+    for step in program.steps:
+        operands = {name for _, name in step.reads if name not in program.constants}
+        if operands <= known and operation(step.op).may_hoist:
+            known.add(step.out)
+            once.append(step)
+        else:
+            each.append(step)
+    read = {name for step in each for _, name in step.reads}
+    needed = tuple(step.out for step in once if step.out in program.outputs or step.out in read)
+    return replace(program, steps=tuple(once), outputs=needed), replace(program, steps=tuple(each))
+
+
 # Gradients -----------------------------------------------------------------------------------------
 
 
@@ -437,95 +388,10 @@ class _Reverse:
         grad = self.settled(step.out)
         if grad is None:
             return
-        getattr(self, f"of_{step.op}")(step, grad)
-
-    def bias(self, step: Step, grad: str) -> None:
-        name = step.get("bias")
-        if name in self.needed and name is not None:
-            self.share(name, self.add("colsum", name, [("x", grad)], self.forward.shapes[name]))
-
-    def of_spmm(self, step: Step, grad: str) -> None:
-        self.bias(step, grad)
-        scale = step.get("addend_scale")
-        addend = step.get("addend")
-        self.share(addend, grad, scale)
-        if scale in self.needed and scale is not None and addend is not None:
-            self.share(scale, self.add("dot", scale, [("left", grad), ("right", addend)], (1, 1)))
-        if step["x"] in self.needed:
-            reads = [
-                ("matrix", step["matrix"]),
-                ("x", grad),
-                ("source", step.get("target")),
-                ("target", step.get("source")),
-                ("factor", step.get("factor")),
-            ]
-            self.product(step["x"], "spmm", reads, is_transposed=not step.is_transposed)
-
-    def of_gemm(self, step: Step, grad: str) -> None:
-        self.bias(step, grad)
-        self.share(step.get("addend"), grad)
-        if step["w"] in self.needed:
-            reads = [("left", step["x"]), ("right", grad)]
-            self.share(
-                step["w"], self.add("gemm_transposed", step["w"], reads, self.forward.shapes[step["w"]])
-            )
-        if step["x"] in self.needed:
-            self.product(step["x"], "gemm", [("x", grad), ("w", step["w"])], is_transposed=True)
-
-    def of_stack(self, step: Step, grad: str) -> None:
-        for k, (_, part) in enumerate(step.reads):
-            if part in self.needed:
-                others = tuple((f"part{i}", name) for i, (_, name) in enumerate(step.reads))
-                rows = self.add(
-                    "rows_of", part, [("x", grad), *others], self.forward.shapes[part], factors=(float(k),)
-                )
-                self.share(part, rows)
-
-    def of_concat(self, step: Step, grad: str) -> None:
-        for k, (_, part) in enumerate(step.reads):
-            if part in self.needed:
-                others = tuple((f"x{i}", name) for i, (_, name) in enumerate(step.reads))
-                columns = self.add(
-                    "columns_of",
-                    part,
-                    [("x", grad), *((f"of{i}", n) for i, (_, n) in enumerate(others))],
-                    self.forward.shapes[part],
-                    factors=(float(k),),
-                )
-                self.share(part, columns)
-
-    def of_scale_rows(self, step: Step, grad: str) -> None:
-        self.share(step["x"], grad, step["scale"])
-
-    def of_scale(self, step: Step, grad: str) -> None:
-        self.share(step["x"], grad, step["scalar"])
-        if step["scalar"] in self.needed:
-            self.share(
-                step["scalar"],
-                self.add("dot", step["scalar"], [("left", grad), ("right", step["x"])], (1, 1)),
-            )
-
-    def of_combine(self, step: Step, grad: str) -> None:
-        self.bias(step, grad)
-        terms = [name for role, name in step.reads if role != "bias"]
-        for factor, name in zip(step.factors, terms, strict=True):
-            self.share(name, grad, None, factor)
-
-    def of_relu(self, step: Step, grad: str) -> None:
-        if step["x"] in self.needed:
-            reads = [("x", grad), ("made", step.out)]
-            self.share(step["x"], self.add("relu_backward", step["x"], reads, self.forward.shapes[step.out]))
-
-    def of_extremum(self, step: Step, grad: str) -> None:
-        x = step["x"]
-        if x not in self.needed:
-            return
-        shaped = self.forward.shapes[step.out]
-        share = self.add("extremum_share", step.out, [("x", grad), ("ties", step.more[0])], shaped)
-        reads: list[tuple[str, str | None]] = [
-            ("matrix", step["matrix"]), ("x", x), ("best", step.out), ("share", share)
-        ]  # fmt: skip
-        self.product(x, "extremum_gather", reads, is_transposed=True)
+        gradient = operation(step.op).gradient
+        if gradient is None:
+            raise PlanError(f"step {step.op} -> {step.out}: the operation has no gradient")
+        gradient(self, step, grad)
 
 
 def differentiate(forward: Program, wrt: Iterable[str]) -> Program:

@@ -14,8 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from plait.ir.expr import Add, Expr, Fold, Size, Sparse
+from plait.ops.program import Program, Step
 from plait.plan.candidates import Candidate, candidates
-from plait.plan.program import Program, Step
+from plait.plan.program import hoist
 
 __all__ = ["Pruned", "Survivor", "prune"]
 
@@ -148,7 +149,7 @@ def _first_beater(
 def _all_primitives(
     option: Candidate, wrt: tuple[str, ...] | None, constant: frozenset[str], is_sparse: bool
 ) -> list[Primitive]:
-    once, each = option.forward.hoist(constant)  # what is hoisted is no part of a step
+    once, each = hoist(option.forward, constant)  # what is hoisted is no part of a step
     fixed: dict[str, str] = {}
     if is_sparse:
         fixed = {**{name: f" of {name}" for name in constant}, **dict.fromkeys(once.outputs, " of hoisted")}

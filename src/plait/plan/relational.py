@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from plait.cost.machine import MachineProfile
-from plait.cost.work import Locality, Matrix
+from plait.ops.work import Locality, Matrix
 from plait.plan.fused import FusedCandidate, FusedPlan, choose_among
 from plait.plan.passes import Steps
 

@@ -6,14 +6,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 
 from plait.cost.machine import MachineProfile
-from plait.cost.price import ChainRequest, Price, Pricer, Request
-from plait.cost.work import Matrix, Sizes, size_of
+from plait.cost.price import Price, Pricer
 from plait.errors import PlanError
 from plait.ir import Expr, formula
+from plait.ops.operation import Setting, operation
+from plait.ops.program import Program
+from plait.ops.work import ChainRequest, Matrix, Request, Sizes, size_of
 from plait.plan.candidates import Candidate, candidates
 from plait.plan.fuse import fuse
 from plait.plan.plan import LayerPlan, PricedStep, Rejected
-from plait.plan.program import Program, Step
+from plait.plan.program import hoist
 from plait.plan.prune import Survivor, prune
 
 __all__ = ["Problem", "best_by_exhaustion", "matrices_of", "price_program", "search", "survey"]
@@ -62,25 +64,21 @@ class _Pricer(Pricer):
         super().__init__(problem.machine, problem.float_bytes, problem.threads)
         self._steps: dict[object, Price] = {}
 
-    def price(self, request: Request) -> Price:
-        key = _key(request)
+    def price(self, request: Request | ChainRequest | None) -> Price:
+        key = None if request is None else _key(request)
         if key not in self._steps:
             self._steps[key] = super().price(request)
-        return self._steps[key]
-
-    def chain(self, request: ChainRequest) -> Price:
-        gather = None if request.gather is None else _key(request.gather)
-        key = (gather, *(getattr(request, name) for name in _CHAIN))
-        if key not in self._steps:
-            self._steps[key] = super().chain(request)
         return self._steps[key]
 
 
 _CHAIN = tuple(part.name for part in fields(ChainRequest) if part.name != "gather")
 
 
-def _key(request: Request) -> tuple[object, ...]:
+def _key(request: Request | ChainRequest) -> tuple[object, ...]:
     """Matrices by identity: `Problem.matrix` gives one object for one constant."""
+    if isinstance(request, ChainRequest):
+        gather = None if request.gather is None else _key(request.gather)
+        return (gather, *(getattr(request, name) for name in _CHAIN))
     return (
         request.op, request.rows, request.cols, request.inner, id(request.matrix), request.has_source,
         request.addends, request.parts, request.is_sparse_left,
@@ -257,7 +255,7 @@ def _priced(survivor: Survivor, problem: Problem, pricer: Pricer) -> list[LayerP
 
 def _plan(survivor: Survivor, problem: Problem, pricer: Pricer, use_sparse: bool) -> LayerPlan:
     candidate = survivor.candidate
-    once, each = candidate.forward.hoist(problem.constant)
+    once, each = hoist(candidate.forward, problem.constant)
     backward = None if problem.wrt is None else candidate.backward(problem.wrt)
     sparse = _sparse_values(once, each, problem) if use_sparse else {}
     forward_steps = price_program(each, problem, pricer, sparse)
@@ -317,77 +315,22 @@ def price_program(
     program: Program, problem: Problem, pricer: Pricer, sparse: Mapping[str, Matrix]
 ) -> tuple[PricedStep, ...]:
     """Every step with its price."""
+
+    def matrix(name: str, is_transposed: bool) -> Matrix:
+        return problem.matrix(program.constants[name], is_transposed)
+
+    setting = Setting(program, problem.sizes, matrix, sparse)
     result = []
     for step in program.steps:
-        if step.op == "chain":
-            chained = _chain_request(step, program, problem)
-            cols = _size(program, step.out, problem.sizes)[1]
-            result.append(PricedStep(step, (chained.rows, cols), pricer.chain(chained)))
-            continue
-        request = _request(step, program, problem, sparse)
-        if request is not None:
-            result.append(PricedStep(step, (request.rows, request.cols), pricer.price(request)))
-        else:
-            result.append(PricedStep(step, _size(program, step.out, problem.sizes), pricer.view()))
+        request = operation(step.op).request(step, setting)
+        size = setting.size(step.out) if request is None else (request.rows, request.cols)
+        result.append(PricedStep(step, size, pricer.price(request)))
     return tuple(result)
 
 
 def _size(program: Program, name: str, sizes: Sizes) -> tuple[int, int]:
     rows, cols = program.shapes[name]
     return size_of(rows, sizes), size_of(cols, sizes)
-
-
-def _request(step: Step, program: Program, problem: Problem, sparse: Mapping[str, Matrix]) -> Request | None:
-    """The step in the cost model's words; None for views and weights, which cost nothing worth a price."""
-    rows, cols = _size(program, step.out, problem.sizes)
-    addends = int(step.get("addend") is not None)
-    if step.op in ("rows_of", "columns_of"):
-        return None
-    if step.op in ("spmm", "extremum", "extremum_gather"):
-        matrix = problem.matrix(program.constants[step["matrix"]], step.is_transposed)
-        has_source = step.get("source") is not None
-        return Request(step.op, rows, cols, 0, matrix, has_source, addends)
-    if step.op == "gemm" and step["x"] in sparse:
-        return Request("spmm_features", rows, cols, 0, sparse[step["x"]], False, addends)
-    if step.op == "gemm_transposed" and step["left"] in sparse:
-        return Request("spmm_features", rows, cols, 0, sparse[step["left"]].transposed(), False, 0)
-    if step.op == "gemm":
-        return Request("gemm", rows, cols, _size(program, step["x"], problem.sizes)[1], None, False, addends)
-    if step.op == "gemm_transposed":
-        return Request("gemm_transposed", _size(program, step["left"], problem.sizes)[0], cols, rows)
-    if step.op == "colsum":
-        many, cols = _size(program, step["x"], problem.sizes)
-        return Request("colsum", many, cols, parts=0)
-    if step.op == "dot":
-        many, cols = _size(program, step["left"], problem.sizes)
-        return Request("dot", many, cols, parts=1)
-    operands = sum(1 for role, _ in step.reads if role.startswith("x") or role == "left")
-    return Request(step.op, rows, cols, parts=max(1, operands))
-
-
-def _chain_request(step: Step, program: Program, problem: Problem) -> ChainRequest:
-    """A chain in the cost model's words."""
-
-    def columns(name: str) -> int:
-        return _size(program, name, problem.sizes)[1]
-
-    block, gather = step.get("block"), None
-    if block is not None:
-        matrix = problem.matrix(program.constants[step["matrix"]], step.is_transposed)
-        addends = int(step.get("block_addend") is not None)
-        has_source = step.get("source") is not None
-        gather = Request("spmm", matrix.rows, columns(block), 0, matrix, has_source, addends)
-    products = [(columns(name), columns(step.out)) for role, name in step.reads if role.startswith("rows")]
-    sums = []
-    for k, right in enumerate(name for role, name in step.reads if role.startswith("right")):
-        left = step.get(f"left{k}")
-        sums.append((columns(left) if left is not None else 1, columns(right)))
-    passing = {name for role, name in step.reads if role.startswith(("rows", "left", "right", "addend"))}
-    beside = sum(columns(name) for name in passing - {block}) + (columns(step.out) if products else 0)
-    some = block or next(name for role, name in step.reads if role.startswith(("rows", "right")))
-    rows = _size(program, some, problem.sizes)[0]
-    is_kept = block in step.more
-    return ChainRequest(rows, gather, is_kept, tuple(products), tuple(sums), beside)
 
 
 # Memory --------------------------------------------------------------------------------------------
@@ -413,7 +356,7 @@ def _peak_bytes(
     ended = [0] * (len(steps) + 1)
     alive = peak = 0
     for k, (program, step) in enumerate(steps):
-        if step.op not in ("columns_of", "rows_of"):
+        if not operation(step.op).is_view:
             for name in {step.out, *step.more}:
                 size = _bytes(program, name, problem, sparse)
                 alive += size

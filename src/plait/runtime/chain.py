@@ -10,7 +10,7 @@ import torch
 from plait.kernels import chain as kernel
 from plait.kernels.chain import Chain, Gathered, ones
 from plait.kernels.spmm import Pattern
-from plait.plan.program import Step
+from plait.ops.program import Step
 
 __all__ = ["BoundChain", "Env", "turned"]
 

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from plait.cost.work import Matrix, Uniform
 from plait.errors import PlanError
 from plait.graph import Graph
 from plait.ir import Add, Diagonal, Expr, Fold, MatMul, Scale, Sparse, formula, sort
 from plait.kernels.spmm import Pattern
+from plait.ops.work import Matrix, Uniform
 from plait.runtime.forms import Form
 
 __all__ = ["Constants", "SparseValue", "from_dense", "is_finite"]

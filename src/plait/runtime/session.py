@@ -19,12 +19,12 @@ import torch
 
 from plait.cost.machine import MachineProfile, profile_in_use
 from plait.cost.price import uniform_matrix
-from plait.cost.work import Matrix
 from plait.errors import InputError
 from plait.graph import Graph
 from plait.ir import Dense, Diagonal, Expr, Scalar, Sparse, children, leaves, rebuild
 from plait.kernels import launch
 from plait.kernels.compiled import cache_folder
+from plait.ops.work import Matrix
 from plait.plan.candidates import restrict
 from plait.plan.fused import FusedPlan
 from plait.plan.plan import LayerPlan

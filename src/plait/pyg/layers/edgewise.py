@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch_geometric.nn import DynamicEdgeConv, EdgeConv
 
-from plait.cost.work import Matrix, Uniform
 from plait.graph import Graph
 from plait.kernels import launch
+from plait.ops.work import Matrix, Uniform
 from plait.plan.edgewise import EdgewiseProblem, choose
 from plait.plan.fused import FusedPlan
 from plait.pyg import active

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.utils import add_self_loops, remove_self_loops, to_edge_index
 
-from plait.cost.work import Matrix
 from plait.errors import InputError
 from plait.graph import Graph
 from plait.kernels import launch
+from plait.ops.work import Matrix
 from plait.plan.fused import FusedPlan
 from plait.pyg import active
 from plait.pyg.edges import read

@@ -12,9 +12,9 @@ from torch.nn import functional
 from torch_geometric.nn import SAGEConv
 from torch_geometric.nn.aggr import LSTMAggregation
 
-from plait.cost.price import Price, Pricer, Request
-from plait.cost.work import Work
+from plait.cost.price import Price, Pricer
 from plait.kernels import launch
+from plait.ops.work import Request, Work
 from plait.plan.fused import FusedCandidate, FusedPlan, FusedStep, choose_among
 from plait.pyg import active
 from plait.pyg.layers.base import has_hooks

@@ -1,10 +1,10 @@
-"""cost/work.py: symbolic sizes as numbers."""
+"""ops/work.py: symbolic sizes as numbers."""
 
 from __future__ import annotations
 
 import pytest
 
-from plait.cost.work import size_of
+from plait.ops.work import size_of
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,11 @@ from typing import Any, Protocol
 
 __all__ = [
     "Amount",
+    "ChainRequest",
     "Form",
     "Locality",
     "Matrix",
+    "Request",
     "Sizes",
     "Work",
     "dense_flops",
@@ -20,7 +22,7 @@ __all__ = [
 ]
 
 Sizes = Mapping[str, int]
-Amount = Any  # a number, or a formula of one (analysis/symbolic.py): the counts below only add and multiply
+Amount = Any  # a number, or a formula of one (ops/symbolic.py): the counts below only add and multiply
 
 
 class Locality(Protocol):
@@ -91,6 +93,34 @@ class Work:
     flops: float
     bytes_least: float
     bytes_gathered: float
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A step in the cost model's words: operation, output rows and columns, inner width, operands."""
+
+    op: str
+    rows: int
+    cols: int
+    inner: int = 0
+    matrix: Matrix | None = None
+    has_source: bool = False
+    addends: int = 0
+    parts: int = 1
+    is_sparse_left: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ChainRequest:
+    """Products of the same rows in one pass: what is gathered, (inner, columns) of products and sums."""
+
+    rows: int
+    cols: int
+    gather: Request | None
+    is_kept: bool  # the gathered rows are wanted afterwards
+    products: tuple[tuple[int, int], ...]
+    sums: tuple[tuple[int, int], ...]
+    beside: int  # columns of all other rows that pass by, read or written
 
 
 def sparse_flops(edges: Amount, cols: Amount, is_weighted: bool) -> Amount:

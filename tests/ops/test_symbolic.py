@@ -1,4 +1,4 @@
-"""analysis/symbolic.py: formulas against the arithmetic they stand for."""
+"""ops/symbolic.py: formulas against the arithmetic they stand for."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.analysis.symbolic import Formula, ceil_log2, log2, parse, symbol
 from plait.errors import InputError
+from plait.ops.symbolic import Formula, ceil_log2, log2, parse, symbol
 
 n, m, k = symbol("n"), symbol("m"), symbol("k")
 whole = st.integers(-50, 50)

@@ -1,0 +1,32 @@
+"""Counts that several operations share."""
+
+from __future__ import annotations
+
+from plait.ops.operation import View
+from plait.ops.program import Step
+from plait.ops.symbolic import ceil_log2
+from plait.ops.work import Amount, dense_flops, sparse_flops
+
+__all__ = ["after", "ceil_log2", "dense", "summed"]
+
+
+def after(step: Step) -> int:
+    """Operations per entry that join a product's result: scaling, added term, its scaling, bias."""
+    return sum(step.get(role) is not None for role in ("target", "addend", "addend_scale", "bias"))
+
+
+def dense(view: View, left: str, is_transposed: bool, rows: Amount, inner: Amount, cols: Amount) -> Amount:
+    """Operations of a dense product, or of one whose left operand is kept sparse."""
+    pattern = view.pattern(left, is_transposed)
+    if pattern is None:
+        return dense_flops(rows, inner, cols)
+    return sparse_flops(pattern.edges, cols, pattern.is_weighted)
+
+
+def summed(view: View, left: str, is_transposed: bool) -> Amount:
+    """How many terms an entry of a dense product sums: the inner width, or the fullest sparse row."""
+    pattern = view.pattern(left, is_transposed)
+    if pattern is not None:
+        return pattern.degree
+    rows, cols = view.size(left)
+    return rows if is_transposed else cols

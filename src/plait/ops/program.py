@@ -1,0 +1,55 @@
+"""Programs: kernel calls by name, over named values.
+
+A step names its operands by role. Values are names: inputs keep the leaf's name, intermediates are v0, v1,
+... and gradients are d<number>_<name>. Constant matrices and scalings are expressions themselves
+(`constants`), computed once per graph by the runtime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from plait.errors import PlanError
+from plait.ir import Expr
+from plait.ir.expr import Size
+
+__all__ = ["Program", "Shape", "Step"]
+
+Shape = tuple[Size, Size]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One kernel call: `out` from the operands in `reads` (role -> name)."""
+
+    op: str
+    out: str
+    reads: tuple[tuple[str, str], ...]
+    is_transposed: bool = False  # the matrix (spmm) or the weight (gemm) is used transposed
+    factors: tuple[float, ...] = ()  # coefficients of `combine`
+    reduce: str = "sum"
+    more: tuple[str, ...] = ()  # what a chain makes beside `out` (plan/fuse.py)
+
+    def get(self, role: str) -> str | None:
+        for name, operand in self.reads:
+            if name == role:
+                return operand
+        return None
+
+    def __getitem__(self, role: str) -> str:
+        operand = self.get(role)
+        if operand is None:
+            raise PlanError(f"step {self.op} -> {self.out} has no operand {role!r}")
+        return operand
+
+
+@dataclass(frozen=True)
+class Program:
+    """Steps in order; `shapes` of every value, `constants` by name, the value(s) it is run for."""
+
+    steps: tuple[Step, ...]
+    outputs: tuple[str, ...]
+    shapes: Mapping[str, Shape]
+    constants: Mapping[str, Expr]
+    inputs: tuple[str, ...] = ()

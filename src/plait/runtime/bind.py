@@ -1,0 +1,154 @@
+"""Steps bound to kernels: which kernel of an operation runs a step on a device, or why none does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from plait.cost.price import Price
+from plait.errors import PlanError
+from plait.ops.program import Program, Step
+from plait.runtime.chain import Env
+from plait.runtime.constants import SparseValue
+
+if TYPE_CHECKING:
+    from plait.runtime.executor import Run
+
+__all__ = ["Binding", "Bound", "Kernel", "bind", "kernel", "kernels_of"]
+
+Bound = Callable[[Env], Any]
+"""A step as a function of the values at hand; it may put further results into them."""
+
+
+class Binding:
+    """A program on one graph and device: what kernels ask for when a step is bound to them."""
+
+    def __init__(self, program: Program, run: Run, may_pool: bool = True):
+        self.program, self.run, self.device = program, run, run.device
+        self.buffers = run.buffers
+        self.take = run.buffers.take if may_pool else _fresh
+        self._known: dict[str, Any] = {}  # constants by name, looked up once
+        self._prices = {step.out: run.plan.price_of(step.out) for step in program.steps}
+
+    def price(self, step: Step) -> Price | None:
+        """What the planner said of the step, if it was asked."""
+        return self._prices.get(step.out)
+
+    def backend(self, step: Step) -> str:
+        """The kernel the planner priced the step for; "" where it was not asked."""
+        price = self.price(step)
+        return "" if price is None else price.backend
+
+    def out(self, step: Step, env: Env, owns: bool, rows: int, cols: int, like: torch.Tensor) -> torch.Tensor:
+        """Where a result of this size goes: into the added term's memory, or into memory of its own."""
+        if owns:
+            result: torch.Tensor = env[step["addend"]]
+            return result
+        return self.take(rows, cols, like.dtype)
+
+    def like(self, x: torch.Tensor) -> torch.Tensor:
+        """An uninitialised result of the shape of x."""
+        return self.take(x.shape[0], x.shape[1], x.dtype)
+
+    def constant(self, name: str) -> Any:
+        """A constant of the graph by its name in the program."""
+        value = self._known.get(name)
+        if value is None:
+            value = self._known[name] = self.run.constants.value(self.program.constants[name])
+        return value
+
+    def vector(self, step: Step, role: str) -> torch.Tensor | None:
+        """A constant diagonal, if the step has one in this role."""
+        name = step.get(role)
+        value: torch.Tensor | None = None if name is None else self.constant(name)
+        return value
+
+    def matrix(self, step: Step) -> SparseValue:
+        """The step's sparse matrix."""
+        matrix: SparseValue = self.constant(step["matrix"])
+        return matrix
+
+    def row_scale(self, step: Step, role: str, rows: int) -> Callable[[Env], torch.Tensor | None]:
+        """A scaling by rows: a constant diagonal, or a scalar input spread over the rows."""
+        name = step.get(role)
+        if name is None or name in self.program.constants:
+            constant = self.vector(step, role)
+            return lambda env: constant
+        return lambda env: _spread(name, None, None, rows, env)
+
+    def target(self, step: Step, rows: int) -> Callable[[Env], torch.Tensor | None]:
+        """What the rows of a sparse product are multiplied by: a diagonal, a number of the call, or both."""
+        target, factor, name = self.vector(step, "target"), step.get("factor"), step.get("target")
+        if factor is None:
+            return lambda env: target
+        return lambda env: _spread(factor, name, target, rows, env)
+
+
+def _fresh(rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty((rows, cols), dtype=dtype)
+
+
+def _spread(
+    scalar: str, name: str | None, diagonal: torch.Tensor | None, rows: int, env: Env
+) -> torch.Tensor:
+    """A number of the call on every row, times a diagonal where there is one; made once in a pass."""
+    place = f"{scalar}|{name}|{rows}"
+    found: torch.Tensor | None = env.get(place)
+    if found is None:
+        number = env[scalar].detach().reshape(1)
+        found = number.expand(rows).contiguous() if diagonal is None else diagonal * number
+        env[place] = found
+    return found
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One way to run an operation on a device."""
+
+    name: str
+    bind: Callable[[Binding, Step, bool], Bound]
+    """The flag: the result may be written where the operand that the operation overwrites lies."""
+    refuses: Callable[[Binding, Step], str | None]
+    """Why it does not run this step, if so."""
+
+
+_KERNELS: dict[tuple[str, str], list[Kernel]] = {}
+
+
+def _never(binding: Binding, step: Step) -> None:
+    return None
+
+
+def kernel(
+    operation: str,
+    device: str,
+    name: str = "plait",
+    refuses: Callable[[Binding, Step], str | None] = _never,
+) -> Callable[[Callable[[Binding, Step, bool], Bound]], Callable[[Binding, Step, bool], Bound]]:
+    """Enters a kernel of an operation on a device, after those that are preferred to it."""
+
+    def enter(function: Callable[[Binding, Step, bool], Bound]) -> Callable[[Binding, Step, bool], Bound]:
+        _KERNELS.setdefault((operation, device), []).append(Kernel(name, function, refuses))
+        return function
+
+    return enter
+
+
+def kernels_of(operation: str, device: str) -> tuple[Kernel, ...]:
+    """The kernels of an operation on a device in order of preference; those for any device come last."""
+    return (*_KERNELS.get((operation, device), ()), *_KERNELS.get((operation, "any"), ()))
+
+
+def bind(binding: Binding, step: Step, owns: bool) -> Bound:
+    """The step on the first kernel of its operation that takes it; PlanError with reasons where none does."""
+    reasons = []
+    for option in kernels_of(step.op, binding.device):
+        reason = option.refuses(binding, step)
+        if reason is None:
+            return option.bind(binding, step, owns)
+        reasons.append(f"{option.name}: {reason}")
+    why = "; ".join(reasons) or "there is no kernel of this operation"
+    raise PlanError(f"step {step.op} -> {step.out} cannot run on {binding.device}: {why}")

@@ -1,0 +1,60 @@
+"""runtime/bind.py: a step finds its kernel on a device, or says why there is none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from plait.errors import PlanError
+from plait.ops.operation import TABLE
+from plait.ops.program import Program, Step
+from plait.runtime import linear
+from plait.runtime.bind import Binding, bind, kernel, kernels_of
+from plait.runtime.buffers import Buffers
+
+assert linear
+
+
+class _Plan:
+    @staticmethod
+    def price_of(out: str) -> None:
+        return None
+
+
+class _Run:
+    def __init__(self, device: str) -> None:
+        self.plan, self.buffers, self.device = _Plan(), Buffers(), device
+
+
+def binding(device: str, *steps: Step) -> Binding:
+    run: Any = _Run(device)
+    return Binding(Program(steps, (), {}, {}), run)
+
+
+def test_every_operation_has_a_kernel_on_a_cpu() -> None:
+    missing = [name for name in TABLE if not kernels_of(name, "cpu")]
+    assert not missing
+
+
+def test_a_step_without_a_kernel_on_its_device_says_so() -> None:
+    step = Step("gemm", "v0", (("x", "X"), ("w", "W")))
+    with pytest.raises(PlanError, match=r"gemm -> v0 cannot run on abacus: there is no kernel"):
+        bind(binding("abacus", step), step, False)
+
+
+def test_the_first_kernel_that_takes_a_step_runs_it_and_reasons_are_given_where_none_does() -> None:
+    device, step = "slide rule", Step("gemm", "v0", (("x", "X"), ("w", "W")))
+
+    @kernel("gemm", device, "short", lambda b, s: "too many digits")
+    def short(b: Binding, s: Step, owns: bool) -> Any:
+        raise AssertionError
+
+    with pytest.raises(PlanError, match="short: too many digits"):
+        bind(binding(device, step), step, False)
+
+    @kernel("gemm", device, "long")
+    def long(b: Binding, s: Step, owns: bool) -> Any:
+        return lambda env: "moved"
+
+    assert bind(binding(device, step), step, False)({}) == "moved"
