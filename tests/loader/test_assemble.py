@@ -80,7 +80,8 @@ def test_a_batch_has_the_edges_its_sampler_wrote() -> None:
     edge_index = loader.fill(drawn).edge_index
     assert edge_index.data_ptr() == drawn.row.data_ptr()
     assert torch.equal(edge_index, torch.stack([drawn.row, drawn.col]))
-    assert edge_index.is_contiguous() and edge_index._base is None
+    assert edge_index.is_contiguous()
+    assert edge_index._base is None
 
 
 def test_a_typed_batch_has_the_edges_its_sampler_wrote() -> None:
