@@ -126,7 +126,10 @@ def _dropped(run: AttentionRun, dropout: Dropout, dtype: torch.dtype) -> Tensor:
     count, lanes, kind = run.edges.pattern.num_edges, run.lanes, run.edges.pattern.indices.dtype
     alone = Pattern(np.arange(count + 1, dtype=kind), np.zeros(count, kind), 1)
     scores = Scores("gat", torch.zeros((1, lanes), dtype=dtype), dropout=dropout)
-    out, statistics = torch.empty((count, run.heads), dtype=dtype), torch.zeros((count, 4, lanes), dtype=dtype)
+    out, statistics = (
+        torch.empty((count, run.heads), dtype=dtype),
+        torch.zeros((count, 4, lanes), dtype=dtype),
+    )
     return kernel.attend(alone, scores, torch.ones((1, run.heads), dtype=dtype), out, statistics, run.heads)
 
 
@@ -254,7 +257,9 @@ def _gat_again(ctx: Any, grad: Tensor, saved: Sequence[Any]) -> tuple[Tensor, tu
     value = z[:, :columns]
     scores = z[:, columns:] if vectors is None else value @ vectors
     near = scores[:, run.lanes :] if target is None else target
-    given = near.index_select(0, run.edges.targets) + scores[:, : run.lanes].index_select(0, run.edges.sources)
+    given = near.index_select(0, run.edges.targets) + scores[:, : run.lanes].index_select(
+        0, run.edges.sources
+    )
     given = (given if edge is None else given + edge)[:, :heads]
     rows = _by_head(value.index_select(0, run.edges.sources), heads)
     out = attended(run, leaky_relu(given, run.slope), rows)

@@ -104,7 +104,10 @@ def _raw_again(ctx: Any, grad: Tensor, saved: Sequence[Any]) -> tuple[Tensor, tu
     run: AttentionRun = ctx.run
     x, w, vectors, edge, *_ = saved
     scores, heads, (sources, targets) = x @ vectors, run.heads, (run.edges.sources, run.edges.targets)
-    near, far = scores[:, run.lanes :].index_select(0, targets), scores[:, : run.lanes].index_select(0, sources)
+    near, far = (
+        scores[:, run.lanes :].index_select(0, targets),
+        scores[:, : run.lanes].index_select(0, sources),
+    )
     given = (near + far if edge is None else near + far + edge)[:, :heads]
     means = attended(run, leaky_relu(given, run.slope), x.index_select(0, sources).unsqueeze(1))
     bias = added(grad.shape[1:], grad) if ctx.has_bias else None

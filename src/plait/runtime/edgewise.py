@@ -71,7 +71,11 @@ class _Mapped(torch.autograd.Function):
         ties = run.buffers.take(rows, run.outer, z.dtype) if has_ties else None
         for block in blocks_of(run.edges, run.widest * z.element_size()):
             own = slice(block.first, block.last)
-            y = _rest(run, _paired(run, block, near, far), parameters) if block.num_edges else z.new_empty((0, run.outer))
+            y = (
+                _rest(run, _paired(run, block, near, far), parameters)
+                if block.num_edges
+                else z.new_empty((0, run.outer))
+            )
             if ties is None:
                 sparse.spmm(block.to_targets, y, out[own], reduce=run.reduce)
             else:
@@ -107,9 +111,7 @@ class _Mapped(torch.autograd.Function):
         return None, to_z, to_t, *totals
 
 
-def _fresh(
-    parameters: Sequence[Tensor], wanted: Sequence[bool]
-) -> tuple[list[Tensor], list[Tensor | None]]:
+def _fresh(parameters: Sequence[Tensor], wanted: Sequence[bool]) -> tuple[list[Tensor], list[Tensor | None]]:
     """(the parameters cut off from where they came from, room for the gradients of those that want one)."""
     cut = [p.detach().requires_grad_(wants) for p, wants in zip(parameters, wanted, strict=True)]
     return cut, [torch.zeros_like(p) if p.requires_grad else None for p in cut]

@@ -78,9 +78,7 @@ class _Project(torch.autograd.Function):
         if wants_w:
             x = contiguous_rows(x, buffers)
             with timed(ctx.clock, *(["bwd input gradient"] if wants_x else []), "bwd weight gradient"):
-                to_x, to_w, to_bias = _gradients(
-                    buffers, x, w, grad, has_bias=ctx.has_bias and wants_bias
-                )
+                to_x, to_w, to_bias = _gradients(buffers, x, w, grad, has_bias=ctx.has_bias and wants_bias)
             return None, to_x, to_w, to_bias
         to_x = None
         if wants_x:

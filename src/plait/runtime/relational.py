@@ -73,7 +73,6 @@ class FixedMatrix:
             source=self._as("row", self._row_scale, x.dtype), addend=addend,
         )  # fmt: skip
 
-
     def in_torch(self, x: Tensor) -> Tensor:
         """self @ x, recorded by torch."""
         weight, scale = self._as("edge", self._weight, x.dtype), self._as("row", self._row_scale, x.dtype)
@@ -305,7 +304,9 @@ def _relate_again(ctx: Any, grad: Tensor, saved: Sequence[Any]) -> tuple[Tensor,
     z = x if run.collect is None else run.collect.in_torch(x).view(-1, run.inner)
     if w is not None:
         shape = (len(grad), run.width) if run.spread is None else (z.shape[0], run.outer)
-        z = sum((_placed(z[p.rows, p.inner] @ w[p.weights], p, shape) for p in run.products), z.new_zeros(shape))
+        z = sum(
+            (_placed(z[p.rows, p.inner] @ w[p.weights], p, shape) for p in run.products), z.new_zeros(shape)
+        )
     if run.spread is not None:
         z = run.spread.in_torch(z.view(-1, run.width))
     terms = (None if root is None else (x if own is None else own) @ root, addend, bias)

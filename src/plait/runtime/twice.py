@@ -16,6 +16,10 @@ from torch import Tensor
 
 __all__ = ["Again", "added", "again", "differentiable", "is_traced"]
 
+# asked at every backward pass: bound once
+_are_transforms_active = torch._C._are_functorch_transforms_active
+_is_batched = torch._C._functorch.is_legacy_batchedtensor  # is_grads_batched=True hands over such gradients
+
 _IN_PLACE = (
     "plait's backward pass reads what this layer was given, also where PyG's keeps a product of it instead: "
     "write h = h + conv(h) for h += conv(h), or set PLAIT_DISABLE=1."
@@ -29,11 +33,7 @@ Inputs that are no tensors, or that nobody asks for, may be None.
 
 def is_traced(grad: Tensor) -> bool:
     """Whether a backward pass of this gradient must consist of torch's own operations."""
-    return (
-        torch.is_grad_enabled()
-        or torch._C._are_functorch_transforms_active()
-        or torch._C._functorch.is_legacy_batchedtensor(grad)  # is_grads_batched=True
-    )
+    return torch.is_grad_enabled() or _are_transforms_active() or _is_batched(grad)
 
 
 def differentiable(compute: Again) -> Callable[[Callable[[Any, Tensor], Any]], Callable[[Any, Tensor], Any]]:
@@ -78,5 +78,5 @@ def _alias(value: Any) -> Any:
 
 
 def added(shape: Sequence[int], like: Tensor) -> Tensor:
-    """A stand-in for an input that no gradient depends on and that was not saved: zeros that want a gradient."""
+    """Zeros that want a gradient: they stand for an input that no gradient depends on and nobody saved."""
     return torch.zeros(tuple(shape), dtype=like.dtype, requires_grad=True)
