@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, is_grad_enabled
 
 __all__ = ["Again", "added", "again", "differentiable", "is_traced"]
 
@@ -33,7 +33,7 @@ Inputs that are no tensors, or that nobody asks for, may be None.
 
 def is_traced(grad: Tensor) -> bool:
     """Whether a backward pass of this gradient must consist of torch's own operations."""
-    return torch.is_grad_enabled() or _are_transforms_active() or _is_batched(grad)
+    return is_grad_enabled() or _are_transforms_active() or _is_batched(grad)
 
 
 def differentiable(compute: Again) -> Callable[[Callable[[Any, Tensor], Any]], Callable[[Any, Tensor], Any]]:
@@ -43,7 +43,9 @@ def differentiable(compute: Again) -> Callable[[Callable[[Any, Tensor], Any]], C
         @functools.wraps(backward)
         def run(ctx: Any, grad: Tensor) -> Any:
             try:
-                return again(ctx, grad, compute) if is_traced(grad) else backward(ctx, grad)
+                if is_grad_enabled() or _are_transforms_active() or _is_batched(grad):  # is_traced, inline
+                    return again(ctx, grad, compute)
+                return backward(ctx, grad)
             except RuntimeError as error:
                 if "inplace operation" not in str(error):
                     raise
