@@ -488,6 +488,19 @@ def test_backward_twice_through_a_kept_graph() -> None:
         close(mine.grad, other.grad, GRADIENT[torch.float32], "gradient")
 
 
+def test_a_penalty_on_the_gradient_of_a_whole_model() -> None:
+    model = Net().eval()
+    twin, compiled = reference(model), plait.compile(model)
+    for net in (twin, compiled):
+        x = features().requires_grad_()
+        (slope,) = torch.autograd.grad(net(x, edges()).tanh().sum(), x, create_graph=True)
+        slope.square().sum().backward()
+    for mine, other in zip(compiled.parameters(), twin.parameters(), strict=True):
+        assert (mine.grad is None) == (other.grad is None)
+        if other.grad is not None:
+            close(mine.grad, other.grad, GRADIENT[torch.float32], "gradient", 1.0)
+
+
 def test_inference_mode() -> None:
     model = Net().eval()
     expected = reference(model)(features(), edges())
