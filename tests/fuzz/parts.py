@@ -29,6 +29,7 @@ __all__ = [
     "data",
     "features",
     "graph",
+    "halved",
     "inner",
     "layer",
     "optimise",
@@ -36,6 +37,7 @@ __all__ = [
     "second",
     "strided",
     "twice",
+    "wanted",
 ]
 
 ATTRIBUTES, RELATIONS = 2, 2
@@ -305,13 +307,23 @@ def backward(out: Any) -> None:
         out.backward(direction.to(out.dtype), retain_graph=True)
 
 
+def wanted(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters that want a gradient."""
+    return [p for p in model.parameters() if p.requires_grad]
+
+
+def halved(model: nn.Module) -> dict[str, Tensor]:
+    """Other parameters for the model."""
+    return {name: parameter / 2 for name, parameter in model.named_parameters()}
+
+
 def second(model: nn.Module, x: Tensor, *edges: Any) -> list[Tensor | None]:
     """Gradients of the size of the gradients of a smooth function of the output."""
     x = x.detach().requires_grad_()
-    wanted = [x, *(p for p in model.parameters() if p.requires_grad)]
-    first = torch.autograd.grad(model(x, *edges).tanh().sum(), wanted, create_graph=True, allow_unused=True)
+    inputs = [x, *wanted(model)]
+    first = torch.autograd.grad(model(x, *edges).tanh().sum(), inputs, create_graph=True, allow_unused=True)
     size = sum(g.square().sum() for g in first if g is not None)
-    return list(torch.autograd.grad(size, wanted, allow_unused=True))
+    return list(torch.autograd.grad(size, inputs, allow_unused=True))
 
 
 def optimise(model: nn.Module, rate: float = 0.01) -> None:

@@ -47,7 +47,7 @@ _SHARED = {
 }
 _UNTOUCHED = SimpleNamespace(compile=lambda model, *_, **__: model)
 # Where PyG refuses for a reason of its own a plan may answer, never the reverse: PyG keeps tensors for its
-# gradients that a plan does without, mixes types in half precision, and caches matrices that cannot be copied.
+# gradients that a plan does without, mixes types in half precision, caches matrices nobody can copy.
 _PERMITTED = re.compile(
     "modified by an inplace operation|have the same dtype|expected scalar type|"
     "Inference tensors cannot be saved|Cannot access storage of Sparse|support the deepcopy protocol|"
@@ -61,7 +61,7 @@ _GRADIENTS = re.compile(r"out = (second|torch\.autograd\.grad)\(")
 _CALL = re.compile(r"(with .*: )?out =")
 
 
-class Difference(AssertionError):  # noqa: N818: it is what was found
+class Difference(AssertionError):  # noqa: N818  it is what was found
     """The compiled model did something else than PyG; the message is a script that shows it."""
 
 
@@ -206,7 +206,8 @@ def _tensor_differs(wanted: Tensor, given: Tensor, tolerance: float, scale: floa
     allowed = max(TOLERANCE[wanted.dtype], tolerance) * max(_largest(wanted), scale, SMALLEST)
     if torch.isclose(given.double(), wanted.double(), rtol=0.0, atol=allowed, equal_nan=True).all():
         return ""
-    return f"off by {_largest(given.double() - wanted.double()):.2g} where {allowed:.2g} is allowed:\n{given}\nPyG:\n{wanted}"
+    off = _largest(given.double() - wanted.double())
+    return f"off by {off:.2g} where {allowed:.2g} is allowed:\n{given}\nPyG:\n{wanted}"
 
 
 def _largest(value: Any) -> float:

@@ -100,7 +100,8 @@ LAYERS: dict[str, Layer] = {
         _heads, "attr", _never, _BOTH),
     "AGNNConv": Layer("AGNNConv({o})", {"requires_grad": _NO, "add_self_loops": _NO}, _same, sparse=_never),
     "SuperGATConv": Layer("SuperGATConv({w}, 2, heads=2{o})", {
-        "concat": _NO, "attention_type": ("'SD'",), "add_self_loops": _NO, "bias": _NO}, _heads, sparse=_never),
+        "concat": _NO, "attention_type": ("'SD'",), "add_self_loops": _NO, "bias": _NO},
+        _heads, sparse=_never),
     "FAConv": Layer("FAConv({w}{o})", {
         "eps": ("0.3",), "add_self_loops": _NO, "normalize": _NO}, _same, "weight", _never),
     "GMMConv": Layer("GMMConv({w}, 4, dim=2, kernel_size=2{o})", {
@@ -109,23 +110,25 @@ LAYERS: dict[str, Layer] = {
     "GENConv": Layer("GENConv({w}, 4{o})", {
         "aggr": ("'softmax_sg'", "'powermean'"), "learn_t": _YES, "msg_norm": _YES, "edge_dim": ("2",),
         "norm": ("None",)}, takes="attr", sparse=_never),
-    "FiLMConv": Layer("FiLMConv({w}, 4, num_relations=2{o})", {"act": ("None", "nn.Tanh()"), "aggr": ("'sum'",)},
-                      takes="type", sparse=_never),
+    "FiLMConv": Layer("FiLMConv({w}, 4, num_relations=2{o})", {
+        "act": ("None", "nn.Tanh()"), "aggr": ("'sum'",)}, takes="type", sparse=_never),
     "CGConv": Layer("CGConv({w}, dim=2{o})", {"aggr": ("'mean'",), "batch_norm": _YES, "bias": _NO}, _same,
                     "attr", _never),
     "GatedGraphConv": Layer("GatedGraphConv({w}, num_layers=2{o})", {"aggr": ("'mean'",), "bias": _NO}, _same,
                             "weight"),
     "ResGatedGraphConv": Layer("ResGatedGraphConv({w}, 4{o})", {
-        "edge_dim": ("2",), "root_weight": _NO, "bias": _NO, "act": ("nn.Tanh()",)}, takes="attr", sparse=_never),
+        "edge_dim": ("2",), "root_weight": _NO, "bias": _NO, "act": ("nn.Tanh()",)},
+        takes="attr", sparse=_never),
     "RGCNConv": Layer("RGCNConv({w}, 4, num_relations=2{o})", {
         "num_bases": ("2",), "aggr": ("'sum'", "'max'"), "root_weight": _NO, "bias": _NO}, takes="type",
         sparse=_never),
     "PNAConv": Layer("PNAConv({w}, 4, aggregators={a}, scalers={s}, deg=torch.tensor([1, 4, 2]){o})", {
-        "edge_dim": ("2",), "towers": ("2",), "pre_layers": ("2",), "post_layers": ("2",), "train_norm": _YES},
-        takes="attr", sparse=_never),
-    "OwnMessage": Layer("OwnMessage({w}, 4{o})", {"cached": _YES, "bias": _NO}, takes="weight", sparse=_never),
-    "OwnNorm": Layer("OwnNorm({w}, 4, K=2{o})", {"normalization": ("'rw'", "None"), "bias": _NO}, takes="weight",
-                     sparse=_never),
+        "edge_dim": ("2",), "towers": ("2",), "pre_layers": ("2",), "post_layers": ("2",),
+        "train_norm": _YES}, takes="attr", sparse=_never),
+    "OwnMessage": Layer("OwnMessage({w}, 4{o})", {"cached": _YES, "bias": _NO},
+                        takes="weight", sparse=_never),
+    "OwnNorm": Layer("OwnNorm({w}, 4, K=2{o})", {"normalization": ("'rw'", "None"), "bias": _NO},
+                     takes="weight", sparse=_never),
     "OwnNew": Layer("OwnNew({w}, 4{o})", {"aggr": ("'sum'",), "root_weight": _NO}),
     "EdgeConv": Layer("EdgeConv({e}{o})", {"aggr": ("'mean'", "'sum'", "'min'")}, sparse=_never, pair="{w}"),
 }  # fmt: skip
@@ -134,7 +137,7 @@ _LAZY = ("GCNConv", "SAGEConv", "GraphConv", "GATConv", "SGConv", "TAGConv")
 BETWEEN = (
     "F.relu", "nn.BatchNorm1d({w})", "nn.Dropout(0.5)", "nn.Dropout(0.5, inplace=True)", "torch.relu_",
     "'h + skip'", "'h += skip'", "'h[0] = 0'", "'h - mean'", "nn.Linear({w}, {w})", "nn.LayerNorm({w})",
-    "nn.ReLU(inplace=True)", "torch.tanh", "InstanceNorm({w})", "GraphNorm({w})", "F.log_softmax",
+    "nn.ReLU(inplace=True)", "torch.tanh", "InstanceNorm({w})", "GraphNorm({w})", "nn.LogSoftmax(dim=1)",
 )  # fmt: skip
 HOLDS = ("modules", "list", "lambda", "dict", "partial", "bound", "parent")
 KINDS = ("plain", "loops", "repeated", "hub", "isolated", "no edges", "cliques")
@@ -182,10 +185,10 @@ _CALLS = _rules(
     "out = checkpoint(model, {a}, use_reentrant=False); backward(out)",
     "out = checkpoint(model, {a}, use_reentrant=True); backward(out)",
     "out = original({a}); backward(out)",
-    "out = torch.autograd.grad(model({a}).sum(), [p for p in model.parameters() if p.requires_grad], allow_unused=True)",
+    "out = torch.autograd.grad(model({a}).sum(), wanted(model), allow_unused=True)",
     "out = model({a})[:2]; backward(out)",
     "out = second(model, {a})",
-    "out = torch.func.functional_call(model, {{n: p / 2 for n, p in model.named_parameters()}}, ({a})); backward(out)",
+    "out = torch.func.functional_call(model, halved(model), ({a})); backward(out)",
     "out = torch.func.jvp(lambda x: model({a}), (x.detach(),), (torch.ones_like(x),))",
     "with torch.autocast('cpu', dtype=torch.bfloat16): out = model({a})",
 )
@@ -253,7 +256,7 @@ _EDITS = (
         "model = plait.compile(model)",
         "original = copy.deepcopy(original); model = plait.compile(original)",
         "model.share_memory()",
-        "model.apply(lambda m: m.reset_parameters() if hasattr(m, 'reset_parameters') and not parametrize.is_parametrized(m) else None)",
+        "layer(model, {k}).reset_parameters()",
         "layer(model, {k}).bias = None",
         "[p.data.mul_(0.5) for p in model.parameters()]",
         "[setattr(p, 'data', p.data.clone()) for p in model.parameters()]",
@@ -261,8 +264,8 @@ _EDITS = (
     ),
     *_rules(
         "edge list",
-        "edge_index, edge_weight, edge_attr, edge_type = graph('{g}', {n}, seed={k}); x = features({n}, {w}, seed={k})"
-        "; model.float(); {plain}",
+        "edge_index, edge_weight, edge_attr, edge_type = graph('{g}', {n}, seed={k}); "
+        "x = features({n}, {w}, seed={k}); model.float(); {plain}",
         "edge_index[:, :2] = 0",
         "edge_index.copy_(edge_index.clone())",
         "with torch.inference_mode(): edge_index[:, :2] = 0",
@@ -275,8 +278,8 @@ _EDITS = (
         "edge_index = strided(edge_index, 'transposed')",
         "edge_index.numpy()[:, :2] = 0",
         "edge_index = EdgeIndex(edge_index, sparse_size=(x.shape[0], x.shape[0]))",
-        "edge_index = edge_index[:, ::2]; edge_weight = None if edge_weight is None else edge_weight.detach()[::2]"
-        "; edge_attr = edge_attr[::2]; edge_type = edge_type[::2]",
+        "edge_index = edge_index[:, ::2]; edge_attr = edge_attr[::2]; edge_type = edge_type[::2]; "
+        "edge_weight = None if edge_weight is None else edge_weight.detach()[::2]",
         "layer(model, {k}).flow = 'target_to_source'",
     ),
     *_rules(
@@ -292,13 +295,17 @@ _EDITS = (
         "edge_weight = None",
         "edge_weight = torch.ones_like(edge_index[0]).to(x.dtype)",
     ),
-    *_rules("attr", "edge_attr = edge_attr.detach().requires_grad_()", "edge_attr = strided(edge_attr, 'transposed')",
-            "edge_attr.data.mul_(0.5)"),
+    *_rules(
+        "attr",
+        "edge_attr = edge_attr.detach().requires_grad_()",
+        "edge_attr = strided(edge_attr, 'transposed')",
+        "edge_attr.data.mul_(0.5)",
+    ),
     *_rules("lookahead", "model = plait.compile(original, data(x, edge_index))",
             "model = plait.compile(original, data(x, edge_index), mode='inference')",
             "model = plait.compile(original, data(x, edge_index), forms=['twins'])",
             "model = plait.compile(original, data(x, edge_index), forms=['hag'])",
-            "model = plait.compile(original, data(x, edge_index), rows=torch.arange(x.shape[0]) % 2 == {k} % 2, "
+            "model = plait.compile(original, data(x, edge_index), rows=torch.arange(x.shape[0]) % 2 == 1, "
             "mode='training')",
             "model = plait.compile(original, data(x, edge_index), memory_limit=2000)"),
     *_rules("chain", "model.replace(0, layer(copy.deepcopy(model)))", "model.plain.reverse()"),
@@ -306,7 +313,8 @@ _EDITS = (
     *_rules("SSGConv", "layer(model).alpha = 0.3"),
     *_rules("GINConv", "layer(model).eps.data.fill_(0.5)", "layer(model).nn = nn.Linear({w}, 4).to(x.dtype)"),
     *_rules("MixHopConv", "layer(model).powers.pop()"),
-    *_rules("GCNConv", "layer(model).improved = True", "layer(model).normalize = False", "layer(model).cached = True"),
+    *_rules("GCNConv", "layer(model).improved = True", "layer(model).normalize = False"),
+    *_rules("GCNConv", "layer(model).cached = True"),
     *_rules("GATConv", "layer(model).negative_slope = 0.1"),
     *_rules("FAConv", "layer(model).eps = 0.5"),
     *_rules("SAGEConv", "layer(model).normalize = True", "layer(model).root_weight = False"),

@@ -67,23 +67,20 @@ def test_a_stale_answer_is_found_and_told_as_a_script(monkeypatch: pytest.Monkey
         replay(text)
 
 
-@pytest.mark.parametrize(
-    ("edit", "message"),
-    [
-        ("model.eval()", "modes"),
-        ("optimise(model)", "state|out"),
-        ("original.no_such_name", "^$"),
-    ],
-)
-def test_modes_and_state_are_compared(monkeypatch: pytest.MonkeyPatch, edit: str, message: str) -> None:
-    compiles_with(monkeypatch, lambda model, *_, **__: copy.deepcopy(model))
-    script = SCRIPT.format(edit=edit).replace("model(x, edge_index)", "original(x, edge_index)")
-    if message == "^$":
-        replay(script)  # both raise
-        return
-    compiles_with(monkeypatch, lambda model, *_, **__: copy.deepcopy(model).requires_grad_(False))
-    with pytest.raises(Difference):
-        replay(script)
+def test_modes_gradients_and_inputs_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiles_with(monkeypatch, lambda model: copy.deepcopy(model))
+    with pytest.raises(Difference, match="modes"):
+        replay(SCRIPT.format(edit="original.eval()"))
+    compiles_with(monkeypatch, lambda model: model.requires_grad_(False))
+    with pytest.raises(Difference, match="requires_grad is False"):
+        replay(SCRIPT.format(edit="pass"))
+
+
+def test_what_both_worlds_refuse_is_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiles_with(monkeypatch, lambda model: model)
+    tally = Tally()
+    replay(SCRIPT.format(edit="out = model.no_such_name"), tally)
+    assert (tally.answered, tally.refused) == (2, 1)
 
 
 def test_an_error_in_one_world_only_is_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
