@@ -47,7 +47,7 @@ def _gradients(
     is_turned = inner > width  # vector lanes run over the wider operand
     pairs: list[tuple[Tensor, Tensor]] = [(grad, x) if is_turned else (x, grad)]
     if has_bias:
-        pairs.append((ones(grad), grad))
+        pairs.append((ones(rows, grad.dtype), grad))
     to_x = buffers.take(rows, inner, x.dtype) if wants_x else None
     product = ([grad], [w.t().contiguous()]) if wants_x else ([], [])
     made = chain.run(buffers.take, *product, pairs, out=to_x)
