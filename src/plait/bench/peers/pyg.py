@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from plait.bench.cases import ATTENTION, LEARNED
 from plait.bench.peers.runner import Runner, SameAs, Unavailable, named_gradients
 from plait.bench.problem import Problem
+from plait.kernels.csr import torch_csr
 from plait.measure.environment import available_bytes
 
 __all__ = ["cached_edge_index", "compiled", "csr", "csr_matrix", "default", "in_double", "normalised_once"]
@@ -112,17 +112,16 @@ def _require_compiler() -> None:
 
 
 def csr_matrix(edge_index: Tensor, weight: Tensor | None, num_nodes: int) -> Tensor:
-    """[nodes, nodes] torch CSR with row = target, int32 indices: torch's MKL converts int64 on every call."""
+    """[nodes, nodes] torch CSR with row = target, repeated edges added up.
+
+    Indices are int32: torch's MKL converts int64 on every call.
+    """
     source, target = edge_index
-    order = torch.argsort(target * num_nodes + source)
+    order = torch.argsort(target, stable=True)
     pointer = torch.zeros(num_nodes + 1, dtype=torch.int64)
     pointer[1:] = torch.bincount(target, minlength=num_nodes).cumsum(0)
     values = torch.ones(order.numel()) if weight is None else weight[order]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # "CSR support is in beta state"
-        return torch.sparse_csr_tensor(
-            pointer.int(), source[order].int(), values, (num_nodes, num_nodes), check_invariants=False
-        )
+    return torch_csr(pointer.int().numpy(), source[order].int().numpy(), values, num_nodes)
 
 
 class _Simple(nn.Module):
