@@ -25,7 +25,7 @@ def fate(call: Callable[[], object], seconds: float = _SECONDS) -> str | None:
     parent's OpenMP workers do not exist there); its errors are the business of the call that follows here.
     Nothing is tried where processes do not fork, nor once CUDA is in use, which does not outlive a fork.
     """
-    if not hasattr(os, "fork") or torch.cuda.is_initialized():
+    if not hasattr(os, "fork") or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None
     child = os.fork()
     if child == 0:
