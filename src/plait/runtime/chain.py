@@ -9,6 +9,7 @@ import torch
 
 from plait.kernels import chain as kernel
 from plait.kernels.chain import Chain, Gathered, ones
+from plait.kernels.operands import read_rows
 from plait.kernels.spmm import Pattern
 from plait.plan.program import Step
 
@@ -77,7 +78,7 @@ class BoundChain:
         rows: list[str],
         sides: list[tuple[str | None, str, bool]],
     ) -> None:
-        """(word, name) of every operand whose address changes; the block in hand has none."""
+        """(word, name, size) of every operand whose address changes; the block in hand has none."""
         known = {kernel.X: self.x, kernel.ADDEND: names.get("block_addend"), kernel.PLUS: names.get("addend")}
         known |= dict(zip(kernel.ROWS, rows, strict=False))
         for (left, right, _), at_left, at_right in zip(sides, kernel.LEFTS, kernel.RIGHTS, strict=False):
@@ -86,7 +87,11 @@ class BoundChain:
                 self.held = self.chain.fill(self.chain.words, at_left, ones(self.num_rows, self.dtype))
             else:
                 known[at_left] = left
-        self.places = [(at, name) for at, name in known.items() if name is not None and name != self.block]
+        known |= dict(self.weights)
+        sizes = self.chain.sizes
+        self.places = [
+            (at, name, sizes[at]) for at, name in known.items() if name is not None and name != self.block
+        ]
         self.plus, self.bias = names.get("addend", ""), names.get("bias")
 
     def _side(self, left: str | None, right: str, env: Mapping[str, Any]) -> tuple[str | None, str, bool]:
@@ -118,14 +123,16 @@ class BoundChain:
         chain, take = self.chain, self.take
         words = chain.start()
         # kept until the kernel has run: some may be copies
-        held: list[Any] = [chain.fill(words, at, env[name]) for at, name in self.places]
+        dtype = self.dtype
+        held: list[Any] = [
+            read_rows(words, at, label, env[name], dtype, rows, width, may_be_longer)
+            for at, name, (label, rows, width, may_be_longer) in self.places
+        ]
         scale = self.scale(env)
         if scale is not None:
             held.append(chain.fill_scale(words, scale))
         if self.bias is not None:
             held.append(chain.fill_bias(words, env[self.bias]))
-        for at, name in self.weights:
-            held.append(chain.fill(words, at, env[name]))
         out = None
         if self.weights:
             out = env[self.plus] if owns else take(self.num_rows, self.width, self.dtype)
