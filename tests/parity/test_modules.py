@@ -286,8 +286,8 @@ def test_another_dtype_and_back() -> None:
 
 
 def test_bfloat16_is_near_pyg() -> None:
-    torch.manual_seed(0)
-    model = GCNConv(WIDTH, 5).bfloat16()
+    # without a dense product: torch's own in bfloat16 dies on machines that list AMX and do not have it
+    model = APPNP(K=3, alpha=0.2).bfloat16()
     x = features().bfloat16()
     expected = reference(model).float()(x.float(), edges())
     result = plait.compile(model)(x, edges())

@@ -14,6 +14,7 @@ from plait.cost.work import Matrix, Uniform
 from plait.errors import PlanError
 from plait.graph import Graph
 from plait.ir import Add, Diagonal, Expr, Fold, MatMul, Scale, Sparse, formula, sort
+from plait.kernels.csr import torch_csr
 from plait.kernels.spmm import Pattern
 from plait.runtime.forms import Form
 
@@ -54,14 +55,12 @@ class SparseValue:
         return dense
 
     def as_torch(self, is_transposed: bool, dtype: torch.dtype) -> torch.Tensor:
-        """The matrix as torch CSR, for the MKL backend."""
+        """The matrix as torch CSR, for the MKL backend; edges that repeat are added up."""
         if is_transposed not in self._torch:
             pattern, weight = self.operands(is_transposed)
             values = torch.ones(pattern.num_edges, dtype=dtype) if weight is None else weight
-            self._torch[is_transposed] = torch.sparse_csr_tensor(
-                torch.from_numpy(pattern.indptr), torch.from_numpy(pattern.indices), values,
-                size=(pattern.num_rows, pattern.num_columns),
-            )  # fmt: skip
+            made = torch_csr(pattern.indptr, pattern.indices, values, pattern.num_columns)
+            self._torch[is_transposed] = made
         return self._torch[is_transposed]
 
 
