@@ -130,6 +130,10 @@ def _old_loops(loops: Tensor, operator: Operator, graph: Graph, edge_weight: Ten
         loops.index_add_(0, torch.from_numpy(nodes), values)
         return
     # of several loops on one node the last in the caller's order counts; a CSR row keeps that order
+    if values.requires_grad:
+        # torch hands the gradient of such a write to all of them, and so does PyG
+        loops[torch.from_numpy(nodes)] = values
+        return
     last = np.flatnonzero(np.diff(nodes, append=-1))
     loops[torch.from_numpy(nodes[last])] = values[torch.from_numpy(last)]
 

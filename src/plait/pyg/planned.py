@@ -16,6 +16,7 @@ from plait.errors import InputError
 from plait.ir import Expr
 from plait.pyg.edges import read
 from plait.pyg.layers.fused import FUSED, Run, check_widths, layer_of
+from plait.pyg.learned import with_learned_weights
 from plait.pyg.lower import Call, Lowered, NotLowered, lower, not_as_written
 from plait.pyg.operators import Operator, propagate
 from plait.pyg.recall import Layer, Seen, call_key
@@ -144,7 +145,7 @@ def _prepared(
 
 def _lowered(
     module: Any, x: Any, edge_index: Any, given: dict[str, Any], layer: Layer | None
-) -> _Prepared | str:
+) -> _Prepared | Run | str:
     """A layer that is a matrix expression; `given` are the arguments after x and edge_index."""
     edge_weight = given.pop("edge_weight", None)
     size = given.pop("size", None)
@@ -173,8 +174,6 @@ def _lowered(
         weight = handed.weight if handed.weight is not None else edges.weight
         kept = (edges, weight, handed.weight_key, handed.is_sparse)
     edges, weight, weight_key, is_sparse = kept
-    if weight is not None and weight.requires_grad:
-        return f"{type(module).__name__}: edge_weight wants a gradient, which needs the messages one by one"
     call = Call(is_bipartite, root is not None or not is_bipartite, weight is not None, is_sparse)
     lowered = None if layer is None else layer.lowered.get(call)
     if lowered is None:
@@ -183,6 +182,11 @@ def _lowered(
             return lowered.reason
         if layer is not None:
             layer.lowered[call] = lowered
+    if weight is not None and weight.requires_grad and torch.is_grad_enabled():
+        run = with_learned_weights(
+            module, session, module._plait_name, lowered, edges, weight, source, root, is_sparse
+        )
+        return f"{type(module).__name__}: {run}" if isinstance(run, str) else run
     if lowered.keeps_graph:  # PyG's cached=True: the first graph and weights serve every later call
         module.__dict__["_plait_kept"] = kept
     dtype = torch.float32 if source.dtype in _HALVES else source.dtype
