@@ -50,10 +50,15 @@ class PlannedLayer:
             session.has_twins and layer_of(cast("nn.Module", self)) is not None
         ):  # its passes read memory, a row for every node
             args, kwargs = unfolded(args), unfolded(kwargs)
+        listed, weight = _edges_of(args, kwargs)
+        if session.aside.has_left(self._plait_name, listed, weight):
+            return _by_pyg(self, session, args, kwargs)
         layer = Seen.as_it_was(self)
         key = None if layer is None else call_key(layer.token, args, kwargs)
         run = None if key is None else session.recall(key)
         if run is None:
+            if session.aside.is_pygs_turn(self._plait_name, listed):
+                return _by_pyg(self, session, args, kwargs)
             run = _prepared(self, args, kwargs, layer)
             if isinstance(run, str):
                 session.not_planned[self._plait_name] = run
@@ -80,6 +85,22 @@ class PlannedLayer:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state) if hasattr(super(), "__setstate__") else self.__dict__.update(state)  # type: ignore[misc]
+
+
+def _edges_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """The edges and the third argument of a call, None where they are not there."""
+    edges = args[1] if len(args) > 1 else kwargs.get("edge_index")
+    return edges, args[2] if len(args) > 2 else kwargs.get("edge_weight")
+
+
+def _by_pyg(module: Any, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The layer as PyG runs it, because that is sooner or to find out whether it is."""
+    notes = session.aside.notes
+    if notes and module._plait_name not in session.not_planned:
+        session.not_planned[module._plait_name] = next(reversed(notes.values()))
+    if session.has_twins:
+        args, kwargs = unfolded(args), unfolded(kwargs)
+    return module.plait_original.forward(module, *args, **kwargs)
 
 
 def _planned_class(original: type[nn.Module]) -> type[nn.Module]:

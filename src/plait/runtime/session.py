@@ -30,6 +30,7 @@ from plait.plan.fused import FusedPlan
 from plait.plan.plan import LayerPlan
 from plait.plan.search import Problem, search
 from plait.runtime import executor
+from plait.runtime.aside import Aside
 from plait.runtime.budget import bytes_in, cache_limit
 from plait.runtime.buffers import Buffers
 from plait.runtime.constants import Constants, SparseValue, from_dense
@@ -158,6 +159,7 @@ class Session:
         self.edges: OrderedDict[Any, Edges] = OrderedDict()
         self.watched = Inputs()
         self._numbers = Numbers()
+        self.aside = Aside()
         self._calls: dict[Any, Edges] = {}  # calls seen before, and their graphs, which know the answers
         self._met = 0  # graphs built so far
         self._gone: list[Any] = []  # keys of graphs whose tensors are no more
