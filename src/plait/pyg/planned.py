@@ -68,7 +68,8 @@ class PlannedLayer:
                 session.not_planned.pop(self._plait_name, None)
                 return run()
             if not run.lowered.keeps_graph:
-                session.keep(call_key(Seen.look(self).token, args, kwargs), run.edges, run)
+                known = call_key(Seen.look(self).token, args, kwargs) if key is None else key
+                session.keep(known, run.edges, run)
         if session.not_planned:
             session.not_planned.pop(self._plait_name, None)
         x = args[0] if args else kwargs["x"]

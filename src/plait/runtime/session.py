@@ -619,10 +619,7 @@ def _renamed(expr: Expr) -> Expr:
 
 
 def _with_identity(forms: tuple[Expr, ...], constants: Constants) -> tuple[Expr, ...]:
-    loops = constants.diagonals.get("l")
-    if loops is None or constants.weight is not None or not bool((loops == 1).all()):
-        return forms
-    return _identity_loops(forms)
+    return _identity_loops(forms) if constants.weight is None and constants.has_unit_loops else forms
 
 
 @functools.lru_cache(maxsize=128)
