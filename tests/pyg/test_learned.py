@@ -1,4 +1,4 @@
-"""pyg/learned.py: edge weights that want a gradient get PyG's, through the normalisation, on odd graphs too."""
+"""pyg/learned.py: edge weights that want a gradient get PyG's, through the normalisation too."""
 
 from __future__ import annotations
 
@@ -84,8 +84,14 @@ def test_weights_may_themselves_be_computed() -> None:
     torch.manual_seed(0)
     layer = GCNConv(WIDTH, 4).double()
     model, edge_index = plait.compile(layer), torch.randint(0, 9, (2, 30))
-    x, theta = torch.randn(9, WIDTH, dtype=torch.double), torch.randn(30, dtype=torch.double, requires_grad=True)
-    grads = [torch.autograd.grad(net(x, edge_index, theta.sigmoid()).square().sum(), theta) for net in (model, layer)]
+    x, theta = (
+        torch.randn(9, WIDTH, dtype=torch.double),
+        torch.randn(30, dtype=torch.double, requires_grad=True),
+    )
+    grads = [
+        torch.autograd.grad(net(x, edge_index, theta.sigmoid()).square().sum(), theta)
+        for net in (model, layer)
+    ]
     torch.testing.assert_close(*grads)
 
 

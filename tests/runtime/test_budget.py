@@ -35,9 +35,11 @@ def session_of(model: Any) -> Session:
 def kept(session: Session) -> int:
     """Everything that is counted, in pieces: none of these may grow without end."""
     graphs = list(session.edges.values())
-    counts = [len(g.constants) + len(g.runs) + len(g.restricted) + len(g.calls) + len(g.plans) + len(g.weights)
-              for g in graphs]  # fmt: skip
-    return sum(counts) + len(graphs) + len(session._calls) + len(session.watched) + len(session._plans_by_size)
+    parts = ("constants", "runs", "restricted", "calls", "plans", "weights")
+    counts = [len(getattr(graph, part)) for graph in graphs for part in parts]
+    return (
+        sum(counts) + len(graphs) + len(session._calls) + len(session.watched) + len(session._plans_by_size)
+    )
 
 
 # What changes from step to step ---------------------------------------------------------------------------
@@ -47,7 +49,11 @@ Loop = Callable[[Any, int], object]
 
 def new_weights() -> tuple[nn.Module, Data, Loop]:
     x, edge_index = torch.randn(NODES, WIDTH), edges(0)
-    return GCNConv(WIDTH, 3), Data(x=x, edge_index=edge_index), lambda m, k: m(x, edge_index, torch.rand(EDGES))
+    return (
+        GCNConv(WIDTH, 3),
+        Data(x=x, edge_index=edge_index),
+        lambda m, k: m(x, edge_index, torch.rand(EDGES)),
+    )
 
 
 def weights_by_data() -> tuple[nn.Module, Data, Loop]:
@@ -78,7 +84,11 @@ def masked_features() -> tuple[nn.Module, Data, Loop]:
 
 def new_graphs() -> tuple[nn.Module, Data, Loop]:
     x = torch.randn(NODES, WIDTH)
-    return GINConv(nn.Linear(WIDTH, 3)), Data(x=x, edge_index=edges(0)), lambda m, k: m(x, edges(k, 100 + k % 60))
+    return (
+        GINConv(nn.Linear(WIDTH, 3)),
+        Data(x=x, edge_index=edges(0)),
+        lambda m, k: m(x, edges(k, 100 + k % 60)),
+    )
 
 
 def new_graphs_attention() -> tuple[nn.Module, Data, Loop]:

@@ -163,4 +163,3 @@ def _from_matrix(adj_t: Tensor) -> tuple[Graph, Tensor | None]:
 
 def _are_ones(values: Tensor) -> bool:
     return bool((values.detach() == 1).all()) and not values.requires_grad
-

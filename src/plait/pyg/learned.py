@@ -46,7 +46,9 @@ def with_learned_weights(
 
         def apply(forms: tuple[Expr, ...], inputs: Mapping[str, Tensor | None]) -> Tensor:
             given = {leaf: value for leaf, value in unfolded(dict(inputs)).items() if value is not None}
-            return learned.value(forms[0], {leaf: value.to(dtype) for leaf, value in given.items()}).to(x.dtype)
+            return learned.value(forms[0], {leaf: value.to(dtype) for leaf, value in given.items()}).to(
+                x.dtype
+            )
 
         session.plans[name] = _plan(name, made.graph.num_nodes, made.graph.num_edges)
         return lowered.run(module, apply, x, root)

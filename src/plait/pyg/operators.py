@@ -112,7 +112,9 @@ def _split(
         return graph, _follow(edge_weight, graph), None
     bare = graph.without_self_loops()
     loops = torch.full((graph.num_nodes,), operator.fill, dtype=dtype)
-    if operator.loops in ("remaining", "add") and bare is not graph:
+    # loops that are there count one without weights, as the missing ones do
+    is_all_one = operator.loops == "remaining" and edge_weight is None and operator.fill == 1.0
+    if operator.loops in ("remaining", "add") and bare is not graph and not is_all_one:
         _old_loops(loops, operator, graph, edge_weight)
     return bare, _follow(edge_weight, bare), loops
 

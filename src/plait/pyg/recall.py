@@ -143,4 +143,3 @@ def call_key(token: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
 
 def _is_plain(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_cpu and value.layout is torch.strided
-

@@ -433,7 +433,9 @@ class Compiled:
         return torch.dot(env[step["left"]].reshape(-1), env[step["right"]].reshape(-1)).reshape(1)
 
 
-def _spread(scalar: str, name: str | None, diagonal: torch.Tensor | None, rows: int, env: Env) -> torch.Tensor:
+def _spread(
+    scalar: str, name: str | None, diagonal: torch.Tensor | None, rows: int, env: Env
+) -> torch.Tensor:
     """A number of the call on every row, times a diagonal where there is one; made once in a pass."""
     place = f"{scalar}|{name}|{rows}"
     found: torch.Tensor | None = env.get(place)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -187,8 +187,8 @@ class Learned:
             case Diagonal(name):
                 return None, self.diagonals[name]
             case Add(terms):
-                edges, loops = zip(*map(self._matrix, terms), strict=True)
-                return _sum(edges), _sum(loops)
+                parts = [self._matrix(term) for term in terms]
+                return _sum(edge for edge, _ in parts), _sum(loop for _, loop in parts)
             case MatMul(left, right) if sort(left) == "diagonal":
                 scale, (edges, loops) = self._scale(left), self._matrix(right)
                 return _times(edges, scale[self.structure.rows]), _times(loops, scale)
@@ -203,7 +203,7 @@ class Learned:
         return scale
 
 
-def _sum(parts: tuple[Tensor | None, ...]) -> Tensor | None:
+def _sum(parts: Iterable[Tensor | None]) -> Tensor | None:
     given = [part for part in parts if part is not None]
     return functools.reduce(torch.add, given) if given else None
 

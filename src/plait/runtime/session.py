@@ -1,8 +1,8 @@
 """One compiled model's memory: the graphs it has met, the plans it made for them, its buffers.
 
-Graphs are recognised by the tensor that holds them (runtime/identity.py: nothing is hashed per call), plans by
-expression, sizes and which inputs want gradients. What belongs to a tensor is dropped with it, and what belongs
-to tensors that stay is bounded in bytes (runtime/budget.py): the least recently used goes first.
+Graphs are recognised by the tensor that holds them (runtime/identity.py: nothing is hashed per call),
+plans by expression, sizes and which inputs want gradients. What belongs to a tensor is dropped with it, and
+what belongs to tensors that stay is bounded in bytes (runtime/budget.py): the least recently used goes first.
 """
 
 from __future__ import annotations

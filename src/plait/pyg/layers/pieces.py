@@ -111,7 +111,9 @@ def _edges_of_relations(
         return Graph.from_edge_index(source, target, num_targets * count, num_sources * count), None
 
     session: Session = module._plait_session
-    return session.edges_for((*handed.key, *handed.weight_key, "pairs", count), (*handed.owners, edge_type), build)
+    return session.edges_for(
+        (*handed.key, *handed.weight_key, "pairs", count), (*handed.owners, edge_type), build
+    )
 
 
 def is_elementwise(act: Any) -> bool:
