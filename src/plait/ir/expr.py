@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal, TypeAlias, TypeVar
 
 from plait.errors import PlanError
@@ -52,7 +52,7 @@ class Expr:
 
     def __reduce__(self) -> tuple[type[Expr], tuple[object, ...]]:
         # hashes of strings differ from process to process
-        return type(self), tuple(getattr(self, part) for part in type(self).__match_args__)
+        return type(self), tuple(getattr(self, part.name) for part in fields(self) if part.init)
 
     def __matmul__(self, right: Expr) -> Expr:
         return MatMul(self, right)
