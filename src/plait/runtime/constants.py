@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -206,9 +207,13 @@ class Constants:
     @property
     def form_key(self) -> str:
         """The matrix whose form would serve the sums: with its loops inside, where they are all one."""
+        return "fold(A + i)" if self.has_unit_loops and self.graph.is_square else "A"
+
+    @functools.cached_property
+    def has_unit_loops(self) -> bool:
+        """Whether every node has a loop, of weight one."""
         loops = self.diagonals.get("l")
-        is_looped = loops is not None and self.graph.is_square and bool((loops == 1).all())
-        return "fold(A + i)" if is_looped else "A"
+        return loops is not None and bool((loops == 1).all())
 
     def with_unit_loops(self) -> SparseValue:
         """The 0/1 matrix with its loops inside."""

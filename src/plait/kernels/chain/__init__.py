@@ -7,7 +7,7 @@ import functools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -77,6 +77,8 @@ _SUM_OUTS = [_AT[f"out{k}"] for k in range(MOST_SUMS)]
 _TOTALS = [_AT[f"total{k}"] for k in range(MOST_SUMS)]
 X, ADDEND, KEPT, OUT, PLUS = (_AT[name] for name in ("x", "addend", "block", "out", "plus"))
 ADDEND_SCALE, BIAS, _SCRATCH = _AT["addend_scale"], _AT["bias"], _AT["scratch"]
+_CHUNKS, _BOUNDS, _INDPTR, _INDICES = (_AT[name] for name in ("chunks", "bounds", "indptr", "indices"))
+_FACTOR, _TARGET, _ASKS, _LAST_EDGE = (_AT[name] for name in ("factor", "target", "asks", "last_edge"))
 _SLOT, _DONE = _AT["slot_counter"], _AT["done_counter"]
 
 
@@ -124,22 +126,13 @@ class Chain:
     ):
         self.num_rows, self.gathered, self.dtype, self.size = num_rows, gathered, dtype, dtype.itemsize
         across = 0 if gathered is None else gathered.width
-        self.shapes = [tuple(across if side is None else side for side in pair) for pair in sums]
-        beside = [
-            width if products else 0,
-            *(p or 0 for p in products),
-            *(s or 0 for pair in sums for s in pair),
-        ]
-        self.block_rows = _block_rows(across + sum(beside), self.size)
-        self.scratch_bytes = 0
-        if gathered is not None and not gathered.is_kept:
-            self.scratch_bytes = self.block_rows * across * self.size
-        chunks = _chunks(num_rows, sum(a * b for a, b in self.shapes) * self.size)
-        inner = [across if p is None else p for p in products]
-        row_work = sum(inner) * width + sum(a * b for a, b in self.shapes)
-        bounds, where = _bounds(gathered, num_rows, chunks, row_work)
+        is_kept = gathered is not None and gathered.is_kept
+        layout = _layout(across, tuple(products), width, tuple(sums), is_kept, self.size)
+        self.shapes, self.scratch_bytes = layout.shapes, layout.scratch_bytes
+        chunks = _chunks(num_rows, layout.sum_bytes)
+        bounds, where = _bounds(gathered, num_rows, chunks, layout.row_work)
         self.chunks = len(bounds) - 1
-        work = num_rows * row_work
+        work = num_rows * layout.row_work
         work += 0 if gathered is None else (gathered.pattern.num_edges + num_rows) * across
         self.most_threads = self.chunks if work > _SERIAL_BELOW else 1
         self.address = _address(
@@ -147,8 +140,9 @@ class Chain:
             32 if gathered is None else gathered.pattern.index_bits,
             "rows" if gathered is None else gathered.mode,
         )
+        inner = [across if p is None else p for p in products]
         self.width, self.sizes = width, self._sizes(inner, width)
-        self.words, constants = self._words(where, inner, width)
+        self.words, constants = self._words(layout, where)
         self._word_bytes = ctypes.sizeof(self.words)
         self.held = bounds, constants  # their addresses are among the words
 
@@ -169,23 +163,17 @@ class Chain:
             )
         return sizes
 
-    def _words(self, bounds: int, inner: list[int], width: int) -> tuple[Words, Any]:
+    def _words(self, layout: _Layout, bounds: int) -> tuple[Words, Any]:
         """(the words that stay, the tensors behind them); those handed in at every run are filled then."""
-        words = (ctypes.c_int64 * len(_block.names))()
-        fixed = {"chunks": self.chunks, "bounds": bounds, "block_rows": self.block_rows, "width": width}
-        fixed |= {"products": len(inner), "sums": len(self.shapes)}
-        fixed |= {f"inner{k}": value for k, value in enumerate(inner)}
-        for k, (height, across) in enumerate(self.shapes):
-            fixed |= {f"height{k}": height, f"width{k}": across}
+        words = type(layout.words).from_buffer_copy(layout.words)
+        words[_CHUNKS], words[_BOUNDS] = self.chunks, bounds
         g = self.gathered
-        if g is not None:
-            fixed["indptr"], fixed["indices"] = g.pattern.csr
-            fixed["block_width"] = g.width
-            fixed["asks"] = int(g.pattern.num_columns * g.width * self.size > _NEAR_BYTES)
-            fixed["last_edge"] = max(0, g.pattern.num_edges - 1)
-        for name, value in fixed.items():
-            words[_AT[name]] = value
-        return words, None if g is None else self._constants(words, g)
+        if g is None:
+            return words, None
+        words[_INDPTR], words[_INDICES] = g.pattern.csr
+        words[_ASKS] = int(g.pattern.num_columns * g.width * self.size > _NEAR_BYTES)
+        words[_LAST_EDGE] = max(0, g.pattern.num_edges - 1)
+        return words, self._constants(words, g)
 
     def _constants(self, words: Words, g: Gathered) -> Any:
         """Place the weights of the gathered block; returns what is to be held."""
@@ -280,6 +268,42 @@ class Chain:
             return None, part.view(self.chunks, height, width)
         write_flat(words, _TOTALS[k], "totals", made, self.dtype, height * width)
         return made, part
+
+
+class _Layout(NamedTuple):
+    """What a chain's widths alone decide; mini-batches share it."""
+
+    shapes: list[tuple[int, int]]
+    scratch_bytes: int
+    sum_bytes: int
+    row_work: int
+    words: Words
+
+
+@functools.lru_cache(maxsize=1024)
+def _layout(
+    across: int,
+    products: tuple[int | None, ...],
+    width: int,
+    sums: tuple[tuple[int | None, int | None], ...],
+    is_kept: bool,
+    size: int,
+) -> _Layout:
+    """See `_Layout`; `across` is the width of the gathered block, for which None stands."""
+    shapes = [(across if a is None else a, across if b is None else b) for a, b in sums]
+    inner = [across if p is None else p for p in products]
+    beside = [width if products else 0, *(p or 0 for p in products), *(s or 0 for pair in sums for s in pair)]
+    block_rows = _block_rows(across + sum(beside), size)
+    words = (ctypes.c_int64 * len(_block.names))()
+    fixed = {"block_rows": block_rows, "width": width, "products": len(inner), "sums": len(shapes)}
+    fixed |= {f"inner{k}": value for k, value in enumerate(inner)} | {"block_width": across}
+    for k, (height, wide) in enumerate(shapes):
+        fixed |= {f"height{k}": height, f"width{k}": wide}
+    for name, value in fixed.items():
+        words[_AT[name]] = value
+    area = sum(a * b for a, b in shapes)
+    scratch = 0 if is_kept else block_rows * across * size
+    return _Layout(shapes, scratch, area * size, sum(inner) * width + area, words)
 
 
 class _Scratch(threading.local):
