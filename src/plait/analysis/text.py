@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from plait.analysis.analysis import Analysis
     from plait.analysis.layers import Layer
 
-__all__ = ["lines"]
+__all__ = ["limit_text", "lines"]
 
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
@@ -131,10 +131,11 @@ def _advice(analysis: Analysis) -> Iterator[str]:
     yield ""
     yield from wrapped(f"best: {analysis.advice.winner}: {analysis.advice.because}", "")
     for limit in analysis.advice.break_even:
-        yield from wrapped(_limit(limit), "  ")
+        yield from wrapped(limit_text(limit), "  ")
 
 
-def _limit(limit: BreakEven) -> str:
+def limit_text(limit: BreakEven) -> str:
+    """A break-even in words."""
     if limit.what == "bandwidth":
         return f"{limit.side} {_short(limit.value)}B/s {limit.instead} is faster"
     if limit.what == "workers":
