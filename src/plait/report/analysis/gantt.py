@@ -65,7 +65,7 @@ def _chart(run: Schedule, x: Scale, top: float, is_wide: bool) -> tuple[list[str
         name = f"layer {layer + 1} {STAGES[stage]}" if is_wide else f"{layer + 1} {_BRIEF[STAGES[stage]]}"
         parts.append(label(name, x.start - 6, start + place * lane + 11, text_anchor="end", font_size=10.5))
     lanes = {worker: start + place * lane for place, worker in enumerate(workers)}
-    for r in run.runs:
+    for r in (r for r in run.runs if r.end > r.start):  # what is done once has no graph operation left
         parts += _box(r, x, lanes[r.layer, r.stage], lane)
     return parts, start + lane * len(workers)
 
