@@ -38,6 +38,7 @@ def lines(analysis: Analysis) -> Iterator[str]:
     yield from _published(analysis)
     yield from _strategies(analysis)
     yield from _pipelines(analysis)
+    yield from _schemes(analysis)
     yield from _advice(analysis)
 
 
@@ -123,6 +124,18 @@ def _pipelines(analysis: Analysis) -> Iterator[str]:
     yield f"{'pipeline of the forward pass, a worker a stage':<48}{'makespan':>10}{'bubble':>8}"
     for run in analysis.pipelines:
         yield f"{run.mode.name:<48}{_time(run.makespan):>10}{run.bubble:>8.0%}"
+
+
+def _schemes(analysis: Analysis) -> Iterator[str]:
+    if not analysis.schemes:
+        return
+    yield ""
+    yield f"{'an epoch of training':<22}{'work':>8}{'published':>11}{'depth':>7}{'steps':>9}  "
+    for scheme in analysis.schemes:
+        yield (
+            f"{scheme.row.model:<22}{_short(scheme.work):>8}{_short(scheme.published):>11}{scheme.depth:>7}"
+            f"{scheme.steps:>9}  {_cut(scheme.note, 40)}"
+        ).rstrip()
 
 
 def _advice(analysis: Analysis) -> Iterator[str]:

@@ -150,6 +150,21 @@ def _tables(analysis: Analysis) -> str:
             strategies,
         ),
     ]
+    schemes = [
+        (
+            s.row.model,
+            short(s.work),
+            str(s.row.work),
+            short(s.published),
+            str(s.depth),
+            f"{s.steps:,}",
+            s.note,
+        )
+        for s in analysis.schemes
+    ]
+    if schemes:
+        head = ("scheme", "work", "published", "here", "depth of a step", "steps", "")
+        blocks.append(_table("An epoch of training", head, schemes))
     if rows:
         names = ("model", "work, published", "here", "work, executed", "here", "why they differ")
         blocks.append(_table("The paper's bounds beside what is executed", names, rows))
