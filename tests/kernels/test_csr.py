@@ -1,4 +1,4 @@
-"""kernels/csr.py: what torch is handed keeps torch's rules, whatever the edges were."""
+"""kernels/csr/coalesced.py: what torch is handed keeps torch's rules, whatever the edges were."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from plait.graph import Graph
-from plait.kernels.csr import torch_csr
+from plait.kernels.csr.coalesced import torch_csr
 from plait.runtime.constants import SparseValue, from_dense
 
 EDGES = {

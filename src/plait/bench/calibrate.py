@@ -30,7 +30,7 @@ from plait.kernels import gemm as dense
 from plait.kernels import launch
 from plait.kernels import spmm as sparse
 from plait.kernels.compiled import cache_folder
-from plait.kernels.csr import torch_csr
+from plait.kernels.csr.coalesced import torch_csr
 from plait.measure.environment import BusyElsewhere, environment
 from plait.measure.timer import time_calls
 from plait.pyg.compile import compile

@@ -14,7 +14,7 @@ import torch
 
 from plait.errors import InputError
 from plait.graph import Graph, hag
-from plait.kernels.csr import torch_csr
+from plait.kernels.csr.coalesced import torch_csr
 from plait.kernels.partial import Sums, partial_sums
 from plait.kernels.spmm import Pattern, spmm
 from plait.measure import Record, environment, time_calls

@@ -15,7 +15,7 @@ from plait.cost.work import Matrix, Uniform
 from plait.errors import PlanError
 from plait.graph import Graph
 from plait.ir import Add, Diagonal, Expr, Fold, MatMul, Scale, Sparse, formula, sort
-from plait.kernels.csr import torch_csr
+from plait.kernels.csr.coalesced import torch_csr
 from plait.kernels.spmm import Pattern
 from plait.runtime.forms import Form
 

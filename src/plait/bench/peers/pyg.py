@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from plait.bench.cases import ATTENTION, LEARNED
 from plait.bench.peers.runner import Runner, SameAs, Unavailable, named_gradients
 from plait.bench.problem import Problem
-from plait.kernels.csr import torch_csr
+from plait.kernels.csr.coalesced import torch_csr
 from plait.measure.environment import available_bytes
 
 __all__ = ["cached_edge_index", "compiled", "csr", "csr_matrix", "default", "in_double", "normalised_once"]
