@@ -4,7 +4,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 
-.PHONY: demo test lint bench clean
+SEQUENCES ?= 20000
+
+.PHONY: demo test fuzz lint bench clean
 
 # The CPU build of torch goes in first and pinned: a bare `torch` pulls gigabytes of CUDA packages.
 $(VENV)/.installed: pyproject.toml
@@ -19,6 +21,10 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest
+
+# Sequences drawn anew each time, about 15 a second; a failure prints the shortest script that shows it.
+fuzz: $(VENV)/.installed
+	PLAIT_FUZZ_SEQUENCES=$(SEQUENCES) $(BIN)/python -m pytest tests/fuzz/test_sequences.py
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff format --check src tests

@@ -7,7 +7,10 @@ import sys
 
 import pytest
 
-QUIET = "plait, plait.plan.search, plait.cost.machine, plait.ir, plait.graph, plait.features, plait.measure"
+QUIET = (
+    "plait, plait.plan.search, plait.analysis, plait.analysis.models, plait.report.analysis, "
+    "plait.cost.machine, plait.ir, plait.graph, plait.features, plait.measure"
+)
 
 
 def after(code: str) -> str:

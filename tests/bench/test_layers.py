@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -108,3 +110,17 @@ def test_memory_is_measured_on_request() -> None:
     result: Any = measure(problem, "training", quick("pyg-csr", memory=True))
     assert result["peers"]["pyg-csr"]["peak_tensor_bytes"] > 100 * 32 * 4
     assert problem.x.grad is None
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks here")
+@pytest.mark.parametrize("name", ["pyg", peers.REFERENCE])
+def test_a_peer_that_kills_its_process_is_a_line(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(problem: Problem, mode: str) -> Runner:
+        os.kill(os.getpid(), signal.SIGILL)
+        raise AssertionError("unreachable")
+
+    monkeypatch.setitem(peers.PEERS, name, killed)
+    record = run(GRID[:1], quick(), lambda record: None)[0]
+    assert lines(record)[name]["status"] == "missing"
+    assert "SIGILL" in lines(record)[name]["reason"]

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-
 from torch_geometric.data import Data
 from torch_geometric.nn import ChebConv, GCNConv, MessagePassing, SAGEConv
 from torch_geometric.utils import coalesce, to_torch_coo_tensor, to_torch_csr_tensor
@@ -30,6 +29,7 @@ __all__ = [
     "data",
     "features",
     "graph",
+    "halved",
     "inner",
     "layer",
     "optimise",
@@ -37,12 +37,15 @@ __all__ = [
     "second",
     "strided",
     "twice",
+    "wanted",
 ]
 
 ATTRIBUTES, RELATIONS = 2, 2
 # What a layer takes beside x and edge_index, by the name of its class; the others take nothing more.
 TAKES = {
-    **dict.fromkeys(("GCNConv", "GraphConv", "SGConv", "SSGConv", "TAGConv", "MixHopConv", "APPNP"), "weight"),
+    **dict.fromkeys(
+        ("GCNConv", "GraphConv", "SGConv", "SSGConv", "TAGConv", "MixHopConv", "APPNP"), "weight"
+    ),
     **dict.fromkeys(("ChebConv", "LEConv", "ARMAConv", "LGConv", "FAConv", "GatedGraphConv"), "weight"),
     **dict.fromkeys(("GATConv", "GATv2Conv", "TransformerConv", "GMMConv", "GENConv", "CGConv"), "attr"),
     **dict.fromkeys(("ResGatedGraphConv", "PNAConv"), "attr"),
@@ -56,7 +59,9 @@ TAKES = {
 def graph(kind: str, nodes: int = 7, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(edge_index, edge_weight, edge_attr, edge_type) of a small odd graph, sorted by target."""
     draw = torch.Generator().manual_seed(seed)
-    src, dst = torch.randint(0, max(nodes, 1), (2, 0 if kind == "no edges" or not nodes else 2 * nodes), generator=draw)
+    src, dst = torch.randint(
+        0, max(nodes, 1), (2, 0 if kind == "no edges" or not nodes else 2 * nodes), generator=draw
+    )
     if kind == "hub":
         dst[: len(dst) // 2] = nodes - 1
     if kind == "isolated":
@@ -124,9 +129,18 @@ def _feed(conv: Callable[..., Tensor], h: Any, edges: Edges) -> Tensor:
     edge_index, weight, attr, kind = edges
     name = next((c.__name__ for c in type(of).__mro__ if c.__name__ in TAKES), "")
     takes = TAKES.get(name, "")
-    if takes == "attr" and name in ("GATConv", "GATv2Conv", "TransformerConv", "GENConv", "PNAConv", "ResGatedGraphConv"):
+    if takes == "attr" and name in (
+        "GATConv",
+        "GATv2Conv",
+        "TransformerConv",
+        "GENConv",
+        "PNAConv",
+        "ResGatedGraphConv",
+    ):
         takes = "attr" if getattr(of, "edge_dim", None) or getattr(of, "lin_edge", None) is not None else ""
     more = {"weight": weight, "attr": attr, "type": kind}.get(takes)
+    if name == "FAConv":
+        more = None if of.normalize else more
     before = (h, h) if name == "FAConv" else (h,)
     return conv(*before, edge_index) if more is None else conv(*before, edge_index, more)
 
@@ -165,9 +179,10 @@ class OwnNew(SAGEConv):
 
 
 def _apply(step: Step, h: Tensor, skip: Tensor, edges: Edges) -> Tensor:
-    if isinstance(step, InPlace):
+    inplace = getattr(step, "__self__", step)
+    if isinstance(inplace, InPlace):
         h = h * 1
-        h += _feed(step.conv, h, edges)
+        h += _feed(inplace.conv, h, edges)
         return h
     if isinstance(step, MessagePassing) or isinstance(getattr(step, "__self__", None), MessagePassing):
         return _feed(step, h, edges)
@@ -268,7 +283,10 @@ def twice(*arguments: Any) -> Any:
     """A hook: results, gradients and arguments are doubled."""
     last = arguments[-1] if isinstance(arguments[-1], (Tensor, tuple)) else None
     if isinstance(last, tuple):
-        return tuple(2 * v if isinstance(v, Tensor) and v.is_floating_point() and v.layout == torch.strided else v for v in last)
+        return tuple(
+            2 * v if isinstance(v, Tensor) and v.is_floating_point() and v.layout == torch.strided else v
+            for v in last
+        )
     return None if last is None else 2 * last
 
 
@@ -289,13 +307,23 @@ def backward(out: Any) -> None:
         out.backward(direction.to(out.dtype), retain_graph=True)
 
 
+def wanted(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters that want a gradient."""
+    return [p for p in model.parameters() if p.requires_grad]
+
+
+def halved(model: nn.Module) -> dict[str, Tensor]:
+    """Other parameters for the model."""
+    return {name: parameter / 2 for name, parameter in model.named_parameters()}
+
+
 def second(model: nn.Module, x: Tensor, *edges: Any) -> list[Tensor | None]:
     """Gradients of the size of the gradients of a smooth function of the output."""
     x = x.detach().requires_grad_()
-    wanted = [x, *(p for p in model.parameters() if p.requires_grad)]
-    first = torch.autograd.grad(model(x, *edges).tanh().sum(), wanted, create_graph=True, allow_unused=True)
+    inputs = [x, *wanted(model)]
+    first = torch.autograd.grad(model(x, *edges).tanh().sum(), inputs, create_graph=True, allow_unused=True)
     size = sum(g.square().sum() for g in first if g is not None)
-    return list(torch.autograd.grad(size, wanted, allow_unused=True))
+    return list(torch.autograd.grad(size, inputs, allow_unused=True))
 
 
 def optimise(model: nn.Module, rate: float = 0.01) -> None:
@@ -309,5 +337,3 @@ def resaved(model: nn.Module) -> Any:
     torch.save(model, file)
     file.seek(0)
     return torch.load(file, weights_only=False)
-
-

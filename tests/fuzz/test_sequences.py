@@ -1,6 +1,6 @@
 """Random models, graphs and what users do between calls: the compiled model stays PyG's.
 
-`make test` runs the same 500 sequences every time; `make fuzz` draws new ones (SEQUENCES=20000).
+`make test` runs the same 500 sequences every time; `make fuzz SEQUENCES=20000` draws new ones.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def test_a_chain_equals_its_products_in_turn(name: str, inner: int, width: int, 
         sides = [(None, width), (width, None), (1, width)]
         chain = kernel.Chain(n, dtype, gathered, [9, None], width, sides)
         made = chain.run(
-            take, [beside, None], [v, w], [(None, grad), (grad, None), (kernel.ones(grad), grad)],
+            take, [beside, None], [v, w], [(None, grad), (grad, None), (kernel.ones(n, dtype), grad)],
             x=x, addend=x, addend_scale=source, kept=kept, out=out, plus=plus, bias=bias,
         )  # fmt: skip
         ones = np.ones((n, 1), grad.numpy().dtype)

@@ -1,4 +1,4 @@
-"""Everything autograd offers beyond one backward pass, compiled against PyG: higher derivatives, modes, hooks."""
+"""What autograd offers beyond one backward pass, compiled against PyG: higher derivatives, modes, hooks."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from torch_geometric.nn import (
     EdgeConv,
     FAConv,
     FiLMConv,
-    GatedGraphConv,
     GATConv,
+    GatedGraphConv,
     GATv2Conv,
     GCNConv,
     GENConv,
@@ -216,7 +216,9 @@ def agree_twice(
     assert ours.plan.layers, ours.plan.not_planned
     assert len(result) == len(expected)
     for order, (own, other) in enumerate(zip(result, expected, strict=True), 1):
-        scale = max((float(part.abs().max()) for part in other if part is not None and part.numel()), default=0.0)
+        scale = max(
+            (float(part.abs().max()) for part in other if part is not None and part.numel()), default=0.0
+        )
         for k, (mine, part) in enumerate(zip(own, other, strict=True)):
             what = f"derivative {order} by input {k}"
             if mine is None or part is None:  # one that does not depend on it may say so or be zero

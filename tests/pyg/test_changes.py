@@ -1,4 +1,4 @@
-"""Whatever a user changes between two calls is seen: the compiled model answers as PyG does, after every change."""
+"""Whatever a user changes between two calls is seen: the compiled model answers as PyG does."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any
 from plait.analysis.network import Network
 from plait.analysis.strategies import Cluster, Strategy, Workload, price
 
-__all__ = ["Advice", "BreakEven", "advise", "bandwidth_at_par", "fitting"]
+__all__ = ["Advice", "BreakEven", "advise", "bandwidth_at_par"]
 
 _MOST_WORKERS = 1024
 _WIDTHS = (2.0, 4.0, 8.0, 16.0)
@@ -42,20 +42,15 @@ class Advice:
         return {"winner": self.winner, "because": self.because, "break_even": found}
 
 
-def fitting(strategies: Sequence[Strategy], memory: float) -> list[Strategy]:
-    """Those whose workers have room; all of them where none has."""
-    return [s for s in strategies if s.memory_per_worker <= memory] or list(strategies)
-
-
 def advise(
     work: Workload, cluster: Cluster, strategies: Sequence[Strategy], memory: float,
     cluster_of: Callable[[int], Cluster],
 ) -> Advice:  # fmt: skip
     """The fastest strategy that computes the same numbers and fits, and where another one takes over.
 
-    Sampling and stale rows are left to the user: they change what is learnt.
+    Sampling and stale rows, which change what is learnt, are advised only where nothing else fits.
     """
-    candidates = _same(fitting(strategies, memory)) or list(strategies)
+    candidates = _contenders(strategies, memory)
     best = candidates[0]
     limits = [
         _bandwidth(best, candidates, cluster.network),
@@ -64,6 +59,12 @@ def advise(
     ]
     found = tuple(limit for limit in limits if limit is not None)
     return Advice(best.name, _because(best, candidates, strategies, memory), found)
+
+
+def _contenders(strategies: Sequence[Strategy], memory: float) -> list[Strategy]:
+    """Those among which the fastest is advised: same numbers and room, else room, else same numbers."""
+    fit = [s for s in strategies if s.memory_per_worker <= memory]
+    return _same(fit) or fit or _same(strategies)
 
 
 def _same(strategies: Sequence[Strategy]) -> list[Strategy]:
@@ -88,6 +89,8 @@ def _because(
         parts.append(f"{gain:.2f} x faster than one worker")
     if alone is not None and alone.memory_per_worker > memory:
         parts.append(f"one worker would need {alone.memory_per_worker / 1e9:.1f} GB")
+    if not best.same_numbers:
+        parts.append("it changes what is learnt, but no other form fits")
     if best.memory_per_worker > memory:
         parts.append(
             f"no form fits {memory / 1e9:.1f} GB a worker; this one needs {best.memory_per_worker / 1e9:.1f}"
@@ -121,8 +124,7 @@ def _bandwidth(best: Strategy, candidates: Sequence[Strategy], network: Network)
 
 
 def _winner(work: Workload, cluster: Cluster, memory: float) -> Strategy:
-    strategies = price(work, cluster)
-    return (_same(fitting(strategies, memory)) or strategies)[0]
+    return _contenders(price(work, cluster), memory)[0]
 
 
 def _workers(

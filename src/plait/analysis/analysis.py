@@ -17,6 +17,7 @@ from plait.analysis.layers import Layer
 from plait.analysis.network import Network, network_of
 from plait.analysis.pipeline import MODES, Schedule, schedule
 from plait.analysis.published import LOCAL, Row
+from plait.analysis.schemes import Scheme, schemes_of
 from plait.analysis.statistics import Statistics
 from plait.analysis.strategies import Cluster, Strategy, Workload, price, stage_times, workload_of
 from plait.cost.machine import MachineProfile
@@ -87,6 +88,7 @@ class Analysis:
     machine: str
     roof: Roof
     work: Workload
+    schemes: tuple[Scheme, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -141,6 +143,7 @@ class Analysis:
                 "edges": list(self.growth.edges),
                 "is_measured": self.growth.is_measured,
             },
+            "schemes": [scheme.to_dict() for scheme in self.schemes],
             "advice": None if self.advice is None else self.advice.to_dict(),
             "published": [self._row_dict(row) for row in self.published],
             "notes": list(self.notes),
@@ -238,13 +241,27 @@ def analyse(
     strategies = scaling[most]
     advice = advise(work, clusters(most), strategies, options.memory, clusters) if work.loads else None
     partitions = max(most, 4)
-    pipelines = (
-        tuple(schedule(stage_times(work, partitions, 0), mode) for mode in MODES) if work.loads else ()
-    )
-    return Analysis(
-        model, statistics, tuple(layers), strategies, scaling, pipelines, advice, growth, options,
-        machine.name, Roof.of(machine), work, tuple([*notes, *_notes(layers, statistics, options, clusters)]),
+    runs = tuple(schedule(stage_times(work, partitions, 0), mode) for mode in MODES) if work.loads else ()
+    width = max((layer.width_out for layer in counted), default=1)
+    schemes = schemes_of(
+        counted, statistics, growth, fanouts[0] or _FANOUT, clusters(most).edge_cut, width
     )  # fmt: skip
+    return Analysis(
+        model=model,
+        statistics=statistics,
+        layers=tuple(layers),
+        strategies=strategies,
+        scaling=scaling,
+        pipelines=runs,
+        advice=advice,
+        growth=growth,
+        options=options,
+        machine=machine.name,
+        roof=Roof.of(machine),
+        work=work,
+        schemes=tuple(schemes) if counted else (),
+        notes=(*notes, *_notes(layers, statistics, options, clusters)),
+    )
 
 
 def _activation(layers: Sequence[Layer], statistics: Statistics, machine: MachineProfile) -> float:

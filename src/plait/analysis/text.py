@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from plait.analysis.analysis import Analysis
     from plait.analysis.layers import Layer
 
-__all__ = ["lines"]
+__all__ = ["limit_text", "lines"]
 
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
@@ -38,6 +38,7 @@ def lines(analysis: Analysis) -> Iterator[str]:
     yield from _published(analysis)
     yield from _strategies(analysis)
     yield from _pipelines(analysis)
+    yield from _schemes(analysis)
     yield from _advice(analysis)
 
 
@@ -125,16 +126,29 @@ def _pipelines(analysis: Analysis) -> Iterator[str]:
         yield f"{run.mode.name:<48}{_time(run.makespan):>10}{run.bubble:>8.0%}"
 
 
+def _schemes(analysis: Analysis) -> Iterator[str]:
+    if not analysis.schemes:
+        return
+    yield ""
+    yield f"{'an epoch of training':<22}{'work':>8}{'published':>11}{'depth':>7}{'steps':>9}  "
+    for scheme in analysis.schemes:
+        yield (
+            f"{scheme.row.model:<22}{_short(scheme.work):>8}{_short(scheme.published):>11}{scheme.depth:>7}"
+            f"{scheme.steps:>9}  {_cut(scheme.note, 40)}"
+        ).rstrip()
+
+
 def _advice(analysis: Analysis) -> Iterator[str]:
     if analysis.advice is None:
         return
     yield ""
     yield from wrapped(f"best: {analysis.advice.winner}: {analysis.advice.because}", "")
     for limit in analysis.advice.break_even:
-        yield from wrapped(_limit(limit), "  ")
+        yield from wrapped(limit_text(limit), "  ")
 
 
-def _limit(limit: BreakEven) -> str:
+def limit_text(limit: BreakEven) -> str:
+    """A break-even in words."""
     if limit.what == "bandwidth":
         return f"{limit.side} {_short(limit.value)}B/s {limit.instead} is faster"
     if limit.what == "workers":

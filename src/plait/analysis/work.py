@@ -79,9 +79,8 @@ class Phase:
 def of_layer(plan: LayerPlan) -> dict[str, Phase]:
     """ "once", "forward" and (in training) "backward" of a planned layer, those that have steps."""
     ahead, behind = plan.steps[: plan.num_forward], plan.steps[plan.num_forward :]
-    phases = {"forward": count(plan.forward, plan, ahead)}
-    if plan.hoisted.steps:
-        phases["once"] = count(plan.hoisted, plan, plan.hoisted_steps)
+    phases = {"once": count(plan.hoisted, plan, plan.hoisted_steps)} if plan.hoisted.steps else {}
+    phases["forward"] = count(plan.forward, plan, ahead)
     if plan.backward is not None:
         phases["backward"] = count(plan.backward, plan, behind)
     return phases

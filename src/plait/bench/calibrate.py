@@ -30,6 +30,7 @@ from plait.kernels import gemm as dense
 from plait.kernels import launch
 from plait.kernels import spmm as sparse
 from plait.kernels.compiled import cache_folder
+from plait.kernels.csr.coalesced import torch_csr
 from plait.measure.environment import BusyElsewhere, environment
 from plait.measure.timer import time_calls
 from plait.pyg.compile import compile
@@ -296,10 +297,7 @@ def _time_sparse(case: _Case) -> dict[str, float]:
     graph, pattern = case.graph, case.pattern
     x, out = torch.ones(graph.num_sources, case.width), torch.ones(graph.num_nodes, case.width)
     edge, source = torch.ones(graph.num_edges), torch.ones(graph.num_sources)
-    csr = torch.sparse_csr_tensor(
-        torch.from_numpy(pattern.indptr), torch.from_numpy(pattern.indices), edge,
-        size=(graph.num_nodes, graph.num_sources), check_invariants=False,
-    )  # fmt: skip
+    csr = torch_csr(pattern.indptr, pattern.indices, edge, graph.num_sources)
     calls: dict[str, Callable[[], Any]] = {
         "plain": lambda: sparse.spmm(pattern, x, out),
         "edge": lambda: sparse.spmm(pattern, x, out, edge=edge),

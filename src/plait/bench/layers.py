@@ -17,9 +17,10 @@ from plait.bench.cases import LayerCase, find_graph
 from plait.bench.check import Verdict, answer, judge
 from plait.bench.floor import floor_seconds
 from plait.bench.pace import patient
-from plait.bench.peers import DEFAULT, REFERENCE, Runner, SameAs, Unavailable, prepare
+from plait.bench.peers import DEFAULT, REFERENCE, UNTRIED, Runner, SameAs, Unavailable, prepare
 from plait.bench.peers.pyg import in_double
 from plait.bench.problem import Forms, Problem
+from plait.bench.trial import fate
 from plait.errors import PlaitError
 from plait.graph import Graph
 from plait.measure import BusyElsewhere, Record, Timing, append, environment, read, step_peak, time_calls
@@ -124,6 +125,10 @@ def _prepare_all(
 ) -> dict[str, Runner]:
     runners = {}
     for name in names:
+        killed = _fate(name, problem, mode)
+        if killed is not None:
+            lines[name] = {"status": "missing", "reason": killed}
+            continue
         begun = time.perf_counter()
         try:
             runners[name] = prepare(name, problem, mode)
@@ -135,6 +140,13 @@ def _prepare_all(
         except Exception as error:  # a peer that breaks while preparing is its own line, not the run's end
             lines[name] = {"status": "missing", "reason": _in_short(error)}
     return runners
+
+
+def _fate(name: str, problem: Problem, mode: str) -> str | None:
+    """What kills a process that runs this peer once; plait itself, and what compiles first, are not tried."""
+    if name in UNTRIED:
+        return None
+    return fate(lambda: answer(prepare(name, problem, mode), problem, mode))
 
 
 def _in_short(error: Exception) -> str:

@@ -14,6 +14,7 @@ import torch
 
 from plait.errors import InputError
 from plait.graph import Graph, hag
+from plait.kernels.csr.coalesced import torch_csr
 from plait.kernels.partial import Sums, partial_sums
 from plait.kernels.spmm import Pattern, spmm
 from plait.measure import Record, environment, time_calls
@@ -85,8 +86,5 @@ def _compared(graph: Graph, sums: Sums, width: int, device: str) -> dict[str, ob
 
 
 def _torch_csr(graph: Graph, device: str) -> torch.Tensor:
-    indptr, indices = (
-        torch.from_numpy(np.asarray(a, np.int32)).to(device) for a in (graph.indptr, graph.indices)
-    )
-    values = torch.ones(graph.num_edges, device=device)
-    return torch.sparse_csr_tensor(indptr, indices, values, (graph.num_nodes, graph.num_sources))
+    indptr, indices = (np.asarray(a, np.int32) for a in (graph.indptr, graph.indices))
+    return torch_csr(indptr, indices, torch.ones(graph.num_edges), graph.num_sources).to(device)

@@ -1,4 +1,4 @@
-"""plait bench: layers and models against the peers, and the planner against its own candidates."""
+"""plait bench: layers, models and loops against the peers, and the planner against its own candidates."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """layers, models, plans, batches, ops and compare under bench."""
+    """layers, models, plans, loops, batches, ops and compare under bench."""
     parser.set_defaults(measure=None)
     kinds = parser.add_subparsers(metavar="KIND", title="kinds")
     bench_ops.add_ops(kinds.add_parser("ops", help="single operations, every implementation side by side"))
@@ -58,6 +58,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--budget", type=float, default=2.0, metavar="SECONDS", help="time per cell (default 2)"
     )
     plans.set_defaults(measure=_plans)
+    _add_loops(kinds.add_parser("loops", help="loops in which something changes at every step, against PyG"))
+
+
+def _add_loops(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--loops", nargs="+", metavar="NAME", help="names in quotes (default all)")
+    parser.add_argument("--graph", metavar="GRAPH", help="a name, file or generator (default 30,000 edges)")
+    parser.add_argument("--threads", nargs="+", type=int, default=[1, 2], metavar="N", help="default 1 2")
+    parser.add_argument("--data-dir", metavar="FOLDER", help="where the graph files are")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="append JSON-lines records here")
+    parser.add_argument("--resume", action="store_true", help="skip the loops already in --output")
+    parser.add_argument("--repeats", type=int, help="samples per peer instead of as many as needed")
+    parser.add_argument(
+        "--budget", type=float, default=4.0, metavar="SECONDS", help="time per loop after warm-up (default 4)"
+    )
+    parser.set_defaults(measure=_loops, num_threads=None)
 
 
 def _add_layers(parser: argparse.ArgumentParser) -> None:
@@ -86,7 +101,9 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure and print the table."""
     if args.measure is None:
-        raise InputError("bench: name a kind: plait bench ops, layers, models, plans, batches or compare")
+        raise InputError(
+            "bench: name a kind: plait bench ops, layers, models, plans, loops, batches or compare"
+        )
     if args.resume and args.output is None:
         raise InputError("--resume: give --output FILE, the records to go on from")
     use_threads(args.num_threads)
@@ -197,6 +214,31 @@ def _plans(args: argparse.Namespace) -> int:
     meter.close()
     print(plans_text(records))
     print(f"\nrecords: {output}")
+    return 0
+
+
+def _loops(args: argparse.Namespace) -> int:
+    from plait.bench import loops
+    from plait.report.loops import loop_line, loops_text
+
+    grid = loops.cases(args.loops, args.graph or loops.GRAPH, args.threads)
+    options = loops.Options(
+        budget_seconds=args.budget,
+        repeats=args.repeats,
+        data_dir=args.data_dir,
+        output=args.output or dated("loops"),
+        resume=args.resume,
+    )
+    meter = Meter("loops", len(loops.left(grid, options)), sys.stderr)
+
+    def watch(record: Record) -> None:
+        meter.note(loop_line(record))
+        meter.advance()
+
+    records = loops.run(grid, options, watch)
+    meter.close()
+    print(loops_text(records))
+    print(f"\nrecords: {options.output}")
     return 0
 
 

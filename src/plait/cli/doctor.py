@@ -58,7 +58,10 @@ def _memory(total: object) -> str:
 
 def _parts() -> Iterator[tuple[str, str, bool]]:
     """(part, what was found, whether that is fine)."""
-    for part, find in (("thread pool", _pool), ("kernels", _kernels), ("machine profile", _profile)):
+    finders = (_pool, _kernels, _kept_kernels, _profile)
+    for part, find in zip(
+        ("thread pool", "kernels", "kept kernels", "machine profile"), finders, strict=True
+    ):
         try:
             yield part, find(), True
         except PlaitError as error:
@@ -99,6 +102,17 @@ def _kernels() -> str:
     if not float(error) < 1e-4:
         raise RuntimeError(f"a three-node GCN differs from PyG by {float(error):.1e}; please report this")
     return f"work (three-node GCN equals PyG; {time.perf_counter() - started:.1f} s, compiled code is kept)"
+
+
+def _kept_kernels() -> str:
+    """Where compiled code is kept; an error where it is not loaded because others may write there."""
+    from plait.kernels.compiled import kernel_folder
+    from plait.kernels.trusted import distrust
+
+    trouble = distrust(kernel_folder())
+    if trouble is not None:
+        raise PlaitError(f"compiled anew by every process: {trouble}")
+    return str(kernel_folder())
 
 
 def _profile() -> str:

@@ -17,6 +17,7 @@ __all__ = ["build_parser", "main"]
 COMMANDS = {
     "demo": ("plait.cli.demo", "train three models with PyG and with plait on a built-in graph"),
     "explain": ("plait.cli.explain", "print the plan of a model on a graph"),
+    "analyze": ("plait.cli.analyze", "count work and depth, and price every form of parallelism"),
     "bench": ("plait.cli.bench", "compare plait with its peers, layer by layer or as whole models"),
     "report": ("plait.cli.report", "draw records and plans as one HTML page"),
     "calibrate": ("plait.cli.calibrate", "measure this machine, so that plans are priced for it"),

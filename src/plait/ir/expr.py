@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal, TypeAlias, TypeVar
 
 from plait.errors import PlanError
@@ -52,7 +52,7 @@ class Expr:
 
     def __reduce__(self) -> tuple[type[Expr], tuple[object, ...]]:
         # hashes of strings differ from process to process
-        return type(self), tuple(getattr(self, name) for name in self.__match_args__)
+        return type(self), tuple(getattr(self, part.name) for part in fields(self) if part.init)
 
     def __matmul__(self, right: Expr) -> Expr:
         return MatMul(self, right)
@@ -70,12 +70,12 @@ def _hashed_once(cls: type[_Term]) -> type[_Term]:
     """The class with a hash that walks an expression once: APPNP's share their parts ten levels deep."""
     compute = cls.__hash__
 
-    def __hash__(self: _Term) -> int:
+    def hashed(self: _Term) -> int:
         if not self._hash:
             object.__setattr__(self, "_hash", compute(self))
         return self._hash
 
-    cls.__hash__ = __hash__  # type: ignore[method-assign, assignment]
+    cls.__hash__ = hashed  # type: ignore[method-assign, assignment]
     return cls
 
 

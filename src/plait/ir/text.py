@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Any
 
@@ -28,6 +29,7 @@ from plait.ir.expr import (
 __all__ = ["formula", "parse", "to_text"]
 
 
+@functools.lru_cache(maxsize=4096)  # constants are known by it, in every new graph
 def formula(expr: Expr) -> str:
     """The expression as one writes it: `p @ (A @ (q @ (X @ W))) + b`."""
     match expr:

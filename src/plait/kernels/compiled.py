@@ -3,6 +3,9 @@
 numba's own cache does not recognise functions that are built from pieces (each process would compile them
 anew), so the finished object code is stored here instead: plain bytes under the user's cache folder, named
 by a digest of the operation's sources, the versions and the processor. A changed source is another name.
+
+What is loaded is run, so it comes only from files that nobody else can have written (kernels/trusted.py);
+where others can, kernels are compiled in memory.
 """
 
 from __future__ import annotations
@@ -16,10 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from plait.errors import PlaitError
+from plait.kernels.trusted import distrust, read_trusted
 
-__all__ = ["address_of", "cache_folder"]
+__all__ = ["address_of", "cache_folder", "kernel_folder"]
 
 _SYMBOL = "plait_kernel"
+# sources that all machine code is made from; the others beside them hand arguments over
+_SHARED = ("compiled.py", "vector.py")
+_NOT_COMPILED = ("__init__.py", "reference.py", "gpu.py")
 _SEAL_BYTES = 16  # a digest of the code stands before it
 _engines: list[Any] = []  # an engine owns the code it loaded: kept for the life of the process
 
@@ -33,14 +40,19 @@ def cache_folder() -> Path:
     return Path(base) / "plait"
 
 
+def kernel_folder() -> Path:
+    """Where compiled kernels are kept."""
+    return cache_folder() / "kernels"
+
+
 def address_of(name: str, build: Callable[[], Any], uses: tuple[str, ...] = ()) -> int:
     """The address of the kernel called `name`, from disk or compiled by `build` (a numba cfunc).
 
-    The digest covers the files all operations share, the folder of the operation that `build` belongs to and
-    those of the operations it `uses`: these are all its sources import from.
+    The digest covers the code generation that all operations share, that of the operation of `build` and of
+    those it `uses`: these are all its sources import from. What `build` is called with is part of the name.
     """
     folder = build.__module__.removeprefix(f"{__package__}.").partition(".")[0]
-    path = cache_folder() / "kernels" / f"{name}-{_digest((folder, *uses))}.o"
+    path = kernel_folder() / f"{name}-{_digest((folder, *uses))}.o"
     code = _read(path)
     if code is None:
         code = _object_code(build())
@@ -53,9 +65,9 @@ def _seal(code: bytes) -> bytes:
 
 
 def _read(path: Path) -> bytes | None:
-    """The code in a file; None where it is absent or damaged: LLVM's loader crashes on a damaged one."""
+    """The code in a file; None where it is absent, not trusted or damaged: LLVM's loader crashes on that."""
     try:
-        content = path.read_bytes()
+        content = read_trusted(path)
     except OSError:
         return None
     seal, code = content[:_SEAL_BYTES], content[_SEAL_BYTES:]
@@ -70,9 +82,12 @@ def _digest(operations: tuple[str, ...]) -> str:
 
     digest = hashlib.blake2b(digest_size=8)
     shared = Path(__file__).parent
-    for folder in (shared, *(shared / operation for operation in operations)):
-        for source in sorted(folder.glob("*.py")):
-            digest.update(source.read_bytes())
+    sources = [shared / name for name in _SHARED]
+    for operation in operations:
+        found = sorted((shared / operation).glob("*.py"))
+        sources += [path for path in found if path.name not in _NOT_COMPILED]
+    for source in sources:
+        digest.update(source.read_bytes())
     machine = (numba.__version__, llvmlite.__version__, binding.get_host_cpu_name(), _features())
     digest.update(repr(machine).encode())
     return digest.hexdigest()
@@ -120,9 +135,14 @@ def _load(code: bytes) -> int:
 
 
 def _write(path: Path, code: bytes) -> None:
-    """Write beside, then rename; a read-only cache folder only costs the compilation next time."""
+    """Write beside, then rename; a folder that is read-only or not trusted costs the compilation next time.
+
+    The folder is made for this user alone, and so are temporary files.
+    """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if distrust(path.parent) is not None:
+            return
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
             file.write(_seal(code) + code)
         os.replace(file.name, path)

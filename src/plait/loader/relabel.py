@@ -20,7 +20,7 @@ __all__ = ["finish", "hash_relabel", "induce", "stamp_relabel", "stamp_seeds"]
 
 
 # Edges between asking for a node's entry and reading it. Behind a gather of features the entries are out of
-# the cache: without asking, an edge takes 1.7 to 2.1 times as long (graphs of 80 thousand to 8 million nodes);
+# the cache: without asking, an edge takes 1.7 to 2.1 times as long (graphs of 80 k to 8 M nodes);
 # 16 edges ahead are within 6% of 32 from a million nodes on, and 1.15 to 1.2 times slower below.
 _AHEAD = np.uint64(32)
 _ONE = np.uint64(1)

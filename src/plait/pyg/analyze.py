@@ -45,9 +45,9 @@ def analyze(
     `model` is a PyG model, or the name of one of the paper's ("gcn", "gat", ...) with `widths`. `data` is a
     PyG Data, a plait Graph, or `Statistics(nodes, edges, degrees="powerlaw")` of a graph that is not here.
     `network` is a name ("10gbit"), figures ("40gbit,10us") or (bytes a second, latency). `partition` (an
-    owner for each node; default: METIS where pymetis is installed) says what an edge cut sends; `halo` (remote
-    rows over owned ones) does so for statistics. `batch_size` and `fanouts` are those of sampled mini-batches,
-    `train_share` the share of the nodes they start from.
+    owner for each node; default: METIS where pymetis is installed) says what an edge cut sends; `halo`
+    (remote rows over owned ones) does so for statistics. `batch_size` and `fanouts` are those of sampled
+    mini-batches, `train_share` the share of the nodes they start from.
     """
     statistics = _statistics(data)
     counts = check_workers(list(workers) if isinstance(workers, Sequence) else workers, statistics.nodes)

@@ -7,11 +7,11 @@ from typing import Any
 __all__ = ["EDITABLE", "contents"]
 
 EDITABLE = (list, set, bytearray)
-"""Types of options to be compared by `contents`; a module's dictionaries of hooks and parts are none."""
+"""Types of options that `contents` compares; a module's dictionaries hold hooks and parts."""
 
 
 def contents(value: Any) -> Any:
-    """A value that compares equal while a container holds the same plain values or the same objects."""
+    """A value that is equal as long as a container holds the same: plain values, or the very objects."""
     if isinstance(value, list | tuple):
         return (type(value), *map(contents, value))
     if isinstance(value, dict):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 from torch import nn
 from torch_geometric.nn import MessagePassing
@@ -115,8 +116,7 @@ def _changed(module: Any, layer: type[Any]) -> str | None:
     return None
 
 
-@functools.cache
-def _methods(layer: type[Any]) -> tuple[str, ...]:
+def _find_methods(layer: type[Any]) -> tuple[str, ...]:
     """Names of all that a layer's forward may call of its own class and of PyG's base class."""
     found: dict[str, None] = {}
     for cls in layer.__mro__:
@@ -127,6 +127,10 @@ def _methods(layer: type[Any]) -> tuple[str, ...]:
             )
             found.update(dict.fromkeys(own))
     return tuple(name for name in found if name not in _HARMLESS and not name.startswith("register_"))
+
+
+# typed by hand: mypy takes a class of modules for unhashable
+_methods = cast("Callable[[type[Any]], tuple[str, ...]]", functools.cache(_find_methods))
 
 
 def _unusual(module: Any, call: Call) -> str | None:

@@ -112,7 +112,9 @@ def _split(
         return graph, _follow(edge_weight, graph), None
     bare = graph.without_self_loops()
     loops = torch.full((graph.num_nodes,), operator.fill, dtype=dtype)
-    if operator.loops in ("remaining", "add") and bare is not graph:
+    # loops that are there count one without weights, as the missing ones do
+    is_all_one = operator.loops == "remaining" and edge_weight is None and operator.fill == 1.0
+    if operator.loops in ("remaining", "add") and bare is not graph and not is_all_one:
         _old_loops(loops, operator, graph, edge_weight)
     return bare, _follow(edge_weight, bare), loops
 
@@ -130,6 +132,10 @@ def _old_loops(loops: Tensor, operator: Operator, graph: Graph, edge_weight: Ten
         loops.index_add_(0, torch.from_numpy(nodes), values)
         return
     # of several loops on one node the last in the caller's order counts; a CSR row keeps that order
+    if values.requires_grad:
+        # torch hands the gradient of such a write to all of them, and so does PyG
+        loops[torch.from_numpy(nodes)] = values
+        return
     last = np.flatnonzero(np.diff(nodes, append=-1))
     loops[torch.from_numpy(nodes[last])] = values[torch.from_numpy(last)]
 

@@ -21,6 +21,7 @@ from plait.pyg.checkpoints import may_run_again
 from plait.pyg.edges import read
 from plait.pyg.layers.base import RULES, bound_to_torch
 from plait.pyg.layers.fused import FUSED, Run, check_widths, layer_of
+from plait.pyg.learned import with_learned_weights
 from plait.pyg.lower import Call, Lowered, NotLowered, lower, not_as_written
 from plait.pyg.operators import Operator, propagate
 from plait.pyg.recall import Layer, call_key
@@ -68,6 +69,19 @@ def is_planned(layer: type[nn.Module]) -> bool:
     return isinstance(inspect.getattr_static(layer, "forward", None), PlannedForward)
 
 
+def _edges_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """The edges and the third argument of a call, None where they are not there."""
+    edges = args[1] if len(args) > 1 else kwargs.get("edge_index")
+    return edges, args[2] if len(args) > 2 else kwargs.get("edge_weight")
+
+
+def _set_aside(session: Session, name: str) -> None:
+    """Say that a layer runs in PyG because that is faster, or to find out whether it is."""
+    notes = session.aside.notes
+    if notes and name not in session.not_planned:
+        session.not_planned[name] = next(reversed(notes.values()))
+
+
 @functools.cache
 def install() -> None:
     """Make the layers that have a rule listen for compiled models; once in a process."""
@@ -92,12 +106,19 @@ def _forward(
     if session.has_twins and layer_of(module) is not None:  # its passes read memory, a row for every node
         args, kwargs = unfolded(args), unfolded(kwargs)
     seat = seats.of(module)
+    listed, weight = _edges_of(args, kwargs)
+    if session.aside.has_left(seat.name, listed, weight):
+        _set_aside(session, seat.name)
+        return original(module, *unfolded(args), **unfolded(kwargs))
     known = seat.as_it_was(module)
     if (known is not None and not known.is_on_cpu) or not may_run_again(seats):
         return original(module, *unfolded(args), **unfolded(kwargs))
     key = None if known is None else call_key(known.token, args, kwargs)
     run = None if key is None else session.recall(key)
     if run is None:
+        if session.aside.is_pygs_turn(seat.name, listed):
+            _set_aside(session, seat.name)
+            return original(module, *unfolded(args), **unfolded(kwargs))
         run = _prepared(layer, module, seat, args, kwargs, known)
         if isinstance(run, str):
             session.not_planned[seat.name] = run
@@ -107,7 +128,8 @@ def _forward(
             session.not_planned.pop(seat.name, None)
             return run()
         if not run.lowered.keeps_graph:
-            session.keep(call_key(seat.look(module).token, args, kwargs), run.edges, run)
+            made = call_key(seat.look(module).token, args, kwargs) if key is None else key
+            session.keep(made, run.edges, run)
     if session.not_planned:
         session.not_planned.pop(seat.name, None)
     x = args[0] if args else kwargs["x"]
@@ -167,7 +189,7 @@ def _prepared(
 
 def _lowered(
     module: Any, seat: Seat, x: Any, edge_index: Any, given: dict[str, Any], known: Layer | None
-) -> _Prepared | str:
+) -> _Prepared | Run | str:
     """A layer that is a matrix expression; `given` are the arguments after x and edge_index."""
     kind = module.__class__.__name__
     edge_weight = given.pop("edge_weight", None)
@@ -195,8 +217,6 @@ def _lowered(
         weight = handed.weight if handed.weight is not None else edges.weight
         kept = Kept(None, edges, weight, handed.weight_key, handed.is_sparse)
     edges, weight = kept.edges, kept.weight
-    if weight is not None and weight.requires_grad:
-        return f"{kind}: edge_weight wants a gradient, which needs the messages one by one"
     call = Call(is_bipartite, root is not None or not is_bipartite, weight is not None, kept.is_sparse)
     lowered = None if known is None else known.lowered.get(call)
     if lowered is None:
@@ -205,6 +225,11 @@ def _lowered(
             return lowered.reason
         if known is not None:
             known.lowered[call] = lowered
+    if weight is not None and weight.requires_grad and torch.is_grad_enabled():
+        run = with_learned_weights(
+            module, session, seat.name, lowered, edges, weight, source, root, kept.is_sparse
+        )
+        return f"{kind}: {run}" if isinstance(run, str) else run
     if lowered.keeps_graph and kept.cache is None:
         seat.kept = kept
         return f"{kind}(cached=True): PyG makes its cache of the first graph"

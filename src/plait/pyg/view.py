@@ -227,9 +227,10 @@ def _never_planned(view: Any) -> dict[str, str]:
     """The layers of the model whose `forward` is none that plait has a rule for."""
     found = {}
     for path, module in view.named_modules():
-        if isinstance(module, MessagePassing) and not is_planned(type(module)):
-            kind = module.__class__.__name__
-            has_base = any(is_planned(base) for base in type(module).__mro__)
+        cls = module.__class__
+        if isinstance(module, MessagePassing) and not is_planned(cls):
+            kind = cls.__name__
+            has_base = any(is_planned(base) for base in cls.__mro__)
             reason = "forward is its own" if has_base else "plait has no rule for this layer"
             name = f"{path or 'model'} {kind}"
             if name not in view._plait_plan_session.plans:

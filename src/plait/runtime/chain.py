@@ -9,6 +9,7 @@ import torch
 
 from plait.kernels import chain as kernel
 from plait.kernels.chain import Chain, Gathered, ones
+from plait.kernels.operands import read_rows
 from plait.kernels.spmm import Pattern
 from plait.ops.program import Step
 
@@ -69,25 +70,28 @@ class BoundChain:
         made = zip(step.more, sides, strict=False)  # what else is made is the block
         self.made = [turned(name) if is_turned else name for name, (_, _, is_turned) in made]
         self.first = step.more[0] if step.more else ""
-        self._places(names, rows, sides, some)
+        self._places(names, rows, sides)
 
     def _places(
         self,
         names: Mapping[str, str],
         rows: list[str],
         sides: list[tuple[str | None, str, bool]],
-        some: torch.Tensor,
     ) -> None:
-        """(word, name) of every operand whose address changes; the block in hand has none."""
+        """(word, name, size) of every operand whose address changes; the block in hand has none."""
         known = {kernel.X: self.x, kernel.ADDEND: names.get("block_addend"), kernel.PLUS: names.get("addend")}
         known |= dict(zip(kernel.ROWS, rows, strict=False))
         for (left, right, _), at_left, at_right in zip(sides, kernel.LEFTS, kernel.RIGHTS, strict=False):
             known[at_right] = right
             if left is None:
-                self.chain.fill(self.chain.words, at_left, ones(some))
+                self.held = self.chain.fill(self.chain.words, at_left, ones(self.num_rows, self.dtype))
             else:
                 known[at_left] = left
-        self.places = [(at, name) for at, name in known.items() if name is not None and name != self.block]
+        known |= dict(self.weights)
+        sizes = self.chain.sizes
+        self.places = [
+            (at, name, sizes[at]) for at, name in known.items() if name is not None and name != self.block
+        ]
         self.plus, self.bias = names.get("addend", ""), names.get("bias")
 
     def _side(self, left: str | None, right: str, env: Mapping[str, Any]) -> tuple[str | None, str, bool]:
@@ -116,29 +120,26 @@ class BoundChain:
 
         With `owns` the added term's buffer becomes the result.
         """
-        chain, take, size = self.chain, self.take, self.chain.size
+        chain, take = self.chain, self.take
         words = chain.start()
-        for at, name in self.places:
-            tensor = env[name]
-            words[at] = tensor.data_ptr()
-            words[at + 1] = tensor.stride(0) * size
+        # kept until the kernel has run: some may be copies
+        dtype = self.dtype
+        held: list[Any] = [
+            read_rows(words, at, label, env[name], dtype, rows, width, may_be_longer)
+            for at, name, (label, rows, width, may_be_longer) in self.places
+        ]
         scale = self.scale(env)
         if scale is not None:
-            words[kernel.ADDEND_SCALE] = scale.data_ptr()
+            held.append(chain.fill_scale(words, scale))
         if self.bias is not None:
-            words[kernel.BIAS] = env[self.bias].data_ptr()
-        weights = []  # kept until the kernel has run
-        for at, name in self.weights:
-            w = env[name].contiguous()
-            weights.append(w)
-            chain.fill(words, at, w)
+            held.append(chain.fill_bias(words, env[self.bias]))
         out = None
-        if weights:
+        if self.weights:
             out = env[self.plus] if owns else take(self.num_rows, self.width, self.dtype)
-            chain.fill(words, kernel.OUT, out)
+            chain.fill_result(words, kernel.OUT, out)
         if self.keeps and self.x is not None and self.block is not None:
             kept = take(self.num_rows, env[self.x].shape[1], self.dtype)
-            chain.fill(words, kernel.KEPT, kept)
+            chain.fill_result(words, kernel.KEPT, kept)
             env[self.block] = kept
         env.update(zip(self.made, chain.finish(words, take), strict=True))
         return env[self.first] if out is None else out

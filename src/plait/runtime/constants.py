@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ import torch
 from plait.errors import PlanError
 from plait.graph import Graph
 from plait.ir import Add, Diagonal, Expr, Fold, MatMul, Scale, Sparse, formula, sort
+from plait.kernels.csr.coalesced import torch_csr
 from plait.kernels.spmm import Pattern
 from plait.ops.work import Matrix, Uniform
 from plait.runtime.forms import Form
@@ -54,14 +56,12 @@ class SparseValue:
         return dense
 
     def as_torch(self, is_transposed: bool, dtype: torch.dtype) -> torch.Tensor:
-        """The matrix as torch CSR, for the MKL backend."""
+        """The matrix as torch CSR, for the MKL backend; edges that repeat are added up."""
         if is_transposed not in self._torch:
             pattern, weight = self.operands(is_transposed)
             values = torch.ones(pattern.num_edges, dtype=dtype) if weight is None else weight
-            self._torch[is_transposed] = torch.sparse_csr_tensor(
-                torch.from_numpy(pattern.indptr), torch.from_numpy(pattern.indices), values,
-                size=(pattern.num_rows, pattern.num_columns),
-            )  # fmt: skip
+            made = torch_csr(pattern.indptr, pattern.indices, values, pattern.num_columns)
+            self._torch[is_transposed] = made
         return self._torch[is_transposed]
 
 
@@ -207,9 +207,13 @@ class Constants:
     @property
     def form_key(self) -> str:
         """The matrix whose form would serve the sums: with its loops inside, where they are all one."""
+        return "fold(A + i)" if self.has_unit_loops and self.graph.is_square else "A"
+
+    @functools.cached_property
+    def has_unit_loops(self) -> bool:
+        """Whether every node has a loop, of weight one."""
         loops = self.diagonals.get("l")
-        is_looped = loops is not None and self.graph.is_square and bool((loops == 1).all())
-        return "fold(A + i)" if is_looped else "A"
+        return loops is not None and bool((loops == 1).all())
 
     def with_unit_loops(self) -> SparseValue:
         """The 0/1 matrix with its loops inside."""

@@ -1,4 +1,4 @@
-"""The value of an expression in torch's operations: what a plan computes, as torch can differentiate it."""
+"""The value of an expression in torch's own operations: what a plan computes, differentiable by torch."""
 
 from __future__ import annotations
 

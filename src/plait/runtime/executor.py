@@ -36,7 +36,7 @@ class Run:
     trace: list[tuple[str, Measured]] | None = None  # filled by explain(analyze=True)
     _forward: Compiled | None = None
     _backward: Compiled | None = None
-    _layouts: dict[tuple[str, ...], _Inputs] = field(default_factory=dict)
+    layouts: dict[tuple[str, ...], _Inputs] = field(default_factory=dict)
 
     def forward(self, env: Env) -> None:
         if self._forward is None:
@@ -90,21 +90,19 @@ class Run:
         return frozenset(read) | gradients_depend_on(self.plan.expr, self.plan.wrt)
 
     def layout(self, names: tuple[str, ...], values: Sequence[torch.Tensor]) -> _Inputs:
-        """What is kept of these inputs; the plan is for their shapes."""
-        found = self._layouts.get(names)
-        if found is None:
-            saved = tuple(
-                k for k, name in enumerate(names) if not self.depends_on.isdisjoint((name, turned(name)))
-            )
-            keys = (*(names[k] for k in saved), *self.kept)
-            outputs = tuple(self.gradient_of.get(name) for name in names)
-            shapes = tuple(value.shape for value in values)
-            blank = {
-                name: torch.empty(value.shape, dtype=value.dtype, device="meta")
-                for k, (name, value) in enumerate(zip(names, values, strict=True))
-                if k not in saved
-            }
-            found = self._layouts[names] = _Inputs(names, shapes, saved, keys, outputs, blank)
+        """What is kept of these inputs, remembered in `layouts`; the plan is for their shapes."""
+        saved = tuple(
+            k for k, name in enumerate(names) if not self.depends_on.isdisjoint((name, turned(name)))
+        )
+        keys = (*(names[k] for k in saved), *self.kept)
+        outputs = tuple(self.gradient_of.get(name) for name in names)
+        shapes = tuple(value.shape for value in values)
+        blank = {
+            name: torch.empty(value.shape, dtype=value.dtype, device="meta")
+            for k, (name, value) in enumerate(zip(names, values, strict=True))
+            if k not in saved
+        }
+        found = self.layouts[names] = _Inputs(names, shapes, saved, keys, outputs, blank)
         return found
 
     def hoist(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -263,4 +261,5 @@ def apply(run: Run, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         stored = _stored(value)
         names.append(name if stored is None else turned(name))
         values.append(value if stored is None else stored)
-    return _Expression.apply(run, run.layout(tuple(names), values), *values)  # type: ignore[no-any-return, no-untyped-call]
+    layout = run.layouts.get(tuple(names)) or run.layout(tuple(names), values)
+    return _Expression.apply(run, layout, *values)  # type: ignore[no-any-return, no-untyped-call]

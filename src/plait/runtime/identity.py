@@ -146,6 +146,9 @@ def _are_same(copy: Tensor, tensor: Tensor) -> bool:
     return bits is not None and torch.equal(copy.view(bits), tensor.view(bits))
 
 
+_weak: Callable[[torch.UntypedStorage], Any] = StorageWeakRef
+
+
 # Keeping something for a tensor ---------------------------------------------------------------------------
 
 
@@ -159,7 +162,7 @@ class Hold:
     __slots__ = ("_storages", "_tensor")
 
     def __init__(self, tensor: Tensor, dead: list[Any] | None = None, gone: Any = None) -> None:
-        self._storages = [StorageWeakRef(part.untyped_storage()) for part in _parts(tensor)]
+        self._storages = [_weak(part.untyped_storage()) for part in _parts(tensor)]
         self._tensor = weakref.ref(tensor, None if dead is None else lambda _: dead.append(gone))
 
     def __call__(self) -> Tensor | None:

@@ -59,7 +59,7 @@ def _all_of(rows: Tensor, targets: Tensor, count: int, layout: Layout) -> Tensor
     """Every aggregator of the edges' rows, laid out as the kernel does, recorded by torch."""
     degrees = segment_sum(rows.new_ones(len(rows), 1), targets, count).clamp(min=1)
     # part of a message may be shifted out of `rows`: that they are 0 does not make the result 0
-    found = {
+    found: dict[str, Tensor] = {
         name: segment_extremum(rows, targets, count, name, counts_zero=False)
         for name in ("max", "min")
         if name in layout.names

@@ -48,7 +48,7 @@ def _gradients(
     is_turned = inner > width  # vector lanes run over the wider operand
     pairs: list[tuple[Tensor, Tensor]] = [(grad, x) if is_turned else (x, grad)]
     if has_bias:
-        pairs.append((ones(grad), grad))
+        pairs.append((ones(rows, grad.dtype), grad))
     to_x = None if w is None else buffers.take(rows, inner, x.dtype)
     product = ([], []) if w is None else ([grad], [w.t().contiguous()])
     made = chain.run(buffers.take, *product, pairs, out=to_x)

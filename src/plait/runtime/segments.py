@@ -1,4 +1,4 @@
-"""Sums, extrema and softmax over the edges of each target, by torch: differentiable to any order.
+"""Sums, extrema and softmax over each target's edges in torch's own operations, differentiable to any order.
 
 `index` is the target of each row. These run where derivatives of derivatives are asked for, nowhere else.
 """

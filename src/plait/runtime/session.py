@@ -30,6 +30,7 @@ from plait.plan.fused import FusedPlan
 from plait.plan.plan import LayerPlan
 from plait.plan.search import Problem, search
 from plait.runtime import executor
+from plait.runtime.aside import Aside
 from plait.runtime.budget import bytes_in, cache_limit
 from plait.runtime.buffers import Buffers
 from plait.runtime.constants import Constants, SparseValue, from_dense
@@ -54,6 +55,7 @@ _LEFT = 0.75  # of the bytes allowed, after things were dropped
 _GRAPH_BYTES = {"edge": 48, "node": 48}
 _CONSTANT_BYTES = {"edge": 24, "node": 24}
 _MANY_GRAPHS = 4  # graphs after which a model is taken to train on mini-batches
+_IDENTITY = 7  # parts of a tensor's identity, with which the key of a graph begins
 _TOKEN = 4  # where the key of a run says for which state of the input it was made
 _DENSEST = 0.4  # non-zeros above this share are never worth a sparse view, whatever the machine
 
@@ -85,6 +87,7 @@ class Edges:
     restricted: dict[Any, tuple[Constants, Constants]] = field(default_factory=dict)  # (all rows, some)
     key: Any = None  # what the session knows it by
     calls: dict[Any, Any] = field(default_factory=dict)  # calls on it that are remembered, and their answers
+    remembered: dict[Any, Edges] = field(default_factory=dict)  # the session's, of all graphs
     weights: dict[Any, Hold] = field(default_factory=dict)  # of the constants
     gone: list[Any] = field(default_factory=list)  # keys of constants whose weights are no more
 
@@ -100,9 +103,13 @@ class Edges:
 
     def keep_constants(self, key: Any, constants: Constants, weight: torch.Tensor | None) -> None:
         """Keep an operator's constants until the weights are gone; the oldest go when there are many."""
-        self.constants[key] = constants
         if weight is not None:
+            operator, _, dtype = key
+            for other, hold in list(self.weights.items()):
+                if hold() is weight and other[::2] == (operator, dtype):
+                    self.drop_constants(other)  # as they were before they were changed in place
             self.weights[key] = Hold(weight, self.gone, key)
+        self.constants[key] = constants
         while self.gone:
             self.drop_constants(self.gone.pop())
         while len(self.constants) > _MOST_CONSTANTS:
@@ -124,6 +131,7 @@ class Edges:
         for call, answer in list(self.calls.items()):
             if getattr(answer, "constants", None) is constants:
                 self.calls.pop(call, None)
+                self.remembered.pop(call, None)
 
     def remember(self, key: Any, run: executor.Run) -> None:
         """Keep a run; the oldest goes when inputs keep changing, and what was hoisted for it with it."""
@@ -151,6 +159,7 @@ class Session:
         self.edges: OrderedDict[Any, Edges] = OrderedDict()
         self.watched = Inputs()
         self._numbers = Numbers()
+        self.aside = Aside()
         self._calls: dict[Any, Edges] = {}  # calls seen before, and their graphs, which know the answers
         self._met = 0  # graphs built so far
         self._gone: list[Any] = []  # keys of graphs whose tensors are no more
@@ -187,10 +196,12 @@ class Session:
             return found
         while len(self.edges) >= _MOST_GRAPHS:
             self._forget_graph(next(iter(self.edges)))
+        for other in [other for other in list(self.edges) if _is_earlier(other, key)]:
+            self._forget_graph(other)
         graph, weight = build()
         self._met += 1
         holds = tuple(Hold(owner, self._gone, key) for owner in owners)
-        found = self.edges[key] = Edges(graph, holds, weight, key=key)
+        found = self.edges[key] = Edges(graph, holds, weight, key=key, remembered=self._calls)
         self._grow(_GRAPH_BYTES["edge"] * graph.num_edges + _GRAPH_BYTES["node"] * graph.num_nodes)
         return found
 
@@ -214,15 +225,11 @@ class Session:
         edges = self._calls.get(call)
         if edges is None:
             return None
-        answer = edges.calls.get(call)
-        if answer is None:  # its weights are no more
-            del self._calls[call]
-            return None
         try:
             self.edges.move_to_end(edges.key)
         except KeyError:  # another thread's graph took its place just now
             return None
-        return answer
+        return edges.calls.get(call)
 
     # Memory -----------------------------------------------------------------------------------
 
@@ -512,6 +519,11 @@ class Session:
         run.hoisted = values
 
 
+def _is_earlier(key: Any, later: Any) -> bool:
+    """Whether a graph is the same tensor's as it was before it was changed in place."""
+    return bool(key[0] == later[0] and key[_IDENTITY:] == later[_IDENTITY:])
+
+
 def _fixed(
     seen: Watched | None, numbers: tuple[float, ...] | None, given: Mapping[str, torch.Tensor]
 ) -> frozenset[str]:
@@ -607,10 +619,7 @@ def _renamed(expr: Expr) -> Expr:
 
 
 def _with_identity(forms: tuple[Expr, ...], constants: Constants) -> tuple[Expr, ...]:
-    loops = constants.diagonals.get("l")
-    if loops is None or constants.weight is not None or not bool((loops == 1).all()):
-        return forms
-    return _identity_loops(forms)
+    return _identity_loops(forms) if constants.weight is None and constants.has_unit_loops else forms
 
 
 @functools.lru_cache(maxsize=128)

@@ -12,9 +12,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, is_grad_enabled
 
 __all__ = ["Again", "added", "again", "differentiable", "is_traced"]
+
+# asked at every backward pass: bound once
+_are_transforms_active = torch._C._are_functorch_transforms_active
+_is_batched = torch._C._functorch.is_legacy_batchedtensor  # is_grads_batched=True hands over such gradients
 
 _IN_PLACE = (
     "plait's backward pass reads what this layer was given, also where PyG's keeps a product of it instead: "
@@ -29,11 +33,7 @@ Inputs that are no tensors, or that nobody asks for, may be None.
 
 def is_traced(grad: Tensor) -> bool:
     """Whether a backward pass of this gradient must consist of torch's own operations."""
-    return (
-        torch.is_grad_enabled()
-        or torch._C._are_functorch_transforms_active()
-        or torch._C._functorch.is_legacy_batchedtensor(grad)  # is_grads_batched=True
-    )
+    return is_grad_enabled() or _are_transforms_active() or _is_batched(grad)
 
 
 def differentiable(compute: Again) -> Callable[[Callable[[Any, Tensor], Any]], Callable[[Any, Tensor], Any]]:
@@ -43,7 +43,9 @@ def differentiable(compute: Again) -> Callable[[Callable[[Any, Tensor], Any]], C
         @functools.wraps(backward)
         def run(ctx: Any, grad: Tensor) -> Any:
             try:
-                return again(ctx, grad, compute) if is_traced(grad) else backward(ctx, grad)
+                if is_grad_enabled() or _are_transforms_active() or _is_batched(grad):  # is_traced, inline
+                    return again(ctx, grad, compute)
+                return backward(ctx, grad)
             except RuntimeError as error:
                 if "inplace operation" not in str(error):
                     raise
@@ -78,5 +80,5 @@ def _alias(value: Any) -> Any:
 
 
 def added(shape: Sequence[int], like: Tensor) -> Tensor:
-    """Zeros that want a gradient, for an input that no gradient depends on and that was not saved."""
+    """Zeros that want a gradient: they stand for an input that no gradient depends on and nobody saved."""
     return torch.zeros(tuple(shape), dtype=like.dtype, requires_grad=True)

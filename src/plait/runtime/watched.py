@@ -1,8 +1,8 @@
 """Inputs that stay the same from call to call, and those that seem to and do not.
 
-An input is taken for constant when it comes back as it was. One that keeps changing in place (features masked
-anew at every step) would have everything derived from it made anew as often, so after its second change it
-has to come back four times as often as after the one before.
+An input is taken for constant when it comes back as it was. One that keeps changing in place (features
+masked anew at every step) would have everything derived from it made anew as often, so from its second
+change on it has to come back four times as often as after the one before.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Watched:
         """Whether it came back often enough; one that was handed over with the model need not at first."""
         if self.changes < _TRUSTED_CHANGES:
             return is_given or self.sightings > 1
-        return self.sightings > min(_MOST_PATIENCE, 2 * 4 ** (self.changes - 1))
+        return self.sightings > min(_MOST_PATIENCE, 1 << 2 * self.changes - 1)
 
 
 class Numbers:

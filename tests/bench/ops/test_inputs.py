@@ -76,3 +76,16 @@ def test_csr_and_coo_are_the_same_matrix() -> None:
     dense = torch.zeros(100, 100).index_put_((target, source), tensors["value"], accumulate=True)
     assert torch.allclose(inputs.coo().to_dense(), dense)
     assert torch.allclose(inputs.csr() @ torch.eye(100), dense)
+
+
+def test_matrices_for_mkl_are_sorted_and_have_every_entry_once() -> None:
+    case = make_case("spspmm", edges=300, degree=30.0, order="random")
+    from plait.bench.ops.catalogue import find
+
+    inputs = Inputs(case, find("spspmm").draw(case, Draw(case)), ())
+    for index_dtype in (None, torch.int32):
+        matrix = inputs.csr(index_dtype)
+        parts = matrix.crow_indices(), matrix.col_indices(), matrix.values()
+        whole = torch.sparse_csr_tensor(*parts, matrix.shape, check_invariants=True)
+        assert torch.allclose(whole.to_dense(), inputs.coo().to_dense())
+    assert inputs.edges_csr().values().numel() == inputs["source"].numel() > matrix.values().numel()

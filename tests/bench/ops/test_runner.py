@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -207,3 +209,19 @@ def test_cases_that_differ_in_their_zeros_are_timed_on_the_same_memory(
         assert lane.checker.error(lane.call) <= lane.checker.tolerance
         answers.append(float((lane.call() == 0).float().mean()))
     assert answers[0] < 0.2 < answers[1] < 0.8 < answers[2]
+
+
+def killed(inputs: Inputs) -> Any:
+    return lambda: os.kill(os.getpid(), signal.SIGSEGV)
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks here")
+def test_a_variant_that_kills_its_process_is_a_line_and_the_others_are_timed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with_variants(monkeypatch, Variant("crashing", killed), Variant("torch", right))
+    found = by_variant(measure((CASE,), quick()))
+    assert found["crashing"]["status"] == "unsupported"
+    assert "SIGSEGV" in found["crashing"]["reason"]
+    assert found["torch"]["status"] == "ok"

@@ -52,10 +52,12 @@ def test_layers_with_messages_run_on_edge_lists_only(graph: str, kind: str) -> N
             prepare(peer, problem, "training")
 
 
-def test_the_matrix_has_targets_as_rows_and_keeps_repeats() -> None:
+def test_the_matrix_has_targets_as_rows_and_repeats_added_up_or_kept() -> None:
     edge_index = torch.tensor([[0, 0, 2], [1, 1, 0]])
-    dense = csr_matrix(edge_index, torch.tensor([1.0, 2.0, 5.0]), 3).to_dense()
-    assert dense.tolist() == [[0.0, 0.0, 5.0], [3.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
+    for keeps_repeats, entries in ((False, 2), (True, 3)):
+        matrix = csr_matrix(edge_index, torch.tensor([1.0, 2.0, 5.0]), 3, keeps_repeats)
+        assert matrix.values().numel() == entries
+        assert matrix.to_dense().tolist() == [[0.0, 0.0, 5.0], [3.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
 
 
 def test_edges_that_do_not_fit_the_memory_are_refused_with_their_size(

@@ -180,7 +180,7 @@ def sweep(name: str, edge_index: torch.Tensor, num_nodes: int) -> Iterator[dict[
             for tiles in CANDIDATES:
                 for short, most in ((8, 256), (16, 512), (32, 512), (64, 1024)):
                     cut = AttentionTiles(short, most, tiles.slots, tiles.lanes, tiles.warps)
-                    times[cut] = milliseconds(lambda part=part, cut=cut: part(cut), 3, 1)  # type: ignore[misc]
+                    times[cut] = milliseconds(lambda part=part, cut=cut: part(cut), 3, 1, 1)  # type: ignore[misc]
             yield {
                 "sweep": part.__name__, "kind": kind, "dtype": str(dtype).split(".")[1], "graph": name,
                 "times": [[*vars(t).values(), round(ms, 5)] for t, ms in sorted(times.items(), key=lambda e: e[1])],

@@ -152,23 +152,27 @@ class Inputs:
         return self.once("by_source", lambda: _grouped(self["source"], self.case.size("nodes")))
 
     def csr(self, index_dtype: torch.dtype | None = None) -> Tensor:
-        """[targets, sources] torch CSR matrix with the values of the edges."""
+        """[targets, sources] torch CSR matrix, edges summed where they repeat: MKL may crash on others."""
+
+        def make() -> Tensor:
+            whole = self.coo()
+            pointer = torch.zeros(self.case.rows_out + 1, dtype=torch.int64, device=whole.device)
+            pointer[1:] = torch.bincount(whole.indices()[0], minlength=self.case.rows_out).cumsum(0)
+            dtype = self["source"].dtype if index_dtype is None else index_dtype
+            return _csr_tensor(pointer.to(dtype), whole.indices()[1].to(dtype), whole.values(), whole.shape)
+
+        return self.once(("csr", index_dtype), make)
+
+    def edges_csr(self) -> Tensor:
+        """The same with an entry for each edge: for torch's own kernels, which count or return the edges."""
 
         def make() -> Tensor:
             order, pointer = self.by_target
-            dtype = self["source"].dtype if index_dtype is None else index_dtype
+            source = self["source"][order]
             shape = (self.case.rows_out, self.case.size("nodes"))
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # "CSR support is in beta state"
-                return torch.sparse_csr_tensor(
-                    pointer.to(dtype),
-                    self["source"][order].to(dtype),
-                    self["value"].detach()[order],
-                    shape,
-                    check_invariants=False,
-                )
+            return _csr_tensor(pointer.to(source.dtype), source, self["value"].detach()[order], shape)
 
-        return self.once(("csr", index_dtype), make)
+        return self.once("edges_csr", make)
 
     def coo(self) -> Tensor:
         """[targets, sources] torch COO matrix, its edges summed where they repeat."""
@@ -181,6 +185,12 @@ class Inputs:
             ).coalesce()
 
         return self.once("coo", make)
+
+
+def _csr_tensor(pointer: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, ...]) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # "CSR support is in beta state"
+        return torch.sparse_csr_tensor(pointer, columns, values, shape, check_invariants=False)
 
 
 def _grouped(ends: Tensor, count: int) -> tuple[Tensor, Tensor]:

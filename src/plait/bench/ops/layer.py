@@ -70,7 +70,8 @@ def _on_edges(inputs: Inputs, kind: str) -> Callable[[], Tensor]:
 
 
 def _on_csr(inputs: Inputs, kind: str) -> Callable[[], Tensor]:
-    layer, matrix, x = _build(kind, inputs), inputs.csr(), inputs["x"]
+    matrix = inputs.edges_csr() if kind in ("sage", "gat") else inputs.csr()  # these count edges
+    layer, x = _build(kind, inputs), inputs["x"]
 
     def call() -> Tensor:
         with warnings.catch_warnings():

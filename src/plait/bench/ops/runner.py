@@ -15,6 +15,7 @@ from plait.bench.ops.case import Case, group_of, with_graph_sizes
 from plait.bench.ops.catalogue import find
 from plait.bench.ops.inputs import Draw, Inputs
 from plait.bench.ops.operation import Operation, Unsupported, Variant, worst_difference
+from plait.bench.trial import fate
 from plait.errors import InputError, PlaitError
 from plait.measure import (
     BusyElsewhere,
@@ -383,6 +384,9 @@ class _Checker:
 
 def _checked(variant: Variant, inputs: Inputs, checker: _Checker) -> tuple[dict[str, object], Call | None]:
     """(line, call): the line says what is wrong or missing, and then there is no call."""
+    killed = _fate(variant, inputs, checker)
+    if killed is not None:
+        return {"status": "unsupported", "reason": killed}, None
     try:
         with _gradients(inputs.case):
             call = checker.call(variant.prepare(inputs))
@@ -397,6 +401,16 @@ def _checked(variant: Variant, inputs: Inputs, checker: _Checker) -> tuple[dict[
         reason = f"differs by {error:.1e} of the largest value from float64"
         return {"status": "wrong", "error": error, "reason": reason}, None
     return {"error": error}, call
+
+
+def _fate(variant: Variant, inputs: Inputs, checker: _Checker) -> str | None:
+    """What kills a process that runs this variant; plait's own is not tried: its crash is a bug here."""
+
+    def call() -> None:
+        with _gradients(inputs.case):
+            checker.call(variant.prepare(inputs))()
+
+    return None if variant.name == "plait" or inputs.case.device != "cpu" else fate(call)
 
 
 def _rates(line: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str, object]:

@@ -9,7 +9,9 @@ from plait.bench.peers import dgl, own, pyg
 from plait.bench.peers.runner import Runner, SameAs, Unavailable
 from plait.bench.problem import Problem
 
-__all__ = ["DEFAULT", "PEERS", "REFERENCE", "Runner", "SameAs", "Unavailable", "family", "prepare"]
+__all__ = [
+    "DEFAULT", "PEERS", "REFERENCE", "UNTRIED", "Runner", "SameAs", "Unavailable", "family", "prepare",
+]  # fmt: skip
 
 Prepare = Callable[[Problem, str], Runner]
 
@@ -26,6 +28,8 @@ PEERS: dict[str, Prepare] = {
 REFERENCE = "pyg-default"
 # torch.compile takes 10 s and more per cell: only when asked for
 DEFAULT = tuple(name for name in PEERS if name != "pyg-compile")
+# not tried in a child first: plait's own crash is no line of a table, and torch.compile starts processes
+UNTRIED = ("plait", "pyg-compile")
 
 
 def family(name: str) -> str:

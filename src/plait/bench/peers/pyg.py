@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from plait.bench.cases import ATTENTION, LEARNED
 from plait.bench.peers.runner import Runner, SameAs, Unavailable, named_gradients
 from plait.bench.problem import Problem
+from plait.kernels.csr.coalesced import torch_csr
 from plait.measure.environment import available_bytes
 
 __all__ = ["cached_edge_index", "compiled", "csr", "csr_matrix", "default", "in_double", "normalised_once"]
@@ -53,8 +54,12 @@ def csr(problem: Problem, mode: str) -> Runner:
     if problem.kind in (*ATTENTION, *LEARNED):
         raise Unavailable("messages of its own: gathers every edge on torch CSR too")
     layer = _prepared_once(problem)
-    key = ("csr", problem.is_normalised, problem.kind == "tag")
-    matrix = problem.forms.once(key, lambda: csr_matrix(*_weighted(problem), problem.num_nodes))
+    # means and maxima are of edges, and torch's own kernels compute them; sums go to MKL
+    counts_edges = problem.kind in ("sage-mean", "sage-max")
+    key = ("csr", problem.is_normalised, problem.kind == "tag", counts_edges)
+    matrix = problem.forms.once(
+        key, lambda: csr_matrix(*_weighted(problem), problem.num_nodes, keeps_repeats=counts_edges)
+    )
     return _runner(layer, lambda x: layer(x, matrix))
 
 
@@ -111,17 +116,25 @@ def _require_compiler() -> None:
         raise Unavailable("torch.compile needs a C++ compiler and found none; install g++") from None
 
 
-def csr_matrix(edge_index: Tensor, weight: Tensor | None, num_nodes: int) -> Tensor:
-    """[nodes, nodes] torch CSR with row = target, int32 indices: torch's MKL converts int64 on every call."""
+def csr_matrix(
+    edge_index: Tensor, weight: Tensor | None, num_nodes: int, keeps_repeats: bool = False
+) -> Tensor:
+    """[nodes, nodes] torch CSR with row = target, repeated edges added up: MKL may crash on them.
+
+    Indices are int32: torch's MKL converts int64 on every call.
+    """
     source, target = edge_index
     order = torch.argsort(target * num_nodes + source)
     pointer = torch.zeros(num_nodes + 1, dtype=torch.int64)
     pointer[1:] = torch.bincount(target, minlength=num_nodes).cumsum(0)
     values = torch.ones(order.numel()) if weight is None else weight[order]
+    columns = source[order].int()
+    if not keeps_repeats:
+        return torch_csr(pointer.int().numpy(), columns.numpy(), values, num_nodes)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # "CSR support is in beta state"
         return torch.sparse_csr_tensor(
-            pointer.int(), source[order].int(), values, (num_nodes, num_nodes), check_invariants=False
+            pointer.int(), columns, values, (num_nodes, num_nodes), check_invariants=False
         )
 
 

@@ -14,6 +14,7 @@ from plait.kernels import launch
 from plait.kernels.attention import cpu, targets
 from plait.kernels.block import Block
 from plait.kernels.compiled import address_of
+from plait.kernels.operands import float_bits, read_flat, read_numbers, read_rows, write_flat, write_rows
 from plait.kernels.spmm import Pattern
 
 __all__ = [
@@ -80,6 +81,10 @@ class Scores:
         """Columns of one head's far row."""
         return self.far.shape[1] if self.is_shared else self.far.shape[1] // heads
 
+    def near_columns(self, heads: int) -> int:
+        """Columns of a near row, all heads."""
+        return heads * self.width(heads)
+
 
 _forward_block, _sources_block = Block(cpu.FORWARD), Block(cpu.SOURCES)
 _targets_block, _again_block, _dots_block = Block(targets.TARGETS), Block(targets.AGAIN), Block(cpu.ROW_DOTS)
@@ -118,14 +123,6 @@ def _dots_address(float_bits: int) -> int:
     return address_of(f"attention-dots-f{float_bits}", lambda: cpu.row_dots(float_bits))
 
 
-def _pointer(tensor: torch.Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
-
-
-def _row(tensor: torch.Tensor | None) -> int:
-    return 0 if tensor is None else tensor.stride(0) * tensor.element_size()
-
-
 def _numbers(scores: Scores, dtype: torch.dtype) -> torch.Tensor:
     scale = 1.0 if scores.dropout is None else scores.dropout.scale
     return torch.tensor([scores.slope, scale, 1.0, 0.0], dtype=dtype)
@@ -135,9 +132,15 @@ def _threads(pattern: Pattern, width: int) -> int:
     return launch.num_threads() if (pattern.num_edges + pattern.num_rows) * width > _SERIAL_BELOW else 1
 
 
-def _fill_scores(words: Any, at: dict[str, int], scores: Scores, numbers: torch.Tensor, heads: int) -> None:
-    words[at["edge"]], words[at["att"]] = _pointer(scores.edge), _pointer(scores.att)
-    words[at["numbers"]] = numbers.data_ptr()
+def _fill_scores(words: Any, at: dict[str, int], scores: Scores, heads: int, lanes: int, edges: int) -> Any:
+    """Place what all passes read of the scores, but for the rows of both ends; returns what is to be held."""
+    dtype, far = scores.far.dtype, scores.far
+    columns = lanes if scores.kind == "gat" else far.shape[1]
+    held = (
+        read_flat(words, at["edge"], "edge scores", scores.edge, dtype, edges * lanes),
+        read_flat(words, at["att"], "att", scores.att, dtype, columns),
+        read_flat(words, at["numbers"], "numbers", _numbers(scores, dtype), dtype, 4),
+    )
     width = 0 if scores.kind == "gat" else scores.width(heads)
     words[at["score_width"]] = width
     words[at["near_head"]] = width * scores.far.element_size()
@@ -145,6 +148,7 @@ def _fill_scores(words: Any, at: dict[str, int], scores: Scores, numbers: torch.
     dropout = scores.dropout
     words[at["seed"]] = 0 if dropout is None else dropout.seed
     words[at["threshold"]] = 0 if dropout is None else dropout.threshold
+    return held
 
 
 def attend(
@@ -165,27 +169,28 @@ def attend(
     slot 0 is the target's part of the score (gat). Heads lie side by side. is_shared: value is one row for
     all heads, out has a row for each.
     """
-    size = value.element_size()
+    bits, dtype, size = float_bits("value", value), value.dtype, value.element_size()
+    rows, sources, edges = pattern.num_rows, pattern.num_columns, pattern.num_edges
     width = value.shape[1] if is_shared else value.shape[1] // heads
-    lanes = statistics.shape[2]
+    columns, lanes = heads * width, statistics.shape[2]
     fixed = _fixed(scores, heads, lanes, width, is_shared)
-    numbers = _numbers(scores, value.dtype)
     words = _forward_block.words()
     words[1], words[2], words[3], words[4] = pattern.addresses
-    words[5], words[6], words[7] = max(0, pattern.num_edges - 1), heads, width
-    words[8], words[9], words[10] = value.data_ptr(), _row(value), 0 if is_shared else width * size
-    words[11], words[12], words[13] = out.data_ptr(), _row(out), width * size
-    words[14] = statistics.data_ptr()
-    words[_F["far"]], words[_F["far_row"]] = scores.far.data_ptr(), _row(scores.far)
-    words[_F["near"]], words[_F["near_row"]] = _pointer(scores.near), _row(scores.near)
-    _fill_scores(words, _F, scores, numbers, heads)
-    words[_F["addend"]], words[_F["addend_row"]], words[_F["bias"]] = (
-        _pointer(addend),
-        _row(addend),
-        _pointer(bias),
+    words[5], words[6], words[7] = max(0, edges - 1), heads, width
+    words[10], words[13] = 0 if is_shared else width * size, width * size
+    value = read_rows(words, 8, "value", value, dtype, sources, width if is_shared else columns, True)
+    write_rows(words, 11, "out", out, dtype, rows, columns)
+    write_flat(words, 14, "statistics", statistics, dtype, rows * 4 * lanes)
+    held = (
+        read_rows(words, _F["far"], "far", scores.far, dtype, sources, scores.far.shape[1], True),
+        read_rows(words, _F["near"], "near", scores.near, dtype, rows, scores.near_columns(heads)),
+        _fill_scores(words, _F, scores, heads, lanes, edges),
+        read_rows(words, _F["addend"], "addend", addend, dtype, rows, columns),
+        read_flat(words, _F["bias"], "bias", bias, dtype, columns),
     )
-    address = _address("forward", size * 8, pattern.index_bits, lanes, scores.kind, fixed)
-    _forward_block.run(address, words, _threads(pattern, heads * width))
+    address = _address("forward", bits, pattern.index_bits, lanes, scores.kind, fixed)
+    _forward_block.run(address, words, _threads(pattern, columns))
+    del held
     return out
 
 
@@ -213,36 +218,37 @@ def attend_sources(
     output_dots). With `kept` from attend_again nothing is computed again: the order is needed, statistics and
     value are not read and slopes not written. Returns the sources' part of att's gradient (leaky only).
     """
-    size = value.element_size()
+    bits, dtype, size = float_bits("value", value), value.dtype, value.element_size()
+    rows, targets, edges = transpose.num_rows, transpose.num_columns, transpose.num_edges
     width = value.shape[1] if is_shared else value.shape[1] // heads
-    lanes = statistics.shape[2]
+    columns, lanes, far_columns = heads * width, statistics.shape[2], scores.far.shape[1]
+    own_columns = width if is_shared else columns
     fixed = _fixed(scores, heads, lanes, width, is_shared)
-    numbers = _numbers(scores, value.dtype)
     words = _sources_block.words()
     words[1], words[2], words[3], words[4] = transpose.addresses
-    words[5], words[6] = max(0, transpose.num_edges - 1), 0 if order is None else order.ctypes.data
-    words[7], words[8] = heads, width
-    words[9], words[10], words[11] = value.data_ptr(), _row(value), 0 if is_shared else width * size
-    words[12], words[13], words[14] = grad.data_ptr(), _row(grad), width * size
-    words[15], words[16], words[17] = (
-        value_grad.data_ptr(),
-        _row(value_grad),
-        0 if is_shared else width * size,
+    words[5], words[7], words[8] = max(0, edges - 1), heads, width
+    read_numbers(words, 6, "order", order, transpose.index_bits, edges)
+    words[14] = width * size
+    words[11] = words[17] = 0 if is_shared else width * size
+    write_rows(words, 15, "value_grad", value_grad, dtype, rows, own_columns)
+    write_flat(words, _S["slopes"], "slopes", slopes, dtype, edges * lanes)
+    write_rows(words, _S["score_out"], "score_grad", score_grad, dtype, rows, far_columns)
+    held = (
+        read_rows(words, 9, "value", value, dtype, rows, own_columns),
+        read_rows(words, 12, "grad", grad, dtype, targets, columns, True),
+        read_flat(words, 18, "statistics", statistics, dtype, targets * 4 * lanes),
+        # seen from the source, its own row is near and the target's is far
+        read_rows(words, _S["near"], "far", scores.far, dtype, rows, far_columns),
+        read_rows(words, _S["far"], "near", scores.near, dtype, targets, scores.near_columns(heads), True),
+        _fill_scores(words, _S, scores, heads, lanes, edges),
+        read_flat(words, _S["kept"], "kept", kept, dtype, edges * 2 * lanes),
     )
-    words[18] = statistics.data_ptr()
-    # seen from the source, its own row is near and the target's is far
-    words[_S["near"]], words[_S["near_row"]] = scores.far.data_ptr(), _row(scores.far)
-    words[_S["far"]], words[_S["far_row"]] = _pointer(scores.near), _row(scores.near)
-    _fill_scores(words, _S, scores, numbers, heads)
     words[_S["near_head"]], words[_S["far_head"]] = words[_S["far_head"]], words[_S["near_head"]]
-    words[_S["slopes"]] = _pointer(slopes)
-    words[_S["score_out"]], words[_S["score_out_row"]] = _pointer(score_grad), _row(score_grad)
     scratch, partial = _partials(transpose, scores, value, words, _S)
-    words[_S["kept"]] = _pointer(kept)
     name = "sources" if kept is None else "spread"
-    address = _address(name, size * 8, transpose.index_bits, lanes, scores.kind, fixed)
-    _sources_block.run(address, words, _threads(transpose, heads * width))
-    del scratch, numbers
+    address = _address(name, bits, transpose.index_bits, lanes, scores.kind, fixed)
+    _sources_block.run(address, words, _threads(transpose, columns))
+    del scratch, held
     return None if partial is None else partial.sum(0)
 
 
@@ -255,7 +261,8 @@ def _partials(
         return None, None
     pieces = max(1, len(pattern.bounds) - 1)
     scratch, partial = (torch.zeros((pieces, scores.far.shape[1]), dtype=like.dtype) for _ in range(2))
-    words[at["scratch"]], words[at["partial"]] = scratch.data_ptr(), partial.data_ptr()
+    for name, tensor in (("scratch", scratch), ("partial", partial)):
+        write_flat(words, at[name], name, tensor, like.dtype, tensor.numel())
     return scratch, partial
 
 
@@ -274,21 +281,28 @@ def attend_targets(
     """
     far, near = scores.far, scores.near
     assert near is not None
-    size = far.element_size()
+    bits, dtype, size = float_bits("far", far), far.dtype, far.element_size()
+    rows, edges, far_columns = pattern.num_rows, pattern.num_edges, far.shape[1]
     width, lanes = scores.width(heads), slopes.shape[1]
+    columns = heads * width
     fixed = _fixed(scores, heads, lanes, width, scores.is_shared)
-    numbers = _numbers(scores, far.dtype)
     words = _targets_block.words()
     words[1], words[2], words[3], words[4] = pattern.addresses
-    words[5], words[6], words[7] = inverse.ctypes.data, heads, width
-    words[8], words[9], words[10] = far.data_ptr(), _row(far), 0 if scores.is_shared else width * size
-    words[11], words[12], words[13] = near.data_ptr(), _row(near), width * size
-    words[14], words[15], words[16] = near_grad.data_ptr(), _row(near_grad), width * size
-    words[17], words[18], words[19] = slopes.data_ptr(), _pointer(scores.att), numbers.data_ptr()
+    words[6], words[7], words[10] = heads, width, 0 if scores.is_shared else width * size
+    words[13] = words[16] = width * size
+    read_numbers(words, 5, "inverse", inverse, pattern.index_bits, edges)
+    write_rows(words, 14, "near_grad", near_grad, dtype, rows, columns)
+    held = (
+        read_rows(words, 8, "far", far, dtype, pattern.num_columns, far_columns, True),
+        read_rows(words, 11, "near", near, dtype, rows, columns),
+        read_flat(words, 17, "slopes", slopes, dtype, edges * lanes),
+        read_flat(words, 18, "att", scores.att, dtype, far_columns),
+        read_flat(words, 19, "numbers", _numbers(scores, dtype), dtype, 4),
+    )
     scratch, partial = _partials(pattern, scores, far, words, _T)
-    address = _address("targets", size * 8, pattern.index_bits, lanes, scores.kind, fixed)
-    _targets_block.run(address, words, _threads(pattern, heads * width))
-    del scratch, numbers
+    address = _address("targets", bits, pattern.index_bits, lanes, scores.kind, fixed)
+    _targets_block.run(address, words, _threads(pattern, columns))
+    del scratch, held
     return None if partial is None else partial.sum(0)
 
 
@@ -310,26 +324,31 @@ def attend_again(
     row. kept[edges, 2 lanes], where given, gets the weights of each edge and the gradients of its scores;
     slot 3 of statistics is not read then. Returns the targets' part of att's gradient (leaky only).
     """
-    size = value.element_size()
+    bits, dtype, size = float_bits("value", value), value.dtype, value.element_size()
+    rows, sources, edges = pattern.num_rows, pattern.num_columns, pattern.num_edges
     width = value.shape[1] if is_shared else value.shape[1] // heads
-    lanes = statistics.shape[2]
+    columns, lanes = heads * width, statistics.shape[2]
+    near_columns = lanes if scores.kind == "gat" else scores.near_columns(heads)
     fixed = _fixed(scores, heads, lanes, width, is_shared)
-    numbers = _numbers(scores, value.dtype)
     words = _again_block.words()
     words[1], words[2], words[3], words[4] = pattern.addresses
-    words[5], words[6], words[7] = max(0, pattern.num_edges - 1), heads, width
-    words[8], words[9], words[10] = value.data_ptr(), _row(value), 0 if is_shared else width * size
-    words[11], words[12], words[13] = grad.data_ptr(), _row(grad), width * size
-    words[14], words[15], words[16] = near_grad.data_ptr(), _row(near_grad), statistics.data_ptr()
-    words[_A["far"]], words[_A["far_row"]] = scores.far.data_ptr(), _row(scores.far)
-    words[_A["near"]], words[_A["near_row"]] = _pointer(scores.near), _row(scores.near)
-    _fill_scores(words, _A, scores, numbers, heads)
+    words[5], words[6], words[7] = max(0, edges - 1), heads, width
+    words[10], words[13] = 0 if is_shared else width * size, width * size
+    write_rows(words, 14, "near_grad", near_grad, dtype, rows, near_columns)
+    write_flat(words, _A["kept"], "kept", kept, dtype, edges * 2 * lanes)
+    held = (
+        read_rows(words, 8, "value", value, dtype, sources, width if is_shared else columns, True),
+        read_rows(words, 11, "grad", grad, dtype, rows, columns),
+        read_flat(words, 16, "statistics", statistics, dtype, rows * 4 * lanes),
+        read_rows(words, _A["far"], "far", scores.far, dtype, sources, scores.far.shape[1], True),
+        read_rows(words, _A["near"], "near", scores.near, dtype, rows, near_columns),
+        _fill_scores(words, _A, scores, heads, lanes, edges),
+    )
     scratch, partial = _partials(pattern, scores, value, words, _A)
-    words[_A["kept"]] = _pointer(kept)
     name = "again" if kept is None else "weigh"
-    address = _address(name, size * 8, pattern.index_bits, lanes, scores.kind, fixed)
-    _again_block.run(address, words, _threads(pattern, heads * width))
-    del scratch, numbers
+    address = _address(name, bits, pattern.index_bits, lanes, scores.kind, fixed)
+    _again_block.run(address, words, _threads(pattern, columns))
+    del scratch, held
     return None if partial is None else partial.sum(0)
 
 
@@ -346,8 +365,15 @@ def output_dots(
     rows, columns = grad.shape
     words = _dots_block.words()
     words[1], words[2], words[3] = rows, heads, columns // heads
-    words[4], words[5], words[6], words[7] = grad.data_ptr(), _row(grad), out.data_ptr(), _row(out)
-    words[8], words[9], words[10] = _pointer(addend), _row(addend), _pointer(bias)
-    words[11], words[12], words[13] = statistics.data_ptr(), statistics.shape[2], _PIECE_ROWS
+    bits, dtype, lanes = float_bits("grad", grad), grad.dtype, statistics.shape[2]
+    words[12], words[13] = lanes, _PIECE_ROWS
+    held = (
+        read_rows(words, 4, "grad", grad, dtype, rows, columns),
+        read_rows(words, 6, "out", out, dtype, rows, columns),
+        read_rows(words, 8, "addend", addend, dtype, rows, columns),
+        read_flat(words, 10, "bias", bias, dtype, columns),
+    )
+    write_flat(words, 11, "statistics", statistics, dtype, rows * 4 * lanes)
     threads = launch.num_threads() if rows * columns > 1 << 18 else 1
-    _dots_block.run(_dots_address(grad.element_size() * 8), words, threads)
+    _dots_block.run(_dots_address(bits), words, threads)
+    del held

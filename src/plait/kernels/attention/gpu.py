@@ -14,6 +14,7 @@ sum over targets of near[i] times the sum of ds * leaky', plus the same over sou
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -47,10 +48,21 @@ class AttentionTiles:
     warps: int
 
 
-def _tiles_of(pass_name: str, heads: int, columns: int, element_size: int) -> AttentionTiles:
-    """The tiles of a pass (forward, targets, sources) for so many heads of so many columns."""
-    lanes = min(triton.next_power_of_2(columns), 8 if element_size >= 4 else 16)
-    return AttentionTiles(short=32, most=512, slots=4, lanes=lanes, warps=1)
+@functools.cache
+def _tiles_of(pass_name: str, kind: str, heads: int, columns: int, element_size: int) -> AttentionTiles:
+    """The tiles of a pass (forward, targets, sources) for so many heads of so many columns.
+
+    From 52 settings per pass on an H200 (4 heads of 32; two R-MAT graphs, a mesh, cliques): 8 numbers of each
+    row in a thread, 16 where rows are of 16 bits or the scores are computed without them.
+    """
+    is_half = element_size < 4
+    is_cheap = kind == "gat" and pass_name != "sources"
+    lanes, warps, per_thread = (8, 1, 32) if is_half and pass_name == "sources" else (16, 2, 8)
+    per_thread = 16 if warps == 2 and (is_half or is_cheap) else per_thread
+    width = triton.next_power_of_2(heads) * triton.next_power_of_2(columns)
+    slots = max(1, min(16, 32 * warps * per_thread // width))
+    warps = warps if width <= 1024 else 4
+    return AttentionTiles(short=64, most=1024, slots=slots, lanes=lanes, warps=warps)
 
 
 # Triton gives threads to the last dimension first, then to the others from the first (up to 3.6) or from the
@@ -135,6 +147,12 @@ def _leaky(total, SLOPE: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _slopes(total, SLOPE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The derivative of _leaky; of the tile's own type, two plain numbers would be float32."""
+    return tl.where(total > 0, tl.full((1, 1, 1, 1), 1.0, total.dtype), tl.full((1, 1, 1, 1), SLOPE, total.dtype))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _merged(largest, powers, total):  # type: ignore[no-untyped-def]
     """The softmaxes of all slots as one: (largest [1, HEADS], sum of powers [1, HEADS], total
     [CHUNKS, 1, HEADS, LANES])."""
@@ -158,6 +176,41 @@ def _write_row(  # type: ignore[no-untyped-def]
     tl.store(p_own, log, mask=m_row[:, None] & (o_head < heads)[None, :])
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def _seen(  # type: ignore[no-untyped-def]
+    p_far, p_value, p_edge, b_near, b_att, source, o_edge, m_edge, o_cell, m_cell, o_head, m_head,
+    far_stride, value_stride, edge_stride, SLOPE: tl.constexpr, KIND: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """(values, scores [SLOTS, HEADS]) of one edge of every slot."""
+    m_tile = m_edge[None, :, None, None] & m_cell
+    b_value = tl.load(p_value + source[None, :, None, None] * value_stride + o_cell, mask=m_tile, other=0.0).to(ACC)
+    if KIND == "gat":
+        m_scores = m_edge[:, None] & m_head
+        b_sum = b_near + tl.load(p_far + source[:, None] * far_stride + o_head[None, :],
+                                 mask=m_scores, other=0.0).to(ACC)  # fmt: skip
+        if p_edge is not None:
+            b_sum += tl.load(p_edge + o_edge.to(tl.int64)[:, None] * edge_stride + o_head[None, :],
+                             mask=m_scores, other=0.0).to(ACC)  # fmt: skip
+        score = _leaky(b_sum, SLOPE)
+    else:
+        if KIND == "leaky":
+            b_far = b_value
+        else:
+            b_far = tl.load(p_far + source[None, :, None, None] * far_stride + o_cell,
+                            mask=m_tile, other=0.0).to(ACC)  # fmt: skip
+        if p_edge is not None:
+            b_edge = tl.load(p_edge + o_edge.to(tl.int64)[None, :, None, None] * edge_stride + o_cell,
+                             mask=m_tile, other=0.0).to(ACC)  # fmt: skip
+            b_far += b_edge
+            if KIND == "dot":
+                b_value += b_edge
+        if KIND == "leaky":
+            score = _by_head(b_att * _leaky(b_near + b_far, SLOPE))
+        else:
+            score = _by_head(b_near * b_far)
+    return b_value, score
+
+
 @triton.jit(do_not_specialize=_COUNTS)  # type: ignore[untyped-decorator]
 def _forward(  # type: ignore[no-untyped-def]
     p_far, p_near, p_value, p_att, p_edge, p_out, p_statistics, p_parts, p_part_statistics,
@@ -179,52 +232,41 @@ def _forward(  # type: ignore[no-untyped-def]
     else:
         b_near = tl.load(p_near + node[None, :, None, None] * near_stride + o_cell,
                          mask=m_row[None, :, None, None] & m_cell, other=0.0).to(ACC)  # fmt: skip
+    b_att = b_near
     if KIND == "leaky":
         b_att = tl.load(p_att + o_cell, mask=m_cell, other=0.0).to(ACC)
     largest = tl.full((SLOTS, HEADS), LOWEST, ACC)
     powers = tl.zeros((SLOTS, HEADS), ACC)
     total = _zeros(SLOTS, CHUNKS, HEADS, LANES, ACC)
     source = tl.load(p_indices + first, mask=first < last, other=0).to(tl.int64)
-    for k in range(0, rounds):
+    other = tl.load(p_indices + first + step, mask=first + step < last, other=0).to(tl.int64)
+    # two edges at a time: what was summed so far is scaled once for both
+    for k in range(0, rounds, 2):
         o_edge = first + k * step
-        m_edge = o_edge < last
-        m_tile = m_edge[None, :, None, None] & m_cell
-        # [CHUNKS, SLOTS, HEADS, LANES]
-        b_value = tl.load(p_value + source[None, :, None, None] * value_stride + o_cell,
-                          mask=m_tile, other=0.0).to(ACC)  # fmt: skip
-        if KIND == "gat":
-            b_sum = b_near + tl.load(p_far + source[:, None] * far_stride + o_head[None, :],
-                                     mask=m_edge[:, None] & m_head, other=0.0).to(ACC)  # fmt: skip
-            if p_edge is not None:
-                b_sum += tl.load(p_edge + o_edge.to(tl.int64)[:, None] * edge_stride + o_head[None, :],
-                                 mask=m_edge[:, None] & m_head, other=0.0).to(ACC)  # fmt: skip
-            score = _leaky(b_sum, SLOPE)
-        else:
-            if KIND == "leaky":
-                b_far = b_value
-            else:
-                b_far = tl.load(p_far + source[None, :, None, None] * far_stride + o_cell,
-                                mask=m_tile, other=0.0).to(ACC)  # fmt: skip
-            if p_edge is not None:
-                b_edge = tl.load(p_edge + o_edge.to(tl.int64)[None, :, None, None] * edge_stride + o_cell,
-                                 mask=m_tile, other=0.0).to(ACC)  # fmt: skip
-                b_far += b_edge
-                if KIND == "dot":
-                    b_value += b_edge
-            if KIND == "leaky":
-                score = _by_head(b_att * _leaky(b_near + b_far, SLOPE))
-            else:
-                score = _by_head(b_near * b_far)
-        # the next edge is asked for while this one is worked on
-        source = tl.load(p_indices + o_edge + step, mask=o_edge + step < last, other=0).to(tl.int64)
+        o_other = o_edge + step
+        m_edge, m_other = o_edge < last, o_other < last
+        b_value, score = _seen(
+            p_far, p_value, p_edge, b_near, b_att, source, o_edge, m_edge, o_cell, m_cell, o_head, m_head,
+            far_stride, value_stride, edge_stride, SLOPE, KIND, ACC,
+        )  # fmt: skip
+        b_next, next_score = _seen(
+            p_far, p_value, p_edge, b_near, b_att, other, o_other, m_other, o_cell, m_cell, o_head, m_head,
+            far_stride, value_stride, edge_stride, SLOPE, KIND, ACC,
+        )  # fmt: skip
+        # the next ones are asked for while these are worked on
+        source = tl.load(p_indices + o_other + step, mask=o_other + step < last, other=0).to(tl.int64)
+        other = tl.load(p_indices + o_other + 2 * step, mask=o_other + 2 * step < last, other=0).to(tl.int64)
         score = tl.where(m_edge[:, None], score, LOWEST)
-        top = tl.maximum(largest, score)
+        next_score = tl.where(m_other[:, None], next_score, LOWEST)
+        top = tl.maximum(largest, tl.maximum(score, next_score))
         shrink = tl.exp(largest - top)
         power = tl.where(m_edge[:, None], tl.exp(score - top), 0.0)
-        powers = powers * shrink + power
+        next_power = tl.where(m_other[:, None], tl.exp(next_score - top), 0.0)
+        powers = powers * shrink + power + next_power
         if DROPS:
             power *= _factor(o_edge, o_head, seed_low, seed_high, threshold, SCALE, ACC, HEADS)
-        total = total * _over(shrink) + b_value * _over(power)
+            next_power *= _factor(o_other, o_head, seed_low, seed_high, threshold, SCALE, ACC, HEADS)
+        total = total * _over(shrink) + b_value * _over(power) + b_next * _over(next_power)
         largest = top
     if i_program < num_pieces:
         top_of, powers_of, total_of = _merged(largest, powers, total)
@@ -374,7 +416,8 @@ def _targets(  # type: ignore[no-untyped-def]
                 if KIND == "dot":
                     b_value += b_edge
             if KIND == "leaky":
-                score = _by_head(b_att * _leaky(b_sum, SLOPE))
+                slopes = _slopes(b_sum, SLOPE)
+                score = _by_head(b_att * (b_sum * slopes))
             else:
                 score = _by_head(b_near * b_sum)
         source = tl.load(p_indices + o_edge + step, mask=o_edge + step < last, other=0).to(tl.int64)
@@ -393,11 +436,10 @@ def _targets(  # type: ignore[no-untyped-def]
                 tl.store(p_edge_grad + at_edge[:, None] * edge_grad_stride + o_head[None, :],
                          to_score, mask=m_edge_head)  # fmt: skip
         elif KIND == "leaky":
-            bent = tl.where(b_sum > 0, _over(to_score), _over(to_score * SLOPE))
-            total += bent
+            total += slopes * _over(to_score)
             if p_edge_grad is not None:
                 tl.store(p_edge_grad + at_edge[None, :, None, None] * edge_grad_stride + o_cell,
-                         bent * b_att, mask=m_tile)  # fmt: skip
+                         slopes * _over(to_score) * b_att, mask=m_tile)  # fmt: skip
         else:
             total += b_sum * _over(to_score)
             if p_edge_grad is not None:
@@ -479,6 +521,7 @@ def _sources(  # type: ignore[no-untyped-def]
                 if KIND == "dot":
                     b_seen = b_value + b_edge
             b_sum = b_near + b_other
+            slopes = _slopes(b_sum, SLOPE)
         if p_kept is not None:
             p_mine = p_kept + place[:, None] * (2 * heads) + o_head[None, :]
             dropped = tl.load(p_mine, mask=m_edge_head, other=0.0)
@@ -490,7 +533,7 @@ def _sources(  # type: ignore[no-untyped-def]
             if KIND == "gat":
                 score = _leaky(b_sum, SLOPE)
             elif KIND == "leaky":
-                score = _by_head(b_att * _leaky(b_sum, SLOPE))
+                score = _by_head(b_att * (b_sum * slopes))
             else:
                 score = _by_head(b_near * b_other)
             weight = tl.where(m_edge[:, None], tl.exp(score - log), 0.0)
@@ -508,7 +551,7 @@ def _sources(  # type: ignore[no-untyped-def]
         if KIND == "gat":
             to_far += to_score
         elif KIND == "leaky":
-            to_far += tl.where(b_sum > 0, _over(to_score), _over(to_score * SLOPE))
+            to_far += slopes * _over(to_score)
         else:
             to_far += b_near * _over(to_score)
     is_piece = i_program < num_pieces
@@ -590,7 +633,7 @@ def attend(
     columns, rows = _checked(scores, value, heads), rows_on(pattern, value.device)
     if not out.numel():
         return out
-    tiles = _tiles_of("forward", heads, columns, value.element_size()) if tiles is None else tiles
+    tiles = _tiles_of("forward", scores.kind, heads, columns, value.element_size()) if tiles is None else tiles
     items, shape = rows.items(tiles.short, tiles.most), _shape(tiles, heads, columns)
     sums, acc = accumulator(value.dtype)
     parts = value.new_empty((items.num_parts, heads * columns), dtype=sums)
@@ -635,7 +678,7 @@ def attend_targets(
     scores for attend_sources. Returns the targets' part of att's gradient (leaky only).
     """
     columns, rows = _checked(scores, value, heads), rows_on(pattern, value.device)
-    tiles = _tiles_of("targets", heads, columns, value.element_size()) if tiles is None else tiles
+    tiles = _tiles_of("targets", scores.kind, heads, columns, value.element_size()) if tiles is None else tiles
     items, (sums, acc) = rows.items(tiles.short, tiles.most), accumulator(value.dtype)
     grid = items.grid(tiles.slots)
     near_parts = value.new_empty((items.num_parts, near_grad.shape[1]), dtype=sums)
@@ -672,7 +715,7 @@ def attend_sources(
     both). order[t] is the row-order number of the transpose's edge t; only dropout, edge scores and `kept`
     need it. Returns the sources' part of att's gradient (leaky only)."""
     columns, rows = _checked(scores, value, heads), rows_on(transpose, value.device)
-    tiles = _tiles_of("sources", heads, columns, value.element_size()) if tiles is None else tiles
+    tiles = _tiles_of("sources", scores.kind, heads, columns, value.element_size()) if tiles is None else tiles
     if order is None and (kept is not None or scores.edge is not None or scores.dropout is not None):
         raise InputError("order: dropout, edge scores and kept weights need it; pass the transpose's order")
     needs_order = kept is not None or scores.edge is not None or scores.dropout is not None

@@ -18,6 +18,8 @@ from plait.kernels.attention import products, rows, softmax
 from plait.kernels.attention.rows import BLOCK
 from plait.kernels.block import Block
 from plait.kernels.compiled import address_of
+from plait.kernels.operands import float_bits as bits_of
+from plait.kernels.operands import read_flat, read_numbers, read_rows, write_flat, write_rows
 from plait.kernels.spmm import Pattern
 from plait.kernels.vector import load_index, load_scalar, next_piece
 
@@ -143,10 +145,6 @@ def _address(name: str, float_bits: int, index_bits: int, lanes: int) -> int:
 _dots_block, _sums_block, _softmax_block = Block(_DOTS), Block(_SUMS), Block(_SOFTMAX)
 
 
-def _row(tensor: torch.Tensor) -> int:
-    return tensor.stride(0) * tensor.element_size()
-
-
 def _threads(pattern: Pattern, width: int) -> int:
     return launch.num_threads() if (pattern.num_edges + pattern.num_rows) * width > _SERIAL_BELOW else 1
 
@@ -155,18 +153,23 @@ def edge_dots(
     pattern: Pattern, near: torch.Tensor, far: torch.Tensor, heads: int, *, is_shared: bool = False
 ) -> torch.Tensor:
     """[edges, lanes]: near[i, h] . far[j, h] for every edge and head; is_shared: far[j] serves all heads."""
-    lanes, size = padded(heads), near.element_size()
-    out = near.new_empty((pattern.num_edges, lanes))
-    width = near.shape[1] // heads
+    lanes, size, dtype, edges = padded(heads), near.element_size(), near.dtype, pattern.num_edges
+    width = near.shape[-1] // heads
+    columns = heads * width
+    address = _address("dots", bits_of("near", near), pattern.index_bits, lanes)
+    out = torch.empty((edges, lanes), dtype=dtype)
     words = _dots_block.words()
     words[1], words[2], words[3], words[4] = pattern.addresses
-    words[5], words[6], words[7], words[8] = max(0, pattern.num_edges - 1), 0, heads, width
-    words[9], words[10], words[11] = near.data_ptr(), _row(near), width * size
-    words[12], words[13], words[14] = far.data_ptr(), _row(far), 0 if is_shared else width * size
-    numbers = torch.zeros(1, dtype=near.dtype)
-    words[15], words[16] = out.data_ptr(), numbers.data_ptr()
-    address = _address("dots", size * 8, pattern.index_bits, lanes)
-    _dots_block.run(address, words, _threads(pattern, heads * width))
+    words[5], words[6], words[7], words[8] = max(0, edges - 1), 0, heads, width
+    words[11], words[14] = width * size, 0 if is_shared else width * size
+    held = (
+        read_rows(words, 9, "near", near, dtype, pattern.num_rows, columns),
+        read_rows(words, 12, "far", far, dtype, pattern.num_columns, width if is_shared else columns, True),
+        read_flat(words, 16, "numbers", torch.zeros(1, dtype=dtype), dtype, 1),
+    )
+    write_flat(words, 15, "out", out, dtype, edges * lanes)
+    _dots_block.run(address, words, _threads(pattern, columns))
+    del held
     return out
 
 
@@ -186,20 +189,24 @@ def edge_sums(
     order[k] is where the weights of the pattern's edge k lie (None: at k). A shared far row serves all heads,
     a shared out row is the sum over them.
     """
-    size = far.element_size()
-    width = far.shape[1] if far_is_shared else far.shape[1] // heads
+    size, dtype, rows, edges = far.element_size(), far.dtype, pattern.num_rows, pattern.num_edges
+    width, lanes = far.shape[-1] if far_is_shared else far.shape[-1] // heads, weight.shape[1]
     columns = width if out_is_shared else heads * width
-    out = far.new_empty((pattern.num_rows, columns)) if out is None else out
-    numbers = torch.zeros(1, dtype=far.dtype)
+    address = _address("sums", bits_of("far", far), pattern.index_bits, lanes)
+    out = torch.empty((rows, columns), dtype=dtype) if out is None else out
     words = _sums_block.words()
     words[1], words[2], words[3], words[4] = pattern.addresses
-    words[5], words[6] = max(0, pattern.num_edges - 1), 0 if order is None else order.ctypes.data
-    words[7], words[8], words[9] = heads, width, weight.data_ptr()
-    words[10], words[11], words[12] = far.data_ptr(), _row(far), 0 if far_is_shared else width * size
-    words[13], words[14], words[15] = out.data_ptr(), _row(out), 0 if out_is_shared else width * size
-    words[16] = numbers.data_ptr()
-    address = _address("sums", size * 8, pattern.index_bits, weight.shape[1])
+    words[5], words[7], words[8] = max(0, edges - 1), heads, width
+    words[12], words[15] = 0 if far_is_shared else width * size, 0 if out_is_shared else width * size
+    read_numbers(words, 6, "order", order, pattern.index_bits, edges)
+    held = (
+        read_flat(words, 9, "weight", weight, dtype, edges * lanes),
+        read_rows(words, 10, "far", far, dtype, pattern.num_columns, far.shape[-1], True),
+        read_flat(words, 16, "numbers", torch.zeros(1, dtype=dtype), dtype, 1),
+    )
+    write_rows(words, 13, "out", out, dtype, rows, columns)
     _sums_block.run(address, words, _threads(pattern, heads * width))
+    del held
     return out
 
 
@@ -216,10 +223,15 @@ def edge_softmax_gradient(pattern: Pattern, weight: torch.Tensor, grad: torch.Te
 def _run_softmax(
     name: str, pattern: Pattern, values: torch.Tensor, grad: torch.Tensor | None
 ) -> torch.Tensor:
-    out = torch.empty_like(values)
+    dtype, lanes = values.dtype, values.shape[-1]
+    count = pattern.num_edges * lanes
+    address = _address(name, bits_of("values", values), pattern.index_bits, lanes)
+    out = torch.empty(values.shape, dtype=dtype)
     words = _softmax_block.words()
     words[1], words[2], words[3], words[4] = pattern.addresses
-    words[5], words[6], words[7] = values.data_ptr(), 0 if grad is None else grad.data_ptr(), out.data_ptr()
-    address = _address(name, values.element_size() * 8, pattern.index_bits, values.shape[1])
-    _softmax_block.run(address, words, _threads(pattern, 4 * values.shape[1]))
+    values_held = read_flat(words, 5, "values", values, dtype, count)
+    grad_held = read_flat(words, 6, "grad", grad, dtype, count)
+    write_flat(words, 7, "out", out, dtype, count)
+    _softmax_block.run(address, words, _threads(pattern, 4 * lanes))
+    del values_held, grad_held
     return out

@@ -7,7 +7,7 @@ import functools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from plait.kernels import launch
 from plait.kernels.block import Block
 from plait.kernels.chain import cpu
 from plait.kernels.compiled import address_of
+from plait.kernels.operands import float_bits, read_flat, read_rows, write_flat, write_rows
 from plait.kernels.spmm import Pattern
 
 __all__ = [
@@ -76,6 +77,8 @@ _SUM_OUTS = [_AT[f"out{k}"] for k in range(MOST_SUMS)]
 _TOTALS = [_AT[f"total{k}"] for k in range(MOST_SUMS)]
 X, ADDEND, KEPT, OUT, PLUS = (_AT[name] for name in ("x", "addend", "block", "out", "plus"))
 ADDEND_SCALE, BIAS, _SCRATCH = _AT["addend_scale"], _AT["bias"], _AT["scratch"]
+_CHUNKS, _BOUNDS, _INDPTR, _INDICES = (_AT[name] for name in ("chunks", "bounds", "indptr", "indices"))
+_FACTOR, _TARGET, _ASKS, _LAST_EDGE = (_AT[name] for name in ("factor", "target", "asks", "last_edge"))
 _SLOT, _DONE = _AT["slot_counter"], _AT["done_counter"]
 
 
@@ -84,9 +87,9 @@ def _one(dtype: torch.dtype) -> torch.Tensor:
     return torch.ones((1, 1), dtype=dtype)
 
 
-def ones(like: torch.Tensor) -> torch.Tensor:
-    """A column of ones beside any number of rows: one number, read with stride zero."""
-    return _one(like.dtype).as_strided((1, 1), (0, 1))
+def ones(rows: int, dtype: torch.dtype) -> torch.Tensor:
+    """A column of ones: one number, read with stride zero."""
+    return _one(dtype).expand(rows, 1)
 
 
 @dataclass(frozen=True)
@@ -121,53 +124,65 @@ class Chain:
         width: int,
         sums: Sequence[tuple[int | None, int | None]],
     ):
-        self.gathered, self.dtype, self.size = gathered, dtype, dtype.itemsize
+        self.num_rows, self.gathered, self.dtype, self.size = num_rows, gathered, dtype, dtype.itemsize
         across = 0 if gathered is None else gathered.width
-        self.shapes = [tuple(across if side is None else side for side in pair) for pair in sums]
-        beside = [
-            width if products else 0,
-            *(p or 0 for p in products),
-            *(s or 0 for pair in sums for s in pair),
-        ]
-        self.block_rows = _block_rows(across + sum(beside), self.size)
-        self.scratch_bytes = 0
-        if gathered is not None and not gathered.is_kept:
-            self.scratch_bytes = self.block_rows * across * self.size
-        chunks = _chunks(num_rows, sum(a * b for a, b in self.shapes) * self.size)
-        inner = [across if p is None else p for p in products]
-        row_work = sum(inner) * width + sum(a * b for a, b in self.shapes)
-        bounds, where = _bounds(gathered, num_rows, chunks, row_work)
+        is_kept = gathered is not None and gathered.is_kept
+        layout = _layout(across, tuple(products), width, tuple(sums), is_kept, self.size)
+        self.shapes, self.scratch_bytes = layout.shapes, layout.scratch_bytes
+        chunks = _chunks(num_rows, layout.sum_bytes)
+        bounds, where = _bounds(gathered, num_rows, chunks, layout.row_work)
         self.chunks = len(bounds) - 1
-        work = num_rows * row_work
+        work = num_rows * layout.row_work
         work += 0 if gathered is None else (gathered.pattern.num_edges + num_rows) * across
         self.most_threads = self.chunks if work > _SERIAL_BELOW else 1
         self.address = _address(
-            self.size * 8,
+            float_bits("dtype", _one(dtype)),
             32 if gathered is None else gathered.pattern.index_bits,
             "rows" if gathered is None else gathered.mode,
         )
-        self.words = self._words(where, inner, width)
+        inner = [across if p is None else p for p in products]
+        self.width, self.sizes = width, self._sizes(inner, width)
+        self.words, constants = self._words(layout, where)
         self._word_bytes = ctypes.sizeof(self.words)
-        self.held = bounds  # its address is among the words
+        self.held = bounds, constants  # their addresses are among the words
 
-    def _words(self, bounds: int, inner: list[int], width: int) -> Words:
-        """The words that stay; those of the tensors handed in are filled at every run."""
-        words = (ctypes.c_int64 * len(_block.names))()
-        fixed = {"chunks": self.chunks, "bounds": bounds, "block_rows": self.block_rows, "width": width}
-        fixed |= {"products": len(inner), "sums": len(self.shapes)}
-        fixed |= {f"inner{k}": value for k, value in enumerate(inner)}
-        for k, (height, across) in enumerate(self.shapes):
-            fixed |= {f"height{k}": height, f"width{k}": across}
-        g = self.gathered
+    def _sizes(self, inner: list[int], width: int) -> dict[int, tuple[str, int, int, bool]]:
+        """(name, rows, columns, whether it may have more rows) of the matrix at each of the named places."""
+        n, g = self.num_rows, self.gathered
+        sizes = {OUT: ("out", n, width, False), PLUS: ("plus", n, width, False)}
         if g is not None:
-            fixed["indptr"], fixed["indices"] = g.pattern.csr
-            factor = g.edge if g.edge is not None else g.source
-            fixed |= {"factor": _pointer(factor), "target": _pointer(g.target), "block_width": g.width}
-            fixed["asks"] = int(g.pattern.num_columns * g.width * self.size > _NEAR_BYTES)
-            fixed["last_edge"] = max(0, g.pattern.num_edges - 1)
-        for name, value in fixed.items():
-            words[_AT[name]] = value
-        return words
+            sizes |= {X: ("x", g.pattern.num_columns, g.width, True)}
+            sizes |= {ADDEND: ("addend", n, g.width, False), KEPT: ("kept", n, g.width, False)}
+        for k, columns in enumerate(inner):
+            sizes[ROWS[k]] = (f"rows {k}", n, columns, False)
+            sizes[WEIGHTS[k]] = (f"w {k}", columns, width, False)
+        for k, (height, across) in enumerate(self.shapes):
+            sizes[LEFTS[k]], sizes[RIGHTS[k]] = (
+                (f"left {k}", n, height, False),
+                (f"right {k}", n, across, False),
+            )
+        return sizes
+
+    def _words(self, layout: _Layout, bounds: int) -> tuple[Words, Any]:
+        """(the words that stay, the tensors behind them); those handed in at every run are filled then."""
+        words = type(layout.words).from_buffer_copy(layout.words)
+        words[_CHUNKS], words[_BOUNDS] = self.chunks, bounds
+        g = self.gathered
+        if g is None:
+            return words, None
+        words[_INDPTR], words[_INDICES] = g.pattern.csr
+        words[_ASKS] = int(g.pattern.num_columns * g.width * self.size > _NEAR_BYTES)
+        words[_LAST_EDGE] = max(0, g.pattern.num_edges - 1)
+        return words, self._constants(words, g)
+
+    def _constants(self, words: Words, g: Gathered) -> Any:
+        """Place the weights of the gathered block; returns what is to be held."""
+        count = g.pattern.num_columns if g.edge is None else g.pattern.num_edges
+        factor = g.source if g.edge is None else g.edge
+        return (
+            read_flat(words, _AT["factor"], g.mode, factor, self.dtype, count),
+            read_flat(words, _AT["target"], "target", g.target, self.dtype, g.pattern.num_rows),
+        )
 
     def run(
         self,
@@ -190,19 +205,18 @@ class Chain:
         `plus` may be `out` itself. `take` lends memory (rows, columns, dtype).
         """
         words = self.start()
-        for at, tensor in ((X, x), (ADDEND, addend), (KEPT, kept), (OUT, out), (PLUS, plus)):
+        given = [(X, x), (ADDEND, addend), (PLUS, plus)]
+        given += [*zip(ROWS, rows, strict=False), *zip(WEIGHTS, weights, strict=False)]
+        given += [(at[k], pair[s]) for k, pair in enumerate(pairs) for s, at in ((0, LEFTS), (1, RIGHTS))]
+        held: list[Any] = [self.fill(words, at, tensor) for at, tensor in given if tensor is not None]
+        for at, tensor in ((KEPT, kept), (OUT, out)):
             if tensor is not None:
-                self.fill(words, at, tensor)
-        words[ADDEND_SCALE], words[BIAS] = _pointer(addend_scale), _pointer(bias)
-        for k, (row, w) in enumerate(zip(rows, weights, strict=True)):
-            if row is not None:
-                self.fill(words, ROWS[k], row)
-            self.fill(words, WEIGHTS[k], w)
-        for k, pair in enumerate(pairs):
-            for at, side in ((LEFTS[k], pair[0]), (RIGHTS[k], pair[1])):
-                if side is not None:
-                    self.fill(words, at, side)
-        return self.finish(words, take)
+                self.fill_result(words, at, tensor)
+        held.append(self.fill_scale(words, addend_scale))
+        held.append(self.fill_bias(words, bias))
+        made = self.finish(words, take)
+        del held
+        return made
 
     def start(self) -> Words:
         """This thread's words with those filled in that stay; `fill` the others, then `finish`."""
@@ -211,10 +225,23 @@ class Chain:
         words[1], words[2] = _block.address(words, _SLOT), _block.address(words, _DONE)
         return words
 
-    def fill(self, words: Words, at: int, tensor: torch.Tensor) -> None:
-        """The address and the row stride of an operand, at one of the places this module names."""
-        words[at] = tensor.data_ptr()
-        words[at + 1] = tensor.stride(0) * self.size
+    def fill(self, words: Words, at: int, tensor: torch.Tensor) -> torch.Tensor:
+        """Place a matrix that is read at one of the places this module names; hold what is returned."""
+        name, rows, width, may_be_longer = self.sizes[at]
+        return read_rows(words, at, name, tensor, self.dtype, rows, width, may_be_longer)
+
+    def fill_result(self, words: Words, at: int, tensor: torch.Tensor) -> None:
+        """Place a matrix that is written: OUT or KEPT."""
+        name, rows, width, _ = self.sizes[at]
+        write_rows(words, at, name, tensor, self.dtype, rows, width)
+
+    def fill_scale(self, words: Words, scale: torch.Tensor | None) -> torch.Tensor | None:
+        """Place one factor for each row of the addend; hold what is returned."""
+        return read_flat(words, ADDEND_SCALE, "addend_scale", scale, self.dtype, self.num_rows)
+
+    def fill_bias(self, words: Words, bias: torch.Tensor | None) -> torch.Tensor | None:
+        """Place the bias; hold what is returned."""
+        return read_flat(words, BIAS, "bias", bias, self.dtype, self.width)
 
     def finish(self, words: Words, take: Take) -> list[torch.Tensor]:
         """Run the kernel; returns the sums."""
@@ -234,16 +261,49 @@ class Chain:
         made = part = torch.empty(height, width, dtype=self.dtype)  # fresh memory, which the caller keeps
         if self.chunks > 1:
             part = take(self.chunks * height, width, self.dtype)
-            if part.nbytes > _TOTAL_BYTES:
-                words[_SUM_OUTS[k]] = part.data_ptr()
-                return None, part.view(self.chunks, height, width)
-            words[_TOTALS[k]] = made.data_ptr()
-        words[_SUM_OUTS[k]] = part.data_ptr()
+        write_flat(words, _SUM_OUTS[k], "sums", part, self.dtype, self.chunks * height * width)
+        if part is made:
+            return made, part
+        if part.nbytes > _TOTAL_BYTES:
+            return None, part.view(self.chunks, height, width)
+        write_flat(words, _TOTALS[k], "totals", made, self.dtype, height * width)
         return made, part
 
 
-def _pointer(tensor: torch.Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
+class _Layout(NamedTuple):
+    """What a chain's widths alone decide; mini-batches share it."""
+
+    shapes: list[tuple[int, int]]
+    scratch_bytes: int
+    sum_bytes: int
+    row_work: int
+    words: Words
+
+
+@functools.lru_cache(maxsize=1024)
+def _layout(
+    across: int,
+    products: tuple[int | None, ...],
+    width: int,
+    sums: tuple[tuple[int | None, int | None], ...],
+    is_kept: bool,
+    size: int,
+) -> _Layout:
+    """See `_Layout`; `across` is the width of the gathered block, for which None stands."""
+    shapes = [(across if a is None else a, across if b is None else b) for a, b in sums]
+    inner = [across if p is None else p for p in products]
+    beside = [width if products else 0, *(p or 0 for p in products), *(s or 0 for pair in sums for s in pair)]
+    block_rows = _block_rows(across + sum(beside), size)
+    words = (ctypes.c_int64 * len(_block.names))()
+    fixed = {"block_rows": block_rows, "width": width, "products": len(inner), "sums": len(shapes)}
+    fixed |= {f"inner{k}": value for k, value in enumerate(inner)} | {"block_width": across}
+    for k, (height, wide) in enumerate(shapes):
+        fixed |= {f"height{k}": height, f"width{k}": wide}
+    for name, value in fixed.items():
+        words[_AT[name]] = value
+    area = sum(a * b for a, b in shapes)
+    scratch = 0 if is_kept else block_rows * across * size
+    return _Layout(shapes, scratch, area * size, sum(inner) * width + area, words)
 
 
 class _Scratch(threading.local):

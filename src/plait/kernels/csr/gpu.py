@@ -1,8 +1,8 @@
 """CSR on a GPU, made there with torch's sorts: transpose, edge order, degrees, rows by length, norms.
 
-Nothing here needs triton, and nothing reads a value back to the host for graphs of up to
-`_BOUNDED_EDGES` edges: counts that only the device knows are replaced by their upper bounds, and the kernels
-skip what is left over. Larger graphs read six numbers once, because idle programs would cost more.
+Nothing reads a value back to the host for graphs of up to `_BOUNDED_EDGES` edges: counts that only the device
+knows are replaced by their upper bounds, and the kernels skip what is left over. Larger graphs read four
+numbers once, because idle programs would cost more.
 """
 
 from __future__ import annotations
@@ -14,9 +14,19 @@ import torch
 
 from plait.errors import InputError
 
+try:
+    import triton
+    import triton.language as tl
+except ModuleNotFoundError as error:
+    raise InputError(
+        "x is on a GPU, but triton is not installed; it comes with CUDA builds of torch. "
+        "Install one, or move x to the CPU"
+    ) from error
+
 __all__ = ["Items", "Rows", "gcn_norm", "inverse_degrees", "rows_of", "transposed"]
 
 _BOUNDED_EDGES = 1 << 20
+_BLOCK = 512
 _LARGEST_INT32 = (1 << 31) - 1
 
 
@@ -69,81 +79,101 @@ class Rows:
         return self._items[short, most]
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def _measure(  # type: ignore[no-untyped-def]
+    p_indptr, p_sizes, p_group, num_rows, short, most, BLOCK: tl.constexpr
+):
+    """Of every row: pieces, parts, whether it is split, whether it is long; and what to sort the rows by."""
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    m_row = row < num_rows
+    degree = tl.load(p_indptr + row + 1, mask=m_row, other=0) - tl.load(p_indptr + row, mask=m_row, other=0)
+    is_long = degree > short
+    pieces = tl.where(is_long, (degree + most - 1) // most, 0)
+    is_split = pieces > 1
+    p_size = p_sizes + row.to(tl.int64)
+    tl.store(p_size, pieces, mask=m_row)
+    tl.store(p_size + num_rows, tl.where(is_split, pieces, 0), mask=m_row)
+    tl.store(p_size + 2 * num_rows.to(tl.int64), is_split.to(tl.int32), mask=m_row)
+    tl.store(p_size + 3 * num_rows.to(tl.int64), is_long.to(tl.int32), mask=m_row)
+    # the bits of degree - 1, from a float's exponent: 0 for up to one edge, 1 for 2, 2 for 3 and 4, ...
+    other = tl.maximum(degree - 1, 0).to(tl.float32)
+    bits = tl.where(other > 0, (other.to(tl.int32, bitcast=True) >> 23) - 126, 0)
+    tl.store(p_group + row, tl.where(is_long, 127, 64 - bits).to(tl.int8), mask=m_row)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _place(  # type: ignore[no-untyped-def]
+    p_indptr, p_ends, p_by_length, p_items, p_splits, num_rows, num_pieces, num_short, short, most,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Writes the items of the short rows in their order, and of every long row its pieces and its split."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    m_short = at < num_short
+    row = tl.load(p_by_length + at, mask=m_short, other=0)
+    begin = tl.load(p_indptr + row, mask=m_short, other=0)
+    end = tl.load(p_indptr + row + 1, mask=m_short, other=0)
+    is_here = end - begin <= short  # a long row's place is padding where their number was not read
+    p_item = p_items + (num_pieces + at).to(tl.int64) * 4
+    tl.store(p_item, tl.where(is_here, row, -1), mask=m_short)
+    tl.store(p_item + 1, begin, mask=m_short)
+    tl.store(p_item + 2, tl.where(is_here, end, begin), mask=m_short)
+    tl.store(p_item + 3, tl.full((BLOCK,), -1, tl.int32), mask=m_short)
+    m_row = at < num_rows
+    begin = tl.load(p_indptr + at, mask=m_row, other=0)
+    end = tl.load(p_indptr + at + 1, mask=m_row, other=0)
+    pieces = tl.where(end - begin > short, (end - begin + most - 1) // most, 0)
+    is_split = pieces > 1
+    p_end = p_ends + at.to(tl.int64)
+    first = tl.load(p_end, mask=m_row, other=0) - pieces
+    part = tl.load(p_end + num_rows, mask=m_row, other=0) - pieces
+    p_split = p_splits + (tl.load(p_end + 2 * num_rows.to(tl.int64), mask=m_row, other=1) - 1).to(tl.int64) * 3
+    tl.store(p_split, at, mask=is_split)
+    tl.store(p_split + 1, part, mask=is_split)
+    tl.store(p_split + 2, part + pieces, mask=is_split)
+    for k in range(0, tl.max(pieces, 0)):
+        m_piece = k < pieces
+        p_item = p_items + (first + k).to(tl.int64) * 4
+        tl.store(p_item, at, mask=m_piece)
+        tl.store(p_item + 1, begin + k * most, mask=m_piece)
+        tl.store(p_item + 2, tl.minimum(begin + (k + 1) * most, end), mask=m_piece)
+        tl.store(p_item + 3, tl.where(is_split, part + k, -1), mask=m_piece)
+
+
 def _arrange(rows: Rows, short: int, most: int) -> Items:
     """See Items. Rows of up to `short` edges are grouped by powers of two and keep their order inside a group:
     neighbouring rows of a mesh read the same neighbours, sorting them by exact length would part them."""
-    degrees = rows.degrees
-    is_long = degrees > short
-    counts = torch.where(is_long, (degrees + (most - 1)) // most, 0)
-    ends = counts.cumsum(0)
-    is_split = counts > 1
-    part_ends = torch.where(is_split, counts, 0).cumsum(0)
-    split_ends = is_split.cumsum(0)
-    num_pieces, num_parts, num_splits, num_long = _sizes(rows, short, most, ends, part_ends, split_ends, is_long)
-    pieces = _pieces(rows, most, ends, part_ends, counts, num_pieces)
-    # 0 for up to one edge, then the bits of degree - 1: 2, 3 to 4, 5 to 8, ...
-    group = torch.frexp((degrees - 1).clamp(min=0).float()).exponent
-    class_of = torch.where(is_long, -1, group).to(torch.int8)
-    by_length = class_of.sort(stable=True, descending=True).indices[: rows.num_rows - num_long]
-    is_padding = is_long[by_length]  # only where the number of long rows was not read
-    begin = rows.indptr[by_length]
-    end = torch.where(is_padding, begin, rows.indptr[by_length + 1])
-    row = torch.where(is_padding, -1, by_length).to(begin.dtype)
-    singles = torch.stack([row, begin, end, torch.full_like(row, -1)], 1)
-    number = torch.arange(1, num_splits + 1, device=degrees.device)
-    split = torch.searchsorted(split_ends, number).clamp(max=max(0, rows.num_rows - 1))
-    is_real = number <= _last(split_ends)
-    last_part = part_ends[split] if rows.num_rows else split
-    first_part = last_part - counts[split] if rows.num_rows else split
-    splits = torch.stack([torch.where(is_real, split, -1), first_part, last_part], 1).to(rows.indptr.dtype)
-    items = torch.cat([pieces, singles.to(rows.indptr.dtype)])
-    return Items(items, splits, num_pieces, singles.shape[0], num_splits, num_parts)
+    n, dtype, device = rows.num_rows, rows.indptr.dtype, rows.indptr.device
+    if not n:
+        none = torch.empty((0, 4), dtype=dtype, device=device)
+        return Items(none, none, 0, 0, 0, 0)
+    sizes = torch.empty((4, n), dtype=dtype, device=device)
+    group = torch.empty(n, dtype=torch.int8, device=device)
+    blocks = (triton.cdiv(n, _BLOCK),)
+    _measure[blocks](rows.indptr, sizes, group, n, short, most, BLOCK=_BLOCK)
+    ends = sizes.cumsum(1, dtype=dtype)
+    num_pieces, num_parts, num_splits, num_long = _sizes(rows, short, most, ends)
+    num_short = n - num_long
+    items = torch.full((num_pieces + num_short, 4), -1, dtype=dtype, device=device)
+    splits = torch.full((num_splits, 3), -1, dtype=dtype, device=device)
+    by_length = group.sort(stable=True).indices
+    _place[blocks](
+        rows.indptr, ends, by_length, items, splits, n, num_pieces, num_short, short, most, BLOCK=_BLOCK
+    )
+    return Items(items, splits, num_pieces, num_short, num_splits, num_parts)
 
 
-def _sizes(
-    rows: Rows,
-    short: int,
-    most: int,
-    ends: torch.Tensor,
-    part_ends: torch.Tensor,
-    split_ends: torch.Tensor,
-    is_long: torch.Tensor,
-) -> tuple[int, int, int, int]:
+def _sizes(rows: Rows, short: int, most: int, ends: torch.Tensor) -> tuple[int, int, int, int]:
     """(pieces, parts, split rows, long rows): read from the device, or for small graphs their bounds.
 
     The bound of the long rows is 0: the list of short rows then holds padding in their place.
     """
-    num_edges, whole = rows.num_edges, rows.num_edges // most
-    most_long = min(rows.num_rows, num_edges // (short + 1))
-    most_split = min(rows.num_rows, num_edges // (max(short, most) + 1))
-    if num_edges <= _BOUNDED_EDGES:
-        return most_long + whole, most_split + whole if most_split else 0, most_split, 0
-    found = torch.stack([ends[-1], part_ends[-1], split_ends[-1], is_long.sum()]).tolist()
-    pieces, parts, splits, long = (int(n) for n in found)
-    return pieces, parts, splits, long
-
-
-def _last(ends: torch.Tensor) -> torch.Tensor:
-    return ends[-1:] if ends.numel() else ends.new_zeros(1)
-
-
-def _pieces(
-    rows: Rows, most: int, ends: torch.Tensor, part_ends: torch.Tensor, counts: torch.Tensor, num_pieces: int
-) -> torch.Tensor:
-    """The items of the long rows' pieces, padded with row -1 to `num_pieces`."""
-    number = torch.arange(num_pieces, device=ends.device)
-    if not num_pieces:
-        return torch.empty((0, 4), dtype=rows.indptr.dtype, device=ends.device)
-    row = torch.searchsorted(ends, number, right=True).clamp(max=rows.num_rows - 1)
-    count = counts[row]
-    inside = number - (ends[row] - count)
-    begin = rows.indptr[row] + inside * most
-    end = torch.minimum(begin + most, rows.indptr[row + 1])
-    part = torch.where(count > 1, part_ends[row] - count + inside, -1)
-    is_real = number < _last(ends)
-    row, end = torch.where(is_real, row, -1), torch.where(is_real, end, begin)
-    part = torch.where(is_real, part, -1)
-    return torch.stack([row, begin, end, part], 1).to(rows.indptr.dtype)
+    if rows.num_edges > _BOUNDED_EDGES:
+        pieces, parts, splits, long = (int(n) for n in ends[:, -1].tolist())
+        return pieces, parts, splits, long
+    whole = rows.num_edges // most
+    most_long = min(rows.num_rows, rows.num_edges // (short + 1))
+    most_split = min(rows.num_rows, rows.num_edges // (max(short, most) + 1))
+    return most_long + whole, most_split + whole if most_split else 0, most_split, 0
 
 
 def _index_dtype(*sizes: int) -> torch.dtype:
@@ -162,23 +192,46 @@ def rows_of(edge_index: torch.Tensor, num_rows: int, num_columns: int | None = N
     dtype = _index_dtype(num_rows, num_columns, source.numel())
     # one sort of (target, source) pairs; 2**32 sources do not occur on one device
     key, order = ((target << 32) | source).sort(stable=True)
-    return Rows(_pointers(key >> 32, num_rows, dtype), (key & 0xFFFFFFFF).to(dtype), num_columns, order.to(dtype))
+    starts = torch.arange(num_rows + 1, device=key.device) << 32
+    indptr = torch.searchsorted(key, starts, out_int32=dtype == torch.int32)
+    indices, placed = (torch.empty(key.numel(), dtype=dtype, device=key.device) for _ in range(2))
+    if key.numel():
+        _unpack[(triton.cdiv(key.numel(), _BLOCK),)](key, order, indices, placed, key.numel(), BLOCK=_BLOCK)
+    return Rows(indptr, indices, num_columns, placed)
 
 
-def _pointers(sorted_rows: torch.Tensor, num_rows: int, dtype: torch.dtype) -> torch.Tensor:
-    starts = torch.arange(num_rows + 1, device=sorted_rows.device, dtype=sorted_rows.dtype)
-    return torch.searchsorted(sorted_rows, starts).to(dtype)
+@triton.jit  # type: ignore[untyped-decorator]
+def _unpack(p_key, p_order, p_indices, p_placed, num_edges, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The sources of sorted (target, source) pairs, and their order in fewer bits."""
+    edge = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    m_edge = edge < num_edges
+    tl.store(p_indices + edge, tl.load(p_key + edge, mask=m_edge, other=0) & 0xFFFFFFFF, mask=m_edge)
+    tl.store(p_placed + edge, tl.load(p_order + edge, mask=m_edge, other=0), mask=m_edge)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _turn(p_after, p_order, p_indices, p_placed, num_edges, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The targets of the transpose's edges, and their order in fewer bits; p_after: target + 1 by edge."""
+    edge = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    m_edge = edge < num_edges
+    order = tl.load(p_order + edge, mask=m_edge, other=0)
+    tl.store(p_indices + edge, tl.load(p_after + order, mask=m_edge, other=1) - 1, mask=m_edge)
+    tl.store(p_placed + edge, order, mask=m_edge)
 
 
 def transposed(rows: Rows) -> Rows:
     """The transpose; its `order[t]` is the edge of `rows` that its edge t is."""
-    target = torch.searchsorted(
-        rows.indptr, torch.arange(rows.num_edges, device=rows.indptr.device, dtype=rows.indptr.dtype), right=True
-    )
+    dtype, device, num_edges = rows.indptr.dtype, rows.indptr.device, rows.num_edges
+    is_short = dtype == torch.int32
+    edges = torch.arange(num_edges, device=device, dtype=dtype)
+    after = torch.searchsorted(rows.indptr, edges, right=True, out_int32=is_short)
     source, order = rows.indices.sort(stable=True)
-    indptr = _pointers(source, rows.num_columns, rows.indptr.dtype)
-    indices = (target - 1)[order].to(rows.indices.dtype)
-    return Rows(indptr, indices, rows.num_rows, order.to(rows.indptr.dtype))
+    starts = torch.arange(rows.num_columns + 1, device=device, dtype=source.dtype)
+    indptr = torch.searchsorted(source, starts, out_int32=is_short)
+    indices, placed = (torch.empty(num_edges, dtype=dtype, device=device) for _ in range(2))
+    if num_edges:
+        _turn[(triton.cdiv(num_edges, _BLOCK),)](after, order, indices, placed, num_edges, BLOCK=_BLOCK)
+    return Rows(indptr, indices, rows.num_rows, placed)
 
 
 def inverse_degrees(rows: Rows, dtype: torch.dtype = torch.float32) -> torch.Tensor:

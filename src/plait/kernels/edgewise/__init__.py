@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from plait.errors import InputError
 from plait.kernels import launch
 from plait.kernels.block import Block
 from plait.kernels.compiled import address_of
 from plait.kernels.edgewise import cpu
+from plait.kernels.operands import float_bits, read_numbers, read_rows, write_rows
 from plait.kernels.spmm import Pattern
 
 __all__ = ["Groups", "mark", "mark_bytes", "pair", "scatter", "unmark"]
@@ -52,29 +54,36 @@ def pair(
     pattern: Pattern, first: int, last: int, near: torch.Tensor, far: torch.Tensor, out: torch.Tensor
 ) -> torch.Tensor:
     """out[e] = near[i] + far[j], one row for each edge of the pattern's rows from first to last."""
-    size = far.element_size()
+    address = _address("pair", float_bits("far", far), pattern.index_bits)
+    dtype, width = far.dtype, far.shape[-1]
     words = _pair_block.words()
     words[1], words[2], words[3] = first, last, _PIECE_ROWS
     words[4], words[5] = pattern.addresses[2], pattern.addresses[3]
-    for k, tensor in enumerate((near, far, out)):
-        words[6 + 2 * k], words[7 + 2 * k] = tensor.data_ptr(), tensor.stride(0) * size
-    words[12] = out.shape[1]
-    _pair_block.run(_address("pair", size * 8, pattern.index_bits), words, _threads(out.numel()))
+    near = read_rows(words, 6, "near", near, dtype, pattern.num_rows, width)
+    far = read_rows(words, 8, "far", far, dtype, pattern.num_columns, width, True)
+    write_rows(words, 10, "out", out, dtype, int(pattern.indptr[last] - pattern.indptr[first]), width)
+    words[12] = width
+    _pair_block.run(address, words, _threads(out.numel()))
     return out
 
 
 def scatter(groups: Groups, values: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     """out[targets[r]] += the sum of the values of group r."""
-    size = values.element_size()
+    dtype, width, bits = values.dtype, values.shape[-1], groups.order.dtype.itemsize * 8
+    address = _address("scatter", float_bits("values", values), bits)
+    count, rows = len(groups.targets), out.shape[0]
+    if count and groups.targets[-1] >= rows:
+        raise InputError(
+            f"out: has {rows} rows, values are added to row {groups.targets[-1]}; make it longer"
+        )
     words = _scatter_block.words()
-    words[1], words[2] = len(groups.targets), _PIECE_ROWS
-    words[3], words[4] = groups.indptr.ctypes.data, groups.order.ctypes.data
-    words[5] = groups.targets.ctypes.data
-    words[6], words[7] = values.data_ptr(), values.stride(0) * size
-    words[8], words[9] = out.data_ptr(), out.stride(0) * size
-    words[10] = values.shape[1]
-    address = _address("scatter", size * 8, groups.order.dtype.itemsize * 8)
-    _scatter_block.run(address, words, _threads(values.numel()))
+    words[1], words[2], words[10] = count, _PIECE_ROWS, width
+    read_numbers(words, 3, "indptr", groups.indptr, bits, count + 1)
+    read_numbers(words, 4, "order", groups.order, bits, len(groups.order))
+    read_numbers(words, 5, "targets", groups.targets, bits, count)
+    values = read_rows(words, 6, "values", values, dtype, len(groups.order), width)
+    write_rows(words, 8, "out", out, dtype, rows, width)
+    _scatter_block.run(address, words, _threads(len(groups.order) * width))
     return out
 
 
@@ -92,14 +101,19 @@ def mark_bytes(width: int) -> int:
 def _run_marks(
     pattern: Pattern, near: torch.Tensor, values: torch.Tensor, marks: torch.Tensor, is_back: bool
 ) -> None:
-    size = values.element_size()
+    address = _marks_address(float_bits("values", values), pattern.index_bits, is_back)
+    dtype, edges, width = values.dtype, pattern.num_edges, values.shape[-1]
     words = _marks_block.words()
     words[1], words[2], words[3] = pattern.num_rows, _PIECE_ROWS, pattern.addresses[2]
-    words[4], words[5] = near.data_ptr(), near.stride(0) * size
-    words[6], words[7] = values.data_ptr(), values.stride(0) * size
-    words[8], words[9], words[10] = marks.data_ptr(), marks.stride(0), values.shape[1]
-    address = _marks_address(size * 8, pattern.index_bits, is_back)
-    _marks_block.run(address, words, _threads(values.numel()))
+    near = read_rows(words, 4, "near", near, dtype, pattern.num_rows, width)
+    if is_back:
+        write_rows(words, 6, "out", values, dtype, edges, width)
+        marks = read_rows(words, 8, "marks", marks, torch.uint8, edges, mark_bytes(width))
+    else:
+        values = read_rows(words, 6, "values", values, dtype, edges, width)
+        write_rows(words, 8, "marks", marks, torch.uint8, edges, mark_bytes(width))
+    words[10] = width
+    _marks_block.run(address, words, _threads(edges * width))
 
 
 def mark(pattern: Pattern, best: torch.Tensor, values: torch.Tensor, marks: torch.Tensor) -> torch.Tensor:

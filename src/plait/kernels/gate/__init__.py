@@ -10,6 +10,7 @@ from plait.kernels import launch
 from plait.kernels.block import Block
 from plait.kernels.compiled import address_of
 from plait.kernels.gate import cpu
+from plait.kernels.operands import float_bits, read_flat, read_rows, write_rows
 from plait.kernels.spmm import Pattern
 
 __all__ = ["gate", "gate_sources"]
@@ -31,11 +32,6 @@ def _sources_address(float_bits: int, index_bits: int, kind: str) -> int:
     return address_of(
         f"gate-sources-{kind}-f{float_bits}-i{index_bits}", lambda: cpu.sources(float_bits, index_bits, kind)
     )
-
-
-def _place(tensor: torch.Tensor | None) -> tuple[int, int]:
-    """(address, bytes between rows)."""
-    return (0, 0) if tensor is None else (tensor.data_ptr(), tensor.stride(0) * tensor.element_size())
 
 
 def _threads(pattern: Pattern, width: int) -> int:
@@ -60,14 +56,19 @@ def gate(
     none.
     """
     mode = "sum" if slopes is None else "slopes" if out is None else "both"
+    address = _forward_address(float_bits("far", far), pattern.index_bits, kind, mode)
+    dtype, rows, sources, width = far.dtype, pattern.num_rows, pattern.num_columns, far.shape[-1]
     words = _forward_block.words()
     words[1], words[2], words[3], words[4] = pattern.addresses
-    words[5], words[6] = max(0, pattern.num_edges - 1), far.shape[1]
-    for k, tensor in enumerate((near, far, value, out, slopes, addend)):
-        words[7 + 2 * k], words[8 + 2 * k] = _place(tensor)
-    words[19] = 0 if bias is None else bias.data_ptr()
-    address = _forward_address(far.element_size() * 8, pattern.index_bits, kind, mode)
-    _forward_block.run(address, words, _threads(pattern, far.shape[1]))
+    words[5], words[6] = max(0, pattern.num_edges - 1), width
+    near = read_rows(words, 7, "near", near, dtype, rows, width)
+    far = read_rows(words, 9, "far", far, dtype, sources, width, True)
+    value = read_rows(words, 11, "value", value, dtype, sources, width, True)
+    write_rows(words, 13, "out", out, dtype, rows, width)
+    write_rows(words, 15, "slopes", slopes, dtype, rows, width)
+    addend = read_rows(words, 17, "addend", addend, dtype, rows, width)
+    bias = read_flat(words, 19, "bias", bias, dtype, width)
+    _forward_block.run(address, words, _threads(pattern, width))
 
 
 def gate_sources(
@@ -81,10 +82,15 @@ def gate_sources(
     value_grad: torch.Tensor | None,
 ) -> None:
     """The pass over sources: far_grad[j] = value[j] * sum of grad[i] act'; value_grad[j] = that with act."""
+    address = _sources_address(float_bits("far", far), transpose.index_bits, kind)
+    dtype, rows, targets, width = far.dtype, transpose.num_rows, transpose.num_columns, far.shape[-1]
     words = _sources_block.words()
     words[1], words[2], words[3], words[4] = transpose.addresses
-    words[5], words[6] = max(0, transpose.num_edges - 1), far.shape[1]
-    for k, tensor in enumerate((far, value, near, grad, far_grad, value_grad)):
-        words[7 + 2 * k], words[8 + 2 * k] = _place(tensor)
-    address = _sources_address(far.element_size() * 8, transpose.index_bits, kind)
-    _sources_block.run(address, words, _threads(transpose, far.shape[1]))
+    words[5], words[6] = max(0, transpose.num_edges - 1), width
+    far = read_rows(words, 7, "far", far, dtype, rows, width)
+    value = read_rows(words, 9, "value", value, dtype, rows, width)
+    near = read_rows(words, 11, "near", near, dtype, targets, width, True)
+    grad = read_rows(words, 13, "grad", grad, dtype, targets, width, True)
+    write_rows(words, 15, "far_grad", far_grad, dtype, rows, width)
+    write_rows(words, 17, "value_grad", value_grad, dtype, rows, width)
+    _sources_block.run(address, words, _threads(transpose, width))

@@ -12,6 +12,7 @@ from plait.kernels import launch
 from plait.kernels.block import Block
 from plait.kernels.compiled import address_of
 from plait.kernels.gemm import cpu
+from plait.kernels.operands import float_bits, read_flat, read_rows, write_flat, write_rows
 
 __all__ = ["SERIAL_BELOW", "block_height", "column_sums", "gemm", "gemm_transposed", "transposed_chunks"]
 
@@ -44,31 +45,21 @@ def gemm(
 ) -> torch.Tensor:
     """out[N, M] = x[N, K] @ w[K, M] + addend[N, M] + bias[M]; addend may be `out` itself (accumulate).
 
-    Rows of every operand are contiguous (any row stride); float32 or float64, one dtype for all.
+    float32 or float64, one dtype for all.
     """
-    if x.shape[1] != w.shape[0]:
-        raise InputError(
-            f"x has {x.shape[1]} columns, w {w.shape[0]} rows; check the widths of x and the layer"
-        )
-    size = x.element_size()
-    w = w if w.stride(1) == 1 or w.shape[1] == 1 else w.contiguous()
-    rows = block_height(x.shape[1])
+    (rows, inner), (height, width) = x.shape, w.shape
+    if inner != height:
+        raise InputError(f"x has {inner} columns, w {height} rows; check the widths of x and the layer")
+    address, dtype = _address(float_bits("x", x), block_height(inner), False), x.dtype
     words = _gemm_block.words()
-    words[1] = x.shape[0]
-    words[2] = x.data_ptr()
-    words[3] = x.stride(0) * size
-    words[4] = w.data_ptr()
-    words[5] = w.stride(0) * size
-    words[6] = x.shape[1]
-    words[7] = w.shape[1]
-    words[8] = out.data_ptr()
-    words[9] = out.stride(0) * size
-    words[10] = 0 if addend is None else addend.data_ptr()
-    words[11] = 0 if addend is None else addend.stride(0) * size
-    words[12] = 0 if bias is None else bias.data_ptr()
-    words[13] = _PIECE_ROWS
-    threads = launch.num_threads() if x.shape[0] * w.shape[1] * x.shape[1] > SERIAL_BELOW else 1
-    _gemm_block.run(_address(size * 8, rows, False), words, threads)
+    words[1], words[6], words[7], words[13] = rows, inner, width, _PIECE_ROWS
+    x = read_rows(words, 2, "x", x, dtype, rows, inner)
+    w = read_rows(words, 4, "w", w, dtype, inner, width)
+    write_rows(words, 8, "out", out, dtype, rows, width)
+    addend = read_rows(words, 10, "addend", addend, dtype, rows, width)
+    bias = read_flat(words, 12, "bias", bias, dtype, width)
+    threads = launch.num_threads() if rows * width * inner > SERIAL_BELOW else 1
+    _gemm_block.run(address, words, threads)
     return out
 
 
@@ -101,20 +92,14 @@ def gemm_transposed(
         partial = torch.empty(chunks * height, width, dtype=left.dtype)
     else:
         partial = take(chunks * height, width, left.dtype)
-    size = left.element_size()
+    address, dtype = _address(float_bits("left", left), 4, True), left.dtype
     words = _transposed_block.words()
-    words[1] = rows
-    words[2] = left.data_ptr()
-    words[3] = left.stride(0) * size
-    words[4] = right.data_ptr()
-    words[5] = right.stride(0) * size
-    words[6] = height
-    words[7] = width
-    words[8] = partial.data_ptr()
-    words[9] = chunks
-    words[10] = _TRANSPOSED_STEP
+    words[1], words[6], words[7], words[9], words[10] = rows, height, width, chunks, _TRANSPOSED_STEP
+    left = read_rows(words, 2, "left", left, dtype, rows, height)
+    right = read_rows(words, 4, "right", right, dtype, rows, width)
+    write_flat(words, 8, "partial", partial, dtype, chunks * height * width)
     threads = min(launch.num_threads(), chunks) if rows * height * width > SERIAL_BELOW else 1
-    _transposed_block.run(_address(size * 8, 4, True), words, threads)
+    _transposed_block.run(address, words, threads)
     return partial if chunks == 1 else partial.view(chunks, height, width).sum(0)
 
 

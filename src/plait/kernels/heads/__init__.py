@@ -12,6 +12,7 @@ from plait.kernels.block import Block
 from plait.kernels.compiled import address_of
 from plait.kernels.gemm import SERIAL_BELOW, block_height, transposed_chunks
 from plait.kernels.heads import cpu
+from plait.kernels.operands import float_bits, read_flat, read_rows, write_flat, write_rows
 
 __all__ = ["project_heads", "project_heads_backward"]
 
@@ -29,10 +30,6 @@ def _address(name: str, float_bits: int, height: int) -> int:
     )
 
 
-def _row(tensor: torch.Tensor) -> int:
-    return tensor.stride(0) * tensor.element_size()
-
-
 def project_heads(
     x: torch.Tensor,
     w: torch.Tensor,
@@ -46,25 +43,27 @@ def project_heads(
 ) -> torch.Tensor:
     """out[N, h] = x[N, h] @ w[:, h] + bias[h], by head; plus own @ skip + skip_bias where skip is given.
 
-    x [N, heads * inner], w [inner, heads * width], out [N, heads * width]; rows of all are contiguous.
+    x [N, heads * inner], w [inner, heads * width], out [N, heads * width].
     """
-    size, inner = x.element_size(), w.shape[0]
+    rows, (inner, columns), dtype = x.shape[0], w.shape, x.dtype
+    address = _address("forward", float_bits("x", x), block_height(inner))
     # a head's matrix in one piece: a tile of rows that lie 1 KB apart falls on a few sets of the first cache
-    packed = w.view(inner, heads, -1).transpose(0, 1).contiguous()
+    packed = w.reshape(inner, heads, columns // heads).transpose(0, 1).contiguous()
     words = _forward_block.words()
-    words[1], words[2], words[3] = x.shape[0], _PIECE_ROWS, heads
-    words[4], words[5], words[6] = x.data_ptr(), _row(x), inner
-    words[7], words[8] = packed.data_ptr(), w.shape[1] // heads
-    words[9], words[10] = out.data_ptr(), _row(out)
-    words[11] = 0 if bias is None else bias.data_ptr()
+    words[1], words[2], words[3], words[6], words[8] = rows, _PIECE_ROWS, heads, inner, columns // heads
+    x = read_rows(words, 4, "x", x, dtype, rows, heads * inner)
+    read_flat(words, 7, "w", packed, dtype, inner * columns)
+    write_rows(words, 9, "out", out, dtype, rows, columns)
+    bias = read_flat(words, 11, "bias", bias, dtype, columns)
     words[12] = words[13] = words[14] = words[15] = words[16] = words[17] = 0
+    own_inner = 0
     if skip is not None and own is not None:
-        words[12], words[13], words[14] = own.data_ptr(), _row(own), own.shape[1]
-        words[15], words[16] = skip.data_ptr(), _row(skip)
-        words[17] = 0 if skip_bias is None else skip_bias.data_ptr()
-    work = x.shape[0] * w.shape[1] * (inner + (0 if skip is None else skip.shape[0]))
-    threads = launch.num_threads() if work > SERIAL_BELOW else 1
-    _forward_block.run(_address("forward", size * 8, block_height(inner)), words, threads)
+        own_inner = words[14] = own.shape[1]
+        own = read_rows(words, 12, "own", own, dtype, rows, own_inner)
+        skip = read_rows(words, 15, "skip", skip, dtype, own_inner, columns)
+        skip_bias = read_flat(words, 17, "skip_bias", skip_bias, dtype, columns)
+    threads = launch.num_threads() if rows * columns * (inner + own_inner) > SERIAL_BELOW else 1
+    _forward_block.run(address, words, threads)
     return out
 
 
@@ -82,25 +81,27 @@ def project_heads_backward(
     One pass over the rows of grad [N, heads * width]; the sums do not depend on the number of threads.
     """
     rows, columns = grad.shape
-    size, inner, width = x.element_size(), w.shape[0], columns // heads
+    inner, width, dtype = w.shape[0], columns // heads, grad.dtype
+    address = _address("backward", float_bits("grad", grad), block_height(width))
     turned = w.t().contiguous()  # by head, [width, inner]
     own_inner = 0 if own is None else own.shape[1]
     chunks = transposed_chunks(rows, inner + own_inner + 1, columns)
-    made = [torch.empty((chunks, k, columns), dtype=grad.dtype) for k in (inner, own_inner, 1)]
+    made = [torch.empty((chunks, k, columns), dtype=dtype) for k in (inner, own_inner, 1)]
     words = _backward_block.words()
     words[1], words[2], words[3], words[4] = rows, chunks, _STEP_ROWS, heads
-    words[5], words[6], words[7] = grad.data_ptr(), _row(grad), width
-    words[8], words[9], words[10], words[11] = x.data_ptr(), _row(x), inner, turned.data_ptr()
-    words[12], words[13] = to_x.data_ptr(), _row(to_x)
-    words[14], words[15], words[16] = 0, 0, own_inner
-    if own is not None:
-        words[14], words[15] = own.data_ptr(), _row(own)
-    ones = torch.ones(1, dtype=grad.dtype)
-    words[17], words[18], words[20] = ones.data_ptr(), made[0].data_ptr(), made[2].data_ptr()
-    words[19] = 0 if own is None else made[1].data_ptr()
+    words[7], words[10], words[16] = width, inner, own_inner
+    grad = read_rows(words, 5, "grad", grad, dtype, rows, columns)
+    x = read_rows(words, 8, "x", x, dtype, rows, heads * inner)
+    read_flat(words, 11, "w", turned, dtype, inner * columns)
+    write_rows(words, 12, "to_x", to_x, dtype, rows, heads * inner)
+    own = read_rows(words, 14, "own", own, dtype, rows, own_inner)
+    ones = read_flat(words, 17, "ones", torch.ones(1, dtype=dtype), dtype, 1)
+    for at, part in zip((18, 19, 20), made, strict=True):
+        write_flat(words, at, "sums", part, dtype, part.numel())
     work = rows * columns * (2 * inner + own_inner)
     threads = min(launch.num_threads(), chunks) if work > SERIAL_BELOW else 1
-    _backward_block.run(_address("backward", size * 8, block_height(width)), words, threads)
+    _backward_block.run(address, words, threads)
+    del ones
     to_w, to_skip, sums = (part[0] if chunks == 1 else part.sum(0) for part in made)
     by_head = to_w.view(heads, inner, width).transpose(0, 1).reshape(inner, columns)
     return by_head, None if own is None else to_skip, sums[0]

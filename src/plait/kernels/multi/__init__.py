@@ -11,6 +11,7 @@ from plait.kernels import launch
 from plait.kernels.block import Block
 from plait.kernels.compiled import address_of
 from plait.kernels.multi import cpu
+from plait.kernels.operands import float_bits, read_rows, write_rows
 from plait.kernels.spmm import Pattern
 
 __all__ = ["Layout", "aggregate", "aggregate_shares", "aggregate_sources"]
@@ -75,11 +76,6 @@ def _backward_address(step: str, float_bits: int, index_bits: int, has_spread: b
     )
 
 
-def _place(tensor: torch.Tensor | None) -> tuple[int, int]:
-    """(address, bytes between rows)."""
-    return (0, 0) if tensor is None else (tensor.data_ptr(), tensor.stride(0) * tensor.element_size())
-
-
 def _threads(work: int) -> int:
     return launch.num_threads() if work > _SERIAL_BELOW else 1
 
@@ -91,18 +87,18 @@ def aggregate(
 
     ties[i], 2 * width a tower, gets the number of edges that attain the max and the min.
     """
-    size = x.element_size()
+    bits, dtype, rows, size = float_bits("x", x), x.dtype, pattern.num_rows, x.element_size()
     words = _forward_block.words()
     words[1], words[2], words[3], words[4] = pattern.addresses
     words[5], words[6], words[7] = max(0, pattern.num_edges - 1), layout.width, layout.towers
-    words[8], words[9] = _place(x)
-    words[10], words[11] = _place(out)
+    x = read_rows(words, 8, "x", x, dtype, pattern.num_columns, layout.columns, True)
+    write_rows(words, 10, "out", out, dtype, rows, len(layout.kept) * layout.columns)
     words[12] = len(layout.kept) * layout.width * size
     for k, offset in enumerate(layout.offsets(size)):
         words[13 + k] = offset
-    words[19], words[20] = _place(ties)
-    address = _forward_address(size * 8, pattern.index_bits, ties is not None)
-    _forward_block.run(address, words, _threads((pattern.num_edges + pattern.num_rows) * x.shape[1]))
+    write_rows(words, 19, "ties", ties, dtype, rows, 2 * layout.columns)
+    address = _forward_address(bits, pattern.index_bits, ties is not None)
+    _forward_block.run(address, words, _threads((pattern.num_edges + rows) * layout.columns))
     return out
 
 
@@ -118,18 +114,19 @@ def aggregate_shares(
 
     grad and out have the columns of `layout.kept`.
     """
-    size = grad.element_size()
+    bits, dtype, rows, size = float_bits("grad", grad), grad.dtype, pattern.num_rows, grad.element_size()
+    columns = len(layout.kept) * layout.columns
     words = _shares_block.words()
     words[1], words[2], words[3] = pattern.num_rows, _PIECE_ROWS, pattern.addresses[2]
     words[4], words[5] = layout.width, layout.towers
-    words[6], words[7] = _place(grad)
-    words[8], words[9] = _place(out)
+    grad = read_rows(words, 6, "grad", grad, dtype, rows, columns)
+    out = read_rows(words, 8, "out", out, dtype, rows, columns)
     words[10] = len(layout.kept) * layout.width * size
     for k, offset in enumerate(layout.offsets(size)):
         words[11 + k] = offset
-    words[17], words[18] = _place(ties)
-    words[19], words[20] = _place(shares)
-    address = _backward_address("shares", size * 8, pattern.index_bits, layout.has_spread, layout.has_ends)
+    ties = read_rows(words, 17, "ties", ties, dtype, rows, 2 * layout.columns)
+    write_rows(words, 19, "shares", shares, dtype, rows, layout.sections * layout.columns)
+    address = _backward_address("shares", bits, pattern.index_bits, layout.has_spread, layout.has_ends)
     _shares_block.run(address, words, _threads(pattern.num_rows * shares.shape[1]))
     return shares
 
@@ -138,13 +135,14 @@ def aggregate_sources(
     transpose: Pattern, x: torch.Tensor, layout: Layout, shares: torch.Tensor, out: torch.Tensor
 ) -> torch.Tensor:
     """out[j] = the gradient of x[j], summed over its targets' shares."""
-    size = x.element_size()
+    bits, dtype, rows, columns = float_bits("x", x), x.dtype, transpose.num_rows, layout.columns
     words = _sources_block.words()
     words[1], words[2], words[3], words[4] = transpose.addresses
     words[5], words[6], words[7] = max(0, transpose.num_edges - 1), layout.width, layout.towers
-    words[8], words[9] = _place(x)
-    words[10], words[11] = _place(shares)
-    words[12], words[13] = _place(out)
-    address = _backward_address("sources", size * 8, transpose.index_bits, layout.has_spread, layout.has_ends)
-    _sources_block.run(address, words, _threads((transpose.num_edges + transpose.num_rows) * x.shape[1]))
+    x = read_rows(words, 8, "x", x, dtype, rows, columns)
+    sections = layout.sections * columns
+    shares = read_rows(words, 10, "shares", shares, dtype, transpose.num_columns, sections, True)
+    write_rows(words, 12, "out", out, dtype, rows, columns)
+    address = _backward_address("sources", bits, transpose.index_bits, layout.has_spread, layout.has_ends)
+    _sources_block.run(address, words, _threads((transpose.num_edges + rows) * columns))
     return out

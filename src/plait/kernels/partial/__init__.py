@@ -12,6 +12,7 @@ import torch
 from plait.kernels import launch
 from plait.kernels.block import Block
 from plait.kernels.compiled import address_of
+from plait.kernels.operands import float_bits, read_flat, read_rows, write_rows
 from plait.kernels.partial import cpu
 from plait.kernels.vector import tiles
 
@@ -86,10 +87,6 @@ def _scratch(count: int, size: int, threads: int) -> tuple[torch.Tensor, int]:
     return held, share
 
 
-def _pointer(tensor: torch.Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
-
-
 @functools.cache
 def _ones(dtype: torch.dtype) -> torch.Tensor:
     return torch.ones(tiles(dtype.itemsize * 8)[0], dtype=dtype)
@@ -124,32 +121,36 @@ def partial_sums(
             sums, x, out, reduce=reduce, source=source, target=target, addend=addend,
             addend_scale=addend_scale, bias=bias, ties=ties,
         )  # fmt: skip
-    size, width = x.element_size(), x.shape[1]
+    bits, dtype, size, width = float_bits("x", x), x.dtype, x.element_size(), x.shape[-1]
     variant = cpu.Variant(
-        size * 8, source is not None, sums.num_shared > 0, sums.is_signed, reduce, ties is not None
+        bits, source is not None, sums.num_shared > 0, sums.is_signed, reduce, ties is not None
     )
     address = _address(variant)
     threads = launch.num_threads()
     both = 1 if ties is None else 2
     scratch, share = _scratch(both * sums.num_slots, size, threads)
     if shared is None:
-        shared = torch.empty((both * sums.num_shared, width), dtype=x.dtype)
+        shared = torch.empty((both * sums.num_shared, width), dtype=dtype)
     claimed = np.zeros(1, np.int64)
     words = _block.words()
     words[3], words[4], words[5], words[6], words[7], words[8] = sums.addresses
-    words[9], words[10] = x.data_ptr(), x.stride(0) * size
-    words[11], words[12] = shared.data_ptr(), shared.stride(0) * size
+    rows, columns = sums.num_rows, sums.num_columns
+    x = read_rows(words, 9, "x", x, dtype, columns, width, True)
+    write_rows(words, 11, "shared", shared, dtype, max(both * sums.num_shared, shared.shape[0]), width)
     words[13], words[14] = -(-scratch.data_ptr() // 64) * 64, share
     words[15] = claimed.ctypes.data
-    words[16], words[17], words[18] = out.data_ptr(), out.stride(0) * size, width
-    words[19], words[20] = _pointer(source), _pointer(target)
-    words[21], words[22] = _pointer(addend), 0 if addend is None else addend.stride(0) * size
-    words[23], words[24] = _pointer(addend_scale), _pointer(bias)
-    words[25], words[26] = sums.num_columns, sums.num_columns + sums.num_shared
+    write_rows(words, 16, "out", out, dtype, rows, width)
+    words[18] = width
+    source = read_flat(words, 19, "source", source, dtype, columns)
+    target = read_flat(words, 20, "target", target, dtype, rows)
+    addend = read_rows(words, 21, "addend", addend, dtype, rows, width)
+    addend_scale = read_flat(words, 23, "addend_scale", addend_scale, dtype, rows)
+    bias = read_flat(words, 24, "bias", bias, dtype, width)
+    words[25], words[26] = columns, columns + sums.num_shared
     words[27] = max(0, sums.num_operands - 1)
     words[28] = int(out.nbytes >= _STREAMED_FROM and words[16] % 64 == 0 and words[17] % 64 == 0)
-    words[29], words[30] = _pointer(ties), 0 if ties is None else ties.stride(0) * size
-    words[31] = _ones(x.dtype).data_ptr()
+    write_rows(words, 29, "ties", ties, dtype, rows, width)
+    words[31] = _ones(dtype).data_ptr()
     words[32] = sums.num_shared * words[12]
     words[33] = sums.num_slots * tiles(size * 8)[0] * size
     for first, last, cost in sums.phases:

@@ -12,6 +12,7 @@ from numba import njit
 from plait.kernels import launch
 from plait.kernels.block import Block
 from plait.kernels.compiled import address_of
+from plait.kernels.operands import Words, float_bits, read_flat, read_rows, write_flat, write_rows
 from plait.kernels.spmm import cpu, marked
 
 __all__ = [
@@ -127,10 +128,6 @@ def _threads(pattern: Pattern, width: int) -> int:
     return launch.num_threads() if work > _SERIAL_BELOW else 1
 
 
-def _pointer(tensor: torch.Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
-
-
 def spmm(
     pattern: Pattern,
     x: torch.Tensor,
@@ -159,30 +156,43 @@ def spmm(
         )  # fmt: skip
     scaling = "edge" if edge is not None else "source" if source is not None else "plain"
     mode = scaling if reduce == "sum" else reduce
-    size = x.element_size()
-    address = _address(size * 8, pattern.index_bits, mode)
-    width = x.shape[1]
+    dtype, rows, width = x.dtype, pattern.num_rows, x.shape[-1]
+    address = _address(float_bits("x", x), pattern.index_bits, mode)
     words = _block.words()
     words[1], words[2], words[3], words[4] = pattern.addresses
-    words[6] = x.stride(0) * size
-    words[8] = out.stride(0) * size
-    words[10] = _pointer(edge)
-    words[11] = _pointer(source)
-    words[12] = _pointer(target)
-    words[14] = 0 if addend is None else addend.stride(0) * size
-    words[15] = _pointer(addend_scale)
+    x = read_rows(words, 5, "x", x, dtype, pattern.num_columns, width, True)
+    write_rows(words, 7, "out", out, dtype, rows, width)
+    words[10] = words[11] = words[12] = words[13] = words[15] = words[16] = 0
+    if edge is not None:
+        edge = read_flat(words, 10, "edge", edge, dtype, pattern.num_edges)
+    if source is not None:
+        source = read_flat(words, 11, "source", source, dtype, pattern.num_columns)
+    if target is not None:
+        target = read_flat(words, 12, "target", target, dtype, rows)
+    if addend is not None:
+        addend = read_rows(words, 13, "addend", addend, dtype, rows, width)
+    if addend_scale is not None:
+        addend_scale = read_flat(words, 15, "addend_scale", addend_scale, dtype, rows)
+    if bias is not None:
+        bias = read_flat(words, 16, "bias", bias, dtype, width)
     words[17] = max(0, pattern.num_edges - 1)
-    threads = _threads(pattern, min(width, slab or width))
-    slab = slab or max(1, width)
-    for first in range(0, width, slab):
-        offset = first * size
-        words[5] = x.data_ptr() + offset
-        words[7] = out.data_ptr() + offset
-        words[9] = min(slab, width - first)
-        words[13] = 0 if addend is None else addend.data_ptr() + offset
-        words[16] = 0 if bias is None else bias.data_ptr() + offset
-        _block.run(address, words, threads)
+    words[9] = width
+    if slab and slab < width:
+        _run_slabs(words, address, _threads(pattern, slab), slab, dtype.itemsize)
+    elif width:
+        _block.run(address, words, _threads(pattern, width))
     return out
+
+
+def _run_slabs(words: Words, address: int, threads: int, slab: int, size: int) -> None:
+    """The kernel on `slab` columns after the other: the addresses of rows and of the bias move on."""
+    width = words[9]
+    for first in range(0, width, slab):
+        words[9] = min(slab, width - first)
+        _block.run(address, words, threads)
+        for at in (5, 7, 13, 16):  # x, out, addend, bias
+            if words[at]:
+                words[at] += slab * size
 
 
 _PATTERN_WORDS = ["counter", "pieces", "bounds", "indptr", "indices"]
@@ -211,19 +221,18 @@ def _attained_address(float_bits: int, index_bits: int) -> int:
     return address_of(name, lambda: cpu.attained_kernel(float_bits, index_bits))
 
 
-def _run_rows(block: Block, address: int, pattern: Pattern, *tensors: torch.Tensor | None) -> None:
-    """A kernel over the rows of a pattern: addresses and strides of its tensors, then their width."""
+def _start(block: Block, pattern: Pattern) -> Words:
+    """The words of a kernel over the rows of a pattern, those of the pattern filled in."""
     words = block.words()
     words[1], words[2], words[3], words[4] = pattern.addresses
-    at, width = len(_PATTERN_WORDS), 0
-    for tensor in tensors:
-        words[at] = _pointer(tensor)
-        words[at + 1] = 0 if tensor is None else tensor.stride(0) * tensor.element_size()
-        width = tensor.shape[1] if tensor is not None and tensor.is_floating_point() else width
-        at += 2
-    words[at], words[at + 1] = width, max(0, pattern.num_edges - 1)
-    threads = _threads(pattern, width)
-    block.run(address, words, threads)
+    return words
+
+
+def _finish(block: Block, words: Words, address: int, pattern: Pattern, width: int) -> None:
+    """Run it; its last words are the width and the last edge."""
+    end = len(words)
+    words[end - 2], words[end - 1] = width, max(0, pattern.num_edges - 1)
+    block.run(address, words, _threads(pattern, width))
 
 
 def extremum(
@@ -239,13 +248,18 @@ def extremum(
     torch counts its zero-filled output as one more where the extremum is zero; so do we. Never below one.
     marks[edges, marks_bytes] (uint8), where given: the bits of the columns in which an edge attains it.
     """
-    bits = x.element_size() * 8
+    bits, dtype, width = float_bits("x", x), x.dtype, x.shape[-1]
+    block, at = (_extremum_block, 5) if marks is None else (_mark_block, 7)
+    words = _start(block, pattern)
     if marks is None:
         address = _extremum_address(bits, pattern.index_bits, reduce)
-        _run_rows(_extremum_block, address, pattern, x, out, ties)
     else:
         address = _mark_address(bits, pattern.index_bits, reduce)
-        _run_rows(_mark_block, address, pattern, marks, x, out, ties)
+        write_rows(words, 5, "marks", marks, torch.uint8, pattern.num_edges, marks_bytes(width, dtype))
+    x = read_rows(words, at, "x", x, dtype, pattern.num_columns, width, True)
+    write_rows(words, at + 2, "out", out, dtype, pattern.num_rows, width)
+    write_rows(words, at + 4, "ties", ties, dtype, pattern.num_rows, width)
+    _finish(block, words, address, pattern, width)
     return out
 
 
@@ -258,8 +272,15 @@ def extremum_gather(
     addend: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """out[j] = sum over the targets i of j of share[i] where best[i] == x[j], + addend[j] (may be `out`)."""
-    address = _attained_address(x.element_size() * 8, transpose.index_bits)
-    _run_rows(_attained_block, address, transpose, best, x, share, out, addend)
+    address = _attained_address(float_bits("x", x), transpose.index_bits)
+    dtype, rows, targets, width = x.dtype, transpose.num_rows, transpose.num_columns, x.shape[-1]
+    words = _start(_attained_block, transpose)
+    best = read_rows(words, 5, "best", best, dtype, targets, width, True)
+    x = read_rows(words, 7, "x", x, dtype, rows, width)
+    share = read_rows(words, 9, "share", share, dtype, targets, width, True)
+    write_rows(words, 11, "out", out, dtype, rows, width)
+    addend = read_rows(words, 13, "addend", addend, dtype, rows, width)
+    _finish(_attained_block, words, address, transpose, width)
     return out
 
 
@@ -305,8 +326,16 @@ def marked_gather(
 
     `order`: for every edge of the transpose its number among those that were marked.
     """
-    address = _gather_address(share.element_size() * 8, transpose.index_bits)
-    _run_rows(_gather_block, address, transpose, order, marks, share, out, addend)
+    address = _gather_address(float_bits("share", share), transpose.index_bits)
+    dtype, rows, edges, width = share.dtype, transpose.num_rows, transpose.num_edges, share.shape[-1]
+    index = torch.int32 if transpose.index_bits == 32 else torch.int64
+    words = _start(_gather_block, transpose)
+    order = read_flat(words, 5, "order", order, index, edges)
+    marks = read_rows(words, 7, "marks", marks, torch.uint8, edges, marks_bytes(width, dtype))
+    share = read_rows(words, 9, "share", share, dtype, transpose.num_columns, width, True)
+    write_rows(words, 11, "out", out, dtype, rows, width)
+    addend = read_rows(words, 13, "addend", addend, dtype, rows, width)
+    _finish(_gather_block, words, address, transpose, width)
     return out
 
 
@@ -335,14 +364,14 @@ def _weight_address(float_bits: int, index_bits: int) -> int:
 
 def weight_gradient(pattern: Pattern, x: torch.Tensor, grad: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     """out[e] = grad[i] . x[j] for every edge: the gradient of the edge weights of a sum."""
-    size = x.element_size()
-    words = _weight_block.words()
-    words[1], words[2], words[3], words[4] = pattern.addresses
-    words[5], words[6] = x.data_ptr(), x.stride(0) * size
-    words[7], words[8] = grad.data_ptr(), grad.stride(0) * size
-    words[9], words[10] = out.data_ptr(), x.shape[1]
-    threads = _threads(pattern, x.shape[1])
-    if x.shape[1] == 0:
+    address = _weight_address(float_bits("x", x), pattern.index_bits)
+    dtype, width = x.dtype, x.shape[-1]
+    words = _start(_weight_block, pattern)
+    x = read_rows(words, 5, "x", x, dtype, pattern.num_columns, width, True)
+    grad = read_rows(words, 7, "grad", grad, dtype, pattern.num_rows, width)
+    write_flat(words, 9, "out", out, dtype, pattern.num_edges)
+    words[10] = width
+    if width == 0:
         return out.zero_()
-    _weight_block.run(_weight_address(size * 8, pattern.index_bits), words, threads)
+    _weight_block.run(address, words, _threads(pattern, width))
     return out

@@ -63,7 +63,9 @@ def _run(forms: _Forms, module: Any, apply: Apply, x: Tensor, root: Tensor | Non
             ]
         if module.act is not None:
             made = module.act(torch.stack(stacks))
-            stacks = [made[k] for k in range(len(stacks))]  # not unbound: torch lets nobody change those in place
+            stacks = [
+                made[k] for k in range(len(stacks))
+            ]  # not unbound: torch lets nobody change those in place
     if len(stacks) > 1:
         return torch.stack(stacks).mean(dim=0)
     # an activation may need its result for its gradient; PyG hands out one that may be changed in place

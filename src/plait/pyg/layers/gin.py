@@ -35,7 +35,7 @@ __all__: list[str] = []
 def _gin_forms(
     reduce: str, call: Call, has_weight: bool, has_bias: bool, tail: tuple[str, ...], own: str
 ) -> tuple[Expr, ...]:
-    """`own` says what a node's own features count: "one", a "number" of the call, or one that is "learned"."""
+    """`own`: a node's own features count "one", a "number" of the call, or one that is "learned"."""
     summed = neighbours(reduce, call)
     if not call.is_bipartite or call.has_root:
         root = Dense("R", "N", "K1") if call.is_bipartite else features()

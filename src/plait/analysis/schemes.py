@@ -1,0 +1,145 @@
+"""Training schemes on a graph: what an epoch of each really computes, beside the paper's bound (Table 2).
+
+Shares of the planned layers: a layer's work on edges scales with the edges a scheme reads for it, its work on
+rows with the rows it computes. An epoch has every node as a target once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from plait.analysis.cut import EdgeCut
+from plait.analysis.growth import Growth, grow
+from plait.analysis.layers import Layer
+from plait.analysis.published import SCHEMES, Row
+from plait.analysis.statistics import Statistics
+from plait.analysis.work import Phase
+
+__all__ = ["Scheme", "schemes_of"]
+
+_WALK = 2  # steps of GraphSAINT's walks
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """An epoch of one scheme: operations, the longest chain of one step, steps, and the paper's row."""
+
+    row: Row
+    work: float
+    depth: int
+    steps: int
+    published: float
+    note: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "scheme": self.row.model,
+            "work": self.work,
+            "depth": self.depth,
+            "steps": self.steps,
+            "published": self.published,
+            "formula": str(self.row.work),
+            "note": self.note,
+        }
+
+
+def schemes_of(
+    layers: Sequence[Layer], statistics: Statistics, growth: Growth, fanout: int, cut: EdgeCut, width: int
+) -> list[Scheme]:
+    """Full batch, GraphSAGE, FastGCN, Cluster-GCN and GraphSAINT on these layers."""
+    counted = [layer for layer in layers if not layer.is_black_box]
+    nodes, edges = max(1, statistics.nodes), max(1, statistics.edges)
+    L, mean = len(counted), edges / nodes
+    batches = math.ceil(nodes / growth.batch)
+    degree = max(1, statistics.bins.largest)
+    values = {"n": nodes, "m": edges, "d": degree, "k": width, "L": L, "c": fanout, "W_pre": 0, "D_pre": 0}
+    found = []
+
+    def add(name: str, work: float, most: int, steps: int, note: str) -> None:
+        row = next(row for row in SCHEMES if row.model == name)
+        depth = sum(_depth(layer, most) for layer in counted)
+        found.append(Scheme(row, work, depth, steps, float(row.work(**values)), note))
+
+    add("Full batch", sum(_work(layer, 1.0, 1.0, False) for layer in counted), degree, 1, "")
+    sampled = sum(
+        _work(layer, growth.edges_of(k, L) / edges, growth.rows(k, L) / nodes, True)
+        for k, layer in enumerate(counted)
+    )
+    reached = growth.nodes[-1] / growth.batch
+    told = "measured" if growth.is_measured else "estimated"
+    add("GraphSAGE", batches * sampled, fanout, batches, f"{reached:.1f} nodes a target, {told}")
+    drawn = min(growth.batch, nodes)  # as many vertices of every layer as targets
+    layerwise = sum(_work(x, drawn * mean * drawn / nodes / edges, drawn / nodes, True) for x in counted)
+    add("FastGCN", batches * layerwise, fanout, batches, f"{drawn} vertices a layer and batch")
+    kept = 1.0 - cut.cut_edges / edges
+    clustered = sum(_work(layer, kept, 1.0, False) for layer in counted)
+    add(
+        "Cluster-GCN",
+        clustered,
+        degree,
+        cut.parts,
+        f"{kept:.0%} of the edges lie inside {cut.parts} clusters",
+    )
+    visited, inside = _walked(statistics, growth.batch)
+    rounds = math.ceil(nodes / max(1.0, visited))
+    saint = rounds * sum(_work(layer, inside / edges, visited / nodes, True) for layer in counted)
+    add("GraphSAINT", saint, degree, rounds, f"walks visit {visited:,.0f} nodes with {inside:,.0f} edges")
+    return found
+
+
+def _work(layer: Layer, edges: float, rows: float, again: bool) -> float:
+    """A layer's operations for shares of its edges and rows; `again`: what is done once is done each time."""
+    total = 0.0
+    for name, phase in layer.phases.items():
+        if name == "once" and not again:
+            continue
+        on_rows = phase.kernels.get("vertex update", 0)
+        total += on_rows * rows + (phase.work - on_rows) * edges
+    return total
+
+
+def _depth(layer: Layer, most: int) -> int:
+    """Of a forward and a backward pass where no row has more than `most` edges."""
+    return sum(_limited(phase, most) for name, phase in layer.phases.items() if name != "once")
+
+
+def _limited(phase: Phase, most: int) -> int:
+    formula = phase.formulas.get("depth")
+    if formula is None:
+        return phase.depth
+    capped = {
+        name: min(value, most) if name in ("d", "d_out") else value for name, value in phase.values.items()
+    }
+    return int(formula(**capped))
+
+
+def _walked(statistics: Statistics, roots: int) -> tuple[float, float]:
+    """Nodes that short walks from random roots visit, and the edges between them."""
+    graph = statistics.graph
+    if graph is None or not graph.is_square:
+        found = grow(statistics, roots, (1,) * _WALK)
+        bins = statistics.bins
+        # popular nodes are visited more often, and so are the ends of an edge
+        rate = found.nodes[-1] / max(1.0, bins.nodes)
+        read = sum(found.edges) / max(1, statistics.edges)
+        visited = 1.0 - (1.0 - min(1.0, found.nodes[0] / max(1.0, bins.nodes))) * np.exp(-bins.degree * read)
+        share = float((bins.degree * bins.count) @ visited) / max(1.0, bins.edges)
+        return rate * bins.nodes, statistics.edges * share**2
+    rng = np.random.default_rng(0)
+    at = rng.choice(graph.num_nodes, min(roots, graph.num_nodes), False)
+    seen = np.zeros(graph.num_nodes, bool)
+    seen[at] = True
+    for _ in range(_WALK):
+        degrees = graph.degrees[at]
+        at, degrees = at[degrees > 0], degrees[degrees > 0]
+        at = graph.indices[graph.indptr[at] + (rng.random(at.size) * degrees).astype(np.int64)].astype(
+            np.int64
+        )
+        seen[at] = True
+    inside = seen[graph.edge_rows()] & seen[graph.indices]
+    return float(seen.sum()), float(inside.sum())

@@ -1,0 +1,132 @@
+"""plait analyze: work, depth, strategies and pipelines of a named model, as text, JSON or one HTML page."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from plait.errors import InputError
+
+if TYPE_CHECKING:
+    from plait.analysis import Analysis
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Model, graph or its statistics, workers and network."""
+    parser.add_argument(
+        "--model", default="gcn", metavar="NAME", help="gcn, sage, gin, gat, ... (default gcn)"
+    )
+    parser.add_argument("--widths", metavar="IN,...,OUT", help="default: the features, 64, the classes")
+    parser.add_argument(
+        "--data", metavar="FILE|GENERATOR", help="an npz file, a name, or sbm, rmat:... (default sbm)"
+    )
+    parser.add_argument("--data-dir", metavar="FOLDER", help="where the graph files are")
+    parser.add_argument("--nodes", type=int, metavar="N", help="instead of --data: a graph's number of nodes")
+    parser.add_argument("--edges", type=int, metavar="N", help="... of edges, both directions counted")
+    parser.add_argument("--degrees", default="powerlaw", metavar="KIND", help="powerlaw, poisson or regular")
+    parser.add_argument("--max-degree", type=int, metavar="N", help="the largest degree, where it is known")
+    parser.add_argument("--halo", type=float, metavar="SHARE", help="remote rows over owned ones of a part")
+    parser.add_argument("--workers", default="4", metavar="N,...", help="numbers of workers (default 4)")
+    parser.add_argument("--network", default="10gbit", metavar="NAME", help="10gbit, 100gbit,5us, 2GB/s, ...")
+    parser.add_argument("--memory", default="16GB", metavar="BYTES", help="of one worker (default 16GB)")
+    parser.add_argument("--batch-size", type=int, default=1024, metavar="N", help="seeds of a mini-batch")
+    parser.add_argument("--fanouts", metavar="N,...", help="neighbours sampled in each hop (default 10)")
+    parser.add_argument("--mode", choices=("training", "inference"), default="training")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write figures and tables as one page")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the analysis; write the page where asked."""
+    if args.html is not None and not args.html.parent.is_dir():
+        raise InputError(f"--html: folder {args.html.parent} does not exist; make it first")
+    analysis = _of_statistics(args) if args.nodes is not None or args.edges is not None else _of_data(args)
+    print(json.dumps(analysis.to_dict(), indent=1) if args.json else analysis)
+    if args.html is not None:
+        _write(args.html, analysis)
+        print(f"page: {args.html}", file=sys.stderr if args.json else sys.stdout)
+    return 0
+
+
+def _write(path: Path, analysis: Analysis) -> None:
+    from plait.report.analysis import page_of
+
+    try:
+        path.write_text(page_of(analysis), encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"--html: cannot write {path} ({error.strerror})") from None
+
+
+def _of_statistics(args: argparse.Namespace) -> Analysis:
+    """A graph that is not here: no tensor and no torch."""
+    from plait.analysis.analysis import Options, analyse, check_workers, memory_of
+    from plait.analysis.models import layers_by_name
+    from plait.analysis.network import network_of
+    from plait.analysis.statistics import Statistics
+    from plait.cost.machine import profile_in_use
+    from plait.kernels.compiled import cache_folder
+
+    if args.data is not None:
+        raise InputError("--data: give a graph or its --nodes and --edges, not both")
+    if args.nodes is None or args.edges is None:
+        raise InputError("--nodes, --edges: give both")
+    if args.widths is None:
+        raise InputError("--widths: needed with --nodes and --edges, for example 128,256,172")
+    statistics = Statistics(args.nodes, args.edges, args.degrees, args.max_degree)
+    machine = profile_in_use(cache_folder())
+    layers = layers_by_name(
+        args.model,
+        _numbers(args.widths, "--widths"),
+        statistics,
+        machine,
+        is_training=args.mode == "training",
+    )
+    options = Options(
+        workers=check_workers(_numbers(args.workers, "--workers"), statistics.nodes),
+        network=network_of(args.network),
+        memory=memory_of(args.memory),
+        halo=args.halo,
+        batch_size=args.batch_size,
+        fanouts=_fanouts(args.fanouts),
+    )
+    return analyse(args.model, layers, statistics, machine, options)
+
+
+def _of_data(args: argparse.Namespace) -> Analysis:
+    """A graph in a file or from a generator; models plait has rules for are built in PyG and planned."""
+    from plait.bench.task import STACKS, build_stack, explain_data
+    from plait.pyg.analyze import analyze
+
+    workers = _numbers(args.workers, "--workers")
+    widths = None if args.widths is None else _numbers(args.widths, "--widths")
+    data, used, note = explain_data(args.data or "sbm", args.data_dir, widths)
+    if note:
+        print(f"note: {note}", file=sys.stderr)
+    model = build_stack(args.model, used) if args.model in STACKS else args.model
+    found = analyze(
+        model, data, workers, args.network, memory=args.memory, widths=used, halo=args.halo,
+        batch_size=args.batch_size, fanouts=_fanouts(args.fanouts), mode=args.mode,
+    )  # fmt: skip
+    from dataclasses import replace
+
+    return replace(found, model=f"{args.model} {'-'.join(map(str, used))} on {Path(args.data or 'sbm').stem}")
+
+
+def _numbers(text: str, flag: str) -> tuple[int, ...]:
+    parts = text.replace("->", ",").split(",")
+    if not all(part.strip().lstrip("-").isdigit() for part in parts):
+        raise InputError(f"{flag}: {text!r} is not a list of whole numbers; write for example 128,64,16")
+    return tuple(int(part) for part in parts)
+
+
+def _fanouts(text: str | None) -> tuple[int | None, ...] | None:
+    if text is None:
+        return None
+    return tuple(
+        None if part.strip() == "all" else _numbers(part, "--fanouts")[0] for part in text.split(",")
+    )

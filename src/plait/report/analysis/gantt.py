@@ -1,0 +1,87 @@
+"""Pipelines over time: a lane for every worker, a box for every partition."""
+
+from __future__ import annotations
+
+from plait.analysis.analysis import Analysis
+from plait.analysis.pipeline import STAGES, Run, Schedule
+from plait.report.page.draw import (
+    NARROW,
+    Figure,
+    Scale,
+    label,
+    short,
+    svg,
+    tag,
+    titled,
+)
+from plait.report.table import seconds_text
+
+__all__ = ["gantt_figure"]
+
+_STAGE_COLOURS = dict(zip(STAGES, ("own", "torch", "dgl"), strict=True))
+
+
+def gantt_figure(analysis: Analysis) -> Figure | None:
+    if not analysis.pipelines:
+        return None
+    caption = (
+        "The forward pass, a worker for every stage of every layer; a box is one partition of the graph "
+        "(its number inside). Blue: graph operation. Orange: neural operation. Green: non-linearity. What is "
+        "empty is waiting: the bubble. Synchronous micro: no neural operation before all graph operations "
+        "of the layer. Synchronous macro: no layer before all of the one before. One time axis for all four."
+    )
+    return Figure(
+        "pipelines", "Pipelines: who waits for whom", caption, lambda width: _gantt(analysis, width)
+    )
+
+
+def _gantt(analysis: Analysis, width: int) -> str:
+    is_wide = width > NARROW
+    left, right = (130.0, width - 16.0) if is_wide else (74.0, width - 8.0)
+    longest = max(run.makespan for run in analysis.pipelines)
+    x = Scale(0.0, longest, left, right, False)
+    parts, top = [], 26.0
+    bottom = top
+    for run in analysis.pipelines:
+        drawn, bottom = _chart(run, x, top, is_wide)
+        parts += drawn
+        top = bottom + 30.0
+    grid = [
+        tag("path", d=f"M{x(t):.1f} 30V{bottom:.1f}", stroke="var(--grid)", fill="none")
+        + label(short(t, "s"), x(t), bottom + 16, text_anchor="middle")
+        for t in x.ticks(76.0)
+    ]
+    return svg(width, bottom + 24, *grid, *parts, title="Four pipelines of the forward pass over time")
+
+
+def _chart(run: Schedule, x: Scale, top: float, is_wide: bool) -> tuple[list[str], float]:
+    """One mode: its name and figures, then a lane for every worker; and where it ends."""
+    lane = 15.0
+    told = f"{run.mode.name}: {seconds_text(run.makespan)}, {run.bubble:.0%} waiting"
+    parts = [label(told, 2 if not is_wide else x.start, top, fill="var(--ink)", font_weight=600)]
+    start = top + 8.0
+    workers = sorted({(r.layer, r.stage) for r in run.runs})
+    for place, (layer, stage) in enumerate(workers):
+        name = f"layer {layer + 1} {STAGES[stage]}" if is_wide else f"{layer + 1} {_BRIEF[STAGES[stage]]}"
+        parts.append(label(name, x.start - 6, start + place * lane + 11, text_anchor="end", font_size=10.5))
+    lanes = {worker: start + place * lane for place, worker in enumerate(workers)}
+    for r in (r for r in run.runs if r.end > r.start):  # what is done once has no graph operation left
+        parts += _box(r, x, lanes[r.layer, r.stage], lane)
+    return parts, start + lane * len(workers)
+
+
+def _box(run: Run, x: Scale, y: float, lane: float) -> list[str]:
+    """One partition at one stage: its number inside where it fits, a gap behind it where there is room."""
+    begin, size = x(run.start), x(run.end) - x(run.start)
+    shown = max(1.4, size - 1.0) if size > 3 else max(1.4, size)
+    what = f"layer {run.layer + 1}, {STAGES[run.stage]}, partition {run.partition + 1}"
+    tip = titled(f"{what}: {seconds_text(run.end - run.start)}")
+    colour = f"var(--{_STAGE_COLOURS[STAGES[run.stage]]})"
+    parts = [tag("rect", tip, x=begin, y=y + 1, width=shown, height=lane - 3, fill=colour, class_="mark")]
+    if size > 14:
+        middle = {"text_anchor": "middle", "fill": "var(--on-deep)", "font_size": 9}
+        parts.append(label(str(run.partition + 1), begin + size / 2, y + 10.5, **middle))
+    return parts
+
+
+_BRIEF = {"graph": "graph", "neural": "neural", "activation": "active"}

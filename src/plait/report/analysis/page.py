@@ -1,0 +1,171 @@
+"""An analysis as one HTML page: what pays, the figures, every number."""
+
+from __future__ import annotations
+
+import html
+import importlib.resources
+import math
+from collections.abc import Sequence
+
+from plait.analysis.analysis import Analysis
+from plait.report.analysis.bars import epoch_figure, parallelism_figure, traffic_figure
+from plait.report.analysis.gantt import gantt_figure
+from plait.report.analysis.roofline import roofline_figure
+from plait.report.analysis.scaling import scaling_figure
+from plait.report.page import palette
+from plait.report.page.draw import (
+    NARROW,
+    WIDE,
+    Figure,
+    short,
+    tag,
+)
+from plait.report.table import bytes_text, seconds_text
+
+__all__ = ["figures_of", "page_of"]
+
+
+def page_of(analysis: Analysis) -> str:
+    """The whole page: nothing is loaded from elsewhere, and it works without a script."""
+    figures = "".join(_figure(figure) for figure in figures_of(analysis))
+    body = tag("main", _head(analysis), figures, _tables(analysis))
+    policy = "default-src 'none'; style-src 'unsafe-inline'"
+    style = importlib.resources.files("plait.report.page").joinpath("page.css").read_text(encoding="utf-8")
+    head = (
+        '<meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        + tag("title", f"plait analyze: {html.escape(analysis.model)}")
+        + tag("style", palette.css(), style)
+    )
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>{body}</body></html>\n'
+
+
+def figures_of(analysis: Analysis) -> list[Figure]:
+    """Every figure there is something to draw for."""
+    found = [
+        epoch_figure(analysis),
+        traffic_figure(analysis),
+        scaling_figure(analysis),
+        parallelism_figure(analysis),
+        roofline_figure(analysis),
+        gantt_figure(analysis),
+    ]
+    return [figure for figure in found if figure is not None]
+
+
+def _head(analysis: Analysis) -> str:
+    found, network = analysis.statistics, analysis.options.network
+    lead = (
+        f"{analysis.model} on {found.nodes:,} nodes and {found.edges:,} edges, {analysis.workers} workers of "
+        f"{bytes_text(analysis.options.memory)} on {network.name} ({short(network.bytes_per_s, 'B/s')}, "
+        f"{network.latency * 1e6:g} µs). Prices are those of {analysis.machine}."
+    )
+    numbers = [tag("li", tag("b", value), tag("span", text)) for value, text in _numbers(analysis)]
+    told = _findings(analysis)
+    return tag(
+        "header",
+        tag("p", "plait analyze", class_="mark-word"),
+        tag("h1", "Which form of parallelism pays"),
+        tag("p", html.escape(lead), class_="lead"),
+        tag("ul", *numbers, class_="numbers"),
+        tag("ul", *(tag("li", html.escape(line)) for line in told), class_="findings"),
+    )
+
+
+def _numbers(analysis: Analysis) -> list[tuple[str, str]]:
+    if analysis.advice is None:
+        return []
+    named = {strategy.name: strategy for strategy in analysis.strategies}
+    best, alone = named[analysis.advice.winner], named["one worker"]
+    gain = alone.seconds_per_epoch / max(best.seconds_per_epoch, 1e-300)
+    return [
+        (html.escape(best.name), "is the fastest form that computes the same numbers"),
+        (seconds_text(best.seconds_per_epoch), "predicted for an epoch"),
+        (f"{gain:.2f}×", f"one worker's speed, with {best.workers}"),
+        (bytes_text(best.traffic.total), "sent in an epoch by all workers"),
+        (bytes_text(best.memory_per_worker), "held by a worker"),
+    ]
+
+
+def _findings(analysis: Analysis) -> list[str]:
+    from plait.analysis.text import limit_text
+
+    lines = []
+    if analysis.advice is not None:
+        lines.append(f"{analysis.advice.winner}: {analysis.advice.because}.")
+        limits = [limit_text(limit) for limit in analysis.advice.break_even]
+        lines += [f"{text[0].upper()}{text[1:]}." for text in limits]
+    return lines + [f"Note: {note}." for note in analysis.notes]
+
+
+def _figure(figure: Figure) -> str:
+    drawings = tag("div", figure.draw(WIDE), class_="at-desk")
+    drawings += tag("div", figure.draw(NARROW), class_="at-phone")
+    caption = tag("h3", html.escape(figure.title)) + tag("p", html.escape(figure.caption))
+    return tag("figure", tag("figcaption", caption), drawings, id=figure.name)
+
+
+def _table(title: str, names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    head = tag("tr", *(tag("th", html.escape(name), scope="col") for name in names))
+    body = [tag("tr", *(tag("td", html.escape(cell)) for cell in row)) for row in rows]
+    table = tag("table", tag("thead", head), tag("tbody", *body), class_="plain")
+    folded = tag("div", table, class_="wide-scroll", tabindex=0, role="group", aria_label=title)
+    return tag("section", tag("h3", html.escape(title)), folded, class_="table")
+
+
+def _tables(analysis: Analysis) -> str:
+    nodes, memory = analysis.statistics.nodes, analysis.options.memory
+    layers = [
+        (
+            f"{layer.name}, {name}", short(phase.work), short(phase.flops), short(phase.bytes_least, "B"),
+            str(phase.depth), short(phase.parallelism), str(phase.formulas.get("flops", "")),
+        )
+        for layer in analysis.layers
+        for name, phase in layer.phases.items()
+    ]  # fmt: skip
+    layers += [
+        (layer.name, layer.note, "", "", "", "", "") for layer in analysis.layers if layer.is_black_box
+    ]
+    strategies = [
+        (
+            s.name, s.family, seconds_text(s.seconds_per_epoch), bytes_text(s.traffic.total),
+            bytes_text(s.memory_per_worker), str(s.synchronisations),
+            "any" if math.isinf(s.largest_nodes(nodes, memory)) else short(s.largest_nodes(nodes, memory)),
+            "yes" if s.same_numbers else "no", s.note,
+        )
+        for s in analysis.strategies
+    ]  # fmt: skip
+    values = analysis.published_values
+    rows = [
+        (row.model, str(row.work), short(row.work(**values)), str(row.executed_work),
+         short(row.executed_work(**values)), row.because)
+        for row in analysis.published
+    ]  # fmt: skip
+    blocks = [
+        _table("Layers", ("pass", "work", "flop", "bytes", "depth", "W/D", "flop as a formula"), layers),
+        _table(
+            "Strategies",
+            ("form", "family", "epoch", "sent", "memory", "syncs", "nodes that fit", "same numbers", "how"),
+            strategies,
+        ),
+    ]
+    schemes = [
+        (
+            s.row.model,
+            short(s.work),
+            str(s.row.work),
+            short(s.published),
+            str(s.depth),
+            f"{s.steps:,}",
+            s.note,
+        )
+        for s in analysis.schemes
+    ]
+    if schemes:
+        head = ("scheme", "work", "published", "here", "depth of a step", "steps", "")
+        blocks.append(_table("An epoch of training", head, schemes))
+    if rows:
+        names = ("model", "work, published", "here", "work, executed", "here", "why they differ")
+        blocks.append(_table("The paper's bounds beside what is executed", names, rows))
+    return "".join(blocks)

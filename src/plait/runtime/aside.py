@@ -1,0 +1,124 @@
+"""Stepping aside: where inputs keep changing and calls are short, PyG may be sooner, and then it runs.
+
+A graph that comes once has to be sorted and bound before anything is gained from it. Whether that pays is not
+priced but timed, as the user sees it: from one call of a layer to its next, with all that lies between, a few
+steps by plait and a few by PyG in turns. Only calls that were never seen before are timed and stepped aside
+from; a graph that comes back is run by its plan. PLAIT_ASIDE=0 leaves everything to plait: the two ways round
+differently, so which of them was quicker shows in the last bits of a result.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+__all__ = ["Aside"]
+
+_WARM_UP = 8  # new inputs by plait before any is timed: kernels are loaded and plans made
+_BLOCK = 3  # steps one after the other the same way; the first of them is not timed
+_ROUNDS = 4  # blocks each way
+_LONGEST_SECONDS = 0.05  # a step that takes longer is not one whose binding counts
+_MARGIN = 1.02  # what PyG has to be sooner by
+_MOST_SEEN = 64
+
+
+@dataclass
+class _Kind:
+    """Calls of one sort and size, and how their steps were timed."""
+
+    steps: int = 0
+    seconds: dict[bool, list[float]] = field(default_factory=lambda: {True: [], False: []})  # by: is PyG
+    is_out: bool | None = None  # None: not decided
+
+    @property
+    def is_by_pyg(self) -> bool:
+        """Which way the step at hand goes while it is not decided: blocks in turns."""
+        after = self.steps - _WARM_UP
+        return after >= 0 and after // _BLOCK % 2 == 1
+
+    def decide(self) -> None:
+        """Compare the quickest steps, once there are enough: what other programs add is in neither."""
+        if self.steps < _WARM_UP + 2 * _BLOCK * _ROUNDS:
+            return
+        own, theirs = (min(self.seconds[way], default=0.0) for way in (False, True))
+        self.is_out = 0.0 < theirs < _LONGEST_SECONDS and own > _MARGIN * theirs
+
+
+class Aside:
+    """Which of a model's calls PyG runs because it is sooner; one decision for each size of graph."""
+
+    # this thread's time: it takes part in everything that is computed, and other programs are not in it
+    def __init__(self, clock: Callable[[], float] = time.thread_time) -> None:
+        self._clock, self._is_off = clock, os.environ.get("PLAIT_ASIDE", "") == "0"
+        self._kinds: dict[tuple[bool, int], _Kind] = {}
+        self._anchor: tuple[str, tuple[bool, int]] | None = None  # whose next call ends the step
+        self._started: tuple[float, bool] | None = None  # when the step began, and whether PyG runs it
+        self._seen: dict[tuple[str, int, int], weakref.ref[Any]] = {}
+        self._thread = threading.get_ident()
+        self.notes: dict[tuple[bool, int], str] = {}
+
+    def has_left(self, layer: str, edges: Any, weight: Any) -> bool:
+        """Whether such a call is PyG's; asked before anything else is found out about it."""
+        if not self.notes or not isinstance(edges, torch.Tensor) or edges.dim() != 2:
+            return False
+        if _kind(edges) not in self.notes:
+            return False
+        key = (layer, id(edges), id(weight))
+        known = self._seen.get(key)
+        if known is not None and known() is edges:
+            return False  # it comes back: its plan will pay
+        if len(self._seen) >= _MOST_SEEN:
+            self._seen.clear()
+        self._seen[key] = weakref.ref(edges)
+        return True
+
+    def is_pygs_turn(self, layer: str, edges: Any) -> bool:
+        """Whether PyG runs a call that was never seen before, so that both can be timed."""
+        if self._is_off or not isinstance(edges, torch.Tensor) or edges.dim() != 2:
+            return False
+        if threading.get_ident() != self._thread:
+            return False
+        known = _kind(edges)
+        kind = self._kinds.setdefault(known, _Kind())
+        if kind.is_out is not None:
+            return False
+        if self._anchor is None:
+            self._anchor = (layer, known)
+        if self._anchor == (layer, known):
+            self._next_step(layer, known, kind)
+        elif layer == self._anchor[0]:  # another size: what was begun is not a step of either
+            self._anchor, self._started = (layer, known), None
+            self._next_step(layer, known, kind)
+        return kind.is_by_pyg if kind.is_out is None else kind.is_out
+
+    def _next_step(self, layer: str, known: tuple[bool, int], kind: _Kind) -> None:
+        now = self._clock()
+        if self._started is not None:
+            began, was_pyg = self._started
+            is_first = (kind.steps - _WARM_UP) % _BLOCK == 0
+            if kind.steps >= _WARM_UP and not is_first:
+                kind.seconds[was_pyg].append(now - began)
+            kind.steps += 1
+            kind.decide()
+        self._started = (now, kind.is_by_pyg)
+        if kind.is_out is not None:
+            self._anchor = self._started = None
+        if kind.is_out:
+            own, theirs = (1e3 * min(kind.seconds[way]) for way in (False, True))
+            self.notes[known] = (
+                f"new graphs of up to {2 ** known[1]:,} edges run in PyG "
+                f"{'' if known[0] else 'without gradients '}while each comes once: "
+                f"a step took {own:.2f} ms by plait and {theirs:.2f} ms by PyG"
+            )
+
+
+def _kind(edges: torch.Tensor) -> tuple[bool, int]:
+    """Calls that are timed together: with or without gradients, edges of the same order of magnitude."""
+    return torch.is_grad_enabled(), edges.shape[1].bit_length()

@@ -1,0 +1,60 @@
+"""analysis/network.py: names, figures, and collectives against messages sent one by one."""
+
+from __future__ import annotations
+
+import pytest
+
+from plait.analysis.network import Network, Traffic, all_gather, all_reduce, all_to_all, network_of
+from plait.errors import InputError
+
+
+def ring_all_reduce(size: int, workers: int) -> tuple[int, int, int]:
+    """(total, busiest, messages) of a ring, message by message: chunks go around twice."""
+    chunk, sent, messages = size // workers, [0] * workers, [0] * workers
+    for _ in range(2 * (workers - 1)):
+        for worker in range(workers):
+            sent[worker] += chunk
+            messages[worker] += 1
+    return sum(sent), max(sent), max(messages)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 8])
+def test_collectives_send_what_their_messages_add_up_to(workers: int) -> None:
+    size = 840
+    found = all_reduce(size, workers)
+    assert (found.total, found.busiest, found.messages) == pytest.approx(ring_all_reduce(size, workers))
+    gathered = all_gather(size, workers)  # everybody receives what the others have
+    assert gathered.total == pytest.approx(workers * (size - size / workers))
+    blocks = [[size / workers**2] * workers for _ in range(workers)]  # rows by owner, columns by owner
+    moved = sum(b for i, row in enumerate(blocks) for j, b in enumerate(row) if i != j)
+    assert all_to_all(size, workers).total == pytest.approx(moved)
+
+
+def test_seconds_are_bytes_over_bandwidth_and_messages_times_latency() -> None:
+    network = Network("x", 100.0, 0.5)
+    assert network.seconds(Traffic(500, 200, 3)) == 2.0 + 1.5
+    assert Traffic(1, 2, 3) + Traffic(4, 5, 6) * 2 == Traffic(9, 12, 15)
+
+
+@pytest.mark.parametrize(
+    ("given", "speed", "latency"),
+    [
+        ("10gbit", 1.25e9, 30e-6),
+        ("40gbit,10us", 5e9, 1e-5),
+        ("2GB/s", 2e9, 30e-6),
+        ("100mbit, 1ms", 12.5e6, 1e-3),
+        ((3e9, 0.0), 3e9, 0.0),
+        (Network("own", 1.0, 2.0), 1.0, 2.0),
+    ],
+)
+def test_networks_by_name_and_by_figures(given: object, speed: float, latency: float) -> None:
+    found = network_of(given)
+    assert (found.bytes_per_s, found.latency) == pytest.approx((speed, latency))
+
+
+@pytest.mark.parametrize(
+    "given", ["carrier pigeon", "-10gbit", "0gbit", "10gbit,-5us", "1.2.3gbit", (0, 1), (1, -1), None, 7]
+)
+def test_bad_networks_are_refused_with_what_to_write(given: object) -> None:
+    with pytest.raises(InputError, match=r"network: .*10gbit"):
+        network_of(given)

@@ -1,0 +1,77 @@
+"""analysis/schemes.py: epochs of training schemes on graphs where they can be counted by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from plait.analysis.cut import edge_cut, expected_edge_cut
+from plait.analysis.growth import grow
+from plait.analysis.models import layers_by_name
+from plait.analysis.published import SCHEMES
+from plait.analysis.schemes import Scheme, schemes_of
+from plait.analysis.statistics import Statistics
+from plait.cost.machine import default_profile
+from plait.graph import Graph
+from tests.analysis.test_growth import random_graph
+
+MACHINE = default_profile()
+
+
+def found(
+    statistics: Statistics, batch: int = 50, fanout: int = 5, model: str = "edgeconv-1"
+) -> dict[str, Scheme]:
+    layers = layers_by_name(model, (16, 16, 16), statistics, MACHINE)
+    cut = expected_edge_cut(statistics, 4)
+    if statistics.graph is not None:
+        cut = edge_cut(statistics.graph, np.arange(statistics.nodes) % 4)
+    growth = grow(statistics, batch, (fanout,) * 2)
+    return {s.row.model: s for s in schemes_of(layers, statistics, growth, fanout, cut, 16)}
+
+
+@pytest.mark.parametrize("statistics", [Statistics.of(random_graph(500, 4000)), Statistics(500, 4000)])
+def test_every_scheme_of_the_table_is_counted(statistics: Statistics) -> None:
+    schemes = found(statistics)
+    assert list(schemes) == [row.model for row in SCHEMES]
+    assert all(s.work > 0 and s.depth > 0 and s.steps >= 1 and s.published > 0 for s in schemes.values())
+
+
+def test_a_full_batch_is_both_passes_of_all_layers() -> None:
+    statistics = Statistics.of(random_graph(500, 4000))
+    layers = layers_by_name("edgeconv-1", (16, 16, 16), statistics, MACHINE)
+    assert found(statistics)["Full batch"].work == sum(x.forward.work + x.backward.work for x in layers)
+    assert found(statistics)["Full batch"].depth == sum(x.forward.depth + x.backward.depth for x in layers)
+
+
+def test_clusters_leave_out_the_edges_they_cut() -> None:
+    graph = random_graph(500, 4000)
+    statistics = Statistics.of(graph)
+    schemes = found(statistics)
+    part = np.arange(500) % 4
+    kept = (part[graph.edge_rows()] == part[graph.indices]).sum()
+    assert f"{kept / graph.num_edges:.0%}" in schemes["Cluster-GCN"].note
+    assert schemes["Cluster-GCN"].work < schemes["Full batch"].work
+
+
+def test_one_batch_of_all_nodes_with_all_neighbours_is_a_full_batch_and_what_was_done_once() -> None:
+    statistics = Statistics.of(random_graph(200, 900))
+    layers = layers_by_name("edgeconv-1", (16, 16, 16), statistics, MACHINE)
+    once = sum(x.phases["once"].work for x in layers if "once" in x.phases)
+    growth = grow(statistics, 200, (None, None))
+    cut = edge_cut(statistics.graph, np.zeros(200, int))  # type: ignore[arg-type]
+    schemes = {s.row.model: s for s in schemes_of(layers, statistics, growth, 5, cut, 16)}
+    assert schemes["GraphSAGE"].work == pytest.approx(schemes["Full batch"].work + once)
+    assert schemes["Cluster-GCN"].work == schemes["Full batch"].work
+
+
+def test_the_neighbourhood_explodes_with_small_batches() -> None:
+    statistics = Statistics.of(random_graph(2000, 30_000))
+    assert found(statistics, 10)["GraphSAGE"].work > 2 * found(statistics, 1000)["GraphSAGE"].work
+
+
+def test_walks_on_a_ring_visit_chains() -> None:
+    """Walks of two steps on a directed ring: three nodes a root and the two edges between them."""
+    nodes = 3000
+    graph = Graph.from_edge_index(np.arange(nodes), (np.arange(nodes) + 1) % nodes, num_nodes=nodes)
+    note = found(Statistics.of(graph), 10)["GraphSAINT"].note
+    assert "visit 30 nodes with 20 edges" in note

@@ -1,0 +1,190 @@
+"""analysis/strategies.py: bytes against exchanges carried out row by row, and laws every strategy obeys."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from plait.analysis.cut import edge_cut, expected_edge_cut, expected_vertex_cut, vertex_cut
+from plait.analysis.growth import grow
+from plait.analysis.models import layers_by_name
+from plait.analysis.network import Network, network_of
+from plait.analysis.pipeline import MODES, schedule
+from plait.analysis.statistics import Statistics
+from plait.analysis.strategies import Cluster, Strategy, Workload, price, stage_times, workload_of
+from plait.cost.machine import default_profile
+from plait.graph import Graph
+from tests.analysis.test_growth import random_graph
+
+WIDTHS = (24, 16, 8)
+
+
+def workload(model: str, statistics: Statistics, widths: tuple[int, ...] = WIDTHS, **more: Any) -> Workload:
+    layers = layers_by_name(model, widths, statistics, default_profile())
+    return workload_of(layers, statistics.nodes, statistics.edges, widths[0], **more)
+
+
+def cluster(graph: Graph, part: Any, network: str = "10gbit") -> Cluster:
+    found = Statistics.of(graph)
+    growth = grow(found, 16, (4, 4))
+    parts = int(part.max()) + 1
+    return Cluster(parts, network_of(network), edge_cut(graph, part), vertex_cut(graph, part), growth)
+
+
+def by_name(work: Workload, machines: Cluster) -> dict[str, Strategy]:
+    return {strategy.name: strategy for strategy in price(work, machines)}
+
+
+def exchanged(graph: Graph, part: Any, work: Workload) -> int:
+    """Bytes of an epoch of an edge cut, row by row: rows ahead of a product, their gradients behind one."""
+    total = 0
+    for load in work.loads:
+        for columns in load.gathers:
+            sent = set()
+            for target, source in zip(graph.edge_rows().tolist(), graph.indices.tolist(), strict=True):
+                if part[target] != part[source] and (part[target], source) not in sent:
+                    sent.add((part[target], source))
+                    total += columns * 4
+    weights = sum(load.parameters for load in work.loads) * 4
+    parts = int(part.max()) + 1
+    return total + 2 * (parts - 1) * weights
+
+
+@pytest.mark.parametrize("model", ["gcn", "sage", "gin", "sgc"])
+@pytest.mark.parametrize("parts", [2, 4])
+def test_an_edge_cut_sends_what_an_exchange_row_by_row_does(model: str, parts: int) -> None:
+    graph = random_graph(80, 300)
+    part = np.random.default_rng(0).integers(0, parts, 80)
+    work = workload(model, Statistics.of(graph))
+    found = by_name(work, cluster(graph, part))["edge cut"]
+    assert found.traffic.total == exchanged(graph, part, work)
+
+
+def test_a_feature_partition_sends_every_block_that_changes_its_owner() -> None:
+    graph, parts = random_graph(80, 300), 4
+    work = workload("gcn", Statistics.of(graph))
+    found = by_name(work, cluster(graph, np.arange(80) % parts))["feature partition"]
+    moved = 0.0
+    for load in work.loads:
+        for gathers in (load.ahead, load.behind):
+            for columns in (gathers[0], gathers[-1]) if gathers else ():
+                for row_owner in range(parts):
+                    for column_owner in range(parts):
+                        if row_owner != column_owner:
+                            moved += 80 / parts * columns / parts * 4
+    weights = sum(load.parameters for load in work.loads) * 4
+    assert found.traffic.total == pytest.approx(moved + 2 * (parts - 1) * weights)
+
+
+def test_a_first_layer_summed_once_is_never_exchanged() -> None:
+    graph = random_graph(80, 300)
+    work = workload("gcn", Statistics.of(graph), (4, 64, 8))
+    assert work.loads[0].gathers == ()
+    found = by_name(work, cluster(graph, np.arange(80) % 2))["edge cut"]
+    assert found.traffic_per_layer[0].total == 0
+    assert found.traffic_per_layer[1].total > 0
+
+
+@pytest.mark.parametrize("model", ["gcn", "gat", "gin", "sage-pool", "agnn"])
+def test_laws_of_every_strategy(model: str) -> None:
+    graph = random_graph(200, 1500)
+    work = workload(model, Statistics.of(graph))
+    machines = cluster(graph, np.arange(200) % 4)
+    found = price(work, machines)
+    assert [s.seconds_per_epoch for s in found] == sorted(s.seconds_per_epoch for s in found)
+    names = [s.name for s in found]
+    assert len(set(names)) == len(names)
+    for s in found:
+        assert s.seconds_per_epoch >= s.compute_seconds > 0
+        assert s.traffic.busiest <= s.traffic.total
+        assert s.memory_per_worker > s.fixed_memory > 0
+        assert s.seconds_at(machines.network) == pytest.approx(s.seconds_per_epoch)
+        slower = s.seconds_at(Network("slow", 1e6, 1e-3))
+        assert slower >= s.seconds_per_epoch
+        assert (s.traffic.total == 0) == (s.workers == 1)
+        assert s.largest_nodes(200, s.memory_per_worker) == pytest.approx(200)
+        assert s.largest_nodes(200, 2 * s.memory_per_worker) > 390
+
+
+def test_one_worker_is_all_there_is_for_one_worker() -> None:
+    graph = random_graph(50, 100)
+    machines = cluster(graph, np.zeros(50, int))
+    (only,) = price(workload("gcn", Statistics.of(graph)), machines)
+    assert (only.name, only.synchronisations, only.traffic.total) == ("one worker", 0, 0.0)
+
+
+def test_separate_graphs_share_nothing_but_weights() -> None:
+    graph = random_graph(80, 300)
+    machines = cluster(graph, np.arange(80) % 4)
+    work = workload("gcn", Statistics.of(graph))
+    assert "mini-batch, independent" not in by_name(work, machines)
+    several = replace(work, graphs=10)
+    found = by_name(several, machines)["mini-batch, independent"]
+    assert found.compute_seconds == pytest.approx(work.seconds * 3 / 10)  # 10 graphs: 3 for the fullest
+    weights = sum(load.parameters for load in work.loads) * 4
+    assert found.traffic.total == 2 * 3 * weights
+
+
+def test_mini_batches_fetch_what_their_growth_says() -> None:
+    graph = random_graph(800, 6000)
+    machines = cluster(graph, np.arange(800) % 2)
+    work = workload("gcn", Statistics.of(graph))
+    found = by_name(work, machines)["mini-batch, dependent"]
+    batches = 800 / 16
+    rows = machines.growth.nodes[-1] * batches / 2 * WIDTHS[0] * 4
+    asked = (machines.growth.nodes[-1] + sum(machines.growth.edges)) * batches / 2 * 8
+    weights = 2 * sum(load.parameters for load in work.loads) * 4 * batches / 2
+    assert found.traffic.total == pytest.approx(rows + asked + weights)
+    assert not found.same_numbers
+
+
+def test_a_hybrid_takes_the_cheaper_split_of_each_layer_and_is_never_slower() -> None:
+    """Ten products in a row pay for one change to columns, a single one is cheaper by its halo."""
+    statistics = Statistics(20_000, 400_000)
+    layers = layers_by_name("gcn", (8, 16, 16), statistics, default_profile())[1:]
+    layers += layers_by_name("ppnp", (16, 16), statistics, default_profile())[1:]
+    work = workload_of(layers, 20_000, 400_000, 8)
+    halos = expected_edge_cut(statistics, 8).with_halo(0.9)
+    copies, growth = expected_vertex_cut(statistics, 8), grow(statistics, 64, (5, 5))
+    named = by_name(work, Cluster(8, Network("n", 1e9, 1e-6), halos, copies, growth))
+    assert named["hybrid"].note == "by layer: edge cut, features"
+    singles = [named[n].seconds_per_epoch for n in ("edge cut", "vertex cut", "feature partition")]
+    assert named["hybrid"].seconds_per_epoch < min(singles)
+
+
+def test_where_all_layers_agree_there_is_no_hybrid() -> None:
+    graph = random_graph(200, 1500)
+    work = workload("gcn", Statistics.of(graph))
+    assert "hybrid" not in by_name(work, cluster(graph, np.arange(200) % 4))
+
+
+def test_pipelines_take_what_their_schedule_takes() -> None:
+    graph = random_graph(200, 1500)
+    work = workload("gin", Statistics.of(graph))
+    found = by_name(work, cluster(graph, np.arange(200) % 8))
+    for mode in MODES:
+        spans = sum(schedule(stage_times(work, 8, way), mode).makespan for way in (0, 1))
+        strategy = found[f"pipeline, {mode.name}"]
+        assert strategy.compute_seconds == pytest.approx(spans)
+        assert strategy.bubble is not None
+        assert 0 <= strategy.bubble < 1
+        assert strategy.same_numbers == (mode is MODES[0])
+
+
+def test_stages_share_workers_where_there_are_few() -> None:
+    graph = random_graph(200, 1500)
+    work = workload("gin", Statistics.of(graph))
+    found = by_name(work, cluster(graph, np.arange(200) % 2))
+    strategy = found["pipeline, async micro, async macro"]
+    assert strategy.compute_seconds >= work.seconds / 2 * 0.99
+
+
+def test_wider_layers_cost_more_in_every_way() -> None:
+    work = workload("gcn", Statistics.of(random_graph(80, 300)))
+    wide = work.widened(2.0)
+    assert wide.loads[1].gathers == tuple(2 * c for c in work.loads[1].gathers)
+    assert sum(wide.loads[1].dense_seconds) == pytest.approx(4 * sum(work.loads[1].dense_seconds))
+    assert wide.weight_bytes == pytest.approx(4 * work.weight_bytes, rel=0.01)

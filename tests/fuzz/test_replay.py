@@ -1,0 +1,101 @@
+"""The fuzzer itself: two worlds of PyG never differ, a planted mistake is found and told as a script."""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from torch import nn
+
+from tests.fuzz import replay as worlds
+from tests.fuzz.replay import Difference, Tally, replay
+from tests.fuzz.scripts import LAYERS, RULES, Facts, scripts
+
+SCRIPT = """
+model = Chain(GCNConv(4, 4), F.relu)
+edge_index, edge_weight, edge_attr, edge_type = graph('plain', 7, seed=0)
+x = features(7, 4, seed=0)
+original = model; model = plait.compile(model)
+out = model(x, edge_index); backward(out)
+{edit}
+out = model(x, edge_index); backward(out)
+"""
+
+
+def compiles_with(monkeypatch: pytest.MonkeyPatch, compile: Any) -> None:
+    monkeypatch.setattr(worlds, "plait", SimpleNamespace(compile=compile))
+
+
+def keep_first(model: nn.Module, *_: Any, **__: Any) -> nn.Module:
+    """A compiler that answers every call like the first."""
+    first: list[Any] = []
+    run = model.forward
+
+    def forward(*arguments: Any) -> Any:
+        first.append(run(*arguments))
+        return first[0]
+
+    model.forward = forward  # type: ignore[method-assign]
+    return model
+
+
+def test_two_worlds_of_pyg_do_not_differ_and_most_calls_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiles_with(monkeypatch, lambda model, *_, **__: model)
+    tally = Tally()
+
+    @settings(
+        max_examples=60, derandomize=True, database=None, deadline=None, phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    @given(scripts())
+    def run(script: str) -> None:
+        replay(script, tally)
+
+    run()
+    assert tally.answered > 4 * tally.refused
+
+
+def test_a_stale_answer_is_found_and_told_as_a_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiles_with(monkeypatch, keep_first)
+    with pytest.raises(Difference, match="out: off by") as found:
+        replay(SCRIPT.format(edit="x.data.mul_(2)"))
+    text = str(found.value).partition("replay('''")[2].partition("''')")[0]
+    with pytest.raises(Difference, match="out: off by"):
+        replay(text)
+
+
+def test_modes_gradients_and_inputs_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiles_with(monkeypatch, lambda model: copy.deepcopy(model))
+    with pytest.raises(Difference, match="modes"):
+        replay(SCRIPT.format(edit="original.eval()"))
+    compiles_with(monkeypatch, lambda model: model.requires_grad_(False))
+    with pytest.raises(Difference, match="requires_grad is False"):
+        replay(SCRIPT.format(edit="pass"))
+
+
+def test_what_both_worlds_refuse_is_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiles_with(monkeypatch, lambda model: model)
+    tally = Tally()
+    replay(SCRIPT.format(edit="out = model.no_such_name"), tally)
+    assert (tally.answered, tally.refused) == (2, 1)
+
+
+def test_an_error_in_one_world_only_is_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(model: nn.Module) -> nn.Module:
+        raise ValueError("no")
+
+    compiles_with(monkeypatch, refuse)
+    with pytest.raises(Difference, match="only the compiled model raises ValueError"):
+        replay(SCRIPT.format(edit="pass"))
+
+
+def test_every_layer_and_rule_is_a_line_of_python() -> None:
+    facts = Facts(
+        frozenset(LAYERS), frozenset({"chain", "edge list", "sparse", "weight", "attr", "lookahead"}), "x", 4
+    )
+    assert all(rule.holds(facts) for rule in RULES)
+    for rule in RULES:
+        compile(rule.line.format(a="x", w=4, c="x", k=0, g="hub", n=7, plain="pass"), "<rule>", "exec")

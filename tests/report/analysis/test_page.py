@@ -1,0 +1,74 @@
+"""report/analysis: every figure is well-formed at both widths and says what the analysis says."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from plait.analysis import Analysis, Options, Statistics, analyse
+from plait.analysis.layers import layers_of
+from plait.analysis.models import layers_by_name
+from plait.cost.machine import default_profile
+from plait.plan.plan import NotPlanned, Plan
+from plait.report.analysis import figures_of, page_of
+from plait.report.page.draw import NARROW, WIDE
+
+MACHINE = default_profile()
+
+
+def analysis(model: str = "gin", workers: tuple[int, ...] = (1, 4), nodes: int = 5000) -> Analysis:
+    statistics = Statistics(nodes, 12 * nodes, "poisson")
+    layers = layers_by_name(model, (32, 16, 8), statistics, MACHINE)
+    return analyse(model, layers, statistics, MACHINE, Options(workers))
+
+
+@pytest.mark.parametrize("width", [WIDE, NARROW])
+@pytest.mark.parametrize("model", ["gin", "gat"])
+def test_figures_are_well_formed_and_stay_inside(model: str, width: int) -> None:
+    figures = figures_of(analysis(model))
+    assert [f.name for f in figures] == [
+        "epoch", "communication", "scaling", "parallelism", "roofline", "pipelines"
+    ]  # fmt: skip
+    for figure in figures:
+        root = ElementTree.fromstring(figure.draw(width))
+        box = [float(v) for v in root.attrib["viewBox"].split()]
+        assert box[2] == width
+        for mark in root.iter():
+            if mark.tag.endswith("rect"):
+                assert float(mark.attrib["x"]) + float(mark.attrib["width"]) <= width + 1.0
+            if mark.tag.endswith("circle"):
+                assert 0 <= float(mark.attrib["cx"]) <= width
+                assert 0 <= float(mark.attrib["cy"]) <= box[3]
+
+
+def test_the_pipelines_have_a_box_for_every_run_that_takes_time() -> None:
+    found = analysis()
+    figure = next(f for f in figures_of(found) if f.name == "pipelines")
+    boxes = figure.draw(WIDE).count("<rect")
+    assert boxes == sum(r.end > r.start for run in found.pipelines for r in run.runs)
+
+
+def test_the_page_says_who_wins_and_loads_nothing() -> None:
+    found = analysis()
+    page = page_of(found)
+    assert found.advice is not None
+    assert found.advice.winner in page
+    assert "default-src 'none'" in page
+    assert "<script" not in page
+
+
+def test_text_from_outside_is_escaped() -> None:
+    from dataclasses import replace
+
+    page = page_of(replace(analysis(), model="<b>gin</b>", notes=("<i>odd</i>",)))
+    assert "<b>gin</b>" not in page
+    assert "<i>odd</i>" not in page
+
+
+def test_one_worker_and_black_boxes_leave_a_page() -> None:
+    assert "one worker" in page_of(analysis(workers=(1,), nodes=1))
+    statistics = Statistics(10, 20)
+    boxes = layers_of(Plan((), (NotPlanned("conv", "no rule"),)), statistics)
+    page = page_of(analyse("odd", boxes, statistics, MACHINE, Options((1,))))
+    assert "no rule" in page

@@ -1,0 +1,92 @@
+"""runtime/aside.py: PyG runs what it was timed to run sooner, and only calls that come once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import plait
+from plait.runtime import aside as module
+from plait.runtime.aside import Aside
+
+
+def edges(count: int = 100) -> Tensor:
+    return torch.zeros((2, count), dtype=torch.long)
+
+
+class Clock:
+    """A model of two layers whose steps take so long, by whom they are run."""
+
+    def __init__(self, own: float, theirs: float):
+        self.now, self.cost = 0.0, {False: own, True: theirs}
+        self.aside = Aside(lambda: self.now)
+
+    def step(self, count: int = 100) -> bool:
+        listed = edges(count)
+        turns = []
+        for layer in ("first", "second"):
+            left = self.aside.has_left(layer, listed, None)
+            turns.append(left or self.aside.is_pygs_turn(layer, listed))
+        assert turns[0] == turns[1], "the layers of a step run the same way"
+        self.now += self.cost[turns[0]]
+        return turns[0]
+
+
+def test_the_quicker_one_is_chosen() -> None:
+    slow, quick = Clock(0.003, 0.001), Clock(0.001, 0.003)
+    for _ in range(100):
+        slow.step()
+        quick.step()
+    assert slow.step()
+    assert not quick.step()
+    assert "by PyG" in next(iter(slow.aside.notes.values()))
+    assert not quick.aside.notes
+
+
+def test_long_steps_and_small_differences_stay_with_plait() -> None:
+    for clock in (Clock(3.0, 1.0), Clock(0.00101, 0.001)):
+        assert not any([clock.step() for _ in range(100)][50:])
+
+
+def test_sizes_and_gradients_are_decided_apart() -> None:
+    clock = Clock(0.003, 0.001)
+    for _ in range(60):
+        clock.step()
+    assert clock.step(100)
+    assert not clock.step(100_000)
+    with torch.no_grad():
+        assert not clock.step(100)
+
+
+def test_a_graph_that_comes_back_is_run_by_its_plan() -> None:
+    clock = Clock(0.003, 0.001)
+    for _ in range(60):
+        clock.step()
+    again = edges()
+    assert clock.aside.has_left("first", again, None)
+    assert clock.aside.has_left("second", again, None)
+    assert not clock.aside.has_left("first", again, None)
+
+
+def test_it_can_be_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLAIT_ASIDE", "0")
+    clock = Clock(0.003, 0.001)
+    assert not any(clock.step() for _ in range(100))
+
+
+def test_a_model_that_steps_aside_says_so_and_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch_geometric.nn import GCNConv
+
+    monkeypatch.setattr(module, "_MARGIN", 0.0)  # PyG counts as quicker whatever it takes
+    monkeypatch.setattr(module, "_LONGEST_SECONDS", float("inf"))
+    layer = GCNConv(4, 3)
+    model = plait.compile(layer)
+    for seed in range(50):
+        torch.manual_seed(seed)
+        x, listed = torch.randn(9, 4), torch.randint(0, 9, (2, 20))
+        torch.testing.assert_close(model(x, listed), layer(x, listed), rtol=1e-5, atol=1e-6)
+    assert "run in PyG" in str(model.plan)
+    for _ in range(3):  # the same graph again and again
+        model(x, listed)
+    assert model.plan.layers
