@@ -20,7 +20,7 @@ from plait.pyg.lower import Call, Lowered, NotLowered, lower, not_as_written
 from plait.pyg.operators import Operator, propagate
 from plait.pyg.recall import Layer, Seen, call_key
 from plait.runtime.constants import Constants
-from plait.runtime.folded import unfolded
+from plait.runtime.deferred import whole
 from plait.runtime.session import Edges, Session
 
 __all__ = ["PlannedLayer", "is_disabled", "planned_class"]
@@ -45,10 +45,8 @@ class PlannedLayer:
         if is_disabled():
             return self.plait_original.forward(self, *args, **kwargs)
         session = self._plait_session
-        if (
-            session.has_twins and layer_of(cast("nn.Module", self)) is not None
-        ):  # its passes read memory, a row for every node
-            args, kwargs = unfolded(args), unfolded(kwargs)
+        if session.may_defer and layer_of(cast("nn.Module", self)) is not None:
+            whole((args, kwargs))  # its passes read memory, a row for every node
         layer = Seen.as_it_was(self)
         key = None if layer is None else call_key(layer.token, args, kwargs)
         run = None if key is None else session.recall(key)
@@ -57,7 +55,7 @@ class PlannedLayer:
             if isinstance(run, str):
                 session.not_planned[self._plait_name] = run
                 session.plans.pop(self._plait_name, None)  # an earlier call may have been planned
-                return self.plait_original.forward(self, *unfolded(args), **unfolded(kwargs))
+                return self.plait_original.forward(self, *args, **kwargs)
             if not isinstance(run, _Prepared):
                 session.not_planned.pop(self._plait_name, None)
                 return run()
