@@ -51,6 +51,7 @@ class Source:
 
     def __init__(self) -> None:
         self.is_used = False  # something was computed from the rows held
+        self.version = 0  # of the whole matrix when it was made
         self.below: Tensor | None = None  # the whole matrix, where code below torch's functions asked for it
 
     def whole(self) -> Tensor:
@@ -59,8 +60,8 @@ class Source:
 
     def then(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], held: Tensor
-    ) -> Source:
-        """The source of func(*args, **kwargs), which treats rows alone; `held` are its rows."""
+    ) -> Source | None:
+        """The source of func(*args, **kwargs), which treats rows alone; `held` are its rows. Or None."""
         raise NotImplementedError
 
     def special(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -100,6 +101,12 @@ def _empty(source: Source) -> Tensor:
     held = source.held
     size = (source.rows.place.shape[0], held.shape[1])
     return Tensor._make_wrapper_subclass(Deferred, size, dtype=held.dtype)
+
+
+@torch.compiler.disable
+def _untraced(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """torch.compile does not follow an object that becomes another: it calls this instead of tracing it."""
+    return Deferred.__torch_function__(func, types, args, kwargs)
 
 
 def can_defer() -> bool:
@@ -151,9 +158,15 @@ class Deferred(Tensor):
         with torch.inference_mode(is_inference), torch.set_grad_enabled(wants_grad):
             # used below torch's functions, it stays what those saw: the same memory, the same history
             made = source.whole() if is_held else self._seen_below()
+        source.version = 0 if is_inference else made._version
         self._become(made)
         if source.is_used:
             self.__class__, self.source, self.is_whole = Deferred, source, True
+
+    def is_as_made(self) -> bool:
+        """Whether nothing was written to the whole matrix since it was made, as far as torch counts."""
+        with _BARE():
+            return self.is_whole and not self.is_inference() and self._version == self.source.version
 
     def _seen_below(self) -> Tensor:
         with _BARE():
@@ -168,11 +181,19 @@ class Deferred(Tensor):
         self.__dict__.update(theirs)
         other.__dict__.update(mine)
 
+    def set_(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Tensor.set_, the one method that torch does not let a subclass see."""
+        self.complete("set_")
+        with _BARE():
+            return Tensor.set_(self, *args, **kwargs)
+
     @classmethod
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if torch.compiler.is_dynamo_compiling():
+            return _untraced(func, types, args, kwargs)
         if func in rowwise.ASKED:
             with _BARE():
                 return func(*args, **kwargs)
@@ -184,7 +205,8 @@ class Deferred(Tensor):
         name = getattr(func, "__name__", str(func))
         used = [d for d in met if d.source.is_used and func in _GRADIENTS] if met else []
         for matrix in met:
-            matrix.complete(name)
+            if isinstance(matrix, Deferred):  # the same one may be there twice
+                matrix.complete(name)
         if used:
             return _GRADIENTS[func](used, func, args, kwargs)
         if met and not any(isinstance(d, Deferred) for d in met):
@@ -198,6 +220,11 @@ class Deferred(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if torch.Tag.inplace_view in func.tags:
+            raise InputError(
+                f"{func}: gives a matrix that plait holds by some of its rows another shape below torch's Python "
+                "functions; call the method of the matrix, or clone it before"
+            )
         given: dict[int, Tensor] = {}
 
         def below(value: Any) -> Any:
@@ -262,7 +289,7 @@ def _rows_through(
         held = func(*_with_rows(args), **_with_rows(kwargs))
     except (RuntimeError, ValueError, TypeError, IndexError):
         return None  # the whole matrix gives the error, with its own shape in it
-    return held if held.dim() == 2 and held.shape[0] == count else None
+    return held if isinstance(held, Tensor) and held.dim() == 2 and held.shape[0] == count else None
 
 
 def _mapped(
@@ -275,9 +302,12 @@ def _mapped(
         return NotImplemented
     if held is source.held:
         return met[0]
+    after = source.then(func, args, kwargs, held)
+    if after is None:
+        return NotImplemented
     for matrix in met:
         matrix.source.is_used = True
-    return Deferred.of(source.then(func, args, kwargs, held))
+    return Deferred.of(after)
 
 
 def _changed(
@@ -294,9 +324,14 @@ def _changed(
         return NotImplemented
     if held.requires_grad != before.held.requires_grad:
         return NotImplemented
+    as_it_was = Deferred.of(before)  # for the source made now: the matrix itself is about to change
+    args = tuple(as_it_was if value is first else value for value in args)
+    after = before.then(func, args, kwargs, held)
+    if after is None:
+        return NotImplemented
     for matrix in met:
         matrix.source.is_used = True
-    first._become(Deferred.of(before.then(func, args, kwargs, held)))
+    first._become(Deferred.of(after))
     return first
 
 
@@ -334,9 +369,8 @@ def _selected(source: Source, func: Any, args: tuple[Any, ...], kwargs: dict[str
 # Gradients with respect to a matrix after its rows were used ------------------------------------------------
 
 
-def _hooked(used: list[Deferred], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Tensor.register_hook on the whole, and on the rows held, which were used before."""
-    source, hook = used[0].source, args[1] if len(args) > 1 else kwargs["hook"]
+def _hook_rows(source: Source, hook: Callable[[Tensor], Any]) -> None:
+    """Let the rows held call a hook of the whole matrix's gradient."""
     place = source.rows.place
 
     def on_rows(grad: Tensor) -> Tensor | None:
@@ -345,6 +379,11 @@ def _hooked(used: list[Deferred], func: Any, args: tuple[Any, ...], kwargs: dict
 
     source.spread(torch.zeros_like(source.held))  # an error now rather than in the backward pass
     source.held.register_hook(on_rows)  # type: ignore[no-untyped-call]
+
+
+def _hooked(used: list[Deferred], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Tensor.register_hook on the whole, and on the rows held, which were used before."""
+    _hook_rows(used[0].source, args[1] if len(args) > 1 else kwargs["hook"])
     with _BARE():
         return func(*args, **kwargs)
 
@@ -365,10 +404,9 @@ def _retained(used: list[Deferred], func: Any, args: tuple[Any, ...], kwargs: di
             matrix.grad = grad.clone() if matrix.grad is None else matrix.grad + grad
 
     with _BARE():
-        if matrix.retains_grad:
-            return None
-        func(*args, **kwargs)
-    return _hooked(used, Tensor.register_hook, (matrix, add), {}) and None
+        if not matrix.retains_grad:
+            _hook_rows(matrix.source, add)
+        return func(*args, **kwargs)
 
 
 def _refused(used: list[Deferred], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

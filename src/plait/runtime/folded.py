@@ -42,12 +42,21 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, pattern: Pattern, turned: Pattern) -> Tensor:
         ctx.patterns = (turned, pattern)
-        x = x if x.stride(-1) == 1 and x.stride(0) >= x.shape[1] else x.contiguous()
+        x = _readable(x)
         return spmm(pattern, x, x.new_empty((pattern.num_rows, x.shape[1])))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         return _Product.apply(grad, *ctx.patterns), None, None  # type: ignore[no-untyped-call]
+
+
+def _readable(x: Tensor) -> Tensor:
+    """The same matrix with every entry in memory, row by row: gradients may be sparse, negated or no memory."""
+    if x.layout != torch.strided:
+        x = x.to_dense()
+    if x._is_zerotensor() or x.is_neg():
+        return torch.zeros(x.shape, dtype=x.dtype) if x._is_zerotensor() else x.resolve_neg()
+    return x if x.stride(-1) == 1 and x.stride(0) >= x.shape[1] else x.contiguous()
 
 
 class Folded(Source):
@@ -65,9 +74,9 @@ class Folded(Source):
 
     def then(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], held: Tensor
-    ) -> Folded:
-        """A function of equal rows has equal rows."""
-        return Folded(held, self.rows, self.watch)
+    ) -> Folded | None:
+        """A function of equal rows has equal rows; gradients are not summed in another type than they were."""
+        return None if held.dtype != self.held.dtype else Folded(held, self.rows, self.watch)
 
     def special(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Sums and means over groups of nodes."""

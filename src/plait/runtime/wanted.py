@@ -65,6 +65,25 @@ class _Kept:
         return self.value
 
 
+class _KeptMatrix:
+    """A deferred matrix as it is now, for later."""
+
+    def __init__(self, matrix: Deferred):
+        self.matrix, self.source = matrix, matrix.source
+
+    def again(self) -> Tensor:
+        """All rows as they were; the gradient is the matrix's own, so that its hooks see it."""
+        matrix = self.matrix
+        if matrix.is_held():
+            matrix.complete("a function of it")
+            return matrix
+        if not torch.is_grad_enabled() or not matrix.is_as_made():
+            return self.source.whole()  # what was written to it came after this use of it
+        with torch.no_grad():
+            then = self.source.whole()  # .data may have been written to uncounted
+        return _AsItWas.apply(matrix, then)  # type: ignore[no-untyped-call]
+
+
 class Wanted(Source):
     """Some rows of a layer's result, or of functions of it that treat rows alone; `make` gives all rows."""
 
@@ -112,7 +131,7 @@ class Wanted(Source):
         def kept(value: Any) -> Any:
             if isinstance(value, Deferred):
                 inputs.extend(value.source.inputs)
-                return value.source
+                return _KeptMatrix(value)
             if isinstance(value, Tensor):
                 inputs.append(value)
                 return _Kept(value, count)
@@ -135,9 +154,7 @@ class Wanted(Source):
 
 
 def _again(value: Any) -> Any:
-    if isinstance(value, Source):
-        return value.whole()
-    if isinstance(value, _Kept):
+    if isinstance(value, _Kept | _KeptMatrix):
         return value.again()
     if type(value) in (tuple, list):
         return type(value)(map(_again, value))
