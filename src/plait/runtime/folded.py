@@ -66,7 +66,8 @@ class Folded(Source):
 
     def __init__(self, held: Tensor, classes: Classes, watch: Callable[[str], None] | None = None):
         super().__init__()
-        self.held, self.rows, self.inputs, self.watch = held, classes, (held,), watch
+        self.held, self.rows, self.watch = held, classes, watch
+        self.inputs = (held,) if held.requires_grad else ()
 
     def whole(self) -> Tensor:
         """P @ held: a row for every node; the gradient sums over a class."""

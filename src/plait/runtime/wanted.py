@@ -25,7 +25,7 @@ class WantedRows:
     def is_all_of(self, index: Tensor) -> bool:
         """Whether this mask or these numbers select the rows held, in their order."""
         known = self.mask if index.dtype == torch.bool else self.numbers
-        return index is known or (index.shape == known.shape and bool((index == known).all()))
+        return index.dtype == known.dtype and torch.equal(index, known)
 
 
 class _AsItWas(torch.autograd.Function):
@@ -114,7 +114,7 @@ class Wanted(Source):
         kept = {name: _Kept(value, count) for name, value in inputs.items()}
         return cls(
             held, rows, lambda: compute({name: value.again() for name, value in kept.items()}),
-            tuple(inputs.values()), watch,
+            tuple(value for value in inputs.values() if value.requires_grad), watch,
         )  # fmt: skip
 
     def whole(self) -> Tensor:
@@ -133,7 +133,8 @@ class Wanted(Source):
                 inputs.extend(value.source.inputs)
                 return _KeptMatrix(value)
             if isinstance(value, Tensor):
-                inputs.append(value)
+                if value.requires_grad:
+                    inputs.append(value)
                 return _Kept(value, count)
             if type(value) in (tuple, list):
                 return type(value)(map(kept, value))
