@@ -109,7 +109,9 @@ def calls() -> tuple[Call, ...]:
 def _functions() -> Iterator[tuple[str, Any, Any]]:
     # all of them, also those that torch's own list of tests has no arguments for
     like = torch.overrides.get_testing_overrides()
-    known = {func: place for place, many in torch.overrides.get_overridable_functions().items() for func in many}
+    known = {
+        func: place for place, many in torch.overrides.get_overridable_functions().items() for func in many
+    }
     for func in {**like, **known}:
         name = torch.overrides.resolve_name(func) or getattr(func, "__name__", str(func))
         if not any(word in f"{name} {getattr(func, '__module__', '')}" for word in _LEFT_OUT):
@@ -159,7 +161,9 @@ def _parameters(func: Any, like: Any) -> list[str]:
 def _tries(func: Any, like: Any) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
     """Arguments worth trying: the matrix in each place, by keyword, in a list, and beside one more argument."""
     names = _parameters(func, like)
-    for count in sorted({len(names), max(1, len(names) - 1), len(names) + 1, 1}, key=lambda c: abs(c - len(names))):
+    for count in sorted(
+        {len(names), max(1, len(names) - 1), len(names) + 1, 1}, key=lambda c: abs(c - len(names))
+    ):
         pools = [_pool(names[k] if k < len(names) else "") for k in range(count)]
         for place in range(min(count, 3)):
             others = [[MATRIX] if k == place else pool for k, pool in enumerate(pools)]
