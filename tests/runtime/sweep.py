@@ -23,13 +23,13 @@ _MOST_TRIES, _MOST_CALLS = 120, 4
 
 # what a function is, not what it computes; or it changes the process for everyone after it
 _LEFT_OUT = (
-    "set_default", "set_num", "manual_seed", "cudnn", "miopen", "cuda", "mps", "xpu", "hpu", "ipu", "mtia", "vulkan",
-    "record_stream", "distributed", "_symint", "quantize", "fake_quant", "q_per", "q_scale", "q_zero", "int_repr",
-    "dequantize", "fbgemm", "rnn_", "gru", "lstm", "_make_", "module_load", "is_distributed", "multi_head_attention",
+    "set_default", "set_num", "manual_seed", "cudnn", "miopen", "cuda", "mps", "xpu", "hpu", "ipu", "mtia",
+    "vulkan", "record_stream", "distributed", "_symint", "quantize", "fake_quant", "q_per", "q_scale",
+    "q_zero", "int_repr", "dequantize", "fbgemm", "rnn_", "gru", "lstm", "_make_", "module_load",
+    "multi_head_attention", "from_file", "_assert_async", "storage_type", "__torch_", "unsafe_chunk_", "sym_", "ctc_loss", "nested",
     "unique_consecutive",  # torch reads its second argument another way for every subclass of Tensor
     "grad_fn", "torch.Tensor.set_",  # a method of its own: test_other_ways_in
     "lstsq",  # of matrices without full rank it has many answers
-    "from_file", "_assert_async", "storage_type", "__torch_", "unsafe_chunk_", "sym_", "ctc_loss", "nested",
 )  # fmt: skip
 _UNINITIALISED = ("empty", "resize", "data_ptr", "_cdata", "__hash__")
 
@@ -52,7 +52,7 @@ def is_uninitialised(call: Call) -> bool:
 
 
 def run(call: Call, matrix: Tensor) -> Any:
-    """The call's result for this matrix; other arguments are made anew, random draws are the same each time."""
+    """The call's result for this matrix; other arguments are made anew, random draws stay the same."""
     torch.default_generator.manual_seed(7)  # torch.manual_seed also asks every other device
     made = functools.partial(_made, matrix)
     return call.func(*map(made, call.args), **{name: made(value) for name, value in call.kwargs.items()})
@@ -129,11 +129,14 @@ def _pool(name: str) -> list[Any]:
         "index": [numbers, torch.zeros(NUM_ROWS, WIDTH, dtype=torch.int64), 1], "mask": [same > 1],
         "condition": [same > 1], "size": [(NUM_ROWS * WIDTH,), (2,)], "shape": [(WIDTH, NUM_ROWS)],
         "target": [torch.arange(NUM_ROWS) % WIDTH, same], "source": [same, same[:3]], "src": [same],
-        "repeats": [2, (2, 1)], "sections": [2], "split_size_or_sections": [3], "weight": [same[:3], same[0], None],
-        "normalized_shape": [(WIDTH,)], "dims": [(1, 0), (0,)], "mat2": [same.t().contiguous()], "vec": [same[0]],
-        "running_mean": [torch.zeros(WIDTH).double(), None], "running_var": [torch.ones(WIDTH).double(), None],
+        "repeats": [2, (2, 1)], "sections": [2], "split_size_or_sections": [3],
+        "weight": [same[:3], same[0], None],
+        "normalized_shape": [(WIDTH,)], "dims": [(1, 0), (0,)], "mat2": [same.t().contiguous()],
+        "vec": [same[0]], "running_mean": [torch.zeros(WIDTH).double(), None],
+        "running_var": [torch.ones(WIDTH).double(), None],
         "dtype": [torch.float32], "equation": ["ij->ji", "ij->j"], "value": [0.5, same[0]], "min": [0.1],
-        "max": [0.9], "reduce": ["sum", "mean"], "hook": [lambda grad: grad * 2], "callable": [lambda a, b: a],
+        "max": [0.9], "reduce": ["sum", "mean"], "hook": [lambda grad: grad * 2],
+        "callable": [lambda a, b: a],
         "function": [torch.relu], "key": [numbers, 1, (slice(None), 0)], "kernel_size": [(2,), 2],
         "tensor2": [same], "num_groups": [5, 1], "offsets": [torch.tensor([0, 4, 12])], "axes": [(1, 0)],
         "device": ["cpu"], "memory_format": [torch.contiguous_format], "protocol": [2], "proto": [2],
@@ -159,7 +162,7 @@ def _parameters(func: Any, like: Any) -> list[str]:
 
 
 def _tries(func: Any, like: Any) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """Arguments worth trying: the matrix in each place, by keyword, in a list, and beside one more argument."""
+    """Arguments worth trying: the matrix in each place, by keyword, in a list, beside one more argument."""
     names = _parameters(func, like)
     for count in sorted(
         {len(names), max(1, len(names) - 1), len(names) + 1, 1}, key=lambda c: abs(c - len(names))

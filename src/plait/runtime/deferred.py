@@ -91,7 +91,7 @@ class _Node(torch.autograd.Function):
 
 
 # without the wrapper in Python, which serves torch.func only: 4 of 12 µs
-_node: Callable[..., Tensor] = super(torch.autograd.Function, _Node).apply  # type: ignore[misc]
+_node: Callable[..., Tensor] = super(torch.autograd.Function, _Node).apply
 
 
 def _gradients(made: Tensor, inputs: tuple[Tensor, ...], grad: Tensor) -> list[Tensor | None]:
@@ -105,7 +105,7 @@ def _empty(source: Source) -> Tensor:
     return Tensor._make_wrapper_subclass(Deferred, size, dtype=held.dtype)
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _untraced(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """torch.compile does not follow an object that becomes another: it calls this instead of tracing it."""
     return Deferred.__torch_function__(func, types, args, kwargs)
@@ -204,7 +204,7 @@ class Deferred(Tensor):
             with _BARE():
                 return func(*args, **kwargs)
         met = [*found_in((args, kwargs))]
-        if all(t is Deferred for t in types) and "out" not in kwargs and can_defer():
+        if all(t is Deferred for t in types) and kwargs.get("out") is None and can_defer():
             answer = _by_rows(func, met, args, kwargs)
             if answer is not NotImplemented:
                 return answer
@@ -228,8 +228,8 @@ class Deferred(Tensor):
     ) -> Any:
         if torch.Tag.inplace_view in func.tags:
             raise InputError(
-                f"{func}: gives a matrix that plait holds by some of its rows another shape below torch's Python "
-                "functions; call the method of the matrix, or clone it before"
+                f"{func}: gives a matrix that plait holds by some of its rows another shape below torch's "
+                "Python functions; call the method of the matrix, or clone it before"
             )
         given: dict[int, Tensor] = {}
 

@@ -51,7 +51,7 @@ class _Product(torch.autograd.Function):
 
 
 def _readable(x: Tensor) -> Tensor:
-    """The same matrix with every entry in memory, row by row: gradients may be sparse, negated or no memory."""
+    """The same matrix with every entry in memory, row by row; gradients may be sparse, negated or empty."""
     if x.layout != torch.strided:
         x = x.to_dense()
     if x._is_zerotensor() or x.is_neg():
@@ -76,7 +76,7 @@ class Folded(Source):
     def then(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], held: Tensor
     ) -> Folded | None:
-        """A function of equal rows has equal rows; gradients are not summed in another type than they were."""
+        """A function of equal rows has equal rows. None for another type: gradients are not summed in it."""
         return None if held.dtype != self.held.dtype else Folded(held, self.rows, self.watch)
 
     def special(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -81,7 +81,7 @@ class _KeptMatrix:
             return self.source.whole()  # what was written to it came after this use of it
         with torch.no_grad():
             then = self.source.whole()  # .data may have been written to uncounted
-        return _AsItWas.apply(matrix, then)  # type: ignore[no-untyped-call]
+        return _AsItWas.apply(matrix, then)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class Wanted(Source):
