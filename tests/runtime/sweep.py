@@ -26,7 +26,8 @@ _LEFT_OUT = (
     "set_default", "set_num", "manual_seed", "cudnn", "miopen", "cuda", "mps", "xpu", "hpu", "ipu", "mtia",
     "vulkan", "record_stream", "distributed", "_symint", "quantize", "fake_quant", "q_per", "q_scale",
     "q_zero", "int_repr", "dequantize", "fbgemm", "rnn_", "gru", "lstm", "_make_", "module_load",
-    "multi_head_attention", "from_file", "_assert_async", "storage_type", "__torch_", "unsafe_chunk_", "sym_", "ctc_loss", "nested",
+    "multi_head_attention", "from_file", "_assert_async", "storage_type", "__torch_", "unsafe_chunk_", "sym_",
+    "ctc_loss", "nested",
     "unique_consecutive",  # torch reads its second argument another way for every subclass of Tensor
     "grad_fn", "torch.Tensor.set_",  # a method of its own: test_other_ways_in
     "lstsq",  # of matrices without full rank it has many answers
