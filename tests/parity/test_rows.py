@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch_geometric.data import Data
-from torch_geometric.nn import GCN, GCNConv, GINConv, SAGEConv, SGConv, global_mean_pool
+from torch_geometric.nn import GCN, GCNConv, GINConv, GraphConv, SAGEConv, SGConv, global_mean_pool
 
 import plait
 from plait.errors import InputError
@@ -85,7 +85,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "gin": lambda: Net(GINConv(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)))),
     "one layer": lambda: SGConv(6, 3, K=2),
     "deep": lambda: GCN(6, 8, 3, 3, norm="batch_norm", jk="cat"),
-    "attribute": lambda: Net(after=lambda h: nn.Identity()(h)),
+    "as wide as the graph": lambda: GCN(6, NODES, 2, 3),
 }
 
 ASKED: dict[str, Callable[[Tensor], Tensor]] = {
@@ -161,8 +161,9 @@ def test_only_the_wanted_rows_are_computed_in_training() -> None:
         assert type(fast(data.x, data.edge_index)) is Tensor
 
 
-def test_rows_asked_for_after_the_optimiser_s_step_are_those_of_before() -> None:
-    model, fast, data = compiled("linear, in place")
+@pytest.mark.parametrize("name", ["linear, in place", "as wide as the graph"])
+def test_rows_asked_for_after_the_optimiser_s_step_are_those_of_before(name: str) -> None:
+    model, fast, data = compiled(name)
     results = []
     for each in (model, fast):
         each.eval()
@@ -179,6 +180,18 @@ def test_an_input_changed_since_is_an_error_not_another_answer() -> None:
     out = fast(data.x, data.edge_index)
     data.x.mul_(2)
     with pytest.raises(InputError, match=r"rows.*changed in place"):
+        out.sum()
+
+
+def test_edge_weights_changed_since_are_an_error() -> None:
+    data = graph()
+    order = torch.argsort(data.edge_index[1] * NODES + data.edge_index[0])
+    edges, weight = data.edge_index[:, order], torch.rand(4 * NODES, dtype=torch.float64)
+    data = Data(x=data.x, edge_index=edges, edge_weight=weight)
+    fast = plait.compile(GraphConv(6, 3).double(), data, rows=MASK)
+    out = fast(data.x, edges, weight)
+    weight.mul_(2)
+    with pytest.raises(InputError, match="changed in place"):
         out.sum()
 
 

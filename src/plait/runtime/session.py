@@ -37,7 +37,7 @@ from plait.runtime.forms import USUAL, Forms, adopt, with_form_text
 from plait.runtime.lstm import Prefixes
 from plait.runtime.orders import EdgeOrders
 from plait.runtime.quotient import Quotient, Quotients
-from plait.runtime.wanted import Wanted, WantedRows
+from plait.runtime.wanted import Wanted, WantedRows, check_unchanged, state_of
 
 __all__ = ["Edges", "Options", "Session"]
 
@@ -297,8 +297,10 @@ class Session:
         self._asked[0] += 1
         held = self._apply(layer, edges, constants, forms, inputs, rows.numbers)
         given = {name: value for name, value in inputs.items() if value is not None}
+        weight = state_of(constants.weight)  # may be the user's own memory
 
         def compute(again: Mapping[str, torch.Tensor | None]) -> torch.Tensor:
+            check_unchanged(constants.weight, weight)
             return self._apply(layer, edges, constants, forms, again)
 
         return Deferred.of(Wanted.of_layer(held, rows, compute, given, self._hear_of_whole))

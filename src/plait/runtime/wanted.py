@@ -11,7 +11,7 @@ from torch import Tensor
 from plait.errors import InputError
 from plait.runtime.deferred import Deferred, Source
 
-__all__ = ["Wanted", "WantedRows"]
+__all__ = ["Wanted", "WantedRows", "check_unchanged", "state_of"]
 
 
 class WantedRows:
@@ -40,6 +40,26 @@ class _AsItWas(torch.autograd.Function):
         return grad, None
 
 
+def state_of(value: Tensor | None) -> tuple[int, int] | None:
+    """What changes when a tensor is written to, as far as torch counts."""
+    return None if value is None else (value.data_ptr(), 0 if value.is_inference() else value._version)
+
+
+def check_unchanged(value: Tensor | None, seen: tuple[int, int] | None) -> None:
+    """InputError where the rows that were not computed cannot be computed any more."""
+    if state_of(value) != seen:
+        raise InputError(
+            "rows: other rows than these were asked for after an input of the layer was changed in "
+            "place; ask for them before, or compile without rows="
+        )
+
+
+def _is_trained(value: Tensor) -> bool:
+    """Whether it is a leaf that wants gradients, or a view of one, as layers turn their weights."""
+    owner = value._base if value._base is not None else value
+    return owner.is_leaf and owner.requires_grad
+
+
 class _Kept:
     """An input as it is now, for later: a copy of what optimisers change, a watch on what is large.
 
@@ -49,19 +69,15 @@ class _Kept:
 
     def __init__(self, value: Tensor, count: int):
         self.value = value
-        is_small = value.dim() == 0 or value.shape[0] != count or value.is_inference()
-        self.copy = value.detach().clone() if is_small else None
-        self.seen = None if is_small else (value.data_ptr(), value._version)
+        is_copied = value.dim() == 0 or value.shape[0] != count or value.is_inference() or _is_trained(value)
+        self.copy = value.detach().clone() if is_copied else None
+        self.seen = None if is_copied else state_of(value)
 
     def again(self) -> Tensor:
         """The input as it was, its gradient going to what it is now."""
         if self.copy is not None:
             return _AsItWas.apply(self.value, self.copy) if self.value.requires_grad else self.copy  # type: ignore[no-untyped-call]
-        if self.seen != (self.value.data_ptr(), self.value._version):
-            raise InputError(
-                "rows: other rows than these were asked for after an input of the layer was changed in "
-                "place; ask for them before, or compile without rows="
-            )
+        check_unchanged(self.value, self.seen)
         return self.value
 
 
