@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch_geometric.data import Data
 from torch_geometric.nn import GAT, GCN, GIN, GATConv, GCNConv, GINConv, SAGEConv, SGConv, global_mean_pool
 
 import plait
 from plait.runtime import twins
-from plait.runtime.folded import Folded
+from plait.runtime.deferred import Deferred, held_rows
 
 
 def cliques_with_tails(dtype: torch.dtype = torch.float64) -> Data:
@@ -112,22 +113,85 @@ def test_models_on_representatives_equal_pyg(name: str, is_training: bool) -> No
 
 def test_the_rows_computed_are_the_representatives() -> None:
     data = cliques_with_tails()
-    seen: list[Tensor] = []
+    seen: list[Any] = []
     model = Net(GCNConv(6, 8), GCNConv(8, 4), lambda h: seen.append(h) or h.relu()).double()
     fast: Any = plait.compile(model, data, forms=["twins"])
     fast(data.x, data.edge_index)
-    assert isinstance(seen[-1], Folded)
+    assert isinstance(seen[-1], Deferred)
     assert seen[-1].shape == (40, 8)
-    assert seen[-1].rows().shape[0] < 20
+    rows = held_rows(seen[-1])
+    assert rows is not None
+    assert rows.shape[0] < 20
     assert any("twins is forced" in note for note in fast.plan.notes)
 
 
-def test_code_that_is_not_seen_through_keeps_whole_matrices() -> None:
+def test_code_below_torch_s_functions_sees_whole_matrices() -> None:
     data = cliques_with_tails()
     model = Net(GCNConv(6, 8), GCNConv(8, 4), Scramble.apply).double()
     fast: Any = plait.compile(model, data, forms=["twins"])
-    torch.testing.assert_close(fast(data.x, data.edge_index), model(data.x, data.edge_index))
-    assert any("own code" in note for note in fast.plan.notes)
+    assert any("twins is forced" in note for note in fast.plan.notes)
+    for ours, theirs in zip(outputs(fast, data), outputs(model, data), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+class Wrapped(nn.Module):
+    """Hands inner results out in containers, by another method and through hooks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = GCNConv(6, 8), GCNConv(8, 4)
+        self.kept: Any = None
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Any:
+        h = self.first(x, edge_index)
+        self.kept = {"inner": [h]}
+        h = functional.relu(input=h) if x.requires_grad else h.relu()
+        return Data(h=h), (self.second(h, edge_index), {"h": h})
+
+    def embed(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        h: Tensor = self.first(x, edge_index)
+        h[0] = 0
+        return h
+
+
+def test_results_in_containers_and_of_other_methods_are_whole() -> None:
+    data = cliques_with_tails()
+    model = Wrapped().double()
+    fast: Any = plait.compile(model, data, forms=["twins"])
+    assert any("twins" in note for note in fast.plan.notes)
+    other, (out, parts) = fast(data.x, data.edge_index)
+    expected, (theirs, _) = model(data.x, data.edge_index)
+    for ours, plain in ((other.h, expected.h), (parts["h"], expected.h), (out, theirs)):
+        assert ours.detach().numpy().shape == plain.shape
+        torch.testing.assert_close(ours, plain)
+    torch.testing.assert_close(fast.kept["inner"][0], model.kept["inner"][0])
+    torch.testing.assert_close(fast.embed(data.x, data.edge_index), model.embed(data.x, data.edge_index))
+
+
+def written(module: nn.Module, args: Any, out: Tensor) -> None:
+    out.data[1:3] = 0
+
+
+HOOKS: dict[str, Any] = {
+    "written": lambda m: m.register_forward_hook(written),
+    "replaced": lambda m: m.register_forward_hook(lambda _, __, out: out.flip(0)),
+    "read": lambda m: m.register_forward_hook(lambda _, __, out: out.detach().numpy().sum() and None),
+    "gradient": lambda m: m.register_full_backward_hook(lambda _, grads, __: None),
+    "result's gradient": lambda m: m.register_forward_hook(
+        lambda _, __, out: out.register_hook(lambda grad: grad.flip(0)) and None
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_hooks_of_a_layer_see_the_whole_matrix(name: str) -> None:
+    data = cliques_with_tails()
+    model = Net(GCNConv(6, 8), GCNConv(8, 4)).double()
+    fast: Any = plait.compile(copy.deepcopy(model), data, forms=["twins"])
+    for each in (model, fast):
+        HOOKS[name](each.first)
+    for ours, theirs in zip(outputs(fast, data), outputs(model, data), strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
 def test_a_layer_with_an_own_row_keeps_whole_matrices() -> None:

@@ -20,17 +20,12 @@ from plait.errors import InputError
 from plait.plan.plan import Plan
 from plait.pyg.planned import install, is_disabled
 from plait.pyg.view import CompiledModel, plan_of, view_of
+from plait.runtime.deferred import held_rows
 from plait.runtime.forms import chosen_names
 from plait.runtime.session import Options, Session
 from plait.runtime.twins import find_twins
 
 __all__ = ["compile", "explain"]
-
-# Modules that treat every row alone: after the last layer they leave unwanted rows unwanted.
-_ROW_WISE = (
-    nn.Linear, nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.PReLU, nn.Tanh, nn.Sigmoid, nn.Dropout,
-    nn.Identity, nn.LayerNorm, nn.Softmax, nn.LogSoftmax, nn.ModuleList, nn.Sequential,
-)  # fmt: skip
 
 
 def compile(
@@ -47,12 +42,12 @@ def compile(
 
     `data` (a PyG Data with x and edge_index) lets the plan be made now; without it, it is made at the first
     call. `rows` (a mask or node numbers) names the rows the loss needs: in training the last layer computes
-    only those and leaves zeros elsewhere. `memory_limit` bounds the bytes a layer's plan may hold. `epochs`
-    is how many steps work done once is spread over. `mode` is "training" or "inference" for the plan made now
-    (default: model.training). `forms` names the graph forms that may be used, where a timed check says so:
-    "csr", "hag" (shared neighbours summed once), "twins" (nodes no layer can tell apart computed once), and,
-    only where named, "diff" (rows as differences: often faster, but outliers cancel); without "csr" the
-    others are used untimed.
+    only those, and the others when anything but those rows is asked for. `memory_limit` bounds the bytes a
+    layer's plan may hold. `epochs` is how many steps work done once is spread over. `mode` is "training" or
+    "inference" for the plan made now (default: model.training). `forms` names the graph forms that may be
+    used, where a timed check says so: "csr", "hag" (shared neighbours summed once), "twins" (nodes no layer
+    can tell apart computed once), and, only where named, "diff" (rows as differences: often faster, but
+    outliers cancel); without "csr" the others are used untimed.
     The compiled model is a second view of the one handed in: parameters, children, hooks and modes are the
     same objects, whichever view changes them. Called through the compiled view, by any of its methods, layers
     run planned; called through the original, the very same layers run in PyG.
@@ -133,21 +128,18 @@ def _look_ahead(model: nn.Module, session: Session, data: Any, mode: str) -> Non
     has_layers = any(isinstance(m, MessagePassing) for m in model.modules())
     try:
         with _quietly(model), _recorded(ran), torch.set_grad_enabled(mode == "training"):
-            out = model(*arguments)
+            model(*arguments)
             if any(getattr(m, "cached", False) for m in ran):
-                out = model(*arguments)  # the first call fills PyG's cache
+                model(*arguments)  # the first call fills PyG's cache
     except Exception:
         if has_layers:
             raise  # a model of other things is not plait's to complain about
     if not any(isinstance(m, MessagePassing) for m in ran):
         session.notes = ["no PyG layer was found in the model: nothing to plan"]
         return
-    if mode == "training" and session.options.rows is not None:
-        _restrict_last(model, session, ran, out, data)
     run = functools.partial(_run_once, model, arguments, mode == "training")
-    if session.restricted_layer is not None:
-        session.forget(session.restricted_layer)
-        run()
+    if mode == "training" and session.options.rows is not None:
+        _restrict_last(model, session, ran, data.num_nodes, run)
     find_twins(session, run)
     if session.find_forms():
         run()
@@ -157,6 +149,8 @@ def _run_once(model: nn.Module, arguments: tuple[Any, ...], with_grad: bool, bac
     """What the model gives, with the gradients behind it where asked for; nobody's own .grad is touched."""
     with _quietly(model), torch.set_grad_enabled(with_grad):
         out = model(*arguments)
+        if backward and (wanted_rows := held_rows(out)) is not None:
+            out = wanted_rows  # a training step with rows= reads no others
         if not backward or not isinstance(out, Tensor) or not out.requires_grad:
             return out
         wanted: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
@@ -164,29 +158,21 @@ def _run_once(model: nn.Module, arguments: tuple[Any, ...], with_grad: bool, bac
         return out, torch.autograd.grad(out, wanted, torch.ones_like(out), allow_unused=True)
 
 
-def _restrict_last(model: nn.Module, session: Session, ran: list[nn.Module], out: Any, data: Any) -> None:
-    """Let the last layer compute only the wanted rows, where everything after it works row by row."""
-    convs = [k for k, m in enumerate(ran) if isinstance(m, MessagePassing)]
-    after = ran[convs[-1] + 1 :] if convs else []
-    parents = {
-        id(m)
-        for m in model.modules()
-        if any(isinstance(c, MessagePassing) for c in m.modules() if c is not m)
-    }
-    stray = [
-        type(m).__name__
-        for m in after
-        if not isinstance(m, _ROW_WISE) and id(m) not in parents and m is not model
-    ]
-    has_rows = isinstance(out, Tensor) and out.dim() == 2 and out.shape[0] == data.num_nodes
-    last: Any = ran[convs[-1]] if convs else None
-    if last is None or stray or not has_rows:
-        reason = (
-            f"{', '.join(stray)} follow the last layer" if stray else "the output has no row for each node"
-        )
-        session.notes = [f"rows= is not used: {reason}"]
+def _restrict_last(
+    model: Any, session: Session, ran: list[nn.Module], num_nodes: int, run: Callable[[], object]
+) -> None:
+    """Let the last layer compute the wanted rows first, where nothing after it asks for all of them."""
+    layers = [m for m in ran if isinstance(m, MessagePassing)]
+    if not layers:
         return
-    session.restricted_layer = model._plait_seats.of(last).name  # type: ignore[operator, union-attr]
+    name = model._plait_seats.of(layers[-1]).name
+    session.restrict(name, num_nodes)
+    session.forget(name)
+    run()
+    if session.asked_by is not None:
+        session.stop_restricting(f"{session.asked_by} asks for all rows")
+        session.forget(name)
+        run()
 
 
 def _call_arguments(model: nn.Module, data: Any) -> tuple[Any, ...] | None:
@@ -290,6 +276,8 @@ def _analyze(model: nn.Module, session: Session, data: Any, mode: str, repeats: 
             try:
                 with torch.set_grad_enabled(mode == "training"):
                     out = model(*arguments)
+                    if (wanted_rows := held_rows(out)) is not None:
+                        out = wanted_rows
                     if mode == "training" and isinstance(out, Tensor):
                         torch.autograd.backward(out, torch.ones_like(out))
             finally:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import MessagePassing
 
 from plait.pyg.active import Seats, entered
-from plait.runtime.folded import unfolded
+from plait.runtime.deferred import whole
 
 __all__ = ["call", "offer"]
 
@@ -77,9 +77,9 @@ def _ran(number: int, layer: int, names: str, given: list[Tensor], parameters: l
     are_own = all(a.data_ptr() == b.data_ptr() for a, b in zip(own.values(), parameters, strict=True))
     with entered(_models[number]):
         if are_own:
-            return unfolded(module.forward(*args, **kwargs))  # type: ignore[no-any-return]
+            return whole(module.forward(*args, **kwargs))  # type: ignore[no-any-return]
         other = dict(zip(own, parameters, strict=True))
-        return unfolded(torch.func.functional_call(module, other, tuple(args), kwargs))  # type: ignore[no-any-return]
+        return whole(torch.func.functional_call(module, other, tuple(args), kwargs))  # type: ignore[no-any-return]
 
 
 @torch.library.custom_op("plait::layer", mutates_args=())

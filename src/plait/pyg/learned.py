@@ -12,7 +12,7 @@ from plait.ir import Expr
 from plait.plan.fused import FusedPlan
 from plait.pyg.layers.base import Lowered, aggregation
 from plait.pyg.operators import propagate
-from plait.runtime.folded import unfolded
+from plait.runtime.deferred import whole
 from plait.runtime.learned import Learned
 from plait.runtime.session import Edges, Session, machine_in_use
 
@@ -45,7 +45,7 @@ def with_learned_weights(
         learned = Learned(made.graph, values, {**diagonals, **made.extra})
 
         def apply(forms: tuple[Expr, ...], inputs: Mapping[str, Tensor | None]) -> Tensor:
-            given = {leaf: value for leaf, value in unfolded(dict(inputs)).items() if value is not None}
+            given = {leaf: value for leaf, value in whole(dict(inputs)).items() if value is not None}
             return learned.value(forms[0], {leaf: value.to(dtype) for leaf, value in given.items()}).to(
                 x.dtype
             )

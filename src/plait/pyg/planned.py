@@ -26,7 +26,7 @@ from plait.pyg.lower import Call, Lowered, NotLowered, lower, not_as_written
 from plait.pyg.operators import Operator, propagate
 from plait.pyg.recall import Layer, call_key
 from plait.runtime.constants import Constants
-from plait.runtime.folded import unfolded
+from plait.runtime.deferred import whole
 from plait.runtime.session import Edges, Session
 
 __all__ = ["PlannedForward", "install", "is_disabled", "is_planned"]
@@ -103,27 +103,27 @@ def _forward(
     if seats is None or torch._C._get_tracing_state() is not None or torch._C._len_torch_dispatch_stack():
         return original(module, *args, **kwargs)  # whoever traces sees PyG's operations
     session = seats.session
-    if session.has_twins and layer_of(module) is not None:  # its passes read memory, a row for every node
-        args, kwargs = unfolded(args), unfolded(kwargs)
+    if session.may_defer and layer_of(module) is not None:
+        whole((args, kwargs))  # its passes read memory, a row for every node
     seat = seats.of(module)
     listed, weight = _edges_of(args, kwargs)
     if session.aside.has_left(seat.name, listed, weight):
         _set_aside(session, seat.name)
-        return original(module, *unfolded(args), **unfolded(kwargs))
+        return original(module, *args, **kwargs)
     known = seat.as_it_was(module)
     if (known is not None and not known.is_on_cpu) or not may_run_again(seats):
-        return original(module, *unfolded(args), **unfolded(kwargs))
+        return original(module, *args, **kwargs)
     key = None if known is None else call_key(known.token, args, kwargs)
     run = None if key is None else session.recall(key)
     if run is None:
         if session.aside.is_pygs_turn(seat.name, listed):
             _set_aside(session, seat.name)
-            return original(module, *unfolded(args), **unfolded(kwargs))
+            return original(module, *args, **kwargs)
         run = _prepared(layer, module, seat, args, kwargs, known)
         if isinstance(run, str):
             session.not_planned[seat.name] = run
             session.plans.pop(seat.name, None)  # an earlier call may have been planned
-            return _in_pyg(original, module, seats, seat, unfolded(args), unfolded(kwargs))
+            return _in_pyg(original, module, seats, seat, args, kwargs)
         if not isinstance(run, _Prepared):
             session.not_planned.pop(seat.name, None)
             return run()

@@ -16,7 +16,7 @@ from torch import Tensor
 from plait.kernels.spmm import Pattern, spmm
 
 if TYPE_CHECKING:
-    from plait.runtime.folded import Classes, Folded
+    from plait.runtime.folded import Classes
 
 __all__ = ["Groups", "scatter_add", "segment_reduce"]
 
@@ -61,7 +61,8 @@ class _Pool(torch.autograd.Function):
 
 
 def segment_reduce(
-    data: Folded,
+    held: Tensor,
+    classes: Classes,
     reduce: str,
     *,
     lengths: Tensor | None = None,
@@ -75,36 +76,39 @@ def segment_reduce(
     given = offsets if offsets is not None else lengths
     if reduce not in ("sum", "mean") or given is None or given.dim() != 1 or axis != 0:
         return None
-    if initial is not None or indices is not None:
+    if initial is not None or indices is not None or (lengths is not None and offsets is not None):
         return None
     sizes = (given.diff() if given is offsets else given).numpy()
-    if sizes.sum() != data.classes.twins.num_nodes or (given is offsets and int(given[0]) != 0):
+    if (sizes < 0).any() or sizes.sum() != len(classes.place) or (given is offsets and int(given[0]) != 0):
         return None
-    groups = _groups(data.classes, given, lambda: np.repeat(np.arange(len(sizes)), sizes), len(sizes))
-    pooled: Tensor = _Pool.apply(data.rows(), groups)  # type: ignore[no-untyped-call]
+    groups = _groups(classes, given, lambda: np.repeat(np.arange(len(sizes)), sizes), len(sizes))
+    pooled: Tensor = _Pool.apply(held, groups)  # type: ignore[no-untyped-call]
     if reduce == "sum":
         return pooled
     return pooled / groups.sizes.to(pooled.dtype).unsqueeze(1)  # an empty segment's mean is NaN in torch too
 
 
-def scatter_add(out: Tensor, dim: int, index: Tensor, src: Folded) -> Tensor | None:
-    """out.scatter_add_(dim, index, src) with one group for each node; None where that is not so."""
+def scatter_add(out: Tensor, dim: int, index: Tensor, held: Tensor, classes: Classes) -> Tensor | None:
+    """out.scatter_add_(dim, index, matrix) with one group for each node; None where that is not so."""
+    shape = (len(classes.place), held.shape[1])
     is_by_node = index.dim() == 2 and (index.stride(1) == 0 or index.shape[1] == 1)
-    if dim != 0 or not is_by_node or index.shape != src.shape or out.dim() != 2 or out.requires_grad:
+    if dim != 0 or not is_by_node or index.shape != shape or index.dtype != torch.int64:
         return None
-    group = index[:, 0]
-    if out.shape[1] != src.shape[1] or (len(group) and int(group.max()) >= out.shape[0]):
+    if out.dim() != 2 or out.requires_grad or out.dtype != held.dtype or out.shape[1] != shape[1]:
         return None
-    groups = _groups(src.classes, group, lambda: group.numpy(), out.shape[0])
-    return out.add_(_Pool.apply(src.rows(), groups))  # type: ignore[no-untyped-call]
+    group = index[:, 0] if shape[1] else index.new_empty(0)
+    if len(group) and not 0 <= int(group.min()) <= int(group.max()) < out.shape[0]:
+        return None
+    groups = _groups(classes, group, lambda: group.numpy(), out.shape[0])
+    return out.add_(_Pool.apply(held, groups))  # type: ignore[no-untyped-call]
 
 
 def _groups(classes: Classes, key: Tensor, group: Any, num_groups: int) -> Groups:
-    """The groups a tensor describes, kept while it stays as it is."""
-    known = (key.data_ptr(), key._version, len(key), num_groups)
-    if known not in classes.groups:
-        while len(classes.groups) >= _MOST_KEPT:
-            classes.groups.pop(next(iter(classes.groups)))
-        # the tensor is kept too: its address stays its own
-        classes.groups[known] = (key, Groups(np.asarray(group(), np.int64), num_groups, classes))
-    return classes.groups[known][1]
+    """The groups a tensor describes, found again by what it says: nothing else tells every change of it."""
+    for known, number, groups in classes.groups:
+        if number == num_groups and torch.equal(known, key):
+            return groups
+    del classes.groups[: len(classes.groups) - _MOST_KEPT + 1]
+    groups = Groups(np.asarray(group(), np.int64), num_groups, classes)
+    classes.groups.append((key.clone(), num_groups, groups))
+    return groups

@@ -16,6 +16,7 @@ from plait.graph.twins import Twins, closed_twins
 from plait.ir import Expr
 from plait.plan.twins import closed, is_equal_on_twins, on_representatives
 from plait.runtime.constants import Constants
+from plait.runtime.deferred import Deferred
 from plait.runtime.folded import Classes, Folded
 
 __all__ = ["MOST_LEFT", "Quotient", "Quotients"]
@@ -34,9 +35,9 @@ class Quotient:
     small_forms: tuple[Expr, ...]
     heard: Callable[[str], None]
 
-    def fold(self, rows: Tensor) -> Folded:
-        """The matrix whose rows, one a class, these are."""
-        return Folded.of(rows, self.classes, self.heard)
+    def fold(self, rows: Tensor) -> Tensor:
+        """The matrix whose rows, one per class, these are."""
+        return Deferred.of(Folded(rows, self.classes, self.heard))
 
 
 class Quotients:
@@ -55,12 +56,12 @@ class Quotients:
 
     def of(self, layer: str, constants: Constants, forms: tuple[Expr, ...], x: Any) -> Quotient | None:
         """The expression on representatives, where it gives twins equal rows from this input."""
-        is_folded = isinstance(x, Folded)
+        is_folded = isinstance(x, Deferred) and isinstance(x.source, Folded) and x.is_held()
         key = (id(constants), id(forms), is_folded)
         if key not in self._found:
             self._found[key] = (constants, forms, self._make(constants, forms, is_folded))
         found = self._found[key][2]
-        if found is None or (is_folded and x.classes is not found.classes):
+        if found is None or (is_folded and x.source.rows is not found.classes):
             return None
         self.layers.add(layer)
         return found

@@ -34,12 +34,13 @@ from plait.runtime.aside import Aside
 from plait.runtime.budget import bytes_in, cache_limit
 from plait.runtime.buffers import Buffers
 from plait.runtime.constants import Constants, SparseValue, from_dense
-from plait.runtime.folded import Folded, unfolded
+from plait.runtime.deferred import Deferred, can_defer, held_rows
 from plait.runtime.forms import USUAL, Forms, adopt, with_form_text
 from plait.runtime.identity import Hold
 from plait.runtime.lstm import Prefixes
 from plait.runtime.orders import EdgeOrders
 from plait.runtime.quotient import Quotient, Quotients
+from plait.runtime.wanted import Wanted, WantedRows, check_unchanged, state_of
 from plait.runtime.watched import Inputs, Numbers, Watched
 
 __all__ = ["Edges", "Options", "Session"]
@@ -57,6 +58,7 @@ _CONSTANT_BYTES = {"edge": 24, "node": 24}
 _MANY_GRAPHS = 4  # graphs after which a model is taken to train on mini-batches
 _IDENTITY = 7  # parts of a tensor's identity, with which the key of a graph begins
 _TOKEN = 4  # where the key of a run says for which state of the input it was made
+_MANY_WHOLES = 3  # results asked for all rows before `rows` may be taken to gain nothing
 _DENSEST = 0.4  # non-zeros above this share are never worth a sparse view, whatever the machine
 
 
@@ -168,7 +170,10 @@ class Session:
         self.plans: dict[str, LayerPlan | FusedPlan] = {}  # the latest plan of each layer and expression
         self.not_planned: dict[str, str] = {}
         self.constant_input: Callable[[], torch.Tensor | None] = lambda: None
-        self.restricted_layer: str | None = None
+        self.restricted_layer: str | None = None  # the layer whose rows `options.rows` are computed first
+        self._rows: WantedRows | None = None
+        self._asked = [0, 0]  # results of that layer, and how many of them were asked for all rows
+        self.asked_by: str | None = None  # the function that asked last
         self.trace: list[tuple[str, Any]] | None = None
         self.choose: Callable[[Problem], LayerPlan] = search
         self.notes: list[str] = []
@@ -338,17 +343,18 @@ class Session:
         inputs: Mapping[str, torch.Tensor | None],
     ) -> torch.Tensor:
         """The value of one planned expression of a layer."""
-        is_restricted = layer == self.restricted_layer and torch.is_grad_enabled()
-        if self.has_twins:
-            quotients = None if is_restricted else edges.quotients
+        rows = self._wanted_rows(layer, constants)
+        if rows is None and edges.quotients is not None and can_defer():
             expressions = _with_identity(forms, constants)
-            found = None if quotients is None else quotients.of(layer, constants, expressions, inputs["X"])
+            found = edges.quotients.of(layer, constants, expressions, inputs["X"])
             if found is not None:
                 return self._folded(layer, edges, constants, found, inputs)
-            inputs = unfolded(dict(inputs))
-        if not is_restricted:
+        for value in inputs.values():
+            if type(value) is Deferred:
+                value.complete(layer)
+        if rows is None:
             return self._apply(layer, edges, constants, forms, inputs)
-        return self._spread(self._apply(layer, edges, constants, forms, inputs, self.options.rows), constants)
+        return self._wanted(layer, edges, constants, forms, inputs, rows)
 
     def _folded(
         self,
@@ -359,14 +365,68 @@ class Session:
         inputs: Mapping[str, torch.Tensor | None],
     ) -> torch.Tensor:
         """One row for each class of twins: those of the whole input, or of one that is folded itself."""
-        x = inputs["X"]
-        if not isinstance(x, Folded):
+        x = held_rows(inputs["X"], found.classes)
+        if x is None:
             rows = found.classes.representatives
             return found.fold(self._apply(layer, edges, constants, found.forms, inputs, rows))
         if edges.smaller is None:
             edges.smaller = Edges(found.small.graph, ())
-        kept = {**inputs, "X": x.rows()}
+        kept = {**inputs, "X": x}
         return found.fold(self._apply(layer, edges.smaller, found.small, found.small_forms, kept))
+
+    def _wanted_rows(self, layer: str, constants: Constants) -> WantedRows | None:
+        """The rows the loss needs, where this layer computes only those; None for all."""
+        if layer != self.restricted_layer or not torch.is_grad_enabled():
+            return None
+        if self._rows is None or len(self._rows.place) != constants.graph.num_nodes or not can_defer():
+            return None
+        return self._rows
+
+    def _wanted(
+        self,
+        layer: str,
+        edges: Edges,
+        constants: Constants,
+        forms: tuple[Expr, ...],
+        inputs: Mapping[str, torch.Tensor | None],
+        rows: WantedRows,
+    ) -> torch.Tensor:
+        """The rows the loss needs, as a matrix that computes the others when they are asked for."""
+        self._asked[0] += 1
+        held = self._apply(layer, edges, constants, forms, inputs, rows.numbers)
+        given = {name: value for name, value in inputs.items() if value is not None}
+        weight = state_of(constants.weight)  # may be the user's own memory
+
+        def compute(again: Mapping[str, torch.Tensor | None]) -> torch.Tensor:
+            check_unchanged(constants.weight, weight)
+            return self._apply(layer, edges, constants, forms, again)
+
+        return Deferred.of(Wanted.of_layer(held, rows, compute, given, self._hear_of_whole))
+
+    def _hear_of_whole(self, name: str) -> None:
+        """Stop computing some rows first where all of them are asked for most of the time."""
+        self._asked[1] += 1
+        self.asked_by = name
+        calls, wholes = self._asked
+        if wholes >= _MANY_WHOLES and 2 * wholes > calls:
+            self.stop_restricting(f"{name} asks for all rows")
+
+    def restrict(self, layer: str, num_nodes: int) -> None:
+        """Let this layer compute the rows the loss needs first, on graphs of this many nodes."""
+        assert self.options.rows is not None
+        self.restricted_layer, self._rows = layer, WantedRows(self.options.rows, num_nodes)
+        self._asked, self.asked_by = [0, 0], None
+
+    @property
+    def may_defer(self) -> bool:
+        """Whether a layer's result may be one that computes some of its rows later."""
+        return self.has_twins or self.restricted_layer is not None
+
+    def stop_restricting(self, reason: str) -> None:
+        """Compute all rows at once again, with the reason in the plan."""
+        if self.restricted_layer is not None:
+            self.restricted_layer = None
+            self.notes.append(f"rows= is not used: {reason}")
 
     def _apply(
         self,
@@ -401,13 +461,6 @@ class Session:
         self.plans[layer] = run.plan
         run.trace = self.trace
         return executor.apply(run, given)
-
-    def _spread(self, out: torch.Tensor, constants: Constants) -> torch.Tensor:
-        """The wanted rows in their places, zeros elsewhere."""
-        rows = self.options.rows
-        assert rows is not None
-        whole = out.new_zeros((constants.graph.num_nodes, out.shape[1]))
-        return whole.index_copy(0, rows, out)
 
     def _planned(
         self,
