@@ -1,4 +1,4 @@
-"""runtime/watched.py: constant is what comes back as it was; what keeps changing has to come back more often."""
+"""runtime/watched.py: constant is what comes back as it was; what keeps changing needs to more often."""
 
 from __future__ import annotations
 
