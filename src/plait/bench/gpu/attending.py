@@ -48,8 +48,14 @@ class Problem:
     def __post_init__(self) -> None:
         near = self.scores.near
         assert near is not None
-        self.out, self.value_grad = torch.full_like(self.grad, float("nan")), torch.full_like(self.value, float("nan"))
-        self.near_grad, self.far_grad = torch.full_like(near, float("nan")), torch.full_like(self.scores.far, float("nan"))
+        self.out, self.value_grad = (
+            torch.full_like(self.grad, float("nan")),
+            torch.full_like(self.value, float("nan")),
+        )
+        self.near_grad, self.far_grad = (
+            torch.full_like(near, float("nan")),
+            torch.full_like(self.scores.far, float("nan")),
+        )
         self.statistics = statistics_of(self.rows, self.value, HEADS)
         size = self.rows.num_edges if self.is_kept else 0
         self.kept = torch.empty((size, 2, HEADS), device="cuda") if self.is_kept else None
@@ -172,7 +178,12 @@ def sweep(name: str, edge_index: torch.Tensor, num_nodes: int) -> Iterator[dict[
     """The milliseconds of every candidate and cut, pass by pass, fastest first."""
     rows = rows_of(edge_index, num_nodes)
     turned = transposed(rows)
-    for kind, dtype in (("leaky", torch.float32), ("leaky", torch.bfloat16), ("gat", torch.float32), ("dot", torch.float32)):
+    for kind, dtype in (
+        ("leaky", torch.float32),
+        ("leaky", torch.bfloat16),
+        ("gat", torch.float32),
+        ("dot", torch.float32),
+    ):
         p = problem(kind, rows, turned, dtype)
         p.step()
         for part in (p.forward, p.targets, p.sources):

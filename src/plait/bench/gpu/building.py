@@ -33,7 +33,11 @@ def _is_right(edge_index: torch.Tensor, num_nodes: int) -> bool:
 
 def measure() -> Iterator[dict[str, Any]]:
     """One record per size: everything a training step on a new graph needs."""
-    for name, scale, num_edges in (("mini-batch", 16, 200_000), ("rmat-arxiv", 17, 2_200_000), ("rmat-64M", 18, 64_400_000)):
+    for name, scale, num_edges in (
+        ("mini-batch", 16, 200_000),
+        ("rmat-arxiv", 17, 2_200_000),
+        ("rmat-64M", 18, 64_400_000),
+    ):
         edge_index, num_nodes = rmat(scale, num_edges)
         is_right = _is_right(edge_index, num_nodes)
 

@@ -78,7 +78,13 @@ def _step(name: str, rows: Rows, width: int = 128) -> Iterator[dict[str, Any]]:
     error = _largest_error(rows, x, grad, best, to_x)
     own = milliseconds(lambda: extremum(rows, x, best, ties, "max"))
     yield {"kernel": "max", "graph": name, "width": width, "ms": own, "error": error}
-    yield {"kernel": "max fwd+bwd", "graph": name, "width": width, "ms": milliseconds(largest), "error": error}
+    yield {
+        "kernel": "max fwd+bwd",
+        "graph": name,
+        "width": width,
+        "ms": milliseconds(largest),
+        "error": error,
+    }
 
 
 def _largest_error(
@@ -104,7 +110,14 @@ def _half(name: str, rows: Rows, width: int = 128) -> Iterator[dict[str, Any]]:
     error = relative_error(spmm(rows, x, out), matrix @ x.float())
     own = milliseconds(lambda: spmm(rows, x, out))
     moved = _gathered_bytes(rows, width, 2, False)
-    yield {"kernel": "spmm bf16", "graph": name, "width": width, "ms": own, "GB/s": moved / own / 1e6, "error": error}
+    yield {
+        "kernel": "spmm bf16",
+        "graph": name,
+        "width": width,
+        "ms": own,
+        "GB/s": moved / own / 1e6,
+        "error": error,
+    }
 
 
 def candidates(width: int) -> list[Tiles]:
@@ -131,7 +144,9 @@ def sweep(name: str, edge_index: torch.Tensor, num_nodes: int) -> Iterator[dict[
         for tiles in candidates(width):
             for short, most in CUTS:
                 cut = replace(tiles, short=short, most=most)
-                times[cut] = milliseconds(lambda x=x, out=out, cut=cut: spmm(rows, x, out, tiles=cut), 3, 1, 1)  # type: ignore[misc]
+                times[cut] = milliseconds(
+                    lambda x=x, out=out, cut=cut: spmm(rows, x, out, tiles=cut), 3, 1, 1
+                )  # type: ignore[misc]
         yield {
             "sweep": "spmm", "graph": name, "width": width, "default": str(tiles_of(width)),
             "peer_ms": milliseconds(lambda x=x: matrix @ x),  # type: ignore[misc]
