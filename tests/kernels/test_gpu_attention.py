@@ -120,7 +120,8 @@ def assert_equal(
     )  # fmt: skip
     checks = {"near", "value"} | ({"far"} if kind != "leaky" else {"att"}) | ({"edge"} if edge else set())
     if kind == "leaky":
-        assert att is not None and other is not None
+        assert att is not None
+        assert other is not None
         got["att"] = att + other
     got["out"], wanted["out"] = out, expected
     for name in sorted(checks | {"out"}):
@@ -195,7 +196,7 @@ def test_what_has_no_kernel_is_refused_with_the_next_step() -> None:
 @pytest.mark.parametrize("is_kept", [False, True])
 @pytest.mark.parametrize("kind", ["leaky", "dot"])
 def test_rows_of_edges_equal_autograd(kind: str, is_kept: bool) -> None:
-    """Edge features: their rows are added to far, for dot to value too, as GATv2 and Transformer layers do."""
+    """Edge features: rows added to far, for dot to value too, as GATv2 and Transformer layers do."""
     heads, columns, graph = 2, 3, SMALL
     drawn_by = torch.Generator().manual_seed(3)
     shapes = {

@@ -1,4 +1,4 @@
-"""CSR made on a device against the graph made on the host, and the order of its rows against its definition."""
+"""CSR made on a device against the host's, and the order of its rows against its definition."""
 
 from __future__ import annotations
 

@@ -18,7 +18,8 @@ def _is_right(edge_index: torch.Tensor, num_nodes: int) -> bool:
     """Rows and transpose hold the edges, each in its place."""
     rows = rows_of(edge_index, num_nodes)
     turned = transposed(rows)
-    assert rows.order is not None and turned.order is not None
+    assert rows.order is not None
+    assert turned.order is not None
     target = torch.repeat_interleave(rows.degrees.long())
     placed = edge_index[:, rows.order.long()]
     source = torch.repeat_interleave(turned.degrees.long())

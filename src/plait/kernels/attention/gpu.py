@@ -9,8 +9,8 @@ shuffles per edge, which took longer than fetching the row.
 Kept from forward to backward: log(sum(exp(score))) per node and head, and grad . out, which is the softmax
 gradient's sum term. The pass over targets recomputes the weights (or keeps them for the pass over sources).
 GATv2's gradient of `att` needs nothing per edge: the sum over edges of ds * leaky(near[i] + far[j]) is the
-sum over targets of near[i] times the sum of ds * leaky', plus the same over sources; only rows of edges, where
-there are any, add theirs edge by edge.
+sum over targets of near[i] times the sum of ds * leaky', plus the same over sources; only rows of edges,
+where there are any, add theirs edge by edge.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _cells(  # type: ignore[no-untyped-def]
         o_head, o_column = o_head[:, None, None, None], o_chunk[None, None, :, None] + o_lane
     else:
         o_head, o_column = o_head[None, None, :, None], o_chunk[:, None, None, None] + o_lane
-    if EVEN:
+    if EVEN:  # noqa: SIM108 - Triton compiles one branch alone
         m_cell = tl.full((1, 1, 1, 1), 1, tl.int1)
     else:
         m_cell = (o_head < heads) & (o_column < columns)
@@ -103,27 +103,27 @@ def _zeros(  # type: ignore[no-untyped-def]
     return tile
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _by_head(tile):  # type: ignore[no-untyped-def]
     """The sums over a head's columns: tile -> [SLOTS, HEADS]."""
-    if _HEADS_FIRST:
+    if _HEADS_FIRST:  # noqa: SIM108 - Triton compiles one branch alone
         sums = tl.trans(tl.sum(tl.sum(tile, 2), 2))
     else:
         sums = tl.sum(tl.sum(tile, 0), 2)
     return sums
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _over(weights):  # type: ignore[no-untyped-def]
     """[SLOTS, HEADS] against a tile."""
-    if _HEADS_FIRST:
+    if _HEADS_FIRST:  # noqa: SIM108 - Triton compiles one branch alone
         tile = tl.trans(weights)[:, :, None, None]
     else:
         tile = weights[None, :, :, None]
     return tile
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _mixed(h):  # type: ignore[no-untyped-def]
     h = (h ^ (h >> 16)) * 0x85EBCA6B
     h = (h ^ (h >> 13)) * 0xC2B2AE35
@@ -163,7 +163,7 @@ def _slopes(total, SLOPE: tl.constexpr):  # type: ignore[no-untyped-def]
     )
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _merged(largest, powers, total):  # type: ignore[no-untyped-def]
     """The softmaxes of all slots as one: (largest [1, HEADS], sum of powers [1, HEADS], total
     [CHUNKS, 1, HEADS, LANES])."""
@@ -172,7 +172,7 @@ def _merged(largest, powers, total):  # type: ignore[no-untyped-def]
     return top, tl.sum(powers * weight, 0)[None, :], tl.sum(total * _over(weight), 1)[:, None, :, :]
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _write_row(  # type: ignore[no-untyped-def]
     largest, powers, total, row, o_cell, m_cell, o_head, heads, p_out, p_statistics, out_stride
 ):
@@ -229,7 +229,8 @@ def _forward(  # type: ignore[no-untyped-def]
     p_far, p_near, p_value, p_att, p_edge, p_out, p_statistics, p_parts, p_part_statistics,
     p_indices, p_items, far_stride, near_stride, value_stride, edge_stride, out_stride,
     num_pieces, num_items, heads, columns, seed_low, seed_high, threshold,
-    SLOPE: tl.constexpr, SCALE: tl.constexpr, KIND: tl.constexpr, DROPS: tl.constexpr, ACC: tl.constexpr, LOWEST: tl.constexpr, SLOTS: tl.constexpr,
+    SLOPE: tl.constexpr, SCALE: tl.constexpr, KIND: tl.constexpr, DROPS: tl.constexpr, ACC: tl.constexpr,
+    LOWEST: tl.constexpr, SLOTS: tl.constexpr,
     CHUNKS: tl.constexpr, HEADS: tl.constexpr, LANES: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     i_program = tl.program_id(0)
@@ -333,7 +334,7 @@ def _merge(  # type: ignore[no-untyped-def]
     _write_row(largest, powers, total, row, o_cell, m_cell, o_head, heads, p_out, p_statistics, out_stride)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _write_sums(  # type: ignore[no-untyped-def]
     total, row, part, is_piece, o_cell, m_cell, p_out, p_parts, out_stride, parts_stride
 ):
@@ -351,7 +352,7 @@ def _write_sums(  # type: ignore[no-untyped-def]
         tl.store(p_row + o_cell, total, mask=(row >= 0)[None, :, None, None] & m_cell)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _write_head_sums(  # type: ignore[no-untyped-def]
     total, row, part, is_piece, o_head, heads, p_out, p_parts, out_stride, parts_stride
 ):
@@ -377,7 +378,8 @@ def _targets(  # type: ignore[no-untyped-def]
     far_stride, near_stride, value_stride, edge_stride, out_stride, grad_stride, near_grad_stride,
     near_parts_stride, edge_grad_stride,
     num_pieces, num_items, heads, columns, seed_low, seed_high, threshold,
-    SLOPE: tl.constexpr, SCALE: tl.constexpr, KIND: tl.constexpr, DROPS: tl.constexpr, ACC: tl.constexpr, SLOTS: tl.constexpr,
+    SLOPE: tl.constexpr, SCALE: tl.constexpr, KIND: tl.constexpr, DROPS: tl.constexpr, ACC: tl.constexpr,
+    SLOTS: tl.constexpr,
     CHUNKS: tl.constexpr, HEADS: tl.constexpr, LANES: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     i_program = tl.program_id(0)
@@ -493,7 +495,8 @@ def _sources(  # type: ignore[no-untyped-def]
     far_stride, near_stride, value_stride, edge_stride, grad_stride,
     value_grad_stride, value_parts_stride, far_grad_stride, far_parts_stride,
     num_pieces, num_items, heads, columns, seed_low, seed_high, threshold,
-    SLOPE: tl.constexpr, SCALE: tl.constexpr, KIND: tl.constexpr, DROPS: tl.constexpr, ACC: tl.constexpr, SLOTS: tl.constexpr,
+    SLOPE: tl.constexpr, SCALE: tl.constexpr, KIND: tl.constexpr, DROPS: tl.constexpr, ACC: tl.constexpr,
+    SLOTS: tl.constexpr,
     CHUNKS: tl.constexpr, HEADS: tl.constexpr, LANES: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     i_program = tl.program_id(0)
@@ -678,8 +681,8 @@ def attend(
     )  # fmt: skip
     _run_forward((items.grid(tiles.slots),), arguments, _kind(scores) | numbers | shape, tiles.warps)
     if items.num_splits:
-        arguments = (parts, part_statistics, items.splits, out, statistics, out.stride(0), heads, columns)
-        _run_merge((items.num_splits,), arguments, numbers | shape | {"SLOTS": 8}, 1)
+        merged = (parts, part_statistics, items.splits, out, statistics, out.stride(0), heads, columns)
+        _run_merge((items.num_splits,), merged, numbers | shape | {"SLOTS": 8}, 1)
     return out
 
 
@@ -704,8 +707,8 @@ def attend_targets(
 ) -> torch.Tensor | None:
     """The pass over targets, the first backwards: near_grad, edge_grad and the second statistic.
 
-    out is what `attend` wrote, without a bias. kept[edges, 2, heads] gets the weights and the gradients of the
-    scores for attend_sources. Returns the targets' part of att's gradient (leaky only).
+    out is what `attend` wrote, without a bias. kept[edges, 2, heads] gets the weights and the gradients of
+    the scores for attend_sources. Returns the targets' part of att's gradient (leaky only).
     """
     columns, rows = _checked(scores, value, heads), rows_on(pattern, value.device)
     tiles = (
@@ -764,8 +767,9 @@ def attend_sources(
     att_parts = value.new_empty((grid, heads * columns), dtype=sums) if scores.kind == "leaky" else None
     if grid:
         arguments = (
-            scores.far, scores.near, value, scores.att, scores.edge, grad, statistics, value_grad, value_parts,
-            far_grad, far_parts, att_parts, kept, rows.indices, order if needs_order else None, items.items,
+            scores.far, scores.near, value, scores.att, scores.edge, grad, statistics, value_grad,
+            value_parts, far_grad, far_parts, att_parts, kept, rows.indices,
+            order if needs_order else None, items.items,
             scores.far.stride(0), _stride(scores.near), value.stride(0), _stride(scores.edge), grad.stride(0),
             value_grad.stride(0), value_parts.stride(0), _stride(far_grad), _stride(far_parts),
             items.num_pieces, items.num_pieces + items.num_short, heads, columns,

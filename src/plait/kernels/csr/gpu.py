@@ -37,8 +37,9 @@ _LARGEST_INT32 = (1 << 31) - 1
 class Items:
     """What the programs of a launch take up: pieces of long rows, then short rows of similar length together.
 
-    items[k] = (row, begin, end, part): the edges [begin, end) of a row. A piece of a row that was split writes
-    the partial result `part`; everything else (part -1) writes its row. Row -1 is padding. splits[k] = (row,
+    items[k] = (row, begin, end, part): the edges [begin, end) of a row. A piece of a row that was split
+    writes the partial result `part`; everything else (part -1) writes its row. Row -1 is padding.
+    splits[k] = (row,
     first part, last part). Pieces lie on fixed edges and partial results are added in their order, so results
     do not depend on how the device schedules the programs.
     """
@@ -145,7 +146,7 @@ def _place(  # type: ignore[no-untyped-def]
 
 
 def _arrange(rows: Rows, short: int, most: int) -> Items:
-    """See Items. Rows of up to `short` edges are grouped by powers of two and keep their order inside a group:
+    """See Items. Rows of up to `short` edges are grouped by powers of two and keep their order in a group:
     neighbouring rows of a mesh read the same neighbours, sorting them by exact length would part them."""
     n, dtype, device = rows.num_rows, rows.indptr.dtype, rows.indptr.device
     if not n:
@@ -187,7 +188,7 @@ def _index_dtype(*sizes: int) -> torch.dtype:
 def rows_of(edge_index: torch.Tensor, num_rows: int, num_columns: int | None = None) -> Rows:
     """The matrix with an entry (target, source) for every edge of edge_index[2, edges] = (sources, targets).
 
-    Sources ascend inside a row; repeated edges keep their order. `order` is where each edge was in edge_index.
+    Sources ascend inside a row; repeated edges keep their order. `order` is each edge's place in edge_index.
     """
     if edge_index.dim() != 2 or edge_index.shape[0] != 2:
         raise InputError(f"edge_index has shape {tuple(edge_index.shape)}; pass one of shape [2, edges]")
@@ -206,7 +207,9 @@ def rows_of(edge_index: torch.Tensor, num_rows: int, num_columns: int | None = N
 
 
 @triton.jit(do_not_specialize=_COUNTS)  # type: ignore[untyped-decorator]
-def _unpack(p_key, p_order, p_indices, p_placed, num_edges, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _unpack(  # type: ignore[no-untyped-def]
+    p_key, p_order, p_indices, p_placed, num_edges, BLOCK: tl.constexpr
+):
     """The sources of sorted (target, source) pairs, and their order in fewer bits."""
     edge = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     m_edge = edge < num_edges
@@ -215,7 +218,9 @@ def _unpack(p_key, p_order, p_indices, p_placed, num_edges, BLOCK: tl.constexpr)
 
 
 @triton.jit(do_not_specialize=_COUNTS)  # type: ignore[untyped-decorator]
-def _turn(p_after, p_order, p_indices, p_placed, num_edges, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _turn(  # type: ignore[no-untyped-def]
+    p_after, p_order, p_indices, p_placed, num_edges, BLOCK: tl.constexpr
+):
     """The targets of the transpose's edges, and their order in fewer bits; p_after: target + 1 by edge."""
     edge = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     m_edge = edge < num_edges

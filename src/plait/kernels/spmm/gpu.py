@@ -1,7 +1,8 @@
 """Sparse times dense on a GPU by Triton: sums, means, maxima and minima over neighbours, and their gradients.
 
-A program has SLOTS rows of accumulators. It gives one to each of SLOTS short rows, or all of them to one piece
-of a long row and adds them up at the end (kernels/csr: Items). Either way a warp asks for several rows of x
+A program has SLOTS rows of accumulators. It gives one to each of SLOTS short rows, or all of them to one
+piece of a long row and adds them up at the end (kernels/csr: Items). Either way a warp asks for several
+rows of x
 before it adds the first, and nothing is reduced across threads inside the loop over edges.
 """
 
@@ -58,8 +59,8 @@ def tiles_of(width: int, element_size: int = 4) -> Tiles:
     """The tiles for rows of so many columns.
 
     Of some 600 settings per graph and width on an H200 (two R-MAT graphs, a mesh, cliques; widths 16 to 256,
-    float32) this one was within 11% of the best everywhere, but for launches that Python takes longer to issue
-    than the device to run. One warp with 256 columns of rows in flight four times over.
+    float32) this one was within 11% of the best everywhere, but for launches that Python takes longer to
+    issue than the device to run. One warp with 256 columns of rows in flight four times over.
     """
     columns = min(triton.next_power_of_2(max(1, width)), 256)
     in_flight = 256 * max(1, 4 // element_size)
@@ -88,12 +89,12 @@ def slots_of(p_items, i_program, num_pieces, num_items, SLOTS: tl.constexpr):  #
     return row, first, last, part, step, tl.max((last - first + step - 1) // step, 0)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _larger(a, b):  # type: ignore[no-untyped-def]
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _smaller(a, b):  # type: ignore[no-untyped-def]
     return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
@@ -137,8 +138,10 @@ def _finish(  # type: ignore[no-untyped-def]
     tl.store(p_out + node[:, None] * out_stride + o_column[None, :], total, mask=m_out)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _write_ties(total, ties, row, m_row, o_column, m_column, p_ties, ties_stride):  # type: ignore[no-untyped-def]
+@triton.jit
+def _write_ties(  # type: ignore[no-untyped-def]
+    total, ties, row, m_row, o_column, m_column, p_ties, ties_stride
+):
     """How many attain the extremum; one more where it is 0, as torch counts; never below 1."""
     ties = tl.maximum(ties + (total == 0).to(tl.int32), 1)
     p_row = p_ties + row.to(tl.int64)[:, None] * ties_stride
@@ -180,7 +183,7 @@ def _product(  # type: ignore[no-untyped-def]
                     is_better = b_x > total if REDUCE == "max" else b_x < total
                     is_tied = (b_x == total) & m_edge[:, None]
                     ties = tl.where(is_better, 1, ties + is_tied.to(tl.int32))
-                if REDUCE == "max":
+                if REDUCE == "max":  # noqa: SIM108 - Triton compiles one branch alone
                     total = _larger(total, b_x)
                 else:
                     total = _smaller(total, b_x)
@@ -244,7 +247,7 @@ def _add_parts(  # type: ignore[no-untyped-def]
                 b_ties = tl.load(p_tie_parts + o_cell, mask=m_part, other=0)
                 is_better = b_part > total if REDUCE == "max" else b_part < total
                 ties = tl.where(is_better, b_ties, tl.where(b_part == total, ties + b_ties, ties))
-            if REDUCE == "max":
+            if REDUCE == "max":  # noqa: SIM108 - Triton compiles one branch alone
                 total = _larger(total, b_part)
             else:
                 total = _smaller(total, b_part)
@@ -374,7 +377,8 @@ def extremum(
 @triton.jit(do_not_specialize=_COUNTS)  # type: ignore[untyped-decorator]
 def _attained(  # type: ignore[no-untyped-def]
     p_x, p_best, p_share, p_out, p_parts, p_indptr, p_indices, p_items, p_addend,
-    x_stride, best_stride, share_stride, out_stride, parts_stride, addend_stride, num_pieces, num_items, width,
+    x_stride, best_stride, share_stride, out_stride, parts_stride, addend_stride,
+    num_pieces, num_items, width,
     ACC: tl.constexpr, SLOTS: tl.constexpr, AHEAD: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
 ):  # fmt: skip
     i_program = tl.program_id(0)
@@ -431,7 +435,8 @@ def extremum_gather(
     arguments = (
         x, best, share, out, parts, rows.indptr, rows.indices, items.items, addend,
         x.stride(0), best.stride(0), share.stride(0), out.stride(0), parts.stride(0),
-        0 if addend is None else addend.stride(0), items.num_pieces, items.num_pieces + items.num_short, width,
+        0 if addend is None else addend.stride(0),
+        items.num_pieces, items.num_pieces + items.num_short, width,
     )  # fmt: skip
     _run_attained(_grid(items, tiles, width), arguments, {"ACC": acc} | _shape(tiles), tiles.warps)
     add_parts(items, rows.indptr, parts, out, addend=addend)
