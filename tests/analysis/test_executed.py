@@ -129,13 +129,18 @@ def check(kind: str, data: Data, counts: dict[tuple[str, str], int]) -> Any:
     counts.clear()
     model(data.x, data.edge_index).sum().backward()
     predicted = {
-        (plan.layer, name): phase.flops
+        (plan.layer, name): phase
         for plan in model.plan.layers
         for name, phase in of_layer(plan).items()
         if name != "once" and phase.flops
     }
-    assert dict(counts) == predicted
-    return model.plan
+    assert set(counts) == set(predicted)
+    for key, phase in predicted.items():
+        if phase.is_exact:
+            assert counts[key] == phase.flops, key
+        else:
+            assert counts[key] == pytest.approx(phase.flops, rel=0.2), key
+    return predicted
 
 
 @pytest.mark.parametrize("graph", GRAPHS)
@@ -143,12 +148,12 @@ def check(kind: str, data: Data, counts: dict[tuple[str, str], int]) -> Any:
 def test_a_training_step_executes_the_flops_that_were_predicted(
     kind: str, graph: str, counts: dict[tuple[str, str], int]
 ) -> None:
-    check(kind, real(graph, 24), counts)
+    assert all(phase.is_exact for phase in check(kind, real(graph, 24), counts).values())
 
 
 @pytest.mark.parametrize("kind", list(LAYERS))
 def test_sparse_features_execute_what_was_predicted_of_their_non_zeros(
     kind: str, counts: dict[tuple[str, str], int]
 ) -> None:
-    plan = check(kind, with_own_features("cora"), counts)
-    assert plan.layers[0].sparse_values
+    """Exact for the features; how many non-zeros their sums over neighbours have is an estimate, and said."""
+    check(kind, with_own_features("cora"), counts)
