@@ -2,7 +2,7 @@
 
 Each process owns a part of the nodes, gets the remote rows its edges read, and sends their gradients back.
 The gradients are those of one process, and the bytes it took are those the analysis names. Rows are counted
-as they are handed to gloo; of the ring that adds up the weights' gradients only the law is known, not the wire.
+as they are handed to gloo; the ring that adds up the weights' gradients is counted by its law.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def work(number: int, world: int, widths: Widths, folder: str, gathers: list[tup
 @pytest.mark.slow
 @pytest.mark.parametrize(("world", "widths"), [(2, (24, 16, 6)), (4, (24, 16, 6)), (4, (400, 4, 16))])
 def test_processes_send_the_bytes_that_were_predicted(world: int, widths: Widths, tmp_path: Path) -> None:
-    """The first layer's sums known before; the second's after the weights, and where it widens before them."""
+    """The first layer's sums are known before; the second's follow the weights, or precede them."""
     data, part = problem(widths[0])
     found = plait.analyze(Two(widths), data, workers=world, partition=(part % world).numpy())
     gathers = [layer.forward.gathers for layer in found.layers]
