@@ -120,7 +120,8 @@ def assert_equal(
     )  # fmt: skip
     checks = {"near", "value"} | ({"far"} if kind != "leaky" else {"att"}) | ({"edge"} if edge else set())
     if kind == "leaky":
-        assert att is not None and other is not None
+        assert att is not None
+        assert other is not None
         got["att"] = att + other
     got["out"], wanted["out"] = out, expected
     for name in sorted(checks | {"out"}):
@@ -190,3 +191,57 @@ def test_what_has_no_kernel_is_refused_with_the_next_step() -> None:
         gpu.attend(rows, Scores("dot", x, x), x, x, x, 3)
     with pytest.raises(InputError, match="order"):
         gpu.attend_sources(rows, None, Scores("dot", x, x), x, x, x, x, x, 1, kept=x)
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+@pytest.mark.parametrize("kind", ["leaky", "dot"])
+def test_rows_of_edges_equal_autograd(kind: str, is_kept: bool) -> None:
+    """Edge features: rows added to far, for dot to value too, as GATv2 and Transformer layers do."""
+    heads, columns, graph = 2, 3, SMALL
+    drawn_by = torch.Generator().manual_seed(3)
+    shapes = {
+        "near": (graph.num_nodes, heads * columns), "far": (graph.num_sources, heads * columns),
+        "value": (graph.num_sources, heads * columns), "edge": (graph.num_edges, heads * columns),
+        "att": (heads * columns,),
+    }  # fmt: skip
+    leaf = {
+        n: torch.randn(s, dtype=torch.float64, generator=drawn_by).requires_grad_() for n, s in shapes.items()
+    }
+    if kind == "leaky":
+        leaf["value"] = leaf["far"]
+    source = torch.from_numpy(graph.indices).long()
+    target = torch.repeat_interleave(torch.from_numpy(np.diff(graph.indptr)).long())
+    far = leaf["far"][source] + leaf["edge"]
+    message = leaf["value"][source] + (leaf["edge"] if kind == "dot" else 0.0)
+    near = leaf["near"][target]
+    bent = torch.nn.functional.leaky_relu(near + far, 0.2) * leaf["att"] if kind == "leaky" else near * far
+    power = bent.view(-1, heads, columns).sum(2).exp()
+    sums = torch.zeros(graph.num_nodes, heads, dtype=torch.float64).index_add(0, target, power)
+    weighted = (power / sums[target])[:, :, None] * message.view(-1, heads, columns)
+    zeros = torch.zeros(graph.num_nodes, heads, columns, dtype=torch.float64)
+    expected = zeros.index_add(0, target, weighted).flatten(1)
+    grad = torch.randn(expected.shape, dtype=torch.float64, generator=drawn_by)
+    expected.backward(grad)
+
+    on = {n: t.detach().to(DEVICE) for n, t in leaf.items()}
+    rows = Rows(*(torch.from_numpy(a).to(DEVICE) for a in (graph.indptr, graph.indices)), graph.num_sources)
+    turned = transposed(rows)
+    scores = Scores(kind, on["far"], on["near"], on["edge"], on["att"])
+    got = {n: torch.full_like(t, float("nan")) for n, t in on.items()}
+    out, statistics = torch.full_like(on["near"], float("nan")), gpu.statistics_of(rows, on["value"], heads)
+    kept = torch.empty((graph.num_edges, 2, heads), dtype=torch.float64, device=DEVICE) if is_kept else None
+    gpu.attend(rows, scores, on["value"], out, statistics, heads, tiles=TINY)
+    first = gpu.attend_targets(
+        rows, scores, on["value"], out, grad.to(DEVICE), statistics, got["near"], heads,
+        edge_grad=got["edge"], kept=kept, tiles=TINY,
+    )  # fmt: skip
+    second = gpu.attend_sources(
+        turned, turned.order, scores, on["value"], grad.to(DEVICE), statistics, got["value"],
+        got["far"] if kind == "dot" else None, heads, kept=kept, tiles=TINY,
+    )  # fmt: skip
+    names = {"near", "value", "edge"} | ({"far"} if kind == "dot" else {"att"})
+    if first is not None and second is not None:
+        got["att"] = first + second
+    torch.testing.assert_close(out.cpu(), expected.detach(), atol=1e-10, rtol=0)
+    for name in sorted(names):
+        torch.testing.assert_close(got[name].cpu(), leaf[name].grad, atol=1e-10, rtol=0, msg=name)

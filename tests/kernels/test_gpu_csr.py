@@ -1,4 +1,4 @@
-"""CSR made on a device against the graph made on the host, and the order of its rows against its definition."""
+"""CSR made on a device against the host's, and the order of its rows against its definition."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def edges_of(graph: Graph, rng: np.random.Generator) -> torch.Tensor:
 
 
 def rows_of(graph: Graph) -> gpu.Rows:
-    return gpu.Rows(*(torch.from_numpy(a).to(DEVICE) for a in (graph.indptr, graph.indices)), graph.num_sources)
+    return gpu.Rows(
+        *(torch.from_numpy(a).to(DEVICE) for a in (graph.indptr, graph.indices)), graph.num_sources
+    )
 
 
 @pytest.mark.parametrize("name", ODD_GRAPHS)
@@ -46,7 +48,9 @@ def test_rows_and_transpose_are_those_of_the_host(name: str) -> None:
     np.testing.assert_array_equal(turned.indptr.cpu(), graph.transpose.indptr)
     np.testing.assert_array_equal(turned.indices.cpu(), graph.transpose.indices)
     assert turned.order is not None
-    np.testing.assert_array_equal(rows.indices[turned.order.long()].cpu(), graph.indices[graph.transpose_order])
+    np.testing.assert_array_equal(
+        rows.indices[turned.order.long()].cpu(), graph.indices[graph.transpose_order]
+    )
 
 
 @pytest.mark.parametrize("is_read", [False, True])
@@ -89,7 +93,9 @@ def test_rows_of_one_group_keep_their_order() -> None:
 
 
 def test_norms_are_finite_where_a_node_has_no_edge() -> None:
-    rows = gpu.Rows(torch.tensor([0, 0, 4], device=DEVICE), torch.zeros(4, dtype=torch.int64, device=DEVICE), 1)
+    rows = gpu.Rows(
+        torch.tensor([0, 0, 4], device=DEVICE), torch.zeros(4, dtype=torch.int64, device=DEVICE), 1
+    )
     assert gpu.inverse_degrees(rows).tolist() == [0.0, 0.25]
     assert gpu.gcn_norm(rows).tolist() == [0.0, 0.5]
     assert gpu.gcn_norm(rows, self_loops=1).tolist() == [1.0, pytest.approx(5**-0.5)]

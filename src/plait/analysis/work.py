@@ -91,6 +91,7 @@ def count(program: Program, plan: LayerPlan, priced: Iterable[PricedStep]) -> Ph
     numbers = _Numbers(program, plan.matrices, plan.backward is not None, plan.sizes)
     formulas = _Formulas(program, plan.matrices, plan.backward is not None)
     steps = [part for step in program.steps for part in unchained(step)]
+    hoisted = {step.out for step in plan.hoisted.steps}
     kernels = dict.fromkeys(KERNELS, 0)
     flops, copies, gathers = Formula({}), 0, []
     for step in steps:
@@ -115,6 +116,10 @@ def count(program: Program, plan: LayerPlan, priced: Iterable[PricedStep]) -> Ph
         gather_seconds=sum(_gather_seconds(step) for step in priced),
         formulas={"flops": flops, "depth": depth_formula},
         values=formulas.values(numbers),
+        # how many non-zeros a hoisted product of sparse features has is an estimate of the planner's
+        is_exact=not any(
+            name in plan.sparse_values and name in hoisted for s in steps for _, name in s.reads
+        ),
     )
 
 

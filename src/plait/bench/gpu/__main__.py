@@ -49,7 +49,7 @@ def main() -> None:
         edge_index, num_nodes = GRAPHS[name]()
         for part, module in _PARTS.items():
             if args.only in (None, part):
-                for record in (module.sweep if args.sweep else module.measure)(name, edge_index, num_nodes):  # type: ignore[attr-defined]
+                for record in (module.sweep if args.sweep else module.measure)(name, edge_index, num_nodes):
                     keep(record)
 
 

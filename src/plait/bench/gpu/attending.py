@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from plait.bench.gpu.clock import milliseconds, relative_error
+from plait.bench.gpu.clock import fastest_first, milliseconds, relative_error
 from plait.kernels.attention import Dropout, Scores
 from plait.kernels.attention.gpu import (
     AttentionTiles,
@@ -27,8 +28,8 @@ _MOST_CHECKED_EDGES = 1 << 23
 CANDIDATES = [
     AttentionTiles(32, 512, slots, lanes, warps)
     for slots, lanes, warps in (
-        (2, 8, 1), (2, 16, 1), (2, 32, 1), (4, 8, 1), (4, 16, 1), (4, 32, 1), (8, 8, 1), (4, 16, 2), (8, 8, 2),
-        (8, 16, 2), (8, 8, 4), (16, 8, 4), (8, 32, 4),
+        (2, 8, 1), (2, 16, 1), (2, 32, 1), (4, 8, 1), (4, 16, 1), (4, 32, 1), (8, 8, 1), (4, 16, 2),
+        (8, 8, 2), (8, 16, 2), (8, 8, 4), (16, 8, 4), (8, 32, 4),
     )
 ]  # fmt: skip
 
@@ -48,8 +49,14 @@ class Problem:
     def __post_init__(self) -> None:
         near = self.scores.near
         assert near is not None
-        self.out, self.value_grad = torch.full_like(self.grad, float("nan")), torch.full_like(self.value, float("nan"))
-        self.near_grad, self.far_grad = torch.full_like(near, float("nan")), torch.full_like(self.scores.far, float("nan"))
+        self.out, self.value_grad = (
+            torch.full_like(self.grad, float("nan")),
+            torch.full_like(self.value, float("nan")),
+        )
+        self.near_grad, self.far_grad = (
+            torch.full_like(near, float("nan")),
+            torch.full_like(self.scores.far, float("nan")),
+        )
         self.statistics = statistics_of(self.rows, self.value, HEADS)
         size = self.rows.num_edges if self.is_kept else 0
         self.kept = torch.empty((size, 2, HEADS), device="cuda") if self.is_kept else None
@@ -126,7 +133,7 @@ def _expected(p: Problem, first: int, last: int) -> dict[str, torch.Tensor]:
     weight = power / power.new_zeros(count, HEADS).index_add(0, target, power)[target]
     message = weight[:, :, None] * leaves["value"][source].view(-1, HEADS, COLUMNS)
     out = message.new_zeros(count, HEADS, COLUMNS).index_add(0, target, message).view(count, -1)
-    out.backward(p.grad[first:last].double())
+    torch.autograd.backward(out, p.grad[first:last].double())
     found = {"out": out.detach()} | {n: t.grad for n, t in leaves.items() if t.grad is not None}
     return found
 
@@ -160,9 +167,11 @@ def measure(name: str, edge_index: torch.Tensor, num_nodes: int) -> Iterator[dic
         p.step()
         is_same = all(torch.equal(before[n], t) for n, t in p.results().items())
         yield {
-            "kernel": f"attention {kind}", "graph": name, "dtype": str(dtype).split(".")[1], "dropout": dropout,
-            "is_kept": is_kept, "forward_ms": milliseconds(p.forward), "targets_ms": milliseconds(p.targets),
-            "sources_ms": milliseconds(p.sources), "ms": milliseconds(p.step), "error": max(found.values(), default=0.0),
+            "kernel": f"attention {kind}", "graph": name, "dtype": str(dtype).split(".")[1],
+            "dropout": dropout, "is_kept": is_kept, "forward_ms": milliseconds(p.forward),
+            "targets_ms": milliseconds(p.targets),
+            "sources_ms": milliseconds(p.sources), "ms": milliseconds(p.step),
+            "error": max(found.values(), default=0.0),
             "errors": found, "is_same_twice": is_same,
         }  # fmt: skip
         del p, before
@@ -172,7 +181,12 @@ def sweep(name: str, edge_index: torch.Tensor, num_nodes: int) -> Iterator[dict[
     """The milliseconds of every candidate and cut, pass by pass, fastest first."""
     rows = rows_of(edge_index, num_nodes)
     turned = transposed(rows)
-    for kind, dtype in (("leaky", torch.float32), ("leaky", torch.bfloat16), ("gat", torch.float32), ("dot", torch.float32)):
+    for kind, dtype in (
+        ("leaky", torch.float32),
+        ("leaky", torch.bfloat16),
+        ("gat", torch.float32),
+        ("dot", torch.float32),
+    ):
         p = problem(kind, rows, turned, dtype)
         p.step()
         for part in (p.forward, p.targets, p.sources):
@@ -180,8 +194,8 @@ def sweep(name: str, edge_index: torch.Tensor, num_nodes: int) -> Iterator[dict[
             for tiles in CANDIDATES:
                 for short, most in ((8, 256), (16, 512), (32, 512), (64, 1024)):
                     cut = AttentionTiles(short, most, tiles.slots, tiles.lanes, tiles.warps)
-                    times[cut] = milliseconds(lambda part=part, cut=cut: part(cut), 3, 1, 1)  # type: ignore[misc]
+                    times[cut] = milliseconds(functools.partial(part, cut), 3, 1, 1)
             yield {
                 "sweep": part.__name__, "kind": kind, "dtype": str(dtype).split(".")[1], "graph": name,
-                "times": [[*vars(t).values(), round(ms, 5)] for t, ms in sorted(times.items(), key=lambda e: e[1])],
+                "times": fastest_first(times),
             }  # fmt: skip

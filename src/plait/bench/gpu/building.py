@@ -18,7 +18,8 @@ def _is_right(edge_index: torch.Tensor, num_nodes: int) -> bool:
     """Rows and transpose hold the edges, each in its place."""
     rows = rows_of(edge_index, num_nodes)
     turned = transposed(rows)
-    assert rows.order is not None and turned.order is not None
+    assert rows.order is not None
+    assert turned.order is not None
     target = torch.repeat_interleave(rows.degrees.long())
     placed = edge_index[:, rows.order.long()]
     source = torch.repeat_interleave(turned.degrees.long())
@@ -33,7 +34,11 @@ def _is_right(edge_index: torch.Tensor, num_nodes: int) -> bool:
 
 def measure() -> Iterator[dict[str, Any]]:
     """One record per size: everything a training step on a new graph needs."""
-    for name, scale, num_edges in (("mini-batch", 16, 200_000), ("rmat-arxiv", 17, 2_200_000), ("rmat-64M", 18, 64_400_000)):
+    for name, scale, num_edges in (
+        ("mini-batch", 16, 200_000),
+        ("rmat-arxiv", 17, 2_200_000),
+        ("rmat-64M", 18, 64_400_000),
+    ):
         edge_index, num_nodes = rmat(scale, num_edges)
         is_right = _is_right(edge_index, num_nodes)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from plait.bench.gpu.clock import milliseconds, relative_error, replayed_milliseconds
+from plait.bench.gpu.clock import fastest_first, milliseconds, relative_error, replayed_milliseconds
 from plait.kernels.csr.gpu import Rows, rows_of, transposed
 from plait.kernels.spmm.gpu import Tiles, extremum, extremum_gather, spmm, tiles_of
 
@@ -43,7 +43,7 @@ def measure(name: str, edge_index: torch.Tensor, num_nodes: int) -> Iterator[dic
         for edge in (None, weights):
             matrix = _cusparse(rows, ones if edge is None else edge)
             error = relative_error(spmm(rows, x, out, edge=edge), matrix @ x)
-            peer = milliseconds(lambda m=matrix, x=x: m @ x)  # type: ignore[misc]
+            peer = milliseconds(functools.partial(torch.mm, matrix, x))
             call = functools.partial(spmm, rows, x, out, edge=edge)
             own = milliseconds(call)
             moved = _gathered_bytes(rows, width, 4, edge is not None)
@@ -78,7 +78,13 @@ def _step(name: str, rows: Rows, width: int = 128) -> Iterator[dict[str, Any]]:
     error = _largest_error(rows, x, grad, best, to_x)
     own = milliseconds(lambda: extremum(rows, x, best, ties, "max"))
     yield {"kernel": "max", "graph": name, "width": width, "ms": own, "error": error}
-    yield {"kernel": "max fwd+bwd", "graph": name, "width": width, "ms": milliseconds(largest), "error": error}
+    yield {
+        "kernel": "max fwd+bwd",
+        "graph": name,
+        "width": width,
+        "ms": milliseconds(largest),
+        "error": error,
+    }
 
 
 def _largest_error(
@@ -104,7 +110,14 @@ def _half(name: str, rows: Rows, width: int = 128) -> Iterator[dict[str, Any]]:
     error = relative_error(spmm(rows, x, out), matrix @ x.float())
     own = milliseconds(lambda: spmm(rows, x, out))
     moved = _gathered_bytes(rows, width, 2, False)
-    yield {"kernel": "spmm bf16", "graph": name, "width": width, "ms": own, "GB/s": moved / own / 1e6, "error": error}
+    yield {
+        "kernel": "spmm bf16",
+        "graph": name,
+        "width": width,
+        "ms": own,
+        "GB/s": moved / own / 1e6,
+        "error": error,
+    }
 
 
 def candidates(width: int) -> list[Tiles]:
@@ -131,10 +144,10 @@ def sweep(name: str, edge_index: torch.Tensor, num_nodes: int) -> Iterator[dict[
         for tiles in candidates(width):
             for short, most in CUTS:
                 cut = replace(tiles, short=short, most=most)
-                times[cut] = milliseconds(lambda x=x, out=out, cut=cut: spmm(rows, x, out, tiles=cut), 3, 1, 1)  # type: ignore[misc]
+                times[cut] = milliseconds(functools.partial(spmm, rows, x, out, tiles=cut), 3, 1, 1)
         yield {
             "sweep": "spmm", "graph": name, "width": width, "default": str(tiles_of(width)),
-            "peer_ms": milliseconds(lambda x=x: matrix @ x),  # type: ignore[misc]
-            "default_ms": milliseconds(lambda x=x, out=out: spmm(rows, x, out)),  # type: ignore[misc]
-            "times": [[*vars(t).values(), round(ms, 5)] for t, ms in sorted(times.items(), key=lambda e: e[1])],
+            "peer_ms": milliseconds(functools.partial(torch.mm, matrix, x)),
+            "default_ms": milliseconds(functools.partial(spmm, rows, x, out)),
+            "times": fastest_first(times),
         }  # fmt: skip

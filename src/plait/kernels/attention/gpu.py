@@ -9,7 +9,8 @@ shuffles per edge, which took longer than fetching the row.
 Kept from forward to backward: log(sum(exp(score))) per node and head, and grad . out, which is the softmax
 gradient's sum term. The pass over targets recomputes the weights (or keeps them for the pass over sources).
 GATv2's gradient of `att` needs nothing per edge: the sum over edges of ds * leaky(near[i] + far[j]) is the
-sum over targets of near[i] times the sum of ds * leaky', plus the same over sources.
+sum over targets of near[i] times the sum of ds * leaky', plus the same over sources; only rows of edges,
+where there are any, add theirs edge by edge.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import triton.language as tl
 from plait.errors import InputError
 from plait.kernels.attention import Scores
 from plait.kernels.csr.gpu import Items, Rows
+from plait.kernels.relaunch import Launcher
 from plait.kernels.spmm.gpu import accumulator, add_parts, rows_on, slots_of
 
 if TYPE_CHECKING:
@@ -57,7 +59,7 @@ def _tiles_of(pass_name: str, kind: str, heads: int, columns: int, element_size:
     """
     is_half = element_size < 4
     is_cheap = kind == "gat" and pass_name != "sources"
-    lanes, warps, per_thread = (8, 1, 32) if is_half and pass_name == "sources" else (16, 2, 8)
+    lanes, warps, per_thread = (8, 1, 32) if is_half and pass_name != "targets" else (16, 2, 8)
     per_thread = 16 if warps == 2 and (is_half or is_cheap) else per_thread
     width = triton.next_power_of_2(heads) * triton.next_power_of_2(columns)
     slots = max(1, min(16, 32 * warps * per_thread // width))
@@ -82,7 +84,7 @@ def _cells(  # type: ignore[no-untyped-def]
         o_head, o_column = o_head[:, None, None, None], o_chunk[None, None, :, None] + o_lane
     else:
         o_head, o_column = o_head[None, None, :, None], o_chunk[:, None, None, None] + o_lane
-    if EVEN:
+    if EVEN:  # noqa: SIM108 - Triton compiles one branch alone
         m_cell = tl.full((1, 1, 1, 1), 1, tl.int1)
     else:
         m_cell = (o_head < heads) & (o_column < columns)
@@ -101,27 +103,27 @@ def _zeros(  # type: ignore[no-untyped-def]
     return tile
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _by_head(tile):  # type: ignore[no-untyped-def]
     """The sums over a head's columns: tile -> [SLOTS, HEADS]."""
-    if _HEADS_FIRST:
+    if _HEADS_FIRST:  # noqa: SIM108 - Triton compiles one branch alone
         sums = tl.trans(tl.sum(tl.sum(tile, 2), 2))
     else:
         sums = tl.sum(tl.sum(tile, 0), 2)
     return sums
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _over(weights):  # type: ignore[no-untyped-def]
     """[SLOTS, HEADS] against a tile."""
-    if _HEADS_FIRST:
+    if _HEADS_FIRST:  # noqa: SIM108 - Triton compiles one branch alone
         tile = tl.trans(weights)[:, :, None, None]
     else:
         tile = weights[None, :, :, None]
     return tile
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _mixed(h):  # type: ignore[no-untyped-def]
     h = (h ^ (h >> 16)) * 0x85EBCA6B
     h = (h ^ (h >> 13)) * 0xC2B2AE35
@@ -130,7 +132,14 @@ def _mixed(h):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _factor(  # type: ignore[no-untyped-def]
-    o_edge, o_head, seed_low, seed_high, threshold, SCALE: tl.constexpr, ACC: tl.constexpr, HEADS: tl.constexpr
+    o_edge,
+    o_head,
+    seed_low,
+    seed_high,
+    threshold,
+    SCALE: tl.constexpr,
+    ACC: tl.constexpr,
+    HEADS: tl.constexpr,
 ):
     """0 or SCALE for every edge and head: the draws of kernels/attention/softmax.py, bit for bit."""
     flat = o_edge.to(tl.int64)[:, None] * HEADS
@@ -149,10 +158,12 @@ def _leaky(total, SLOPE: tl.constexpr):  # type: ignore[no-untyped-def]
 @triton.jit  # type: ignore[untyped-decorator]
 def _slopes(total, SLOPE: tl.constexpr):  # type: ignore[no-untyped-def]
     """The derivative of _leaky; of the tile's own type, two plain numbers would be float32."""
-    return tl.where(total > 0, tl.full((1, 1, 1, 1), 1.0, total.dtype), tl.full((1, 1, 1, 1), SLOPE, total.dtype))
+    return tl.where(
+        total > 0, tl.full((1, 1, 1, 1), 1.0, total.dtype), tl.full((1, 1, 1, 1), SLOPE, total.dtype)
+    )
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _merged(largest, powers, total):  # type: ignore[no-untyped-def]
     """The softmaxes of all slots as one: (largest [1, HEADS], sum of powers [1, HEADS], total
     [CHUNKS, 1, HEADS, LANES])."""
@@ -161,7 +172,7 @@ def _merged(largest, powers, total):  # type: ignore[no-untyped-def]
     return top, tl.sum(powers * weight, 0)[None, :], tl.sum(total * _over(weight), 1)[:, None, :, :]
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _write_row(  # type: ignore[no-untyped-def]
     largest, powers, total, row, o_cell, m_cell, o_head, heads, p_out, p_statistics, out_stride
 ):
@@ -183,7 +194,9 @@ def _seen(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """(values, scores [SLOTS, HEADS]) of one edge of every slot."""
     m_tile = m_edge[None, :, None, None] & m_cell
-    b_value = tl.load(p_value + source[None, :, None, None] * value_stride + o_cell, mask=m_tile, other=0.0).to(ACC)
+    b_value = tl.load(
+        p_value + source[None, :, None, None] * value_stride + o_cell, mask=m_tile, other=0.0
+    ).to(ACC)
     if KIND == "gat":
         m_scores = m_edge[:, None] & m_head
         b_sum = b_near + tl.load(p_far + source[:, None] * far_stride + o_head[None, :],
@@ -216,7 +229,8 @@ def _forward(  # type: ignore[no-untyped-def]
     p_far, p_near, p_value, p_att, p_edge, p_out, p_statistics, p_parts, p_part_statistics,
     p_indices, p_items, far_stride, near_stride, value_stride, edge_stride, out_stride,
     num_pieces, num_items, heads, columns, seed_low, seed_high, threshold,
-    SLOPE: tl.constexpr, SCALE: tl.constexpr, KIND: tl.constexpr, DROPS: tl.constexpr, ACC: tl.constexpr, LOWEST: tl.constexpr, SLOTS: tl.constexpr,
+    SLOPE: tl.constexpr, SCALE: tl.constexpr, KIND: tl.constexpr, DROPS: tl.constexpr, ACC: tl.constexpr,
+    LOWEST: tl.constexpr, SLOTS: tl.constexpr,
     CHUNKS: tl.constexpr, HEADS: tl.constexpr, LANES: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     i_program = tl.program_id(0)
@@ -281,7 +295,9 @@ def _forward(  # type: ignore[no-untyped-def]
             _write_row(top_of, powers_of, total_of, row_of, o_cell, m_cell, o_head, heads,
                        p_out, p_statistics, out_stride)  # fmt: skip
     else:
-        _write_row(largest, powers, total, row, o_cell, m_cell, o_head, heads, p_out, p_statistics, out_stride)
+        _write_row(
+            largest, powers, total, row, o_cell, m_cell, o_head, heads, p_out, p_statistics, out_stride
+        )
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -318,7 +334,7 @@ def _merge(  # type: ignore[no-untyped-def]
     _write_row(largest, powers, total, row, o_cell, m_cell, o_head, heads, p_out, p_statistics, out_stride)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _write_sums(  # type: ignore[no-untyped-def]
     total, row, part, is_piece, o_cell, m_cell, p_out, p_parts, out_stride, parts_stride
 ):
@@ -336,7 +352,7 @@ def _write_sums(  # type: ignore[no-untyped-def]
         tl.store(p_row + o_cell, total, mask=(row >= 0)[None, :, None, None] & m_cell)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _write_head_sums(  # type: ignore[no-untyped-def]
     total, row, part, is_piece, o_head, heads, p_out, p_parts, out_stride, parts_stride
 ):
@@ -362,7 +378,8 @@ def _targets(  # type: ignore[no-untyped-def]
     far_stride, near_stride, value_stride, edge_stride, out_stride, grad_stride, near_grad_stride,
     near_parts_stride, edge_grad_stride,
     num_pieces, num_items, heads, columns, seed_low, seed_high, threshold,
-    SLOPE: tl.constexpr, SCALE: tl.constexpr, KIND: tl.constexpr, DROPS: tl.constexpr, ACC: tl.constexpr, SLOTS: tl.constexpr,
+    SLOPE: tl.constexpr, SCALE: tl.constexpr, KIND: tl.constexpr, DROPS: tl.constexpr, ACC: tl.constexpr,
+    SLOTS: tl.constexpr,
     CHUNKS: tl.constexpr, HEADS: tl.constexpr, LANES: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     i_program = tl.program_id(0)
@@ -380,13 +397,17 @@ def _targets(  # type: ignore[no-untyped-def]
     mean = _by_head(b_grad * b_out)
     tl.store(p_own + heads, mean, mask=m_stat)  # pieces of one row write the same bits
     if KIND == "gat":
-        b_near = tl.load(p_near + node[:, None] * near_stride + o_head[None, :], mask=m_stat, other=0.0).to(ACC)
+        b_near = tl.load(p_near + node[:, None] * near_stride + o_head[None, :], mask=m_stat, other=0.0).to(
+            ACC
+        )
         total = tl.zeros((SLOTS, HEADS), ACC)
     else:
         b_near = tl.load(p_near + at_row * near_stride + o_cell, mask=m_own, other=0.0).to(ACC)
         total = _zeros(SLOTS, CHUNKS, HEADS, LANES, ACC)
     if KIND == "leaky":
         b_att = tl.load(p_att + o_cell, mask=m_cell, other=0.0).to(ACC)
+        if p_edge is not None:
+            to_att = _zeros(SLOTS, CHUNKS, HEADS, LANES, ACC)  # the edges' own share, see the file's head
     source = tl.load(p_indices + first, mask=first < last, other=0).to(tl.int64)
     for k in range(0, rounds):
         o_edge = first + k * step
@@ -437,6 +458,8 @@ def _targets(  # type: ignore[no-untyped-def]
                          to_score, mask=m_edge_head)  # fmt: skip
         elif KIND == "leaky":
             total += slopes * _over(to_score)
+            if p_edge is not None:
+                to_att += slopes * _over(to_score) * b_edge
             if p_edge_grad is not None:
                 tl.store(p_edge_grad + at_edge[None, :, None, None] * edge_grad_stride + o_cell,
                          slopes * _over(to_score) * b_att, mask=m_tile)  # fmt: skip
@@ -456,7 +479,10 @@ def _targets(  # type: ignore[no-untyped-def]
     else:
         if KIND == "leaky":
             p_mine = p_att_parts + i_program.to(tl.int64) * (heads * columns)
-            tl.store(p_mine + o_cell, tl.sum(total * b_near, 1)[:, None, :, :], mask=m_cell)
+            share = total * b_near
+            if p_edge is not None:
+                share += to_att
+            tl.store(p_mine + o_cell, tl.sum(share, 1)[:, None, :, :], mask=m_cell)
             total *= b_att
         _write_sums(total, row, part, is_piece, o_cell, m_cell,
                     p_near_grad, p_near_parts, near_grad_stride, near_parts_stride)  # fmt: skip
@@ -469,7 +495,8 @@ def _sources(  # type: ignore[no-untyped-def]
     far_stride, near_stride, value_stride, edge_stride, grad_stride,
     value_grad_stride, value_parts_stride, far_grad_stride, far_parts_stride,
     num_pieces, num_items, heads, columns, seed_low, seed_high, threshold,
-    SLOPE: tl.constexpr, SCALE: tl.constexpr, KIND: tl.constexpr, DROPS: tl.constexpr, ACC: tl.constexpr, SLOTS: tl.constexpr,
+    SLOPE: tl.constexpr, SCALE: tl.constexpr, KIND: tl.constexpr, DROPS: tl.constexpr, ACC: tl.constexpr,
+    SLOTS: tl.constexpr,
     CHUNKS: tl.constexpr, HEADS: tl.constexpr, LANES: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     i_program = tl.program_id(0)
@@ -569,6 +596,11 @@ def _sources(  # type: ignore[no-untyped-def]
                 p_value_grad, p_value_parts, value_grad_stride, value_parts_stride)  # fmt: skip
 
 
+_run_forward, _run_merge, _run_targets, _run_sources = (
+    Launcher(kernel) for kernel in (_forward, _merge, _targets, _sources)
+)
+
+
 def statistics_of(rows: Rows, value: torch.Tensor, heads: int) -> torch.Tensor:
     """Room for what forward keeps per row and head: log(sum(exp(score))), then grad . out."""
     return value.new_empty((rows.num_rows, 2, heads), dtype=accumulator(value.dtype)[0])
@@ -633,23 +665,24 @@ def attend(
     columns, rows = _checked(scores, value, heads), rows_on(pattern, value.device)
     if not out.numel():
         return out
-    tiles = _tiles_of("forward", scores.kind, heads, columns, value.element_size()) if tiles is None else tiles
+    tiles = (
+        _tiles_of("forward", scores.kind, heads, columns, value.element_size()) if tiles is None else tiles
+    )
     items, shape = rows.items(tiles.short, tiles.most), _shape(tiles, heads, columns)
     sums, acc = accumulator(value.dtype)
     parts = value.new_empty((items.num_parts, heads * columns), dtype=sums)
     part_statistics = value.new_empty((items.num_parts, 2, heads), dtype=sums)
     numbers = {"ACC": acc, "LOWEST": float(torch.finfo(sums).min) / 2}
-    _forward[(items.grid(tiles.slots),)](
+    arguments = (
         scores.far, scores.near, value, scores.att, scores.edge, out, statistics, parts, part_statistics,
         rows.indices, items.items, scores.far.stride(0), _stride(scores.near), value.stride(0),
         _stride(scores.edge), out.stride(0), items.num_pieces, items.num_pieces + items.num_short,
-        heads, columns, *_draws(scores), **_kind(scores), **numbers, **shape, num_warps=tiles.warps,
+        heads, columns, *_draws(scores),
     )  # fmt: skip
+    _run_forward((items.grid(tiles.slots),), arguments, _kind(scores) | numbers | shape, tiles.warps)
     if items.num_splits:
-        _merge[(items.num_splits,)](
-            parts, part_statistics, items.splits, out, statistics, out.stride(0), heads, columns,
-            **numbers, **(shape | {"SLOTS": 8}), num_warps=1,
-        )  # fmt: skip
+        merged = (parts, part_statistics, items.splits, out, statistics, out.stride(0), heads, columns)
+        _run_merge((items.num_splits,), merged, numbers | shape | {"SLOTS": 8}, 1)
     return out
 
 
@@ -674,25 +707,29 @@ def attend_targets(
 ) -> torch.Tensor | None:
     """The pass over targets, the first backwards: near_grad, edge_grad and the second statistic.
 
-    out is what `attend` wrote, without a bias. kept[edges, 2, heads] gets the weights and the gradients of the
-    scores for attend_sources. Returns the targets' part of att's gradient (leaky only).
+    out is what `attend` wrote, without a bias. kept[edges, 2, heads] gets the weights and the gradients of
+    the scores for attend_sources. Returns the targets' part of att's gradient (leaky only).
     """
     columns, rows = _checked(scores, value, heads), rows_on(pattern, value.device)
-    tiles = _tiles_of("targets", scores.kind, heads, columns, value.element_size()) if tiles is None else tiles
+    tiles = (
+        _tiles_of("targets", scores.kind, heads, columns, value.element_size()) if tiles is None else tiles
+    )
     items, (sums, acc) = rows.items(tiles.short, tiles.most), accumulator(value.dtype)
     grid = items.grid(tiles.slots)
     near_parts = value.new_empty((items.num_parts, near_grad.shape[1]), dtype=sums)
     att_parts = value.new_empty((grid, heads * columns), dtype=sums) if scores.kind == "leaky" else None
     if grid:
-        _targets[(grid,)](
+        arguments = (
             scores.far, scores.near, value, scores.att, scores.edge, out, grad, statistics,
             near_grad, near_parts, att_parts, edge_grad, kept, rows.indices, items.items,
             scores.far.stride(0), _stride(scores.near), value.stride(0), _stride(scores.edge), out.stride(0),
             grad.stride(0), near_grad.stride(0), near_parts.stride(0), _stride(edge_grad),
             items.num_pieces, items.num_pieces + items.num_short, heads, columns,
-            *_draws(scores), **_kind(scores), ACC=acc,
-            **_shape(tiles, heads, columns), num_warps=tiles.warps,
+            *_draws(scores),
         )  # fmt: skip
+        _run_targets(
+            (grid,), arguments, _kind(scores) | {"ACC": acc} | _shape(tiles, heads, columns), tiles.warps
+        )
     _add_up(items, rows, near_parts, near_grad)
     return None if att_parts is None else att_parts.sum(0)
 
@@ -715,25 +752,32 @@ def attend_sources(
     both). order[t] is the row-order number of the transpose's edge t; only dropout, edge scores and `kept`
     need it. Returns the sources' part of att's gradient (leaky only)."""
     columns, rows = _checked(scores, value, heads), rows_on(transpose, value.device)
-    tiles = _tiles_of("sources", scores.kind, heads, columns, value.element_size()) if tiles is None else tiles
+    tiles = (
+        _tiles_of("sources", scores.kind, heads, columns, value.element_size()) if tiles is None else tiles
+    )
     if order is None and (kept is not None or scores.edge is not None or scores.dropout is not None):
         raise InputError("order: dropout, edge scores and kept weights need it; pass the transpose's order")
     needs_order = kept is not None or scores.edge is not None or scores.dropout is not None
     items, (sums, acc) = rows.items(tiles.short, tiles.most), accumulator(value.dtype)
     grid = items.grid(tiles.slots)
     value_parts = value.new_empty((items.num_parts, heads * columns), dtype=sums)
-    far_parts = None if far_grad is None else value.new_empty((items.num_parts, far_grad.shape[1]), dtype=sums)
+    far_parts = (
+        None if far_grad is None else value.new_empty((items.num_parts, far_grad.shape[1]), dtype=sums)
+    )
     att_parts = value.new_empty((grid, heads * columns), dtype=sums) if scores.kind == "leaky" else None
     if grid:
-        _sources[(grid,)](
-            scores.far, scores.near, value, scores.att, scores.edge, grad, statistics, value_grad, value_parts,
-            far_grad, far_parts, att_parts, kept, rows.indices, order if needs_order else None, items.items,
+        arguments = (
+            scores.far, scores.near, value, scores.att, scores.edge, grad, statistics, value_grad,
+            value_parts, far_grad, far_parts, att_parts, kept, rows.indices,
+            order if needs_order else None, items.items,
             scores.far.stride(0), _stride(scores.near), value.stride(0), _stride(scores.edge), grad.stride(0),
             value_grad.stride(0), value_parts.stride(0), _stride(far_grad), _stride(far_parts),
             items.num_pieces, items.num_pieces + items.num_short, heads, columns,
-            *_draws(scores), **_kind(scores), ACC=acc,
-            **_shape(tiles, heads, columns), num_warps=tiles.warps,
+            *_draws(scores),
         )  # fmt: skip
+        _run_sources(
+            (grid,), arguments, _kind(scores) | {"ACC": acc} | _shape(tiles, heads, columns), tiles.warps
+        )
     _add_up(items, rows, value_parts, value_grad)
     _add_up(items, rows, far_parts, far_grad)
     return None if att_parts is None else att_parts.sum(0)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from plait.errors import InputError
+from plait.kernels.relaunch import Launcher
 
 try:
     import triton
@@ -27,6 +28,8 @@ __all__ = ["Items", "Rows", "gcn_norm", "inverse_degrees", "rows_of", "transpose
 
 _BOUNDED_EDGES = 1 << 20
 _BLOCK = 512
+_COUNTS = ("num_rows", "num_pieces", "num_short", "num_edges", "short", "most")
+"""Numbers that differ from one graph to the next: kernels are not compiled again for them."""
 _LARGEST_INT32 = (1 << 31) - 1
 
 
@@ -34,8 +37,9 @@ _LARGEST_INT32 = (1 << 31) - 1
 class Items:
     """What the programs of a launch take up: pieces of long rows, then short rows of similar length together.
 
-    items[k] = (row, begin, end, part): the edges [begin, end) of a row. A piece of a row that was split writes
-    the partial result `part`; everything else (part -1) writes its row. Row -1 is padding. splits[k] = (row,
+    items[k] = (row, begin, end, part): the edges [begin, end) of a row. A piece of a row that was split
+    writes the partial result `part`; everything else (part -1) writes its row. Row -1 is padding.
+    splits[k] = (row,
     first part, last part). Pieces lie on fixed edges and partial results are added in their order, so results
     do not depend on how the device schedules the programs.
     """
@@ -79,7 +83,7 @@ class Rows:
         return self._items[short, most]
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=_COUNTS)  # type: ignore[untyped-decorator]
 def _measure(  # type: ignore[no-untyped-def]
     p_indptr, p_sizes, p_group, num_rows, short, most, BLOCK: tl.constexpr
 ):
@@ -101,7 +105,7 @@ def _measure(  # type: ignore[no-untyped-def]
     tl.store(p_group + row, tl.where(is_long, 127, 64 - bits).to(tl.int8), mask=m_row)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=_COUNTS)  # type: ignore[untyped-decorator]
 def _place(  # type: ignore[no-untyped-def]
     p_indptr, p_ends, p_by_length, p_items, p_splits, num_rows, num_pieces, num_short, short, most,
     BLOCK: tl.constexpr,
@@ -126,7 +130,9 @@ def _place(  # type: ignore[no-untyped-def]
     p_end = p_ends + at.to(tl.int64)
     first = tl.load(p_end, mask=m_row, other=0) - pieces
     part = tl.load(p_end + num_rows, mask=m_row, other=0) - pieces
-    p_split = p_splits + (tl.load(p_end + 2 * num_rows.to(tl.int64), mask=m_row, other=1) - 1).to(tl.int64) * 3
+    p_split = (
+        p_splits + (tl.load(p_end + 2 * num_rows.to(tl.int64), mask=m_row, other=1) - 1).to(tl.int64) * 3
+    )
     tl.store(p_split, at, mask=is_split)
     tl.store(p_split + 1, part, mask=is_split)
     tl.store(p_split + 2, part + pieces, mask=is_split)
@@ -140,7 +146,7 @@ def _place(  # type: ignore[no-untyped-def]
 
 
 def _arrange(rows: Rows, short: int, most: int) -> Items:
-    """See Items. Rows of up to `short` edges are grouped by powers of two and keep their order inside a group:
+    """See Items. Rows of up to `short` edges are grouped by powers of two and keep their order in a group:
     neighbouring rows of a mesh read the same neighbours, sorting them by exact length would part them."""
     n, dtype, device = rows.num_rows, rows.indptr.dtype, rows.indptr.device
     if not n:
@@ -149,16 +155,15 @@ def _arrange(rows: Rows, short: int, most: int) -> Items:
     sizes = torch.empty((4, n), dtype=dtype, device=device)
     group = torch.empty(n, dtype=torch.int8, device=device)
     blocks = (triton.cdiv(n, _BLOCK),)
-    _measure[blocks](rows.indptr, sizes, group, n, short, most, BLOCK=_BLOCK)
+    _run_measure(blocks, (rows.indptr, sizes, group, n, short, most), {"BLOCK": _BLOCK})
     ends = sizes.cumsum(1, dtype=dtype)
     num_pieces, num_parts, num_splits, num_long = _sizes(rows, short, most, ends)
     num_short = n - num_long
     items = torch.full((num_pieces + num_short, 4), -1, dtype=dtype, device=device)
     splits = torch.full((num_splits, 3), -1, dtype=dtype, device=device)
     by_length = group.sort(stable=True).indices
-    _place[blocks](
-        rows.indptr, ends, by_length, items, splits, n, num_pieces, num_short, short, most, BLOCK=_BLOCK
-    )
+    arrays = (rows.indptr, ends, by_length, items, splits)
+    _run_place(blocks, (*arrays, n, num_pieces, num_short, short, most), {"BLOCK": _BLOCK})
     return Items(items, splits, num_pieces, num_short, num_splits, num_parts)
 
 
@@ -183,7 +188,7 @@ def _index_dtype(*sizes: int) -> torch.dtype:
 def rows_of(edge_index: torch.Tensor, num_rows: int, num_columns: int | None = None) -> Rows:
     """The matrix with an entry (target, source) for every edge of edge_index[2, edges] = (sources, targets).
 
-    Sources ascend inside a row; repeated edges keep their order. `order` is where each edge was in edge_index.
+    Sources ascend inside a row; repeated edges keep their order. `order` is each edge's place in edge_index.
     """
     if edge_index.dim() != 2 or edge_index.shape[0] != 2:
         raise InputError(f"edge_index has shape {tuple(edge_index.shape)}; pass one of shape [2, edges]")
@@ -196,12 +201,15 @@ def rows_of(edge_index: torch.Tensor, num_rows: int, num_columns: int | None = N
     indptr = torch.searchsorted(key, starts, out_int32=dtype == torch.int32)
     indices, placed = (torch.empty(key.numel(), dtype=dtype, device=key.device) for _ in range(2))
     if key.numel():
-        _unpack[(triton.cdiv(key.numel(), _BLOCK),)](key, order, indices, placed, key.numel(), BLOCK=_BLOCK)
+        blocks = (triton.cdiv(key.numel(), _BLOCK),)
+        _run_unpack(blocks, (key, order, indices, placed, key.numel()), {"BLOCK": _BLOCK})
     return Rows(indptr, indices, num_columns, placed)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _unpack(p_key, p_order, p_indices, p_placed, num_edges, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=_COUNTS)  # type: ignore[untyped-decorator]
+def _unpack(  # type: ignore[no-untyped-def]
+    p_key, p_order, p_indices, p_placed, num_edges, BLOCK: tl.constexpr
+):
     """The sources of sorted (target, source) pairs, and their order in fewer bits."""
     edge = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     m_edge = edge < num_edges
@@ -209,14 +217,19 @@ def _unpack(p_key, p_order, p_indices, p_placed, num_edges, BLOCK: tl.constexpr)
     tl.store(p_placed + edge, tl.load(p_order + edge, mask=m_edge, other=0), mask=m_edge)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _turn(p_after, p_order, p_indices, p_placed, num_edges, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=_COUNTS)  # type: ignore[untyped-decorator]
+def _turn(  # type: ignore[no-untyped-def]
+    p_after, p_order, p_indices, p_placed, num_edges, BLOCK: tl.constexpr
+):
     """The targets of the transpose's edges, and their order in fewer bits; p_after: target + 1 by edge."""
     edge = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     m_edge = edge < num_edges
     order = tl.load(p_order + edge, mask=m_edge, other=0)
     tl.store(p_indices + edge, tl.load(p_after + order, mask=m_edge, other=1) - 1, mask=m_edge)
     tl.store(p_placed + edge, order, mask=m_edge)
+
+
+_run_measure, _run_place, _run_unpack, _run_turn = (Launcher(k) for k in (_measure, _place, _unpack, _turn))
 
 
 def transposed(rows: Rows) -> Rows:
@@ -230,7 +243,8 @@ def transposed(rows: Rows) -> Rows:
     indptr = torch.searchsorted(source, starts, out_int32=is_short)
     indices, placed = (torch.empty(num_edges, dtype=dtype, device=device) for _ in range(2))
     if num_edges:
-        _turn[(triton.cdiv(num_edges, _BLOCK),)](after, order, indices, placed, num_edges, BLOCK=_BLOCK)
+        blocks = (triton.cdiv(num_edges, _BLOCK),)
+        _run_turn(blocks, (after, order, indices, placed, num_edges), {"BLOCK": _BLOCK})
     return Rows(indptr, indices, rows.num_rows, placed)
 
 

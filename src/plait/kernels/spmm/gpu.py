@@ -1,7 +1,8 @@
 """Sparse times dense on a GPU by Triton: sums, means, maxima and minima over neighbours, and their gradients.
 
-A program has SLOTS rows of accumulators. It gives one to each of SLOTS short rows, or all of them to one piece
-of a long row and adds them up at the end (kernels/csr: Items). Either way a warp asks for several rows of x
+A program has SLOTS rows of accumulators. It gives one to each of SLOTS short rows, or all of them to one
+piece of a long row and adds them up at the end (kernels/csr: Items). Either way a warp asks for several
+rows of x
 before it adds the first, and nothing is reduced across threads inside the loop over edges.
 """
 
@@ -15,6 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from plait.kernels.csr.gpu import Items, Rows  # first: it says so where triton is missing
+from plait.kernels.relaunch import Launcher
 
 # isort: split
 import triton
@@ -23,7 +25,16 @@ import triton.language as tl
 if TYPE_CHECKING:
     from plait.kernels.spmm import Pattern
 
-__all__ = ["Tiles", "add_parts", "extremum", "extremum_gather", "rows_on", "spmm", "tiles_of", "weight_gradient"]
+__all__ = [
+    "Tiles",
+    "add_parts",
+    "extremum",
+    "extremum_gather",
+    "rows_on",
+    "spmm",
+    "tiles_of",
+    "weight_gradient",
+]
 
 
 _COUNTS = ("num_pieces", "num_items")
@@ -48,8 +59,8 @@ def tiles_of(width: int, element_size: int = 4) -> Tiles:
     """The tiles for rows of so many columns.
 
     Of some 600 settings per graph and width on an H200 (two R-MAT graphs, a mesh, cliques; widths 16 to 256,
-    float32) this one was within 11% of the best everywhere, but for launches that Python takes longer to issue
-    than the device to run. One warp with 256 columns of rows in flight four times over.
+    float32) this one was within 11% of the best everywhere, but for launches that Python takes longer to
+    issue than the device to run. One warp with 256 columns of rows in flight four times over.
     """
     columns = min(triton.next_power_of_2(max(1, width)), 256)
     in_flight = 256 * max(1, 4 // element_size)
@@ -64,7 +75,9 @@ def slots_of(p_items, i_program, num_pieces, num_items, SLOTS: tl.constexpr):  #
     takes the edges first[s], first[s] + step, ... up to last[s]."""
     is_piece = i_program < num_pieces
     o_slot = tl.arange(0, SLOTS)
-    o_item = tl.where(is_piece, i_program + 0 * o_slot, num_pieces + (i_program - num_pieces) * SLOTS + o_slot)
+    o_item = tl.where(
+        is_piece, i_program + 0 * o_slot, num_pieces + (i_program - num_pieces) * SLOTS + o_slot
+    )
     m_item = o_item < num_items
     p_item = p_items + o_item.to(tl.int64) * 4
     row = tl.load(p_item, mask=m_item, other=-1)
@@ -76,12 +89,12 @@ def slots_of(p_items, i_program, num_pieces, num_items, SLOTS: tl.constexpr):  #
     return row, first, last, part, step, tl.max((last - first + step - 1) // step, 0)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _larger(a, b):  # type: ignore[no-untyped-def]
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _smaller(a, b):  # type: ignore[no-untyped-def]
     return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
@@ -104,7 +117,9 @@ def _finish(  # type: ignore[no-untyped-def]
     node = row.to(tl.int64)
     m_out = m_row[:, None] & m_column[None, :]
     if REDUCE != "sum":
-        degree = tl.load(p_indptr + node + 1, mask=m_row, other=0) - tl.load(p_indptr + node, mask=m_row, other=0)
+        degree = tl.load(p_indptr + node + 1, mask=m_row, other=0) - tl.load(
+            p_indptr + node, mask=m_row, other=0
+        )
         if REDUCE == "mean":
             total = total / tl.maximum(degree, 1).to(total.dtype)[:, None]
         else:
@@ -123,8 +138,10 @@ def _finish(  # type: ignore[no-untyped-def]
     tl.store(p_out + node[:, None] * out_stride + o_column[None, :], total, mask=m_out)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _write_ties(total, ties, row, m_row, o_column, m_column, p_ties, ties_stride):  # type: ignore[no-untyped-def]
+@triton.jit
+def _write_ties(  # type: ignore[no-untyped-def]
+    total, ties, row, m_row, o_column, m_column, p_ties, ties_stride
+):
     """How many attain the extremum; one more where it is 0, as torch counts; never below 1."""
     ties = tl.maximum(ties + (total == 0).to(tl.int32), 1)
     p_row = p_ties + row.to(tl.int64)[:, None] * ties_stride
@@ -166,7 +183,7 @@ def _product(  # type: ignore[no-untyped-def]
                     is_better = b_x > total if REDUCE == "max" else b_x < total
                     is_tied = (b_x == total) & m_edge[:, None]
                     ties = tl.where(is_better, 1, ties + is_tied.to(tl.int32))
-                if REDUCE == "max":
+                if REDUCE == "max":  # noqa: SIM108 - Triton compiles one branch alone
                     total = _larger(total, b_x)
                 else:
                     total = _smaller(total, b_x)
@@ -230,7 +247,7 @@ def _add_parts(  # type: ignore[no-untyped-def]
                 b_ties = tl.load(p_tie_parts + o_cell, mask=m_part, other=0)
                 is_better = b_part > total if REDUCE == "max" else b_part < total
                 ties = tl.where(is_better, b_ties, tl.where(b_part == total, ties + b_ties, ties))
-            if REDUCE == "max":
+            if REDUCE == "max":  # noqa: SIM108 - Triton compiles one branch alone
                 total = _larger(total, b_part)
             else:
                 total = _smaller(total, b_part)
@@ -249,6 +266,7 @@ def _add_parts(  # type: ignore[no-untyped-def]
     )  # fmt: skip
 
 
+_run_product, _run_parts = Launcher(_product), Launcher(_add_parts)
 _PARTS_AT_ONCE, _PART_COLUMNS, _PART_WARPS = 16, 64, 4
 _placed: WeakKeyDictionary[Pattern, dict[torch.device, Rows]] = WeakKeyDictionary()
 
@@ -262,6 +280,14 @@ def rows_on(pattern: Pattern | Rows, device: torch.device) -> Rows:
         indptr, indices = (torch.from_numpy(a).to(device) for a in (pattern.indptr, pattern.indices))
         devices[device] = Rows(indptr, indices, pattern.num_columns)
     return devices[device]
+
+
+def _grid(items: Items, tiles: Tiles, width: int) -> tuple[int, int]:
+    return items.grid(tiles.slots), -(-width // tiles.columns)
+
+
+def _shape(tiles: Tiles) -> dict[str, int]:
+    return {"SLOTS": tiles.slots, "AHEAD": tiles.ahead, "BLOCK_WIDTH": tiles.columns}
 
 
 def accumulator(dtype: torch.dtype) -> tuple[torch.dtype, Any]:
@@ -288,11 +314,12 @@ def add_parts(
         return
     width = out.shape[1]
     columns = min(triton.next_power_of_2(width), _PART_COLUMNS)
-    _add_parts[(items.num_splits, -(-width // columns))](
+    arguments = (
         parts, tie_parts, out, ties, items.splits, indptr, target, addend, addend_scale, bias,
         parts.stride(0), out.stride(0), 0 if addend is None else addend.stride(0), width,
-        REDUCE=reduce, BLOCK_PARTS=_PARTS_AT_ONCE, BLOCK_WIDTH=columns, num_warps=_PART_WARPS,
     )  # fmt: skip
+    constants = {"REDUCE": reduce, "BLOCK_PARTS": _PARTS_AT_ONCE, "BLOCK_WIDTH": columns}
+    _run_parts((items.num_splits, -(-width // columns)), arguments, constants, _PART_WARPS)
 
 
 def spmm(
@@ -324,14 +351,15 @@ def spmm(
     sums, acc = accumulator(x.dtype)
     parts = x.new_empty((items.num_parts, width), dtype=sums)
     tie_parts = None if ties is None else ties.new_empty((items.num_parts, width))
-    _product[(items.grid(tiles.slots), -(-width // tiles.columns))](
+    arguments = (
         x, out, parts, ties, tie_parts, rows.indptr, rows.indices, items.items,
         edge, source, target, addend, addend_scale, bias,
         x.stride(0), out.stride(0), parts.stride(0), 0 if addend is None else addend.stride(0),
         items.num_pieces, items.num_pieces + items.num_short, width,
-        REDUCE=reduce, ACC=acc, SLOTS=tiles.slots, AHEAD=tiles.ahead, BLOCK_WIDTH=tiles.columns,
-        num_warps=tiles.warps,
     )  # fmt: skip
+    _run_product(
+        _grid(items, tiles, width), arguments, {"REDUCE": reduce, "ACC": acc} | _shape(tiles), tiles.warps
+    )
     add_parts(
         items, rows.indptr, parts, out, reduce=reduce, target=target, addend=addend,
         addend_scale=addend_scale, bias=bias, ties=ties, tie_parts=tie_parts,
@@ -349,7 +377,8 @@ def extremum(
 @triton.jit(do_not_specialize=_COUNTS)  # type: ignore[untyped-decorator]
 def _attained(  # type: ignore[no-untyped-def]
     p_x, p_best, p_share, p_out, p_parts, p_indptr, p_indices, p_items, p_addend,
-    x_stride, best_stride, share_stride, out_stride, parts_stride, addend_stride, num_pieces, num_items, width,
+    x_stride, best_stride, share_stride, out_stride, parts_stride, addend_stride,
+    num_pieces, num_items, width,
     ACC: tl.constexpr, SLOTS: tl.constexpr, AHEAD: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
 ):  # fmt: skip
     i_program = tl.program_id(0)
@@ -383,6 +412,9 @@ def _attained(  # type: ignore[no-untyped-def]
                 None, p_addend, None, None, out_stride, addend_stride, "sum")  # fmt: skip
 
 
+_run_attained = Launcher(_attained)
+
+
 def extremum_gather(
     transpose: Pattern | Rows,
     x: torch.Tensor,
@@ -400,12 +432,13 @@ def extremum_gather(
     items = rows.items(tiles.short, tiles.most)
     sums, acc = accumulator(x.dtype)
     parts = x.new_empty((items.num_parts, width), dtype=sums)
-    _attained[(items.grid(tiles.slots), -(-width // tiles.columns))](
+    arguments = (
         x, best, share, out, parts, rows.indptr, rows.indices, items.items, addend,
         x.stride(0), best.stride(0), share.stride(0), out.stride(0), parts.stride(0),
-        0 if addend is None else addend.stride(0), items.num_pieces, items.num_pieces + items.num_short, width,
-        ACC=acc, SLOTS=tiles.slots, AHEAD=tiles.ahead, BLOCK_WIDTH=tiles.columns, num_warps=tiles.warps,
+        0 if addend is None else addend.stride(0),
+        items.num_pieces, items.num_pieces + items.num_short, width,
     )  # fmt: skip
+    _run_attained(_grid(items, tiles, width), arguments, {"ACC": acc} | _shape(tiles), tiles.warps)
     add_parts(items, rows.indptr, parts, out, addend=addend)
     return out
 
@@ -432,6 +465,9 @@ def _dots(  # type: ignore[no-untyped-def]
         tl.store(p_out + o_edge, total, mask=m_edge)
 
 
+_run_dots = Launcher(_dots)
+
+
 def weight_gradient(
     pattern: Pattern | Rows,
     x: torch.Tensor,
@@ -445,9 +481,10 @@ def weight_gradient(
         return out.zero_()
     tiles = tiles_of(width, x.element_size()) if tiles is None else tiles
     items = rows.items(tiles.short, tiles.most)
-    _dots[(items.grid(tiles.slots),)](
+    arguments = (
         x, grad, out, rows.indices, items.items, x.stride(0), grad.stride(0),
         items.num_pieces, items.num_pieces + items.num_short, width,
-        ACC=accumulator(x.dtype)[1], SLOTS=tiles.slots, BLOCK_WIDTH=tiles.columns, num_warps=tiles.warps,
     )  # fmt: skip
+    constants = {"ACC": accumulator(x.dtype)[1], "SLOTS": tiles.slots, "BLOCK_WIDTH": tiles.columns}
+    _run_dots((items.grid(tiles.slots),), arguments, constants, tiles.warps)
     return out
