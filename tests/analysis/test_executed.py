@@ -17,9 +17,11 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv, GINConv, SAGEConv, SGConv
 
 import plait
-from plait.analysis.work import of_layer, unchained
-from plait.plan.program import Step
+from plait.analysis.work import of_layer
+from plait.ops.chain import unchained
+from plait.ops.program import Step
 from plait.runtime import executor
+from plait.runtime.bind import Binding
 from plait.runtime.chain import turned
 from plait.runtime.constants import SparseValue
 from tests.parity.test_real import GRAPHS, arrays, edges_of, features_of
@@ -52,11 +54,11 @@ def with_own_features(name: str) -> Data:
     return Data(x=features_of(found, nodes), edge_index=edges)
 
 
-def operations(part: Step, program: executor.Compiled, shapes: dict[str, tuple[int, int]], env: Any) -> int:
+def operations(part: Step, binding: Binding, shapes: dict[str, tuple[int, int]], env: Any) -> int:
     """Of one kernel call, by its operands; leaves the shape of what it makes."""
     after = sum(part.get(role) is not None for role in ("target", "addend", "addend_scale", "bias"))
     if part.op == "spmm":
-        pattern, weight = program._matrix(part).operands(part.is_transposed)
+        pattern, weight = binding.matrix(part).operands(part.is_transposed)
         rows, cols = shapes[part.out] = (pattern.num_rows, shapes[part["x"]][1])
         each = 2 if weight is not None or part.get("source") is not None else 1
         return each * len(pattern.indices) * cols + rows * cols * after
@@ -97,21 +99,21 @@ def _row_wise(part: Step, shapes: dict[str, tuple[int, int]]) -> int:
 def counts(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, str], int]:
     """Operations by layer and pass, filled while anything runs."""
     found: dict[tuple[str, str], int] = defaultdict(int)
-    bind = executor.Compiled._bind
+    bind = executor.bind
 
-    def counted(self: executor.Compiled, step: Step, owns: bool) -> Callable[[Any], Any]:
-        call, plan = bind(self, step, owns), self.run_of.plan
+    def counted(binding: Binding, step: Step, owns: bool) -> Callable[[Any], Any]:
+        call, plan = bind(binding, step, owns), binding.run.plan
         ways = {id(plan.forward): "forward", id(plan.backward): "backward", id(plan.hoisted): "once"}
 
         def run(env: Any) -> Any:
             shapes = {name: _shape(value) for name, value in env.items()}
             for part in unchained(step):
-                found[plan.layer, ways[id(self.program)]] += operations(part, self, shapes, env)
+                found[plan.layer, ways[id(binding.program)]] += operations(part, binding, shapes, env)
             return call(env)
 
         return run
 
-    monkeypatch.setattr(executor.Compiled, "_bind", counted)
+    monkeypatch.setattr(executor, "bind", counted)
     return found
 
 

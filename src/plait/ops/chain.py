@@ -84,6 +84,6 @@ register(
             "matrix?", "x?", "source?", "target?", "block?", "block_addend?", "block_scale?",
             "rows*", "w*", "wt*", "left*", "right*", "addend?", "bias?",
         ),
-        _flops, _depth, _request, overwrites="addend", reference="plait.kernels.chain.reference",
+        _flops, _depth, _request, overwrites="addend", reference="plait.kernels.chain.reference:chain",
     )
 )  # fmt: skip

@@ -257,13 +257,13 @@ register(
     ),
     Operation(
         "extremum", ("matrix", "x"), _extremum_flops, _sparse_depth, _sparse_request, _of_extremum,
-        may_hoist=True, reference=f"{_SPMM}:spmm",
+        may_hoist=True, reference=f"{_SPMM}:extremum",
     ),
     Operation("extremum_share", ("x", "ties"), _once, _one, _streamed, overwrites="x"),
     Operation(
         "extremum_gather", ("matrix", "x", "best", "share", *_AFTER[:2]),
         _extremum_gather_flops, _extremum_gather_depth, _sparse_request, overwrites="addend",
-        reference=f"{_SPMM}:extremum_gather",
+        reference=f"{_SPMM}:extremum_backward",
     ),
     Operation(
         "gemm", ("x", "w", "addend?", "bias?"), _gemm_flops,
