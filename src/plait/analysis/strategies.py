@@ -123,7 +123,7 @@ def _load(layer: Layer) -> Load:
         width_in=layer.width_in,
         width_out=layer.width_out,
         ahead=ahead.gathers,
-        behind=behind.gathers,
+        behind=_returned(ahead.gathers, behind.gathers),
         graph_seconds=(ahead.gather_seconds, behind.gather_seconds),
         dense_seconds=(ahead.seconds - ahead.gather_seconds, behind.seconds - behind.gather_seconds),
         flops=ahead.flops + behind.flops,
@@ -131,6 +131,16 @@ def _load(layer: Layer) -> Load:
         held_bytes=layer.held_bytes,
         once_seconds=layer.phases["once"].gather_seconds if "once" in layer.phases else 0.0,
     )
+
+
+def _returned(ahead: tuple[int, ...], behind: tuple[int, ...]) -> tuple[int, ...]:
+    """Columns of the gradients' exchanges: they can go back the way the rows came, if that is narrower.
+
+    On one machine the gradients may follow another association, whose products are wider (plan/search.py).
+    """
+    if len(ahead) != len(behind):
+        return behind
+    return tuple(min(pair) for pair in zip(reversed(ahead), behind, strict=True))
 
 
 @dataclass(frozen=True)
