@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import inspect
 import os
 import tempfile
 from collections.abc import Callable
@@ -106,9 +107,23 @@ def _target_machine() -> Any:
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
     target = binding.Target.from_default_triple()
+    # sections that nothing keeps together may lie more than 2 GiB apart, out of a small model's reach
+    model = "small" if _has_manager() else "large"
     return target.create_target_machine(
-        cpu=binding.get_host_cpu_name(), features=_features(), opt=3, reloc="pic", codemodel="small", jit=True
+        cpu=binding.get_host_cpu_name(), features=_features(), opt=3, reloc="pic", codemodel=model, jit=True
     )
+
+
+@functools.cache
+def _has_manager() -> bool:
+    """Whether llvmlite brings a memory manager that lays a kernel's code and constants side by side.
+
+    LLVM's own maps each section where there is room. On an Intel host with much memory mapped (CUDA) the
+    constants of a kernel came to lie beyond 32-bit offsets of its code, and the loader aborted the process.
+    """
+    from llvmlite import binding
+
+    return "use_lmm" in inspect.signature(binding.create_mcjit_compiler).parameters
 
 
 def _object_code(function: Any) -> bytes:
@@ -124,7 +139,8 @@ def _load(code: bytes) -> int:
     from llvmlite import binding
 
     machine = _target_machine()
-    engine = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
+    manager = {"use_lmm": True} if _has_manager() else {}
+    engine = binding.create_mcjit_compiler(binding.parse_assembly(""), machine, **manager)
     engine.add_object_file(binding.ObjectFileRef.from_data(code))
     engine.finalize_object()
     address = engine.get_function_address(_SYMBOL)
