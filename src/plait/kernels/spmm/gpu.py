@@ -26,10 +26,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Tiles",
+    "accumulator",
     "add_parts",
+    "close_rows",
     "extremum",
     "extremum_gather",
     "rows_on",
+    "slots_of",
     "spmm",
     "tiles_of",
     "weight_gradient",
@@ -373,6 +376,27 @@ def extremum(
     return spmm(pattern, x, out, reduce=reduce, ties=ties)
 
 
+@triton.jit
+def close_rows(  # type: ignore[no-untyped-def]
+    total, row, part, is_piece, o_column, m_column,
+    p_out, p_parts, p_indptr, p_addend, p_bias, out_stride, parts_stride, addend_stride,
+):  # fmt: skip
+    """The sums of a program's slots: rows with addend and bias, or of a piece one row or one part."""
+    if is_piece:
+        one = tl.sum(total, 0)[None, :]
+        row_of = tl.max(row, 0) + tl.zeros((1,), row.dtype)
+        part_of = tl.max(part, 0)
+        if part_of >= 0:
+            o_part = part_of.to(tl.int64) * parts_stride + o_column[None, :]
+            tl.store(p_parts + o_part, one, mask=m_column[None, :])
+        else:
+            _finish(one, row_of, row_of >= 0, o_column, m_column, p_out, p_indptr,
+                    None, p_addend, None, p_bias, out_stride, addend_stride, "sum")  # fmt: skip
+    else:
+        _finish(total, row, row >= 0, o_column, m_column, p_out, p_indptr,
+                None, p_addend, None, p_bias, out_stride, addend_stride, "sum")  # fmt: skip
+
+
 @triton.jit(do_not_specialize=_COUNTS)  # type: ignore[untyped-decorator]
 def _attained(  # type: ignore[no-untyped-def]
     p_x, p_best, p_share, p_out, p_parts, p_indptr, p_indices, p_items, p_addend,
@@ -396,19 +420,10 @@ def _attained(  # type: ignore[no-untyped-def]
             b_best = tl.load(p_best + target * best_stride + o_column[None, :], mask=m_both, other=0.0)
             b_share = tl.load(p_share + target * share_stride + o_column[None, :], mask=m_both, other=0.0)
             total += tl.where(b_best == b_x, b_share, 0.0).to(ACC)
-    if i_program < num_pieces:
-        one = tl.sum(total, 0)[None, :]
-        row_of = tl.max(row, 0) + tl.zeros((1,), row.dtype)
-        part_of = tl.max(part, 0)
-        if part_of >= 0:
-            o_part = part_of.to(tl.int64) * parts_stride + o_column[None, :]
-            tl.store(p_parts + o_part, one, mask=m_column[None, :])
-        else:
-            _finish(one, row_of, row_of >= 0, o_column, m_column, p_out, p_indptr,
-                    None, p_addend, None, None, out_stride, addend_stride, "sum")  # fmt: skip
-    else:
-        _finish(total, row, row >= 0, o_column, m_column, p_out, p_indptr,
-                None, p_addend, None, None, out_stride, addend_stride, "sum")  # fmt: skip
+    close_rows(
+        total, row, part, i_program < num_pieces, o_column, m_column,
+        p_out, p_parts, p_indptr, p_addend, None, out_stride, parts_stride, addend_stride,
+    )  # fmt: skip
 
 
 _run_attained = Launcher(_attained)
