@@ -127,6 +127,7 @@ def test_tiles_fit_every_width(width: int) -> None:
     tiles = gpu.tiles_of(width)
     assert tiles.columns & (tiles.columns - 1) == 0
     assert 2 <= tiles.slots <= 32
+    assert -(-width // tiles.columns) * tiles.columns <= max(1.5 * width, 64)
     x, out = drawn(2, width), poisoned(2, width)
     gpu.spmm(rows_of(graph_of([[0, 1], [1]])), place(x), out)
     np.testing.assert_allclose(out.cpu(), [x[0] + x[1], x[1]], atol=1e-12)

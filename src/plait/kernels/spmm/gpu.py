@@ -64,7 +64,9 @@ def tiles_of(width: int, element_size: int = 4) -> Tiles:
     float32) this one was within 11% of the best everywhere, but for launches that Python takes longer to
     issue than the device to run. One warp with 256 columns of rows in flight four times over.
     """
-    columns = min(triton.next_power_of_2(max(1, width)), 256)
+    largest = min(triton.next_power_of_2(max(1, width)), 256)
+    # least padding: 602 columns are five blocks of 128, not three of 256
+    columns = min((largest, *(c for c in (128, 64) if c < largest)), key=lambda c: -(-width // c) * c)
     in_flight = 256 * max(1, 4 // element_size)
     return Tiles(
         short=64, most=512, columns=columns, slots=min(32, max(2, in_flight // columns)), ahead=4, warps=1
