@@ -41,8 +41,10 @@ def test_facts_that_triton_compiles_for_are_told_apart() -> None:
     run, x = Launcher(kernel), torch.ones(8)
     calls = [
         ((x, 32, 1), {"SLOTS": 2}, 1), ((x, 33, 1), {"SLOTS": 2}, 1), ((x, 1, 1), {"SLOTS": 2}, 1),
-        ((x, 1 << 40, 1), {"SLOTS": 2}, 1), ((x, 32, 1 << 40), {"SLOTS": 2}, 1), ((x[1:], 32, 1), {"SLOTS": 2}, 1),
-        ((x.double(), 32, 1), {"SLOTS": 2}, 1), ((x, None, 1), {"SLOTS": 2}, 1), ((x, 32, 1), {"SLOTS": 4}, 1),
+        ((x, 1 << 40, 1), {"SLOTS": 2}, 1), ((x, 32, 1 << 40), {"SLOTS": 2}, 1),
+        ((x[1:], 32, 1), {"SLOTS": 2}, 1),
+        ((x.double(), 32, 1), {"SLOTS": 2}, 1), ((x, None, 1), {"SLOTS": 2}, 1),
+        ((x, 32, 1), {"SLOTS": 4}, 1),
         ((x, 32, 1), {"SLOTS": 2}, 2),
     ]  # fmt: skip
     for arguments, constants, warps in calls * 2:
