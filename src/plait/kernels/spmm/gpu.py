@@ -62,7 +62,8 @@ def tiles_of(width: int, element_size: int = 4) -> Tiles:
 
     Of 84 to 282 settings per graph and width on an H200 (two R-MAT graphs, a mesh, cliques; widths 16 to 256,
     float32) this one was within 11% of the best, but for one R-MAT graph at 16 and 64 columns, where Python
-    took longer to issue the launches than the device to run them. One warp has 256 columns in flight, four times.
+    took longer to issue the launches than the device to run them.
+    One warp has 256 columns in flight, four times.
     """
     largest = min(triton.next_power_of_2(max(1, width)), 256)
     # least padding: 602 columns are five blocks of 128, not three of 256
