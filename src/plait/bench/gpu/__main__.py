@@ -5,16 +5,23 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from plait.bench.gpu import attending, building, products
+from plait.bench.gpu import attending, building, gates, products
 from plait.bench.gpu.graphs import GRAPHS
 from plait.errors import InputError
+from plait.measure import environment
 
-_PARTS = {"products": products, "attention": attending}
+_PARTS: dict[str, Callable[..., Iterator[dict[str, Any]]]] = {
+    "products": products.measure,
+    "attention": attending.measure,
+    "gates": gates.measure,
+}
+_SWEEPS = {"products": products.sweep, "attention": attending.sweep}
 
 
 def _line(record: dict[str, Any]) -> str:
@@ -34,22 +41,23 @@ def main() -> None:
     if not torch.cuda.is_available():
         raise InputError("no CUDA device was found; run this where torch.cuda.is_available() is true")
     records: list[dict[str, Any]] = []
+    where = environment()
     start = time.perf_counter()
 
     def keep(record: dict[str, Any]) -> None:
         records.append(record)
         print(f"{time.perf_counter() - start:6.1f} s  {_line(record)}", flush=True)
         if args.output is not None:
-            args.output.write_text(json.dumps(records, indent=1))
+            args.output.write_text(json.dumps({"environment": where, "records": records}, indent=1))
 
     if args.only in (None, "building") and not args.sweep:
         for record in building.measure():
             keep(record)
     for name in args.graphs:
         edge_index, num_nodes = GRAPHS[name]()
-        for part, module in _PARTS.items():
+        for part, measure in (_SWEEPS if args.sweep else _PARTS).items():
             if args.only in (None, part):
-                for record in (module.sweep if args.sweep else module.measure)(name, edge_index, num_nodes):
+                for record in measure(name, edge_index, num_nodes):
                     keep(record)
 
 

@@ -16,6 +16,7 @@ from plait.kernels.spmm.gpu import Tiles, extremum, extremum_gather, spmm, tiles
 __all__ = ["WIDTHS", "candidates", "measure", "sweep"]
 
 WIDTHS = (16, 32, 64, 128, 256)
+ODD_WIDTHS = (1, 7, 33, 100, 602, 1024)
 CUTS = ((8, 256), (16, 512), (32, 256), (32, 512), (64, 512), (64, 1024))
 """(longest short row, edges of a piece) worth a try."""
 
@@ -37,10 +38,10 @@ def measure(name: str, edge_index: torch.Tensor, num_nodes: int) -> Iterator[dic
     rows = rows_of(edge_index, num_nodes)
     ones = torch.ones(rows.num_edges, device="cuda")
     weights = torch.rand(rows.num_edges, device="cuda")
-    for width in WIDTHS:
+    for width in (*WIDTHS, *ODD_WIDTHS):
         x = torch.randn(num_nodes, width, device="cuda")
         out = torch.full_like(x, float("nan"))
-        for edge in (None, weights):
+        for edge in (None, weights) if width in WIDTHS else (None,):
             matrix = _cusparse(rows, ones if edge is None else edge)
             error = relative_error(spmm(rows, x, out, edge=edge), matrix @ x)
             peer = milliseconds(functools.partial(torch.mm, matrix, x))

@@ -2,8 +2,7 @@
 
 A program has SLOTS rows of accumulators. It gives one to each of SLOTS short rows, or all of them to one
 piece of a long row and adds them up at the end (kernels/csr: Items). Either way a warp asks for several
-rows of x
-before it adds the first, and nothing is reduced across threads inside the loop over edges.
+rows of x before it adds the first, and nothing is reduced across threads inside the loop over edges.
 """
 
 from __future__ import annotations
@@ -27,10 +26,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Tiles",
+    "accumulator",
     "add_parts",
+    "close_rows",
     "extremum",
     "extremum_gather",
     "rows_on",
+    "slots_of",
     "spmm",
     "tiles_of",
     "weight_gradient",
@@ -58,11 +60,14 @@ class Tiles:
 def tiles_of(width: int, element_size: int = 4) -> Tiles:
     """The tiles for rows of so many columns.
 
-    Of some 600 settings per graph and width on an H200 (two R-MAT graphs, a mesh, cliques; widths 16 to 256,
-    float32) this one was within 11% of the best everywhere, but for launches that Python takes longer to
-    issue than the device to run. One warp with 256 columns of rows in flight four times over.
+    Of 84 to 282 settings per graph and width on an H200 (two R-MAT graphs, a mesh, cliques; widths 16 to 256,
+    float32) this one was within 11% of the best, but for one R-MAT graph at 16 and 64 columns, where Python
+    took longer to issue the launches than the device to run them.
+    One warp has 256 columns in flight, four times.
     """
-    columns = min(triton.next_power_of_2(max(1, width)), 256)
+    largest = min(triton.next_power_of_2(max(1, width)), 256)
+    # least padding: 602 columns are five blocks of 128, not three of 256
+    columns = min((largest, *(c for c in (128, 64) if c < largest)), key=lambda c: -(-width // c) * c)
     in_flight = 256 * max(1, 4 // element_size)
     return Tiles(
         short=64, most=512, columns=columns, slots=min(32, max(2, in_flight // columns)), ahead=4, warps=1
@@ -374,6 +379,27 @@ def extremum(
     return spmm(pattern, x, out, reduce=reduce, ties=ties)
 
 
+@triton.jit
+def close_rows(  # type: ignore[no-untyped-def]
+    total, row, part, is_piece, o_column, m_column,
+    p_out, p_parts, p_indptr, p_addend, p_bias, out_stride, parts_stride, addend_stride,
+):  # fmt: skip
+    """The sums of a program's slots: rows with addend and bias, or of a piece one row or one part."""
+    if is_piece:
+        one = tl.sum(total, 0)[None, :]
+        row_of = tl.max(row, 0) + tl.zeros((1,), row.dtype)
+        part_of = tl.max(part, 0)
+        if part_of >= 0:
+            o_part = part_of.to(tl.int64) * parts_stride + o_column[None, :]
+            tl.store(p_parts + o_part, one, mask=m_column[None, :])
+        else:
+            _finish(one, row_of, row_of >= 0, o_column, m_column, p_out, p_indptr,
+                    None, p_addend, None, p_bias, out_stride, addend_stride, "sum")  # fmt: skip
+    else:
+        _finish(total, row, row >= 0, o_column, m_column, p_out, p_indptr,
+                None, p_addend, None, p_bias, out_stride, addend_stride, "sum")  # fmt: skip
+
+
 @triton.jit(do_not_specialize=_COUNTS)  # type: ignore[untyped-decorator]
 def _attained(  # type: ignore[no-untyped-def]
     p_x, p_best, p_share, p_out, p_parts, p_indptr, p_indices, p_items, p_addend,
@@ -397,19 +423,10 @@ def _attained(  # type: ignore[no-untyped-def]
             b_best = tl.load(p_best + target * best_stride + o_column[None, :], mask=m_both, other=0.0)
             b_share = tl.load(p_share + target * share_stride + o_column[None, :], mask=m_both, other=0.0)
             total += tl.where(b_best == b_x, b_share, 0.0).to(ACC)
-    if i_program < num_pieces:
-        one = tl.sum(total, 0)[None, :]
-        row_of = tl.max(row, 0) + tl.zeros((1,), row.dtype)
-        part_of = tl.max(part, 0)
-        if part_of >= 0:
-            o_part = part_of.to(tl.int64) * parts_stride + o_column[None, :]
-            tl.store(p_parts + o_part, one, mask=m_column[None, :])
-        else:
-            _finish(one, row_of, row_of >= 0, o_column, m_column, p_out, p_indptr,
-                    None, p_addend, None, None, out_stride, addend_stride, "sum")  # fmt: skip
-    else:
-        _finish(total, row, row >= 0, o_column, m_column, p_out, p_indptr,
-                None, p_addend, None, None, out_stride, addend_stride, "sum")  # fmt: skip
+    close_rows(
+        total, row, part, i_program < num_pieces, o_column, m_column,
+        p_out, p_parts, p_indptr, p_addend, None, out_stride, parts_stride, addend_stride,
+    )  # fmt: skip
 
 
 _run_attained = Launcher(_attained)
