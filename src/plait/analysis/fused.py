@@ -54,7 +54,7 @@ _PRODUCTS = (
 
 
 def of_fused(plan: FusedPlan, degree: int, gathers: dict[str, tuple[int, ...]]) -> dict[str, Phase]:
-    """ "forward" and "backward" of such a layer; `gathers` are the columns each pass would exchange."""
+    """The "forward" and "backward" of such a layer; `gathers` are the columns each pass would exchange."""
     values = _values(plan, degree)
     names = {"fwd": "forward", "bwd": "backward"}
     phases = {}

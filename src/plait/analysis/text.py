@@ -19,6 +19,10 @@ _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 def lines(analysis: Analysis) -> Iterator[str]:
     """The whole analysis, line by line."""
+    return (line.rstrip() for line in _all(analysis))
+
+
+def _all(analysis: Analysis) -> Iterator[str]:
     found = analysis.statistics
     yield (
         f"analysis of {analysis.model}: {found.nodes:,} nodes, {found.edges:,} edges, largest degree "
