@@ -154,7 +154,8 @@ def _advice(analysis: Analysis) -> Iterator[str]:
 def limit_text(limit: BreakEven) -> str:
     """A break-even in words."""
     if limit.what == "bandwidth":
-        return f"{limit.side} {_short(limit.value)}B/s {limit.instead} is faster"
+        on = " on" if limit.side == "from" else ""
+        return f"{limit.side} {_short(limit.value)}B/s{on} {limit.instead} is faster"
     if limit.what == "workers":
         return f"with {limit.value:g} workers {limit.instead} is faster"
     return f"with widths {limit.value:g} times as large {limit.instead} is faster"
