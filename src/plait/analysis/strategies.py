@@ -55,6 +55,7 @@ class Strategy:
         return self.compute_seconds + network.seconds(self.traffic)
 
     def to_dict(self, nodes: int, memory: float) -> dict[str, Any]:
+        largest = self.largest_nodes(nodes, memory)
         return {
             "family": self.family,
             "workers": self.workers,
@@ -68,7 +69,7 @@ class Strategy:
             "compute_seconds": self.compute_seconds,
             "communication_seconds": self.communication_seconds,
             "flops_per_worker": self.flops_per_worker,
-            "largest_nodes": self.largest_nodes(nodes, memory),
+            "largest_nodes": largest if math.isfinite(largest) else None,  # None: any number
             "same_numbers": self.same_numbers,
             "bubble": self.bubble,
             "note": self.note,
