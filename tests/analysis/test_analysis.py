@@ -80,9 +80,10 @@ def test_papers100m_as_a_whole() -> None:
     assert "no other form fits" in found.advice.because
 
 
-@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("nodes", [0, 1, 2])
 def test_tiny_and_empty_graphs_are_graphs(nodes: int) -> None:
-    found = analysis(Statistics(nodes, 0), workers=(nodes,))
+    found = analysis(Statistics(nodes, 0), workers=(max(1, nodes),))
+    assert json.dumps(found.to_dict(), allow_nan=False)
     assert found.to_dict()["graph"]["edges"] == 0
     assert str(found)
 

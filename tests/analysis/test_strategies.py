@@ -14,7 +14,8 @@ from plait.analysis.models import layers_by_name
 from plait.analysis.network import Network, network_of
 from plait.analysis.pipeline import MODES, schedule
 from plait.analysis.statistics import Statistics
-from plait.analysis.strategies import Cluster, Strategy, Workload, price, stage_times, workload_of
+from plait.analysis.strategies import Cluster, Strategy, price, stage_times
+from plait.analysis.workload import Workload, workload_of
 from plait.cost.machine import default_profile
 from plait.graph import Graph
 from tests.analysis.test_growth import random_graph
@@ -61,6 +62,21 @@ def test_an_edge_cut_sends_what_an_exchange_row_by_row_does(model: str, parts: i
     work = workload(model, Statistics.of(graph))
     found = by_name(work, cluster(graph, part))["edge cut"]
     assert found.traffic.total == exchanged(graph, part, work)
+
+
+def test_a_vertex_cut_sends_sums_to_masters_and_rows_to_copies() -> None:
+    graph = random_graph(80, 300)
+    part = np.random.default_rng(1).integers(0, 3, 80)  # parts own unequal numbers of nodes
+    work = workload("gcn", Statistics.of(graph))
+    degree = graph.degrees + graph.out_degrees
+    copies = set()
+    for target, source in zip(graph.edge_rows().tolist(), graph.indices.tolist(), strict=True):
+        owner = part[target] if degree[target] < degree[source] else part[source]
+        copies |= {(owner, v) for v in (target, source) if part[v] != owner}
+    sent = sum(2 * len(copies) * columns * 4 for load in work.loads for columns in load.gathers)
+    weights = sum(load.parameters for load in work.loads) * 4
+    found = by_name(work, cluster(graph, part))["vertex cut"]
+    assert found.traffic.total == sent + 2 * 2 * weights
 
 
 def test_a_feature_partition_sends_every_block_that_changes_its_owner() -> None:

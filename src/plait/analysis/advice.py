@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from plait.analysis.network import Network
-from plait.analysis.strategies import Cluster, Strategy, Workload, price
+from plait.analysis.strategies import Cluster, Strategy, price
+from plait.analysis.workload import Workload
 
 __all__ = ["Advice", "BreakEven", "advise", "bandwidth_at_par"]
 

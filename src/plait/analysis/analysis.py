@@ -19,7 +19,8 @@ from plait.analysis.pipeline import MODES, Schedule, schedule
 from plait.analysis.published import LOCAL, Row
 from plait.analysis.schemes import Scheme, schemes_of
 from plait.analysis.statistics import Statistics
-from plait.analysis.strategies import Cluster, Strategy, Workload, price, stage_times, workload_of
+from plait.analysis.strategies import Cluster, Strategy, price, stage_times
+from plait.analysis.workload import Workload, workload_of
 from plait.cost.machine import MachineProfile
 from plait.cost.price import Pricer
 from plait.errors import InputError
@@ -325,9 +326,9 @@ class _Clusters:
                 edges = cut.EdgeCut(
                     edges.nodes, edges.edges, rows, rows, edges.peers, edges.cut_edges * better, by
                 )
-                owned = vertices.nodes / workers
-                held = tuple(owned + copies * max(0.0, c - owned) for c in vertices.copies)
-                vertices = cut.VertexCut(vertices.edges, held, vertices.nodes, by)
+                pairs = zip(vertices.copies, vertices.owned, strict=True)
+                held = tuple(own + copies * (all_held - own) for all_held, own in pairs)
+                vertices = cut.VertexCut(vertices.edges, held, vertices.owned, by)
             self._made[workers] = self._cluster(workers, edges, vertices)
         return self._made[workers]
 

@@ -47,16 +47,20 @@ class EdgeCut:
 
 @dataclass(frozen=True)
 class VertexCut:
-    """Edges are owned by parts: how many each owns, and the nodes it holds a copy of."""
+    """Edges are owned by parts: how many each owns, the nodes it holds, and those it is the master of."""
 
     edges: tuple[float, ...]
     copies: tuple[float, ...]
-    nodes: float
+    owned: tuple[float, ...]
     by: str
 
     @property
     def parts(self) -> int:
         return len(self.edges)
+
+    @property
+    def nodes(self) -> float:
+        return sum(self.owned)
 
     @property
     def replication(self) -> float:
@@ -96,7 +100,8 @@ def vertex_cut(graph: Graph, part: Ints, by: str = "given") -> VertexCut:
     own = part * graph.num_nodes + np.arange(graph.num_nodes)
     pairs = (owner * graph.num_nodes + rows, owner * graph.num_nodes + columns, own)
     held = distinct(np.concatenate(pairs))
-    return VertexCut(_counts(owner, parts), _counts(held // graph.num_nodes, parts), graph.num_nodes, by)
+    copies = _counts(held // graph.num_nodes, parts)
+    return VertexCut(_counts(owner, parts), copies, _counts(part, parts), by)
 
 
 def expected_edge_cut(statistics: Statistics, parts: int) -> EdgeCut:
@@ -116,7 +121,8 @@ def expected_vertex_cut(statistics: Statistics, parts: int) -> VertexCut:
     ends = statistics.bins.degree * 2.0
     copies = float(statistics.bins.count @ np.maximum(share, 1.0 - (1.0 - share) ** ends))
     each = (statistics.edges * share,) * parts
-    return VertexCut(each, (copies,) * parts, statistics.nodes, "random, expected")
+    owned = (statistics.nodes * share,) * parts
+    return VertexCut(each, (copies,) * parts, owned, "random, expected")
 
 
 def _checked(part: Ints, nodes: int, name: str) -> Ints:

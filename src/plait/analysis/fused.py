@@ -14,9 +14,10 @@ from plait.analysis.work import KERNELS, Phase
 from plait.ops.symbolic import Formula, ceil_log2, symbol
 from plait.plan.fused import FusedPlan, FusedStep
 
-__all__ = ["of_fused"]
+__all__ = ["gathers_raw_rows", "of_fused"]
 
 n, m, d, K1, H, F = (symbol(name) for name in ("n", "m", "d", "K1", "heads", "F"))
+_ATTENTION = ("gat", "leaky", "dot")
 _SOFTMAX = 4  # per edge and head: largest score, minus it, exponential, sum
 _AGAIN = 3  # the same from what was kept: minus the largest, exponential, over the sum
 _Count = Callable[[Formula], Formula]
@@ -54,7 +55,7 @@ _PRODUCTS = (
 
 
 def of_fused(plan: FusedPlan, degree: int, gathers: dict[str, tuple[int, ...]]) -> dict[str, Phase]:
-    """ "forward" and "backward" of such a layer; `gathers` are the columns each pass would exchange."""
+    """The "forward" and "backward" of such a layer; `gathers` are the columns each pass would exchange."""
     values = _values(plan, degree)
     names = {"fwd": "forward", "bwd": "backward"}
     phases = {}
@@ -63,6 +64,11 @@ def of_fused(plan: FusedPlan, degree: int, gathers: dict[str, tuple[int, ...]]) 
         if steps:
             phases[name] = _phase(plan, steps, values, _depth(plan, phase), gathers[name])
     return phases
+
+
+def gathers_raw_rows(plan: FusedPlan) -> bool:
+    """Whether attention sums rows of the input, before any projection."""
+    return plan.kind in _ATTENTION and "recompute" in plan.choice
 
 
 def _values(plan: FusedPlan, degree: int) -> dict[str, int]:
@@ -119,7 +125,7 @@ def _phase(
 def _of_pass(plan: FusedPlan, step: FusedStep) -> Formula | None:
     """The operations of a pass over edges; None for a product of rows and for passes without a formula."""
     # raw rows are summed for every head at their own width
-    columns = H * K1 if "recompute" in plan.choice else H * F
+    columns = H * K1 if gathers_raw_rows(plan) else H * F
     found = [
         (begin, count)
         for (kind, begin), count in _PASSES.items()
@@ -141,7 +147,7 @@ def _depth(plan: FusedPlan, phase: str) -> Formula:
     product: Formula = 1 + ceil_log2(K1)
     score: Formula = 1 + ceil_log2(F)
     tree: Formula = ceil_log2(d)
-    if plan.kind not in ("gat", "leaky", "dot"):
+    if plan.kind not in _ATTENTION:
         return (product + 3 + tree) * (1 if phase == "fwd" else 2)
     if phase == "fwd":
         return product + score + 3 + tree + 2 + 1 + tree + 1

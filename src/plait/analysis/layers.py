@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from plait.analysis.fused import of_fused
+from plait.analysis.fused import gathers_raw_rows, of_fused
 from plait.analysis.statistics import Statistics
 from plait.analysis.work import Phase, of_layer
 from plait.ir import leaves
@@ -103,8 +103,9 @@ def _of_fused(plan: FusedPlan, statistics: Statistics) -> Layer:
     sizes = plan.sizes
     inner = sizes.get("K1", 0)
     width = sizes["heads"] * sizes["F"] if "F" in sizes and "heads" in sizes else sizes.get("K2", inner)
-    is_raw = "recompute" in plan.choice
-    ahead = (inner,) if is_raw else (2 * width,) if plan.kind in ("dot", "gated") else (width,)
+    ahead = (
+        (inner,) if gathers_raw_rows(plan) else (2 * width,) if plan.kind in ("dot", "gated") else (width,)
+    )
     # backwards every gathered row gets its gradient back
     phases = of_fused(plan, statistics.bins.largest, {"forward": ahead, "backward": ahead})
     rows = max(1, sizes.get("N", 1))

@@ -55,7 +55,7 @@ def schemes_of(
     counted = [layer for layer in layers if not layer.is_black_box]
     nodes, edges = max(1, statistics.nodes), max(1, statistics.edges)
     L, mean = len(counted), edges / nodes
-    batches = math.ceil(nodes / growth.batch)
+    batches = math.ceil(nodes / max(1, growth.batch))
     degree = max(1, statistics.bins.largest)
     values = {"n": nodes, "m": edges, "d": degree, "k": width, "L": L, "c": fanout, "W_pre": 0, "D_pre": 0}
     found = []
@@ -70,7 +70,7 @@ def schemes_of(
         _work(layer, growth.edges_of(k, L) / edges, growth.rows(k, L) / nodes, True)
         for k, layer in enumerate(counted)
     )
-    reached = growth.nodes[-1] / growth.batch
+    reached = growth.nodes[-1] / max(1, growth.batch)
     told = "measured" if growth.is_measured else "estimated"
     add("GraphSAGE", batches * sampled, fanout, batches, f"{reached:.1f} nodes a target, {told}")
     drawn = min(growth.batch, nodes)  # as many vertices of every layer as targets
@@ -122,7 +122,7 @@ def _walked(statistics: Statistics, roots: int) -> tuple[float, float]:
     """Nodes that short walks from random roots visit, and the edges between them."""
     graph = statistics.graph
     if graph is None or not graph.is_square:
-        found = grow(statistics, roots, (1,) * _WALK)
+        found = grow(statistics, max(1, roots), (1,) * _WALK)
         bins = statistics.bins
         # popular nodes are visited more often, and so are the ends of an edge
         rate = found.nodes[-1] / max(1.0, bins.nodes)

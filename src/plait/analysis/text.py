@@ -19,6 +19,10 @@ _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 def lines(analysis: Analysis) -> Iterator[str]:
     """The whole analysis, line by line."""
+    return (line.rstrip() for line in _all(analysis))
+
+
+def _all(analysis: Analysis) -> Iterator[str]:
     found = analysis.statistics
     yield (
         f"analysis of {analysis.model}: {found.nodes:,} nodes, {found.edges:,} edges, largest degree "
@@ -150,7 +154,8 @@ def _advice(analysis: Analysis) -> Iterator[str]:
 def limit_text(limit: BreakEven) -> str:
     """A break-even in words."""
     if limit.what == "bandwidth":
-        return f"{limit.side} {_short(limit.value)}B/s {limit.instead} is faster"
+        on = " on" if limit.side == "from" else ""
+        return f"{limit.side} {_short(limit.value)}B/s{on} {limit.instead} is faster"
     if limit.what == "workers":
         return f"with {limit.value:g} workers {limit.instead} is faster"
     return f"with widths {limit.value:g} times as large {limit.instead} is faster"

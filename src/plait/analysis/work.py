@@ -77,7 +77,7 @@ class Phase:
 
 
 def of_layer(plan: LayerPlan) -> dict[str, Phase]:
-    """ "once", "forward" and (in training) "backward" of a planned layer, those that have steps."""
+    """The passes of a planned layer, those it has: "once", "forward" and (in training) "backward"."""
     ahead, behind = plan.steps[: plan.num_forward], plan.steps[plan.num_forward :]
     phases = {"once": count(plan.hoisted, plan, plan.hoisted_steps)} if plan.hoisted.steps else {}
     phases["forward"] = count(plan.forward, plan, ahead)
@@ -91,7 +91,6 @@ def count(program: Program, plan: LayerPlan, priced: Iterable[PricedStep]) -> Ph
     numbers = _Numbers(program, plan.matrices, plan.backward is not None, plan.sizes)
     formulas = _Formulas(program, plan.matrices, plan.backward is not None)
     steps = [part for step in program.steps for part in unchained(step)]
-    hoisted = {step.out for step in plan.hoisted.steps}
     kernels = dict.fromkeys(KERNELS, 0)
     flops, copies, gathers = Formula({}), 0, []
     for step in steps:
@@ -116,11 +115,19 @@ def count(program: Program, plan: LayerPlan, priced: Iterable[PricedStep]) -> Ph
         gather_seconds=sum(_gather_seconds(step) for step in priced),
         formulas={"flops": flops, "depth": depth_formula},
         values=formulas.values(numbers),
-        # how many non-zeros a hoisted product of sparse features has is an estimate of the planner's
-        is_exact=not any(
-            name in plan.sparse_values and name in hoisted for s in steps for _, name in s.reads
-        ),
+        is_exact=not any(_is_estimated(step, plan) for step in steps),
     )
+
+
+def _is_estimated(step: Step, plan: LayerPlan) -> bool:
+    """Whether a count rests on an estimate.
+
+    How many non-zeros a hoisted product of sparse features has is one of the planner's; what an extremum
+    does about ties depends on the degrees (runtime/executor.py) and is counted as if it counted them all.
+    """
+    hoisted = {step.out for step in plan.hoisted.steps}
+    is_guessed = any(name in plan.sparse_values and name in hoisted for _, name in step.reads)
+    return is_guessed or (step.op.startswith("extremum") and plan.backward is not None)
 
 
 def _gather_seconds(step: PricedStep) -> float:

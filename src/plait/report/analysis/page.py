@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import importlib.resources
 import math
+import re
 from collections.abc import Sequence
 
 from plait.analysis.analysis import Analysis
@@ -57,7 +58,7 @@ def figures_of(analysis: Analysis) -> list[Figure]:
 def _head(analysis: Analysis) -> str:
     found, network = analysis.statistics, analysis.options.network
     lead = (
-        f"{analysis.model} on {found.nodes:,} nodes and {found.edges:,} edges, {analysis.workers} workers of "
+        f"{analysis.model}: {found.nodes:,} nodes and {found.edges:,} edges, {analysis.workers} workers of "
         f"{bytes_text(analysis.options.memory)} on {network.name} ({short(network.bytes_per_s, 'B/s')}, "
         f"{network.latency * 1e6:g} µs). Prices are those of {analysis.machine}."
     )
@@ -108,10 +109,15 @@ def _figure(figure: Figure) -> str:
 
 def _table(title: str, names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     head = tag("tr", *(tag("th", html.escape(name), scope="col") for name in names))
-    body = [tag("tr", *(tag("td", html.escape(cell)) for cell in row)) for row in rows]
+    body = [tag("tr", *(tag("td", _whole(html.escape(cell))) for cell in row)) for row in rows]
     table = tag("table", tag("thead", head), tag("tbody", *body), class_="plain")
     folded = tag("div", table, class_="wide-scroll", tabindex=0, role="group", aria_label=title)
     return tag("section", tag("h3", html.escape(title)), folded, class_="table")
+
+
+def _whole(cell: str) -> str:
+    """A number and its unit stay on one line."""
+    return re.sub(r"^([\d.,]+) (\S+)$", r"\1&nbsp;\2", cell)
 
 
 def _tables(analysis: Analysis) -> str:

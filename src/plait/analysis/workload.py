@@ -1,0 +1,132 @@
+"""A model on a graph as the strategies see it: seconds, exchanged columns, weights and memory by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from plait.analysis.layers import Layer
+
+__all__ = ["Load", "Workload", "workload_of"]
+
+
+@dataclass(frozen=True)
+class Load:
+    """One layer as a strategy sees it: columns its products with the graph carry, seconds, flops, weights."""
+
+    name: str
+    width_in: int
+    width_out: int
+    ahead: tuple[int, ...]
+    behind: tuple[int, ...]
+    graph_seconds: tuple[float, float]  # forward, backward
+    dense_seconds: tuple[float, float]
+    flops: float
+    parameters: int
+    held_bytes: float
+    once_seconds: float = 0.0  # products with the graph done once; mini-batches repeat them
+
+    @property
+    def gathers(self) -> tuple[int, ...]:
+        return self.ahead + self.behind
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.graph_seconds) + sum(self.dense_seconds)
+
+    def widened(self, factor: float) -> Load:
+        """The layer with all widths times `factor`: its graph part grows with it, its dense part twice so."""
+
+        def wide(columns: Iterable[int]) -> tuple[int, ...]:
+            return tuple(max(1, round(c * factor)) for c in columns)
+
+        ahead, behind = self.graph_seconds
+        dense = tuple(seconds * factor**2 for seconds in self.dense_seconds)
+        return replace(
+            self, width_in=wide((self.width_in,))[0], width_out=wide((self.width_out,))[0],
+            ahead=wide(self.ahead), behind=wide(self.behind), once_seconds=self.once_seconds * factor,
+            graph_seconds=(ahead * factor, behind * factor), dense_seconds=(dense[0], dense[1]),
+            flops=self.flops * factor**2, parameters=round(self.parameters * factor**2),
+            held_bytes=self.held_bytes * factor,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model on a graph: its layers, the graph's size, the bytes of a number and of an edge."""
+
+    loads: tuple[Load, ...]
+    nodes: int
+    edges: int
+    features: int
+    float_bytes: int = 4
+    index_bytes: int = 4
+    graphs: int = 1  # separate graphs in the data
+    activation_seconds: float = 0.0  # of one layer's non-linearity
+
+    @property
+    def seconds(self) -> float:
+        return sum(load.seconds for load in self.loads)
+
+    @property
+    def flops(self) -> float:
+        return sum(load.flops for load in self.loads)
+
+    @property
+    def weight_bytes(self) -> float:
+        return float(sum(load.parameters for load in self.loads) * self.float_bytes)
+
+    @property
+    def graph_bytes(self) -> float:
+        """Both directions of the graph, as the kernels read them."""
+        return 2.0 * (self.edges * self.index_bytes + self.nodes * 8)
+
+    @property
+    def feature_bytes(self) -> float:
+        return float(self.nodes * self.features * self.float_bytes)
+
+    @property
+    def held_bytes(self) -> float:
+        return sum(load.held_bytes for load in self.loads)
+
+    def rows_bytes(self, columns: float) -> float:
+        """A matrix with a row for every node."""
+        return self.nodes * columns * self.float_bytes
+
+    def widened(self, factor: float) -> Workload:
+        loads = tuple(load.widened(factor) for load in self.loads)
+        return replace(self, loads=loads, features=max(1, round(self.features * factor)))
+
+
+def workload_of(layers: Sequence[Layer], nodes: int, edges: int, features: int, **more: Any) -> Workload:
+    """The layers that could be counted; black boxes bring nothing and are marked in the analysis."""
+    loads = tuple(_load(layer) for layer in layers if not layer.is_black_box)
+    return Workload(loads, nodes, edges, features, **more)
+
+
+def _load(layer: Layer) -> Load:
+    ahead, behind = layer.forward, layer.backward
+    return Load(
+        name=layer.name,
+        width_in=layer.width_in,
+        width_out=layer.width_out,
+        ahead=ahead.gathers,
+        behind=_returned(ahead.gathers, behind.gathers),
+        graph_seconds=(ahead.gather_seconds, behind.gather_seconds),
+        dense_seconds=(ahead.seconds - ahead.gather_seconds, behind.seconds - behind.gather_seconds),
+        flops=ahead.flops + behind.flops,
+        parameters=layer.parameters,
+        held_bytes=layer.held_bytes,
+        once_seconds=layer.phases["once"].gather_seconds if "once" in layer.phases else 0.0,
+    )
+
+
+def _returned(ahead: tuple[int, ...], behind: tuple[int, ...]) -> tuple[int, ...]:
+    """Columns of the gradients' exchanges: they can go back the way the rows came, if that is narrower.
+
+    On one machine the gradients may follow another association, whose products are wider (plan/search.py).
+    """
+    if len(ahead) != len(behind):
+        return behind
+    return tuple(min(pair) for pair in zip(reversed(ahead), behind, strict=True))
