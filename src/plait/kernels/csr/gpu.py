@@ -39,9 +39,8 @@ class Items:
 
     items[k] = (row, begin, end, part): the edges [begin, end) of a row. A piece of a row that was split
     writes the partial result `part`; everything else (part -1) writes its row. Row -1 is padding.
-    splits[k] = (row,
-    first part, last part). Pieces lie on fixed edges and partial results are added in their order, so results
-    do not depend on how the device schedules the programs.
+    splits[k] = (row, first part, last part). Pieces lie on fixed edges and partial results are added in their
+    order, so results do not depend on how the device schedules the programs.
     """
 
     items: torch.Tensor

@@ -2,8 +2,7 @@
 
 A program has SLOTS rows of accumulators. It gives one to each of SLOTS short rows, or all of them to one
 piece of a long row and adds them up at the end (kernels/csr: Items). Either way a warp asks for several
-rows of x
-before it adds the first, and nothing is reduced across threads inside the loop over edges.
+rows of x before it adds the first, and nothing is reduced across threads inside the loop over edges.
 """
 
 from __future__ import annotations
