@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ class _Plan:
 
 class _Run:
     def __init__(self, device: str) -> None:
-        self.plan, self.buffers, self.device = _Plan(), Buffers(), device
+        self.plan, self.buffers, self.place = _Plan(), Buffers(), SimpleNamespace(type=device)
 
 
 def binding(device: str, *steps: Step) -> Binding:

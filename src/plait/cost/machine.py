@@ -25,6 +25,7 @@ __all__ = [
     "MachineProfile",
     "Rates",
     "default_profile",
+    "gpu_profile",
     "load_profile",
     "profile_in_use",
     "profile_path",
@@ -217,3 +218,11 @@ def profile_in_use(cache_folder: Path) -> MachineProfile:
     """The calibrated profile if there is one, the default otherwise; a damaged file is an error."""
     path = profile_path(cache_folder)
     return load_profile(path) if path.exists() else default_profile()
+
+
+def gpu_profile(name: str, capability: tuple[int, int]) -> MachineProfile:
+    """What is known of a GPU by its generation; the profile's own words say where its numbers come from."""
+    known = {(9, 0): "hopper", (8, 0): "ampere", (8, 9): "ada"}
+    generation = known.get(capability, "hopper" if capability[0] >= 9 else "ampere")
+    text = resources.files("plait.cost").joinpath("profiles", f"{generation}.json").read_text()
+    return replace(MachineProfile.from_dict(json.loads(text), generation), name=name, is_default=True)

@@ -43,6 +43,7 @@ class Problem:
     memory_limit: int | None = None
     calls: int = 200  # calls over which hoisted work is spread
     layer: str = "layer"
+    may_chain: bool = True  # there are kernels that keep blocks of rows in cache
     _known: dict[tuple[int, bool], tuple[Expr, Matrix]] = field(
         default_factory=dict, repr=False, compare=False
     )
@@ -90,7 +91,7 @@ def survey(problem: Problem) -> list[LayerPlan]:
     survivors, _ = prune(problem.forms, problem.wrt, problem.constant, bool(problem.features))
     pricer = _Pricer(problem)
     plans = [plan for survivor in survivors for plan in _priced(survivor, problem, pricer)]
-    return _with_chains(plans, problem, pricer)
+    return _with_chains(plans, problem, pricer) if problem.may_chain else plans
 
 
 def search(problem: Problem) -> LayerPlan:

@@ -136,7 +136,7 @@ def _from_edge_list(edge_index: Tensor, num_nodes: int, num_sources: int, is_swa
         graph = _attached(edge_index, num_nodes)
         if graph is not None:
             return graph
-    source, target = edge_index.as_subclass(Tensor).numpy()
+    source, target = edge_index.as_subclass(Tensor).cpu().numpy()
     if is_swapped:
         source, target = target, source
     return Graph.from_edge_index(source, target, num_nodes, num_sources)

@@ -25,6 +25,7 @@ from plait.pyg.learned import with_learned_weights
 from plait.pyg.lower import Call, Lowered, NotLowered, lower, not_as_written
 from plait.pyg.operators import Operator, propagate
 from plait.pyg.recall import Layer, call_key
+from plait.runtime import cuda
 from plait.runtime.constants import Constants
 from plait.runtime.deferred import whole
 from plait.runtime.session import Edges, Session
@@ -82,13 +83,20 @@ def _set_aside(session: Session, name: str) -> None:
         session.not_planned[name] = next(reversed(notes.values()))
 
 
+def _hide_from_compiler(code: Any) -> None:
+    """torch.compile looks at every frame; looking at this one would read the attribute and so open the next."""
+    frames: Any = torch._C._dynamo.eval_frame
+    if hasattr(frames, "skip_code"):  # torch 2.6
+        frames.skip_code(code)
+    elif hasattr(frames, "_FrameExecStrategy"):
+        skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.DEFAULT)
+        frames.set_code_exec_strategy(code, skip)
+
+
 @functools.cache
 def install() -> None:
     """Make the layers that have a rule listen for compiled models; once in a process."""
-    frames = torch._C._dynamo.eval_frame
-    # torch.compile looks at every frame: looking at this one would read the attribute and so open the next
-    skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.DEFAULT)
-    frames.set_code_exec_strategy(PlannedForward.__get__.__code__, skip)
+    _hide_from_compiler(PlannedForward.__get__.__code__)
     for layer in {*RULES, *FUSED}:
         own = vars(layer).get("forward")
         if isinstance(own, FunctionType):
@@ -111,12 +119,13 @@ def _forward(
         _set_aside(session, seat.name)
         return original(module, *args, **kwargs)
     known = seat.as_it_was(module)
-    if (known is not None and not known.is_on_cpu) or not may_run_again(seats):
+    x = args[0] if args else kwargs.get("x")
+    if (known is not None and not known.lies_with(x)) or not may_run_again(seats):
         return original(module, *args, **kwargs)
     key = None if known is None else call_key(known.token, args, kwargs)
     run = None if key is None else session.recall(key)
     if run is None:
-        if session.aside.is_pygs_turn(seat.name, listed):
+        if getattr(listed, "is_cpu", False) and session.aside.is_pygs_turn(seat.name, listed):
             _set_aside(session, seat.name)
             return original(module, *args, **kwargs)
         run = _prepared(layer, module, seat, args, kwargs, known)
@@ -132,7 +141,6 @@ def _forward(
             session.keep(made, run.edges, run)
     if session.not_planned:
         session.not_planned.pop(seat.name, None)
-    x = args[0] if args else kwargs["x"]
     return run(module, x, None) if isinstance(x, Tensor) else run(module, x[0], x[1])
 
 
@@ -175,8 +183,9 @@ def _prepared(
     kind = module.__class__.__name__
     names = _parameters(layer)  # type: ignore[arg-type]  # mypy takes a class of modules for unhashable
     given = {**dict(zip(names, args, strict=False)), **kwargs}
-    if not all(parameter.is_cpu for parameter in module.parameters()):
-        return f"{kind}: its parameters are not on the CPU, where plait runs so far"
+    x = given.get("x")
+    if known is None and not seat.look(module).lies_with(x[0] if isinstance(x, tuple | list) else x):
+        return f"{kind}: its parameters are not on the device of x"
     fused = None if known is not None else layer_of(module)
     if fused is not None:
         check_widths(module, given)
@@ -200,7 +209,7 @@ def _lowered(
     source, root, is_bipartite = _features(x)
     if source is None:
         return f"{kind}: x is not a tensor or a pair of tensors"
-    reason = _refused(source, root, edge_weight) or _refused_edges(edge_index, edge_weight)
+    reason = _refused(source, root, edge_weight) or _refused_edges(edge_index, edge_weight, source)
     if reason:
         return f"{kind}: {reason}"
     num_sources, num_targets = _node_counts(source, root, is_bipartite, size, edge_index)
@@ -226,6 +235,8 @@ def _lowered(
         if known is not None:
             known.lowered[call] = lowered
     if weight is not None and weight.requires_grad and torch.is_grad_enabled():
+        if weight.is_cuda:
+            return f"{kind}: edge_weight wants a gradient, which is planned on a CPU only so far"
         run = with_learned_weights(
             module, session, seat.name, lowered, edges, weight, source, root, kept.is_sparse
         )
@@ -286,8 +297,10 @@ def _refused(x: Tensor, root: Tensor | None, edge_weight: Tensor | None) -> str 
     for name, value in (("x", x), ("x[1]", root), ("edge_weight", edge_weight)):
         if value is None:
             continue
-        if value.device.type != "cpu":
-            return f"{name} is on {value.device}; plait runs on the CPU so far"
+        if value.device.type not in ("cpu", "cuda"):
+            return f"{name} is on {value.device}; plait runs on CPUs and on CUDA devices"
+        if value.device != x.device:
+            return f"{name} is on {value.device}, x on {x.device}; PyG says what it wants"
         if value.layout != torch.strided:
             return f"{name} is a sparse tensor, which is not lowered"
     if x.dtype not in (*_FLOATS, *_HALVES):
@@ -296,16 +309,22 @@ def _refused(x: Tensor, root: Tensor | None, edge_weight: Tensor | None) -> str 
         return f"x has {x.dim()} dimensions; plait takes [nodes, width]"
     if edge_weight is not None and edge_weight.dtype != x.dtype:
         return f"edge_weight is {edge_weight.dtype} and x is {x.dtype}; PyG promotes them"
+    if x.is_cuda and (reason := cuda.why_not()) is not None:
+        return f"x is on {x.device}, but {reason}"
     return bound_to_torch()
 
 
-def _refused_edges(edge_index: Any, edge_weight: Tensor | None) -> str | None:
+def _refused_edges(edge_index: Any, edge_weight: Tensor | None, x: Tensor) -> str | None:
     """Forms of edges that PyG treats by rules of their own."""
     if not isinstance(edge_index, Tensor):
         kind = type(edge_index).__name__
         return f"edges as {kind} follow rules of their own; pass edge_index, torch CSR or COO"
+    if edge_index.device != x.device:
+        return f"edge_index is on {edge_index.device}, x on {x.device}; PyG says what it wants"
     if edge_index.layout == torch.strided:
         return None
+    if x.is_cuda:
+        return "a sparse matrix on a GPU is not lowered yet; pass edge_index"
     if edge_index.layout not in (torch.sparse_csr, torch.sparse_coo):
         return f"a matrix of layout {edge_index.layout} is not lowered; pass torch CSR or COO"
     if edge_weight is not None:
@@ -337,7 +356,7 @@ def _constants(
             raise InputError(f"edge_weight: shape {tuple(weight.shape)}; pass one number for each edge")
         with torch.no_grad():
             made = propagate(
-                operator, edges.graph, None if weight is None else weight.detach().reshape(-1), dtype
+                operator, edges.graph, None if weight is None else weight.detach().reshape(-1).cpu(), dtype
             )
         diagonals = {name: getattr(made, name) for name in "plq" if getattr(made, name) is not None}
         found = Constants(made.graph, made.edge_weight, {**diagonals, **made.extra}, dtype)

@@ -66,9 +66,10 @@ class Layer:
             and _meaning(module.__class__) == self._meaning
         )
 
-    @property
-    def is_on_cpu(self) -> bool:
-        """True while every parameter lies in this machine's memory: `.to(device)` may move them in place."""
+    def lies_with(self, x: Any) -> bool:
+        """True while every parameter is on the device of x: `.to(device)` may move them in place."""
+        if isinstance(x, Tensor) and x.is_cuda:
+            return all(parameter.is_cuda for parameter in self.parameters)
         return all(parameter.is_cpu for parameter in self.parameters)
 
 
@@ -122,4 +123,4 @@ def call_key(token: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
 
 
 def _is_plain(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_cpu and value.layout is torch.strided
+    return isinstance(value, Tensor) and (value.is_cpu or value.is_cuda) and value.layout is torch.strided

@@ -27,9 +27,10 @@ class Binding:
     """A program on one graph and device: what kernels ask for when a step is bound to them."""
 
     def __init__(self, program: Program, run: Run, may_pool: bool = True):
-        self.program, self.run, self.device = program, run, run.device
+        self.program, self.run, self.device = program, run, run.place.type
         self.buffers = run.buffers
-        self.take = run.buffers.take if may_pool else _fresh
+        # torch pools a GPU's memory itself
+        self.take = run.buffers.take if may_pool and self.device == "cpu" else _fresh(run.place)
         self._known: dict[str, Any] = {}  # constants by name, looked up once
         self._prices = {step.out: run.plan.price_of(step.out) for step in program.steps}
 
@@ -57,7 +58,10 @@ class Binding:
         """A constant of the graph by its name in the program."""
         value = self._known.get(name)
         if value is None:
-            value = self._known[name] = self.run.constants.value(self.program.constants[name])
+            value = self.run.constants.value(self.program.constants[name])
+            if self.device != "cpu" and isinstance(value, torch.Tensor):
+                value = value.to(self.run.place)
+            self._known[name] = value
         return value
 
     def vector(self, step: Step, role: str) -> torch.Tensor | None:
@@ -87,8 +91,9 @@ class Binding:
         return lambda env: _spread(factor, name, target, rows, env)
 
 
-def _fresh(rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty((rows, cols), dtype=dtype)
+def _fresh(place: torch.device) -> Callable[[int, int, torch.dtype], torch.Tensor]:
+    """Memory of its own for every result."""
+    return lambda rows, cols, dtype: torch.empty((rows, cols), dtype=dtype, device=place)
 
 
 def _spread(

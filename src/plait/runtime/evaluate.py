@@ -93,25 +93,25 @@ def _applied(matrix: Expr, x: Tensor, inputs: Mapping[str, Tensor], constants: C
             return torch.stack(parts).sum(0)
     value = constants.value(matrix)
     if isinstance(value, Tensor):
-        return x * value.unsqueeze(1)
-    rows = x.index_select(0, _sources(value))
+        return x * value.to(x.device).unsqueeze(1)
+    rows = x.index_select(0, _sources(value, x))
     if value.weight is not None:
-        rows = rows * value.weight.unsqueeze(1)
-    return segment_sum(rows, _targets(value), value.graph.num_nodes)
+        rows = rows * value.weight.to(x.device).unsqueeze(1)
+    return segment_sum(rows, _targets(value, x), value.graph.num_nodes)
 
 
 def _aggregated(reduce: str, matrix: SparseValue, x: Tensor) -> Tensor:
-    rows, targets, count = x.index_select(0, _sources(matrix)), _targets(matrix), matrix.graph.num_nodes
+    rows, targets, count = x.index_select(0, _sources(matrix, x)), _targets(matrix, x), matrix.graph.num_nodes
     if reduce in ("max", "min"):
         return segment_extremum(rows, targets, count, reduce)
     out = segment_sum(rows, targets, count)
-    degrees = torch.from_numpy(matrix.graph.degrees).to(x.dtype).clamp(min=1)
+    degrees = torch.from_numpy(matrix.graph.degrees).to(x).clamp(min=1)
     return out if reduce == "sum" else out / degrees.unsqueeze(1)
 
 
-def _sources(value: SparseValue) -> Tensor:
-    return torch.from_numpy(np.asarray(value.graph.indices, np.int64))
+def _sources(value: SparseValue, like: Tensor) -> Tensor:
+    return torch.from_numpy(np.asarray(value.graph.indices, np.int64)).to(like.device)
 
 
-def _targets(value: SparseValue) -> Tensor:
-    return torch.from_numpy(np.asarray(value.graph.edge_rows(), np.int64))
+def _targets(value: SparseValue, like: Tensor) -> Tensor:
+    return torch.from_numpy(np.asarray(value.graph.edge_rows(), np.int64)).to(like.device)

@@ -13,6 +13,7 @@ import torch
 from plait.ops.operation import operation
 from plait.ops.program import Program, Step
 from plait.plan.plan import LayerPlan, Measured
+from plait.runtime import cuda as cuda  # enters its kernels
 from plait.runtime.bind import Binding, Bound, bind
 from plait.runtime.buffers import Buffers
 from plait.runtime.chain import Env, turned
@@ -24,6 +25,9 @@ from plait.runtime.twice import added, differentiable
 __all__ = ["Run", "apply"]
 
 
+_CPU = torch.device("cpu")
+
+
 @dataclass
 class Run:
     """A plan bound to one graph: its constants, its buffers, the values hoisted for the inputs at hand."""
@@ -32,7 +36,7 @@ class Run:
     constants: Constants
     buffers: Buffers
     hoisted: Mapping[str, Any] = field(default_factory=dict)
-    device: str = "cpu"
+    place: torch.device = _CPU
     trace: list[tuple[str, Measured]] | None = None  # filled by explain(analyze=True)
     _forward: Compiled | None = None
     _backward: Compiled | None = None
@@ -41,13 +45,19 @@ class Run:
     def forward(self, env: Env) -> None:
         if self._forward is None:
             self._forward = Compiled(self.plan.forward, self, keep=(*self.kept, *self.plan.forward.outputs))
-        self._forward.run(env)
+        self._run(self._forward, env)
 
     def backward(self, env: Env) -> None:
         assert self.plan.backward is not None
         if self._backward is None:
             self._backward = Compiled(self.plan.backward, self, keep=self.plan.backward.outputs)
-        self._backward.run(env)
+        self._run(self._backward, env)
+
+    def _run(self, program: Compiled, env: Env) -> None:
+        if self.place.type == "cpu":
+            return program.run(env)
+        with torch.cuda.device(self.place):  # kernels start on the current one
+            program.run(env)
 
     @functools.cached_property
     def kept(self) -> tuple[str, ...]:
@@ -151,13 +161,20 @@ class Compiled:
 
     def _run_timed(self, env: Env, trace: list[tuple[str, Measured]]) -> None:
         for out, call, dead in self.calls:
+            wait = torch.cuda.synchronize if self.run_of.place.type == "cuda" else _nothing
+            wait()
             started = time.perf_counter()
             result = env[out] = call(env)
+            wait()
             seconds = time.perf_counter() - started
             size = result.nbytes if isinstance(result, torch.Tensor) else 0
             trace.append((f"{self.run_of.plan.layer}\0{out}", Measured(seconds, size)))
             for name in dead:
                 env.pop(name, None)
+
+
+def _nothing() -> None:
+    """A CPU has done a step when its call returns."""
 
 
 def _owns(step: Step, program: Program, dead: tuple[str, ...]) -> str | None:
@@ -247,6 +264,8 @@ def _rows_contiguous(grad: torch.Tensor, buffers: Buffers) -> torch.Tensor:
     """Kernels want rows of contiguous elements; the gradient of a sum is one number, strides zero."""
     if grad.stride(1) == 1 and (grad.shape[0] <= 1 or grad.stride(0) >= grad.shape[1]):
         return grad
+    if not grad.is_cpu:
+        return grad.contiguous()
     return buffers.take(grad.shape[0], grad.shape[1], grad.dtype).copy_(grad)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from plait.cost.machine import MachineProfile, profile_in_use
+from plait.cost.machine import MachineProfile, gpu_profile, profile_in_use
 from plait.cost.price import uniform_matrix
 from plait.errors import InputError
 from plait.graph import Graph
@@ -327,7 +327,7 @@ class Session:
     def _sparse_view(self, seen: Watched, x: torch.Tensor) -> SparseValue | None:
         if not seen.is_examined:
             seen.is_examined = True
-            if x.numel() and _density(x) <= _DENSEST:
+            if x.is_cpu and x.numel() and _density(x) <= _DENSEST:
                 seen.sparse = from_dense(x)
                 self._grow(2 * bytes_in(seen.sparse))
         return seen.sparse
@@ -490,7 +490,8 @@ class Session:
             while len(edges.plans) >= _MOST_PLANS:
                 edges.plans.pop(next(iter(edges.plans)))
             found = edges.plans[place] = (forms, plan)
-        run = executor.Run(with_form_text(found[1], constants), constants, self.buffers)
+        where = given["X"].device
+        run = executor.Run(with_form_text(found[1], constants), constants, self.buffers, place=where)
         if seen is not None:
             self._hoist(run, given, sparse)
         return run
@@ -513,21 +514,25 @@ class Session:
             forms=expressions,
             sizes=_sizes(expressions[0], given, constants, layer),
             matrices=constants.cost_matrix,
-            machine=_machine(),
+            machine=_machine(given["X"].device),
             wrt=wrt,
             constant=fixed,
             features={} if sparse is None else _feature_matrices(sparse, constants),
             float_bytes=given["X"].element_size(),
-            threads=launch.num_threads(),
+            threads=launch.num_threads() if given["X"].is_cpu else None,
             memory_limit=self.options.memory_limit,
             calls=self.options.calls,
             layer=layer,
+            may_chain=given["X"].is_cpu,
         )
         return self._choose(problem, constants)
 
     def _steady_numbers(self, layer: str, given: Mapping[str, torch.Tensor]) -> tuple[float, ...] | None:
         """The numbers a layer is called with, where they do not keep changing."""
-        numbers = tuple(t.item() for t in given.values() if t.dim() == 0)
+        scalars = [t for t in given.values() if t.dim() == 0]
+        if any(not t.is_cpu for t in scalars):
+            return None  # reading one would wait for the device
+        numbers = tuple(t.item() for t in scalars)
         return numbers if not numbers or self._numbers.steady(layer, numbers) else None
 
     def _choose(self, problem: Problem, constants: Constants) -> LayerPlan:
@@ -596,8 +601,16 @@ def _constant_bytes(constants: Constants) -> int:
 _borrowed: list[MachineProfile] = []
 
 
-def _machine() -> MachineProfile:
-    return _borrowed[-1] if _borrowed else _own_machine()
+def _machine(place: torch.device | None = None) -> MachineProfile:
+    if _borrowed:
+        return _borrowed[-1]
+    return _own_machine() if place is None or place.type == "cpu" else _gpu(place.index or 0)
+
+
+@functools.cache
+def _gpu(index: int) -> MachineProfile:
+    properties = torch.cuda.get_device_properties(index)
+    return gpu_profile(properties.name, (properties.major, properties.minor))
 
 
 @functools.cache

@@ -81,4 +81,4 @@ def _alias(value: Any) -> Any:
 
 def added(shape: Sequence[int], like: Tensor) -> Tensor:
     """Zeros that want a gradient: they stand for an input that no gradient depends on and nobody saved."""
-    return torch.zeros(tuple(shape), dtype=like.dtype, requires_grad=True)
+    return torch.zeros(tuple(shape), dtype=like.dtype, device=like.device, requires_grad=True)

@@ -158,7 +158,7 @@ def has_hooks(module: nn.Module) -> bool:
 
 def bound_to_torch() -> str | None:
     """Why torch must see every operation of a call, which then runs in PyG; None where it need not."""
-    if torch.is_autocast_enabled("cpu"):
+    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         return "autocast is on; the layer runs in PyG, which follows it"
     if torch._C._are_functorch_transforms_active():
         return "a torch.func transform is active; the layer runs in PyG, which it can trace"

@@ -1,0 +1,174 @@
+"""Kernels of matrix expressions on a GPU: sparse products by Triton or cuSPARSE, dense ones by cuBLAS."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import torch
+
+from plait.ops.program import Step
+from plait.runtime.bind import Binding, Bound, kernel
+from plait.runtime.chain import Env, turned
+from plait.runtime.constants import SparseValue
+
+__all__ = ["why_not"]
+
+
+def why_not() -> str | None:
+    """Why nothing can be planned on a GPU here, if so."""
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed (it comes with CUDA builds of torch)"
+    return None
+
+
+class _OnDevice:
+    """A sparse matrix in a GPU's memory: its rows and those of its transpose, moved there when asked for."""
+
+    def __init__(self, value: SparseValue, place: torch.device):
+        self._value, self._place = value, place
+        self._operands: dict[bool, tuple[Any, torch.Tensor | None]] = {}
+        self._torch: dict[bool, torch.Tensor] = {}
+
+    def operands(self, is_transposed: bool) -> tuple[Any, torch.Tensor | None]:
+        """(rows, weights of the edges or None)."""
+        if is_transposed not in self._operands:
+            from plait.kernels.csr.gpu import Rows  # here: it needs triton
+
+            pattern, weight = self._value.operands(is_transposed)
+            indptr, indices = (torch.from_numpy(a).to(self._place) for a in (pattern.indptr, pattern.indices))
+            on_device = None if weight is None else weight.to(self._place)
+            self._operands[is_transposed] = Rows(indptr, indices, pattern.num_columns), on_device
+        return self._operands[is_transposed]
+
+    def as_torch(self, is_transposed: bool, dtype: torch.dtype) -> torch.Tensor:
+        """The matrix as torch CSR, for cuSPARSE."""
+        if is_transposed not in self._torch:
+            self._torch[is_transposed] = self._value.as_torch(is_transposed, dtype).to(self._place)
+        return self._torch[is_transposed]
+
+
+def _matrix(b: Binding, step: Step) -> _OnDevice:
+    name = f"{step['matrix']} on {b.run.place}"
+    found: Any = b.run.constants.remember(name, lambda: _OnDevice(b.matrix(step), b.run.place))  # type: ignore[arg-type, return-value]
+    return found  # type: ignore[no-any-return]
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    """Kernels read rows of contiguous elements."""
+    return x if x.stride(-1) == 1 and (x.shape[0] < 2 or x.stride(0) >= x.shape[1]) else x.contiguous()
+
+
+def _not_torch(b: Binding, step: Step) -> str | None:
+    return None if b.backend(step) == "torch" else "not chosen"
+
+
+@kernel("spmm", "cuda", "torch", _not_torch)
+def _spmm_by_torch(b: Binding, step: Step, owns: bool) -> Bound:
+    matrix = _matrix(b, step)
+    rows = b.matrix(step).operands(step.is_transposed)[0].num_rows
+    target_of = b.target(step, rows)
+
+    def run(env: Env) -> torch.Tensor:
+        x = env[step["x"]]
+        out = torch.mm(matrix.as_torch(step.is_transposed, x.dtype), _rows(x))
+        target, bias = target_of(env), env.get(step.get("bias") or "")
+        if target is not None:
+            out.mul_(target.unsqueeze(1))
+        return out if bias is None else out.add_(bias)
+
+    return run
+
+
+@kernel("spmm", "cuda", "triton")
+def _spmm(b: Binding, step: Step, owns: bool) -> Bound:
+    from plait.kernels.spmm import gpu  # here: it needs triton
+
+    rows, weight = _matrix(b, step).operands(step.is_transposed)
+    names, take, count = dict(step.reads), b.take, rows.num_rows
+    x_name, addend_name, bias_name = names["x"], names.get("addend", ""), names.get("bias", "")
+    source, target = b.vector(step, "source"), b.target(step, count)
+    scale = b.row_scale(step, "addend_scale", count)
+    if weight is not None and source is not None:  # the kernel takes one of them: their product
+        weight, source = weight * source[rows.indices.long()], None
+
+    def run(env: Env) -> torch.Tensor:
+        x = _rows(env[x_name])
+        addend: Any = _rows(env[addend_name]) if addend_name else None
+        is_in_place = owns and addend is env[addend_name]
+        return gpu.spmm(
+            rows, x, addend if is_in_place else take(count, x.shape[1], x.dtype), edge=weight, source=source,
+            target=target(env), addend=addend, addend_scale=scale(env), bias=env.get(bias_name),
+        )  # fmt: skip
+
+    return run
+
+
+@kernel("extremum", "cuda", "triton")
+def _extremum(b: Binding, step: Step, owns: bool) -> Bound:
+    from plait.kernels.spmm import gpu
+
+    rows, _ = _matrix(b, step).operands(False)
+    ties = step.more[0] if step.more[0] in b.run.kept else None
+
+    def run(env: Env) -> torch.Tensor:
+        x = _rows(env[step["x"]])
+        out = b.take(rows.num_rows, x.shape[1], x.dtype)
+        if ties is None:
+            return gpu.spmm(rows, x, out, reduce=step.reduce)
+        env[ties] = torch.empty(out.shape, dtype=torch.int32, device=out.device)
+        return gpu.extremum(rows, x, out, env[ties], step.reduce)
+
+    return run
+
+
+@kernel("extremum_gather", "cuda", "triton")
+def _extremum_gather(b: Binding, step: Step, owns: bool) -> Bound:
+    from plait.kernels.spmm import gpu
+
+    rows, _ = _matrix(b, step).operands(True)
+    scale_of = b.row_scale(step, "addend_scale", rows.num_rows)
+
+    def run(env: Env) -> torch.Tensor:
+        x, best, share = (_rows(env[step[role]]) for role in ("x", "best", "share"))
+        addend = env.get(step.get("addend") or "")
+        scale = None if addend is None else scale_of(env)
+        if scale is not None:
+            addend = addend * scale.unsqueeze(1)
+        out = b.take(x.shape[0], x.shape[1], x.dtype)
+        return gpu.extremum_gather(rows, x, best, share, out, addend)
+
+    return run
+
+
+@kernel("gemm", "cuda", "cublas")
+def _gemm(b: Binding, step: Step, owns: bool) -> Bound:
+    names = dict(step.reads)
+    x_name, w_name = names["x"], turned(names["w"]) if step.is_transposed else names["w"]
+    addend_name, bias_name = names.get("addend", ""), names.get("bias", "")
+
+    def run(env: Env) -> torch.Tensor:
+        x, w, bias = env[x_name], env[w_name], env.get(bias_name)
+        if not addend_name:
+            return torch.mm(x, w) if bias is None else torch.addmm(bias, x, w)
+        addend = env[addend_name]
+        out = addend.addmm_(x, w) if owns else torch.addmm(addend, x, w)
+        return out if bias is None else out.add_(bias)
+
+    return run
+
+
+@kernel("gemm_transposed", "cuda", "cublas")
+def _gemm_transposed(b: Binding, step: Step, owns: bool) -> Bound:
+    def run(env: Env) -> torch.Tensor:
+        left, right = env[step["left"]], env[step["right"]]
+        # PyG's weights lie [out, in]: their gradient is made the same way round
+        made = env[turned(step.out)] = torch.mm(right.t(), left)
+        return made.t()
+
+    return run
+
+
+@kernel("colsum", "cuda", "torch")
+def _colsum(b: Binding, step: Step, owns: bool) -> Bound:
+    return lambda env: env[step["x"]].sum(0)

@@ -1,0 +1,126 @@
+"""Layers planned on a CUDA device give PyG's results there; needs one."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Data
+from torch_geometric.nn import GCN, GIN, GraphSAGE
+
+import plait
+from tests.parity.harness import close, parts
+from tests.pyg.cases import CASES, Case, random_edges
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+OUTPUT = {torch.float32: 2e-5, torch.float64: 1e-10}
+GRADIENT = {torch.float32: 2e-4, torch.float64: 1e-9}
+
+
+@pytest.fixture(autouse=True)
+def exact() -> None:
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.manual_seed(0)
+
+
+def agree(module: nn.Module, x: Any, *rest: Any, must_plan: bool = True) -> Any:
+    """The compiled module after it answered like PyG on the device, forward and backward, twice."""
+    twin, compiled = copy.deepcopy(module), plait.compile(module)
+    for _ in range(2 + bool(getattr(module, "cached", False))):
+        outs = []
+        for net in (twin, compiled):
+            net.zero_grad()
+            mine = tuple(p.clone().requires_grad_() for p in parts(x))
+            out = net(mine if isinstance(x, tuple) else mine[0], *rest)
+            if out.requires_grad:
+                out.square().sum().backward()
+            outs.append((out, [p.grad for p in mine], [p.grad for p in net.parameters()]))
+        (theirs, *their_grads), (ours, *our_grads) = outs
+        assert ours.device == theirs.device
+        close(ours, theirs, OUTPUT[theirs.dtype], "output")
+        for mine, other in zip(sum(our_grads, []), sum(their_grads, []), strict=True):
+            assert (mine is None) == (other is None)
+            if other is not None:
+                close(mine, other, GRADIENT[theirs.dtype], "gradient", scale=0.01)
+    if must_plan:
+        assert not compiled.plan.not_planned, compiled.plan.not_planned
+    return compiled
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_linear_layer(case: Case, dtype: torch.dtype) -> None:
+    rng = np.random.default_rng(1)
+    for shape, nodes in (("random", 20), ("hub", 20), ("no edges", 5), ("loops", 3), ("repeated", 9)):
+        module = case.make().to(dtype).cuda()
+        x = torch.randn(nodes, 5, dtype=dtype, device="cuda")
+        edge_index = random_edges(rng, shape, nodes, nodes).cuda()
+        agree(module, x, edge_index, must_plan=False)
+
+
+def big(nodes: int = 3000, edges: int = 40_000, width: int = 64) -> Data:
+    hub = torch.stack([torch.arange(nodes), torch.zeros(nodes, dtype=torch.long)])
+    edge_index = torch.cat([torch.randint(0, nodes, (2, edges)), hub], 1)
+    return Data(x=torch.randn(nodes, width), edge_index=edge_index, y=torch.randint(0, 7, (nodes,))).to("cuda")
+
+
+@pytest.mark.parametrize("make", [GCN, GraphSAGE, GIN], ids=lambda make: make.__name__)
+def test_training_follows_the_same_losses(make: Any) -> None:
+    data, losses = big(), []
+    model = make(64, 32, 2, 7).cuda()
+    for net in (copy.deepcopy(model), plait.compile(copy.deepcopy(model), data)):
+        optimiser = torch.optim.Adam(net.parameters(), lr=0.01)
+        seen = []
+        for _ in range(10):
+            optimiser.zero_grad()
+            loss = torch.nn.functional.cross_entropy(net(data.x, data.edge_index), data.y)
+            loss.backward()
+            optimiser.step()
+            seen.append(loss.item())
+        losses.append(seen)
+    torch.testing.assert_close(torch.tensor(losses[1]), torch.tensor(losses[0]), rtol=1e-3, atol=1e-4)
+
+
+def test_the_plan_names_the_device_and_its_kernels() -> None:
+    data = big()
+    compiled: Any = plait.compile(GraphSAGE(64, 32, 2, 7, aggr="max").cuda(), data)
+    assert not compiled.plan.not_planned
+    assert torch.cuda.get_device_name() in str(compiled.plan)
+    plan = plait.explain(compiled, data, analyze=True)
+    for layer in plan.layers:
+        assert {step.step.out for step in layer.steps} <= set(layer.measured)
+
+
+def test_moving_a_model_between_devices() -> None:
+    data, model = big(), GCN(64, 16, 2, 7)
+    compiled: Any = plait.compile(model)
+    for device in ("cpu", "cuda", "cpu", "cuda"):
+        compiled.to(device)
+        here = data.to(device)
+        close(compiled(here.x, here.edge_index), model(here.x, here.edge_index), 1e-4, device)
+
+
+def test_fused_layers_and_mixed_devices_go_to_pyg() -> None:
+    from torch_geometric.nn import GAT
+
+    data = big()
+    agree(GAT(64, 8, 2, 7).cuda(), data.x, data.edge_index, must_plan=False)
+    with pytest.raises((RuntimeError, ValueError)):
+        plait.compile(GCN(64, 8, 2, 7).cuda())(data.x.cpu(), data.edge_index)
+
+
+def test_second_derivatives() -> None:
+    data, model = big(200, 900, 8), GCN(8, 4, 2, 3).double().cuda()
+    slopes: list[Tensor] = []
+    for net in (model, plait.compile(model)):
+        x = data.x.double().requires_grad_()
+        (slope,) = torch.autograd.grad(net(x, data.edge_index).tanh().sum(), x, create_graph=True)
+        slopes.append(torch.autograd.grad(slope.square().sum(), x)[0])
+    close(slopes[1], slopes[0], 1e-8, "second derivative")
