@@ -9,7 +9,7 @@ import pytest
 from plait.analysis.fused import gathers_raw_rows, of_fused
 from plait.analysis.statistics import Statistics
 from plait.cost.machine import default_profile
-from plait.cost.work import Matrix
+from plait.ops.work import Matrix
 from plait.plan import attention, gated
 from plait.plan.fused import FusedPlan
 

@@ -45,7 +45,8 @@ def agree(module: nn.Module, x: Any, *rest: Any, must_plan: bool = True) -> Any:
         (theirs, *their_grads), (ours, *our_grads) = outs
         assert ours.device == theirs.device
         close(ours, theirs, OUTPUT[theirs.dtype], "output")
-        for mine, other in zip(sum(our_grads, []), sum(their_grads, []), strict=True):
+        ours_all, theirs_all = ([*grads[0], *grads[1]] for grads in (our_grads, their_grads))
+        for mine, other in zip(ours_all, theirs_all, strict=True):
             assert (mine is None) == (other is None)
             if other is not None:
                 close(mine, other, GRADIENT[theirs.dtype], "gradient", scale=0.01)
@@ -68,7 +69,8 @@ def test_every_linear_layer(case: Case, dtype: torch.dtype) -> None:
 def big(nodes: int = 3000, edges: int = 40_000, width: int = 64) -> Data:
     hub = torch.stack([torch.arange(nodes), torch.zeros(nodes, dtype=torch.long)])
     edge_index = torch.cat([torch.randint(0, nodes, (2, edges)), hub], 1)
-    return Data(x=torch.randn(nodes, width), edge_index=edge_index, y=torch.randint(0, 7, (nodes,))).to("cuda")
+    data = Data(x=torch.randn(nodes, width), edge_index=edge_index, y=torch.randint(0, 7, (nodes,)))
+    return data.to("cuda")
 
 
 @pytest.mark.parametrize("make", [GCN, GraphSAGE, GIN], ids=lambda make: make.__name__)

@@ -84,7 +84,7 @@ def _set_aside(session: Session, name: str) -> None:
 
 
 def _hide_from_compiler(code: Any) -> None:
-    """torch.compile looks at every frame; looking at this one would read the attribute and so open the next."""
+    """torch.compile looks at every frame: at this one it would read the attribute and so open the next."""
     frames: Any = torch._C._dynamo.eval_frame
     if hasattr(frames, "skip_code"):  # torch 2.6
         frames.skip_code(code)
