@@ -119,7 +119,7 @@ def _forward(
         _set_aside(session, seat.name)
         return original(module, *args, **kwargs)
     known = seat.as_it_was(module)
-    x = args[0] if args else kwargs.get("x")
+    x: Any = args[0] if args else kwargs.get("x")
     if (known is not None and not known.lies_with(x)) or not may_run_again(seats):
         return original(module, *args, **kwargs)
     key = None if known is None else call_key(known.token, args, kwargs)

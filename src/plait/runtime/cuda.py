@@ -132,8 +132,7 @@ def _extremum_gather(b: Binding, step: Step, owns: bool) -> Bound:
     def run(env: Env) -> torch.Tensor:
         x, best, share = (_rows(env[step[role]]) for role in ("x", "best", "share"))
         addend = env.get(step.get("addend") or "")
-        scale = None if addend is None else scale_of(env)
-        if scale is not None:
+        if addend is not None and (scale := scale_of(env)) is not None:
             addend = addend * scale.unsqueeze(1)
         out = b.take(x.shape[0], x.shape[1], x.dtype)
         return gpu.extremum_gather(rows, x, best, share, out, addend)
