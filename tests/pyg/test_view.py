@@ -510,3 +510,12 @@ def test_torch_compile_of_what_a_second_run_would_change_is_right() -> None:
     for _ in range(2):
         torch.testing.assert_close(fast(X, EDGES), other(X, EDGES))
     torch.testing.assert_close(model.conv.nn[1].running_mean, other.conv.nn[1].running_mean)
+
+
+def test_a_layer_with_passes_of_its_own_stays_planned() -> None:
+    from torch_geometric.nn import GATConv
+
+    compiled = plait.compile(GATConv(WIDTH, 4, heads=2))
+    for _ in range(3):
+        compiled(X, EDGES)
+        assert is_planned(compiled)

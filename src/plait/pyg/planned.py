@@ -24,7 +24,7 @@ from plait.pyg.layers.fused import FUSED, Run, check_widths, layer_of
 from plait.pyg.learned import with_learned_weights
 from plait.pyg.lower import Call, Lowered, NotLowered, lower, not_as_written
 from plait.pyg.operators import Operator, propagate
-from plait.pyg.recall import Layer, call_key
+from plait.pyg.recall import Layer, call_key, lie_with
 from plait.runtime import cuda
 from plait.runtime.constants import Constants
 from plait.runtime.deferred import whole
@@ -184,7 +184,7 @@ def _prepared(
     names = _parameters(layer)  # type: ignore[arg-type]  # mypy takes a class of modules for unhashable
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     x = given.get("x")
-    if known is None and not seat.look(module).lies_with(x[0] if isinstance(x, tuple | list) else x):
+    if known is None and not lie_with(module.parameters(), x[0] if isinstance(x, tuple | list) else x):
         return f"{kind}: its parameters are not on the device of x"
     fused = None if known is not None else layer_of(module)
     if fused is not None:

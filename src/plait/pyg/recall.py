@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from plait.pyg.contents import EDITABLE, contents
 from plait.pyg.layers.base import bound_to_torch
 from plait.runtime.identity import identity
 
-__all__ = ["Layer", "call_key"]
+__all__ = ["Layer", "call_key", "lie_with"]
 
 _tokens = itertools.count()
 # what a class computes; a subclass or a patch may bring its own
@@ -68,9 +68,14 @@ class Layer:
 
     def lies_with(self, x: Any) -> bool:
         """True while every parameter is on the device of x: `.to(device)` may move them in place."""
-        if isinstance(x, Tensor) and x.is_cuda:
-            return all(parameter.is_cuda for parameter in self.parameters)
-        return all(parameter.is_cpu for parameter in self.parameters)
+        return lie_with(self.parameters, x)
+
+
+def lie_with(parameters: Iterable[Tensor], x: Any) -> bool:
+    """True where all of them are on the device of x."""
+    if isinstance(x, Tensor) and x.is_cuda:
+        return all(parameter.is_cuda for parameter in parameters)
+    return all(parameter.is_cpu for parameter in parameters)
 
 
 def _parts(module: nn.Module) -> Iterator[nn.Module]:
