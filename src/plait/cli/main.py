@@ -22,6 +22,7 @@ COMMANDS = {
     "calibrate": ("plait.cli.calibrate", "measure this machine, so that plans are priced for it"),
     "hag": ("plait.cli.hag", "count and time what summing shared neighbours once would save on a graph"),
     "cache": ("plait.cli.cache", "say whether caching remote features would pay, which rule and what size"),
+    "partition": ("plait.cli.partition", "divide a graph into parts that several machines train on"),
     "doctor": ("plait.cli.doctor", "say what is installed, what is used and what is missing"),
 }
 

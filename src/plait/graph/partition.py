@@ -22,8 +22,8 @@ METHODS = ("metis", "fennel", "random")
 SLACK = 1.05
 # METIS takes one whole-number weight per node; so many units are one average node.
 _UNITS = 16
-# Passes of Fennel over the nodes: on an sbm of 200,000 nodes and 3.6 M edges in 4 parts they cut 52, 32, 20 and
-# 17% of the edges, two more passes no other; METIS cuts 17% in ten times the time.
+# Passes of Fennel over the nodes: on an sbm of 200,000 nodes and 3.6 M edges in 4 parts they cut 52, 32, 20
+# and 17% of the edges, two more passes no other; METIS cuts 17% in ten times the time.
 _PASSES = 4
 
 
@@ -271,9 +271,9 @@ def _balance_pass(
         best, most = -1, np.int64(0)
         for i in range(parts):
             gain = near[i] - near[home]
-            if i != home and gain >= least and (best < 0 or gain > most):
-                if _has_room(weights, v, held, limits, i):
-                    best, most = i, gain
+            is_best = i != home and gain >= least and (best < 0 or gain > most)
+            if is_best and _has_room(weights, v, held, limits, i):
+                best, most = i, gain
         if best >= 0:
             part[v] = best
             held[home] -= weights[v]
