@@ -1,4 +1,4 @@
-"""Folders of parts: what is written is the graph again, bad files are named, runs go on where they stopped."""
+"""Folders of parts: what is written is the graph again, bad files are named, runs go on."""
 
 from __future__ import annotations
 

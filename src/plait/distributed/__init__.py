@@ -10,14 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from plait.distributed.divide import partition as partition
+    from plait.distributed.exchange import Exchange as Exchange
+    from plait.distributed.neighbor import NeighborLoader as NeighborLoader
     from plait.distributed.parts import Parts as Parts
+    from plait.distributed.session import Session as Session
+    from plait.distributed.session import init as init
 
 _HOME = {
+    "Exchange": "plait.distributed.exchange",
+    "NeighborLoader": "plait.distributed.neighbor",
     "Parts": "plait.distributed.parts",
+    "Session": "plait.distributed.session",
+    "init": "plait.distributed.session",
     "partition": "plait.distributed.divide",
 }
 
-__all__ = ["Parts", "partition"]
+__all__ = ["Exchange", "NeighborLoader", "Parts", "Session", "init", "partition"]
 
 
 def __getattr__(name: str) -> Any:

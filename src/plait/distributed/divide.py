@@ -239,7 +239,7 @@ def _digest(loaded: LoadedGraph, parts: int, method: str, seed: int, given: Arra
     rows = [] if x is None else [x.indptr, x.indices, x.values] if isinstance(x, SparseFeatures) else [x]
     for array in [*rows, *_node_arrays(loaded).values(), *([] if given is None else [given])]:
         digest.update(f"{array.dtype.str}{array.shape}".encode())
-        digest.update(memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8)))
+        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
 
 

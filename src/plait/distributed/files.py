@@ -134,7 +134,7 @@ def _pieces(header: bytes, kind: np.dtype[Any], blocks: Iterable[Array]) -> Iter
     yield header
     for block in blocks:
         if block.size:
-            yield memoryview(np.ascontiguousarray(block, kind).reshape(-1).view(np.uint8))
+            yield np.ascontiguousarray(block, kind).reshape(-1).view(np.uint8).data
 
 
 def checksum(path: Path) -> str:

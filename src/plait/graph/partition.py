@@ -160,7 +160,8 @@ def balance(
 
 def _limits(weights: NDArray[np.int64], parts: int) -> NDArray[np.int64]:
     """The most a part should hold of every load."""
-    return np.ceil(SLACK * weights.sum(axis=0) / parts).astype(np.int64)
+    most: NDArray[np.int64] = np.ceil(SLACK * weights.sum(axis=0) / parts).astype(np.int64)
+    return most
 
 
 def _checked_parts(graph: Graph, parts: int) -> int:

@@ -29,7 +29,7 @@ def parts_text(statistics: Mapping[str, Any], num_edges: int) -> str:
         "largest part over the mean: "
         + ", ".join(f"{label} {_imbalance(parts, name):.3f}" for label, name in _LOADS),
         f"expected of fanout {fanout}, batches of {statistics['batch_size']:,}, no cache: "
-        f"{amount(total, 'rows')} per epoch"
+        f"{amount(total, '').strip()} rows per epoch"
         + (f", {bytes_text(total * row_bytes)} over the network" if row_bytes else "; no features stored"),
     ]
     return "\n".join([str(table), "", *lines])
