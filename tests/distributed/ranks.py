@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch_geometric.nn import GraphSAGE
 
 import plait.distributed as distributed
@@ -44,7 +43,7 @@ def losses(session: Session, wrap: Callable[[Any], Any], steps: int = 12, **opti
     while len(found) < steps:
         for batch in batches:
             optimizer.zero_grad()
-            loss = F.cross_entropy(
+            loss = torch.nn.functional.cross_entropy(
                 trained(batch.x, batch.edge_index)[: batch.batch_size], batch.y[: batch.batch_size]
             )
             loss.backward()

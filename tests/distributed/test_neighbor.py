@@ -151,8 +151,8 @@ def test_joined_samples_are_the_samples(alone: Session) -> None:
     samples = [sampler.sample(np.array(seeds), 0, k) for k, seeds in enumerate([[0, 5], [300], [7, 7, 9]])]
     whole = joined(samples)
     assert whole.n_id[:6].tolist() == [0, 5, 300, 7, 7, 9]
-    edges = [list(zip(s.n_id[s.row], s.n_id[s.col], s.e_id, strict=True)) for s in (*samples, whole)]
-    assert sorted(sum(edges[:3], [])) == sorted(edges[3])
+    edges = [[*zip(s.n_id[s.row], s.n_id[s.col], s.e_id, strict=True)] for s in (*samples, whole)]
+    assert sorted([*edges[0], *edges[1], *edges[2]]) == sorted(edges[3])
     assert (np.diff(whole.col) >= 0).all()
     assert whole.indptr is not None
     assert np.array_equal(np.diff(whole.indptr), np.bincount(whole.col, minlength=whole.indptr.size - 1))

@@ -141,6 +141,7 @@ class Exchange:
         self._wake = threading.Condition()
         self._error: ExchangeError | None = None
         self._is_closing = False
+        self._in_round: Sequence[Request] = ()
         self._thread: threading.Thread | None = None
         if self.size > 1:
             self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self._timeout))
@@ -201,6 +202,11 @@ class Exchange:
         if thread is not None:
             thread.join(self._timeout)
 
+    def abandon(self) -> None:
+        """Stops asking and waits for nobody; the thread ends with the process."""
+        self._thread = None
+        self._fail(ExchangeError(f"rank {self.rank}: the exchange was abandoned after an error"))
+
     def _serve(self) -> None:
         """Rounds until all ranks are done; an error ends them and reaches everybody who waits."""
         pause = _PAUSE_SECONDS
@@ -226,8 +232,6 @@ class Exchange:
             asked, self._asked = self._asked, deque()
         for request in [*self._in_round, *asked]:
             request.finish(error)
-
-    _in_round: Sequence[Request] = ()
 
     def _collected(self, pause: float) -> Sequence[Request]:
         """What was asked for, after a pause where that is nothing; bounded, but for the first request."""

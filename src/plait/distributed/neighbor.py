@@ -18,12 +18,13 @@ from plait.distributed.session import Session
 from plait.distributed.staging import Staging
 from plait.errors import InputError
 from plait.features.cache import Cache
-from plait.features.rows import Rows, as_rows
+from plait.features.rows import as_rows
 from plait.features.scores import degree, inclusion_probability, presample
 from plait.loader.adapter import picked_seed, to_output
 from plait.loader.assemble import Assembler
 from plait.loader.draw import stream_key
 from plait.loader.epochs import Epochs, Job
+from plait.loader.inputs import RowsByAttribute
 from plait.loader.sampler import Sample, Sampler
 from plait.loader.transfer import Transfer
 
@@ -52,7 +53,8 @@ class NeighborLoader(Epochs):
 
     With `pad` (the default) all parts have as many seeds as the largest: a smaller part repeats its first
     seeds of the epoch, `padding` in all, so that every rank runs `len(loader)` steps and a mean over ranks is
-    the mean over seeds. Without it ranks run as many steps as they have seeds for, none twice: for evaluation.
+    the mean over seeds. Without it ranks run as many steps as they have seeds for, none of them twice, as
+    evaluation wants it.
 
     `input_nodes` is "train", "val", "test", or nodes or a mask by the numbers of the parts. `cache` is the
     number of remote rows kept near (a share of the halo when below 1) by `policy`. Up to `prefetch` batches
@@ -94,7 +96,8 @@ class NeighborLoader(Epochs):
         rows = self._cache(cache, policy, shared)
         self._set_out(seed, prefetch, None, rows, None, device)
         self._transfer = Transfer(device, False)
-        self._assemble = Assembler(_frame(session), {(None, "x"): rows, **_labels(session)})
+        features: RowsByAttribute = {(None, "x"): as_rows(rows), **_labels(session)}
+        self._assemble = Assembler(_frame(session), features)
 
     @property
     def padding(self) -> int:
@@ -219,7 +222,7 @@ def _frame(session: Session) -> Data:
     return Data(edge_index=torch.empty((2, 0), dtype=torch.long), num_nodes=session.parts.num_nodes)
 
 
-def _labels(session: Session) -> dict[tuple[str | None, str], Rows]:
+def _labels(session: Session) -> RowsByAttribute:
     labels = session.parts.y()
     return {} if labels is None else {(None, "y"): as_rows(labels)}
 
@@ -239,7 +242,8 @@ def _nodes(given: ArrayLike, count: int) -> Array:
         return np.flatnonzero(nodes)
     if nodes.ndim != 1 or nodes.dtype.kind not in "iu":
         raise InputError(
-            f"input_nodes has shape {nodes.shape} and type {nodes.dtype}; give train, val, test, nodes or a mask"
+            f"input_nodes has shape {nodes.shape} and type {nodes.dtype}; give train, val, test, nodes or a "
+            "mask"
         )
     if nodes.size and not 0 <= nodes.min() <= nodes.max() < count:
         raise InputError(f"input_nodes: nodes are numbered 0 to {count - 1}")

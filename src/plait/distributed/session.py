@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import socket
+import sys
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -41,13 +42,16 @@ class Session:
         self.bounds = parts.bounds[[share.start for share in every] + [parts.num_parts]]
         local = LocalRows([parts.x(p) for p in self.owned], int(self.bounds[rank]))
         self.exchange = Exchange(local, self.bounds, rank, wire=wire, timeout_seconds=timeout_seconds)
-        atexit.register(self.close)
+        atexit.register(self._leave)
 
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abandon()
 
     def __repr__(self) -> str:
         return f"Session(rank {self.rank} of {self.size}, parts {list(self.owned)} of {self.parts.folder})"
@@ -86,11 +90,23 @@ class Session:
 
     def close(self) -> None:
         """Ends the exchange, and the process group if `init` made it; a second call does nothing."""
-        atexit.unregister(self.close)
+        atexit.unregister(self._leave)
         self.exchange.close()
         if self._ends_group and dist.is_initialized():
             dist.destroy_process_group()
         self._ends_group = False
+
+    def abandon(self) -> None:
+        """Ends this rank's part without waiting for the others, which are told when the process ends."""
+        atexit.unregister(self._leave)
+        self.exchange.abandon()
+
+    def _leave(self) -> None:
+        """At the end of the process: whoever ends with an error waits for nobody."""
+        if hasattr(sys, "last_value"):
+            self.abandon()
+        else:
+            self.close()
 
 
 def init(
@@ -104,13 +120,13 @@ def init(
     """This process's session over the parts in `folder`, under torchrun or alone.
 
     The default process group is used where there is one, else made (gloo) from torchrun's environment; with
-    neither there is one rank. `interface` is the network interface the ranks talk over; without it, and with a
-    master on this machine, it is the loopback one. `verify` compares every file with its checksum first.
+    neither there is one rank. `interface` is the network interface the ranks talk over; without it, and with
+    a master on this machine, it is the loopback one. `verify` compares every file with its checksum first.
     """
     parts = Parts(folder, verify)
     if not parts.has_features:
         raise InputError(
-            f"{folder} holds no features to exchange; partition a file with x, or --features WIDTH"
+            f"{folder} holds no features to exchange; partition a file with x, or with --features WIDTH"
         )
     made = _join(timeout_seconds, interface)
     rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
@@ -144,8 +160,8 @@ def _check_agreement(session: Session) -> None:
     every = session.gathered(own)
     differing = [rank for rank, other in enumerate(every) if other != every[0]]
     if differing:
-        session.close()
+        session.close()  # on all of them
         raise InputError(
-            f"folder: ranks {differing} opened other parts, or chose another wire type, than rank 0; give all "
-            "of them the same"
+            f"folder: ranks {differing} opened other parts, or chose another wire type, than rank 0; give "
+            "all of them the same"
         )

@@ -197,7 +197,8 @@ class Cache:
         if self.policy == "none":
             return far
         with self._ruling:
-            return far[self._rule.slot_of[far] < 0]
+            is_kept: Array = self._rule.slot_of[far] >= 0
+        return far[~is_kept]
 
     def forget(self) -> None:
         """Drops what was revealed and not asked for, as when an epoch was left early; the rows stay."""
