@@ -21,6 +21,8 @@ from plait.distributed.parts import MASKS, Parts, feature_file, halo_file
 from plait.errors import InputError
 from plait.graph import Graph, LoadedGraph, SparseFeatures, index_dtype, load_arrays
 from plait.graph.partition import assign
+from plait.loader.expand import checked_fanout
+from plait.loader.sampler import Sampler
 from plait.measure.progress import Meter
 
 __all__ = ["partition"]
@@ -54,6 +56,7 @@ def partition(
     on `file` (standard error when not given).
     """
     loaded = _loaded(data)
+    checked_fanout(fanout)
     if batch_size < 1:
         raise InputError(f"batch_size={batch_size}: a batch has at least one node")
     given = None if assignment is None else _given(assignment, loaded.graph.num_nodes)
@@ -136,8 +139,9 @@ class _Division:
         part = np.empty(graph.num_nodes, np.int64)
         part[layout.nodes] = np.repeat(np.arange(layout.num_parts), np.diff(layout.bounds))
         held = np.bincount(part[self.train], minlength=layout.num_parts)
+        sampler = Sampler(graph, fanout)
         each = [
-            PartStatistics(*counts, int(held[p]), remote_rows(graph, part, p, self.train, fanout, batch_size))
+            PartStatistics(*counts, int(held[p]), remote_rows(sampler, part, p, self.train, batch_size))
             for p, counts in enumerate(found)
         ]
         self.manifest.statistics = {

@@ -70,7 +70,9 @@ class LocalRows:
         self.width: int = int(arrays[0].shape[1])
 
     def take(self, ids: Array) -> Array:
-        """One row for every id, copied."""
+        """One row for every id, copied; the ids may come from another rank, so they are checked."""
+        if ids.size and not self.begin <= int(ids.min()) <= int(ids.max()) < self.end:
+            raise InputError(f"ids: this rank owns the rows {self.begin} to {self.end - 1} and no others")
         out = np.empty((ids.size, self.width), np.float32)
         if len(self._arrays) == 1:
             gather(self._arrays[0], ids - self.begin, out)
@@ -262,6 +264,8 @@ class Exchange:
             # a rank that is done asks no more, so all agree when all are
             return "done" if told[:, 2].all() else "empty"
         counts = told[:, 0]
+        if not 0 <= int(counts.min()) <= int(counts.max()) <= self._most_rows:
+            raise ExchangeError(f"a rank asks for {counts.max()} rows at once; all must run the same version")
         asked = self._all_to_all(torch.from_numpy(ids), wanted, counts).numpy()
         sent = torch.from_numpy(self.local.take(asked)).to(self._wire)
         row_bytes = sent.element_size() * self.local.width

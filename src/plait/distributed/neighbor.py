@@ -147,6 +147,7 @@ class NeighborLoader(Epochs):
         """The batch of a sample."""
         begin = time.perf_counter()
         data = self._assemble(drawn)
+        self._staging.done()
         data._store["batch_size"] = drawn.metadata
         self.seconds.filling += time.perf_counter() - begin
         return data if self.transform is None else self.transform(data)
@@ -158,7 +159,8 @@ class NeighborLoader(Epochs):
         try:
             while group := [drawn for _, drawn in zip(range(self.coalesce), ahead, strict=False)]:
                 if self.session.size > 1:
-                    self._staging.stage(cache.missing(np.concatenate([d[1].node.numpy() for d in group])))
+                    nodes = np.concatenate([sample.node.numpy() for _, sample in group])
+                    self._staging.stage(cache.missing(nodes), len(group))
                 yield from group
         finally:
             close = getattr(ahead, "close", None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,41 +16,58 @@ __all__ = ["Staging"]
 
 Array = NDArray[Any]
 
-# The group whose batches are being filled, and the one before: the later one was asked for without what the
-# earlier one brings.
-_GROUPS = 2
-
 
 @dataclass
 class _Group:
-    """Remote rows of some batches; `ids` ascend."""
+    """Remote rows of some batches; `ids` ascend, `left` of the batches are not made yet.
 
+    `lends_to` is the number of the last group that was asked for without rows which this one brings.
+    """
+
+    number: int
     ids: Array
-    requests: Sequence[Request]
+    left: int
+    lends_to: int
+    requests: Sequence[Request] = ()
     rows: Array | None = None
 
 
 class Staging:
-    """The rows of an exchange, those that were announced with `stage` asked for ahead of their use."""
+    """The rows of an exchange, those that were announced with `stage` asked for ahead of their use.
+
+    Batches are made in the order they were staged in, each ended by `done`.
+    """
 
     def __init__(self, exchange: Exchange) -> None:
         self.exchange = exchange
         self.num_rows = exchange.num_rows
-        self._groups: deque[_Group] = deque()
+        self._groups: list[_Group] = []
+        self._staged = 0
         self._lock = threading.Lock()
 
-    def stage(self, ids: Array) -> None:
-        """Asks for the remote rows among these, which ascend, less those staged before; returns at once."""
+    def stage(self, ids: Array, batches: int) -> None:
+        """Asks for the remote rows among these, which ascend, less those on their way; returns at once."""
         far = ids[self.exchange.is_far(ids)]
         with self._lock:
-            groups = list(self._groups)
-        for group in groups:
-            far = far[_places(group.ids, far) < 0]
-        staged = _Group(far, self.exchange.request(far))
-        with self._lock:
+            self._staged += 1
+            for group in self._groups:
+                if group.left:  # none that is spent, or a row wanted by all would keep every group alive
+                    is_missing = _places(group.ids, far) < 0
+                    group.lends_to = group.lends_to if is_missing.all() else self._staged
+                    far = far[is_missing]
+            staged = _Group(self._staged, far, batches, self._staged)
             self._groups.append(staged)
-            while len(self._groups) > _GROUPS + 1:
-                self._groups.popleft()
+        staged.requests = self.exchange.request(far)
+
+    def done(self) -> None:
+        """Counts a batch as made, and drops the groups that no batch to come needs."""
+        with self._lock:
+            current = next((group for group in self._groups if group.left), None)
+            if current is None:
+                return
+            current.left -= 1
+            made = current.number if current.left == 0 else current.number - 1
+            self._groups = [group for group in self._groups if group.lends_to > made]
 
     def forget(self) -> None:
         """Drops what was staged."""
