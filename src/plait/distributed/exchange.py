@@ -1,9 +1,10 @@
 """Feature rows between processes: the one file that talks to others.
 
-All ranks take part in rounds, run by a thread of their own on a process group of its own: how many rows each
-rank wants of each other one, the ids, the rows; three all_to_all. A round carries whatever was asked for by
-then, each row once. Ranks without a request join too, so nobody has to ask in step with the others; while no
-rank wants anything rounds become rare. Ids and rows travel as plain numbers: nothing received is unpickled.
+All ranks take part in rounds, run by a thread on a process group of its own: how many rows each rank wants of
+each other one, the ids, the rows; three all_to_all. A rank that wants rows rings the others, which join with
+whatever they want by then, or nothing; so nobody has to ask in step with the others, and while no rank wants
+anything nothing is sent. A round carries each row once. Everything travels as plain numbers: nothing received
+is unpickled.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ Array = NDArray[Any]
 
 WIRE = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
-# Before a rank joins a round without a request of its own it waits this long, twice as long after every round
-# in which nobody asked. A round of nothing costs 0.2 ms of one core between two processes (measured).
-_PAUSE_SECONDS = 0.0005
-_LONGEST_PAUSE_SECONDS = 0.01
 # Rows of one rank's requests in one round, so that buffers stay bounded.
 _MOST_BYTES = 1 << 26
-_HEADER = 3  # rows wanted of the receiver, rows wanted of anyone, whether the sender is done
+_HEADER = 3  # rows wanted of the receiver, rows wanted of anyone, whether the sender asks no more
+_LAST_BELL = -1
+# A bell may stay silent for as long as a model trains between two exchanges; a rank that is gone is noticed
+# by its closed connection.
+_SILENCE = timedelta(days=30)
 
 
 @dataclass
@@ -45,7 +46,6 @@ class ExchangeCounters:
     """What this rank exchanged so far; bytes count ids, rows and headers, as handed to torch.distributed."""
 
     rounds: int = 0
-    empty_rounds: int = 0
     requested_rows: int = 0
     rows_in: int = 0
     rows_out: int = 0
@@ -142,13 +142,17 @@ class Exchange:
         self._asked: deque[Request] = deque()
         self._wake = threading.Condition()
         self._error: ExchangeError | None = None
-        self._is_closing = False
+        self._is_closing = self._is_done = False
+        self._has_said_so = False
+        self._rung = -1  # the last round another rank rang for
         self._in_round: Sequence[Request] = ()
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
         if self.size > 1:
             self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self._timeout))
-            self._thread = threading.Thread(target=self._serve, name="plait-exchange", daemon=True)
-            self._thread.start()
+            self._bells = dist.new_group(backend="gloo", timeout=_SILENCE)
+            for work in (self._serve, self._listen):
+                self._threads.append(threading.Thread(target=work, name="plait-exchange", daemon=True))
+                self._threads[-1].start()
 
     def take(self, ids: Array) -> Array:
         """A fresh array whose row i is row ids[i]."""
@@ -200,33 +204,60 @@ class Exchange:
         with self._wake:
             self._is_closing = True
             self._wake.notify()
-        thread, self._thread = self._thread, None
-        if thread is not None:
+        threads, self._threads = self._threads, []
+        for thread in threads:
             thread.join(self._timeout)
 
     def abandon(self) -> None:
-        """Stops asking and waits for nobody; the thread ends with the process."""
-        self._thread = None
+        """Stops asking and waits for nobody; the threads end with the process."""
+        self._threads = []
         self._fail(ExchangeError(f"rank {self.rank}: the exchange was abandoned after an error"))
 
     def _serve(self) -> None:
-        """Rounds until all ranks are done; an error ends them and reaches everybody who waits."""
-        pause = _PAUSE_SECONDS
+        """Rounds until no rank asks any more; an error ends them and reaches everybody who waits."""
+        try:
+            number, is_last = 0, False
+            while not is_last:
+                requests, asks_no_more, is_rung = self._collected(number)
+                if not is_rung:
+                    self._ring(number)
+                is_last = self._round(requests, asks_no_more)
+                number += 1
+            self._is_done = True
+            self._send(_LAST_BELL, (self.rank + 1) % self.size)
+        except Exception as error:  # whatever torch.distributed raises ends the exchange
+            self._fail(self._lost(error))
+
+    def _listen(self) -> None:
+        """Hears the bells of other ranks."""
+        bell = torch.empty(1, dtype=torch.int64)
         try:
             while True:
-                requests = self._collected(pause)
-                state = self._round(requests)
-                if state == "done":
+                dist.recv(bell, group=self._bells)
+                if int(bell) == _LAST_BELL:
                     return
-                pause = _PAUSE_SECONDS if state == "rows" else min(2 * pause, _LONGEST_PAUSE_SECONDS)
-        except Exception as error:  # whatever torch.distributed raises ends the exchange
-            text = str(error).splitlines()[0] if str(error) else type(error).__name__
-            self._fail(
-                ExchangeError(
-                    f"rank {self.rank}: feature rows could not be exchanged ({text}); another rank ended or "
-                    "was cut off, see its output"
-                )
-            )
+                with self._wake:
+                    self._rung = max(self._rung, int(bell))
+                    self._wake.notify_all()
+        except Exception as error:  # as above; after the last round the others may leave before us
+            if not self._is_done:
+                self._fail(self._lost(error))
+
+    def _ring(self, number: int) -> None:
+        """Has every other rank join round `number`."""
+        for rank in range(self.size):
+            if rank != self.rank:
+                self._send(number, rank)
+
+    def _send(self, number: int, rank: int) -> None:
+        dist.send(torch.tensor([number]), rank, group=self._bells)
+
+    def _lost(self, error: Exception) -> ExchangeError:
+        text = str(error).splitlines()[0] if str(error) else type(error).__name__
+        return ExchangeError(
+            f"rank {self.rank}: feature rows could not be exchanged ({text}); another rank ended or was cut "
+            "off, see its output"
+        )
 
     def _fail(self, error: ExchangeError) -> None:
         with self._wake:
@@ -235,34 +266,43 @@ class Exchange:
         for request in [*self._in_round, *asked]:
             request.finish(error)
 
-    def _collected(self, pause: float) -> Sequence[Request]:
-        """What was asked for, after a pause where that is nothing; bounded, but for the first request."""
+    def _collected(self, number: int) -> tuple[Sequence[Request], bool, bool]:
+        """What was asked for, whether it is the last, and whether another rank rang for this round.
+
+        Waits for one of the three. Requests are bounded, but for the first one.
+        """
         with self._wake:
-            if not self._asked and not self._is_closing:
-                self._wake.wait(pause)
+            self._wake.wait_for(
+                lambda: self._asked or self._rung >= number or self._has_news() or self._error
+            )
+            if self._error is not None:
+                raise self._error
             chosen: list[Request] = []
             rows = 0
             while self._asked and (not chosen or rows + self._asked[0].ids.size <= self._most_rows):
                 chosen.append(self._asked.popleft())
                 rows += chosen[-1].ids.size
             self._in_round = chosen
-            return chosen
+            asks_no_more = self._is_closing and not self._asked
+            self._has_said_so = asks_no_more
+            return chosen, asks_no_more, self._rung >= number
 
-    def _round(self, requests: Sequence[Request]) -> str:
-        """One round; "rows" when any rank wanted some, "empty" when none did, "done" when all have closed."""
+    def _has_news(self) -> bool:
+        """Whether the others are still to be told that this rank asks no more."""
+        return self._is_closing and not self._has_said_so
+
+    def _round(self, requests: Sequence[Request], asks_no_more: bool) -> bool:
+        """One round; whether it was the last, because no rank asks any more."""
         begin = time.perf_counter()
         ids, inverse = _distinct(requests)
         wanted = np.diff(np.searchsorted(ids, self.bounds)).astype(np.int64)  # ids ascend, and so do owners
-        header = np.stack(
-            (wanted, np.full(self.size, ids.size), np.full(self.size, self._is_closing)), axis=1
-        )
+        header = np.stack((wanted, np.full(self.size, ids.size), np.full(self.size, asks_no_more)), axis=1)
         told = self._all_to_all(torch.from_numpy(header), _HEADER * np.ones(self.size, np.int64)).numpy()
         told = told.reshape(self.size, _HEADER)
         self.counters.rounds += 1
+        is_last = bool(told[:, 2].all())
         if not told[:, 1].any():
-            self.counters.empty_rounds += 1
-            # a rank that is done asks no more, so all agree when all are
-            return "done" if told[:, 2].all() else "empty"
+            return is_last
         counts = told[:, 0]
         if not 0 <= int(counts.min()) <= int(counts.max()) <= self._most_rows:
             raise ExchangeError(f"a rank asks for {counts.max()} rows at once; all must run the same version")
@@ -281,7 +321,7 @@ class Exchange:
             request.finish()
         self._in_round = ()
         self.counters.busy_seconds += time.perf_counter() - begin
-        return "rows"
+        return is_last
 
     def _all_to_all(self, sent: Tensor, counts: Array, expected: Array | None = None) -> Tensor:
         """What the others sent, one after the other; sent[...] is cut by `counts` in the same way."""

@@ -107,7 +107,7 @@ def remote_rows(
         seeds = order[number * batch_size : (number + 1) * batch_size]
         n_id = sampler.sample(seeds, 0, number).n_id
         found += int((part[n_id] != rank).sum())
-    return found * batches / drawn
+    return float(found * batches / drawn)
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
