@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch_geometric.nn import GraphSAGE
 
+import plait
 import plait.distributed as distributed
 from plait.distributed.session import Session
 from plait.errors import ExchangeError
@@ -142,6 +143,8 @@ def everything(folder: Path, rank: int) -> None:
         loading(session, rows, folder)
         ddp = torch.nn.parallel.DistributedDataParallel
         np.save(folder / f"losses-{rank}.npy", losses(session, ddp, cache=0.25))
+        planned = losses(session, lambda model: ddp(plait.compile(model)), coalesce=3)
+        np.save(folder / f"planned-{rank}.npy", planned)
     for wire in ("float16", "bfloat16"):
         rounded(folder / "parts", rows, wire)
 

@@ -14,6 +14,7 @@ import pytest
 
 from plait.distributed import NeighborLoader, Parts, Session, init, partition
 from plait.distributed.neighbor import joined
+from plait.distributed.parts import shares
 from plait.errors import InputError
 from plait.graph import generate
 from plait.loader import Sampler
@@ -74,7 +75,8 @@ def test_two_processes_lose_what_one_loses(two: Path, alone: Session) -> None:
     both = [np.load(two / f"losses-{rank}.npy") for rank in range(2)]
     assert np.array_equal(*both)
     assert expected[-1] < 0.8 * expected[0]  # it learns
-    np.testing.assert_allclose(both[0], expected[: both[0].size], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(both[0], expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(np.load(two / "planned-0.npy"), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.processes
@@ -186,12 +188,12 @@ def test_bad_arguments_are_refused(alone: Session, tmp_path: Path) -> None:
         init(plain.folder)
 
 
-def test_more_processes_than_parts_are_refused() -> None:
-    from plait.distributed.parts import shares
-
-    assert shares(5, 2) == [range(2), range(2, 5)]
+def test_parts_are_shared_out_evenly_or_not_at_all() -> None:
+    assert shares(6, 2) == [range(3), range(3, 6)]
     with pytest.raises(InputError, match="--parts 3"):
         shares(2, 3)
+    with pytest.raises(InputError, match="--parts 4"):
+        shares(5, 2)
 
 
 def test_parts_that_are_verified_open_as_others_do(alone: Session) -> None:

@@ -22,7 +22,6 @@ from plait.errors import InputError
 from plait.graph import Graph, LoadedGraph, SparseFeatures, index_dtype, load_arrays
 from plait.graph.partition import assign
 from plait.loader.expand import checked_fanout
-from plait.loader.sampler import Sampler
 from plait.measure.progress import Meter
 
 __all__ = ["partition"]
@@ -139,9 +138,8 @@ class _Division:
         part = np.empty(graph.num_nodes, np.int64)
         part[layout.nodes] = np.repeat(np.arange(layout.num_parts), np.diff(layout.bounds))
         held = np.bincount(part[self.train], minlength=layout.num_parts)
-        sampler = Sampler(graph, fanout)
         each = [
-            PartStatistics(*counts, int(held[p]), remote_rows(sampler, part, p, self.train, batch_size))
+            PartStatistics(*counts, int(held[p]), remote_rows(graph, part, p, self.train, fanout, batch_size))
             for p, counts in enumerate(found)
         ]
         self.manifest.statistics = {

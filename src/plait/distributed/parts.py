@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -122,11 +121,12 @@ class Parts:
 
 
 def shares(num_parts: int, size: int) -> Sequence[range]:
-    """The parts of every rank: neighbouring ones, as evenly as they go."""
-    if size > num_parts:
+    """The parts of every rank: neighbouring ones, as many for each, as a mean over ranks asks for."""
+    if num_parts % size:
         raise InputError(
-            f"{size} processes for {num_parts} parts: every process owns at least one part; partition with "
-            f"--parts {size} or start fewer processes"
+            f"{size} processes for {num_parts} parts: every process owns as many parts as the others; "
+            f"partition with --parts {size * max(1, round(num_parts / size))}, or start more or fewer "
+            "processes"
         )
-    edges = [rank * num_parts // size for rank in range(size + 1)]
-    return [range(begin, end) for begin, end in itertools.pairwise(edges)]
+    each = num_parts // size
+    return [range(rank * each, (rank + 1) * each) for rank in range(size)]

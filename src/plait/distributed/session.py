@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from plait.distributed.exchange import Exchange, LocalRows
 from plait.distributed.parts import Parts, shares
-from plait.errors import InputError
+from plait.errors import ExchangeError, InputError
 from plait.graph import Graph
 
 __all__ = ["Session", "init"]
@@ -71,12 +73,16 @@ class Session:
             mask[self.parts.halo(part)] = True
         return mask & ~self.local
 
+    def add(self, tensor: Tensor) -> None:
+        """Makes the tensor its sum over all ranks."""
+        if self.size > 1:
+            with self._told("all-reduce"):
+                dist.all_reduce(tensor)
+
     def sums(self, values: Sequence[float]) -> list[float]:
         """The sums of these over all ranks."""
-        if self.size == 1:
-            return list(values)
         total = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(total)
+        self.add(total)
         return list(total.tolist())
 
     def gathered(self, values: Sequence[float]) -> list[list[float]]:
@@ -85,8 +91,21 @@ class Session:
             return [list(values)]
         own = torch.tensor(values, dtype=torch.float64)
         every = [torch.empty_like(own) for _ in range(self.size)]
-        dist.all_gather(every, own)
+        with self._told("all-gather"):
+            dist.all_gather(every, own)
         return [one.tolist() for one in every]
+
+    @contextlib.contextmanager
+    def _told(self, what: str) -> Iterator[None]:
+        """What torch.distributed raises, as an error that names the rank."""
+        try:
+            yield
+        except RuntimeError as error:
+            text = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise ExchangeError(
+                f"rank {self.rank}: {what} failed ({text}); another rank ended, was cut off or is late by "
+                "more than the time-out, see its output"
+            ) from error
 
     def close(self) -> None:
         """Ends the exchange, and the process group if `init` made it; a second call does nothing."""

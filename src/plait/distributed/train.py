@@ -143,7 +143,7 @@ class Trainer:
             return
         gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self._parameters]
         flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-        dist.all_reduce(flat)
+        self.session.add(flat)
         flat /= self.session.size
         means = torch.split(flat, [gradient.numel() for gradient in gradients])
         for parameter, mean in zip(self._parameters, means, strict=True):
