@@ -9,6 +9,7 @@ is unpickled.
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections import deque
@@ -26,7 +27,7 @@ from torch import Tensor
 from plait.errors import ExchangeError, InputError
 from plait.features.rows import gather
 
-__all__ = ["WIRE", "Exchange", "ExchangeCounters", "LocalRows", "Request"]
+__all__ = ["WIRE", "Exchange", "ExchangeCounters", "LocalRows", "Request", "cause"]
 
 Array = NDArray[Any]
 
@@ -253,9 +254,8 @@ class Exchange:
         dist.send(torch.tensor([number]), rank, group=self._bells)
 
     def _lost(self, error: Exception) -> ExchangeError:
-        text = str(error).splitlines()[0] if str(error) else type(error).__name__
         return ExchangeError(
-            f"rank {self.rank}: feature rows could not be exchanged ({text}); another rank ended or was cut "
+            f"rank {self.rank}: feature rows could not be exchanged ({cause(error)}); another rank ended or was cut "
             "off, see its output"
         )
 
@@ -333,6 +333,12 @@ class Exchange:
         self.counters.bytes_in += int(expected[away].sum()) * out.element_size()
         self.counters.bytes_out += int(counts[away].sum()) * out.element_size()
         return out
+
+
+def cause(error: Exception) -> str:
+    """What torch.distributed says went wrong, less the place in its source and its advice."""
+    text = str(error).strip() or type(error).__name__
+    return re.sub(r"^\[[^\]]*\]\s*", "", text.splitlines()[0]).partition(". ")[0]
 
 
 def _distinct(requests: Sequence[Request]) -> tuple[Array, Array]:

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from plait.distributed.exchange import Exchange, LocalRows
+from plait.distributed.exchange import Exchange, LocalRows, cause
 from plait.distributed.parts import Parts, shares
 from plait.errors import ExchangeError, InputError
 from plait.graph import Graph
@@ -101,9 +101,8 @@ class Session:
         try:
             yield
         except RuntimeError as error:
-            text = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise ExchangeError(
-                f"rank {self.rank}: {what} failed ({text}); another rank ended, was cut off or is late by "
+                f"rank {self.rank}: {what} failed ({cause(error)}); another rank ended, was cut off or is late by "
                 "more than the time-out, see its output"
             ) from error
 
