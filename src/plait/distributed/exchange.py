@@ -255,8 +255,8 @@ class Exchange:
 
     def _lost(self, error: Exception) -> ExchangeError:
         return ExchangeError(
-            f"rank {self.rank}: feature rows could not be exchanged ({cause(error)}); another rank ended or was cut "
-            "off, see its output"
+            f"rank {self.rank}: feature rows could not be exchanged ({cause(error)}); another rank ended or "
+            "was cut off, see its output"
         )
 
     def _fail(self, error: ExchangeError) -> None:

@@ -102,8 +102,8 @@ class Session:
             yield
         except RuntimeError as error:
             raise ExchangeError(
-                f"rank {self.rank}: {what} failed ({cause(error)}); another rank ended, was cut off or is late by "
-                "more than the time-out, see its output"
+                f"rank {self.rank}: {what} failed ({cause(error)}); another rank ended, was cut off or is "
+                "late by more than the time-out, see its output"
             ) from error
 
     def close(self) -> None:
