@@ -21,13 +21,15 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from numba import njit
 from numpy.typing import NDArray
 from torch import Tensor
 
 from plait.errors import ExchangeError, InputError
+from plait.features.memory import prefetch
 from plait.features.rows import gather
 
-__all__ = ["WIRE", "Exchange", "ExchangeCounters", "LocalRows", "Request", "cause"]
+__all__ = ["WIRE", "Exchange", "ExchangeCounters", "LocalRows", "Request", "cause", "place"]
 
 Array = NDArray[Any]
 
@@ -37,6 +39,8 @@ WIRE = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bf
 _MOST_BYTES = 1 << 26
 _HEADER = 3  # rows wanted of the receiver, rows wanted of anyone, whether the sender asks no more
 _LAST_BELL = -1
+# Rows between asking memory for a row and copying it, and floats per cache line; see features/rows.py.
+_AHEAD, _LINE_FLOATS = 16, 16
 # A bell may stay silent for as long as a model trains between two exchanges; a rank that is gone is noticed
 # by its closed connection.
 _SILENCE = timedelta(days=30)
@@ -71,20 +75,22 @@ class LocalRows:
         self.width: int = int(arrays[0].shape[1])
 
     def take(self, ids: Array) -> Array:
-        """One row for every id, copied; the ids may come from another rank, so they are checked."""
+        """One row for every id, copied."""
+        out = np.empty((ids.size, self.width), np.float32)
+        self.place(ids, np.arange(ids.size), out)
+        return out
+
+    def place(self, ids: Array, at: Array, out: Array) -> None:
+        """out[at] = the rows of `ids`, which may come from another rank and so are checked."""
         if ids.size and not self.begin <= int(ids.min()) <= int(ids.max()) < self.end:
             raise InputError(f"ids: this rank owns the rows {self.begin} to {self.end - 1} and no others")
-        out = np.empty((ids.size, self.width), np.float32)
         if len(self._arrays) == 1:
-            gather(self._arrays[0], ids - self.begin, out)
-            return out
+            place(self._arrays[0], ids - self.begin, at, out)
+            return
         owner = np.searchsorted(self._starts, ids, side="right") - 1
         for k, array in enumerate(self._arrays):
-            at = np.flatnonzero(owner == k)
-            rows = np.empty((at.size, self.width), np.float32)
-            gather(array, ids[at] - self._starts[k], rows)
-            out[at] = rows
-        return out
+            own = np.flatnonzero(owner == k)
+            place(array, ids[own] - self._starts[k], at[own], out)
 
 
 class Request:
@@ -165,8 +171,8 @@ class Exchange:
         requests = self.request(wanted[far])
         out = np.empty((wanted.size, self.local.width), np.float32)
         near = np.flatnonzero(~is_far)
-        out[near] = self.local.take(wanted[near])  # while the others are on their way
-        out[far] = self.wait(requests)
+        self.local.place(wanted[near], near, out)  # while the others are on their way
+        place(self.wait(requests), np.arange(far.size), far, out)
         return out
 
     def is_far(self, ids: Array) -> Array:
@@ -333,6 +339,24 @@ class Exchange:
         self.counters.bytes_in += int(expected[away].sum()) * out.element_size()
         self.counters.bytes_out += int(counts[away].sum()) * out.element_size()
         return out
+
+
+def place(rows: Array, ids: Array, at: Array, out: Array) -> None:
+    """out[at[i]] = rows[ids[i]], in range all of them; numpy would hold the interpreter lock meanwhile."""
+    if ids.size:
+        _place(rows, ids, at, out)
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _place(rows: Any, ids: Any, at: Any, out: Any) -> None:
+    width, flat, last = rows.shape[1], rows.reshape(-1), ids.size - 1
+    for i in range(ids.size):
+        ahead = ids[min(i + _AHEAD, last)] * width
+        for line in range(0, min(width, 4 * _LINE_FLOATS), _LINE_FLOATS):
+            prefetch(flat, ahead + line)
+        source, target = ids[i], at[i]  # once: indexed in the loop they keep it from being vectorised
+        for k in range(width):
+            out[target, k] = rows[source, k]
 
 
 def cause(error: Exception) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.distributed.exchange import Exchange, Request
+from plait.distributed.exchange import Exchange, Request, place
 
 __all__ = ["Staging"]
 
@@ -88,12 +88,14 @@ class Staging:
             at = _places(group.ids, wanted[left])
             found = left[at >= 0]
             if found.size:
-                out[found] = self._rows(group)[at[at >= 0]]
+                place(self._rows(group), at[at >= 0], found, out)
                 is_left[found] = False
                 left = left[at < 0]
-        rest = np.flatnonzero(is_left)
-        if rest.size:
-            out[rest] = self.exchange.take(wanted[rest])
+        if left.size:
+            place(self.exchange.take(wanted[left]), np.arange(left.size), left, out)
+            is_left[left] = False
+        near = np.flatnonzero(is_left)
+        self.exchange.local.place(wanted[near], near, out)
         return out
 
     def _rows(self, group: _Group) -> Array:
