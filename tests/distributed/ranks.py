@@ -110,6 +110,7 @@ def loading(session: Session, rows: Any, folder: Path) -> None:
         {"cache": 0.5, "policy": "vip", "coalesce": 4},
         {"cache": 0.5, "policy": "massivegnn"},
         {"cache": 20, "policy": "presample"},
+        {"cache": 60, "policy": "sieve", "shared": f"plait-test-{os.getppid()}"},
     ):
         batches = loader(session, **options)
         found = [b for _ in range(2) for b in batches]
@@ -122,6 +123,7 @@ def loading(session: Session, rows: Any, folder: Path) -> None:
         if options.get("cache") and options.get("policy") != "lru":
             assert batches.cache is not None
             assert batches.cache.counters.hits > 0, options
+            batches.cache.close()
     for _ in loader(session, prefetch=2):
         if session.rank == 0:
             break
