@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from plait import analysis as analysis
+    from plait import distributed as distributed
     from plait import features as features
     from plait import loader as loader
     from plait.bench.calibrate import calibrate as calibrate
@@ -16,7 +17,18 @@ if TYPE_CHECKING:
     from plait.pyg.compile import compile as compile
     from plait.pyg.compile import explain as explain
 
-__all__ = ["Graph", "analysis", "analyze", "calibrate", "compile", "explain", "features", "hag", "loader"]
+__all__ = [
+    "Graph",
+    "analysis",
+    "analyze",
+    "calibrate",
+    "compile",
+    "distributed",
+    "explain",
+    "features",
+    "hag",
+    "loader",
+]
 __version__ = "0.1.0"
 
 # Looked up when first used: importing plait.plan must not load torch.
@@ -29,6 +41,7 @@ _HOMES = {
 }
 _MODULES = {
     "analysis": "plait.analysis",
+    "distributed": "plait.distributed",
     "hag": "plait.graph.hag",
     "features": "plait.features",
     "loader": "plait.loader",

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["GraphError", "InputError", "PlaitError", "PlanError", "ProfileError"]
+__all__ = [
+    "ExchangeError",
+    "GraphError",
+    "InputError",
+    "PartsError",
+    "PlaitError",
+    "PlanError",
+    "ProfileError",
+]
 
 
 class PlaitError(Exception):
@@ -15,6 +23,14 @@ class GraphError(PlaitError, ValueError):
 
 class InputError(PlaitError, ValueError):
     """An argument does not fit the graph or the model it was handed with."""
+
+
+class PartsError(PlaitError, ValueError):
+    """A folder of parts is missing, incomplete or damaged."""
+
+
+class ExchangeError(PlaitError, ConnectionError):
+    """Another process did not answer, or ended."""
 
 
 class PlanError(PlaitError, ValueError):

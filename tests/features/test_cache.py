@@ -219,3 +219,13 @@ def test_bad_settings_are_refused(given: dict[str, Any], message: str) -> None:
 def test_ids_that_are_none_are_refused(ids: Any) -> None:
     with pytest.raises(InputError, match="ids"):
         Cache(table(), 5).take(ids)
+
+
+@pytest.mark.parametrize("policy", ["none", "lru"])
+def test_missing_lists_what_the_source_would_be_asked_for(policy: str) -> None:
+    local = np.zeros(20, bool)
+    local[:5] = True
+    cache = Cache(np.arange(40.0).reshape(20, 2), 0 if policy == "none" else 6, policy, local=local)
+    assert cache.missing([9, 3, 7, 9]).tolist() == [7, 9]
+    cache.take([9, 3])
+    assert cache.missing([9, 3, 7]).tolist() == ([7, 9] if policy == "none" else [7])

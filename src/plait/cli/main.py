@@ -23,6 +23,8 @@ COMMANDS = {
     "calibrate": ("plait.cli.calibrate", "measure this machine, so that plans are priced for it"),
     "hag": ("plait.cli.hag", "count and time what summing shared neighbours once would save on a graph"),
     "cache": ("plait.cli.cache", "say whether caching remote features would pay, which rule and what size"),
+    "partition": ("plait.cli.partition", "divide a graph into parts that several machines train on"),
+    "train": ("plait.cli.train", "train on the parts of a graph, in one process or several under torchrun"),
     "doctor": ("plait.cli.doctor", "say what is installed, what is used and what is missing"),
 }
 

@@ -191,6 +191,15 @@ class Cache:
             self._ahead.append(wanted)
             self._tell()
 
+    def missing(self, ids: ArrayLike) -> Array:
+        """Those of the ids, each once and ascending, that the source would be asked for now."""
+        far = np.unique(self._far(self._checked(ids)))
+        if self.policy == "none":
+            return far
+        with self._ruling:
+            is_kept: Array = self._rule.slot_of[far] >= 0
+        return far[~is_kept]
+
     def forget(self) -> None:
         """Drops what was revealed and not asked for, as when an epoch was left early; the rows stay."""
         with self._taking, self._ruling:

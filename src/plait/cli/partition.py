@@ -1,0 +1,110 @@
+"""plait partition: a graph to a folder of parts that several machines train on."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from plait.errors import InputError
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Graph, parts, folder; what the printed statistics assume."""
+    parser.add_argument(
+        "--data", required=True, metavar="FILE|GENERATOR", help="an npz file, a name, or sbm:..., rmat:..."
+    )
+    parser.add_argument("--data-dir", metavar="FOLDER", help="where the graph files are")
+    parser.add_argument("--parts", type=int, default=4, metavar="K", help="how many (default 4)")
+    parser.add_argument("-o", "--output", required=True, metavar="FOLDER", help="where the parts go")
+    parser.add_argument(
+        "--method",
+        default="metis",
+        help="metis (default), fennel (streams, for graphs METIS cannot hold), random",
+    )
+    parser.add_argument(
+        "--assignment", metavar="FILE.npy", help="the part of every node, instead of a method"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the method random, and of --train (default 0)"
+    )
+    parser.add_argument(
+        "--train", type=float, metavar="SHARE", help="mark this share of the nodes when the file has no masks"
+    )
+    parser.add_argument(
+        "--features",
+        type=int,
+        metavar="WIDTH",
+        help="random features and 16 random labels, to time exchanges",
+    )
+    parser.add_argument(
+        "--fanout", default="10,25", metavar="K,...", help="for the expected bytes (default 10,25)"
+    )
+    parser.add_argument("--batch", type=int, default=1000, metavar="N", help="as well (default 1000)")
+    parser.add_argument("--overwrite", action="store_true", help="replace parts of another graph")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Divide, write, print what it costs."""
+    from plait.bench.cases import find_graph
+    from plait.distributed import partition
+    from plait.report.parts import parts_text
+
+    loaded = _completed(find_graph(args.data, args.data_dir), args)
+    parts = partition(
+        loaded,
+        args.parts,
+        args.output,
+        method=args.method,
+        seed=args.seed,
+        assignment=_assignment(args.assignment),
+        fanout=_fanout(args.fanout),
+        batch_size=args.batch,
+        overwrite=args.overwrite,
+    )
+    manifest = parts.manifest
+    print(
+        f"{args.data}: {manifest.num_nodes:,} nodes, {manifest.num_edges:,} edges in {manifest.parts} parts "
+        f"({manifest.method}) in {args.output}\n"
+    )
+    print(parts_text(manifest.statistics, manifest.num_edges))
+    return 0
+
+
+def _completed(loaded: Any, args: argparse.Namespace) -> Any:
+    """The graph with the masks and features that were asked for and that it lacks."""
+    from dataclasses import replace
+
+    rng, count = np.random.default_rng(args.seed), loaded.graph.num_nodes
+    if args.train is not None and not loaded.masks:
+        if not 0 < args.train <= 1:
+            raise InputError(f"--train: {args.train} is not a share of the nodes; give more than 0, up to 1")
+        draw = rng.permutation(count) / max(1, count)
+        loaded = replace(loaded, masks={"train": draw < args.train, "val": draw >= 1 - (1 - args.train) / 10})
+    if args.features is not None and loaded.x is None:
+        if args.features < 1:
+            raise InputError(f"--features: {args.features} is not a width; give at least 1")
+        x = rng.standard_normal((count, args.features), dtype=np.float32)
+        labels = rng.integers(0, 16, count) if loaded.y is None else loaded.y
+        loaded = replace(loaded, x=x, y=labels)
+    return loaded
+
+
+def _assignment(path: str | None) -> Any:
+    if path is None:
+        return None
+    try:
+        return np.load(Path(path), allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise InputError(f"--assignment: {path} is not a readable .npy file ({error})") from error
+
+
+def _fanout(text: str) -> list[int]:
+    try:
+        return [int(k) for k in text.split(",")]
+    except ValueError:
+        raise InputError(f"--fanout: {text!r} is not a list of numbers; write for example 10,25") from None

@@ -1,0 +1,162 @@
+"""plait train: mini-batch training over the parts of a graph, one process or several under torchrun."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from plait.errors import InputError
+
+if TYPE_CHECKING:
+    from plait.distributed import NeighborLoader, Session
+    from plait.distributed.train import EpochReport, Trainer
+
+__all__ = ["add_arguments", "line", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Parts, model, sampling, exchange."""
+    parser.add_argument("--parts", required=True, metavar="FOLDER", help="what plait partition wrote")
+    parser.add_argument("--model", default="sage", help="sage (default), gcn, gin or gat")
+    parser.add_argument("--hidden", type=int, default=128, metavar="N", help="hidden width (default 128)")
+    parser.add_argument("--dropout", type=float, default=0.5, help="(default 0.5)")
+    parser.add_argument("--lr", type=float, default=0.01, help="learning rate of Adam (default 0.01)")
+    parser.add_argument(
+        "--fanout", default="10,25", metavar="K,...", help="neighbours per hop, one layer each"
+    )
+    parser.add_argument("--batch", type=int, default=1000, metavar="N", help="seeds per part (default 1000)")
+    parser.add_argument("--epochs", type=int, default=10, metavar="N", help="(default 10)")
+    parser.add_argument("--eval", type=int, default=1, metavar="N", help="evaluate every N epochs, 0: never")
+    parser.add_argument(
+        "--cache", type=float, default=0.25, metavar="ROWS", help="remote rows kept, or a share of the halo"
+    )
+    parser.add_argument("--policy", default="auto", help="which rows stay (default auto; see plait cache)")
+    parser.add_argument("--wire", default="float32", help="rows travel as float32, float16 or bfloat16")
+    parser.add_argument("--prefetch", type=int, default=4, metavar="N", help="batches ahead (default 4)")
+    parser.add_argument(
+        "--coalesce", type=int, default=2, metavar="N", help="batches per exchange (default 2)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="(default 0)")
+    parser.add_argument("--no-compile", action="store_true", help="run the layers in PyG")
+    parser.add_argument("--num-threads", type=int, metavar="N", help="torch's threads, per process")
+    parser.add_argument("--interface", metavar="NAME", help="the network interface ranks talk over")
+    parser.add_argument(
+        "--timeout", type=float, default=300.0, metavar="S", help="seconds a rank waits for others"
+    )
+    parser.add_argument("--verify", action="store_true", help="compare all files with their checksums first")
+    parser.add_argument("--output", metavar="FILE.jsonl", help="one record per rank and epoch")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train, print a line per epoch, keep the records."""
+    from plait.cli.threads import use_threads
+    from plait.distributed import init
+
+    use_threads(args.num_threads)
+    if args.epochs < 1 or args.hidden < 1:
+        raise InputError(f"--epochs {args.epochs}, --hidden {args.hidden}: both are at least 1")
+    with init(
+        args.parts,
+        wire=args.wire,
+        timeout_seconds=args.timeout,
+        interface=args.interface,
+        verify=args.verify,
+    ) as session:
+        _train(session, args)
+    return 0
+
+
+def _train(session: Session, args: argparse.Namespace) -> None:
+    from plait.distributed.train import of_all, together
+
+    trainer, loader, evaluation = _prepared(session, args)
+    is_first = session.rank == 0
+    if is_first:
+        print(_title(session, loader, args), flush=True)
+    for epoch in range(args.epochs):
+        reports = of_all(session, trainer.epoch())
+        is_evaluated = evaluation is not None and args.eval > 0 and (epoch + 1) % args.eval == 0
+        accuracy = trainer.accuracy(evaluation) if is_evaluated and evaluation is not None else None
+        if is_first:
+            print(line(epoch, together(reports), accuracy), flush=True)
+            if args.output:
+                _append(Path(args.output), epoch, reports, accuracy)
+
+
+def _prepared(
+    session: Session, args: argparse.Namespace
+) -> tuple[Trainer, NeighborLoader, NeighborLoader | None]:
+    """The trainer, its batches and those of the evaluation."""
+    import torch
+
+    from plait.distributed import NeighborLoader
+    from plait.distributed.train import Trainer, make_model
+
+    labels = session.parts.y()
+    if labels is None or labels.ndim != 1 or labels.dtype.kind not in "iu":
+        raise InputError(
+            f"--parts: {args.parts} has no labels of one class per node; partition a file with y"
+        )
+    fanout = _fanout(args.fanout)
+    common: dict[str, Any] = {"batch_size": args.batch, "seed": args.seed, "prefetch": args.prefetch}
+    loader = NeighborLoader(
+        session,
+        fanout,
+        "train",
+        shuffle=True,
+        cache=args.cache,
+        policy=args.policy,
+        coalesce=args.coalesce,
+        **common,
+    )
+    has_val = "val_mask.npy" in session.parts.manifest.files and session.parts.split("val").size
+    evaluation = NeighborLoader(session, fanout, "val", pad=False, **common) if has_val else None
+    torch.manual_seed(args.seed)
+    width = session.exchange.local.width
+    model = make_model(args.model, width, args.hidden, len(fanout), int(labels.max()) + 1, args.dropout)
+    trainer = Trainer(session, model, loader, learning_rate=args.lr, compiled=not args.no_compile)
+    return trainer, loader, evaluation
+
+
+def _title(session: Session, loader: NeighborLoader, args: argparse.Namespace) -> str:
+    manifest = session.parts.manifest
+    cache = loader.cache
+    rows = 0 if cache is None else cache.capacity
+    kept = f"{rows:,} remote rows kept ({args.policy})" if rows else "no cache"
+    return (
+        f"{manifest.name or args.parts}: {manifest.num_nodes:,} nodes in {manifest.parts} parts, "
+        f"{session.size} ranks, {args.model}, {kept}, rows travel as {args.wire}\n"
+        f"{len(loader)} steps of {args.batch} seeds per part, {loader.padding} seeds repeated per epoch; "
+        "times in s of the slowest rank, bytes of all"
+    )
+
+
+def line(epoch: int, report: EpochReport, accuracy: float | None) -> str:
+    """An epoch in one line."""
+    right = "" if accuracy is None else f" val {accuracy:.4f}"
+    return (
+        f"epoch {epoch:3d} loss {report.loss:.4f}{right} | {report.seconds:.2f} s: "
+        f"sampling {report.sampling:.2f}, look-up {report.look_up:.2f}, exchange {report.exchange:.2f}, "
+        f"stall {report.stall:.2f}, compute {report.compute:.2f}, all-reduce {report.all_reduce:.2f} | "
+        f"in {report.bytes_in / 1e6:.1f} MB, out {report.bytes_out / 1e6:.1f} MB, hits {report.hit_rate:.0%}"
+    )
+
+
+def _append(path: Path, epoch: int, reports: list[EpochReport], accuracy: float | None) -> None:
+    try:
+        with open(path, "a", encoding="utf-8") as file:
+            for rank, report in enumerate(reports):
+                record = {"epoch": epoch, "rank": rank, "accuracy": accuracy, **asdict(report)}
+                file.write(json.dumps(record) + "\n")
+    except OSError as error:
+        raise InputError(f"--output: cannot write {path} ({error})") from error
+
+
+def _fanout(text: str) -> list[int]:
+    try:
+        return [int(k) for k in text.split(",")]
+    except ValueError:
+        raise InputError(f"--fanout: {text!r} is not a list of numbers; write for example 10,25") from None

@@ -1,0 +1,38 @@
+"""Several machines on torch.distributed: parts of a graph, feature rows exchanged, mini-batches trained on.
+
+Names are loaded when first used: partitioning needs no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from plait.distributed.divide import partition as partition
+    from plait.distributed.exchange import Exchange as Exchange
+    from plait.distributed.neighbor import NeighborLoader as NeighborLoader
+    from plait.distributed.parts import Parts as Parts
+    from plait.distributed.session import Session as Session
+    from plait.distributed.session import init as init
+
+_HOME = {
+    "Exchange": "plait.distributed.exchange",
+    "NeighborLoader": "plait.distributed.neighbor",
+    "Parts": "plait.distributed.parts",
+    "Session": "plait.distributed.session",
+    "init": "plait.distributed.session",
+    "partition": "plait.distributed.divide",
+}
+
+__all__ = ["Exchange", "NeighborLoader", "Parts", "Session", "init", "partition"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"plait.distributed has no {name!r}; it has {', '.join(__all__)}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,259 @@
+"""Mini-batches of every rank's own seeds over the whole graph, the same whoever draws them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch_geometric.data import Data
+
+from plait.distributed.session import Session
+from plait.distributed.staging import Staging
+from plait.errors import InputError
+from plait.features.cache import Cache
+from plait.features.rows import as_rows
+from plait.features.scores import degree, inclusion_probability, presample
+from plait.loader.adapter import picked_seed, to_output
+from plait.loader.assemble import Assembler
+from plait.loader.draw import stream_key
+from plait.loader.epochs import Epochs, Job
+from plait.loader.inputs import RowsByAttribute
+from plait.loader.sampler import Sample, Sampler
+from plait.loader.transfer import Transfer
+
+__all__ = ["NeighborLoader", "joined"]
+
+Array = NDArray[Any]
+
+_SCORED = ("degree", "massivegnn", "presample", "vip")  # policies that rank rows before training
+_PRESAMPLED = 64  # batches drawn to rank rows by "presample"
+
+
+@dataclass
+class LoaderSeconds:
+    """Time spent on batches so far, in the threads that prepare them."""
+
+    sampling: float = 0.0
+    filling: float = 0.0
+
+
+class NeighborLoader(Epochs):
+    """Batches of PyG's NeighborLoader, for the ranks of a session.
+
+    Step s of an epoch takes `batch_size` seeds of every part; a rank's batch holds those of its own parts. So
+    the seeds and neighbourhoods of a step depend on (seed, epoch, step) and on the parts, not on how many
+    ranks share the parts: one process that owns them all trains on the same global batch as one per part.
+
+    With `pad` (the default) all parts have as many seeds as the largest: a smaller part repeats its first
+    seeds of the epoch, `padding` in all, so that every rank runs `len(loader)` steps and a mean over ranks is
+    the mean over seeds. Without it ranks run as many steps as they have seeds for, none of them twice, as
+    evaluation wants it.
+
+    `input_nodes` is "train", "val", "test", or nodes or a mask by the numbers of the parts. `cache` is the
+    number of remote rows kept near (a share of the halo when below 1) by `policy`. Up to `prefetch` batches
+    are prepared ahead, the rows of `coalesce` of them asked for in one exchange.
+    """
+
+    num_workers = 0
+    pin_memory = False
+
+    def __init__(
+        self,
+        session: Session,
+        num_neighbors: Sequence[int],
+        input_nodes: Any = "train",
+        batch_size: int = 1,
+        shuffle: bool = False,
+        *,
+        replace: bool = False,
+        cache: float = 0,
+        policy: str = "auto",
+        shared: str | None = None,
+        prefetch: int = 2,
+        coalesce: int = 2,
+        pad: bool = True,
+        seed: int | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        device: Any = None,
+    ) -> None:
+        for name, value in (("batch_size", batch_size), ("coalesce", coalesce)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InputError(f"{name}={value!r}: give a whole number of at least 1")
+        self.session, self.batch_size, self.shuffle, self.pad = session, batch_size, shuffle, pad
+        self.coalesce, self.transform = coalesce, transform
+        self._inputs = _inputs(session, input_nodes)
+        self.seed = seed = _common_seed(session, seed)
+        self._sampler = Sampler(session.graph, num_neighbors, seed=seed, replace=replace)
+        self.seconds = LoaderSeconds()
+        self._staging = Staging(session.exchange)
+        rows = self._cache(cache, policy, shared)
+        self._set_out(seed, prefetch, None, rows, None, device)
+        self._transfer = Transfer(device, False)
+        features: RowsByAttribute = {(None, "x"): as_rows(rows), **_labels(session)}
+        self._assemble = Assembler(_frame(session), features)
+
+    @property
+    def padding(self) -> int:
+        """Seeds of all parts that come twice in one epoch."""
+        return len(self._inputs) * self._most() - sum(map(len, self._inputs)) if self.pad else 0
+
+    def __len__(self) -> int:
+        """Steps of this rank per epoch, which with `pad` are those of every rank."""
+        most = self._most() if self.pad else max(self._inputs[p].size for p in self.session.owned)
+        return math.ceil(most / self.batch_size)
+
+    def _most(self) -> int:
+        return max(map(len, self._inputs))
+
+    def _jobs(self, epoch: int) -> Iterator[Job]:
+        seeds = {part: self._seeds(epoch, part) for part in self.session.owned}
+        for step in range(len(self)):
+            begin, end = step * self.batch_size, (step + 1) * self.batch_size
+            yield Job(epoch, step, {part: ids[begin:end] for part, ids in seeds.items()})
+
+    def _seeds(self, epoch: int, part: int) -> Array:
+        """The seeds of a part in the order of the epoch, padded."""
+        own = self._inputs[part]
+        if self.pad and own.size == 0:
+            own = np.concatenate(self._inputs)  # a part without seeds lends a hand with those of the others
+        if self.shuffle:
+            key = int(stream_key(self.seed, epoch, 0x5EED, part))
+            own = np.random.Generator(np.random.Philox(key)).permutation(own)
+        return np.resize(own, self._most()) if self.pad else own
+
+    def draw(self, job: Job) -> Any:
+        """The sample of a job as PyG's SamplerOutput; those of several parts side by side."""
+        begin = time.perf_counter()
+        numbers = job.number * self.session.parts.num_parts
+        samples = [
+            self._sampler.sample(seeds, job.epoch, numbers + part)
+            for part, seeds in job.index.items()
+            if seeds.size
+        ]
+        sample = samples[0] if len(samples) == 1 else joined(samples)
+        out = to_output(sample)
+        out.metadata = sum(seeds.size for seeds in job.index.values())
+        self.seconds.sampling += time.perf_counter() - begin
+        return out
+
+    def fill(self, drawn: Any) -> Any:
+        """The batch of a sample."""
+        begin = time.perf_counter()
+        data = self._assemble(drawn)
+        self._staging.done()
+        data._store["batch_size"] = drawn.metadata
+        self.seconds.filling += time.perf_counter() - begin
+        return data if self.transform is None else self.transform(data)
+
+    def _revealed(self, samples: Iterator[Any], cache: Cache) -> Iterator[Any]:
+        """Samples in the order of their use, the rows that several of them lack asked for together."""
+        self._staging.forget()
+        ahead = super()._revealed(samples, cache)
+        try:
+            while group := [drawn for _, drawn in zip(range(self.coalesce), ahead, strict=False)]:
+                if self.session.size > 1:
+                    nodes = np.concatenate([sample.node.numpy() for _, sample in group])
+                    self._staging.stage(cache.missing(nodes), len(group))
+                yield from group
+        finally:
+            close = getattr(ahead, "close", None)
+            if close is not None:
+                close()
+
+    def _cache(self, size: float, policy: str, shared: str | None) -> Cache:
+        """The cache before the exchange; one of nothing where none was asked for or nothing is remote."""
+        session = self.session
+        if size < 0:
+            raise InputError(f"cache={size}: give a number of rows, or a share of the halo below 1")
+        capacity = round(size * int(session.halo.sum())) if 0 < size < 1 else int(size)
+        options: dict[str, Any] = {"local": session.local, "retries": 0}
+        if capacity == 0 or session.size == 1:
+            return Cache(self._staging, 0, "none", **options)
+        if policy in _SCORED:
+            options["scores"] = np.where(session.local, 0, self._scores(policy))
+        return Cache(self._staging, capacity, policy, halo=session.halo, shared=shared, **options)
+
+    def _scores(self, policy: str) -> Array:
+        """How often each row is expected to be asked for, by degree or by the fanouts."""
+        graph = self.session.graph
+        if policy in ("degree", "massivegnn"):
+            return degree(graph)
+        if policy == "presample":
+            jobs = itertools.islice(self._jobs(0), _PRESAMPLED)
+            return presample((self.draw(job).node.numpy() for job in jobs), graph.num_nodes)
+        seeds = np.concatenate([self._inputs[p] for p in self.session.owned])
+        chance = inclusion_probability(graph, self._sampler.fanout, seeds, self.batch_size)
+        return np.asarray(chance)
+
+
+def joined(samples: Sequence[Sample]) -> Sample:
+    """Samples side by side as one, no node shared: all seeds first, then all nodes of hop one, and so on."""
+    hops = np.array([sample.num_sampled_nodes for sample in samples])
+    edges = np.array([sample.num_sampled_edges for sample in samples])
+    offsets = np.concatenate(([0], np.cumsum(hops.T.reshape(-1))))[:-1].reshape(hops.shape[1], -1)
+    places = [
+        np.concatenate([np.arange(size) + offsets[hop, s] for hop, size in enumerate(hops[s])])
+        for s in range(len(samples))
+    ]
+    n_id = np.empty(int(hops.sum()), np.int64)
+    for sample, place in zip(samples, places, strict=True):
+        n_id[place] = sample.n_id
+    starts = np.concatenate((np.zeros((len(samples), 1), np.int64), np.cumsum(edges, axis=1)), axis=1)
+    order = [
+        (s, slice(starts[s, h], starts[s, h + 1])) for h in range(edges.shape[1]) for s in range(len(samples))
+    ]
+    both = np.empty((2, int(edges.sum())), np.int64)
+    np.concatenate([places[s][samples[s].row[cut]] for s, cut in order], out=both[0])
+    np.concatenate([places[s][samples[s].col[cut]] for s, cut in order], out=both[1])
+    e_id = np.concatenate([samples[s].e_id[cut] for s, cut in order])
+    expanded = int(hops[:, :-1].sum())
+    pointer = np.searchsorted(both[1], np.arange(expanded + 1))
+    by_hop = (tuple(hops.sum(axis=0).tolist()), tuple(edges.sum(axis=0).tolist()))
+    return Sample(n_id, both[0], both[1], e_id, *by_hop, indptr=pointer)
+
+
+def _frame(session: Session) -> Data:
+    """Data that tells the assembler what a batch has, without holding it."""
+    return Data(edge_index=torch.empty((2, 0), dtype=torch.long), num_nodes=session.parts.num_nodes)
+
+
+def _labels(session: Session) -> RowsByAttribute:
+    labels = session.parts.y()
+    return {} if labels is None else {(None, "y"): as_rows(labels)}
+
+
+def _inputs(session: Session, given: Any) -> list[Array]:
+    """The seeds of every part, ascending."""
+    parts = session.parts
+    nodes = parts.split(given) if isinstance(given, str) else _nodes(given, parts.num_nodes)
+    if nodes.size == 0:
+        raise InputError("input_nodes holds no node; give at least one")
+    return np.split(np.sort(nodes), np.searchsorted(np.sort(nodes), parts.bounds[1:-1]))
+
+
+def _nodes(given: ArrayLike, count: int) -> Array:
+    nodes = np.asarray(given)
+    if nodes.dtype == np.bool_ and nodes.shape == (count,):
+        return np.flatnonzero(nodes)
+    if nodes.ndim != 1 or nodes.dtype.kind not in "iu":
+        raise InputError(
+            f"input_nodes has shape {nodes.shape} and type {nodes.dtype}; give train, val, test, nodes or a "
+            "mask"
+        )
+    if nodes.size and not 0 <= nodes.min() <= nodes.max() < count:
+        raise InputError(f"input_nodes: nodes are numbered 0 to {count - 1}")
+    return nodes.astype(np.int64)
+
+
+def _common_seed(session: Session, seed: int | None) -> int:
+    """The seed as given; without one that of rank 0, so that all ranks draw alike."""
+    if seed is not None:
+        return seed
+    return int(session.gathered([float(picked_seed(None) % 2**52)])[0][0])

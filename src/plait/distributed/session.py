@@ -1,0 +1,185 @@
+"""One rank's place among the others: its parts, the whole graph, the exchange of feature rows."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from plait.distributed.exchange import Exchange, LocalRows, cause
+from plait.distributed.parts import Parts, shares
+from plait.errors import ExchangeError, InputError
+from plait.graph import Graph
+
+__all__ = ["Session", "init"]
+
+# How long one rank waits for another, in DDP's all-reduce and in exchanges, before it gives up.
+TIMEOUT_SECONDS = 300.0
+
+
+class Session:
+    """What `init` returns: the parts of this rank and the way to the rows of the others.
+
+    Rank r of `size` owns the neighbouring parts `owned`. All ranks close it at the end; a `with` block does.
+    """
+
+    def __init__(
+        self, parts: Parts, rank: int, size: int, wire: str, timeout_seconds: float, ends_group: bool
+    ) -> None:
+        every = shares(parts.num_parts, size)
+        self.parts, self.rank, self.size, self.owned = parts, rank, size, every[rank]
+        self.graph: Graph = parts.graph()
+        self.wire = wire
+        self._ends_group = ends_group
+        self.bounds = parts.bounds[[share.start for share in every] + [parts.num_parts]]
+        local = LocalRows([parts.x(p) for p in self.owned], int(self.bounds[rank]))
+        self.exchange = Exchange(local, self.bounds, rank, wire=wire, timeout_seconds=timeout_seconds)
+        atexit.register(self._leave)
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abandon()
+
+    def __repr__(self) -> str:
+        return f"Session(rank {self.rank} of {self.size}, parts {list(self.owned)} of {self.parts.folder})"
+
+    @property
+    def local(self) -> Any:
+        """Which nodes this rank owns, one truth value each."""
+        mask = np.zeros(self.parts.num_nodes, bool)
+        mask[self.bounds[self.rank] : self.bounds[self.rank + 1]] = True
+        return mask
+
+    @property
+    def halo(self) -> Any:
+        """Which nodes of other ranks have an edge into this one's, one truth value each."""
+        mask = np.zeros(self.parts.num_nodes, bool)
+        for part in self.owned:
+            mask[self.parts.halo(part)] = True
+        return mask & ~self.local
+
+    def add(self, tensor: Tensor) -> None:
+        """Makes the tensor its sum over all ranks."""
+        if self.size > 1:
+            with self._told("all-reduce"):
+                dist.all_reduce(tensor)
+
+    def sums(self, values: Sequence[float]) -> list[float]:
+        """The sums of these over all ranks."""
+        total = torch.tensor(values, dtype=torch.float64)
+        self.add(total)
+        return list(total.tolist())
+
+    def gathered(self, values: Sequence[float]) -> list[list[float]]:
+        """These of every rank."""
+        if self.size == 1:
+            return [list(values)]
+        own = torch.tensor(values, dtype=torch.float64)
+        every = [torch.empty_like(own) for _ in range(self.size)]
+        with self._told("all-gather"):
+            dist.all_gather(every, own)
+        return [one.tolist() for one in every]
+
+    @contextlib.contextmanager
+    def _told(self, what: str) -> Iterator[None]:
+        """What torch.distributed raises, as an error that names the rank."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise ExchangeError(
+                f"rank {self.rank}: {what} failed ({cause(error)}); another rank ended, was cut off or is "
+                "late by more than the time-out, see its output"
+            ) from error
+
+    def close(self) -> None:
+        """Ends the exchange, and the process group if `init` made it; a second call does nothing."""
+        atexit.unregister(self._leave)
+        self.exchange.close()
+        if self._ends_group and dist.is_initialized():
+            dist.destroy_process_group()
+        self._ends_group = False
+
+    def abandon(self) -> None:
+        """Ends this rank's part without waiting for the others, which are told when the process ends."""
+        atexit.unregister(self._leave)
+        self.exchange.abandon()
+
+    def _leave(self) -> None:
+        """At the end of the process: whoever ends with an error waits for nobody."""
+        if hasattr(sys, "last_value"):
+            self.abandon()
+        else:
+            self.close()
+
+
+def init(
+    folder: str | os.PathLike[str],
+    *,
+    wire: str = "float32",
+    timeout_seconds: float = TIMEOUT_SECONDS,
+    interface: str | None = None,
+    verify: bool = False,
+) -> Session:
+    """This process's session over the parts in `folder`, under torchrun or alone.
+
+    The default process group is used where there is one, else made (gloo) from torchrun's environment; with
+    neither there is one rank. `interface` is the network interface the ranks talk over; without it, and with
+    a master on this machine, it is the loopback one. `verify` compares every file with its checksum first.
+    """
+    parts = Parts(folder, verify)
+    if not parts.has_features:
+        raise InputError(
+            f"{folder} holds no features to exchange; partition a file with x, or with --features WIDTH"
+        )
+    made = _join(timeout_seconds, interface)
+    rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    shares(parts.num_parts, size)  # refuses too many ranks on all of them, before any waits for another
+    session = Session(parts, rank, size, wire, timeout_seconds, made)
+    _check_agreement(session)
+    return session
+
+
+def _join(timeout_seconds: float, interface: str | None) -> bool:
+    """Makes the default process group where torchrun started this process; whether it did."""
+    if dist.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return False
+    master = os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    if interface is None and (master == "localhost" or master.startswith("127.")):
+        interface = _loopback()
+    if interface is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_seconds))
+    return True
+
+
+def _loopback() -> str | None:
+    names = [name for _, name in socket.if_nameindex()]
+    return next((name for name in ("lo", "lo0") if name in names), None)
+
+
+def _check_agreement(session: Session) -> None:
+    """InputError on every rank when their folders or wire types differ."""
+    own = [float(b) for b in bytes.fromhex(session.parts.manifest.inputs)] + [float(len(session.wire))]
+    every = session.gathered(own)
+    differing = [rank for rank, other in enumerate(every) if other != every[0]]
+    if differing:
+        session.close()  # on all of them
+        raise InputError(
+            f"folder: ranks {differing} opened other parts, or chose another wire type, than rank 0; give "
+            "all of them the same"
+        )
