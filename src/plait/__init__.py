@@ -1,4 +1,4 @@
-"""plait, a query planner for graph neural networks: the same model, the same answers, sooner, and why."""
+"""plait, a query planner for graph neural networks: the same model and the same results, faster, and why."""
 
 from __future__ import annotations
 

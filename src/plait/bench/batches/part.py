@@ -1,4 +1,4 @@
-"""What the parts of plait bench batches share: their options, their graphs, the bars they are held to."""
+"""What the parts of plait bench batches share: their options, their graphs, the targets they are checked against."""
 
 from __future__ import annotations
 
