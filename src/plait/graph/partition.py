@@ -31,7 +31,7 @@ def metis(graph: Graph, parts: int, *, recursive: bool = False) -> NDArray[np.in
         return np.zeros(graph.num_nodes, np.int64)
     if not has_metis():
         raise InputError(
-            "partitioning needs pymetis, which is not installed; pip install 'plait[partition]', or bring a "
+            "partitioning needs pymetis, which is not installed; pip install pymetis, or bring a "
             "partition of your own"
         )
     return _part(graph, int(parts), recursive)
