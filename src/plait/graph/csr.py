@@ -77,7 +77,7 @@ class Graph:
     ) -> Graph:
         """The graph with an edge src[e] -> dst[e] for every e, in any order, repeats kept.
 
-        `src` alone is an edge_index: an array or tensor of shape [2, E], row 0 the sources, row 1 the targets.
+        `src` alone is an edge_index: an array or tensor of shape [2, E], sources first.
         num_nodes counts targets; num_sources defaults to it. With neither given both are the largest index
         plus one. validate=False trusts that the indices are in range. Nothing of the caller's is kept.
         """

@@ -40,7 +40,7 @@ def trace(model: nn.Module, data: Any, path: str | os.PathLike[str], mode: str |
         with _quietly(compiled):
             for _ in range(_WARM_UP):
                 _step(compiled, arguments, is_training)
-            with profile(activities=[ProfilerActivity.CPU]) as seen:
+            with (seen := profile(activities=[ProfilerActivity.CPU])):
                 _step(compiled, arguments, is_training)
     finally:
         for parameter, grad in kept:

@@ -16,7 +16,7 @@ from plait.plan.plan import Measured
 __all__ = ["Clock", "clock", "is_profiling", "start", "timed"]
 
 # whether a PyTorch profiler is running in this thread: 50 ns, so it is asked at every step
-is_profiling = torch.autograd._profiler_enabled
+is_profiling = torch._C._autograd._profiler_enabled
 
 Trace = list[tuple[str, Measured]]
 

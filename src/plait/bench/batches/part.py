@@ -1,4 +1,4 @@
-"""What the parts of plait bench batches share: their options, their graphs, the targets they are checked against."""
+"""What the parts of plait bench batches share: their options, their graphs, their targets."""
 
 from __future__ import annotations
 
