@@ -89,7 +89,8 @@ def points_of(samples: Iterable[Sample], plans: Mapping[str, Mapping[str, Any]])
 def _step_point(step: Mapping[str, Any], device: str, where: str, graph: str) -> Point:
     work = _positive(step.get("flops")), _positive(step.get("bytes_least"))
     seconds = _positive(step.get("measured_seconds"))
-    return Point(str(step.get("op")), str(step.get("backend")), device, where, *work, seconds, graph)
+    op = str(step.get("op")).partition(" -> ")[0]  # passes of fused layers carry their shape in the name
+    return Point(op, str(step.get("backend")), device, where, *work, seconds, graph)
 
 
 def _positive(value: object) -> float:
