@@ -68,7 +68,8 @@ def advice_figure(advice: Advice, title: str) -> str:
 
 def _answer(advice: Advice, title: str) -> list[str]:
     """The recommendation, in bold, and what it is for."""
-    lines = textwrap.wrap(f"Recommended (ringed): {advice.line}", _LINE)[:3]
+    ringed = "" if advice.recommended is None else " (ringed)"
+    lines = textwrap.wrap(f"Recommended{ringed}: {advice.line}", _LINE)[:3]
     parts = [
         f'<text x="16" y="{20 + 16 * k}" font-weight="bold">{_escaped(line)}</text>'
         for k, line in enumerate(lines)

@@ -149,7 +149,8 @@ class _Roofline:
         x_low, x_high = padded((p.intensity for p in self.points), 2.0)
         y_low, y_high = padded((p.rate for p in self.points), 2.5)
         x = Scale(x_low, x_high, left, right)
-        y = Scale(y_low, y_high, height - 48, 34.0)
+        # on a narrow page the names of the bounds reach over that of the axis
+        y = Scale(y_low, y_high, height - 48, 34.0 if width > NARROW else 46.0)
         names = ("flop per byte that must move →", "flop per second ↑")
         frame = Frame(x, y, *names, lambda v: short(v), lambda v: short(v))
         dots = sorted(self.points, key=lambda p: p.variant.startswith("plait"))
