@@ -6,7 +6,7 @@ TORCH ?= torch==2.13.0
 
 SEQUENCES ?= 20000
 
-.PHONY: demo test fuzz lint bench clean
+.PHONY: demo test fuzz lint bench docs clean
 
 # The CPU build of torch goes in first and pinned: a bare `torch` pulls gigabytes of CUDA packages.
 $(VENV)/.installed: pyproject.toml
@@ -27,14 +27,19 @@ fuzz: $(VENV)/.installed
 	PLAIT_FUZZ_SEQUENCES=$(SEQUENCES) $(BIN)/python -m pytest tests/fuzz/test_sequences.py
 
 lint: $(VENV)/.installed
-	$(BIN)/ruff format --check src tests
-	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests examples
+	$(BIN)/ruff check src tests examples
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 bench: $(VENV)/.installed
 	$(BIN)/pip install --quiet -e ".[peers]"
 	$(BIN)/plait bench layers
+
+# The site goes to build/site; open build/site/index.html.
+docs: $(VENV)/.installed
+	$(BIN)/pip install --quiet -e ".[docs]"
+	$(BIN)/mkdocs build --quiet
 
 clean:
 	rm -rf $(VENV) build src/*.egg-info

@@ -1,8 +1,9 @@
-"""plait, a query planner for graph neural networks: the same model, the same answers, sooner, and why."""
+"""plait, a query planner for graph neural networks: the same model and the same results, faster, and why."""
 
 from __future__ import annotations
 
 import importlib
+import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from plait.pyg.analyze import analyze as analyze
     from plait.pyg.compile import compile as compile
     from plait.pyg.compile import explain as explain
+    from plait.pyg.trace import trace as trace
 
 __all__ = [
     "Graph",
@@ -28,8 +30,12 @@ __all__ = [
     "features",
     "hag",
     "loader",
+    "trace",
 ]
 __version__ = "0.1.0"
+
+# A library does not decide where its messages go: see docs/profiling.md.
+logging.getLogger("plait").addHandler(logging.NullHandler())
 
 # Looked up when first used: importing plait.plan must not load torch.
 _HOMES = {
@@ -37,6 +43,7 @@ _HOMES = {
     "analyze": "plait.pyg.analyze",
     "compile": "plait.pyg.compile",
     "explain": "plait.pyg.compile",
+    "trace": "plait.pyg.trace",
     "calibrate": "plait.bench.calibrate",
 }
 _MODULES = {

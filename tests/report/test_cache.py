@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
 from plait.features import advise
@@ -24,3 +26,11 @@ def test_the_figure_names_every_policy_and_is_self_contained() -> None:
     assert figure.count("<polyline") == 2
     assert "a &lt; b &amp; c" in figure
     assert "href" not in figure
+
+
+def test_the_figure_answers_first_names_its_axes_and_needs_no_colour() -> None:
+    figure = advice_figure(ADVICE, "title")
+    assert figure.index("Recommended") < figure.index("title") < figure.index("<polyline")
+    assert "capacity of the cache" in figure
+    assert "hit rate" in figure
+    assert len(set(re.findall(r'<polyline[^>]*stroke-dasharray="([^"]*)"', figure))) == 2

@@ -53,7 +53,12 @@ def add_ops(parser: argparse.ArgumentParser) -> None:
         sizes.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar="X", help=_HELP.get(name))
     sizes.add_argument("--axis", type=int, metavar="X", help="indexed axis: 0 rows, 1 columns")
     how = parser.add_argument_group("how")
-    how.add_argument("--budget", type=float, metavar="SECONDS", help="clock time per bout after warm-up")
+    how.add_argument(
+        "--budget",
+        type=float,
+        metavar="SECONDS",
+        help="clock time per group of implementations timed together, after warm-up",
+    )
     how.add_argument("--repeats", type=int, help="samples per variant instead of as many as needed")
     how.add_argument("--warmup", type=int, default=2, help="calls before the clock starts (default 2)")
     how.add_argument(
@@ -116,7 +121,7 @@ def _ops(args: argparse.Namespace) -> int:
         output=args.output or dated("ops"),
         resume=args.resume,
     )
-    meter = Meter("bouts", len(runner.left(bouts, options)), sys.stderr)
+    meter = Meter("groups", len(runner.left(bouts, options)), sys.stderr)
 
     def watch(records: list[Record]) -> None:
         meter.note(bout_line(records))

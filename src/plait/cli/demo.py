@@ -122,7 +122,7 @@ def _accuracy(trainer: Trainer, task: Task) -> float:
 def _table(results: dict[tuple[str, str], _Result], epochs: int) -> Table:
     table = Table(
         ["model", "with", "test accuracy", "last loss", "time", "speed-up", "step memory", "memory ratio"],
-        title=f"{epochs} epochs, preparation included; ratios are to PyG as it comes",
+        title=f"{epochs} epochs, preparation included; ratios are to PyG with its defaults",
     )
     for (kind, peer), result in results.items():
         base = results[kind, "pyg-default"]

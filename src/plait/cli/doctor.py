@@ -14,9 +14,9 @@ __all__ = ["add_arguments", "run"]
 
 # package -> (what it is for, how to get it)
 OPTIONAL = {
-    "dgl": ("a peer in plait bench", 'pip install "plait[peers]"'),
+    "dgl": ("a peer in plait bench", "pip install dgl==1.1.3"),
     "scipy": ("sparse matrices as input", "pip install scipy"),
-    "pymetis": ("METIS partitions", 'pip install "plait[partition]"'),
+    "pymetis": ("METIS partitions", "pip install pymetis"),
     "torch_sparse": ("SparseTensor as input", "pip install torch-sparse (compiles for minutes)"),
     "triton": ("kernels on a GPU", "comes with a CUDA build of torch"),
 }

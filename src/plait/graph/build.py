@@ -37,7 +37,7 @@ BUCKET_BITS = 8
 # Below this many edges a thread costs more than it saves; above four, memory bandwidth is what is left.
 EDGES_PER_THREAD = 2**19
 MAX_THREADS = 4
-# Up to this many edges and nodes one kernel call without buckets is sooner: 0.6 of the time at 400,000 edges,
+# Up to this many edges and nodes one kernel call without buckets is faster: 0.6 of the time at 400,000 edges,
 # 1.5 at a million, when rows no longer stay in cache.
 FEW = 2**19
 

@@ -70,16 +70,19 @@ class Graph:
     def from_edge_index(
         cls,
         src: ArrayLike,
-        dst: ArrayLike,
+        dst: ArrayLike | None = None,
         num_nodes: int | None = None,
         num_sources: int | None = None,
         validate: bool = True,
     ) -> Graph:
         """The graph with an edge src[e] -> dst[e] for every e, in any order, repeats kept.
 
+        `src` alone is an edge_index: an array or tensor of shape [2, E], sources first.
         num_nodes counts targets; num_sources defaults to it. With neither given both are the largest index
         plus one. validate=False trusts that the indices are in range. Nothing of the caller's is kept.
         """
+        if dst is None:
+            src, dst = _ends(src)
         source, target = _as_edges(src, dst)
         facts = build.scan(source, target)
         rows, columns = _sizes(facts, num_nodes, num_sources)
@@ -341,6 +344,17 @@ def follow(order: Ints | None, positions: Ints) -> Ints:
     if not order.size:
         return np.full_like(positions, -1)
     return np.where(positions < 0, -1, order[positions]).astype(order.dtype)
+
+
+def _ends(edge_index: Any) -> tuple[Ints, Ints]:
+    """(sources, targets) of an edge_index of shape [2, E]."""
+    # a tensor, wherever it is; torch is not imported here
+    edges = np.asarray(edge_index.detach().cpu() if hasattr(edge_index, "detach") else edge_index)
+    if edges.ndim != 2 or edges.shape[0] != 2:
+        is_turned = edges.ndim == 2 and edges.shape[1] == 2
+        hint = "transpose it" if is_turned else "pass it as [sources, targets], or pass dst too"
+        raise GraphError(f"edge_index has shape {edges.shape}, not [2, E]; {hint}")
+    return edges[0], edges[1]
 
 
 def _as_edges(src: ArrayLike, dst: ArrayLike) -> tuple[Ints, Ints]:

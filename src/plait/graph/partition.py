@@ -75,7 +75,7 @@ def metis(
         return np.zeros(graph.num_nodes, np.int64)
     if not has_metis():
         raise InputError(
-            "partitioning needs pymetis, which is not installed; pip install 'plait[partition]', or choose "
+            "partitioning needs pymetis, which is not installed; pip install pymetis, or choose "
             "the method fennel or random, or bring a partition of your own"
         )
     import pymetis

@@ -300,7 +300,7 @@ def _fetched(cache: Cache) -> tuple[float, int]:
 
 
 def _batches(loader: Any) -> Iterator[Any]:
-    """The inputs of every batch; cut from one tensor where the order is known, 0.2 ms per 1024 sooner."""
+    """The inputs of every batch; cut from one tensor where the order is known, 0.2 ms less per 1024."""
     order = loader.sampler
     if type(loader.batch_sampler) is not BatchSampler or type(order) not in (Shuffled, SequentialSampler):
         yield from loader.batch_sampler if loader.batch_sampler is not None else ([i] for i in order)

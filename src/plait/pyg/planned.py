@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.profiler import record_function
 
 from plait.errors import InputError
 from plait.ir import Expr
@@ -29,9 +31,11 @@ from plait.runtime import cuda
 from plait.runtime.constants import Constants
 from plait.runtime.deferred import whole
 from plait.runtime.session import Edges, Session
+from plait.runtime.trace import is_profiling
 
 __all__ = ["PlannedForward", "install", "is_disabled", "is_planned"]
 
+_log = logging.getLogger("plait")
 _FLOATS = (torch.float32, torch.float64)
 _HALVES = (torch.bfloat16, torch.float16)
 
@@ -62,7 +66,8 @@ class PlannedForward:
             return functools.partial(exported.call, traced.seats, self.original, module)
         if active.seats is None:
             return MethodType(self.original, module)
-        return functools.partial(_forward, self.layer, self.original, module)
+        call = _named if is_profiling() else _forward
+        return functools.partial(call, self.layer, self.original, module)
 
 
 def is_planned(layer: type[nn.Module]) -> bool:
@@ -103,6 +108,16 @@ def install() -> None:
             layer.forward = PlannedForward(layer, own)  # type: ignore[assignment]
 
 
+def _named(
+    layer: type[nn.Module], original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """The same call as a range that the running profiler shows."""
+    seats = active.seats
+    name = layer.__name__ if seats is None else seats.of(module).name
+    with record_function(f"plait layer {name}"):
+        return _forward(layer, original, module, *args, **kwargs)
+
+
 def _forward(
     layer: type[nn.Module], original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any
 ) -> Any:
@@ -130,6 +145,8 @@ def _forward(
             return original(module, *args, **kwargs)
         run = _prepared(layer, module, seat, args, kwargs, known)
         if isinstance(run, str):
+            if session.not_planned.get(seat.name) != run:
+                _log.info("layer %s runs in PyG: %s", seat.name, run)
             session.not_planned[seat.name] = run
             session.plans.pop(seat.name, None)  # an earlier call may have been planned
             return _in_pyg(original, module, seats, seat, args, kwargs)

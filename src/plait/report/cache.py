@@ -10,8 +10,10 @@ from plait.report.table import Table, amount, bytes_text, seconds_text
 
 __all__ = ["advice_figure", "advice_text"]
 
-_COLOURS = ("#4c6ef5", "#12b886", "#f59f00", "#e64980", "#7950f2", "#15aabf", "#fd7e14", "#868e96", "#212529")
-_WIDTH, _HEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM = 640, 400, 60, 20, 150, 50
+_COLOURS = ("#3b5bdb", "#087f5b", "#b35c00", "#c2255c", "#5f3dc4", "#0b7285", "#a63c06", "#495057", "#212529")
+_DASHES = ("", "7 3", "2 3", "9 3 2 3", "4 4", "12 3", "1 5", "6 2 1 2 1 2")
+_WIDTH, _HEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM = 680, 440, 74, 84, 170, 60
+_LINE = 92  # letters of the answer on one line
 
 
 def advice_text(advice: Advice) -> str:
@@ -42,19 +44,37 @@ def _add(table: Table, point: Point, label: str, is_best: bool = False) -> None:
 
 
 def advice_figure(advice: Advice, title: str) -> str:
-    """An SVG file: one line per policy, hit rate over capacity."""
+    """An SVG file: the recommendation in words, then one line per policy, hit rate over capacity.
+
+    Policies differ in colour, dashes and the shape of their marks.
+    """
     names = list(dict.fromkeys(p.policy for p in advice.points))
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
         'font-family="sans-serif" font-size="12">',
         f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>',
-        f'<text x="{_LEFT}" y="14">{_escaped(title)}</text>',
+        *_answer(advice, title),
         *_axes(),
     ]
     for k, name in enumerate(names):
         points = [p for p in advice.points if p.policy == name]
-        parts += _line(points, _COLOURS[k % len(_COLOURS)], name, k)
+        parts += _line(points, name, k)
+    best = advice.recommended
+    if best is not None and best in advice.points:
+        at = f'cx="{_x(best.share):.1f}" cy="{_y(best.hit_rate):.1f}"'
+        parts.append(f'<circle {at} r="9" fill="none" stroke="black" stroke-width="1.5"/>')
     return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _answer(advice: Advice, title: str) -> list[str]:
+    """The recommendation, in bold, and what it is for."""
+    ringed = "" if advice.recommended is None else " (ringed)"
+    lines = textwrap.wrap(f"Recommended{ringed}: {advice.line}", _LINE)[:3]
+    parts = [
+        f'<text x="16" y="{20 + 16 * k}" font-weight="bold">{_escaped(line)}</text>'
+        for k, line in enumerate(lines)
+    ]
+    return [*parts, f'<text x="16" y="{22 + 16 * len(lines)}" fill="#495057">{_escaped(title)}</text>']
 
 
 def _axes() -> list[str]:
@@ -65,19 +85,38 @@ def _axes() -> list[str]:
         parts.append(f'<line x1="{_x(0)}" x2="{_x(1)}" y1="{y}" y2="{y}" stroke="#dee2e6"/>')
         parts.append(f'<text x="{_LEFT - 8}" y="{y + 4}" text-anchor="end">{share:.0%}</text>')
         parts.append(f'<text x="{x}" y="{_y(0) + 18}" text-anchor="middle">{share:.0%}</text>')
-    label = "capacity, share of the distinct remote rows (up: hit rate)"
-    parts.append(f'<text x="{_x(0.5)}" y="{_y(0) + 38}" text-anchor="middle">{label}</text>')
+    across = "capacity of the cache, as a share of the distinct remote rows"
+    middle = f'x="20" y="{_y(0.5)}" text-anchor="middle" transform="rotate(-90 20 {_y(0.5)})"'
+    parts.append(f'<text x="{_x(0.5)}" y="{_y(0) + 40}" text-anchor="middle">{across}</text>')
+    parts.append(f"<text {middle}>hit rate, share of the rows asked for</text>")
     return parts
 
 
-def _line(points: Sequence[Point], colour: str, name: str, place: int) -> list[str]:
+def _line(points: Sequence[Point], name: str, place: int) -> list[str]:
+    colour, dashes = _COLOURS[place % len(_COLOURS)], _DASHES[place % len(_DASHES)]
     path = " ".join(f"{_x(p.share):.1f},{_y(p.hit_rate):.1f}" for p in points)
-    y = _TOP + 20 + 18 * place
+    y = _TOP + 8 + 20 * place
+    look = f'stroke="{colour}" stroke-width="2" stroke-dasharray="{dashes}"'
+    key = f'<line x1="{_x(1) + 14}" x2="{_x(1) + 46}" y1="{y}" y2="{y}" {look}/>'
+    marks = [_mark(_x(p.share), _y(p.hit_rate), place, colour) for p in points]
     return [
-        f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>',
-        f'<line x1="{_x(1) + 10}" x2="{_x(1) + 28}" y1="{y}" y2="{y}" stroke="{colour}" stroke-width="2"/>',
-        f'<text x="{_x(1) + 34}" y="{y + 4}">{_escaped(name)}</text>',
+        f'<polyline points="{path}" fill="none" {look}/>',
+        *marks,
+        key,
+        _mark(_x(1) + 30, y, place, colour),
+        f'<text x="{_x(1) + 52}" y="{y + 4}">{_escaped(name)}</text>',
     ]
+
+
+def _mark(x: float, y: float, place: int, colour: str) -> str:
+    """One of three shapes, hollow from the fourth policy on."""
+    fill = colour if place // 3 % 2 == 0 else "white"
+    look = f'fill="{fill}" stroke="{colour}" stroke-width="1.5"'
+    if place % 3 == 0:
+        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" {look}/>'
+    if place % 3 == 1:
+        return f'<rect x="{x - 3.2:.1f}" y="{y - 3.2:.1f}" width="6.4" height="6.4" {look}/>'
+    return f'<path d="M{x:.1f} {y - 4:.1f}l4 7h-8z" {look}/>'
 
 
 def _x(share: float) -> float:

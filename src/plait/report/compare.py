@@ -12,7 +12,7 @@ __all__ = ["compare_text"]
 
 
 class Change(Protocol):
-    """One lane in both runs."""
+    """One series in both runs."""
 
     @property
     def case(self) -> Mapping[str, Any]: ...
@@ -49,7 +49,7 @@ class Comparison(Protocol):
 
 
 def compare_text(comparison: Comparison, show_all: bool = False) -> str:
-    """The changed lanes, the worst first, then the tally and the drift between the runs."""
+    """The changed series, the worst first, then the tally and the drift between the runs."""
     chosen = [change for change in comparison.changes if show_all or change.is_changed]
     parts = []
     if chosen:
@@ -89,7 +89,7 @@ def _tally(comparison: Comparison) -> str:
         lines.append(f"{crowded} not judged: other processes used over a tenth of the processor")
     lines.append(
         f"the machine's own drift: all times x{comparison.shift:.3f}, scatter x{comparison.drift:.3f}; "
-        "a change had to exceed 5%, and what lanes alike and its own visits did by chance"
+        "a change had to exceed 5%, and what similar series and its own visits did by chance"
     )
     if comparison.only_before or comparison.only_after:
         lines.append(f"not in both: {comparison.only_before} only in A, {comparison.only_after} only in B")

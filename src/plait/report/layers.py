@@ -28,7 +28,7 @@ DEFAULT = "pyg-default"
 _SETTLED = 0.95
 _CROWDED = 0.1
 _LEGEND = (
-    "median ms. as-is: PyG on edge_index as it comes; once: normalised beforehand; csr: on torch CSR;\n"
+    "median ms. as-is: PyG with its defaults; once: normalised beforehand; csr: on torch CSR;\n"
     "DGL: the faster of its layer and its operators. Ratios: peer / plait. Other peers show where best.\n"
     "floors: plait over its dense products and gathers alone, at the rates of the machine profile."
 )
@@ -69,7 +69,7 @@ class Cell:
 
     @property
     def ratio_to_default(self) -> float:
-        """PyG as it comes over plait."""
+        """PyG with its defaults over plait."""
         own, default = self.seconds.get(SUBJECT), self.seconds.get(DEFAULT)
         return default / own if own and default else math.nan
 

@@ -100,7 +100,7 @@ def _best_rate(records: Iterable[Record]) -> tuple[str, str]:
 
 
 def bout_line(records: Sequence[Record]) -> str:
-    """One bout as a line for a running log: the fastest first, the others as multiples of it."""
+    """One group as a line for a running log: the fastest first, the others as multiples of it."""
     case: Any = records[0].case
     head = f"{case['op']} {case['direction']} {case_text(case)}"
     timed = {_lane(record, records): median_seconds(record) for record in records}

@@ -1,4 +1,4 @@
-"""Stepping aside: where inputs keep changing and calls are short, PyG may be sooner, and then it runs.
+"""Stepping aside: where inputs keep changing and calls are short, PyG may be faster, and then it runs.
 
 A graph that comes once has to be sorted and bound before anything is gained from it. Whether that pays is not
 priced but timed, as the user sees it: from one call of a layer to its next, with all that lies between, a few
@@ -25,7 +25,7 @@ _WARM_UP = 8  # new inputs by plait before any is timed: kernels are loaded and 
 _BLOCK = 3  # steps one after the other the same way; the first of them is not timed
 _ROUNDS = 4  # blocks each way
 _LONGEST_SECONDS = 0.05  # a step that takes longer is not one whose binding counts
-_MARGIN = 1.02  # what PyG has to be sooner by
+_MARGIN = 1.02  # what PyG has to be faster by
 _MOST_SEEN = 64
 
 
@@ -52,7 +52,7 @@ class _Kind:
 
 
 class Aside:
-    """Which of a model's calls PyG runs because it is sooner; one decision for each size of graph."""
+    """Which of a model's calls PyG runs because it is faster; one decision for each size of graph."""
 
     # this thread's time: it takes part in everything that is computed, and other programs are not in it
     def __init__(self, clock: Callable[[], float] = time.thread_time) -> None:

@@ -68,7 +68,7 @@ class AttentionRun:
         made = self.take(self.num_targets, 4 * self.lanes, like).view(self.num_targets, 4, self.lanes)
         if target_scores is not None:
             made[:, 0] = target_scores
-        if self.heads < self.lanes:  # of heads that are none
+        if self.heads < self.lanes:  # for padding heads
             made[:, 3] = 0
         return made
 

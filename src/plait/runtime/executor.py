@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.profiler import record_function
 
 from plait.ops.operation import operation
 from plait.ops.program import Program, Step
@@ -20,6 +21,7 @@ from plait.runtime.chain import Env, turned
 from plait.runtime.constants import Constants
 from plait.runtime.evaluate import evaluate, gradients_depend_on
 from plait.runtime.linear import marks_of
+from plait.runtime.trace import is_profiling
 from plait.runtime.twice import added, differentiable
 
 __all__ = ["Run", "apply"]
@@ -154,10 +156,22 @@ class Compiled:
         trace = self.run_of.trace
         if trace is not None:
             return self._run_timed(env, trace)
+        if is_profiling():
+            return self._run_named(env)
         for out, call, dead in self.calls:
             env[out] = call(env)
             for name in dead:
                 env.pop(name, None)  # a chain's block that nobody keeps was never there
+
+    def _run_named(self, env: Env) -> None:
+        """The same, each step a range that the running profiler shows."""
+        plan, program = self.run_of.plan, self.program
+        phase = "fwd" if program is plan.forward else "bwd" if program is plan.backward else "once"
+        for (out, call, dead), step in zip(self.calls, program.steps, strict=True):
+            with record_function(f"plait {plan.layer}: {phase} {step.op} -> {out}"):
+                env[out] = call(env)
+            for name in dead:
+                env.pop(name, None)
 
     def _run_timed(self, env: Env, trace: list[tuple[str, Measured]]) -> None:
         for out, call, dead in self.calls:

@@ -8,6 +8,7 @@ belongs to tensors that stay is bounded in bytes (runtime/budget.py): the least 
 from __future__ import annotations
 
 import functools
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -44,6 +45,8 @@ from plait.runtime.wanted import Wanted, WantedRows, check_unchanged, state_of
 from plait.runtime.watched import Inputs, Numbers, Watched
 
 __all__ = ["Edges", "Options", "Session"]
+
+_log = logging.getLogger("plait")
 
 _MOST_GRAPHS = 16
 _MOST_RUNS = 64
@@ -525,7 +528,9 @@ class Session:
             layer=layer,
             may_chain=given["X"].is_cpu,
         )
-        return self._choose(problem, constants)
+        plan = self._choose(problem, constants)
+        _log.debug("layer %s planned: predicted %.3g ms", layer, 1e3 * plan.seconds)
+        return plan
 
     def _steady_numbers(self, layer: str, given: Mapping[str, torch.Tensor]) -> tuple[float, ...] | None:
         """The numbers a layer is called with, where they do not keep changing."""

@@ -1,4 +1,4 @@
-"""Clocks on the steps of layers with passes of their own, for explain(analyze=True); otherwise nothing."""
+"""Clocks on steps for explain(analyze=True), and ranges while a PyTorch profiler runs; otherwise nothing."""
 
 from __future__ import annotations
 
@@ -8,9 +8,15 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
+import torch
+from torch.profiler import record_function
+
 from plait.plan.plan import Measured
 
-__all__ = ["Clock", "clock", "start", "timed"]
+__all__ = ["Clock", "clock", "is_profiling", "start", "timed"]
+
+# whether a PyTorch profiler is running in this thread: 50 ns, so it is asked at every step
+is_profiling = torch._C._autograd._profiler_enabled
 
 Trace = list[tuple[str, Measured]]
 
@@ -43,6 +49,10 @@ def timed(own: Clock | None, *steps: str) -> Iterator[None]:
     Steps of one pass share its seconds evenly: they are products of one size on the same rows.
     """
     if own is None:
+        if is_profiling():
+            with record_function(f"plait {', '.join(steps)}"):
+                yield
+            return
         yield
         return
     started = time.perf_counter()

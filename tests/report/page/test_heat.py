@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from plait.report.page import Report
+from plait.report.page import Report, heat
 from plait.report.page.heat import grid_figure, grid_html, layer_grids, op_grids
 
 
@@ -45,3 +45,9 @@ def test_the_drawing_has_the_numbers_of_the_table(report: Report) -> None:
 def test_nothing_measured_is_no_map() -> None:
     assert layer_grids([]) == []
     assert op_grids([]) == []
+
+
+def test_long_names_of_columns_take_two_lines() -> None:
+    assert heat._lines("cora", 84.0) == ["cora"]
+    assert heat._lines("road_luxembourg", 84.0) == ["road_", "luxembourg"]
+    assert heat._lines("nameless", 20.0) == ["nameless"]

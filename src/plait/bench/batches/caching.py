@@ -48,7 +48,7 @@ GIGABIT = Network(125e6)
 def simulation(options: Options) -> Iterator[Measured]:
     """Rows fetched by every policy at every capacity, in one of four METIS parts."""
     if not has_metis():
-        raise InputError("simulation: pymetis is not installed; pip install 'plait[partition]'")
+        raise InputError("simulation: pymetis is not installed; pip install pymetis")
     graphs = options.graphs.values() if options.is_small else SIMULATED
     for name in graphs:
         graph = load(name, options.data_dir)

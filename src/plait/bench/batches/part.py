@@ -1,4 +1,4 @@
-"""What the parts of plait bench batches share: their options, their graphs, the bars they are held to."""
+"""What the parts of plait bench batches share: their options, their graphs, their targets."""
 
 from __future__ import annotations
 

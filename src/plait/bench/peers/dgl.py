@@ -78,7 +78,7 @@ def _library() -> Any:
         import dgl.nn.pytorch
     except Exception as error:  # a DGL built for another torch fails in many ways while it loads
         reason = str(error).strip().splitlines()[:1] or [type(error).__name__]
-        raise Unavailable(f"not installed ({reason[0]}); pip install plait[peers]") from None
+        raise Unavailable(f"not installed ({reason[0]}); pip install dgl==1.1.3") from None
     return dgl
 
 

@@ -1,4 +1,4 @@
-"""PyG as its users run it: as it comes, normalised once, on torch CSR, on EdgeIndex, under torch.compile."""
+"""PyG as users run it: with its defaults, normalised once, on torch CSR, on EdgeIndex, compiled."""
 
 from __future__ import annotations
 

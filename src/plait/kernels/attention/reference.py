@@ -1,4 +1,4 @@
-"""What the attention kernels compute, as loops a stranger believes."""
+"""What the attention kernels compute, as plain loops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the passes over a block of edges compute, as loops a stranger believes."""
+"""What the passes over a block of edges compute, as plain loops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the gated pass computes, as loops a stranger believes."""
+"""What the gated pass computes, as plain loops."""
 
 from __future__ import annotations
 

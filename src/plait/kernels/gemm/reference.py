@@ -1,4 +1,4 @@
-"""What the dense products compute, as loops a stranger believes."""
+"""What the dense products compute, as plain loops."""
 
 from __future__ import annotations
 

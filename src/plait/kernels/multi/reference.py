@@ -1,4 +1,4 @@
-"""What the pass of several aggregators computes, as loops a stranger believes."""
+"""What the pass of several aggregators computes, as plain loops."""
 
 from __future__ import annotations
 

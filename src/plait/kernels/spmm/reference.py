@@ -1,4 +1,4 @@
-"""What the sparse product computes, as loops a stranger believes."""
+"""What the sparse product computes, as plain loops."""
 
 from __future__ import annotations
 

@@ -225,8 +225,9 @@ def _grid_svg(grid: Grid, width: int) -> str:
     left, top, step = 210.0, 40.0, 24.0
     cell_width = min(84.0, (width - left) / max(1, len(grid.columns)))
     parts = [
-        label(column, left + (k + 0.5) * cell_width, top - 10, text_anchor="middle")
+        label(text, left + (k + 0.5) * cell_width, top - 10 - 13 * line, text_anchor="middle")
         for k, column in enumerate(grid.columns)
+        for line, text in enumerate(reversed(_lines(column, cell_width)))
     ]
     for place, row in enumerate(grid.rows):
         y = top + place * step
@@ -236,6 +237,12 @@ def _grid_svg(grid: Grid, width: int) -> str:
             parts.append(_svg_cell(cell, left + k * cell_width, y, cell_width - 2, step - 2))
     used = left + len(grid.columns) * cell_width
     return svg(used, top + len(grid.rows) * step + 6, *parts, title=grid.title)
+
+
+def _lines(column: str, width: float) -> list[str]:
+    """The name of a column in one line or, where it is wider than the column, in two."""
+    head, mark, tail = column.partition("_")
+    return [column] if 6.6 * len(column) <= width or not mark else [f"{head}_", tail]
 
 
 def _svg_cell(cell: _Cell, x: float, y: float, width: float, height: float) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import gzip
 import html
 import importlib.resources
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +26,7 @@ _KINDS = (
     ("predict", "predicted", "Layers with a price", "bench layers --predict"),
 )
 _LONG = 30  # letters of a value that need a line of their own
+_MOST_LETTERS = 2_000_000  # a page beyond this is slow to send and to open
 _PANELS = 9  # curves of one axis before the rest is folded away
 
 
@@ -49,16 +52,20 @@ class Report:
             + self._strip_figures()
         )
 
-    def html(self) -> str:
-        """The whole page."""
+    def html(self, most: int = _MOST_LETTERS) -> str:
+        """The whole page; where it would have more letters than `most`, its long sections are compressed.
+
+        The page's script expands them before it does anything else.
+        """
+        page = self._page(lambda section: section)
+        return page if len(page) <= most else self._page(_packed)
+
+    def _page(self, wrap: Callable[[str], str]) -> str:
         sections = [
             self._ratios(),
             self._bars(),
             self._questions(),
-            self._machine(),
-            self._curves(),
-            self._plans(),
-            self._tables(),
+            *(wrap(made) for made in (self._machine(), self._curves(), self._plans(), self._tables())),
         ]
         missing = tag("p", html.escape(self._left_out()), class_="left-out") if self._left_out() else ""
         body = tag("main", self._head(), self._filters(), *sections, missing)
@@ -112,6 +119,7 @@ class Report:
             tag("li", tag("b", html.escape(figure.value)), tag("span", html.escape(figure.meaning)))
             for figure in figures
         ]
+        warning = words.banner(self.run)
         told = words.findings(self.run, self.samples, self._sweeps(), self._predictions(), self.odd)
         bullets = (
             tag("ul", *(tag("li", html.escape(line)) for line in told), class_="findings") if told else ""
@@ -122,6 +130,7 @@ class Report:
             + tag("button", "dark", type="button", id="theme", aria_label="switch between light and dark"),
             tag("h1", "What was measured, and what it says"),
             tag("p", html.escape(words.lead(self.run, self.samples)), class_="lead"),
+            tag("p", html.escape(warning), class_="banner", role="note") if warning else "",
             tag("ul", *numbers, class_="numbers") if numbers else "",
             bullets,
             self._environment(),
@@ -249,7 +258,7 @@ class Report:
         text = (
             "A dot is one sample, the line the median, the bar its 95% interval. The axis is the time over "
             "that of the fastest in the same case, so that all strips can be compared; what lies "
-            "beyond 0.75× or 24× stands at the edge."
+            "beyond 0.75× or 24× stands at the edge. ⚠ marks an interval wider than the value itself."
         )
         return _section("numbers", "Every number", [tag("p", text), *blocks] if blocks else [])
 
@@ -267,6 +276,15 @@ def report_of(run: Run) -> Report:
     """The report of what was read."""
     samples, odd = samples_of(run)
     return Report(run, tuple(samples), odd)
+
+
+def _packed(section: str) -> str:
+    """A section as compressed text for the page's script; nothing where there is none."""
+    if not section:
+        return ""
+    content = base64.b64encode(gzip.compress(section.encode(), 9, mtime=0)).decode()
+    note = tag("noscript", tag("p", "This part is compressed; a browser with JavaScript shows it."))
+    return tag("div", note, data_packed=content)
 
 
 def _select(facet: str, text: str, values: Sequence[str]) -> str:

@@ -1,7 +1,14 @@
 "use strict";
 // Filters, sorting, tooltips and the theme. The state of filters and sorting is kept in the address, so that a view
 // can be linked to: #filter=op:spmm,device:cpu&sort=layers:4:descending
-(() => {
+(async () => {
+  // long sections of a large page come compressed
+  for (const box of document.querySelectorAll("[data-packed]")) {
+    const bytes = Uint8Array.from(atob(box.dataset.packed), (letter) => letter.charCodeAt(0));
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+    box.outerHTML = await new Response(stream).text();
+  }
+
   const all = (selector, root = document) => [...root.querySelectorAll(selector)];
   const FACETS = ["op", "device", "graph"];
   const ROWS = 40; // rows a table shows before it is asked for all

@@ -89,7 +89,8 @@ def points_of(samples: Iterable[Sample], plans: Mapping[str, Mapping[str, Any]])
 def _step_point(step: Mapping[str, Any], device: str, where: str, graph: str) -> Point:
     work = _positive(step.get("flops")), _positive(step.get("bytes_least"))
     seconds = _positive(step.get("measured_seconds"))
-    return Point(str(step.get("op")), str(step.get("backend")), device, where, *work, seconds, graph)
+    op = str(step.get("op")).partition(" -> ")[0]  # passes of fused layers carry their shape in the name
+    return Point(op, str(step.get("backend")), device, where, *work, seconds, graph)
 
 
 def _positive(value: object) -> float:
@@ -148,7 +149,8 @@ class _Roofline:
         x_low, x_high = padded((p.intensity for p in self.points), 2.0)
         y_low, y_high = padded((p.rate for p in self.points), 2.5)
         x = Scale(x_low, x_high, left, right)
-        y = Scale(y_low, y_high, height - 48, 34.0)
+        # on a narrow page the names of the bounds reach over that of the axis
+        y = Scale(y_low, y_high, height - 48, 34.0 if width > NARROW else 46.0)
         names = ("flop per byte that must move →", "flop per second ↑")
         frame = Frame(x, y, *names, lambda v: short(v), lambda v: short(v))
         dots = sorted(self.points, key=lambda p: p.variant.startswith("plait"))

@@ -18,6 +18,7 @@ from plait.report.page.draw import short
 
 __all__ = [
     "BARS",
+    "FEWEST",
     "GENERATED",
     "Contest",
     "Run",
@@ -38,6 +39,7 @@ KINDS = {
 }
 BARS = "bench-batches"  # records of promises kept or not
 GENERATED = "generated"  # the graph of a case that names none
+FEWEST = 3  # samples that make a measurement; runs for memory take one
 PLAN_FORMAT = "plait-plan-1"
 _STATUS = {"timed": "ok", "ok": "ok", "missing": "absent", "absent": "absent"}
 
@@ -63,6 +65,7 @@ class Sample:
     low: float = math.nan
     high: float = math.nan
     times: tuple[float, ...] = ()
+    repeats: int | None = None
     file: int = 0
     fields: Mapping[str, Any] = field(default_factory=dict)
     result: Mapping[str, Any] = field(default_factory=dict)
@@ -76,6 +79,11 @@ class Sample:
     def is_timed(self) -> bool:
         """Whether it was right and has a time."""
         return self.status == "ok" and self.median > 0.0
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether its time may enter a mean: not one of a sample or two, but a whole training is long."""
+        return self.is_timed and (self.kind == "model" or self.repeats is None or self.repeats >= FEWEST)
 
     @property
     def facets(self) -> dict[str, str]:
@@ -92,12 +100,12 @@ class Contest:
     @property
     def own(self) -> Sample | None:
         """plait's fastest."""
-        return _fastest(s for s in self.samples if s.is_own)
+        return _fastest(s for s in self.samples if s.is_own and s.is_sure)
 
     @property
     def peer(self) -> Sample | None:
         """The fastest of the others."""
-        return _fastest(s for s in self.samples if not s.is_own)
+        return _fastest(s for s in self.samples if not s.is_own and s.is_sure)
 
     @property
     def fastest(self) -> Sample | None:
@@ -114,6 +122,11 @@ class Contest:
     def is_own_wrong(self) -> bool:
         """Whether plait's answer was wrong, so that it was not timed."""
         return self.own is None and any(s.is_own and s.status == "wrong" for s in self.samples)
+
+    @property
+    def is_unsure(self) -> bool:
+        """Whether a time was taken that is no measurement: it has fewer than FEWEST samples."""
+        return any(s.is_timed and not s.is_sure for s in self.samples)
 
 
 @dataclass(frozen=True)
@@ -263,12 +276,14 @@ def _times(line: Mapping[str, Any]) -> dict[str, Any]:
     median = number(line.get("median_seconds"))
     bounds = line.get("interval_seconds") or [line.get("p20_seconds"), line.get("p80_seconds")]
     low, high = (number(bound) for bound in bounds)
+    repeats = line.get("repeats")
     times = tuple(t for t in map(number, line.get("samples_seconds") or ()) if t > 0.0)
     return {
         "median": median,
         "low": low if low > 0.0 else median,
         "high": high if high > 0.0 else median,
         "times": times,
+        "repeats": repeats if isinstance(repeats, int) else len(times) or None,
     }
 
 

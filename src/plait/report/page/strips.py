@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from plait.report.page.draw import Figure, Scale, label, svg, tag
 from plait.report.page.palette import colour_of
-from plait.report.page.samples import GENERATED, Contest, Sample, contests
+from plait.report.page.samples import FEWEST, GENERATED, Contest, Sample, contests
 from plait.report.table import ratio_text, seconds_text
 
 __all__ = ["not_timed_table", "strip_figure", "strip_table"]
@@ -17,7 +17,6 @@ _WIDTH, _HEIGHT = 250, 24
 # The strip's axis: time over the fastest of the case. Slower ones stand at the right edge.
 _LOW, _HIGH = 0.75, 24.0
 _TICKS = (1.0, 2.0, 4.0, 8.0, 16.0)
-_FEWEST = 3  # samples that make an interval
 _GOLDEN = 0.618033988749895
 
 
@@ -60,14 +59,21 @@ def strip_table(name: str, samples: Sequence[Sample]) -> str:
 def _row(sample: Sample, fastest: float) -> str:
     count = len(sample.times)
     half = (sample.high - sample.low) / (2.0 * sample.median)
-    spread = "–" if 0 < count < _FEWEST else f"{half:.1%}"
+    spread = "–" if 0 < count < FEWEST else f"{half:.1%}"
+    is_wide = half > 0.5  # the interval is wider than the value itself
     cells = [
         tag("th", html.escape(sample.op), scope="row"),
         tag("td", html.escape(sample.case), class_="case"),
         tag("td", html.escape(_graph(sample)), class_="on"),
         tag("td", html.escape(_variant(sample)), class_="by", style=f"color:{colour_of(sample.variant)}"),
         tag("td", seconds_text(sample.median), class_="num med", data_v=f"{sample.median:.6g}"),
-        tag("td", spread, class_="num ci", data_v=f"{half:.4g}"),
+        tag(
+            "td",
+            f"{spread} ⚠" if is_wide else spread,
+            class_="num ci wide" if is_wide else "num ci",
+            title="the interval is wider than the value" if is_wide else None,
+            data_v=f"{half:.4g}",
+        ),
         tag("td", str(count or "–"), class_="num n", data_v=str(count)),
         tag(
             "td",

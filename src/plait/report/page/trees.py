@@ -43,6 +43,7 @@ class _Line:
     tip: str = ""
     op: str = ""
     rank: str = ""  # "chosen" or "lost" for the price of a whole candidate
+    is_once: bool = False  # done once, drawn on a scale of its own: it may take as long as a thousand steps
 
     @property
     def is_step(self) -> bool:
@@ -53,7 +54,8 @@ def tree_figure(name: str, plan: Mapping[str, Any]) -> Figure:
     """The tree of one plan: model, layers, phases, steps, and what lost."""
     caption = (
         "Hollow bar: predicted. Solid bar: measured. Thin bars: what the whole layer was priced at, and what "
-        "the candidates that lost would have cost."
+        "the candidates that lost would have cost. In brackets: predicted less measured, as a share of "
+        "measured; + means that the prediction was too long. What is done once has its own scale."
     )
     lines = [line for layer in plan["layers"] for line in _layer_lines(layer)]
     lines += [
@@ -76,7 +78,7 @@ def _layer_lines(layer: Mapping[str, Any]) -> list[_Line]:
     lines.append(_Line(f"{layer.get('expression')}  [{layer.get('form')}]", 1, tip=because))
     steps = [*(layer.get("hoisted") or ()), *(layer.get("steps") or ())]
     for phase in dict.fromkeys(str(step.get("phase")) for step in steps):
-        lines.append(_Line(phase, 1))
+        lines.append(_Line("once, on its own scale" if phase == "once" else phase, 1))
         lines += [_step_line(step) for step in steps if str(step.get("phase")) == phase]
     return lines + _choice_lines(layer)
 
@@ -115,26 +117,37 @@ def _step_line(step: Mapping[str, Any]) -> _Line:
         + "reads "
         + ", ".join(f"{key} = {value}" for key, value in reads.items())
     )
-    return _Line(
-        f"{name}{matrix} → {step.get('rows')}×{step.get('columns')}", 2, predicted, measured, tip, op
-    )
+    text = f"{name}{matrix} → {step.get('rows')}×{step.get('columns')}"
+    return _Line(text, 2, predicted, measured, tip, op, is_once=step.get("phase") == "once")
 
 
 def _tree_svg(lines: Sequence[_Line], title: str, width: int) -> str:
     is_wide = width > NARROW
     left = 400.0 if is_wide else 14.0
-    longest = max((t for line in lines for t in (line.predicted, line.measured) if t > 0.0), default=1.0)
-    x = Scale(0.0, longest, left, width - (150.0 if is_wide else 120.0), is_log=False)
+    end = width - (150.0 if is_wide else 120.0)
+    scales = {
+        is_once: Scale(0.0, _longest(lines, is_once), left, end, is_log=False) for is_once in (False, True)
+    }
     parts: list[str] = []
     trunk: list[tuple[int, float]] = []
     y = 6.0
     for line in lines:
         y += 16.0 if line.depth == 0 and trunk else 0.0
         text_y = y + 16
-        parts.append(_heading(line, text_y, width) if not line.is_step else _step(line, x, y, is_wide))
+        parts.append(
+            _heading(line, text_y, width)
+            if not line.is_step
+            else _step(line, scales[line.is_once], y, is_wide)
+        )
         trunk.append((line.depth, text_y - 4))
         y += 26.0 if is_wide or not line.is_step else 40.0
     return svg(width, y + 8, _branches(trunk), *parts, title=title)
+
+
+def _longest(lines: Sequence[_Line], is_once: bool) -> float:
+    """The longest time of the lines done once, or of the others."""
+    times = [t for line in lines if line.is_once == is_once for t in (line.predicted, line.measured)]
+    return max((t for t in times if t > 0.0), default=1.0)
 
 
 def _branches(trunk: Sequence[tuple[int, float]]) -> str:
@@ -246,7 +259,8 @@ def prediction_figure(predictions: Sequence[Prediction]) -> Figure | None:
     near = sum(abs(p.error) <= _NEAR for p in predictions) / len(predictions)
     caption = (
         f"Each dot is a plan or a step that was priced and then run; {near:.0%} of {len(predictions)} lie "
-        "within 25% of the measured time (the band). Filled: what the planner chose, and its steps."
+        "within 25% of the measured time (the band). Above the diagonal it was too long (+), below "
+        "too short (−). Filled: what the planner chose, and its steps."
     )
     title = "Predicted against measured time"
     return Figure("predictions", title, caption, lambda width: _prediction_svg(predictions, title, width))

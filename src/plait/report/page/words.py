@@ -9,12 +9,12 @@ from typing import Any
 
 from plait.measure import Record
 from plait.report.layers import geometric_mean, load_warning
-from plait.report.page.samples import GENERATED, Contest, Run, Sample, contests, number
+from plait.report.page.samples import FEWEST, GENERATED, Contest, Run, Sample, contests, number
 from plait.report.page.sweeps import Sweep, crossings
 from plait.report.page.trees import Prediction
 from plait.report.table import ratio_text, seconds_text
 
-__all__ = ["KeyFigure", "environment_rows", "findings", "key_figures", "lead"]
+__all__ = ["KeyFigure", "banner", "environment_rows", "findings", "key_figures", "lead"]
 
 _LEVEL = 0.95
 _NOUNS = {
@@ -101,11 +101,35 @@ def key_figures(samples: Sequence[Sample], predictions: Sequence[Prediction]) ->
     if predictions:
         errors = sorted(abs(p.error) for p in predictions if p.is_chosen)
         if errors:
-            figures.append(KeyFigure(f"{errors[len(errors) // 2]:.0%}", "median error of predicted times"))
+            figures.append(
+                KeyFigure(f"{errors[len(errors) // 2]:.0%}", "median error of predicted times, either sign")
+            )
     wrong = sum(s.status == "wrong" for s in samples)
     if wrong:
-        figures.append(KeyFigure(str(wrong), "wrong answers, caught before the clock started"))
+        figures.append(KeyFigure(str(wrong), f"wrong answers, never timed: {_whose(samples)}"))
     return figures
+
+
+def _whose(samples: Sequence[Sample]) -> str:
+    """Wrong answers by implementation, plait's first even where there are none."""
+    counts = {"plait": sum(s.is_own and s.status == "wrong" for s in samples)}
+    for sample in samples:
+        if sample.status == "wrong" and not sample.is_own:
+            counts[sample.variant] = counts.get(sample.variant, 0) + 1
+    return ", ".join(f"{name} {count}" for name, count in counts.items())
+
+
+def banner(run: Run) -> str:
+    """A sentence for above the numbers when other programs disturbed the run, else nothing."""
+    return " ".join(_load(run.records))
+
+
+def _unsure(samples: Sequence[Sample]) -> list[str]:
+    count = sum(contest.is_unsure for contest in contests(samples))
+    if not count:
+        return []
+    cases = _counted(count, "case has", "cases have")
+    return [f"{cases} fewer than {FEWEST} samples of some implementation: those times are in no mean."]
 
 
 def _ratios(found: Sequence[Contest]) -> list[float]:
@@ -125,7 +149,7 @@ def findings(
     for kind, name in _LABELS.items():
         told += _extremes(contests(s for s in samples if s.kind == kind), name)
     told += _wrong(samples) + _crossed(sweeps) + _planner(samples, predictions)
-    told += _load(run.records)
+    told += _unsure(samples)
     if odd:
         told.append(
             f"{_counted(odd, 'record was', 'records were')} left out: not of the form their kind promises."
