@@ -28,7 +28,7 @@ _MAPS = (nn.Linear, nn.ReLU, nn.LeakyReLU, nn.ELU, nn.Identity, nn.Sequential)
 def offer(seats: Seats, model: nn.Module) -> None:
     """Let calls of this model's layers be traced as operators; before there is anything to trace."""
     _models[seats.number] = seats
-    for module in model.modules():
+    for module in model.modules() if "_modules" in vars(model) else ():  # a copy may be half made
         width = _output_width(module) if isinstance(module, MessagePassing) else None
         if width is not None:
             key = id(module)
