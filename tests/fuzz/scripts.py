@@ -483,8 +483,8 @@ def _gnn(draw: Any, width: int) -> tuple[list[str], Facts]:
     if kind == "PNA":
         extra.append("aggregators=['mean', 'std'], scalers=['identity'], deg=torch.tensor([1, 4, 2])")
     text = f"{kind}({width}, 4, num_layers=2{''.join(f', {one}' for one in extra)})"
-    words = frozenset({"edge list", "lookahead"})
-    return [f"model = {text}"], Facts(frozenset(), words, "x, edge_index", width)
+    words = {"edge list", "lookahead"} | ({"fine"} if "norm" in text else set())
+    return [f"model = {text}"], Facts(frozenset(), frozenset(words), "x, edge_index", width)
 
 
 @st.composite

@@ -117,12 +117,28 @@ _CACHES = ("_cached_",)  # what layers with cached=True keep of their first call
 
 def _look_ahead(model: nn.Module, session: Session, data: Any, mode: str) -> None:
     """Run the model once on the data, without dropout and with the random state kept, to plan it."""
+    if mode == "training" and _is_for_inference(model, data):
+        session.notes.append("planned for inference: tensors made in inference_mode have no gradients")
+        mode = "inference"
+    with torch.inference_mode(torch.is_inference_mode_enabled() and mode == "inference"):
+        _plan_ahead(model, session, data, mode)
+
+
+def _is_for_inference(model: nn.Module, data: Any) -> bool:
+    """Whether a tensor of the model or the data was made in inference_mode: autograd does not take those."""
+    stored = getattr(data, "stores", ())
+    values = [value for store in stored for value in store.values()]
+    return any(isinstance(t, Tensor) and t.is_inference() for t in (*model.parameters(), *values))
+
+
+def _plan_ahead(model: nn.Module, session: Session, data: Any, mode: str) -> None:
+    """Run the model as it will be run, then look for faster forms of its graphs."""
     x = getattr(data, "x", None)
     if isinstance(x, Tensor):
         session.constant_input = weakref.ref(x)
     arguments = _call_arguments(model, data)
     if arguments is None:
-        session.notes = ["the model's arguments are not attributes of data: planned at the first call"]
+        session.notes += ["the model's arguments are not attributes of data: planned at the first call"]
         return
     ran: list[nn.Module] = []
     has_layers = any(isinstance(m, MessagePassing) for m in model.modules())
@@ -135,7 +151,7 @@ def _look_ahead(model: nn.Module, session: Session, data: Any, mode: str) -> Non
         if has_layers:
             raise  # a model of other things is not plait's to complain about
     if not any(isinstance(m, MessagePassing) for m in ran):
-        session.notes = ["no PyG layer was found in the model: nothing to plan"]
+        session.notes += ["no PyG layer was found in the model: nothing to plan"]
         return
     run = functools.partial(_run_once, model, arguments, mode == "training")
     if mode == "training" and session.options.rows is not None:
@@ -267,9 +283,11 @@ def _analyze(model: nn.Module, session: Session, data: Any, mode: str, repeats: 
         raise InputError(
             "analyze: the model's arguments are not attributes of data; call it once and use .plan"
         )
+    if mode == "training" and _is_for_inference(model, data):
+        mode = "inference"
     samples: dict[str, list[Any]] = {}
     kept = [(parameter, parameter.grad) for parameter in model.parameters()]
-    with _quietly(model):
+    with _quietly(model), torch.inference_mode(torch.is_inference_mode_enabled() and mode == "inference"):
         for repeat in range(repeats + 2):
             trace: list[tuple[str, Any]] = []
             session.trace = trace

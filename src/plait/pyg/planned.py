@@ -6,7 +6,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -24,9 +24,11 @@ from plait.pyg.layers.fused import FUSED, Run, check_widths, layer_of
 from plait.pyg.learned import with_learned_weights
 from plait.pyg.lower import Call, Lowered, NotLowered, lower, not_as_written
 from plait.pyg.operators import Operator, propagate
+from plait.pyg.overwritten import copied, may_be_overwritten
 from plait.pyg.recall import Layer, call_key
 from plait.runtime.constants import Constants
 from plait.runtime.deferred import whole
+from plait.runtime.identity import identity
 from plait.runtime.session import Edges, Session
 
 __all__ = ["PlannedForward", "install", "is_disabled", "is_planned"]
@@ -113,10 +115,30 @@ def _forward(
     known = seat.as_it_was(module)
     if (known is not None and not known.is_on_cpu) or not may_run_again(seats):
         return original(module, *args, **kwargs)
+    x = args[0] if args else kwargs.get("x")
+    if seat.is_overwritten is not False and may_be_overwritten(seat, x, session.constant_input()):
+        rest, named = args[1:], {name: value for name, value in kwargs.items() if name != "x"}
+        run = functools.partial(_run, layer, original, module, seats, seat, known)
+        return copied(seat, x, lambda copy: run((copy, *rest), named))
+    return _run(layer, original, module, seats, seat, known, args, kwargs)
+
+
+def _run(
+    layer: type[nn.Module],
+    original: Callable[..., Any],
+    module: Any,
+    seats: Seats,
+    seat: Seat,
+    known: Layer | None,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """The call planned, or PyG's answer; `known`: the layer as it was and still is."""
+    session = seats.session
     key = None if known is None else call_key(known.token, args, kwargs)
     run = None if key is None else session.recall(key)
     if run is None:
-        if session.aside.is_pygs_turn(seat.name, listed):
+        if session.aside.is_pygs_turn(seat.name, _edges_of(args, kwargs)[0]):
             _set_aside(session, seat.name)
             return original(module, *args, **kwargs)
         run = _prepared(layer, module, seat, args, kwargs, known)
@@ -211,6 +233,8 @@ def _lowered(
         return f"{kind}: flow='target_to_source' on a pair of feature matrices is not lowered"
     session = active.seats.session  # type: ignore[union-attr]
     kept = seat.kept
+    if kept is not None and not kept.is_as_made():
+        return f"{kind}(cached=True): the edges that PyG's cache holds were changed in place"
     if kept is None or kept.cache is not _cache_of(module):
         handed = read(edge_index, edge_weight, num_targets, num_sources, is_swapped)
         edges = session.edges_for(handed.key, handed.owners, handed.build)
@@ -263,8 +287,18 @@ def _in_pyg(
     kept, after = seat.kept, _cache_of(module)
     if kept is not None and kept.cache is None:
         is_new = before is None and after is not None
-        seat.kept = Kept(after, kept.edges, kept.weight, kept.weight_key, kept.is_sparse) if is_new else None
+        shared = _shared_edges(after, _edges_of(args, kwargs)[0])
+        seat.kept = replace(kept, cache=after, shared=shared) if is_new else None
     return out
+
+
+def _shared_edges(cache: Any, edge_index: Any) -> tuple[Any, ...]:
+    """(edges, their identity) where PyG's cache holds the caller's own: without loops to add they stay so."""
+    cached = cache[0] if isinstance(cache, tuple) else None
+    is_list = isinstance(cached, Tensor) and isinstance(edge_index, Tensor)
+    if not is_list or cached.data_ptr() != edge_index.data_ptr():
+        return ()
+    return cached, identity(cached)
 
 
 @functools.cache
