@@ -16,12 +16,20 @@ from torch import Tensor
 
 from plait.pyg.active import Seat
 
-__all__ = ["copied", "may_be_overwritten"]
+__all__ = ["copied", "may_be_overwritten", "ordinary"]
 
 _MOST_COPIES = 32  # calls without a backward pass behind them, after which nobody seems to want one
 
 
-def may_be_overwritten(seat: Seat, x: Any, constant: Tensor | None) -> bool:
+def ordinary(value: Any) -> Any:
+    """Copies of the numbers made in inference_mode, which no gradient can be computed from; all else as it is."""
+    if type(value) is tuple:
+        return tuple(map(ordinary, value))
+    is_copied = isinstance(value, Tensor) and value.is_floating_point() and value.is_inference()
+    return value.clone() if is_copied else value
+
+
+def may_be_overwritten(x: Any, constant: Tensor | None) -> bool:
     """Whether the layer must be given a copy of x; `constant` is the input that is known to stay."""
     if not torch.is_grad_enabled() or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
         return False  # no backward pass, or one that reads what those hooks made of x

@@ -24,7 +24,7 @@ from plait.pyg.layers.fused import FUSED, Run, check_widths, layer_of
 from plait.pyg.learned import with_learned_weights
 from plait.pyg.lower import Call, Lowered, NotLowered, lower, not_as_written
 from plait.pyg.operators import Operator, propagate
-from plait.pyg.overwritten import copied, may_be_overwritten
+from plait.pyg.overwritten import copied, may_be_overwritten, ordinary
 from plait.pyg.recall import Layer, call_key
 from plait.runtime.constants import Constants
 from plait.runtime.deferred import whole
@@ -101,6 +101,10 @@ def _forward(
     layer: type[nn.Module], original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """The call planned, or PyG's answer and the reason noted."""
+    if torch.is_inference_mode_enabled():
+        # what is kept from call to call must serve training too, where such tensors are refused
+        with torch.inference_mode(False), torch.no_grad():
+            return _forward(layer, original, module, *args, **kwargs)
     seats = active.seats
     if seats is None or torch._C._get_tracing_state() is not None or torch._C._len_torch_dispatch_stack():
         return original(module, *args, **kwargs)  # whoever traces sees PyG's operations
@@ -116,7 +120,10 @@ def _forward(
     if (known is not None and not known.is_on_cpu) or not may_run_again(seats):
         return original(module, *args, **kwargs)
     x = args[0] if args else kwargs.get("x")
-    if seat.is_overwritten is not False and may_be_overwritten(seat, x, session.constant_input()):
+    if torch.is_grad_enabled() and (x.is_inference() if isinstance(x, Tensor) else type(x) is tuple):
+        args, kwargs = ordinary(args), {name: ordinary(value) for name, value in kwargs.items()}
+        x = args[0] if args else kwargs["x"]
+    if seat.is_overwritten is not False and may_be_overwritten(x, session.constant_input()):
         rest, named = args[1:], {name: value for name, value in kwargs.items() if name != "x"}
         run = functools.partial(_run, layer, original, module, seats, seat, known)
         return copied(seat, x, lambda copy: run((copy, *rest), named))
