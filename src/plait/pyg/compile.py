@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.parameter import is_lazy
 from torch_geometric.nn import MessagePassing
 
 from plait.errors import InputError
@@ -126,9 +127,9 @@ def _look_ahead(model: nn.Module, session: Session, data: Any, mode: str) -> Non
 
 def _is_for_inference(model: nn.Module, data: Any) -> bool:
     """Whether a tensor of the model or the data was made in inference_mode: autograd does not take those."""
-    stored = getattr(data, "stores", ())
-    values = [value for store in stored for value in store.values()]
-    return any(isinstance(t, Tensor) and t.is_inference() for t in (*model.parameters(), *values))
+    values = [value for store in getattr(data, "stores", ()) for value in store.values()]
+    made = [t for t in (*model.parameters(), *values) if isinstance(t, Tensor) and not is_lazy(t)]
+    return any(t.is_inference() for t in made)
 
 
 def _plan_ahead(model: nn.Module, session: Session, data: Any, mode: str) -> None:
@@ -296,7 +297,7 @@ def _analyze(model: nn.Module, session: Session, data: Any, mode: str, repeats: 
                     out = model(*arguments)
                     if (wanted_rows := held_rows(out)) is not None:
                         out = wanted_rows
-                    if mode == "training" and isinstance(out, Tensor):
+                    if isinstance(out, Tensor) and out.requires_grad:
                         torch.autograd.backward(out, torch.ones_like(out))
             finally:
                 session.trace = None

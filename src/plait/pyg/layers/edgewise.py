@@ -181,9 +181,11 @@ def _run(
     if map_.kind == "linear":
         v = project(buffers, source, far)
         own = project(buffers, source if target is None else target, near, bias)
-        return aggregate_all(edges.orders, buffers, Layout((str(reduce),), width), v) + own * _weights(
-            edges, reduce, source.dtype
-        )
+        often = _weights(edges, reduce, source.dtype)
+        summed = aggregate_all(edges.orders, buffers, Layout((str(reduce),), width), v)
+        if not edges.graph.degrees.all():  # no message, no NaN: 0 * own would have those of own
+            own = own.masked_fill(often == 0, 0.0)
+        return summed + own * often
     if target is None:
         shift = None if bias is None else torch.cat([torch.zeros_like(bias), bias])
         z, t = project(buffers, source, torch.cat([far, near], 1), shift), None
