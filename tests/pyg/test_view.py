@@ -510,3 +510,24 @@ def test_torch_compile_of_what_a_second_run_would_change_is_right() -> None:
     for _ in range(2):
         torch.testing.assert_close(fast(X, EDGES), other(X, EDGES))
     torch.testing.assert_close(model.conv.nn[1].running_mean, other.conv.nn[1].running_mean)
+
+
+@pytest.mark.parametrize(
+    "conv",
+    [
+        lambda: GATConv(WIDTH, 4),
+        lambda: SAGEConv(WIDTH, 4, normalize=True),
+        lambda: GINConv(nn.Sequential(nn.Linear(WIDTH, 8), nn.ReLU(), nn.Linear(8, 4))),
+        lambda: EdgeConv(nn.Sequential(nn.Linear(2 * WIDTH, 4), nn.ReLU())),
+    ],
+    ids=["gat", "sage", "gin", "edge"],
+)
+def test_gradients_of_a_layer_that_is_one_operator_are_those_of_pyg(conv: Callable[[], nn.Module]) -> None:
+    model = conv()
+    x = X.clone().requires_grad_()
+    wanted = [x, *model.parameters()]
+    torch._dynamo.reset()
+    fast = torch.compile(plait.compile(model), backend="aot_eager")
+    slopes = [torch.autograd.grad(out.square().sum(), wanted) for out in (fast(x, EDGES), model(x, EDGES))]
+    for mine, other in zip(*slopes, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-4)

@@ -302,8 +302,10 @@ def _in_pyg(
 def _shared_edges(cache: Any, edge_index: Any) -> tuple[Any, ...]:
     """(edges, their identity) where PyG's cache holds the caller's own: without loops to add they stay so."""
     cached = cache[0] if isinstance(cache, tuple) else None
-    is_list = isinstance(cached, Tensor) and isinstance(edge_index, Tensor)
-    if not is_list or cached.data_ptr() != edge_index.data_ptr():
+    for edges in (cached, edge_index):
+        if not isinstance(edges, Tensor) or edges.layout is not torch.strided:
+            return ()
+    if cached.data_ptr() != edge_index.data_ptr():
         return ()
     return cached, identity(cached)
 
