@@ -16,7 +16,18 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 from torch_geometric.data import Data
-from torch_geometric.nn import APPNP, GAE, GCNConv, GINConv, MixHopConv, SAGEConv, SGConv, to_hetero
+from torch_geometric.nn import (
+    APPNP,
+    GAE,
+    EdgeConv,
+    GATConv,
+    GCNConv,
+    GINConv,
+    MixHopConv,
+    SAGEConv,
+    SGConv,
+    to_hetero,
+)
 
 import plait
 

@@ -143,7 +143,11 @@ def _method(owner: type, name: str, original: Any) -> Any:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         return _enter(self, getattr(super(owner, self), name), args, kwargs)
 
-    return functools.wraps(original.original if isinstance(original, PlannedForward) else original)(method)
+    if not isinstance(original, PlannedForward):
+        return functools.wraps(original)(method)
+    # torch.compile's guards look for what the descriptor holds, on the class of the object they are given
+    method.original = original.original  # type: ignore[attr-defined]
+    return functools.wraps(original.original)(method)
 
 
 def _property(owner: type, name: str, original: property) -> property:
