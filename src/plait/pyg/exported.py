@@ -52,6 +52,7 @@ def _output_width(layer: Any) -> int | None:
 
 def call(seats: Seats, original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
     """The layer's answer in a traced call that came in through a compiled model."""
+    module = getattr(module, "_plait_model", module)  # a compiled root layer stands for the layer
     given, names = [], ""
     for k, value in enumerate(args):
         if isinstance(value, Tensor):
