@@ -29,10 +29,13 @@ def ordinary(value: Any) -> Any:
     return value.clone() if is_copied else value
 
 
-def may_be_overwritten(x: Any, constant: Tensor | None) -> bool:
+def may_be_overwritten(seat: Seat, x: Any, constant: Tensor | None) -> bool:
     """Whether the layer must be given a copy of x; `constant` is the input that is known to stay."""
-    if not torch.is_grad_enabled() or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
-        return False  # no backward pass, or one that reads what those hooks made of x
+    if not torch.is_grad_enabled():
+        return False
+    # torch counts no writes to what such hooks keep, as those of checkpoints do: a copy is the only safe way
+    if seat.is_overwritten is False and torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
+        return False
     return any(type(value) is Tensor and value is not constant for value in _listed(x))
 
 

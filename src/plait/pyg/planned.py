@@ -123,7 +123,7 @@ def _forward(
     if torch.is_grad_enabled() and (x.is_inference() if isinstance(x, Tensor) else type(x) is tuple):
         args, kwargs = ordinary(args), {name: ordinary(value) for name, value in kwargs.items()}
         x = args[0] if args else kwargs["x"]
-    if seat.is_overwritten is not False and may_be_overwritten(x, session.constant_input()):
+    if may_be_overwritten(seat, x, session.constant_input()):
         rest, named = args[1:], {name: value for name, value in kwargs.items() if name != "x"}
         run = functools.partial(_run, layer, original, module, seats, seat, known)
         return copied(seat, x, lambda copy: run((copy, *rest), named))
