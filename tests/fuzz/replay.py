@@ -98,7 +98,9 @@ def replay(script: str, tally: Tally | None = None) -> None:
 
 def _in_double(script: str) -> str:
     """The script with everything in double precision from the start."""
-    lines = [re.sub(r"(model\.)(float|bfloat16|half)\(\)", r"\1double()", line) for line in script.splitlines()]
+    lines = [
+        re.sub(r"(model\.)(float|bfloat16|half)\(\)", r"\1double()", line) for line in script.splitlines()
+    ]
     lines = [re.sub("cast\\('\\w+'", "cast('double'", line) for line in lines]
     place = next(k for k, line in enumerate(lines) if "plait.compile(" in line)
     return "\n".join([*lines[:place], _DOUBLE, *lines[place:]])

@@ -62,9 +62,7 @@ def test_an_input_may_be_added_to_where_pyg_allows_it(name: str, has_encoder: bo
     model = plait.compile(copy.deepcopy(plain))
     x = torch.randn(NODES, WIDTH, dtype=torch.float64)
     for _ in range(4):
-        for expected, found in zip(
-            gradients(plain, x, edges()), gradients(model, x, edges()), strict=True
-        ):
+        for expected, found in zip(gradients(plain, x, edges()), gradients(model, x, edges()), strict=True):
             torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)
 
 
@@ -127,9 +125,7 @@ def test_what_is_made_inside_inference_mode_serves_training() -> None:
     model = plait.compile(copy.deepcopy(plain))
     with torch.inference_mode():
         model(x, edge_index)
-    for expected, found in zip(
-        gradients(plain, x, edge_index), gradients(model, x, edge_index), strict=True
-    ):
+    for expected, found in zip(gradients(plain, x, edge_index), gradients(model, x, edge_index), strict=True):
         torch.testing.assert_close(found, expected)
 
 
