@@ -51,13 +51,20 @@ _UNTOUCHED = SimpleNamespace(compile=lambda model, *_, **__: model)
 _PERMITTED = re.compile(
     "modified by an inplace operation|have the same dtype|expected scalar type|"
     "Inference tensors cannot be saved|Cannot access storage of Sparse|support the deepcopy protocol|"
-    "max\\(\\): Expected reduction dim|Could not run 'aten"
+    "max\\(\\): Expected reduction dim|Could not run 'aten|Cannot set version_counter for inference|"
+    "derivative for .* is not implemented"
 )
 # a plan may say that it cannot be differentiated twice, never be wrong about it
 _SECOND = re.compile("second derivative|differentiated twice|once_differentiable", re.IGNORECASE)
 
 
+_DOUBLE = (
+    "wants = x.requires_grad; model = model.double(); x, edge_index, edge_weight, edge_attr = "
+    "cast('double', x, edge_index, edge_weight, edge_attr); x.requires_grad_(wants)"
+)
+_AHEAD = "with torch.no_grad(): copy.deepcopy(model).eval()(x, edge_index)"
 _GRADIENTS = re.compile(r"out = (second|torch\.autograd\.grad)\(")
+_NAN_WEIGHT = "next(model.parameters()).data.view(-1)[:1] = float('nan')"
 _CALL = re.compile(r"(with .*: )?out =")
 
 
@@ -75,13 +82,39 @@ class Tally:
 
 
 def replay(script: str, tally: Tally | None = None) -> None:
-    """Run the lines in both worlds; raises Difference at the first line after which they differ."""
+    """Run the lines in both worlds; raises Difference at the first line after which they differ.
+
+    What is left of differences of nearly equal rows (norms, `h - mean`) is rounding in the coarser types: where
+    a script with one of those agrees in double precision, it agrees.
+    """
+    try:
+        _replay(script, tally)
+    except Difference as found:
+        is_rounding = ": off by " in str(found) and re.search("[nN]orm|mean|std|var|GENConv", script)
+        if not is_rounding or _DOUBLE in script:
+            raise
+        _replay(_in_double(script), None)
+
+
+def _in_double(script: str) -> str:
+    """The script with everything in double precision from the start."""
+    lines = [
+        re.sub(r"(model\.)(float|bfloat16|half)\(\)", r"\1double()", line) for line in script.splitlines()
+    ]
+    lines = [re.sub("cast\\('\\w+'", "cast('double'", line) for line in lines]
+    place = next(k for k, line in enumerate(lines) if "plait.compile(" in line)
+    return "\n".join([*lines[:place], _DOUBLE, *lines[place:]])
+
+
+def _replay(script: str, tally: Tally | None) -> None:
     tally = Tally() if tally is None else tally
     lines = [line for line in script.strip().splitlines() if line.strip()]
     theirs, ours = _world(_UNTOUCHED), _world(plait)
     tolerance = 0.0
     for number, line in enumerate(lines):
         expected, result = (_execute(line, number, world) for world in (theirs, ours))
+        if result and not expected and "plait.compile(" in line and "data(" in line:
+            expected = _execute(_AHEAD, number, theirs)  # a plan made now runs the model now
         if (expected and not result and _PERMITTED.search(expected)) or (
             not expected and _SECOND.search(result)
         ):
@@ -97,9 +130,10 @@ def replay(script: str, tally: Tally | None = None) -> None:
         tally.answered += 1
         # what a coarse type left in gradients and running means stays there when the type is refined
         tolerance = max(tolerance, TOLERANCE[theirs["x"].dtype])
-        if _GRADIENTS.search(line):
-            ours["out"] = [_with_nan_of(*pair) for pair in zip(theirs["out"], ours["out"], strict=True)]
-        for problem in _differences(theirs, ours, tolerance):
+        has_nan = any("float('nan')" in earlier for earlier in lines[:number])
+        if _GRADIENTS.search(line) or any(_NAN_WEIGHT in earlier for earlier in lines[:number]):
+            ours["out"] = _with_nan_of(theirs["out"], ours["out"], has_nan)
+        for problem in _differences(theirs, ours, tolerance, has_nan):
             raise Difference(_told(lines, number, problem))
     plan = getattr(ours.get("model"), "plan", None)
     tally.planned += bool(plan is not None and plan.layers)
@@ -124,7 +158,9 @@ def _execute(line: str, number: int, world: dict[str, Any]) -> str:
     return ""
 
 
-def _differences(theirs: dict[str, Any], ours: dict[str, Any], tolerance: float) -> Iterator[str]:
+def _differences(
+    theirs: dict[str, Any], ours: dict[str, Any], tolerance: float, has_nan: bool
+) -> Iterator[str]:
     """In what the two worlds differ after a call: results, inputs, gradients, state."""
     several = [_largest(value) for _, value in _leaves("out", theirs["out"])]
     yield from _compared("out", theirs["out"], ours["out"], tolerance, 0.1 * max(several, default=0.0))
@@ -138,10 +174,11 @@ def _differences(theirs: dict[str, Any], ours: dict[str, Any], tolerance: float)
         return
     for name, gradient in wanted.items():
         yield from _compared(
-            f"gradient of {name}", gradient, _with_nan_of(gradient, given[name]), tolerance, scale
+            f"gradient of {name}", gradient, _with_nan_of(gradient, given[name], has_nan), tolerance, scale
         )
-    for what in (_state, _modes):
-        yield from _compared(what.__name__[1:], what(theirs), what(ours), tolerance)
+    state = _state(theirs)
+    yield from _compared("state", state, _with_nan_of(state, _state(ours), has_nan), tolerance)
+    yield from _compared("modes", _modes(theirs), _modes(ours), tolerance)
 
 
 def _gradients(world: dict[str, Any]) -> dict[str, Tensor | None]:
@@ -159,11 +196,22 @@ def _modes(world: dict[str, Any]) -> dict[str, bool]:
     return {name: module.training for name, module in world["model"].named_modules()}
 
 
-def _with_nan_of(wanted: Tensor | None, given: Tensor | None) -> Tensor | None:
-    """A gradient whose NaN may be numbers: a term that is 0 by algebra leaves no NaN of 0 * NaN behind."""
-    if wanted is None or given is None or wanted.shape != given.shape or not wanted.isnan().any():
-        return given
-    return given.where(~wanted.isnan(), wanted)
+def _with_nan_of(wanted: Any, given: Any, has_nan: bool) -> Any:
+    """What was given, without the NaN that another association of the same product has elsewhere.
+
+    A row or a gradient that is 0 by algebra is 0 * NaN by one association and nothing by another. Where nobody
+    wrote a NaN there may be fewer of them than PyG has, never more.
+    """
+    if isinstance(wanted, Tensor) and isinstance(given, Tensor):
+        if wanted.shape != given.shape or not wanted.is_floating_point() or wanted.layout != torch.strided:
+            return given
+        free = wanted.isnan() | given.isnan() if has_nan else wanted.isnan()
+        return given.where(~free, wanted) if free.any() else given
+    if isinstance(wanted, dict) and isinstance(given, dict) and list(wanted) == list(given):
+        return {name: _with_nan_of(part, given[name], has_nan) for name, part in wanted.items()}
+    if isinstance(wanted, tuple | list) and isinstance(given, tuple | list) and len(wanted) == len(given):
+        return type(wanted)(_with_nan_of(*pair, has_nan) for pair in zip(wanted, given, strict=True))
+    return given
 
 
 def _compared(name: str, wanted: Any, given: Any, tolerance: float, scale: float = 0.0) -> Iterator[str]:

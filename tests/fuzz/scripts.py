@@ -61,6 +61,8 @@ _EDGE_NETWORKS = (
     "nn.Sequential(nn.Linear(2 * {w}, 4), nn.ReLU(inplace=True))",
 )
 
+# layers whose input PyG lets a model write to before the backward pass: h += conv(h)
+_ADDED = ("LGConv", "APPNP", "GINConv", "SGConv", "EdgeConv", "PNAConv", "GENConv", "CGConv")
 # DynamicEdgeConv is left out: PyG runs it on pyg-lib only.
 LAYERS: dict[str, Layer] = {
     "GCNConv": Layer("GCNConv({w}, 4{o})", {
@@ -368,7 +370,8 @@ def _models(draw: Any) -> tuple[list[str], Facts]:
         options = _options(draw, layer, shape)
         is_sparse &= layer.sparse(options)
         text = _layer_text(draw, layer, options, wide, is_pair and not number)
-        is_added = shape == "chain" and name in ("LGConv", "APPNP") and draw(st.booleans())
+        is_even = layer.out(wide, options) == wide and not (is_pair and not number)
+        is_added = shape == "chain" and name in _ADDED and is_even and draw(st.booleans())
         steps.append(f"InPlace({text})" if is_added else text)
         wide = layer.out(wide, options)
         if number + 1 < count or draw(st.booleans()):
@@ -483,8 +486,8 @@ def _gnn(draw: Any, width: int) -> tuple[list[str], Facts]:
     if kind == "PNA":
         extra.append("aggregators=['mean', 'std'], scalers=['identity'], deg=torch.tensor([1, 4, 2])")
     text = f"{kind}({width}, 4, num_layers=2{''.join(f', {one}' for one in extra)})"
-    words = frozenset({"edge list", "lookahead"})
-    return [f"model = {text}"], Facts(frozenset(), words, "x, edge_index", width)
+    words = {"edge list", "lookahead"} | ({"fine"} if "norm" in text else set())
+    return [f"model = {text}"], Facts(frozenset(), frozenset(words), "x, edge_index", width)
 
 
 @st.composite

@@ -234,7 +234,9 @@ def test_derivatives_of_linear_layers(case: Case) -> None:
     module = drawn(case.make()).eval()
     if getattr(module, "K", None) == 0:
         pytest.skip("nothing to plan")
-    agree_twice(module, values(NODES, WIDTH), (edges(),))
+    # the first call of a cached layer is PyG's, which fills its cache
+    calls = 2 if getattr(module, "cached", False) else 1
+    agree_twice(module, values(NODES, WIDTH), (edges(),), calls=calls)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.takes_weights][::4], ids=str)
@@ -513,8 +515,11 @@ def test_inputs_may_be_changed_in_place_where_no_gradient_needs_them(kind: str) 
     if kind != "arma":
         same_as_pyg(kind, use, is_frozen=True)
     if kind != "lg":
+        model = plait.compile(KINDS[kind]().to(DOUBLE))
+        x = values(NODES, WIDTH).requires_grad_()
+        model(x * 1.0, edges()).sum().backward()  # a first step that leaves its input alone
         with pytest.raises(RuntimeError, match=r"h = h \+ conv\(h\)"):
-            use(plait.compile(KINDS[kind]().to(DOUBLE)), values(NODES, WIDTH).requires_grad_())
+            use(model, x)
 
 
 @pytest.mark.parametrize("kind", ["gcn", "cheb", "sg"])

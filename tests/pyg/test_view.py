@@ -16,7 +16,18 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 from torch_geometric.data import Data
-from torch_geometric.nn import APPNP, GAE, GCNConv, GINConv, MixHopConv, SAGEConv, SGConv, to_hetero
+from torch_geometric.nn import (
+    APPNP,
+    GAE,
+    EdgeConv,
+    GATConv,
+    GCNConv,
+    GINConv,
+    MixHopConv,
+    SAGEConv,
+    SGConv,
+    to_hetero,
+)
 
 import plait
 
@@ -513,9 +524,28 @@ def test_torch_compile_of_what_a_second_run_would_change_is_right() -> None:
 
 
 def test_a_layer_with_passes_of_its_own_stays_planned() -> None:
-    from torch_geometric.nn import GATConv
-
     compiled = plait.compile(GATConv(WIDTH, 4, heads=2))
     for _ in range(3):
         compiled(X, EDGES)
         assert is_planned(compiled)
+
+
+@pytest.mark.parametrize(
+    "conv",
+    [
+        lambda: GATConv(WIDTH, 4),
+        lambda: SAGEConv(WIDTH, 4, normalize=True),
+        lambda: GINConv(nn.Sequential(nn.Linear(WIDTH, 8), nn.ReLU(), nn.Linear(8, 4))),
+        lambda: EdgeConv(nn.Sequential(nn.Linear(2 * WIDTH, 4), nn.ReLU())),
+    ],
+    ids=["gat", "sage", "gin", "edge"],
+)
+def test_gradients_of_a_layer_that_is_one_operator_are_those_of_pyg(conv: Callable[[], nn.Module]) -> None:
+    model = conv()
+    x = X.clone().requires_grad_()
+    wanted = [x, *model.parameters()]
+    torch._dynamo.reset()
+    fast = torch.compile(plait.compile(model), backend="aot_eager")
+    slopes = [torch.autograd.grad(out.square().sum(), wanted) for out in (fast(x, EDGES), model(x, EDGES))]
+    for mine, other in zip(*slopes, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-4)

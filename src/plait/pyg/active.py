@@ -17,6 +17,7 @@ from typing import Any
 from torch import nn
 
 from plait.pyg.recall import Layer
+from plait.runtime.identity import identity
 from plait.runtime.session import Edges, Session
 
 __all__ = ["Kept", "Seat", "Seats", "active", "entered", "name_of", "session", "traced"]
@@ -34,6 +35,11 @@ class Kept:
     weight: Any
     weight_key: tuple[Any, ...]
     is_sparse: bool
+    shared: tuple[Any, ...] = ()  # (tensor of the cache, its identity) where it has the caller's memory
+
+    def is_as_made(self) -> bool:
+        """Whether nobody wrote to the edges that PyG's cache shares with the caller."""
+        return not self.shared or identity(self.shared[0]) == self.shared[1]
 
 
 @dataclass(slots=True)
@@ -44,6 +50,8 @@ class Seat:
     name: str
     seen: dict[bool, Layer] = field(default_factory=dict)  # as it was lowered, in training and in evaluation
     kept: Kept | None = None
+    is_overwritten: bool | None = None  # whether its input is written to before the backward pass, once known
+    num_copied: int = 0  # inputs copied to find that out
 
     def as_it_was(self, module: nn.Module) -> Layer | None:
         """The record of a layer that nothing has changed since it was lowered."""

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.parameter import is_lazy
 from torch_geometric.nn import MessagePassing
 
 from plait.errors import InputError
@@ -117,12 +118,28 @@ _CACHES = ("_cached_",)  # what layers with cached=True keep of their first call
 
 def _look_ahead(model: nn.Module, session: Session, data: Any, mode: str) -> None:
     """Run the model once on the data, without dropout and with the random state kept, to plan it."""
+    if mode == "training" and _is_for_inference(model, data):
+        session.notes.append("planned for inference: tensors made in inference_mode have no gradients")
+        mode = "inference"
+    with torch.inference_mode(torch.is_inference_mode_enabled() and mode == "inference"):
+        _plan_ahead(model, session, data, mode)
+
+
+def _is_for_inference(model: nn.Module, data: Any) -> bool:
+    """Whether a tensor of the model or the data was made in inference_mode: autograd does not take those."""
+    values = [value for store in getattr(data, "stores", ()) for value in store.values()]
+    made = [t for t in (*model.parameters(), *values) if isinstance(t, Tensor) and not is_lazy(t)]
+    return any(t.is_inference() for t in made)
+
+
+def _plan_ahead(model: nn.Module, session: Session, data: Any, mode: str) -> None:
+    """Run the model as it will be run, then look for faster forms of its graphs."""
     x = getattr(data, "x", None)
     if isinstance(x, Tensor):
         session.constant_input = weakref.ref(x)
     arguments = _call_arguments(model, data)
     if arguments is None:
-        session.notes = ["the model's arguments are not attributes of data: planned at the first call"]
+        session.notes += ["the model's arguments are not attributes of data: planned at the first call"]
         return
     ran: list[nn.Module] = []
     has_layers = any(isinstance(m, MessagePassing) for m in model.modules())
@@ -135,7 +152,7 @@ def _look_ahead(model: nn.Module, session: Session, data: Any, mode: str) -> Non
         if has_layers:
             raise  # a model of other things is not plait's to complain about
     if not any(isinstance(m, MessagePassing) for m in ran):
-        session.notes = ["no PyG layer was found in the model: nothing to plan"]
+        session.notes += ["no PyG layer was found in the model: nothing to plan"]
         return
     run = functools.partial(_run_once, model, arguments, mode == "training")
     if mode == "training" and session.options.rows is not None:
@@ -267,9 +284,11 @@ def _analyze(model: nn.Module, session: Session, data: Any, mode: str, repeats: 
         raise InputError(
             "analyze: the model's arguments are not attributes of data; call it once and use .plan"
         )
+    if mode == "training" and _is_for_inference(model, data):
+        mode = "inference"
     samples: dict[str, list[Any]] = {}
     kept = [(parameter, parameter.grad) for parameter in model.parameters()]
-    with _quietly(model):
+    with _quietly(model), torch.inference_mode(torch.is_inference_mode_enabled() and mode == "inference"):
         for repeat in range(repeats + 2):
             trace: list[tuple[str, Any]] = []
             session.trace = trace
@@ -278,7 +297,7 @@ def _analyze(model: nn.Module, session: Session, data: Any, mode: str, repeats: 
                     out = model(*arguments)
                     if (wanted_rows := held_rows(out)) is not None:
                         out = wanted_rows
-                    if mode == "training" and isinstance(out, Tensor):
+                    if isinstance(out, Tensor) and out.requires_grad:
                         torch.autograd.backward(out, torch.ones_like(out))
             finally:
                 session.trace = None

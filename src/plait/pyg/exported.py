@@ -8,7 +8,8 @@ and layers whose output width is not known beforehand are traced as PyG's code i
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,13 +23,14 @@ __all__ = ["call", "offer"]
 
 _models: weakref.WeakValueDictionary[int, Seats] = weakref.WeakValueDictionary()
 _layers: dict[int, tuple[weakref.ref[nn.Module], int]] = {}  # (layer, output width; 0: that of x) by id
+_RECORDING = ("AutogradCPU", "AutogradOther", "AutogradFunctionality", "ADInplaceOrView")
 _MAPS = (nn.Linear, nn.ReLU, nn.LeakyReLU, nn.ELU, nn.Identity, nn.Sequential)
 
 
 def offer(seats: Seats, model: nn.Module) -> None:
     """Let calls of this model's layers be traced as operators; before there is anything to trace."""
     _models[seats.number] = seats
-    for module in model.modules():
+    for module in model.modules() if "_modules" in vars(model) else ():  # a copy may be half made
         width = _output_width(module) if isinstance(module, MessagePassing) else None
         if width is not None:
             key = id(module)
@@ -50,6 +52,7 @@ def _output_width(layer: Any) -> int | None:
 
 def call(seats: Seats, original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
     """The layer's answer in a traced call that came in through a compiled model."""
+    module = getattr(module, "_plait_model", module)  # a compiled root layer stands for the layer
     given, names = [], ""
     for k, value in enumerate(args):
         if isinstance(value, Tensor):
@@ -95,6 +98,16 @@ def _(number: int, layer: int, names: str, given: list[Tensor], parameters: list
     return given[0].new_empty((given[0].shape[0], _layers[layer][1] or given[0].shape[1]))
 
 
+@contextmanager
+def _recorded() -> Iterator[None]:
+    """Operations inside are recorded for autograd, which torch leaves out below an operator's own kernel."""
+    include, exclude = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    for name in _RECORDING:
+        exclude = exclude.remove(getattr(torch._C.DispatchKey, name))
+    with torch._C._ForceDispatchKeyGuard(include, exclude), torch.enable_grad():
+        yield
+
+
 @torch.library.custom_op("plait::layer_backward", mutates_args=())
 def _layer_backward(
     number: int,
@@ -112,10 +125,11 @@ def _layer_backward(
     asked = wanted[len(given) :]
     if not are_own or any(a and not p.requires_grad for a, p in zip(asked, own, strict=True)):
         own = [p.detach().requires_grad_(a) for p, a in zip(parameters, asked, strict=True)]
-    with torch.enable_grad():
+    with _recorded():
         out = _ran(number, layer, names, given, own)
-    inputs = [value for value, is_wanted in zip((*given, *own), wanted, strict=True) if is_wanted]
-    found = torch.autograd.grad(out, inputs, grad, allow_unused=True)
+        inputs = [value for value, is_wanted in zip((*given, *own), wanted, strict=True) if is_wanted]
+        is_used = out.requires_grad
+        found = torch.autograd.grad(out, inputs, grad, allow_unused=True) if is_used else [None] * len(inputs)
     return [torch.zeros_like(v) if g is None else g.clone() for v, g in zip(inputs, found, strict=True)]
 
 

@@ -7,7 +7,7 @@ import inspect
 import logging
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -26,10 +26,12 @@ from plait.pyg.layers.fused import FUSED, Run, check_widths, layer_of
 from plait.pyg.learned import with_learned_weights
 from plait.pyg.lower import Call, Lowered, NotLowered, lower, not_as_written
 from plait.pyg.operators import Operator, propagate
+from plait.pyg.overwritten import copied, may_be_overwritten, ordinary
 from plait.pyg.recall import Layer, call_key, lie_with
 from plait.runtime import cuda
 from plait.runtime.constants import Constants
 from plait.runtime.deferred import whole
+from plait.runtime.identity import identity
 from plait.runtime.session import Edges, Session
 from plait.runtime.trace import is_profiling
 
@@ -122,6 +124,10 @@ def _forward(
     layer: type[nn.Module], original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """The call planned, or PyG's answer and the reason noted."""
+    if torch.is_inference_mode_enabled():
+        # what is kept from call to call must serve training too, where such tensors are refused
+        with torch.inference_mode(False), torch.no_grad():
+            return _forward(layer, original, module, *args, **kwargs)
     seats = active.seats
     if seats is None or torch._C._get_tracing_state() is not None or torch._C._len_torch_dispatch_stack():
         return original(module, *args, **kwargs)  # whoever traces sees PyG's operations
@@ -137,9 +143,32 @@ def _forward(
     x: Any = args[0] if args else kwargs.get("x")
     if (known is not None and not known.lies_with(x)) or not may_run_again(seats):
         return original(module, *args, **kwargs)
+    if torch.is_grad_enabled() and (x.is_inference() if isinstance(x, Tensor) else type(x) is tuple):
+        args, kwargs = ordinary(args), {name: ordinary(value) for name, value in kwargs.items()}
+        x = args[0] if args else kwargs["x"]
+    if may_be_overwritten(seat, x, session.constant_input()):
+        rest, named = args[1:], {name: value for name, value in kwargs.items() if name != "x"}
+        run = functools.partial(_run, layer, original, module, seats, seat, known)
+        return copied(seat, x, lambda copy: run((copy, *rest), named))
+    return _run(layer, original, module, seats, seat, known, args, kwargs)
+
+
+def _run(
+    layer: type[nn.Module],
+    original: Callable[..., Any],
+    module: Any,
+    seats: Seats,
+    seat: Seat,
+    known: Layer | None,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """The call planned, or PyG's answer; `known`: the layer as it was and still is."""
+    session = seats.session
     key = None if known is None else call_key(known.token, args, kwargs)
     run = None if key is None else session.recall(key)
     if run is None:
+        listed = _edges_of(args, kwargs)[0]
         if getattr(listed, "is_cpu", False) and session.aside.is_pygs_turn(seat.name, listed):
             _set_aside(session, seat.name)
             return original(module, *args, **kwargs)
@@ -158,6 +187,7 @@ def _forward(
             session.keep(made, run.edges, run)
     if session.not_planned:
         session.not_planned.pop(seat.name, None)
+    x: Any = args[0] if args else kwargs["x"]
     return run(module, x, None) if isinstance(x, Tensor) else run(module, x[0], x[1])
 
 
@@ -237,6 +267,8 @@ def _lowered(
         return f"{kind}: flow='target_to_source' on a pair of feature matrices is not lowered"
     session = active.seats.session  # type: ignore[union-attr]
     kept = seat.kept
+    if kept is not None and not kept.is_as_made():
+        return f"{kind}(cached=True): the edges that PyG's cache holds were changed in place"
     if kept is None or kept.cache is not _cache_of(module):
         handed = read(edge_index, edge_weight, num_targets, num_sources, is_swapped)
         edges = session.edges_for(handed.key, handed.owners, handed.build)
@@ -291,8 +323,20 @@ def _in_pyg(
     kept, after = seat.kept, _cache_of(module)
     if kept is not None and kept.cache is None:
         is_new = before is None and after is not None
-        seat.kept = Kept(after, kept.edges, kept.weight, kept.weight_key, kept.is_sparse) if is_new else None
+        shared = _shared_edges(after, _edges_of(args, kwargs)[0])
+        seat.kept = replace(kept, cache=after, shared=shared) if is_new else None
     return out
+
+
+def _shared_edges(cache: Any, edge_index: Any) -> tuple[Any, ...]:
+    """(edges, their identity) where PyG's cache holds the caller's own: without loops to add they stay so."""
+    cached = cache[0] if isinstance(cache, tuple) else None
+    for edges in (cached, edge_index):
+        if not isinstance(edges, Tensor) or edges.layout is not torch.strided:
+            return ()
+    if cached.data_ptr() != edge_index.data_ptr():
+        return ()
+    return cached, identity(cached)
 
 
 @functools.cache

@@ -74,6 +74,8 @@ class CompiledModel:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
         model = copy.deepcopy(self._plait_model, memo)
+        if id(self) in memo:  # the model holds its own view, as a child's pointer to its parent
+            return memo[id(self)]
         made = memo[id(self)] = view_of(model, copy.deepcopy(self._plait_plan_session))
         return made
 
@@ -141,7 +143,11 @@ def _method(owner: type, name: str, original: Any) -> Any:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         return _enter(self, getattr(super(owner, self), name), args, kwargs)
 
-    return functools.wraps(original.original if isinstance(original, PlannedForward) else original)(method)
+    if not isinstance(original, PlannedForward):
+        return functools.wraps(original)(method)
+    # torch.compile's guards look for what the descriptor holds, on the class of the object they are given
+    method.original = original.original  # type: ignore[attr-defined]
+    return functools.wraps(original.original)(method)
 
 
 def _property(owner: type, name: str, original: property) -> property:

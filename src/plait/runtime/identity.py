@@ -49,8 +49,11 @@ def identity(tensor: Tensor, samples: int = _FEW_SAMPLES) -> tuple[Any, ...]:
     try:
         version = tensor._version
     except RuntimeError:  # made under inference_mode
-        version = _copied_version(tensor)
+        version = _copied_version(_memory(tensor))
     address, words = tensor.data_ptr(), _words(tensor)
+    if not address and (memory := _memory(tensor)) is not tensor:
+        inside = identity(memory, samples)
+        return (id(tensor), *inside[1:3], (version, inside[3]), *inside[4:])
     return (
         id(tensor), tensor.untyped_storage()._cdata, address, version, tensor.shape, tensor.stride(),
         _sampled(address, words, samples) if words and address else 0,
@@ -63,7 +66,13 @@ def _parts(tensor: Tensor) -> tuple[Tensor, ...]:
         return tensor._indices(), tensor._values()
     if tensor.layout is torch.sparse_csr:
         return tensor.crow_indices(), tensor.col_indices(), tensor.values()
-    return (tensor,) if tensor.layout is torch.strided else ()
+    return (_memory(tensor),) if tensor.layout is torch.strided else ()
+
+
+def _memory(tensor: Tensor) -> Tensor:
+    """The tensor that has the memory: PyG's EdgeIndex wraps one and has none of its own."""
+    inside = tensor if type(tensor) is Tensor else getattr(tensor, "_data", tensor)
+    return inside if isinstance(inside, Tensor) else tensor
 
 
 def _words(tensor: Tensor) -> int:

@@ -89,6 +89,8 @@ def prepare(module: Any, given: Mapping[str, Any]) -> Run | str:
     has_loops = layer.has_loops(module)
     num_loops = min(num_sources, num_targets) if has_loops else -1
     edges = edges_of(module, edge_index, num_targets, num_sources, num_loops)
+    if edge_attr is not None and not edges.graph.num_edges:
+        return ": without edges PyG leaves the gradients of its edge features out"
     listed = edge_index
     if has_loops and (edge_attr is not None or wants_weights):
         listed, edge_attr = remove_self_loops(edge_index, edge_attr)

@@ -29,6 +29,7 @@ __all__ = [
     "features",
     "has_hooks",
     "is_lazy",
+    "is_parametrized",
     "is_plain_linear",
     "linear_values",
     "neighbours",
@@ -171,6 +172,11 @@ def is_plain_linear(module: Any) -> bool:
     """True for a linear map whose weight and bias are all it does: no hooks, forward not replaced."""
     known = getattr(type(module), "forward", None) in (PyGLinear.forward, nn.Linear.forward)
     return known and "forward" not in vars(module) and not has_hooks(module) and not is_lazy(module)
+
+
+def is_parametrized(module: nn.Module) -> bool:
+    """True where a parameter is computed each time it is read: spectral_norm changes its state then."""
+    return any("parametrizations" in part._modules for part in module.modules())
 
 
 def is_lazy(module: nn.Module) -> bool:

@@ -22,7 +22,7 @@ from plait.ops.work import Matrix, Uniform
 from plait.plan.edgewise import EdgewiseProblem, choose
 from plait.plan.fused import FusedPlan
 from plait.pyg import active
-from plait.pyg.layers.base import aggregation, has_hooks, is_plain_linear
+from plait.pyg.layers.base import aggregation, has_hooks, is_parametrized, is_plain_linear
 from plait.pyg.layers.fused import (
     Run,
     cost_matrix,
@@ -118,6 +118,8 @@ def _taken_apart(module: Any) -> _Map | str:
     layers = _flat(module.nn)
     if layers is None or not layers or not is_plain_linear(layers[0]):
         return ": nn does not begin with a plain linear layer, or is no Sequential without hooks"
+    if is_parametrized(module):
+        return ": a weight is parametrized, and PyG computes it as often as it reads it"
     stop = next((reason for reason in map(_not_by_row, layers[1:]) if reason), None)
     if stop is not None:
         return stop
@@ -179,9 +181,11 @@ def _run(
     if map_.kind == "linear":
         v = project(buffers, source, far)
         own = project(buffers, source if target is None else target, near, bias)
-        return aggregate_all(edges.orders, buffers, Layout((str(reduce),), width), v) + own * _weights(
-            edges, reduce, source.dtype
-        )
+        often = _weights(edges, reduce, source.dtype)
+        summed = aggregate_all(edges.orders, buffers, Layout((str(reduce),), width), v)
+        if not edges.graph.degrees.all():  # no message, no NaN: 0 * own would have those of own
+            own = own.masked_fill(often == 0, 0.0)
+        return summed + own * often
     if target is None:
         shift = None if bias is None else torch.cat([torch.zeros_like(bias), bias])
         z, t = project(buffers, source, torch.cat([far, near], 1), shift), None

@@ -79,7 +79,13 @@ def _run_gin(
     if call.is_bipartite and call.has_root:
         values["R"] = root
     eps = module.eps
-    own = "learned" if isinstance(eps, nn.Parameter) else "one" if float(eps) == 0.0 else "number"
+    own = (
+        "learned"
+        if isinstance(eps, nn.Parameter) or eps.requires_grad
+        else "one"
+        if float(eps) == 0.0
+        else "number"
+    )
     if own != "one" and (not call.is_bipartite or call.has_root):
         values["e"] = 1 + eps if own == "learned" else scalar_value(1.0 + float(eps), x)
     layers = _layers(module.nn)

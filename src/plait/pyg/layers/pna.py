@@ -25,7 +25,7 @@ from plait.kernels import launch
 from plait.plan.fused import FusedPlan
 from plait.plan.pna import AggregatorsProblem, choose
 from plait.pyg import active
-from plait.pyg.layers.base import has_hooks, is_plain_linear
+from plait.pyg.layers.base import has_hooks, is_parametrized, is_plain_linear
 from plait.pyg.layers.fused import (
     Run,
     cost_matrix,
@@ -89,6 +89,8 @@ def _refused(module: Any, attr: Tensor | None) -> str | None:
     watched = [*module.pre_nns, *module.post_nns, scaler, scaler.aggr, *scaler.aggr.aggrs]
     if not all(map(is_plain_linear, [*first, module.lin])) or any(map(has_hooks, watched)):
         return ": a part of the layer is watched by hooks or was replaced"
+    if is_parametrized(module):
+        return ": a weight is parametrized, and PyG computes it as often as it reads it"
     return None
 
 

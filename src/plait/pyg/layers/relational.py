@@ -18,7 +18,7 @@ from plait.plan.fused import FusedPlan
 from plait.plan.relational import RelationalProblem, choose
 from plait.pyg import active
 from plait.pyg.edges import read
-from plait.pyg.layers.base import aggregation
+from plait.pyg.layers.base import aggregation, is_parametrized
 from plait.pyg.layers.fused import (
     Run,
     cost_matrix,
@@ -90,6 +90,8 @@ def _refused(module: Any, source: Any, target: Any, edge_index: Tensor, edge_typ
         return f"(aggr={module.aggr!r}): relations are lowered with sums and means"
     if target is not None and module.flow != "source_to_target":
         return f"(flow={module.flow!r}): pairs of features are lowered source_to_target only"
+    if is_parametrized(module):
+        return ": a weight is parametrized, and PyG computes it as often as it reads it"
     return None
 
 
