@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -16,15 +16,13 @@ from plait.runtime.buffers import Buffers
 assert linear
 
 
-class _Plan:
-    @staticmethod
-    def price_of(out: str) -> None:
-        return None
+class _Outline:
+    prices: ClassVar[dict[str, Any]] = {}
 
 
 class _Run:
     def __init__(self, device: str) -> None:
-        self.plan, self.buffers, self.device = _Plan(), Buffers(), device
+        self.outline, self.buffers, self.device = _Outline(), Buffers(), device
 
 
 def binding(device: str, *steps: Step) -> Binding:

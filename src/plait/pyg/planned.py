@@ -175,7 +175,7 @@ def _prepared(
     kind = module.__class__.__name__
     names = _parameters(layer)  # type: ignore[arg-type]  # mypy takes a class of modules for unhashable
     given = {**dict(zip(names, args, strict=False)), **kwargs}
-    if not all(parameter.is_cpu for parameter in module.parameters()):
+    if known is None and not all(parameter.is_cpu for parameter in module.parameters()):
         return f"{kind}: its parameters are not on the CPU, where plait runs so far"
     fused = None if known is not None else layer_of(module)
     if fused is not None:

@@ -27,9 +27,12 @@ _MOST_MARKED = 16
 
 
 def _not_by_form(b: Binding, step: Step) -> str | None:
-    form = b.run.constants.form_of(b.program.constants[step["matrix"]])
+    constants = b.run.constants
+    form = constants.form_of(b.program.constants[step["matrix"]]) if constants.forms else None
+    if form is None or b.backend(step) != form.name:
+        return "not chosen"
     is_weighted = b.matrix(step).operands(step.is_transposed)[1] is not None
-    return None if form is not None and b.backend(step) == form.name and not is_weighted else "not chosen"
+    return "not for weighted sums" if is_weighted else None
 
 
 def _not_torch(b: Binding, step: Step) -> str | None:
