@@ -15,7 +15,7 @@ from plait.ops.program import Program, Step
 from plait.plan.plan import LayerPlan, Measured
 from plait.runtime.bind import Binding, Bound, bind
 from plait.runtime.buffers import Buffers
-from plait.runtime.chain import Env, turned
+from plait.runtime.chain import ChainOutline, Env, turned
 from plait.runtime.constants import Constants
 from plait.runtime.evaluate import evaluate, gradients_depend_on
 from plait.runtime.linear import marks_of
@@ -37,6 +37,7 @@ class Outline:
         # a result that is hoisted or an input: the caller, who may write to it, gets a copy
         self.is_output_kept = all(step.out != plan.forward.outputs[0] for step in plan.forward.steps)
         self.forward = _placed(plan.forward, (*self.kept, *plan.forward.outputs))
+        self.chains: dict[str, ChainOutline] = {}  # by what they make; the plan is for these widths
         self._saved: dict[tuple[str, ...], _Saved] = {}
 
     @functools.cached_property
@@ -250,8 +251,9 @@ class _Expression(torch.autograd.Function):
             env.update(run.hoisted)
         run.forward(env)
         ctx.run, ctx.layout = run, layout
+        saved, kept = [inputs[k] for k in layout.saved], run.outline.kept
         # intermediates go the same way as inputs, so that autograd frees them after the backward pass
-        ctx.save_for_backward(*[inputs[k] for k in layout.saved], *[env.get(name) for name in run.kept])
+        ctx.save_for_backward(*saved, *(map(env.get, kept) if kept else ()))
         return run.output(env)
 
     @staticmethod

@@ -13,7 +13,7 @@ from plait.kernels import spmm as sparse
 from plait.kernels.partial import partial_sums
 from plait.ops.program import Step
 from plait.runtime.bind import Binding, Bound, kernel
-from plait.runtime.chain import BoundChain, Env, turned
+from plait.runtime.chain import BoundChain, ChainOutline, Env, turned
 from plait.runtime.constants import SparseValue, is_finite
 
 __all__ = ["marks_of"]
@@ -269,15 +269,19 @@ def _chain(b: Binding, step: Step, owns: bool) -> Bound:
 
 
 def _bound_chain(b: Binding, step: Step, env: Env) -> BoundChain:
-    if step.get("block") is None:
-        return BoundChain(step, env, None, {}, lambda env: None, b.take)
+    outlines = b.run.outline.chains
+    outline = outlines.get(step.out)
+    if outline is None:
+        outline = outlines[step.out] = ChainOutline(step, env)
+    if outline.block is None:
+        return BoundChain(outline, env[outline.some].shape[0], None, {}, lambda env: None, b.take)
     pattern, weight = b.matrix(step).operands(step.is_transposed)
     source = b.vector(step, "source")
     if weight is not None and source is not None:
         weight, source = _joined(b, step, pattern, weight, source), None
     constants = {"edge": weight, "source": source, "target": b.vector(step, "target")}
     scale = b.row_scale(step, "block_scale", pattern.num_rows)
-    return BoundChain(step, env, pattern, constants, scale, b.take)
+    return BoundChain(outline, pattern.num_rows, pattern, constants, scale, b.take)
 
 
 # Rows and columns -----------------------------------------------------------------------------------------

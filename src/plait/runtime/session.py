@@ -343,7 +343,7 @@ class Session:
         inputs: Mapping[str, torch.Tensor | None],
     ) -> torch.Tensor:
         """The value of one planned expression of a layer."""
-        rows = self._wanted_rows(layer, constants)
+        rows = None if self.restricted_layer is None else self._wanted_rows(layer, constants)
         if rows is None and edges.quotients is not None and can_defer():
             expressions = _with_identity(forms, constants)
             found = edges.quotients.of(layer, constants, expressions, inputs["X"])
@@ -441,7 +441,7 @@ class Session:
         given = {name: value for name, value in inputs.items() if value is not None}
         x = given["X"]
         with_grad = torch.is_grad_enabled()
-        signature = tuple((name, t.shape, with_grad and t.requires_grad) for name, t in given.items())
+        signature = tuple([(name, t.shape, with_grad and t.requires_grad) for name, t in given.items()])
         seen = self.watch(x)
         place = (layer, id(forms), id(constants), signature)
         wanted = None if rows is None else id(rows)
