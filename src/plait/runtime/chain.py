@@ -35,7 +35,7 @@ class Env(dict[str, Any]):
 
 
 class ChainOutline:
-    """Where the operands of a chain go among the kernel's words, for operands of these widths on any graph."""
+    """Where the operands of a chain go among the kernel's words: for their widths, on any graph."""
 
     def __init__(self, step: Step, env: Mapping[str, Any]):
         names = dict(step.reads)
@@ -63,9 +63,7 @@ class ChainOutline:
         for (left, right, _), at_left, at_right in zip(sides, kernel.LEFTS, kernel.RIGHTS, strict=False):
             known |= {at_right: right, at_left: left}
         # every operand whose address changes; the block in hand has none
-        self.operands = [
-            (at, name) for at, name in known.items() if name is not None and name != self.block
-        ]
+        self.operands = [(at, name) for at, name in known.items() if name is not None and name != self.block]
 
     def _side(self, left: str | None, right: str, env: Mapping[str, Any]) -> tuple[str | None, str, bool]:
         """(left, right, turned): vector lanes run over the wider operand, so that one goes right.
@@ -104,7 +102,9 @@ class BoundChain:
             num_rows, outline.dtype, gathered, outline.products, outline.width, outline.sums
         )
         self.places = [(at, name, *chain.size_of(at)) for at, name in outline.operands]
-        self.held = [chain.fill(chain.words, at, ones(num_rows, outline.dtype)) for at in outline.columns_of_ones]
+        self.held = [
+            chain.fill(chain.words, at, ones(num_rows, outline.dtype)) for at in outline.columns_of_ones
+        ]
 
     def run(self, env: Env, owns: bool) -> torch.Tensor:
         """The products' rows, the first sum where there are none; env gets what is made beside.
@@ -127,7 +127,7 @@ class BoundChain:
         if outline.has_product:
             out = env[outline.plus] if owns else take(num_rows, outline.width, dtype)
             write_rows(words, kernel.OUT, "out", out, dtype, num_rows, outline.width)
-        if outline.keeps:
+        if outline.keeps and outline.block is not None:
             kept = env[outline.block] = take(num_rows, outline.across, dtype)
             write_rows(words, kernel.KEPT, "kept", kept, dtype, num_rows, outline.across)
         env.update(zip(outline.made, chain.finish(words, take), strict=True))

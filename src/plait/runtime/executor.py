@@ -13,7 +13,7 @@ import torch
 from plait.ops.operation import operation
 from plait.ops.program import Program, Step
 from plait.plan.plan import LayerPlan, Measured
-from plait.runtime.bind import Binding, Bound, bind
+from plait.runtime.bind import Binding, bind
 from plait.runtime.buffers import Buffers
 from plait.runtime.chain import ChainOutline, Env, turned
 from plait.runtime.constants import Constants
@@ -148,9 +148,7 @@ class Run:
         """What is kept of these inputs, remembered in `layouts`; the plan is for their shapes."""
         saved = self.outline.saved(names)
         shapes = tuple([value.shape for value in values])
-        blank = {
-            names[k]: torch.empty(shapes[k], dtype=values[k].dtype, device="meta") for k in saved.shaped
-        }
+        blank = {names[k]: torch.empty(shapes[k], dtype=values[k].dtype, device="meta") for k in saved.shaped}
         found = _Inputs(names, shapes, saved.places, saved.keys, saved.outputs, blank)
         self.layouts[names] = found
         return found
