@@ -367,3 +367,16 @@ def test_the_graph_room_does_not_load_torch():
 def test_repr_says_shape_and_edges():
     assert repr(Graph.from_edge_index([0], [1], 2)) == "Graph(2 nodes, 1 edges, int32)"
     assert "2 x 3 nodes" in repr(Graph.from_edge_index([0], [1], 2, 3))
+
+
+def test_more_self_loops_come_after_the_edges_and_are_made_once() -> None:
+    graph = Graph.from_edge_index([2, 0, 1, 1], [0, 0, 1, 2], 3)
+    more, order = graph.with_more_self_loops(2)
+    assert order is not None
+    source = np.concatenate([graph.indices, [0, 1, 2, 0, 1, 2]])
+    target = np.concatenate([graph.edge_rows(), [0, 1, 2, 0, 1, 2]])
+    assert more.indices.tolist() == source[order].tolist()
+    assert more.edge_rows().tolist() == target[order].tolist()
+    assert more.order is None
+    assert graph.with_more_self_loops(2)[0] is more
+    assert graph.with_more_self_loops(1)[0].num_edges == graph.num_edges + 3

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -17,15 +17,13 @@ from plait.runtime.buffers import Buffers
 assert linear
 
 
-class _Plan:
-    @staticmethod
-    def price_of(out: str) -> None:
-        return None
+class _Outline:
+    prices: ClassVar[dict[str, Any]] = {}
 
 
 class _Run:
     def __init__(self, device: str) -> None:
-        self.plan, self.buffers, self.place = _Plan(), Buffers(), SimpleNamespace(type=device)
+        self.outline, self.buffers, self.place = _Outline(), Buffers(), SimpleNamespace(type=device)
 
 
 def binding(device: str, *steps: Step) -> Binding:

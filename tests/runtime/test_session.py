@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv
 
 import plait
@@ -173,3 +174,21 @@ def test_a_calibration_is_read_at_the_next_plan(monkeypatch: pytest.MonkeyPatch,
 def test_options_are_values() -> None:
     assert Options() == Options()
     assert Session().options == Options()
+
+
+def test_nothing_is_hoisted_for_a_graph_that_comes_once_until_it_comes_back() -> None:
+    torch.manual_seed(0)
+    nodes, model = 40, GCNConv(6, 3)
+    x = torch.randn(nodes, 6)
+    graphs = [torch.randint(0, nodes, (2, 150)) for _ in range(8)]
+    fast = plait.compile(model, Data(x=x, edge_index=graphs[0], num_nodes=nodes))
+    session = session_of(fast)
+
+    def hoisted(edge_index: torch.Tensor) -> bool:
+        torch.testing.assert_close(fast(x, edge_index), model(x, edge_index))
+        return any(plan.hoisted.steps for plan in session.plans.values())
+
+    assert [hoisted(graph) for graph in graphs[:3]] == [True] * 3  # few graphs: each is taken to stay
+    assert [hoisted(graph) for graph in graphs[4:]] == [False] * 4
+    assert len(session._plans_by_size) == 1
+    assert [hoisted(graph) for graph in graphs[4:]] == [True] * 4

@@ -277,6 +277,22 @@ class Graph:
         """
         return self._with_self_loops
 
+    def with_more_self_loops(self, count: int) -> tuple[Graph, Ints | None]:
+        """(this graph with `count` more edges v -> v per node, order), made once.
+
+        Values of this graph's edges in CSR order, followed by those of the loops, follow as values[order];
+        None: they stay where they are.
+        """
+        made = vars(self).setdefault("_more_loops", {})
+        found: tuple[Graph, Ints | None] | None = made.get(count)
+        if found is None:
+            nodes = np.arange(self.num_nodes)
+            source = np.concatenate([self.indices, *[nodes] * count])
+            target = np.concatenate([self.edge_rows(), *[nodes] * count])
+            graph = Graph.from_edge_index(source, target, self.num_nodes, self.num_sources, validate=False)
+            found = made[count] = graph.with_order(None), graph.order
+        return found
+
     @cached_property
     def _without_self_loops(self) -> Graph:
         if not self.num_self_loops:

@@ -27,8 +27,9 @@ class Block:
 
     def words(self) -> ctypes.Array[ctypes.c_int64]:
         """This thread's block, to be filled and then run."""
-        block: ctypes.Array[ctypes.c_int64] | None = getattr(self._local, "block", None)
-        if block is None:
+        try:
+            block: ctypes.Array[ctypes.c_int64] = self._local.block
+        except AttributeError:
             block = self._local.block = (ctypes.c_int64 * len(self.names))()
         return block
 
@@ -39,10 +40,12 @@ class Block:
 
     def run(self, address: int, block: ctypes.Array[ctypes.c_int64], threads: int) -> None:
         """Run the kernel at `address` on so many threads; returns when all are done."""
-        team, where = self._team(threads)
+        try:
+            team, block[0] = self._local.teams[threads]
+        except (AttributeError, KeyError):
+            team, block[0] = self._team(threads)
         for part in range(_LINE, len(team), _LINE):
             team[part] = 0
-        block[0] = where
         launch(address, block, threads)
 
     def _team(self, threads: int) -> tuple[ctypes.Array[ctypes.c_int64], int]:

@@ -132,11 +132,11 @@ def _forward(
     if seats is None or torch._C._get_tracing_state() is not None or torch._C._len_torch_dispatch_stack():
         return original(module, *args, **kwargs)  # whoever traces sees PyG's operations
     session = seats.session
-    if session.may_defer and layer_of(module) is not None:
+    may_defer = session.has_twins or session.restricted_layer is not None
+    if may_defer and layer_of(module) is not None:
         whole((args, kwargs))  # its passes read memory, a row for every node
     seat = seats.of(module)
-    listed, weight = _edges_of(args, kwargs)
-    if session.aside.has_left(seat.name, listed, weight):
+    if session.aside.notes and session.aside.has_left(seat.name, *_edges_of(args, kwargs)):
         _set_aside(session, seat.name)
         return original(module, *args, **kwargs)
     known = seat.as_it_was(module)

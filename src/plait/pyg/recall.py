@@ -6,6 +6,7 @@ same is found out by comparing identities: nothing that was looked at is another
 
 from __future__ import annotations
 
+import copy
 import itertools
 import operator
 from collections.abc import Iterable, Iterator
@@ -23,6 +24,7 @@ __all__ = ["Layer", "call_key", "lie_with"]
 _tokens = itertools.count()
 # what a class computes; a subclass or a patch may bring its own
 _meaning = operator.attrgetter("message", "message_and_aggregate", "aggregate", "update")
+_is_on_cpu = operator.attrgetter("is_cpu")
 _NOT_LOOKED_AT = ("aggr_module",)  # its class and its hooks say all, and another class is another object
 
 
@@ -46,7 +48,10 @@ class Layer:
         self._sized = [*self._dicts, *(value for value in (*everything, *hooks) if isinstance(value, dict))]
         self._sizes = [*map(len, self._sized)]
         # lists stay and are edited, as MixHopConv's powers
-        self._edited = [value for value in everything if isinstance(value, EDITABLE)]
+        edited = [value for value in everything if isinstance(value, EDITABLE)]
+        self._named = [value for value in edited if _holds_names(value)]
+        self._names = [*map(copy.copy, self._named)]
+        self._edited = [value for value in edited if not _holds_names(value)]
         self._contents = [*map(contents, self._edited)]
         self.parameters = [*module.parameters()]
 
@@ -61,6 +66,7 @@ class Layer:
             and [*map(len, self._sized)] == self._sizes
             and all(map(operator.is_, self._own, own.values()))
             and all(map(operator.is_, self._values, self._inside()))
+            and self._named == self._names
             and [*map(contents, self._edited)] == self._contents
             and [type(module), *map(type, self._parts)] == self._types
             and _meaning(module.__class__) == self._meaning
@@ -75,7 +81,12 @@ def lie_with(parameters: Iterable[Tensor], x: Any) -> bool:
     """True where all of them are on the device of x."""
     if isinstance(x, Tensor) and x.is_cuda:
         return all(parameter.is_cuda for parameter in parameters)
-    return all(parameter.is_cpu for parameter in parameters)
+    return all(map(_is_on_cpu, parameters))
+
+
+def _holds_names(value: Any) -> bool:
+    """Whether a container holds strings alone, as most of PyG's own do: `==` then says all."""
+    return isinstance(value, list | set) and all(type(part) is str for part in value)
 
 
 def _parts(module: nn.Module) -> Iterator[nn.Module]:

@@ -173,14 +173,15 @@ def _enter(view: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: d
     seats: Seats = view._plait_seats
     if torch.compiler.is_compiling():
         return _enter_traced(seats, call, args, kwargs)
-    if is_disabled():
+    before = active.seats
+    if before is seats or is_disabled():
         return call(*args, **kwargs)
-    before, active.seats = active.seats, seats
+    active.seats = seats
     try:
         out = call(*args, **kwargs)
     finally:
         active.seats = before
-    return unfolded(out) if before is not seats and seats.session.has_twins else out
+    return unfolded(out) if seats.session.has_twins else out
 
 
 def _enter_traced(

@@ -32,11 +32,10 @@ class Binding:
         # torch pools a GPU's memory itself
         self.take = run.buffers.take if may_pool and self.device == "cpu" else _fresh(run.place)
         self._known: dict[str, Any] = {}  # constants by name, looked up once
-        self._prices = {step.out: run.plan.price_of(step.out) for step in program.steps}
 
     def price(self, step: Step) -> Price | None:
         """What the planner said of the step, if it was asked."""
-        return self._prices.get(step.out)
+        return self.run.outline.prices.get(step.out)
 
     def backend(self, step: Step) -> str:
         """The kernel the planner priced the step for; "" where it was not asked."""

@@ -9,11 +9,11 @@ import torch
 
 from plait.kernels import chain as kernel
 from plait.kernels.chain import Chain, Gathered, ones
-from plait.kernels.operands import read_rows
+from plait.kernels.operands import read_rows, write_rows
 from plait.kernels.spmm import Pattern
 from plait.ops.program import Step
 
-__all__ = ["BoundChain", "Env", "turned"]
+__all__ = ["BoundChain", "ChainOutline", "Env", "turned"]
 
 Take = Callable[[int, int, torch.dtype], torch.Tensor]
 
@@ -34,65 +34,36 @@ class Env(dict[str, Any]):
         return value
 
 
-class BoundChain:
-    """Where the operands of a chain go among the kernel's words, and the call made for their shapes."""
+class ChainOutline:
+    """Where the operands of a chain go among the kernel's words: for their widths, on any graph."""
 
-    def __init__(
-        self,
-        step: Step,
-        env: Mapping[str, Any],
-        pattern: Pattern | None,
-        constants: Mapping[str, torch.Tensor | None],
-        scale: Callable[[Env], torch.Tensor | None],
-        take: Take,
-    ):
+    def __init__(self, step: Step, env: Mapping[str, Any]):
         names = dict(step.reads)
-        self.block, self.x, self.take, self.scale = step.get("block"), names.get("x"), take, scale
+        self.block, self.x = step.get("block"), names.get("x")
         self.keeps = self.block is not None and self.block in step.more
         rows = [name for role, name in step.reads if role.startswith("rows")]
-        self.weights = [
-            (at, names[f"w{k}"] if f"w{k}" in names else turned(names[f"wt{k}"]))
-            for k, at in zip(range(len(rows)), kernel.WEIGHTS, strict=False)
-        ]
+        weights = [names[f"w{k}"] if f"w{k}" in names else turned(names[f"wt{k}"]) for k in range(len(rows))]
         rights = [(role[5:], name) for role, name in step.reads if role.startswith("right")]
         sides = [self._side(names.get(f"left{k}"), right, env) for k, right in rights]
-        some = env[self.x] if self.x is not None else env[rows[0] if rows else rights[0][1]]
-        self.dtype = some.dtype
-        self.num_rows = some.shape[0] if pattern is None else pattern.num_rows
-        gathered = None
-        if pattern is not None:
-            gathered = Gathered(pattern, some.shape[1], **constants, is_kept=self.keeps)
-        self.width = self._product_width(env)
-        self.chain = Chain(
-            self.num_rows, some.dtype, gathered, [self._columns(name, env) for name in rows], self.width,
-            [(self._columns(left, env), self._columns(right, env)) for left, right, _ in sides],
-        )  # fmt: skip
+        self.some = self.x if self.x is not None else rows[0] if rows else rights[0][1]
+        some = env[self.some]
+        self.dtype, self.across = some.dtype, int(some.shape[1])
+        self.width = int(env[weights[0]].shape[1]) if weights else 0
+        self.products = tuple(self._columns(name, env) for name in rows)
+        self.sums = tuple((self._columns(left, env), self._columns(right, env)) for left, right, _ in sides)
         made = zip(step.more, sides, strict=False)  # what else is made is the block
         self.made = [turned(name) if is_turned else name for name, (_, _, is_turned) in made]
         self.first = step.more[0] if step.more else ""
-        self._places(names, rows, sides)
-
-    def _places(
-        self,
-        names: Mapping[str, str],
-        rows: list[str],
-        sides: list[tuple[str | None, str, bool]],
-    ) -> None:
-        """(word, name, size) of every operand whose address changes; the block in hand has none."""
-        known = {kernel.X: self.x, kernel.ADDEND: names.get("block_addend"), kernel.PLUS: names.get("addend")}
-        known |= dict(zip(kernel.ROWS, rows, strict=False))
-        for (left, right, _), at_left, at_right in zip(sides, kernel.LEFTS, kernel.RIGHTS, strict=False):
-            known[at_right] = right
-            if left is None:
-                self.held = self.chain.fill(self.chain.words, at_left, ones(self.num_rows, self.dtype))
-            else:
-                known[at_left] = left
-        known |= dict(self.weights)
-        sizes = self.chain.sizes
-        self.places = [
-            (at, name, sizes[at]) for at, name in known.items() if name is not None and name != self.block
+        self.plus, self.bias, self.has_product = names.get("addend", ""), names.get("bias"), bool(weights)
+        self.columns_of_ones = [
+            at for at, (left, _, _) in zip(kernel.LEFTS, sides, strict=False) if left is None
         ]
-        self.plus, self.bias = names.get("addend", ""), names.get("bias")
+        known = {kernel.X: self.x, kernel.ADDEND: names.get("block_addend"), kernel.PLUS: names.get("addend")}
+        known |= dict(zip(kernel.ROWS, rows, strict=False)) | dict(zip(kernel.WEIGHTS, weights, strict=False))
+        for (left, right, _), at_left, at_right in zip(sides, kernel.LEFTS, kernel.RIGHTS, strict=False):
+            known |= {at_right: right, at_left: left}
+        # every operand whose address changes; the block in hand has none
+        self.operands = [(at, name) for at, name in known.items() if name is not None and name != self.block]
 
     def _side(self, left: str | None, right: str, env: Mapping[str, Any]) -> tuple[str | None, str, bool]:
         """(left, right, turned): vector lanes run over the wider operand, so that one goes right.
@@ -110,36 +81,54 @@ class BoundChain:
             return 1
         return None if name == self.block else int(env[name].shape[1])
 
-    def _product_width(self, env: Mapping[str, Any]) -> int:
-        if not self.weights:
-            return 0
-        return int(env[self.weights[0][1]].shape[1])
+
+class BoundChain:
+    """A chain on one graph: the call made for its shapes, to which every run brings the addresses."""
+
+    def __init__(
+        self,
+        outline: ChainOutline,
+        num_rows: int,
+        pattern: Pattern | None,
+        constants: Mapping[str, torch.Tensor | None],
+        scale: Callable[[Env], torch.Tensor | None],
+        take: Take,
+    ):
+        self.outline, self.num_rows, self.scale, self.take = outline, num_rows, scale, take
+        gathered = None
+        if pattern is not None:
+            gathered = Gathered(pattern, outline.across, **constants, is_kept=outline.keeps)
+        chain = self.chain = Chain(
+            num_rows, outline.dtype, gathered, outline.products, outline.width, outline.sums
+        )
+        self.places = [(at, name, *chain.size_of(at)) for at, name in outline.operands]
+        self.held = [
+            chain.fill(chain.words, at, ones(num_rows, outline.dtype)) for at in outline.columns_of_ones
+        ]
 
     def run(self, env: Env, owns: bool) -> torch.Tensor:
         """The products' rows, the first sum where there are none; env gets what is made beside.
 
         With `owns` the added term's buffer becomes the result.
         """
-        chain, take = self.chain, self.take
-        words = chain.start()
+        outline, chain, take, num_rows = self.outline, self.chain, self.take, self.num_rows
+        words, dtype = chain.start(), outline.dtype
         # kept until the kernel has run: some may be copies
-        dtype = self.dtype
         held: list[Any] = [
             read_rows(words, at, label, env[name], dtype, rows, width, may_be_longer)
-            for at, name, (label, rows, width, may_be_longer) in self.places
+            for at, name, label, rows, width, may_be_longer in self.places
         ]
         scale = self.scale(env)
         if scale is not None:
             held.append(chain.fill_scale(words, scale))
-        if self.bias is not None:
-            held.append(chain.fill_bias(words, env[self.bias]))
+        if outline.bias is not None:
+            held.append(chain.fill_bias(words, env[outline.bias]))
         out = None
-        if self.weights:
-            out = env[self.plus] if owns else take(self.num_rows, self.width, self.dtype)
-            chain.fill_result(words, kernel.OUT, out)
-        if self.keeps and self.x is not None and self.block is not None:
-            kept = take(self.num_rows, env[self.x].shape[1], self.dtype)
-            chain.fill_result(words, kernel.KEPT, kept)
-            env[self.block] = kept
-        env.update(zip(self.made, chain.finish(words, take), strict=True))
-        return env[self.first] if out is None else out
+        if outline.has_product:
+            out = env[outline.plus] if owns else take(num_rows, outline.width, dtype)
+            write_rows(words, kernel.OUT, "out", out, dtype, num_rows, outline.width)
+        if outline.keeps and outline.block is not None:
+            kept = env[outline.block] = take(num_rows, outline.across, dtype)
+            write_rows(words, kernel.KEPT, "kept", kept, dtype, num_rows, outline.across)
+        env.update(zip(outline.made, chain.finish(words, take), strict=True))
+        return env[outline.first] if out is None else out

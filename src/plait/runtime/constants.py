@@ -163,17 +163,13 @@ class Constants:
         are_ones = all(isinstance(d, Diagonal) and d.name in ("i", "ones") for d in diagonals)
         if base.weight is None and are_ones and len(diagonals) == 1 and not graph.has_self_loops:
             return SparseValue(graph.with_self_loops().with_order(None), None)
-        nodes = np.arange(graph.num_nodes)
-        source = np.concatenate([graph.indices, *[nodes] * len(diagonals)])
-        target = np.concatenate([graph.edge_rows(), *[nodes] * len(diagonals)])
-        joined = Graph.from_edge_index(source, target, graph.num_nodes, graph.num_sources, validate=False)
+        joined, order = graph.with_more_self_loops(len(diagonals))
         if base.weight is None and are_ones:
-            return SparseValue(joined.with_order(None), None)
+            return SparseValue(joined, None)
         weight = torch.cat([self._weights(base), *(self.vector(d) for d in diagonals)])
-        order = joined.order
         if order is not None:
             weight = weight[torch.from_numpy(np.asarray(order, np.int64))]
-        return SparseValue(joined.with_order(None), weight)
+        return SparseValue(joined, weight)
 
     def _selected(self, expr: Expr) -> SparseValue:
         """The selected rows of a sparse or diagonal constant."""

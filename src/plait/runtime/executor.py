@@ -15,9 +15,9 @@ from plait.ops.operation import operation
 from plait.ops.program import Program, Step
 from plait.plan.plan import LayerPlan, Measured
 from plait.runtime import cuda as cuda  # enters its kernels
-from plait.runtime.bind import Binding, Bound, bind
+from plait.runtime.bind import Binding, bind
 from plait.runtime.buffers import Buffers
-from plait.runtime.chain import Env, turned
+from plait.runtime.chain import ChainOutline, Env, turned
 from plait.runtime.constants import Constants
 from plait.runtime.evaluate import evaluate, gradients_depend_on
 from plait.runtime.linear import marks_of
@@ -30,57 +30,26 @@ __all__ = ["Run", "apply"]
 _CPU = torch.device("cpu")
 
 
-@dataclass
-class Run:
-    """A plan bound to one graph: its constants, its buffers, the values hoisted for the inputs at hand."""
+class Outline:
+    """What a plan decides about its runs whatever the graph: the order of calls, what is kept and saved.
 
-    plan: LayerPlan
-    constants: Constants
-    buffers: Buffers
-    hoisted: Mapping[str, Any] = field(default_factory=dict)
-    place: torch.device = _CPU
-    trace: list[tuple[str, Measured]] | None = None  # filled by explain(analyze=True)
-    _forward: Compiled | None = None
-    _backward: Compiled | None = None
-    layouts: dict[tuple[str, ...], _Inputs] = field(default_factory=dict)
+    Where graphs come and go, a plan is bound to a new one at every step and this part stays.
+    """
 
-    def forward(self, env: Env) -> None:
-        if self._forward is None:
-            self._forward = Compiled(self.plan.forward, self, keep=(*self.kept, *self.plan.forward.outputs))
-        self._run(self._forward, env)
+    def __init__(self, plan: LayerPlan):
+        self.plan = plan
+        self.prices = {step.step.out: step.price for step in (*plan.hoisted_steps, *reversed(plan.steps))}
+        self.kept = _kept(plan)
+        # a result that is hoisted or an input: the caller, who may write to it, gets a copy
+        self.is_output_kept = all(step.out != plan.forward.outputs[0] for step in plan.forward.steps)
+        self.forward = _placed(plan.forward, (*self.kept, *plan.forward.outputs))
+        self.chains: dict[str, ChainOutline] = {}  # by what they make; the plan is for these widths
+        self._saved: dict[tuple[str, ...], _Saved] = {}
 
-    def backward(self, env: Env) -> None:
+    @functools.cached_property
+    def backward(self) -> Placed:
         assert self.plan.backward is not None
-        if self._backward is None:
-            self._backward = Compiled(self.plan.backward, self, keep=self.plan.backward.outputs)
-        self._run(self._backward, env)
-
-    def _run(self, program: Compiled, env: Env) -> None:
-        if self.place.type == "cpu":
-            return program.run(env)
-        with torch.cuda.device(self.place):  # kernels start on the current one
-            program.run(env)
-
-    @functools.cached_property
-    def kept(self) -> tuple[str, ...]:
-        """Values made by the forward pass that the backward pass reads."""
-        made = {name for step in self.plan.forward.steps for name in (step.out, *step.more)}
-        backward = self.plan.backward
-        reads = {name for step in backward.steps for _, name in step.reads} if backward else set()
-        extrema = [step for step in self.plan.forward.steps if step.op == "extremum"]
-        marks = {marks_of(step.out) for step in extrema if step.more[0] in reads}
-        return tuple(sorted((made & reads) | marks))
-
-    @functools.cached_property
-    def is_output_kept(self) -> bool:
-        """Whether the result is a hoisted value or an input: the caller, who may write to it, gets a copy."""
-        forward = self.plan.forward
-        return all(step.out != forward.outputs[0] for step in forward.steps)
-
-    def output(self, env: Env) -> torch.Tensor:
-        """The result of a forward pass."""
-        result: torch.Tensor = env[self.plan.forward.outputs[0]]
-        return result.clone() if self.is_output_kept else result
+        return _placed(self.plan.backward, self.plan.backward.outputs)
 
     @functools.cached_property
     def gradient_of(self) -> dict[str, str]:
@@ -101,28 +70,117 @@ class Run:
         }
         return frozenset(read) | gradients_depend_on(self.plan.expr, self.plan.wrt)
 
+    def saved(self, names: tuple[str, ...]) -> _Saved:
+        """What is kept of inputs with these names."""
+        found = self._saved.get(names)
+        if found is None:
+            assert self.plan.backward is not None
+            places = tuple(
+                k for k, name in enumerate(names) if not self.depends_on.isdisjoint((name, turned(name)))
+            )
+            read = {name for step in self.plan.backward.steps for _, name in step.reads}
+            shaped = (k for k, name in enumerate(names) if not read.isdisjoint((name, turned(name))))
+            found = self._saved[names] = _Saved(
+                places,
+                (*(names[k] for k in places), *self.kept),
+                tuple(self.gradient_of.get(name) for name in names),
+                tuple(k for k in shaped if k not in places),
+            )
+        return found
+
+
+_MOST_OUTLINES = 512
+_outlines: dict[int, Outline] = {}
+
+
+def _outline(plan: LayerPlan) -> Outline:
+    """The plan's outline; found by the plan's identity, which lasts as long as the outline that holds it."""
+    found = _outlines.get(id(plan))
+    if found is None:
+        while len(_outlines) >= _MOST_OUTLINES:
+            _outlines.pop(next(iter(_outlines)), None)
+        found = _outlines[id(plan)] = Outline(plan)
+    return found
+
+
+def _kept(plan: LayerPlan) -> tuple[str, ...]:
+    """Values made by the forward pass that the backward pass reads."""
+    made = {name for step in plan.forward.steps for name in (step.out, *step.more)}
+    reads = {name for step in plan.backward.steps for _, name in step.reads} if plan.backward else set()
+    extrema = [step for step in plan.forward.steps if step.op == "extremum"]
+    marks = {marks_of(step.out) for step in extrema if step.more[0] in reads}
+    return tuple(sorted((made & reads) | marks))
+
+
+@dataclass
+class Run:
+    """A plan bound to one graph: its constants, its buffers, the values hoisted for the inputs at hand."""
+
+    plan: LayerPlan
+    constants: Constants
+    buffers: Buffers
+    hoisted: Mapping[str, Any] = field(default_factory=dict)
+    place: torch.device = _CPU
+    trace: list[tuple[str, Measured]] | None = None  # filled by explain(analyze=True)
+    _forward: Compiled | None = None
+    _backward: Compiled | None = None
+    layouts: dict[tuple[str, ...], _Inputs] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.outline = _outline(self.plan)  # of the plan as it was bound: what is said about it may change
+
+    def forward(self, env: Env) -> None:
+        if self._forward is None:
+            self._forward = Compiled(self.plan.forward, self, self.outline.forward)
+        self._run(self._forward, env)
+
+    def backward(self, env: Env) -> None:
+        if self._backward is None:
+            assert self.plan.backward is not None
+            self._backward = Compiled(self.plan.backward, self, self.outline.backward)
+        self._run(self._backward, env)
+
+    def _run(self, program: Compiled, env: Env) -> None:
+        if self.place.type == "cpu":
+            return program.run(env)
+        with torch.cuda.device(self.place):  # kernels start on the current one
+            program.run(env)
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """Values made by the forward pass that the backward pass reads."""
+        return self.outline.kept
+
+    def output(self, env: Env) -> torch.Tensor:
+        """The result of a forward pass."""
+        result: torch.Tensor = env[self.plan.forward.outputs[0]]
+        return result.clone() if self.outline.is_output_kept else result
+
     def layout(self, names: tuple[str, ...], values: Sequence[torch.Tensor]) -> _Inputs:
         """What is kept of these inputs, remembered in `layouts`; the plan is for their shapes."""
-        saved = tuple(
-            k for k, name in enumerate(names) if not self.depends_on.isdisjoint((name, turned(name)))
-        )
-        keys = (*(names[k] for k in saved), *self.kept)
-        outputs = tuple(self.gradient_of.get(name) for name in names)
-        shapes = tuple(value.shape for value in values)
-        blank = {
-            name: torch.empty(value.shape, dtype=value.dtype, device="meta")
-            for k, (name, value) in enumerate(zip(names, values, strict=True))
-            if k not in saved
-        }
-        found = self.layouts[names] = _Inputs(names, shapes, saved, keys, outputs, blank)
+        saved = self.outline.saved(names)
+        shapes = tuple([value.shape for value in values])
+        blank = {names[k]: torch.empty(shapes[k], dtype=values[k].dtype, device="meta") for k in saved.shaped}
+        found = _Inputs(names, shapes, saved.places, saved.keys, saved.outputs, blank)
+        self.layouts[names] = found
         return found
 
     def hoist(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """The values that stay the same from call to call, computed now."""
         program = self.plan.hoisted
         env = Env(inputs)
-        Compiled(program, self, keep=program.outputs, may_pool=False).run(env)
+        Compiled(program, self, _placed(program, program.outputs), may_pool=False).run(env)
         return {name: env[name] for name in program.outputs}
+
+
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """What is saved of inputs with given names; see _Inputs."""
+
+    places: tuple[int, ...]
+    keys: tuple[str, ...]
+    outputs: tuple[str | None, ...]
+    shaped: tuple[int, ...]  # inputs of which the backward pass reads the shape alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,23 +192,32 @@ class _Inputs:
     saved: tuple[int, ...]  # those some gradient depends on; the others may change before the backward pass
     keys: tuple[str, ...]  # names of all that is saved: these inputs, then what forward made for backward
     outputs: tuple[str | None, ...]  # of the backward program: the gradient of each input
-    blank: Mapping[str, torch.Tensor]  # the inputs that are not saved, as shapes
+    blank: Mapping[str, torch.Tensor]  # inputs that are not saved and whose shape is read
+
+
+Placed = tuple[tuple[Step, bool, tuple[str, ...]], ...]
+"""Steps in order, whether each may overwrite its operand, and the values that nobody reads after it."""
+
+
+def _placed(program: Program, keep: tuple[str, ...]) -> Placed:
+    """The steps of a program of which these values are kept."""
+    made = {name for step in program.steps for name in (step.out, *step.more)}
+    last = {name: k for k, step in enumerate(program.steps) for _, name in step.reads if name in made}
+    views = {step.out for step in program.steps if operation(step.op).is_view}
+    placed = []
+    for k, step in enumerate(program.steps):
+        dead = tuple(name for name in last if last[name] == k and name not in keep)
+        placed.append((step, _owns(step, program, dead) not in (None, *views), dead))
+    return tuple(placed)
 
 
 class Compiled:
-    """A program as a list of calls, with what each one may free or overwrite worked out once."""
+    """A program as a list of calls on one graph."""
 
-    def __init__(self, program: Program, run: Run, keep: tuple[str, ...], may_pool: bool = True):
+    def __init__(self, program: Program, run: Run, placed: Placed, may_pool: bool = True):
         self.run_of, self.program = run, program
         binding = Binding(program, run, may_pool)
-        made = {name for step in program.steps for name in (step.out, *step.more)}
-        last = {name: k for k, step in enumerate(program.steps) for _, name in step.reads if name in made}
-        views = {step.out for step in program.steps if operation(step.op).is_view}
-        self.calls: list[tuple[str, Bound, tuple[str, ...]]] = []
-        for k, step in enumerate(program.steps):
-            dead = tuple(name for name in last if last[name] == k and name not in keep)
-            owns = _owns(step, program, dead) not in (None, *views)
-            self.calls.append((step.out, bind(binding, step, owns), dead))
+        self.calls = [(step.out, bind(binding, step, owns), dead) for step, owns, dead in placed]
 
     def run(self, env: Env) -> None:
         trace = self.run_of.trace
@@ -213,8 +280,9 @@ class _Expression(torch.autograd.Function):
             env.update(run.hoisted)
         run.forward(env)
         ctx.run, ctx.layout = run, layout
+        saved, kept = [inputs[k] for k in layout.saved], run.outline.kept
         # intermediates go the same way as inputs, so that autograd frees them after the backward pass
-        ctx.save_for_backward(*[inputs[k] for k in layout.saved], *[env.get(name) for name in run.kept])
+        ctx.save_for_backward(*saved, *(map(env.get, kept) if kept else ()))
         return run.output(env)
 
     @staticmethod

@@ -50,7 +50,8 @@ def identity(tensor: Tensor, samples: int = _FEW_SAMPLES) -> tuple[Any, ...]:
         version = tensor._version
     except RuntimeError:  # made under inference_mode
         version = _copied_version(_memory(tensor))
-    address, words = tensor.data_ptr(), _words(tensor)
+    is_plain = tensor.is_cpu and tensor.is_contiguous()
+    address, words = tensor.data_ptr(), tensor.nbytes // _WORD if is_plain else _words(tensor)
     if not address and (memory := _memory(tensor)) is not tensor:
         inside = identity(memory, samples)
         return (id(tensor), *inside[1:3], (version, inside[3]), *inside[4:])
@@ -76,11 +77,9 @@ def _memory(tensor: Tensor) -> Tensor:
 
 
 def _words(tensor: Tensor) -> int:
-    """Whole words from the first to the last element; 0 where nothing can be read."""
+    """Whole words from the first to the last element of a strided tensor; 0 where nothing can be read."""
     if not tensor.is_cpu:
         return 0
-    if tensor.is_contiguous():
-        return tensor.nbytes // _WORD
     if tensor.numel() == 0:
         return 0
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

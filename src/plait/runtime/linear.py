@@ -13,7 +13,7 @@ from plait.kernels import spmm as sparse
 from plait.kernels.partial import partial_sums
 from plait.ops.program import Step
 from plait.runtime.bind import Binding, Bound, kernel
-from plait.runtime.chain import BoundChain, Env, turned
+from plait.runtime.chain import BoundChain, ChainOutline, Env, turned
 from plait.runtime.constants import SparseValue, is_finite
 
 __all__ = ["marks_of"]
@@ -27,9 +27,12 @@ _MOST_MARKED = 16
 
 
 def _not_by_form(b: Binding, step: Step) -> str | None:
-    form = b.run.constants.form_of(b.program.constants[step["matrix"]])
+    constants = b.run.constants
+    form = constants.form_of(b.program.constants[step["matrix"]]) if constants.forms else None
+    if form is None or b.backend(step) != form.name:
+        return "not chosen"
     is_weighted = b.matrix(step).operands(step.is_transposed)[1] is not None
-    return None if form is not None and b.backend(step) == form.name and not is_weighted else "not chosen"
+    return "not for weighted sums" if is_weighted else None
 
 
 def _not_torch(b: Binding, step: Step) -> str | None:
@@ -266,15 +269,19 @@ def _chain(b: Binding, step: Step, owns: bool) -> Bound:
 
 
 def _bound_chain(b: Binding, step: Step, env: Env) -> BoundChain:
-    if step.get("block") is None:
-        return BoundChain(step, env, None, {}, lambda env: None, b.take)
+    outlines = b.run.outline.chains
+    outline = outlines.get(step.out)
+    if outline is None:
+        outline = outlines[step.out] = ChainOutline(step, env)
+    if outline.block is None:
+        return BoundChain(outline, env[outline.some].shape[0], None, {}, lambda env: None, b.take)
     pattern, weight = b.matrix(step).operands(step.is_transposed)
     source = b.vector(step, "source")
     if weight is not None and source is not None:
         weight, source = _joined(b, step, pattern, weight, source), None
     constants = {"edge": weight, "source": source, "target": b.vector(step, "target")}
     scale = b.row_scale(step, "block_scale", pattern.num_rows)
-    return BoundChain(step, env, pattern, constants, scale, b.take)
+    return BoundChain(outline, pattern.num_rows, pattern, constants, scale, b.take)
 
 
 # Rows and columns -----------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ _LEFT = 0.75  # of the bytes allowed, after things were dropped
 # bytes the edges, the transpose, their orders and the same without loops; weights both ways round
 _GRAPH_BYTES = {"edge": 48, "node": 48}
 _CONSTANT_BYTES = {"edge": 24, "node": 24}
-_MANY_GRAPHS = 4  # graphs after which a model is taken to train on mini-batches
+_MANY_GRAPHS = 4  # graphs from which on each is taken to come once, until it comes back
 _IDENTITY = 7  # parts of a tensor's identity, with which the key of a graph begins
 _TOKEN = 4  # where the key of a run says for which state of the input it was made
 _MANY_WHOLES = 3  # results asked for all rows before `rows` may be taken to gain nothing
@@ -169,7 +169,7 @@ class Session:
         self._met = 0  # graphs built so far
         self._gone: list[Any] = []  # keys of graphs whose tensors are no more
         self._bytes = 0  # kept since it was last counted, and what was counted then
-        self._plans_by_size: OrderedDict[Any, LayerPlan] = OrderedDict()
+        self._plans_by_size: OrderedDict[Any, tuple[tuple[Expr, ...], LayerPlan]] = OrderedDict()
         self.plans: dict[str, LayerPlan | FusedPlan] = {}  # the latest plan of each layer and expression
         self.not_planned: dict[str, str] = {}
         self.constant_input: Callable[[], torch.Tensor | None] = lambda: None
@@ -346,7 +346,7 @@ class Session:
         inputs: Mapping[str, torch.Tensor | None],
     ) -> torch.Tensor:
         """The value of one planned expression of a layer."""
-        rows = self._wanted_rows(layer, constants)
+        rows = None if self.restricted_layer is None else self._wanted_rows(layer, constants)
         if rows is None and edges.quotients is not None and can_defer():
             expressions = _with_identity(forms, constants)
             found = edges.quotients.of(layer, constants, expressions, inputs["X"])
@@ -444,21 +444,21 @@ class Session:
         given = {name: value for name, value in inputs.items() if value is not None}
         x = given["X"]
         with_grad = torch.is_grad_enabled()
-        signature = tuple((name, t.shape, with_grad and t.requires_grad) for name, t in given.items())
+        signature = tuple([(name, t.shape, with_grad and t.requires_grad) for name, t in given.items()])
         seen = self.watch(x)
-        key = (
-            layer,
-            id(forms),
-            id(constants),
-            signature,
-            None if seen is None else seen.token,
-            None if rows is None else id(rows),
-            numbers := None if seen is None else self._steady_numbers(layer, given),
-        )
+        place = (layer, id(forms), id(constants), signature)
+        wanted = None if rows is None else id(rows)
+        numbers = None if seen is None else self._steady_numbers(layer, given)
+        key = (*place, None if seen is None else seen.token, wanted, numbers)
         run = edges.runs.get(key)
         if run is None:
-            fixed = _fixed(seen, numbers, given)
-            run = self._planned(layer, edges, constants, forms, given, signature, seen, rows, fixed)
+            once = (*place, None, wanted, None)
+            comes_once = self._met >= _MANY_GRAPHS and once not in edges.runs
+            if comes_once:
+                key = once
+            run = self._planned(
+                layer, edges, constants, forms, given, signature, seen, rows, numbers, comes_once
+            )
             edges.remember(key, run)
             self._grow(bytes_in(run.hoisted) + _constant_bytes(constants))
         self.plans[layer] = run.plan
@@ -475,13 +475,46 @@ class Session:
         signature: tuple[tuple[str, torch.Size, bool], ...],
         seen: Watched | None,
         rows: torch.Tensor | None,
-        fixed: frozenset[str],
+        numbers: tuple[float, ...] | None,
+        comes_once: bool,
     ) -> executor.Run:
+        """The expression bound to the graph.
+
+        While graphs come and go nothing is computed beforehand for one that may not come back, and its plan
+        is that of the graphs of its size: of an input that stays the same only the sparse view is used.
+        """
         sparse = None if seen is None else self._sparse_view(seen, given["X"])
+        if comes_once and sparse is None:
+            seen = None
+        fixed = _fixed(seen, None if comes_once else numbers, given)
         whole = constants
         if rows is not None:
             constants = self._restricted(edges, constants, rows)
-        # weights and the numbers in x may change from call to call: the plan stays
+        if comes_once:
+            plan = self._plan_by_size(layer, constants, forms, given, signature, sparse, fixed)
+        else:
+            plan = self._plan_by_graph(
+                layer, edges, whole, constants, forms, given, signature, sparse, rows, fixed
+            )
+        run = executor.Run(plan, constants, self.buffers, place=given["X"].device)
+        if seen is not None:
+            self._hoist(run, given, sparse)
+        return run
+
+    def _plan_by_graph(
+        self,
+        layer: str,
+        edges: Edges,
+        whole: Constants,
+        constants: Constants,
+        forms: tuple[Expr, ...],
+        given: Mapping[str, torch.Tensor],
+        signature: tuple[tuple[str, torch.Size, bool], ...],
+        sparse: SparseValue | None,
+        rows: torch.Tensor | None,
+        fixed: frozenset[str],
+    ) -> LayerPlan:
+        """The plan for this very graph; weights and the numbers in x may change from call to call."""
         place = (
             layer, id(forms), signature, fixed, id(constants.graph), whole.weight is None, whole.dtype,
             None if sparse is None else sparse.graph.num_edges.bit_length(),
@@ -493,11 +526,38 @@ class Session:
             while len(edges.plans) >= _MOST_PLANS:
                 edges.plans.pop(next(iter(edges.plans)))
             found = edges.plans[place] = (forms, plan)
-        where = given["X"].device
-        run = executor.Run(with_form_text(found[1], constants), constants, self.buffers, place=where)
-        if seen is not None:
-            self._hoist(run, given, sparse)
-        return run
+        return with_form_text(found[1], constants)
+
+    def _plan_by_size(
+        self,
+        layer: str,
+        constants: Constants,
+        forms: tuple[Expr, ...],
+        given: Mapping[str, torch.Tensor],
+        signature: tuple[tuple[str, torch.Size, bool], ...],
+        sparse: SparseValue | None,
+        fixed: frozenset[str],
+    ) -> LayerPlan:
+        """The plan for graphs of this size, made for the first of them."""
+        graph = constants.graph
+        counts = {graph.num_nodes: "N", graph.num_sources: "M"}
+        rows = constants.rows
+        place = (
+            layer, id(forms), fixed, constants.weight is None and constants.has_unit_loops,
+            constants.weight is None, constants.dtype, launch.num_threads(),
+            tuple([(name, counts.get(shape[0], shape[0]), shape[1:], wants) if shape else (name, wants)
+                   for name, shape, wants in signature]),
+            graph.num_nodes.bit_length(), graph.num_sources.bit_length(), graph.num_edges.bit_length(),
+            None if sparse is None else sparse.graph.num_edges.bit_length(),
+            None if rows is None else len(rows).bit_length(),
+        )  # fmt: skip
+        found = self._plans_by_size.get(place)
+        if found is None:
+            plan = self._plan(layer, constants, forms, given, signature, sparse, fixed, calls=1)
+            while len(self._plans_by_size) >= _MOST_PLANS:
+                self._plans_by_size.popitem(last=False)
+            found = self._plans_by_size[place] = (forms, plan)
+        return found[1]
 
     def _plan(
         self,
@@ -508,7 +568,9 @@ class Session:
         signature: tuple[tuple[str, torch.Size, bool], ...],
         sparse: SparseValue | None,
         fixed: frozenset[str],
+        calls: int | None = None,
     ) -> LayerPlan:
+        """The cheapest plan when what is hoisted serves so many calls; None: as many as the user said."""
         expressions = _with_identity(forms, constants)
         if constants.rows is not None:
             expressions = _restrict(expressions)
@@ -520,15 +582,15 @@ class Session:
             machine=_machine(given["X"].device),
             wrt=wrt,
             constant=fixed,
-            features={} if sparse is None else _feature_matrices(sparse, constants),
+            features={} if sparse is None else _feature_matrices(sparse, constants, calls != 1),
             float_bytes=given["X"].element_size(),
             threads=launch.num_threads() if given["X"].is_cpu else None,
             memory_limit=self.options.memory_limit,
-            calls=self.options.calls,
+            calls=self.options.calls if calls is None else calls,
             layer=layer,
             may_chain=given["X"].is_cpu,
         )
-        plan = self._choose(problem, constants)
+        plan = self.choose(problem)
         _log.debug("layer %s planned: predicted %.3g ms", layer, 1e3 * plan.seconds)
         return plan
 
@@ -539,21 +601,6 @@ class Session:
             return None  # reading one would wait for the device
         numbers = tuple(t.item() for t in scalars)
         return numbers if not numbers or self._numbers.steady(layer, numbers) else None
-
-    def _choose(self, problem: Problem, constants: Constants) -> LayerPlan:
-        """A plan for this graph or, once graphs come and go (mini-batches), for graphs of its size."""
-        if self._met < _MANY_GRAPHS or problem.constant:
-            return self.choose(problem)
-        graph = constants.graph
-        scale = (graph.num_nodes.bit_length(), graph.num_sources.bit_length(), graph.num_edges.bit_length())
-        widths = tuple(value for name, value in problem.sizes.items() if name[0] in "KH")
-        key = (problem.layer, problem.forms, widths, scale, problem.wrt, problem.float_bytes)
-        plan = self._plans_by_size.get(key)
-        if plan is None:
-            plan = self._plans_by_size[key] = self.choose(problem)
-            while len(self._plans_by_size) > _MOST_PLANS:
-                self._plans_by_size.popitem(last=False)
-        return plan
 
     def _restricted(self, edges: Edges, constants: Constants, rows: torch.Tensor) -> Constants:
         key = (id(constants), id(rows))
@@ -650,10 +697,12 @@ def _density(x: torch.Tensor) -> float:
     return float(torch.count_nonzero(x)) / max(1, x.numel())
 
 
-def _feature_matrices(sparse: SparseValue, constants: Constants) -> dict[str, Matrix]:
-    """The cost model's view of sparse features, and of the features one propagation further."""
+def _feature_matrices(sparse: SparseValue, constants: Constants, may_spread: bool) -> dict[str, Matrix]:
+    """The cost model's view of sparse features and, if wanted, of the features one propagation further."""
     graph = sparse.graph
     views = {"X": uniform_matrix(graph.num_nodes, graph.num_sources, graph.num_edges, True)}
+    if not may_spread:
+        return views
     spread = _spread_estimate(graph, constants.graph)
     if spread <= _DENSEST * graph.num_nodes * graph.num_sources:
         views["S^1 X"] = uniform_matrix(graph.num_nodes, graph.num_sources, spread, True)

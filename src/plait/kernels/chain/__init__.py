@@ -79,6 +79,9 @@ X, ADDEND, KEPT, OUT, PLUS = (_AT[name] for name in ("x", "addend", "block", "ou
 ADDEND_SCALE, BIAS, _SCRATCH = _AT["addend_scale"], _AT["bias"], _AT["scratch"]
 _CHUNKS, _BOUNDS, _INDPTR, _INDICES = (_AT[name] for name in ("chunks", "bounds", "indptr", "indices"))
 _FACTOR, _TARGET, _ASKS, _LAST_EDGE = (_AT[name] for name in ("factor", "target", "asks", "last_edge"))
+_PLACES = {X: ("x", 0), ADDEND: ("addend", 0), KEPT: ("kept", 0), OUT: ("out", 0), PLUS: ("plus", 0)}
+for _name, _places in (("rows", ROWS), ("w", WEIGHTS), ("left", LEFTS), ("right", RIGHTS)):
+    _PLACES |= {at: (_name, k) for k, at in enumerate(_places)}
 _SLOT, _DONE = _AT["slot_counter"], _AT["done_counter"]
 
 
@@ -140,28 +143,25 @@ class Chain:
             32 if gathered is None else gathered.pattern.index_bits,
             "rows" if gathered is None else gathered.mode,
         )
-        inner = [across if p is None else p for p in products]
-        self.width, self.sizes = width, self._sizes(inner, width)
+        self.width, self._across, self._inner = width, across, layout.inner
         self.words, constants = self._words(layout, where)
         self._word_bytes = ctypes.sizeof(self.words)
         self.held = bounds, constants  # their addresses are among the words
 
-    def _sizes(self, inner: list[int], width: int) -> dict[int, tuple[str, int, int, bool]]:
-        """(name, rows, columns, whether it may have more rows) of the matrix at each of the named places."""
+    def size_of(self, at: int) -> tuple[str, int, int, bool]:
+        """(name, rows, columns, whether it may have more rows) of the matrix at one of the named places."""
+        name, k = _PLACES[at]
         n, g = self.num_rows, self.gathered
-        sizes = {OUT: ("out", n, width, False), PLUS: ("plus", n, width, False)}
-        if g is not None:
-            sizes |= {X: ("x", g.pattern.num_columns, g.width, True)}
-            sizes |= {ADDEND: ("addend", n, g.width, False), KEPT: ("kept", n, g.width, False)}
-        for k, columns in enumerate(inner):
-            sizes[ROWS[k]] = (f"rows {k}", n, columns, False)
-            sizes[WEIGHTS[k]] = (f"w {k}", columns, width, False)
-        for k, (height, across) in enumerate(self.shapes):
-            sizes[LEFTS[k]], sizes[RIGHTS[k]] = (
-                (f"left {k}", n, height, False),
-                (f"right {k}", n, across, False),
-            )
-        return sizes
+        if name == "x":
+            return "x", n if g is None else g.pattern.num_columns, self._across, True
+        if name in ("addend", "kept"):
+            return name, n, self._across, False
+        if name in ("out", "plus"):
+            return name, n, self.width, False
+        if name == "w":
+            return f"w {k}", self._inner[k], self.width, False
+        columns = self._inner[k] if name == "rows" else self.shapes[k][name == "right"]
+        return f"{name} {k}", n, columns, False
 
     def _words(self, layout: _Layout, bounds: int) -> tuple[Words, Any]:
         """(the words that stay, the tensors behind them); those handed in at every run are filled then."""
@@ -227,12 +227,12 @@ class Chain:
 
     def fill(self, words: Words, at: int, tensor: torch.Tensor) -> torch.Tensor:
         """Place a matrix that is read at one of the places this module names; hold what is returned."""
-        name, rows, width, may_be_longer = self.sizes[at]
+        name, rows, width, may_be_longer = self.size_of(at)
         return read_rows(words, at, name, tensor, self.dtype, rows, width, may_be_longer)
 
     def fill_result(self, words: Words, at: int, tensor: torch.Tensor) -> None:
         """Place a matrix that is written: OUT or KEPT."""
-        name, rows, width, _ = self.sizes[at]
+        name, rows, width, _ = self.size_of(at)
         write_rows(words, at, name, tensor, self.dtype, rows, width)
 
     def fill_scale(self, words: Words, scale: torch.Tensor | None) -> torch.Tensor | None:
@@ -274,6 +274,7 @@ class _Layout(NamedTuple):
     """What a chain's widths alone decide; mini-batches share it."""
 
     shapes: list[tuple[int, int]]
+    inner: list[int]
     scratch_bytes: int
     sum_bytes: int
     row_work: int
@@ -303,7 +304,7 @@ def _layout(
         words[_AT[name]] = value
     area = sum(a * b for a, b in shapes)
     scratch = 0 if is_kept else block_rows * across * size
-    return _Layout(shapes, scratch, area * size, sum(inner) * width + area, words)
+    return _Layout(shapes, inner, scratch, area * size, sum(inner) * width + area, words)
 
 
 class _Scratch(threading.local):

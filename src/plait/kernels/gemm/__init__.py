@@ -56,8 +56,11 @@ def gemm(
     x = read_rows(words, 2, "x", x, dtype, rows, inner)
     w = read_rows(words, 4, "w", w, dtype, inner, width)
     write_rows(words, 8, "out", out, dtype, rows, width)
-    addend = read_rows(words, 10, "addend", addend, dtype, rows, width)
-    bias = read_flat(words, 12, "bias", bias, dtype, width)
+    words[10] = words[11] = words[12] = 0
+    if addend is not None:
+        addend = read_rows(words, 10, "addend", addend, dtype, rows, width)
+    if bias is not None:
+        bias = read_flat(words, 12, "bias", bias, dtype, width)
     threads = launch.num_threads() if rows * width * inner > SERIAL_BELOW else 1
     _gemm_block.run(address, words, threads)
     return out
