@@ -9,8 +9,8 @@ import pytest
 from plait.bench import calibrate_attention
 from plait.bench.calibrate_attention import attention_factors
 from plait.cost.machine import default_profile
-from plait.ops.work import Matrix, Uniform
 from plait.graph import generate
+from plait.ops.work import Matrix, Uniform
 from plait.plan.attention import AttentionProblem, choose, correction
 
 

@@ -104,7 +104,7 @@ def _relations_of(
     def build() -> tuple[Graph, None]:
         kind = edge_type.numpy()
         is_known = (kind >= 0) & (kind < count)
-        source, target = edge_index.as_subclass(Tensor).numpy()[::-1 if is_swapped else 1]
+        source, target = edge_index.as_subclass(Tensor).numpy()[:: -1 if is_swapped else 1]
         if is_known.all():
             shared = session.edges_for(given.key, given.owners, given.build).graph
             graph = shared.with_order(shared.order)  # of its own: other relations may share the edges
