@@ -15,7 +15,7 @@ from torch_geometric.data import Data
 
 from plait.bench.cases import LayerCase, find_graph
 from plait.bench.pace import pace, patient
-from plait.bench.problem import Forms, Problem
+from plait.bench.problem import Forms, Problem, training_step
 from plait.errors import PlaitError
 from plait.measure import BusyElsewhere, Record, Timing, environment, time_calls
 from plait.plan.plan import Plan
@@ -110,19 +110,15 @@ def _joined(visits: Sequence[_Visit | str]) -> dict[str, object]:
 
 
 def _step(layer: Any, problem: Problem, mode: str) -> Any:
-    edge_index, x, parameters = problem.edge_index, problem.x, list(layer.parameters())
+    edge_index, x = problem.edge_index, problem.x
 
     def inference() -> object:
         with torch.no_grad():
             return layer(x, edge_index)
 
-    def training() -> None:
-        x.grad = None
-        for parameter in parameters:
-            parameter.grad = None
-        torch.autograd.backward(layer(x, edge_index), problem.cotangent)
-
-    return training if mode == "training" else inference
+    if mode == "training":
+        return training_step(layer, x, edge_index, cotangent=problem.cotangent)
+    return inference
 
 
 def _steps(plans: Sequence[dict[str, Any]]) -> Iterator[dict[str, object]]:

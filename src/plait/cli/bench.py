@@ -55,6 +55,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     plans.add_argument("--widths", nargs="+", metavar="IN:OUT", help="default 64:64 256:32 32:256")
     plans.add_argument("--modes", nargs="+", metavar="MODE", help="inference training (default training)")
     plans.add_argument(
+        "--models", nargs="*", metavar="NAME",
+        help="whole models on a graph's own features instead of layers: gcn sage gin (default all)",
+    )  # fmt: skip
+    plans.add_argument(
         "--budget", type=float, default=2.0, metavar="SECONDS", help="time per cell (default 2)"
     )
     plans.set_defaults(measure=_plans)
@@ -196,13 +200,17 @@ def _plans(args: argparse.Namespace) -> int:
     from plait.measure.record import append
     from plait.report.plans import plans_text, regret_line
 
-    grid = cases.layer_cases(
-        args.datasets or cases.GRAPHS,
-        args.layers or cases.LAYERS,
-        [cases.parse_widths(text) for text in args.widths] if args.widths else cases.WIDTHS,
-        args.modes or ("training",),
-        args.heads,
-    )
+    grid: list[LayerCase | plans.ModelCase] = []
+    if args.models is not None:
+        grid += plans.model_cases(args.datasets or plans.MODEL_GRAPHS, args.models or plans.MODELS)
+    else:
+        grid += cases.layer_cases(
+            args.datasets or cases.GRAPHS,
+            args.layers or cases.LAYERS,
+            [cases.parse_widths(text) for text in args.widths] if args.widths else cases.WIDTHS,
+            args.modes or ("training",),
+            args.heads,
+        )
     output = args.output or dated("plans")
     meter = Meter("cells", len(grid), sys.stderr)
     records = []

@@ -368,6 +368,7 @@ def _loops_last(graph: Graph, looped: Graph) -> Ints:
     """The numbers of the edges of `looped` when the caller's loops are left out and one per node appended."""
     rows = looped.edge_rows()
     listed = looped.order
+    assert listed is not None
     if graph.num_self_loops:
         was_loop = graph.edge_rows() == graph.indices
         if graph.order is not None:
