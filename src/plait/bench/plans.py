@@ -8,9 +8,10 @@ views of it, and products computed once, are candidates too.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch_geometric.data import Data
 from plait.bench.cases import LayerCase, find_graph, known
 from plait.bench.pace import clock, patient
 from plait.bench.problem import Forms, Problem, hidden_features, training_step
+from plait.bench.suite import Suite, case_reader
 from plait.bench.task import build_model, load_task
 from plait.errors import PlanError
 from plait.graph import LoadedGraph
@@ -30,13 +32,24 @@ from plait.pyg.compile import compile
 from plait.pyg.probe import Probe
 
 __all__ = [
-    "KIND", "MODELS", "MODEL_GRAPHS", "CandidateTime", "ModelCase", "Regret", "model_cases", "regret_of",
-    "regret_of_model", "run",
+    "KIND", "MODELS", "MODEL_GRAPHS", "CandidateTime", "ModelCase", "Options", "Regret", "left",
+    "model_cases", "regret_of", "regret_of_model", "run",
 ]  # fmt: skip
 
 KIND = "bench-plans"
 MODELS = ("gcn", "sage", "gin")
 MODEL_GRAPHS = ("cora", "pubmed", "amazon_photo", "coauthor_cs", "flickr_attr")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How long a case is measured, where graphs are found and where records go."""
+
+    budget_seconds: float = 2.0
+    data_dir: str | None = None
+    output: Path | None = None
+    resume: bool = False
+    environment: Mapping[str, object] = field(default_factory=environment)
 
 
 @dataclass(frozen=True)
@@ -182,28 +195,33 @@ def _timed(steps: dict[str, Step], budget_seconds: float) -> dict[str, Timing]:
     )  # fmt: skip
 
 
-def run(
-    grid: Sequence[LayerCase | ModelCase], data_dir: str | None, budget_seconds: float
-) -> Iterator[Record]:
+def _take(grid: list[LayerCase | ModelCase], options: Options) -> Iterator[Record]:
     """A record per case: the chosen plan, the others, their predicted and measured times."""
-    facts = environment()
     for name, group in itertools.groupby(grid, key=lambda case: case.graph):
-        loaded = find_graph(name, data_dir)
+        loaded = find_graph(name, options.data_dir)
         forms = Forms.of(loaded.graph)
         for case in group:
             if isinstance(case, ModelCase):
-                regret = regret_of_model(case, loaded, budget_seconds)
+                regret = regret_of_model(case, loaded, options.budget_seconds)
             else:
-                regret = _regret_of_case(case, forms, budget_seconds)
+                regret = _regret_of_case(case, forms, options.budget_seconds)
             result = {
                 "regret": regret.regret,
                 "prediction_error": regret.prediction_error,
                 "candidates": [c.to_dict() for c in (regret.chosen, *regret.others)],
             }
-            yield Record(KIND, case.to_dict(), result, facts)
+            yield Record(KIND, case.to_dict(), result, options.environment)
+
+
+def _case_of(found: Mapping[str, object]) -> LayerCase | ModelCase | None:
+    return case_reader(ModelCase)(found) if "model" in found else case_reader(LayerCase)(found)
 
 
 def _regret_of_case(case: LayerCase, forms: Forms, budget_seconds: float) -> Regret:
     given = Problem(case.layer, forms, case.width_in, case.width_out, heads=case.heads)
     x = hidden_features(given.num_nodes, case.width_in).requires_grad_(case.mode == "training")
     return regret_of(case, given.layer, x, given.edge_index, *given.extra, budget_seconds=budget_seconds)
+
+
+_SUITE = Suite(KIND, _case_of, _take)
+run, left = _SUITE.run, _SUITE.left
