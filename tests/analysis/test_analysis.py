@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import numpy as np
@@ -69,11 +68,9 @@ def test_a_halo_may_be_given_for_statistics() -> None:
 
 def test_papers100m_as_a_whole() -> None:
     statistics = Statistics(111_059_956, 1_615_685_872)
-    start = time.process_time()
     layers = layers_by_name("gcn", (128, 256, 172), statistics, MACHINE)
     found = analyse("gcn", layers, statistics, MACHINE, Options((8,), network_of("100gbit"), 80e9))
     text = str(found)
-    assert time.process_time() - start < 5
     assert "mini-batch, dependent" in text
     assert found.advice is not None
     assert found.advice.winner == "mini-batch, dependent"  # the only one that fits 80 GB

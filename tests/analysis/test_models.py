@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-import time
 
 import pytest
 
@@ -59,10 +58,8 @@ def test_formulas_of_fused_layers_evaluate_to_their_counts() -> None:
 
 
 @pytest.mark.parametrize("degrees", ["powerlaw", "poisson", "regular"])
-def test_papers100m_takes_seconds_and_little_memory(degrees: str) -> None:
-    start = time.process_time()
+def test_papers100m_takes_little_memory(degrees: str) -> None:
     layers = layers_by_name("gcn", (128, 256, 172), Statistics(111_059_956, 1_615_685_872, degrees), MACHINE)
-    assert time.process_time() - start < 5
     assert layers[1].forward.flops > 1e13
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 2**20 * 3  # of the whole test process, in KiB
 

@@ -100,7 +100,8 @@ def test_a_real_change_is_found_in_its_direction() -> None:
     verdicts = {str(change.case["op"]): change.verdict for change in found.changes}
     assert (verdicts["op3"], verdicts["op7"]) == ("slower", "faster")
     change = next(change for change in found.changes if change.case["op"] == "op3")
-    assert change.low < 1.5 < change.high or abs(change.ratio - 1.5) < 0.15
+    assert change.ratio == pytest.approx(1.5, abs=0.15)
+    assert change.low < change.ratio < change.high
 
 
 def test_a_shift_of_the_whole_machine_is_told_and_not_blamed_on_every_case() -> None:

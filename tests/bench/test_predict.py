@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from plait.bench.cases import layer_cases
-from plait.bench.predict import predict, run
+from plait.bench.predict import Options, predict, run
 from plait.bench.problem import Forms
 from plait.graph import generate
 
@@ -25,6 +25,6 @@ def test_steps_have_prices_and_times(layer: str, mode: str) -> None:
 
 def test_a_run_gives_a_record_per_case() -> None:
     grid = layer_cases(["grid:rows=4,cols=4"], ["gcn"], [(5, 3)])
-    records = list(run(grid, None, 0.01))
+    records = run(grid, Options(0.01), lambda record: None)
     assert [record.case["mode"] for record in records] == ["inference", "training"]
     assert {record.kind for record in records} == {"bench-predict"}

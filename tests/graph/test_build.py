@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from statistics import median
-from time import perf_counter
-
 import numpy as np
 import pytest
 
 from plait.errors import GraphError
-from plait.graph import Graph, build, index_dtype
+from plait.graph import build, index_dtype
 
 CASES = {
     "random": (50, 40, 300),
@@ -108,23 +105,6 @@ def test_transpose_visits_rows_in_order_so_its_rows_are_sorted(parts):
     np.testing.assert_array_equal(order, expected)
     np.testing.assert_array_equal(flipped, edge_rows[expected])
     np.testing.assert_array_equal(np.diff(indptr), np.bincount(indices, minlength=columns))
-
-
-def test_building_takes_at_most_half_as_long_again_as_sorting_the_edge_keys():
-    num_nodes, num_edges = 200_000, 2_000_000
-    src, dst = np.random.default_rng(0).integers(0, num_nodes, (2, num_edges))
-    keys = dst * num_nodes + src
-    Graph.from_edge_index(src, dst, num_nodes)  # compiles
-    seconds = {"sort": [], "build": []}
-    for _ in range(5):  # interleaved, so that a busy machine slows both
-        for name, work in (
-            ("sort", lambda: np.sort(keys)),
-            ("build", lambda: Graph.from_edge_index(src, dst, num_nodes)),
-        ):
-            begin = perf_counter()
-            work()
-            seconds[name].append(perf_counter() - begin)
-    assert median(seconds["build"]) <= 1.5 * median(seconds["sort"])
 
 
 def test_a_failure_in_a_thread_is_raised():

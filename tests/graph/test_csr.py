@@ -380,3 +380,33 @@ def test_more_self_loops_come_after_the_edges_and_are_made_once() -> None:
     assert more.order is None
     assert graph.with_more_self_loops(2)[0] is more
     assert graph.with_more_self_loops(1)[0].num_edges == graph.num_edges + 3
+
+
+@many
+@given(edge_lists(square=False))
+def test_loops_last_are_pygs_loops_removed_and_added_in_its_order(case):
+    import torch
+    from torch_geometric.utils import add_self_loops, remove_self_loops
+
+    src, dst, rows, columns = case
+    listed = torch.from_numpy(np.stack([src, dst]).astype(np.int64))
+    listed = remove_self_loops(listed)[0]
+    source, target = add_self_loops(listed, num_nodes=min(rows, columns))[0].numpy()
+    looped = Graph.from_edge_index(src, dst, rows, columns).with_loops_last()
+    wanted = Graph.from_edge_index(source, target, rows, columns)
+    np.testing.assert_array_equal(looped.indptr, wanted.indptr)
+    np.testing.assert_array_equal(looped.indices, wanted.indices)
+    order = np.arange(wanted.num_edges) if wanted.order is None else wanted.order
+    np.testing.assert_array_equal(looped.order, order)
+
+
+def test_a_graph_and_its_forms_with_loops_are_freed_without_the_collector():
+    graph = random_graph(7)
+    _ = graph.with_loops_last().order, graph.with_self_loops().transpose
+    gone = weakref.ref(graph), weakref.ref(graph.with_loops_last()), weakref.ref(graph.with_self_loops())
+    gc.disable()
+    try:
+        del graph
+        assert [reference() for reference in gone] == [None, None, None]
+    finally:
+        gc.enable()

@@ -15,11 +15,9 @@ from plait.kernels.spmm import cpu
 
 pytestmark = pytest.mark.processes
 
-# one product of every kind, in a process of its own; prints its seconds once torch and numba are there
+# one product of every kind, in a process of its own
 STEP = """
-import sys, time
-import torch, numba
-started = time.perf_counter()
+import torch
 from plait.kernels import gemm, spmm
 import numpy as np
 pattern = spmm.Pattern(np.array([0, 2, 3], np.int32), np.array([0, 1, 1], np.int32), 2)
@@ -27,11 +25,10 @@ x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
 assert spmm.spmm(pattern, x, torch.empty(2, 2)).tolist() == [[4.0, 6.0], [3.0, 4.0]]
 assert torch.equal(gemm.gemm(x, torch.eye(2), torch.empty(2, 2)), x)
 assert torch.equal(gemm.gemm_transposed(x, torch.eye(2)), x.t())
-print(time.perf_counter() - started)
 """
 
 
-def seconds(folder: Path) -> float:
+def multiply(folder: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", STEP],
         capture_output=True,
@@ -40,13 +37,12 @@ def seconds(folder: Path) -> float:
         env={**os.environ, "PLAIT_CACHE": str(folder)},
     )
     assert done.returncode == 0, done.stderr
-    return float(done.stdout)
 
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cache")
-    seconds(folder)
+    multiply(folder)
     return folder
 
 
@@ -54,10 +50,10 @@ def kernels(folder: Path) -> list[Path]:
     return sorted((folder / "kernels").iterdir())
 
 
-def test_a_later_process_starts_in_under_two_seconds(filled: Path) -> None:
+def test_a_later_process_compiles_nothing(filled: Path) -> None:
     before = [(path, path.stat().st_mtime_ns) for path in kernels(filled)]
     assert len(before) == 3
-    assert min(seconds(filled) for _ in range(2)) < 2.0
+    multiply(filled)
     assert [(path, path.stat().st_mtime_ns) for path in kernels(filled)] == before
 
 
@@ -69,7 +65,7 @@ def test_a_damaged_file_is_compiled_again(filled: Path, damage: str) -> None:
     path.write_bytes(
         {"truncated": whole[: len(whole) // 2], "empty": b"", "other bytes": b"x" * len(whole)}[damage]
     )
-    seconds(filled)
+    multiply(filled)
     assert compiled._read(path) is not None
 
 
@@ -77,7 +73,7 @@ def test_a_damaged_file_is_compiled_again(filled: Path, damage: str) -> None:
 def test_a_folder_that_cannot_be_written_costs_only_the_compilation(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     try:
-        assert seconds(tmp_path) > 0
+        multiply(tmp_path)
         assert not list(tmp_path.iterdir())
     finally:
         tmp_path.chmod(0o700)
@@ -87,7 +83,7 @@ def test_a_cache_that_is_a_file_costs_only_the_compilation(tmp_path: Path) -> No
     """Also what a read-only folder does, for users who may write everywhere."""
     blocked = tmp_path / "cache"
     blocked.write_text("not a folder")
-    assert seconds(blocked) > 0
+    multiply(blocked)
     assert blocked.read_text() == "not a folder"
 
 

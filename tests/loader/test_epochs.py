@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -72,9 +73,14 @@ def test_a_budget_changes_no_batch() -> None:
 
 
 def test_waiting_is_reported() -> None:
-    loader = NeighborLoader(small_data(), [2], batch_size=8, prefetch=1)
+    def slow(batch: Any) -> Any:
+        time.sleep(0.02)
+        return batch
+
+    loader = NeighborLoader(small_data(), [2], batch_size=8, prefetch=1, transform=slow)
+    assert loader.stalled_seconds == 0
     list(loader)
-    assert loader.stalled_seconds >= 0
+    assert loader.stalled_seconds > 0.01  # nothing is ready before the first batch was slept for
 
 
 def test_two_iterators_do_not_disturb_each_other() -> None:

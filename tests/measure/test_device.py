@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 
 import pytest
@@ -39,9 +40,11 @@ def test_flushing_touches_more_than_the_last_cache(monkeypatch: pytest.MonkeyPat
     assert flushed.numel() == 2 << 10
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems may not tell")
 def test_free_memory_is_known_on_linux() -> None:
     free = free_bytes("cpu")
-    assert free is None or free > 0
+    assert free is not None
+    assert free > 0
 
 
 @pytest.mark.gpu

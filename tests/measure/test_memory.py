@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -62,4 +63,6 @@ def test_a_step_counts_what_its_preparation_kept_but_not_what_it_only_used() -> 
 
     peak = step_peak(prepare)
     assert peak.tensor_bytes == pytest.approx(24 * MEGA, rel=0.001)
-    assert peak.process_bytes is None or 20 * MEGA < peak.process_bytes < 50 * MEGA
+    if sys.platform == "linux":  # other systems may not tell
+        assert peak.process_bytes is not None
+        assert 20 * MEGA < peak.process_bytes < 50 * MEGA

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -42,7 +41,8 @@ def test_the_choice_is_the_cheapest_of_the_survey_and_losers_keep_their_prices()
     case = problem("tag", wrt=learnable(LAYERS["tag"]))
     best, all_plans = search(case), survey(case)
     least = min(plan.seconds for plan in all_plans)
-    assert best.seconds == least or (best.form.endswith("chained") and best.seconds <= 1.1 * least)
+    # of prices the model cannot tell apart a chained plan is taken
+    assert best.seconds <= least * (1.1 if best.form.endswith("chained") else 1.0)
     priced = [loser for loser in best.rejected if loser.seconds is not None]
     assert len(priced) == len(all_plans) - 1
     assert [loser.seconds for loser in priced] == sorted(loser.seconds for loser in priced)
@@ -118,22 +118,14 @@ def test_widths_decide_the_order_without_a_constant_input() -> None:
     assert search(wide).forward.steps[0].get("matrix") is not None
 
 
-def test_planning_three_layers_takes_less_than_a_quarter_of_a_second() -> None:
-    """The aim is 50 ms; a machine shared with others is given five times that."""
-    # nothing of these expressions was planned before: names of their own
-    started = time.perf_counter()
-    for k in range(3):
-        x, w = replace(X, name=f"X{k}"), replace(W, name=f"W_{k}")
-        forms = (NORMALISED @ x @ w + replace(LAYERS["gcn"][0].terms[1], name=f"b{k}"),)  # type: ignore[attr-defined]
-        sizes = {"N": 20_000, "K1": 64, "K2": 64}
-        search(Problem(forms, sizes, matrix_of(20_000, 10**5), default_profile(), wrt=(w.name, x.name)))
-    assert time.perf_counter() - started < 0.25
+def test_few_candidates_of_a_layer_are_left_to_price() -> None:
+    """What planning takes is in these numbers; its seconds are a benchmark's."""
+    assert len(survey(problem("gcn", wrt=("W", "X")))) <= 16
+    assert len(survey(problem("tag", wrt=learnable(LAYERS["tag"])))) <= 32
 
 
-def test_no_edges_and_no_nodes_have_a_plan() -> None:
+def test_no_edges_and_no_nodes_have_a_plan_that_reads_the_graph() -> None:
     for nodes, degree in ((0, 0), (5, 0)):
         chosen = search(problem("gcn", nodes, degree, wrt=("W", "X")))
-        assert chosen.seconds >= 0
-        assert A.name in {
-            name for step in chosen.forward.steps for _, name in step.reads
-        } or chosen.form.startswith("edges")
+        assert chosen.seconds > 0  # the calls themselves
+        assert any(A.name in name for step in chosen.forward.steps for _, name in step.reads)

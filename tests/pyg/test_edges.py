@@ -14,13 +14,23 @@ import pytest
 import torch
 from torch import nn
 from torch_geometric.data import Data
-from torch_geometric.nn import GCNConv, SAGEConv
+from torch_geometric.nn import (
+    AGNNConv,
+    GATConv,
+    GATv2Conv,
+    GCNConv,
+    ResGatedGraphConv,
+    RGCNConv,
+    SAGEConv,
+    TransformerConv,
+)
 from torch_geometric.utils import trim_to_layer
 
 import plait
 from plait.graph import Graph
 from plait.loader import LinkNeighborLoader, NeighborLoader
 from plait.pyg import edges
+from plait.pyg.layers import attention
 
 
 def random_data() -> Data:
@@ -176,9 +186,9 @@ class Trimmed(nn.Module):
         return x[: batch.batch_size]
 
 
-@pytest.mark.parametrize("layer", [SAGEConv, GCNConv])
+@pytest.mark.parametrize("layer", [SAGEConv, GCNConv, GATConv, GATv2Conv, ResGatedGraphConv, AGNNConv])
 def test_a_compiled_model_on_batches_equals_pyg_trimmed_and_whole(layer: Any) -> None:
-    model = Trimmed(layer)
+    model = Trimmed(layer if layer is not AGNNConv else lambda *_: AGNNConv())
     fast = plait.compile(copy.deepcopy(model))
     for batch in NeighborLoader(random_data(), [4, 3], batch_size=20, seed=0, prefetch=2):
         for one in (model, fast):
@@ -196,3 +206,92 @@ def test_edge_weights_follow_the_carried_graph() -> None:
     for batch in NeighborLoader(random_data(), [4, 3], batch_size=20, seed=0):
         out = fast(batch.x, batch.edge_index, batch.edge_attr)
         torch.testing.assert_close(out, layer(batch.x, batch.edge_index, batch.edge_attr))
+
+
+def layers_with_passes() -> dict[str, nn.Module]:
+    torch.manual_seed(0)
+    return {
+        "gat": GATConv(8, 4, heads=2),
+        "gatv2": GATv2Conv(8, 4, heads=2),
+        "transformer": TransformerConv(8, 4),
+        "gated": ResGatedGraphConv(8, 4),
+        "agnn": AGNNConv(),
+    }
+
+
+@pytest.mark.parametrize("name", layers_with_passes())
+def test_no_layer_sorts_the_edges_of_a_batch_that_carries_its_graph(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer, batch = layers_with_passes()[name], a_batch()
+    fast = plait.compile(copy.deepcopy(layer))
+    wanted = layer(batch.x, batch.edge_index)
+
+    def refuse(*_: Any, **__: Any) -> Graph:
+        raise AssertionError("the edges are sorted again")
+
+    monkeypatch.setattr(Graph, "from_edge_index", refuse)
+    out = fast(batch.x, batch.edge_index)
+    out.sum().backward()
+    assert fast.plan.layers
+    torch.testing.assert_close(out, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_features_of_edges_follow_the_loops_put_into_the_carried_graph() -> None:
+    torch.manual_seed(0)
+    layer = GATConv(8, 4, heads=2, edge_dim=3, fill_value=0.5)
+    fast = plait.compile(copy.deepcopy(layer))
+    data = random_data()
+    data.edge_index[:, ::50] = data.edge_index[0, ::50]  # loops among the edges
+    data.edge_attr = torch.rand(1500, 3)
+    for batch in NeighborLoader(data, [4, 3], batch_size=20, seed=0):
+        given = (batch.x, batch.edge_index, batch.edge_attr)
+        out, (listed, weights) = fast(*given, return_attention_weights=True)
+        wanted, (theirs, those) = layer(*given, return_attention_weights=True)
+        torch.testing.assert_close(out, wanted)
+        assert torch.equal(listed, theirs)
+        torch.testing.assert_close(weights, those)
+
+
+def test_layers_of_one_model_share_the_graph_of_an_edge_index() -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.first, self.second, self.third = GCNConv(8, 8), GATConv(8, 8), RGCNConv(8, 4, 2)
+
+        def forward(self, x: torch.Tensor, edge_index: torch.Tensor, kind: torch.Tensor) -> torch.Tensor:
+            x = self.second(self.first(x, edge_index), edge_index)
+            return self.third(x, edge_index, kind)
+
+    model, data = Mixed(), random_data()
+    kind = torch.arange(1500) % 2
+    fast = plait.compile(copy.deepcopy(model))
+    wanted = model(data.x, data.edge_index, kind)
+    torch.testing.assert_close(fast(data.x, data.edge_index, kind), wanted, rtol=1e-4, atol=1e-5)
+    session = fast._plait_plan_session
+    assert len({id(edges.graph.indices) for edges in session.edges.values()}) == 2  # as it is, and with loops
+
+
+def test_relations_of_the_same_edges_are_told_apart() -> None:
+    torch.manual_seed(0)
+    layer, data = RGCNConv(8, 4, 3), random_data()
+    fast = plait.compile(copy.deepcopy(layer))
+    for kind in (torch.arange(1500) % 3, torch.arange(1500) % 2):
+        torch.testing.assert_close(
+            fast(data.x, data.edge_index, kind), layer(data.x, data.edge_index, kind), rtol=1e-4, atol=1e-5
+        )
+
+
+def test_plans_of_attention_are_made_for_sizes_once_batches_come_and_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[str] = []
+    own = attention.choose
+    monkeypatch.setattr(attention, "choose", lambda problem: made.append(problem.layer) or own(problem))
+    monkeypatch.setenv("PLAIT_ASIDE", "0")
+    torch.manual_seed(0)
+    fast = plait.compile(GATConv(8, 4))
+    for batch in NeighborLoader(random_data(), [4, 3], batch_size=10, seed=0):
+        fast(batch.x, batch.edge_index)
+    assert len(made) < 10  # of 20 batches

@@ -34,7 +34,7 @@ from plait.kernels.csr.coalesced import torch_csr
 from plait.measure.environment import BusyElsewhere, environment
 from plait.measure.timer import time_calls
 from plait.pyg.compile import compile
-from plait.runtime.session import forget_machine, using_machine
+from plait.pyg.probe import Probe, forget_machine, using_machine
 
 __all__ = ["calibrate"]
 
@@ -173,13 +173,10 @@ def _dense_rate(inner: int, width: int, is_transposed: bool) -> dict[str, float]
 def _call_seconds() -> float:
     """What a step costs beside its kernel: the steps of a layer trained on a graph of two nodes."""
     compiled: Any = compile(GCNConv(4, 4), None)
-    session = compiled._plait_plan_session
     x = torch.zeros(2, 4, requires_grad=True)
     edge_index = torch.tensor([[0, 1], [1, 0]])
-    session.trace = []
-    for _ in range(200):
-        compiled(x, edge_index).backward(_ONES)
-    return float(np.median([measured.seconds for _, measured in session.trace[100:]]))
+    seen = Probe(compiled).clock(lambda: compiled(x, edge_index).backward(_ONES), warm=50, repeats=150)
+    return float(np.median([seconds for samples in seen.values() for seconds in samples]))
 
 
 def _bare_call_seconds() -> float:

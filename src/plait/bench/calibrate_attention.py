@@ -13,17 +13,16 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv
 
 from plait.bench.pace import at_pace
-from plait.bench.problem import edge_index_of, hidden_features
+from plait.bench.problem import edge_index_of, hidden_features, training_step
 from plait.graph import Graph, generate
 from plait.plan.attention import correction, without_lean
-from plait.plan.fused import FusedPlan, preferring
+from plait.plan.fused import FusedPlan
 from plait.pyg.compile import compile
-from plait.runtime.session import machine_in_use
+from plait.pyg.probe import Probe, machine_in_use
 
 __all__ = ["attention_factors", "made_up_graphs"]
 
@@ -67,26 +66,17 @@ def _layers(inner: int, outer: int) -> Iterator[tuple[nn.Module, int]]:
 def _ratios(layer: nn.Module, rank: int, x: Tensor, edge_index: Tensor) -> dict[str, float]:
     """Seen over uncorrected seconds of each step of the candidate of this rank; none if it is too dear."""
     compiled: Any = compile(layer, None)
-    session = compiled._plait_plan_session
-    seen: dict[str, list[float]] = {}
-    plan: FusedPlan
-    for repeat in range(_WARM + _REPEATS):
-        x.grad = None
-        trace: list[Any] = []
-        session.trace = trace if repeat >= _WARM else None
-        with preferring(rank):
-            out = compiled(x, edge_index)
-        plan = compiled.plan.layers[0]
-        if any((loser.seconds or plan.seconds) * _TOO_DEAR < plan.seconds for loser in plan.rejected):
-            return {}
-        out.backward(torch.ones_like(out))
-        for name, measured in trace:
-            seen.setdefault(name.partition("\0")[2], []).append(measured.seconds)
-    session.trace = None
+    probe = Probe(compiled)
+    probe.take(rank, lambda: compiled(x, edge_index))
+    ((name, plan),) = probe.plans.items()
+    assert isinstance(plan, FusedPlan)
+    if any((loser.seconds or plan.seconds) * _TOO_DEAR < plan.seconds for loser in plan.rejected):
+        return {}
+    seen = probe.clock(training_step(compiled, x, edge_index), _WARM, _REPEATS)
     machine, choice = machine_in_use(), without_lean(plan.choice)
     return {
-        f"{choice} {step.name}": median(seen[step.name])
+        f"{choice} {step.name}": median(seen[name, step.name])
         / (step.price.seconds / correction(machine, choice, step.name))
         for step in plan.steps
-        if step.name in seen
+        if (name, step.name) in seen
     }

@@ -19,13 +19,13 @@ from torch import nn
 from torch_geometric.nn import GCNConv, GINConv, SAGEConv, TAGConv
 
 from plait.bench.pace import at_pace
-from plait.bench.problem import edge_index_of, hidden_features
+from plait.bench.problem import edge_index_of, hidden_features, training_step
 from plait.cost.machine import NUM_FEATURES
 from plait.graph import Graph
 from plait.plan.plan import LayerPlan
 from plait.plan.search import Problem, search, survey
 from plait.pyg.compile import compile
-from plait.runtime.session import machine_in_use
+from plait.pyg.probe import Probe, machine_in_use
 
 __all__ = ["VIEW", "Sample", "correction", "samples"]
 
@@ -85,24 +85,14 @@ def _steps(
     layer: nn.Module, choose: Callable[[Problem], LayerPlan], x: torch.Tensor, edges: torch.Tensor, graph: int
 ) -> list[Sample]:
     compiled: Any = compile(layer, None, forms=["csr"])
-    session = compiled._plait_plan_session
-    session.choose = choose
-    seen: dict[str, list[float]] = {}
-    cotangent = None
-    for repeat in range(_WARM + _REPEATS):
-        x.grad = None
-        trace: list[Any] = []
-        session.trace = trace if repeat >= _WARM else None
-        out = compiled(x, edges)
-        cotangent = torch.ones_like(out) if cotangent is None else cotangent
-        out.backward(cotangent)
-        for name, measured in trace:
-            seen.setdefault(name.partition("\0")[2], []).append(measured.seconds)
-    session.trace = None
+    probe = Probe(compiled)
+    probe.choose_by(choose)
+    seen = probe.clock(training_step(compiled, x, edges), _WARM, _REPEATS)
     result, call = [], machine_in_use().call_seconds
-    for plan in session.plans.values():
+    for name, plan in probe.plans.items():
+        assert isinstance(plan, LayerPlan)
         for step in plan.steps:
-            times, price = seen.get(step.step.out), step.price
+            times, price = seen.get((name, step.step.out)), step.price
             if times and price.backend == VIEW:
                 result.append(Sample(VIEW, (), price.seconds, float(np.median(times)), graph))
             elif times and price.kind:

@@ -16,7 +16,7 @@ from plait.bench.problem import Problem
 from plait.errors import PlaitError
 from plait.plan.plan import LayerPlan
 from plait.pyg.compile import compile
-from plait.runtime.session import machine_in_use, using_machine
+from plait.pyg.probe import machine_in_use, using_machine
 
 __all__ = ["floor_seconds"]
 

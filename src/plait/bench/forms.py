@@ -23,6 +23,7 @@ from torch_geometric.data import Data
 
 import plait
 from plait.bench.cases import find_graph
+from plait.bench.pace import clock
 from plait.bench.peers import PEERS, SameAs, Unavailable, prepare
 from plait.bench.problem import Forms, Problem, build_layer, edge_index_of, hidden_features
 from plait.errors import InputError
@@ -32,11 +33,9 @@ from plait.measure import (
     Record,
     append,
     environment,
-    processor_clock,
     time_calls,
-    wall_clock,
 )
-from plait.measure.timer import Clock
+from plait.pyg.probe import Probe
 
 __all__ = ["EPOCHS", "KIND", "LAYERS", "LEAST", "FormCase", "Options", "graphs_in", "run", "train"]
 
@@ -151,7 +150,7 @@ class _Side:
     @property
     def has_twins(self) -> bool:
         """Whether it runs on the representatives of twins."""
-        return bool(self.module._plait_plan_session.has_twins)
+        return Probe(self.module).has_twins
 
     def steps(self) -> list[tuple[str, str]]:
         """What the plan does, in order, and with what."""
@@ -168,7 +167,7 @@ def _compared(layer: str, graph: Graph) -> dict[str, object]:
     with BusyElsewhere() as busy:
         timings = time_calls(
             {name: side.step for name, side in sides.items()},
-            warmup=1, budget_seconds=_STEP_SECONDS, clock=_clock(),
+            warmup=1, budget_seconds=_STEP_SECONDS, clock=clock(),
         )  # fmt: skip
     lines: dict[str, dict[str, object]] = {}
     runs = []
@@ -197,11 +196,6 @@ def _difference(ours: Tensor, theirs: Tensor) -> float:
 def _now() -> float:
     """Seconds by the clock that steps are timed with."""
     return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
-
-
-def _clock() -> Clock:
-    """Of the processor for one thread, which other programs do not move; of the wall for several."""
-    return processor_clock if torch.get_num_threads() == 1 else wall_clock
 
 
 # Whole models ------------------------------------------------------------------------------------------
@@ -251,7 +245,7 @@ def _trained(model: str, loaded: LoadedGraph, options: Options) -> dict[str, obj
     for name, step in steps.items():
         lines[name]["losses"] = [step() for _ in range(_CURVE)]
     with BusyElsewhere() as busy:
-        timings = time_calls(steps, warmup=0, min_repeats=3, budget_seconds=4 * _STEP_SECONDS, clock=_clock())
+        timings = time_calls(steps, warmup=0, min_repeats=3, budget_seconds=4 * _STEP_SECONDS, clock=clock())
     for name, timing in timings.items():
         lines[name] |= timing.to_dict()
         lines[name]["run_seconds"] = lines[name]["prepare_seconds"] + EPOCHS * timing.median  # type: ignore[operator]

@@ -8,7 +8,7 @@ import itertools
 import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch import Tensor
@@ -20,10 +20,11 @@ from plait.bench.pace import patient
 from plait.bench.peers import DEFAULT, REFERENCE, UNTRIED, Runner, SameAs, Unavailable, prepare
 from plait.bench.peers.pyg import in_double
 from plait.bench.problem import Forms, Problem
+from plait.bench.suite import Suite, case_reader
 from plait.bench.trial import fate
 from plait.errors import PlaitError
 from plait.graph import Graph
-from plait.measure import BusyElsewhere, Record, Timing, append, environment, read, step_peak, time_calls
+from plait.measure import BusyElsewhere, Record, Timing, environment, step_peak, time_calls
 
 __all__ = ["KIND", "Options", "left", "measure", "run"]
 
@@ -47,37 +48,13 @@ class Options:
     environment: Mapping[str, object] = field(default_factory=environment)
 
 
-def run(cases: Sequence[LayerCase], options: Options, watch: Callable[[Record], None]) -> list[Record]:
-    """A record per case, handed to `watch` as each is taken and appended to the output file."""
-    done = _finished(options)
-    records = [done[case] for case in cases if case in done]
-    for name, group in itertools.groupby(left(cases, options), key=lambda case: case.graph):
-        graph = find_graph(name, options.data_dir).graph
-        for record in _run_graph(graph, list(group), options):
-            if options.output is not None:
-                append(options.output, record)
-            records.append(record)
-            watch(record)
-    return records
+def _take(cases: list[LayerCase], options: Options) -> Iterator[Record]:
+    for name, group in itertools.groupby(cases, key=lambda case: case.graph):
+        yield from _run_graph(find_graph(name, options.data_dir).graph, list(group), options)
 
 
-def left(cases: Sequence[LayerCase], options: Options) -> list[LayerCase]:
-    """The cases still to be measured: all, less those a resumed run already has."""
-    done = _finished(options)
-    return [case for case in cases if case not in done]
-
-
-def _finished(options: Options) -> dict[LayerCase, Record]:
-    """The cases an interrupted run left in the output file."""
-    if not options.resume or options.output is None or not options.output.exists():
-        return {}
-    names = {one.name: one.default for one in fields(LayerCase)}
-    needed = {name for name, default in names.items() if default is MISSING}
-    kept = (record for record in read(options.output) if record.kind == KIND and set(record.case) >= needed)
-    return {
-        LayerCase(**{name: record.case.get(name, default) for name, default in names.items()}): record  # type: ignore[arg-type]
-        for record in kept
-    }
+_SUITE = Suite(KIND, case_reader(LayerCase), _take)
+run, left = _SUITE.run, _SUITE.left
 
 
 def _run_graph(graph: Graph, cases: list[LayerCase], options: Options) -> Iterator[Record]:

@@ -20,14 +20,13 @@ from torch_geometric.utils import add_self_loops, dropout_edge
 import plait
 from plait.bench.batches.part import edge_list
 from plait.bench.cases import find_graph, known
+from plait.bench.suite import Suite, case_reader
 from plait.errors import InputError
 from plait.measure import (
     BusyElsewhere,
     Record,
-    append,
     environment,
     processor_clock,
-    read,
     speedup,
     time_calls,
     wall_clock,
@@ -424,37 +423,19 @@ def cases(loops: Sequence[str] | None, graph: str, threads: Sequence[int]) -> li
     return [LoopCase(name, graph, count) for count, name in itertools.product(threads, chosen)]
 
 
-def run(grid: Sequence[LoopCase], options: Options, watch: Callable[[Record], None]) -> list[Record]:
-    """A record per case, handed to `watch` as each is taken and appended to the output file."""
-    done = _finished(options)
-    records = [done[case] for case in grid if case in done]
-    for name, group in itertools.groupby(left(grid, options), key=lambda case: case.graph):
+def _take(cases: list[LoopCase], options: Options) -> Iterator[Record]:
+    for name, group in itertools.groupby(cases, key=lambda case: case.graph):
         graph = find_graph(name, options.data_dir).graph
         edge_index = torch.from_numpy(edge_list(graph))
         facts = {"num_nodes": graph.num_nodes, "num_edges": graph.num_edges, "width": options.width}
         for case in group:
             result = measure(case, edge_index, graph.num_nodes, options)
-            record = Record(KIND, asdict(case) | facts, result, options.environment)
-            if options.output is not None:
-                append(options.output, record)
-            records.append(record)
-            watch(record)
+            yield Record(KIND, asdict(case) | facts, result, options.environment)
             gc.collect()
-    return records
 
 
-def left(grid: Sequence[LoopCase], options: Options) -> list[LoopCase]:
-    """The cases still to be measured."""
-    done = _finished(options)
-    return [case for case in grid if case not in done]
-
-
-def _finished(options: Options) -> dict[LoopCase, Record]:
-    if not options.resume or options.output is None or not options.output.exists():
-        return {}
-    kept = (record for record in read(options.output) if record.kind == KIND)
-    names = LoopCase.__dataclass_fields__
-    return {LoopCase(**{name: record.case[name] for name in names}): record for record in kept}  # type: ignore[arg-type]
+_SUITE = Suite(KIND, case_reader(LoopCase), _take)
+run, left = _SUITE.run, _SUITE.left
 
 
 def measure(case: LoopCase, edge_index: Tensor, nodes: int, options: Options) -> dict[str, object]:

@@ -6,7 +6,7 @@ import copy
 import gc
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,11 @@ import plait
 from plait.bench.cases import EVERY_MODEL, find_graph, known
 from plait.bench.peers import PEERS, UNTRIED, SameAs, Unavailable, prepare
 from plait.bench.problem import Forms, Problem
+from plait.bench.suite import Suite, case_reader
 from plait.bench.task import HIDDEN, Stack, Task, build_model, load_task
 from plait.bench.trial import fate
 from plait.errors import InputError, PlaitError
-from plait.measure import BusyElsewhere, Record, Timing, append, environment, read, step_peak, time_calls
+from plait.measure import BusyElsewhere, Record, Timing, environment, step_peak, time_calls
 
 __all__ = [
     "DEFAULT",
@@ -133,13 +134,9 @@ def cases(graphs: Sequence[str], models: Sequence[str], epochs: int) -> list[Mod
     return [ModelCase(graph, model, epochs) for graph, model in itertools.product(graphs, chosen)]
 
 
-def run(grid: Sequence[ModelCase], options: Options, watch: Callable[[Record], None]) -> list[Record]:
-    """A record per case, handed to `watch` as each is taken and appended to the output file."""
-    done = _finished(options)
-    records = [done[case] for case in grid if case in done]
-    for name, group in itertools.groupby(left(grid, options), key=lambda case: case.graph):
-        loaded = find_graph(name, options.data_dir)
-        task = load_task(loaded, name)
+def _take(cases: list[ModelCase], options: Options) -> Iterator[Record]:
+    for name, group in itertools.groupby(cases, key=lambda case: case.graph):
+        task = load_task(find_graph(name, options.data_dir), name)
         facts = {
             "num_nodes": task.x.shape[0],
             "num_edges": task.edge_index.shape[1],
@@ -147,29 +144,12 @@ def run(grid: Sequence[ModelCase], options: Options, watch: Callable[[Record], N
             "num_train": int(task.train_mask.sum()),
         }
         for case in group:
-            record = Record(KIND, asdict(case) | facts, measure(case, task, options), options.environment)
-            if options.output is not None:
-                append(options.output, record)
-            records.append(record)
-            watch(record)
+            yield Record(KIND, asdict(case) | facts, measure(case, task, options), options.environment)
             gc.collect()
-    return records
 
 
-def left(grid: Sequence[ModelCase], options: Options) -> list[ModelCase]:
-    """The cases still to be measured."""
-    done = _finished(options)
-    return [case for case in grid if case not in done]
-
-
-def _finished(options: Options) -> dict[ModelCase, Record]:
-    if not options.resume or options.output is None or not options.output.exists():
-        return {}
-    names = ModelCase.__dataclass_fields__
-    kept = (
-        record for record in read(options.output) if record.kind == KIND and set(record.case) >= set(names)
-    )
-    return {ModelCase(**{name: record.case[name] for name in names}): record for record in kept}  # type: ignore[arg-type]
+_SUITE = Suite(KIND, case_reader(ModelCase), _take)
+run, left = _SUITE.run, _SUITE.left
 
 
 def measure(case: ModelCase, task: Task, options: Options) -> dict[str, object]:

@@ -11,9 +11,10 @@ import numpy as np
 import torch
 
 from plait.kernels.spmm import Pattern, spmm
-from plait.measure import Pace
+from plait.measure import Pace, processor_clock, wall_clock
+from plait.measure.timer import Clock
 
-__all__ = ["at_pace", "pace", "patient"]
+__all__ = ["at_pace", "clock", "pace", "patient"]
 
 T = TypeVar("T")
 
@@ -35,6 +36,11 @@ def pace() -> Pace:
         return time.perf_counter() - start
 
     return Pace(probe)
+
+
+def clock() -> Clock:
+    """Of the processor for one thread, which other programs do not move; of the wall for several."""
+    return processor_clock if torch.get_num_threads() == 1 else wall_clock
 
 
 def patient(seconds: float) -> Pace:

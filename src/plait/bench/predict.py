@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import itertools
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -15,19 +16,31 @@ from torch_geometric.data import Data
 
 from plait.bench.cases import LayerCase, find_graph
 from plait.bench.pace import pace, patient
-from plait.bench.problem import Forms, Problem
+from plait.bench.problem import Forms, Problem, training_step
+from plait.bench.suite import Suite, case_reader
 from plait.errors import PlaitError
 from plait.measure import BusyElsewhere, Record, Timing, environment, time_calls
 from plait.plan.plan import Plan
 from plait.pyg.compile import compile, explain
 
-__all__ = ["KIND", "predict", "run"]
+__all__ = ["KIND", "Options", "left", "predict", "run"]
 
 KIND = "bench-predict"
 _ROUNDS = 3  # over the cases of a graph: a slow minute of the machine is not one case's time
 _LONG_SECONDS = 90.0  # after so long no further round begins: steps of a large graph outlast a slow moment
 _MOST_ANALYSES = 3  # in one round
 _PASSES = 9  # of one EXPLAIN ANALYZE
+
+
+@dataclass(frozen=True)
+class Options:
+    """How long a case is measured, where graphs are found and where records go."""
+
+    budget_seconds: float = 5.0
+    data_dir: str | None = None
+    output: Path | None = None
+    resume: bool = False
+    environment: Mapping[str, object] = field(default_factory=environment)
 
 
 @dataclass(frozen=True)
@@ -40,18 +53,21 @@ class _Visit:
     keeps_pace: bool
 
 
-def run(grid: Sequence[LayerCase], data_dir: str | None, budget_seconds: float) -> Iterator[Record]:
+def _take(grid: list[LayerCase], options: Options) -> Iterator[Record]:
     """A record per case: predicted and measured seconds of the layer and of each of its steps."""
-    facts = environment()
     for name, group in itertools.groupby(grid, key=lambda case: case.graph):
         cases = list(group)
-        forms = Forms.of(find_graph(name, data_dir).graph)
+        forms = Forms.of(find_graph(name, options.data_dir).graph)
         rounds: list[list[_Visit | str]] = []
         begun = time.perf_counter()
         while len(rounds) < _ROUNDS and time.perf_counter() - begun < _LONG_SECONDS:
-            rounds.append([_visit(case, forms, budget_seconds / _ROUNDS) for case in cases])
+            rounds.append([_visit(case, forms, options.budget_seconds / _ROUNDS) for case in cases])
         for case, visits in zip(cases, zip(*rounds, strict=True), strict=True):
-            yield Record(KIND, case.to_dict(), _joined(visits), facts)
+            yield Record(KIND, case.to_dict(), _joined(visits), options.environment)
+
+
+_SUITE = Suite(KIND, case_reader(LayerCase), _take)
+run, left = _SUITE.run, _SUITE.left
 
 
 def predict(case: LayerCase, forms: Forms, budget_seconds: float) -> dict[str, object]:
@@ -110,19 +126,15 @@ def _joined(visits: Sequence[_Visit | str]) -> dict[str, object]:
 
 
 def _step(layer: Any, problem: Problem, mode: str) -> Any:
-    edge_index, x, parameters = problem.edge_index, problem.x, list(layer.parameters())
+    edge_index, x = problem.edge_index, problem.x
 
     def inference() -> object:
         with torch.no_grad():
             return layer(x, edge_index)
 
-    def training() -> None:
-        x.grad = None
-        for parameter in parameters:
-            parameter.grad = None
-        torch.autograd.backward(layer(x, edge_index), problem.cotangent)
-
-    return training if mode == "training" else inference
+    if mode == "training":
+        return training_step(layer, x, edge_index, cotangent=problem.cotangent)
+    return inference
 
 
 def _steps(plans: Sequence[dict[str, Any]]) -> Iterator[dict[str, object]]:

@@ -29,7 +29,7 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from plait.bench.cases import EVERY_LAYER, known
 from plait.graph import Graph
 
-__all__ = ["Forms", "Problem", "build_layer", "edge_index_of", "hidden_features"]
+__all__ = ["Forms", "Problem", "build_layer", "edge_index_of", "hidden_features", "training_step"]
 
 T = TypeVar("T")
 
@@ -96,6 +96,26 @@ def hidden_features(num_nodes: int, width: int, seed: int = 0) -> Tensor:
     start = rng.integers(0, prime, size=width, dtype=np.int64)
     lattice = (np.arange(num_nodes, dtype=np.int64)[:, None] * step + start) % prime
     return torch.from_numpy(((lattice + 0.25) / prime - 0.5).astype(np.float32) * np.float32(np.sqrt(12.0)))
+
+
+def training_step(
+    model: nn.Module, x: Tensor, *arguments: Tensor, cotangent: Tensor | None = None
+) -> Callable[[], None]:
+    """Forward and backward of a model, gradients dropped before; without a cotangent it is made of ones."""
+    parameters = list(model.parameters())
+    # of the same size at every call, so made once and outside the clock
+    kept = {} if cotangent is None else {"g": cotangent}
+
+    def step() -> None:
+        x.grad = None
+        for parameter in parameters:
+            parameter.grad = None
+        out = model(x, *arguments)
+        if "g" not in kept:
+            kept["g"] = torch.ones_like(out)
+        torch.autograd.backward(out, kept["g"])
+
+    return step
 
 
 def _prime_from(least: int) -> int:

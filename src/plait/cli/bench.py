@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from plait.cli import bench_batches, bench_ops
 from plait.cli.bench_ops import dated
@@ -54,6 +55,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_layers(plans)
     plans.add_argument("--widths", nargs="+", metavar="IN:OUT", help="default 64:64 256:32 32:256")
     plans.add_argument("--modes", nargs="+", metavar="MODE", help="inference training (default training)")
+    plans.add_argument(
+        "--models", nargs="*", metavar="NAME",
+        help="whole models on a graph's own features instead of layers: gcn sage gin (default all)",
+    )  # fmt: skip
     plans.add_argument(
         "--budget", type=float, default=2.0, metavar="SECONDS", help="time per cell (default 2)"
     )
@@ -133,36 +138,15 @@ def _layers(args: argparse.Namespace) -> int:
         resume=args.resume,
         memory=args.memory,
     )
-    meter = Meter("cells", len(layers.left(grid, options)), sys.stderr)
-
-    def watch(record: Record) -> None:
-        meter.note(cell_line(record))
-        meter.advance()
-
-    records = layers.run(grid, options, watch)
-    meter.close()
-    print(layers_text(records))
-    print(f"\nrecords: {options.output}")
-    return 0
+    return _measured(layers, grid, options, "cells", cell_line, layers_text)
 
 
 def _predict(args: argparse.Namespace, grid: list[LayerCase]) -> int:
     from plait.bench import predict
-    from plait.measure.record import append
     from plait.report.predict import predict_line, predict_text
 
-    output = args.output or dated("predict")
-    meter = Meter("cells", len(grid), sys.stderr)
-    records = []
-    for record in predict.run(grid, args.data_dir, args.budget):
-        append(output, record)
-        records.append(record)
-        meter.note(predict_line(record))
-        meter.advance()
-    meter.close()
-    print(predict_text(records))
-    print(f"\nrecords: {output}")
-    return 0
+    options = predict.Options(args.budget, args.data_dir, args.output or dated("predict"), args.resume)
+    return _measured(predict, grid, options, "cells", predict_line, predict_text)
 
 
 def _models(args: argparse.Namespace) -> int:
@@ -178,43 +162,26 @@ def _models(args: argparse.Namespace) -> int:
         resume=args.resume,
         memory=args.memory,
     )
-    meter = Meter("models", len(models.left(grid, options)), sys.stderr)
-
-    def watch(record: Record) -> None:
-        meter.note(model_line(record))
-        meter.advance()
-
-    records = models.run(grid, options, watch)
-    meter.close()
-    print(models_text(records))
-    print(f"\nrecords: {options.output}")
-    return 0
+    return _measured(models, grid, options, "models", model_line, models_text)
 
 
 def _plans(args: argparse.Namespace) -> int:
     from plait.bench import cases, plans
-    from plait.measure.record import append
     from plait.report.plans import plans_text, regret_line
 
-    grid = cases.layer_cases(
-        args.datasets or cases.GRAPHS,
-        args.layers or cases.LAYERS,
-        [cases.parse_widths(text) for text in args.widths] if args.widths else cases.WIDTHS,
-        args.modes or ("training",),
-        args.heads,
-    )
-    output = args.output or dated("plans")
-    meter = Meter("cells", len(grid), sys.stderr)
-    records = []
-    for record in plans.run(grid, args.data_dir, args.budget):
-        append(output, record)
-        records.append(record)
-        meter.note(regret_line(record))
-        meter.advance()
-    meter.close()
-    print(plans_text(records))
-    print(f"\nrecords: {output}")
-    return 0
+    grid: list[LayerCase | plans.ModelCase] = []
+    if args.models is not None:
+        grid += plans.model_cases(args.datasets or plans.MODEL_GRAPHS, args.models or plans.MODELS)
+    else:
+        grid += cases.layer_cases(
+            args.datasets or cases.GRAPHS,
+            args.layers or cases.LAYERS,
+            [cases.parse_widths(text) for text in args.widths] if args.widths else cases.WIDTHS,
+            args.modes or ("training",),
+            args.heads,
+        )
+    options = plans.Options(args.budget, args.data_dir, args.output or dated("plans"), args.resume)
+    return _measured(plans, grid, options, "cells", regret_line, plans_text)
 
 
 def _loops(args: argparse.Namespace) -> int:
@@ -229,15 +196,27 @@ def _loops(args: argparse.Namespace) -> int:
         output=args.output or dated("loops"),
         resume=args.resume,
     )
-    meter = Meter("loops", len(loops.left(grid, options)), sys.stderr)
+    return _measured(loops, grid, options, "loops", loop_line, loops_text)
+
+
+def _measured(
+    suite: Any,
+    grid: Sequence[Any],
+    options: Any,
+    noun: str,
+    line: Callable[[Record], str],
+    text: Callable[[Sequence[Record]], str],
+) -> int:
+    """Runs a suite with a line on the terminal for each case, then prints the table and where records are."""
+    meter = Meter(noun, len(suite.left(grid, options)), sys.stderr)
 
     def watch(record: Record) -> None:
-        meter.note(loop_line(record))
+        meter.note(line(record))
         meter.advance()
 
-    records = loops.run(grid, options, watch)
+    records = suite.run(grid, options, watch)
     meter.close()
-    print(loops_text(records))
+    print(text(records))
     print(f"\nrecords: {options.output}")
     return 0
 

@@ -413,11 +413,12 @@ def drop_self_loops(
 
 @kernel
 def one_loop_per_row(
-    indptr: Ints, indices: Ints, out_indptr: Ints, out_indices: Ints, out_order: Ints
+    indptr: Ints, indices: Ints, out_indptr: Ints, out_indices: Ints, out_order: Ints, num_loops: int
 ) -> None:
-    """CSR with exactly one loop per row; out_order is the old position, -1 for a loop that was not there.
+    """CSR with exactly one loop in each of the first `num_loops` rows and none in the others.
 
-    Of several loops on one node the last is kept: the one whose weight PyG keeps.
+    out_order is the old position, -1 for a loop that was not there. Of several loops on one node the last is
+    kept: the one whose weight PyG keeps.
     """
     q = 0
     for r in range(indptr.size - 1):
@@ -428,15 +429,16 @@ def one_loop_per_row(
             if v == r:
                 loop = p
                 continue
-            if v > r and slot < 0:
+            if v > r and slot < 0 and r < num_loops:
                 slot = q
                 q += 1
             out_indices[q] = v
             out_order[q] = p
             q += 1
-        if slot < 0:
-            slot = q
-            q += 1
-        out_indices[slot] = r
-        out_order[slot] = loop
+        if r < num_loops:
+            if slot < 0:
+                slot = q
+                q += 1
+            out_indices[slot] = r
+            out_order[slot] = loop
         out_indptr[r + 1] = q

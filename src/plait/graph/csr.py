@@ -20,7 +20,7 @@ __all__ = ["Graph"]
 
 Ints = NDArray[Any]
 
-_FORMS = ("_without_self_loops", "_with_self_loops")
+_FORMS = ("_without_self_loops", "_with_self_loops", "_with_loops_last")
 _ANTICIPATED = ("transpose", "transpose_order", "degrees", "out_degrees", "num_self_loops", *_FORMS)
 
 
@@ -293,6 +293,14 @@ class Graph:
             found = made[count] = graph.with_order(None), graph.order
         return found
 
+    def with_loops_last(self) -> Graph:
+        """This graph with one edge v -> v for each node that is a source and a target, and no other loop.
+
+        `order` numbers the edges as PyG lists them then: those that are no loops in the caller's order, and
+        after them the loops node by node (`remove_self_loops` and `add_self_loops`).
+        """
+        return self._with_loops_last
+
     @cached_property
     def _without_self_loops(self) -> Graph:
         if not self.num_self_loops:
@@ -306,14 +314,27 @@ class Graph:
                 f"with_self_loops: targets ({self.num_nodes}) and sources ({self.num_sources}) are different "
                 "node sets, so no node has an edge to itself; leave self loops off for bipartite graphs"
             )
-        return self._relooped(build.one_loop_per_row, self.num_edges - self.num_self_loops + self.num_nodes)
+        num_edges = self.num_edges - self.num_self_loops + self.num_nodes
+        return self._relooped(build.one_loop_per_row, num_edges, self.num_nodes)
 
-    def _relooped(self, kernel: Callable[..., None], num_edges: int) -> Graph:
+    @cached_property
+    def _with_loops_last(self) -> Graph:
+        num_loops = min(self.num_nodes, self.num_sources)
+        num_edges = self.num_edges - self.num_self_loops + num_loops
+        looped = self._relooped(build.one_loop_per_row, num_edges, num_loops)
+        # not self, which would hold itself: the graphs of mini-batches must not wait for the collector
+        bare, kept = Graph(self.indptr, self.indices, self.num_sources), vars(self)["_order"]
+        return looped.with_order(lambda: _loops_last(bare.with_order(kept), looped))
+
+    def _relooped(self, kernel: Callable[..., None], num_edges: int, *options: int) -> Graph:
         dtype = build.index_dtype(max(self.num_nodes, self.num_sources), num_edges)
         indptr = np.zeros(self.num_nodes + 1, dtype)
         indices, order = np.empty(num_edges, dtype), np.empty(num_edges, dtype)
-        kernel(self.indptr, self.indices, indptr, indices, order)
-        graph = Graph(indptr, indices, self.num_sources, lambda: follow(self.order, order))
+        kernel(self.indptr, self.indices, indptr, indices, order, *options)
+        kept = vars(self)["_order"]
+        graph = Graph(
+            indptr, indices, self.num_sources, lambda: follow(kept() if callable(kept) else kept, order)
+        )
         if "is_symmetric" in vars(self):  # one loop more or less on the diagonal changes nothing
             vars(graph)["is_symmetric"] = self.is_symmetric
         return graph
@@ -371,6 +392,20 @@ def _ends(edge_index: Any) -> tuple[Ints, Ints]:
         hint = "transpose it" if is_turned else "pass it as [sources, targets], or pass dst too"
         raise GraphError(f"edge_index has shape {edges.shape}, not [2, E]; {hint}")
     return edges[0], edges[1]
+
+
+def _loops_last(graph: Graph, looped: Graph) -> Ints:
+    """The numbers of the edges of `looped` when the caller's loops are left out and one per node appended."""
+    rows = looped.edge_rows()
+    listed = looped.order
+    assert listed is not None
+    if graph.num_self_loops:
+        was_loop = graph.edge_rows() == graph.indices
+        if graph.order is not None:
+            was_loop[graph.order] = was_loop.copy()
+        listed = (np.cumsum(~was_loop) - 1)[listed]
+    loop = graph.num_edges - graph.num_self_loops + rows
+    return np.where(rows == looped.indices, loop, listed).astype(rows.dtype)
 
 
 def _as_edges(src: ArrayLike, dst: ArrayLike) -> tuple[Ints, Ints]:

@@ -19,10 +19,17 @@ def regret_line(record: Record) -> str:
     chosen = candidates[0]
     best = min(candidates, key=lambda c: c["median_seconds"])
     return (
-        f"{case['graph']} {case['layer']} {case['width_in']}->{case['width_out']} {case['mode']}: "
+        f"{case['graph']} {_subject(case)} {case['mode']}: "
         f"regret {result['regret']:.3f} of {len(candidates)}; chosen {chosen['median_seconds'] * 1e3:.3g} ms "
         f"(predicted {chosen['predicted_seconds'] * 1e3:.3g}), best {best['median_seconds'] * 1e3:.3g} ms"
     )
+
+
+def _subject(case: Any) -> str:
+    """The whole model, or the layer and its widths."""
+    if "model" in case:
+        return f"{case['model']} model"
+    return f"{case['layer']} {case['width_in']}->{case['width_out']}"
 
 
 def plans_text(records: Sequence[Record]) -> str:

@@ -169,7 +169,8 @@ def test_operations_run_on_a_gpu() -> None:
             (make_case(op, device="cuda"),), quick(stream={"cuda None": 1e12}, memory=True)
         ):
             assert record.result["status"] != "wrong"
-            assert record.result["status"] != "ok" or record.result["clock"] == "events"
+            if record.result["status"] == "ok":
+                assert record.result["clock"] == "events"
 
 
 def test_visits_are_spread_and_their_samples_joined(monkeypatch: pytest.MonkeyPatch) -> None:

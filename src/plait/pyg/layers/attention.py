@@ -87,15 +87,14 @@ def prepare(module: Any, given: Mapping[str, Any]) -> Run | str:
         return ": the number of target nodes is not known; pass size= or x as a pair"
     num_targets = int(size[1]) if size is not None else (source if target is None else target).shape[0]
     has_loops = layer.has_loops(module)
-    num_loops = min(num_sources, num_targets) if has_loops else -1
-    edges = edges_of(module, edge_index, num_targets, num_sources, num_loops)
+    edges = edges_of(module, edge_index, num_targets, num_sources, has_loops)
     if edge_attr is not None and not edges.graph.num_edges:
         return ": without edges PyG leaves the gradients of its edge features out"
     listed = edge_index
     if has_loops and (edge_attr is not None or wants_weights):
         listed, edge_attr = remove_self_loops(edge_index, edge_attr)
         listed, edge_attr = add_self_loops(
-            listed, edge_attr, fill_value=module.fill_value, num_nodes=num_loops
+            listed, edge_attr, fill_value=module.fill_value, num_nodes=min(num_sources, num_targets)
         )
     call = AttentionCall(source, target, is_bipartite, edges, listed, edge_attr, wants_weights)
     return layer.stop(module, call) or functools.partial(layer.run, module, call)

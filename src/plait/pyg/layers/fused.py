@@ -7,12 +7,13 @@ ready to run, or with the reason why it runs in PyG.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.utils import add_self_loops, remove_self_loops, to_edge_index
 
 from plait.errors import InputError
 from plait.graph import Graph
@@ -47,6 +48,10 @@ Prepare = Callable[[Any, Mapping[str, Any]], "Run | str"]
 
 FUSED: dict[type[nn.Module], Prepare] = {}
 _ONLY: dict[type[nn.Module], Callable[[Any], bool]] = {}
+_MANY_GRAPHS = 4  # graphs of one size after which they are taken for mini-batches, as in runtime/session.py
+_MOST_PLANS = 64
+# how many graphs of a size were planned for, and the latest plan
+_BY_SIZE: WeakKeyDictionary[Session, OrderedDict[Any, tuple[int, FusedPlan]]] = WeakKeyDictionary()
 
 
 def fused(layer: type[nn.Module], only: Callable[[Any], bool] | None = None) -> Callable[[Prepare], Prepare]:
@@ -107,25 +112,22 @@ def refused_features(module: nn.Module, *values: Tensor | None) -> str | None:
 
 
 def edges_of(
-    module: Any, edge_index: Tensor, num_targets: int, num_sources: int, num_loops: int = -1
+    module: Any, edge_index: Tensor, num_targets: int, num_sources: int, has_loops: bool = False
 ) -> Edges:
-    """The graph of a call, built when first met; num_loops >= 0: own loops out, one for each such node in."""
+    """The graph of a call, built when first met; has_loops: own loops out, one for each node in.
+
+    The graph with loops is derived from the one without, which every layer on edge_index shares and which a
+    loader's batch brings along.
+    """
     session: Session = active.session()
-    is_swapped = module.flow == "target_to_source"
-    handed = read(edge_index, None, num_targets, num_sources, is_swapped)
+    given = read(edge_index, None, num_targets, num_sources, module.flow == "target_to_source")
+    if not has_loops:
+        return session.edges_for(given.key, given.owners, given.build)
 
     def build() -> tuple[Graph, None]:
-        if edge_index.layout == torch.strided:
-            listed = edge_index.as_subclass(Tensor)
-        else:  # adj_t: its rows are the targets
-            listed = to_edge_index(edge_index)[0].flip(0)
-        if num_loops >= 0:
-            listed, _ = remove_self_loops(listed)
-            listed, _ = add_self_loops(listed, num_nodes=num_loops)
-        source, target = listed.flip(0).numpy() if is_swapped else listed.numpy()
-        return Graph.from_edge_index(source, target, num_targets, num_sources), None
+        return session.edges_for(given.key, given.owners, given.build).graph.with_loops_last(), None
 
-    return session.edges_for((*handed.key, "passes", num_loops), handed.owners, build)
+    return session.edges_for((*given.key, "loops"), given.owners, build)
 
 
 def csr_order(edges: Edges, values: Tensor) -> Tensor:
@@ -154,10 +156,35 @@ def is_training(module: nn.Module, *inputs: Tensor | None) -> bool:
 
 def planned(module: Any, edges: Edges, key: tuple[Any, ...], make: Callable[[], FusedPlan]) -> FusedPlan:
     """The plan of such a call, made once per graph, shapes and mode (all that `key` must tell apart)."""
-    whole = (active.name_of(module), launch.num_threads(), *key)
+    session: Session = active.session()
+    name = active.name_of(module)
+    whole = (name, launch.num_threads(), *key)
     found = edges.fused_plans.get(whole)
     if found is None:
-        found = edges.fused_plans[whole] = make()
-    active.session().plans[active.name_of(module)] = found
-    trace.start(active.name_of(module), active.session().trace)
+        found = edges.fused_plans[whole] = _planned_by_size(session, edges.graph, whole, make)
+    session.plans[name] = found
+    trace.start(name, session.trace)
     return found
+
+
+def _planned_by_size(
+    session: Session, graph: Graph, key: tuple[Any, ...], make: Callable[[], FusedPlan]
+) -> FusedPlan:
+    """A plan for this graph or, once graphs come and go (mini-batches), the latest for graphs of its size."""
+    if session.options.memory_limit is not None:
+        return make()  # a graph a little larger may not fit
+    known = _BY_SIZE.setdefault(session, OrderedDict())
+    counts = (graph.num_nodes, graph.num_sources, graph.num_edges)
+    sized = (*(count.bit_length() for count in counts), *map(_scaled, key))
+    count, plan = known.get(sized, (0, None))
+    if plan is None or count < _MANY_GRAPHS:
+        plan = make()
+        known[sized] = (count + 1, plan)
+        while len(known) > _MOST_PLANS:
+            known.popitem(last=False)
+    return plan
+
+
+def _scaled(part: Any) -> Any:
+    """A part of a plan's key with the number of rows as its order of magnitude; widths stay as they are."""
+    return (part[0].bit_length(), *part[1:]) if isinstance(part, torch.Size) else part

@@ -87,11 +87,10 @@ def read_call(
     if stop is not None:
         return stop.reason.removeprefix(type(module).__name__)
     num_targets = int(size[1]) if size is not None and size[1] is not None else parts[1].shape[0]
-    num_loops = num_targets if has_loops else -1
     if relations is not None:
         edges = _edges_of_relations(module, edge_index, *relations, num_targets, parts[0].shape[0])
     else:
-        edges = edges_of(module, edge_index, num_targets, parts[0].shape[0], num_loops)
+        edges = edges_of(module, edge_index, num_targets, parts[0].shape[0], has_loops)
     if attr is not None:
         attr = csr_order(edges, attr)
     return PiecesCall(module, parts[0], parts[1], is_pair, edges, attr)

@@ -101,20 +101,23 @@ def _relations_of(
     """The graph and its edges by relation, built when first met; relations out of range are passed over."""
     session, count = active.session(), module.num_relations
     is_swapped = module.flow == "target_to_source"
-    handed = read(edge_index, edge_type, num_targets, num_sources, is_swapped)
+    given = read(edge_index, edge_type, num_targets, num_sources, is_swapped)
 
     def build() -> tuple[Graph, None]:
         kind = edge_type.numpy()
         is_known = (kind >= 0) & (kind < count)
-        source, target = edge_index.as_subclass(Tensor).numpy()[:, is_known]
-        if is_swapped:
-            source, target = target, source
-        graph = Graph.from_edge_index(source, target, num_targets, num_sources)
-        _RELATIONS[graph] = Relations(source, target, kind[is_known], num_targets, num_sources, count)
+        source, target = edge_index.as_subclass(Tensor).numpy()[:: -1 if is_swapped else 1]
+        if is_known.all():
+            shared = session.edges_for(given.key, given.owners, given.build).graph
+            graph = shared.with_order(shared.order)  # of its own: other relations may share the edges
+        else:
+            source, target, kind = source[is_known], target[is_known], kind[is_known]
+            graph = Graph.from_edge_index(source, target, num_targets, num_sources)
+        _RELATIONS[graph] = Relations(source, target, kind, num_targets, num_sources, count)
         return graph, None
 
-    key = (*handed.key, *handed.weight_key, "relations", count)
-    edges: Edges = session.edges_for(key, (*handed.owners, edge_type), build)
+    key = (*given.key, *given.weight_key, "relations", count)
+    edges: Edges = session.edges_for(key, (*given.owners, edge_type), build)
     return edges, _RELATIONS[edges.graph]
 
 

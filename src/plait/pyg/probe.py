@@ -1,0 +1,88 @@
+"""What benchmarks may ask of a compiled model: its plans, another candidate, the seconds of every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from plait.plan.fused import FusedPlan, preferring
+from plait.plan.plan import LayerPlan
+from plait.plan.search import Problem, search, survey
+from plait.runtime.session import Session, forget_machine, machine_in_use, using_machine
+
+__all__ = ["Choose", "Probe", "forget_machine", "machine_in_use", "using_machine"]
+
+Choose = Callable[[Problem], LayerPlan]
+
+
+class Probe:
+    """A compiled model opened for measuring; whatever is set here stays set for the model's later calls."""
+
+    def __init__(self, compiled: Any) -> None:
+        self._session: Session = compiled._plait_plan_session
+        self._candidates: dict[str, list[LayerPlan]] = {}
+
+    @property
+    def plans(self) -> Mapping[str, LayerPlan | FusedPlan]:
+        """The latest plan of each layer and expression, by its name."""
+        return self._session.plans
+
+    @property
+    def has_twins(self) -> bool:
+        """Whether some layer runs on the representatives of twins."""
+        return self._session.has_twins
+
+    def candidates(self, layer: str) -> list[LayerPlan]:
+        """The plans `take` has to choose from, the planner's choice first and the others by price."""
+        return self._candidates.get(layer, [])
+
+    def count(self, layer: str) -> int:
+        """How many ways there are to run a layer."""
+        plan = self.plans[layer]
+        return 1 + len(plan.rejected) if isinstance(plan, FusedPlan) else len(self.candidates(layer))
+
+    def choose_by(self, choose: Choose) -> None:
+        """Plans expressions by this function instead of the planner's; plans made so far are dropped."""
+        self._session.choose = choose
+        for name in list(self.plans):
+            self._session.forget(name)
+
+    def take(self, rank: int, call: Callable[[], object], layer: str | None = None) -> None:
+        """Runs `call` with the candidate of this rank (0: the planner's choice) for one layer or for all.
+
+        Later calls on the same graph and shapes keep it.
+        """
+
+        def choose(problem: Problem) -> LayerPlan:
+            found = self._candidates[problem.layer] = _ranked(problem)
+            is_meant = layer is None or problem.layer == layer
+            return found[rank] if is_meant and rank < len(found) else found[0]
+
+        self.choose_by(choose)
+        with preferring(rank):
+            call()
+
+    def clock(
+        self, call: Callable[[], object], warm: int, repeats: int
+    ) -> dict[tuple[str, str], list[float]]:
+        """Seconds of every step, by (layer, step), in `repeats` calls after `warm` ones without a clock."""
+        seen: dict[tuple[str, str], list[float]] = {}
+        for _ in range(warm):
+            call()
+        try:
+            for _ in range(repeats):
+                trace: list[tuple[str, Any]] = []
+                self._session.trace = trace
+                call()
+                for name, measured in trace:
+                    layer, _, step = name.partition("\0")
+                    seen.setdefault((layer, step), []).append(measured.seconds)
+        finally:
+            self._session.trace = None
+        return seen
+
+
+def _ranked(problem: Problem) -> list[LayerPlan]:
+    best = search(problem)
+    others = [plan for plan in survey(problem) if plan.describe() != best.describe()]
+    return [best, *sorted(others, key=lambda plan: plan.seconds)]

@@ -1,0 +1,15 @@
+"""errors.py: whoever catches ValueError or PlaitError catches everything plait raises on purpose."""
+
+from __future__ import annotations
+
+import pytest
+
+from plait import errors
+
+
+@pytest.mark.parametrize("name", [name for name in errors.__all__ if name != "PlaitError"])
+def test_every_error_is_plaits_and_a_value_error(name: str) -> None:
+    kind = getattr(errors, name)
+    assert issubclass(kind, errors.PlaitError)
+    assert issubclass(kind, ValueError)
+    assert kind.__doc__
