@@ -11,6 +11,7 @@ import copy
 import functools
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from types import FunctionType
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch
 from torch import nn
 from torch_geometric.nn import MessagePassing
 
+from plait.kernels import launch
 from plait.plan.plan import NotPlanned, Plan
 from plait.pyg import exported
 from plait.pyg.active import Seats, active, traced
@@ -113,7 +115,7 @@ def _view_class(root: type[nn.Module]) -> type[nn.Module]:
         "plait_root": root,
     }
     if not hasattr(root, "plan"):
-        members["plan"] = property(_plan, doc="The latest plan of every layer, in the order they ran.")
+        members["plan"] = property(_plan, doc="The plan the model ran by last; .training and .inference are those of one mode.")
     made = type(root.__name__, (CompiledModel, root), members)
     for base in reversed(root.__mro__):
         for name, value in () if base in _NOT_THE_USERS else vars(base).items():
@@ -211,16 +213,39 @@ def _plan(view: Any) -> Any:
     return plan_of(view)
 
 
-def plan_of(view: Any) -> Plan:
-    """The latest plan of every layer of a compiled model, in the order they ran."""
+def plan_of(view: Any, mode: str | None = None) -> Plan:
+    """The plan of a compiled model in a mode (default: the one it ran in last), with the other mode's beside."""
+    session: Session = view._plait_plan_session
+    mode = mode or session.plans.mode
+    plan = _plan_in(view, mode)
+    other = "inference" if mode == "training" else "training"
+    return replace(plan, other=_plan_in(view, other)) if session.plans.of(other) else plan
+
+
+def _plan_in(view: Any, mode: str) -> Plan:
     session: Session = view._plait_plan_session
     skipped = {**_never_planned(view), **session.not_planned}
-    notes = [] if session.plans or skipped else ["no plan yet: it is made at the first call"]
+    layers: Any = session.plans.of(mode)  # a FusedPlan has the surface of a LayerPlan
+    notes = [] if layers or skipped else ["no plan yet: it is made at the first call"]
     if is_disabled():
         notes = ["PLAIT_DISABLE is set: everything runs in PyG"]
     notes += [*session.notes, *session.forms.notes]
-    layers: Any = tuple(session.plans.values())  # a FusedPlan has the surface of a LayerPlan
-    return Plan(layers, tuple(NotPlanned(layer, reason) for layer, reason in skipped.items()), tuple(notes))
+    return Plan(
+        layers,
+        tuple(NotPlanned(layer, reason) for layer, reason in skipped.items()),
+        tuple(notes),
+        tuple(_warnings(session)) if layers else (),
+        type(view._plait_model).__name__,
+    )
+
+
+def _warnings(session: Session) -> list[str]:
+    """What makes the prices doubtful: another machine's profile, other settings than now."""
+    found: list[str] = []
+    then, now = session.plans.threads, launch.num_threads()
+    if then is not None and then != now:
+        found.append(f"planned for {then} threads, now there are {now}: the next call plans anew")
+    return found
 
 
 def _never_planned(view: Any) -> dict[str, str]:

@@ -158,6 +158,8 @@ def planned(module: Any, edges: Edges, key: tuple[Any, ...], make: Callable[[], 
     found = edges.fused_plans.get(whole)
     if found is None:
         found = edges.fused_plans[whole] = make()
-    active.session().plans[active.name_of(module)] = found
-    trace.start(active.name_of(module), active.session().trace)
+    name, session = active.name_of(module), active.session()
+    if session.plans.get(name) is not found:
+        session.plans[name] = found
+    trace.start(name, session.trace)
     return found
