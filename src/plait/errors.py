@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
-__all__ = ["GraphError", "InputError", "PlaitError", "PlanError", "ProfileError"]
+import difflib
+from collections.abc import Iterable
+
+__all__ = ["GraphError", "InputError", "PlaitError", "PlanError", "ProfileError", "did_you_mean", "unknown"]
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """ "did you mean 'gcn'? " where one of the names is close to the one given, else nothing."""
+    near = difflib.get_close_matches(name.lower(), list(names), n=1, cutoff=0.6)
+    return f"did you mean {near[0]!r}? " if near else ""
+
+
+def unknown(flag: str, name: str, names: Iterable[str]) -> str:
+    """The message for a name that is none of those known."""
+    known = list(names)
+    return f"{flag}: unknown name {name!r}; {did_you_mean(name, known)}known are {', '.join(known)}"
 
 
 class PlaitError(Exception):

@@ -5,6 +5,7 @@ The formulas, their brackets and every loser are in `LayerPlan.lines`; this is w
 
 from __future__ import annotations
 
+import math
 import os
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -15,7 +16,7 @@ from plait.cost.price import Price
 from plait.ops.program import Program, Step
 from plait.ops.work import size_of
 
-__all__ = ["TIE", "WIDTH", "Row", "blocks", "html_text", "next_best", "order", "plain_text", "sentence"]
+__all__ = ["TIE", "WIDTH", "Row", "blocks", "closest_ratio", "html_text", "next_best", "order", "plain_text", "sentence"]
 
 WIDTH = 100  # columns of a terminal
 TIE = 1.1  # prices of whole layers are off by about this much: closer ones are not told apart
@@ -102,22 +103,57 @@ class _Trail:
     """What the steps of a forward program do, in order: sums over neighbours, products with weights."""
 
     def __init__(self, program: Program, before: Program | None = None):
-        self.gathers: list[Step] = []
+        self.gathers = [step for step in program.steps if _is_gather(step)]
+        self.reduce = next((step.reduce for step in self.gathers if step.op == "extremum"), "sum")
+        earlier = () if before is None else before.steps
+        summed = _downstream([*earlier, *program.steps])
+        feeding = _upstream(program.steps, self.gathers)
         self.weights: list[str] = []
-        self.reduce = "sum"
-        multiplied: set[str] = set()
-        self.is_gathered_first = False
+        others: list[str] = []  # of a node's own row, which is never aggregated
         for step in program.steps:
-            found = [name for role, name in step.reads if _is_weight(role)]
-            if step.op in ("spmm", "extremum") or (step.op == "chain" and step.get("matrix") is not None):
-                if not self.gathers:
-                    self.is_gathered_first = step["x"] not in multiplied
-                self.gathers.append(step)
-                if step.op == "extremum":
-                    self.reduce = step.reduce
-            self.weights += [name for name in found if name not in self.weights]
-            if found or multiplied & {name for _, name in step.reads}:
-                multiplied |= {step.out, *step.more}
+            for weight, rows in _multiplied(step):
+                is_related = rows in summed or rows == step.get("block") or step.out in feeding
+                place = self.weights if is_related else others
+                place += [weight] if weight not in place else []
+        self.weights = self.weights or others
+        made = _made_by_products(program.steps)
+        self.is_gathered_first = bool(self.gathers) and self.gathers[0]["x"] not in made
+
+
+def _is_gather(step: Step) -> bool:
+    return step.op in ("spmm", "extremum") or (step.op == "chain" and step.get("matrix") is not None)
+
+
+def _multiplied(step: Step) -> list[tuple[str, str]]:
+    """(weight, rows it multiplies) of a step; a chain may have several."""
+    pairs = [(role, name) for role, name in step.reads if _is_weight(role)]
+    return [(name, step["x"] if role == "w" else step[f"rows{role[1:]}"]) for role, name in pairs]
+
+
+def _downstream(steps: Sequence[Step]) -> set[str]:
+    """Values that hold sums over neighbours."""
+    found: set[str] = set()
+    for step in steps:
+        if _is_gather(step) or found & {name for _, name in step.reads}:
+            found |= {step.out, *step.more}
+    return found
+
+
+def _upstream(steps: Sequence[Step], gathers: Sequence[Step]) -> set[str]:
+    """Values that are summed over neighbours, and those they are made of."""
+    found = {step["x"] for step in gathers}
+    for step in reversed(steps):
+        if found & {step.out, *step.more} and not _is_gather(step):
+            found |= {name for role, name in step.reads if not _is_weight(role)}
+    return found
+
+
+def _made_by_products(steps: Sequence[Step]) -> set[str]:
+    found: set[str] = set()
+    for step in steps:
+        if _multiplied(step) or found & {name for _, name in step.reads}:
+            found |= {step.out, *step.more}
+    return found
 
 
 def _is_weight(role: str) -> bool:
@@ -301,11 +337,20 @@ def next_best(layer: Layer) -> str:
     return ". ".join(lines) + "."
 
 
+def closest_ratio(layer: Layer) -> float:
+    """How many times dearer the nearest plan is that does something else; infinite where there is none."""
+    own = max(layer.seconds, 1e-12)
+    others = [r.seconds for r in layer.rejected if r.seconds is not None and r.words not in ("", layer.action())]
+    return min(others, default=math.inf) / own
+
+
 def _counted(count: int, one: str, many: str) -> str:
     return f"{count} {one if count == 1 else many}"
 
 
 def _times(ratio: float) -> str:
+    if ratio < 2:
+        return f"{ratio - 1:.0%}"
     return f"{ratio:.1f}x" if ratio < 10 else f"{ratio:.0f}x"
 
 

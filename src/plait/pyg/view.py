@@ -19,13 +19,15 @@ import torch
 from torch import nn
 from torch_geometric.nn import MessagePassing
 
+from plait.cost.family import processor
 from plait.kernels import launch
 from plait.plan.plan import NotPlanned, Plan
+from plait.plan.words import closest_ratio
 from plait.pyg import exported
 from plait.pyg.active import Seats, active, traced
 from plait.pyg.planned import PlannedForward, is_disabled, is_planned
 from plait.runtime.folded import unfolded
-from plait.runtime.session import Session
+from plait.runtime.session import Session, machine_in_use
 
 __all__ = ["CompiledModel", "plan_of", "view_of"]
 
@@ -241,11 +243,31 @@ def _plan_in(view: Any, mode: str) -> Plan:
 
 def _warnings(session: Session) -> list[str]:
     """What makes the prices doubtful: another machine's profile, other settings than now."""
-    found: list[str] = []
+    found = _about_machine(session)
     then, now = session.plans.threads, launch.num_threads()
     if then is not None and then != now:
         found.append(f"planned for {then} threads, now there are {now}: the next call plans anew")
     return found
+
+
+_SCALING_ERROR = 1.3  # what scaled prices of two plans may be off beside each other
+
+
+def _about_machine(session: Session) -> list[str]:
+    """What to know of the profile, in one line: calibrated elsewhere, or scaled from another family."""
+    machine, (name, _) = machine_in_use(), processor()
+    if not machine.is_default:
+        elsewhere = machine.measured.get("environment", {}).get("cpu", name)
+        return [] if elsewhere == name else [
+            f"priced by a calibration of {elsewhere}, this is {name}: run `plait calibrate`"
+        ]  # fmt: skip
+    family = machine.measured.get("scaled_to")
+    if family is None:
+        return []
+    text = f"prices are those of {machine.measured.get('family')}, scaled to this processor ({family})"
+    close = [plan.layer for plan in session.plans.values() if closest_ratio(plan) < _SCALING_ERROR]
+    change = f" and may change the choice for {', '.join(close)}" if close else ""
+    return [f"{text} by a probe; `plait calibrate` measures it{change}"]
 
 
 def _never_planned(view: Any) -> dict[str, str]:

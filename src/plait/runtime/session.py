@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from plait.cost.machine import MachineProfile, profile_in_use
+from plait.cost.machine import MachineProfile
 from plait.cost.price import uniform_matrix
 from plait.errors import InputError
 from plait.graph import Graph
@@ -40,6 +40,7 @@ from plait.runtime.identity import Hold
 from plait.runtime.lstm import Prefixes
 from plait.runtime.orders import EdgeOrders
 from plait.runtime.plans import Plans
+from plait.runtime.probe import machine_for
 from plait.runtime.quotient import Quotient, Quotients
 from plait.runtime.wanted import Wanted, WantedRows, check_unchanged, state_of
 from plait.runtime.watched import Inputs, Numbers, Watched
@@ -604,7 +605,7 @@ def _machine() -> MachineProfile:
 
 @functools.cache
 def _own_machine() -> MachineProfile:
-    return profile_in_use(cache_folder())
+    return machine_for(cache_folder())
 
 
 @contextmanager
