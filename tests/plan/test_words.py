@@ -18,6 +18,7 @@ from plait.cost.machine import default_profile
 from plait.plan import words
 from plait.plan.plan import LayerPlan, Plan, Rejected
 from plait.runtime.session import using_machine
+from tests.plan.expressions import LAYERS
 from tests.plan.test_plan import layer
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -89,7 +90,7 @@ def test_a_tie_is_called_a_tie_and_no_loser_is_cheaper() -> None:
 
 
 def test_the_rejected_of_a_search_never_cost_less_by_their_words() -> None:
-    for name in ("gcn", "gin", "tag", "sage"):
+    for name in sorted(LAYERS):
         for loser in layer(name).rejected:
             assert "0.9" not in loser.why
             assert "1.00 x" not in loser.why
