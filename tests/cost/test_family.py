@@ -29,4 +29,5 @@ def test_families(facts: dict[str, str], machine: str, family: str) -> None:
 
 def test_this_processor_has_a_name() -> None:
     name, family = processor()
-    assert name and family
+    assert name
+    assert family

@@ -72,7 +72,10 @@ def test_the_print_is_what_it_was(name: str) -> None:
 @pytest.mark.usefixtures("built_in")
 def test_the_print_says_what_is_done_and_why() -> None:
     text = str(plait.explain(MODELS["gcn"](), data()))
-    assert "Aggregate once before training, then only multiply by W: x never changes and is mostly zeros." in text
+    assert (
+        "Aggregate once before training, then only multiply by W: x never changes and is mostly zeros."
+        in text
+    )
     assert "Multiply by W first, then aggregate: gathering 4 columns per edge is cheaper than 16." in text
     assert "fold(" not in text
 

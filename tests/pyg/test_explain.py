@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import DataLoader
 from torch_geometric.nn import BatchNorm, GATConv, GCNConv
@@ -35,9 +35,9 @@ class Dropped(nn.Module):
         self.p, self.inplace = p, inplace
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        x = F.dropout(x, self.p, training=self.training, inplace=self.inplace)
+        x = functional.dropout(x, self.p, training=self.training, inplace=self.inplace)
         h = self.norm(self.convs[0](x, edge_index)).relu()
-        out: Tensor = self.convs[1](F.dropout(h, self.p, training=self.training), edge_index)
+        out: Tensor = self.convs[1](functional.dropout(h, self.p, training=self.training), edge_index)
         return out
 
 
@@ -66,7 +66,8 @@ def test_looking_ahead_in_training_mode_leaves_everything_as_it_was() -> None:
     before = {name: value.clone() for name, value in model.state_dict().items()}
     x, states = data.x.clone(), (torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy())
     plait.explain(model, data, analyze=True)
-    assert model.training and not model.norm.training
+    assert model.training
+    assert not model.norm.training
     for name, value in model.state_dict().items():
         torch.testing.assert_close(value, before[name], rtol=0, atol=0)
     assert torch.equal(data.x, x)

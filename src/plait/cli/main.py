@@ -54,7 +54,7 @@ def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     """The parser with the arguments of the command that is named, and only the names of the others."""
     parser = argparse.ArgumentParser(
         prog="plait",
-        description="A query planner for graph neural networks: the same PyG model, the same results, faster.",
+        description="A query planner for graph neural networks: the same PyG model and results, faster.",
     )
     parser.add_argument("--version", action="store_true", help="print the version and leave")
     parser.set_defaults(run=lambda args: _bare(parser, args))

@@ -158,7 +158,9 @@ def _read(path: str | os.PathLike[str], names: tuple[str, ...] | None) -> dict[s
     except GraphError:
         raise
     except UNREADABLE as error:
-        raise GraphError(f"{path}: not a readable npz file ({_fault(error)}); fetch or write it again") from error
+        raise GraphError(
+            f"{path}: not a readable npz file ({_fault(error)}); fetch or write it again"
+        ) from error
 
 
 def _fault(error: BaseException) -> str:

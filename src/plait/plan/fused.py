@@ -84,6 +84,7 @@ class FusedPlan:
             "machine": self.machine,
             "is_default_machine": self.is_default_machine,
             "because": self.because,
+            "in_words": words.sentence(self),
             "hoisted": [],
             "steps": [_step_dict(step, self.seconds, self.measured.get(step.name)) for step in self.steps],
             "rejected": [

@@ -69,7 +69,7 @@ def candidates(p: GatedProblem) -> list[FusedCandidate]:
     text = "X S + Σ σ(X K + X Q) ⊙ (X V)" if p.has_skip else "Σ σ(X K + X Q) ⊙ (X V)"
     named = {"keep": "sums of σ' kept", "gate again": "σ' recomputed"} if p.is_training else {"infer": ""}
     because = {
-        "keep": f"{p.width} numbers per node, kept from the forward pass, save a pass over {p.matrix.edges} edges",
+        "keep": f"{p.width} numbers per node, kept, save a pass over {p.matrix.edges} edges",
         "gate again": "nothing beside the projected rows is kept",
         "infer": "one projection serves gate, value and skip; nothing of edges x width exists",
     }

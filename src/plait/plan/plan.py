@@ -128,6 +128,7 @@ class LayerPlan:
             "machine": self.machine,
             "is_default_machine": self.is_default_machine,
             "because": self.because,
+            "in_words": words.sentence(self),
             "hoisted": [self._step_dict(step, "once") for step in self.hoisted_steps],
             "steps": [
                 self._step_dict(step, "forward" if k < self.num_forward else "backward")

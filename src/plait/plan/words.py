@@ -16,7 +16,18 @@ from plait.cost.price import Price
 from plait.ops.program import Program, Step
 from plait.ops.work import size_of
 
-__all__ = ["TIE", "WIDTH", "Row", "blocks", "closest_ratio", "html_text", "next_best", "order", "plain_text", "sentence"]
+__all__ = [
+    "TIE",
+    "WIDTH",
+    "Row",
+    "blocks",
+    "closest_ratio",
+    "html_text",
+    "next_best",
+    "order",
+    "plain_text",
+    "sentence",
+]
 
 WIDTH = 100  # columns of a terminal
 TIE = 1.1  # prices of whole layers are off by about this much: closer ones are not told apart
@@ -90,6 +101,8 @@ def why(plan: Any) -> str:
     columns = f"gathering {_columns(narrow)} per edge"
     if narrow < wide:
         return f"{columns} is cheaper than {wide}"
+    if each.gathers[0].op == "chain":
+        return f"one pass gathers {_columns(narrow)} per edge and multiplies them while they are in cache"
     return f"{columns} instead of {wide} is made up for by cheaper products" + (
         ": x is mostly zeros" if is_sparse else ""
     )
@@ -306,7 +319,7 @@ def milliseconds(seconds: float) -> str:
 
 
 def sentence(layer: Layer) -> str:
-    """What a layer does and why: "Aggregate once before training, then only multiply by W: x never changes"."""
+    """What a layer does and why: "Multiply by W first, then aggregate: ..."."""
     text, reason = layer.action(), layer.reason()
     text = text[:1].upper() + text[1:]
     return f"{text}: {reason}." if reason else f"{text}."
@@ -340,7 +353,9 @@ def next_best(layer: Layer) -> str:
 def closest_ratio(layer: Layer) -> float:
     """How many times dearer the nearest plan is that does something else; infinite where there is none."""
     own = max(layer.seconds, 1e-12)
-    others = [r.seconds for r in layer.rejected if r.seconds is not None and r.words not in ("", layer.action())]
+    others = [
+        r.seconds for r in layer.rejected if r.seconds is not None and r.words not in ("", layer.action())
+    ]
     return min(others, default=math.inf) / own
 
 
@@ -469,10 +484,9 @@ def html_text(title: str, warnings: Sequence[str], layers: Sequence[Layer], afte
     shown = blocks(layers)
     longest = max((r.price.seconds for b in shown for r in b.rows if r.phase != "once"), default=0.0)
     parts = ['<div style="font-family:system-ui,sans-serif;max-width:60em">']
-    parts += [
-        f'<p style="color:#b45309;margin:.2em 0">warning: {_escaped(text)}</p>' for text in warnings
-    ]
-    parts.append(f'<p style="margin:.2em 0"><b>{_escaped(title.partition(chr(10))[0])}</b> {_escaped(title.partition(chr(10))[2])}</p>')
+    parts += [f'<p style="color:#b45309;margin:.2em 0">warning: {_escaped(text)}</p>' for text in warnings]
+    first, _, rest = title.partition("\n")
+    parts.append(f'<p style="margin:.2em 0"><b>{_escaped(first)}</b><br>{_escaped(rest)}</p>')
     for block in shown:
         parts.append(
             f'<p style="margin:.9em 0 0"><b>{_escaped(block.name)}</b> '

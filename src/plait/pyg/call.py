@@ -81,7 +81,9 @@ def call_of(model: nn.Module, data: Any) -> Call | None:
             "to_hetero, whose forward takes x_dict and edge_index_dict"
         )
     if isinstance(data, Data) and data.x is None and any(_ALIASES.get(n, n) == "x" for n in missing):
-        raise InputError(f"data: {data} has no x, which {kind}.forward takes; set data.x to the node features")
+        raise InputError(
+            f"data: {data} has no x, which {kind}.forward takes; set data.x to the node features"
+        )
     if len(names) == len(missing) == 2 and _attribute(data, "x") is not None:
         return Call((data.x, data.edge_index), is_guessed=True)
     return None
@@ -125,5 +127,5 @@ def _check(data: Any) -> None:
         raise InputError(f"data: a {kind} of {len(data)}; {_WANTED}, or plait.explain(model, args=(x, ...))")
     if isinstance(data, Mapping):
         raise InputError(f"data: a {kind}; pass torch_geometric.data.Data(**data)")
-    if isinstance(data, Tensor | np.ndarray | Graph | nn.Module | int | float | bool) or isinstance(data, type):
+    if isinstance(data, Tensor | np.ndarray | Graph | nn.Module | int | float | type):
         raise InputError(f"data: {kind}; {_WANTED}")

@@ -84,7 +84,7 @@ def explain(
     call = _given_call(args, kwargs) or call_of(model, data)
     compiled: Any = model
     if not isinstance(model, CompiledModel):
-        compiled = compile(model, data if args is kwargs is None else None, **options)
+        compiled = compile(model, data if args is None and kwargs is None else None, **options)
     session: Session = compiled._plait_plan_session
     mode = options.get("mode") or ("training" if model.training else "inference")
     if not session.plans.of(mode) and not is_disabled():
@@ -224,7 +224,7 @@ def _run_once(
 
 def _gradients(model: nn.Module, call: Call, out: Tensor) -> tuple[Tensor | None, ...]:
     """The gradients a training step computes; nothing is added to anybody's .grad."""
-    wanted = [p for p in model.parameters() if p.requires_grad]
+    wanted: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
     wanted += [tensor for tensor in call.tensors() if tensor.requires_grad]
     if not wanted:
         return ()

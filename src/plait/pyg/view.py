@@ -117,7 +117,9 @@ def _view_class(root: type[nn.Module]) -> type[nn.Module]:
         "plait_root": root,
     }
     if not hasattr(root, "plan"):
-        members["plan"] = property(_plan, doc="The plan the model ran by last; .training and .inference are those of one mode.")
+        members["plan"] = property(
+            _plan, doc="The plan the model ran by last; .training and .inference are those of one mode."
+        )
     made = type(root.__name__, (CompiledModel, root), members)
     for base in reversed(root.__mro__):
         for name, value in () if base in _NOT_THE_USERS else vars(base).items():
@@ -216,7 +218,7 @@ def _plan(view: Any) -> Any:
 
 
 def plan_of(view: Any, mode: str | None = None) -> Plan:
-    """The plan of a compiled model in a mode (default: the one it ran in last), with the other mode's beside."""
+    """The plan of a compiled model in a mode (default: the one it ran in last); `other` is the other's."""
     session: Session = view._plait_plan_session
     mode = mode or session.plans.mode
     plan = _plan_in(view, mode)

@@ -7,6 +7,7 @@ caches), done once, and kept beside the kernels.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -44,10 +45,8 @@ def machine_for(cache_folder: Path) -> MachineProfile:
     if kept is not None and kept.measured.get("cpu") == name:
         return kept
     made = scaled(built_in, probe(), name, family)
-    try:
+    with contextlib.suppress(OSError):  # where the folder cannot be written to, the next process probes again
         made.save(path)
-    except OSError:
-        pass  # a folder that cannot be written to: the next process probes again
     return made
 
 
@@ -74,7 +73,7 @@ def probe() -> dict[str, float]:
 
 
 def _best(call: Callable[[], object]) -> float:
-    """Processor seconds of the fastest call: those of one thread, so that waiting for others is not counted."""
+    """Processor seconds of the fastest call: of one thread, so that waiting for others is not counted."""
     call()
     best, ends = float("inf"), time.perf_counter() + _SECONDS
     while time.perf_counter() < ends:
@@ -107,7 +106,7 @@ def scaled(profile: MachineProfile, found: dict[str, float], cpu: str, family: s
     return replace(
         profile,
         **seconds,
-        **rates,  # type: ignore[arg-type]
+        **rates,
         gemm={name: _faster(table, ratio["product"]) for name, table in profile.gemm.items()},
         gemm_transposed={
             name: _faster(table, ratio["product"]) for name, table in profile.gemm_transposed.items()
