@@ -10,8 +10,10 @@ __all__ = ["GraphError", "InputError", "PlaitError", "PlanError", "ProfileError"
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
     """ "did you mean 'gcn'? " where one of the names is close to the one given, else nothing."""
-    near = difflib.get_close_matches(name.lower(), list(names), n=1, cutoff=0.6)
-    return f"did you mean {near[0]!r}? " if near else ""
+    near = difflib.get_close_matches(name.lower(), list(names), n=3, cutoff=0.6)
+    # of names that are equally close the one that begins alike: "gcm" is gcn rather than sgc
+    likeness = {n: (difflib.SequenceMatcher(None, name.lower(), n).ratio(), n[:2] == name[:2]) for n in near}
+    return f"did you mean {max(likeness, key=lambda n: likeness[n])!r}? " if near else ""
 
 
 def unknown(flag: str, name: str, names: Iterable[str]) -> str:
