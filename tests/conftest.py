@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import gc
+import os
 
 import pytest
+
+# plans in tests are those of the built-in profile, whatever the processor
+os.environ.setdefault("PLAIT_PROBE", "0")
 
 
 @pytest.fixture(autouse=True, scope="module")

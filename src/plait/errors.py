@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 __all__ = [
     "ExchangeError",
     "GraphError",
@@ -10,7 +13,23 @@ __all__ = [
     "PlaitError",
     "PlanError",
     "ProfileError",
+    "did_you_mean",
+    "unknown",
 ]
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """ "did you mean 'gcn'? " where one of the names is close to the one given, else nothing."""
+    near = difflib.get_close_matches(name.lower(), list(names), n=3, cutoff=0.6)
+    # of names that are equally close the one that begins alike: "gcm" is gcn rather than sgc
+    likeness = {n: (difflib.SequenceMatcher(None, name.lower(), n).ratio(), n[:2] == name[:2]) for n in near}
+    return f"did you mean {max(likeness, key=lambda n: likeness[n])!r}? " if near else ""
+
+
+def unknown(flag: str, name: str, names: Iterable[str]) -> str:
+    """The message for a name that is none of those known."""
+    known = list(names)
+    return f"{flag}: unknown name {name!r}; {did_you_mean(name, known)}known are {', '.join(known)}"
 
 
 class PlaitError(Exception):

@@ -19,7 +19,9 @@ def test_the_default_grid_has_every_cell_once() -> None:
 
 
 def test_unknown_names_list_the_known_ones() -> None:
-    with pytest.raises(InputError, match=r"unknown name 'gcm'; known are gcn, sage-mean"):
+    with pytest.raises(
+        InputError, match=r"unknown name 'gcm'; did you mean 'gcn'\? known are gcn, sage-mean"
+    ):
         layer_cases(layers=["gcm"])
     with pytest.raises(InputError, match="--modes"):
         layer_cases(modes=["training", "serving"])

@@ -80,3 +80,11 @@ def test_runs_that_cannot_be_compared_are_told(tmp_path: Path, capsys: pytest.Ca
     assert "no timed case in common" in capsys.readouterr().err
     assert main(["bench", "compare", str(tmp_path / "none.jsonl"), str(empty)]) == 2
     assert "cannot be read" in capsys.readouterr().err
+
+
+def test_a_direction_that_was_not_given_is_not_blamed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alone = ["bench", "ops", "--op", "sort", "--edges", "100", "--repeats", "2", "--no-memory"]
+    assert main([*alone, "--output", str(tmp_path / "run.jsonl")]) == 0
+    assert "--direction" not in capsys.readouterr().err

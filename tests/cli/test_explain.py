@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -42,3 +43,35 @@ def test_bad_widths_are_refused(widths: str, capsys: pytest.CaptureFixture[str])
 def test_an_unknown_generator_lists_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "--data", "torus:n=3", "--widths", "4,2"]) == 2
     assert "known are cliques" in capsys.readouterr().err
+
+
+def test_the_print_is_in_words_and_verbose_has_the_formulas(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", *GRAPH]) == 0
+    plain = capsys.readouterr().out
+    assert main(["explain", *GRAPH, "--verbose"]) == 0
+    verbose = capsys.readouterr().out
+    assert "@" not in plain
+    assert "rejected:" in verbose
+    assert "(A @" in verbose
+
+
+def test_a_model_or_file_that_is_nearly_one_is_suggested(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["explain", "--model", "gatt", *GRAPH]) == 2
+    assert "did you mean 'gat'?" in capsys.readouterr().err
+    (tmp_path / "cora.npz").write_bytes(b"")
+    assert main(["explain", "--data", str(tmp_path / "coar.npz")]) == 2
+    assert "did you mean 'cora.npz'?" in capsys.readouterr().err
+    assert main(["explain", "--data", "coar", "--data-dir", str(tmp_path)]) == 2
+    assert "did you mean 'cora'?" in capsys.readouterr().err
+
+
+def test_a_file_that_is_no_graph_is_not_answered_with_advice_to_load_it_unsafely(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bad.npz").write_bytes(b"this is text, not a zip archive")
+    assert main(["explain", "--data", str(tmp_path / "bad.npz")]) == 2
+    shown = capsys.readouterr().err
+    assert "pickle" not in shown
+    assert "not a readable npz file" in shown

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from plait.cli.main import main
 from plait.graph import Graph
@@ -48,3 +49,14 @@ def test_what_to_look_at_must_be_named_once(tmp_path: Path) -> None:
     for arguments in (["hag"], [*GRAPH, "--all", str(tmp_path)]):
         with pytest.raises(SystemExit):
             main(arguments)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
+def test_a_device_that_is_not_there_is_refused_before_any_work(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("plait.graph.hag.search", lambda *a, **k: pytest.fail("searched"))
+    assert main(["hag", "--data", "sbm:num_nodes=60,features=8", "--device", "cuda"]) == 2
+    shown = capsys.readouterr()
+    assert "torch sees no CUDA device" in shown.err
+    assert shown.out == ""

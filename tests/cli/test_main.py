@@ -46,6 +46,19 @@ def test_an_unknown_command_is_refused_by_argparse(capsys: pytest.CaptureFixture
     assert "demo" in capsys.readouterr().err
 
 
+def test_a_command_that_is_nearly_one_is_suggested(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["explian"])
+    assert stop.value.code == 2
+    assert "did you mean 'explain'?" in capsys.readouterr().err
+
+
+def test_the_demo_trains_as_many_models_as_its_help_says() -> None:
+    from plait.bench.cases import EVERY_MODEL
+
+    assert f"train {({3: 'three', 4: 'four'})[len(EVERY_MODEL)]} models" in COMMANDS["demo"][1]
+
+
 def test_an_interrupt_is_no_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from plait.errors import InputError
+from plait.errors import GraphError, InputError, did_you_mean, unknown
 from plait.graph import LoadedGraph, generate, load_arrays
 
 __all__ = [
@@ -107,7 +107,7 @@ def _heads_of(layer: str, width_out: int, heads: int) -> int:
 def known(flag: str, name: str, names: Sequence[str]) -> str:
     """`name` when it is one of `names`, else an error that lists them."""
     if name not in names:
-        raise InputError(f"{flag}: unknown name {name!r}; known are {', '.join(names)}")
+        raise InputError(unknown(flag, name, names))
     return name
 
 
@@ -128,16 +128,25 @@ def find_graph(name: str, data_dir: str | None = None) -> LoadedGraph:
     if ":" in name or name in generate.KINDS:
         return generate.parse(name)
     if name.endswith(".npz"):
-        return load_arrays(name)
+        return _load_file(Path(name))
     for folder in data_folders(data_dir):
         path = folder / f"{name}.npz"
         if path.exists():
             return load_arrays(path)
     searched = ", ".join(map(str, data_folders(data_dir))) or "any data folder"
+    files = [path.stem for folder in data_folders(data_dir) for path in folder.glob("*.npz")]
     raise InputError(
-        f"graph {name!r}: no {name}.npz in {searched}; give --data-dir, set PLAIT_DATA, "
-        f"or use a generator such as rmat:scale=14,edges=2e5"
+        f"graph {name!r}: no {name}.npz in {searched}; {did_you_mean(name, [*files, *generate.KINDS])}"
+        "give --data-dir, set PLAIT_DATA, or use a generator such as rmat:scale=14,edges=2e5"
     )
+
+
+def _load_file(path: Path) -> LoadedGraph:
+    """The graph in a file; the error for one that is not there names a file of nearly that name."""
+    if not path.exists():
+        near = did_you_mean(path.name, [other.name for other in path.parent.glob("*.npz")])
+        raise GraphError(f"{path}: no such file; {near or 'check the path'}".rstrip())
+    return load_arrays(path)
 
 
 def data_folders(data_dir: str | None = None) -> list[Path]:

@@ -10,11 +10,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from plait.errors import InputError
+from plait.errors import InputError, unknown
 from plait.measure.progress import Meter
 from plait.measure.record import Record
 
-__all__ = ["add_compare", "add_ops", "dated"]
+__all__ = ["add_compare", "add_ops", "check_device", "dated"]
 
 _SIZES = ("edges", "nodes", "width", "inner", "heads", "batch", "reduction")
 _SHARES = ("degree", "exponent", "sparsity", "value_sparsity")
@@ -106,7 +106,7 @@ def _ops(args: argparse.Namespace) -> int:
 
     if args.list:
         return _list()
-    _check_device(args.device)
+    check_device(args.device)
     _check_clock(args)
     bouts = _bouts(args)
     options = runner.Options(
@@ -153,7 +153,8 @@ def _list() -> int:
     return 0
 
 
-def _check_device(device: str) -> None:
+def check_device(device: str) -> None:
+    """InputError where the device is unknown or not there."""
     if device not in ("cpu", "cuda"):
         raise InputError(f"--device: unknown name {device!r}; known are cpu, cuda")
     if device == "cuda":
@@ -194,7 +195,7 @@ def _check_variants(args: argparse.Namespace, operations: list[Any]) -> None:
     known = list(dict.fromkeys(variant.name for op in operations for variant in op.variants))
     for name in args.variants or ():
         if name not in known:
-            raise InputError(f"--variants: unknown name {name!r}; known are {', '.join(known)}")
+            raise InputError(unknown("--variants", name, known))
 
 
 def _findings(records: list[Record], path: Path | None) -> None:

@@ -97,10 +97,16 @@ def _train(kind: str, model: Stack, task: Task, epochs: int) -> dict[tuple[str, 
             float(losses[peer]),
             _accuracy(trainers[peer], task),
             peaks[peer],
-            getattr(trainers[peer].module, "plan", None),
+            _training_plan(trainers[peer]),
         )
         for peer in names
     }
+
+
+def _training_plan(trainer: Trainer) -> Any:
+    """The plan a compiled model trained by; None for the peers."""
+    plan = getattr(trainer.module, "plan", None)
+    return None if plan is None else plan.training or plan
 
 
 def _ready(

@@ -116,12 +116,13 @@ def _kept_kernels() -> str:
 
 
 def _profile() -> str:
-    from plait.cost.machine import profile_in_use, profile_path
+    from plait.cost.machine import profile_path
     from plait.kernels.compiled import cache_folder
+    from plait.runtime.probe import machine_for
 
-    profile = profile_in_use(cache_folder())
+    profile = machine_for(cache_folder())
     if profile.is_default or not profile_path(cache_folder()).exists():
-        return "built-in default; plait calibrate measures this machine"
+        return f"built-in default: {profile.name}; plait calibrate measures this machine"
     if profile.disturbance:
         return f"to calibrate again: {profile.disturbance}"
     return f"calibrated: {profile.name}"

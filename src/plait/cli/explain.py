@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from plait.errors import InputError
+from plait.errors import InputError, unknown
 
 __all__ = ["add_arguments", "run"]
 
@@ -25,6 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mode", choices=("training", "inference"), default="training")
     parser.add_argument("--memory-limit", type=float, metavar="BYTES", help="no plan that needs more")
     parser.add_argument("--analyze", action="store_true", help="run it and put the measured time beside")
+    parser.add_argument(
+        "--verbose", action="store_true", help="formulas, kernels and every rejected plan with its price"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -34,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
 
     widths = None if args.widths is None else _widths(args.widths)
     if args.model not in STACKS:
-        raise InputError(f"--model: unknown name {args.model!r}; known are {', '.join(STACKS)}")
+        raise InputError(unknown("--model", args.model, tuple(STACKS)))
     data, widths, note = explain_data(args.data, args.data_dir, widths)
     if note:
         print(f"note: {note}", file=sys.stderr)
@@ -44,7 +47,10 @@ def run(args: argparse.Namespace) -> int:
     if args.memory_limit is not None:
         options["memory_limit"] = int(args.memory_limit)
     plan = plait.explain(build_stack(args.model, widths), data, analyze=args.analyze, **options)
-    print(plan.to_json() if args.json else plan)
+    if args.json:
+        print(plan.to_json())
+    else:
+        plan.show(formulas=args.verbose)
     return 0
 
 

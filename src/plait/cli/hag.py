@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from plait.cli.bench_ops import check_device
 from plait.errors import InputError
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ def run(args: argparse.Namespace) -> int:
     if args.all is not None or args.train is not None:
         return _bench(args)
     capacity, widths = _capacity(args.capacity), _widths(args.widths)
+    if args.device == "cuda":
+        check_device(args.device)  # before ten seconds of searching
     from plait.bench.cases import find_graph
     from plait.cli.threads import use_threads
     from plait.graph import hag

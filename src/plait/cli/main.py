@@ -8,14 +8,14 @@ import os
 import sys
 from collections.abc import Sequence
 
-from plait.errors import PlaitError
+from plait.errors import PlaitError, did_you_mean
 
 __all__ = ["build_parser", "main"]
 
 # name -> (module with add_arguments(parser) and run(args), one line of help). A module is imported only when
 # its command is named: `plait --help` must not wait for torch.
 COMMANDS = {
-    "demo": ("plait.cli.demo", "train three models with PyG and with plait on a built-in graph"),
+    "demo": ("plait.cli.demo", "train four models with PyG and with plait on a built-in graph"),
     "explain": ("plait.cli.explain", "print the plan of a model on a graph"),
     "analyze": ("plait.cli.analyze", "count work and depth, and price every form of parallelism"),
     "bench": ("plait.cli.bench", "compare plait with its peers, layer by layer or as whole models"),
@@ -62,6 +62,10 @@ def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     parser.set_defaults(run=lambda args: _bare(parser, args))
     commands = parser.add_subparsers(metavar="COMMAND", title="commands")
     named = next((word for word in arguments if not word.startswith("-")), None)
+    if named is not None and named not in COMMANDS:
+        parser.error(
+            f"unknown command {named!r}; {did_you_mean(named, COMMANDS)}known are {', '.join(COMMANDS)}"
+        )
     for name, (module, help_line) in COMMANDS.items():
         command = commands.add_parser(
             name, help=help_line, description=f"{help_line[0].upper()}{help_line[1:]}."

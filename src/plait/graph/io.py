@@ -159,8 +159,14 @@ def _read(path: str | os.PathLike[str], names: tuple[str, ...] | None) -> dict[s
         raise
     except UNREADABLE as error:
         raise GraphError(
-            f"{path}: not a readable npz file, truncated or damaged ({error}); fetch or write it again"
+            f"{path}: not a readable npz file ({_fault(error)}); fetch or write it again"
         ) from error
+
+
+def _fault(error: BaseException) -> str:
+    """What is wrong with a file; numpy's own words may advise to load pickled objects, which run code."""
+    text = str(error)
+    return "no zip archive of plain arrays: other content, truncated or damaged" if "pickle" in text else text
 
 
 def _graph(content: dict[str, Array], path: str | os.PathLike[str]) -> Graph:

@@ -88,7 +88,7 @@ _BECAUSE = {
     "linear": "a linear map commutes with the reduction: no edge is projected",
     "rectified": "the first layer splits into both ends, the last commutes with the sum",
     "blocks": "the first layer splits into both ends; edges go in blocks that stay in cache",
-    "marked": "a bit an edge and column, kept, saves a product by edge in backward",
+    "marked": "one bit per edge and column, kept, saves a product per edge in the backward pass",
 }
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from plait.cost.machine import MachineProfile
 from plait.cost.price import Price
 from plait.errors import PlanError
+from plait.plan import words
 from plait.plan.plan import Measured, Rejected, wrapped
 
 __all__ = ["FusedCandidate", "FusedPlan", "FusedStep", "choose_among", "preferring"]
@@ -54,6 +55,23 @@ class FusedPlan:
     def describe(self) -> str:
         return self.text
 
+    def action(self) -> str:
+        """What the layer does, in words."""
+        return words.of_choice(self.choice, self.text)
+
+    def reason(self) -> str:
+        """Why it is done so."""
+        return self.because
+
+    def rows(self) -> list[words.Row]:
+        """The steps in words, the forward ones first."""
+        ordered = sorted(self.steps, key=lambda step: step.phase != "fwd")
+        seen = [self.measured.get(step.name) for step in ordered]
+        return [
+            words.Row(step.phase, step.title, None, step.price, found.seconds if found else None)
+            for step, found in zip(ordered, seen, strict=True)
+        ]
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "layer": self.layer,
@@ -66,6 +84,7 @@ class FusedPlan:
             "machine": self.machine,
             "is_default_machine": self.is_default_machine,
             "because": self.because,
+            "in_words": words.sentence(self),
             "hoisted": [],
             "steps": [_step_dict(step, self.seconds, self.measured.get(step.name)) for step in self.steps],
             "rejected": [
@@ -175,7 +194,9 @@ def choose_among(
         )
     best = fitting[min(_preferred.get(), len(fitting) - 1)]
     rejected = tuple(
-        Rejected(c.text, c.seconds, c.peak_bytes, _why(c, best, memory_limit))
+        Rejected(
+            c.text, c.seconds, c.peak_bytes, _why(c, best, memory_limit), words.of_choice(c.name, c.text)
+        )
         for c in ranked
         if c is not best
     )
@@ -189,4 +210,6 @@ def choose_among(
 def _why(loser: FusedCandidate, best: FusedCandidate, limit: int | None) -> str:
     if limit is not None and loser.peak_bytes > limit:
         return f"needs {_mb(loser.peak_bytes)}, more than the limit of {_mb(limit)}"
-    return f"{loser.seconds / best.seconds:.2f} times the price" if best.seconds else "no cheaper"
+    if not best.seconds or loser.seconds <= words.TIE * best.seconds:
+        return "a tie with the chosen plan"
+    return f"{loser.seconds / best.seconds:.2f} times the price"

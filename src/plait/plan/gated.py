@@ -67,10 +67,10 @@ def _peak_bytes(p: GatedProblem, is_kept: bool) -> int:
 def candidates(p: GatedProblem) -> list[FusedCandidate]:
     """Every legal way to compute the layer."""
     text = "X S + Σ σ(X K + X Q) ⊙ (X V)" if p.has_skip else "Σ σ(X K + X Q) ⊙ (X V)"
-    named = {"keep": "sums of σ' kept", "recompute": "σ' recomputed"} if p.is_training else {"infer": ""}
+    named = {"keep": "sums of σ' kept", "gate again": "σ' recomputed"} if p.is_training else {"infer": ""}
     because = {
-        "keep": f"{p.width} numbers a node kept from forward save a pass over {p.matrix.edges} edges",
-        "recompute": "nothing beside the projected rows is kept",
+        "keep": f"{p.width} numbers per node, kept, save a pass over {p.matrix.edges} edges",
+        "gate again": "nothing beside the projected rows is kept",
         "infer": "one projection serves gate, value and skip; nothing of edges x width exists",
     }
     return [

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TextIO
 
 from plait.cost.price import Price
 from plait.ir import Expr, formula
 from plait.ops.program import Program, Step
 from plait.ops.work import Matrix
+from plait.plan import words
 
 __all__ = ["LayerPlan", "Measured", "NotPlanned", "Plan", "PricedStep", "Rejected", "wrapped"]
 
-_WIDTH = 100
+_WIDTH = words.WIDTH
 _STEP = 41  # columns of a step's title: what the figures leave, those of EXPLAIN ANALYZE too
 
 
@@ -43,6 +45,7 @@ class Rejected:
     seconds: float | None
     peak_bytes: int | None
     why: str
+    words: str = ""  # what it would have done, where it does something else than the chosen plan
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,25 @@ class LayerPlan:
         gradients = "" if self.gradient_expr is None else f", gradients of {formula(self.gradient_expr)}"
         return f"{formula(self.expr)} [{self.form}{sparse}]{gradients}"
 
+    def action(self) -> str:
+        """What the layer does, in words."""
+        return words.order(self.hoisted, self.forward, self.mode == "training")
+
+    def reason(self) -> str:
+        """Why that is the cheapest order, in words; empty where there is nothing to say."""
+        return words.why(self)
+
+    def rows(self) -> list[words.Row]:
+        """The steps in words, those that are done once first."""
+        phases = ["once"] * len(self.hoisted_steps)
+        phases += ["fwd"] * self.num_forward + ["bwd"] * (len(self.steps) - self.num_forward)
+        found = []
+        for phase, step in zip(phases, (*self.hoisted_steps, *self.steps), strict=True):
+            seen = self.measured.get(step.step.out)
+            text = words.step_text(step.step)
+            found.append(words.Row(phase, text, step.size, step.price, seen.seconds if seen else None))
+        return found
+
     def price_of(self, out: str) -> Price | None:
         for step in (*self.steps, *self.hoisted_steps):
             if step.step.out == out:
@@ -106,6 +128,7 @@ class LayerPlan:
             "machine": self.machine,
             "is_default_machine": self.is_default_machine,
             "because": self.because,
+            "in_words": words.sentence(self),
             "hoisted": [self._step_dict(step, "once") for step in self.hoisted_steps],
             "steps": [
                 self._step_dict(step, "forward" if k < self.num_forward else "backward")
@@ -201,13 +224,16 @@ class NotPlanned:
     reason: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
-    """The plan of a model: its layers in the order they run."""
+    """The plan of a model: its layers in the order they run; `print` and notebooks show it in words."""
 
     layers: tuple[LayerPlan, ...]
     not_planned: tuple[NotPlanned, ...] = ()
     notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()  # what makes the prices or times doubtful
+    model: str = "model"
+    other: Plan | None = None  # the plan of the other mode, where the model ran in both
 
     @property
     def seconds(self) -> float:
@@ -217,6 +243,21 @@ class Plan:
     def peak_bytes(self) -> int:
         return max((layer.peak_bytes for layer in self.layers), default=0)
 
+    @property
+    def mode(self) -> str:
+        """ "training" where any layer computes gradients, else "inference"."""
+        return "training" if any(layer.mode == "training" for layer in self.layers) else "inference"
+
+    @property
+    def training(self) -> Plan | None:
+        """The plan that trains; None where the model was not planned for training."""
+        return self if self.mode == "training" and self.layers else self.other
+
+    @property
+    def inference(self) -> Plan | None:
+        """The plan without gradients; None where the model was not planned for inference."""
+        return self if self.mode == "inference" and self.layers else self.other
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "format": "plait-plan-1",
@@ -224,23 +265,74 @@ class Plan:
             "layers": [layer.to_dict() for layer in self.layers],
             "not_planned": [{"layer": n.layer, "reason": n.reason} for n in self.not_planned],
             "notes": list(self.notes),
+            "warnings": list(self.warnings),
         }
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=1)
 
-    def __str__(self) -> str:
-        lines = [f"plan: {len(self.layers)} planned, predicted {_ms(self.seconds)} a step"]
+    def show(self, formulas: bool = False, file: TextIO | None = None) -> None:
+        """Print the plan, in colour where the terminal has any; `formulas` adds brackets and every loser."""
+        stream = sys.stdout if file is None else file
+        if formulas:
+            print(self.formulas(), file=stream)
+        else:
+            text = words.coloured_text if words.has_colour(stream) else words.plain_text
+            print(text(*self._parts()), file=stream)
+
+    def formulas(self) -> str:
+        """The plan as formulas: every step with its work, every rejected candidate with its price."""
+        lines = [line for text in self.warnings for line in wrapped(f"warning: {text}", "")]
+        lines.append(f"plan: {len(self.layers)} planned, predicted {_ms(self.seconds)} per step")
         if self.layers:
-            machine = self.layers[0]
-            name = f"{machine.machine} (built-in default; `plait calibrate` measures this one)"
-            lines.append(f"machine: {name if machine.is_default_machine else machine.machine}")
+            lines.append(f"machine: {self._machine()}")
         lines += [line for note in self.notes for line in wrapped(note, "")]
         for layer in self.layers:
             lines += ["", *layer.lines()]
         for skipped in self.not_planned:
             lines += ["", *wrapped(f"{skipped.layer}: runs in PyG: {skipped.reason}", "")]
         return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return words.plain_text(*self._parts())
+
+    def __repr__(self) -> str:
+        left = f", {len(self.not_planned)} in PyG" if self.not_planned else ""
+        return f"<Plan of {self.model}: {self._layers_text()}{left}, {self._cost()}>"
+
+    def _repr_html_(self) -> str:
+        return words.html_text(*self._parts())
+
+    def _parts(self) -> tuple[str, tuple[str, ...], tuple[LayerPlan, ...], list[str]]:
+        """What a print shows: title, warnings, layers, and what follows them."""
+        title = f"Plan of {self.model}: {self._layers_text()}, {self._cost()}"
+        if self.layers:
+            title += f"\npredicted for {self._machine()}"
+        after = [f"{skipped.layer} runs in PyG: {skipped.reason}" for skipped in self.not_planned]
+        after += self.notes
+        if self.layers:
+            after.append("Formulas, kernels and every rejected plan: plan.show(formulas=True).")
+        if self.other is not None:
+            after.append(f"The plan for {self.other.mode}: plan.{self.other.mode}.")
+        return title, self.warnings, self.layers, after
+
+    def _layers_text(self) -> str:
+        return f"{len(self.layers)} planned layer{'' if len(self.layers) == 1 else 's'}"
+
+    def _cost(self) -> str:
+        rows = [row for layer in self.layers for row in layer.rows()]
+        once = sum(row.price.seconds for row in rows if row.phase == "once")
+        each = sum(row.price.seconds for row in rows if row.phase != "once")
+        if not rows:
+            return "nothing priced"
+        step = "training step" if self.mode == "training" else "call"
+        text = f"{words.milliseconds(each)} per {step}"
+        return text + (f" + {words.milliseconds(once)} once" if once else "")
+
+    def _machine(self) -> str:
+        first = self.layers[0]
+        default = " (built-in default; `plait calibrate` measures this one)"
+        return first.machine + (default if first.is_default_machine else "")
 
 
 def _ms(seconds: float) -> str:

@@ -17,6 +17,7 @@ from plait.plan.fuse import fuse
 from plait.plan.plan import LayerPlan, PricedStep, Rejected
 from plait.plan.program import hoist
 from plait.plan.prune import Survivor, prune
+from plait.plan.words import TIE
 
 __all__ = ["Problem", "best_by_exhaustion", "matrices_of", "price_program", "search", "survey"]
 
@@ -112,7 +113,7 @@ def search(problem: Problem) -> LayerPlan:
     ranked.insert(0, best)
     too_large = [plan for plan in priced if plan not in fitting]
     rejected = tuple(
-        [Rejected(p.describe(), p.seconds, p.peak_bytes, _ratio(p, best)) for p in ranked[1:]]
+        [Rejected(p.describe(), p.seconds, p.peak_bytes, _ratio(p, best), said) for p, said in _said(ranked)]
         + [
             Rejected(p.describe(), p.seconds, p.peak_bytes, f"needs more than memory_limit={limit}")
             for p in too_large
@@ -126,6 +127,25 @@ def search(problem: Problem) -> LayerPlan:
     return replace(
         best, rejected=rejected, because=_reason(best, ranked), matrices=matrices_of(best, problem)
     )
+
+
+def _said(ranked: list[LayerPlan]) -> list[tuple[LayerPlan, str]]:
+    """The losers, the nearest of them that do something else with what that is.
+
+    Only the nearest tie and the nearest that is slower are ever named, so the others are left without words.
+    """
+    best, found = ranked[0], []
+    action, left = best.action(), {True, False}
+    for plan in ranked[1:]:
+        text, is_tied = "", plan.seconds <= TIE * best.seconds
+        if is_tied in left:
+            text = plan.action()
+            if text == action:
+                text = ""
+            else:
+                left.discard(is_tied)
+        found.append((plan, text))
+    return found
 
 
 def matrices_of(plan: LayerPlan, problem: Problem) -> dict[str, Matrix]:
@@ -222,7 +242,8 @@ def _apart(plan: LayerPlan, steps: tuple[PricedStep, ...]) -> set[str]:
 
 
 def _ratio(loser: LayerPlan, best: LayerPlan) -> str:
-    return f"{loser.seconds / max(best.seconds, 1e-12):.2f} x the chosen plan"
+    ratio = loser.seconds / max(best.seconds, 1e-12)
+    return "a tie with the chosen plan" if ratio <= TIE else f"{ratio:.2f} x the chosen plan"
 
 
 def _reason(best: LayerPlan, ranked: list[LayerPlan]) -> str:
@@ -237,7 +258,7 @@ def _reason(best: LayerPlan, ranked: list[LayerPlan]) -> str:
         return "everything is hoisted: nothing is left to do per call"
     ratio = rival.seconds / max(best.seconds, 1e-12)
     theirs, ours = heavy.price.seconds * 1e3, own.price.seconds * 1e3
-    worth = f"{ratio:.2f} x cheaper than" if ratio >= 1.0 else "rows stay in cache, priced like"
+    worth = f"{ratio:.2f} x cheaper than" if ratio > TIE else "a tie with"
     return (
         f"{worth} {rival.describe()}: its largest step is {heavy.title()} "
         f"({theirs:.3g} ms), here it is {own.title()} ({ours:.3g} ms)"

@@ -13,13 +13,12 @@ from plait.analysis.layers import layers_of
 from plait.analysis.models import HEADS, layers_by_name
 from plait.analysis.network import network_of
 from plait.analysis.statistics import Statistics
-from plait.cost.machine import profile_in_use
 from plait.errors import InputError
 from plait.graph import Graph
 from plait.graph.partition import has_metis, metis
-from plait.kernels.compiled import cache_folder
 from plait.plan.plan import Plan
 from plait.pyg.compile import explain
+from plait.runtime.session import machine_in_use
 
 __all__ = ["analyze"]
 
@@ -55,7 +54,7 @@ def analyze(
         raise InputError(f"mode: {mode!r}; pass 'training' or 'inference'")
     if halo is not None and not 0 <= halo < float("inf"):
         raise InputError(f"halo: {halo!r}; give remote rows over owned ones, a number of at least 0")
-    linked, limit, machine = network_of(network), memory_of(memory), profile_in_use(cache_folder())
+    linked, limit, machine = network_of(network), memory_of(memory), machine_in_use()
     notes: tuple[str, ...] = ()
     if isinstance(model, str):
         name, used, is_training = model, widths or _widths_of(data), mode == "training"

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
-import inspect
+import random
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
@@ -18,7 +19,9 @@ from torch.nn.parameter import is_lazy
 from torch_geometric.nn import MessagePassing
 
 from plait.errors import InputError
+from plait.measure.environment import BusyElsewhere
 from plait.plan.plan import Plan
+from plait.pyg.call import Call, call_of
 from plait.pyg.planned import install, is_disabled
 from plait.pyg.view import CompiledModel, plan_of, view_of
 from plait.runtime.deferred import held_rows
@@ -54,22 +57,51 @@ def compile(
     run planned; called through the original, the very same layers run in PyG.
     """
     _check_arguments(model, memory_limit, epochs, mode)
+    call = None if data is None else call_of(model, data)
     install()
     session = Session(Options(_row_numbers(rows, data), memory_limit, epochs, chosen_names(forms)))
     compiled = view_of(model, session)
     if not is_disabled() and data is not None:
-        _look_ahead(compiled, session, data, mode or ("training" if model.training else "inference"))
+        _look_ahead(compiled, session, call, mode or ("training" if model.training else "inference"))
     return compiled
 
 
-def explain(model: nn.Module, data: Any, analyze: bool = False, **options: Any) -> Plan:
-    """The plan of a model on a graph; with analyze=True it is run and every step has its measured time."""
-    compiled: Any = model if isinstance(model, CompiledModel) else compile(model, data, **options)
+def explain(
+    model: nn.Module,
+    data: Any = None,
+    analyze: bool = False,
+    *,
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Plan:
+    """The plan of a model on a graph; with analyze=True it is run and every step has its measured time.
+
+    `data` is a PyG Data whose attributes are named like the parameters of the model's forward; `args` and
+    `kwargs`, where given, are what the model is called with instead. `options` are those of `compile`.
+    The model is left as it was: no gradients, no changed buffers, no drawn random numbers.
+    """
+    _check_arguments(model, options.get("memory_limit"), options.get("epochs", 1), options.get("mode"))
+    call = _given_call(args, kwargs) or call_of(model, data)
+    compiled: Any = model
+    if not isinstance(model, CompiledModel):
+        compiled = compile(model, data if args is None and kwargs is None else None, **options)
     session: Session = compiled._plait_plan_session
     mode = options.get("mode") or ("training" if model.training else "inference")
-    if not session.plans:
-        _look_ahead(compiled, session, data, mode)
-    return _analyze(compiled, session, data, mode) if analyze else plan_of(compiled)
+    if not session.plans.of(mode) and not is_disabled():
+        _look_ahead(compiled, session, call, mode)
+    return _analyze(compiled, session, call, mode) if analyze else plan_of(compiled, mode)
+
+
+def _given_call(args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None) -> Call | None:
+    """The call with what the user named, if anything."""
+    if args is None and kwargs is None:
+        return None
+    if not isinstance(args, tuple | list | None):
+        raise InputError(f"args: {type(args).__name__}; pass a tuple such as args=(x, edge_index)")
+    if not isinstance(kwargs, Mapping | None):
+        raise InputError(f"kwargs: {type(kwargs).__name__}; pass a dictionary of arguments by name")
+    return Call(tuple(args or ()), dict(kwargs or {}))
 
 
 def _check_arguments(model: Any, memory_limit: Any, epochs: Any, mode: Any) -> None:
@@ -110,69 +142,109 @@ def _row_numbers(rows: Tensor | None, data: Any) -> Tensor | None:
     return once
 
 
+_BUSY = 0.1  # share of the processor used by others from which measured times are called doubtful
 _CACHES = ("_cached_",)  # what layers with cached=True keep of their first call
 
 
 # Looking ahead -----------------------------------------------------------------------------------------
 
 
-def _look_ahead(model: nn.Module, session: Session, data: Any, mode: str) -> None:
-    """Run the model once on the data, without dropout and with the random state kept, to plan it."""
-    if mode == "training" and _is_for_inference(model, data):
+def _look_ahead(model: nn.Module, session: Session, call: Call | None, mode: str) -> None:
+    """Run the model once to plan it, in the mode the plan is for, and leave everything as it was."""
+    if mode == "training" and _is_for_inference(model, call):
         session.notes.append("planned for inference: tensors made in inference_mode have no gradients")
         mode = "inference"
     with torch.inference_mode(torch.is_inference_mode_enabled() and mode == "inference"):
-        _plan_ahead(model, session, data, mode)
+        _plan_ahead(model, session, call, mode)
 
 
-def _is_for_inference(model: nn.Module, data: Any) -> bool:
-    """Whether a tensor of the model or the data was made in inference_mode: autograd does not take those."""
-    values = [value for store in getattr(data, "stores", ()) for value in store.values()]
-    made = [t for t in (*model.parameters(), *values) if isinstance(t, Tensor) and not is_lazy(t)]
-    return any(t.is_inference() for t in made)
+def _is_for_inference(model: nn.Module, call: Call | None) -> bool:
+    """Whether a tensor of the model or the call was made in inference_mode: autograd does not take those."""
+    values = () if call is None else call.tensors()
+    return any(t.is_inference() for t in (*model.parameters(), *values) if not is_lazy(t))
 
 
-def _plan_ahead(model: nn.Module, session: Session, data: Any, mode: str) -> None:
-    """Run the model as it will be run, then look for faster forms of its graphs."""
-    x = getattr(data, "x", None)
-    if isinstance(x, Tensor):
-        session.constant_input = weakref.ref(x)
-    arguments = _call_arguments(model, data)
-    if arguments is None:
+def _plan_ahead(model: nn.Module, session: Session, call: Call | None, mode: str) -> None:
+    """Run the model as it will be run, then look for faster forms of its graphs.
+
+    Dropout in front of a layer makes its input another tensor at every step: only a run in training mode
+    shows that, and nothing is hoisted then that training would never use.
+    """
+    if call is None:
         session.notes += ["the model's arguments are not attributes of data: planned at the first call"]
         return
+    if call.features is not None:
+        session.constant_input = weakref.ref(call.features)
     ran: list[nn.Module] = []
     has_layers = any(isinstance(m, MessagePassing) for m in model.modules())
+    quietly = functools.partial(_quietly, model, call, mode == "training")
     try:
-        with _quietly(model), _recorded(ran), torch.set_grad_enabled(mode == "training"):
-            model(*arguments)
-            if any(getattr(m, "cached", False) for m in ran):
-                model(*arguments)  # the first call fills PyG's cache
+        if mode == "training" and not _runs_in_training(model, session, call, ran):
+            quietly = functools.partial(_quietly, model, call, False)
+        if not ran:
+            with quietly(), _recorded(ran), torch.set_grad_enabled(mode == "training"):
+                call(model)
+        if any(getattr(m, "cached", False) for m in ran):
+            with quietly(), torch.set_grad_enabled(mode == "training"):
+                call(model)
+                call(model)  # the first call fills PyG's cache
     except Exception:
+        if call.is_guessed:
+            session.notes += ["the model's arguments are not named like attributes of data: "
+                             "planned at the first call"]  # fmt: skip
+            return
         if has_layers:
             raise  # a model of other things is not plait's to complain about
     if not any(isinstance(m, MessagePassing) for m in ran):
         session.notes += ["no PyG layer was found in the model: nothing to plan"]
         return
-    run = functools.partial(_run_once, model, arguments, mode == "training")
+    run = functools.partial(_run_once, model, call, quietly, mode == "training")
     if mode == "training" and session.options.rows is not None:
-        _restrict_last(model, session, ran, data.num_nodes, run)
+        _restrict_last(model, session, ran, call.num_nodes, run)
     find_twins(session, run)
     if session.find_forms():
         run()
 
 
-def _run_once(model: nn.Module, arguments: tuple[Any, ...], with_grad: bool, backward: bool = False) -> Any:
+def _runs_in_training(model: nn.Module, session: Session, call: Call, ran: list[nn.Module]) -> bool:
+    """Whether the model could be run in training mode; what ran is then in `ran`.
+
+    It cannot where a normalisation wants more than one row, say; then the run without dropout has to do.
+    """
+    try:
+        with _quietly(model, call, True), _recorded(ran), torch.enable_grad():
+            call(model)
+    except Exception:
+        ran.clear()
+        session.plans.clear()
+        return False
+    return True
+
+
+def _run_once(
+    model: nn.Module,
+    call: Call,
+    quietly: Callable[[], AbstractContextManager[None]],
+    with_grad: bool,
+    backward: bool = False,
+) -> Any:
     """What the model gives, with the gradients behind it where asked for; nobody's own .grad is touched."""
-    with _quietly(model), torch.set_grad_enabled(with_grad):
-        out = model(*arguments)
+    with quietly(), torch.set_grad_enabled(with_grad):
+        out = call(model)
         if backward and (wanted_rows := held_rows(out)) is not None:
             out = wanted_rows  # a training step with rows= reads no others
         if not backward or not isinstance(out, Tensor) or not out.requires_grad:
             return out
-        wanted: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
-        wanted += [a for a in arguments if isinstance(a, Tensor) and a.requires_grad]
-        return out, torch.autograd.grad(out, wanted, torch.ones_like(out), allow_unused=True)
+        return out, _gradients(model, call, out)
+
+
+def _gradients(model: nn.Module, call: Call, out: Tensor) -> tuple[Tensor | None, ...]:
+    """The gradients a training step computes; nothing is added to anybody's .grad."""
+    wanted: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
+    wanted += [tensor for tensor in call.tensors() if tensor.requires_grad]
+    if not wanted:
+        return ()
+    return torch.autograd.grad(out, wanted, torch.ones_like(out), allow_unused=True)
 
 
 def _restrict_last(
@@ -192,45 +264,28 @@ def _restrict_last(
         run()
 
 
-def _call_arguments(model: nn.Module, data: Any) -> tuple[Any, ...] | None:
-    """What to call the model with: attributes of data named like forward's parameters, or data."""
-    forward = model.__class__.forward
-    parameters = [p for p in list(inspect.signature(forward).parameters.values())[1:]]
-    names = [
-        p.name
-        for p in parameters
-        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ]
-    if not names or any(p.kind == p.VAR_POSITIONAL for p in parameters):
-        # torch_geometric.nn.Sequential takes *args in the order of its description
-        described = getattr(model, "signature", None)
-        names = [p.name for p in described] if isinstance(described, list) else ["x", "edge_index"]
-    aliases = {"input": "x", "inputs": "x", "adj": "edge_index", "adj_t": "adj_t"}
-    values = []
-    for name in names:
-        value = getattr(data, name, None)
-        value = getattr(data, aliases.get(name, name), None) if value is None else value
-        if value is None:
-            return (data,) if len(names) == 1 else None
-        values.append(value)
-    return tuple(values)
-
-
 @contextmanager
-def _quietly(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode; afterwards the caller's random state and the layers' own caches are as before.
+def _quietly(model: nn.Module, call: Call, is_training: bool) -> Iterator[None]:
+    """The mode asked for; afterwards random states, buffers, inputs and the layers' caches are as before.
 
-    Modules that no tree of children leads to (in lists, closures) are found when they are called.
+    In training the modules' own modes stay where the model is in training already: a part that was put in
+    evaluation mode trains so. Modules that no tree of children leads to (in lists, closures) are found when
+    they are called.
     """
-    was: dict[nn.Module, tuple[bool, dict[str, Any]]] = {}
+    was: dict[nn.Module, tuple[bool, dict[str, Any], list[_Kept]]] = {}
+    keeps_modes = is_training and model.training
 
     def quiet(module: nn.Module, _: Any = None) -> None:
         if module not in was:
             kept = {k: v for k, v in module.__dict__.items() if k.startswith(_CACHES)}
-            was[module] = (module.training, kept)
-            module.training = False
+            own = [_Kept(b, False) for b in module._buffers.values() if b is not None] if is_training else []
+            was[module] = (module.training, kept, own)
+            if not keeps_modes:
+                module.training = is_training
 
-    state = torch.get_rng_state()
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    given = call.tensors() if is_training else ()
+    inputs = [_Kept(t, True) for t in given if t.is_floating_point() and not t.is_inference()]
     for module in model.modules():
         quiet(module)
     handle = register_module_forward_pre_hook(_in_this_thread(quiet))
@@ -238,12 +293,35 @@ def _quietly(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         handle.remove()
-        for module, (training, kept) in was.items():
+        for module, (training, kept, own) in was.items():
             module.training = training
             for name in [k for k in module.__dict__ if k.startswith(_CACHES)]:
                 del module.__dict__[name]
             module.__dict__.update(kept)
-        torch.set_rng_state(state)
+            inputs += own
+        for tensor in inputs:
+            tensor.restore()
+        torch.set_rng_state(states[0])
+        random.setstate(states[1])
+        np.random.set_state(states[2])
+
+
+class _Kept:
+    """A tensor as it was, to be put back where a run in training mode changed it."""
+
+    def __init__(self, tensor: Tensor, counts_changes: bool):
+        self._tensor, self._copy = tensor, tensor.detach().clone()
+        self._version = tensor._version if counts_changes else None
+
+    def restore(self) -> None:
+        """Put it back; what batch_norm does to its statistics is not counted, so values are compared."""
+        if self._version is None:
+            is_same = torch.equal(self._tensor, self._copy)
+        else:
+            is_same = self._tensor._version == self._version
+        if not is_same:
+            with torch.no_grad():
+                self._tensor.copy_(self._copy)
 
 
 @contextmanager
@@ -277,36 +355,40 @@ def _in_this_thread(hook: Callable[..., None]) -> Callable[..., None]:
 # EXPLAIN ANALYZE ---------------------------------------------------------------------------------------
 
 
-def _analyze(model: nn.Module, session: Session, data: Any, mode: str, repeats: int = 7) -> Plan:
+def _analyze(model: nn.Module, session: Session, call: Call | None, mode: str, repeats: int = 7) -> Plan:
     """Run the model a few times with a clock on every step; the median of each goes beside its price."""
-    arguments = _call_arguments(model, data)
-    if arguments is None:
+    if call is None:
         raise InputError(
-            "analyze: the model's arguments are not attributes of data; call it once and use .plan"
+            "analyze: the model's arguments are not attributes of data; give them as args=(x, edge_index)"
         )
-    if mode == "training" and _is_for_inference(model, data):
+    if mode == "training" and _is_for_inference(model, call):
         mode = "inference"
     samples: dict[str, list[Any]] = {}
-    kept = [(parameter, parameter.grad) for parameter in model.parameters()]
-    with _quietly(model), torch.inference_mode(torch.is_inference_mode_enabled() and mode == "inference"):
+    with (
+        BusyElsewhere() as busy,
+        _quietly(model, call, mode == "training"),
+        torch.inference_mode(torch.is_inference_mode_enabled() and mode == "inference"),
+    ):
         for repeat in range(repeats + 2):
             trace: list[tuple[str, Any]] = []
             session.trace = trace
             try:
                 with torch.set_grad_enabled(mode == "training"):
-                    out = model(*arguments)
+                    out = call(model)
                     if (wanted_rows := held_rows(out)) is not None:
                         out = wanted_rows
-                    if isinstance(out, Tensor) and out.requires_grad:
-                        torch.autograd.backward(out, torch.ones_like(out))
+                    if mode == "training" and isinstance(out, Tensor) and out.requires_grad:
+                        _gradients(model, call, out)
             finally:
                 session.trace = None
             if repeat >= 2:
                 for name, measured in trace:
                     samples.setdefault(name, []).append(measured)
-    for parameter, grad in kept:
-        parameter.grad = grad
-    return _with_measurements(plan_of(model), samples)
+    plan = _with_measurements(plan_of(model, mode), samples)
+    if busy.share is None or busy.share <= _BUSY:
+        return plan
+    text = f"other processes used {busy.share:.0%} of the processor while this was measured: times are high"
+    return replace(plan, warnings=(*plan.warnings, text))
 
 
 def _with_measurements(plan: Plan, samples: dict[str, list[Any]]) -> Plan:

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from plait.errors import InputError
-from plait.pyg.compile import _call_arguments, _quietly, compile
+from plait.pyg.call import Call, call_of
+from plait.pyg.compile import _quietly, compile
 from plait.pyg.view import CompiledModel
 from plait.runtime.deferred import held_rows
 
@@ -30,18 +31,18 @@ def trace(model: nn.Module, data: Any, path: str | os.PathLike[str], mode: str |
         raise InputError(f"mode: {mode!r}; pass 'training' or 'inference'")
     is_training = model.training if mode is None else mode == "training"
     compiled = model if isinstance(model, CompiledModel) else compile(model, data, mode=mode)
-    arguments = _call_arguments(compiled, data)
-    if arguments is None:
+    call = call_of(compiled, data)
+    if call is None:
         raise InputError(
             "data: the model's arguments are not attributes of it; use torch.profiler around your own step"
         )
     kept = [(parameter, parameter.grad) for parameter in compiled.parameters()]
     try:
-        with _quietly(compiled):
+        with _quietly(compiled, call, is_training):
             for _ in range(_WARM_UP):
-                _step(compiled, arguments, is_training)
+                _step(compiled, call, is_training)
             with (seen := profile(activities=[ProfilerActivity.CPU])):
-                _step(compiled, arguments, is_training)
+                _step(compiled, call, is_training)
     finally:
         for parameter, grad in kept:
             parameter.grad = grad
@@ -49,9 +50,9 @@ def trace(model: nn.Module, data: Any, path: str | os.PathLike[str], mode: str |
     return seen
 
 
-def _step(model: nn.Module, arguments: tuple[Any, ...], is_training: bool) -> None:
+def _step(model: nn.Module, call: Call, is_training: bool) -> None:
     with torch.set_grad_enabled(is_training):
-        out = model(*arguments)
+        out = call(model)
         if (wanted_rows := held_rows(out)) is not None:
             out = wanted_rows
         if is_training and isinstance(out, Tensor) and out.requires_grad:

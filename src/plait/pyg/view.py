@@ -11,6 +11,7 @@ import copy
 import functools
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from types import FunctionType
 from typing import Any
 
@@ -18,12 +19,15 @@ import torch
 from torch import nn
 from torch_geometric.nn import MessagePassing
 
+from plait.cost.family import processor
+from plait.kernels import launch
 from plait.plan.plan import NotPlanned, Plan
+from plait.plan.words import closest_ratio
 from plait.pyg import exported
 from plait.pyg.active import Seats, active, traced
 from plait.pyg.planned import PlannedForward, is_disabled, is_planned
 from plait.runtime.folded import unfolded
-from plait.runtime.session import Session
+from plait.runtime.session import Session, machine_in_use
 
 __all__ = ["CompiledModel", "plan_of", "view_of"]
 
@@ -115,7 +119,9 @@ def _view_class(root: type[nn.Module]) -> type[nn.Module]:
         "plait_root": root,
     }
     if not hasattr(root, "plan"):
-        members["plan"] = property(_plan, doc="The latest plan of every layer, in the order they ran.")
+        members["plan"] = property(
+            _plan, doc="The plan the model ran by last; .training and .inference are those of one mode."
+        )
     made = type(root.__name__, (CompiledModel, root), members)
     for base in reversed(root.__mro__):
         for name, value in () if base in _NOT_THE_USERS else vars(base).items():
@@ -218,16 +224,59 @@ def _plan(view: Any) -> Any:
     return plan_of(view)
 
 
-def plan_of(view: Any) -> Plan:
-    """The latest plan of every layer of a compiled model, in the order they ran."""
+def plan_of(view: Any, mode: str | None = None) -> Plan:
+    """The plan of a compiled model in a mode (default: the one it ran in last); `other` is the other's."""
+    session: Session = view._plait_plan_session
+    mode = mode or session.plans.mode
+    plan = _plan_in(view, mode)
+    other = "inference" if mode == "training" else "training"
+    return replace(plan, other=_plan_in(view, other)) if session.plans.of(other) else plan
+
+
+def _plan_in(view: Any, mode: str) -> Plan:
     session: Session = view._plait_plan_session
     skipped = {**_never_planned(view), **session.not_planned}
-    notes = [] if session.plans or skipped else ["no plan yet: it is made at the first call"]
+    layers: Any = session.plans.of(mode)  # a FusedPlan has the surface of a LayerPlan
+    notes = [] if layers or skipped else ["no plan yet: it is made at the first call"]
     if is_disabled():
         notes = ["PLAIT_DISABLE is set: everything runs in PyG"]
     notes += [*session.notes, *session.forms.notes]
-    layers: Any = tuple(session.plans.values())  # a FusedPlan has the surface of a LayerPlan
-    return Plan(layers, tuple(NotPlanned(layer, reason) for layer, reason in skipped.items()), tuple(notes))
+    return Plan(
+        layers,
+        tuple(NotPlanned(layer, reason) for layer, reason in skipped.items()),
+        tuple(notes),
+        tuple(_warnings(session)) if layers else (),
+        type(view._plait_model).__name__,
+    )
+
+
+def _warnings(session: Session) -> list[str]:
+    """What makes the prices doubtful: another machine's profile, other settings than now."""
+    found = _about_machine(session)
+    then, now = session.plans.threads, launch.num_threads()
+    if then is not None and then != now:
+        found.append(f"planned for {then} threads, now there are {now}: the next call plans anew")
+    return found
+
+
+_SCALING_ERROR = 1.3  # what scaled prices of two plans may be off beside each other
+
+
+def _about_machine(session: Session) -> list[str]:
+    """What to know of the profile, in one line: calibrated elsewhere, or scaled from another family."""
+    machine, (name, _) = machine_in_use(), processor()
+    if not machine.is_default:
+        elsewhere = machine.measured.get("environment", {}).get("cpu", name)
+        return [] if elsewhere == name else [
+            f"priced by a calibration of {elsewhere}, this is {name}: run `plait calibrate`"
+        ]  # fmt: skip
+    family = machine.measured.get("scaled_to")
+    if family is None:
+        return []
+    text = f"prices are those of {machine.measured.get('family')}, scaled to this processor ({family})"
+    close = [plan.layer for plan in session.plans.values() if closest_ratio(plan) < _SCALING_ERROR]
+    change = f" and may change the choice for {', '.join(close)}" if close else ""
+    return [f"{text} by a probe; `plait calibrate` measures it{change}"]
 
 
 def _never_planned(view: Any) -> dict[str, str]:

@@ -206,7 +206,7 @@ class Forms:
             counted = Counter(uses)
             budget = self._budget(graph, seconds, counted, lambda use: csr_seconds(pattern, use, dtype))
             if isinstance(budget, str):
-                text = f"form {' and '.join(names)} not used: {budget}"
+                text = f"{' and '.join(_PLAIN[name] for name in names)} not used: {budget}"
                 self._found[place] = _Found(graph, None, text)
                 self.notes.append(text)
             else:
@@ -258,7 +258,7 @@ class Forms:
         run = seconds[1] * self.calls
         forecasting = _FORECAST_SECONDS + graph.num_edges * _FORECAST_SECONDS_PER_EDGE
         if forecasting > _LARGEST_FORECAST * run:
-            return f"{self.calls} calls of {seconds[1] * 1e3:.2g} ms do not pay for a search"
+            return f"searching for them costs more than {self.calls} steps would save"
         try:
             expected = hag.forecast(graph)
         except GraphError as error:
@@ -296,7 +296,7 @@ class Forms:
             self.notes.append(f"form {form.name} is forced: {form.text}")
             return form
         if form.traffic_ratio < LEAST_TRAFFIC:
-            self.notes.append(f"form {form.name} not used: {form.text}: too little to gain ({forecast})")
+            self.notes.append(f"{_PLAIN[form.name]} not used: {form.text}: too little to gain ({forecast})")
             return None
         lines = [] if not forecast else [forecast]
         for use in sorted(uses, key=lambda use: (use.is_transposed, use.width, use.reduce)):
@@ -394,6 +394,7 @@ def _differences(graph: Graph, budget: float, may_overlap: bool) -> Form:
 
 
 _BUILD = {"hag": _hierarchy, "diff": _differences}
+_PLAIN = {"hag": "shared sums (hag)", "diff": "rows as differences (diff)"}
 
 
 def timed(pattern: Pattern, sums: Sums, use: Use, dtype: torch.dtype) -> tuple[float, float]:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from plait.cost.machine import MachineProfile, gpu_profile, profile_in_use
+from plait.cost.machine import MachineProfile, gpu_profile
 from plait.cost.price import uniform_matrix
 from plait.errors import InputError
 from plait.graph import Graph
@@ -40,6 +40,8 @@ from plait.runtime.forms import USUAL, Forms, adopt, with_form_text
 from plait.runtime.identity import Hold
 from plait.runtime.lstm import Prefixes
 from plait.runtime.orders import EdgeOrders
+from plait.runtime.plans import Plans
+from plait.runtime.probe import machine_for
 from plait.runtime.quotient import Quotient, Quotients
 from plait.runtime.wanted import Wanted, WantedRows, check_unchanged, state_of
 from plait.runtime.watched import Inputs, Numbers, Watched
@@ -170,7 +172,7 @@ class Session:
         self._gone: list[Any] = []  # keys of graphs whose tensors are no more
         self._bytes = 0  # kept since it was last counted, and what was counted then
         self._plans_by_size: OrderedDict[Any, tuple[tuple[Expr, ...], LayerPlan]] = OrderedDict()
-        self.plans: dict[str, LayerPlan | FusedPlan] = {}  # the latest plan of each layer and expression
+        self.plans = Plans()
         self.not_planned: dict[str, str] = {}
         self.constant_input: Callable[[], torch.Tensor | None] = lambda: None
         self.restricted_layer: str | None = None  # the layer whose rows `options.rows` are computed first
@@ -461,7 +463,8 @@ class Session:
             )
             edges.remember(key, run)
             self._grow(bytes_in(run.hoisted) + _constant_bytes(constants))
-        self.plans[layer] = run.plan
+        if self.plans.get(layer) is not run.plan:
+            self.plans[layer] = run.plan
         run.trace = self.trace
         return executor.apply(run, given)
 
@@ -667,7 +670,7 @@ def _gpu(index: int) -> MachineProfile:
 
 @functools.cache
 def _own_machine() -> MachineProfile:
-    return profile_in_use(cache_folder())
+    return machine_for(cache_folder())
 
 
 @contextmanager

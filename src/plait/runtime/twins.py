@@ -39,6 +39,8 @@ def find_twins(session: Session, run: Call) -> None:
     if "twins" not in forms.names or (forms.calls < FEWEST_CALLS and not forms.is_forced):
         return
     for edges in list(session.edges.values()):
+        if not edges.runs:
+            continue  # no layer on this graph can run on representatives
         text = _not_worth_looking(session, edges)
         quotients = Quotients(edges.graph) if text is None else None
         if quotients is None or quotients.classes is None:
@@ -56,7 +58,7 @@ def _not_worth_looking(session: Session, edges: Edges) -> str | None:
     looking = _SECONDS + _SECONDS_PER_NODE * graph.num_nodes + _SECONDS_PER_EDGE * graph.num_edges
     if looking <= _LARGEST_SEARCH * step * session.forms.calls:
         return None
-    return f"twins not looked for: {session.forms.calls} calls of {step * 1e3:.2g} ms do not pay for it"
+    return f"twins not looked for: the search costs more than {session.forms.calls} steps would save"
 
 
 def _decide(session: Session, edges: Edges, quotients: Quotients, run: Call) -> str:

@@ -162,7 +162,8 @@ def planned(module: Any, edges: Edges, key: tuple[Any, ...], make: Callable[[], 
     found = edges.fused_plans.get(whole)
     if found is None:
         found = edges.fused_plans[whole] = _planned_by_size(session, edges.graph, whole, make)
-    session.plans[name] = found
+    if session.plans.get(name) is not found:
+        session.plans[name] = found
     trace.start(name, session.trace)
     return found
 

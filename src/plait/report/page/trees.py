@@ -75,6 +75,8 @@ def _total(lines: Sequence[_Line]) -> str:
 def _layer_lines(layer: Mapping[str, Any]) -> list[_Line]:
     because = str(layer.get("because") or "")
     lines = [_Line(str(layer.get("layer")), 0, tip=because)]
+    if layer.get("in_words"):
+        lines.append(_Line(str(layer["in_words"]), 1, tip=because))
     lines.append(_Line(f"{layer.get('expression')}  [{layer.get('form')}]", 1, tip=because))
     steps = [*(layer.get("hoisted") or ()), *(layer.get("steps") or ())]
     for phase in dict.fromkeys(str(step.get("phase")) for step in steps):

@@ -1,0 +1,131 @@
+"""What a model is called with, found among the attributes of the user's data; wrong data is refused."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+import torch.utils.data
+from torch import Tensor, nn
+from torch_geometric.data import Batch, Data, Dataset, HeteroData
+
+from plait.errors import InputError
+from plait.graph import Graph
+
+__all__ = ["Call", "call_of"]
+
+# other names of forward's parameters, and the attribute of Data they mean
+_ALIASES = {
+    **dict.fromkeys(("input", "inputs", "feat", "feats", "features", "feature", "node_features", "h"), "x"),
+    **dict.fromkeys(("adj", "edges", "edge", "edge_list", "ei", "graph", "g"), "edge_index"),
+    **dict.fromkeys(("edge_weights", "weight", "weights", "w"), "edge_weight"),
+    **dict.fromkeys(("edge_features", "edge_feats", "edge_feat", "e"), "edge_attr"),
+}
+_WANTED = "pass a PyG Data with x and edge_index"
+
+
+@dataclass(frozen=True)
+class Call:
+    """A model's arguments; called with a model it calls it."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    is_guessed: bool = False  # by position: the names say nothing
+
+    def __call__(self, model: nn.Module) -> Any:
+        return model(*self.args, **self.kwargs)
+
+    @property
+    def features(self) -> Tensor | None:
+        """The node features: x of a Data, or the first matrix of numbers."""
+        for value in (*self.args, *self.kwargs.values()):
+            if isinstance(value, Tensor) and value.is_floating_point() and value.dim() == 2:
+                return value
+            x = getattr(value, "x", None) if isinstance(value, Data) else None
+            if isinstance(x, Tensor):
+                return x
+        return None
+
+    @property
+    def num_nodes(self) -> int:
+        """How many rows the features have."""
+        return 0 if self.features is None else int(self.features.shape[0])
+
+    def tensors(self) -> Iterator[Tensor]:
+        """The tensors among the arguments; those of a Data too."""
+        for value in (*self.args, *self.kwargs.values()):
+            parts = value.to_dict().values() if isinstance(value, Data) else (value,)
+            yield from (part for part in parts if isinstance(part, Tensor) and part.layout == torch.strided)
+
+
+def call_of(model: nn.Module, data: Any) -> Call | None:
+    """The call of a model on data: attributes named like forward's parameters, or the data itself.
+
+    None where the names are not to be found; InputError where `data` cannot be what was meant.
+    """
+    _check(data)
+    names, kind = _parameters(model), type(model).__name__
+    found = {name: _attribute(data, name) for name in names}
+    missing = [name for name, value in found.items() if value is None]
+    if not missing:
+        return Call(tuple(found.values()))
+    if len(names) == 1 and _ALIASES.get(names[0], names[0]) != "edge_index":
+        return Call((data,))
+    if isinstance(data, HeteroData):
+        raise InputError(
+            f"data: HeteroData, but {kind}.forward takes {', '.join(names)}; pass a Data, or a model made by "
+            "to_hetero, whose forward takes x_dict and edge_index_dict"
+        )
+    if isinstance(data, Data) and data.x is None and any(_ALIASES.get(n, n) == "x" for n in missing):
+        raise InputError(
+            f"data: {data} has no x, which {kind}.forward takes; set data.x to the node features"
+        )
+    if len(names) == len(missing) == 2 and _attribute(data, "x") is not None:
+        return Call((data.x, data.edge_index), is_guessed=True)
+    return None
+
+
+def _attribute(data: Any, name: str) -> Any:
+    value = getattr(data, name, None)
+    return getattr(data, _ALIASES.get(name, name), None) if value is None else value
+
+
+def _parameters(model: nn.Module) -> list[str]:
+    """Names of the arguments that forward must be given."""
+    parameters = list(inspect.signature(model.__class__.forward).parameters.values())[1:]
+    names = [
+        p.name
+        for p in parameters
+        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    if names and not any(p.kind == p.VAR_POSITIONAL for p in parameters):
+        return names
+    # torch_geometric.nn.Sequential takes *args in the order of its description
+    described = getattr(model, "signature", None)
+    return [p.name for p in described] if isinstance(described, list) else ["x", "edge_index"]
+
+
+def _check(data: Any) -> None:
+    """InputError for what is certainly no graph, with what to pass instead."""
+    kind = type(data).__name__
+    if data is None:
+        raise InputError(f"data: missing; {_WANTED}, or args=(x, edge_index)")
+    if isinstance(data, torch.utils.data.DataLoader):
+        raise InputError(
+            f"data: {kind} is a loader; pass one of its batches, or compile without data: the plan is then "
+            "made at the first batch"
+        )
+    if isinstance(data, Dataset) and not isinstance(data, Data | Batch):
+        raise InputError(f"data: {kind} is a dataset; pass one of its graphs, such as dataset[0]")
+    if isinstance(data, str | bytes | PurePath):
+        raise InputError(f"data: {data!r} is a {kind}; {_WANTED} (plait.graph.load_arrays reads npz files)")
+    if isinstance(data, tuple | list):
+        raise InputError(f"data: a {kind} of {len(data)}; {_WANTED}, or plait.explain(model, args=(x, ...))")
+    if isinstance(data, Mapping):
+        raise InputError(f"data: a {kind}; pass torch_geometric.data.Data(**data)")
+    if isinstance(data, Tensor | np.ndarray | Graph | nn.Module | int | float | type):
+        raise InputError(f"data: {kind}; {_WANTED}")

@@ -1,0 +1,63 @@
+"""The plans a compiled model ran by: the latest of every layer, and those of training and inference apart."""
+
+from __future__ import annotations
+
+from plait.kernels import launch
+from plait.plan.fused import FusedPlan
+from plait.plan.plan import LayerPlan
+
+__all__ = ["Plans"]
+
+AnyPlan = LayerPlan | FusedPlan
+
+
+class Plans(dict[str, AnyPlan]):
+    """The latest plan of each layer and expression, by name; `of` has those of one mode.
+
+    A layer is put in when its plan changes, not at every call: reading is a plain dictionary's.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._by_mode: dict[str, dict[str, AnyPlan]] = {"training": {}, "inference": {}}
+        self.threads: int | None = None  # of the latest plan
+
+    def __setitem__(self, name: str, plan: AnyPlan) -> None:
+        super().__setitem__(name, plan)
+        self._by_mode[plan.mode][name] = plan
+        self.threads = launch.num_threads()
+
+    def __delitem__(self, name: str) -> None:
+        super().__delitem__(name)
+        for plans in self._by_mode.values():
+            plans.pop(name, None)
+
+    def pop(self, name: str, default: AnyPlan | None = None) -> AnyPlan | None:  # type: ignore[override]
+        """Forget a layer, in both modes."""
+        found = self.get(name, default)
+        if name in self:
+            del self[name]
+        return found
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        super().clear()
+        for plans in self._by_mode.values():
+            plans.clear()
+
+    @property
+    def mode(self) -> str:
+        """The mode the model ran in last."""
+        return "training" if any(plan.mode == "training" for plan in self.values()) else "inference"
+
+    def of(self, mode: str) -> tuple[AnyPlan, ...]:
+        """The plans of one mode in the order the layers first ran; empty where the model did not run in it.
+
+        A layer of which nothing is learned computes no gradients in training either: its only plan is one
+        without, and it takes part in both.
+        """
+        plans = self._by_mode[mode]
+        if not plans or mode == "inference":
+            return tuple(plans[name] for name in self if name in plans)
+        never = self._by_mode["inference"]
+        return tuple(plans.get(name) or never[name] for name in self if name in plans or name in never)
