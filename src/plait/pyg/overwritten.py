@@ -1,8 +1,8 @@
 """Inputs that a model writes to before the backward pass, as in `h += conv(h)`: the layer gets a copy.
 
 A planned backward pass may read a layer's input where PyG's keeps a product of it and lets the input change.
-Nobody can tell beforehand what a caller will do with it, so a layer's input is copied until its first backward
-pass shows whether it was written to, and from then on only if it was.
+Nobody can tell beforehand what a caller will do with it, so a layer's input is copied until its first
+backward pass shows whether it was written to, and from then on only if it was.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MOST_COPIES = 32  # calls without a backward pass behind them, after which nobo
 
 
 def ordinary(value: Any) -> Any:
-    """Copies of the numbers made in inference_mode, which no gradient can be computed from; all else as it is."""
+    """Copies of the numbers made in inference_mode, which autograd does not take; all else as it is."""
     if type(value) is tuple:
         return tuple(map(ordinary, value))
     is_copied = isinstance(value, Tensor) and value.is_floating_point() and value.is_inference()
