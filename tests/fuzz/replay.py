@@ -84,8 +84,8 @@ class Tally:
 def replay(script: str, tally: Tally | None = None) -> None:
     """Run the lines in both worlds; raises Difference at the first line after which they differ.
 
-    What is left of differences of nearly equal rows (norms, `h - mean`) is rounding in coarser types: where
-    a script with one of those agrees in double precision, it agrees.
+    What is left of differences of nearly equal rows (norms, `h - mean`) is rounding in the coarser types:
+    where a script with one of those agrees in double precision, it agrees.
     """
     try:
         _replay(script, tally)
@@ -115,7 +115,7 @@ def _replay(script: str, tally: Tally | None) -> None:
         expected, result = (_execute(line, number, world) for world in (theirs, ours))
         if result and not expected and "plait.compile(" in line and "data(" in line:
             expected = _execute(_AHEAD, number, theirs)  # a plan made now runs the model now
-        if (expected and not result and _PERMITTED.search(expected)) or (
+        if (expected and expected != result and _PERMITTED.search(expected)) or (
             not expected and _SECOND.search(result)
         ):
             return
@@ -199,8 +199,8 @@ def _modes(world: dict[str, Any]) -> dict[str, bool]:
 def _with_nan_of(wanted: Any, given: Any, has_nan: bool) -> Any:
     """What was given, without the NaN that another association of the same product has elsewhere.
 
-    A row or a gradient that is 0 by algebra is 0 * NaN by one association and absent by another. Where nobody
-    wrote a NaN there may be fewer of them than PyG has, never more.
+    A row or a gradient that is 0 by algebra is 0 * NaN by one association and nothing by another. Where
+    nobody wrote a NaN there may be fewer of them than PyG has, never more.
     """
     if isinstance(wanted, Tensor) and isinstance(given, Tensor):
         if wanted.shape != given.shape or not wanted.is_floating_point() or wanted.layout != torch.strided:

@@ -22,7 +22,7 @@ _MOST_COPIES = 32  # calls without a backward pass behind them, after which nobo
 
 
 def ordinary(value: Any) -> Any:
-    """Copies of the numbers made in inference_mode, which have no gradients; all else as it is."""
+    """Copies of the numbers made in inference_mode, which autograd does not take; all else as it is."""
     if type(value) is tuple:
         return tuple(map(ordinary, value))
     is_copied = isinstance(value, Tensor) and value.is_floating_point() and value.is_inference()

@@ -330,7 +330,7 @@ def _in_pyg(
 
 def _shared_edges(cache: Any, edge_index: Any) -> tuple[Any, ...]:
     """(edges, their identity) where PyG's cache holds the caller's own: without loops to add they stay so."""
-    cached = cache[0] if isinstance(cache, tuple) else None
+    cached: Any = cache[0] if isinstance(cache, tuple) else None
     for edges in (cached, edge_index):
         if not isinstance(edges, Tensor) or edges.layout is not torch.strided:
             return ()

@@ -79,7 +79,7 @@ class CompiledModel:
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
         model = copy.deepcopy(self._plait_model, memo)
         if id(self) in memo:  # the model holds its own view, as a child's pointer to its parent
-            return memo[id(self)]
+            return memo[id(self)]  # type: ignore[no-any-return]
         made = memo[id(self)] = view_of(model, copy.deepcopy(self._plait_plan_session))
         return made
 

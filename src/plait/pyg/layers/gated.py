@@ -15,7 +15,7 @@ from plait.kernels import launch
 from plait.plan.fused import FusedPlan
 from plait.plan.gated import GatedProblem, choose
 from plait.pyg import active
-from plait.pyg.layers.base import has_hooks, not_plain
+from plait.pyg.layers.base import has_hooks, is_parametrized, not_plain
 from plait.pyg.layers.fused import (
     Run,
     cost_matrix,
@@ -69,6 +69,8 @@ def _refused(module: Any, parts: list[Tensor], attr: Tensor | None) -> str | Non
     if parts[0] is not parts[1] and module.flow != "source_to_target":
         return f"(flow={module.flow!r}): pairs of features are lowered source_to_target only"
     names = ["lin_key", "lin_query", "lin_value", *(["lin_skip"] if module.root_weight else [])]
+    if attr is not None and is_parametrized(module):
+        return ": a weight is parametrized, and PyG computes it as often as it reads it"
     stop = not_plain(module, *names)
     return None if stop is None else stop.reason.removeprefix(type(module).__name__)
 
