@@ -104,7 +104,7 @@ def test_other_lstms_run_in_pyg_and_the_plan_says_why() -> None:
     assert "one layer" in reason(layered, edges)
     watched = SAGEConv(6, 5, aggr="lstm")
     watched.aggr_module.register_forward_hook(lambda *_: None)
-    assert "hooks" in reason(watched, edges)
+    assert "hook" in reason(watched, edges)
 
 
 def test_edges_that_are_not_sorted_are_refused_by_pyg_itself() -> None:

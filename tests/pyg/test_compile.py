@@ -117,7 +117,9 @@ def test_a_memory_limit_nothing_fits_names_the_leanest_plan() -> None:
         plait.compile(model_of(), graph(), memory_limit=10)
 
 
-@pytest.mark.parametrize("model", [GCN, None, lambda x: x, torch.ones(2)], ids=str)
+@pytest.mark.parametrize(
+    "model", [GCN, None, lambda x: x, torch.ones(2)], ids=["class", "nothing", "function", "tensor"]
+)
 def test_what_is_no_module_is_refused(model: Any) -> None:
     with pytest.raises(InputError, match=r"model.*torch\.nn\.Module"):
         plait.compile(model, graph())

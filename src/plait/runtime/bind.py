@@ -76,18 +76,19 @@ class Binding:
 
     def row_scale(self, step: Step, role: str, rows: int) -> Callable[[Env], torch.Tensor | None]:
         """A scaling by rows: a constant diagonal, or a scalar input spread over the rows."""
-        name = step.get(role)
+        name, place = step.get(role), self.run.place
         if name is None or name in self.program.constants:
             constant = self.vector(step, role)
             return lambda env: constant
-        return lambda env: _spread(name, None, None, rows, env)
+        return lambda env: _spread(name, None, None, rows, env, place)
 
     def target(self, step: Step, rows: int) -> Callable[[Env], torch.Tensor | None]:
         """What the rows of a sparse product are multiplied by: a diagonal, a number of the call, or both."""
         target, factor, name = self.vector(step, "target"), step.get("factor"), step.get("target")
+        place = self.run.place
         if factor is None:
             return lambda env: target
-        return lambda env: _spread(factor, name, target, rows, env)
+        return lambda env: _spread(factor, name, target, rows, env, place)
 
 
 def _fresh(place: torch.device) -> Callable[[int, int, torch.dtype], torch.Tensor]:
@@ -96,15 +97,15 @@ def _fresh(place: torch.device) -> Callable[[int, int, torch.dtype], torch.Tenso
 
 
 def _spread(
-    scalar: str, name: str | None, diagonal: torch.Tensor | None, rows: int, env: Env
+    scalar: str, name: str | None, diagonal: torch.Tensor | None, rows: int, env: Env, place: torch.device
 ) -> torch.Tensor:
     """A number of the call on every row, times a diagonal where there is one; made once in a pass."""
-    place = f"{scalar}|{name}|{rows}"
-    found: torch.Tensor | None = env.get(place)
+    key = f"{scalar}|{name}|{rows}"
+    found: torch.Tensor | None = env.get(key)
     if found is None:
-        number = env[scalar].detach().reshape(1)
+        number = env[scalar].detach().reshape(1).to(place)  # a layer's own numbers come from the host
         found = number.expand(rows).contiguous() if diagonal is None else diagonal * number
-        env[place] = found
+        env[key] = found
     return found
 
 

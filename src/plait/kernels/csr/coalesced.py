@@ -33,6 +33,7 @@ def torch_csr(
         columns, values = whole.indices()[1], whole.values()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # "CSR support is in beta state"
+        columns = columns.to(index).contiguous()  # torch 2.11 insists where there are none
         return torch.sparse_csr_tensor(
-            pointer.to(index), columns.to(index), values, (rows, num_columns), check_invariants=False
+            pointer.to(index), columns, values, (rows, num_columns), check_invariants=False
         )
