@@ -20,7 +20,7 @@ demo: $(VENV)/.installed
 	$(BIN)/plait demo
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 # Sequences drawn anew each time, about 15 a second; a failure prints the shortest script that shows it.
 fuzz: $(VENV)/.installed

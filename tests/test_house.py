@@ -16,6 +16,17 @@ SOURCE = TESTS.parent / "src" / "plait"
 NO_CODE_OF_THEIR_OWN = ("__init__.py", "__main__.py")
 
 ELSEWHERE = {
+    "analysis/workload.py": "analysis/test_strategies.py",
+    "bench/gpu/gates.py": "kernels/test_gpu_gate.py",
+    # a folder of parts is written, read and trained on there
+    "distributed/files.py": "distributed/test_divide.py",
+    "distributed/layout.py": "distributed/test_divide.py",
+    "distributed/parts.py": "distributed/test_divide.py",
+    "distributed/session.py": "distributed/test_neighbor.py",
+    "distributed/train.py": "cli/test_train.py",
+    "pyg/call.py": "pyg/test_explain.py",
+    "pyg/trace.py": "pyg/test_profiling.py",
+    "runtime/plans.py": "pyg/test_explain.py",
     # every operation of the catalogue is run and compared there
     "bench/ops/dense.py": "bench/ops/test_catalogue.py",
     "bench/ops/gather.py": "bench/ops/test_catalogue.py",
@@ -28,7 +39,6 @@ ELSEWHERE = {
     "bench/ops/sparse.py": "bench/ops/test_catalogue.py",
     "bench/peers/runner.py": "bench/peers/test_pyg.py",
     # parts of one walk over plans
-    "analysis/fused.py": "analysis/test_models.py",
     "analysis/layers.py": "analysis/test_analysis.py",
     "analysis/text.py": "analysis/test_analysis.py",
     "report/analysis/bars.py": "report/analysis/test_page.py",
@@ -89,7 +99,6 @@ ELSEWHERE = {
     "runtime/quotient.py": "runtime/test_twins.py",
     "runtime/rowwise.py": "runtime/test_deferred.py",
     # words and code for other kernels; nothing to call alone
-    "kernels/relaunch.py": "kernels/test_launch.py",
     "kernels/vector.py": "kernels/test_spmm.py",
     # needs a GPU; run by hand there
     "bench/gpu/attending.py": "kernels/test_gpu_attention.py",

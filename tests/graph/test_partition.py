@@ -39,7 +39,7 @@ def test_one_part_needs_no_metis(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_missing_pymetis_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition, "has_metis", lambda: False)
-    with pytest.raises(InputError, match=r"plait\[partition\]"):
+    with pytest.raises(InputError, match=r"pip install pymetis"):
         metis(two_rings(3), 2)
 
 

@@ -47,5 +47,5 @@ def test_layers_that_dgl_does_not_have_are_told() -> None:
 
 def test_without_dgl_the_peer_is_unavailable_with_the_way_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "dgl", None)
-    with pytest.raises(Unavailable, match=r"pip install plait\[peers\]"):
+    with pytest.raises(Unavailable, match=r"pip install dgl==1\.1\.3"):
         prepare("dgl", Problem("gcn", Forms.of(generate.star(5)), 4, 2), "training")
