@@ -1,4 +1,4 @@
-"""errors.py: whoever catches PlaitError catches all that plait raises on purpose; so does ValueError for input."""
+"""errors.py: whoever catches PlaitError catches all that plait raises on purpose."""
 
 from __future__ import annotations
 
