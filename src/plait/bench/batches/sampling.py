@@ -55,7 +55,7 @@ def sampling(options: Options) -> Iterator[Measured]:
 
 def loading(options: Options) -> Iterator[Measured]:
     """The same with rows of features gathered for every batch."""
-    yield from _cells(options, _loaders, {"dgl": 2.0}, WIDTH)
+    yield from _cells(options, _loaders, {"dgl": 2.5}, WIDTH)
 
 
 def _cells(options: Options, ways: Any, limits: dict[str, float], width: int) -> Iterator[Measured]:
