@@ -90,3 +90,10 @@ def test_a_model_that_steps_aside_says_so_and_gives_the_same(monkeypatch: pytest
     for _ in range(3):  # the same graph again and again
         model(x, listed)
     assert model.plan.layers
+
+
+def test_a_graph_that_comes_back_is_never_tried_in_pyg() -> None:
+    aside = Aside()
+    edges = torch.zeros(2, 5, dtype=torch.int64)
+    asked = [aside.is_pygs_turn("conv", edges) for _ in range(200)]
+    assert not any(asked[1:])
