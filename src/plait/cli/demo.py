@@ -19,6 +19,13 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "run"]
 
+_NEXT = """Where to look next:
+  plait explain --model gat --data sbm       the plan of another model; --data FILE.npz for your own graph
+  plait explain ... --analyze                the measured time of every step beside its prediction
+  plait calibrate                            prices for this machine instead of the built-in ones
+  examples/                                  six models beside their PyG originals
+  docs/coverage.md, docs/planning.md         what is planned, and how"""
+
 PEERS = {"pyg-default": "PyG", "pyg-csr": "PyG on torch CSR", "plait": "plait"}
 
 
@@ -52,7 +59,10 @@ def run(args: argparse.Namespace) -> int:
             model = build_model(kind, task.x.shape[1], task.num_classes)
             results |= _train(kind, model, task, args.epochs)
     print(f"\n{results['gcn', 'plait'].plan}\n")
-    print(_table(results, args.epochs))
+    for kind in EVERY_MODEL[1:]:
+        print(f"{kind:<6}{results[kind, 'plait'].plan!r}")
+    print(f"\n{_table(results, args.epochs)}")
+    print(f"\n{_NEXT}")
     if busy.share is not None and busy.share > 0.1:
         print(
             f"\nother processes used {100 * busy.share:.0f}% of the processor: times would be better without"
