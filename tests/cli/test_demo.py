@@ -10,7 +10,14 @@ from plait.cli.main import main
 def test_the_demo_shows_plan_accuracy_time_and_memory(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", "--epochs", "2", "--num-nodes", "120"]) == 0
     shown = capsys.readouterr()
-    for part in ("built-in graph: 120 nodes", "plan:", "test accuracy", "speed-up", "memory ratio"):
+    for part in (
+        "built-in graph: 120 nodes",
+        "Plan of",
+        "Where to look next",
+        "test accuracy",
+        "speed-up",
+        "memory ratio",
+    ):
         assert part in shown.out
     rows = [
         line.split() for line in shown.out.splitlines() if line.startswith(("gcn ", "sage ", "gin ", "gat "))

@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
             results |= _train(kind, model, task, args.epochs)
     print(f"\n{results['gcn', 'plait'].plan}\n")
     for kind in EVERY_MODEL[1:]:
-        print(f"{kind:<6}{results[kind, 'plait'].plan!r}")
+        print(f"  {kind:<6}{results[kind, 'plait'].plan!r}")
     print(f"\n{_table(results, args.epochs)}")
     print(f"\n{_NEXT}")
     if busy.share is not None and busy.share > 0.1:
