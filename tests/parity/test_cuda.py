@@ -36,6 +36,7 @@ def agree(module: nn.Module, x: Any, *rest: Any, must_plan: bool = True) -> Any:
     for _ in range(2 + bool(getattr(module, "cached", False))):
         outs = []
         for net in (twin, compiled):
+            torch.manual_seed(0)  # networks inside may drop out
             net.zero_grad()
             mine = tuple(p.clone().requires_grad_() for p in parts(x))
             out = net(mine if isinstance(x, tuple) else mine[0], *rest)
