@@ -11,7 +11,10 @@ from torch_geometric.nn import ResGatedGraphConv
 
 from plait.cost.machine import default_profile
 from plait.ops.work import Matrix, Uniform
-from plait.plan.gated import GatedProblem, choose
+from plait.plan.gated import ways
+from plait.plan.plan import LayerPlan
+from plait.plan.search import Problem
+from plait.plan.ways import Way, choose
 from tests.parity.harness import agree
 from tests.parity.test_attention import WIDTH, N, WithEdges, drawn, edges, features
 
@@ -55,10 +58,10 @@ def test_target_to_source_and_inputs_without_gradients() -> None:
 
 @pytest.mark.parametrize("choice", ["keep", "gate again"])
 def test_every_candidate_computes_the_same(choice: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from plait.plan import gated as plan
+    def only(*sizes: Any, **options: Any) -> list[Way]:
+        return [way for way in ways(*sizes, **options) if way.name == choice]
 
-    found = plan.candidates
-    monkeypatch.setattr(plan, "candidates", lambda p: [c for c in found(p) if c.name == choice])
+    monkeypatch.setattr("plait.pyg.layers.gated.ways", only)
     compiled = agree(drawn(ResGatedGraphConv(WIDTH, 5)), features(), edges())
     assert compiled.plan.layers[0].choice == choice
 
@@ -101,14 +104,16 @@ def test_what_is_not_lowered_runs_in_pyg_and_says_why(options: dict[str, Any]) -
     assert "lowered" in str(compiled.plan.not_planned)
 
 
-def problem(limit: int | None = None) -> GatedProblem:
+def planned(limit: int | None = None) -> LayerPlan:
     rows, count = 50000, 2000000
     matrix = Matrix(rows, rows, count, True, Uniform(rows), Uniform(rows))
-    return GatedProblem("layer", matrix, 64, 64, True, default_profile(), memory_limit=limit)
+    sizes = {"N": rows, "M": rows, "E": count}
+    problem = Problem((), sizes, lambda expr: matrix, default_profile(), ("X", "W"), memory_limit=limit)
+    return choose(problem, ways(64, None, 64, has_skip=True, has_bias=True, is_training=True))
 
 
 def test_slopes_are_kept_unless_memory_is_short() -> None:
-    plan = choose(problem())
+    plan = planned()
     assert plan.choice == "keep"
-    assert choose(problem(plan.peak_bytes - 1)).choice == "gate again"
+    assert planned(plan.peak_bytes - 1).choice == "gate again"
     assert max(map(len, plan.lines())) <= 100

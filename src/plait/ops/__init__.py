@@ -2,4 +2,6 @@
 
 # imported for the rows they enter into the table
 from plait.ops import chain as chain
+from plait.ops import gates as gates
 from plait.ops import linear as linear
+from plait.ops import rows as rows

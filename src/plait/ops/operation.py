@@ -64,6 +64,14 @@ class Reverse(Protocol):
         self, op: str, of: str, reads: Iterable[tuple[str, str | None]], shaped: Shape, **extra: object
     ) -> str: ...
 
+    def fresh(self, of: str, shaped: Shape) -> str:
+        """A name for what a step makes beside its result."""
+        ...
+
+    def part(self, name: str, start: int, value: str) -> None:
+        """The columns of `name` from `start` on have this gradient."""
+        ...
+
 
 @dataclass(frozen=True)
 class Operation:
@@ -86,6 +94,8 @@ class Operation:
     is_view: bool = False
     reference: str = ""
     """Where a plain loop computes the same."""
+    says: str = ""
+    """What a step of it does, in the words of a printed plan."""
 
     def __post_init__(self) -> None:
         if self.overwrites and not any(role.rstrip("?*") == self.overwrites for role in self.roles):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from plait.errors import PlanError
 from plait.ir import Expr
@@ -29,13 +30,18 @@ class Step:
     is_transposed: bool = False  # the matrix (spmm) or the weight (gemm) is used transposed
     factors: tuple[float, ...] = ()  # coefficients of `combine`
     reduce: str = "sum"
-    more: tuple[str, ...] = ()  # what a chain makes beside `out` (plan/fuse.py)
+    more: tuple[str, ...] = ()  # what it makes beside `out`
+    options: tuple[tuple[str, Any], ...] = ()  # what else the operation is to know, by name
 
     def get(self, role: str) -> str | None:
         for name, operand in self.reads:
             if name == role:
                 return operand
         return None
+
+    def option(self, name: str, default: Any = None) -> Any:
+        """What the operation was told under this name."""
+        return next((value for own, value in self.options if own == name), default)
 
     def __getitem__(self, role: str) -> str:
         operand = self.get(role)

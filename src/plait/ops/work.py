@@ -108,6 +108,7 @@ class Request:
     addends: int = 0
     parts: int = 1
     is_sparse_left: bool = False
+    kind: str = ""  # which of an operation's variants
 
 
 @dataclass(frozen=True, slots=True)

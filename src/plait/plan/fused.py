@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,10 +11,9 @@ from plait.cost.price import Price
 from plait.errors import PlanError
 from plait.plan import words
 from plait.plan.plan import Measured, Rejected, wrapped
+from plait.plan.ways import preferred_rank
 
-__all__ = ["FusedCandidate", "FusedPlan", "FusedStep", "choose_among", "preferring"]
-
-_preferred: ContextVar[int] = ContextVar("preferred", default=0)
+__all__ = ["FusedCandidate", "FusedPlan", "FusedStep", "choose_among"]
 
 
 @dataclass(frozen=True)
@@ -164,16 +161,6 @@ class FusedCandidate:
         return sum(step.price.seconds for step in self.steps)
 
 
-@contextmanager
-def preferring(rank: int) -> Iterator[None]:
-    """Plans made inside take the candidate of this rank by price (0: the cheapest), to be measured."""
-    token = _preferred.set(rank)
-    try:
-        yield
-    finally:
-        _preferred.reset(token)
-
-
 def choose_among(
     candidates: list[FusedCandidate],
     *,
@@ -192,7 +179,7 @@ def choose_among(
         raise PlanError(
             f"{layer}: memory_limit of {memory_limit} bytes is below the leanest plan's {least}; raise it"
         )
-    best = fitting[min(_preferred.get(), len(fitting) - 1)]
+    best = fitting[min(preferred_rank(), len(fitting) - 1)]
     rejected = tuple(
         Rejected(
             c.text, c.seconds, c.peak_bytes, _why(c, best, memory_limit), words.of_choice(c.name, c.text)

@@ -1,91 +1,61 @@
-"""Plans of gated layers (ResGatedGraphConv): one projection, one pass over edges, what backward keeps.
+"""Ways to run gated layers (ResGatedGraphConv): one projection, one pass over edges, what backward keeps.
 
-keep       the forward pass also sums the gate's derivative, nodes x width: backward is one pass, over sources
-recompute  nothing more is kept; backward goes over targets too
+keep        the forward pass also sums the gate's derivative, nodes x width: backward is one pass, over sources
+gate again  nothing more is kept; backward goes over targets too
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from plait.ops.program import Program
+from plait.plan.draft import Draft
+from plait.plan.ways import Way
 
-from plait.cost.machine import MachineProfile
-from plait.ops.work import Matrix
-from plait.plan.fused import FusedCandidate, FusedPlan, FusedStep, choose_among
-from plait.plan.passes import Steps
+__all__ = ["ways"]
 
-__all__ = ["GatedProblem", "candidates", "choose"]
-
-# Times of the passes beside a sparse product of the same columns: from a few timings on a busy machine, at
-# widths 64 and 256; not fitted.
-_SUM, _SUM_AND_SLOPES, _SOURCES = 1.1, 1.4, 1.8
-
-
-@dataclass(frozen=True)
-class GatedProblem:
-    """One gated layer on one graph, in numbers."""
-
-    layer: str
-    matrix: Matrix
-    inner: int
-    width: int
-    has_skip: bool
-    machine: MachineProfile
-    is_training: bool = True
-    wants_input_grad: bool = True
-    float_bytes: int = 4
-    threads: int | None = None
-    memory_limit: int | None = None
+_BECAUSE = {
+    "keep": "numbers per node and column, kept, save a pass over all edges",
+    "gate again": "nothing beside the projected rows is kept",
+    "infer": "one projection serves gate, value and skip; nothing of edges x width exists",
+}
 
 
-def _steps(p: GatedProblem, is_kept: bool) -> list[FusedStep]:
-    steps = Steps(p.machine, p.float_bytes, p.threads)
-    rows, total = p.matrix.columns, (4 if p.has_skip else 3) * p.width
-    steps.gemm(f"project -> {rows}x{total}", "fwd", rows, p.inner, total)
-    factor = _SUM_AND_SLOPES if p.is_training and is_kept else _SUM
-    steps.gather("gate and sum, gathers Q and V", "fwd", p.matrix, 2 * p.width, factor)
-    if not p.is_training:
-        return steps.made
-    if not is_kept:
-        steps.gather("gradient of K, gathers Q and V", "bwd", p.matrix, 2 * p.width, _SUM)
-    steps.stream("gradient of K", "bwd", p.matrix.rows, p.width, 2)
-    turned = p.matrix.transposed()
-    steps.gather("gradients of Q and V", "bwd", turned, 2 * p.width, _SOURCES, "gates are recomputed")
-    if p.wants_input_grad:
-        steps.gemm("input gradient", "bwd", rows, total, p.inner)
-    steps.gemm("weight gradient", "bwd", rows, p.inner, total, is_transposed=True)
-    return steps.made
-
-
-def _peak_bytes(p: GatedProblem, is_kept: bool) -> int:
-    rows, total = p.matrix.columns, (4 if p.has_skip else 3) * p.width
-    held = rows * total + p.matrix.rows * p.width
-    if p.is_training:
-        held += rows * total + rows * p.inner + (p.matrix.rows * p.width if is_kept else 0)
-    return held * p.float_bytes
-
-
-def candidates(p: GatedProblem) -> list[FusedCandidate]:
-    """Every legal way to compute the layer."""
-    text = "X S + Σ σ(X K + X Q) ⊙ (X V)" if p.has_skip else "Σ σ(X K + X Q) ⊙ (X V)"
-    named = {"keep": "sums of σ' kept", "gate again": "σ' recomputed"} if p.is_training else {"infer": ""}
-    because = {
-        "keep": f"{p.width} numbers per node, kept, save a pass over {p.matrix.edges} edges",
-        "gate again": "nothing beside the projected rows is kept",
-        "infer": "one projection serves gate, value and skip; nothing of edges x width exists",
-    }
+def ways(
+    inner: int, outer: int | None, width: int, *, has_skip: bool, has_bias: bool, is_training: bool
+) -> list[Way]:
+    """Every legal way to compute the layer; `outer`: columns of the targets' rows, None where they are x."""
+    text = "X S + Σ σ(X K + X Q) ⊙ (X V)" if has_skip else "Σ σ(X K + X Q) ⊙ (X V)"
+    named = {"keep": ", sums of σ' kept", "gate again": ", σ' recomputed"} if is_training else {"infer": ""}
     return [
-        FusedCandidate(
-            name, f"{text}, {words}" if words else text, tuple(_steps(p, name == "keep")),
-            _peak_bytes(p, name == "keep"), because[name],
+        Way(
+            name,
+            text + words,
+            _program(inner, outer, width, has_skip, has_bias, name == "keep"),
+            _BECAUSE[name],
         )
         for name, words in named.items()
-    ]  # fmt: skip
+    ]
 
 
-def choose(p: GatedProblem) -> FusedPlan:
-    """The cheapest candidate that fits the memory limit, with the losers and their prices."""
-    sizes = {"N": p.matrix.rows, "E": p.matrix.edges, "K1": p.inner, "K2": p.width}
-    return choose_among(
-        candidates(p), layer=p.layer, kind="gated", sizes=sizes, machine=p.machine,
-        is_training=p.is_training, memory_limit=p.memory_limit,
-    )  # fmt: skip
+def _program(
+    inner: int, outer: int | None, width: int, has_skip: bool, has_bias: bool, keeps: bool
+) -> Program:
+    """Far columns are [Q | V]; near ones, [K | S], follow them or are the targets' own."""
+    draft = Draft("N" if outer is None else "M")
+    own = (2 if has_skip else 1) * width
+    total = 2 * width + (own if outer is None else 0)
+    x = draft.input("X", draft.sources, inner)
+    z = draft.gemm(x, draft.input("W", inner, total), draft.input("b", 1, total))
+    near, first = z, 2 * width
+    if outer is not None:
+        own_x, own_w = draft.input("X1", "N", outer), draft.input("W1", outer, own)
+        near, first = draft.gemm(own_x, own_w, draft.input("b1", 1, own)), 0
+    reads = {
+        "matrix": draft.matrix(),
+        "near": draft.columns(near, first, width),
+        "far": draft.columns(z, 0, width),
+        "value": draft.columns(z, width, width),
+        "addend": draft.columns(near, first + width, width) if has_skip else None,
+        "bias": draft.input("c", 1, width) if has_bias else None,
+    }
+    more = [("slopes", ("N", width))] if keeps else []
+    return draft.program(draft.add("gate", reads, ("N", width), more=more))

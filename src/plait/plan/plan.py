@@ -10,6 +10,7 @@ from typing import Any, TextIO
 
 from plait.cost.price import Price
 from plait.ir import Expr, formula
+from plait.ops.operation import operation
 from plait.ops.program import Program, Step
 from plait.ops.work import Matrix
 from plait.plan import words
@@ -61,7 +62,7 @@ class LayerPlan:
     """The plan of one expression of one layer."""
 
     layer: str
-    expr: Expr
+    expr: Expr | None  # None: a program that states no expression (plan/ways.py)
     form: str
     condition: str
     forward: Program
@@ -83,19 +84,25 @@ class LayerPlan:
     measured: Mapping[str, Measured] = field(default_factory=dict)
     gradient_expr: Expr | None = None  # the equal expression whose gradients are computed, where another one
     matrices: Mapping[str, Matrix] = field(default_factory=dict)  # constants and sparse values, as priced
+    choice: str = ""  # the way such a program goes, by name
+    text: str = ""  # and its formula
 
     def describe(self) -> str:
+        if self.expr is None:
+            return self.text
         sparse = ", sparse features" if self.sparse_values else ""
         gradients = "" if self.gradient_expr is None else f", gradients of {formula(self.gradient_expr)}"
         return f"{formula(self.expr)} [{self.form}{sparse}]{gradients}"
 
     def action(self) -> str:
         """What the layer does, in words."""
+        if self.expr is None:
+            return words.of_choice(self.choice, self.text)
         return words.order(self.hoisted, self.forward, self.mode == "training")
 
     def reason(self) -> str:
         """Why that is the cheapest order, in words; empty where there is nothing to say."""
-        return words.why(self)
+        return self.because if self.expr is None else words.why(self)
 
     def rows(self) -> list[words.Row]:
         """The steps in words, those that are done once first."""
@@ -103,6 +110,8 @@ class LayerPlan:
         phases += ["fwd"] * self.num_forward + ["bwd"] * (len(self.steps) - self.num_forward)
         found = []
         for phase, step in zip(phases, (*self.hoisted_steps, *self.steps), strict=True):
+            if operation(step.step.op).is_view:
+                continue  # no data moves
             seen = self.measured.get(step.step.out)
             text = words.step_text(step.step)
             found.append(words.Row(phase, text, step.size, step.price, seen.seconds if seen else None))
@@ -117,8 +126,8 @@ class LayerPlan:
     def to_dict(self) -> dict[str, Any]:
         return {
             "layer": self.layer,
-            "expression": formula(self.expr),
-            "form": self.form,
+            "expression": self.describe() if self.expr is None else formula(self.expr),
+            "form": self.form or self.choice,
             "condition": self.condition,
             "mode": self.mode,
             "sizes": dict(self.sizes),

@@ -322,6 +322,7 @@ class _Reverse:
     steps: list[Step] = field(default_factory=list)
     shapes: dict[str, Shape] = field(default_factory=dict)
     grads: dict[str, tuple[str, str | None, float]] = field(default_factory=dict)
+    parts: dict[str, list[tuple[int, str]]] = field(default_factory=dict)  # gradients of some columns
     count: int = 0
 
     def fresh(self, of: str, shaped: Shape) -> str:
@@ -341,8 +342,23 @@ class _Reverse:
     def shape_of(self, name: str) -> Shape:
         return self.shapes.get(name) or self.forward.shapes[name]
 
+    def part(self, name: str, start: int, value: str) -> None:
+        """The columns of `name` from `start` on have this gradient."""
+        if name in self.needed:
+            self.parts.setdefault(name, []).append((start, value))
+
+    def _join(self, name: str) -> None:
+        """Put the gradients of a value's columns side by side; columns without one get zeros."""
+        parts = sorted(self.parts.pop(name))
+        reads = [(f"part{k}", value) for k, (_, value) in enumerate(parts)]
+        starts = tuple(start for start, _ in parts)
+        whole = self.add("join", name, reads, self.forward.shapes[name], options=(("starts", starts),))
+        self.share(name, whole)
+
     def settled(self, name: str) -> str | None:
         """The gradient of a value as one finished value."""
+        if name in self.parts:
+            self._join(name)
         if name not in self.grads:
             return None
         value, scale, factor = self.grads[name]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from itertools import accumulate
 
 from plait.cost.machine import MachineProfile
 from plait.cost.price import Price, Pricer
 from plait.errors import PlanError
 from plait.ir import Expr, formula
 from plait.ops.operation import Setting, operation
-from plait.ops.program import Program
+from plait.ops.program import Program, Step
 from plait.ops.work import ChainRequest, Matrix, Request, Sizes, size_of
 from plait.plan.candidates import Candidate, candidates
 from plait.plan.fuse import fuse
@@ -19,10 +20,21 @@ from plait.plan.program import hoist
 from plait.plan.prune import Survivor, prune
 from plait.plan.words import TIE
 
-__all__ = ["Problem", "best_by_exhaustion", "matrices_of", "price_program", "search", "survey"]
+__all__ = [
+    "WITHIN_ERROR",
+    "Problem",
+    "best_by_exhaustion",
+    "chained",
+    "matrices_of",
+    "peak_bytes",
+    "price_program",
+    "search",
+    "step_pricer",
+    "survey",
+]
 
 _SAME_PRICE = 1.02
-_WITHIN_ERROR = 1.1  # about what the price of a whole layer is off
+WITHIN_ERROR = 1.1  # about what the price of a whole layer is off
 _WORTH_FUSING = 1.6  # fusing gains less than this: dearer plans are not looked at
 _PARTNERS = 2  # cheapest forward and backward passes that are tried with each other
 
@@ -73,6 +85,11 @@ class _Pricer(Pricer):
         return self._steps[key]
 
 
+def step_pricer(problem: Problem) -> Pricer:
+    """Prices of this problem's steps; equal steps of several candidates are priced once."""
+    return _Pricer(problem)
+
+
 _CHAIN = tuple(part.name for part in fields(ChainRequest) if part.name != "gather")
 
 
@@ -83,7 +100,7 @@ def _key(request: Request | ChainRequest) -> tuple[object, ...]:
         return (gather, *(getattr(request, name) for name in _CHAIN))
     return (
         request.op, request.rows, request.cols, request.inner, id(request.matrix), request.has_source,
-        request.addends, request.parts, request.is_sparse_left,
+        request.addends, request.parts, request.is_sparse_left, request.kind,
     )  # fmt: skip
 
 
@@ -166,7 +183,7 @@ def _preferred(ranked: list[LayerPlan]) -> LayerPlan:
     Seen over layers timed with all their candidates: of two prices within a tenth, the plan whose rows stay
     in cache was mostly the faster one.
     """
-    near = [plan for plan in ranked if plan.seconds <= _WITHIN_ERROR * ranked[0].seconds]
+    near = [plan for plan in ranked if plan.seconds <= WITHIN_ERROR * ranked[0].seconds]
     near = [plan for plan in near if plan.form.endswith("chained")] or near
     close = [plan for plan in near if plan.seconds <= _SAME_PRICE * near[0].seconds]
     return min(close, key=lambda plan: (plan.peak_bytes, plan.seconds))
@@ -180,17 +197,17 @@ def _with_chains(plans: list[LayerPlan], problem: Problem, pricer: Pricer) -> li
     """
     most = _WORTH_FUSING * min(plan.seconds for plan in plans)
     near = [plan for plan in plans if plan.seconds <= most]
-    chained = [fused for plan in near if (fused := _fused(plan, plan, problem, pricer)) is not None]
+    fused = [found for plan in near if (found := chained(plan, plan, problem, pricer)) is not None]
     if problem.wrt is None:
-        return plans + chained
+        return plans + fused
     dense = [plan for plan in plans if not plan.sparse_values]
     free = [plan for plan in dense if _reads_inputs_only(plan)]
     found = []
     for backward in sorted(free, key=_backward_seconds)[:_PARTNERS]:
         for forward in sorted(dense, key=_forward_seconds)[:_PARTNERS]:
             if forward is not backward:
-                found.append(_fused(forward, backward, problem, pricer))
-    return plans + chained + [plan for plan in found if plan is not None]
+                found.append(chained(forward, backward, problem, pricer))
+    return plans + fused + [plan for plan in found if plan is not None]
 
 
 def _forward_seconds(plan: LayerPlan) -> float:
@@ -207,7 +224,7 @@ def _reads_inputs_only(plan: LayerPlan) -> bool:
     return not any(name in made for step in plan.backward.steps for _, name in step.reads)
 
 
-def _fused(forward: LayerPlan, backward: LayerPlan, problem: Problem, pricer: Pricer) -> LayerPlan | None:
+def chained(forward: LayerPlan, backward: LayerPlan, problem: Problem, pricer: Pricer) -> LayerPlan | None:
     """The forward pass of one plan and the backward pass of another, chained; None where nothing changes."""
     is_mixed = forward is not backward
     each, after = forward.forward, backward.backward
@@ -228,7 +245,7 @@ def _fused(forward: LayerPlan, backward: LayerPlan, problem: Problem, pricer: Pr
         forward, forward=each, backward=after, steps=steps, num_forward=len(forward_steps),
         form=f"{forward.form}, chained" if is_fused else forward.form,
         seconds=once + sum(step.price.seconds for step in steps),
-        peak_bytes=_peak_bytes(forward.hoisted, each, after, problem, sparse),
+        peak_bytes=peak_bytes(forward.hoisted, each, after, problem, sparse),
         gradient_expr=backward.expr if is_mixed else None, condition="" if is_mixed else forward.condition,
     )  # fmt: skip
 
@@ -297,7 +314,7 @@ def _plan(survivor: Survivor, problem: Problem, pricer: Pricer, use_sparse: bool
         hoisted_steps=hoisted_steps,
         num_forward=len(forward_steps),
         seconds=per_call + once_seconds / max(1, problem.calls),
-        peak_bytes=_peak_bytes(once, each, backward, problem, sparse),
+        peak_bytes=peak_bytes(once, each, backward, problem, sparse),
         sparse_values=tuple(sparse),
         sizes=dict(problem.sizes),
         mode="inference" if problem.wrt is None else "training",
@@ -358,7 +375,7 @@ def _size(program: Program, name: str, sizes: Sizes) -> tuple[int, int]:
 # Memory --------------------------------------------------------------------------------------------
 
 
-def _peak_bytes(
+def peak_bytes(
     once: Program, each: Program, backward: Program | None, problem: Problem, sparse: Mapping[str, Matrix]
 ) -> int:
     """Most bytes alive at once: hoisted values always, others from birth to last use."""
@@ -366,26 +383,34 @@ def _peak_bytes(
     steps = [(each, step) for step in each.steps]
     if backward is not None:
         steps += [(backward, step) for step in backward.steps]
-    made = {name: k for k, (_, step) in enumerate(steps) for name in {step.out, *step.more}}
-    last = dict(made)
-    for k, (_, step) in enumerate(steps):
-        for _, name in step.reads:
-            if name in made:
-                last[name] = k
-    for name in (*each.outputs, *(backward.outputs if backward else ())):
-        if name in made:
-            last[name] = len(steps)
-    ended = [0] * (len(steps) + 1)
-    alive = peak = 0
+    lies_in = _memory(steps)
+    born: dict[str, tuple[int, Program]] = {}
+    last: dict[str, int] = {}
     for k, (program, step) in enumerate(steps):
-        if not operation(step.op).is_view:
-            for name in {step.out, *step.more}:
-                size = _bytes(program, name, problem, sparse)
-                alive += size
-                ended[max(k, last[name])] += size
-        peak = max(peak, alive)
-        alive -= ended[k]
-    return hoisted + peak
+        for name in {step.out, *step.more}:
+            born.setdefault(lies_in.get(name, name), (k, program))
+        for name in {*(name for _, name in step.reads), step.out, *step.more}:
+            last[lies_in.get(name, name)] = k
+    for name in (*each.outputs, *(backward.outputs if backward else ())):
+        last[lies_in.get(name, name)] = len(steps)
+    change = [0] * (len(steps) + 2)
+    for name, (k, program) in born.items():
+        size = _bytes(program, name, problem, sparse)
+        change[k] += size
+        change[last[name] + 1] -= size
+    return hoisted + max(accumulate(change))
+
+
+def _memory(steps: list[tuple[Program, Step]]) -> dict[str, str]:
+    """Value -> the one in whose memory it lies: a view in what it shows, a part in what it is joined to."""
+    made = {name for _, step in steps for name in (step.out, *step.more)}
+    found: dict[str, str] = {}
+    for _, step in steps:
+        if operation(step.op).is_view:
+            found[step.out] = found.get(step["x"], step["x"])
+        elif step.op == "join":
+            found |= {name: step.out for _, name in step.reads if name in made and name not in found}
+    return found
 
 
 def _bytes(program: Program, name: str, problem: Problem, sparse: Mapping[str, Matrix]) -> int:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TextIO
 
 from plait.cost.price import Price
+from plait.ops.operation import operation
 from plait.ops.program import Program, Step
 from plait.ops.work import size_of
 
@@ -258,6 +259,9 @@ def step_text(step: Step, wrt: Iterable[str] = ()) -> str:
         return f"take neighbours' {step.reduce}imum"
     if step.op == "gemm":
         return f"gradient of the input, by {step['w']}" if step.is_transposed else f"multiply by {step['w']}"
+    said = operation(step.op).says
+    if said:
+        return said
     if step.op in ("gemm_transposed", "colsum") or step.out.startswith("d"):
         return _gradient_text(step)
     return _OTHER.get(step.op, step.op.replace("_", " "))

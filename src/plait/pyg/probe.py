@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from plait.plan.fused import FusedPlan, preferring
+from plait.plan.fused import FusedPlan
 from plait.plan.plan import LayerPlan
 from plait.plan.search import Problem, search, survey
+from plait.plan.ways import preferring
 from plait.runtime.session import Session, forget_machine, machine_in_use, using_machine
 
 __all__ = ["Choose", "Probe", "forget_machine", "machine_in_use", "using_machine"]
@@ -39,7 +40,8 @@ class Probe:
     def count(self, layer: str) -> int:
         """How many ways there are to run a layer."""
         plan = self.plans[layer]
-        return 1 + len(plan.rejected) if isinstance(plan, FusedPlan) else len(self.candidates(layer))
+        is_expression = isinstance(plan, LayerPlan) and plan.expr is not None
+        return len(self.candidates(layer)) if is_expression else 1 + len(plan.rejected)
 
     def choose_by(self, choose: Choose) -> None:
         """Plans expressions by this function instead of the planner's; plans made so far are dropped."""

@@ -16,6 +16,7 @@ from plait.runtime.constants import SparseValue
 
 if TYPE_CHECKING:
     from plait.runtime.executor import Run
+    from plait.runtime.orders import EdgeOrders
 
 __all__ = ["Binding", "Bound", "Kernel", "bind", "kernel", "kernels_of"]
 
@@ -32,6 +33,13 @@ class Binding:
         # torch pools a GPU's memory itself
         self.take = run.buffers.take if may_pool and self.device == "cpu" else _fresh(run.place)
         self._known: dict[str, Any] = {}  # constants by name, looked up once
+        self._places = _places(program)
+
+    @property
+    def orders(self) -> EdgeOrders:
+        """The graph's edges by target and by source."""
+        assert self.run.orders is not None
+        return self.run.orders
 
     def price(self, step: Step) -> Price | None:
         """What the planner said of the step, if it was asked."""
@@ -48,6 +56,17 @@ class Binding:
             result: torch.Tensor = env[step["addend"]]
             return result
         return self.take(rows, cols, like.dtype)
+
+    def room(self, env: Env, name: str, rows: int, cols: int, like: torch.Tensor) -> torch.Tensor:
+        """Where a value of this name goes: among the columns it will be joined with, or by itself."""
+        place = self._places.get(name)
+        if place is None:
+            return self.take(rows, cols, like.dtype)
+        joined, start, width = place
+        whole: torch.Tensor | None = env.get(joined)
+        if whole is None:
+            whole = env[joined] = self.take(rows, width, like.dtype)
+        return whole[:, start : start + cols]
 
     def like(self, x: torch.Tensor) -> torch.Tensor:
         """An uninitialised result of the shape of x."""
@@ -89,6 +108,20 @@ class Binding:
         if factor is None:
             return lambda env: target
         return lambda env: _spread(factor, name, target, rows, env, place)
+
+
+def _places(program: Program) -> dict[str, tuple[str, int, int]]:
+    """Value -> (the join it is a part of, its first column there, columns of the whole)."""
+    made = {name for step in program.steps for name in (step.out, *step.more)}
+    found: dict[str, tuple[str, int, int]] = {}
+    for step in program.steps:
+        if step.op != "join":
+            continue
+        width = program.shapes[step.out][1]
+        for (_, name), start in zip(step.reads, step.option("starts"), strict=True):
+            if name in made and isinstance(width, int):
+                found.setdefault(name, (step.out, start, width))
+    return found
 
 
 def _fresh(place: torch.device) -> Callable[[int, int, torch.dtype], torch.Tensor]:

@@ -14,13 +14,16 @@ from torch.profiler import record_function
 from plait.ops.operation import operation
 from plait.ops.program import Program, Step
 from plait.plan.plan import LayerPlan, Measured
-from plait.runtime import cuda as cuda  # enters its kernels
+from plait.runtime import cuda as cuda  # enter their kernels
+from plait.runtime import gated as gated
 from plait.runtime.bind import Binding, bind
 from plait.runtime.buffers import Buffers
 from plait.runtime.chain import ChainOutline, Env, turned
 from plait.runtime.constants import Constants
 from plait.runtime.evaluate import evaluate, gradients_depend_on
 from plait.runtime.linear import marks_of
+from plait.runtime.meaning import evaluate_program
+from plait.runtime.orders import EdgeOrders
 from plait.runtime.trace import is_profiling
 from plait.runtime.twice import added, differentiable
 
@@ -42,6 +45,8 @@ class Outline:
         self.kept = _kept(plan)
         # a result that is hoisted or an input: the caller, who may write to it, gets a copy
         self.is_output_kept = all(step.out != plan.forward.outputs[0] for step in plan.forward.steps)
+        # the output itself, where a program's backward pass reads it: it goes to the caller, who may write to it
+        self.output = next((n for n in plan.forward.outputs if plan.expr is None and n in self.kept), None)
         self.forward = _placed(plan.forward, (*self.kept, *plan.forward.outputs))
         self.chains: dict[str, ChainOutline] = {}  # by what they make; the plan is for these widths
         self._saved: dict[tuple[str, ...], _Saved] = {}
@@ -68,6 +73,8 @@ class Outline:
             for role, name in step.reads
             if role == "x" or step.op not in ("columns_of", "rows_of")
         }
+        if self.plan.expr is None:
+            return frozenset(read)
         return frozenset(read) | gradients_depend_on(self.plan.expr, self.plan.wrt)
 
     def saved(self, names: tuple[str, ...]) -> _Saved:
@@ -121,6 +128,7 @@ class Run:
     buffers: Buffers
     hoisted: Mapping[str, Any] = field(default_factory=dict)
     place: torch.device = _CPU
+    orders: EdgeOrders | None = None  # the edges both ways round, for passes over them
     trace: list[tuple[str, Measured]] | None = None  # filled by explain(analyze=True)
     _forward: Compiled | None = None
     _backward: Compiled | None = None
@@ -274,13 +282,20 @@ class _Expression(torch.autograd.Function):
     """One planned expression as one node of torch's graph; transposed inputs come as they are stored."""
 
     @staticmethod
-    def forward(ctx: Any, run: Run, layout: _Inputs, *inputs: torch.Tensor) -> torch.Tensor:
+    def forward(
+        ctx: Any, run: Run, layout: _Inputs, given: Mapping[str, Any] | None, *inputs: torch.Tensor
+    ) -> torch.Tensor:
         env = Env(zip(layout.names, inputs, strict=True))
+        if given:
+            env.update(given)
         if run.hoisted:
             env.update(run.hoisted)
         run.forward(env)
-        ctx.run, ctx.layout = run, layout
+        ctx.run, ctx.layout, ctx.given = run, layout, given
         saved, kept = [inputs[k] for k in layout.saved], run.outline.kept
+        if run.plan.expr is None:
+            ctx.rest = _Rest(run, layout, inputs, env)
+            kept = ctx.rest.kept
         # intermediates go the same way as inputs, so that autograd frees them after the backward pass
         ctx.save_for_backward(*saved, *(map(env.get, kept) if kept else ()))
         return run.output(env)
@@ -292,12 +307,17 @@ class _Expression(torch.autograd.Function):
         layout: _Inputs = ctx.layout
         # saved_tensors once: checkpointing unpacks a tensor a single time
         env = Env(layout.blank)
-        env.update(zip(layout.keys, ctx.saved_tensors, strict=True))
+        if ctx.given:
+            env.update(ctx.given)
+        if run.plan.expr is None:
+            ctx.rest.fill(env, ctx.saved_tensors)
+        else:
+            env.update(zip(layout.keys, ctx.saved_tensors, strict=True))
         if run.hoisted:
             env.update(run.hoisted)
         env["grad"] = _rows_contiguous(grad, run.buffers)
         run.backward(env)
-        grads: list[torch.Tensor | None] = [None, None]
+        grads: list[torch.Tensor | None] = [None, None, None]
         for output, shape in zip(layout.outputs, layout.shapes, strict=True):
             made = None if output is None else env[output]
             grads.append(made if made is None or made.shape == shape else made.reshape(shape))
@@ -310,13 +330,72 @@ def _in_torch(
     """(the expression's value in torch's operations, the inputs it was computed from)."""
     run: Run = ctx.run
     layout: _Inputs = ctx.layout
+    if run.plan.expr is None:
+        return _program_in_torch(ctx, saved)
     known = dict(zip(layout.keys, saved, strict=True))
     inputs = [
         known[name] if name in known else added(shape, grad)
         for name, shape in zip(layout.names, layout.shapes, strict=True)
     ]
     values = Env(zip(layout.names, inputs, strict=True))
-    return evaluate(run.plan.expr, values, run.constants), (None, None, *inputs)
+    return evaluate(run.plan.expr, values, run.constants), (None, None, None, *inputs)
+
+
+class _Rest:
+    """What a program's backward pass needs beside what autograd saved for it.
+
+    The output: it goes to the caller, and where he wrote to it, it is computed again. Inputs that only a
+    derivative of the derivative reads: they may change until one is asked for.
+    """
+
+    def __init__(self, run: Run, layout: _Inputs, inputs: Sequence[torch.Tensor], env: Env):
+        self._run, self._layout = run, layout
+        name = run.outline.output
+        self.kept = tuple(other for other in run.outline.kept if other != name)
+        self._output = None if name is None else (name, env[name].detach(), _version(env[name]))
+        self._unsaved = {
+            k: (value, _version(value)) for k, value in enumerate(inputs) if k not in layout.saved
+        }
+
+    def fill(self, env: Env, saved: Sequence[Any]) -> None:
+        """Put what was saved under its names."""
+        names = [self._layout.names[k] for k in self._layout.saved]
+        env.update(zip((*names, *self.kept), saved, strict=True))
+        if self._output is None:
+            return
+        name, value, version = self._output
+        if _version(value) != version:
+            again = Env({own: given[0] for own, given in self._by_name().items()} | env)
+            self._run.forward(again)
+            value = again[name]
+        env[name] = value
+
+    def _by_name(self) -> dict[str, tuple[torch.Tensor, int]]:
+        return {self._layout.names[k]: held for k, held in self._unsaved.items()}
+
+    def inputs(self, saved: Sequence[Any]) -> list[torch.Tensor]:
+        """All inputs, for a derivative of the derivative."""
+        found = dict(zip(self._layout.saved, saved, strict=False))
+        for k, (value, version) in self._unsaved.items():
+            if _version(value) != version:
+                raise RuntimeError(
+                    f"{self._layout.names[k]} of layer {self._run.plan.layer} was modified by an inplace "
+                    "operation before a derivative of its gradient was computed; clone it first"
+                )
+            found[k] = value.view_as(value) if value.requires_grad else value
+        return [found[k] for k in range(len(self._layout.names))]
+
+
+def _version(value: torch.Tensor) -> int:
+    return 0 if value.is_inference() else value._version
+
+
+def _program_in_torch(ctx: Any, saved: Sequence[Any]) -> tuple[torch.Tensor, tuple[torch.Tensor | None, ...]]:
+    """The same of a layer that is a program: each of its steps in torch's operations."""
+    inputs = ctx.rest.inputs(saved)
+    env = Env(zip(ctx.layout.names, inputs, strict=True))
+    env.update(ctx.given or {})
+    return evaluate_program(ctx.run, env), (None, None, None, *inputs)
 
 
 def _stored(value: torch.Tensor) -> torch.Tensor | None:
@@ -351,10 +430,12 @@ def _rows_contiguous(grad: torch.Tensor, buffers: Buffers) -> torch.Tensor:
     return buffers.take(grad.shape[0], grad.shape[1], grad.dtype).copy_(grad)
 
 
-def apply(run: Run, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The value of the planned expression; differentiable where inputs are."""
+def apply(
+    run: Run, inputs: Mapping[str, torch.Tensor], given: Mapping[str, Any] | None = None
+) -> torch.Tensor:
+    """The value of the planned expression; differentiable where inputs are. `given`: what is no tensor."""
     if run.plan.backward is None:
-        env = Env(inputs, **run.hoisted)  # no input wants a gradient: nothing is recorded
+        env = Env(inputs, **run.hoisted, **(given or {}))  # no input wants a gradient: nothing is recorded
         run.forward(env)
         return run.output(env)
     names, values = [], []
@@ -363,4 +444,4 @@ def apply(run: Run, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         names.append(name if stored is None else turned(name))
         values.append(value if stored is None else stored)
     layout = run.layouts.get(tuple(names)) or run.layout(tuple(names), values)
-    return _Expression.apply(run, layout, *values)  # type: ignore[no-any-return, no-untyped-call]
+    return _Expression.apply(run, layout, given, *values)  # type: ignore[no-any-return, no-untyped-call]

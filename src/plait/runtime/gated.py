@@ -1,92 +1,74 @@
-"""Gated sums under torch autograd: projected rows in, one row a target out, gradients by recomputation."""
+"""Kernels of gated sums on a CPU."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from plait.kernels import gate as kernel
-from plait.kernels.gemm import column_sums
-from plait.runtime.buffers import Buffers
-from plait.runtime.orders import EdgeOrders
-from plait.runtime.project import contiguous_rows
-from plait.runtime.segments import segment_sum
-from plait.runtime.twice import added, differentiable
+from plait.kernels import gate as kernels
+from plait.ops.program import Step
+from plait.runtime.bind import Binding, Bound, kernel
+from plait.runtime.chain import Env
 
-__all__ = ["GatedRun", "gated_sum"]
+__all__: list[str] = []
 
 
-@dataclass(frozen=True)
-class GatedRun:
-    """One gated pass on one graph: z holds [Q | V]; [K | S] follow in z itself or lie in another tensor."""
+@kernel("gate", "cpu")
+def _gate(b: Binding, step: Step, owns: bool) -> Bound:
+    pattern, names = b.orders.pattern, dict(step.reads)
+    near, far, value = names["near"], names["far"], names["value"]
+    addend, bias = names.get("addend", ""), names.get("bias", "")
+    slopes = step.more[0] if step.more else ""
 
-    edges: EdgeOrders
-    buffers: Buffers
-    width: int
-    has_skip: bool
-    keeps_slopes: bool
-
-    def sources(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """(Q, V) as columns of z."""
-        return z[:, : self.width], z[:, self.width : 2 * self.width]
-
-    def targets(self, z: Tensor, t: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """(K, S) as columns of the targets' rows; S is None without a skip."""
-        own, first = (z, 2 * self.width) if t is None else (t, 0)
-        skip = own[:, first + self.width :] if self.has_skip else None
-        return own[:, first : first + self.width], skip
-
-
-class _Gated(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, run: GatedRun, z: Tensor, t: Tensor | None, bias: Tensor | None) -> Tensor:
-        (q, v), (k, skip) = run.sources(z), run.targets(z, t)
-        rows = run.edges.pattern.num_rows
-        out = run.buffers.take(rows, run.width, z.dtype)
-        slopes = run.buffers.take(rows, run.width, z.dtype) if run.keeps_slopes else None
-        kernel.gate(run.edges.pattern, "sigmoid", k, q, v, out=out, slopes=slopes, addend=skip, bias=bias)
-        ctx.run, ctx.has_bias = run, bias is not None
-        ctx.save_for_backward(z, t, slopes)
+    def run(env: Env) -> Tensor:
+        rows: Tensor = env[far]
+        out = b.room(env, step.out, pattern.num_rows, rows.shape[1], rows)
+        if slopes:
+            env[slopes] = b.take(pattern.num_rows, rows.shape[1], rows.dtype)
+        kernels.gate(
+            pattern, "sigmoid", env[near], rows, env[value], out=out, slopes=env.get(slopes),
+            addend=env.get(addend), bias=env.get(bias),
+        )  # fmt: skip
         return out
 
-    @staticmethod
-    @differentiable(lambda *given: _gated_again(*given))
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        run: GatedRun = ctx.run
-        z, t, slopes = ctx.saved_tensors
-        (q, v), (k, _) = run.sources(z), run.targets(z, t)
-        grad = contiguous_rows(grad, run.buffers)
-        to_z = run.buffers.take(z.shape[0], z.shape[1], z.dtype)
-        to_t = None if t is None else run.buffers.take(t.shape[0], t.shape[1], t.dtype)
-        (to_q, to_v), (to_k, to_skip) = run.sources(to_z), run.targets(to_z, to_t)
-        kernel.gate_sources(run.edges.transpose, "sigmoid", k, q, v, grad, to_q, to_v)
-        if slopes is None:
-            kernel.gate(run.edges.pattern, "sigmoid", k, q, v, slopes=to_k)
-            to_k.mul_(grad)
-        else:
-            torch.mul(slopes, grad, out=to_k)
-        if to_skip is not None:
-            to_skip.copy_(grad)
-        return None, to_z, to_t, column_sums(grad) if ctx.has_bias else None
+    return run
 
 
-def _gated_again(ctx: Any, grad: Tensor, saved: Sequence[Any]) -> tuple[Tensor, tuple[Any, ...]]:
-    run: GatedRun = ctx.run
-    z, t, _ = saved
-    (q, v), (k, skip) = run.sources(z), run.targets(z, t)
-    sources, targets = run.edges.sources, run.edges.targets
-    gates = (k.index_select(0, targets) + q.index_select(0, sources)).sigmoid()
-    out = segment_sum(gates * v.index_select(0, sources), targets, len(grad))
-    bias = added(grad.shape[1:], grad) if ctx.has_bias else None
-    for term in (skip, bias):
-        out = out if term is None else out + term
-    return out, (None, z, t, bias)
+@kernel("gate_targets", "cpu")
+def _gate_targets(b: Binding, step: Step, owns: bool) -> Bound:
+    pattern = b.orders.pattern
+    near, far, value, grad = (step[role] for role in ("near", "far", "value", "grad"))
+
+    def run(env: Env) -> Tensor:
+        out = b.room(env, step.out, pattern.num_rows, env[far].shape[1], env[far])
+        kernels.gate(pattern, "sigmoid", env[near], env[far], env[value], slopes=out)
+        return out.mul_(env[grad])
+
+    return run
 
 
-def gated_sum(run: GatedRun, z: Tensor, t: Tensor | None, bias: Tensor | None) -> Tensor:
-    """out[i] = sum over edges of sigmoid(K[i] + Q[j]) * V[j] + S[i] + bias."""
-    return _Gated.apply(run, z, t, bias)  # type: ignore[no-any-return, no-untyped-call]
+@kernel("gate_sources", "cpu")
+def _gate_sources(b: Binding, step: Step, owns: bool) -> Bound:
+    transpose = b.orders.transpose
+    near, far, value, grad = (step[role] for role in ("near", "far", "value", "grad"))
+    to_value = step.more[0]
+
+    def run(env: Env) -> Tensor:
+        rows: Tensor = env[far]
+        out = b.room(env, step.out, *rows.shape, rows)
+        env[to_value] = b.room(env, to_value, *rows.shape, rows)
+        kernels.gate_sources(transpose, "sigmoid", env[near], rows, env[value], env[grad], out, env[to_value])
+        return out
+
+    return run
+
+
+@kernel("multiply", "any", "torch")
+def _multiply(b: Binding, step: Step, owns: bool) -> Bound:
+    left, right = step["left"], step["right"]
+
+    def run(env: Env) -> Tensor:
+        x: Tensor = env[left]
+        return torch.mul(x, env[right], out=b.room(env, step.out, *x.shape, x))
+
+    return run

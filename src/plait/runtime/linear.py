@@ -325,6 +325,34 @@ def _columns_of(b: Binding, step: Step, env: Env, owns: bool) -> torch.Tensor:
     return whole[:, first : first + env[names[which]].shape[1]]
 
 
+@_simple("columns")
+def _columns(b: Binding, step: Step, env: Env, owns: bool) -> torch.Tensor:
+    start = step.option("start")
+    whole: torch.Tensor = env[step["x"]]
+    return whole[:, start : start + step.option("width")]
+
+
+@_simple("join")
+def _join(b: Binding, step: Step, env: Env, owns: bool) -> torch.Tensor:
+    """Parts that were written where they belong stay; the others are copied, gaps are zero."""
+    parts, starts = [env[name] for _, name in step.reads], step.option("starts")
+    width = int(b.program.shapes[step.out][1])
+    whole: torch.Tensor | None = env.get(step.out)
+    if whole is None:
+        whole = b.take(parts[0].shape[0], width, parts[0].dtype)
+    last = 0
+    for part, start in zip(parts, starts, strict=True):
+        if start > last:
+            whole[:, last:start] = 0
+        last = start + part.shape[1]
+        place = whole[:, start:last]
+        if part.data_ptr() != place.data_ptr() or part.stride() != place.stride():
+            place.copy_(part)
+    if last < width:
+        whole[:, last:] = 0
+    return whole
+
+
 @_simple("concat")
 def _concat(b: Binding, step: Step, env: Env, owns: bool) -> torch.Tensor:
     parts = [env[name] for _, name in step.reads]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +30,7 @@ from plait.plan.candidates import restrict
 from plait.plan.fused import FusedPlan
 from plait.plan.plan import LayerPlan
 from plait.plan.search import Problem, search
+from plait.plan.ways import Way, choose
 from plait.runtime import executor
 from plait.runtime.aside import Aside
 from plait.runtime.budget import bytes_in, cache_limit
@@ -172,6 +173,7 @@ class Session:
         self._gone: list[Any] = []  # keys of graphs whose tensors are no more
         self._bytes = 0  # kept since it was last counted, and what was counted then
         self._plans_by_size: OrderedDict[Any, tuple[tuple[Expr, ...], LayerPlan]] = OrderedDict()
+        self._ways_by_size: OrderedDict[Any, tuple[int, LayerPlan]] = OrderedDict()
         self.plans = Plans()
         self.not_planned: dict[str, str] = {}
         self.constant_input: Callable[[], torch.Tensor | None] = lambda: None
@@ -594,6 +596,95 @@ class Session:
             may_chain=given["X"].is_cpu,
         )
         plan = self.choose(problem)
+        _log.debug("layer %s planned: predicted %.3g ms", layer, 1e3 * plan.seconds)
+        return plan
+
+    # Layers that are programs ------------------------------------------------------------------
+
+    def lowered(
+        self,
+        layer: str,
+        edges: Edges,
+        key: tuple[Any, ...],
+        inputs: Mapping[str, torch.Tensor],
+        ways: Callable[[bool], Sequence[Way]],
+        given: Mapping[str, Any] | None = None,
+    ) -> torch.Tensor:
+        """The value of a layer that is a program.
+
+        `ways`: those to compute it, by whether it trains; `key` tells apart what they depend on beside the
+        inputs' shapes. `given`: what a call brings that is no tensor.
+        """
+        with_grad = torch.is_grad_enabled()
+        signature = tuple([(name, t.shape, with_grad and t.requires_grad) for name, t in inputs.items()])
+        x = inputs["X"]
+        place = (layer, "program", key, signature, None, x.dtype, launch.num_threads())
+        run = edges.runs.get(place)
+        if run is None:
+            plan = self._way(layer, edges, place, inputs, signature, ways)
+            constants = Constants(edges.graph, None, {}, x.dtype)
+            run = executor.Run(plan, constants, self.buffers, place=x.device, orders=edges.orders)
+            edges.remember(place, run)
+        if self.plans.get(layer) is not run.plan:
+            self.plans[layer] = run.plan
+        run.trace = self.trace
+        return executor.apply(run, inputs, given)
+
+    def _way(
+        self,
+        layer: str,
+        edges: Edges,
+        place: tuple[Any, ...],
+        inputs: Mapping[str, torch.Tensor],
+        signature: tuple[tuple[str, torch.Size, bool], ...],
+        ways: Callable[[bool], Sequence[Way]],
+    ) -> LayerPlan:
+        """The plan for this graph or, once graphs come and go, the latest one for graphs of its size."""
+        graph = edges.graph
+        counts = {graph.num_nodes: "N", graph.num_sources: "M", graph.num_edges: "E"}
+        sized = (
+            *place[:3], *place[4:],
+            tuple([(name, counts.get(shape[0], shape[0]), shape[1:], wants) for name, shape, wants in signature]),
+            graph.num_nodes.bit_length(), graph.num_sources.bit_length(), graph.num_edges.bit_length(),
+        )  # fmt: skip
+        known = self._ways_by_size.get(sized)
+        count, plan = (0, None) if known is None else known
+        # a graph a little larger may not fit a memory limit
+        if plan is None or count < _MANY_GRAPHS or self.options.memory_limit is not None:
+            plan = self._best_way(layer, graph, inputs, signature, ways)
+            while len(self._ways_by_size) >= _MOST_PLANS:
+                self._ways_by_size.popitem(last=False)
+            self._ways_by_size[sized] = (count + 1, plan)
+        return plan
+
+    def _best_way(
+        self,
+        layer: str,
+        graph: Graph,
+        inputs: Mapping[str, torch.Tensor],
+        signature: tuple[tuple[str, torch.Size, bool], ...],
+        ways: Callable[[bool], Sequence[Way]],
+    ) -> LayerPlan:
+        wrt = tuple(name for name, _, wants in signature if wants) or None
+        x = inputs["X"]
+        backward = graph.stats if graph.is_symmetric else graph.transpose.stats
+        matrix = Matrix(
+            graph.num_nodes, graph.num_sources, graph.num_edges, True, graph.stats, backward,
+            graph.indices.dtype.itemsize,
+        )  # fmt: skip
+        problem = Problem(
+            forms=(),
+            sizes={"N": graph.num_nodes, "M": graph.num_sources, "E": graph.num_edges},
+            matrices=lambda expr: matrix,
+            machine=_machine(x.device),
+            wrt=wrt,
+            float_bytes=x.element_size(),
+            threads=launch.num_threads() if x.is_cpu else None,
+            memory_limit=self.options.memory_limit,
+            layer=layer,
+            may_chain=x.is_cpu,
+        )
+        plan = choose(problem, ways(wrt is not None))
         _log.debug("layer %s planned: predicted %.3g ms", layer, 1e3 * plan.seconds)
         return plan
 

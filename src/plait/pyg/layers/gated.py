@@ -11,26 +11,15 @@ from torch import Tensor, nn
 from torch_geometric.nn import ResGatedGraphConv
 from torch_geometric.nn.aggr import SumAggregation
 
-from plait.kernels import launch
-from plait.plan.fused import FusedPlan
-from plait.plan.gated import GatedProblem, choose
+from plait.plan.gated import ways
+from plait.plan.ways import Way
 from plait.pyg import active
 from plait.pyg.layers.base import has_hooks, is_parametrized, not_plain
-from plait.pyg.layers.fused import (
-    Run,
-    cost_matrix,
-    edges_of,
-    fused,
-    is_training,
-    planned,
-    refused_edges,
-    refused_features,
-)
+from plait.pyg.layers.fused import Run, edges_of, fused, refused_edges, refused_features
 from plait.pyg.layers.pieces import PiecesCall, read_call, show
-from plait.runtime.gated import GatedRun, gated_sum
 from plait.runtime.messages import message_sums
 from plait.runtime.project import project
-from plait.runtime.session import Edges, machine_in_use
+from plait.runtime.session import Edges
 
 __all__ = ["prepare"]
 
@@ -76,17 +65,24 @@ def _refused(module: Any, parts: list[Tensor], attr: Tensor | None) -> str | Non
 
 
 def _run(module: Any, edges: Edges, source: Tensor, target: Tensor | None) -> Tensor:
-    buffers = active.session().buffers
-    plan = _plan(module, edges, source, target)
     far = [module.lin_query, module.lin_value]
     near = [module.lin_key, *([module.lin_skip] if module.root_weight else [])]
-    if target is None:
-        z, t = project(buffers, source, *_side_by_side(far + near)), None
-    else:
-        z = project(buffers, source, *_side_by_side(far))
-        t = project(buffers, target, *_side_by_side(near))
-    run = GatedRun(edges.orders, buffers, module.out_channels, module.root_weight, plan.choice == "keep")
-    return gated_sum(run, z, t, module.bias)
+    w, b = _side_by_side(far + near if target is None else far)
+    inputs = {"X": source, "W": w, "b": b}
+    if target is not None:
+        w1, b1 = _side_by_side(near)
+        inputs |= {"X1": target, "W1": w1, "b1": b1}
+    if module.bias is not None:
+        inputs["c"] = module.bias
+    outer = None if target is None else target.shape[1]
+
+    def make(is_training: bool) -> list[Way]:
+        return ways(
+            source.shape[1], outer, module.out_channels, has_skip=bool(module.root_weight),
+            has_bias=module.bias is not None, is_training=is_training,
+        )  # fmt: skip
+
+    return active.session().lowered(active.name_of(module), edges, ("gated",), inputs, make)
 
 
 def _with_edges(call: PiecesCall) -> Tensor:
@@ -127,19 +123,3 @@ def _side_by_side(linears: list[Any]) -> tuple[Tensor, Tensor]:
     """Weights [in, sum of outs] and biases of linear maps of one input; the skip has no bias."""
     biases = [m.weight.new_zeros(m.weight.shape[0]) if m.bias is None else m.bias for m in linears]
     return torch.cat([m.weight for m in linears]).t(), torch.cat(biases)
-
-
-def _plan(module: Any, edges: Edges, source: Tensor, target: Tensor | None) -> FusedPlan:
-    training, wants_input = is_training(module, source, target), source.requires_grad
-
-    def make() -> FusedPlan:
-        return choose(
-            GatedProblem(
-                layer=active.name_of(module), matrix=cost_matrix(edges), inner=source.shape[1],
-                width=module.out_channels, has_skip=bool(module.root_weight), machine=machine_in_use(),
-                is_training=training, wants_input_grad=wants_input, float_bytes=source.element_size(),
-                threads=launch.num_threads(), memory_limit=active.session().options.memory_limit,
-            )
-        )  # fmt: skip
-
-    return planned(module, edges, (source.shape, source.dtype, training, wants_input), make)

@@ -1,0 +1,51 @@
+"""Columns of a matrix taken apart and put side by side again: no data moves, or one pass over it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from plait.ops.operation import Operation, Reverse, Setting, View, register
+from plait.ops.program import Step
+from plait.ops.work import Amount, Request
+
+__all__: list[str] = []
+
+
+def _nothing(step: Step, view: View) -> Mapping[str, Amount]:
+    return {"vertex update": 0}
+
+
+def _no_depth(step: Step, view: View) -> Amount:
+    return 0
+
+
+def _no_request(step: Step, setting: Setting) -> None:
+    return None
+
+
+def _of_columns(reverse: Reverse, step: Step, grad: str) -> None:
+    reverse.part(step["x"], step.option("start"), grad)
+
+
+def _joined(step: Step, setting: Setting) -> Request | None:
+    """Parts that are written where they belong are not moved; the incoming gradient lies elsewhere."""
+    moved = [name for _, name in step.reads if name == "grad"]
+    if not moved:
+        return None
+    rows, cols = setting.size(step.out)[0], sum(setting.size(name)[1] for name in moved)
+    return Request("join", rows, cols, parts=1)
+
+
+register(
+    Operation(
+        "columns",
+        ("x",),
+        _nothing,
+        _no_depth,
+        _no_request,
+        _of_columns,
+        is_view=True,
+        says="take columns apart",
+    ),
+    Operation("join", ("part*",), _nothing, _no_depth, _joined, says="put gradients side by side"),
+)

@@ -1,0 +1,79 @@
+"""Programs written step by step, for layers that are more than a matrix expression."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from plait.ir import Expr, Sparse
+from plait.ops.operation import operation
+from plait.ops.program import Program, Shape, Step
+
+__all__ = ["Draft"]
+
+
+class Draft:
+    """Steps in the order they are asked for; every method returns the name of what its step makes.
+
+    Numbers of rows are "N" (targets), "M" (sources) and "E" (edges), so that a program serves graphs of any
+    size; numbers of columns are numbers.
+    """
+
+    def __init__(self, sources: str = "N") -> None:
+        self.sources = sources  # "N" where sources and targets are the same nodes, else "M"
+        self.steps: list[Step] = []
+        self.shapes: dict[str, Shape] = {}
+        self.inputs: list[str] = []
+        self.constants: dict[str, Expr] = {}
+        self._views: dict[tuple[str, int, int], str] = {}
+
+    def input(self, name: str, rows: str | int, columns: int) -> str:
+        """A tensor the call hands over; a vector is a matrix of one row."""
+        if name not in self.inputs:
+            self.inputs.append(name)
+        self.shapes[name] = (rows, columns)
+        return name
+
+    def matrix(self) -> str:
+        """The adjacency matrix, [targets, sources]."""
+        self.constants.setdefault("A", Sparse("A", "N", self.sources))
+        return "A"
+
+    def add(
+        self,
+        op: str,
+        reads: Mapping[str, str | None],
+        shape: Shape,
+        *,
+        more: Iterable[tuple[str, Shape]] = (),
+        **options: Any,
+    ) -> str:
+        """A step of this operation; `more`: what it makes beside its result, by a suffix of its name."""
+        out = f"v{len(self.steps)}"
+        made = {f"{out}|{suffix}": shaped for suffix, shaped in more}
+        given = tuple((role, name) for role, name in reads.items() if name is not None)
+        step = Step(op, out, given, more=tuple(made), options=tuple(options.items()))
+        operation(op).check(step)
+        self.steps.append(step)
+        self.shapes |= {out: shape, **made}
+        return out
+
+    def columns(self, x: str, start: int, width: int) -> str:
+        """Some columns of a value; the same ones are one value, however often they are asked for."""
+        found = self._views.get((x, start, width))
+        if found is None:
+            rows, whole = self.shapes[x]
+            if (start, width) == (0, whole):
+                return x
+            found = self.add("columns", {"x": x}, (rows, width), start=start, width=width)
+            self._views[x, start, width] = found
+        return found
+
+    def gemm(self, x: str, w: str, bias: str | None = None, addend: str | None = None) -> str:
+        """x w + addend + bias."""
+        shape = (self.shapes[x][0], self.shapes[w][1])
+        return self.add("gemm", {"x": x, "w": w, "addend": addend, "bias": bias}, shape)
+
+    def program(self, out: str) -> Program:
+        """What was written, run for the value of this name."""
+        return Program(tuple(self.steps), (out,), self.shapes, self.constants, tuple(self.inputs))

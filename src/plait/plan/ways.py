@@ -1,0 +1,108 @@
+"""Candidates that are programs already: layers that are more than a matrix expression, priced and chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+
+from plait.errors import PlanError
+from plait.ops.program import Program
+from plait.plan import words
+from plait.plan.plan import LayerPlan, Rejected
+from plait.plan.program import differentiate
+from plait.plan.search import (
+    WITHIN_ERROR,
+    Problem,
+    chained,
+    matrices_of,
+    peak_bytes,
+    price_program,
+    step_pricer,
+)
+
+__all__ = ["Way", "choose", "preferred_rank", "preferring", "survey_ways"]
+
+_preferred: ContextVar[int] = ContextVar("preferred", default=0)
+
+
+@dataclass(frozen=True)
+class Way:
+    """One legal way to compute a layer: its name, its formula, its program, why one would."""
+
+    name: str
+    text: str
+    program: Program
+    because: str = ""
+
+
+@contextmanager
+def preferring(rank: int) -> Iterator[None]:
+    """Plans made inside take the way of this rank by price (0: the cheapest), to be measured."""
+    token = _preferred.set(rank)
+    try:
+        yield
+    finally:
+        _preferred.reset(token)
+
+
+def preferred_rank() -> int:
+    """The rank `preferring` asks for."""
+    return _preferred.get()
+
+
+def survey_ways(problem: Problem, ways: Sequence[Way]) -> list[LayerPlan]:
+    """Every way as a plan, its products of the same rows chained unless that is dearer, by price."""
+    pricer = step_pricer(problem)
+    plans = []
+    for way in ways:
+        plan = _plan(problem, way)
+        found = chained(plan, plan, problem, pricer) if problem.may_chain else None
+        is_near = found is not None and found.seconds <= WITHIN_ERROR * plan.seconds
+        plans.append(replace(found, form="") if is_near and found is not None else plan)
+    return sorted(plans, key=lambda plan: plan.seconds)
+
+
+def _plan(problem: Problem, way: Way) -> LayerPlan:
+    forward, pricer = way.program, step_pricer(problem)
+    backward = None if problem.wrt is None else differentiate(forward, problem.wrt)
+    once = replace(forward, steps=(), outputs=())
+    forward_steps = price_program(forward, problem, pricer, {})
+    backward_steps = () if backward is None else price_program(backward, problem, pricer, {})
+    steps = (*forward_steps, *backward_steps)
+    return LayerPlan(
+        layer=problem.layer, expr=None, form="", condition="", forward=forward, backward=backward,
+        hoisted=once, steps=steps, hoisted_steps=(), num_forward=len(forward_steps),
+        seconds=sum(step.price.seconds for step in steps),
+        peak_bytes=peak_bytes(once, forward, backward, problem, {}), sparse_values=(),
+        sizes=dict(problem.sizes), mode="inference" if problem.wrt is None else "training",
+        machine=problem.machine.name, is_default_machine=problem.machine.is_default,
+        wrt=problem.wrt or (), because=way.because, choice=way.name, text=way.text,
+    )  # fmt: skip
+
+
+def choose(problem: Problem, ways: Sequence[Way]) -> LayerPlan:
+    """The cheapest way that fits the memory limit, with the losers and their prices."""
+    ranked, limit = survey_ways(problem, ways), problem.memory_limit
+    fitting = [plan for plan in ranked if limit is None or plan.peak_bytes <= limit]
+    if not fitting:
+        least = min(plan.peak_bytes for plan in ranked)
+        raise PlanError(
+            f"{problem.layer}: memory_limit of {limit} bytes is below the leanest plan's {least}; raise it"
+        )
+    best = fitting[min(_preferred.get(), len(fitting) - 1)]
+    rejected = tuple(
+        Rejected(p.text, p.seconds, p.peak_bytes, _why(p, best, limit), words.of_choice(p.choice, p.text))
+        for p in ranked
+        if p is not best
+    )
+    return replace(best, rejected=rejected, matrices=matrices_of(best, problem))
+
+
+def _why(loser: LayerPlan, best: LayerPlan, limit: int | None) -> str:
+    if limit is not None and loser.peak_bytes > limit:
+        return f"needs {loser.peak_bytes / 1e6:.1f} MB, more than the limit of {limit / 1e6:.1f} MB"
+    if not best.seconds or loser.seconds <= words.TIE * best.seconds:
+        return "a tie with the chosen plan"
+    return f"{loser.seconds / best.seconds:.2f} times the price"

@@ -1,0 +1,92 @@
+"""What operations mean, in torch's own: for derivatives of derivatives, and as the oracle of every kernel.
+
+A layer that is a matrix expression has its meaning in the expression (runtime/evaluate.py). A layer that is
+a program has it here, step by step: slow, of edges times width in memory, and differentiable to any order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from plait.errors import PlanError
+from plait.ops.program import Step
+from plait.runtime.chain import Env
+from plait.runtime.orders import EdgeOrders
+from plait.runtime.segments import segment_sum
+
+if TYPE_CHECKING:
+    from plait.runtime.executor import Run
+
+__all__ = ["Meaning", "evaluate_program", "meaning"]
+
+Meaning = Callable[[Step, Env, EdgeOrders], Any]
+_MEANINGS: dict[str, Meaning] = {}
+
+
+def meaning(operation: str) -> Callable[[Meaning], Meaning]:
+    """Enters what an operation computes, as a function of the step, the values at hand and the edges."""
+
+    def enter(function: Meaning) -> Meaning:
+        _MEANINGS[operation] = function
+        return function
+
+    return enter
+
+
+def evaluate_program(run: Run, env: Env) -> Tensor:
+    """The program's output, every step recorded by torch."""
+    assert run.orders is not None
+    program = run.plan.forward
+    for step in program.steps:
+        compute = _MEANINGS.get(step.op)
+        if compute is None:
+            raise PlanError(
+                f"{run.plan.layer}: no derivative of the derivative of {step.op} is known; set PLAIT_DISABLE=1"
+            )
+        env[step.out] = compute(step, env, run.orders)
+    result: Tensor = env[program.outputs[0]]
+    return result
+
+
+def _and(out: Tensor, step: Step, env: Env) -> Tensor:
+    """What an operation adds to its result: rows, and a bias."""
+    for role in ("addend", "bias"):
+        name = step.get(role)
+        out = out if name is None else out + env[name]
+    return out
+
+
+@meaning("columns")
+def _columns(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
+    start, width = step.option("start"), step.option("width")
+    whole: Tensor = env[step["x"]]
+    return whole[:, start : start + width]
+
+
+@meaning("gemm")
+def _gemm(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
+    w = env[step["w"]]
+    return _and(env[step["x"]] @ (w.t() if step.is_transposed else w), step, env)
+
+
+@meaning("chain")
+def _chain(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
+    """Forwards, products of the same rows and their sum."""
+    products = [role[4:] for role, _ in step.reads if role.startswith("rows")]
+    total: Any = 0
+    for k in products:
+        w = env[step[f"w{k}"]] if step.get(f"w{k}") else env[step[f"wt{k}"]].t()
+        total = total + env[step[f"rows{k}"]] @ w
+    return _and(total, step, env)
+
+
+@meaning("gate")
+def _gate(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
+    near, far, value = (env[step[role]] for role in ("near", "far", "value"))
+    sources, targets = edges.sources.to(near.device), edges.targets.to(near.device)
+    gates = (near.index_select(0, targets) + far.index_select(0, sources)).sigmoid()
+    out = segment_sum(gates * value.index_select(0, sources), targets, len(near))
+    return _and(out, step, env)
