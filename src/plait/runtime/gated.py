@@ -1,4 +1,4 @@
-"""Kernels of gated sums on a CPU."""
+"""Gated sums: their kernels on a CPU, and what they mean."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from plait.kernels import gate as kernels
 from plait.ops.program import Step
 from plait.runtime.bind import Binding, Bound, kernel
 from plait.runtime.chain import Env
+from plait.runtime.meaning import ends, meaning, with_terms
+from plait.runtime.orders import EdgeOrders
+from plait.runtime.segments import segment_sum
 
 __all__: list[str] = []
 
@@ -72,3 +75,11 @@ def _multiply(b: Binding, step: Step, owns: bool) -> Bound:
         return torch.mul(x, env[right], out=b.room(env, step.out, *x.shape, x))
 
     return run
+
+
+@meaning("gate")
+def _gate_in_torch(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
+    near, far, value = (env[step[role]] for role in ("near", "far", "value"))
+    sources, targets = ends(edges, near)
+    gates = (near.index_select(0, targets) + far.index_select(0, sources)).sigmoid()
+    return with_terms(segment_sum(gates * value.index_select(0, sources), targets, len(near)), step, env)

@@ -15,12 +15,11 @@ from plait.errors import PlanError
 from plait.ops.program import Step
 from plait.runtime.chain import Env
 from plait.runtime.orders import EdgeOrders
-from plait.runtime.segments import segment_sum
 
 if TYPE_CHECKING:
     from plait.runtime.executor import Run
 
-__all__ = ["Meaning", "evaluate_program", "meaning"]
+__all__ = ["Meaning", "ends", "evaluate_program", "meaning", "with_terms"]
 
 Meaning = Callable[[Step, Env, EdgeOrders], Any]
 _MEANINGS: dict[str, Meaning] = {}
@@ -51,12 +50,17 @@ def evaluate_program(run: Run, env: Env) -> Tensor:
     return result
 
 
-def _and(out: Tensor, step: Step, env: Env) -> Tensor:
+def with_terms(out: Tensor, step: Step, env: Env) -> Tensor:
     """What an operation adds to its result: rows, and a bias."""
     for role in ("addend", "bias"):
         name = step.get(role)
         out = out if name is None else out + env[name]
     return out
+
+
+def ends(edges: EdgeOrders, like: Tensor) -> tuple[Tensor, Tensor]:
+    """(source, target) of every edge, by target, where `like` is."""
+    return edges.sources.to(like.device), edges.targets.to(like.device)
 
 
 @meaning("columns")
@@ -69,7 +73,7 @@ def _columns(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
 @meaning("gemm")
 def _gemm(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
     w = env[step["w"]]
-    return _and(env[step["x"]] @ (w.t() if step.is_transposed else w), step, env)
+    return with_terms(env[step["x"]] @ (w.t() if step.is_transposed else w), step, env)
 
 
 @meaning("chain")
@@ -80,13 +84,4 @@ def _chain(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
     for k in products:
         w = env[step[f"w{k}"]] if step.get(f"w{k}") else env[step[f"wt{k}"]].t()
         total = total + env[step[f"rows{k}"]] @ w
-    return _and(total, step, env)
-
-
-@meaning("gate")
-def _gate(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
-    near, far, value = (env[step[role]] for role in ("near", "far", "value"))
-    sources, targets = edges.sources.to(near.device), edges.targets.to(near.device)
-    gates = (near.index_select(0, targets) + far.index_select(0, sources)).sigmoid()
-    out = segment_sum(gates * value.index_select(0, sources), targets, len(near))
-    return _and(out, step, env)
+    return with_terms(total, step, env)
