@@ -13,7 +13,11 @@ import plait
 from plait.cost.machine import default_profile
 from plait.measure import peak_tensor_bytes
 from plait.ops.work import Matrix, Uniform
-from plait.plan.attention import AttentionProblem, choose
+from plait.plan.attention import Attention, ways
+from plait.plan.plan import LayerPlan
+from plait.plan.search import Problem
+from plait.plan.ways import choose
+from tests.parity.chosen import only
 from tests.parity.harness import agree, close, largest
 
 N, WIDTH = 40, 12
@@ -74,17 +78,13 @@ def test_gat_heads_and_widths(heads: int, width: int, inner: int) -> None:
     agree(drawn(GATConv(inner, width, heads=heads)), features(width=inner), edges())
 
 
-def only(choice: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plans made from here on have this candidate alone."""
-    from plait.plan import attention as plan
-
-    found = plan.candidates
-    monkeypatch.setattr(plan, "candidates", lambda problem: {choice: found(problem)[choice]})
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
-    "choice", ["gat", "gat folded", "recompute", "gat lean", "gat folded lean", "recompute lean"]
+    "choice",
+    [
+        *("gat", "gat folded", "recompute", "gat lean", "gat folded lean", "recompute lean"),
+        *("gat targets first", "gat folded targets first"),
+    ],
 )
 def test_every_candidate_of_gat_computes_the_same(
     choice: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
@@ -127,16 +127,15 @@ def test_lean_gradients_of_row_scores_are_pygs(
     )
 
 
-@pytest.mark.parametrize("few", [0, 1 << 30])
+@pytest.mark.parametrize("order", ["", " targets first"])
 @pytest.mark.parametrize(
     ("layer", "choice"), [(GATConv, "gat folded"), (GATv2Conv, "leaky"), (TransformerConv, "dot")]
 )
 @pytest.mark.parametrize(("heads", "width"), [(3, 5), (4, 16)])
 def test_the_backward_pass_may_begin_at_either_end(
-    layer: Any, choice: str, heads: int, width: int, few: int, monkeypatch: pytest.MonkeyPatch
+    layer: Any, choice: str, heads: int, width: int, order: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    only(choice, monkeypatch)
-    monkeypatch.setattr("plait.runtime.attention._FEW_EDGES", few)
+    only(choice + order, monkeypatch)
     agree(drawn(layer(WIDTH, width, heads=heads)), features(), edges(), calls=2)
     pair = features(30), features(N, 7)
     between = torch.stack([torch.randint(0, 30, (200,)), torch.randint(0, N, (200,))])
@@ -147,11 +146,11 @@ def _no_loops(layer: Any) -> dict[str, bool]:
     return {} if layer is TransformerConv else {"add_self_loops": False}
 
 
-@pytest.mark.parametrize("few", [0, 1 << 30])
+@pytest.mark.parametrize("order", ["", " targets first"])
 def test_gradients_of_edge_features_are_pygs_from_either_end(
-    few: int, monkeypatch: pytest.MonkeyPatch
+    order: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("plait.runtime.attention._FEW_EDGES", few)
+    only(f"gat folded{order}", monkeypatch)
     given = edges()
     attr = torch.randn(given.shape[1], 4, generator=torch.Generator().manual_seed(5))
     agree(drawn(GATConv(WIDTH, 5, heads=3, edge_dim=4)), features(), given, attr)
@@ -225,7 +224,7 @@ def test_without_an_input_gradient_transformer_asks_nothing_of_the_sources(
 ) -> None:
     only("dot recompute lean", monkeypatch)
     compiled = agree(drawn(TransformerConv(WIDTH, 5, heads=3)), features(), edges(), wants_grad=False)
-    assert not any("attendᵀ" in step.title for step in compiled.plan.layers[0].steps)
+    assert not any(step.step.op == "attend_sources" for step in compiled.plan.layers[0].steps)
 
 
 def test_the_bias_of_the_keys_gets_a_gradient_of_zero(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,7 +250,7 @@ def test_steps_of_transformer_are_timed_by_the_names_they_are_priced_by(
     compiled._plait_plan_session.trace = trace = []
     compiled(features().requires_grad_(), edges()).sum().backward()
     seen = {name.partition("\0")[2] for name, _ in trace}
-    assert seen == {step.name for step in compiled.plan.layers[0].steps}
+    assert seen == {step.step.out for step in compiled.plan.layers[0].steps}
 
 
 @pytest.mark.parametrize(
@@ -471,21 +470,23 @@ def test_weights_of_gat_after_dropout_are_dropped_or_scaled() -> None:
     close(weights[is_kept], 2 * whole[is_kept], 1e-5, "weights")
 
 
-def problem(inner: int, width: int) -> AttentionProblem:
+def planned(inner: int, width: int) -> LayerPlan:
     rows, count = 50000, 2000000
     matrix = Matrix(rows, rows, count, True, Uniform(rows), Uniform(rows))
-    return AttentionProblem("layer", "gat", matrix, inner, width, 4, 1, default_profile())
+    sizes, wrt = {"N": rows, "M": rows, "E": count}, ("X", "W", "V")
+    problem = Problem((), sizes, lambda expr: matrix, default_profile(), wrt)
+    return choose(problem, ways(Attention("gat", inner, width, 4), wrt))
 
 
 def test_recompute_wins_for_narrow_inputs_and_reuse_for_narrow_outputs() -> None:
-    assert choose(problem(16, 64)).choice == "recompute"
-    assert choose(problem(256, 8)).choice == "gat"
-    plan = choose(problem(64, 16))
+    assert planned(16, 64).choice == "recompute"
+    assert planned(256, 8).choice == "gat"
+    plan = planned(64, 16)
     assert plan.choice.startswith("gat")
     assert {loser.seconds is not None and loser.seconds >= plan.seconds for loser in plan.rejected} == {True}
 
 
 def test_the_plan_prints_its_steps_within_a_hundred_columns() -> None:
-    lines = choose(problem(16, 64)).lines()
+    lines = planned(16, 64).lines()
     assert any("recompute" in line for line in lines)
     assert max(map(len, lines)) <= 100

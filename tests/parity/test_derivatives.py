@@ -38,11 +38,11 @@ from torch_geometric.nn import (
 )
 
 import plait
-from plait.plan import attention as attention_plan
 from plait.plan import edgewise as edgewise_plan
 from plait.plan import pna as pna_plan
 from plait.plan import relational as relational_plan
 from plait.pyg.layers import lstm
+from tests.parity.chosen import only
 from tests.parity.harness import close
 from tests.pyg.cases import CASES, Case
 
@@ -146,7 +146,7 @@ FUSED: dict[str, Make] = {
     "gated graph weighted": layer(lambda: GatedGraphConv(WIDTH, 2), attr(1).squeeze(1)),
 }
 KEPT = ("pna", "gen")  # drawn by hand, or with values that a random draw would move out of range
-CHOOSERS = {"gat": attention_plan, "pna": pna_plan, "rgcn": relational_plan, "edge": edgewise_plan}
+CHOOSERS = {"pna": pna_plan, "rgcn": relational_plan, "edge": edgewise_plan}
 
 
 @pytest.fixture(autouse=True)
@@ -161,11 +161,11 @@ def choose(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plan: Any = CHOOSERS.get(family.split()[0])
     if not choice:
         return
+    if plan is None:
+        only(choice, monkeypatch)
+        return
     found = plan.candidates
-    if plan is attention_plan:
-        monkeypatch.setattr(plan, "candidates", lambda problem: {choice: found(problem)[choice]})
-    else:
-        monkeypatch.setattr(plan, "candidates", lambda p: [c for c in found(p) if c.name == choice])
+    monkeypatch.setattr(plan, "candidates", lambda p: [c for c in found(p) if c.name == choice])
 
 
 def built(name: str) -> tuple[nn.Module, tuple[Any, ...]]:

@@ -30,7 +30,7 @@ import plait
 from plait.graph import Graph
 from plait.loader import LinkNeighborLoader, NeighborLoader
 from plait.pyg import edges
-from plait.pyg.layers import attention
+from plait.plan import ways
 
 
 def random_data() -> Data:
@@ -287,8 +287,10 @@ def test_plans_of_attention_are_made_for_sizes_once_batches_come_and_go(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made: list[str] = []
-    own = attention.choose
-    monkeypatch.setattr(attention, "choose", lambda problem: made.append(problem.layer) or own(problem))
+    own = ways.choose
+    monkeypatch.setattr(
+        "plait.runtime.session.choose", lambda problem, found: made.append(problem.layer) or own(problem, found)
+    )
     monkeypatch.setenv("PLAIT_ASIDE", "0")
     torch.manual_seed(0)
     fast = plait.compile(GATConv(8, 4))

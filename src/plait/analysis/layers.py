@@ -76,9 +76,6 @@ def layers_of(plan: Plan, statistics: Statistics) -> list[Layer]:
 
 def _of_plan(plan: LayerPlan) -> Layer:
     phases = of_layer(plan)
-    weights = {
-        name: leaf for name, leaf in leaves(plan.expr).items() if getattr(leaf, "role", "") == "learnable"
-    }
     out = plan.forward.shapes[plan.forward.outputs[0]][1]
     given = plan.forward.shapes.get("X") or plan.hoisted.shapes.get("X")
     return Layer(
@@ -87,9 +84,21 @@ def _of_plan(plan: LayerPlan) -> Layer:
         phases=phases,
         width_in=0 if given is None else size_of(given[1], plan.sizes),
         width_out=size_of(out, plan.sizes),
-        parameters=sum(_numbers(leaf, plan.sizes) for leaf in weights.values()),
+        parameters=_parameters(plan),
         held_bytes=plan.peak_bytes,
     )
+
+
+def _parameters(plan: LayerPlan) -> int:
+    """How many numbers a layer learns."""
+    if plan.expr is None:
+        given = (plan.forward.shapes[name] for name in plan.forward.inputs if name not in _ROWS)
+        return sum(size_of(rows, plan.sizes) * size_of(cols, plan.sizes) for rows, cols in given)
+    learnt = [leaf for leaf in leaves(plan.expr).values() if getattr(leaf, "role", "") == "learnable"]
+    return sum(_numbers(leaf, plan.sizes) for leaf in learnt)
+
+
+_ROWS = ("X", "X1", "E", "T")  # inputs of programs that are no parameters
 
 
 def _numbers(leaf: Any, sizes: Mapping[str, int]) -> int:

@@ -22,14 +22,15 @@ from plait.ir import Add, Aggregate, Dense, Diagonal, Expr, Map, MatMul, Scale, 
 from plait.ir.build import chebyshev, number, polynomial, propagation
 from plait.ops.work import Matrix, Request
 from plait.plan import attention, gated
-from plait.plan.fused import FusedPlan
 from plait.plan.plan import LayerPlan, Plan
 from plait.plan.search import Problem, search
+from plait.plan.ways import choose
 
 __all__ = ["HEADS", "NAMES", "layers_by_name"]
 
 HEADS = 4
 _POWERS = 2  # of polynomial models
+_WEIGHTS = ("W", "b", "V", "M", "q", "v", "a", "c")  # of layers that are programs
 _STEPS = 10  # of iterations that stand for an inverse
 
 X = Dense("X", "N", "K1")
@@ -105,7 +106,7 @@ _EXPRESSIONS: dict[str, Callable[[], tuple[Expr, ...]]] = {
 }
 # the inverse as an iteration on X W: two layers and one matrix, since all associations of ten steps are many
 _ITERATED = ("auto-regress", "ppnp", "arma", "parwalks")
-_ATTENTION = {"gat": ("gat", 1), "gatv2": ("leaky", 2), "transformer": ("dot", 3)}
+_ATTENTION = {"gat": "gat", "gatv2": "leaky", "transformer": "dot"}
 _GATED = ("g-gcn",)
 _BY_FORMULA = {
     "vanilla-attention": "Vanilla attention", "agnn": "AGNN", "monet": "MoNet", "edgeconv-5": "EdgeConv-5"
@@ -166,7 +167,7 @@ def layers_by_name(
     return found
 
 
-def _plans(model: str, place: _Place, heads: int) -> list[LayerPlan | FusedPlan]:
+def _plans(model: str, place: _Place, heads: int) -> list[LayerPlan]:
     if model in _EXPRESSIONS:
         return [search(_problem(_EXPRESSIONS[model](), place))]
     if model in _ITERATED:
@@ -190,22 +191,24 @@ def _problem(forms: tuple[Expr, ...], place: _Place) -> Problem:
     )
 
 
-def _passes(model: str, place: _Place, heads: int) -> FusedPlan:
+def _passes(model: str, place: _Place, heads: int) -> LayerPlan:
     # attention sees a node itself too
     matrix = place.pattern(model in ("gat", "gatv2"), True)
-    asked = (place.machine, place.is_training, not place.is_first)
+    own = () if place.is_first else ("X",)
+    wrt = (*own, *_WEIGHTS) if place.is_training else None
     if model in _GATED:
-        problem = gated.GatedProblem(
-            place.name, matrix, place.inner, place.width, True, *asked, threads=place.threads
+        ways = gated.ways(
+            place.inner, None, place.width, has_skip=True, has_bias=True, is_training=place.is_training
         )
-        return gated.choose(problem)
-    kind, parts = _ATTENTION[model]
-    width = place.width // heads
-    return attention.choose(
-        attention.AttentionProblem(
-            place.name, kind, matrix, place.inner, width, heads, parts, *asked, threads=place.threads
-        )
-    )
+    else:
+        kind, width = _ATTENTION[model], place.width // heads
+        ways = attention.ways(attention.Attention(kind, place.inner, width, heads, has_bias=True), wrt)
+    nodes = place.statistics.nodes
+    problem = Problem(
+        forms=(), sizes={"N": nodes, "M": nodes, "E": matrix.edges}, matrices=lambda expr: matrix,
+        machine=place.machine, wrt=wrt, threads=place.threads, layer=place.name,
+    )  # fmt: skip
+    return choose(problem, ways)
 
 
 def _by_formula(model: str, place: _Place) -> Layer:

@@ -100,7 +100,7 @@ def count(program: Program, plan: LayerPlan, priced: Iterable[PricedStep]) -> Ph
         flops += sum(row.flops(step, formulas).values(), Formula({}))
         copies += _copies(step, numbers)
         if step.get("matrix") is not None:
-            gathers.append(numbers.size(step["x"])[1])
+            gathers.append(_gathered(step, numbers))
     depth, depth_formula = _critical_path(program, steps, numbers, formulas)
     prices = [step.price for step in priced]
     return Phase(
@@ -117,6 +117,17 @@ def count(program: Program, plan: LayerPlan, priced: Iterable[PricedStep]) -> Ph
         values=formulas.values(numbers),
         is_exact=not any(_is_estimated(step, plan) for step in steps),
     )
+
+
+def _gathered(step: Step, numbers: _Numbers) -> int:
+    """Columns of the rows that a product with the graph reads at the other end of an edge, each row once."""
+    if step.get("x") is not None:
+        return numbers.size(step["x"])[1]
+    if step.is_transposed:  # gradients of the targets, and their rows where those are read again
+        ends = {step["grad"], *([] if step.option("kind") in ("gat", None) else [step["near"]])}
+    else:
+        ends = {step["far"], step["value"]}
+    return sum(numbers.size(name)[1] for name in ends)
 
 
 def _is_estimated(step: Step, plan: LayerPlan) -> bool:

@@ -1,8 +1,8 @@
-"""Measures what the steps of attention layers take beside their prices, on made-up graphs.
+"""Measures what the passes of attention take beside their prices, on made-up graphs.
 
-The prices of plan/attention.py compare a pass with a sparse product of the same rows by rough factors. Here
-every candidate of GAT, GATv2 and Transformer is trained with a clock on each step; the geometric mean of seen
-over predicted seconds corrects the price of that step of that candidate.
+The prices of such a pass (cost/price.py) compare it with a sparse product of the same rows by rough factors.
+Here every candidate of GAT, GATv2 and Transformer is trained with a clock on each step; the geometric mean of
+seen over predicted seconds corrects the price of that kind of pass.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv
 from plait.bench.pace import at_pace
 from plait.bench.problem import edge_index_of, hidden_features, training_step
 from plait.graph import Graph, generate
-from plait.plan.attention import correction, without_lean
-from plait.plan.fused import FusedPlan
+from plait.plan.plan import LayerPlan
 from plait.pyg.compile import compile
 from plait.pyg.probe import Probe, machine_in_use
 
@@ -30,7 +29,7 @@ _WIDTHS = ((48, 48), (128, 24), (24, 160))
 _HEADS = (4,)
 _WARM, _REPEATS = 2, 4
 _TOO_DEAR = 3.0  # times the cheapest price: nobody will choose it, and it takes longest to measure
-_CANDIDATES = {GATConv: 6, GATv2Conv: 2, TransformerConv: 4}
+_CANDIDATES = {GATConv: 8, GATv2Conv: 3, TransformerConv: 5}
 
 
 def made_up_graphs() -> list[Graph]:
@@ -41,7 +40,7 @@ def made_up_graphs() -> list[Graph]:
 def attention_factors(
     graphs: Sequence[Graph] | None = None, tell: Callable[[float], None] = lambda share: None
 ) -> dict[str, float]:
-    """Seen over predicted seconds by candidate and step, for a profile's measured["attention"]."""
+    """Seen over predicted seconds by kind of pass, for a profile's measured["attention"]."""
     chosen = made_up_graphs() if graphs is None else graphs
     logs: dict[str, list[float]] = {}
     for number, graph in enumerate(chosen):
@@ -64,19 +63,17 @@ def _layers(inner: int, outer: int) -> Iterator[tuple[nn.Module, int]]:
 
 
 def _ratios(layer: nn.Module, rank: int, x: Tensor, edge_index: Tensor) -> dict[str, float]:
-    """Seen over uncorrected seconds of each step of the candidate of this rank; none if it is too dear."""
+    """Seen over uncorrected seconds of each pass of the candidate of this rank; none if it is too dear."""
     compiled: Any = compile(layer, None)
     probe = Probe(compiled)
     probe.take(rank, lambda: compiled(x, edge_index))
     ((name, plan),) = probe.plans.items()
-    assert isinstance(plan, FusedPlan)
+    assert isinstance(plan, LayerPlan)
     if any((loser.seconds or plan.seconds) * _TOO_DEAR < plan.seconds for loser in plan.rejected):
         return {}
     seen = probe.clock(training_step(compiled, x, edge_index), _WARM, _REPEATS)
-    machine, choice = machine_in_use(), without_lean(plan.choice)
     return {
-        f"{choice} {step.name}": median(seen[name, step.name])
-        / (step.price.seconds / correction(machine, choice, step.name))
+        step.price.kind: median(seen[name, step.step.out]) / step.price.uncorrected
         for step in plan.steps
-        if (name, step.name) in seen
+        if (name, step.step.out) in seen and step.price.kind.startswith("attend")
     }

@@ -112,6 +112,13 @@ class MachineProfile:
         )
         return replace(self, **nothing, call_seconds=0.0, view_seconds=0.0, correction={})  # type: ignore[arg-type]
 
+    def pass_factor(self, kind: str) -> float:
+        """Seen over predicted seconds of a pass of attention, where this machine's were measured; else 1."""
+        found = self.measured.get("attention")
+        value = found.get(kind, 1.0) if isinstance(found, Mapping) else 1.0
+        is_number = isinstance(value, int | float) and math.isfinite(value) and value > 0
+        return float(value) if is_number else 1.0
+
     def correction_of(self, kind: str, features: tuple[float, ...]) -> float:
         """What to multiply a modelled time by; 1 for a kind that has no correction."""
         found = self.correction.get(kind)

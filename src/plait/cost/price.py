@@ -29,7 +29,23 @@ __all__ = ["Price", "Pricer", "uniform_matrix"]
 # timings on a busy machine, at widths 64 and 256; not fitted.
 _PASSES = {
     "gate": 1.1, "gate kept": 1.4, "gate_targets": 1.1, "gate_sources": 1.8,
+    "attend gat": 1.1, "attend leaky": 1.9, "attend dot": 0.8,
+    "attend_sources gat": 1.6, "attend_sources leaky": 1.45, "attend_sources dot": 1.3,
+    "attend_targets leaky": 1.3, "attend_targets dot": 1.1,
+    "attend_again gat": 1.4, "attend_again leaky": 2.7, "attend_again dot": 1.1,
 }  # fmt: skip
+_KEPT = 0.6  # of a pass over sources, where the weights and slopes of its edges were kept
+_SCORE = 5.0  # edge times of one score: exponential, weight
+_SHARED_HEAD = 0.35  # a further head on a row that is already gathered, against gathering it
+
+
+def _targets_first(edges_per_target: float) -> float:
+    """Backward passes of attention that begin with the targets beside those that begin with the sources.
+
+    Timed on one core, 4 heads of 16: 0.57-0.82 at 2 edges per target, 0.77-0.95 at 4.5, 0.94-1.04 at 9,
+    1.12-1.19 at 31.
+    """
+    return min(1.2, max(0.6, 0.55 + 0.14 * math.log2(max(1.0, edges_per_target))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +79,7 @@ class Pricer:
             "gemm": self._gemm,
             "gemm_transposed": self._gemm,
             "spmm_features": self._spmm,
+            "heads": self._heads,
             **dict.fromkeys({name.partition(" ")[0] for name in _PASSES}, self._pass),
         }
 
@@ -85,12 +102,15 @@ class Pricer:
 
         All ways to scale a sparse product are one kind: pruning rests on their order in the model.
         """
-        return request.op if request.op in self._ops else f"stream:{request.op}"
+        if request.op not in self._ops:
+            return f"stream:{request.op}"
+        return f"{request.op} {request.kind}" if request.kind else request.op
 
     def _corrected(self, price: Price, kind: str, cols: int) -> Price:
         """The price by the model times what this machine's steps were seen to take beside it."""
         features = self._features(price.work.bytes_least, cols)
         factor, call = self.machine.correction_of(kind, features), self.machine.call_seconds
+        factor *= self.machine.pass_factor(kind)
         beyond = max(0.0, price.seconds - call)  # the call is what it is
         return replace(
             price, seconds=price.seconds + beyond * (factor - 1.0), kind=kind, features=features,
@@ -206,9 +226,49 @@ class Pricer:
         """A pass over the edges that gathers rows and does more with them than add them up."""
         matrix = request.matrix
         assert matrix is not None
-        factor = _PASSES[f"{request.op} {request.kind}".rstrip()]
-        seconds = self._sparse_seconds(request, matrix, request.cols) * factor
+        kind, _, variant = request.kind.partition(" ")
+        if request.op.startswith("attend"):
+            seconds = self._attention(request, matrix, kind, variant)
+        else:
+            factor = _PASSES[f"{request.op} {request.kind}".rstrip()]
+            seconds = self._sparse_seconds(request, matrix, request.cols) * factor
         return Price(seconds, self._sparse_work(request, matrix), "plait", "one pass over the edges")
+
+    def _attention(self, request: Request, matrix: Matrix, kind: str, variant: str) -> float:
+        """Seconds of a pass of attention; `variant` where the backward pass begins with the targets.
+
+        Then both passes together take the time of those that begin with the sources times what they were
+        seen to take beside them, which depends on the edges per target.
+        """
+        scored = matrix.edges * request.parts * _SCORE * self.machine.edge_seconds * self.slowdown
+        sharing = 1.0 + _SHARED_HEAD * (request.inner - 1)
+        if request.inner > 1 and kind == "dot" and request.op != "attend_targets":
+            sharing *= 2.0  # the factors are those of keys and values; a shared row is both
+        if not variant:
+            gather = self._sparse_seconds(request, matrix, request.cols)
+            return gather * _PASSES[f"{request.op} {kind}"] * sharing + scored
+        targets = matrix.columns if variant == "kept" else matrix.rows
+        beside = _targets_first(matrix.edges / max(1, targets))
+        doubled = request.cols * 2 if kind == "leaky" and variant == "first" else request.cols
+        across = replace(request, cols=doubled)
+        sources = self._sparse_seconds(across, matrix, doubled) * _PASSES[f"attend_sources {kind}"] + scored
+        if variant == "kept":
+            return beside * _KEPT * sources
+        columns = request.parts if kind == "gat" else request.cols // (2 if kind == "dot" else 1)
+        narrow = replace(request, cols=columns)
+        factor = 1.0 if kind == "gat" else _PASSES[f"attend_targets {kind}"]
+        near = self._sparse_seconds(narrow, matrix, columns) * factor + (0.0 if kind == "gat" else scored)
+        dots = self._stream(Request("attend_dots", matrix.rows, request.cols, parts=1)).seconds
+        return beside * (near + dots + (1.0 - _KEPT) * sources)
+
+    def _heads(self, request: Request) -> Price:
+        """`parts` products by head on plait's own kernel, in one pass over the rows."""
+        one = self._gemm(replace(request, op="gemm"))
+        rate = self._rate(self.machine.gemm, request.inner, request.cols)
+        floor = one.work.bytes_least / self.machine.stream_bytes_per_s
+        seconds = max(one.work.flops / rate, floor) * request.parts + self.machine.call_seconds
+        work = Work(*(request.parts * amount for amount in (one.work.flops, one.work.bytes_least, one.work.bytes_gathered)))
+        return Price(seconds, work, "plait", "tall blocks in registers, head by head")
 
     # Dense products ---------------------------------------------------------------------------
 

@@ -46,13 +46,14 @@ class Draft:
         shape: Shape,
         *,
         more: Iterable[tuple[str, Shape]] = (),
+        factors: tuple[float, ...] = (),
         **options: Any,
     ) -> str:
         """A step of this operation; `more`: what it makes beside its result, by a suffix of its name."""
         out = f"v{len(self.steps)}"
         made = {f"{out}|{suffix}": shaped for suffix, shaped in more}
         given = tuple((role, name) for role, name in reads.items() if name is not None)
-        step = Step(op, out, given, more=tuple(made), options=tuple(options.items()))
+        step = Step(op, out, given, factors=factors, more=tuple(made), options=tuple(options.items()))
         operation(op).check(step)
         self.steps.append(step)
         self.shapes |= {out: shape, **made}

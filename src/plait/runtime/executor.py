@@ -14,7 +14,8 @@ from torch.profiler import record_function
 from plait.ops.operation import operation
 from plait.ops.program import Program, Step
 from plait.plan.plan import LayerPlan, Measured
-from plait.runtime import cuda as cuda  # enter their kernels
+from plait.runtime import attention as attention  # enter their kernels
+from plait.runtime import cuda as cuda
 from plait.runtime import gated as gated
 from plait.runtime.bind import Binding, bind
 from plait.runtime.buffers import Buffers

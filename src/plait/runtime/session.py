@@ -47,9 +47,12 @@ from plait.runtime.quotient import Quotient, Quotients
 from plait.runtime.wanted import Wanted, WantedRows, check_unchanged, state_of
 from plait.runtime.watched import Inputs, Numbers, Watched
 
-__all__ = ["Edges", "Options", "Session"]
+__all__ = ["Edges", "Options", "Session", "Ways"]
 
 _log = logging.getLogger("plait")
+
+Ways = Callable[[tuple[str, ...] | None], Sequence[Way]]
+"""The ways to compute a layer, by the names of the inputs that want gradients (None: inference)."""
 
 _MOST_GRAPHS = 16
 _MOST_RUNS = 64
@@ -607,66 +610,64 @@ class Session:
         edges: Edges,
         key: tuple[Any, ...],
         inputs: Mapping[str, torch.Tensor],
-        ways: Callable[[bool], Sequence[Way]],
+        ways: Ways,
         given: Mapping[str, Any] | None = None,
     ) -> torch.Tensor:
-        """The value of a layer that is a program.
+        """The value of a layer that is a program, whichever way it goes.
 
-        `ways`: those to compute it, by whether it trains; `key` tells apart what they depend on beside the
-        inputs' shapes. `given`: what a call brings that is no tensor.
+        `ways`: those to compute it, by the inputs that want gradients (None: inference); `key` tells apart
+        what they depend on beside the inputs' shapes. `given`: what a call brings that is no tensor.
         """
         with_grad = torch.is_grad_enabled()
-        signature = tuple([(name, t.shape, with_grad and t.requires_grad) for name, t in inputs.items()])
-        x = inputs["X"]
-        place = (layer, "program", key, signature, None, x.dtype, launch.num_threads())
+        wrt = tuple([name for name, t in inputs.items() if with_grad and t.requires_grad])
+        shapes = tuple([(name, t.shape) for name, t in inputs.items()])
+        run = self.way(layer, edges, (key, shapes), inputs["X"], wrt, ways)
+        return executor.apply(run, inputs, given)
+
+    def way(
+        self,
+        layer: str,
+        edges: Edges,
+        key: tuple[Any, ...],
+        x: torch.Tensor,
+        wrt: tuple[str, ...],
+        ways: Ways,
+    ) -> executor.Run:
+        """The best way to compute such a layer, bound to the graph; `key`: all that the ways depend on.
+
+        Where the inputs depend on the way, they are made when it is known, and run by executor.apply.
+        """
+        place = (layer, "program", key, wrt, None, x.dtype, x.device, launch.num_threads())
         run = edges.runs.get(place)
         if run is None:
-            plan = self._way(layer, edges, place, inputs, signature, ways)
+            plan = self._way(place, edges.graph, x, wrt, ways)
             constants = Constants(edges.graph, None, {}, x.dtype)
             run = executor.Run(plan, constants, self.buffers, place=x.device, orders=edges.orders)
             edges.remember(place, run)
         if self.plans.get(layer) is not run.plan:
             self.plans[layer] = run.plan
         run.trace = self.trace
-        return executor.apply(run, inputs, given)
+        return run
 
     def _way(
-        self,
-        layer: str,
-        edges: Edges,
-        place: tuple[Any, ...],
-        inputs: Mapping[str, torch.Tensor],
-        signature: tuple[tuple[str, torch.Size, bool], ...],
-        ways: Callable[[bool], Sequence[Way]],
+        self, place: tuple[Any, ...], graph: Graph, x: torch.Tensor, wrt: tuple[str, ...], ways: Ways
     ) -> LayerPlan:
         """The plan for this graph or, once graphs come and go, the latest one for graphs of its size."""
-        graph = edges.graph
         counts = {graph.num_nodes: "N", graph.num_sources: "M", graph.num_edges: "E"}
-        sized = (
-            *place[:3], *place[4:],
-            tuple([(name, counts.get(shape[0], shape[0]), shape[1:], wants) for name, shape, wants in signature]),
-            graph.num_nodes.bit_length(), graph.num_sources.bit_length(), graph.num_edges.bit_length(),
-        )  # fmt: skip
-        known = self._ways_by_size.get(sized)
-        count, plan = (0, None) if known is None else known
+        sizes = (graph.num_nodes.bit_length(), graph.num_sources.bit_length(), graph.num_edges.bit_length())
+        sized = (_by_size(place, counts), sizes)
+        count, plan = self._ways_by_size.get(sized, (0, None))
         # a graph a little larger may not fit a memory limit
         if plan is None or count < _MANY_GRAPHS or self.options.memory_limit is not None:
-            plan = self._best_way(layer, graph, inputs, signature, ways)
+            plan = self._best_way(place[0], graph, x, wrt, ways)
             while len(self._ways_by_size) >= _MOST_PLANS:
                 self._ways_by_size.popitem(last=False)
             self._ways_by_size[sized] = (count + 1, plan)
         return plan
 
     def _best_way(
-        self,
-        layer: str,
-        graph: Graph,
-        inputs: Mapping[str, torch.Tensor],
-        signature: tuple[tuple[str, torch.Size, bool], ...],
-        ways: Callable[[bool], Sequence[Way]],
+        self, layer: str, graph: Graph, x: torch.Tensor, wrt: tuple[str, ...], ways: Ways
     ) -> LayerPlan:
-        wrt = tuple(name for name, _, wants in signature if wants) or None
-        x = inputs["X"]
         backward = graph.stats if graph.is_symmetric else graph.transpose.stats
         matrix = Matrix(
             graph.num_nodes, graph.num_sources, graph.num_edges, True, graph.stats, backward,
@@ -677,14 +678,14 @@ class Session:
             sizes={"N": graph.num_nodes, "M": graph.num_sources, "E": graph.num_edges},
             matrices=lambda expr: matrix,
             machine=_machine(x.device),
-            wrt=wrt,
+            wrt=wrt or None,
             float_bytes=x.element_size(),
             threads=launch.num_threads() if x.is_cpu else None,
             memory_limit=self.options.memory_limit,
             layer=layer,
             may_chain=x.is_cpu,
         )
-        plan = choose(problem, ways(wrt is not None))
+        plan = choose(problem, ways(wrt or None))
         _log.debug("layer %s planned: predicted %.3g ms", layer, 1e3 * plan.seconds)
         return plan
 
@@ -721,6 +722,13 @@ class Session:
             if name != "X":
                 values[name] = from_dense(values[name])
         run.hoisted = values
+
+
+def _by_size(part: Any, counts: Mapping[int, str]) -> Any:
+    """A key with numbers of nodes and edges by what they count, so that graphs of one size share it."""
+    if isinstance(part, torch.Size):
+        return (counts.get(part[0], part[0]), *part[1:]) if part else ()
+    return tuple(_by_size(inner, counts) for inner in part) if type(part) is tuple else part
 
 
 def _is_earlier(key: Any, later: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -14,29 +14,26 @@ from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv
 from torch_geometric.nn.aggr import SumAggregation
 from torch_geometric.utils import add_self_loops, remove_self_loops, softmax
 
-from plait.kernels import launch
 from plait.kernels.attention import MOST_HEADS, Dropout, padded
-from plait.plan.attention import AttentionProblem, choose, without_lean
-from plait.plan.fused import FusedPlan
+from plait.plan.attention import Attention, base_of, ways
+from plait.plan.pieces import Pieces
 from plait.pyg import active
 from plait.pyg.layers.base import not_plain
 from plait.pyg.layers.fused import (
     FUSED,
     Run,
-    cost_matrix,
     csr_order,
     edges_of,
     is_training,
     layer_of,
-    planned,
     refused_edges,
     refused_features,
 )
-from plait.runtime.attention import AttentionRun, Columns, attend_gat, attend_rows
-from plait.runtime.attention_raw import attend_raw, attend_raw_dot, merged
+from plait.pyg.layers.pieces import PiecesCall, show
+from plait.runtime import executor
 from plait.runtime.pieces import edge_dots, edge_softmax, edge_sums, leaky_scores, pair_scores
 from plait.runtime.project import project
-from plait.runtime.session import Edges, machine_in_use
+from plait.runtime.session import Edges
 
 __all__ = ["prepare"]
 
@@ -136,53 +133,74 @@ def _refused(
     return None if stop is None else stop.reason.removeprefix(type(module).__name__)
 
 
-def _plan(
-    module: Any,
-    call: AttentionCall,
-    kind: str,
-    parts: int,
-    can_recompute: bool,
-    *,
-    is_in_pieces: bool = False,
-) -> FusedPlan:
-    """The plan of this call."""
-    training, wants_input = is_training(module, call.source), call.source.requires_grad
+_PIECES = {
+    "gat": (
+        "softmax(leaky(X (W aₛ) + (X (W aₜ))ᵀ)) (X W), in pieces",
+        "more heads than the fused passes take, or weights after dropout; edges x heads are kept",
+    ),
+    "leaky": (
+        "softmax(a · leaky(X Wₗ + X Wᵣ + E Wₑ)) (X Wₗ), in pieces",
+        "features of edges are bent with both ends, in blocks of edges, or the weights were asked for; "
+        "numbers of edges x heads are kept",
+    ),
+    "dot": (
+        "softmax((X Q) · (X K) + (X Q Wₑ) · E) [X V, E Wₑ], in pieces",
+        "features of edges meet Wₑ once per node, or the weights were asked for; numbers of edges x heads "
+        "are kept",
+    ),
+}
+
+
+def _show(module: Any, call: AttentionCall, kind: str, parts: int) -> None:
+    """The plan of a layer in pieces: scores, softmax and sums apart."""
+    columns, lanes, source = module.heads * module.out_channels, padded(module.heads), call.source
     attr = call.edge_attr
-    edge_width = 0 if attr is None else attr.shape[-1] if attr.dim() > 1 else 1
-    key = (
-        call.source.shape, module.heads, module.out_channels, training, wants_input, can_recompute,
-        is_in_pieces, edge_width,
-    )  # fmt: skip
+    wide = 0 if attr is None else attr.shape[-1] if attr.dim() > 1 else 1
+    wide *= module.heads if kind == "dot" else columns
 
-    def make() -> FusedPlan:
-        return choose(
-            AttentionProblem(
-                layer=active.name_of(module), kind=kind, matrix=cost_matrix(call.edges),
-                inner=call.source.shape[1], width=module.out_channels, heads=module.heads, parts=parts,
-                machine=machine_in_use(), is_training=training, wants_input_grad=wants_input,
-                can_recompute=can_recompute, can_be_lean=attr is None, is_in_pieces=is_in_pieces,
-                edge_width=edge_width,
-                float_bytes=call.source.element_size(), threads=launch.num_threads(),
-                memory_limit=active.session().options.memory_limit,
-            )
-        )  # fmt: skip
+    def describe(pieces: Pieces) -> None:
+        pieces.project(source.shape[0], source.shape[1], parts * columns)
+        pieces.gather("scores of edges", "fwd", columns).of_edges("softmax by target", "fwd", lanes)
+        pieces.gather("sums by weights", "fwd", columns)
+        pieces.gather("gradient of the weights", "bwd", columns)
+        pieces.gather("gradient of the values", "bwd", columns)
+        pieces.of_edges("gradient of the softmax", "bwd", 2 * lanes)
+        pieces.gather("gradient of the sources", "bwd", columns)
+        pieces.gather("gradient of the targets", "bwd", columns)
+        if wide:
+            pieces.of_edges("features of edges", "fwd", wide)
+            pieces.of_edges("gradient of edge features", "bwd", 2 * wide)
 
-    return planned(module, call.edges, key, make)
+    seen = PiecesCall(module, source, call.own, call.is_bipartite, call.edges, attr)
+    show(seen, f"{kind} pieces", *_PIECES[kind], module.out_channels, describe)
 
 
-def _run_of(module: Any, call: AttentionCall) -> AttentionRun:
-    dropout = None
-    if module.training and module.dropout > 0.0:
-        seed = int(torch.randint(0, (1 << 63) - 1, (1,)).item())
-        dropout = Dropout(seed, float(module.dropout))
-    slope = float(getattr(module, "negative_slope", 0.0))
-    return AttentionRun(call.edges.orders, active.session().buffers, module.heads, slope, dropout)
+def _dropout(module: Any) -> Dropout | None:
+    """This call's draw of attention dropout, if the layer has any."""
+    if not module.training or module.dropout <= 0.0:
+        return None
+    return Dropout(int(torch.randint(0, (1 << 63) - 1, (1,)).item()), float(module.dropout))
 
 
-def _leanly(run: AttentionRun, plan: FusedPlan) -> tuple[AttentionRun, str]:
-    """(the run as the plan wants its backward pass, the choice but for that)."""
-    choice = without_lean(plan.choice)
-    return replace(run, is_lean=choice != plan.choice), choice
+def _run(
+    module: Any, call: AttentionCall, layer: Attention, edge: Tensor | None = None
+) -> executor.Run:
+    """The layer's program on this graph; parameters want gradients all together or not at all."""
+    wrt: tuple[str, ...] = ()
+    if is_training(module, call.source, call.target, edge):
+        own = {"X": call.source, "X1": call.target, "E": edge}
+        unwanted = {name for name, value in own.items() if value is None or not value.requires_grad}
+        wrt = tuple(name for name in _INPUTS if name not in unwanted)
+    ways_of = functools.partial(ways, layer)
+    return active.session().way(active.name_of(module), call.edges, (layer,), call.source, wrt, ways_of)
+
+
+_INPUTS = ("X", "X1", "E", *"W W1 b b1 V U T R M q v S s a c".split())
+
+
+def _apply(run: executor.Run, dropout: Dropout | None, **inputs: Tensor | None) -> Tensor:
+    given = None if dropout is None else {"dropout": dropout}
+    return executor.apply(run, {name: t for name, t in inputs.items() if t is not None}, given)
 
 
 def _joined(module: Any, out: Tensor, addend: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -221,76 +239,74 @@ def _gat_stop(module: Any, call: AttentionCall) -> str | None:
 
 
 def _gat(module: Any, call: AttentionCall) -> Any:
-    run, heads, width, lanes = _run_of(module, call), module.heads, module.out_channels, padded(module.heads)
-    buffers = run.buffers
-    own = call.own
-    if module.heads > MOST_HEADS or (call.wants_weights and run.dropout is not None):
-        return _gat_pieces(module, call, run)
+    dropout, own = _dropout(module), call.own
+    if module.heads > MOST_HEADS or (call.wants_weights and dropout is not None):
+        return _gat_pieces(module, call)
     is_single = not call.is_bipartite and module.lin is not None
-    run, choice = _leanly(run, _plan(module, call, "gat", 1, is_single and not call.wants_weights))
-    edge = _gat_edge_scores(module, call, lanes)
-    res = module.res
-    addend = None if res is None or own is None else project(buffers, own, res.weight.t())
     is_inside = module.concat and not call.wants_weights
-    inside: dict[str, Any] = {"addend": addend, "bias": module.bias} if is_inside else {}
-    if is_single and choice == "recompute":
-        weight = module.lin.weight
-        vectors = torch.cat(
-            [_folded(weight, module.att_src, lanes), _folded(weight, module.att_dst, lanes)], 1
-        )
-        out = attend_raw(run, call.source, weight.t(), vectors, edge=edge, bias=inside.get("bias"))
-        return _joined(module, out, addend, None if is_inside else module.bias)
-    if is_single and choice == "gat" and not call.wants_weights:
-        z = project(buffers, call.source, module.lin.weight.t())
-        vectors = torch.cat([_spread(module.att_src, lanes), _spread(module.att_dst, lanes)], 1)
-        out = attend_gat(run, width, z, vectors=vectors, edge=edge, **inside)
-    else:
-        z, target = _gat_folded_rows(module, call, run, is_single, lanes)
-        out = attend_gat(run, width, z, target=target, edge=edge, **inside)
+    layer = Attention(
+        "gat", call.source.shape[1], module.out_channels, module.heads, float(module.negative_slope),
+        outer=None if not call.is_bipartite else 0 if own is None else own.shape[1], is_single=is_single,
+        has_targets=own is not None, has_edge=call.edge_attr is not None and module.lin_edge is not None,
+        has_residual=is_inside and module.res is not None and own is not None,
+        has_bias=is_inside and module.bias is not None, device=call.source.device.type,
+    )  # fmt: skip
+    edge = _gat_edge_scores(module, call, layer.lanes)
+    run = _run(module, call, layer, edge)
+    inputs: dict[str, Tensor | None] = {"X": call.source, "E": edge, **_gat_inputs(module, call, layer, run)}
+    if call.is_bipartite:
+        inputs["X1"] = own
     if is_inside:
-        return out
-    out = _joined(module, out, addend, module.bias)
+        inputs |= {"c": module.bias, "R": module.res.weight.t() if layer.has_residual else None}
+        return _apply(run, dropout, **inputs)
+    residual = module.res(own) if module.res is not None and own is not None else None
+    out = _joined(module, _apply(run, dropout, **inputs), residual, module.bias)
     if not call.wants_weights:
         return out
-    columns = heads * width
-    near = z[:, columns + lanes :] if target is None else target
-    return out, (call.listed, _gat_weights(module, call, z[:, columns : columns + lanes], near, edge))
+    return out, (call.listed, _gat_weights(module, call, edge))
 
 
-def _gat_pieces(module: Any, call: AttentionCall, run: AttentionRun) -> Any:
-    """With more heads than the fused passes take, or with the weights that dropout left asked for."""
-    heads, width, orders, own = module.heads, module.out_channels, run.edges, call.own
-    _plan(module, call, "gat", 1, False, is_in_pieces=True)
-    z, target = _gat_folded_rows(module, call, run, False, heads)
-    value, far = z[:, : heads * width], z[:, heads * width :]
-    assert target is not None
-    scores = pair_scores(orders, run.buffers, heads, target, far)
-    edge = _gat_edge_scores(module, call, run.lanes)
-    scores = nn.functional.leaky_relu(scores if edge is None else scores + edge, module.negative_slope)
-    weight = nn.functional.dropout(edge_softmax(orders, scores), module.dropout, module.training)
-    out = edge_sums(orders, run.buffers, heads, weight, value)
-    addend = None
-    if module.res is not None and own is not None:
-        addend = project(run.buffers, own, module.res.weight.t())
-    out = _joined(module, out, addend, module.bias)
-    return (out, (call.listed, _as_listed(call, weight)[:, :heads])) if call.wants_weights else out
-
-
-def _gat_folded_rows(
-    module: Any, call: AttentionCall, run: AttentionRun, is_single: bool, lanes: int
-) -> tuple[Tensor, Tensor | None]:
-    """(rows with their scores beside them, scores of the targets where these are other nodes or weights)."""
+def _gat_inputs(
+    module: Any, call: AttentionCall, layer: Attention, run: executor.Run
+) -> dict[str, Tensor | None]:
+    """The weights as the way wants them: scores' vectors beside W, folded into it, or applied to raw rows."""
+    lanes, choice = layer.lanes, base_of(run.plan.choice)
     weight = module.lin.weight if module.lin is not None else module.lin_src.weight
-    parts = [weight.t(), _folded(weight, module.att_src, lanes)]
-    if is_single:
-        parts.append(_folded(weight, module.att_dst, lanes))
-        return project(run.buffers, call.source, torch.cat(parts, 1)), None
-    z = project(run.buffers, call.source, torch.cat(parts, 1))
-    own = call.own
-    if own is None:
-        return z, z.new_zeros((run.num_targets, lanes))
-    weight = module.lin.weight if module.lin is not None else module.lin_dst.weight
-    return z, project(run.buffers, own, _folded(weight, module.att_dst, lanes))
+    far = _folded(weight, module.att_src, lanes) if choice != "gat" else None
+    if layer.is_single:
+        if far is None:
+            vectors = torch.cat([_spread(module.att_src, lanes), _spread(module.att_dst, lanes)], 1)
+            return {"W": weight.t(), "V": vectors}
+        near = _folded(weight, module.att_dst, lanes)
+        if choice == "recompute":
+            return {"W": weight.t(), "V": torch.cat([far, near], 1)}
+        return {"W": torch.cat([weight.t(), far, near], 1)}
+    assert far is not None
+    folded = {"W": torch.cat([weight.t(), far], 1)}
+    if not layer.has_targets:
+        return {**folded, "T": call.source.new_zeros((call.edges.graph.num_nodes, lanes))}
+    own_weight = module.lin.weight if module.lin is not None else module.lin_dst.weight
+    return {**folded, "U": _folded(own_weight, module.att_dst, lanes)}
+
+
+def _gat_pieces(module: Any, call: AttentionCall) -> Any:
+    """With more heads than the fused passes take, or with the weights that dropout left asked for."""
+    _show(module, call, "gat", 1)
+    heads, orders, buffers, own = module.heads, call.edges.orders, active.session().buffers, call.own
+    weight = module.lin.weight if module.lin is not None else module.lin_src.weight
+    value = project(buffers, call.source, weight.t())
+    far = call.source @ _folded(weight, module.att_src, heads)
+    near = far.new_zeros((orders.pattern.num_rows, heads))
+    if own is not None:
+        weight = module.lin.weight if module.lin is not None else module.lin_dst.weight
+        near = own @ _folded(weight, module.att_dst, heads)
+    scores = pair_scores(orders, buffers, heads, near, far)
+    edge = _gat_edge_scores(module, call, padded(heads))
+    scores = nn.functional.leaky_relu(scores if edge is None else scores + edge, module.negative_slope)
+    kept = nn.functional.dropout(edge_softmax(orders, scores), module.dropout, module.training)
+    out = edge_sums(orders, buffers, heads, kept, value)
+    out = _joined(module, out, module.res(own) if module.res is not None and own is not None else None, module.bias)
+    return (out, (call.listed, _as_listed(call, kept)[:, :heads])) if call.wants_weights else out
 
 
 def _gat_edge_scores(module: Any, call: AttentionCall, lanes: int) -> Tensor | None:
@@ -302,11 +318,15 @@ def _gat_edge_scores(module: Any, call: AttentionCall, lanes: int) -> Tensor | N
     return csr_order(call.edges, attr @ _folded(module.lin_edge.weight, module.att_edge, lanes))
 
 
-def _gat_weights(module: Any, call: AttentionCall, far: Tensor, near: Tensor, edge: Tensor | None) -> Tensor:
+def _gat_weights(module: Any, call: AttentionCall, edge: Tensor | None) -> Tensor:
     """The attention weights edge by edge, in the order of the listed edges."""
     source, target = call.listed.flip(0) if module.flow == "target_to_source" else call.listed
     heads = module.heads
-    scores = far[source, :heads] + near[target, :heads]
+    weight = module.lin.weight if module.lin is not None else module.lin_src.weight
+    scores = (call.source @ _folded(weight, module.att_src, heads))[source]
+    if call.own is not None:
+        weight = module.lin.weight if module.lin is not None else module.lin_dst.weight
+        scores = scores + (call.own @ _folded(weight, module.att_dst, heads))[target]
     if edge is not None:
         scores = scores + _as_listed(call, edge)[:, :heads]
     scores = nn.functional.leaky_relu(scores, module.negative_slope)
@@ -330,50 +350,50 @@ def _rows_stop(module: Any, call: AttentionCall) -> str | None:
 
 
 def _gatv2(module: Any, call: AttentionCall) -> Any:
-    run, columns = _run_of(module, call), module.heads * module.out_channels
-    own = call.own
+    own, dropout = call.own, _dropout(module)
     assert own is not None
     if call.edge_attr is not None or call.wants_weights or module.heads > MOST_HEADS:
-        return _gatv2_pieces(module, call, run, own)
-    run, _ = _leanly(run, _plan(module, call, "leaky", 1 if module.share_weights else 2, False))
-    addend = None if module.res is None else project(run.buffers, own, module.res.weight.t())
-    left, right = module.lin_l, module.lin_r
-    target: Tensor | None = None
+        return _gatv2_pieces(module, call, own)
+    left, right, is_inside = module.lin_l, module.lin_r, bool(module.concat)
+    layer = Attention(
+        "leaky", call.source.shape[1], module.out_channels, module.heads, float(module.negative_slope),
+        outer=own.shape[1] if call.is_bipartite else None, is_near_far=bool(module.share_weights),
+        has_residual=is_inside and module.res is not None, has_bias=is_inside and module.bias is not None,
+        has_projection_bias=left.bias is not None, device=call.source.device.type,
+    )  # fmt: skip
+    inputs: dict[str, Tensor | None] = {"X": call.source, "a": module.att.reshape(-1)}
     if call.is_bipartite:
-        z = project(run.buffers, call.source, left.weight.t(), left.bias)
-        target = project(run.buffers, own, right.weight.t(), right.bias)
-        where = Columns(0, 0, 0)
+        inputs |= {"W": left.weight.t(), "b": left.bias, "X1": own, "W1": right.weight.t(), "b1": right.bias}
     elif module.share_weights:
-        z = project(run.buffers, call.source, left.weight.t(), left.bias)
-        where = Columns(0, 0, 0)
+        inputs |= {"W": left.weight.t(), "b": left.bias}
     else:
-        z = project(run.buffers, call.source, *_side_by_side(left, right))
-        where = Columns(0, 0, columns)
-    is_inside = module.concat and addend is None
-    att = module.att.reshape(-1)
-    out = attend_rows(
-        run, "leaky", where, columns, z, target, att=att, bias=module.bias if is_inside else None
-    )
-    return out if is_inside else _joined(module, out, addend, module.bias)
+        inputs["W"], inputs["b"] = _side_by_side(left, right)
+    if layer.has_residual:
+        inputs["R"] = module.res.weight.t()
+    if layer.has_bias:
+        inputs["c"] = module.bias
+    out = _apply(_run(module, call, layer), dropout, **inputs)
+    if is_inside:
+        return out
+    return _joined(module, out, None if module.res is None else module.res(own), module.bias)
 
 
-def _gatv2_pieces(module: Any, call: AttentionCall, run: AttentionRun, own: Tensor) -> Any:
+def _gatv2_pieces(module: Any, call: AttentionCall, own: Tensor) -> Any:
     """With features of edges inside leaky, or with the weights asked for."""
-    _plan(module, call, "leaky", 1 if module.share_weights else 2, False, is_in_pieces=True)
-    orders, heads = run.edges, module.heads
+    _show(module, call, "leaky", 1 if module.share_weights else 2)
+    orders, buffers, heads = call.edges.orders, active.session().buffers, module.heads
     left, right = module.lin_l, module.lin_r
-    far = near = project(run.buffers, call.source, left.weight.t(), left.bias)
+    far = near = project(buffers, call.source, left.weight.t(), left.bias)
     if call.is_bipartite or not module.share_weights:
-        near = project(run.buffers, own, right.weight.t(), right.bias)
+        near = project(buffers, own, right.weight.t(), right.bias)
     attr, w = _edge_rows(call), None
     if attr is not None:
         w = module.lin_edge.weight.t().contiguous()
-    spread = _spread(module.att, run.lanes)
-    weight = edge_softmax(orders, leaky_scores(orders, run.slope, near, far, spread, attr, w))
+    spread, slope = _spread(module.att, padded(heads)), float(module.negative_slope)
+    weight = edge_softmax(orders, leaky_scores(orders, slope, near, far, spread, attr, w))
     weight = nn.functional.dropout(weight, module.dropout, module.training)
-    out = edge_sums(orders, run.buffers, heads, weight, far)
-    addend = None if module.res is None else project(run.buffers, own, module.res.weight.t())
-    out = _joined(module, out, addend, module.bias)
+    out = edge_sums(orders, buffers, heads, weight, far)
+    out = _joined(module, out, None if module.res is None else module.res(own), module.bias)
     return (out, (call.listed, _as_listed(call, weight)[:, :heads])) if call.wants_weights else out
 
 
@@ -405,41 +425,55 @@ def _side_by_side(*linears: Any) -> tuple[Tensor, Tensor | None]:
 
 
 def _transformer(module: Any, call: AttentionCall) -> Any:
-    run, columns = _run_of(module, call), module.heads * module.out_channels
-    own = call.own
+    own, dropout = call.own, _dropout(module)
     assert own is not None
     if call.edge_attr is not None or call.wants_weights or module.heads > MOST_HEADS:
-        return _transformer_pieces(module, call, run, own)
-    has_skip = module.root_weight and module.concat and module.lin_beta is None
-    run, choice = _leanly(run, _plan(module, call, "dot", 4 if has_skip else 3, run.dropout is None))
-    if choice == "dot recompute":
-        out = _transformer_raw(module, call, run, has_skip)
-        return out if has_skip else _transformer_end(module, run, own, out)
-    query = _scaled_query(module)
-    sources = [(module.lin_key.weight, module.lin_key.bias), (module.lin_value.weight, module.lin_value.bias)]
-    targets = [query, *([(module.lin_skip.weight, module.lin_skip.bias)] if has_skip else [])]
+        return _transformer_pieces(module, call, own)
+    has_skip = bool(module.root_weight and module.concat and module.lin_beta is None)
+    has_bias = module.lin_key.bias is not None
+    layer = Attention(
+        "dot", call.source.shape[1], module.out_channels, module.heads, 0.0,
+        outer=own.shape[1] if call.is_bipartite else None, has_skip=has_skip, has_projection_bias=has_bias,
+        has_query_bias=has_bias, has_value_bias=has_bias,
+        has_skip_bias=has_skip and module.lin_skip.bias is not None, can_recompute=dropout is None,
+        device=call.source.device.type,
+    )  # fmt: skip
+    run = _run(module, call, layer)
+    is_raw = base_of(run.plan.choice) == "dot recompute"
+    inputs = _raw_inputs(module, has_skip) if is_raw else _dot_inputs(module, call, has_skip)
     if call.is_bipartite:
-        z, t = _projected(run, call.source, sources), _projected(run, own, targets)
-        where = Columns(0, columns, 0, columns if has_skip else -1)
-    else:
-        z, t = _projected(run, call.source, sources + targets), None
-        where = Columns(0, columns, 2 * columns, 3 * columns if has_skip else -1)
-    out = attend_rows(run, "dot", where, columns, z, t)
-    return out if has_skip else _transformer_end(module, run, own, out)
+        inputs["X1"] = own
+    out = _apply(run, dropout, X=call.source, **inputs)
+    return out if has_skip else _transformer_end(module, own, out)
 
 
-def _transformer_raw(module: Any, call: AttentionCall, run: AttentionRun, has_skip: bool) -> Tensor:
-    """Raw rows are the keys and values of all heads."""
+def _dot_inputs(module: Any, call: AttentionCall, has_skip: bool) -> dict[str, Tensor | None]:
+    """[keys | values] of the sources, [queries | skip] of the targets, side by side where they are the same."""
+    sources = [(module.lin_key.weight, module.lin_key.bias), (module.lin_value.weight, module.lin_value.bias)]
+    targets = [_scaled_query(module), *([(module.lin_skip.weight, module.lin_skip.bias)] if has_skip else [])]
+    if not call.is_bipartite:
+        w, b = _beside(sources + targets)
+        return {"W": w, "b": b}
+    (w, b), (w1, b1) = _beside(sources), _beside(targets)
+    return {"W": w, "b": b, "W1": w1, "b1": b1}
+
+
+def _raw_inputs(module: Any, has_skip: bool) -> dict[str, Tensor | None]:
+    """Queries times keys in one weight by head: (x_i Q) . (x_j K) = (x_i (Q Kᵀ)) . x_j.
+
+    What the key's bias adds to a score is the same for all edges of a target, and the softmax drops it: its
+    gradient is zero, not None.
+    """
     key, value, skip = module.lin_key, module.lin_value, module.lin_skip
     weight, bias = _scaled_query(module)
-    if bias is not None:
-        weight = torch.cat([weight, bias.unsqueeze(1)], 1)
     by_head = (module.heads, module.out_channels, -1)
-    m = merged(weight.view(by_head), key.weight.view(by_head), key.bias)
-    return attend_raw_dot(
-        run, call.source, call.target, m, value.weight.t(), bias=value.bias,
-        skip=(skip.weight.t(), skip.bias) if has_skip else None,
-    )  # fmt: skip
+    keys = key.weight.view(by_head)
+    m = torch.bmm(weight.view(by_head).transpose(1, 2), keys).transpose(0, 1).flatten(1)
+    inputs: dict[str, Tensor | None] = {"M": m, "W": value.weight.t(), "v": value.bias}
+    if bias is not None:
+        per_head = torch.bmm(bias.view(module.heads, 1, -1), keys).flatten()
+        inputs["q"] = per_head + 0.0 * key.bias.sum()
+    return inputs | ({"S": skip.weight.t(), "s": skip.bias} if has_skip else {})
 
 
 def _scaled_query(module: Any) -> tuple[Tensor, Tensor | None]:
@@ -448,11 +482,11 @@ def _scaled_query(module: Any) -> tuple[Tensor, Tensor | None]:
     return query.weight * scale, None if query.bias is None else query.bias * scale
 
 
-def _transformer_pieces(module: Any, call: AttentionCall, run: AttentionRun, own: Tensor) -> Any:
+def _transformer_pieces(module: Any, call: AttentionCall, own: Tensor) -> Any:
     """With features of edges, which meet W once a node: q . (W e) = (q W) . e, sum(W e) = W sum(e)."""
-    _plan(module, call, "dot", 3, False, is_in_pieces=True)
-    orders, heads, buffers = run.edges, module.heads, run.buffers
-    query = _projected(run, own, [_scaled_query(module)])
+    _show(module, call, "dot", 3)
+    orders, heads, buffers = call.edges.orders, module.heads, active.session().buffers
+    query = project(buffers, own, *_beside([_scaled_query(module)]))
     key = project(buffers, call.source, module.lin_key.weight.t(), module.lin_key.bias)
     value = project(buffers, call.source, module.lin_value.weight.t(), module.lin_value.bias)
     scores = edge_dots(orders, buffers, heads, query, key)
@@ -467,16 +501,16 @@ def _transformer_pieces(module: Any, call: AttentionCall, run: AttentionRun, own
     if attr is not None:
         means = edge_sums(orders.incidence, buffers, heads, weight, attr, is_shared=True)
         out = out + torch.einsum("nhd,hcd->nhc", means.view(out.shape[0], heads, -1), w).reshape(out.shape)
-    out = _transformer_end(module, run, own, out)
+    out = _transformer_end(module, own, out)
     return (out, (call.listed, _as_listed(call, kept)[:, :heads])) if call.wants_weights else out
 
 
-def _transformer_end(module: Any, run: AttentionRun, own: Tensor, out: Tensor) -> Tensor:
+def _transformer_end(module: Any, own: Tensor, out: Tensor) -> Tensor:
     """Heads averaged where they are not side by side, and the target's own part."""
     if not module.concat:
         out = out.view(-1, module.heads, module.out_channels).mean(dim=1)
     if module.root_weight:
-        skip = project(run.buffers, own, module.lin_skip.weight.t(), module.lin_skip.bias)
+        skip = module.lin_skip(own)
         if module.lin_beta is None:
             return out + skip
         beta = module.lin_beta(torch.cat([out, skip, out - skip], dim=-1)).sigmoid()
@@ -484,10 +518,10 @@ def _transformer_end(module: Any, run: AttentionRun, own: Tensor, out: Tensor) -
     return out
 
 
-def _projected(run: AttentionRun, x: Tensor, maps: list[tuple[Tensor, Tensor | None]]) -> Tensor:
+def _beside(maps: list[tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor | None]:
+    """Weights [in, sum of outs] and biases of linear maps of one input; all of them have one or none."""
     biases = [bias for _, bias in maps if bias is not None]
-    bias = torch.cat(biases) if biases else None
-    return project(run.buffers, x, torch.cat([weight for weight, _ in maps]).t(), bias)
+    return torch.cat([weight for weight, _ in maps]).t(), torch.cat(biases) if biases else None
 
 
 _LAYERS: dict[type[nn.Module], _Layer] = {

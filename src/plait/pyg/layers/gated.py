@@ -76,10 +76,10 @@ def _run(module: Any, edges: Edges, source: Tensor, target: Tensor | None) -> Te
         inputs["c"] = module.bias
     outer = None if target is None else target.shape[1]
 
-    def make(is_training: bool) -> list[Way]:
+    def make(wrt: tuple[str, ...] | None) -> list[Way]:
         return ways(
             source.shape[1], outer, module.out_channels, has_skip=bool(module.root_weight),
-            has_bias=module.bias is not None, is_training=is_training,
+            has_bias=module.bias is not None, is_training=wrt is not None,
         )  # fmt: skip
 
     return active.session().lowered(active.name_of(module), edges, ("gated",), inputs, make)

@@ -14,9 +14,10 @@ from torch_geometric.nn.aggr import SumAggregation
 from torch_geometric.utils import add_self_loops, remove_self_loops
 
 from plait.kernels.attention import padded
+from plait.plan.attention import unit_ways
+from plait.pyg import active
 from plait.pyg.layers.fused import Run, fused
 from plait.pyg.layers.pieces import PiecesCall, as_listed, mean_scale, read_call, show
-from plait.runtime.attention import AttentionRun, Columns, attend_rows
 from plait.runtime.pieces import edge_dots, edge_softmax, edge_sums, pair_scores
 from plait.runtime.project import project
 
@@ -42,20 +43,13 @@ def agnn(module: Any, given: Mapping[str, Any]) -> Run | str:
 
 
 def _agnn(call: PiecesCall) -> Tensor:
-    x, width = call.source, call.source.shape[1]
-    show(
-        call, "agnn", "softmax(β cos(X, X)) X", "the fused pass of dots, on unit rows", width,
-        lambda pieces: (
-            pieces
-            .gather("attend", "fwd", 2 * width)
-            .gather("attendᵀ", "bwd", 2 * width)
-            .gather("gradient of the targets", "bwd", width)
-        ),
-    )  # fmt: skip
+    x = call.source
     unit = nn.functional.normalize(x, p=2.0, dim=-1)
-    z = torch.cat([unit, x, call.module.beta * unit], 1)
-    run = AttentionRun(call.orders, call.buffers, 1)
-    return attend_rows(run, "dot", Columns(0, width, 2 * width), width, z, None)
+    inputs = {"X": x, "F": unit, "B": call.module.beta * unit}
+    width = x.shape[1]
+    return active.session().lowered(
+        active.name_of(call.module), call.edges, ("agnn",), inputs, functools.partial(unit_ways, width)
+    )
 
 
 # SuperGAT ------------------------------------------------------------------------------------------
