@@ -231,8 +231,12 @@ class Pricer:
             seconds = self._attention(request, matrix, kind, variant)
         else:
             factor = _PASSES[f"{request.op} {request.kind}".rstrip()]
-            seconds = self._sparse_seconds(request, matrix, request.cols) * factor
+            seconds = self._gather(request, request.cols) * factor
         return Price(seconds, self._sparse_work(request, matrix), "plait", "one pass over the edges")
+
+    def _gather(self, request: Request, cols: int) -> float:
+        """Seconds of a sparse product that gathers so many columns, by the same matrix."""
+        return self.price(Request("spmm", request.rows, cols, matrix=request.matrix, addends=1)).seconds
 
     def _attention(self, request: Request, matrix: Matrix, kind: str, variant: str) -> float:
         """Seconds of a pass of attention; `variant` where the backward pass begins with the targets.
@@ -245,19 +249,16 @@ class Pricer:
         if request.inner > 1 and kind == "dot" and request.op != "attend_targets":
             sharing *= 2.0  # the factors are those of keys and values; a shared row is both
         if not variant:
-            gather = self._sparse_seconds(request, matrix, request.cols)
-            return gather * _PASSES[f"{request.op} {kind}"] * sharing + scored
+            return self._gather(request, request.cols) * _PASSES[f"{request.op} {kind}"] * sharing + scored
         targets = matrix.columns if variant == "kept" else matrix.rows
         beside = _targets_first(matrix.edges / max(1, targets))
         doubled = request.cols * 2 if kind == "leaky" and variant == "first" else request.cols
-        across = replace(request, cols=doubled)
-        sources = self._sparse_seconds(across, matrix, doubled) * _PASSES[f"attend_sources {kind}"] + scored
+        sources = self._gather(request, doubled) * _PASSES[f"attend_sources {kind}"] + scored
         if variant == "kept":
             return beside * _KEPT * sources
         columns = request.parts if kind == "gat" else request.cols // (2 if kind == "dot" else 1)
-        narrow = replace(request, cols=columns)
         factor = 1.0 if kind == "gat" else _PASSES[f"attend_targets {kind}"]
-        near = self._sparse_seconds(narrow, matrix, columns) * factor + (0.0 if kind == "gat" else scored)
+        near = self._gather(request, columns) * factor + (0.0 if kind == "gat" else scored)
         dots = self._stream(Request("attend_dots", matrix.rows, request.cols, parts=1)).seconds
         return beside * (near + dots + (1.0 - _KEPT) * sources)
 

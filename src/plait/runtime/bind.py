@@ -66,7 +66,11 @@ class Binding:
         whole: torch.Tensor | None = env.get(joined)
         if whole is None:
             whole = env[joined] = self.take(rows, width, like.dtype)
-        return whole[:, start : start + cols]
+        return whole.narrow(1, start, cols)
+
+    def placed_in(self, joined: str) -> set[str]:
+        """Values that may have been written where a join wants them."""
+        return {name for name, place in self._places.items() if place[0] == joined}
 
     def like(self, x: torch.Tensor) -> torch.Tensor:
         """An uninitialised result of the shape of x."""

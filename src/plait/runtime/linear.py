@@ -325,32 +325,46 @@ def _columns_of(b: Binding, step: Step, env: Env, owns: bool) -> torch.Tensor:
     return whole[:, first : first + env[names[which]].shape[1]]
 
 
-@_simple("columns")
-def _columns(b: Binding, step: Step, env: Env, owns: bool) -> torch.Tensor:
-    start = step.option("start")
-    whole: torch.Tensor = env[step["x"]]
-    return whole[:, start : start + step.option("width")]
+@kernel("columns", "any", "torch")
+def _columns(b: Binding, step: Step, owns: bool) -> Bound:
+    x, start, width = step["x"], step.option("start"), step.option("width")
+    return lambda env: env[x].narrow(1, start, width)
 
 
-@_simple("join")
-def _join(b: Binding, step: Step, env: Env, owns: bool) -> torch.Tensor:
+@kernel("join", "any", "torch")
+def _join(b: Binding, step: Step, owns: bool) -> Bound:
     """Parts that were written where they belong stay; the others are copied, gaps are zero."""
-    parts, starts = [env[name] for _, name in step.reads], step.option("starts")
-    width = int(b.program.shapes[step.out][1])
-    whole: torch.Tensor | None = env.get(step.out)
-    if whole is None:
-        whole = b.take(parts[0].shape[0], width, parts[0].dtype)
-    last = 0
-    for part, start in zip(parts, starts, strict=True):
+    width, starts = int(b.program.shapes[step.out][1]), step.option("starts")
+    placed = b.placed_in(step.out)
+    parts = [(name, start, name in placed) for (_, name), start in zip(step.reads, starts, strict=True)]
+    sizes = [int(b.program.shapes[name][1]) for _, name in step.reads]
+    gaps = _gaps(list(zip(starts, sizes, strict=True)), width)
+
+    def run(env: Env) -> torch.Tensor:
+        whole: torch.Tensor | None = env.get(step.out)
+        if whole is None:
+            first = env[parts[0][0]]
+            whole = b.take(first.shape[0], width, first.dtype)
+        for name, start, is_placed in parts:
+            part = env[name]
+            place = whole.narrow(1, start, part.shape[1])
+            if not is_placed or part.data_ptr() != place.data_ptr():
+                place.copy_(part)
+        for start, size in gaps:
+            whole.narrow(1, start, size).zero_()
+        return whole
+
+    return run
+
+
+def _gaps(parts: list[tuple[int, int]], width: int) -> list[tuple[int, int]]:
+    """(start, columns) of what no part covers."""
+    found, last = [], 0
+    for start, size in (*parts, (width, 0)):
         if start > last:
-            whole[:, last:start] = 0
-        last = start + part.shape[1]
-        place = whole[:, start:last]
-        if part.data_ptr() != place.data_ptr() or part.stride() != place.stride():
-            place.copy_(part)
-    if last < width:
-        whole[:, last:] = 0
-    return whole
+            found.append((last, start - last))
+        last = start + size
+    return found
 
 
 @_simple("concat")
