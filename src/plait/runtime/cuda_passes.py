@@ -1,0 +1,156 @@
+"""Attention and gates on a GPU, by Triton: the second column of their rows in the table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plait.kernels.attention import Scores
+from plait.ops.program import Step
+from plait.runtime.bind import Binding, Bound, kernel
+from plait.runtime.chain import Env
+from plait.runtime.cuda import on_device, whole_rows
+
+__all__: list[str] = []
+
+
+def _scores_of(step: Step) -> Any:
+    """The scores of a step as a function of the values at hand, all rows whole."""
+    kind, slope, far, near = step.option("kind"), step.option("slope"), step["far"], step["near"]
+    edge, att = step.get("edge"), step.get("att")
+
+    def scores(env: Env) -> Scores:
+        return Scores(
+            kind, whole_rows(env[far]), whole_rows(env[near]),
+            edge=None if edge is None else whole_rows(env[edge]),
+            att=None if att is None else env[att].reshape(-1).contiguous(), slope=slope,
+            dropout=env.get("dropout"),
+        )  # fmt: skip
+
+    return scores
+
+
+@kernel("attend", "cuda", "triton")
+def _attend(b: Binding, step: Step, owns: bool) -> Bound:
+    from plait.kernels.attention import gpu  # here: it needs triton
+
+    rows, scores, heads = on_device(b, step).rows(False), _scores_of(step), step.option("heads")
+    value_name, statistics_name = step["value"], step.more[0]
+
+    def run(env: Env) -> Tensor:
+        value = whole_rows(env[value_name])
+        statistics = env[statistics_name] = gpu.statistics_of(rows, value, heads)
+        out = b.take(rows.num_rows, value.shape[1], value.dtype)
+        return gpu.attend(rows, scores(env), value, out, statistics, heads)
+
+    return run
+
+
+@kernel("attend_again", "cuda", "triton")
+def _attend_again(b: Binding, step: Step, owns: bool) -> Bound:
+    """The first of the two passes back: it finds what the second one reads of every target."""
+    from plait.kernels.attention import gpu
+
+    rows, scores, heads = on_device(b, step).rows(False), _scores_of(step), step.option("heads")
+    value, grad, statistics, near, out = (step[r] for r in ("value", "grad", "statistics", "near", "out"))
+    to_att = step.more[0] if step.option("kind") == "leaky" else ""
+    to_edge, edge = step.option("to_edge"), step.get("edge")
+
+    def run(env: Env) -> Tensor:
+        to_near = b.room(env, step.out, *env[near].shape, env[near])
+        if to_edge is not None and edge is not None:
+            env[to_edge] = torch.empty_like(env[edge], memory_format=torch.contiguous_format)
+        made = gpu.attend_targets(
+            rows, scores(env), whole_rows(env[value]), env[out], whole_rows(env[grad]), env[statistics],
+            to_near, heads, edge_grad=None if to_edge is None else env[to_edge],
+        )  # fmt: skip
+        if to_att and made is not None:
+            env[to_att] = made.to(to_near.dtype).reshape(1, -1)
+        return to_near
+
+    return run
+
+
+@kernel("attend_sources", "cuda", "triton")
+def _attend_sources(b: Binding, step: Step, owns: bool) -> Bound:
+    from plait.kernels.attention import gpu
+
+    matrix, scores, heads = on_device(b, step), _scores_of(step), step.option("heads")
+    rows, kind, to_far = matrix.rows(True), step.option("kind"), step.option("to_far")
+    value_name, grad, statistics, far = (step[r] for r in ("value", "grad", "statistics", "far"))
+    to_att = step.more[0] if kind == "leaky" else ""
+
+    def run(env: Env) -> Tensor:
+        value, given = whole_rows(env[value_name]), scores(env)
+        out = b.room(env, step.out, *value.shape, value)
+        to_scores: Tensor | None = None
+        if to_far is not None:
+            to_scores = env[to_far] = b.room(env, to_far, *env[far].shape, value)
+        needs_order = given.edge is not None or given.dropout is not None
+        made = gpu.attend_sources(
+            rows, matrix.order if needs_order else None, given, value, whole_rows(env[grad]),
+            env[statistics], out, to_scores, heads,
+        )  # fmt: skip
+        if to_att and made is not None:
+            env[to_att] = made.to(value.dtype).reshape(1, -1)
+        return out
+
+    return run
+
+
+# Gates ----------------------------------------------------------------------------------------------------
+
+
+@kernel("gate", "cuda", "triton")
+def _gate(b: Binding, step: Step, owns: bool) -> Bound:
+    from plait.kernels.gate import gpu
+
+    rows, names = on_device(b, step).rows(False), dict(step.reads)
+    slopes = step.more[0] if step.more else ""
+
+    def run(env: Env) -> Tensor:
+        near, far, value = (whole_rows(env[names[role]]) for role in ("near", "far", "value"))
+        out = b.take(rows.num_rows, far.shape[1], far.dtype)
+        if slopes:
+            env[slopes] = torch.empty_like(out)
+        addend = whole_rows(env[names["addend"]]) if "addend" in names else None
+        bias = env[names["bias"]].reshape(-1).contiguous() if "bias" in names else None
+        gpu.gate(
+            rows, "sigmoid", near, far, value, out=out, slopes=env.get(slopes), addend=addend, bias=bias
+        )
+        return out
+
+    return run
+
+
+@kernel("gate_targets", "cuda", "triton")
+def _gate_targets(b: Binding, step: Step, owns: bool) -> Bound:
+    from plait.kernels.gate import gpu
+
+    rows = on_device(b, step).rows(False)
+
+    def run(env: Env) -> Tensor:
+        near, far, value = (whole_rows(env[step[role]]) for role in ("near", "far", "value"))
+        out = b.room(env, step.out, rows.num_rows, far.shape[1], far)
+        gpu.gate(rows, "sigmoid", near, far, value, slopes=out)
+        return out.mul_(env[step["grad"]])
+
+    return run
+
+
+@kernel("gate_sources", "cuda", "triton")
+def _gate_sources(b: Binding, step: Step, owns: bool) -> Bound:
+    from plait.kernels.gate import gpu
+
+    rows, to_value = on_device(b, step).rows(True), step.more[0]
+
+    def run(env: Env) -> Tensor:
+        near, far, value, grad = (whole_rows(env[step[r]]) for r in ("near", "far", "value", "grad"))
+        out = b.room(env, step.out, *far.shape, far)
+        env[to_value] = b.room(env, to_value, *far.shape, far)
+        gpu.gate_sources(rows, "sigmoid", near, far, value, grad, out, env[to_value])
+        return out
+
+    return run
