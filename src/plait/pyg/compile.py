@@ -130,7 +130,7 @@ def _row_numbers(rows: Tensor | None, data: Any) -> Tensor | None:
             raise InputError(
                 f"rows: a mask of shape {tuple(rows.shape)} for {count} nodes; pass one flag for each node"
             )
-        return rows.nonzero().reshape(-1)
+        return rows.nonzero().reshape(-1).cpu()
     if rows.dtype.is_floating_point or rows.dim() != 1:
         raise InputError(
             f"rows: {rows.dtype} of shape {tuple(rows.shape)}; pass a mask or a vector of node numbers"
@@ -138,7 +138,7 @@ def _row_numbers(rows: Tensor | None, data: Any) -> Tensor | None:
     if rows.numel() and (int(rows.min()) < 0 or (count is not None and int(rows.max()) >= count)):
         raise InputError(f"rows: node numbers must lie in 0..{(count or 0) - 1}")
     # a row named twice is wanted once; its gradient would count twice
-    once: Tensor = torch.unique(rows.long())
+    once: Tensor = torch.unique(rows.long().cpu())
     return once
 
 
@@ -253,6 +253,9 @@ def _restrict_last(
     """Let the last layer compute the wanted rows first, where nothing after it asks for all of them."""
     layers = [m for m in ran if isinstance(m, MessagePassing)]
     if not layers:
+        return
+    if any(p.is_cuda for p in layers[-1].parameters()):
+        session.notes.append("rows= is not used: it is for models on a CPU so far")
         return
     name = model._plait_seats.of(layers[-1]).name
     session.restrict(name, num_nodes)

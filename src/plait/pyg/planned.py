@@ -417,9 +417,12 @@ def _constants(
             raise InputError(f"edge_weight: shape {tuple(weight.shape)}; pass one number for each edge")
         with torch.no_grad():
             made = propagate(
-                operator, edges.graph, None if weight is None else weight.detach().reshape(-1).cpu(), dtype
+                operator, edges.graph, None if weight is None else weight.detach().reshape(-1), dtype
             )
         diagonals = {name: getattr(made, name) for name in "plq" if getattr(made, name) is not None}
-        found = Constants(made.graph, made.edge_weight, {**diagonals, **made.extra}, dtype)
+        unit_loops = operator.has_unit_loops(weight is not None)
+        found = Constants(
+            made.graph, made.edge_weight, {**diagonals, **made.extra}, dtype, unit_loops=unit_loops
+        )
         edges.keep_constants(key, found, weight)
     return found
