@@ -22,6 +22,7 @@ from plait.errors import InputError
 from plait.measure.environment import BusyElsewhere
 from plait.plan.plan import Plan
 from plait.pyg.call import Call, call_of
+from plait.pyg.captured import training_step
 from plait.pyg.planned import install, is_disabled
 from plait.pyg.view import CompiledModel, plan_of, view_of
 from plait.runtime.deferred import held_rows
@@ -41,7 +42,10 @@ def compile(
     epochs: int = 200,
     mode: str | None = None,
     forms: Sequence[str] | None = None,
-) -> nn.Module:
+    capture: bool = False,
+    loss: Callable[[nn.Module, Any], Tensor] | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> Any:
     """The same model with its PyG layers planned: same parameters, same state_dict keys, same outputs.
 
     `data` (a PyG Data with x and edge_index) lets the plan be made now; without it, it is made at the first
@@ -55,7 +59,12 @@ def compile(
     The compiled model is a second view of the one handed in: parameters, children, hooks and modes are the
     same objects, whichever view changes them. Called through the compiled view, by any of its methods, layers
     run planned; called through the original, the very same layers run in PyG.
+    `capture=True` returns a training step instead (docs/gpu.md): `.step()` runs `loss(model, data)`, its
+    backward pass and, where given, the optimizer as one CUDA graph, `.step(batch)` the same on a mini-batch;
+    `.model` is the compiled model.
     """
+    if not capture and (loss is not None or optimizer is not None):
+        raise InputError("loss, optimizer: they belong to a captured step; pass capture=True too")
     _check_arguments(model, memory_limit, epochs, mode)
     call = None if data is None else call_of(model, data)
     install()
@@ -63,7 +72,7 @@ def compile(
     compiled = view_of(model, session)
     if not is_disabled() and data is not None:
         _look_ahead(compiled, session, call, mode or ("training" if model.training else "inference"))
-    return compiled
+    return training_step(compiled, data, loss, optimizer) if capture else compiled
 
 
 def explain(

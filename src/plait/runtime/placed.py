@@ -68,8 +68,8 @@ class PlacedGraph:
     ) -> PlacedGraph:
         """The graph of [sources, targets] (is_swapped: the other way round), which is not kept.
 
-        An edge out of range is a GraphError; in a small graph, where nothing is read, the device's own assertion,
-        as in PyG.
+        An edge out of range is a GraphError; in a small graph, where nothing is read, it is the device's own
+        assertion, as in PyG.
         """
         from plait.kernels.csr.gpu import pack  # here: it needs triton
 
@@ -141,7 +141,7 @@ class PlacedGraph:
         return order
 
     def without_self_loops(self) -> PlacedGraph:
-        """This graph less every edge v -> v. In a small one they stay behind the last row, their number not read."""
+        """This graph less every edge v -> v; in a small one they stay behind the last row, not counted."""
         return self._without_self_loops
 
     @functools.cached_property
@@ -236,7 +236,7 @@ def _stats(rows: Rows, turned: Rows) -> GraphStats:
 
 
 def _gaps(turned: Rows, kinds: int) -> tuple[Tensor, Tensor]:
-    """(number, summed length) of the gaps between reads of a source, by the digits of gap >> FIRST_WINDOW_BITS."""
+    """(number, summed length) of the gaps between reads of a source, by digits of gap >> FIRST_WINDOW_BITS."""
     assert turned.order is not None
     end, order = turned.num_edges, turned.order.long()
     edges = torch.arange(end, device=order.device)

@@ -25,7 +25,8 @@ except ModuleNotFoundError as error:
     ) from error
 
 __all__ = [
-    "Items", "Rows", "gcn_norm", "inverse_degrees", "pack", "rows_of", "sorted_rows", "transposed", "without_loops",
+    "Items", "Rows", "gcn_norm", "inverse_degrees", "pack", "rows_of", "sorted_rows", "transposed",
+    "without_loops",
 ]  # fmt: skip
 
 _BOUNDED_EDGES = 1 << 20

@@ -133,8 +133,7 @@ _MOST_READ = 256
 
 
 def number_in(value: Tensor) -> float:
-    """The number in a tensor of one element; one on a GPU is read when torch counted a write to it, as reading
-    waits for the device."""
+    """The number in a tensor of one element; one on a GPU is read again when torch counted a write to it."""
     if value.is_cpu:
         return float(value)
     known, version, number = _read.get(id(value), (None, -1, 0.0))
