@@ -19,8 +19,10 @@ _INT32 = 1 << 31
 
 def _fact(argument: Any, is_specialized: bool) -> object:
     """What of an argument a kernel is compiled for."""
+    if argument is None:
+        return None
     if isinstance(argument, torch.Tensor):
-        return argument.dtype, argument.data_ptr() % 16 == 0
+        return argument.dtype, argument.data_ptr() & 15 == 0
     if isinstance(argument, int):
         is_short = -_INT32 <= argument < _INT32
         return (is_short, argument % 16 == 0, argument == 1) if is_specialized else is_short
@@ -51,4 +53,10 @@ class Launcher:
             if key is not None:
                 self._compiled[key] = compiled
         else:
-            compiled[(*grid, 1, 1)[:3]](*arguments, *constants.values())
+            place = arguments[0].device
+            launch = compiled[(*grid, 1, 1)[:3]]
+            if place.type == "cuda":  # the stream named: Triton would ask the driver for device and stream
+                stream = torch._C._cuda_getCurrentRawStream(place.index)
+                launch(*arguments, *constants.values(), stream=stream)
+            else:
+                launch(*arguments, *constants.values())

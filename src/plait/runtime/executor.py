@@ -141,7 +141,7 @@ class Run:
         self._run(self._backward, env)
 
     def _run(self, program: Compiled, env: Env) -> None:
-        if self.place.type == "cpu":
+        if self.place.type == "cpu" or self.place.index == torch.cuda.current_device():
             return program.run(env)
         with torch.cuda.device(self.place):  # kernels start on the current one
             program.run(env)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from plait.cost.machine import MachineProfile, gpu_profile
+from plait.cost.machine import MachineProfile, gpu_profile, gpu_profile_path, load_profile
 from plait.cost.price import uniform_matrix
 from plait.errors import InputError
 from plait.graph import Graph
@@ -665,6 +665,9 @@ def _machine(place: torch.device | None = None) -> MachineProfile:
 @functools.cache
 def _gpu(index: int) -> MachineProfile:
     properties = torch.cuda.get_device_properties(index)
+    path = gpu_profile_path(cache_folder(), properties.name)
+    if path.exists():
+        return load_profile(path)
     return gpu_profile(properties.name, (properties.major, properties.minor))
 
 
@@ -683,14 +686,15 @@ def using_machine(machine: MachineProfile) -> Iterator[None]:
         _borrowed.pop()
 
 
-def machine_in_use() -> MachineProfile:
-    """The profile plans are priced with."""
-    return _machine()
+def machine_in_use(place: torch.device | None = None) -> MachineProfile:
+    """The profile plans are priced with, on a device or on the CPU."""
+    return _machine(place)
 
 
 def forget_machine() -> None:
     """Read the machine profile anew at the next plan (after a calibration)."""
     _own_machine.cache_clear()
+    _gpu.cache_clear()
 
 
 def _density(x: torch.Tensor) -> float:

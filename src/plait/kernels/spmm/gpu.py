@@ -291,6 +291,17 @@ def _grid(items: Items, tiles: Tiles, width: int) -> tuple[int, int]:
     return items.grid(tiles.slots), -(-width // tiles.columns)
 
 
+@functools.lru_cache(maxsize=256)
+def _constants(reduce: str, acc: Any, tiles: Tiles) -> dict[str, Any]:
+    return {"REDUCE": reduce, "ACC": acc} | _shape(tiles)
+
+
+@functools.cache
+def _nowhere(device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """Partial results of no row."""
+    return torch.empty((1, 1), dtype=dtype, device=device)
+
+
 def _shape(tiles: Tiles) -> dict[str, int]:
     return {"SLOTS": tiles.slots, "AHEAD": tiles.ahead, "BLOCK_WIDTH": tiles.columns}
 
@@ -354,7 +365,8 @@ def spmm(
     tiles = tiles_of(width, x.element_size()) if tiles is None else tiles
     items = rows.items(tiles.short, tiles.most)
     sums, acc = accumulator(x.dtype)
-    parts = x.new_empty((items.num_parts, width), dtype=sums)
+    # without split rows nothing is written to either
+    parts = x.new_empty((items.num_parts, width), dtype=sums) if items.num_parts else _nowhere(x.device, sums)
     tie_parts = None if ties is None else ties.new_empty((items.num_parts, width))
     arguments = (
         x, out, parts, ties, tie_parts, rows.indptr, rows.indices, items.items,
@@ -362,9 +374,7 @@ def spmm(
         x.stride(0), out.stride(0), parts.stride(0), 0 if addend is None else addend.stride(0),
         items.num_pieces, items.num_pieces + items.num_short, width,
     )  # fmt: skip
-    _run_product(
-        _grid(items, tiles, width), arguments, {"REDUCE": reduce, "ACC": acc} | _shape(tiles), tiles.warps
-    )
+    _run_product(_grid(items, tiles, width), arguments, _constants(reduce, acc, tiles), tiles.warps)
     add_parts(
         items, rows.indptr, parts, out, reduce=reduce, target=target, addend=addend,
         addend_scale=addend_scale, bias=bias, ties=ties, tie_parts=tie_parts,
