@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device", default="cpu",
-        help="cpu or cuda (default cpu); cuda also knows the graphs rmat-arxiv, grid-road, cliques, rmat-reddit",
+        help="cpu or cuda (default cpu); cuda also has graphs rmat-arxiv, grid-road, cliques, rmat-reddit",
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ def padded_sizes(
 ) -> tuple[Size, ...]:
     """At most `most` sizes, ascending, of which every given one fits one, with the least padding in all.
 
-    A size has one number per dimension (nodes, edges); `weights` are the costs of one more of each, 1 where not
+    A size has one number per dimension (nodes, edges); `weights` are the costs of one more of each, 1 if not
     given. Batches are sorted by cost and cut in runs, each padded to its largest in every dimension. With one
     dimension no choice of sizes pads less.
     """

@@ -31,7 +31,7 @@ class TrainingStep:
     """One training step: loss(model, data), its backward pass and the optimiser, replayed as a CUDA graph.
 
     `step()` runs it on the data handed to compile, `step(batch)` on a mini-batch. Both return the loss, a
-    tensor that the next step of the same size writes to: read it with .item() now and then, not at every step.
+    tensor that the next step of the same size writes to: read it with .item() now and then, not each time.
     On a CPU, and where a batch fits no captured size, the same step runs without a capture.
     """
 
@@ -44,6 +44,9 @@ class TrainingStep:
         self.is_captured = all(p.is_cuda for p in parameters)
         if self.is_captured and optimizer is not None:
             make_capturable(optimizer)
+        session = getattr(model, "_plait_plan_session", None)
+        if self.is_captured and session is not None:
+            session.aside.is_off = True  # what PyG may have less of, Python, is not replayed
         self._stream: Any = torch.cuda.Stream(parameters[0].device) if self.is_captured else None
         self._captures: OrderedDict[Any, Replay] = OrderedDict()
         self._seen: list[tuple[int, int]] = []
@@ -132,12 +135,11 @@ class TrainingStep:
         return slot
 
     def _choose(self) -> None:
-        """The padded sizes for the batches seen; one node more than a batch has, for padding edges to end at."""
+        """The padded sizes for the batches seen, with a node more than they have, where padding edges end."""
         able = [size for size in self._seen if size[1] <= BOUNDED_EDGES]
         most = [_ROOM * max((size[k] for size in able), default=0) for k in range(2)]
-        wanted = [(nodes + 1, edges) for nodes, edges in able] + [(int(most[0]) + 1, int(most[1]))] * bool(
-            able
-        )
+        largest = [(int(most[0]), int(most[1]))] if able else []
+        wanted = [(nodes + 1, edges) for nodes, edges in able + largest]
         rounded = [(_up(nodes, _NODES), min(_up(edges, _EDGES), BOUNDED_EDGES)) for nodes, edges in wanted]
         self.sizes = tuple((n, e) for n, e in padded_sizes(rounded, _MOST_SIZES))
 
@@ -159,8 +161,8 @@ class TrainingStep:
                 reason = "the loss changes with the padding rows"
         if reason is not None:
             raise InputError(
-                f"capture: batches are padded to a few sizes, and {reason}; read the rows of the seeds alone, "
-                "out[:batch.batch_size], and use norms of single rows, or compile without capture=True"
+                f"capture: batches are padded to a few sizes, and {reason}; read the rows of the seeds "
+                "alone, out[:batch.batch_size], and use norms of single rows, or compile without capture=True"
             )
         self._is_checked = True
 
@@ -174,7 +176,8 @@ def _mixes_rows(model: nn.Module) -> str | None:
     for name, module in model.named_modules():
         kind, home = type(module).__name__, type(module).__module__
         is_norm = isinstance(module, nn.modules.batchnorm._BatchNorm) or kind in (
-            "BatchNorm", "HeteroBatchNorm", "GraphNorm", "GraphSizeNorm", "PairNorm", "DiffGroupNorm", "InstanceNorm",
+            "BatchNorm", "HeteroBatchNorm", "GraphNorm", "GraphSizeNorm", "PairNorm", "DiffGroupNorm",
+            "InstanceNorm",
         )  # fmt: skip
         is_graph_wide = kind == "LayerNorm" and getattr(module, "mode", "") == "graph"
         if is_norm or is_graph_wide or home.startswith("torch_geometric.nn.pool"):
@@ -272,7 +275,7 @@ def training_step(model: nn.Module, data: Any, loss: Any, optimizer: Any) -> Tra
     """The step that compile(capture=True) returns; InputError for what cannot be one."""
     if not callable(loss):
         raise InputError(
-            "loss: a captured step needs it; pass a function loss(model, data) that returns the loss, for example "
+            "loss: a captured step needs it; pass a function loss(model, data) that returns the loss, as "
             "lambda model, data: cross_entropy(model(data.x, data.edge_index)[rows], data.y[rows])"
         )
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):

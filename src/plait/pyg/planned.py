@@ -64,7 +64,7 @@ class PlannedForward:
             return self.original
         if torch.compiler.is_compiling():
             if traced.seats is None:
-                return self.original.__get__(module, cls)
+                return functools.partial(self.original, module)  # torch 2.11 does not follow `__get__`
             return functools.partial(exported.call, traced.seats, self.original, module)
         if active.seats is None:
             return MethodType(self.original, module)
@@ -169,7 +169,7 @@ def _run(
     run = None if key is None else session.recall(key)
     if run is None:
         listed = _edges_of(args, kwargs)[0]
-        if getattr(listed, "is_cpu", False) and session.aside.is_pygs_turn(seat.name, listed):
+        if session.aside.is_pygs_turn(seat.name, listed):
             _set_aside(session, seat.name)
             return original(module, *args, **kwargs)
         run = _prepared(layer, module, seat, args, kwargs, known)

@@ -102,9 +102,9 @@ def _refused(error: RuntimeError) -> Exception:
     frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_the_users(f.filename)]
     place = f" at {frames[-1].filename}:{frames[-1].lineno} ({frames[-1].line})" if frames else ""
     return InputError(
-        f"capture: the step{place} {_READS if is_wait else f'cannot be captured: {text}'}. A captured step must not "
-        "use .item(), print a tensor, make tensors of host data or index by a boolean mask: use row numbers such as "
-        "mask.nonzero().view(-1), made once before"
+        f"capture: the step{place} {_READS if is_wait else f'cannot be captured: {text}'}. A captured step "
+        "must not use .item(), print a tensor, make tensors of host data or index by a boolean mask: use row "
+        "numbers such as mask.nonzero().view(-1), made once before"
     )
 
 
@@ -142,9 +142,9 @@ def make_capturable(optimizer: torch.optim.Optimizer) -> None:
         return
     if "capturable" not in optimizer.defaults:
         raise InputError(
-            f"optimizer: {type(optimizer).__name__} keeps numbers on the host that every step changes, so a captured "
-            "step would not; pass one with a capturable option such as Adam or AdamW, or leave optimizer= out and "
-            "call its step() yourself"
+            f"optimizer: {type(optimizer).__name__} keeps numbers on the host that a captured step would not "
+            "change; pass one with a capturable option such as Adam, or leave optimizer= out and call "
+            "its step() yourself"
         )
     optimizer.defaults["capturable"] = True
     for group in optimizer.param_groups:

@@ -79,7 +79,7 @@ class PlacedGraph:
             torch._assert_async(is_wrong == 0)
         elif int(is_wrong):
             raise GraphError(
-                f"edge_index: a node is not in 0..{num_sources - 1} (sources) or 0..{num_nodes - 1} (targets); "
+                f"edge_index: a source is not in 0..{num_sources - 1} or a target not in 0..{num_nodes - 1}; "
                 "check edge_index against x"
             )
         return cls(num_nodes, num_sources, key=key)
@@ -236,7 +236,7 @@ def _stats(rows: Rows, turned: Rows) -> GraphStats:
 
 
 def _gaps(turned: Rows, kinds: int) -> tuple[Tensor, Tensor]:
-    """(number, summed length) of the gaps between reads of a source, by digits of gap >> FIRST_WINDOW_BITS."""
+    """(number, total length) of the gaps between reads of a source, by digits of gap >> FIRST_WINDOW_BITS."""
     assert turned.order is not None
     end, order = turned.num_edges, turned.order.long()
     edges = torch.arange(end, device=order.device)

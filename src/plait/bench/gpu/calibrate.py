@@ -1,9 +1,9 @@
 """Measures a GPU and writes the profile the cost model reads: plait calibrate --device cuda.
 
-Dense products are timed on a grid of shapes, sparse ones on made-up graphs as CUDA graphs, without Python; the
-model's constants are fitted as on a CPU (bench/calibrate.py). What a step costs beside its kernels is what the
-steps of a layer take on a graph of two nodes. Last, layers are trained and what their steps took beside the
-model becomes its correction.
+Dense products are timed on a grid of shapes, sparse ones on made-up graphs as CUDA graphs, without Python;
+the model's constants are fitted as on a CPU (bench/calibrate.py). What a step costs beside its kernels is
+what those of a layer take on a graph of two nodes. Last, layers are trained and what their steps took beside
+the model becomes its correction.
 """
 
 from __future__ import annotations
