@@ -61,6 +61,7 @@ class PlacedGraph:
         assert made is not None
         self.num_edges, self.device = made.numel(), made.device
         self._more_loops: dict[int, tuple[PlacedGraph, Tensor]] = {}
+        self.is_read = False  # whether it may wait for the device: of a graph that stays, once is nothing
 
     @classmethod
     def of(
@@ -98,7 +99,9 @@ class PlacedGraph:
         from plait.kernels.csr.gpu import sorted_rows
 
         assert self._key is not None
-        return sorted_rows(self._key, self.num_nodes, self.num_sources)
+        rows = sorted_rows(self._key, self.num_nodes, self.num_sources)
+        rows.is_read = self.is_read
+        return rows
 
     @property
     def indices(self) -> Tensor:
@@ -150,12 +153,12 @@ class PlacedGraph:
 
         assert self._key is not None
         kept, count = without_loops(self._key, self.num_nodes)
-        is_read = self.num_edges > BOUNDED_EDGES
+        is_read = self.is_read or self.num_edges > BOUNDED_EDGES
         if is_read and not int(count):
             return self
-        bare = PlacedGraph(
-            self.num_nodes, self.num_sources, sorted_rows(kept, self.num_nodes, self.num_sources, True)
-        )
+        rows = sorted_rows(kept, self.num_nodes, self.num_sources, True)
+        rows.is_read = self.is_read
+        bare = PlacedGraph(self.num_nodes, self.num_sources, rows)
         return bare.trimmed() if is_read else bare
 
     def trimmed(self) -> PlacedGraph:
@@ -167,9 +170,9 @@ class PlacedGraph:
 
         count = int(rows.indptr[-1])
         order = None if rows.order is None else rows.order[:count]
-        return PlacedGraph(
-            self.num_nodes, self.num_sources, Rows(rows.indptr, rows.indices[:count], self.num_sources, order)
-        )
+        whole = Rows(rows.indptr, rows.indices[:count], self.num_sources, order)
+        whole.is_read = rows.is_read
+        return PlacedGraph(self.num_nodes, self.num_sources, whole)
 
     def with_more_self_loops(self, count: int) -> tuple[PlacedGraph, Tensor]:
         """(this graph with `count` more edges v -> v per node, order), made once; see Graph."""
@@ -187,6 +190,7 @@ class PlacedGraph:
         nodes = torch.arange(self.num_nodes, device=self.device)
         key = torch.cat([(target << 32) | rows.indices, *[(nodes << 32) | nodes] * count])
         made = sorted_rows(key, self.num_nodes, self.num_sources, rows.has_rest)
+        made.is_read = rows.is_read
         order, made.order = made.order, None
         assert order is not None
         return PlacedGraph(self.num_nodes, self.num_sources, made), order

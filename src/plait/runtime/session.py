@@ -40,6 +40,7 @@ from plait.runtime.forms import USUAL, Forms, adopt, with_form_text
 from plait.runtime.identity import Hold
 from plait.runtime.lstm import Prefixes
 from plait.runtime.orders import EdgeOrders
+from plait.runtime.placed import PlacedGraph
 from plait.runtime.plans import Plans
 from plait.runtime.probe import machine_for
 from plait.runtime.quotient import Quotient, Quotients
@@ -209,6 +210,8 @@ class Session:
         for other in [other for other in list(self.edges) if _is_earlier(other, key)]:
             self._forget_graph(other)
         graph, weight = build()
+        if isinstance(graph, PlacedGraph) and self._met < _MANY_GRAPHS:
+            graph.is_read = not torch.cuda.is_current_stream_capturing()
         self._met += 1
         holds = tuple(Hold(owner, self._gone, key) for owner in owners)
         found = self.edges[key] = Edges(graph, holds, weight, key=key, remembered=self._calls)

@@ -113,7 +113,7 @@ def _dense_rates(is_transposed: bool) -> Rates:
             call = (
                 functools.partial(torch.mm, g.t(), x) if is_transposed else functools.partial(torch.mm, x, w)
             )
-            row.append(2e-9 * count * inner * width / (1e-3 * replayed_milliseconds(call)))
+            row.append(2e-9 * count * inner * width / (1e-3 * replayed_milliseconds(call, 4, 2)))
         table.append(tuple(row))
     return Rates(_INNER, _WIDTH, tuple(table))
 
@@ -176,4 +176,4 @@ def _time_sparse(rows: Rows, width: int) -> dict[str, float]:
         "max": lambda: spmm(rows, x, out, reduce="max", ties=ties),
         "torch": lambda: torch.mm(matrix, x),
     }
-    return {name: 1e-3 * replayed_milliseconds(call) for name, call in calls.items()}
+    return {name: 1e-3 * replayed_milliseconds(call, 4, 2) for name, call in calls.items()}

@@ -76,6 +76,7 @@ class Rows:
         self.indptr, self.indices, self.order, self.has_rest = indptr, indices, order, has_rest
         self.num_rows, self.num_columns = indptr.numel() - 1, num_columns
         self.num_edges = indices.numel()
+        self.is_read = False  # whether counts may be read from the device, however few the edges
         self._items: dict[tuple[int, int], Items] = {}
 
     @functools.cached_property
@@ -179,7 +180,7 @@ def _sizes(rows: Rows, short: int, most: int, ends: torch.Tensor) -> tuple[int, 
 
     The bound of the long rows is 0: the list of short rows then holds padding in their place.
     """
-    if rows.num_edges > _BOUNDED_EDGES:
+    if rows.is_read or rows.num_edges > _BOUNDED_EDGES:
         pieces, parts, splits, long = (int(n) for n in ends[:, -1].tolist())
         return pieces, parts, splits, long
     whole = rows.num_edges // most
@@ -310,7 +311,9 @@ def transposed(rows: Rows) -> Rows:
         _run_turn(blocks, (after, order, indices, placed, num_edges), {"BLOCK": _BLOCK})
     if rows.has_rest:
         indices.clamp_(max=max(0, rows.num_rows - 1))
-    return Rows(indptr, indices, rows.num_rows, placed, rows.has_rest)
+    turned = Rows(indptr, indices, rows.num_rows, placed, rows.has_rest)
+    turned.is_read = rows.is_read
+    return turned
 
 
 def inverse_degrees(rows: Rows, dtype: torch.dtype = torch.float32) -> torch.Tensor:
