@@ -44,8 +44,9 @@ def test_more_sizes_never_pad_more(seed: int) -> None:
 def test_many_batches_and_none() -> None:
     sizes = [(k, 10 * k) for k in range(1, 2000)]
     chosen = padded_sizes(sizes, 4)
-    assert len(chosen) == 4 and chosen[-1] == (1999, 19990)
-    assert padded_sizes([], 4) == () and padded_sizes(sizes, 0) == ()
+    assert len(chosen) == 4
+    assert chosen[-1] == (1999, 19990)
+    assert padded_sizes([], 4) == padded_sizes(sizes, 0) == ()
     assert fitting((2000, 1), chosen) is None
     assert fitting((1, 19990), chosen) == chosen[-1]
 

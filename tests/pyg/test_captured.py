@@ -63,6 +63,11 @@ def by_hand(model: nn.Module, optimizer: Any, steps: list[tuple[Any, Any]]) -> l
     return losses
 
 
+def over(step: Any, batches: list[Any]) -> None:
+    for batch in batches:
+        step(batch)
+
+
 def optimizer_of(kind: Any, model: nn.Module) -> Any:
     more = {"momentum": 0.9} if kind is torch.optim.SGD else {"capturable": True} if DEVICE == "cuda" else {}
     return kind(model.parameters(), lr=0.01, **more)
@@ -79,7 +84,8 @@ def test_the_losses_of_the_loop(make: Any, kind: Any, dropout: float) -> None:
     torch.manual_seed(2)
     expected = by_hand(twin, optimizer_of(kind, twin), [(loss_of, data)] * 12)
     step = plait.compile(model, data, capture=True, loss=loss_of, optimizer=optimizer_of(kind, model))
-    assert isinstance(step, TrainingStep) and step.is_captured == (DEVICE == "cuda")
+    assert isinstance(step, TrainingStep)
+    assert step.is_captured == (DEVICE == "cuda")
     torch.manual_seed(2)
     losses = [step.step().item() for _ in range(12)]
     assert losses == pytest.approx(expected, rel=1e-5)
@@ -134,7 +140,8 @@ def test_batches_have_the_losses_of_the_loop(make: Any) -> None:
     losses = [step(batch).item() for batch in batches]
     assert losses == pytest.approx(expected, rel=2e-3, abs=1e-4)
     if DEVICE == "cuda":
-        assert step.sizes and any(slot.replay._graph is not None for slot in step._slots.values())
+        assert step.sizes
+        assert any(slot.replay._graph is not None for slot in step._slots.values())
 
 
 def test_a_padded_batch_has_the_loss_of_the_batch() -> None:
@@ -144,7 +151,8 @@ def test_a_padded_batch_has_the_loss_of_the_batch() -> None:
         model = GraphSAGE(12, 8, 2, 5).to(DEVICE)
         for is_other in (False, True):
             slot.fill(batch, is_other)
-            assert slot.batch.edge_index.max() < 128 and slot.batch.num_nodes == 128
+            assert slot.batch.edge_index.max() < 128
+            assert slot.batch.num_nodes == 128
             torch.testing.assert_close(seeds_loss(model, slot.batch), seeds_loss(model, batch))
 
 
@@ -177,10 +185,9 @@ def test_what_cannot_be_captured_is_refused() -> None:
 
     step = plait.compile(model, data, capture=True, loss=masked)
     with pytest.raises(InputError, match=r"test_captured.py:\d+ .*boolean mask"):
-        for _ in range(5):
-            step()
+        over(step, [None] * 5)
+    optimizer = torch.optim.Adagrad(model.parameters())
     with pytest.raises(InputError, match="Adagrad"):
-        optimizer = torch.optim.Adagrad(model.parameters())
         plait.compile(model, data, capture=True, loss=loss_of, optimizer=optimizer)
     assert float(plait.compile(model, data, capture=True, loss=loss_of)()) > 0  # the device is as it was
 
@@ -194,5 +201,4 @@ def test_batches_whose_rows_mix_are_refused() -> None:
     ):
         step = plait.compile(model, capture=True, loss=loss)
         with pytest.raises(InputError, match="padded"):
-            for batch in batches_of(40):
-                step(batch)
+            over(step, batches_of(40))

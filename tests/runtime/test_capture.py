@@ -15,7 +15,8 @@ def test_steps_are_counted_where_the_parameters_are() -> None:
     weight.sum().backward()
     optimizer.step()
     make_capturable(optimizer)
-    assert optimizer.param_groups[0]["capturable"] and optimizer.state[weight]["step"].device == weight.device
+    assert optimizer.param_groups[0]["capturable"]
+    assert optimizer.state[weight]["step"].device == weight.device
     make_capturable(torch.optim.SGD([weight], lr=0.1, momentum=0.9))
     with pytest.raises(InputError, match="optimizer: Adagrad"):
         make_capturable(torch.optim.Adagrad([weight]))
@@ -25,7 +26,8 @@ def test_settings_change_with_the_rate_and_not_with_a_rate_on_the_device() -> No
     weight = torch.nn.Parameter(torch.ones(3))
     optimizer = torch.optim.SGD([weight], lr=0.1)
     before = settings(optimizer)
-    assert settings(optimizer) == before and settings(None) == ()
+    assert settings(optimizer) == before
+    assert settings(None) == ()
     optimizer.param_groups[0]["lr"] = 0.2
     assert settings(optimizer) != before
     rate = torch.tensor(0.1)
@@ -39,6 +41,7 @@ def test_a_step_drops_old_gradients() -> None:
     weight = torch.nn.Parameter(torch.ones(3))
     weight.grad = torch.full((3,), 7.0)
     body = body_of(lambda: weight.sum(), [weight], torch.optim.SGD([weight], lr=1.0))
-    assert body().item() == 3.0 and weight.tolist() == [0.0] * 3
+    assert body().item() == 3.0
+    assert weight.tolist() == [0.0] * 3
     with pytest.raises(InputError, match="loss: returned float"):
         body_of(lambda: 1.0, [weight], None)()

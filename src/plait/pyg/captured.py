@@ -47,7 +47,9 @@ class TrainingStep:
         session = getattr(model, "_plait_plan_session", None)
         if self.is_captured and session is not None:
             session.aside.is_off = True  # what PyG may have less of, Python, is not replayed
-        self._stream: Any = torch.cuda.Stream(parameters[0].device) if self.is_captured else None
+        self._stream: Any = None
+        if self.is_captured:
+            self._stream = torch.cuda.Stream(parameters[0].device)  # type: ignore[no-untyped-call]
         self._captures: OrderedDict[Any, Replay] = OrderedDict()
         self._seen: list[tuple[int, int]] = []
         self.sizes: tuple[tuple[int, int], ...] = ()
@@ -127,7 +129,7 @@ class TrainingStep:
         key = (padded, _layout(batch, size), self._state())
         slot = self._slots.get(key)
         if slot is None:
-            slot = _Slot(batch, size, padded, self._stream.device)
+            slot = _Slot(batch, size, (padded[0], padded[1]), self._stream.device)
             slot.replay = self._replay(slot.batch, 2)
             self._slots[key] = slot
             while len(self._slots) > _MOST_CAPTURES:

@@ -21,6 +21,7 @@ from plait.runtime.chain import ChainOutline, Env, turned
 from plait.runtime.constants import Constants
 from plait.runtime.evaluate import evaluate, gradients_depend_on
 from plait.runtime.linear import marks_of
+from plait.runtime.replayed import Replayed, capture
 from plait.runtime.trace import is_profiling
 from plait.runtime.twice import added, differentiable
 
@@ -141,10 +142,12 @@ class Run:
         self._run(self._backward, env)
 
     def _run(self, program: Compiled, env: Env) -> None:
-        if self.place.type == "cpu" or self.place.index == torch.cuda.current_device():
+        if self.place.type == "cpu":
             return program.run(env)
+        if self.place.index == torch.cuda.current_device():
+            return program.run_on_gpu(env)
         with torch.cuda.device(self.place):  # kernels start on the current one
-            program.run(env)
+            program.run_on_gpu(env)
 
     @property
     def kept(self) -> tuple[str, ...]:
@@ -218,6 +221,16 @@ class Compiled:
         self.run_of, self.program = run, program
         binding = Binding(program, run, may_pool)
         self.calls = [(step.out, bind(binding, step, owns), dead) for step, owns, dead in placed]
+        self._replayed = Replayed(self.run, capture) if run.place.type == "cuda" else None
+
+    def run_on_gpu(self, env: Env) -> None:
+        """The same, replayed where the values lie where they lay before."""
+        replayed, index = self._replayed, self.run_of.place.index
+        if replayed is None or self.run_of.trace is not None or is_profiling():
+            return self.run(env)
+        if torch.cuda.is_current_stream_capturing():
+            return self.run(env)  # somebody else's graph
+        replayed.run(env, torch._C._cuda_getCurrentRawStream(index))
 
     def run(self, env: Env) -> None:
         trace = self.run_of.trace

@@ -215,7 +215,7 @@ def _stats(rows: Rows, turned: Rows) -> GraphStats:
     num_nodes, num_edges = rows.num_rows, rows.num_edges
     if not num_nodes or not num_edges:
         return GraphStats(num_nodes, turned.num_rows, num_edges, 0.0, 0, (0.0, 0.0, 0.0), 0.0, num_nodes, ())
-    windows = []
+    windows: list[int] = []
     while (window := 2 ** (FIRST_WINDOW_BITS + len(windows))) < num_edges:
         windows.append(window)
     counts, totals = _gaps(turned, len(windows) + 1)
