@@ -88,7 +88,7 @@ def test_a_peer_that_breaks_is_a_line_in_the_table(monkeypatch: pytest.MonkeyPat
 def test_without_room_for_the_default_the_csr_answer_is_the_reference(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(peers.pyg, "available_bytes", lambda: 10)
+    monkeypatch.setattr(peers.pyg, "free_bytes", lambda device: 10)
     record = run(GRID[:1], quick("pyg-default", "pyg-csr"), lambda record: None)[0]
     assert record.result["reference"] == "pyg-csr"
     assert lines(record)["pyg-default"]["status"] == "missing"

@@ -14,7 +14,8 @@ from plait.cli.main import main
 def test_it_shows_progress_and_names_the_profile(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def calibrate(progress: Callable[[str, float], None]) -> SimpleNamespace:
+    def calibrate(progress: Callable[[str, float], None], device: str) -> SimpleNamespace:
+        assert device == "cpu"
         progress("dense products", 0.5)
         return SimpleNamespace(
             name="a test machine, 2 threads", disturbance="others used 40% of the processor"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
 from plait.kernels.relaunch import Launcher
@@ -59,4 +60,20 @@ def test_what_cannot_be_compiled_is_called_as_it_is() -> None:
     run = Launcher(kernel)
     for _ in range(2):
         run((1,), (torch.ones(1), 2, 3), {}, 1)
+    assert len(kernel.compiled) == 2
+
+
+def test_a_memo_spares_the_look_at_the_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launches with the same memo go straight to the compiled kernel; what is not aligned is looked at."""
+    kernel, runs = Kernel("count"), []
+    run, x = Launcher(kernel), torch.ones(8)
+    ready = (lambda *found: runs.append(found), "function", "metadata")
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 7, raising=False)
+    run((5,), (x, 32, 1), {"SLOTS": 2}, 1, memo="m")
+    assert len(kernel.compiled) == 1
+    run._ready["m"] = ready
+    run((5, 3), (x, 32, 1), {"SLOTS": 2}, 1, memo="m")
+    assert runs == [(5, 3, 1, 7, "function", "metadata", None, None, None, x, 32, 1, 2)]
+    run((5,), (x[1:], 32, 1), {"SLOTS": 2}, 1, memo="m")
+    assert len(runs) == 1
     assert len(kernel.compiled) == 2

@@ -91,6 +91,37 @@ def test_training_follows_the_same_losses(make: Any) -> None:
     torch.testing.assert_close(torch.tensor(losses[1]), torch.tensor(losses[0]), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("loop", ["step", "held", "accumulated", "in place", "twice", "no backward"])
+@pytest.mark.parametrize("make", [GCN, GraphSAGE, GIN], ids=lambda make: make.__name__)
+def test_replayed_programs_never_write_to_what_is_held(make: Any, loop: str) -> None:
+    """A dozen steps, so that programs are captured and replayed, with results kept in all the usual ways."""
+    data, model = big(500, 4000, 16), make(16, 12, 2, 7).cuda()
+    twin, compiled = copy.deepcopy(model), plait.compile(model, data)
+    x = data.x.clone().requires_grad_()
+    seen: dict[Any, list[Tensor]] = {twin: [], compiled: []}
+    for net, held in seen.items():
+        for k in range(14):
+            with torch.no_grad():
+                x += 0.01
+            if loop != "accumulated":
+                net.zero_grad()
+                x.grad = None
+            out = net(x, data.edge_index)
+            if loop == "in place":
+                out = out.relu_()
+            if loop == "held" or k > 10:
+                held.append(out.detach())
+            if loop == "no backward" and k % 2:
+                continue
+            loss = out.square().sum() + (net(x, data.edge_index).sum() if loop == "twice" else 0)
+            loss.backward()
+            held += [p.grad.clone() for p in (x, *net.parameters()) if k > 8]
+        with torch.no_grad():
+            x -= 0.14
+    for mine, other in zip(seen[compiled], seen[twin], strict=True):
+        close(mine, other, 5e-4, loop, scale=0.01)
+
+
 def test_the_plan_names_the_device_and_its_kernels() -> None:
     data = big()
     compiled: Any = plait.compile(GraphSAGE(64, 32, 2, 7, aggr="max").cuda(), data)

@@ -25,7 +25,9 @@ from plait.bench.calibrate_attention import attention_factors
 from plait.bench.correct import VIEW, correction, samples
 from plait.bench.pace import at_pace, patient
 from plait.cost.machine import MachineProfile, Rates, default_profile, profile_path
+from plait.errors import InputError
 from plait.graph import Graph, generate
+from plait.graph.stats import GraphStats
 from plait.kernels import gemm as dense
 from plait.kernels import launch
 from plait.kernels import spmm as sparse
@@ -36,7 +38,7 @@ from plait.measure.timer import time_calls
 from plait.pyg.compile import compile
 from plait.pyg.probe import Probe, forget_machine, using_machine
 
-__all__ = ["calibrate"]
+__all__ = ["Progress", "calibrate", "fit_gathers", "inverse", "more_per_edge", "predictors_of"]
 
 Progress = Callable[[str, float], None]
 
@@ -49,12 +51,19 @@ _MOST_BUSY = 0.1
 """Part of the processor that others may use: above it dense products were once measured 65% too slow."""
 
 
-def calibrate(progress: Progress | None = None, save: bool = True) -> MachineProfile:
+def calibrate(progress: Progress | None = None, save: bool = True, device: str = "cpu") -> MachineProfile:
     """The measured profile of this machine, saved under the user's cache folder; takes less than a minute.
 
-    `progress` is called with what is measured next and the share that is done.
+    `progress` is called with what is measured next and the share that is done. device "cuda": the profile of
+    the current GPU, in less than 90 seconds.
     """
     tell = progress or (lambda label, share: None)
+    if device == "cuda":
+        from plait.bench.gpu.calibrate import calibrate_gpu  # here: it needs triton
+
+        return calibrate_gpu(tell, save)
+    if device != "cpu":
+        raise InputError(f"device: {device!r} is not one to calibrate; pass 'cpu' or 'cuda'")
     patient(_PATIENCE_SECONDS)
     with BusyElsewhere() as busy:
         profile, attention = _measured(tell)
@@ -220,20 +229,24 @@ def _fit_sparse(base: MachineProfile, tell: Callable[[float], None]) -> MachineP
             times.append(timings["plain"] - bare_call)
             extras.append((graph.num_edges, timings))
         tell((k + 1) / len(graphs))
-    base, solution = _fit_gathers(base, cases, np.maximum(np.array(times), 1e-7))
+
+    def predictors(machine: MachineProfile) -> np.ndarray[Any, Any]:
+        return np.array([predictors_of(case.graph.stats, case.width, machine) for case in cases])
+
+    base, solution = fit_gathers(base, predictors, np.maximum(np.array(times), 1e-7))
     return replace(
         base,
-        gather_l2_bytes_per_s=_inverse(solution["gather_l2"]),
-        gather_l3_bytes_per_s=_inverse(solution["gather_l3"]),
-        gather_memory_bytes_per_s=_inverse(solution["gather_memory"]),
-        write_bytes_per_s=_inverse(solution["write"]),
+        gather_l2_bytes_per_s=inverse(solution["gather_l2"]),
+        gather_l3_bytes_per_s=inverse(solution["gather_l3"]),
+        gather_memory_bytes_per_s=inverse(solution["gather_memory"]),
+        write_bytes_per_s=inverse(solution["write"]),
         edge_seconds=solution["edge_seconds"],
         row_seconds=solution["row_seconds"],
         tile_seconds=solution["tile_seconds"],
         l3_row_seconds=solution["l3_row_seconds"],
         memory_row_seconds=solution["memory_row_seconds"],
-        edge_weight_seconds=_more_per_edge(extras, "edge"),
-        source_scale_seconds=_more_per_edge(extras, "source"),
+        edge_weight_seconds=more_per_edge(extras, "edge"),
+        source_scale_seconds=more_per_edge(extras, "source"),
         extremum_factor=float(np.median([t["max"] / t["plain"] for _, t in extras])),
         torch_spmm_factor=float(np.median([t["torch"] / t["plain"] for _, t in extras])),
     )
@@ -245,17 +258,20 @@ _CONSTANTS = (
 )  # fmt: skip
 
 
-def _fit_gathers(
-    base: MachineProfile, cases: list[_Case], times: np.ndarray[Any, Any]
+def fit_gathers(
+    base: MachineProfile,
+    predictors_on: Callable[[MachineProfile], np.ndarray[Any, Any]],
+    times: np.ndarray[Any, Any],
+    shares: tuple[int, ...] = (8, 4, 2, 1),
 ) -> tuple[MachineProfile, dict[str, float]]:
     """The constants, and the size of the third-level cache that explains the times best.
 
     Page tables share it and so do other guests of the machine: gathers see less than the system tells.
     """
     best: tuple[float, MachineProfile, np.ndarray[Any, Any]] | None = None
-    for share in (8, 4, 2, 1):
+    for share in shares:
         seen = replace(base, l3_bytes=base.l3_bytes // share)
-        predictors = np.array([_predictors(case, seen) for case in cases])
+        predictors = predictors_on(seen)
         found = _fit(predictors, times)
         error = float(np.mean(np.abs(np.log(predictors @ found / times))))
         if best is None or error < best[0]:
@@ -282,11 +298,11 @@ def _corrected(profile: MachineProfile, tell: Callable[[float], None]) -> Machin
     )
 
 
-def _inverse(seconds_per_byte: float) -> float:
+def inverse(seconds_per_byte: float) -> float:
     return 1.0 / max(seconds_per_byte, 1e-13)
 
 
-def _more_per_edge(extras: list[tuple[int, dict[str, float]]], mode: str) -> float:
+def more_per_edge(extras: list[tuple[int, dict[str, float]]], mode: str) -> float:
     return max(0.0, float(np.median([(t[mode] - t["plain"]) / edges for edges, t in extras])))
 
 
@@ -316,9 +332,9 @@ def _time_sparse(case: _Case) -> dict[str, float]:
     return {name: float(np.median(times[1:])) for name, times in seen.items()}
 
 
-def _predictors(case: _Case, machine: MachineProfile) -> list[float]:
+def predictors_of(stats: GraphStats, width: int, machine: MachineProfile) -> list[float]:
     """The terms of cost/price.py's sparse product whose constants are to be found."""
-    stats, row_bytes = case.graph.stats, case.width * 4
+    row_bytes = width * 4
     line_bytes = max(64, row_bytes)
     miss2 = stats.miss_rate(int(machine.l2_bytes * 0.8 / line_bytes))
     miss3 = min(miss2, stats.miss_rate(int(machine.l3_bytes * 0.8 / line_bytes)))

@@ -13,6 +13,7 @@ from plait.graph import LoadedGraph, generate, load_arrays
 
 __all__ = [
     "ATTENTION",
+    "DEVICE_GRAPHS",
     "EVERY_LAYER",
     "EVERY_MODEL",
     "GRAPHS",
@@ -46,6 +47,15 @@ GRAPHS = (
     "web_cnr2000",
     "road_luxembourg",
     "tu_proteins",
+)
+DEVICE_GRAPHS = (
+    "rmat-arxiv",
+    "grid-road",
+    "cliques",
+    "rmat-reddit",
+    "ego_twitter",
+    "web_cnr2000",
+    "pubmed",
 )
 WIDTHS = ((64, 64), (256, 32), (32, 256))
 MODES = ("inference", "training")

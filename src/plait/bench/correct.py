@@ -27,7 +27,9 @@ from plait.plan.search import Problem, search, survey
 from plait.pyg.compile import compile
 from plait.pyg.probe import Probe, machine_in_use
 
-__all__ = ["VIEW", "Sample", "correction", "samples"]
+__all__ = ["VIEW", "Sample", "correction", "samples", "samples_on"]
+
+MakeEdges = Callable[[], "tuple[torch.Tensor, int]"]
 
 VIEW = "view"  # steps that move no data: they take what they take
 
@@ -62,18 +64,41 @@ def _layers(inner: int, outer: int) -> Iterator[nn.Module]:
 
 def samples(graphs: Sequence[Graph], tell: Callable[[float], None]) -> list[Sample]:
     """Steps of middle layers trained on these graphs: the planner's choice, and the best without chains."""
+    listed = [(functools.partial(edge_index_of, graph), graph.num_nodes) for graph in graphs]
+    return _samples(listed, (search, _unchained), at_pace, tell)
+
+
+def samples_on(graphs: Sequence[MakeEdges], tell: Callable[[float], None]) -> list[Sample]:
+    """The same on a device, where functions make its edges: the planner's choice and its second one."""
+    listed = [(make, -1) for make in graphs]
+    return _samples(listed, (search, _second), lambda measure: measure(), tell)
+
+
+def _samples(
+    graphs: Sequence[tuple[Callable[[], Any], int]],
+    choices: Sequence[Callable[[Problem], LayerPlan]],
+    taken: Callable[[Callable[[], list[Sample]]], list[Sample]],
+    tell: Callable[[float], None],
+) -> list[Sample]:
     found: list[Sample] = []
     total = len(graphs) * len(_WIDTHS)
-    for number, graph in enumerate(graphs):
-        edge_index = edge_index_of(graph)
+    for number, (make, num_nodes) in enumerate(graphs):
+        edge_index = make()
+        if isinstance(edge_index, tuple):
+            edge_index, num_nodes = edge_index
         for k, (inner, outer) in enumerate(_WIDTHS):
-            x = hidden_features(graph.num_nodes, inner).requires_grad_()
+            x = hidden_features(num_nodes, inner, device=edge_index.device).requires_grad_()
             for layer in _layers(inner, outer):
-                for choose in (search, _unchained):
-                    steps = functools.partial(_steps, layer, choose, x, edge_index, number)
-                    found += at_pace(steps)
+                for choose in choices:
+                    placed = layer.to(edge_index.device)
+                    found += taken(functools.partial(_steps, placed, choose, x, edge_index, number))
             tell((number * len(_WIDTHS) + k + 1) / total)
     return found
+
+
+def _second(problem: Problem) -> LayerPlan:
+    ranked = sorted(survey(problem), key=lambda plan: plan.seconds)
+    return ranked[min(1, len(ranked) - 1)]
 
 
 def _unchained(problem: Problem) -> LayerPlan:
@@ -88,7 +113,7 @@ def _steps(
     probe = Probe(compiled)
     probe.choose_by(choose)
     seen = probe.clock(training_step(compiled, x, edges), _WARM, _REPEATS)
-    result, call = [], machine_in_use().call_seconds
+    result, call = [], machine_in_use(x.device).call_seconds
     for name, plan in probe.plans.items():
         assert isinstance(plan, LayerPlan)
         for step in plan.steps:

@@ -28,7 +28,7 @@ def floor_seconds(problem: Problem, mode: str) -> float | None:
     stand_in = torch.zeros_like(problem.x).requires_grad_()
     data = Data(x=stand_in, edge_index=problem.edge_index, num_nodes=problem.num_nodes)
     try:
-        with using_machine(machine_in_use().without_overheads()):
+        with using_machine(machine_in_use(problem.x.device).without_overheads()):
             plan: Any = compile(copy.deepcopy(problem.layer), data, mode=mode, forms=["csr"]).plan
     except PlaitError:
         return None

@@ -11,20 +11,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
-from plait.bench.cases import LayerCase, find_graph
+from plait.bench.cases import LayerCase
 from plait.bench.check import Verdict, answer, judge
 from plait.bench.floor import floor_seconds
 from plait.bench.pace import patient
 from plait.bench.peers import DEFAULT, REFERENCE, UNTRIED, Runner, SameAs, Unavailable, prepare
 from plait.bench.peers.pyg import in_double
-from plait.bench.problem import Forms, Problem
+from plait.bench.problem import Forms, Problem, forms_of
 from plait.bench.suite import Suite, case_reader
 from plait.bench.trial import fate
 from plait.errors import PlaitError
-from plait.graph import Graph
 from plait.measure import BusyElsewhere, Record, Timing, environment, step_peak, time_calls
+from plait.measure.device import clock_of
 
 __all__ = ["KIND", "Options", "left", "measure", "run"]
 
@@ -45,21 +46,29 @@ class Options:
     output: Path | None = None
     resume: bool = False
     memory: bool = False
+    device: str = "cpu"
     environment: Mapping[str, object] = field(default_factory=environment)
 
 
 def _take(cases: list[LayerCase], options: Options) -> Iterator[Record]:
     for name, group in itertools.groupby(cases, key=lambda case: case.graph):
-        yield from _run_graph(find_graph(name, options.data_dir).graph, list(group), options)
+        yield from _run_graph(forms_of(name, options.data_dir, options.device), list(group), options)
+        _empty(options.device)
 
 
 _SUITE = Suite(KIND, case_reader(LayerCase), _take)
 run, left = _SUITE.run, _SUITE.left
 
 
-def _run_graph(graph: Graph, cases: list[LayerCase], options: Options) -> Iterator[Record]:
-    forms = Forms.of(graph)
-    facts = {"num_nodes": graph.num_nodes, "num_edges": graph.num_edges}
+def _empty(device: str) -> None:
+    """Give a GPU's memory back between graphs: what one peer pooled is missing to the next."""
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _run_graph(forms: Forms, cases: list[LayerCase], options: Options) -> Iterator[Record]:
+    facts = {"num_nodes": forms.num_nodes, "num_edges": forms.edge_index.shape[1], "device": options.device}
     for (kind, width_in, width_out, heads), group in itertools.groupby(
         cases, key=lambda case: (case.layer, case.width_in, case.width_out, case.heads)
     ):
@@ -67,7 +76,7 @@ def _run_graph(graph: Graph, cases: list[LayerCase], options: Options) -> Iterat
         for case in group:
             result = measure(problem, case.mode, options)
             yield Record(KIND, case.to_dict() | facts, result, options.environment)
-            gc.collect()
+            _empty(options.device)
 
 
 def measure(problem: Problem, mode: str, options: Options) -> dict[str, object]:
@@ -198,7 +207,8 @@ def _time(
             repeats=options.repeats,
             budget_seconds=options.budget_seconds,
             is_settled=True,
-            pace=patient(options.budget_seconds),
+            pace=patient(options.budget_seconds) if options.device == "cpu" else None,
+            clock=clock_of(options.device),
         )
     for name, timing in timings.items():
         lines[name] |= timing.to_dict()

@@ -7,6 +7,7 @@ views of it, and products computed once, are candidates too.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -20,11 +21,12 @@ from torch_geometric.data import Data
 
 from plait.bench.cases import LayerCase, find_graph, known
 from plait.bench.pace import clock, patient
-from plait.bench.problem import Forms, Problem, hidden_features, training_step
+from plait.bench.problem import Forms, Problem, forms_of, hidden_features, training_step
 from plait.bench.suite import Suite, case_reader
 from plait.bench.task import build_model, load_task
 from plait.errors import PlanError
 from plait.graph import LoadedGraph
+from plait.measure.device import clock_of
 from plait.measure.environment import environment
 from plait.measure.record import Record
 from plait.measure.timer import Timing, time_calls
@@ -49,6 +51,7 @@ class Options:
     data_dir: str | None = None
     output: Path | None = None
     resume: bool = False
+    device: str = "cpu"
     environment: Mapping[str, object] = field(default_factory=environment)
 
 
@@ -125,7 +128,7 @@ def regret_of(
     for k in range(1, min(probe.count(name), most)):
         other, steps[str(k)] = _with_candidate(compile(layer, None), k, step)
         plans.append(other.plans[name])
-    timings = _timed(steps, budget_seconds)
+    timings = _timed(steps, budget_seconds, x.device.type)
     times = [
         CandidateTime(plans[int(k)].describe(), plans[int(k)].seconds, timing, timings["0"])
         for k, timing in timings.items()
@@ -188,23 +191,24 @@ def _step(compiled: Any, x: Tensor, arguments: tuple[Tensor, ...], is_training: 
     return training_step(compiled, x, *arguments) if is_training else inference
 
 
-def _timed(steps: dict[str, Step], budget_seconds: float) -> dict[str, Timing]:
+def _timed(steps: dict[str, Step], budget_seconds: float, device: str = "cpu") -> dict[str, Timing]:
+    is_cpu = device == "cpu"
     return time_calls(
-        steps, warmup=2, min_repeats=5, budget_seconds=budget_seconds, target_spread=0.01, clock=clock(),
-        pace=patient(budget_seconds),
+        steps, warmup=2, min_repeats=5, budget_seconds=budget_seconds, target_spread=0.01,
+        clock=clock() if is_cpu else clock_of(device), pace=patient(budget_seconds) if is_cpu else None,
     )  # fmt: skip
 
 
 def _take(grid: list[LayerCase | ModelCase], options: Options) -> Iterator[Record]:
     """A record per case: the chosen plan, the others, their predicted and measured times."""
     for name, group in itertools.groupby(grid, key=lambda case: case.graph):
-        loaded = find_graph(name, options.data_dir)
-        forms = Forms.of(loaded.graph)
+        forms = functools.cache(functools.partial(forms_of, name, options.data_dir, options.device))
+        loaded = functools.cache(functools.partial(find_graph, name, options.data_dir))
         for case in group:
             if isinstance(case, ModelCase):
-                regret = regret_of_model(case, loaded, options.budget_seconds)
+                regret = regret_of_model(case, loaded(), options.budget_seconds)
             else:
-                regret = _regret_of_case(case, forms, options.budget_seconds)
+                regret = _regret_of_case(case, forms(), options.budget_seconds)
             result = {
                 "regret": regret.regret,
                 "prediction_error": regret.prediction_error,
@@ -219,7 +223,8 @@ def _case_of(found: Mapping[str, object]) -> LayerCase | ModelCase | None:
 
 def _regret_of_case(case: LayerCase, forms: Forms, budget_seconds: float) -> Regret:
     given = Problem(case.layer, forms, case.width_in, case.width_out, heads=case.heads)
-    x = hidden_features(given.num_nodes, case.width_in).requires_grad_(case.mode == "training")
+    x = hidden_features(given.num_nodes, case.width_in, device=given.edge_index.device)
+    x.requires_grad_(case.mode == "training")
     return regret_of(case, given.layer, x, given.edge_index, *given.extra, budget_seconds=budget_seconds)
 
 

@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from torch_geometric.data import Data
 
-from plait.bench.cases import LayerCase, find_graph
+from plait.bench.cases import LayerCase
 from plait.bench.pace import pace, patient
-from plait.bench.problem import Forms, Problem, training_step
+from plait.bench.problem import Forms, Problem, forms_of, training_step
 from plait.bench.suite import Suite, case_reader
 from plait.errors import PlaitError
 from plait.measure import BusyElsewhere, Record, Timing, environment, time_calls
+from plait.measure.device import clock_of
 from plait.plan.plan import Plan
 from plait.pyg.compile import compile, explain
 
@@ -40,6 +41,7 @@ class Options:
     data_dir: str | None = None
     output: Path | None = None
     resume: bool = False
+    device: str = "cpu"
     environment: Mapping[str, object] = field(default_factory=environment)
 
 
@@ -57,7 +59,7 @@ def _take(grid: list[LayerCase], options: Options) -> Iterator[Record]:
     """A record per case: predicted and measured seconds of the layer and of each of its steps."""
     for name, group in itertools.groupby(grid, key=lambda case: case.graph):
         cases = list(group)
-        forms = Forms.of(find_graph(name, options.data_dir).graph)
+        forms = forms_of(name, options.data_dir, options.device)
         rounds: list[list[_Visit | str]] = []
         begun = time.perf_counter()
         while len(rounds) < _ROUNDS and time.perf_counter() - begun < _LONG_SECONDS:
@@ -90,7 +92,11 @@ def _visit(case: LayerCase, forms: Forms, budget_seconds: float) -> _Visit | str
         pace().wait()
         with BusyElsewhere() as busy:
             plan = explain(layer, data, analyze=True, mode=case.mode)
-            timing = time_calls({"layer": _step(layer, problem, case.mode)}, budget_seconds=budget_seconds)
+            timing = time_calls(
+                {"layer": _step(layer, problem, case.mode)},
+                budget_seconds=budget_seconds,
+                clock=clock_of(problem.x.device.type),
+            )
             # a step of 50 µs is known from many passes, before and after
             more = min(_MOST_ANALYSES, max(1, int(budget_seconds / (_PASSES * timing["layer"].median))))
             plans = [plan, *(explain(layer, data, analyze=True, mode=case.mode) for _ in range(more))]

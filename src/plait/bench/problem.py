@@ -26,10 +26,13 @@ from torch_geometric.nn import (
 )
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
-from plait.bench.cases import EVERY_LAYER, known
+from plait.bench.cases import EVERY_LAYER, find_graph, known
+from plait.bench.gpu.graphs import GRAPHS as DEVICE_GRAPHS
 from plait.graph import Graph
 
-__all__ = ["Forms", "Problem", "build_layer", "edge_index_of", "hidden_features", "training_step"]
+__all__ = [
+    "Forms", "Problem", "build_layer", "edge_index_of", "forms_of", "hidden_features", "training_step",
+]  # fmt: skip
 
 T = TypeVar("T")
 
@@ -82,7 +85,7 @@ def edge_index_of(graph: Graph) -> Tensor:
     return torch.from_numpy(np.stack([rows, by_source.indices.astype(np.int64)]))
 
 
-def hidden_features(num_nodes: int, width: int, seed: int = 0) -> Tensor:
+def hidden_features(num_nodes: int, width: int, seed: int = 0, device: Any = "cpu") -> Tensor:
     """[num_nodes, width] float32 of unit variance, no value twice in a column.
 
     Where two neighbours tie for the maximum PyG splits the gradient and DGL gives it to one of them; normal
@@ -94,6 +97,10 @@ def hidden_features(num_nodes: int, width: int, seed: int = 0) -> Tensor:
     rng = np.random.default_rng(seed)
     step = rng.integers(1, prime, size=width, dtype=np.int64)
     start = rng.integers(0, prime, size=width, dtype=np.int64)
+    if torch.device(device).type != "cpu":
+        factors, shifts = (torch.from_numpy(a).to(device) for a in (step, start))
+        places = (torch.arange(num_nodes, device=device)[:, None] * factors + shifts) % prime
+        return ((places + 0.25) / prime - 0.5).float() * float(np.sqrt(12.0))
     lattice = (np.arange(num_nodes, dtype=np.int64)[:, None] * step + start) % prime
     return torch.from_numpy(((lattice + 0.25) / prime - 0.5).astype(np.float32) * np.float32(np.sqrt(12.0)))
 
@@ -139,6 +146,12 @@ class Forms:
         """The forms of a plait graph."""
         return cls(edge_index_of(graph), graph.num_nodes, graph.is_symmetric)
 
+    def to(self, device: str) -> Forms:
+        """The same edges on a device; forms made so far are made again there."""
+        if self.edge_index.device.type == device:
+            return self
+        return Forms(self.edge_index.to(device), self.num_nodes, self.is_symmetric)
+
     def normalised(self, has_loops: bool) -> tuple[Tensor, Tensor]:
         """(edge_index, edge_weight) after PyG's normalisation, done once as its docs advise."""
 
@@ -163,7 +176,8 @@ class Forms:
 
         def make() -> Tensor:
             generator = torch.Generator().manual_seed(2)
-            return torch.randint(0, RELATIONS, (self.edge_index.shape[1],), generator=generator)
+            drawn = torch.randint(0, RELATIONS, (self.edge_index.shape[1],), generator=generator)
+            return drawn.to(self.edge_index.device)
 
         return self.once("relations", make)
 
@@ -173,6 +187,14 @@ class Forms:
             self._made[key] = make()
         made: T = self._made[key]
         return made
+
+
+def forms_of(name: str, data_dir: str | None = None, device: str = "cpu") -> Forms:
+    """A graph by its name, on a device; those of bench/gpu/graphs.py are made there."""
+    if device == "cuda" and name in DEVICE_GRAPHS:
+        edge_index, num_nodes = DEVICE_GRAPHS[name]()
+        return Forms(edge_index, num_nodes, is_symmetric=False)
+    return Forms.of(find_graph(name, data_dir).graph).to(device)
 
 
 @dataclass(frozen=True)
@@ -192,18 +214,21 @@ class Problem:
         if self.given is not None:
             return self.given
         degrees = self.forms.degrees() if self.kind == "pna" else None
-        return build_layer(self.kind, self.width_in, self.width_out, heads=self.heads, degrees=degrees)
+        made = build_layer(self.kind, self.width_in, self.width_out, heads=self.heads, degrees=degrees)
+        return made.to(self.edge_index.device)
 
     @cached_property
     def x(self) -> Tensor:
         """The input: a hidden activation, so it wants a gradient."""
-        return hidden_features(self.forms.num_nodes, self.width_in).requires_grad_()
+        features = hidden_features(self.forms.num_nodes, self.width_in, device=self.edge_index.device)
+        return features.requires_grad_()
 
     @cached_property
     def cotangent(self) -> Tensor:
         """The fixed gradient of the output a training step starts from."""
-        generator = torch.Generator().manual_seed(1)
-        return torch.randn(self.forms.num_nodes, self.width_out, generator=generator)
+        device = self.edge_index.device
+        generator = torch.Generator(device).manual_seed(1)
+        return torch.randn(self.forms.num_nodes, self.width_out, generator=generator, device=device)
 
     @property
     def edge_index(self) -> Tensor:

@@ -43,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     layers.add_argument(
         "--predict", action="store_true", help="no peers: the price of every step beside its time"
     )
+    _add_device(layers)
     layers.set_defaults(measure=_layers)
     models = kinds.add_parser("models", help="whole two-layer models, trained; preparation counts")
     _add_common(models)
@@ -62,8 +63,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     plans.add_argument(
         "--budget", type=float, default=2.0, metavar="SECONDS", help="time per cell (default 2)"
     )
+    _add_device(plans)
     plans.set_defaults(measure=_plans)
     _add_loops(kinds.add_parser("loops", help="loops in which something changes at every step, against PyG"))
+
+
+def _add_device(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--device", default="cpu",
+        help="cpu or cuda (default cpu); cuda also has graphs rmat-arxiv, grid-road, cliques, rmat-reddit",
+    )  # fmt: skip
 
 
 def _add_loops(parser: argparse.ArgumentParser) -> None:
@@ -116,11 +125,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _layers(args: argparse.Namespace) -> int:
+    bench_ops.check_device(args.device)
     from plait.bench import cases, layers, peers
     from plait.report.layers import cell_line, layers_text
 
     grid = cases.layer_cases(
-        args.datasets or cases.GRAPHS,
+        args.datasets or (cases.GRAPHS if args.device == "cpu" else cases.DEVICE_GRAPHS),
         args.layers or cases.LAYERS,
         [cases.parse_widths(text) for text in args.widths] if args.widths else cases.WIDTHS,
         args.modes or cases.MODES,
@@ -137,6 +147,7 @@ def _layers(args: argparse.Namespace) -> int:
         output=args.output or dated("layers"),
         resume=args.resume,
         memory=args.memory,
+        device=args.device,
     )
     return _measured(layers, grid, options, "cells", cell_line, layers_text)
 
@@ -145,7 +156,9 @@ def _predict(args: argparse.Namespace, grid: list[LayerCase]) -> int:
     from plait.bench import predict
     from plait.report.predict import predict_line, predict_text
 
-    options = predict.Options(args.budget, args.data_dir, args.output or dated("predict"), args.resume)
+    options = predict.Options(
+        args.budget, args.data_dir, args.output or dated("predict"), args.resume, args.device
+    )
     return _measured(predict, grid, options, "cells", predict_line, predict_text)
 
 
@@ -166,6 +179,9 @@ def _models(args: argparse.Namespace) -> int:
 
 
 def _plans(args: argparse.Namespace) -> int:
+    bench_ops.check_device(args.device)
+    if args.device != "cpu" and args.models is not None:
+        raise InputError("--models: whole models are compared on a CPU only; leave out --device or --models")
     from plait.bench import cases, plans
     from plait.report.plans import plans_text, regret_line
 
@@ -180,7 +196,9 @@ def _plans(args: argparse.Namespace) -> int:
             args.modes or ("training",),
             args.heads,
         )
-    options = plans.Options(args.budget, args.data_dir, args.output or dated("plans"), args.resume)
+    options = plans.Options(
+        args.budget, args.data_dir, args.output or dated("plans"), args.resume, args.device
+    )
     return _measured(plans, grid, options, "cells", regret_line, plans_text)
 
 

@@ -11,15 +11,18 @@ __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Nothing to choose: the profile is of this machine with the threads torch uses."""
+    """The device; the profile of a CPU is of this machine with the threads torch uses."""
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (default cpu)")
     parser.add_argument("--num-threads", type=int, metavar="N", help="measure with this many threads")
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure, store, and say what was found."""
+    from plait.cli.bench_ops import check_device
     from plait.cli.threads import use_threads
 
     use_threads(args.num_threads)
+    check_device(args.device)
     import plait
 
     meter = Meter("calibrating", 100, sys.stderr)
@@ -29,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
         meter.done = round(100 * share)
         meter.show()
 
-    profile = plait.calibrate(progress=tell)
+    profile = plait.calibrate(progress=tell, device=args.device)
     meter.label, meter.done = "calibrating", 100
     meter.close()
     print(f"profile of {profile.name} stored; plans are priced for it now")

@@ -26,6 +26,7 @@ __all__ = [
     "Rates",
     "default_profile",
     "gpu_profile",
+    "gpu_profile_path",
     "load_profile",
     "profile_in_use",
     "profile_path",
@@ -198,6 +199,12 @@ def _check_numbers(values: Mapping[str, Any], where: str) -> None:
 
 def profile_path(cache_folder: Path) -> Path:
     return cache_folder / "machine.json"
+
+
+def gpu_profile_path(cache_folder: Path, name: str) -> Path:
+    """Where the calibration of a GPU is kept, by what the driver calls it."""
+    word = "".join(letter if letter.isalnum() else "-" for letter in name.lower())
+    return cache_folder / f"machine-{word}.json"
 
 
 def load_profile(path: Path) -> MachineProfile:

@@ -19,8 +19,10 @@ _INT32 = 1 << 31
 
 def _fact(argument: Any, is_specialized: bool) -> object:
     """What of an argument a kernel is compiled for."""
+    if argument is None:
+        return None
     if isinstance(argument, torch.Tensor):
-        return argument.dtype, argument.data_ptr() % 16 == 0
+        return argument.dtype, argument.data_ptr() & 15 == 0
     if isinstance(argument, int):
         is_short = -_INT32 <= argument < _INT32
         return (is_short, argument % 16 == 0, argument == 1) if is_specialized else is_short
@@ -36,11 +38,39 @@ class Launcher:
         parameters = getattr(kernel, "params", None)
         self._is_specialized = None if parameters is None else [not p.do_not_specialize for p in parameters]
         self._compiled: dict[object, Any] = {}
+        self._ready: dict[object, tuple[Any, ...]] = {}
 
     def __call__(
-        self, grid: tuple[int, ...], arguments: Sequence[Any], constants: Mapping[str, Any], warps: int = 4
+        self,
+        grid: tuple[int, ...],
+        arguments: Sequence[Any],
+        constants: Mapping[str, Any],
+        warps: int = 4,
+        memo: object = None,
     ) -> None:
-        """Runs the kernel on the current stream; the first argument is a tensor of its device."""
+        """Runs the kernel on the current stream; the first argument is a tensor of its device.
+
+        `memo` says all that a kernel is compiled for but the alignment of the tensors, in one value: launches
+        that are alike are then recognised at once. Hooks on Triton's launches do not see those.
+        """
+        if memo is not None and _are_aligned(arguments):
+            ready = self._ready.get(memo)
+            if ready is not None:
+                run, function, metadata = ready
+                x, y, z = (*grid, 1, 1)[:3]
+                stream = torch._C._cuda_getCurrentRawStream(arguments[0].device.index)
+                run(x, y, z, stream, function, metadata, None, None, None, *arguments, *constants.values())
+                return
+            compiled = self._launch(grid, arguments, constants, warps)
+            if arguments[0].is_cuda:
+                self._ready[memo] = compiled.run, compiled.function, compiled.packed_metadata
+            return
+        self._launch(grid, arguments, constants, warps)
+
+    def _launch(
+        self, grid: tuple[int, ...], arguments: Sequence[Any], constants: Mapping[str, Any], warps: int
+    ) -> Any:
+        """The compiled kernel, once launched."""
         compiled, key = None, None
         if self._is_specialized is not None:
             facts = tuple(map(_fact, arguments, self._is_specialized))
@@ -51,4 +81,20 @@ class Launcher:
             if key is not None:
                 self._compiled[key] = compiled
         else:
-            compiled[(*grid, 1, 1)[:3]](*arguments, *constants.values())
+            place = arguments[0].device
+            launch = compiled[(*grid, 1, 1)[:3]]
+            if place.type == "cuda":  # the stream named: Triton would ask the driver for device and stream
+                stream = torch._C._cuda_getCurrentRawStream(place.index)
+                launch(*arguments, *constants.values(), stream=stream)
+            else:
+                launch(*arguments, *constants.values())
+        return compiled
+
+
+def _are_aligned(arguments: Sequence[Any]) -> bool:
+    """Whether all tensors begin at multiples of 16 bytes."""
+    bits = 0
+    for argument in arguments:
+        if isinstance(argument, torch.Tensor):
+            bits |= argument.data_ptr()
+    return bits & 15 == 0

@@ -22,6 +22,7 @@ from plait.errors import InputError
 from plait.measure.environment import BusyElsewhere
 from plait.plan.plan import Plan
 from plait.pyg.call import Call, call_of
+from plait.pyg.captured import training_step
 from plait.pyg.planned import install, is_disabled
 from plait.pyg.view import CompiledModel, plan_of, view_of
 from plait.runtime.deferred import held_rows
@@ -41,7 +42,10 @@ def compile(
     epochs: int = 200,
     mode: str | None = None,
     forms: Sequence[str] | None = None,
-) -> nn.Module:
+    capture: bool = False,
+    loss: Callable[[nn.Module, Any], Tensor] | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> Any:
     """The same model with its PyG layers planned: same parameters, same state_dict keys, same outputs.
 
     `data` (a PyG Data with x and edge_index) lets the plan be made now; without it, it is made at the first
@@ -55,7 +59,12 @@ def compile(
     The compiled model is a second view of the one handed in: parameters, children, hooks and modes are the
     same objects, whichever view changes them. Called through the compiled view, by any of its methods, layers
     run planned; called through the original, the very same layers run in PyG.
+    `capture=True` returns a training step instead (docs/gpu.md): `.step()` runs `loss(model, data)`, its
+    backward pass and, where given, the optimizer as one CUDA graph, `.step(batch)` the same on a mini-batch;
+    `.model` is the compiled model.
     """
+    if not capture and (loss is not None or optimizer is not None):
+        raise InputError("loss, optimizer: they belong to a captured step; pass capture=True too")
     _check_arguments(model, memory_limit, epochs, mode)
     call = None if data is None else call_of(model, data)
     install()
@@ -63,7 +72,7 @@ def compile(
     compiled = view_of(model, session)
     if not is_disabled() and data is not None:
         _look_ahead(compiled, session, call, mode or ("training" if model.training else "inference"))
-    return compiled
+    return training_step(compiled, data, loss, optimizer) if capture else compiled
 
 
 def explain(
@@ -130,7 +139,7 @@ def _row_numbers(rows: Tensor | None, data: Any) -> Tensor | None:
             raise InputError(
                 f"rows: a mask of shape {tuple(rows.shape)} for {count} nodes; pass one flag for each node"
             )
-        return rows.nonzero().reshape(-1)
+        return rows.nonzero().reshape(-1).cpu()
     if rows.dtype.is_floating_point or rows.dim() != 1:
         raise InputError(
             f"rows: {rows.dtype} of shape {tuple(rows.shape)}; pass a mask or a vector of node numbers"
@@ -138,7 +147,7 @@ def _row_numbers(rows: Tensor | None, data: Any) -> Tensor | None:
     if rows.numel() and (int(rows.min()) < 0 or (count is not None and int(rows.max()) >= count)):
         raise InputError(f"rows: node numbers must lie in 0..{(count or 0) - 1}")
     # a row named twice is wanted once; its gradient would count twice
-    once: Tensor = torch.unique(rows.long())
+    once: Tensor = torch.unique(rows.long().cpu())
     return once
 
 
@@ -253,6 +262,9 @@ def _restrict_last(
     """Let the last layer compute the wanted rows first, where nothing after it asks for all of them."""
     layers = [m for m in ran if isinstance(m, MessagePassing)]
     if not layers:
+        return
+    if any(p.is_cuda for p in layers[-1].parameters()):
+        session.notes.append("rows= is not used: it is for models on a CPU so far")
         return
     name = model._plait_seats.of(layers[-1]).name
     session.restrict(name, num_nodes)

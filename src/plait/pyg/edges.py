@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch import Tensor
 from plait.errors import InputError
 from plait.graph import Graph
 from plait.runtime.identity import identity
+from plait.runtime.placed import PlacedGraph
 
 __all__ = ["Demand", "Given", "attach", "read"]
 
@@ -136,7 +137,10 @@ def _from_edge_list(edge_index: Tensor, num_nodes: int, num_sources: int, is_swa
         graph = _attached(edge_index, num_nodes)
         if graph is not None:
             return graph
-    source, target = edge_index.as_subclass(Tensor).cpu().numpy()
+    plain = edge_index.as_subclass(Tensor)
+    if plain.is_cuda:  # it has the part of a Graph's surface that planned layers use on a GPU
+        return cast(Graph, PlacedGraph.of(plain, num_nodes, num_sources, is_swapped))
+    source, target = plain.numpy()
     if is_swapped:
         source, target = target, source
     return Graph.from_edge_index(source, target, num_nodes, num_sources)

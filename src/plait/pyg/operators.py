@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from plait.errors import InputError, PlanError
 from plait.graph import Graph
+from plait.runtime.placed import PlacedGraph, index_of, place_of
 
 __all__ = ["Operator", "Propagation", "propagate"]
 
@@ -42,6 +42,12 @@ class Operator:
     def option(self, name: str, default: Any = None) -> Any:
         """The value of an option, by name."""
         return dict(self.options).get(name, default)
+
+    def has_unit_loops(self, is_weighted: bool) -> bool | None:
+        """Whether l is all one, where that is known without a look at it."""
+        is_plain = self.normalise in ("none", "symmetric", "mean", "degree") and self.fill == 1.0
+        is_known = is_plain and (self.loops == "replace" or (self.loops == "remaining" and not is_weighted))
+        return True if is_known else None
 
 
 @dataclass(frozen=True)
@@ -74,28 +80,38 @@ def _follow(edge_weight: Tensor | None, graph: Graph) -> Tensor | None:
     """The caller's edge weights in the order of graph's CSR."""
     if edge_weight is None or graph.order is None:
         return edge_weight
-    return edge_weight[torch.from_numpy(graph.order.astype(np.int64))]
+    return edge_weight[index_of(graph.order)]
 
 
 def _rows(graph: Graph) -> Tensor:
-    return torch.from_numpy(graph.edge_rows().astype(np.int64))
+    return index_of(graph.edge_rows())
 
 
 def _columns(graph: Graph) -> Tensor:
-    return torch.from_numpy(graph.indices.astype(np.int64))
+    return index_of(graph.indices)
 
 
 def _counts(degrees: Any, dtype: torch.dtype) -> Tensor:
-    return torch.from_numpy(np.asarray(degrees, np.int64)).to(dtype)
+    return index_of(degrees).to(dtype)
 
 
 def _degrees(graph: Graph, weight: Tensor | None, dtype: torch.dtype, by: str = "target") -> Tensor:
     """Sums of the edge weights by target (row sums of A) or by source (column sums)."""
     if weight is None:
         return _counts(graph.degrees if by == "target" else graph.out_degrees, dtype)
+    if isinstance(graph, PlacedGraph):
+        return _summed(graph, weight, by)
     index = _rows(graph) if by == "target" else _columns(graph)
     size = graph.num_nodes if by == "target" else graph.num_sources
-    return torch.zeros(size, dtype=dtype).index_add_(0, index, weight)
+    return weight.new_zeros(size, dtype=dtype).index_add_(0, index, weight)
+
+
+def _summed(graph: PlacedGraph, weight: Tensor, by: str) -> Tensor:
+    """The same row by row: adding on a GPU wherever an edge points gives other bits at every run."""
+    if by == "source":
+        graph, weight = graph.transpose, weight[index_of(graph.transpose_order)]
+    offsets = graph.rows.indptr.long()
+    return torch.segment_reduce(weight.contiguous(), "sum", offsets=offsets, initial=0.0, unsafe=True)
 
 
 def _inverse_root(degrees: Tensor) -> Tensor:
@@ -111,7 +127,9 @@ def _split(
     if operator.loops == "none":
         return graph, _follow(edge_weight, graph), None
     bare = graph.without_self_loops()
-    loops = torch.full((graph.num_nodes,), operator.fill, dtype=dtype)
+    if edge_weight is not None and isinstance(bare, PlacedGraph):
+        bare = bare.trimmed()  # weights of loops that were left behind must not count
+    loops = torch.full((graph.num_nodes,), operator.fill, dtype=dtype, device=place_of(graph))
     # loops that are there count one without weights, as the missing ones do
     is_all_one = operator.loops == "remaining" and edge_weight is None and operator.fill == 1.0
     if operator.loops in ("remaining", "add") and bare is not graph and not is_all_one:
@@ -121,23 +139,26 @@ def _split(
 
 def _old_loops(loops: Tensor, operator: Operator, graph: Graph, edge_weight: Tensor | None) -> None:
     """Write (remaining) or add (add) the loops the graph already has."""
-    rows = graph.edge_rows()
-    places = np.flatnonzero(rows == graph.indices)
-    nodes = rows[places].astype(np.int64)
+    places, nodes = _loops(graph)
     weight = _follow(edge_weight, graph)
-    values = (
-        torch.ones(len(places), dtype=loops.dtype) if weight is None else weight[torch.from_numpy(places)]
-    )
+    values = loops.new_ones(len(places)) if weight is None else weight[places]
     if operator.loops == "add":
-        loops.index_add_(0, torch.from_numpy(nodes), values)
+        loops.index_add_(0, nodes, values)
         return
     # of several loops on one node the last in the caller's order counts; a CSR row keeps that order
     if values.requires_grad:
         # torch hands the gradient of such a write to all of them, and so does PyG
-        loops[torch.from_numpy(nodes)] = values
+        loops[nodes] = values
         return
-    last = np.flatnonzero(np.diff(nodes, append=-1))
-    loops[torch.from_numpy(nodes[last])] = values[torch.from_numpy(last)]
+    last = nodes.diff(append=nodes.new_full((1,), -1)).nonzero().reshape(-1)
+    loops[nodes[last]] = values[last]
+
+
+def _loops(graph: Graph) -> tuple[Tensor, Tensor]:
+    """(positions of the edges v -> v, v of each)."""
+    rows = _rows(graph)
+    places = (rows == _columns(graph)).nonzero().reshape(-1)
+    return places, rows[places]
 
 
 def _plain(operator: Operator, graph: Graph, edge_weight: Tensor | None, dtype: torch.dtype) -> Propagation:
@@ -179,12 +200,12 @@ def _cluster_gcn(
         nodes, partners = _loop_partners(graph)
         counts = counts.index_add(0, nodes, counts.new_ones(len(nodes)))
     else:
-        nodes = partners = torch.arange(graph.num_nodes)
+        nodes = partners = torch.arange(graph.num_nodes, device=place_of(graph))
         counts = counts + 1
     inverse = 1.0 / counts.clamp(min=1.0)
     entries = inverse[nodes] + strength * inverse[partners]
     scale = inverse.to(dtype)
-    loops = torch.zeros(graph.num_nodes, dtype=dtype).index_add_(0, nodes, entries.to(dtype)) / scale
+    loops = torch.zeros_like(scale).index_add_(0, nodes, entries.to(dtype)) / scale
     return Propagation(
         bare, None, scale if by == "target" else None, loops, scale if by == "source" else None
     )
@@ -192,17 +213,15 @@ def _cluster_gcn(
 
 def _loop_partners(graph: Graph) -> tuple[Tensor, Tensor]:
     """(node of every loop, node whose degree it gets): in PyG the k-th loop of the caller meets node k."""
-    rows = graph.edge_rows()
-    places = np.flatnonzero(rows == graph.indices)
+    places, nodes = _loops(graph)
     if graph.num_nodes > 1 and len(places) != graph.num_nodes:
         raise InputError(
             f"edge_index: ClusterGCNConv(add_self_loops=False) needs one self loop per node, "
             f"{graph.num_nodes} in all, and got {len(places)}; add them or leave add_self_loops=True"
         )
     if graph.order is not None:
-        places = places[np.argsort(graph.order[places])]
-    nodes = torch.from_numpy(rows[places].astype(np.int64))
-    return nodes, torch.arange(len(places)) if graph.num_nodes > 1 else torch.zeros_like(nodes)
+        nodes = nodes[index_of(graph.order)[places].argsort()]
+    return nodes, torch.arange(len(nodes)).to(nodes) if graph.num_nodes > 1 else torch.zeros_like(nodes)
 
 
 def _laplacian(
@@ -210,6 +229,8 @@ def _laplacian(
 ) -> Propagation:
     """2 L / lambda_max - I, lambda_max twice the largest entry of L, which bounds its eigenvalues."""
     a = graph.without_self_loops()
+    if isinstance(a, PlacedGraph):
+        a = a.trimmed()
     kind, by = operator.option("kind"), operator.option("by")
     weight = _follow(edge_weight, a)
     degrees = _degrees(a, weight, dtype, by)

@@ -64,7 +64,7 @@ class PlannedForward:
             return self.original
         if torch.compiler.is_compiling():
             if traced.seats is None:
-                return self.original.__get__(module, cls)
+                return functools.partial(self.original, module)  # torch 2.11 does not follow `__get__`
             return functools.partial(exported.call, traced.seats, self.original, module)
         if active.seats is None:
             return MethodType(self.original, module)
@@ -169,7 +169,7 @@ def _run(
     run = None if key is None else session.recall(key)
     if run is None:
         listed = _edges_of(args, kwargs)[0]
-        if getattr(listed, "is_cpu", False) and session.aside.is_pygs_turn(seat.name, listed):
+        if session.aside.is_pygs_turn(seat.name, listed):
             _set_aside(session, seat.name)
             return original(module, *args, **kwargs)
         run = _prepared(layer, module, seat, args, kwargs, known)
@@ -417,9 +417,12 @@ def _constants(
             raise InputError(f"edge_weight: shape {tuple(weight.shape)}; pass one number for each edge")
         with torch.no_grad():
             made = propagate(
-                operator, edges.graph, None if weight is None else weight.detach().reshape(-1).cpu(), dtype
+                operator, edges.graph, None if weight is None else weight.detach().reshape(-1), dtype
             )
         diagonals = {name: getattr(made, name) for name in "plq" if getattr(made, name) is not None}
-        found = Constants(made.graph, made.edge_weight, {**diagonals, **made.extra}, dtype)
+        unit_loops = operator.has_unit_loops(weight is not None)
+        found = Constants(
+            made.graph, made.edge_weight, {**diagonals, **made.extra}, dtype, unit_loops=unit_loops
+        )
         edges.keep_constants(key, found, weight)
     return found

@@ -56,7 +56,7 @@ class Aside:
 
     # this thread's time: it takes part in everything that is computed, and other programs are not in it
     def __init__(self, clock: Callable[[], float] = time.thread_time) -> None:
-        self._clock, self._is_off = clock, os.environ.get("PLAIT_ASIDE", "") == "0"
+        self._clock, self.is_off = clock, os.environ.get("PLAIT_ASIDE", "") == "0"
         self._kinds: dict[tuple[bool, int], _Kind] = {}
         self._anchor: tuple[str, tuple[bool, int]] | None = None  # whose next call ends the step
         self._started: tuple[float, bool] | None = None  # when the step began, and whether PyG runs it
@@ -84,9 +84,11 @@ class Aside:
 
     def is_pygs_turn(self, layer: str, edges: Any) -> bool:
         """Whether PyG runs a call that was never seen before, so that both can be timed."""
-        if self._is_off or not isinstance(edges, torch.Tensor) or edges.dim() != 2:
+        if self.is_off or not isinstance(edges, torch.Tensor) or edges.dim() != 2:
             return False
-        if threading.get_ident() != self._thread:
+        if threading.get_ident() != self._thread or not (edges.is_cpu or edges.is_cuda):
+            return False
+        if edges.is_cuda and torch.cuda.is_current_stream_capturing():
             return False
         known = _kind(edges)
         kind = self._kinds.setdefault(known, _Kind())
@@ -95,14 +97,14 @@ class Aside:
         if self._anchor is None:
             self._anchor = (layer, known)
         if self._anchor == (layer, known):
-            self._next_step(layer, known, kind)
+            self._next_step(known, kind, edges.is_cuda)
         elif layer == self._anchor[0]:  # another size: what was begun is not a step of either
             self._anchor, self._started = (layer, known), None
-            self._next_step(layer, known, kind)
+            self._next_step(known, kind, edges.is_cuda)
         return kind.is_by_pyg if kind.is_out is None else kind.is_out
 
-    def _next_step(self, layer: str, known: tuple[bool, int], kind: _Kind) -> None:
-        now = self._clock()
+    def _next_step(self, known: tuple[bool, int], kind: _Kind, is_cuda: bool) -> None:
+        now = _device_clock() if is_cuda else self._clock()
         if self._started is not None:
             began, was_pyg = self._started
             is_first = (kind.steps - _WARM_UP) % _BLOCK == 0
@@ -120,6 +122,12 @@ class Aside:
                 f"{'' if known[0] else 'without gradients '}while each comes once: "
                 f"a step took {own:.2f} ms by plait and {theirs:.2f} ms by PyG"
             )
+
+
+def _device_clock() -> float:
+    """Seconds by the wall once the device has done its part: steps of a GPU run on after their calls."""
+    torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def _kind(edges: torch.Tensor) -> tuple[bool, int]:

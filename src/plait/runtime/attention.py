@@ -243,8 +243,8 @@ def _attend_in_torch(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
 
 def _dropped(edges: EdgeOrders, dropout: Dropout, heads: int, like: Tensor) -> Tensor:
     """[edges, heads]: what the kernels multiply the weights by, found by letting each edge attend alone."""
-    count, lanes, kind = edges.pattern.num_edges, padded(heads), edges.pattern.indices.dtype
-    alone = Pattern(np.arange(count + 1, dtype=kind), np.zeros(count, kind), 1)
+    count, lanes = edges.pattern.num_edges, padded(heads)
+    alone = Pattern(np.arange(count + 1, dtype=np.int64), np.zeros(count, np.int64), 1)
     dtype = like.dtype
     scores = Scores("gat", torch.zeros((1, lanes), dtype=dtype), dropout=dropout)
     out, statistics = torch.empty((count, heads), dtype=dtype), torch.zeros((count, 4, lanes), dtype=dtype)

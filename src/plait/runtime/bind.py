@@ -140,8 +140,12 @@ def _spread(
     key = f"{scalar}|{name}|{rows}"
     found: torch.Tensor | None = env.get(key)
     if found is None:
-        number = env[scalar].detach().reshape(1).to(place)  # a layer's own numbers come from the host
-        found = number.expand(rows).contiguous() if diagonal is None else diagonal * number
+        given: torch.Tensor = env[scalar].detach().reshape(1)
+        if given.is_cpu and place.type != "cpu":  # a layer's own number: copying it would wait for the device
+            value = given.item()
+            found = given.new_full((rows,), value, device=place) if diagonal is None else diagonal * value
+        else:
+            found = given.expand(rows).contiguous() if diagonal is None else diagonal * given
         env[key] = found
     return found
 

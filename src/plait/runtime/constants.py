@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,7 @@ from plait.kernels.csr.coalesced import torch_csr
 from plait.kernels.spmm import Pattern
 from plait.ops.work import Matrix, Uniform
 from plait.runtime.forms import Form
+from plait.runtime.placed import PlacedGraph, index_of, place_of
 
 __all__ = ["Constants", "SparseValue", "from_dense", "is_finite"]
 
@@ -28,11 +30,12 @@ class SparseValue:
     def __init__(self, graph: Graph, weight: torch.Tensor | None):
         self.graph = graph
         self.weight = weight
-        self._transposed: tuple[Pattern, torch.Tensor | None] | None = None
-        self._pattern: Pattern | None = None
+        self._transposed: tuple[Any, torch.Tensor | None] | None = None
+        self._pattern: Any = None
         self._torch: dict[bool, torch.Tensor] = {}
 
-    def operands(self, is_transposed: bool) -> tuple[Pattern, torch.Tensor | None]:
+    def operands(self, is_transposed: bool) -> tuple[Any, torch.Tensor | None]:
+        """(pattern for the kernels of the matrix's device, weights of its edges or None)."""
         if not is_transposed:
             if self._pattern is None:
                 self._pattern = _pattern(self.graph)
@@ -40,7 +43,7 @@ class SparseValue:
         if self._transposed is None:
             weight = self.weight
             if weight is not None:
-                weight = weight[torch.from_numpy(np.asarray(self.graph.transpose_order, np.int64))]
+                weight = weight[index_of(self.graph.transpose_order)]
             turned = self.graph.transpose
             pattern = self.operands(False)[0] if turned is self.graph else _pattern(turned)
             self._transposed = (pattern, weight)
@@ -56,17 +59,30 @@ class SparseValue:
         return dense
 
     def as_torch(self, is_transposed: bool, dtype: torch.dtype) -> torch.Tensor:
-        """The matrix as torch CSR, for the MKL backend; edges that repeat are added up."""
+        """The matrix as torch CSR, for MKL and cuSPARSE; for MKL edges that repeat are added up."""
         if is_transposed not in self._torch:
             pattern, weight = self.operands(is_transposed)
+            if isinstance(self.graph, PlacedGraph):
+                self._torch[is_transposed] = _placed_csr(pattern, weight, dtype)
+                return self._torch[is_transposed]
             values = torch.ones(pattern.num_edges, dtype=dtype) if weight is None else weight
             made = torch_csr(pattern.indptr, pattern.indices, values, pattern.num_columns)
             self._torch[is_transposed] = made
         return self._torch[is_transposed]
 
 
-def _pattern(graph: Graph) -> Pattern:
+def _pattern(graph: Graph | PlacedGraph) -> Any:
+    if isinstance(graph, PlacedGraph):
+        return graph.rows
     return Pattern(graph.indptr, graph.indices, graph.num_sources)
+
+
+def _placed_csr(rows: Any, weight: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+    values = torch.ones(rows.num_edges, dtype=dtype, device=rows.indices.device) if weight is None else weight
+    shape = (rows.num_rows, rows.num_columns)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # "CSR support is in beta state"
+        return torch.sparse_csr_tensor(rows.indptr, rows.indices, values, shape, check_invariants=False)
 
 
 @dataclass
@@ -80,6 +96,7 @@ class Constants:
     rows: torch.Tensor | None = None  # the selected rows behind the leaf E
     forms: dict[str, Form] = field(default_factory=dict)  # other ways to run products with A, A + i, max
     form_text: dict[str, str] = field(default_factory=dict)  # what was said about them, for the plans
+    unit_loops: bool | None = None  # whether l is all one, where that is known already
     _values: dict[str, Any] = field(default_factory=dict)
     _matrices: dict[str, Matrix] = field(default_factory=dict)
 
@@ -113,7 +130,7 @@ class Constants:
             case Sparse():
                 return SparseValue(self.graph, self.weight)
             case Diagonal("ones" | "i"):
-                return torch.ones(self.graph.num_nodes, dtype=self.dtype)
+                return torch.ones(self.graph.num_nodes, dtype=self.dtype, device=place_of(self.graph))
             case Diagonal(name):
                 return self.diagonals[name]
             case Fold(body):
@@ -135,7 +152,9 @@ class Constants:
         return SparseValue(value.graph, self._weights(value) * factor)
 
     def _weights(self, value: SparseValue) -> torch.Tensor:
-        return torch.ones(value.graph.num_edges, dtype=self.dtype) if value.weight is None else value.weight
+        if value.weight is not None:
+            return value.weight
+        return torch.ones(value.graph.num_edges, dtype=self.dtype, device=place_of(value.graph))
 
     def _product(self, left: Expr, right: Expr) -> Any:
         if isinstance(left, Sparse) and left.name == "E":
@@ -144,12 +163,9 @@ class Constants:
         if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
             return a * b
         if isinstance(a, torch.Tensor):
-            rows = torch.from_numpy(np.asarray(b.graph.edge_rows(), np.int64))
-            return SparseValue(b.graph, self._weights(b) * a[rows])
+            return SparseValue(b.graph, self._weights(b) * a[index_of(b.graph.edge_rows())])
         if isinstance(b, torch.Tensor):
-            return SparseValue(
-                a.graph, self._weights(a) * b[torch.from_numpy(a.graph.indices.astype(np.int64))]
-            )
+            return SparseValue(a.graph, self._weights(a) * b[index_of(a.graph.indices)])
         raise PlanError("a product of two sparse matrices fills in; it is never formed")
 
     def _sum(self, terms: tuple[Expr, ...]) -> SparseValue:
@@ -168,7 +184,7 @@ class Constants:
             return SparseValue(joined, None)
         weight = torch.cat([self._weights(base), *(self.vector(d) for d in diagonals)])
         if order is not None:
-            weight = weight[torch.from_numpy(np.asarray(order, np.int64))]
+            weight = weight[index_of(order)]
         return SparseValue(joined, weight)
 
     def _selected(self, expr: Expr) -> SparseValue:
@@ -196,7 +212,7 @@ class Constants:
         )
         return SparseValue(graph, None)
 
-    def pattern(self, is_transposed: bool) -> Pattern:
+    def pattern(self, is_transposed: bool) -> Any:
         """The pattern of the matrix itself or of its transpose."""
         return self.matrix(Sparse("A", "N", "M")).operands(is_transposed)[0]
 
@@ -208,6 +224,8 @@ class Constants:
     @functools.cached_property
     def has_unit_loops(self) -> bool:
         """Whether every node has a loop, of weight one."""
+        if self.unit_loops is not None:
+            return self.unit_loops
         loops = self.diagonals.get("l")
         return loops is not None and bool((loops == 1).all())
 

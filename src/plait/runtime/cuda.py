@@ -10,9 +10,8 @@ import torch
 from plait.ops.program import Step
 from plait.runtime.bind import Binding, Bound, kernel
 from plait.runtime.chain import Env, turned
-from plait.runtime.constants import SparseValue
 
-__all__ = ["why_not"]
+__all__ = ["whole_rows", "why_not"]
 
 
 def why_not() -> str | None:
@@ -22,56 +21,27 @@ def why_not() -> str | None:
     return None
 
 
-class _OnDevice:
-    """A sparse matrix in a GPU's memory: its rows and those of its transpose, moved there when asked for."""
-
-    def __init__(self, value: SparseValue, place: torch.device):
-        self._value, self._place = value, place
-        self._operands: dict[bool, tuple[Any, torch.Tensor | None]] = {}
-        self._torch: dict[bool, torch.Tensor] = {}
-
-    def operands(self, is_transposed: bool) -> tuple[Any, torch.Tensor | None]:
-        """(rows, weights of the edges or None)."""
-        if is_transposed not in self._operands:
-            from plait.kernels.csr.gpu import Rows  # here: it needs triton
-
-            pattern, weight = self._value.operands(is_transposed)
-            indptr, indices = (torch.from_numpy(a).to(self._place) for a in (pattern.indptr, pattern.indices))
-            on_device = None if weight is None else weight.to(self._place)
-            self._operands[is_transposed] = Rows(indptr, indices, pattern.num_columns), on_device
-        return self._operands[is_transposed]
-
-    def as_torch(self, is_transposed: bool, dtype: torch.dtype) -> torch.Tensor:
-        """The matrix as torch CSR, for cuSPARSE."""
-        if is_transposed not in self._torch:
-            self._torch[is_transposed] = self._value.as_torch(is_transposed, dtype).to(self._place)
-        return self._torch[is_transposed]
-
-
-def _matrix(b: Binding, step: Step) -> _OnDevice:
-    name = f"{step['matrix']} on {b.run.place}"
-    found: Any = b.run.constants.remember(name, lambda: _OnDevice(b.matrix(step), b.run.place))  # type: ignore[arg-type, return-value]
-    return found  # type: ignore[no-any-return]
-
-
-def _rows(x: torch.Tensor) -> torch.Tensor:
+def whole_rows(x: torch.Tensor) -> torch.Tensor:
     """Kernels read rows of contiguous elements."""
     return x if x.stride(-1) == 1 and (x.shape[0] < 2 or x.stride(0) >= x.shape[1]) else x.contiguous()
 
 
 def _not_torch(b: Binding, step: Step) -> str | None:
-    return None if b.backend(step) == "torch" else "not chosen"
+    if b.backend(step) != "torch":
+        return "not chosen"
+    has_rest = b.matrix(step).operands(step.is_transposed)[0].has_rest
+    return "edges of no row are among those of the matrix" if has_rest else None
 
 
 @kernel("spmm", "cuda", "torch", _not_torch)
 def _spmm_by_torch(b: Binding, step: Step, owns: bool) -> Bound:
-    matrix = _matrix(b, step)
-    rows = b.matrix(step).operands(step.is_transposed)[0].num_rows
+    matrix = b.matrix(step)
+    rows = matrix.operands(step.is_transposed)[0].num_rows
     target_of = b.target(step, rows)
 
     def run(env: Env) -> torch.Tensor:
         x = env[step["x"]]
-        out = torch.mm(matrix.as_torch(step.is_transposed, x.dtype), _rows(x))
+        out = torch.mm(matrix.as_torch(step.is_transposed, x.dtype), whole_rows(x))
         target, bias = target_of(env), env.get(step.get("bias") or "")
         if target is not None:
             out.mul_(target.unsqueeze(1))
@@ -84,7 +54,7 @@ def _spmm_by_torch(b: Binding, step: Step, owns: bool) -> Bound:
 def _spmm(b: Binding, step: Step, owns: bool) -> Bound:
     from plait.kernels.spmm import gpu  # here: it needs triton
 
-    rows, weight = _matrix(b, step).operands(step.is_transposed)
+    rows, weight = b.matrix(step).operands(step.is_transposed)
     names, take, count = dict(step.reads), b.take, rows.num_rows
     x_name, addend_name, bias_name = names["x"], names.get("addend", ""), names.get("bias", "")
     source, target = b.vector(step, "source"), b.target(step, count)
@@ -93,8 +63,8 @@ def _spmm(b: Binding, step: Step, owns: bool) -> Bound:
         weight, source = weight * source[rows.indices.long()], None
 
     def run(env: Env) -> torch.Tensor:
-        x = _rows(env[x_name])
-        addend: Any = _rows(env[addend_name]) if addend_name else None
+        x = whole_rows(env[x_name])
+        addend: Any = whole_rows(env[addend_name]) if addend_name else None
         is_in_place = owns and addend is env[addend_name]
         return gpu.spmm(
             rows, x, addend if is_in_place else take(count, x.shape[1], x.dtype), edge=weight, source=source,
@@ -108,11 +78,11 @@ def _spmm(b: Binding, step: Step, owns: bool) -> Bound:
 def _extremum(b: Binding, step: Step, owns: bool) -> Bound:
     from plait.kernels.spmm import gpu
 
-    rows, _ = _matrix(b, step).operands(False)
+    rows, _ = b.matrix(step).operands(False)
     ties = step.more[0] if step.more[0] in b.run.kept else None
 
     def run(env: Env) -> torch.Tensor:
-        x = _rows(env[step["x"]])
+        x = whole_rows(env[step["x"]])
         out = b.take(rows.num_rows, x.shape[1], x.dtype)
         if ties is None:
             return gpu.spmm(rows, x, out, reduce=step.reduce)
@@ -126,11 +96,11 @@ def _extremum(b: Binding, step: Step, owns: bool) -> Bound:
 def _extremum_gather(b: Binding, step: Step, owns: bool) -> Bound:
     from plait.kernels.spmm import gpu
 
-    rows, _ = _matrix(b, step).operands(True)
+    rows, _ = b.matrix(step).operands(True)
     scale_of = b.row_scale(step, "addend_scale", rows.num_rows)
 
     def run(env: Env) -> torch.Tensor:
-        x, best, share = (_rows(env[step[role]]) for role in ("x", "best", "share"))
+        x, best, share = (whole_rows(env[step[role]]) for role in ("x", "best", "share"))
         addend = env.get(step.get("addend") or "")
         if addend is not None and (scale := scale_of(env)) is not None:
             addend = addend * scale.unsqueeze(1)

@@ -11,7 +11,7 @@ from plait.kernels.attention import Scores
 from plait.ops.program import Step
 from plait.runtime.bind import Binding, Bound, kernel
 from plait.runtime.chain import Env
-from plait.runtime.cuda import on_device, whole_rows
+from plait.runtime.cuda import whole_rows
 
 __all__: list[str] = []
 
@@ -36,7 +36,7 @@ def _scores_of(step: Step) -> Any:
 def _attend(b: Binding, step: Step, owns: bool) -> Bound:
     from plait.kernels.attention import gpu  # here: it needs triton
 
-    rows, scores, heads = on_device(b, step).rows(False), _scores_of(step), step.option("heads")
+    rows, scores, heads = b.matrix(step).operands(False)[0], _scores_of(step), step.option("heads")
     value_name, statistics_name = step["value"], step.more[0]
 
     def run(env: Env) -> Tensor:
@@ -53,7 +53,7 @@ def _attend_again(b: Binding, step: Step, owns: bool) -> Bound:
     """The first of the two passes back: it finds what the second one reads of every target."""
     from plait.kernels.attention import gpu
 
-    rows, scores, heads = on_device(b, step).rows(False), _scores_of(step), step.option("heads")
+    rows, scores, heads = b.matrix(step).operands(False)[0], _scores_of(step), step.option("heads")
     value, grad, statistics, near, out = (step[r] for r in ("value", "grad", "statistics", "near", "out"))
     to_att = step.more[0] if step.option("kind") == "leaky" else ""
     to_edge, edge = step.option("to_edge"), step.get("edge")
@@ -77,8 +77,8 @@ def _attend_again(b: Binding, step: Step, owns: bool) -> Bound:
 def _attend_sources(b: Binding, step: Step, owns: bool) -> Bound:
     from plait.kernels.attention import gpu
 
-    matrix, scores, heads = on_device(b, step), _scores_of(step), step.option("heads")
-    rows, kind, to_far = matrix.rows(True), step.option("kind"), step.option("to_far")
+    matrix, scores, heads = b.matrix(step), _scores_of(step), step.option("heads")
+    rows, kind, to_far = matrix.operands(True)[0], step.option("kind"), step.option("to_far")
     value_name, grad, statistics, far = (step[r] for r in ("value", "grad", "statistics", "far"))
     to_att = step.more[0] if kind == "leaky" else ""
 
@@ -90,7 +90,7 @@ def _attend_sources(b: Binding, step: Step, owns: bool) -> Bound:
             to_scores = env[to_far] = b.room(env, to_far, *env[far].shape, value)
         needs_order = given.edge is not None or given.dropout is not None
         made = gpu.attend_sources(
-            rows, matrix.order if needs_order else None, given, value, whole_rows(env[grad]),
+            rows, matrix.graph.transpose_order if needs_order else None, given, value, whole_rows(env[grad]),
             env[statistics], out, to_scores, heads,
         )  # fmt: skip
         if to_att and made is not None:
@@ -107,7 +107,7 @@ def _attend_sources(b: Binding, step: Step, owns: bool) -> Bound:
 def _gate(b: Binding, step: Step, owns: bool) -> Bound:
     from plait.kernels.gate import gpu
 
-    rows, names = on_device(b, step).rows(False), dict(step.reads)
+    rows, names = b.matrix(step).operands(False)[0], dict(step.reads)
     slopes = step.more[0] if step.more else ""
 
     def run(env: Env) -> Tensor:
@@ -129,7 +129,7 @@ def _gate(b: Binding, step: Step, owns: bool) -> Bound:
 def _gate_targets(b: Binding, step: Step, owns: bool) -> Bound:
     from plait.kernels.gate import gpu
 
-    rows = on_device(b, step).rows(False)
+    rows = b.matrix(step).operands(False)[0]
 
     def run(env: Env) -> Tensor:
         near, far, value = (whole_rows(env[step[role]]) for role in ("near", "far", "value"))
@@ -144,7 +144,7 @@ def _gate_targets(b: Binding, step: Step, owns: bool) -> Bound:
 def _gate_sources(b: Binding, step: Step, owns: bool) -> Bound:
     from plait.kernels.gate import gpu
 
-    rows, to_value = on_device(b, step).rows(True), step.more[0]
+    rows, to_value = b.matrix(step).operands(True)[0], step.more[0]
 
     def run(env: Env) -> Tensor:
         near, far, value, grad = (whole_rows(env[step[r]]) for r in ("near", "far", "value", "grad"))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from itertools import combinations
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,6 +28,7 @@ from plait.ir import (
     sort,
 )
 from plait.runtime.constants import Constants, SparseValue
+from plait.runtime.placed import PlacedGraph, index_of
 from plait.runtime.segments import segment_extremum, segment_sum
 
 __all__ = ["evaluate", "gradients_depend_on"]
@@ -94,9 +95,10 @@ def _applied(matrix: Expr, x: Tensor, inputs: Mapping[str, Tensor], constants: C
     value = constants.value(matrix)
     if isinstance(value, Tensor):
         return x * value.to(x.device).unsqueeze(1)
-    rows = x.index_select(0, _sources(value, x))
+    sources = _sources(value, x)
+    rows = x.index_select(0, sources)
     if value.weight is not None:
-        rows = rows * value.weight.to(x.device).unsqueeze(1)
+        rows = rows * value.weight[: len(sources)].to(x.device).unsqueeze(1)
     return segment_sum(rows, _targets(value, x), value.graph.num_nodes)
 
 
@@ -105,13 +107,18 @@ def _aggregated(reduce: str, matrix: SparseValue, x: Tensor) -> Tensor:
     if reduce in ("max", "min"):
         return segment_extremum(rows, targets, count, reduce)
     out = segment_sum(rows, targets, count)
-    degrees = torch.from_numpy(matrix.graph.degrees).to(x).clamp(min=1)
+    degrees = index_of(matrix.graph.degrees).to(x).clamp(min=1)
     return out if reduce == "sum" else out / degrees.unsqueeze(1)
 
 
 def _sources(value: SparseValue, like: Tensor) -> Tensor:
-    return torch.from_numpy(np.asarray(value.graph.indices, np.int64)).to(like.device)
+    return index_of(_listed(value).indices).to(like.device)
 
 
 def _targets(value: SparseValue, like: Tensor) -> Tensor:
-    return torch.from_numpy(np.asarray(value.graph.edge_rows(), np.int64)).to(like.device)
+    return index_of(_listed(value).edge_rows()).to(like.device)
+
+
+def _listed(value: SparseValue) -> Any:
+    """The graph with the edges of its rows alone."""
+    return value.graph.trimmed() if isinstance(value.graph, PlacedGraph) else value.graph

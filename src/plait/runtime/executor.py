@@ -16,6 +16,7 @@ from plait.ops.program import Program, Step
 from plait.plan.plan import LayerPlan, Measured
 from plait.runtime import attention as attention  # enter their kernels
 from plait.runtime import cuda as cuda
+from plait.runtime import cuda_passes as cuda_passes
 from plait.runtime import gated as gated
 from plait.runtime.bind import Binding, bind
 from plait.runtime.buffers import Buffers
@@ -25,6 +26,7 @@ from plait.runtime.evaluate import evaluate, gradients_depend_on
 from plait.runtime.linear import marks_of
 from plait.runtime.meaning import evaluate_program
 from plait.runtime.orders import EdgeOrders
+from plait.runtime.replayed import Replayed, capture
 from plait.runtime.trace import is_profiling
 from plait.runtime.twice import added, differentiable
 
@@ -152,8 +154,10 @@ class Run:
     def _run(self, program: Compiled, env: Env) -> None:
         if self.place.type == "cpu":
             return program.run(env)
+        if self.place.index == torch.cuda.current_device():
+            return program.run_on_gpu(env)
         with torch.cuda.device(self.place):  # kernels start on the current one
-            program.run(env)
+            program.run_on_gpu(env)
 
     @property
     def kept(self) -> tuple[str, ...]:
@@ -227,6 +231,16 @@ class Compiled:
         self.run_of, self.program = run, program
         binding = Binding(program, run, may_pool)
         self.calls = [(step.out, bind(binding, step, owns), dead) for step, owns, dead in placed]
+        self._replayed = Replayed(self.run, capture) if run.place.type == "cuda" else None
+
+    def run_on_gpu(self, env: Env) -> None:
+        """The same, replayed where the values lie where they lay before."""
+        replayed, index = self._replayed, self.run_of.place.index
+        if replayed is None or self.run_of.trace is not None or is_profiling():
+            return self.run(env)
+        if torch.cuda.is_current_stream_capturing():
+            return self.run(env)  # somebody else's graph
+        replayed.run(env, torch._C._cuda_getCurrentRawStream(index))
 
     def run(self, env: Env) -> None:
         trace = self.run_of.trace

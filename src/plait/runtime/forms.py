@@ -444,7 +444,7 @@ def adopt(forms: Forms, runs: Iterable[Run]) -> bool:
     """Give the constants behind these runs the form that beats CSR where their plans use it; True if any."""
     groups: dict[tuple[int, str], list[Run]] = {}
     for run in runs:
-        if run.constants.weight is None and run.constants.rows is None:
+        if run.place.type == "cpu" and run.constants.weight is None and run.constants.rows is None:
             for key in (run.constants.form_key, "max"):
                 groups.setdefault((id(run.constants.graph), key), []).append(run)
     return any([_adopt(forms, key, group) for (_, key), group in groups.items()])

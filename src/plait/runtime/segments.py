@@ -19,7 +19,7 @@ def segment_sum(rows: Tensor, index: Tensor, count: int) -> Tensor:
 def _extreme(rows: Tensor, index: Tensor, count: int, reduce: str) -> Tensor:
     """The largest (smallest) entry of each index and column, as numbers without a gradient."""
     place = index.long()[:, None].expand_as(rows)
-    blank = torch.zeros((count, rows.shape[1]), dtype=rows.dtype)
+    blank = rows.new_zeros((count, rows.shape[1]))
     return blank.scatter_reduce(0, place, rows.detach(), f"a{reduce}", include_self=False)
 
 

@@ -13,12 +13,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 
-from plait.cost.machine import MachineProfile, gpu_profile
+from plait.cost.machine import MachineProfile, gpu_profile, gpu_profile_path, load_profile
 from plait.cost.price import uniform_matrix
 from plait.errors import InputError
 from plait.graph import Graph
@@ -41,6 +41,7 @@ from plait.runtime.forms import USUAL, Forms, adopt, with_form_text
 from plait.runtime.identity import Hold
 from plait.runtime.lstm import Prefixes
 from plait.runtime.orders import EdgeOrders
+from plait.runtime.placed import PlacedGraph, PlacedOrders
 from plait.runtime.plans import Plans
 from plait.runtime.probe import machine_for
 from plait.runtime.quotient import Quotient, Quotients
@@ -105,6 +106,8 @@ class Edges:
     @functools.cached_property
     def orders(self) -> EdgeOrders:
         """The edges by target and by source."""
+        if isinstance(self.graph, PlacedGraph):
+            return cast(EdgeOrders, PlacedOrders(self.graph))  # the part of it that a GPU's layers ask for
         return EdgeOrders(self.graph)
 
     @functools.cached_property
@@ -214,6 +217,8 @@ class Session:
         for other in [other for other in list(self.edges) if _is_earlier(other, key)]:
             self._forget_graph(other)
         graph, weight = build()
+        if isinstance(graph, PlacedGraph) and self._met < _MANY_GRAPHS:
+            graph.is_read = not torch.cuda.is_current_stream_capturing()
         self._met += 1
         holds = tuple(Hold(owner, self._gone, key) for owner in owners)
         found = self.edges[key] = Edges(graph, holds, weight, key=key, remembered=self._calls)
@@ -764,6 +769,9 @@ def _machine(place: torch.device | None = None) -> MachineProfile:
 @functools.cache
 def _gpu(index: int) -> MachineProfile:
     properties = torch.cuda.get_device_properties(index)
+    path = gpu_profile_path(cache_folder(), properties.name)
+    if path.exists():
+        return load_profile(path)
     return gpu_profile(properties.name, (properties.major, properties.minor))
 
 
@@ -782,14 +790,15 @@ def using_machine(machine: MachineProfile) -> Iterator[None]:
         _borrowed.pop()
 
 
-def machine_in_use() -> MachineProfile:
-    """The profile plans are priced with."""
-    return _machine()
+def machine_in_use(place: torch.device | None = None) -> MachineProfile:
+    """The profile plans are priced with, on a device or on the CPU."""
+    return _machine(place)
 
 
 def forget_machine() -> None:
     """Read the machine profile anew at the next plan (after a calibration)."""
     _own_machine.cache_clear()
+    _gpu.cache_clear()
 
 
 def _density(x: torch.Tensor) -> float:

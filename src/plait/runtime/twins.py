@@ -11,6 +11,7 @@ from torch import Tensor
 from plait.errors import InputError
 from plait.measure import time_calls
 from plait.runtime.forms import FEWEST_CALLS, MARGIN, UNION_SECONDS_PER_EDGE, gathered
+from plait.runtime.placed import PlacedGraph
 from plait.runtime.quotient import Quotients
 from plait.runtime.session import Edges, Session
 
@@ -39,7 +40,7 @@ def find_twins(session: Session, run: Call) -> None:
     if "twins" not in forms.names or (forms.calls < FEWEST_CALLS and not forms.is_forced):
         return
     for edges in list(session.edges.values()):
-        if not edges.runs:
+        if not edges.runs or isinstance(edges.graph, PlacedGraph):
             continue  # no layer on this graph can run on representatives
         text = _not_worth_looking(session, edges)
         quotients = Quotients(edges.graph) if text is None else None

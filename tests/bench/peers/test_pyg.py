@@ -63,7 +63,7 @@ def test_the_matrix_has_targets_as_rows_and_repeats_added_up_or_kept() -> None:
 def test_edges_that_do_not_fit_the_memory_are_refused_with_their_size(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pyg, "available_bytes", lambda: 1000)
+    monkeypatch.setattr(pyg, "free_bytes", lambda device: 1000)
     with pytest.raises(Unavailable, match="GB are free"):
         prepare("pyg-default", Problem("gcn", Forms.of(generate.star(99)), 64, 64), "training")
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from plait.bench.gpu import attending, building, gates, products
+from plait.bench.gpu import attending, building, gates, products, steps
 from plait.bench.gpu.graphs import GRAPHS
 from plait.errors import InputError
 from plait.measure import environment
@@ -33,7 +33,7 @@ def _line(record: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m plait.bench.gpu", description=__doc__)
-    parser.add_argument("--only", choices=(*_PARTS, "building"), help="one part (default all)")
+    parser.add_argument("--only", choices=(*_PARTS, "building", "steps"), help="one part (default all)")
     parser.add_argument("--graphs", nargs="+", choices=tuple(GRAPHS), default=tuple(GRAPHS))
     parser.add_argument("--sweep", action="store_true", help="all tile sizes instead of the defaults")
     parser.add_argument("--output", type=Path, help="a file for all records, as JSON")
@@ -53,7 +53,10 @@ def main() -> None:
     if args.only in (None, "building") and not args.sweep:
         for record in building.measure():
             keep(record)
-    for name in args.graphs:
+    if args.only in (None, "steps") and not args.sweep:
+        for record in steps.measure():
+            keep(record)
+    for name in () if args.only in ("building", "steps") else args.graphs:
         edge_index, num_nodes = GRAPHS[name]()
         for part, measure in (_SWEEPS if args.sweep else _PARTS).items():
             if args.only in (None, part):

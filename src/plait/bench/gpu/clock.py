@@ -29,14 +29,14 @@ def milliseconds(call: Callable[[], object], repeats: int = 10, warmup: int = 3,
     return sorted(samples)[repeats // 2]
 
 
-def replayed_milliseconds(call: Callable[[], object]) -> float:
+def replayed_milliseconds(call: Callable[[], object], repeats: int = 10, in_a_row: int = 5) -> float:
     """The same without Python: the call captured as a CUDA graph and replayed."""
     call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         call()
-    return milliseconds(graph.replay)
+    return milliseconds(graph.replay, repeats, in_a_row=in_a_row)
 
 
 def fastest_first(times: Mapping[Any, float]) -> list[list[float]]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-__all__ = ["GRAPHS", "cliques", "grid", "rmat"]
+__all__ = ["GRAPHS", "cliques", "grid", "rmat", "uniform"]
 
 
 def rmat(scale: int, num_edges: int, seed: int = 0, device: str = "cuda") -> tuple[torch.Tensor, int]:
@@ -19,6 +19,12 @@ def rmat(scale: int, num_edges: int, seed: int = 0, device: str = "cuda") -> tup
         source = source * 2 + (r > 0.76)
         target = target * 2 + (((r > 0.57) & (r <= 0.76)) | (r > 0.95))
     return torch.stack([source, target]), 1 << scale
+
+
+def uniform(num_nodes: int, num_edges: int, seed: int = 0, device: str = "cuda") -> tuple[torch.Tensor, int]:
+    """(edge_index, nodes) with both ends of every edge drawn evenly."""
+    draws = torch.Generator(device=device).manual_seed(seed)
+    return torch.randint(0, num_nodes, (2, num_edges), generator=draws, device=device), num_nodes
 
 
 def grid(side: int, device: str = "cuda") -> tuple[torch.Tensor, int]:

@@ -14,7 +14,7 @@ from plait.bench.cases import ATTENTION, LEARNED
 from plait.bench.peers.runner import Runner, SameAs, Unavailable, named_gradients
 from plait.bench.problem import Problem
 from plait.kernels.csr.coalesced import torch_csr
-from plait.measure.environment import available_bytes
+from plait.measure.device import free_bytes
 
 __all__ = ["cached_edge_index", "compiled", "csr", "csr_matrix", "default", "in_double", "normalised_once"]
 
@@ -125,11 +125,11 @@ def csr_matrix(
     """
     source, target = edge_index
     order = torch.argsort(target * num_nodes + source)
-    pointer = torch.zeros(num_nodes + 1, dtype=torch.int64)
+    pointer = torch.zeros(num_nodes + 1, dtype=torch.int64, device=target.device)
     pointer[1:] = torch.bincount(target, minlength=num_nodes).cumsum(0)
-    values = torch.ones(order.numel()) if weight is None else weight[order]
+    values = torch.ones(order.numel(), device=target.device) if weight is None else weight[order]
     columns = source[order].int()
-    if not keeps_repeats:
+    if not keeps_repeats and target.is_cpu:  # cuSPARSE takes them as they come
         return torch_csr(pointer.int().numpy(), columns.numpy(), values, num_nodes)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # "CSR support is in beta state"
@@ -183,7 +183,7 @@ def _runner(layer: nn.Module, forward: Callable[[Tensor], Tensor]) -> Runner:
 def _require_memory(problem: Problem, mode: str, float_bytes: int = 4) -> None:
     copies = (_COPIES_MAX if problem.kind == "sage-max" else _COPIES)[mode]
     needed = copies * float_bytes * problem.edge_index.shape[1] * problem.gathered_width
-    free = available_bytes()
+    free = free_bytes(problem.edge_index.device.type)
     if free is not None and needed > 0.8 * free:
         raise Unavailable(
             f"gathering every edge needs about {needed / 1e9:.0f} GB, {free / 1e9:.0f} GB are free"

@@ -24,11 +24,14 @@ except ModuleNotFoundError as error:
         "Install one, or move x to the CPU"
     ) from error
 
-__all__ = ["Items", "Rows", "gcn_norm", "inverse_degrees", "rows_of", "transposed"]
+__all__ = [
+    "Items", "Rows", "gcn_norm", "inverse_degrees", "pack", "rows_of", "sorted_rows", "transposed",
+    "without_loops",
+]  # fmt: skip
 
 _BOUNDED_EDGES = 1 << 20
 _BLOCK = 512
-_COUNTS = ("num_rows", "num_pieces", "num_short", "num_edges", "short", "most")
+_COUNTS = ("num_rows", "num_columns", "num_pieces", "num_short", "num_edges", "short", "most")
 """Numbers that differ from one graph to the next: kernels are not compiled again for them."""
 _LARGEST_INT32 = (1 << 31) - 1
 
@@ -56,7 +59,11 @@ class Items:
 
 
 class Rows:
-    """A sparse matrix by rows on a device; `order[e]` is the edge's number in the data it was made from."""
+    """A sparse matrix by rows on a device; `order[e]` is the edge's number in the data it was made from.
+
+    has_rest: edges from indptr[-1] on may belong to no row. How many is known to the device alone; kernels
+    never reach them, and their columns are in range like those of the others.
+    """
 
     def __init__(
         self,
@@ -64,10 +71,12 @@ class Rows:
         indices: torch.Tensor,
         num_columns: int,
         order: torch.Tensor | None = None,
+        has_rest: bool = False,
     ):
-        self.indptr, self.indices, self.order = indptr, indices, order
+        self.indptr, self.indices, self.order, self.has_rest = indptr, indices, order, has_rest
         self.num_rows, self.num_columns = indptr.numel() - 1, num_columns
         self.num_edges = indices.numel()
+        self.is_read = False  # whether counts may be read from the device, however few the edges
         self._items: dict[tuple[int, int], Items] = {}
 
     @functools.cached_property
@@ -171,7 +180,7 @@ def _sizes(rows: Rows, short: int, most: int, ends: torch.Tensor) -> tuple[int, 
 
     The bound of the long rows is 0: the list of short rows then holds padding in their place.
     """
-    if rows.num_edges > _BOUNDED_EDGES:
+    if rows.is_read or rows.num_edges > _BOUNDED_EDGES:
         pieces, parts, splits, long = (int(n) for n in ends[:, -1].tolist())
         return pieces, parts, splits, long
     whole = rows.num_edges // most
@@ -189,20 +198,72 @@ def rows_of(edge_index: torch.Tensor, num_rows: int, num_columns: int | None = N
 
     Sources ascend inside a row; repeated edges keep their order. `order` is each edge's place in edge_index.
     """
+    key, _ = pack(edge_index, num_rows, num_rows if num_columns is None else num_columns)
+    return sorted_rows(key, num_rows, num_rows if num_columns is None else num_columns)
+
+
+def pack(edge_index: torch.Tensor, num_rows: int, num_columns: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(target << 32 | source of every edge, whether one of them is out of range: one flag on the device)."""
     if edge_index.dim() != 2 or edge_index.shape[0] != 2:
         raise InputError(f"edge_index has shape {tuple(edge_index.shape)}; pass one of shape [2, edges]")
-    num_columns = num_rows if num_columns is None else num_columns
-    source, target = edge_index[0].to(torch.int64), edge_index[1].to(torch.int64)
-    dtype = _index_dtype(num_rows, num_columns, source.numel())
-    # one sort of (target, source) pairs; 2**32 sources do not occur on one device
-    key, order = ((target << 32) | source).sort(stable=True)
+    # 2**32 sources do not occur on one device
+    num_edges, device = edge_index.shape[1], edge_index.device
+    key = torch.empty(num_edges, dtype=torch.int64, device=device)
+    is_wrong = torch.zeros(1, dtype=torch.int32, device=device)
+    if num_edges:
+        arguments = (edge_index, key, is_wrong, *edge_index.stride(), num_rows, num_columns, num_edges)
+        _run_pack((triton.cdiv(num_edges, _BLOCK),), arguments, {"BLOCK": _BLOCK})
+    return key, is_wrong
+
+
+def without_loops(key: torch.Tensor, num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(the packed edges, loops moved to the row after the last; how many those are, known to the device)."""
+    kept, count = torch.empty_like(key), torch.zeros(1, dtype=torch.int64, device=key.device)
+    if key.numel():
+        blocks = (triton.cdiv(key.numel(), _BLOCK),)
+        _run_part(blocks, (key, kept, count, num_rows, key.numel()), {"BLOCK": _BLOCK})
+    return kept, count
+
+
+def sorted_rows(key: torch.Tensor, num_rows: int, num_columns: int, has_rest: bool = False) -> Rows:
+    """The matrix of packed edges; has_rest: some may lie in the row after the last, which is none."""
+    dtype = _index_dtype(num_rows, num_columns, key.numel())
+    key, order = key.sort(stable=True)  # one sort of (target, source) pairs
     starts = torch.arange(num_rows + 1, device=key.device) << 32
     indptr = torch.searchsorted(key, starts, out_int32=dtype == torch.int32)
     indices, placed = (torch.empty(key.numel(), dtype=dtype, device=key.device) for _ in range(2))
     if key.numel():
         blocks = (triton.cdiv(key.numel(), _BLOCK),)
         _run_unpack(blocks, (key, order, indices, placed, key.numel()), {"BLOCK": _BLOCK})
-    return Rows(indptr, indices, num_columns, placed)
+    return Rows(indptr, indices, num_columns, placed, has_rest)
+
+
+@triton.jit(do_not_specialize=_COUNTS)  # type: ignore[untyped-decorator]
+def _pack(  # type: ignore[no-untyped-def]
+    p_edges, p_key, p_wrong, row_stride, edge_stride, num_rows, num_columns, num_edges, BLOCK: tl.constexpr
+):
+    """Both ends of every edge in one number; says so where one is out of range."""
+    edge = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    m_edge = edge < num_edges
+    source = tl.load(p_edges + edge * edge_stride, mask=m_edge, other=0).to(tl.int64)
+    target = tl.load(p_edges + row_stride + edge * edge_stride, mask=m_edge, other=0).to(tl.int64)
+    is_wrong = (source < 0) | (source >= num_columns) | (target < 0) | (target >= num_rows)
+    is_wrong = is_wrong & m_edge
+    tl.store(p_wrong, 1, mask=tl.max(is_wrong.to(tl.int32), 0) > 0)
+    tl.store(p_key + edge, (target << 32) | source, mask=m_edge)
+
+
+@triton.jit(do_not_specialize=_COUNTS)  # type: ignore[untyped-decorator]
+def _part(p_key, p_kept, p_count, num_rows, num_edges, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Loops go to row num_rows; counting them in integers gives the same number in any order."""
+    edge = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    m_edge = edge < num_edges
+    key = tl.load(p_key + edge, mask=m_edge, other=1)
+    source = key & 0xFFFFFFFF
+    is_loop = ((key >> 32) == source) & m_edge
+    last = num_rows.to(tl.int64) << 32
+    tl.store(p_kept + edge, tl.where(is_loop, last | source, key), mask=m_edge)
+    tl.atomic_add(p_count, tl.sum(is_loop.to(tl.int64), 0))
 
 
 @triton.jit(do_not_specialize=_COUNTS)  # type: ignore[untyped-decorator]
@@ -229,6 +290,7 @@ def _turn(  # type: ignore[no-untyped-def]
 
 
 _run_measure, _run_place, _run_unpack, _run_turn = (Launcher(k) for k in (_measure, _place, _unpack, _turn))
+_run_pack, _run_part = Launcher(_pack), Launcher(_part)
 
 
 def transposed(rows: Rows) -> Rows:
@@ -237,14 +299,21 @@ def transposed(rows: Rows) -> Rows:
     is_short = dtype == torch.int32
     edges = torch.arange(num_edges, device=device, dtype=dtype)
     after = torch.searchsorted(rows.indptr, edges, right=True, out_int32=is_short)
-    source, order = rows.indices.sort(stable=True)
+    source = rows.indices
+    if rows.has_rest:  # stays after the last row
+        source = torch.where(after > rows.num_rows, rows.num_columns, source)
+    source, order = source.sort(stable=True)
     starts = torch.arange(rows.num_columns + 1, device=device, dtype=source.dtype)
     indptr = torch.searchsorted(source, starts, out_int32=is_short)
     indices, placed = (torch.empty(num_edges, dtype=dtype, device=device) for _ in range(2))
     if num_edges:
         blocks = (triton.cdiv(num_edges, _BLOCK),)
         _run_turn(blocks, (after, order, indices, placed, num_edges), {"BLOCK": _BLOCK})
-    return Rows(indptr, indices, rows.num_rows, placed)
+    if rows.has_rest:
+        indices.clamp_(max=max(0, rows.num_rows - 1))
+    turned = Rows(indptr, indices, rows.num_rows, placed, rows.has_rest)
+    turned.is_read = rows.is_read
+    return turned
 
 
 def inverse_degrees(rows: Rows, dtype: torch.dtype = torch.float32) -> torch.Tensor:

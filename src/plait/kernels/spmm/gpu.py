@@ -291,6 +291,37 @@ def _grid(items: Items, tiles: Tiles, width: int) -> tuple[int, int]:
     return items.grid(tiles.slots), -(-width // tiles.columns)
 
 
+@functools.lru_cache(maxsize=256)
+def _constants(reduce: str, acc: Any, tiles: Tiles) -> dict[str, Any]:
+    return {"REDUCE": reduce, "ACC": acc} | _shape(tiles)
+
+
+@functools.cache
+def _nowhere(device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """Partial results of no row."""
+    return torch.empty((1, 1), dtype=dtype, device=device)
+
+
+@functools.cache
+def _part_constants(reduce: str, columns: int) -> dict[str, Any]:
+    return {"REDUCE": reduce, "BLOCK_PARTS": _PARTS_AT_ONCE, "BLOCK_WIDTH": columns}
+
+
+@functools.lru_cache(maxsize=256)
+def _sum_constants(acc: Any, tiles: Tiles) -> dict[str, Any]:
+    return {"ACC": acc} | _shape(tiles)
+
+
+def _is_long(items: Items) -> bool:
+    """Whether counts take 64 bits, which kernels are compiled for."""
+    return items.num_pieces + items.num_short >= 1 << 31
+
+
+def _seen(argument: Any) -> Any:
+    """What tells launches apart: of tensors the type and the device, of the rest the value."""
+    return (argument.dtype, argument.device) if isinstance(argument, torch.Tensor) else argument
+
+
 def _shape(tiles: Tiles) -> dict[str, int]:
     return {"SLOTS": tiles.slots, "AHEAD": tiles.ahead, "BLOCK_WIDTH": tiles.columns}
 
@@ -323,8 +354,9 @@ def add_parts(
         parts, tie_parts, out, ties, items.splits, indptr, target, addend, addend_scale, bias,
         parts.stride(0), out.stride(0), 0 if addend is None else addend.stride(0), width,
     )  # fmt: skip
-    constants = {"REDUCE": reduce, "BLOCK_PARTS": _PARTS_AT_ONCE, "BLOCK_WIDTH": columns}
-    _run_parts((items.num_splits, -(-width // columns)), arguments, constants, _PART_WARPS)
+    constants = _part_constants(reduce, columns)
+    memo = (reduce, *map(_seen, arguments))
+    _run_parts((items.num_splits, -(-width // columns)), arguments, constants, _PART_WARPS, memo)
 
 
 def spmm(
@@ -354,7 +386,8 @@ def spmm(
     tiles = tiles_of(width, x.element_size()) if tiles is None else tiles
     items = rows.items(tiles.short, tiles.most)
     sums, acc = accumulator(x.dtype)
-    parts = x.new_empty((items.num_parts, width), dtype=sums)
+    # without split rows nothing is written to either
+    parts = x.new_empty((items.num_parts, width), dtype=sums) if items.num_parts else _nowhere(x.device, sums)
     tie_parts = None if ties is None else ties.new_empty((items.num_parts, width))
     arguments = (
         x, out, parts, ties, tie_parts, rows.indptr, rows.indices, items.items,
@@ -362,9 +395,9 @@ def spmm(
         x.stride(0), out.stride(0), parts.stride(0), 0 if addend is None else addend.stride(0),
         items.num_pieces, items.num_pieces + items.num_short, width,
     )  # fmt: skip
-    _run_product(
-        _grid(items, tiles, width), arguments, {"REDUCE": reduce, "ACC": acc} | _shape(tiles), tiles.warps
-    )
+    # counts are left out: kernels are not compiled for them
+    memo = (reduce, acc, tiles, *map(_seen, arguments[:18]), width, _is_long(items))
+    _run_product(_grid(items, tiles, width), arguments, _constants(reduce, acc, tiles), tiles.warps, memo)
     add_parts(
         items, rows.indptr, parts, out, reduce=reduce, target=target, addend=addend,
         addend_scale=addend_scale, bias=bias, ties=ties, tie_parts=tie_parts,
@@ -455,7 +488,8 @@ def extremum_gather(
         0 if addend is None else addend.stride(0),
         items.num_pieces, items.num_pieces + items.num_short, width,
     )  # fmt: skip
-    _run_attained(_grid(items, tiles, width), arguments, {"ACC": acc} | _shape(tiles), tiles.warps)
+    memo = (acc, tiles, *map(_seen, arguments[:15]), width, _is_long(items))
+    _run_attained(_grid(items, tiles, width), arguments, _sum_constants(acc, tiles), tiles.warps, memo)
     add_parts(items, rows.indptr, parts, out, addend=addend)
     return out
 

@@ -76,6 +76,8 @@ def prepare(module: Any, given: Mapping[str, Any]) -> Run | str:
     reason = _refused(module, layer, x, edge_index, edge_attr, wants_weights)
     if reason is not None:
         return reason
+    if edge_index.is_cuda and (edge_attr is not None or wants_weights or module.heads > MOST_HEADS):
+        return ": features of edges, weights that are asked for and many heads are planned on a CPU only so far"
     is_bipartite = not isinstance(x, Tensor)
     source, target = (x[0], x[1]) if is_bipartite else (x, None)
     size = given.get("size")
@@ -101,7 +103,7 @@ def _refused_matrix(module: Any, edge_index: Any, edge_attr: Any, wants_weights:
     """Why edges are none that attention takes: an edge list, or a torch matrix whose values it ignores."""
     is_matrix = isinstance(edge_index, Tensor) and edge_index.layout in (torch.sparse_csr, torch.sparse_coo)
     if not is_matrix:
-        return refused_edges(edge_index)
+        return refused_edges(edge_index, on_gpu=True)
     if edge_index.layout == torch.sparse_coo and not edge_index.is_coalesced():
         return ": a sparse adj_t that is not coalesced is PyG's"
     if edge_attr is not None or wants_weights or edge_index.values().dim() != 1:
@@ -119,7 +121,7 @@ def _refused(
     if not parts or not isinstance(parts[0], Tensor):
         return ": x is not a tensor or a pair of tensors"
     reason = _refused_matrix(module, edge_index, edge_attr, wants_weights)
-    reason = reason or refused_features(module, *parts, edge_attr)
+    reason = reason or refused_features(module, *parts, edge_attr, on_gpu=True)
     if reason is not None:
         return reason
     if any(part is not None and part.dim() != 2 for part in parts):

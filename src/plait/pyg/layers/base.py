@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +36,7 @@ __all__ = [
     "neighbours",
     "not_plain",
     "not_summed",
+    "number_in",
     "rule",
     "scalar",
     "scalar_value",
@@ -124,6 +126,23 @@ def scalar(name: str) -> Scalar:
 def scalar_value(value: float, x: Tensor) -> Tensor:
     """The value of such a number beside features x; half precision is summed in float32."""
     return torch.tensor(value, dtype=x.dtype if x.dtype.itemsize > 2 else torch.float32)
+
+
+_read: dict[int, tuple[weakref.ref[Tensor], int, float]] = {}
+_MOST_READ = 256
+
+
+def number_in(value: Tensor) -> float:
+    """The number in a tensor of one element; one on a GPU is read again when torch counted a write to it."""
+    if value.is_cpu:
+        return float(value)
+    known, version, number = _read.get(id(value), (None, -1, 0.0))
+    if known is None or known() is not value or version != value._version:
+        number = float(value)
+        while len(_read) >= _MOST_READ:
+            _read.pop(next(iter(_read)))
+        _read[id(value)] = weakref.ref(value), value._version, number
+    return number
 
 
 def with_bias(forms: tuple[Expr, ...], has_bias: bool) -> tuple[Expr, ...]:

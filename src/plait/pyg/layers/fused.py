@@ -24,6 +24,7 @@ from plait.pyg import active
 from plait.pyg.edges import read
 from plait.pyg.layers.base import bound_to_torch
 from plait.runtime import trace
+from plait.runtime.cuda import why_not
 from plait.runtime.session import Edges, Session
 
 __all__ = [
@@ -45,6 +46,9 @@ __all__ = [
 Run = Callable[[], Any]
 Prepare = Callable[[Any, Mapping[str, Any]], "Run | str"]
 """(module, arguments by name) -> the call ready to run, or ": why not" to follow the layer's name."""
+
+_ON_CPU = (torch.float32, torch.float64)
+_ON_GPU = (*_ON_CPU, torch.float16, torch.bfloat16)
 
 FUSED: dict[type[nn.Module], Prepare] = {}
 _ONLY: dict[type[nn.Module], Callable[[Any], bool]] = {}
@@ -86,26 +90,31 @@ def check_widths(module: Any, given: Mapping[str, Any]) -> None:
             )
 
 
-def refused_edges(edge_index: Any) -> str | None:
-    """Why edges are none that such layers take: an edge list on the CPU."""
+def refused_edges(edge_index: Any, on_gpu: bool = False) -> str | None:
+    """Why edges are none that such layers take: an edge list on the CPU, or where it says so on a GPU."""
     if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
         return ": a sparse adj_t is not lowered for this layer; pass edge_index"
-    if edge_index.device.type != "cpu" or edge_index.dim() != 2 or edge_index.shape[0] != 2:
-        return ": edge_index is not an edge list on the CPU"
+    if not on_gpu and edge_index.is_cuda:
+        return ": planned on a CPU only so far"
+    if edge_index.device.type not in ("cpu", "cuda") or edge_index.dim() != 2 or edge_index.shape[0] != 2:
+        return ": edge_index is not an edge list"
     if edge_index.dtype not in (torch.int64, torch.int32):
         return f": edge_index is {edge_index.dtype}"
     return None
 
 
-def refused_features(module: nn.Module, *values: Tensor | None) -> str | None:
-    """Why tensors of numbers are none that such layers take: dense, on the CPU, of the parameters' type."""
+def refused_features(module: nn.Module, *values: Tensor | None, on_gpu: bool = False) -> str | None:
+    """Why tensors of numbers are none that such layers take: dense, of the parameters' type."""
     dtypes = {p.dtype for p in module.parameters()}
     for value in values:
         if value is None:
             continue
-        if value.device.type != "cpu" or value.layout != torch.strided:
-            return ": features are not dense tensors on the CPU"
-        if value.dtype not in (torch.float32, torch.float64) or dtypes - {value.dtype}:
+        if value.device.type not in ("cpu", "cuda") or value.layout != torch.strided:
+            return ": features are not dense tensors on the CPU or a GPU"
+        if value.is_cuda and (not on_gpu or (reason := why_not()) is not None):
+            return f": {reason}" if on_gpu else ": planned on a CPU only so far"
+        known = _ON_GPU if value.is_cuda else _ON_CPU
+        if value.dtype not in known or dtypes - {value.dtype}:
             return f": features are {value.dtype}; the layer is planned in float32 and float64"
     reason = bound_to_torch()
     return None if reason is None else f": {reason}"

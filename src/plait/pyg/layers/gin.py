@@ -21,6 +21,7 @@ from plait.pyg.layers.base import (
     is_plain_linear,
     linear_values,
     neighbours,
+    number_in,
     rule,
     scalar,
     scalar_value,
@@ -83,11 +84,11 @@ def _run_gin(
         "learned"
         if isinstance(eps, nn.Parameter) or eps.requires_grad
         else "one"
-        if float(eps) == 0.0
+        if number_in(eps) == 0.0
         else "number"
     )
     if own != "one" and (not call.is_bipartite or call.has_root):
-        values["e"] = 1 + eps if own == "learned" else scalar_value(1.0 + float(eps), x)
+        values["e"] = 1 + eps if own == "learned" else scalar_value(1.0 + number_in(eps), x)
     layers = _layers(module.nn)
     if kinds:
         values.update(linear_values(layers[0]))

@@ -1,0 +1,190 @@
+"""Programs of small graphs on a GPU: their launches replayed as one CUDA graph instead of issued one by one.
+
+On the host of an H200 a step of a layer took 60 to 100 us to issue and less to run. A training loop hands a
+program the same tensors at the same addresses again and again: torch's allocator sees to that. So a program
+that met the same addresses a few times is captured, and replayed when they come back. Its results then lie
+in memory of its own; like a buffer (runtime/buffers.py) it is written to again only when nobody holds it any
+more, otherwise the program runs as usual. PLAIT_REPLAY=0 leaves all of this out.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plait.runtime.chain import Env
+
+__all__ = ["Replayed", "capture"]
+
+_REPEATS = 3  # times the same addresses are met before a capture
+_MOST_GRAPHS = 4  # of one program; addresses that vary more are not worth it
+_MOST_SEEN = 32
+_MOST_BYTES = 256 << 20  # of results: large ones take longer to compute than to issue
+_FREE = 1  # uses of a storage that only its Python object holds
+
+Capture = Callable[[Callable[[Env], None], Env], tuple[Callable[[], None], Env]]
+"""(program, values) -> (a function that runs it again, the values after it)."""
+
+
+@dataclass(frozen=True)
+class _Made:
+    """Where a result lies."""
+
+    name: str
+    storage: torch.UntypedStorage
+    dtype: torch.dtype
+    device: torch.device
+    place: tuple[int, torch.Size, tuple[int, ...]]
+
+    def tensor(self) -> Tensor:
+        """A tensor of this memory: by set_, because users may modify it in place, unlike a view of ours."""
+        return torch.empty(0, dtype=self.dtype, device=self.device).set_(self.storage, *self.place)
+
+
+@dataclass(frozen=True)
+class _Captured:
+    replay: Callable[[], None]
+    made: tuple[_Made, ...]
+    handles: tuple[int, ...]  # of the storages of the results
+
+    def is_free(self) -> bool:
+        """Whether nobody holds a result of an earlier run."""
+        return all(torch._C._storage_Use_Count(handle) <= _FREE for handle in self.handles)
+
+
+class Replayed:
+    """A program that is replayed where its inputs lie where they lay before."""
+
+    def __init__(self, run: Callable[[Env], None], capture: Capture):
+        self._run, self._capture = run, capture
+        self._graphs: dict[Any, _Captured] = {}
+        self._seen: dict[Any, int] = {}
+        self._is_off = os.environ.get("PLAIT_REPLAY", "") == "0"
+        # a program may be called from several threads: results found free are taken before another one looks
+        self._lock = threading.Lock()
+
+    def run(self, env: Env, place: object = None) -> None:
+        """Runs the program; `place` is what else must be the same: the stream."""
+        key = None if self._is_off else _addresses(env)
+        if key is None:
+            return self._run(env)
+        key = (place, *key)
+        found = self._graphs.get(key)
+        if found is None and self._is_due(key):
+            found = self._captured(env, key)
+        results = None if found is None else self._taken(found)
+        if found is None or results is None:
+            return self._run_and_look(env)
+        env.update(results)
+        found.replay()
+
+    def _run_and_look(self, env: Env) -> None:
+        """Run it as usual; where its results are large, that is how it runs from now on."""
+        before = set(env)
+        self._run(env)
+        made = sum(v.nbytes for n, v in env.items() if n not in before and isinstance(v, Tensor))
+        if made > _MOST_BYTES and not self._graphs:
+            self._is_off = True
+
+    def _is_due(self, key: Any) -> bool:
+        """Whether these addresses came back often enough."""
+        if len(self._seen) >= _MOST_SEEN:
+            self._seen.clear()
+        count = self._seen[key] = self._seen.get(key, 0) + 1
+        return count > _REPEATS
+
+    def _taken(self, found: _Captured) -> dict[str, Tensor] | None:
+        with self._lock:
+            return {made.name: made.tensor() for made in found.made} if found.is_free() else None
+
+    def _captured(self, env: Env, key: Any) -> _Captured | None:
+        """The program on these addresses as a graph; None, now and later, where it cannot be one."""
+        if len(self._graphs) >= _MOST_GRAPHS:
+            self._is_off = True
+            return None
+        try:
+            replay, after = self._capture(self._run, Env(env))
+        except RuntimeError:
+            self._is_off = True
+            return None
+        made = _results(env, after)
+        del after
+        if made is None:
+            self._is_off = True
+            return None
+        handles = {one.storage._cdata: None for one in made}
+        found = self._graphs[key] = _Captured(replay, made, tuple(handles))
+        return found
+
+
+def _addresses(env: Env) -> tuple[Any, ...] | None:
+    """Where the values lie, and numbers of the host themselves; None for what is neither."""
+    found: list[Any] = []
+    for value in env.values():
+        if not isinstance(value, Tensor):
+            return None
+        if value.is_meta:
+            continue  # read for its shape alone
+        is_number = value.is_cpu and not value.dim()
+        found.append(value.item() if is_number else (value.data_ptr(), value.stride()))
+    return tuple(found)
+
+
+def _storages(values: Iterable[Any]) -> set[int]:
+    return {v.untyped_storage()._cdata for v in values if isinstance(v, Tensor) and not v.is_meta}
+
+
+def _results(before: Env, after: Env) -> tuple[_Made, ...] | None:
+    """The results among the values after a program; None where one of them is in an input's memory."""
+    results = {n: v for n, v in after.items() if n not in before and isinstance(v, Tensor)}
+    own = _storages(results.values())
+    if own & _storages(before.values()) or len(results) + len(before) != len(after):
+        return None
+    kept: dict[int, torch.UntypedStorage] = {}
+    made = []
+    for name, value in results.items():
+        storage = value.untyped_storage()
+        storage = kept.setdefault(storage._cdata, storage)  # one Python object for each: uses are counted
+        place = (int(value.storage_offset()), value.shape, value.stride())
+        made.append(_Made(name, storage, value.dtype, value.device, place))
+    return tuple(made)
+
+
+class _Streams(threading.local):
+    """A stream to capture on, of this thread and each device; libraries have their workspace there."""
+
+    def __init__(self) -> None:
+        self._made: dict[torch.device, torch.cuda.Stream] = {}
+
+    def of(self, device: torch.device) -> torch.cuda.Stream:
+        if device not in self._made:
+            made = self._made[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            with torch.cuda.stream(made):
+                small = torch.ones(16, 16, device=device)
+                torch.addmm(small[0], small, small)
+        return self._made[device]
+
+
+_streams = _Streams()
+
+
+def capture(program: Callable[[Env], None], env: Env) -> tuple[Callable[[], None], Env]:
+    """The program as a CUDA graph, and the values it makes; nothing is computed yet."""
+    device = next(value.device for value in env.values() if value.is_cuda)
+    current, side = torch.cuda.current_stream(device), _streams.of(device)
+    side.wait_stream(current)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(side):
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            program(env)
+        finally:
+            graph.capture_end()
+    current.wait_stream(side)
+    return graph.replay, env
