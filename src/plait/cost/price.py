@@ -268,7 +268,12 @@ class Pricer:
         rate = self._rate(self.machine.gemm, request.inner, request.cols)
         floor = one.work.bytes_least / self.machine.stream_bytes_per_s
         seconds = max(one.work.flops / rate, floor) * request.parts + self.machine.call_seconds
-        work = Work(*(request.parts * amount for amount in (one.work.flops, one.work.bytes_least, one.work.bytes_gathered)))
+        work = Work(
+            *(
+                request.parts * amount
+                for amount in (one.work.flops, one.work.bytes_least, one.work.bytes_gathered)
+            )
+        )
         return Price(seconds, work, "plait", "tall blocks in registers, head by head")
 
     # Dense products ---------------------------------------------------------------------------

@@ -20,7 +20,12 @@ from plait.plan.ways import Way
 
 __all__ = ["Attention", "base_of", "unit_ways", "ways"]
 
-_ORDERS = {"": "sources", " lean": "lean", " targets first": "targets", " targets first, lean": "targets, lean"}
+_ORDERS = {
+    "": "sources",
+    " lean": "lean",
+    " targets first": "targets",
+    " targets first, lean": "targets, lean",
+}
 _TEXT = {
     "gat": "softmax(leaky(X W aₛ + (X W aₜ)ᵀ)) (X W), reuse",
     "gat folded": "softmax(leaky(X (W aₛ) + (X (W aₜ))ᵀ)) (X W), reuse",
@@ -237,7 +242,9 @@ def unit_ways(width: int, wrt: Sequence[str] | None) -> list[Way]:
     for suffix, order in _orders(layer, wrt).items():
         draft = _Writer(layer, order)
         out = draft.attend(draft.input("F", "N", width), draft.input("B", "N", width), draft.x)
-        found.append(Way(f"agnn{suffix}", text + ("," + suffix if suffix else ""), draft.program(out), because))
+        found.append(
+            Way(f"agnn{suffix}", text + ("," + suffix if suffix else ""), draft.program(out), because)
+        )
     return found
 
 

@@ -117,9 +117,7 @@ def _gate(b: Binding, step: Step, owns: bool) -> Bound:
             env[slopes] = torch.empty_like(out)
         addend = whole_rows(env[names["addend"]]) if "addend" in names else None
         bias = env[names["bias"]].reshape(-1).contiguous() if "bias" in names else None
-        gpu.gate(
-            rows, "sigmoid", near, far, value, out=out, slopes=env.get(slopes), addend=addend, bias=bias
-        )
+        gpu.gate(rows, "sigmoid", near, far, value, out=out, slopes=env.get(slopes), addend=addend, bias=bias)
         return out
 
     return run

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from plait.errors import PlanError
@@ -85,3 +86,24 @@ def _chain(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
         w = env[step[f"w{k}"]] if step.get(f"w{k}") else env[step[f"wt{k}"]].t()
         total = total + env[step[f"rows{k}"]] @ w
     return with_terms(total, step, env)
+
+
+@meaning("combine")
+def _combine(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
+    terms = [env[name] for role, name in step.reads if role != "bias"]
+    total: Any = 0
+    for factor, term in zip(step.factors, terms, strict=True):
+        total = total + (term if factor == 1.0 else factor * term)
+    bias = step.get("bias")
+    result: Tensor = total if bias is None else total + env[bias]
+    return result
+
+
+@meaning("relu")
+def _relu(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
+    return torch.relu(env[step["x"]])
+
+
+@meaning("concat")
+def _concat(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
+    return torch.cat([env[name] for _, name in step.reads], 1)

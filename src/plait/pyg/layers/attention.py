@@ -77,7 +77,9 @@ def prepare(module: Any, given: Mapping[str, Any]) -> Run | str:
     if reason is not None:
         return reason
     if edge_index.is_cuda and (edge_attr is not None or wants_weights or module.heads > MOST_HEADS):
-        return ": features of edges, weights that are asked for and many heads are planned on a CPU only so far"
+        return (
+            ": features of edges, weights that are asked for and many heads are planned on a CPU only so far"
+        )
     is_bipartite = not isinstance(x, Tensor)
     source, target = (x[0], x[1]) if is_bipartite else (x, None)
     size = given.get("size")
@@ -184,9 +186,7 @@ def _dropout(module: Any) -> Dropout | None:
     return Dropout(int(torch.randint(0, (1 << 63) - 1, (1,)).item()), float(module.dropout))
 
 
-def _run(
-    module: Any, call: AttentionCall, layer: Attention, edge: Tensor | None = None
-) -> executor.Run:
+def _run(module: Any, call: AttentionCall, layer: Attention, edge: Tensor | None = None) -> executor.Run:
     """The layer's program on this graph; parameters want gradients all together or not at all."""
     wrt: tuple[str, ...] = ()
     if is_training(module, call.source, call.target, edge):
@@ -307,7 +307,9 @@ def _gat_pieces(module: Any, call: AttentionCall) -> Any:
     scores = nn.functional.leaky_relu(scores if edge is None else scores + edge, module.negative_slope)
     kept = nn.functional.dropout(edge_softmax(orders, scores), module.dropout, module.training)
     out = edge_sums(orders, buffers, heads, kept, value)
-    out = _joined(module, out, module.res(own) if module.res is not None and own is not None else None, module.bias)
+    out = _joined(
+        module, out, module.res(own) if module.res is not None and own is not None else None, module.bias
+    )
     return (out, (call.listed, _as_listed(call, kept)[:, :heads])) if call.wants_weights else out
 
 
