@@ -16,7 +16,7 @@ from plait.plan.search import Problem
 from plait.plan.ways import choose
 
 ROWS, EDGES = 50_000, 2_000_000
-WRT = ("X", *"W W1 b b1 V U R M q v S s a c".split())
+WRT = ("X", "W", "W1", "b", "b1", "V", "U", "R", "M", "q", "v", "S", "s", "a", "c")
 
 
 def planned(

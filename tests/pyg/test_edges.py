@@ -29,8 +29,8 @@ from torch_geometric.utils import trim_to_layer
 import plait
 from plait.graph import Graph
 from plait.loader import LinkNeighborLoader, NeighborLoader
-from plait.pyg import edges
 from plait.plan import ways
+from plait.pyg import edges
 
 
 def random_data() -> Data:
@@ -289,7 +289,7 @@ def test_plans_of_attention_are_made_for_sizes_once_batches_come_and_go(
     made: list[str] = []
     own = ways.choose
     monkeypatch.setattr(
-        "plait.runtime.session.choose", lambda problem, found: made.append(problem.layer) or own(problem, found)
+        "plait.runtime.session.choose", lambda p, found: made.append(p.layer) or own(p, found)
     )
     monkeypatch.setenv("PLAIT_ASIDE", "0")
     torch.manual_seed(0)

@@ -21,7 +21,7 @@ from plait.bench.problem import edge_index_of, hidden_features, training_step
 from plait.graph import Graph, generate
 from plait.plan.plan import LayerPlan
 from plait.pyg.compile import compile
-from plait.pyg.probe import Probe, machine_in_use
+from plait.pyg.probe import Probe
 
 __all__ = ["attention_factors", "made_up_graphs"]
 

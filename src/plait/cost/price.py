@@ -25,8 +25,8 @@ from plait.ops.work import (
 
 __all__ = ["Price", "Pricer", "uniform_matrix"]
 
-# Times of passes over the edges beside a sparse product of the same columns, by operation and kind: from a few
-# timings on a busy machine, at widths 64 and 256; not fitted.
+# Times of passes over the edges beside a sparse product of the same columns, by operation and kind: from a
+# few timings on a busy machine, at widths 64 and 256; not fitted.
 _PASSES = {
     "gate": 1.1, "gate kept": 1.4, "gate_targets": 1.1, "gate_sources": 1.8,
     "attend gat": 1.1, "attend leaky": 1.9, "attend dot": 0.8,

@@ -3,9 +3,9 @@
 kind says how an edge is scored: "gat" adds single numbers of both ends, "leaky" bends the sum of their rows
 (GATv2), "dot" multiplies them (Transformer). `order` says how the backward pass goes about it:
 
-sources         over sources first, which needs the output; one number per edge and head is kept for the targets
+sources         over sources first, which needs the output; a number per edge and head is kept for targets
 lean            the same with nothing of an edge kept: the pass over targets computes it again
-targets         over targets first, which needs no output; two numbers per edge and head are kept for the sources
+targets         over targets first, which needs no output; two numbers per edge and head are kept for sources
 targets, lean   the same with nothing kept: the pass over sources computes it again
 """
 
@@ -329,8 +329,8 @@ register(
         reference=f"{_REFERENCE}:attend_backward", says="send gradients back along the edges, by weight",
     ),
     Operation(
-        "attend_targets", ("matrix", "far", "near", "value", "att?", "slopes"), _targets_flops, _targets_depth,
-        _targets_request, reference=f"{_REFERENCE}:attend_backward",
+        "attend_targets", ("matrix", "far", "near", "value", "att?", "slopes"),
+        _targets_flops, _targets_depth, _targets_request, reference=f"{_REFERENCE}:attend_backward",
         says="sum the gradients of scores by target",
     ),
     Operation(

@@ -3,15 +3,16 @@
 gat             project once, gather the projected rows (heads x out wide); scores from the projected rows
 gat folded      the same with the scores' vectors folded into W: scores come with the projection
 recompute       gather the raw rows once for all heads, project each head after: wins where the input is
-                narrower than a head's output; Transformer's raw rows are keys too, scored by queries times (Q Kᵀ)
+                narrower than a head's output; Transformer's raw rows are keys too, scored by x (Q Kᵀ)
 leaky, dot      GATv2 and Transformer: the scores need the projected rows of both ends
 ... lean, ... targets first: how the backward pass goes about it (ops/attention.py)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from plait.ops.attention import padded
 from plait.ops.program import Program
@@ -119,13 +120,23 @@ class _Writer(Draft):
         self.x = self.input("X", self.sources, layer.inner)
         self.own = self.x if layer.outer is None else self.input("X1", "N", layer.outer)
 
-    def attend(self, far: str, near: str, value: str, *, is_shared: bool = False, **more: str | None) -> str:
-        """The pass over the edges; what is added to it, where the device's kernel does not."""
+    def attend(
+        self,
+        far: str,
+        near: str,
+        value: str,
+        *,
+        att: str | None = None,
+        added: Mapping[str, str | None] = MappingProxyType({}),
+        is_shared: bool = False,
+    ) -> str:
+        """The pass over the edges; what is added to it, in a step of its own where the device's does not."""
         layer = self.layer
         columns = layer.heads * self.width_of(value) if is_shared else self.width_of(value)
-        inside = {"addend": more.pop("addend", None), "bias": more.pop("bias", None)}
+        inside = {"addend": added.get("addend"), "bias": added.get("bias")}
         is_fused = layer.device == "cpu"
-        reads = {"matrix": self.matrix(), "far": far, "near": near, "value": value, **more}
+        edge = self.input("E", "E", layer.lanes) if layer.has_edge else None
+        reads = {"matrix": self.matrix(), "far": far, "near": near, "value": value, "edge": edge, "att": att}
         out = self.add(
             "attend", {**reads, **(inside if is_fused else {})}, ("N", columns),
             more=[("statistics", ("N", 4 * padded(layer.heads)))], kind=layer.kind, heads=layer.heads,
@@ -151,9 +162,6 @@ class _Writer(Draft):
             residual = self.gemm(self.own, self.input("R", inner, layer.columns))
         return {"addend": residual, "bias": self.input("c", 1, layer.columns) if layer.has_bias else None}
 
-    def edge(self) -> str | None:
-        return self.input("E", "E", self.layer.lanes) if self.layer.has_edge else None
-
     def projected(self, x: str, name: str, columns: int) -> str:
         """x W + b, where the layer's projections have a bias."""
         bias = self.input(f"b{name}", 1, columns) if self.layer.has_projection_bias else None
@@ -165,7 +173,7 @@ def _gat(layer: Attention, order: str) -> Program:
     z = draft.projected(draft.x, "", layer.columns)
     scores = draft.gemm(z, draft.input("V", layer.columns, 2 * layer.lanes))
     far, near = (draft.columns(scores, k * layer.lanes, layer.lanes) for k in range(2))
-    return draft.program(draft.attend(far, near, z, edge=draft.edge(), **draft.added()))
+    return draft.program(draft.attend(far, near, z, added=draft.added()))
 
 
 def _gat_folded(layer: Attention, order: str) -> Program:
@@ -179,14 +187,14 @@ def _gat_folded(layer: Attention, order: str) -> Program:
     else:
         near = draft.input("T", "N", lanes)
     value, far = draft.columns(z, 0, columns), draft.columns(z, columns, lanes)
-    return draft.program(draft.attend(far, near, value, edge=draft.edge(), **draft.added()))
+    return draft.program(draft.attend(far, near, value, added=draft.added()))
 
 
 def _gat_raw(layer: Attention, order: str) -> Program:
     draft = _Writer(layer, order)
     scores = draft.gemm(draft.x, draft.input("V", layer.inner, 2 * layer.lanes))
     far, near = (draft.columns(scores, k * layer.lanes, layer.lanes) for k in range(2))
-    means = draft.attend(far, near, draft.x, is_shared=True, edge=draft.edge())
+    means = draft.attend(far, near, draft.x, is_shared=True)
     w = draft.input("W", layer.inner, layer.columns)
     bias = draft.input("c", 1, layer.columns) if layer.has_bias else None
     reads = {"x": means, "w": w, "bias": bias}
@@ -212,7 +220,7 @@ def _rows(layer: Attention, order: str) -> Program:
     att = draft.input("a", 1, columns) if layer.kind == "leaky" else None
     out = draft.attend(
         draft.columns(z, 0, columns), draft.columns(t, first, columns),
-        draft.columns(z, (far - 1) * columns, columns), att=att, **added,
+        draft.columns(z, (far - 1) * columns, columns), att=att, added=added,
     )  # fmt: skip
     return draft.program(out)
 
@@ -266,11 +274,12 @@ def _because(layer: Attention, base: str, suffix: str) -> str:
 
 def _reason(layer: Attention, base: str) -> str:
     if base == "dot recompute":
-        return f"raw rows of {layer.inner} columns are all heads' keys and values; projected, {2 * layer.columns}"
+        wide = 2 * layer.columns
+        return f"raw rows of {layer.inner} columns are all heads' keys and values; projected, {wide}"
     if base == "recompute":
         return f"raw rows of {layer.inner} columns serve all heads; projected ones have {layer.columns}"
     if base == "gat folded":
-        return f"scores come from {layer.inner} input columns by W a, cheaper than from {layer.columns} projected ones"
+        return f"scores come from {layer.inner} input columns by W a, not from {layer.columns} projected ones"
     if base == "gat":
-        return f"scores come from the {layer.columns} projected columns, cheaper than from {layer.inner} input ones"
+        return f"scores come from {layer.columns} projected columns, not from {layer.inner} input ones"
     return "scores need the projected rows of both ends; nothing of edges x width is kept"

@@ -1,6 +1,6 @@
 """Ways to run gated layers (ResGatedGraphConv): one projection, one pass over edges, what backward keeps.
 
-keep        the forward pass also sums the gate's derivative, nodes x width: backward is one pass, over sources
+keep        the forward pass also sums the gate's derivative, nodes x width: backward is one pass
 gate again  nothing more is kept; backward goes over targets too
 """
 

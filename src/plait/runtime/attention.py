@@ -92,10 +92,10 @@ def _attend_sources(b: Binding, step: Step, owns: bool) -> Bound:
     def run(env: Env) -> Tensor:
         value: Tensor = env[value_name]
         given = scores(env)
-        out = b.room(env, step.out, *value.shape, value)
+        out = b.room_like(env, step.out, value)
         to_scores: Tensor | None = None
         if to_far is not None:
-            to_scores = env[to_far] = b.room(env, to_far, *env[far].shape, value)
+            to_scores = env[to_far] = b.room_like(env, to_far, env[far])
         elif kind == "dot":
             to_scores = out  # keys and values are the same rows
         if slopes is not None:
@@ -127,7 +127,7 @@ def _attend_targets(b: Binding, step: Step, owns: bool) -> Bound:
         return total
 
     def run(env: Env) -> Tensor:
-        out = b.room(env, step.out, *env[near].shape, env[near])
+        out = b.room_like(env, step.out, env[near])
         made = kernels.attend_targets(orders.pattern, orders.inverse, scores(env), env[slopes], out, heads)
         if to_att and made is not None:
             env[to_att] = made.reshape(1, -1)
@@ -144,7 +144,7 @@ def _attend_again(b: Binding, step: Step, owns: bool) -> Bound:
     to_att = step.more[0] if step.option("kind") == "leaky" else ""
 
     def run(env: Env) -> Tensor:
-        out = b.room(env, step.out, *env[near].shape, env[near])
+        out = b.room_like(env, step.out, env[near])
         if kept is not None:
             env[kept] = b.take(pattern.num_edges, 2 * padded(heads), out.dtype)
         made = kernels.attend_again(
@@ -175,11 +175,11 @@ def _heads(b: Binding, step: Step, owns: bool) -> Bound:
             env[names[role]] if role in names else None for role in ("own", "skip", "skip_bias", "bias")
         )
         out = b.take(x.shape[0], w.shape[1], x.dtype)
-        project_heads(
-            x, w.contiguous(), out, heads, bias=bias, own=own, skip=skip if skip is None else skip.contiguous(),
-            skip_bias=skip_bias,
-        )  # fmt: skip
-        if bare is not None and len(bare):  # a target without edges has no value whose bias it could get
+        skip = skip if skip is None else skip.contiguous()
+        project_heads(x, w.contiguous(), out, heads, bias=bias, own=own, skip=skip, skip_bias=skip_bias)
+        if (
+            bias is not None and bare is not None and len(bare)
+        ):  # a target without edges has no value whose bias it could get
             out[bare] -= bias
         return out
 
@@ -188,8 +188,8 @@ def _heads(b: Binding, step: Step, owns: bool) -> Bound:
 
 @kernel("heads_backward", "cpu")
 def _heads_backward(b: Binding, step: Step, owns: bool) -> Bound:
-    x_name, w_name, grad, own, heads = (*(step[r] for r in ("x", "w", "grad")), step.get("own"), 0)
-    heads = step.option("heads")
+    x_name, w_name, grad = (step[role] for role in ("x", "w", "grad"))
+    own, heads = step.get("own"), step.option("heads")
 
     def run(env: Env) -> Tensor:
         x = env[x_name]

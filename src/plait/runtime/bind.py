@@ -68,6 +68,10 @@ class Binding:
             whole = env[joined] = self.take(rows, width, like.dtype)
         return whole.narrow(1, start, cols)
 
+    def room_like(self, env: Env, name: str, like: torch.Tensor) -> torch.Tensor:
+        """The same for a value of the shape of another."""
+        return self.room(env, name, like.shape[0], like.shape[1], like)
+
     def placed_in(self, joined: str) -> set[str]:
         """Values that may have been written where a join wants them."""
         return {name for name, place in self._places.items() if place[0] == joined}

@@ -59,7 +59,7 @@ def _attend_again(b: Binding, step: Step, owns: bool) -> Bound:
     to_edge, edge = step.option("to_edge"), step.get("edge")
 
     def run(env: Env) -> Tensor:
-        to_near = b.room(env, step.out, *env[near].shape, env[near])
+        to_near = b.room_like(env, step.out, env[near])
         if to_edge is not None and edge is not None:
             env[to_edge] = torch.empty_like(env[edge], memory_format=torch.contiguous_format)
         made = gpu.attend_targets(
@@ -79,18 +79,19 @@ def _attend_sources(b: Binding, step: Step, owns: bool) -> Bound:
 
     matrix, scores, heads = b.matrix(step), _scores_of(step), step.option("heads")
     rows, kind, to_far = matrix.operands(True)[0], step.option("kind"), step.option("to_far")
+    order: Any = matrix.graph.transpose_order  # on the device, like the graph
     value_name, grad, statistics, far = (step[r] for r in ("value", "grad", "statistics", "far"))
     to_att = step.more[0] if kind == "leaky" else ""
 
     def run(env: Env) -> Tensor:
         value, given = whole_rows(env[value_name]), scores(env)
-        out = b.room(env, step.out, *value.shape, value)
+        out = b.room_like(env, step.out, value)
         to_scores: Tensor | None = None
         if to_far is not None:
-            to_scores = env[to_far] = b.room(env, to_far, *env[far].shape, value)
+            to_scores = env[to_far] = b.room_like(env, to_far, env[far])
         needs_order = given.edge is not None or given.dropout is not None
         made = gpu.attend_sources(
-            rows, matrix.graph.transpose_order if needs_order else None, given, value, whole_rows(env[grad]),
+            rows, order if needs_order else None, given, value, whole_rows(env[grad]),
             env[statistics], out, to_scores, heads,
         )  # fmt: skip
         if to_att and made is not None:
@@ -146,8 +147,8 @@ def _gate_sources(b: Binding, step: Step, owns: bool) -> Bound:
 
     def run(env: Env) -> Tensor:
         near, far, value, grad = (whole_rows(env[step[r]]) for r in ("near", "far", "value", "grad"))
-        out = b.room(env, step.out, *far.shape, far)
-        env[to_value] = b.room(env, to_value, *far.shape, far)
+        out = b.room_like(env, step.out, far)
+        env[to_value] = b.room_like(env, to_value, far)
         gpu.gate_sources(rows, "sigmoid", near, far, value, grad, out, env[to_value])
         return out
 

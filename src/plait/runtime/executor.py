@@ -48,7 +48,7 @@ class Outline:
         self.kept = _kept(plan)
         # a result that is hoisted or an input: the caller, who may write to it, gets a copy
         self.is_output_kept = all(step.out != plan.forward.outputs[0] for step in plan.forward.steps)
-        # the output itself, where a program's backward pass reads it: it goes to the caller, who may write to it
+        # the output, where a program's backward pass reads it: it goes to the caller, who may write to it
         self.output = next((n for n in plan.forward.outputs if plan.expr is None and n in self.kept), None)
         self.forward = _placed(plan.forward, (*self.kept, *plan.forward.outputs))
         self.chains: dict[str, ChainOutline] = {}  # by what they make; the plan is for these widths

@@ -58,8 +58,8 @@ def _gate_sources(b: Binding, step: Step, owns: bool) -> Bound:
 
     def run(env: Env) -> Tensor:
         rows: Tensor = env[far]
-        out = b.room(env, step.out, *rows.shape, rows)
-        env[to_value] = b.room(env, to_value, *rows.shape, rows)
+        out = b.room_like(env, step.out, rows)
+        env[to_value] = b.room_like(env, to_value, rows)
         kernels.gate_sources(transpose, "sigmoid", env[near], rows, env[value], env[grad], out, env[to_value])
         return out
 
@@ -72,7 +72,7 @@ def _multiply(b: Binding, step: Step, owns: bool) -> Bound:
 
     def run(env: Env) -> Tensor:
         x: Tensor = env[left]
-        return torch.mul(x, env[right], out=b.room(env, step.out, *x.shape, x))
+        return torch.mul(x, env[right], out=b.room_like(env, step.out, x))
 
     return run
 

@@ -44,7 +44,7 @@ def evaluate_program(run: Run, env: Env) -> Tensor:
         compute = _MEANINGS.get(step.op)
         if compute is None:
             raise PlanError(
-                f"{run.plan.layer}: no derivative of the derivative of {step.op} is known; set PLAIT_DISABLE=1"
+                f"{run.plan.layer}: no second derivative of {step.op} is known; set PLAIT_DISABLE=1"
             )
         env[step.out] = compute(step, env, run.orders)
     result: Tensor = env[program.outputs[0]]

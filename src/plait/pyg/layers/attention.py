@@ -197,7 +197,7 @@ def _run(module: Any, call: AttentionCall, layer: Attention, edge: Tensor | None
     return active.session().way(active.name_of(module), call.edges, (layer,), call.source, wrt, ways_of)
 
 
-_INPUTS = ("X", "X1", "E", *"W W1 b b1 V U T R M q v S s a c".split())
+_INPUTS = ("X", "X1", "E", "W", "W1", "b", "b1", "V", "U", "T", "R", "M", "q", "v", "S", "s", "a", "c")
 
 
 def _apply(run: executor.Run, dropout: Dropout | None, **inputs: Tensor | None) -> Tensor:
@@ -452,7 +452,7 @@ def _transformer(module: Any, call: AttentionCall) -> Any:
 
 
 def _dot_inputs(module: Any, call: AttentionCall, has_skip: bool) -> dict[str, Tensor | None]:
-    """[keys | values] of the sources, [queries | skip] of the targets, side by side where they are the same."""
+    """[keys | values] of the sources, [queries | skip] of the targets, all side by side on one node set."""
     sources = [(module.lin_key.weight, module.lin_key.bias), (module.lin_value.weight, module.lin_value.bias)]
     targets = [_scaled_query(module), *([(module.lin_skip.weight, module.lin_skip.bias)] if has_skip else [])]
     if not call.is_bipartite:
@@ -514,7 +514,7 @@ def _transformer_end(module: Any, own: Tensor, out: Tensor) -> Tensor:
     if not module.concat:
         out = out.view(-1, module.heads, module.out_channels).mean(dim=1)
     if module.root_weight:
-        skip = module.lin_skip(own)
+        skip: Tensor = module.lin_skip(own)
         if module.lin_beta is None:
             return out + skip
         beta = module.lin_beta(torch.cat([out, skip, out - skip], dim=-1)).sigmoid()
