@@ -162,9 +162,9 @@ def parse(text: str) -> LoadedGraph:
     """
     kind, _, rest = text.partition(":")
     if kind not in KINDS:
-        known = ", ".join(sorted(KINDS))
+        names = ", ".join(sorted(KINDS))
         raise InputError(
-            f"{text!r}: unknown kind of graph {kind!r}; {did_you_mean(kind, KINDS)}known are {known}"
+            f"{text!r}: unknown kind of graph {kind!r}; {did_you_mean(kind, KINDS)}known are {names}"
         )
     known = inspect.signature(KINDS[kind]).parameters
     given: dict[str, Any] = {}
