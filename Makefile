@@ -39,7 +39,7 @@ bench: $(VENV)/.installed
 # The site goes to build/site; open build/site/index.html.
 docs: $(VENV)/.installed
 	$(BIN)/pip install --quiet -e ".[docs]"
-	$(BIN)/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 clean:
 	rm -rf $(VENV) build src/*.egg-info

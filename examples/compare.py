@@ -92,7 +92,7 @@ def compare(name: str, chosen: argparse.Namespace) -> float:
     taken = interleaved({"pyg": peer, "plait": prepared(name, "plait", chosen)}, chosen.epochs)
     gain = taken["pyg"] / taken["plait"]
     print(
-        f"  {what}: {1e3 * taken['pyg']:.1f} ms an epoch; plait: {1e3 * taken['plait']:.1f} ms; {gain:.2f} x"
+        f"  {what}: {1e3 * taken['pyg']:.1f} ms per epoch; plait: {1e3 * taken['plait']:.1f} ms; {gain:.2f}x"
     )
     return gain
 

@@ -1,4 +1,4 @@
-"""Attention on a dense graph under a memory limit: no row of an edge and head is stored."""
+"""Attention on a dense graph under a memory limit: no row per edge and head is stored."""
 
 import torch
 from graphs import Epoch, social, train

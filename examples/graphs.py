@@ -35,7 +35,9 @@ def train(prepare: Callable[[argparse.Namespace], Epoch]) -> None:
         started = time.perf_counter()
         loss = epoch()
         seconds.append(time.perf_counter() - started)
-    print(f"loss {loss:.4f} after {chosen.epochs} epochs, {1e3 * statistics.median(seconds):.2f} ms an epoch")
+    print(
+        f"loss {loss:.4f} after {chosen.epochs} epochs, {1e3 * statistics.median(seconds):.2f} ms per epoch"
+    )
 
 
 def citation(chosen: argparse.Namespace, words: int = 1000) -> Data:

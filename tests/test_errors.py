@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plait import errors
+from plait.errors import did_you_mean
 
 
 @pytest.mark.parametrize(
@@ -15,3 +16,14 @@ def test_every_error_is_plaits_and_a_value_error(name: str) -> None:
     assert issubclass(kind, errors.PlaitError)
     assert issubclass(kind, ConnectionError if name == "ExchangeError" else ValueError)
     assert kind.__doc__
+
+
+@pytest.mark.parametrize(
+    ("name", "guess"), [("gnc", "gcn"), ("gcm", "gcn"), ("sag", "sage"), ("GCN2", "gcn")]
+)
+def test_the_guess_is_the_name_that_was_misspelt(name: str, guess: str) -> None:
+    assert did_you_mean(name, ["sgc", "gcn", "gin", "sage-max", "sage"]) == f"did you mean {guess!r}? "
+
+
+def test_there_is_no_guess_where_nothing_is_close() -> None:
+    assert did_you_mean("zebra", ["gcn", "gin"]) == ""

@@ -21,9 +21,14 @@ __all__ = [
 def did_you_mean(name: str, names: Iterable[str]) -> str:
     """ "did you mean 'gcn'? " where one of the names is close to the one given, else nothing."""
     near = difflib.get_close_matches(name.lower(), list(names), n=3, cutoff=0.6)
-    # of names that are equally close the one that begins alike: "gcm" is gcn rather than sgc
-    likeness = {n: (difflib.SequenceMatcher(None, name.lower(), n).ratio(), n[:2] == name[:2]) for n in near}
-    return f"did you mean {max(likeness, key=lambda n: likeness[n])!r}? " if near else ""
+    return f"did you mean {max(near, key=lambda n: _likeness(name.lower(), n))!r}? " if near else ""
+
+
+def _likeness(name: str, known: str) -> tuple[float, bool, int]:
+    """How alike two names are; of equally close ones "gnc" and "gcm" are rather gcn than sgc."""
+    ratio = difflib.SequenceMatcher(None, name, known).ratio()
+    shared = next((k for k, (a, b) in enumerate(zip(name, known, strict=False)) if a != b), len(known))
+    return ratio, sorted(name) == sorted(known), shared
 
 
 def unknown(flag: str, name: str, names: Iterable[str]) -> str:

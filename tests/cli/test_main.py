@@ -68,3 +68,10 @@ def test_an_interrupt_is_no_traceback(
     monkeypatch.setattr("plait.cli.doctor.run", interrupted)
     assert main(["doctor"]) == 130
     assert "interrupted" in capsys.readouterr().err
+
+
+def test_a_misspelt_kind_or_choice_is_guessed(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, guess in ((["bench", "opz"], "ops"), (["explain", "--mode", "trainng"], "training")):
+        with pytest.raises(SystemExit):
+            main(arguments)
+        assert f"did you mean {guess!r}?" in capsys.readouterr().err

@@ -62,10 +62,12 @@ def test_bad_arguments_are_one_line(run: Path, tmp_path: Path, capsys: pytest.Ca
     empty.touch()
     blocked = tmp_path / "blocked"
     blocked.touch()
+    nothing = tmp_path / "nothing"
+    nothing.mkdir()
     bad = [
         [str(tmp_path / "none.jsonl")],
         [str(empty)],
-        [str(tmp_path)],
+        [str(nothing)],
         [str(run), "-o", str(tmp_path / "no" / "such" / "a.html")],
         [str(run), "-o", str(tmp_path)],
         [str(run), "-o", str(tmp_path / "a.html"), "--figures", str(blocked)],

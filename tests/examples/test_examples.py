@@ -55,7 +55,7 @@ def test_compare_prints_the_difference_and_the_gain(compare, capsys):
     compare.main(["hetero", "--nodes", "200", "--epochs", "1"])
     printed = capsys.readouterr().out
     assert "+    model = plait.compile(model, data)" in printed
-    assert "ms an epoch" in printed
+    assert "ms per epoch" in printed
     assert "200 nodes" in printed
 
 

@@ -145,7 +145,7 @@ def test_a_description_makes_the_same_graph_as_the_call():
     [
         (
             "rmt:scale=3",
-            "unknown kind of graph 'rmt'; known are cliques, erdos, grid, regular, rmat, sbm, star",
+            r"unknown kind of graph 'rmt'; did you mean 'rmat'\? known are cliques, erdos, grid, regular",
         ),
         ("rmat:scale=3", "rmat needs edges"),
         ("rmat:scale=3,edges", "'edges' is not one of rmat's settings"),

@@ -204,6 +204,7 @@ def test_analyze_says_when_the_machine_was_busy(
         (DataLoader([graph()]), "DataLoader is a loader; pass one of its batches"),
         (HeteroData(), "HeteroData, but GCNConv.forward takes x, edge_index"),
         (Data(edge_index=graph().edge_index), "has no x, which GCNConv.forward takes"),
+        (Data(x=graph().x), "has no edge_index, which GCNConv.forward takes"),
         (graph().x, "data: Tensor"),
         (3, "data: int"),
     ],

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 from torch_geometric.data import Data
-from torch_geometric.nn import GAT, GCN, GCNConv
+from torch_geometric.nn import GAT, GCN, GATConv, GCNConv, HypergraphConv
 
 import plait
 from plait.errors import InputError
@@ -76,6 +76,14 @@ def test_plans_and_layers_left_to_pyg_are_logged(data, caplog):
     with caplog.at_level(logging.DEBUG, logger="plait"):
         plait.compile(GCN(12, 16, 2, 4), data)
     assert any("convs.0 GCNConv planned" in message for message in caplog.messages)
+    caplog.clear()
+    with caplog.at_level(logging.DEBUG, logger="plait"):
+        plait.compile(GATConv(12, 16), data)
+    assert any("GATConv planned" in message for message in caplog.messages)
+    caplog.clear()
+    with caplog.at_level(logging.INFO, logger="plait"):
+        plait.compile(HypergraphConv(12, 16), data)
+    assert any("HypergraphConv runs in PyG: " in message for message in caplog.messages)
     caplog.clear()
     with caplog.at_level(logging.INFO, logger="plait"):
         plait.compile(GCNConv(12, 16).to(torch.complex64))(data.x.to(torch.complex64), data.edge_index)

@@ -17,7 +17,7 @@ from plait.analysis.statistics import Statistics
 from plait.analysis.work import KERNELS, Phase
 from plait.cost.machine import MachineProfile
 from plait.cost.price import Pricer
-from plait.errors import InputError
+from plait.errors import InputError, unknown
 from plait.ir import Add, Aggregate, Dense, Diagonal, Expr, Map, MatMul, Scale, Sparse, leaves, total
 from plait.ir.build import chebyshev, number, polynomial, propagation
 from plait.ops.work import Matrix, Request
@@ -153,7 +153,7 @@ def layers_by_name(
 ) -> list[Layer]:
     """A model of len(widths) - 1 layers, analysed; the first one's features stay the same all along."""
     if model not in NAMES:
-        raise InputError(f"model: unknown name {model!r}; known are {', '.join(NAMES)}")
+        raise InputError(unknown("model", model, NAMES))
     if len(widths) < 2 or any(isinstance(w, bool) or not isinstance(w, int) or w < 1 for w in widths):
         raise InputError(f"widths: {list(widths)}; give the features, the hidden and the output widths")
     found: list[Layer] = []

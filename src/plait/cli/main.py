@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import re
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from plait.errors import PlaitError, did_you_mean
 
@@ -27,6 +29,17 @@ COMMANDS = {
     "train": ("plait.cli.train", "train on the parts of a graph, in one process or several under torchrun"),
     "doctor": ("plait.cli.doctor", "say what is installed, what is used and what is missing"),
 }
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse with a guess where a name is none of the choices; commands' parsers are of this class too."""
+
+    def error(self, message: str) -> NoReturn:
+        found = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message)
+        if found:
+            guess = did_you_mean(found[1], [name.strip("' ") for name in found[2].split(",")])
+            message = message.replace(" (choose from", f"; {guess}(choose from") if guess else message
+        super().error(message)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     """The parser with the arguments of the command that is named, and only the names of the others."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="plait",
         description="A query planner for graph neural networks: the same PyG model and results, faster.",
     )

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "runs",
         nargs="+",
         metavar="RUN",
-        help="records of `plait bench`, its findings, or plans of `plait explain --json`",
+        help="records of `plait bench`, its findings, plans of `plait explain --json`, or a folder of these",
     )
     parser.add_argument(
         "-o",

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.errors import GraphError, InputError
+from plait.errors import GraphError, InputError, did_you_mean
 from plait.graph.csr import Graph
 from plait.graph.io import LoadedGraph
 
@@ -162,7 +162,10 @@ def parse(text: str) -> LoadedGraph:
     """
     kind, _, rest = text.partition(":")
     if kind not in KINDS:
-        raise InputError(f"{text!r}: unknown kind of graph {kind!r}; known are {', '.join(sorted(KINDS))}")
+        names = ", ".join(sorted(KINDS))
+        raise InputError(
+            f"{text!r}: unknown kind of graph {kind!r}; {did_you_mean(kind, KINDS)}known are {names}"
+        )
     known = inspect.signature(KINDS[kind]).parameters
     given: dict[str, Any] = {}
     for item in filter(None, rest.split(",")):

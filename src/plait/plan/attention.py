@@ -171,7 +171,7 @@ class _Writer(Draft):
 def _gat(layer: Attention, order: str) -> Program:
     draft = _Writer(layer, order)
     z = draft.projected(draft.x, "", layer.columns)
-    scores = draft.gemm(z, draft.input("V", layer.columns, 2 * layer.lanes))
+    scores = draft.gemm(z, draft.input("a", layer.columns, 2 * layer.lanes))
     far, near = (draft.columns(scores, k * layer.lanes, layer.lanes) for k in range(2))
     return draft.program(draft.attend(far, near, z, added=draft.added()))
 
@@ -192,7 +192,7 @@ def _gat_folded(layer: Attention, order: str) -> Program:
 
 def _gat_raw(layer: Attention, order: str) -> Program:
     draft = _Writer(layer, order)
-    scores = draft.gemm(draft.x, draft.input("V", layer.inner, 2 * layer.lanes))
+    scores = draft.gemm(draft.x, draft.input("a", layer.inner, 2 * layer.lanes))
     far, near = (draft.columns(scores, k * layer.lanes, layer.lanes) for k in range(2))
     means = draft.attend(far, near, draft.x, is_shared=True)
     w = draft.input("W", layer.inner, layer.columns)

@@ -65,7 +65,7 @@ class FusedPlan:
         ordered = sorted(self.steps, key=lambda step: step.phase != "fwd")
         seen = [self.measured.get(step.name) for step in ordered]
         return [
-            words.Row(step.phase, step.title, None, step.price, found.seconds if found else None)
+            words.Row(step.phase, *words.pass_text(step.title), step.price, found.seconds if found else None)
             for step, found in zip(ordered, seen, strict=True)
         ]
 

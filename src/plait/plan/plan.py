@@ -320,7 +320,9 @@ class Plan:
         after = [f"{skipped.layer} runs in PyG: {skipped.reason}" for skipped in self.not_planned]
         after += self.notes
         if self.layers:
-            after.append("Formulas, kernels and every rejected plan: plan.show(formulas=True).")
+            after.append(
+                "Formulas, kernels and every rejected plan: plan.show(formulas=True), --verbose in a shell."
+            )
         if self.other is not None:
             after.append(f"The plan for {self.other.mode}: plan.{self.other.mode}.")
         return title, self.warnings, self.layers, after

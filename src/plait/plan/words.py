@@ -32,8 +32,8 @@ __all__ = [
 
 WIDTH = 100  # columns of a terminal
 TIE = 1.1  # prices of whole layers are off by about this much: closer ones are not told apart
-_TITLE = 52  # columns of a step's description
-_BAR = 20  # columns of the longest bar
+_TITLE = 58  # columns of a step's description
+_BAR = 16  # columns of the longest bar
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
@@ -210,7 +210,7 @@ def _columns_of(plan: Any, name: str) -> int:
 _PASS = "in one pass over the edges"
 _CHOICES = {
     "gat": f"multiply by W once per node, then score and attend {_PASS}",
-    "gat folded": f"multiply by W and by W a together, then attend {_PASS}",
+    "gat folded": f"multiply by W and by the attention vectors together, then attend {_PASS}",
     "recompute": "attend over the input rows first, then multiply by W",
     "leaky": f"multiply by the weights once per node, then score and attend {_PASS}",
     "dot": f"multiply by the weights once per node, then score and attend {_PASS}",
@@ -258,13 +258,18 @@ def step_text(step: Step, wrt: Iterable[str] = ()) -> str:
     if step.op == "extremum":
         return f"take neighbours' {step.reduce}imum"
     if step.op == "gemm":
-        return f"gradient of the input, by {step['w']}" if step.is_transposed else f"multiply by {step['w']}"
+        return f"gradient of the input, by {step['w']}" if step.is_transposed else _product_text(step["w"])
     said = operation(step.op).says
     if said:
         return said
     if step.op in ("gemm_transposed", "colsum") or step.out.startswith("d"):
         return _gradient_text(step)
     return _OTHER.get(step.op, step.op.replace("_", " "))
+
+
+def _product_text(weight: str) -> str:
+    """V is by convention the weight of a node's own row (pyg/layers/neighbourhood.py, arma.py)."""
+    return "multiply own rows by V" if weight == "V" else f"multiply by {weight}"
 
 
 _OTHER = {
@@ -308,6 +313,22 @@ def _chain_text(step: Step) -> str:
         learned = list(dict.fromkeys(name for name in made if name and name[0] not in "vd"))
         parts.append(f"gradients of {_listed(sorted(learned))}" if learned else "gradient of the input")
     return ", ".join(parts)
+
+
+_PASSES = {
+    "project": "multiply by the weights",
+    "input gradient": "gradient of the input",
+    "weight gradient": "gradient of the weights",
+}
+
+
+def pass_text(title: str) -> tuple[str, tuple[int, int] | None]:
+    """A step of a layer with passes of its own in words, and the size of what it makes where it is told."""
+    name, _, made = title.partition(" -> ")
+    rows, is_sized, columns = made.partition("x")
+    if made and not (is_sized and rows.isdigit() and columns.isdigit()):
+        return title, None
+    return _PASSES.get(name, name), (int(rows), int(columns)) if made else None
 
 
 # The print ---------------------------------------------------------------------------------------------
@@ -456,7 +477,8 @@ _PHASES = {"once": "once", "fwd": "forward", "bwd": "backward"}
 
 def _row_text(row: Row, longest: float, has_measured: bool) -> str:
     size = "" if row.size is None else f" ({row.size[0]} x {row.size[1]})"
-    name = f"  {_PHASES[row.phase]:<10}{_cut(row.text + size, _TITLE):<{_TITLE}}"
+    whole = row.text + size if len(row.text + size) <= _TITLE else row.text
+    name = f"  {_PHASES[row.phase]:<10}{_cut(whole, _TITLE):<{_TITLE}}"
     if has_measured:
         measured = "" if row.measured is None else milliseconds(row.measured)
         return f"{name}{milliseconds(row.price.seconds):>12}{measured:>12}".rstrip()

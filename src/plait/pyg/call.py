@@ -84,9 +84,17 @@ def call_of(model: nn.Module, data: Any) -> Call | None:
         raise InputError(
             f"data: {data} has no x, which {kind}.forward takes; set data.x to the node features"
         )
+    if _has_no_edges(data) and any(_ALIASES.get(n, n) == "edge_index" for n in missing):
+        raise InputError(
+            f"data: {data} has no edge_index, which {kind}.forward takes; set data.edge_index to the edges"
+        )
     if len(names) == len(missing) == 2 and _attribute(data, "x") is not None:
         return Call((data.x, data.edge_index), is_guessed=True)
     return None
+
+
+def _has_no_edges(data: Any) -> bool:
+    return isinstance(data, Data) and data.edge_index is None and getattr(data, "adj_t", None) is None
 
 
 def _attribute(data: Any, name: str) -> Any:

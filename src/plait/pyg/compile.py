@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import random
 import threading
 import weakref
@@ -24,13 +25,15 @@ from plait.plan.plan import Plan
 from plait.pyg.call import Call, call_of
 from plait.pyg.captured import training_step
 from plait.pyg.planned import install, is_disabled
-from plait.pyg.view import CompiledModel, plan_of, view_of
+from plait.pyg.view import CompiledModel, never_planned, plan_of, view_of
 from plait.runtime.deferred import held_rows
 from plait.runtime.forms import chosen_names
 from plait.runtime.session import Options, Session
 from plait.runtime.twins import find_twins
 
 __all__ = ["compile", "explain"]
+
+_log = logging.getLogger("plait")
 
 
 def compile(
@@ -70,6 +73,8 @@ def compile(
     install()
     session = Session(Options(_row_numbers(rows, data), memory_limit, epochs, chosen_names(forms)))
     compiled = view_of(model, session)
+    for name, reason in never_planned(compiled).items():
+        _log.info("layer %s runs in PyG: %s", name, reason)
     if not is_disabled() and data is not None:
         _look_ahead(compiled, session, call, mode or ("training" if model.training else "inference"))
     return training_step(compiled, data, loss, optimizer) if capture else compiled

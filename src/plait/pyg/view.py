@@ -29,7 +29,7 @@ from plait.pyg.planned import PlannedForward, is_disabled, is_planned
 from plait.runtime.folded import unfolded
 from plait.runtime.session import Session, machine_in_use
 
-__all__ = ["CompiledModel", "plan_of", "view_of"]
+__all__ = ["CompiledModel", "never_planned", "plan_of", "view_of"]
 
 _NOT_THE_USERS = {*MessagePassing.__mro__}  # classes whose methods run no layer
 _set_class = object.__dict__["__class__"].__set__
@@ -235,7 +235,7 @@ def plan_of(view: Any, mode: str | None = None) -> Plan:
 
 def _plan_in(view: Any, mode: str) -> Plan:
     session: Session = view._plait_plan_session
-    skipped = {**_never_planned(view), **session.not_planned}
+    skipped = {**never_planned(view), **session.not_planned}
     layers: Any = session.plans.of(mode)  # a FusedPlan has the surface of a LayerPlan
     notes = [] if layers or skipped else ["no plan yet: it is made at the first call"]
     if is_disabled():
@@ -279,7 +279,7 @@ def _about_machine(session: Session) -> list[str]:
     return [f"{text} by a probe; `plait calibrate` measures it{change}"]
 
 
-def _never_planned(view: Any) -> dict[str, str]:
+def never_planned(view: Any) -> dict[str, str]:
     """The layers of the model whose `forward` is none that plait has a rule for."""
     found = {}
     for path, module in view.named_modules():

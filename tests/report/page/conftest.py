@@ -19,7 +19,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     folder = tmp_path_factory.mktemp("runs")
     rng = np.random.default_rng(0)
     kinds = {"ops": made.ops, "layers": made.layers, "models": made.models, "plans": made.plans}
-    kinds["predicted"] = made.predicted
+    kinds |= {"predicted": made.predicted, "loops": made.loops}
     for name, records in kinds.items():
         write(folder / f"{name}.jsonl", records(rng))
     (folder / "gcn.json").write_text(json.dumps(made.plan()))

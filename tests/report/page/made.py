@@ -123,6 +123,23 @@ def models(rng: np.random.Generator) -> Iterator[Record]:
     yield Record("bench-models", case, {"peers": peers}, ENVIRONMENT)
 
 
+def loop_record(name: str, threads: int, pyg: float, plait: float, repeats: int = 9) -> Record:
+    """One loop of `bench loops` whose samples are all alike."""
+    times = {"pyg": pyg, "plait": plait}
+    peers = {
+        side: {"status": "timed", "median_seconds": t, "repeats": repeats, "samples_seconds": [t] * repeats}
+        for side, t in times.items()
+    }
+    case = {"loop": name, "threads": threads, "graph": "small", "num_edges": 9_000}
+    return Record("bench-loops", case, {"peers": peers, "ratio": pyg / plait}, ENVIRONMENT)
+
+
+def loops(rng: np.random.Generator) -> Iterator[Record]:
+    """One loop on one thread and on two."""
+    for threads in (1, 2):
+        yield loop_record("new features", threads, 4e-3 / threads, 2e-3 / threads * rng.uniform(0.9, 1.1))
+
+
 def plans(rng: np.random.Generator) -> Iterator[Record]:
     """Two layers with three candidates each; in one the planner was wrong."""
     for layer, times in (("gcn", (1e-3, 2e-3, 3e-3)), ("sgc", (3e-3, 2e-3, 5e-3))):

@@ -6,8 +6,9 @@ import re
 
 import pytest
 
-from plait.report.page import Report, heat
-from plait.report.page.heat import grid_figure, grid_html, layer_grids, op_grids
+from plait.report.page import Report, Run, heat, report_of
+from plait.report.page.heat import grid_figure, grid_html, layer_grids, loop_grids, op_grids
+from tests.report.page import made
 
 
 def test_graphs_stand_from_few_edges_to_many(report: Report) -> None:
@@ -51,3 +52,26 @@ def test_long_names_of_columns_take_two_lines() -> None:
     assert heat._lines("cora", 84.0) == ["cora"]
     assert heat._lines("road_luxembourg", 84.0) == ["road_", "luxembourg"]
     assert heat._lines("nameless", 20.0) == ["nameless"]
+
+
+def test_loops_are_a_map_of_loops_by_threads() -> None:
+    records = [
+        made.loop_record("new x", 1, 4.0, 2.0),
+        made.loop_record("new x", 2, 3.0, 2.0),
+        made.loop_record("new graph", 1, 9.0, 2.0),
+    ]
+    report = report_of(Run((tuple(records),), {}, ()))
+    (grid,) = loop_grids(report.samples)
+    assert [row.op for row in grid.rows] == ["new x", "new graph"]
+    assert list(grid.columns) == ["1 thread", "2 threads"]
+    assert re.findall(r">([\d.]+)</td>", grid_html(grid)) == ["2.00", "1.50", "4.50"]
+    page = report.html()
+    assert "Loops in which something changes at every step" in page
+    assert "not drawn" not in page
+    assert "geometric mean of 3 changing loops" in page
+
+
+def test_a_row_without_a_single_measurement_is_no_row() -> None:
+    records = [made.loop_record("timed once", 1, 4.0, 2.0, repeats=1), made.loop_record("new x", 1, 4.0, 2.0)]
+    (grid,) = loop_grids(report_of(Run((tuple(records),), {}, ())).samples)
+    assert [row.op for row in grid.rows] == ["new x"]

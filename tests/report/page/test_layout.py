@@ -99,6 +99,25 @@ def test_promises_of_mini_batches_are_listed_kept_or_missed(tmp_path: Path) -> N
     record = Record("bench-batches", {"part": "sampling", "graph": "rmat-2M"}, {"bars": bars})
     write(tmp_path / "batches.jsonl", [record])
     page = report_of(read_runs([tmp_path / "batches.jsonl"])).html()
-    for text in ("against DGL", "at least 2", "kept", "at most 0.1", "missed"):
+    for text in ("against DGL", "at least 2", "1 of 1", "at most 0.1", "0 of 1", "missed"):
         assert text in page
     assert "damaged" not in page
+
+
+def test_promises_are_one_row_each_with_the_worst_case_and_the_cases_folded_away(tmp_path: Path) -> None:
+    values = (3.5, 1.25, 2.75)
+    records = [
+        Record(
+            "bench-batches",
+            {"part": "training", "edges_per_batch": 2929.939393939394, "batch": k},
+            {"bars": [{"name": "pyg / plait", "value": v, "limit": 2.0, "is_least": True, "holds": v >= 2}]},
+        )
+        for k, v in enumerate(values)
+    ]
+    write(tmp_path / "batches.jsonl", records)
+    page = report_of(read_runs([tmp_path / "batches.jsonl"])).html()
+    shown, _, folded = page.partition("<details><summary>every case</summary>")
+    assert "<td>1.25</td><td>at least 2</td><td>2 of 3</td>" in shown
+    assert "<td>3.5</td>" not in shown
+    assert all(f"<td>{v:g}</td>" in folded for v in values)
+    assert "edges per batch 2930" in folded

@@ -17,7 +17,7 @@ from tests.report.page import made
 
 
 def test_every_kind_is_read(report: Report) -> None:
-    assert {s.kind for s in report.samples} == {"op", "layer", "model", "plan", "predict"}
+    assert {s.kind for s in report.samples} == {"op", "layer", "model", "plan", "predict", "loop"}
     assert report.odd == 0
     assert list(report.run.plans) == ["gcn"]
 
@@ -91,6 +91,31 @@ def test_a_file_without_records_is_refused(text: str, tmp_path: Path) -> None:
     path.write_text(text)
     with pytest.raises(InputError, match="holds no records"):
         read_runs([path])
+
+
+def test_a_foreign_file_among_others_is_a_remark(tmp_path: Path) -> None:
+    write(tmp_path / "run.jsonl", [Record("something", {}, {})])
+    (tmp_path / "foreign.json").write_text('{"a": 1}')
+    run = read_runs([tmp_path / "foreign.json", tmp_path / "run.jsonl"])
+    assert len(run.records) == 1
+    assert any("foreign.json holds no records" in remark for remark in run.remarks)
+
+
+def test_a_folder_is_every_file_of_records_in_it(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    for name in ("a", "b"):
+        write(tmp_path / "runs" / f"{name}.jsonl", [Record("something", {}, {})])
+    (tmp_path / "runs" / "README.md").write_text("words")
+    assert len(read_runs([tmp_path / "runs"]).records) == 2
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match=r"no \.jsonl or \.json files"):
+        read_runs([tmp_path / "empty"])
+
+
+def test_a_misspelt_file_is_guessed(tmp_path: Path) -> None:
+    (tmp_path / "layers.jsonl").write_text("")
+    with pytest.raises(InputError, match=r"did you mean 'layers\.jsonl'"):
+        read_runs([tmp_path / "layer.jsonl"])
 
 
 def test_a_missing_file_and_a_damaged_plan_are_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Maxima and minima over neighbours that mark, one bit an edge and column, which edges attain them.
+"""Maxima and minima over neighbours that mark, one bit per edge and column, which edges attain them.
 
 The gradient then reads a row and some bits of it for every edge, where comparing reads two rows.
 """

@@ -197,7 +197,7 @@ def _run(module: Any, call: AttentionCall, layer: Attention, edge: Tensor | None
     return active.session().way(active.name_of(module), call.edges, (layer,), call.source, wrt, ways_of)
 
 
-_INPUTS = ("X", "X1", "E", "W", "W1", "b", "b1", "V", "U", "T", "R", "M", "q", "v", "S", "s", "a", "c")
+_INPUTS = ("X", "X1", "E", "W", "W1", "b", "b1", "U", "T", "R", "M", "q", "v", "S", "s", "a", "c")
 
 
 def _apply(run: executor.Run, dropout: Dropout | None, **inputs: Tensor | None) -> Tensor:
@@ -278,10 +278,10 @@ def _gat_inputs(
     if layer.is_single:
         if far is None:
             vectors = torch.cat([_spread(module.att_src, lanes), _spread(module.att_dst, lanes)], 1)
-            return {"W": weight.t(), "V": vectors}
+            return {"W": weight.t(), "a": vectors}
         near = _folded(weight, module.att_dst, lanes)
         if choice == "recompute":
-            return {"W": weight.t(), "V": torch.cat([far, near], 1)}
+            return {"W": weight.t(), "a": torch.cat([far, near], 1)}
         return {"W": torch.cat([weight.t(), far, near], 1)}
     assert far is not None
     folded = {"W": torch.cat([weight.t(), far], 1)}

@@ -7,6 +7,7 @@ ready to run, or with the reason why it runs in PyG.
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -42,6 +43,8 @@ __all__ = [
     "refused_edges",
     "refused_features",
 ]
+
+_log = logging.getLogger("plait")
 
 Run = Callable[[], Any]
 Prepare = Callable[[Any, Mapping[str, Any]], "Run | str"]
@@ -171,6 +174,7 @@ def planned(module: Any, edges: Edges, key: tuple[Any, ...], make: Callable[[], 
     found = edges.fused_plans.get(whole)
     if found is None:
         found = edges.fused_plans[whole] = _planned_by_size(session, edges.graph, whole, make)
+        _log.debug("layer %s planned: predicted %.3g ms", name, 1e3 * found.seconds)
     if session.plans.get(name) is not found:
         session.plans[name] = found
     trace.start(name, session.trace)

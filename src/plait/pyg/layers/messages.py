@@ -23,7 +23,7 @@ from plait.runtime.project import project
 __all__ = ["crystal", "film", "gated_graph", "gen"]
 
 _BLOCKS = (
-    "projections are done once a node; messages are made in blocks of edges and made again for gradients"
+    "projections are done once per node; messages are made in blocks of edges and made again for gradients"
 )
 
 

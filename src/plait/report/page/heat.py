@@ -13,7 +13,7 @@ from plait.report.page.palette import heat_class
 from plait.report.page.samples import GENERATED, Contest, Sample, contests, number
 from plait.report.table import ratio_text, seconds_text
 
-__all__ = ["Grid", "grid_figure", "grid_html", "layer_grids", "op_grids"]
+__all__ = ["Grid", "grid_figure", "grid_html", "layer_grids", "loop_grids", "op_grids"]
 
 _MOST_SIZES = 10
 _DEEP = ("slow3", "fast4", "fast5")
@@ -41,8 +41,13 @@ class Grid:
 
     @property
     def rows(self) -> list[Row]:
-        """The rows in order of appearance."""
-        return list(dict.fromkeys(row for row, _ in self.cells))
+        """The rows in order of appearance; one that has neither a ratio nor a wrong answer is left out."""
+        shown = [row for (row, _), found in self.cells.items() if any(map(_is_shown, found))]
+        return list(dict.fromkeys(shown))
+
+
+def _is_shown(contest: Contest) -> bool:
+    return contest.is_own_wrong or not math.isnan(contest.ratio)
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,25 @@ def _graph_grid(name: str, title: str, found: Sequence[Contest]) -> Grid:
     )
     cells = _gathered(found, lambda c: c.samples[0].graph, _without(shared))
     return Grid(name, title, caption, "graph", {graph: graph for graph in columns}, cells)
+
+
+def loop_grids(samples: Sequence[Sample]) -> list[Grid]:
+    """The map of `bench loops`: what changes at every step, over the number of threads."""
+    found = [c for c in contests(s for s in samples if s.kind == "loop") if c.own or c.is_own_wrong]
+    if not found:
+        return []
+    columns = {c.samples[0].case: c.samples[0].graph for c in sorted(found, key=_num_threads)}
+    caption = (
+        "Time of a step in PyG divided by plait’s, where features, scalars, weights or the graph change at "
+        "every step. Blue: plait is faster. Orange: it is slower."
+    )
+    cells = _gathered(found, lambda c: c.samples[0].case, lambda _: "")
+    title = "Loops in which something changes at every step"
+    return [Grid("ratio-loops", title, caption, "threads", columns, cells)]
+
+
+def _num_threads(contest: Contest) -> float:
+    return number(contest.samples[0].fields.get("threads"))
 
 
 def op_grids(samples: Sequence[Sample]) -> list[Grid]:

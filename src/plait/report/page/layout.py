@@ -24,6 +24,7 @@ _KINDS = (
     ("model", "models", "Models", "bench models"),
     ("plan", "plans", "Candidates of the planner", "bench plans"),
     ("predict", "predicted", "Layers with a price", "bench layers --predict"),
+    ("loop", "loops", "Changing loops", "bench loops"),
 )
 _LONG = 30  # letters of a value that need a line of their own
 _MOST_LETTERS = 2_000_000  # a page beyond this is slow to send and to open
@@ -82,7 +83,8 @@ class Report:
         return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>{body}{script}</body></html>\n'
 
     def _grids(self) -> list[heat.Grid]:
-        return heat.op_grids(self.samples) + heat.layer_grids(self.samples)
+        samples = self.samples
+        return heat.op_grids(samples) + heat.layer_grids(samples) + heat.loop_grids(samples)
 
     def _sweeps(self) -> list[sweeps.Sweep]:
         return sweeps.sweeps_of(self.samples)
@@ -183,21 +185,25 @@ class Report:
         return _section("ratios", "Against the best peer", blocks)
 
     def _bars(self) -> str:
-        """Mini-batches: what was promised of them beside what was measured."""
-        rows = [
-            (*_bar_case(record.case), bar.get("name", ""), f"{bar['value']:.3g}", _limit(bar), _held(bar))
+        """Mini-batches: what was promised of them beside what was measured, the worst case of each."""
+        found = [
+            (record.case, bar)
             for record in self.run.records
             if record.kind == BARS
             for bar in _list_of_dicts(record.result.get("bars"))
         ]
-        if not rows:
+        if not found:
             return ""
-        head = tag("tr", *(tag("th", name, scope="col") for name in _BAR_HEAD))
-        body = [tag("tr", *(tag("td", html.escape(str(cell))) for cell in row)) for row in rows]
-        table = tag("table", tag("thead", head), tag("tbody", *body), class_="plain")
-        return _section(
-            "batches", "Mini-batches", [tag("div", table, class_="wide-scroll", tabindex=0, role="group")]
-        )
+        promises: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+        for case, bar in found:
+            promises.setdefault((str(case.get("part", "")), str(bar.get("name", ""))), []).append(bar)
+        summary = [(*names, *_promise(bars)) for names, bars in promises.items()]
+        cases = [
+            (*_bar_case(case), bar.get("name", ""), _figures(bar["value"]), _limit(bar), _held(bar))
+            for case, bar in found
+        ]
+        folded = tag("details", tag("summary", "every case"), _plain_table(_BAR_HEAD, cases))
+        return _section("batches", "Mini-batches", [_plain_table(_PROMISE_HEAD, summary), folded])
 
     def _questions(self) -> str:
         where = {
@@ -302,15 +308,42 @@ def _section(name: str, title: str, blocks: Sequence[str]) -> str:
 
 
 _BAR_HEAD = ("part", "case", "what", "measured", "promised", "")
+_PROMISE_HEAD = ("part", "what", "worst", "promised", "kept")
+
+
+def _plain_table(names: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A table that scrolls by itself where the page is narrow."""
+    head = tag("tr", *(tag("th", html.escape(name), scope="col") for name in names))
+    body = [tag("tr", *(tag("td", html.escape(str(cell))) for cell in row)) for row in rows]
+    table = tag("table", tag("thead", head), tag("tbody", *body), class_="plain")
+    return tag("div", table, class_="wide-scroll", tabindex=0, role="group")
+
+
+def _promise(bars: Sequence[Mapping[str, Any]]) -> tuple[str, str, str]:
+    """The worst case of a promise, its limit, and in how many cases it was kept."""
+    worst = min(
+        bars, key=lambda bar: (bar["value"] - bar["limit"]) * (1 if bar.get("is_least", True) else -1)
+    )
+    kept = sum(bool(bar.get("holds")) for bar in bars)
+    return _figures(worst["value"]), _limit(worst), f"{kept} of {len(bars)}"
 
 
 def _bar_case(case: Mapping[str, Any]) -> tuple[str, str]:
-    rest = ", ".join(f"{name} {value}" for name, value in case.items() if name != "part")
+    rest = ", ".join(f"{name.replace('_', ' ')} {_shown(v)}" for name, v in case.items() if name != "part")
     return str(case.get("part", "")), rest
 
 
+def _figures(value: float) -> str:
+    """Three figures, without an exponent for large numbers: "0.237", "2,670"."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def _shown(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
 def _limit(bar: Mapping[str, Any]) -> str:
-    return f"{'at least' if bar.get('is_least', True) else 'at most'} {bar['limit']:.3g}"
+    return f"{'at least' if bar.get('is_least', True) else 'at most'} {_figures(bar['limit'])}"
 
 
 def _held(bar: Mapping[str, Any]) -> str:

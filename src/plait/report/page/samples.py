@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from plait.errors import InputError
+from plait.errors import InputError, did_you_mean
 from plait.measure import Record, read
 from plait.report.layers import SUBJECT
 from plait.report.page.draw import short
@@ -36,6 +36,7 @@ KINDS = {
     "bench-plans": "plan",
     "bench-predict": "predict",
     "bench-forms-training": "forms",
+    "bench-loops": "loop",
 }
 BARS = "bench-batches"  # records of promises kept or not
 GENERATED = "generated"  # the graph of a case that names none
@@ -145,12 +146,13 @@ class Run:
 
 
 def read_runs(paths: Sequence[str | Path]) -> Run:
-    """The records and plans of all files; InputError for a file that holds neither."""
+    """The records and plans of all files and folders; InputError where none of them holds any."""
     files: list[tuple[Record, ...]] = []
     plans: dict[str, Mapping[str, Any]] = {}
     remarks: list[str] = []
     findings: list[Mapping[str, Any]] = []
-    for path in map(Path, paths):
+    foreign: list[str] = []
+    for path in _files(paths):
         content = _json(path)
         if isinstance(content, dict) and content.get("format") == PLAN_FORMAT:
             plans[_free_name(path.stem, plans)] = _plan(path, content)
@@ -159,13 +161,33 @@ def read_runs(paths: Sequence[str | Path]) -> Run:
             findings += content
             continue
         found, notes = _records(path)
-        files.append(tuple(found))
-        remarks += notes
+        if found:
+            files.append(tuple(found))
+            remarks += notes
+        else:
+            foreign.append(f"{path.name} holds no records ({'; '.join(notes) or 'the file is empty'})")
+    if foreign and not (files or plans or findings):
+        raise InputError(
+            f"RUN: {'; '.join(foreign)}; give the file that `plait bench … --output` wrote, "
+            "or a plan of `plait explain --json`"
+        )
+    remarks += foreign
     known = {*KINDS, BARS}
     unknown = sorted({record.kind for file in files for record in file if record.kind not in known})
     if unknown:
         remarks.append(f"records of kind {', '.join(unknown)} are not drawn")
     return Run(tuple(files), plans, tuple(remarks), tuple(findings))
+
+
+def _files(paths: Sequence[str | Path]) -> list[Path]:
+    """The files, those of a folder in order of their names."""
+    found: list[Path] = []
+    for path in map(Path, paths):
+        inside = sorted(p for p in path.iterdir() if p.suffix in (".json", ".jsonl")) if path.is_dir() else []
+        if path.is_dir() and not inside:
+            raise InputError(f"RUN: folder {path} has no .jsonl or .json files; name a file of records")
+        found += inside or [path]
+    return found
 
 
 def _free_name(stem: str, taken: Iterable[str]) -> str:
@@ -178,7 +200,9 @@ def _json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8", errors="replace"))
     except OSError as error:
-        raise InputError(f"RUN: {path} cannot be read ({error.strerror}); check the path") from None
+        near = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+        step = did_you_mean(path.name, near).rstrip() or "check the path"
+        raise InputError(f"RUN: {path} cannot be read ({error.strerror}); {step}") from None
     except ValueError:
         return None
 
@@ -215,21 +239,14 @@ def _records(path: Path) -> tuple[list[Record], list[str]]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         found = read(path)
-    remarks = [str(w.message).replace(str(path), path.name) for w in caught]
-    if not found:
-        what = "; ".join(remarks) or "the file is empty"
-        raise InputError(
-            f"RUN: {path} holds no records ({what}); give the file that `plait bench … --output` wrote, "
-            "or a plan of `plait explain --json`"
-        )
-    return found, remarks
+    return found, [str(w.message).replace(str(path), path.name) for w in caught]
 
 
 def samples_of(run: Run) -> tuple[list[Sample], int]:
     """All numbers of the run, and how many records had another form than their kind promises."""
     readers = {
         "op": _of_op, "layer": _of_layer, "model": _of_model, "plan": _of_plan, "predict": _of_predict,
-        "forms": _of_forms,
+        "forms": _of_forms, "loop": _of_loop,
     }  # fmt: skip
     samples: list[Sample] = []
     odd = 0
@@ -335,6 +352,16 @@ def _of_layer(record: Record, group: str) -> list[Sample]:
 def _of_model(record: Record, group: str) -> list[Sample]:
     case: Mapping[str, Any] = record.case
     return _of_peers(record, "model", str(case["model"]), f"{case['epochs']} epochs", group)
+
+
+def _of_loop(record: Record, group: str) -> list[Sample]:
+    case: Mapping[str, Any] = record.case
+    return _of_peers(record, "loop", str(case["loop"]), _threads(case), group)
+
+
+def _threads(case: Mapping[str, Any]) -> str:
+    count = int(case["threads"])
+    return f"{count} thread" if count == 1 else f"{count} threads"
 
 
 def _of_forms(record: Record, group: str) -> list[Sample]:

@@ -23,8 +23,9 @@ _NOUNS = {
     "model": ("model", "models"),
     "plan": ("layer in every plan", "layers in every plan"),
     "predict": ("layer with its price", "layers with their prices"),
+    "loop": ("changing loop", "changing loops"),
 }
-_LABELS = {"op": "Operations", "layer": "Layers", "model": "Models"}
+_LABELS = {"op": "Operations", "layer": "Layers", "model": "Models", "loop": "Loops"}
 
 
 @dataclass(frozen=True)
