@@ -91,7 +91,6 @@ ELSEWHERE = {
     "pyg/contents.py": "pyg/test_changes.py",
     "pyg/exported.py": "parity/test_modules.py",
     "pyg/planned.py": "pyg/test_lower.py",
-    "runtime/attention_raw.py": "parity/test_attention.py",
     "runtime/evaluate.py": "runtime/test_executor.py",
     "runtime/learned.py": "pyg/test_learned.py",
     "runtime/linear.py": "runtime/test_executor.py",

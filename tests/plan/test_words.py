@@ -147,7 +147,7 @@ def test_times_have_three_figures(seconds: float, text: str) -> None:
 
 def test_passes_are_told_in_words_with_their_sizes() -> None:
     assert words.pass_text("project -> 2708x64") == ("multiply by the weights", (2708, 64))
-    assert words.pass_text("attendᵀ, gathers gradients") == ("send gradients back along the edges", None)
+    assert words.pass_text("input gradient") == ("gradient of the input", None)
     assert words.pass_text("by edge 16 -> 32, back") == ("by edge 16 -> 32, back", None)
     assert words.pass_text("anything else") == ("anything else", None)
 

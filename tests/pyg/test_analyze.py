@@ -49,7 +49,7 @@ def test_models_are_analysed_as_they_are_planned(name: str) -> None:
     assert told["layers"][1]["width_out"] == 4
     assert told["layers"][1]["backward"]["flops"] > told["layers"][1]["forward"]["flops"]
     assert "edge cut" in told["strategies"]
-    assert all(layer["is_exact"] == (name != "gat") for layer in told["layers"])
+    assert all(layer["is_exact"] for layer in told["layers"])
 
 
 def test_parameters_are_counted() -> None:

@@ -70,12 +70,13 @@ def _of_gate(reverse: Reverse, step: Step, grad: str) -> None:
     reverse.share(step.get("addend"), grad)
     ends = [(role, step[role]) for role in ("matrix", "near", "far", "value")]
     near, far, value = step["near"], step["far"], step["value"]
-    to_value = reverse.fresh(value, shapes[value])
-    to_far = reverse.add(
-        "gate_sources", far, [*ends, ("grad", grad)], shapes[far], is_transposed=True, more=(to_value,)
-    )
-    reverse.share(far, to_far)
-    reverse.share(value, to_value)
+    if {far, value} & reverse.needed:
+        to_value = reverse.fresh(value, shapes[value])
+        to_far = reverse.add(
+            "gate_sources", far, [*ends, ("grad", grad)], shapes[far], is_transposed=True, more=(to_value,)
+        )
+        reverse.share(far, to_far)
+        reverse.share(value, to_value)
     if near not in reverse.needed:
         return
     if step.more:
