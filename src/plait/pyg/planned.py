@@ -21,10 +21,11 @@ from plait.pyg import exported
 from plait.pyg.active import Kept, Seat, Seats, active, traced
 from plait.pyg.checkpoints import may_run_again
 from plait.pyg.edges import read
-from plait.pyg.layers.base import RULES, bound_to_torch
+from plait.pyg.layers.base import RULES, Apply, bound_to_torch
 from plait.pyg.layers.fused import FUSED, Run, check_widths, layer_of
 from plait.pyg.learned import with_learned_weights
 from plait.pyg.lower import Call, Lowered, NotLowered, lower, not_as_written
+from plait.pyg.once import Once, once
 from plait.pyg.operators import Operator, propagate
 from plait.pyg.overwritten import copied, may_be_overwritten, ordinary
 from plait.pyg.recall import Layer, call_key, lie_with
@@ -168,10 +169,15 @@ def _run(
     key = None if known is None else call_key(known.token, args, kwargs)
     run = None if key is None else session.recall(key)
     if run is None:
-        listed = _edges_of(args, kwargs)[0]
-        if getattr(listed, "is_cpu", False) and session.aside.is_pygs_turn(seat.name, listed):
+        given = _edges_of(args, kwargs)[0]
+        if getattr(given, "is_cpu", False) and session.aside.is_pygs_turn(seat.name, given):
             _set_aside(session, seat.name)
             return original(module, *args, **kwargs)
+        if known is not None and key is not None:
+            listed = _listed(layer, module, seat, known, key, args, kwargs)
+            if listed is not None:
+                session.not_planned.pop(seat.name, None)
+                return listed(module, args[0])
         run = _prepared(layer, module, seat, args, kwargs, known)
         if isinstance(run, str):
             if session.not_planned.get(seat.name) != run:
@@ -189,6 +195,26 @@ def _run(
         session.not_planned.pop(seat.name, None)
     x: Any = args[0] if args else kwargs["x"]
     return run(module, x, None) if isinstance(x, Tensor) else run(module, x[0], x[1])
+
+
+def _listed(
+    layer: type[nn.Module],
+    module: Any,
+    seat: Seat,
+    known: Layer,
+    key: tuple[Any, ...],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Once | None:
+    """The call on the edges as they are listed, where its graph comes once; None: it is planned."""
+    session = active.seats.session  # type: ignore[union-attr]
+
+    def planned() -> Apply:
+        run = _prepared(layer, module, seat, args, kwargs, known)
+        assert isinstance(run, _Prepared), "the layer was lowered before"
+        return functools.partial(session.apply, seat.name, run.edges, run.constants)
+
+    return once(session, known, module, key, args[0], *_edges_of(args, kwargs), planned)
 
 
 @dataclass(frozen=True, slots=True)

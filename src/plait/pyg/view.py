@@ -183,6 +183,7 @@ def _enter(view: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: d
     if before is seats or is_disabled():
         return call(*args, **kwargs)
     active.seats = seats
+    seats.session.num_calls += 1
     try:
         out = call(*args, **kwargs)
     finally:

@@ -38,6 +38,7 @@ from plait.runtime.constants import Constants, SparseValue, from_dense
 from plait.runtime.deferred import Deferred, can_defer, held_rows
 from plait.runtime.forms import USUAL, Forms, adopt, with_form_text
 from plait.runtime.identity import Hold
+from plait.runtime.listings import Listings
 from plait.runtime.lstm import Prefixes
 from plait.runtime.orders import EdgeOrders
 from plait.runtime.plans import Plans
@@ -167,6 +168,9 @@ class Session:
         self.watched = Inputs()
         self._numbers = Numbers()
         self.aside = Aside()
+        self.listings = Listings()
+        self.num_calls = 0  # of the model
+        self._has_said_listed = False
         self._calls: dict[Any, Edges] = {}  # calls seen before, and their graphs, which know the answers
         self._met = 0  # graphs built so far
         self._gone: list[Any] = []  # keys of graphs whose tensors are no more
@@ -251,7 +255,8 @@ class Session:
     @property
     def cache_bytes(self) -> int:
         """Bytes that are kept from call to call now: graphs, constants, hoisted values, views, buffers."""
-        return bytes_in(list(self.edges.values()), self.watched.views()) + self.buffers.bytes_held
+        kept = bytes_in(list(self.edges.values()), self.watched.views(), self.listings)
+        return kept + self.buffers.bytes_held
 
     def _grow(self, more: int) -> None:
         """Something of about so many bytes was kept; when that may be too much, it is counted and bounded."""
@@ -276,6 +281,32 @@ class Session:
             self._forget_graph(next(iter(self.edges)))
             return True
         return any(edges.drop_oldest() for edges in list(self.edges.values()))
+
+    # Graphs that come once --------------------------------------------------------------------
+
+    def lists_edges(self) -> bool:
+        """Whether a new graph is taken to come once, so that layers read its edges as they are listed."""
+        return (
+            self._met >= _MANY_GRAPHS
+            and self.trace is None
+            and self.choose is search
+            and not self.may_defer
+            # a checkpoint runs a layer again and expects the same tensors to be saved
+            and torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+        )
+
+    def has_sparse_view(self, x: torch.Tensor) -> bool:
+        """Whether plans use the zeros of an input."""
+        return self.watched.has_view(x)
+
+    def say_listed(self) -> None:
+        """Note in the plan that small graphs which come once are not planned for."""
+        if not self._has_said_listed:
+            self._has_said_listed = True
+            self.notes.append(
+                "new graphs: small ones that come once are summed in the order their edges are listed, "
+                "without a plan; the plans above are for graphs that come back"
+            )
 
     def find_forms(self) -> bool:
         """Look for other forms of the graphs planned so far; where one is found, plans are made anew."""
