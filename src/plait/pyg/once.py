@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from plait.graph.build import INT32_LIMIT
 from plait.ir import Expr
-from plait.kernels.listed import LOOPS, SCALES, entries
+from plait.kernels.listed import entries
 from plait.pyg.edges import is_attached
 from plait.pyg.layers.base import Apply, Call, Lowered
 from plait.pyg.operators import Operator
@@ -44,7 +44,7 @@ class Once:
 
     def _apply(self, forms: tuple[Expr, ...], inputs: Mapping[str, Tensor | None]) -> Tensor:
         program = program_of(forms)
-        if program is None or program.parts != _parts(self.lowered.operator):
+        if program is None or program.parts != self.lowered.operator.diagonals:
             self.known.may_be_listed = False
             return self.planned()(forms, inputs)
         return program(inputs, self.matrix)  # type: ignore[arg-type]  # what it reads is there
@@ -99,15 +99,8 @@ def _fits(x: Any, edges: Tensor, weight: Any) -> bool:
 
 def _is_listed(lowered: Lowered, module: Any) -> bool:
     """Whether a layer's matrix is one of those that are made of listed edges."""
-    operator = lowered.operator
-    is_known = operator.loops in LOOPS and operator.normalise in SCALES and not operator.options
+    is_known = lowered.operator.diagonals is not None
     return is_known and not lowered.keeps_graph and module.flow == "source_to_target"
-
-
-def _parts(operator: Operator) -> frozenset[str]:
-    """The diagonals of an operator's matrix."""
-    scales = {"none": "", "symmetric": "pq", "mean": "p"}[operator.normalise]
-    return frozenset(scales if operator.loops == "none" else f"{scales}l")
 
 
 def _made(operator: Operator, edges: Tensor, weight: Tensor | None, x: Tensor) -> Listed | None:

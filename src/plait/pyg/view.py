@@ -188,6 +188,8 @@ def _enter(view: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: d
         out = call(*args, **kwargs)
     finally:
         active.seats = before
+        if seats.session.shared:
+            seats.session.shared.clear()
     return unfolded(out) if seats.session.has_twins else out
 
 

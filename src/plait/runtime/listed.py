@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,16 +20,26 @@ from plait.ir.build import propagation
 from plait.kernels.listed import Entries, listed_sum
 from plait.runtime.twice import is_traced
 
-__all__ = ["Listed", "Program", "program_of"]
+__all__ = ["Listed", "Matrix", "Program", "program_of"]
 
 
 class Listed:
     """The propagation matrix p @ (A + l) @ q of one graph, as a list of entries."""
 
-    __slots__ = ("columns", "entries", "rows")
+    __slots__ = ("_with_identity", "columns", "entries", "rows")
 
     def __init__(self, entries: Entries, rows: int, columns: int):
         self.entries, self.rows, self.columns = entries, rows, columns
+        self._with_identity: Listed | None = None
+
+    @property
+    def with_identity(self) -> Listed:
+        """The matrix plus the identity: of square ones."""
+        if self._with_identity is None:
+            source, target, value, own = self.entries
+            own = own + own.dtype.type(1) if own.size else np.ones(self.rows, own.dtype)
+            self._with_identity = Listed(Entries(source, target, value, own), self.rows, self.columns)
+        return self._with_identity
 
     def __matmul__(self, x: Tensor) -> Tensor:
         """The matrix times x, differentiable in x."""
@@ -68,11 +79,20 @@ class _Product(torch.autograd.Function):
 
 # Expressions ----------------------------------------------------------------------------------------------
 
+class Matrix(Protocol):
+    """A propagation matrix that is multiplied with rows, differentiably."""
+
+    @property
+    def with_identity(self) -> Matrix: ...
+
+    def __matmul__(self, x: Tensor, /) -> Tensor: ...
+
+
 Values = Mapping[str, Tensor]
-Value = Callable[[Values, Listed], Tensor]
-Spread = Callable[[Values, Listed, Tensor], Tensor]
+Value = Callable[[Values, Matrix], Tensor]
+Spread = Callable[[Values, Matrix, Tensor], Tensor]
 """A linear map of rows: sums over neighbours, multiples and sums of them."""
-Pair = Callable[[Values, Listed], "tuple[Tensor, Tensor | None]"]
+Pair = Callable[[Values, Matrix], "tuple[Tensor, Tensor | None]"]
 """(left, right) of a product, (its value, None) where it is there already."""
 
 
@@ -87,7 +107,7 @@ class Program:
             raise PlanError(f"{formula(expr)}: there is no matrix in it")
         self._value = _value(expr)
 
-    def __call__(self, inputs: Values, matrix: Listed) -> Tensor:
+    def __call__(self, inputs: Values, matrix: Matrix) -> Tensor:
         return self._value(inputs, matrix)
 
 
@@ -142,7 +162,7 @@ def _total(terms: Sequence[Expr]) -> Value:
         and not (isinstance(term, MatMul) and sort(term.left) == "dense")
     ]
 
-    def value(given: Values, matrix: Listed) -> Tensor:
+    def value(given: Values, matrix: Matrix) -> Tensor:
         addends = [given[name] for name in biases]
         addends += [other(given, matrix) for other in others]
         for product in products:
@@ -166,7 +186,7 @@ def _pair(product: Expr) -> Pair:
         return lambda given, matrix: (left(given, matrix), right(given, matrix))
     leaf, spread = found
 
-    def pair(given: Values, matrix: Listed) -> tuple[Tensor, Tensor | None]:
+    def pair(given: Values, matrix: Matrix) -> tuple[Tensor, Tensor | None]:
         x, w = given[leaf], right(given, matrix)
         if _is_cheaper_first(x, w):
             return spread(given, matrix, x), w
@@ -196,6 +216,9 @@ def _spread(expr: Expr) -> tuple[str, Spread] | None:
         case Scale(factor, body) if found := _spread(body):
             leaf, scaled = found
             return leaf, lambda given, matrix, x: _number(factor, given) * scaled(given, matrix, x)
+        case Add((MatMul(left, x), Dense(name) as own)) if x == own and sort(left) != "dense":
+            _check_matrix(left)
+            return name, lambda given, matrix, x: matrix.with_identity @ x
         case Add(terms):
             parts = [_spread(term) for term in terms]
             names = {part[0] for part in parts if part is not None}

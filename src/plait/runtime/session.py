@@ -171,6 +171,7 @@ class Session:
         self.listings = Listings()
         self.num_calls = 0  # of the model
         self._has_said_listed = False
+        self.shared: dict[Any, Any] = {}  # what the layers of one call of the model share
         self._calls: dict[Any, Edges] = {}  # calls seen before, and their graphs, which know the answers
         self._met = 0  # graphs built so far
         self._gone: list[Any] = []  # keys of graphs whose tensors are no more

@@ -59,6 +59,8 @@ def entries(
     "symmetric": p = q = 1 / sqrt(row sums of A + l), 0 where they are 0. "mean": p = 1 / the number of
     entries in the row, at least 1. None where an end of an edge is out of range.
     """
+    if shape[0] != shape[1] and (loops != "none" or scale == "symmetric"):
+        raise InputError(f"shape: {shape}; self loops and symmetric scalings need targets that are the sources")
     number, count = _FLOATS[float_bits("x", like)], edge_index.shape[1]
     source, target = map(_positions, edge_index.numpy())
     given = np.empty(0, number)
@@ -68,10 +70,10 @@ def entries(
             raise InputError(f"edge_weight: shape {list(given.shape)} for {count} edges; pass one per edge")
     kept_source, kept_target = np.empty((2, count), np.int32)
     value = np.empty(0 if weight is None and scale == "none" else count, number)
-    own = np.full(0 if loops == "none" else shape[0], fill, number)
-    scales = np.zeros(0 if scale == "none" else max(shape), number)
+    own = np.empty(0 if loops == "none" else shape[0], number)
+    scales = np.empty(0 if scale == "none" else shape[0], number)
     kept = cpu.entries(
-        source, target, given, shape[0], shape[1], LOOPS.index(loops), SCALES.index(scale),
+        source, target, given, shape[0], shape[1], LOOPS.index(loops), float(fill), SCALES.index(scale),
         kept_source, kept_target, value, own, scales,
     )  # fmt: skip
     if kept < 0:

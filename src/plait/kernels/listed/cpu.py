@@ -16,8 +16,8 @@ SYMMETRIC, MEAN = 1, 2  # places in SCALES
 
 @kernel
 def entries(
-    source: Any, target: Any, weight: Any, num_targets: int, num_sources: int, loops: int, scale: int,
-    kept_source: Any, kept_target: Any, value: Any, own: Any, scales: Any,
+    source: Any, target: Any, weight: Any, num_targets: int, num_sources: int, loops: int, fill: float,
+    scale: int, kept_source: Any, kept_target: Any, value: Any, own: Any, scales: Any,
 ) -> int:  # fmt: skip
     """How many entries were written; -1 where an end is out of range.
 
@@ -27,6 +27,8 @@ def entries(
         if not (0 <= source[e] < num_sources and 0 <= target[e] < num_targets):
             return -1
     one = value.dtype.type(1)
+    own[:] = fill
+    scales[:] = 0
     count = 0
     for e in range(source.size):
         u = source[e]
