@@ -203,3 +203,25 @@ def test_double_precision_and_half() -> None:
             x = torch.randn(NODES, WIDTH).to(dtype)
             ours, theirs = compiled(x, graph(seed)), model(x, graph(seed))
             torch.testing.assert_close(ours, theirs, rtol=5e-2 if dtype == torch.bfloat16 else 1e-9, atol=5e-2)
+
+
+def test_weights_that_keep_changing_are_not_planned_for() -> None:
+    model = GCNConv(WIDTH, 4)
+    compiled: Any = plait.compile(model)
+    edges, x = graph(0), torch.randn(NODES, WIDTH)
+    for k in range(20):
+        weight = torch.rand(edges.shape[1]) + 0.1
+        found = []
+        for way in (model, compiled):
+            model.zero_grad()
+            own = x.clone().requires_grad_(k % 2 == 1)
+            out = way(own, edges, weight)
+            out.square().sum().backward()
+            found.append([out.detach(), own.grad, *(p.grad.clone() for p in model.parameters())])
+        for theirs, ours in zip(*found, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    (known,) = session_of(compiled).edges.values()
+    assert known.num_weights == 8
+    for _ in range(3):  # these come back
+        compiled(x, edges, weight)
+    assert known.num_weights == 9

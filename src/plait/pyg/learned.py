@@ -1,4 +1,4 @@
-"""Layers whose edge_weight wants a gradient: the weights are an input of the expression, not a constant."""
+"""Layers whose edge_weight wants a gradient or keeps changing: an input of the expression, not a constant."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def with_learned_weights(
     root: Tensor | None,
     is_sparse: bool,
 ) -> Callable[[], Tensor] | str:
-    """The layer with its gradient of edge_weight, ready to run, or why PyG runs it."""
+    """The layer with edge_weight as an input, and its gradient if wanted; or why PyG runs it."""
     if is_sparse or lowered.keeps_graph or aggregation(module) not in ("sum", "mean"):
         return "edge_weight wants a gradient, which needs the messages one by one"
     dtype = x.dtype if x.dtype.itemsize > 2 else torch.float32
@@ -57,8 +57,9 @@ def with_learned_weights(
         return _learned(operator, graph, weight, dtype).value(forms[0], given).to(x.dtype)
 
     def run() -> Tensor:
-        if not _is_learned(session.plans.get(name), graph):
-            session.plans[name] = _plan(name, graph.num_nodes, graph.num_edges)
+        mode = "training" if torch.is_grad_enabled() else "inference"
+        if not _is_learned(session.plans.get(name), graph, mode):
+            session.plans[name] = _plan(name, graph, mode, weight.requires_grad)
         return lowered.run(module, apply, x, root)
 
     return run
@@ -148,21 +149,26 @@ def _in_torch(ctx: Any, by_values: Tensor | None, by_own: Tensor | None) -> Tens
     return found
 
 
-def _is_learned(plan: Any, graph: Graph) -> bool:
+def _is_learned(plan: Any, graph: Graph, mode: str) -> bool:
     """Whether a plan is the one below, for a graph of this size."""
-    return isinstance(plan, FusedPlan) and plan.kind == _KIND and plan.sizes["E"] == graph.num_edges
+    is_mine = isinstance(plan, FusedPlan) and plan.kind == _KIND and plan.mode == mode
+    return is_mine and plan.sizes["E"] == graph.num_edges
 
 
 _KIND = "learned weights"
 
 
-def _plan(name: str, nodes: int, edges: int) -> FusedPlan:
+def _plan(name: str, graph: Graph, mode: str, wants_weight: bool) -> FusedPlan:
     """What EXPLAIN says of it; nothing is chosen, so nothing is priced."""
     machine = machine_in_use()
+    text, why = (
+        ("S(w) @ X with a gradient of w: one product of rows on every edge",
+         "edge_weight wants a gradient; the degrees are differentiated with it (not priced)")
+        if wants_weight
+        else ("S(w) @ X", "edge_weight is another one at every call: nothing is made ready for it (not priced)")
+    )  # fmt: skip
     return FusedPlan(
-        layer=name, kind=_KIND, choice="edge weights as an input", steps=(), seconds=0.0,
-        text="S(w) @ X with a gradient of w: one product of rows on every edge", peak_bytes=0,
-        sizes={"N": nodes, "E": edges}, mode="training", machine=machine.name,
-        is_default_machine=machine.is_default,
-        because="edge_weight wants a gradient; the degrees are differentiated with it (not priced)",
+        layer=name, kind=_KIND, choice="edge weights as an input", steps=(), seconds=0.0, text=text,
+        peak_bytes=0, sizes={"N": graph.num_nodes, "E": graph.num_edges}, mode=mode, machine=machine.name,
+        is_default_machine=machine.is_default, because=why,
     )  # fmt: skip

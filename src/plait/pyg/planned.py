@@ -309,9 +309,10 @@ def _lowered(
             return lowered.reason
         if known is not None:
             known.lowered[call] = lowered
-    if weight is not None and weight.requires_grad and torch.is_grad_enabled():
-        if weight.is_cuda:
-            return f"{kind}: edge_weight wants a gradient, which is planned on a CPU only so far"
+    wants_weight = weight is not None and weight.requires_grad and torch.is_grad_enabled()
+    if wants_weight and weight.is_cuda:
+        return f"{kind}: edge_weight wants a gradient, which is planned on a CPU only so far"
+    if wants_weight or _come_once(session, edges, lowered, kept, source):
         run = with_learned_weights(
             module, session, seat.name, lowered, edges, weight, source, root, kept.is_sparse
         )
@@ -322,6 +323,18 @@ def _lowered(
     dtype = torch.float32 if source.dtype in _HALVES else source.dtype
     constants = _constants(edges, lowered.operator, weight, kept.weight_key, dtype)
     return _Prepared(session, seat.name, lowered, edges, constants)
+
+
+def _come_once(session: Session, edges: Edges, lowered: Lowered, kept: Kept, x: Tensor) -> bool:
+    """Whether the weights on a graph keep changing and these have not come back: no plan is made for them."""
+    weight = kept.weight
+    if weight is None or kept.is_sparse or lowered.keeps_graph or not edges.meets_many_weights:
+        return False
+    if weight.is_cuda or x.dtype is not weight.dtype or weight.dim() != 1 or not session.lists_values():
+        return False
+    if (lowered.operator, kept.weight_key, x.dtype) in edges.constants or lowered.operator.diagonals is None:
+        return False
+    return session.listings.of(kept.weight_key, weight, session.num_calls) is not None
 
 
 def _cache_of(module: Any) -> Any:

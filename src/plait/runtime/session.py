@@ -62,6 +62,7 @@ _LEFT = 0.75  # of the bytes allowed, after things were dropped
 _GRAPH_BYTES = {"edge": 48, "node": 48}
 _CONSTANT_BYTES = {"edge": 24, "node": 24}
 _MANY_GRAPHS = 4  # graphs from which on each is taken to come once, until it comes back
+_MANY_WEIGHTS = 8  # weights on one graph, counted for each operator, from which on each is taken to come once
 _IDENTITY = 7  # parts of a tensor's identity, with which the key of a graph begins
 _TOKEN = 4  # where the key of a run says for which state of the input it was made
 _MANY_WHOLES = 3  # results asked for all rows before `rows` may be taken to gain nothing
@@ -97,6 +98,7 @@ class Edges:
     calls: dict[Any, Any] = field(default_factory=dict)  # calls on it that are remembered, and their answers
     remembered: dict[Any, Edges] = field(default_factory=dict)  # the session's, of all graphs
     weights: dict[Any, Hold] = field(default_factory=dict)  # of the constants
+    num_weights: int = 0  # weights that constants were made for so far
     gone: list[Any] = field(default_factory=list)  # keys of constants whose weights are no more
 
     @functools.cached_property
@@ -109,6 +111,11 @@ class Edges:
         """The neighbour lists as recurrent aggregators read them."""
         return Prefixes(self.graph)
 
+    @property
+    def meets_many_weights(self) -> bool:
+        """Whether the weights on this graph keep changing."""
+        return self.num_weights >= _MANY_WEIGHTS
+
     def keep_constants(self, key: Any, constants: Constants, weight: torch.Tensor | None) -> None:
         """Keep an operator's constants until the weights are gone; the oldest go when there are many."""
         if weight is not None:
@@ -117,6 +124,7 @@ class Edges:
                 if hold() is weight and other[::2] == (operator, dtype):
                     self.drop_constants(other)  # as they were before they were changed in place
             self.weights[key] = Hold(weight, self.gone, key)
+            self.num_weights += 1
         self.constants[key] = constants
         while self.gone:
             self.drop_constants(self.gone.pop())
@@ -287,9 +295,12 @@ class Session:
 
     def lists_edges(self) -> bool:
         """Whether a new graph is taken to come once, so that layers read its edges as they are listed."""
+        return self._met >= _MANY_GRAPHS and self.lists_values()
+
+    def lists_values(self) -> bool:
+        """Whether a layer may run without a plan where what it is called with comes once."""
         return (
-            self._met >= _MANY_GRAPHS
-            and self.trace is None
+            self.trace is None
             and self.choose is search
             and not self.may_defer
             # a checkpoint runs a layer again and expects the same tensors to be saved
