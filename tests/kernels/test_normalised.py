@@ -23,7 +23,13 @@ def places_of(nodes: int, edges: list[tuple[int, int]], are_loops_apart: bool) -
     """The edges from the last to the first, so that the order is not the list's."""
     kept = [e for e, (u, v) in enumerate(edges) if u != v or not are_loops_apart][::-1]
     loops = [e for e in range(len(edges)) if e not in kept]
-    numbers = (kept, [edges[e][1] for e in kept], [edges[e][0] for e in kept], loops, [edges[e][0] for e in loops])
+    numbers = (
+        kept,
+        [edges[e][1] for e in kept],
+        [edges[e][0] for e in kept],
+        loops,
+        [edges[e][0] for e in loops],
+    )
     return Places(*(np.array(part, np.int32) for part in numbers), nodes)
 
 
@@ -31,7 +37,9 @@ def places_of(nodes: int, edges: list[tuple[int, int]], are_loops_apart: bool) -
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("loops", LOOPS)
 @pytest.mark.parametrize("name", GRAPHS)
-def test_values_and_gradients_are_the_references(name: str, loops: str, scale: str, dtype: torch.dtype) -> None:
+def test_values_and_gradients_are_the_references(
+    name: str, loops: str, scale: str, dtype: torch.dtype
+) -> None:
     nodes, edges = GRAPHS[name]
     places = places_of(nodes, edges, loops != "none")
     weight = (torch.rand(len(edges), dtype=dtype) + 0.1).requires_grad_()

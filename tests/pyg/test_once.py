@@ -202,7 +202,9 @@ def test_double_precision_and_half() -> None:
         for seed in range(8):
             x = torch.randn(NODES, WIDTH).to(dtype)
             ours, theirs = compiled(x, graph(seed)), model(x, graph(seed))
-            torch.testing.assert_close(ours, theirs, rtol=5e-2 if dtype == torch.bfloat16 else 1e-9, atol=5e-2)
+            torch.testing.assert_close(
+                ours, theirs, rtol=5e-2 if dtype == torch.bfloat16 else 1e-9, atol=5e-2
+            )
 
 
 def test_weights_that_keep_changing_are_not_planned_for() -> None:

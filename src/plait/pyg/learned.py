@@ -44,9 +44,7 @@ def with_learned_weights(
     operator, graph = lowered.operator, edges.graph
 
     def apply(forms: tuple[Expr, ...], inputs: Mapping[str, Tensor | None]) -> Tensor:
-        given = {
-            leaf: value.to(dtype) for leaf, value in whole(dict(inputs)).items() if value is not None
-        }
+        given = {leaf: value.to(dtype) for leaf, value in whole(dict(inputs)).items() if value is not None}
         program = program_of(forms)
         if program is not None and program.parts == operator.diagonals:
             # layers of one call share the matrix: its backward pass may run once for each of them
@@ -129,9 +127,7 @@ class _Normalise(torch.autograd.Function):
         made, operator = ctx.made, ctx.operator
         of_values = np.zeros_like(made.values) if by_values is None else by_values.contiguous().numpy()
         of_own = made.own[:0] if by_own is None else by_own.contiguous().numpy()
-        found = gradient(
-            ctx.places, made, of_values, of_own, operator.loops, operator.normalise, ctx.count
-        )
+        found = gradient(ctx.places, made, of_values, of_own, operator.loops, operator.normalise, ctx.count)
         return None, None, torch.from_numpy(found)
 
 
@@ -142,10 +138,13 @@ def _in_torch(ctx: Any, by_values: Tensor | None, by_own: Tensor | None) -> Tens
     with torch.enable_grad():
         alias = weight.view_as(weight)
         made = reference(ctx.places, alias, operator.loops, operator.fill, operator.normalise)
-    pairs = [(out, by) for out, by in zip(made, (by_values, by_own), strict=True) if by is not None]
-    found: Tensor | None = torch.autograd.grad(
-        [out for out, _ in pairs], alias, [by for _, by in pairs], create_graph=is_recorded, allow_unused=True
-    )[0]
+    outs = [
+        out for out, by in zip(made, (by_values, by_own), strict=True) if out is not None and by is not None
+    ]
+    by = [grad for grad in (by_values, by_own) if grad is not None]
+    found: Tensor | None = torch.autograd.grad(outs, alias, by, create_graph=is_recorded, allow_unused=True)[
+        0
+    ]
     return found
 
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from plait.errors import PlanError
 from plait.ir import Add, Dense, Expr, Map, MatMul, Scalar, Scale, Sparse, formula, leaves, sort
@@ -78,6 +79,7 @@ class _Product(torch.autograd.Function):
 
 
 # Expressions ----------------------------------------------------------------------------------------------
+
 
 class Matrix(Protocol):
     """A propagation matrix that is multiplied with rows, differentiably."""
@@ -170,7 +172,8 @@ def _total(terms: Sequence[Expr]) -> Value:
             if right is None:
                 addends.append(left)
             else:
-                addends = [torch.addmm(addends[0], left, right) if addends else left @ right, *addends[1:]]
+                first = addends[0] if addends else None
+                addends = [_multiplied(left, right, first), *addends[1:]]
         return functools.reduce(torch.add, addends)
 
     return value
@@ -245,5 +248,22 @@ def _number(factor: Scalar, given: Values) -> Tensor | float:
     return given[factor.name].reshape(()) if factor.value is None else factor.value
 
 
-def _multiplied(left: Tensor, right: Tensor | None) -> Tensor:
-    return left if right is None else left @ right
+def _multiplied(left: Tensor, right: Tensor | None, addend: Tensor | None = None) -> Tensor:
+    """left @ right + addend; (value, None) stands for a product that is there already."""
+    if right is None:
+        return left
+    # weights come as transposes of what is stored: the gradient then passes one node fewer and lies as they do
+    base = right._base
+    if base is not None and _is_turned(right, base) and (addend is None or addend.dim() == 1):
+        return linear(left, base, addend)
+    return left @ right if addend is None else torch.addmm(addend, left, right)
+
+
+def _is_turned(right: Tensor, base: Tensor) -> bool:
+    """Whether `right` is the transpose of the matrix it is a view of."""
+    return (
+        base.dim() == 2
+        and right.shape == base.shape[::-1]
+        and right.stride() == base.stride()[::-1]
+        and right.data_ptr() == base.data_ptr()
+    )
