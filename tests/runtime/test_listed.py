@@ -20,6 +20,7 @@ FORMS: dict[str, Expr] = {
     "multiples": total(MatMul(S, X), Scale(Scalar("e", None, "data"), X)) @ W,
     "relu": Map("relu", total((S @ X) @ W, X @ W)),
     "no product": S @ X,
+    "loops of one": total(MatMul(S, X), X) @ W,
 }
 
 
@@ -34,7 +35,8 @@ def listed() -> Listed:
 @pytest.mark.parametrize("name", FORMS)
 def test_values_and_gradients(name: str, wants: bool, width: int) -> None:
     program = program_of((FORMS[name],))
-    assert program is not None and program.parts == frozenset("plq")
+    assert program is not None
+    assert program.parts == frozenset("plq")
     inputs = {
         "X": torch.randn(4, 5, requires_grad=wants),
         "W": torch.randn(5, width, requires_grad=True),
@@ -49,6 +51,7 @@ def test_values_and_gradients(name: str, wants: bool, width: int) -> None:
         "multiples": lambda: (s @ x + 1.5 * x) @ w,
         "relu": lambda: torch.relu(s @ x @ w + x @ w),
         "no product": lambda: s @ x,
+        "loops of one": lambda: (s @ x + x) @ w,
     }[name]()
     found = program(inputs, listed())
     torch.testing.assert_close(found, expected)

@@ -64,7 +64,7 @@ def with_learned_weights(
 
 
 def _learned(operator: Operator, graph: Graph, weight: Tensor, dtype: torch.dtype) -> Learned:
-    """The operator's matrix in torch's operations, differentiated through the degrees as PyG's gcn_norm is."""
+    """The operator's matrix by torch, differentiated through the degrees as PyG's gcn_norm is."""
     made = propagate(operator, graph, weight.reshape(-1), dtype)
     values = made.edge_weight
     if values is None:  # an operator that does not read the weights
@@ -164,7 +164,7 @@ def _plan(name: str, graph: Graph, mode: str, wants_weight: bool) -> FusedPlan:
         ("S(w) @ X with a gradient of w: one product of rows on every edge",
          "edge_weight wants a gradient; the degrees are differentiated with it (not priced)")
         if wants_weight
-        else ("S(w) @ X", "edge_weight is another one at every call: nothing is made ready for it (not priced)")
+        else ("S(w) @ X", "edge_weight is another one at every call: nothing is kept for it (not priced)")
     )  # fmt: skip
     return FusedPlan(
         layer=name, kind=_KIND, choice="edge weights as an input", steps=(), seconds=0.0, text=text,

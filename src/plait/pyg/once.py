@@ -1,4 +1,4 @@
-"""Calls on graphs that come once: the layer's expression on the edges as they are listed (runtime/listed.py)."""
+"""Calls on graphs that come once: the layer's expression on listed edges (runtime/listed.py)."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _is_listed(lowered: Lowered, module: Any) -> bool:
 
 
 def _made(operator: Operator, edges: Tensor, weight: Tensor | None, x: Tensor) -> Listed | None:
-    """The operator's matrix on the edges; None where they are not in range, of which the planned way tells."""
+    """The operator's matrix on the edges; None where they are not in range, as the planned way will say."""
     count = x.shape[0]
     found = entries(
         edges.detach(), weight, (count, count), x, operator.loops, operator.fill, operator.normalise

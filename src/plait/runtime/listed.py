@@ -10,7 +10,6 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
@@ -27,33 +26,28 @@ __all__ = ["Listed", "Matrix", "Program", "program_of"]
 class Listed:
     """The propagation matrix p @ (A + l) @ q of one graph, as a list of entries."""
 
-    __slots__ = ("_with_identity", "columns", "entries", "rows")
+    __slots__ = ("columns", "entries", "identity", "rows")
 
-    def __init__(self, entries: Entries, rows: int, columns: int):
-        self.entries, self.rows, self.columns = entries, rows, columns
-        self._with_identity: Listed | None = None
+    def __init__(self, entries: Entries, rows: int, columns: int, identity: float = 0.0):
+        self.entries, self.rows, self.columns, self.identity = entries, rows, columns, identity
 
     @property
     def with_identity(self) -> Listed:
         """The matrix plus the identity: of square ones."""
-        if self._with_identity is None:
-            source, target, value, own = self.entries
-            own = own + own.dtype.type(1) if own.size else np.ones(self.rows, own.dtype)
-            self._with_identity = Listed(Entries(source, target, value, own), self.rows, self.columns)
-        return self._with_identity
+        return Listed(self.entries, self.rows, self.columns, self.identity + 1.0)
 
     def __matmul__(self, x: Tensor) -> Tensor:
         """The matrix times x, differentiable in x."""
         if not (x.requires_grad and torch.is_grad_enabled()):
-            return listed_sum(self.entries, self.rows, self.columns, x)
+            return listed_sum(self.entries, self.rows, self.columns, x, self.identity)
         result: Tensor = _Product.apply(self, False, x)  # type: ignore[no-untyped-call]
         return result
 
     def times(self, x: Tensor, is_turned: bool) -> Tensor:
         """The matrix, or its transpose, times x: numbers only."""
         if is_turned:
-            return listed_sum(self.entries.turned, self.columns, self.rows, x)
-        return listed_sum(self.entries, self.rows, self.columns, x)
+            return listed_sum(self.entries.turned, self.columns, self.rows, x, self.identity)
+        return listed_sum(self.entries, self.rows, self.columns, x, self.identity)
 
     def in_torch(self, x: Tensor, is_turned: bool) -> Tensor:
         """The same in torch's operations, which can be differentiated again and batched."""
@@ -63,7 +57,8 @@ class Listed:
             gathered = gathered * torch.from_numpy(value).unsqueeze(1)
         out = x.new_zeros((self.columns if is_turned else self.rows, *x.shape[1:]))
         out = out.index_add(0, torch.from_numpy(target).long(), gathered)
-        return out + x * torch.from_numpy(own).unsqueeze(1) if own.size else out
+        out = out + x * torch.from_numpy(own).unsqueeze(1) if own.size else out
+        return out + self.identity * x if self.identity else out
 
 
 class _Product(torch.autograd.Function):
@@ -99,7 +94,7 @@ Pair = Callable[[Values, Matrix], "tuple[Tensor, Tensor | None]"]
 
 
 class Program:
-    """An expression as calls on its inputs and on the one matrix in it; PlanError where it is none of these."""
+    """An expression as calls on its inputs and on the one matrix in it; PlanError where it is no such one."""
 
     def __init__(self, expr: Expr):
         found = leaves(expr)
@@ -252,7 +247,7 @@ def _multiplied(left: Tensor, right: Tensor | None, addend: Tensor | None = None
     """left @ right + addend; (value, None) stands for a product that is there already."""
     if right is None:
         return left
-    # weights come as transposes of what is stored: the gradient then passes one node fewer and lies as they do
+    # a weight comes as the transpose of what is stored: its gradient passes one node fewer this way
     base = right._base
     if base is not None and _is_turned(right, base) and (addend is None or addend.dim() == 1):
         return linear(left, base, addend)

@@ -60,9 +60,7 @@ def entries(
     entries in the row, at least 1. None where an end of an edge is out of range.
     """
     if shape[0] != shape[1] and (loops != "none" or scale == "symmetric"):
-        raise InputError(
-            f"shape: {shape}; self loops and symmetric scalings need targets that are the sources"
-        )
+        raise InputError(f"shape: {shape}; with loops or a symmetric scale targets and sources are the same")
     number, count = _FLOATS[float_bits("x", like)], edge_index.shape[1]
     source, target = map(_positions, edge_index.numpy())
     given = np.empty(0, number)
@@ -87,14 +85,20 @@ def _positions(ends: Array) -> Array:
     return np.ascontiguousarray(ends, np.int64)
 
 
-def listed_sum(matrix: Entries, num_rows: int, num_columns: int, x: Tensor) -> Tensor:
-    """The matrix times x: out[i] = own[i] * x[i] + sum over its entries e in row i of value[e] * x[j]."""
+def listed_sum(matrix: Entries, num_rows: int, num_columns: int, x: Tensor, identity: float = 0.0) -> Tensor:
+    """The matrix, plus a multiple of the identity, times x.
+
+    out[i] = (own[i] + identity) * x[i] + the sum over its entries e in row i of value[e] * x[j].
+    """
     if x.dim() != 2 or x.shape[0] != num_columns or not x.is_cpu:
         raise InputError(f"x: shape {list(x.shape)} on {x.device}; pass [{num_columns}, width] on the CPU")
     float_bits("x", x)
-    numbers = np.ascontiguousarray(x.detach().resolve_neg().numpy())
+    x = x.detach()
+    if not x.is_contiguous() or x.is_neg():
+        x = x.resolve_neg().contiguous()
+    numbers = x.numpy()
     if matrix.own.dtype != numbers.dtype or matrix.value.dtype != numbers.dtype:
         raise InputError(f"x: {x.dtype}, but the matrix has {matrix.own.dtype}; convert one of them")
     out = torch.empty((num_rows, x.shape[1]), dtype=x.dtype)
-    cpu.listed_sum(*matrix, numbers, out.numpy())
+    cpu.listed_sum(*matrix, identity, numbers, out.numpy())
     return out

@@ -69,13 +69,18 @@ def entries(
 
 
 @kernel
-def listed_sum(source: Any, target: Any, value: Any, own: Any, x: Any, out: Any) -> None:
-    """out[i] = own[i] * x[i] + sum of value[e] * x[source[e]] over the edges with target[e] == i."""
+def listed_sum(source: Any, target: Any, value: Any, own: Any, identity: float, x: Any, out: Any) -> None:
+    """out[i] = (own[i] + identity) * x[i] + sum of value[e] * x[source[e]] over target[e] == i."""
     width = x.shape[1]
     if own.size:
         for i in range(out.shape[0]):
+            f = own[i] + own.dtype.type(identity)
             for k in range(width):
-                out[i, k] = own[i] * x[i, k]
+                out[i, k] = f * x[i, k]
+    elif identity != 0:
+        for i in range(out.shape[0]):
+            for k in range(width):
+                out[i, k] = own.dtype.type(identity) * x[i, k]
     else:
         out[:] = 0
     if value.size:

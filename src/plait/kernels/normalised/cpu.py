@@ -70,7 +70,7 @@ def gradient(
         i = rows[k]
         s = scales[i] * scales[columns[k]] if is_symmetric else scales[i]
         out[order[k]] = by_values[k] * s + work[i]
-    if plain.size and (loops == REMAINING or loops == ADD):
+    if plain.size and loops in (REMAINING, ADD):
         for k in range(loop_order.size):
             i = loop_nodes[k]
             g = work[i]
