@@ -227,3 +227,40 @@ def test_weights_that_keep_changing_are_not_planned_for() -> None:
     for _ in range(3):  # these come back
         compiled(x, edges, weight)
     assert known.num_weights == 9
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_graphs_and_weights_that_come_go_change_and_come_back(seed: int) -> None:
+    draw = torch.Generator().manual_seed(seed)
+
+    def pick(count: int) -> int:
+        return int(torch.randint(0, count, (1,), generator=draw))
+
+    name = WEIGHTED[pick(len(WEIGHTED))]
+    model = LAYERS[name]()
+    compiled, known = plait.compile(model), [(graph(0), torch.rand(graph(0).shape[1]) + 0.1)]
+    for step in range(40):
+        if pick(3):
+            edges = graph(100 * seed + step, 20 + pick(60))
+            known.append((edges, torch.rand(edges.shape[1]) + 0.1))
+        edges, weight = known[-1 - pick(min(3, len(known)))]
+        change = pick(4)
+        if change == 0:
+            edges[pick(2), pick(20)] = pick(NODES)
+        elif change == 1:
+            weight.mul_(1.5)
+        rest = () if pick(2) else (weight.clone().requires_grad_(True) if pick(2) else weight,)
+        x, found = torch.randn(NODES, WIDTH, generator=draw), []
+        wants, records = bool(pick(2)), bool(pick(4))
+        for way in (model, compiled):
+            own = x.clone().requires_grad_(wants)
+            model.zero_grad()
+            with torch.set_grad_enabled(records):
+                out = way(own, edges, *rest)
+            leaves = [value for value in (own, *rest, *model.parameters()) if value.requires_grad]
+            if out.requires_grad:
+                found.append([out, *torch.autograd.grad(out.square().sum(), leaves, allow_unused=True)])
+            else:
+                found.append([out])
+        for theirs, ours in zip(*found, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
