@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from torch_geometric.nn import GCNConv
 
 import plait
 from plait.runtime import aside as module
@@ -97,3 +98,35 @@ def test_a_graph_that_comes_back_is_never_tried_in_pyg() -> None:
     edges = torch.zeros(2, 5, dtype=torch.int64)
     asked = [aside.is_pygs_turn("conv", edges) for _ in range(200)]
     assert not any(asked[1:])
+
+
+def test_whole_calls_rest_when_all_layers_were_left_for_a_while() -> None:
+    clock = Clock(0.003, 0.001)
+    assert not clock.aside.rests((edges(),))
+    for _ in range(100):
+        clock.step()
+    listed = edges()
+    assert clock.aside.rests((torch.zeros(3, 4), listed))
+    assert not clock.aside.rests((listed,)), "a graph that comes back is not PyG's"
+    assert not clock.aside.rests((edges(100_000),))
+    assert not clock.aside.rests((torch.zeros(3, 4),)), "nobody knows what the layers will read"
+    with torch.no_grad():
+        assert not clock.aside.rests((edges(),))
+    clock.step(100_000)
+    assert not clock.aside.rests((edges(),)), "a layer was planned"
+
+
+def test_a_resting_model_is_pygs_until_a_graph_comes_back() -> None:
+    layer = GCNConv(3, 2)
+    compiled = plait.compile(layer)
+    session = compiled._plait_plan_session
+    session.aside.notes[(True, 2)] = "left for this test"
+    x, made = torch.randn(3, 3), [torch.tensor([[0, 1], [1, k % 3]]) for k in range(60)]
+    for each in made:
+        torch.testing.assert_close(compiled(x, each), layer(x, each))
+    calls = session.num_calls
+    assert calls < 40
+    for _ in range(4):
+        torch.testing.assert_close(compiled(x, made[-1]), layer(x, made[-1]))
+    assert session.num_calls > calls
+    assert session.edges

@@ -239,11 +239,22 @@ _CHOICES = {
 }
 
 
+# how the backward pass goes about it (ops/attention.py); the longest first
+_SUFFIXES = {
+    " targets first, lean": ", the gradients of the targets first, keeping less in memory",
+    " targets first": ", the gradients of the targets first",
+    " lean": ", keeping less in memory",
+}
+
+
 def of_choice(choice: str, text: str) -> str:
     """What a candidate with passes of its own does; its formula where there are no words for it."""
-    base = choice.removesuffix(" lean")
-    said = _CHOICES.get(base, f"compute {text}")
-    return f"{said}, keeping less in memory" if base != choice else said
+    base, more = choice, ""
+    for suffix, words in _SUFFIXES.items():
+        if choice.endswith(suffix):
+            base, more = choice.removesuffix(suffix), words
+            break
+    return _CHOICES.get(base, f"compute {text}") + more
 
 
 # The steps ---------------------------------------------------------------------------------------------

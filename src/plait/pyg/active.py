@@ -98,6 +98,7 @@ class Seats:
 
 class _Active(threading.local):
     seats: Seats | None = None
+    is_resting: bool = False  # a call of a compiled model is PyG's as a whole
 
 
 class _Traced:

@@ -15,7 +15,7 @@ from plait.graph import Graph
 from plait.runtime.identity import identity
 from plait.runtime.placed import PlacedGraph
 
-__all__ = ["Demand", "Given", "attach", "read"]
+__all__ = ["Demand", "Given", "attach", "is_attached", "read"]
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,12 @@ def attach(edge_index: Tensor, source: Any, pointer: Any, num_nodes: int, demand
     if demand.is_met:
         demand.prepare(listed.graph())
     edge_index.plait_graph = listed  # type: ignore[attr-defined]
+
+
+def is_attached(edge_index: Tensor) -> bool:
+    """Whether edge_index, or the tensor of which it is a part, came with its graph."""
+    base = edge_index._base
+    return hasattr(edge_index, "plait_graph") or (base is not None and hasattr(base, "plait_graph"))
 
 
 def _attached(edge_index: Tensor, num_nodes: int) -> Graph | None:

@@ -1,20 +1,27 @@
-"""Layers whose edge_weight wants a gradient: the weights are an input of the expression, not a constant."""
+"""Layers whose edge_weight wants a gradient or keeps changing: an input of the expression, not a constant."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from plait.graph import Graph
 from plait.ir import Expr
+from plait.kernels.normalised import Places, gradient, normalised
+from plait.kernels.normalised.reference import reference
 from plait.plan.fused import FusedPlan
 from plait.pyg.layers.base import Lowered, aggregation
-from plait.pyg.operators import propagate
+from plait.pyg.operators import Operator, propagate
 from plait.runtime.deferred import whole
-from plait.runtime.learned import Learned
+from plait.runtime.learned import Learned, Weighted, structure_of
+from plait.runtime.listed import program_of
 from plait.runtime.session import Edges, Session, machine_in_use
+from plait.runtime.twice import is_traced
 
 __all__ = ["with_learned_weights"]
 
@@ -30,39 +37,137 @@ def with_learned_weights(
     root: Tensor | None,
     is_sparse: bool,
 ) -> Callable[[], Tensor] | str:
-    """The layer with its gradient of edge_weight, ready to run, or why PyG runs it."""
+    """The layer with edge_weight as an input, and its gradient if wanted; or why PyG runs it."""
     if is_sparse or lowered.keeps_graph or aggregation(module) not in ("sum", "mean"):
         return "edge_weight wants a gradient, which needs the messages one by one"
     dtype = x.dtype if x.dtype.itemsize > 2 else torch.float32
+    operator, graph = lowered.operator, edges.graph
+
+    def apply(forms: tuple[Expr, ...], inputs: Mapping[str, Tensor | None]) -> Tensor:
+        given = {leaf: value.to(dtype) for leaf, value in whole(dict(inputs)).items() if value is not None}
+        program = program_of(forms)
+        if program is not None and program.parts == operator.diagonals:
+            # layers of one call share the matrix: its backward pass may run once for each of them
+            key = (id(weight), weight._version, id(graph), operator, dtype)
+            if key not in session.shared:
+                session.shared[key] = (weight, _weighted(operator, graph, weight.reshape(-1).to(dtype)))
+            return program(given, session.shared[key][1]).to(x.dtype)
+        return _learned(operator, graph, weight, dtype).value(forms[0], given).to(x.dtype)
 
     def run() -> Tensor:
-        # differentiated through the degrees, as PyG's gcn_norm is
-        made = propagate(lowered.operator, edges.graph, weight.reshape(-1), dtype)
-        values = made.edge_weight
-        if values is None:  # an operator that does not read the weights
-            values = torch.ones(made.graph.num_edges, dtype=dtype)
-        diagonals = {leaf: value for leaf in "plq" if (value := getattr(made, leaf)) is not None}
-        learned = Learned(made.graph, values, {**diagonals, **made.extra})
-
-        def apply(forms: tuple[Expr, ...], inputs: Mapping[str, Tensor | None]) -> Tensor:
-            given = {leaf: value for leaf, value in whole(dict(inputs)).items() if value is not None}
-            return learned.value(forms[0], {leaf: value.to(dtype) for leaf, value in given.items()}).to(
-                x.dtype
-            )
-
-        session.plans[name] = _plan(name, made.graph.num_nodes, made.graph.num_edges)
+        mode = "training" if torch.is_grad_enabled() else "inference"
+        if not _is_learned(session.plans.get(name), graph, mode):
+            session.plans[name] = _plan(name, graph, mode, weight.requires_grad)
         return lowered.run(module, apply, x, root)
 
     return run
 
 
-def _plan(name: str, nodes: int, edges: int) -> FusedPlan:
+def _learned(operator: Operator, graph: Graph, weight: Tensor, dtype: torch.dtype) -> Learned:
+    """The operator's matrix by torch, differentiated through the degrees as PyG's gcn_norm is."""
+    made = propagate(operator, graph, weight.reshape(-1), dtype)
+    values = made.edge_weight
+    if values is None:  # an operator that does not read the weights
+        values = torch.ones(made.graph.num_edges, dtype=dtype)
+    diagonals = {leaf: value for leaf in "plq" if (value := getattr(made, leaf)) is not None}
+    return Learned(made.graph, values, {**diagonals, **made.extra})
+
+
+# The same by one pass over the entries and one over their gradients --------------------------------------
+
+
+def _weighted(operator: Operator, graph: Graph, weight: Tensor) -> Weighted:
+    """The operator's matrix p @ (A + l) @ q, its values and its diagonal differentiable in the weights."""
+    places = _places(graph, operator.loops != "none")
+    values, own = _Normalise.apply(places, operator, weight)  # type: ignore[no-untyped-call]
+    bare = graph if operator.loops == "none" else graph.without_self_loops()
+    return Weighted(structure_of(bare), values, own)
+
+
+_PLACES: weakref.WeakKeyDictionary[Graph, dict[bool, Places]] = weakref.WeakKeyDictionary()
+
+
+def _places(graph: Graph, are_loops_apart: bool) -> Places:
+    """Where weights in the caller's order go, found out once for a graph."""
+    known = _PLACES.setdefault(graph, {})
+    if are_loops_apart not in known:
+        bare = graph.without_self_loops() if are_loops_apart else graph
+        rows = graph.edge_rows()
+        loops = np.flatnonzero(rows == graph.indices) if bare is not graph else np.empty(0, np.int64)
+        known[are_loops_apart] = Places(
+            _listed(bare), bare.edge_rows(), bare.indices, _listed(graph)[loops], rows[loops], bare.num_nodes
+        )
+    return known[are_loops_apart]
+
+
+def _listed(graph: Graph) -> Any:
+    """The caller's number of every edge."""
+    dtype = graph.indices.dtype
+    return np.arange(graph.num_edges, dtype=dtype) if graph.order is None else graph.order.astype(dtype)
+
+
+class _Normalise(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, places: Places, operator: Operator, weight: Tensor) -> Any:
+        numbers = np.ascontiguousarray(weight.detach().resolve_neg().numpy())
+        made = normalised(places, numbers, operator.loops, operator.fill, operator.normalise)
+        ctx.set_materialize_grads(False)
+        ctx.places, ctx.operator, ctx.made, ctx.count = places, operator, made, weight.shape[0]
+        # read by derivatives of the gradient only: the gradient itself may be asked for more than once
+        ctx.save_for_backward(weight)
+        return torch.from_numpy(made.values), torch.from_numpy(made.own) if made.own.size else None
+
+    @staticmethod
+    def backward(ctx: Any, by_values: Tensor | None, by_own: Tensor | None) -> Any:
+        given = [grad for grad in (by_values, by_own) if grad is not None]
+        if not given:
+            return None, None, None
+        if any(is_traced(grad) for grad in given):
+            return None, None, _in_torch(ctx, by_values, by_own)
+        made, operator = ctx.made, ctx.operator
+        of_values = np.zeros_like(made.values) if by_values is None else by_values.contiguous().numpy()
+        of_own = made.own[:0] if by_own is None else by_own.contiguous().numpy()
+        found = gradient(ctx.places, made, of_values, of_own, operator.loops, operator.normalise, ctx.count)
+        return None, None, torch.from_numpy(found)
+
+
+def _in_torch(ctx: Any, by_values: Tensor | None, by_own: Tensor | None) -> Tensor | None:
+    """The gradient of the weights in operations that can be differentiated again."""
+    (weight,), operator = ctx.saved_tensors, ctx.operator
+    is_recorded = torch.is_grad_enabled()
+    with torch.enable_grad():
+        alias = weight.view_as(weight)
+        made = reference(ctx.places, alias, operator.loops, operator.fill, operator.normalise)
+    outs = [
+        out for out, by in zip(made, (by_values, by_own), strict=True) if out is not None and by is not None
+    ]
+    by = [grad for grad in (by_values, by_own) if grad is not None]
+    found: Tensor | None = torch.autograd.grad(outs, alias, by, create_graph=is_recorded, allow_unused=True)[
+        0
+    ]
+    return found
+
+
+def _is_learned(plan: Any, graph: Graph, mode: str) -> bool:
+    """Whether a plan is the one below, for a graph of this size."""
+    is_mine = isinstance(plan, FusedPlan) and plan.kind == _KIND and plan.mode == mode
+    return is_mine and plan.sizes["E"] == graph.num_edges
+
+
+_KIND = "learned weights"
+
+
+def _plan(name: str, graph: Graph, mode: str, wants_weight: bool) -> FusedPlan:
     """What EXPLAIN says of it; nothing is chosen, so nothing is priced."""
     machine = machine_in_use()
+    text, why = (
+        ("S(w) @ X with a gradient of w: one product of rows on every edge",
+         "edge_weight wants a gradient; the degrees are differentiated with it (not priced)")
+        if wants_weight
+        else ("S(w) @ X", "edge_weight is another one at every call: nothing is kept for it (not priced)")
+    )  # fmt: skip
     return FusedPlan(
-        layer=name, kind="learned weights", choice="edge weights as an input", steps=(), seconds=0.0,
-        text="S(w) @ X with a gradient of w: one product of rows on every edge", peak_bytes=0,
-        sizes={"N": nodes, "E": edges}, mode="training", machine=machine.name,
-        is_default_machine=machine.is_default,
-        because="edge_weight wants a gradient; the degrees are differentiated with it (not priced)",
+        layer=name, kind=_KIND, choice="edge weights as an input", steps=(), seconds=0.0, text=text,
+        peak_bytes=0, sizes={"N": graph.num_nodes, "E": graph.num_edges}, mode=mode, machine=machine.name,
+        is_default_machine=machine.is_default, because=why,
     )  # fmt: skip

@@ -39,6 +39,14 @@ class Operator:
     normalise: str = "none"
     options: tuple[tuple[str, Any], ...] = ()
 
+    @property
+    def diagonals(self) -> frozenset[str] | None:
+        """Names of the diagonals of p @ (A + l) @ q; None where the matrix is made by rules of its own."""
+        scales = {"none": "", "symmetric": "pq", "mean": "p"}.get(self.normalise)
+        if scales is None or self.options:
+            return None
+        return frozenset(scales if self.loops == "none" else f"{scales}l")
+
     def option(self, name: str, default: Any = None) -> Any:
         """The value of an option, by name."""
         return dict(self.options).get(name, default)

@@ -21,10 +21,11 @@ from plait.pyg import exported
 from plait.pyg.active import Kept, Seat, Seats, active, traced
 from plait.pyg.checkpoints import may_run_again
 from plait.pyg.edges import read
-from plait.pyg.layers.base import RULES, bound_to_torch
+from plait.pyg.layers.base import RULES, Apply, bound_to_torch
 from plait.pyg.layers.fused import FUSED, Run, check_widths, layer_of
 from plait.pyg.learned import with_learned_weights
 from plait.pyg.lower import Call, Lowered, NotLowered, lower, not_as_written
+from plait.pyg.once import Once, once
 from plait.pyg.operators import Operator, propagate
 from plait.pyg.overwritten import copied, may_be_overwritten, ordinary
 from plait.pyg.recall import Layer, call_key, lie_with
@@ -168,10 +169,15 @@ def _run(
     key = None if known is None else call_key(known.token, args, kwargs)
     run = None if key is None else session.recall(key)
     if run is None:
-        listed = _edges_of(args, kwargs)[0]
-        if session.aside.is_pygs_turn(seat.name, listed):
+        given = _edges_of(args, kwargs)[0]
+        if session.aside.is_pygs_turn(seat.name, given):
             _set_aside(session, seat.name)
             return original(module, *args, **kwargs)
+        if known is not None and key is not None:
+            listed = _listed(layer, module, seat, known, key, args, kwargs)
+            if listed is not None:
+                session.not_planned.pop(seat.name, None)
+                return listed(module, args[0])
         run = _prepared(layer, module, seat, args, kwargs, known)
         if isinstance(run, str):
             if session.not_planned.get(seat.name) != run:
@@ -189,6 +195,26 @@ def _run(
         session.not_planned.pop(seat.name, None)
     x: Any = args[0] if args else kwargs["x"]
     return run(module, x, None) if isinstance(x, Tensor) else run(module, x[0], x[1])
+
+
+def _listed(
+    layer: type[nn.Module],
+    module: Any,
+    seat: Seat,
+    known: Layer,
+    key: tuple[Any, ...],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Once | None:
+    """The call on the edges as they are listed, where its graph comes once; None: it is planned."""
+    session = active.seats.session  # type: ignore[union-attr]
+
+    def planned() -> Apply:
+        run = _prepared(layer, module, seat, args, kwargs, known)
+        assert isinstance(run, _Prepared), "the layer was lowered before"
+        return functools.partial(session.apply, seat.name, run.edges, run.constants)
+
+    return once(session, known, module, key, args[0], *_edges_of(args, kwargs), planned)
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,9 +309,10 @@ def _lowered(
             return lowered.reason
         if known is not None:
             known.lowered[call] = lowered
-    if weight is not None and weight.requires_grad and torch.is_grad_enabled():
-        if weight.is_cuda:
-            return f"{kind}: edge_weight wants a gradient, which is planned on a CPU only so far"
+    wants_weight = weight is not None and weight.requires_grad and torch.is_grad_enabled()
+    if wants_weight and weight.is_cuda:
+        return f"{kind}: edge_weight wants a gradient, which is planned on a CPU only so far"
+    if wants_weight or _come_once(session, edges, lowered, kept, source):
         run = with_learned_weights(
             module, session, seat.name, lowered, edges, weight, source, root, kept.is_sparse
         )
@@ -296,6 +323,18 @@ def _lowered(
     dtype = torch.float32 if source.dtype in _HALVES else source.dtype
     constants = _constants(edges, lowered.operator, weight, kept.weight_key, dtype)
     return _Prepared(session, seat.name, lowered, edges, constants)
+
+
+def _come_once(session: Session, edges: Edges, lowered: Lowered, kept: Kept, x: Tensor) -> bool:
+    """Whether the weights on a graph keep changing and these have not come back: no plan is made for them."""
+    weight = kept.weight
+    if weight is None or kept.is_sparse or lowered.keeps_graph or not edges.meets_many_weights:
+        return False
+    if weight.is_cuda or x.dtype is not weight.dtype or weight.dim() != 1 or not session.lists_values():
+        return False
+    if (lowered.operator, kept.weight_key, x.dtype) in edges.constants or lowered.operator.diagonals is None:
+        return False
+    return session.listings.of(kept.weight_key, weight, session.num_calls) is not None
 
 
 def _cache_of(module: Any) -> Any:

@@ -19,7 +19,9 @@ from plait.pyg.contents import EDITABLE, contents
 from plait.pyg.layers.base import bound_to_torch
 from plait.runtime.identity import identity
 
-__all__ = ["Layer", "call_key", "lie_with"]
+__all__ = ["EDGES_PLACE", "WEIGHT_PLACE", "Layer", "call_key", "lie_with"]
+
+EDGES_PLACE, WEIGHT_PLACE = 5, 6  # where a call's key has the identities of edges and weights
 
 _tokens = itertools.count()
 # what a class computes; a subclass or a patch may bring its own
@@ -34,6 +36,7 @@ class Layer:
     def __init__(self, module: nn.Module):
         self.token = next(_tokens)  # another one for every layer and every state of it
         self.lowered: dict[Any, Any] = {}  # what it computes, by what a call looks like
+        self.may_be_listed = True  # on graphs that come once; see pyg/once.py
         parts = [*_parts(module)]
         self._parts = parts[1:]  # a record must not keep its layer alive
         self._types = [*map(type, parts)]

@@ -174,19 +174,35 @@ def _slot(original: Any) -> property:
     )
 
 
+def _rest(view: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What the call gives in PyG."""
+    active.is_resting = True
+    try:
+        if getattr(call, "__func__", None) is nn.Module.__call__:
+            return view._plait_model(*args, **kwargs)  # the same, and its attributes are nearer
+        return call(*args, **kwargs)
+    finally:
+        active.is_resting = False
+
+
 def _enter(view: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What the call gives, its layers planned; matrices held in part are whole when they leave the model."""
     seats: Seats = view._plait_seats
     if torch.compiler.is_compiling():
         return _enter_traced(seats, call, args, kwargs)
     before = active.seats
-    if before is seats or is_disabled():
+    if before is seats or active.is_resting or is_disabled():
         return call(*args, **kwargs)
+    if before is None and seats.session.aside.rests(args):
+        return _rest(view, call, args, kwargs)
     active.seats = seats
+    seats.session.num_calls += 1
     try:
         out = call(*args, **kwargs)
     finally:
         active.seats = before
+        if seats.session.shared:
+            seats.session.shared.clear()
     return unfolded(out) if seats.session.has_twins else out
 
 

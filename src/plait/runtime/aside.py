@@ -27,6 +27,7 @@ _ROUNDS = 4  # blocks each way
 _LONGEST_SECONDS = 0.05  # a step that takes longer is not one whose binding counts
 _MARGIN = 1.02  # what PyG has to be faster by
 _MOST_SEEN = 64
+_RESTS_AFTER = 32  # calls of layers left to PyG one after the other, before whole calls of the model are
 
 
 @dataclass
@@ -62,15 +63,28 @@ class Aside:
         self._started: tuple[float, bool] | None = None  # when the step began, and whether PyG runs it
         self._seen: dict[tuple[str, int, int], weakref.ref[Any]] = {}
         self._thread = threading.get_ident()
+        self._num_left = 0  # calls of layers left to PyG since one was not
         self.notes: dict[tuple[bool, int], str] = {}
 
     def has_left(self, layer: str, edges: Any, weight: Any) -> bool:
         """Whether such a call is PyG's; asked before anything else is found out about it."""
         if not self.notes or not isinstance(edges, torch.Tensor) or edges.dim() != 2:
             return False
-        if _kind(edges) not in self.notes:
+        is_left = _kind(edges) in self.notes and not self._comes_back((layer, id(edges), id(weight)), edges)
+        self._num_left = self._num_left + 1 if is_left else 0
+        return is_left
+
+    def rests(self, args: tuple[Any, ...]) -> bool:
+        """Whether a call of the whole model is PyG's, as those of all its layers have been for a while.
+
+        The first edge list among the arguments stands for all: any other one that was not left had counted.
+        """
+        if self._num_left < _RESTS_AFTER:
             return False
-        return not self._comes_back((layer, id(edges), id(weight)), edges)
+        for value in args:
+            if type(value) is torch.Tensor and value.dtype is torch.int64 and value.dim() == 2:
+                return _kind(value) in self.notes and not self._comes_back(("", id(value), 0), value)
+        return False
 
     def _comes_back(self, key: tuple[str, int, int], edges: torch.Tensor) -> bool:
         """Whether such a call was made before: its plan will pay, whoever was quicker at the first."""

@@ -3,7 +3,8 @@
 With A(v) the matrix of a pattern with values v, and dots(g, x)[e] = g[i] . x[j] on every edge j -> i:
     y = A(v) @ x          dx = A(v)^T @ dy      dv = dots(dy, x)
     s = dots(g, x)        dg = A(ds) @ x        dx = A(ds)^T @ g
-so the two are closed under differentiation, and derivatives of any order follow.
+so the two are closed under differentiation, and derivatives of any order follow. `Weighted` is A(v) with a
+diagonal beside it, as one function; `Learned` evaluates expressions whose matrices are neither.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from plait.errors import PlanError
 from plait.graph import Graph
 from plait.ir import Add, Concat, Dense, Diagonal, Expr, Map, MatMul, Scale, Sparse, formula, sort
 from plait.kernels.spmm import Pattern, spmm, weight_gradient
+from plait.runtime.twice import differentiable
 
-__all__ = ["Learned", "Structure", "structure_of", "weighted_sum"]
+__all__ = ["Learned", "Structure", "Weighted", "structure_of", "weighted_sum"]
 
 
 class Structure:
@@ -117,6 +119,62 @@ class _Dots(torch.autograd.Function):
 def _by_rows(x: Tensor) -> Tensor:
     """Kernels want rows of contiguous elements."""
     return x.detach() if x.stride(1) == 1 and x.stride(0) >= x.shape[1] else x.detach().contiguous()
+
+
+class Weighted:
+    """A(values) + diag(own) of a graph, both differentiable."""
+
+    def __init__(self, structure: Structure, values: Tensor, own: Tensor | None):
+        self.structure, self.values, self.own = structure, values, own
+
+    @property
+    def with_identity(self) -> Weighted:
+        """The matrix plus the identity."""
+        rows = self.structure.pattern.num_rows
+        own = torch.ones(rows, dtype=self.values.dtype) if self.own is None else self.own + 1
+        return Weighted(self.structure, self.values, own)
+
+    def __matmul__(self, x: Tensor) -> Tensor:
+        result: Tensor = _Product.apply(self.structure, self.values, self.own, x)  # type: ignore[no-untyped-call]
+        return result
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, structure: Structure, values: Tensor, own: Tensor | None, x: Tensor) -> Tensor:
+        ctx.structure = structure
+        ctx.save_for_backward(values, own, x)
+        out = torch.empty((structure.pattern.num_rows, x.shape[1]), dtype=x.dtype)
+        by_rows = _by_rows(x)
+        addend = None if own is None else by_rows
+        return spmm(structure.pattern, by_rows, out, edge=values, addend=addend, addend_scale=own)
+
+    @staticmethod
+    @differentiable(lambda ctx, grad, saved: _product_in_parts(ctx, saved))
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        structure: Structure = ctx.structure
+        values, own, x = ctx.saved_tensors
+        _, wants_values, wants_own, wants_x = ctx.needs_input_grad
+        grad, x = _by_rows(grad), _by_rows(x)
+        of_values = of_own = of_x = None
+        if wants_values:
+            of_values = torch.empty_like(values)
+            weight_gradient(structure.pattern, x, grad, of_values)
+        if wants_own:
+            of_own = torch.linalg.vecdot(grad, x)
+        if wants_x:
+            of_x = torch.empty_like(x)
+            addend = None if own is None else grad
+            turned = values[structure.turned_order]
+            spmm(structure.turned, grad, of_x, edge=turned, addend=addend, addend_scale=own)
+        return None, of_values, of_own, of_x
+
+
+def _product_in_parts(ctx: Any, saved: Any) -> tuple[Tensor, tuple[Any, ...]]:
+    """(the product by functions that can be differentiated again, the inputs it was computed from)."""
+    values, own, x = saved
+    out = weighted_sum(ctx.structure, values, x)
+    return out if own is None else out + own.unsqueeze(1) * x, (None, values, own, x)
 
 
 class Learned:

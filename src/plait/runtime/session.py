@@ -39,6 +39,7 @@ from plait.runtime.constants import Constants, SparseValue, from_dense
 from plait.runtime.deferred import Deferred, can_defer, held_rows
 from plait.runtime.forms import USUAL, Forms, adopt, with_form_text
 from plait.runtime.identity import Hold
+from plait.runtime.listings import Listings
 from plait.runtime.lstm import Prefixes
 from plait.runtime.orders import EdgeOrders
 from plait.runtime.placed import PlacedGraph, PlacedOrders
@@ -66,6 +67,7 @@ _LEFT = 0.75  # of the bytes allowed, after things were dropped
 _GRAPH_BYTES = {"edge": 48, "node": 48}
 _CONSTANT_BYTES = {"edge": 24, "node": 24}
 _MANY_GRAPHS = 4  # graphs from which on each is taken to come once, until it comes back
+_MANY_WEIGHTS = 8  # weights on one graph, counted for each operator, from which on each is taken to come once
 _IDENTITY = 7  # parts of a tensor's identity, with which the key of a graph begins
 _TOKEN = 4  # where the key of a run says for which state of the input it was made
 _MANY_WHOLES = 3  # results asked for all rows before `rows` may be taken to gain nothing
@@ -101,6 +103,7 @@ class Edges:
     calls: dict[Any, Any] = field(default_factory=dict)  # calls on it that are remembered, and their answers
     remembered: dict[Any, Edges] = field(default_factory=dict)  # the session's, of all graphs
     weights: dict[Any, Hold] = field(default_factory=dict)  # of the constants
+    num_weights: int = 0  # weights that constants were made for so far
     gone: list[Any] = field(default_factory=list)  # keys of constants whose weights are no more
 
     @functools.cached_property
@@ -115,6 +118,11 @@ class Edges:
         """The neighbour lists as recurrent aggregators read them."""
         return Prefixes(self.graph)
 
+    @property
+    def meets_many_weights(self) -> bool:
+        """Whether the weights on this graph keep changing."""
+        return self.num_weights >= _MANY_WEIGHTS
+
     def keep_constants(self, key: Any, constants: Constants, weight: torch.Tensor | None) -> None:
         """Keep an operator's constants until the weights are gone; the oldest go when there are many."""
         if weight is not None:
@@ -123,6 +131,7 @@ class Edges:
                 if hold() is weight and other[::2] == (operator, dtype):
                     self.drop_constants(other)  # as they were before they were changed in place
             self.weights[key] = Hold(weight, self.gone, key)
+            self.num_weights += 1
         self.constants[key] = constants
         while self.gone:
             self.drop_constants(self.gone.pop())
@@ -174,6 +183,10 @@ class Session:
         self.watched = Inputs()
         self._numbers = Numbers()
         self.aside = Aside()
+        self.listings = Listings()
+        self.num_calls = 0  # of the model
+        self._has_said_listed = False
+        self.shared: dict[Any, Any] = {}  # what the layers of one call of the model share
         self._calls: dict[Any, Edges] = {}  # calls seen before, and their graphs, which know the answers
         self._met = 0  # graphs built so far
         self._gone: list[Any] = []  # keys of graphs whose tensors are no more
@@ -261,7 +274,8 @@ class Session:
     @property
     def cache_bytes(self) -> int:
         """Bytes that are kept from call to call now: graphs, constants, hoisted values, views, buffers."""
-        return bytes_in(list(self.edges.values()), self.watched.views()) + self.buffers.bytes_held
+        kept = bytes_in(list(self.edges.values()), self.watched.views(), self.listings)
+        return kept + self.buffers.bytes_held
 
     def _grow(self, more: int) -> None:
         """Something of about so many bytes was kept; when that may be too much, it is counted and bounded."""
@@ -286,6 +300,35 @@ class Session:
             self._forget_graph(next(iter(self.edges)))
             return True
         return any(edges.drop_oldest() for edges in list(self.edges.values()))
+
+    # Graphs that come once --------------------------------------------------------------------
+
+    def lists_edges(self) -> bool:
+        """Whether a new graph is taken to come once, so that layers read its edges as they are listed."""
+        return self._met >= _MANY_GRAPHS and self.lists_values()
+
+    def lists_values(self) -> bool:
+        """Whether a layer may run without a plan where what it is called with comes once."""
+        return (
+            self.trace is None
+            and self.choose is search
+            and not self.may_defer
+            # a checkpoint runs a layer again and expects the same tensors to be saved
+            and torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+        )
+
+    def has_sparse_view(self, x: torch.Tensor) -> bool:
+        """Whether plans use the zeros of an input."""
+        return self.watched.has_view(x)
+
+    def say_listed(self) -> None:
+        """Note in the plan that small graphs which come once are not planned for."""
+        if not self._has_said_listed:
+            self._has_said_listed = True
+            self.notes.append(
+                "new graphs: small ones that come once are summed in the order their edges are listed, "
+                "without a plan; the plans above are for graphs that come back"
+            )
 
     def find_forms(self) -> bool:
         """Look for other forms of the graphs planned so far; where one is found, plans are made anew."""

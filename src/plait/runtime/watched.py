@@ -97,6 +97,11 @@ class Inputs:
                 self.stale.append(seen.token)
                 del self._seen[key]
 
+    def has_view(self, x: Tensor) -> bool:
+        """Whether a sparse view of an input is kept."""
+        seen = self._seen.get(id(x))
+        return seen is not None and seen.sparse is not None and seen.hold() is x
+
     def drop_views(self) -> None:
         """Forget the sparse views; they are made again where they are asked for."""
         for seen in list(self._seen.values()):

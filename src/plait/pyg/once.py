@@ -1,0 +1,112 @@
+"""Calls on graphs that come once: the layer's expression on listed edges (runtime/listed.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from plait.graph.build import INT32_LIMIT
+from plait.ir import Expr
+from plait.kernels.listed import entries
+from plait.pyg.edges import is_attached
+from plait.pyg.layers.base import Apply, Call, Lowered
+from plait.pyg.operators import Operator
+from plait.pyg.recall import EDGES_PLACE, WEIGHT_PLACE, Layer
+from plait.runtime.listed import Listed, program_of
+from plait.runtime.session import Session
+
+__all__ = ["Once", "once"]
+
+# Edges times columns up to which the pass over the list, which no second thread shares, takes no longer than
+# sorting and a sum by rows: 120,000 edges and 32 columns are one and the other.
+_MOST_SUMMED = 1 << 22
+_CALLS = {False: Call(), True: Call(is_weighted=True)}
+_PLAIN = (Tensor, nn.Parameter)
+_FLOATS = (torch.float32, torch.float64)
+
+
+@dataclass(slots=True)
+class Once:
+    """A call on listed edges; `planned` gives what runs expressions that are not evaluated so."""
+
+    known: Layer
+    lowered: Lowered
+    matrix: Listed
+    planned: Callable[[], Apply]
+
+    def __call__(self, module: Any, x: Tensor) -> Tensor:
+        """The layer's output."""
+        return self.lowered.run(module, self._apply, x, None)
+
+    def _apply(self, forms: tuple[Expr, ...], inputs: Mapping[str, Tensor | None]) -> Tensor:
+        program = program_of(forms)
+        if program is None or program.parts != self.lowered.operator.diagonals:
+            self.known.may_be_listed = False
+            return self.planned()(forms, inputs)
+        return program(inputs, self.matrix)  # type: ignore[arg-type]  # what it reads is there
+
+
+def once(
+    session: Session, known: Layer, module: Any, key: tuple[Any, ...], x: Any, edges: Tensor, weight: Any,
+    planned: Callable[[], Apply],
+) -> Once | None:  # fmt: skip
+    """The call on listed edges, where its graph comes once and is small; None: it is planned.
+
+    `key` recognises the call (`call_key`), so `edges` is an edge list and `weight` wants no gradient.
+    """
+    if not known.may_be_listed or not session.lists_edges() or not _fits(x, edges, weight):
+        return None
+    lowered = known.lowered.get(_CALLS[weight is not None])
+    if lowered is None:  # not planned yet
+        return None
+    known.may_be_listed = _is_listed(lowered, module)
+    count = x.shape[0]
+    graph = (*key[EDGES_PLACE], count, count, False)
+    if not known.may_be_listed or graph in session.edges or session.has_sparse_view(x):
+        return None
+    listing = session.listings.of(graph, edges, session.num_calls)
+    if listing is None:
+        return None
+    operator = lowered.operator
+    matrix = listing.matrix((operator, x.dtype, key[WEIGHT_PLACE]), lambda: _made(operator, edges, weight, x))
+    if matrix is None:
+        return None
+    session.say_listed()
+    return Once(known, lowered, matrix, planned)
+
+
+def _fits(x: Any, edges: Tensor, weight: Any) -> bool:
+    """Whether the kernels take such operands, and few enough of them."""
+    return (
+        type(x) in _PLAIN
+        and x.is_cpu
+        and x.dim() == 2
+        and x.dtype in _FLOATS
+        and edges.is_cpu
+        and edges.dtype is torch.int64
+        and edges.dim() == 2
+        and edges.shape[0] == 2
+        and edges.shape[1] * x.shape[1] <= _MOST_SUMMED
+        and x.shape[0] < INT32_LIMIT
+        and (weight is None or (weight.dtype is x.dtype and weight.shape == edges.shape[1:]))
+        and not is_attached(edges)
+    )
+
+
+def _is_listed(lowered: Lowered, module: Any) -> bool:
+    """Whether a layer's matrix is one of those that are made of listed edges."""
+    is_known = lowered.operator.diagonals is not None
+    return is_known and not lowered.keeps_graph and module.flow == "source_to_target"
+
+
+def _made(operator: Operator, edges: Tensor, weight: Tensor | None, x: Tensor) -> Listed | None:
+    """The operator's matrix on the edges; None where they are not in range, as the planned way will say."""
+    count = x.shape[0]
+    found = entries(
+        edges.detach(), weight, (count, count), x, operator.loops, operator.fill, operator.normalise
+    )
+    return None if found is None else Listed(found, count, count)

@@ -1,0 +1,91 @@
+"""Sums over edges as they are listed, against the dense matrix of the reference."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from plait.errors import InputError
+from plait.kernels.listed import LOOPS, SCALES, entries, listed_sum
+from plait.kernels.listed.reference import dense_matrix
+
+GRAPHS: dict[str, tuple[int, list[tuple[int, int]]]] = {
+    "no edges": (3, []),
+    "no nodes": (0, []),
+    "isolated nodes": (5, [(0, 1), (1, 0)]),
+    "self loops": (3, [(0, 0), (1, 1), (1, 1), (0, 2)]),
+    "repeated edges": (3, [(0, 1), (0, 1), (2, 1), (0, 1)]),
+    "hub": (6, [(k, 0) for k in range(6)] + [(0, k) for k in range(6)]),
+}
+
+
+def edge_list(edges: list[tuple[int, int]]) -> Tensor:
+    return torch.tensor(edges, dtype=torch.long).reshape(-1, 2).t()
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("loops", LOOPS)
+@pytest.mark.parametrize("name", GRAPHS)
+def test_the_matrix_and_its_transpose_are_the_references(name: str, loops: str, scale: str) -> None:
+    nodes, edges = GRAPHS[name]
+    edge_index, shape = edge_list(edges), (nodes, nodes)
+    weights = (None, torch.rand(len(edges)) + 0.1)
+    for weight, width, dtype, fill in itertools.product(
+        weights, (1, 8, 33), (torch.float32, torch.float64), (1.0, 2.0)
+    ):
+        given = None if weight is None else weight.to(dtype)
+        x = torch.randn(nodes, width, dtype=dtype)
+        found = entries(edge_index, given, shape, x, loops, fill, scale)
+        assert found is not None
+        dense = dense_matrix(edge_index, weight, shape, loops, fill, scale).to(dtype)
+        torch.testing.assert_close(listed_sum(found, nodes, nodes, x), dense @ x)
+        torch.testing.assert_close(listed_sum(found.turned, nodes, nodes, x), dense.t() @ x)
+
+
+def test_targets_and_sources_may_be_different_nodes() -> None:
+    edge_index = torch.tensor([[0, 3, 3], [1, 0, 1]])
+    x = torch.randn(4, 5)
+    found = entries(edge_index, None, (2, 4), x, scale="mean")
+    assert found is not None
+    dense = dense_matrix(edge_index, None, (2, 4), scale="mean").float()
+    torch.testing.assert_close(listed_sum(found, 2, 4, x), dense @ x)
+
+
+@pytest.mark.parametrize("edge", [(0, 3), (3, 0), (-1, 0), (0, -1)])
+def test_an_end_out_of_range_is_seen_before_anything_is_written(edge: tuple[int, int]) -> None:
+    assert entries(torch.tensor([[0, edge[0]], [1, edge[1]]]), None, (3, 3), torch.zeros(3, 1)) is None
+
+
+@pytest.mark.parametrize("stride", ["columns", "every other", "expanded", "part of a list"])
+def test_any_stride(stride: str) -> None:
+    edge_index = torch.tensor([[0, 1, 2, 0], [1, 2, 0, 2]])
+    x = torch.randn(3, 4)
+    if stride == "columns":
+        x, edge_index = x.t().contiguous().t(), edge_index.t().contiguous().t()
+    elif stride == "every other":
+        x = torch.randn(3, 8)[:, ::2]
+    elif stride == "expanded":
+        x = torch.randn(3, 1).expand(-1, 4)
+    else:
+        edge_index = edge_index[:, :3]
+    found = entries(edge_index, None, (3, 3), x, "remaining", 1.0, "symmetric")
+    assert found is not None
+    dense = dense_matrix(edge_index, None, (3, 3), "remaining", 1.0, "symmetric").float()
+    torch.testing.assert_close(listed_sum(found, 3, 3, x), dense @ x)
+
+
+def test_operands_that_do_not_fit_are_refused() -> None:
+    edge_index, x = torch.tensor([[0, 1], [1, 0]]), torch.zeros(2, 3)
+    found = entries(edge_index, None, (2, 2), x, scale="mean")
+    assert found is not None
+    with pytest.raises(InputError, match="x: "):
+        listed_sum(found, 2, 2, torch.zeros(3, 3))
+    with pytest.raises(InputError, match="x: "):
+        listed_sum(found, 2, 2, x.double())
+    with pytest.raises(InputError, match="float32 and float64"):
+        listed_sum(found, 2, 2, x.half())
+    with pytest.raises(InputError, match="edge_weight"):
+        entries(edge_index, torch.ones(3), (2, 2), x)
