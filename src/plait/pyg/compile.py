@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from plait.errors import InputError
 from plait.measure.environment import BusyElsewhere
 from plait.plan.plan import Plan
 from plait.pyg.call import Call, call_of
-from plait.pyg.captured import training_step
+from plait.pyg.captured import TrainingStep, training_step
 from plait.pyg.planned import install, is_disabled
 from plait.pyg.view import CompiledModel, never_planned, plan_of, view_of
 from plait.runtime.deferred import held_rows
@@ -34,6 +34,38 @@ from plait.runtime.twins import find_twins
 __all__ = ["compile", "explain"]
 
 _log = logging.getLogger("plait")
+
+
+@overload
+def compile(
+    model: nn.Module,
+    data: Any = None,
+    *,
+    rows: Tensor | None = None,
+    memory_limit: int | None = None,
+    epochs: int = 200,
+    mode: str | None = None,
+    forms: Sequence[str] | None = None,
+    capture: Literal[False] = False,
+    loss: None = None,
+    optimizer: None = None,
+) -> nn.Module: ...
+
+
+@overload
+def compile(
+    model: nn.Module,
+    data: Any = None,
+    *,
+    rows: Tensor | None = None,
+    memory_limit: int | None = None,
+    epochs: int = 200,
+    mode: str | None = None,
+    forms: Sequence[str] | None = None,
+    capture: Literal[True],
+    loss: Callable[[nn.Module, Any], Tensor] | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> TrainingStep: ...
 
 
 def compile(
@@ -48,7 +80,7 @@ def compile(
     capture: bool = False,
     loss: Callable[[nn.Module, Any], Tensor] | None = None,
     optimizer: torch.optim.Optimizer | None = None,
-) -> Any:
+) -> nn.Module | TrainingStep:
     """The same model with its PyG layers planned: same parameters, same state_dict keys, same outputs.
 
     `data` (a PyG Data with x and edge_index) lets the plan be made now; without it, it is made at the first

@@ -132,6 +132,7 @@ class Run:
     hoisted: Mapping[str, Any] = field(default_factory=dict)
     place: torch.device = _CPU
     orders: EdgeOrders | None = None  # the edges both ways round, for passes over them
+    may_replay: bool = True  # results of replayed programs stay allocated
     trace: list[tuple[str, Measured]] | None = None  # filled by explain(analyze=True)
     _forward: Compiled | None = None
     _backward: Compiled | None = None
@@ -231,7 +232,8 @@ class Compiled:
         self.run_of, self.program = run, program
         binding = Binding(program, run, may_pool)
         self.calls = [(step.out, bind(binding, step, owns), dead) for step, owns, dead in placed]
-        self._replayed = Replayed(self.run, capture) if run.place.type == "cuda" else None
+        is_replayed = run.place.type == "cuda" and run.may_replay
+        self._replayed = Replayed(self.run, capture) if is_replayed else None
 
     def run_on_gpu(self, env: Env) -> None:
         """The same, replayed where the values lie where they lay before."""

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plait.runtime.chain import Env
+from plait.runtime.chain import Env, turned
 
 __all__ = ["Replayed", "capture"]
 
@@ -127,10 +127,10 @@ def _addresses(env: Env) -> tuple[Any, ...] | None:
     """Where the values lie, and numbers of the host themselves; None for what is neither."""
     found: list[Any] = []
     for value in env.values():
+        if value is None or (isinstance(value, Tensor) and value.is_meta):
+            continue  # not there, or read for its shape alone
         if not isinstance(value, Tensor):
             return None
-        if value.is_meta:
-            continue  # read for its shape alone
         is_number = value.is_cpu and not value.dim()
         found.append(value.item() if is_number else (value.data_ptr(), value.stride()))
     return tuple(found)
@@ -142,9 +142,10 @@ def _storages(values: Iterable[Any]) -> set[int]:
 
 def _results(before: Env, after: Env) -> tuple[_Made, ...] | None:
     """The results among the values after a program; None where one of them is in an input's memory."""
-    results = {n: v for n, v in after.items() if n not in before and isinstance(v, Tensor)}
-    own = _storages(results.values())
-    if own & _storages(before.values()) or len(results) + len(before) != len(after):
+    # an input the other way round is made again when it is asked for
+    new = {n: v for n, v in after.items() if n not in before and turned(n) not in before}
+    results = {n: v for n, v in new.items() if isinstance(v, Tensor)}
+    if len(results) < len(new) or _storages(results.values()) & _storages(before.values()):
         return None
     kept: dict[int, torch.UntypedStorage] = {}
     made = []
@@ -157,18 +158,23 @@ def _results(before: Env, after: Env) -> tuple[_Made, ...] | None:
 
 
 class _Streams(threading.local):
-    """A stream to capture on, of this thread and each device; libraries have their workspace there."""
+    """A stream to capture on for every stream of this thread.
+
+    cuBLAS has a workspace for each stream it was called on: graphs that run side by side must not share one,
+    and it must not come from the memory of the first graph.
+    """
 
     def __init__(self) -> None:
-        self._made: dict[torch.device, torch.cuda.Stream] = {}
+        self._made: dict[torch.cuda.Stream, torch.cuda.Stream] = {}
 
-    def of(self, device: torch.device) -> torch.cuda.Stream:
-        if device not in self._made:
-            made = self._made[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    def beside(self, current: torch.cuda.Stream) -> torch.cuda.Stream:
+        """The one to capture on what will be replayed on `current`."""
+        if current not in self._made:
+            made = self._made[current] = torch.cuda.Stream(current.device)  # type: ignore[no-untyped-call]
             with torch.cuda.stream(made):
-                small = torch.ones(16, 16, device=device)
-                torch.addmm(small[0], small, small)
-        return self._made[device]
+                small = torch.ones(16, 16, device=current.device)
+                torch.addmm(small[0], small, torch.mm(small, small))
+        return self._made[current]
 
 
 _streams = _Streams()
@@ -176,8 +182,9 @@ _streams = _Streams()
 
 def capture(program: Callable[[Env], None], env: Env) -> tuple[Callable[[], None], Env]:
     """The program as a CUDA graph, and the values it makes; nothing is computed yet."""
-    device = next(value.device for value in env.values() if value.is_cuda)
-    current, side = torch.cuda.current_stream(device), _streams.of(device)
+    device = next(v.device for v in env.values() if isinstance(v, Tensor) and v.is_cuda)
+    current = torch.cuda.current_stream(device)
+    side = _streams.beside(current)
     side.wait_stream(current)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(side):

@@ -552,7 +552,8 @@ class Session:
             plan = self._plan_by_graph(
                 layer, edges, whole, constants, forms, given, signature, sparse, rows, fixed
             )
-        run = executor.Run(plan, constants, self.buffers, place=given["X"].device)
+        may_replay = self.options.memory_limit is None
+        run = executor.Run(plan, constants, self.buffers, place=given["X"].device, may_replay=may_replay)
         if seen is not None:
             self._hoist(run, given, sparse)
         return run
