@@ -29,6 +29,7 @@ __all__ = ["Price", "Pricer", "uniform_matrix"]
 # timings on a busy machine, at widths 64 and 256; not fitted.
 _PASSES = {
     "gate": 1.1, "gate kept": 1.4, "gate_targets": 1.1, "gate_sources": 1.8,
+    "aggregate": 1.5, "aggregate_sources": 1.2,
 }  # fmt: skip
 
 
@@ -63,6 +64,8 @@ class Pricer:
             "gemm": self._gemm,
             "gemm_transposed": self._gemm,
             "spmm_features": self._spmm,
+            "aggregate_messages": self._blocks,
+            "aggregate_messages_back": self._blocks,
             **dict.fromkeys({name.partition(" ")[0] for name in _PASSES}, self._pass),
         }
 
@@ -209,6 +212,21 @@ class Pricer:
         factor = _PASSES[f"{request.op} {request.kind}".rstrip()]
         seconds = self._sparse_seconds(request, matrix, request.cols) * factor
         return Price(seconds, self._sparse_work(request, matrix), "plait", "one pass over the edges")
+
+    def _blocks(self, request: Request) -> Price:
+        """Rows of edges made in blocks: their products, and what streams beside them."""
+        matrix = request.matrix
+        assert matrix is not None
+        streamed = self._stream(request)
+        if not request.inner:
+            return replace(streamed, backend="plait", because="blocks of edges in cache")
+        product = self._gemm(replace(request, op="gemm", matrix=None))
+        work = Work(
+            product.work.flops + streamed.work.flops,
+            product.work.bytes_least + streamed.work.bytes_least,
+            product.work.bytes_gathered + streamed.work.bytes_gathered,
+        )
+        return Price(product.seconds + streamed.seconds, work, "plait", "blocks of edges in cache")
 
     # Dense products ---------------------------------------------------------------------------
 

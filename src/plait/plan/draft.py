@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 from plait.ir import Expr, Sparse
@@ -73,6 +74,15 @@ class Draft:
         """x w + addend + bias."""
         shape = (self.shapes[x][0], self.shapes[w][1])
         return self.add("gemm", {"x": x, "w": w, "addend": addend, "bias": bias}, shape)
+
+    def join(self, parts: Sequence[str]) -> str:
+        """Values side by side, each written where it belongs."""
+        if len(parts) == 1:
+            return parts[0]
+        widths = [int(self.shapes[name][1]) for name in parts]
+        starts = tuple(accumulate(widths, initial=0))[:-1]
+        reads = {f"part{k}": name for k, name in enumerate(parts)}
+        return self.add("join", reads, (self.shapes[parts[0]][0], sum(widths)), starts=starts)
 
     def program(self, out: str) -> Program:
         """What was written, run for the value of this name."""

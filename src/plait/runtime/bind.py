@@ -68,6 +68,10 @@ class Binding:
             whole = env[joined] = self.take(rows, width, like.dtype)
         return whole[:, start : start + cols]
 
+    def is_part(self, name: str) -> bool:
+        """Whether a value has its place among the columns it will be joined with."""
+        return name in self._places
+
     def like(self, x: torch.Tensor) -> torch.Tensor:
         """An uninitialised result of the shape of x."""
         return self.take(x.shape[0], x.shape[1], x.dtype)

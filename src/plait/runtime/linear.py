@@ -205,7 +205,7 @@ def _gemm(b: Binding, step: Step, owns: bool) -> Bound:
             pattern, weight = x.operands(False)
             out = addend if owns else take(pattern.num_rows, w.shape[1], w.dtype)
             return sparse.spmm(pattern, w.contiguous(), out, edge=weight, addend=addend, bias=bias)
-        out = addend if owns else take(x.shape[0], w.shape[1], x.dtype)
+        out = addend if owns else b.room(env, step.out, x.shape[0], w.shape[1], x)
         if is_torch:
             return _mm(x, w, out, addend, bias)
         return dense.gemm(x, w, out, addend=addend, bias=bias)

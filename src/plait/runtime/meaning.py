@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from plait.errors import PlanError
@@ -68,6 +69,11 @@ def _columns(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
     start, width = step.option("start"), step.option("width")
     whole: Tensor = env[step["x"]]
     return whole[:, start : start + width]
+
+
+@meaning("join")
+def _join(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
+    return torch.cat([env[name] for _, name in step.reads], 1)
 
 
 @meaning("gemm")

@@ -609,11 +609,13 @@ class Session:
         inputs: Mapping[str, torch.Tensor],
         ways: Callable[[bool], Sequence[Way]],
         given: Mapping[str, Any] | None = None,
+        own: Callable[[str], Mapping[str, torch.Tensor]] | None = None,
     ) -> torch.Tensor:
         """The value of a layer that is a program.
 
         `ways`: those to compute it, by whether it trains; `key` tells apart what they depend on beside the
-        inputs' shapes. `given`: what a call brings that is no tensor.
+        inputs' shapes. `given`: what a call brings that is no tensor. `own`: further inputs of the way of
+        this name alone (weights as it reads them); `key` then tells apart which of them want gradients.
         """
         with_grad = torch.is_grad_enabled()
         signature = tuple([(name, t.shape, with_grad and t.requires_grad) for name, t in inputs.items()])
@@ -621,13 +623,15 @@ class Session:
         place = (layer, "program", key, signature, None, x.dtype, launch.num_threads())
         run = edges.runs.get(place)
         if run is None:
-            plan = self._way(layer, edges, place, inputs, signature, ways)
+            plan = self._way(layer, edges, place, inputs, signature, ways, own)
             constants = Constants(edges.graph, None, {}, x.dtype)
             run = executor.Run(plan, constants, self.buffers, place=x.device, orders=edges.orders)
             edges.remember(place, run)
         if self.plans.get(layer) is not run.plan:
             self.plans[layer] = run.plan
         run.trace = self.trace
+        if own is not None:
+            inputs = {**inputs, **own(run.plan.choice)}
         return executor.apply(run, inputs, given)
 
     def _way(
@@ -638,6 +642,7 @@ class Session:
         inputs: Mapping[str, torch.Tensor],
         signature: tuple[tuple[str, torch.Size, bool], ...],
         ways: Callable[[bool], Sequence[Way]],
+        own: Callable[[str], Mapping[str, torch.Tensor]] | None,
     ) -> LayerPlan:
         """The plan for this graph or, once graphs come and go, the latest one for graphs of its size."""
         graph = edges.graph
@@ -651,7 +656,7 @@ class Session:
         count, plan = (0, None) if known is None else known
         # a graph a little larger may not fit a memory limit
         if plan is None or count < _MANY_GRAPHS or self.options.memory_limit is not None:
-            plan = self._best_way(layer, graph, inputs, signature, ways)
+            plan = self._best_way(layer, graph, inputs, signature, ways, own)
             while len(self._ways_by_size) >= _MOST_PLANS:
                 self._ways_by_size.popitem(last=False)
             self._ways_by_size[sized] = (count + 1, plan)
@@ -664,8 +669,13 @@ class Session:
         inputs: Mapping[str, torch.Tensor],
         signature: tuple[tuple[str, torch.Size, bool], ...],
         ways: Callable[[bool], Sequence[Way]],
+        own: Callable[[str], Mapping[str, torch.Tensor]] | None,
     ) -> LayerPlan:
-        wrt = tuple(name for name, _, wants in signature if wants) or None
+        wanted = {name: None for name, _, wants in signature if wants}
+        if own is not None and torch.is_grad_enabled():
+            found = [own(way.name) for way in ways(True)]
+            wanted |= {name: None for more in found for name, t in more.items() if t.requires_grad}
+        wrt = tuple(wanted) or None
         x = inputs["X"]
         backward = graph.stats if graph.is_symmetric else graph.transpose.stats
         matrix = Matrix(
