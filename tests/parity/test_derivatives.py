@@ -40,9 +40,9 @@ from torch_geometric.nn import (
 import plait
 from plait.plan import attention as attention_plan
 from plait.plan import edgewise as edgewise_plan
-from plait.plan import relational as relational_plan
 from plait.pyg.layers import lstm
 from plait.pyg.layers import pna as pna_layer
+from plait.pyg.layers import relational as relational_layer
 from tests.parity.harness import close
 from tests.pyg.cases import CASES, Case
 
@@ -146,7 +146,7 @@ FUSED: dict[str, Make] = {
     "gated graph weighted": layer(lambda: GatedGraphConv(WIDTH, 2), attr(1).squeeze(1)),
 }
 KEPT = ("pna", "gen")  # drawn by hand, or with values that a random draw would move out of range
-CHOOSERS = {"gat": attention_plan, "pna": pna_layer, "rgcn": relational_plan, "edge": edgewise_plan}
+CHOOSERS = {"gat": attention_plan, "pna": pna_layer, "rgcn": relational_layer, "edge": edgewise_plan}
 
 
 @pytest.fixture(autouse=True)
@@ -161,7 +161,7 @@ def choose(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plan: Any = CHOOSERS.get(family.split()[0])
     if not choice:
         return
-    if plan is pna_layer:
+    if plan in (pna_layer, relational_layer):
         every = plan.ways
         monkeypatch.setattr(plan, "ways", lambda *given: [w for w in every(*given) if w.name == choice])
         return

@@ -30,6 +30,7 @@ __all__ = ["Price", "Pricer", "uniform_matrix"]
 _PASSES = {
     "gate": 1.1, "gate kept": 1.4, "gate_targets": 1.1, "gate_sources": 1.8,
     "aggregate": 1.5, "aggregate_sources": 1.2,
+    "basis_sums": 1.1, "basis_sources": 1.1, "basis_shares": 2.0,
 }  # fmt: skip
 
 
@@ -64,6 +65,8 @@ class Pricer:
             "gemm": self._gemm,
             "gemm_transposed": self._gemm,
             "spmm_features": self._spmm,
+            "relate": self._gemms,
+            "relate_weights": self._gemms,
             "aggregate_messages": self._blocks,
             "aggregate_messages_back": self._blocks,
             **dict.fromkeys({name.partition(" ")[0] for name in _PASSES}, self._pass),
@@ -210,8 +213,9 @@ class Pricer:
         matrix = request.matrix
         assert matrix is not None
         factor = _PASSES[f"{request.op} {request.kind}".rstrip()]
-        seconds = self._sparse_seconds(request, matrix, request.cols) * factor
-        return Price(seconds, self._sparse_work(request, matrix), "plait", "one pass over the edges")
+        seconds = self._sparse_seconds(request, matrix, request.cols) * factor * request.parts
+        work = _times(self._sparse_work(request, matrix), request.parts)
+        return Price(seconds, work, "plait", "one pass over the edges")
 
     def _blocks(self, request: Request) -> Price:
         """Rows of edges made in blocks: their products, and what streams beside them."""
@@ -249,6 +253,13 @@ class Pricer:
         seconds, backend = min(options)
         reason = "tall blocks in registers" if backend == "plait" else "MKL is faster at this shape"
         return Price(seconds, work, backend, reason)
+
+    def _gemms(self, request: Request) -> Price:
+        """As many products as there are parts, of the rows' share each."""
+        op = "gemm_transposed" if request.op == "relate_weights" else "gemm"
+        one = self._gemm(replace(request, op=op, rows=max(1, request.rows // request.parts)))
+        work = _times(one.work, request.parts)
+        return Price(one.seconds * request.parts, work, "plait", "one product per relation")
 
     # Chains -------------------------------------------------------------------------------------
 
@@ -301,6 +312,10 @@ class Pricer:
         work = Work(row_flops(request.rows, request.cols, request.parts), moved, moved)
         seconds = moved / self.machine.stream_bytes_per_s * self.slowdown + self.machine.call_seconds
         return Price(seconds, work, "torch", "streams through memory once")
+
+
+def _times(work: Work, count: int) -> Work:
+    return Work(count * work.flops, count * work.bytes_least, count * work.bytes_gathered)
 
 
 def uniform_matrix(rows: int, columns: int, edges: int, is_weighted: bool) -> Matrix:

@@ -27,6 +27,13 @@ def _of_columns(reverse: Reverse, step: Step, grad: str) -> None:
     reverse.part(step["x"], step.option("start"), grad)
 
 
+def _of_reshape(reverse: Reverse, step: Step, grad: str) -> None:
+    x = step["x"]
+    if x in reverse.needed:
+        shaped = reverse.forward.shapes[x]
+        reverse.share(x, reverse.add("reshape", x, [("x", grad)], shaped, options=(("width", shaped[1]),)))
+
+
 def _of_join(reverse: Reverse, step: Step, grad: str) -> None:
     for (_, name), start in zip(step.reads, step.option("starts"), strict=True):
         if name in reverse.needed:
@@ -54,6 +61,16 @@ register(
         _of_columns,
         is_view=True,
         says="take columns apart",
+    ),
+    Operation(
+        "reshape",
+        ("x",),
+        _nothing,
+        _no_depth,
+        _no_request,
+        _of_reshape,
+        is_view=True,
+        says="rows of another width",
     ),
     Operation("join", ("part*",), _nothing, _no_depth, _joined, _of_join, says="put columns side by side"),
 )

@@ -17,6 +17,7 @@ from plait.plan.plan import LayerPlan, Measured
 from plait.runtime import cuda as cuda  # enter their kernels
 from plait.runtime import gated as gated
 from plait.runtime import pna as pna
+from plait.runtime import relational as relational
 from plait.runtime.bind import Binding, bind
 from plait.runtime.buffers import Buffers
 from plait.runtime.chain import ChainOutline, Env, turned

@@ -332,6 +332,13 @@ def _columns(b: Binding, step: Step, env: Env, owns: bool) -> torch.Tensor:
     return whole[:, start : start + step.option("width")]
 
 
+@_simple("reshape")
+def _reshape(b: Binding, step: Step, env: Env, owns: bool) -> torch.Tensor:
+    x: torch.Tensor = env[step["x"]]
+    width = step.option("width")
+    return x.reshape(x.numel() // max(1, width), width)
+
+
 @_simple("join")
 def _join(b: Binding, step: Step, env: Env, owns: bool) -> torch.Tensor:
     """Parts that were written where they belong stay; the others are copied, gaps are zero."""

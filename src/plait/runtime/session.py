@@ -22,7 +22,7 @@ from plait.cost.machine import MachineProfile, gpu_profile
 from plait.cost.price import uniform_matrix
 from plait.errors import InputError
 from plait.graph import Graph
-from plait.ir import Dense, Diagonal, Expr, Scalar, Sparse, children, leaves, rebuild
+from plait.ir import Dense, Diagonal, Expr, Scalar, Sparse, children, formula, leaves, rebuild
 from plait.kernels import launch
 from plait.kernels.compiled import cache_folder
 from plait.ops.work import Matrix
@@ -35,7 +35,7 @@ from plait.runtime import executor
 from plait.runtime.aside import Aside
 from plait.runtime.budget import bytes_in, cache_limit
 from plait.runtime.buffers import Buffers
-from plait.runtime.constants import Constants, SparseValue, from_dense
+from plait.runtime.constants import Constants, Objects, SparseValue, from_dense
 from plait.runtime.deferred import Deferred, can_defer, held_rows
 from plait.runtime.forms import USUAL, Forms, adopt, with_form_text
 from plait.runtime.identity import Hold
@@ -610,12 +610,14 @@ class Session:
         ways: Callable[[bool], Sequence[Way]],
         given: Mapping[str, Any] | None = None,
         own: Callable[[str], Mapping[str, torch.Tensor]] | None = None,
+        objects: Objects | None = None,
     ) -> torch.Tensor:
         """The value of a layer that is a program.
 
         `ways`: those to compute it, by whether it trains; `key` tells apart what they depend on beside the
         inputs' shapes. `given`: what a call brings that is no tensor. `own`: further inputs of the way of
         this name alone (weights as it reads them); `key` then tells apart which of them want gradients.
+        `objects`: the graph's matrices beside A.
         """
         with_grad = torch.is_grad_enabled()
         signature = tuple([(name, t.shape, with_grad and t.requires_grad) for name, t in inputs.items()])
@@ -623,8 +625,8 @@ class Session:
         place = (layer, "program", key, signature, None, x.dtype, launch.num_threads())
         run = edges.runs.get(place)
         if run is None:
-            plan = self._way(layer, edges, place, inputs, signature, ways, own)
-            constants = Constants(edges.graph, None, {}, x.dtype)
+            plan = self._way(layer, edges, place, inputs, signature, ways, own, objects)
+            constants = Constants(edges.graph, None, {}, x.dtype, objects=objects)
             run = executor.Run(plan, constants, self.buffers, place=x.device, orders=edges.orders)
             edges.remember(place, run)
         if self.plans.get(layer) is not run.plan:
@@ -643,6 +645,7 @@ class Session:
         signature: tuple[tuple[str, torch.Size, bool], ...],
         ways: Callable[[bool], Sequence[Way]],
         own: Callable[[str], Mapping[str, torch.Tensor]] | None,
+        objects: Objects | None,
     ) -> LayerPlan:
         """The plan for this graph or, once graphs come and go, the latest one for graphs of its size."""
         graph = edges.graph
@@ -651,12 +654,13 @@ class Session:
             *place[:3], *place[4:],
             tuple([(name, counts.get(shape[0], shape[0]), shape[1:], wants) for name, shape, wants in signature]),
             graph.num_nodes.bit_length(), graph.num_sources.bit_length(), graph.num_edges.bit_length(),
+            () if objects is None else tuple([size.bit_length() for size in objects.sizes.values()]),
         )  # fmt: skip
         known = self._ways_by_size.get(sized)
         count, plan = (0, None) if known is None else known
         # a graph a little larger may not fit a memory limit
         if plan is None or count < _MANY_GRAPHS or self.options.memory_limit is not None:
-            plan = self._best_way(layer, graph, inputs, signature, ways, own)
+            plan = self._best_way(layer, graph, inputs, signature, ways, own, objects)
             while len(self._ways_by_size) >= _MOST_PLANS:
                 self._ways_by_size.popitem(last=False)
             self._ways_by_size[sized] = (count + 1, plan)
@@ -670,6 +674,7 @@ class Session:
         signature: tuple[tuple[str, torch.Size, bool], ...],
         ways: Callable[[bool], Sequence[Way]],
         own: Callable[[str], Mapping[str, torch.Tensor]] | None,
+        objects: Objects | None,
     ) -> LayerPlan:
         wanted = {name: None for name, _, wants in signature if wants}
         if own is not None and torch.is_grad_enabled():
@@ -682,10 +687,11 @@ class Session:
             graph.num_nodes, graph.num_sources, graph.num_edges, True, graph.stats, backward,
             graph.indices.dtype.itemsize,
         )  # fmt: skip
+        sizes = {} if objects is None else objects.sizes
         problem = Problem(
             forms=(),
-            sizes={"N": graph.num_nodes, "M": graph.num_sources, "E": graph.num_edges},
-            matrices=lambda expr: matrix,
+            sizes={"N": graph.num_nodes, "M": graph.num_sources, "E": graph.num_edges, **sizes},
+            matrices=lambda expr: matrix if objects is None else _known(expr, matrix, objects),
             machine=_machine(x.device),
             wrt=wrt,
             float_bytes=x.element_size(),
@@ -731,6 +737,12 @@ class Session:
             if name != "X":
                 values[name] = from_dense(values[name])
         run.hoisted = values
+
+
+def _known(expr: Expr, whole: Matrix, objects: Objects) -> Matrix:
+    """What the cost model knows of a program's matrix."""
+    name = formula(expr)
+    return whole if name == "A" else objects.cost(name, whole)
 
 
 def _is_earlier(key: Any, later: Any) -> bool:
