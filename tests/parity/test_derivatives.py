@@ -39,8 +39,6 @@ from torch_geometric.nn import (
 
 import plait
 from plait.plan import edgewise as edgewise_plan
-from plait.plan import pna as pna_plan
-from plait.plan import relational as relational_plan
 from plait.pyg.layers import lstm
 from tests.parity.chosen import only
 from tests.parity.harness import close
@@ -146,7 +144,7 @@ FUSED: dict[str, Make] = {
     "gated graph weighted": layer(lambda: GatedGraphConv(WIDTH, 2), attr(1).squeeze(1)),
 }
 KEPT = ("pna", "gen")  # drawn by hand, or with values that a random draw would move out of range
-CHOOSERS = {"pna": pna_plan, "rgcn": relational_plan, "edge": edgewise_plan}
+CHOOSERS = {"edge": edgewise_plan}
 
 
 @pytest.fixture(autouse=True)

@@ -6,12 +6,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch_geometric.data import Data
 from torch_geometric.nn import PNAConv
 
 import plait
 from plait.cost.machine import default_profile
 from plait.ops.work import Matrix, Uniform
-from plait.plan import pna as plan
+from plait.plan.pna import Towers, ways
+from plait.plan.search import Problem
+from plait.plan.ways import Way, choose
 from plait.runtime import messages
 from tests.parity.harness import agree
 from tests.parity.test_attention import WIDTH, N, WithEdges, drawn, edges, features
@@ -32,6 +35,15 @@ def layer(
     module = drawn(PNAConv(inner, outer, aggregators, scalers, HISTOGRAM, **options), dtype)
     module.aggr_module.reset_parameters()
     return module
+
+
+def only(choice: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave one way alone."""
+
+    def chosen(towers: Towers, is_training: bool) -> list[Way]:
+        return [way for way in ways(towers, is_training) if way.name == choice]
+
+    monkeypatch.setattr("plait.pyg.layers.pna.ways", chosen)
 
 
 def test_answers_like_pyg() -> None:
@@ -55,8 +67,7 @@ OPTIONS: list[dict[str, Any]] = [
 def test_options_agree_to_double_precision_in_every_candidate(
     options: dict[str, Any], choice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = plan.candidates
-    monkeypatch.setattr(plan, "candidates", lambda p: [c for c in found(p) if c.name == choice])
+    only(choice, monkeypatch)
     compiled = agree(layer(dtype=torch.float64, **options), features(dtype=torch.float64), edges())
     assert compiled.plan.layers[0].choice == choice
 
@@ -64,10 +75,14 @@ def test_options_agree_to_double_precision_in_every_candidate(
 def test_scalers_weigh_the_narrower_side() -> None:
     rows, count = 50000, 500000
     matrix = Matrix(rows, rows, count, True, Uniform(rows), Uniform(rows))
+    sizes = {"N": rows, "M": rows, "E": count}
+    wrt = ("X", "V", "C0", "c0", "D0", "d0", "U0", "u0", "W0")
+    problem = Problem((), sizes, lambda expr: matrix, default_profile(), wrt)
 
     def choice(inner: int, outer: int) -> str:
-        sizes = (inner, inner, outer, 1, 4, 6, 3, True)
-        return plan.choose(plan.AggregatorsProblem("layer", matrix, *sizes, default_profile())).choice
+        names = tuple(AGGREGATORS)
+        towers = Towers(inner, outer, 1, names, names, 6, 3, is_divided=False, has_last=False)
+        return choose(problem, ways(towers, is_training=True)).choice
 
     assert choice(256, 32) == "after"
     assert choice(32, 256) == "before"
@@ -126,8 +141,7 @@ IN_BLOCKS: list[dict[str, Any]] = [
 def test_messages_in_blocks_agree_to_double_precision(
     options: dict[str, Any], choice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = plan.candidates
-    monkeypatch.setattr(plan, "candidates", lambda p: [c for c in found(p) if c.name == choice])
+    only(choice, monkeypatch)
     module = layer(dtype=torch.float64, **options)
     x, width = features(dtype=torch.float64), options.get("edge_dim")
     for given in (edges(), edges().repeat(1, 3), HUB, HUB[:, :0]):
@@ -161,6 +175,23 @@ def test_a_layer_without_the_edge_features_it_was_made_for_runs_in_pyg() -> None
 def test_the_plan_prints_within_a_hundred_columns() -> None:
     compiled = plait.compile(layer())
     compiled(features(), edges())
-    lines = compiled.plan.layers[0].lines()
+    lines = [*compiled.plan.layers[0].lines(), *str(compiled.plan).splitlines()]
     assert any("all aggregators" in line for line in lines)
     assert max(map(len, lines)) <= 100
+
+
+@pytest.mark.parametrize("options", [{}, {"towers": 2}, {"edge_dim": 3}], ids=str)
+def test_every_step_has_a_measured_time(options: dict[str, Any]) -> None:
+    module: Any = layer(**options)
+    if "edge_dim" in options:
+        module = WithEdges(module, torch.randn(edges().shape[1], 3))
+    (found,) = plait.explain(module, Data(x=features(), edge_index=edges()), analyze=True).layers
+    assert all(row.measured is not None for row in found.rows())
+
+
+@pytest.mark.parametrize("frozen", ["pre_nns", "post_nns", "lin", "edge_encoder"])
+def test_frozen_parts_have_no_gradient_and_the_others_theirs(frozen: str) -> None:
+    module = layer(dtype=torch.float64, edge_dim=2, towers=2)
+    getattr(module, frozen).requires_grad_(False)
+    attr = torch.randn(edges().shape[1], 2).double()
+    agree(WithEdges(module, attr), features(dtype=torch.float64), edges(), wants_grad=False)

@@ -6,12 +6,16 @@ from typing import Any
 
 import pytest
 import torch
+from torch_geometric.data import Data
 from torch_geometric.nn import FastRGCNConv, RGCNConv
 
 import plait
 from plait.cost.machine import default_profile
 from plait.ops.work import Matrix, Uniform
-from plait.plan.relational import RelationalProblem, choose
+from plait.plan.plan import LayerPlan
+from plait.plan.relational import RelationalLayer, cost, ways
+from plait.plan.search import Problem
+from plait.plan.ways import Way, choose
 from tests.parity.harness import agree, close
 from tests.parity.test_attention import WIDTH, N, drawn, edges, features
 
@@ -36,12 +40,13 @@ def test_answers_like_pyg(options: dict[str, Any], aggr: str) -> None:
 def test_every_candidate_computes_the_same(
     choice: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from plait.plan import relational as plan
-
     if choice == "bases" and "num_bases" not in options:
         return
-    found = plan.candidates
-    monkeypatch.setattr(plan, "candidates", lambda p: [c for c in found(p) if c.name == choice])
+
+    def only(*given: Any) -> list[Way]:
+        return [way for way in ways(*given) if way.name == choice]
+
+    monkeypatch.setattr("plait.pyg.layers.relational.ways", only)
     module = drawn(RGCNConv(WIDTH, 8, R, **options), torch.float64)
     compiled = agree(module, features(dtype=torch.float64), edges(), kinds(edges()))
     assert compiled.plan.layers[0].choice == choice
@@ -101,18 +106,44 @@ def test_other_aggregations_and_subclasses_run_in_pyg() -> None:
     assert fast.plan.not_planned
 
 
-def problem(inner: int, width: int, relations: int, edges: int = 2000000, **more: Any) -> RelationalProblem:
+def planned(inner: int, width: int, relations: int, edges: int = 2000000, **more: Any) -> LayerPlan:
     rows = 50000
     matrix = Matrix(rows, rows, edges, True, Uniform(rows), Uniform(rows))
     pairs = min(edges, rows * relations)
-    return RelationalProblem(
-        "layer", matrix, relations, pairs, pairs, inner, width, default_profile(), **more
-    )
+    sizes = {"NR": rows * relations, "MR": rows * relations, "P": pairs, "Q": pairs}
+    sizes |= {"N": rows, "M": rows, "E": edges}
+    problem = Problem(
+        (), sizes, lambda e: matrix if e.name == "A" else cost(e.name, matrix, sizes),  # type: ignore[attr-defined]
+        default_profile(), ("X", "W", "T", "V", "K", "R", "b"),
+    )  # fmt: skip
+    return choose(problem, ways(RelationalLayer(inner, width, relations, **more), sizes))
 
 
 def test_the_narrow_side_is_gathered_and_many_relations_go_by_pairs() -> None:
-    assert choose(problem(32, 256, 4)).choice == "aggregate"
-    assert choose(problem(256, 32, 4)).choice == "transform"
-    assert choose(problem(64, 64, 200, 100000)).choice.endswith("pairs")
-    assert choose(problem(16, 64, 60, 400000, bases=2)).choice == "bases"
-    assert max(map(len, choose(problem(32, 256, 4)).lines())) <= 100
+    assert planned(32, 256, 4).choice == "aggregate"
+    assert planned(256, 32, 4).choice == "transform"
+    assert planned(64, 64, 200, 100000).choice.endswith("pairs")
+    assert planned(16, 64, 60, 400000, bases=2).choice == "bases"
+    assert max(map(len, planned(32, 256, 4).lines())) <= 100
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_every_step_has_a_measured_time(options: dict[str, Any]) -> None:
+    class Typed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = RGCNConv(WIDTH, 8, R, **options)
+
+        def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> Any:
+            return self.layer(x, edge_index, kinds(edge_index))
+
+    (found,) = plait.explain(Typed(), Data(x=features(), edge_index=edges()), analyze=True).layers
+    assert all(row.measured is not None for row in found.rows())
+    assert max(map(len, found.lines())) <= 100
+
+
+@pytest.mark.parametrize("frozen", ["weight", "comp", "root", "bias"])
+def test_frozen_weights_have_no_gradient_and_the_others_theirs(frozen: str) -> None:
+    module = drawn(RGCNConv(WIDTH, 8, R, num_bases=2), torch.float64)
+    getattr(module, frozen).requires_grad_(False)
+    agree(module, features(dtype=torch.float64), edges(), kinds(edges()), wants_grad=False, calls=2)

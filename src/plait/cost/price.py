@@ -33,6 +33,8 @@ _PASSES = {
     "attend_sources gat": 1.6, "attend_sources leaky": 1.45, "attend_sources dot": 1.3,
     "attend_targets leaky": 1.3, "attend_targets dot": 1.1,
     "attend_again gat": 1.4, "attend_again leaky": 2.7, "attend_again dot": 1.1,
+    "aggregate": 1.5, "aggregate_sources": 1.2,
+    "basis_sums": 1.1, "basis_sources": 1.1, "basis_shares": 2.0,
 }  # fmt: skip
 _KEPT = 0.6  # of a pass over sources, where the weights and slopes of its edges were kept
 _SCORE = 5.0  # edge times of one score: exponential, weight
@@ -80,6 +82,10 @@ class Pricer:
             "gemm_transposed": self._gemm,
             "spmm_features": self._spmm,
             "heads": self._heads,
+            "relate": self._gemms,
+            "relate_weights": self._gemms,
+            "aggregate_messages": self._blocks,
+            "aggregate_messages_back": self._blocks,
             **dict.fromkeys({name.partition(" ")[0] for name in _PASSES}, self._pass),
         }
 
@@ -227,12 +233,29 @@ class Pricer:
         matrix = request.matrix
         assert matrix is not None
         kind, _, variant = request.kind.partition(" ")
+        work = self._sparse_work(request, matrix)
         if request.op.startswith("attend"):
             seconds = self._attention(request, matrix, kind, variant)
         else:
             factor = _PASSES[f"{request.op} {request.kind}".rstrip()]
-            seconds = self._gather(request, request.cols) * factor
-        return Price(seconds, self._sparse_work(request, matrix), "plait", "one pass over the edges")
+            seconds = self._gather(request, request.cols) * factor * request.parts
+            work = _times(work, request.parts)
+        return Price(seconds, work, "plait", "one pass over the edges")
+
+    def _blocks(self, request: Request) -> Price:
+        """Rows of edges made in blocks: their products, and what streams beside them."""
+        matrix = request.matrix
+        assert matrix is not None
+        streamed = self._stream(request)
+        if not request.inner:
+            return replace(streamed, backend="plait", because="blocks of edges in cache")
+        product = self._gemm(replace(request, op="gemm", matrix=None))
+        work = Work(
+            product.work.flops + streamed.work.flops,
+            product.work.bytes_least + streamed.work.bytes_least,
+            product.work.bytes_gathered + streamed.work.bytes_gathered,
+        )
+        return Price(product.seconds + streamed.seconds, work, "plait", "blocks of edges in cache")
 
     def _gather(self, request: Request, cols: int) -> float:
         """Seconds of a sparse product that gathers so many columns, by the same matrix."""
@@ -298,6 +321,13 @@ class Pricer:
         reason = "tall blocks in registers" if backend == "plait" else "MKL is faster at this shape"
         return Price(seconds, work, backend, reason)
 
+    def _gemms(self, request: Request) -> Price:
+        """As many products as there are parts, of the rows' share each."""
+        op = "gemm_transposed" if request.op == "relate_weights" else "gemm"
+        one = self._gemm(replace(request, op=op, rows=max(1, request.rows // request.parts)))
+        work = _times(one.work, request.parts)
+        return Price(one.seconds * request.parts, work, "plait", "one product per relation")
+
     # Chains -------------------------------------------------------------------------------------
 
     def _chain(self, request: ChainRequest) -> Price:
@@ -349,6 +379,10 @@ class Pricer:
         work = Work(row_flops(request.rows, request.cols, request.parts), moved, moved)
         seconds = moved / self.machine.stream_bytes_per_s * self.slowdown + self.machine.call_seconds
         return Price(seconds, work, "torch", "streams through memory once")
+
+
+def _times(work: Work, count: int) -> Work:
+    return Work(count * work.flops, count * work.bytes_least, count * work.bytes_gathered)
 
 
 def uniform_matrix(rows: int, columns: int, edges: int, is_weighted: bool) -> Matrix:

@@ -2,7 +2,9 @@
 
 # imported for the rows they enter into the table
 from plait.ops import attention as attention
+from plait.ops import aggregators as aggregators
 from plait.ops import chain as chain
 from plait.ops import gates as gates
 from plait.ops import linear as linear
+from plait.ops import relations as relations
 from plait.ops import rows as rows

@@ -27,6 +27,21 @@ def _of_columns(reverse: Reverse, step: Step, grad: str) -> None:
     reverse.part(step["x"], step.option("start"), grad)
 
 
+def _of_reshape(reverse: Reverse, step: Step, grad: str) -> None:
+    x = step["x"]
+    if x in reverse.needed:
+        shaped = reverse.forward.shapes[x]
+        reverse.share(x, reverse.add("reshape", x, [("x", grad)], shaped, options=(("width", shaped[1]),)))
+
+
+def _of_join(reverse: Reverse, step: Step, grad: str) -> None:
+    for (_, name), start in zip(step.reads, step.option("starts"), strict=True):
+        if name in reverse.needed:
+            shaped = reverse.forward.shapes[name]
+            options = (("start", start), ("width", shaped[1]))
+            reverse.share(name, reverse.add("columns", name, [("x", grad)], shaped, options=options))
+
+
 def _joined(step: Step, setting: Setting) -> Request | None:
     """Parts that are written where they belong are not moved; the incoming gradient lies elsewhere."""
     moved = [name for _, name in step.reads if name == "grad"]
@@ -47,5 +62,15 @@ register(
         is_view=True,
         says="take columns apart",
     ),
-    Operation("join", ("part*",), _nothing, _no_depth, _joined, says="put gradients side by side"),
+    Operation(
+        "reshape",
+        ("x",),
+        _nothing,
+        _no_depth,
+        _no_request,
+        _of_reshape,
+        is_view=True,
+        says="rows of another width",
+    ),
+    Operation("join", ("part*",), _nothing, _no_depth, _joined, _of_join, says="put columns side by side"),
 )

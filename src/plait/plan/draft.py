@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
-from plait.ir import Expr, Sparse
+from plait.ir import Diagonal, Expr, Sparse
 from plait.ops.operation import operation
 from plait.ops.program import Program, Shape, Step
 
@@ -38,6 +39,11 @@ class Draft:
         """The adjacency matrix, [targets, sources]."""
         self.constants.setdefault("A", Sparse("A", "N", self.sources))
         return "A"
+
+    def constant(self, leaf: Sparse | Diagonal) -> str:
+        """A matrix that comes with the graph, by its name."""
+        self.constants.setdefault(leaf.name, leaf)
+        return leaf.name
 
     def add(
         self,
@@ -74,6 +80,19 @@ class Draft:
         """x w + addend + bias."""
         shape = (self.shapes[x][0], self.shapes[w][1])
         return self.add("gemm", {"x": x, "w": w, "addend": addend, "bias": bias}, shape)
+
+    def reshape(self, x: str, shape: Shape) -> str:
+        """The same numbers in rows of another width."""
+        return self.add("reshape", {"x": x}, shape, width=shape[1])
+
+    def join(self, parts: Sequence[str]) -> str:
+        """Values side by side, each written where it belongs."""
+        if len(parts) == 1:
+            return parts[0]
+        widths = [int(self.shapes[name][1]) for name in parts]
+        starts = tuple(accumulate(widths, initial=0))[:-1]
+        reads = {f"part{k}": name for k, name in enumerate(parts)}
+        return self.add("join", reads, (self.shapes[parts[0]][0], sum(widths)), starts=starts)
 
     def program(self, out: str) -> Program:
         """What was written, run for the value of this name."""

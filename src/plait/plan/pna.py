@@ -1,179 +1,178 @@
-"""Plans of layers with several aggregators and degree scalers (PNAConv).
+"""Ways to run layers with several aggregators and degree scalers (PNAConv).
 
 after   the aggregates meet every scaler's weights at once, the scalers weigh the results
 before  scaled copies of the aggregates meet the weights in one product: less to write where outputs are wide
 
-Messages with features of edges, or of more than one layer, are made in blocks of edges in either.
+A message is the neighbour's part shifted by the target's: mean, max and min shift with it, a sum degree
+times, variance and deviation not at all. Messages with features of edges, or of more than one layer, are made
+in blocks of edges in either way; nothing shifts out of messages of several layers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from plait.cost.machine import MachineProfile
-from plait.ops.work import Matrix
-from plait.plan.fused import FusedCandidate, FusedPlan, FusedStep, choose_among
-from plait.plan.passes import Steps
+from plait.ops.program import Program
+from plait.plan.draft import Draft
+from plait.plan.ways import Way
 
-__all__ = ["AggregatorsProblem", "candidates", "choose"]
+__all__ = ["SHIFTED", "Towers", "ways"]
 
-# Times of the passes beside a sparse product of the same columns; from a few timings, not fitted.
-_ALL, _BACK = 1.5, 1.2
+SHIFTED = ("mean", "max", "min")  # aggregators that a shift of every message enters once
+_TEXT = {"after": "Σₖ Sₖ (X Dₖ + agg(X V) Wₖ) + X C", "before": "X C + [Sₖ (agg(X V) + X U) …] W"}
 
 
 @dataclass(frozen=True)
-class AggregatorsProblem:
-    """One such layer on one graph, in numbers; width and outer are those of one tower."""
+class Towers:
+    """Such a layer in numbers; width and outer are those of one tower."""
 
-    layer: str
-    matrix: Matrix
-    inner: int  # columns of x that a tower reads
-    width: int  # columns of a tower's messages
+    width: int  # columns of x that a tower reads, and of its messages
     outer: int  # columns of a tower's output
     towers: int
-    aggregators: int
-    sections: int  # rows that backward gathers for an edge
+    names: tuple[str, ...]
+    kept: tuple[str, ...]  # the names, and what the kernel keeps beside them
+    sections: int  # rows that the backward pass gathers for an edge
     scalers: int
-    is_folded: bool  # the last linear map is folded into the towers' own
-    machine: MachineProfile
-    is_training: bool = True
-    wants_input_grad: bool = True
-    float_bytes: int = 4
-    threads: int | None = None
-    memory_limit: int | None = None
+    is_divided: bool  # every tower reads its own columns of x
+    has_last: bool  # one more linear map over all towers' outputs
     edge_width: int = 0  # features of an edge
     message_layers: int = 1
 
     @property
+    def columns(self) -> int:
+        """Columns of a node's messages, all towers."""
+        return self.towers * self.width
+
+    @property
     def is_in_blocks(self) -> bool:
+        """Whether messages are made by edge."""
         return self.edge_width > 0 or self.message_layers > 1
 
+    @property
+    def has_shift(self) -> bool:
+        """Whether the target's part enters an aggregate once."""
+        return self.message_layers == 1 and any(name in SHIFTED for name in self.names)
 
-def _messages(p: AggregatorsProblem, steps: Steps, phase: str) -> None:
-    """Blocks of edges: rows gathered, mapped and aggregated; in the backward pass all of it again."""
-    edges, columns = p.matrix.edges, p.towers * p.width
-    times = 1 if phase == "fwd" else 3
-    if p.edge_width:
-        steps.gemm("features of edges", phase, edges, p.edge_width, columns, times)
-    if p.message_layers > 1:
-        steps.gemm(
-            "later layers of messages",
-            phase,
-            edges,
-            p.width,
-            p.width,
-            times * p.towers * (p.message_layers - 1),
-        )
-    if phase == "fwd":
-        steps.stream("all aggregators of messages in blocks", phase, edges, columns, 4)
-    else:
-        steps.stream("messages again", phase, edges, columns, 8 + p.sections)
+    @property
+    def has_summed_shift(self) -> bool:
+        """Whether it enters one degree times."""
+        return self.message_layers == 1 and "sum" in self.names
 
 
-def _steps(p: AggregatorsProblem, is_before: bool) -> list[FusedStep]:
-    steps = Steps(p.machine, p.float_bytes, p.threads)
-    rows, columns, t = p.matrix.rows, p.towers * p.width, p.towers
-    steps.gemm(f"project the neighbours' part -> {rows}x{columns}", "fwd", rows, p.inner, p.width, t)
-    if p.is_in_blocks:
-        _messages(p, steps, "fwd")
-    else:
-        steps.gather("all aggregators", "fwd", p.matrix, columns, _ALL, "one gather for all")
-    back = _weigh_before(p, steps) if is_before else _weigh_after(p, steps)
-    if not p.is_folded:
-        steps.gemm("last linear map", "fwd", rows, p.outer * t, p.outer * t)
-    if not p.is_training:
-        return steps.made
-    if not p.is_folded:
-        steps.gemm("last linear map's gradients", "bwd", rows, p.outer * t, p.outer * t, 2)
-    back()
-    if p.is_in_blocks:
-        _messages(p, steps, "bwd")
-    else:
-        steps.stream("shares of the targets", "bwd", rows, p.sections * columns, 2)
-        turned = p.matrix.transposed()
-        steps.gather(
-            "gradient of the messages", "bwd", turned, p.sections * columns, _BACK, "gathers the shares"
-        )
-    steps.gemm("weight gradient of the messages", "bwd", rows, p.inner, p.width, t, is_transposed=True)
-    if p.wants_input_grad:
-        steps.gemm("input gradient of the messages", "bwd", rows, p.width, p.inner, t)
-    return steps.made
-
-
-def _weigh_after(p: AggregatorsProblem, steps: Steps) -> Callable[[], None]:
-    """Forward steps from aggregates to outputs; the backward ones are added when called."""
-    rows, t = p.matrix.rows, p.towers
-    results, kept = (1 + p.scalers) * p.outer, p.aggregators * p.width
-    steps.gemm("own part and shifts", "fwd", rows, p.inner, results, t)
-    steps.gemm("aggregates with every scaler's weights", "fwd", rows, kept, p.scalers * p.outer, t)
-    steps.stream("weigh by degree", "fwd", rows, p.outer * t, 1 + p.scalers)
-
-    def back() -> None:
-        steps.stream("weigh by degree", "bwd", rows, results * t)
-        steps.gemm("gradient of the aggregates", "bwd", rows, p.scalers * p.outer, kept, t)
-        steps.gemm("weight gradient", "bwd", rows, kept, p.scalers * p.outer, t, is_transposed=True)
-        steps.gemm("own weight gradient", "bwd", rows, p.inner, results, t, is_transposed=True)
-        if p.wants_input_grad:
-            steps.gemm("own input gradient", "bwd", rows, results, p.inner, t)
-
-    return back
-
-
-def _weigh_before(p: AggregatorsProblem, steps: Steps) -> Callable[[], None]:
-    rows, t = p.matrix.rows, p.towers
-    copies = (1 + p.scalers * p.aggregators) * p.width
-    steps.gemm("targets' part", "fwd", rows, p.inner, p.width, t)
-    steps.stream("shift, and copies by degree", "fwd", rows, copies * t, 2)
-    steps.gemm("copies with the weights", "fwd", rows, copies, p.outer, t)
-
-    def back() -> None:
-        steps.gemm("gradient of the copies", "bwd", rows, p.outer, copies, t)
-        steps.gemm("weight gradient", "bwd", rows, copies, p.outer, t, is_transposed=True)
-        steps.stream("copies and shift, back", "bwd", rows, copies * t, 2)
-        steps.gemm(
-            "weight gradient of the targets' part", "bwd", rows, p.inner, p.width, t, is_transposed=True
-        )
-        if p.wants_input_grad:
-            steps.gemm("own input gradient", "bwd", rows, p.width, p.inner, t)
-
-    return back
-
-
-_TEXT = {"after": "Σₖ Sₖ (X Cₖ + agg(X V) Wₖ)", "before": "[X, Sₖ (agg(X V) + X U) …] W"}
-
-
-def candidates(p: AggregatorsProblem) -> list[FusedCandidate]:
+def ways(towers: Towers, is_training: bool) -> list[Way]:
     """Where the scalers weigh."""
-    columns = p.towers * p.width
-    results = {
-        "after": p.towers * (1 + p.scalers) * p.outer,
-        "before": (1 + (1 + p.scalers) * p.aggregators) * columns,
-    }
-    because = f"{p.aggregators} aggregators share one gather" + (
-        ", messages are made in blocks of edges" if p.is_in_blocks else ""
+    because = f"{len(towers.names)} aggregators share one gather" + (
+        ", messages are made in blocks of edges" if towers.is_in_blocks else ""
     )
     why = {
         "after": f"{because}; the targets' part is folded into the weights",
         "before": f"{because}; copies of the aggregates are narrower than the outputs",
     }
-    found = []
-    for name, more in results.items():
-        held = (1 + p.aggregators) * columns + more + p.towers * p.outer
-        if p.is_training:
-            held += (2 + p.aggregators + p.sections + 1) * columns + more + p.inner
-        bytes_held = held * p.matrix.rows * p.float_bytes
-        if p.is_training:
-            bytes_held += p.matrix.edges * p.edge_width * p.float_bytes
-        steps = tuple(_steps(p, name == "before"))
-        found.append(FusedCandidate(name, _TEXT[name], steps, bytes_held, why[name]))
-    return found
+    return [
+        Way(name, text, _Writer(towers, is_training).program(name == "before"), why[name])
+        for name, text in _TEXT.items()
+    ]
 
 
-def choose(p: AggregatorsProblem) -> FusedPlan:
-    """The cheapest candidate that fits the memory limit, with the losers and their prices."""
-    sizes = {"N": p.matrix.rows, "E": p.matrix.edges, "K1": p.inner, "K2": p.outer * p.towers, "T": p.towers}
-    return choose_among(
-        candidates(p), layer=p.layer, kind="aggregators", sizes=sizes, machine=p.machine,
-        is_training=p.is_training, memory_limit=p.memory_limit,
-    )  # fmt: skip
+class _Writer:
+    """The program of one way."""
+
+    def __init__(self, towers: Towers, is_training: bool):
+        self.of, self.is_training, self.draft = towers, is_training, Draft()
+        whole = towers.columns if towers.is_divided else towers.width
+        self.x = self.draft.input("X", "N", whole)
+
+    def program(self, is_before: bool) -> Program:
+        of, draft = self.of, self.draft
+        found = self._aggregates(self._by_tower("V"))
+        kept, used = len(of.kept) * of.width, len(of.names) * of.width
+        outs = []
+        for t in range(of.towers):
+            own = draft.columns(found, t * kept, used)
+            outs.append(self._before(t, own) if is_before else self._after(t, own))
+        out = draft.join(outs)
+        if of.has_last:
+            total = of.towers * of.outer
+            out = draft.gemm(out, draft.input("L", total, total), draft.input("l", 1, total))
+        return draft.program(out)
+
+    def _own(self, t: int) -> str:
+        """The rows of x that a tower reads."""
+        return self.draft.columns(self.x, t * self.of.width, self.of.width) if self.of.is_divided else self.x
+
+    def _by_tower(self, w: str, bias: str | None = None) -> str:
+        """[N, columns]: every tower's rows by its weights, side by side."""
+        of, draft = self.of, self.draft
+        if not of.is_divided:
+            shift = None if bias is None else draft.input(bias, 1, of.columns)
+            return draft.gemm(self.x, draft.input(w, of.width, of.columns), shift)
+        return draft.join([
+            self._project(t, f"{w}{t}", None if bias is None else f"{bias}{t}", of.width)
+            for t in range(of.towers)
+        ])  # fmt: skip
+
+    def _project(self, t: int, w: str, bias: str | None, columns: int, addend: str | None = None) -> str:
+        shift = None if bias is None else self.draft.input(bias, 1, columns)
+        return self.draft.gemm(self._own(t), self.draft.input(w, self.of.width, columns), shift, addend)
+
+    def _aggregates(self, far: str) -> str:
+        of, draft = self.of, self.draft
+        layout: dict[str, Any] = {"names": of.names, "kept": of.kept, "width": of.width, "towers": of.towers}
+        layout["sections"] = of.sections
+        shape = ("N", len(of.kept) * of.columns)
+        if not of.is_in_blocks:
+            has_ends = "max" in of.names or "min" in of.names
+            more = [("ties", ("N", 2 * of.columns))] if has_ends and self.is_training else []
+            return draft.add("aggregate", {"matrix": draft.matrix(), "x": far}, shape, more=more, **layout)
+        near = self._by_tower("B", "b") if of.message_layers > 1 else None
+        edge = draft.input("e", "E", of.edge_width) if of.edge_width else None
+        reads = {"matrix": draft.matrix(), "near": near, "far": far, "edge": edge, **self._maps()}
+        options: dict[str, Any] = {
+            "edge_width": of.edge_width,
+            "layers": of.message_layers,
+            "message": "message",
+        }
+        return draft.add("aggregate_messages", reads, shape, **layout, **options)
+
+    def _maps(self) -> dict[str, str | None]:
+        """The parameters of a message: that of the edges' features, weights and biases of later layers."""
+        of, draft = self.of, self.draft
+        count = of.towers * (of.message_layers - 1)
+        names = [draft.input("E", of.edge_width, of.columns)] if of.edge_width else []
+        names += [draft.input(f"H{k}", of.width, of.width) for k in range(count)]
+        names += [draft.input(f"h{k}", 1, of.width) for k in range(count)]
+        return {f"w{k}": name for k, name in enumerate(names)}
+
+    def _after(self, t: int, found: str) -> str:
+        """The own part, and the weighed sum of the aggregates by every scaler's weights, shifts included."""
+        of, draft = self.of, self.draft
+        groups = of.scalers * of.outer
+        scales = draft.input("S", "N", of.scalers * (2 if of.has_summed_shift else 1))
+        own = self._project(t, f"C{t}", f"c{t}", of.outer + (groups if of.has_summed_shift else 0))
+        shift = self._project(t, f"D{t}", f"d{t}", groups) if of.has_shift else None
+        inner = len(of.names) * of.width
+        rows = draft.gemm(found, draft.input(f"W{t}", inner, groups), None, shift)
+        out = self._weigh(rows, draft.columns(scales, 0, of.scalers), draft.columns(own, 0, of.outer))
+        if not of.has_summed_shift:
+            return out
+        by_degree = draft.columns(scales, of.scalers, of.scalers)
+        return self._weigh(draft.columns(own, of.outer, groups), by_degree, out)
+
+    def _weigh(self, x: str, scales: str, addend: str) -> str:
+        reads = {"x": x, "scales": scales, "addend": addend}
+        return self.draft.add("weigh", reads, ("N", self.of.outer))
+
+    def _before(self, t: int, found: str) -> str:
+        """The own part, and scaled copies of the aggregates, shifted, by the weights."""
+        of, draft = self.of, self.draft
+        inner = len(of.names) * of.width
+        if of.has_shift or of.has_summed_shift:
+            often = draft.input("O", "N", len(of.names))
+            u = self._project(t, f"U{t}", f"u{t}", of.width)
+            reads = {"x": u, "scales": often, "addend": found}
+            found = draft.add("weighed_copies", reads, ("N", inner))
+        reads = {"x": found, "scales": draft.input("S", "N", of.scalers)}
+        copies = draft.add("weighed_copies", reads, ("N", of.scalers * inner))
+        own = self._project(t, f"C{t}", f"c{t}", of.outer)
+        return draft.gemm(copies, draft.input(f"W{t}", of.scalers * inner, of.outer), None, own)

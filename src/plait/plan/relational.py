@@ -1,49 +1,58 @@
-"""Plans of relational layers: project before or after aggregating, for all relations or where edges are.
+"""Ways to run relational layers: project before or after aggregating, for all relations or where edges are.
 
 aggregate        a row for each (target, relation), then one product with the weights below each other
 transform        one product with the weights side by side, then one pass that picks the relation's columns
 ... pairs        the same with rows only for the pairs that have edges, and a product for each relation
 bases            rows aggregated once for every basis, weighted by the relation's share of it
+rows             x names rows of the weights: they are the projected rows already
+
+Sizes: NR and MR are targets and sources times relations, P and Q the pairs of a target or a source and a
+relation that have edges.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from plait.cost.machine import MachineProfile
+from plait.ir import Diagonal, Sparse
+from plait.ops.program import Program
 from plait.ops.work import Locality, Matrix
-from plait.plan.fused import FusedCandidate, FusedPlan, choose_among
-from plait.plan.passes import Steps
+from plait.plan.draft import Draft
+from plait.plan.ways import Way
 
-__all__ = ["RelationalProblem", "candidates", "choose"]
+__all__ = ["RelationalLayer", "cost", "ways"]
 
-# Beside streaming one number an edge (weights picked by relation, sums by relation in float64) and beside a
-# sparse product (dots): rough, from a few timings.
-_WEIGHING, _DOTS = 12, 2.0
+_TEXT = {
+    "aggregate": "[A₁X … AᵣX] [W₁ … Wᵣ]ᵀ",
+    "transform": "[A₁ … Aᵣ] [XW₁ … XWᵣ]ᵀ",
+    "aggregate pairs": "Σᵣ Sᵣ (AᵣX) Wᵣ",
+    "transform pairs": "Σᵣ Aᵣ (SᵣX) Wᵣ",
+    "bases": "[B₁X … BₖX] [V₁ … Vₖ]ᵀ",
+    "rows": "[A₁ … Aᵣ] [W₁ … Wᵣ]ᵀ",
+}
+_SHAPES = {  # of the matrices beside A, by name; those with a bar are weighted, for means
+    "A by target": ("NR", "M"), "A by source": ("N", "MR"),
+    "A to pairs": ("P", "M"), "pairs to targets": ("N", "P"),
+    "sources to pairs": ("Q", "M"), "A from pairs": ("N", "Q"),
+}  # fmt: skip
+_PICKING = {"pairs to targets": "P", "sources to pairs": "Q"}  # with one entry per pair, not per edge
 
 
 @dataclass(frozen=True)
-class RelationalProblem:
-    """One relational layer on one graph, in numbers."""
+class RelationalLayer:
+    """Such a layer in numbers."""
 
-    layer: str
-    matrix: Matrix  # all edges, whatever their relation
-    relations: int
-    target_pairs: int  # (target, relation) pairs with edges
-    source_pairs: int
     inner: int
     width: int
-    machine: MachineProfile
+    relations: int
     is_mean: bool = True
     blocks: int = 1
     bases: int = 0
+    outer: int | None = None  # columns of the targets' own rows; None: the sources' rows are theirs
     has_root: bool = True
-    is_rows: bool = False  # x names rows of the weights: they are the projected rows already
-    is_training: bool = True
-    wants_input_grad: bool = True
-    float_bytes: int = 4
-    threads: int | None = None
-    memory_limit: int | None = None
+    has_bias: bool = True
+    is_rows: bool = False  # x names rows of the weights
 
 
 @dataclass(frozen=True)
@@ -57,143 +66,125 @@ class _Thinned:
         return self.base.miss_rate(int(cache_rows / max(1.0, self.times)))
 
 
-class _Candidate:
-    """Steps and bytes of one candidate."""
-
-    def __init__(self, p: RelationalProblem):
-        self.p = p
-        self.steps = Steps(p.machine, p.float_bytes, p.threads)
-        self.held = p.matrix.rows * p.width
-        if p.has_root:
-            self._root()
-
-    def _root(self) -> None:
-        p = self.p
-        rows = p.matrix.rows
-        self.steps.gemm("root", "fwd", rows, p.inner, p.width)
-        self.held += rows * p.width
-        if p.is_training:
-            self.steps.gemm("root's weight gradient", "bwd", rows, p.inner, p.width, is_transposed=True)
-            if p.wants_input_grad:
-                self.steps.gemm("root's input gradient", "bwd", rows, p.width, p.inner)
-
-    def product(self, title: str, rows: int, inner: int, cols: int, calls: int, wants_back: bool) -> None:
-        """`calls` products over `rows` rows in all."""
-        p, each = self.p, max(1, rows // calls)
-        self.steps.gemm(title, "fwd", each, inner, cols, calls)
-        if p.is_training:
-            self.steps.gemm("weight gradient", "bwd", each, inner, cols, calls, is_transposed=True)
-            if p.wants_input_grad or wants_back:
-                self.steps.gemm("gradient through the weights", "bwd", each, cols, inner, calls)
-
-    def sparse(self, title: str, matrix: Matrix, cols: int, wants_back: bool) -> None:
-        self.steps.gather(title, "fwd", matrix, cols)
-        if self.p.is_training and wants_back:
-            self.steps.gather(f"{title}, transposed", "bwd", matrix.transposed(), cols)
-
-    def made(self, name: str, text: str, because: str) -> FusedCandidate:
-        total = self.held * (2 if self.p.is_training else 1) * self.p.float_bytes
-        return FusedCandidate(name, text, tuple(self.steps.made), total, because)
+def cost(name: str, whole: Matrix, sizes: Mapping[str, int]) -> Matrix:
+    """What the cost model knows of a matrix beside A: A with targets or sources taken apart by relation."""
+    known = name.replace("Ā", "A")
+    counts = {"N": whole.rows, "M": whole.columns, **sizes}
+    rows, columns = (counts[size] for size in _SHAPES[known])
+    near = _Thinned(whole.locality, columns / max(1, whole.columns))
+    far = _Thinned(whole.locality_transposed, rows / max(1, whole.rows))
+    edges = sizes[_PICKING[known]] if known in _PICKING else whole.edges
+    return Matrix(rows, columns, edges, known != name, near, far, whole.index_bytes)
 
 
-def _matrix(p: RelationalProblem, rows: int, columns: int, edges: int, weighted: bool) -> Matrix:
-    """The graph with its targets or sources taken apart by relation."""
-    m = p.matrix
-    near = _Thinned(m.locality, columns / max(1, m.columns))
-    far = _Thinned(m.locality_transposed, rows / max(1, m.rows))
-    return Matrix(rows, columns, edges, weighted, near, far, m.index_bytes)
+def ways(of: RelationalLayer, sizes: Mapping[str, int]) -> list[Way]:
+    """Every legal way to compute the layer, on a graph of these sizes."""
+    because = {
+        "aggregate": f"rows of {of.inner} columns are gathered, then one product",
+        "transform": f"one product, then rows of {of.width} columns are gathered",
+        "aggregate pairs": f"{sizes['P']} pairs of relation and target have edges, of {sizes['NR']}",
+        "transform pairs": f"{sizes['Q']} pairs of relation and source have edges, of {sizes['MR']}",
+        "bases": f"{of.bases} bases serve {of.relations} relations",
+        "rows": "x names rows of the weights: nothing is projected",
+    }
+    names = ["rows"] if of.is_rows else ["aggregate", "transform", "aggregate pairs", "transform pairs"]
+    if of.bases and not of.is_rows:
+        names.append("bases")
+    return [Way(name, _TEXT[name], _Writer(of).program(name), because[name]) for name in names]
 
 
-def _aggregate(p: RelationalProblem) -> FusedCandidate:
-    made, m = _Candidate(p), p.matrix
-    rows = m.rows * p.relations
-    made.sparse(
-        "aggregate by relation", _matrix(p, rows, m.columns, m.edges, False), p.inner, p.wants_input_grad
-    )
-    made.held += rows * p.inner
-    if p.blocks == 1:
-        made.product("project all relations", m.rows, p.relations * p.inner, p.width, 1, False)
-    else:
-        _blocks(made, p, rows)
-    return made.made(
-        "aggregate", "[A₁X … AᵣX] [W₁ … Wᵣ]ᵀ", f"rows of {p.inner} columns are gathered, then one product"
-    )
+class _Writer:
+    """The program of one way."""
 
+    def __init__(self, of: RelationalLayer):
+        self.of = of
+        self.draft = Draft("N" if of.outer is None else "M")
+        width = of.relations * of.width if of.is_rows else of.inner
+        self.x = self.draft.input("X", self.draft.sources, width)
 
-def _transform(p: RelationalProblem) -> FusedCandidate:
-    made, m = _Candidate(p), p.matrix
-    rows = m.columns * p.relations
-    if p.blocks == 1:
-        made.product("project for all relations", m.columns, p.inner, p.relations * p.width, 1, False)
-    else:
-        _blocks(made, p, rows)
-    made.sparse("pick and sum", _matrix(p, m.rows, rows, m.edges, p.is_mean), p.width, True)
-    made.held += rows * p.width
-    return made.made(
-        "transform", "[A₁ … Aᵣ] [XW₁ … XWᵣ]ᵀ", f"one product, then rows of {p.width} columns are gathered"
-    )
+    def program(self, choice: str) -> Program:
+        base, bias = self._own()
+        write = {
+            "aggregate": self._aggregate, "transform": self._transform, "bases": self._bases,
+            "rows": self._rows,
+        }.get(choice)  # fmt: skip
+        out = self._pairs(choice == "aggregate pairs", base, bias) if write is None else write(base, bias)
+        return self.draft.program(out)
 
+    def _own(self) -> tuple[str | None, str | None]:
+        """(what the targets' own rows add, the bias that is still to be added)."""
+        of, draft = self.of, self.draft
+        bias = draft.input("b", 1, of.width) if of.has_bias else None
+        if not of.has_root:
+            return None, bias
+        if of.is_rows:
+            return draft.input("B", "N", of.width), bias
+        x = self.x if of.outer is None else draft.input("X1", "N", of.outer)
+        root = draft.input("R", of.inner if of.outer is None else of.outer, of.width)
+        return draft.gemm(x, root, bias), None
 
-def _rows(p: RelationalProblem) -> FusedCandidate:
-    made, m = _Candidate(p), p.matrix
-    rows = m.columns * p.relations
-    made.steps.stream("rows of the weights", "fwd", m.columns, p.relations * p.width)
-    made.sparse("pick and sum", _matrix(p, m.rows, rows, m.edges, p.is_mean), p.width, True)
-    made.held += rows * p.width
-    return made.made("rows", "[A₁ … Aᵣ] [W₁ … Wᵣ]ᵀ", "x names rows of the weights: nothing is projected")
+    def _matrix(self, name: str) -> str:
+        is_weighted = self.of.is_mean and name in ("A by source", "A from pairs")
+        shape = (_SHAPES[name][0], _SHAPES[name][1].replace("M", self.draft.sources))
+        name = name.replace("A", "Ā") if is_weighted else name
+        return self.draft.constant(Sparse(name, *shape, is_weighted))
 
+    def _spmm(
+        self, matrix: str, x: str, means: str = "", addend: str | None = None, bias: str | None = None
+    ) -> str:
+        """matrix x + addend + bias; `means`: the diagonal that makes means of the rows' sums."""
+        rows = _SHAPES[matrix][0]
+        target = self.draft.constant(Diagonal(means, rows)) if means and self.of.is_mean else None
+        reads = {"matrix": self._matrix(matrix), "x": x, "target": target, "addend": addend, "bias": bias}
+        return self.draft.add("spmm", reads, (rows, self.draft.shapes[x][1]))
 
-def _blocks(made: _Candidate, p: RelationalProblem, rows: int) -> None:
-    inner, width = p.inner // p.blocks, p.width // p.blocks
-    made.product("project by block", rows * p.blocks, inner, width, p.relations * p.blocks, False)
+    def _relate(
+        self, x: str, layout: str, shape: tuple[str, int], groups: str = "",
+        addend: str | None = None, bias: str | None = None,
+    ) -> str:  # fmt: skip
+        """Every relation's rows or columns by its weights."""
+        of, draft = self.of, self.draft
+        w = draft.input("W", of.relations * of.inner, of.width // of.blocks)
+        constant = draft.constant(Sparse(groups, shape[0], of.relations)) if groups else None
+        return draft.add(
+            "relate", {"x": x, "w": w, "groups": constant, "addend": addend, "bias": bias}, shape,
+            layout=layout, relations=of.relations, blocks=of.blocks, inner=of.inner // of.blocks,
+            width=of.width // of.blocks,
+        )  # fmt: skip
 
+    def _aggregate(self, base: str | None, bias: str | None) -> str:
+        of, draft = self.of, self.draft
+        rows = self._spmm("A by target", self.x, "means")
+        rows = draft.reshape(rows, ("N", of.relations * of.inner))
+        if of.blocks > 1:
+            return self._relate(rows, "inner", ("N", of.width), "", base, bias)
+        return draft.gemm(rows, draft.input("W", of.relations * of.inner, of.width), bias, base)
 
-def _pairs(p: RelationalProblem, is_aggregate: bool) -> FusedCandidate:
-    made, m = _Candidate(p), p.matrix
-    rows = p.target_pairs if is_aggregate else p.source_pairs
-    collected = m.edges if is_aggregate else rows
-    made.sparse(
-        "collect by relation", _matrix(p, rows, m.columns, collected, False), p.inner, p.wants_input_grad
-    )
-    if p.blocks == 1:
-        made.product("project each relation", rows, p.inner, p.width, p.relations, False)
-    else:
-        _blocks(made, p, rows)
-    summed = rows if is_aggregate else m.edges
-    made.sparse("sum by target", _matrix(p, m.rows, rows, summed, p.is_mean), p.width, True)
-    made.held += rows * (p.inner + p.width)
-    name = "aggregate pairs" if is_aggregate else "transform pairs"
-    ends = "targets" if is_aggregate else "sources"
-    text = "Σᵣ Sᵣ (AᵣX) Wᵣ" if is_aggregate else "Σᵣ Aᵣ (SᵣX) Wᵣ"
-    return made.made(name, text, f"{rows} pairs of relation and {ends} have edges, of {p.relations * m.rows}")
+    def _transform(self, base: str | None, bias: str | None) -> str:
+        of, draft = self.of, self.draft
+        total = of.relations * of.width
+        if of.blocks > 1:
+            rows = self._relate(self.x, "outer", (draft.sources, total))
+        else:
+            rows = draft.gemm(self.x, draft.input("T", of.inner, total))
+        return self._spmm("A by source", draft.reshape(rows, (f"{draft.sources}R", of.width)), "", base, bias)
 
+    def _pairs(self, is_aggregate: bool, base: str | None, bias: str | None) -> str:
+        size, groups = ("P", "target pairs") if is_aggregate else ("Q", "source pairs")
+        collect, means = ("A to pairs", "means of pairs") if is_aggregate else ("sources to pairs", "")
+        rows = self._relate(self._spmm(collect, self.x, means), "rows", (size, self.of.width), groups)
+        return self._spmm("pairs to targets" if is_aggregate else "A from pairs", rows, "", base, bias)
 
-def _bases(p: RelationalProblem) -> FusedCandidate:
-    made, m = _Candidate(p), p.matrix
-    weighted = _matrix(p, m.rows, m.columns, m.edges, True)
-    for b in range(p.bases):
-        made.steps.stream(f"weights for basis {b}", "fwd", m.edges, 1, _WEIGHING)
-        made.sparse(f"aggregate for basis {b}", weighted, p.inner, p.wants_input_grad)
-        if p.is_training:
-            made.steps.stream(f"weights for basis {b}", "bwd", m.edges, 1, 2 * _WEIGHING)
-            made.steps.gather(f"share gradient of basis {b}", "bwd", weighted, p.inner, _DOTS)
-    made.product("project all bases", m.rows, p.bases * p.inner, p.width, 1, True)
-    made.held += m.rows * p.bases * p.inner + m.edges * p.bases
-    return made.made("bases", "[B₁X … BₖX] [V₁ … Vₖ]ᵀ", f"{p.bases} bases serve {p.relations} relations")
+    def _bases(self, base: str | None, bias: str | None) -> str:
+        of, draft = self.of, self.draft
+        reads = {
+            "matrix": draft.matrix(), "x": self.x, "comp": draft.input("K", of.relations, of.bases),
+            "relations": draft.constant(Sparse("relations", "E", of.relations)),
+        }  # fmt: skip
+        total = of.bases * of.inner
+        mixed = draft.add("basis_sums", reads, ("N", total), bases=of.bases, is_mean=of.is_mean)
+        return draft.gemm(mixed, draft.input("V", total, of.width), bias, base)
 
-
-def candidates(p: RelationalProblem) -> list[FusedCandidate]:
-    """Every legal way to compute the layer."""
-    if p.is_rows:
-        return [_rows(p)]
-    found = [_aggregate(p), _transform(p), _pairs(p, True), _pairs(p, False)]
-    return [*found, _bases(p)] if p.bases else found
-
-
-def choose(p: RelationalProblem) -> FusedPlan:
-    """The cheapest candidate that fits the memory limit, with the losers and their prices."""
-    sizes = {"N": p.matrix.rows, "E": p.matrix.edges, "R": p.relations, "K1": p.inner, "K2": p.width}
-    return choose_among(
-        candidates(p), layer=p.layer, kind="relational", sizes=sizes, machine=p.machine,
-        is_training=p.is_training, memory_limit=p.memory_limit,
-    )  # fmt: skip
+    def _rows(self, base: str | None, bias: str | None) -> str:
+        rows = self.draft.reshape(self.x, (f"{self.draft.sources}R", self.of.width))
+        return self._spmm("A by source", rows, "", base, bias)

@@ -76,6 +76,10 @@ class Binding:
         """Values that may have been written where a join wants them."""
         return {name for name, place in self._places.items() if place[0] == joined}
 
+    def is_part(self, name: str) -> bool:
+        """Whether a value has its place among the columns it will be joined with."""
+        return name in self._places
+
     def like(self, x: torch.Tensor) -> torch.Tensor:
         """An uninitialised result of the shape of x."""
         return self.take(x.shape[0], x.shape[1], x.dtype)

@@ -7,7 +7,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from plait.ops.work import Matrix, Uniform
 from plait.runtime.forms import Form
 from plait.runtime.placed import PlacedGraph, index_of, place_of
 
-__all__ = ["Constants", "SparseValue", "from_dense", "is_finite"]
+__all__ = ["Constants", "Objects", "SparseValue", "from_dense", "is_finite"]
 
 
 class SparseValue:
@@ -85,6 +85,21 @@ def _placed_csr(rows: Any, weight: torch.Tensor | None, dtype: torch.dtype) -> t
         return torch.sparse_csr_tensor(rows.indptr, rows.indices, values, shape, check_invariants=False)
 
 
+class Objects(Protocol):
+    """Matrices beside A that a program reads, by name: what they are, their sizes, what they cost."""
+
+    @property
+    def sizes(self) -> Mapping[str, int]: ...
+
+    def value(self, name: str, dtype: torch.dtype) -> Any:
+        """A SparseValue, the vector of a diagonal, or what else a kernel reads under this name."""
+        ...
+
+    def cost(self, name: str, whole: Matrix) -> Matrix:
+        """What the cost model knows of a matrix, from what it knows of A."""
+        ...
+
+
 @dataclass
 class Constants:
     """The constant leaves of one graph under one operator, and what was folded from them."""
@@ -97,6 +112,7 @@ class Constants:
     forms: dict[str, Form] = field(default_factory=dict)  # other ways to run products with A, A + i, max
     form_text: dict[str, str] = field(default_factory=dict)  # what was said about them, for the plans
     unit_loops: bool | None = None  # whether l is all one, where that is known already
+    objects: Objects | None = None  # what a program reads beside A
     _values: dict[str, Any] = field(default_factory=dict)
     _matrices: dict[str, Matrix] = field(default_factory=dict)
 
@@ -125,6 +141,8 @@ class Constants:
 
     def _evaluate(self, expr: Expr) -> Any:
         match expr:
+            case Sparse(name) | Diagonal(name) if self.objects is not None and name != "A":
+                return self.objects.value(name, self.dtype)
             case Sparse("E"):
                 return self._selection()
             case Sparse():

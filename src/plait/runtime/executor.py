@@ -18,6 +18,8 @@ from plait.runtime import attention as attention  # enter their kernels
 from plait.runtime import cuda as cuda
 from plait.runtime import cuda_passes as cuda_passes
 from plait.runtime import gated as gated
+from plait.runtime import pna as pna
+from plait.runtime import relational as relational
 from plait.runtime.bind import Binding, bind
 from plait.runtime.buffers import Buffers
 from plait.runtime.chain import ChainOutline, Env, turned

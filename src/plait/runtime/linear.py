@@ -205,7 +205,7 @@ def _gemm(b: Binding, step: Step, owns: bool) -> Bound:
             pattern, weight = x.operands(False)
             out = addend if owns else take(pattern.num_rows, w.shape[1], w.dtype)
             return sparse.spmm(pattern, w.contiguous(), out, edge=weight, addend=addend, bias=bias)
-        out = addend if owns else take(x.shape[0], w.shape[1], x.dtype)
+        out = addend if owns else b.room(env, step.out, x.shape[0], w.shape[1], x)
         if is_torch:
             return _mm(x, w, out, addend, bias)
         return dense.gemm(x, w, out, addend=addend, bias=bias)
@@ -329,6 +329,13 @@ def _columns_of(b: Binding, step: Step, env: Env, owns: bool) -> torch.Tensor:
 def _columns(b: Binding, step: Step, owns: bool) -> Bound:
     x, start, width = step["x"], step.option("start"), step.option("width")
     return lambda env: env[x].narrow(1, start, width)
+
+
+@_simple("reshape")
+def _reshape(b: Binding, step: Step, env: Env, owns: bool) -> torch.Tensor:
+    x: torch.Tensor = env[step["x"]]
+    width = step.option("width")
+    return x.reshape(x.numel() // max(1, width), width)
 
 
 @kernel("join", "any", "torch")

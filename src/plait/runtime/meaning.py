@@ -16,6 +16,7 @@ from plait.errors import PlanError
 from plait.ops.program import Step
 from plait.runtime.chain import Env
 from plait.runtime.orders import EdgeOrders
+from plait.runtime.segments import segment_sum
 
 if TYPE_CHECKING:
     from plait.runtime.executor import Run
@@ -40,6 +41,7 @@ def evaluate_program(run: Run, env: Env) -> Tensor:
     """The program's output, every step recorded by torch."""
     assert run.orders is not None
     program = run.plan.forward
+    env.update({name: run.constants.value(expr) for name, expr in program.constants.items()})
     for step in program.steps:
         compute = _MEANINGS.get(step.op)
         if compute is None:
@@ -69,6 +71,28 @@ def _columns(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
     start, width = step.option("start"), step.option("width")
     whole: Tensor = env[step["x"]]
     return whole[:, start : start + width]
+
+
+@meaning("reshape")
+def _reshape(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
+    x: Tensor = env[step["x"]]
+    width = step.option("width")
+    return x.reshape(x.numel() // max(1, width), width)
+
+
+@meaning("spmm")
+def _spmm(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
+    matrix, x, target = env[step["matrix"]], env[step["x"]], step.get("target")
+    graph, weight = matrix.graph, matrix.weight
+    rows = x.index_select(0, torch.from_numpy(graph.indices))
+    rows = rows if weight is None else rows * weight.unsqueeze(1)
+    out = segment_sum(rows, torch.from_numpy(graph.edge_rows()), graph.num_nodes)
+    return with_terms(out if target is None else out * env[target].unsqueeze(1), step, env)
+
+
+@meaning("join")
+def _join(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
+    return torch.cat([env[name] for _, name in step.reads], 1)
 
 
 @meaning("gemm")

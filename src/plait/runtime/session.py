@@ -22,7 +22,7 @@ from plait.cost.machine import MachineProfile, gpu_profile, gpu_profile_path, lo
 from plait.cost.price import uniform_matrix
 from plait.errors import InputError
 from plait.graph import Graph
-from plait.ir import Dense, Diagonal, Expr, Scalar, Sparse, children, leaves, rebuild
+from plait.ir import Dense, Diagonal, Expr, Scalar, Sparse, children, formula, leaves, rebuild
 from plait.kernels import launch
 from plait.kernels.compiled import cache_folder
 from plait.ops.work import Matrix
@@ -35,7 +35,7 @@ from plait.runtime import executor
 from plait.runtime.aside import Aside
 from plait.runtime.budget import bytes_in, cache_limit
 from plait.runtime.buffers import Buffers
-from plait.runtime.constants import Constants, SparseValue, from_dense
+from plait.runtime.constants import Constants, Objects, SparseValue, from_dense
 from plait.runtime.deferred import Deferred, can_defer, held_rows
 from plait.runtime.forms import USUAL, Forms, adopt, with_form_text
 from plait.runtime.identity import Hold
@@ -55,6 +55,9 @@ _log = logging.getLogger("plait")
 
 Ways = Callable[[tuple[str, ...] | None], Sequence[Way]]
 """The ways to compute a layer, by the names of the inputs that want gradients (None: inference)."""
+
+Own = Callable[[str], Mapping[str, torch.Tensor]]
+"""The inputs of a way alone, by its name: weights as it reads them."""
 
 _MOST_GRAPHS = 16
 _MOST_RUNS = 64
@@ -661,17 +664,41 @@ class Session:
         inputs: Mapping[str, torch.Tensor],
         ways: Ways,
         given: Mapping[str, Any] | None = None,
+        own: Own | None = None,
+        objects: Objects | None = None,
+        sizes: Mapping[str, int] | None = None,
+        diagonals: Callable[[], Mapping[str, torch.Tensor]] = dict,
     ) -> torch.Tensor:
-        """The value of a layer that is a program, whichever way it goes.
+        """The value of a layer that is a program, whichever way it goes; `given`: what is no tensor."""
+        run = self.bound(layer, edges, key, inputs, ways, own, objects, sizes, diagonals)
+        if own is not None:
+            inputs = {**inputs, **own(run.plan.choice)}
+        return executor.apply(run, inputs, given)
 
-        `ways`: those to compute it, by the inputs that want gradients (None: inference); `key` tells apart
-        what they depend on beside the inputs' shapes. `given`: what a call brings that is no tensor.
+    def bound(
+        self,
+        layer: str,
+        edges: Edges,
+        key: tuple[Any, ...],
+        inputs: Mapping[str, torch.Tensor],
+        ways: Ways,
+        own: Own | None = None,
+        objects: Objects | None = None,
+        sizes: Mapping[str, int] | None = None,
+        diagonals: Callable[[], Mapping[str, torch.Tensor]] = dict,
+    ) -> executor.Run:
+        """A layer that is a program, planned for these inputs and bound to the graph.
+
+        `key` tells apart what its ways depend on beside the inputs' shapes, and which of a way's own inputs
+        want gradients. `sizes`: numbers of rows that programs name beside those of nodes and edges.
+        `objects`: the graph's matrices beside A; `diagonals`: its constants, a number for every target.
         """
         with_grad = torch.is_grad_enabled()
         wrt = tuple([name for name, t in inputs.items() if with_grad and t.requires_grad])
         shapes = tuple([(name, t.shape) for name, t in inputs.items()])
-        run = self.way(layer, edges, (key, shapes), inputs["X"], wrt, ways)
-        return executor.apply(run, inputs, given)
+        return self.way(
+            layer, edges, (key, shapes), inputs["X"], wrt, ways, own, objects, sizes, diagonals
+        )  # fmt: skip
 
     def way(
         self,
@@ -681,17 +708,21 @@ class Session:
         x: torch.Tensor,
         wrt: tuple[str, ...],
         ways: Ways,
+        own: Own | None = None,
+        objects: Objects | None = None,
+        sizes: Mapping[str, int] | None = None,
+        diagonals: Callable[[], Mapping[str, torch.Tensor]] = dict,
     ) -> executor.Run:
-        """The best way to compute such a layer, bound to the graph; `key`: all that the ways depend on.
-
-        Where the inputs depend on the way, they are made when it is known, and run by executor.apply.
-        """
+        """The same where the inputs are not known yet; `key`: all that the ways depend on."""
         place = (layer, "program", key, wrt, None, x.dtype, x.device, launch.num_threads())
         run = edges.runs.get(place)
         if run is None:
-            plan = self._way(place, edges.graph, x, wrt, ways)
-            constants = Constants(edges.graph, None, {}, x.dtype)
-            run = executor.Run(plan, constants, self.buffers, place=x.device, orders=edges.orders)
+            plan = self._way(place, edges.graph, x, ways, own, objects, sizes or {})
+            constants = Constants(edges.graph, None, diagonals(), x.dtype, objects=objects)
+            may_replay = self.options.memory_limit is None
+            run = executor.Run(
+                plan, constants, self.buffers, place=x.device, orders=edges.orders, may_replay=may_replay
+            )
             edges.remember(place, run)
         if self.plans.get(layer) is not run.plan:
             self.plans[layer] = run.plan
@@ -699,24 +730,45 @@ class Session:
         return run
 
     def _way(
-        self, place: tuple[Any, ...], graph: Graph, x: torch.Tensor, wrt: tuple[str, ...], ways: Ways
+        self,
+        place: tuple[Any, ...],
+        graph: Graph,
+        x: torch.Tensor,
+        ways: Ways,
+        own: Own | None,
+        objects: Objects | None,
+        sizes: Mapping[str, int],
     ) -> LayerPlan:
         """The plan for this graph or, once graphs come and go, the latest one for graphs of its size."""
         counts = {graph.num_nodes: "N", graph.num_sources: "M", graph.num_edges: "E"}
-        sizes = (graph.num_nodes.bit_length(), graph.num_sources.bit_length(), graph.num_edges.bit_length())
-        sized = (_by_size(place, counts), sizes)
+        others = {**sizes, **({} if objects is None else objects.sizes)}
+        all_sizes = (graph.num_nodes, graph.num_sources, graph.num_edges, *others.values())
+        sized = (_by_size(place, counts), tuple([size.bit_length() for size in all_sizes]))
         count, plan = self._ways_by_size.get(sized, (0, None))
         # a graph a little larger may not fit a memory limit
         if plan is None or count < _MANY_GRAPHS or self.options.memory_limit is not None:
-            plan = self._best_way(place[0], graph, x, wrt, ways)
+            plan = self._best_way(place[0], graph, x, place[3], ways, own, objects, others)
             while len(self._ways_by_size) >= _MOST_PLANS:
                 self._ways_by_size.popitem(last=False)
             self._ways_by_size[sized] = (count + 1, plan)
         return plan
 
     def _best_way(
-        self, layer: str, graph: Graph, x: torch.Tensor, wrt: tuple[str, ...], ways: Ways
+        self,
+        layer: str,
+        graph: Graph,
+        x: torch.Tensor,
+        wrt: tuple[str, ...],
+        ways: Ways,
+        own: Own | None,
+        objects: Objects | None,
+        sizes: Mapping[str, int],
     ) -> LayerPlan:
+        wanted = dict.fromkeys(wrt)
+        if own is not None and torch.is_grad_enabled():
+            found = [own(way.name) for way in ways(("X",))]
+            wanted |= {name: None for more in found for name, t in more.items() if t.requires_grad}
+        asked = tuple(wanted) or None
         backward = graph.stats if graph.is_symmetric else graph.transpose.stats
         matrix = Matrix(
             graph.num_nodes, graph.num_sources, graph.num_edges, True, graph.stats, backward,
@@ -724,17 +776,17 @@ class Session:
         )  # fmt: skip
         problem = Problem(
             forms=(),
-            sizes={"N": graph.num_nodes, "M": graph.num_sources, "E": graph.num_edges},
-            matrices=lambda expr: matrix,
+            sizes={"N": graph.num_nodes, "M": graph.num_sources, "E": graph.num_edges, **sizes},
+            matrices=lambda expr: matrix if objects is None else _known(expr, matrix, objects),
             machine=_machine(x.device),
-            wrt=wrt or None,
+            wrt=asked,
             float_bytes=x.element_size(),
             threads=launch.num_threads() if x.is_cpu else None,
             memory_limit=self.options.memory_limit,
             layer=layer,
             may_chain=x.is_cpu,
         )
-        plan = choose(problem, ways(wrt or None))
+        plan = choose(problem, ways(asked))
         _log.debug("layer %s planned: predicted %.3g ms", layer, 1e3 * plan.seconds)
         return plan
 
@@ -778,6 +830,12 @@ def _by_size(part: Any, counts: Mapping[int, str]) -> Any:
     if isinstance(part, torch.Size):
         return (counts.get(part[0], part[0]), *part[1:]) if part else ()
     return tuple(_by_size(inner, counts) for inner in part) if type(part) is tuple else part
+
+
+def _known(expr: Expr, whole: Matrix, objects: Objects) -> Matrix:
+    """What the cost model knows of a program's matrix."""
+    name = formula(expr)
+    return whole if name == "A" else objects.cost(name, whole)
 
 
 def _is_earlier(key: Any, later: Any) -> bool:

@@ -12,7 +12,7 @@ layer (pre_layers) nothing shifts out of them: the first layer is split by ends,
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -21,26 +21,15 @@ from torch_geometric.nn import PNAConv
 from torch_geometric.nn import aggr as pyg
 from torch_geometric.nn.aggr import DegreeScalerAggregation, MultiAggregation
 
-from plait.kernels import launch
-from plait.plan.fused import FusedPlan
-from plait.plan.pna import AggregatorsProblem, choose
+from plait.kernels.multi import Layout
+from plait.plan.pna import SHIFTED, Towers, ways
+from plait.plan.ways import Way
 from plait.pyg import active
 from plait.pyg.layers.base import has_hooks, is_parametrized, is_plain_linear
-from plait.pyg.layers.fused import (
-    Run,
-    cost_matrix,
-    csr_order,
-    edges_of,
-    fused,
-    is_training,
-    planned,
-    refused_edges,
-    refused_features,
-)
+from plait.pyg.layers.fused import Run, csr_order, edges_of, fused, refused_edges, refused_features
 from plait.pyg.layers.pieces import is_elementwise
-from plait.runtime.pna import Layout, aggregate_all, aggregate_messages, joined, spread_out, weighed
 from plait.runtime.project import project
-from plait.runtime.session import Edges, machine_in_use
+from plait.runtime.session import Edges
 
 __all__ = ["prepare"]
 
@@ -52,7 +41,6 @@ _NAMES = {
     pyg.VarAggregation: "var",
     pyg.StdAggregation: "std",
 }
-_SHIFTED = ("mean", "max", "min")
 _SCALERS = ("identity", "amplification", "attenuation", "linear", "inverse_linear")
 
 
@@ -103,217 +91,198 @@ def _is_half(aggr: Any) -> bool:
 
 
 def _run(module: Any, edges: Edges, x: Tensor, attr: Tensor | None) -> Tensor:
-    buffers = active.session().buffers
-    names, towers, width = _aggregators(module), module.towers, module.F_in
-    layout = Layout(names, width, towers)
-    is_folded = towers == 1 and len(module.post_nns[0]) == 1
-    plan = _plan(module, edges, x, attr, layout, is_folded)
-    own = list(torch.split(x, width, dim=1)) if module.divide_input else [x] * towers
-    v = _by_towers(module, buffers, own, [nn[0].weight[:, width : 2 * width].t() for nn in module.pre_nns])
-    if attr is None and not _has_deep_messages(module):
-        found = aggregate_all(edges.orders, buffers, layout, v)
-    else:
-        found = _of_messages(module, edges, buffers, layout, own, v, attr)
-    columns = len(layout.kept) * width
-    parts = torch.split(found, columns, dim=1) if towers > 1 else [found]
-    if plan.choice == "before":
-        weights = _scales(module, edges, x.dtype, False), _often(edges, names, x.dtype)
-        outs = [
-            _spread_tower(module, buffers, t, own[t], parts[t], *weights, is_folded) for t in range(towers)
-        ]
-    else:
-        scales = _scales(module, edges, x.dtype, "sum" in names)
-        outs = [_tower(module, buffers, t, own[t], parts[t], scales, names, is_folded) for t in range(towers)]
-    outs = [_later_layers(module, t, out) for t, out in enumerate(outs)]
-    out = torch.cat(outs, 1) if towers > 1 else outs[0]
-    return out if is_folded else project(buffers, out, module.lin.weight.t(), module.lin.bias)
+    of = _towers(module, attr)
+    call = _Call(module, of, edges, x.dtype)
+    inputs = {"X": x} | ({} if attr is None else {"e": attr}) | call.of_messages()
+    if of.has_last:
+        inputs |= {"L": module.lin.weight.t(), "l": module.lin.bias}
+    given = {"message": call.message()} if of.is_in_blocks else None
+
+    def make(is_training: bool) -> list[Way]:
+        return ways(of, is_training)
+
+    key = ("aggregators", of, call.wants)
+    name = active.name_of(module)
+    out: Tensor = active.session().lowered(name, edges, key, inputs, make, given, call.weights)
+    return _later_layers(module, out) if len(module.post_nns[0]) > 1 else out
 
 
-def _by_towers(module: Any, buffers: Any, own: list[Tensor], weights: list[Tensor]) -> Tensor:
-    """Every tower's rows by its weights, side by side."""
-    if module.divide_input and module.towers > 1:
-        return torch.cat([project(buffers, part, w) for part, w in zip(own, weights, strict=True)], 1)
-    return project(buffers, own[0], torch.cat(weights, 1))
+def _towers(module: Any, attr: Tensor | None) -> Towers:
+    names = _aggregators(module)
+    layout = Layout(names, module.F_in, module.towers)
+    return Towers(
+        width=module.F_in, outer=module.F_out, towers=module.towers, names=names, kept=layout.kept,
+        sections=layout.sections, scalers=len(module.aggr_module.scaler),
+        is_divided=module.divide_input and module.towers > 1,
+        has_last=module.towers > 1 and len(module.post_nns[0]) == 1,
+        edge_width=0 if attr is None else attr.shape[1], message_layers=(len(module.pre_nns[0]) + 1) // 2,
+    )  # fmt: skip
 
 
-def _has_deep_messages(module: Any) -> bool:
-    return len(module.pre_nns[0]) > 1
+def _later_layers(module: Any, out: Tensor) -> Tensor:
+    """The towers' layers after the first, the user's own modules, and the last map."""
+    outs = list(torch.split(out, module.F_out, dim=1))
+    for t, layers in enumerate(module.post_nns):
+        for layer in list(layers)[1:]:
+            outs[t] = layer(outs[t])
+    last: Tensor = module.lin(torch.cat(outs, 1))
+    return last
 
 
-def _of_messages(
-    module: Any, edges: Edges, buffers: Any, layout: Layout, own: list[Tensor], v: Tensor, attr: Tensor | None
-) -> Tensor:
-    """The aggregates of messages made in blocks: with features of edges, or of more than one layer."""
-    width, pre_nns = module.F_in, module.pre_nns
-    of_edges = []
-    if attr is not None:
-        of_edges = [torch.cat([_edge_map(module, t) for t in range(module.towers)]).t()]
+class _Call:
+    """The weights of one call as the ways read them; all that is computed here is of the parameters' size."""
 
-    def start(far: Tensor, edge: Tensor | None, *w: Tensor) -> Tensor:
-        return far if edge is None else torch.addmm(far, edge, w[0])
+    def __init__(self, module: Any, of: Towers, edges: Edges, dtype: torch.dtype):
+        self.module, self.of, self.edges, self.dtype = module, of, edges, dtype
+        self.buffers = active.session().buffers
+        self.pre = [(nn[0].weight, nn[0].bias) for nn in module.pre_nns]
+        self.post = [(nn[0].weight, nn[0].bias) for nn in module.post_nns]
+        self.is_folded = of.towers == 1 and len(module.post_nns[0]) == 1
+        scaler = module.aggr_module
+        self.averages = (scaler.avg_deg_lin, scaler.avg_deg_log)
 
-    if not _has_deep_messages(module):
+    @property
+    def wants(self) -> tuple[bool, ...]:
+        """Which of the tensors behind `weights` want a gradient."""
+        last = [(self.module.lin.weight, self.module.lin.bias)] if self.is_folded else []
+        if self.of.edge_width:
+            last.append((self.module.edge_encoder.weight, self.module.edge_encoder.bias))
+        pairs = [*self.pre, *self.post, *last, self.averages]
+        return tuple([tensor.requires_grad for pair in pairs for tensor in pair])
 
-        def shallow(near: None, far: Tensor, edge: Tensor | None, *w: Tensor) -> Tensor:
-            return start(far, edge, *w)
+    # Messages ---------------------------------------------------------------------------------
 
-        return aggregate_messages(edges.orders, buffers, layout, shallow, None, v, attr, *of_edges)
-    near = _by_towers(module, buffers, own, [nn[0].weight[:, :width].t() for nn in pre_nns])
-    near = near + torch.cat([_bias(module, t) for t in range(module.towers)])
-    inner = [nn[k] for nn in pre_nns for k in range(2, len(nn), 2)]
-    depth, split = len(inner) // module.towers, len(of_edges)
-    biases = [linear.bias for linear in inner]
+    def of_messages(self) -> dict[str, Tensor]:
+        """The inputs that messages are made with."""
+        of, width = self.of, self.of.width
+        found = self._by_tower("V", [weight[:, width : 2 * width].t() for weight, _ in self.pre])
+        if of.edge_width:
+            found["E"] = torch.cat([self._edge_map(t) for t in range(of.towers)]).t()
+        if of.message_layers > 1:
+            found |= self._by_tower("B", [weight[:, :width].t() for weight, _ in self.pre])
+            found |= self._by_tower("b", [self._bias(t) for t in range(of.towers)])
+            inner = [nn[k] for nn in self.module.pre_nns for k in range(2, len(nn), 2)]
+            found |= {f"H{k}": linear.weight for k, linear in enumerate(inner)}
+            found |= {f"h{k}": linear.bias for k, linear in enumerate(inner)}
+        return found
 
-    def deep(near: Tensor, far: Tensor, edge: Tensor | None, *w: Tensor) -> Tensor:
-        rows = start(far, edge, *w[:split]) + near
-        weights, shifts = w[split : split + len(inner)], w[split + len(inner) :]
-        outs = []
-        for t, part in enumerate(torch.split(rows, width, dim=1)):
-            for k in range(depth):
-                part = pre_nns[t][2 * k + 1](part)
-                part = torch.addmm(shifts[t * depth + k], part, weights[t * depth + k].t())
-            outs.append(part)
-        return torch.cat(outs, 1)
+    def _by_tower(self, name: str, parts: list[Tensor]) -> dict[str, Tensor]:
+        if self.of.is_divided:
+            return {f"{name}{t}": part for t, part in enumerate(parts)}
+        return {name: parts[0] if len(parts) == 1 else torch.cat(parts, -1)}
 
-    maps = [*of_edges, *[linear.weight for linear in inner], *biases]
-    return aggregate_messages(edges.orders, buffers, layout, deep, near, v, attr, *maps)
+    def message(self) -> Callable[..., Tensor]:
+        """(near rows, far rows, edges' rows, parameters) -> messages of a block of edges."""
+        of, pre_nns = self.of, self.module.pre_nns
+        split, depth = int(of.edge_width > 0), of.message_layers - 1
+        count = of.towers * depth
 
+        def message(near: Tensor | None, far: Tensor, edge: Tensor | None, *w: Tensor) -> Tensor:
+            rows = far if edge is None else torch.addmm(far, edge, w[0])
+            if near is None:
+                return rows
+            weights, shifts = w[split : split + count], w[split + count :]
+            outs = []
+            for t, part in enumerate(torch.split(rows + near, of.width, dim=1)):
+                for k in range(depth):
+                    part = pre_nns[t][2 * k + 1](part)
+                    part = torch.addmm(shifts[t * depth + k], part, weights[t * depth + k].t())
+                outs.append(part)
+            return torch.cat(outs, 1)
 
-def _edge_map(module: Any, t: int) -> Tensor:
-    """[width, edge_dim]: features of edges to a tower's messages, the encoder folded in."""
-    made: Tensor = module.pre_nns[t][0].weight[:, 2 * module.F_in :] @ module.edge_encoder.weight
-    return made
+        return message
 
+    def _edge_map(self, t: int) -> Tensor:
+        """[width, edge_dim]: features of edges to a tower's messages, the encoder folded in."""
+        made: Tensor = self.pre[t][0][:, 2 * self.of.width :] @ self.module.edge_encoder.weight
+        return made
 
-def _bias(module: Any, t: int) -> Tensor:
-    """What a tower adds to every message."""
-    first = module.pre_nns[t][0]
-    bias: Tensor = first.bias
-    return (
-        bias
-        if module.edge_dim is None
-        else bias + first.weight[:, 2 * module.F_in :] @ module.edge_encoder.bias
-    )
+    def _bias(self, t: int) -> Tensor:
+        """What a tower adds to every message."""
+        weight, bias = self.pre[t]
+        made: Tensor = (
+            bias + weight[:, 2 * self.of.width :] @ self.module.edge_encoder.bias
+            if self.of.edge_width
+            else bias
+        )
+        return made
 
+    # Outputs ----------------------------------------------------------------------------------
 
-def _shift(module: Any, t: int) -> tuple[Tensor, Tensor]:
-    """(weight, bias) of the target's part, by which aggregates shift; 0 where it is inside the messages."""
-    weight, bias = module.pre_nns[t][0].weight[:, : module.F_in], _bias(module, t)
-    if _has_deep_messages(module):
-        return torch.zeros_like(weight), torch.zeros_like(bias)
-    return weight, bias
+    def weights(self, choice: str) -> dict[str, Tensor]:
+        """The inputs of the way of this name alone."""
+        found = {"S": self._scales(choice == "after" and self.of.has_summed_shift)}
+        if choice == "before" and (self.of.has_shift or self.of.has_summed_shift):
+            found["O"] = self._often()
+        for t in range(self.of.towers):
+            made = self._before(t) if choice == "before" else self._after(t)
+            found |= {f"{name}{t}": value for name, value in made.items()}
+        return found
 
+    def _after(self, t: int) -> dict[str, Tensor]:
+        """Own part and every scaler's weights, with the targets' part as it shifts the aggregates."""
+        of = self.of
+        weight, bias = self._post(t)
+        # [outer, 1 + scalers * aggregators, width]: x, then the aggregators of each scaler
+        blocks = weight.reshape(of.outer, -1, of.width)
+        by_scaler = blocks[:, 1:].reshape(of.outer, of.scalers, len(of.names), of.width)
+        found = {"C": blocks[:, 0].t(), "c": bias}
+        found["W"] = by_scaler.permute(2, 3, 1, 0).reshape(len(of.names) * of.width, -1)
+        if of.has_shift:
+            once = [k for k, name in enumerate(of.names) if name in SHIFTED]
+            found["D"], found["d"] = self._shifted(t, by_scaler[:, :, once].sum(2))
+        if of.has_summed_shift:
+            more, shift = self._shifted(t, by_scaler[:, :, of.names.index("sum")])
+            found |= {"C": torch.cat([found["C"], more], 1), "c": torch.cat([bias, shift])}
+        return found
 
-def _tower(
-    module: Any, buffers: Any, t: int, x: Tensor, found: Tensor, scales: Tensor,
-    names: tuple[str, ...], is_folded: bool,
-) -> Tensor:  # fmt: skip
-    """One tower's output: own part, and for every scaler the aggregates with the shift they miss."""
-    width, count = module.F_in, len(module.aggr_module.scaler)
-    shift_weight, shift_bias = _shift(module, t)
-    weight, bias = _post(module, buffers, t, is_folded)
-    # [outer, 1 + scalers * aggregators, width]: x, then the aggregators of each scaler
-    blocks = weight.reshape(weight.shape[0], -1, width)
-    by_scaler = blocks[:, 1:].reshape(weight.shape[0], count, len(names), width)
-    w = by_scaler.permute(2, 3, 1, 0).reshape(len(names) * width, -1)
-    groups, shifts = [blocks[:, 0].t()], [bias]
-    for shift in _shift_sums(by_scaler, names):
-        own = torch.cat([shift_weight, shift_bias[:, None]], 1).t()
-        both = project(buffers, own, torch.cat([one.t() for one in shift.unbind(1)], 1))
-        groups.append(both[:-1])
-        shifts.append(both[-1])
-    y = joined(
-        buffers, x, torch.cat(groups, 1), torch.cat(shifts), found[:, : w.shape[0]], w, weight.shape[0]
-    )
-    return weighed(buffers, y, scales)
+    def _shifted(self, t: int, met: Tensor) -> tuple[Tensor, Tensor]:
+        """(weight, bias) of the targets' part through the weights it meets, [outer, scalers, width]."""
+        own = torch.cat([self.pre[t][0][:, : self.of.width], self._bias(t)[:, None]], 1).t()
+        both = project(self.buffers, own, met.permute(2, 1, 0).reshape(self.of.width, -1))
+        return both[:-1], both[-1]
 
+    def _before(self, t: int) -> dict[str, Tensor]:
+        """Own part, the targets' part, and the weights of scaled copies of the aggregates."""
+        width = self.of.width
+        weight, bias = self._post(t)
+        found = {"C": weight[:, :width].t(), "c": bias, "W": weight[:, width:].t()}
+        if self.of.has_shift or self.of.has_summed_shift:
+            found |= {"U": self.pre[t][0][:, :width].t(), "u": self._bias(t)}
+        return found
 
-def _spread_tower(
-    module: Any,
-    buffers: Any,
-    t: int,
-    x: Tensor,
-    found: Tensor,
-    scales: Tensor,
-    often: Tensor,
-    is_folded: bool,
-) -> Tensor:
-    """One tower's output from scaled copies of the aggregates, in one product."""
-    width = module.F_in
-    shift_weight, shift_bias = _shift(module, t)
-    weight, bias = _post(module, buffers, t, is_folded)
-    u = project(buffers, x, shift_weight.t(), shift_bias)
-    rows = spread_out(buffers, x, u, found[:, : often.shape[1] * width], scales, often)
-    return project(buffers, rows, weight.t(), bias)
+    def _post(self, t: int) -> tuple[Tensor, Tensor]:
+        """(weight, bias) of a tower's first layer after the aggregation, the layer's last map folded in."""
+        weight, bias = self.post[t]
+        if not (self.of.has_shift or self.of.has_summed_shift or self.of.message_layers > 1):
+            bias = bias + 0.0 * self._bias(t).sum()  # deviations ignore a shift: its gradient is 0, not None
+        if not self.is_folded:
+            return weight, bias
+        # on plait's own product: its bits do not depend on the number of threads
+        last = self.module.lin
+        both = project(self.buffers, last.weight, torch.cat([weight, bias[:, None]], 1))
+        return both[:, :-1], both[:, -1] + last.bias
 
+    def _often(self) -> Tensor:
+        """[nodes, aggregators]: how often the shift enters an aggregate."""
+        degree = torch.from_numpy(self.edges.graph.degrees).to(self.dtype)
+        once, none = degree.clamp(max=1), torch.zeros_like(degree)
+        names = self.of.names
+        return torch.stack([degree if n == "sum" else once if n in SHIFTED else none for n in names], 1)
 
-def _later_layers(module: Any, t: int, out: Tensor) -> Tensor:
-    for layer in list(module.post_nns[t])[1:]:
-        out = layer(out)
-    return out
+    def _scales(self, has_sums: bool) -> Tensor:
+        """[nodes, groups]: what each scaler weighs a node with; then times the degree, for shifts of sums.
 
-
-def _post(module: Any, buffers: Any, t: int, is_folded: bool) -> tuple[Tensor, Tensor]:
-    """(weight, bias) of a tower's first layer after the aggregation, the layer's last map folded in."""
-    post = module.post_nns[t][0]
-    if not is_folded:
-        return post.weight, post.bias
-    # on plait's own product: its bits do not depend on the number of threads
-    both = project(buffers, module.lin.weight, torch.cat([post.weight, post.bias[:, None]], 1))
-    return both[:, :-1], both[:, -1] + module.lin.bias
-
-
-def _shift_sums(by_scaler: Tensor, names: tuple[str, ...]) -> list[Tensor]:
-    """[outer, scalers, width] each: the weights the shift meets once, and those it meets degree times."""
-    once = [k for k, name in enumerate(names) if name in _SHIFTED]
-    found = [by_scaler[:, :, once].sum(2)]
-    if "sum" in names:
-        found.append(by_scaler[:, :, names.index("sum")])
-    return found
-
-
-def _often(edges: Edges, names: tuple[str, ...], dtype: torch.dtype) -> Tensor:
-    """[nodes, aggregators]: how often the shift enters an aggregate."""
-    degree = torch.from_numpy(edges.graph.degrees).to(dtype)
-    once, none = degree.clamp(max=1), torch.zeros_like(degree)
-    return torch.stack([degree if n == "sum" else once if n in _SHIFTED else none for n in names], 1)
-
-
-def _scales(module: Any, edges: Edges, dtype: torch.dtype, has_sums: bool) -> Tensor:
-    """[nodes, groups]: what each scaler weighs a node with; once more times the degree for the shift of sums.
-
-    A node without edges has no messages to shift: its weights are 0, as its aggregates are.
-    """
-    scaler = module.aggr_module
-    degree = torch.from_numpy(edges.graph.degrees).to(dtype)
-    least = degree.clamp(min=1)
-    made = {"identity": torch.ones_like(degree)}
-    if "linear" in scaler.scaler or "inverse_linear" in scaler.scaler:
-        made |= {"linear": degree / scaler.avg_deg_lin, "inverse_linear": scaler.avg_deg_lin / least}
-    if "amplification" in scaler.scaler or "attenuation" in scaler.scaler:
-        made["amplification"] = torch.log(degree + 1) / scaler.avg_deg_log
-        made["attenuation"] = scaler.avg_deg_log / torch.log(least + 1)
-    columns = torch.stack([made[name] for name in scaler.scaler], 1) * (degree > 0).to(dtype)[:, None]
-    return torch.cat([columns, columns * degree[:, None]], 1) if has_sums else columns
-
-
-def _plan(
-    module: Any, edges: Edges, x: Tensor, attr: Tensor | None, layout: Layout, is_folded: bool
-) -> FusedPlan:
-    training, wants_input = is_training(module, x, attr), x.requires_grad
-    edge_width = 0 if attr is None else attr.shape[1]
-
-    def make() -> FusedPlan:
-        return choose(
-            AggregatorsProblem(
-                layer=active.name_of(module), matrix=cost_matrix(edges), inner=module.F_in, width=module.F_in,
-                outer=module.F_out, towers=module.towers, aggregators=len(layout.names),
-                sections=layout.sections, scalers=len(module.aggr_module.scaler), is_folded=is_folded,
-                edge_width=edge_width, message_layers=(len(module.pre_nns[0]) + 1) // 2,
-                machine=machine_in_use(), is_training=training, wants_input_grad=wants_input,
-                float_bytes=x.element_size(), threads=launch.num_threads(),
-                memory_limit=active.session().options.memory_limit,
-            )
-        )  # fmt: skip
-
-    return planned(module, edges, (x.shape, x.dtype, edge_width, training, wants_input), make)
+        A node without edges has no messages to shift: its weights are 0, as its aggregates are.
+        """
+        names, (linear, logarithmic) = self.module.aggr_module.scaler, self.averages
+        degree = torch.from_numpy(self.edges.graph.degrees).to(self.dtype)
+        least = degree.clamp(min=1)
+        made = {"identity": torch.ones_like(degree)}
+        if "linear" in names or "inverse_linear" in names:
+            made |= {"linear": degree / linear, "inverse_linear": linear / least}
+        if "amplification" in names or "attenuation" in names:
+            made["amplification"] = torch.log(degree + 1) / logarithmic
+            made["attenuation"] = logarithmic / torch.log(least + 1)
+        columns = torch.stack([made[name] for name in names], 1) * (degree > 0).to(self.dtype)[:, None]
+        return torch.cat([columns, columns * degree[:, None]], 1) if has_sums else columns

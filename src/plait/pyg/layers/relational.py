@@ -13,24 +13,15 @@ from torch import Tensor
 from torch_geometric.nn import RGCNConv
 
 from plait.graph import Graph
-from plait.kernels import launch
-from plait.plan.fused import FusedPlan
-from plait.plan.relational import RelationalProblem, choose
+from plait.plan.relational import RelationalLayer, ways
+from plait.plan.ways import Way
 from plait.pyg import active
 from plait.pyg.edges import read
 from plait.pyg.layers.base import aggregation, is_parametrized
-from plait.pyg.layers.fused import (
-    Run,
-    cost_matrix,
-    fused,
-    is_training,
-    planned,
-    refused_edges,
-    refused_features,
-)
+from plait.pyg.layers.fused import Run, fused, refused_edges, refused_features
 from plait.runtime.project import project
-from plait.runtime.relational import Product, RelationalRun, Relations, relate, relate_bases
-from plait.runtime.session import Edges, machine_in_use
+from plait.runtime.relational import Relations
+from plait.runtime.session import Edges
 
 __all__ = ["prepare"]
 
@@ -113,7 +104,7 @@ def _relations_of(
         else:
             source, target, kind = source[is_known], target[is_known], kind[is_known]
             graph = Graph.from_edge_index(source, target, num_targets, num_sources)
-        _RELATIONS[graph] = Relations(source, target, kind, num_targets, num_sources, count)
+        _RELATIONS[graph] = Relations(source, target, kind, num_targets, num_sources, count, graph.order)
         return graph, None
 
     key = (*given.key, *given.weight_key, "relations", count)
@@ -122,43 +113,55 @@ def _relations_of(
 
 
 def _run(module: Any, call: RelationalCall) -> Tensor:
-    is_mean = aggregation(module) == "mean"
-    buffers = active.session().buffers
+    of = _layer(module, call)
     relations = call.relations
-    if not call.source.is_floating_point():
-        return _run_rows(module, call, is_mean)
-    plan = _plan(module, call, is_mean)
-    bases = module.num_bases
-    if plan.choice == "bases":
-        w = module.weight.reshape(-1, module.out_channels)
-        out = relate_bases(relations, is_mean, buffers, call.source, module.comp, w)
+    inputs: dict[str, Tensor] = {} if module.bias is None else {"b": module.bias}
+    if of.is_rows:
+        inputs["X"] = _rows(module, call)
         if module.root is not None:
-            return out + project(buffers, call.own, module.root, module.bias)
-        return out if module.bias is None else out + module.bias
-    weight = module.weight
-    if bases is not None:
-        weight = _mixed(module)
-    if weight.dim() == 3:
-        weight = weight.unsqueeze(1)
-    run, w = _arranged(module, call, plan.choice, is_mean, weight)
-    return relate(run, call.source, call.target, w, root=module.root, bias=module.bias)
+            inputs["B"] = module.root[call.own]
+    else:
+        inputs["X"] = call.source
+        if module.root is not None:
+            inputs |= {"R": module.root} | ({} if call.target is None else {"X1": call.target})
+    wants = (module.weight.requires_grad, module.num_bases is not None and module.comp.requires_grad)
 
+    def make(is_training: bool) -> list[Way]:
+        return ways(of, relations.sizes)
 
-def _run_rows(module: Any, call: RelationalCall, is_mean: bool) -> Tensor:
-    """x names rows of the weights: these are the projected rows already."""
-    relations, width = call.relations, module.out_channels
-    _plan(module, call, is_mean, True)
-    weight = module.weight
-    if module.num_bases is not None:
-        weight = _mixed(module)
-    rows = weight.permute(1, 0, 2)[call.source].reshape(len(call.source), -1)
-    spread = relations.get("transform", is_mean)[1]
-    run = RelationalRun(
-        None, spread, (), relations.num_targets, width, rows.shape[1], rows.shape[1],
-        active.session().buffers,
+    out: Tensor = active.session().lowered(
+        active.name_of(module), call.edges, ("relational", of, wants), inputs, make,
+        own=None if of.is_rows else functools.partial(_weights, module), objects=relations,
     )  # fmt: skip
-    root = None if module.root is None else module.root[call.own]
-    return relate(run, rows, None, None, bias=module.bias, addend=root)
+    return out
+
+
+def _layer(module: Any, call: RelationalCall) -> RelationalLayer:
+    is_rows = not call.source.is_floating_point()
+    outer = None if call.target is None else 1 if is_rows else call.target.shape[1]
+    return RelationalLayer(
+        inner=1 if is_rows else call.source.shape[1], width=module.out_channels,
+        relations=call.relations.count, is_mean=aggregation(module) == "mean", blocks=module.num_blocks or 1,
+        bases=module.num_bases or 0, outer=outer, has_root=module.root is not None,
+        has_bias=module.bias is not None, is_rows=is_rows,
+    )  # fmt: skip
+
+
+def _rows(module: Any, call: RelationalCall) -> Tensor:
+    """[sources, relations * width]: x names rows of the weights; these are the projected rows already."""
+    weight = module.weight if module.num_bases is None else _mixed(module)
+    return weight.permute(1, 0, 2)[call.source].reshape(len(call.source), -1)
+
+
+def _weights(module: Any, choice: str) -> dict[str, Tensor]:
+    """The weights as a way reads them."""
+    width = module.out_channels
+    if choice == "bases":
+        return {"K": module.comp, "V": module.weight.reshape(-1, width)}
+    weight = module.weight if module.num_bases is None else _mixed(module)
+    if choice == "transform" and module.num_blocks is None:
+        return {"T": weight.permute(1, 0, 2).reshape(weight.shape[1], -1)}
+    return {"W": weight.reshape(-1, weight.shape[-1])}
 
 
 def _mixed(module: Any) -> Tensor:
@@ -166,71 +169,3 @@ def _mixed(module: Any) -> Tensor:
     bases = module.weight
     mixed = project(active.session().buffers, module.comp, bases.view(bases.shape[0], -1))
     return mixed.view(-1, *bases.shape[1:])
-
-
-def _arranged(
-    module: Any, call: RelationalCall, choice: str, is_mean: bool, weight: Tensor
-) -> tuple[RelationalRun, Tensor]:
-    """The candidate's matrices and products, and the weights as it reads them from [R, blocks, in, out]."""
-    relations = call.relations
-    collect, spread, bounds = relations.get(choice, is_mean)
-    count, blocks, inner, width = weight.shape
-    inners, widths = blocks * inner, blocks * width
-    everything = slice(None)
-    if blocks == 1 and choice == "transform":
-        w = weight[:, 0].permute(1, 0, 2).reshape(inner, -1)
-        products = [Product(everything, everything, everything, everything)]
-    else:
-        w = weight.reshape(-1, width)
-        if blocks == 1 and choice == "aggregate":
-            products = [Product(everything, everything, everything, everything)]
-        else:
-            products = [
-                _product(choice, bounds, r, b, count, blocks, inner, width)
-                for r in range(count)
-                for b in range(blocks)
-            ]
-    run = RelationalRun(
-        collect, spread, tuple(products), relations.num_targets, widths,
-        inners * (count if choice == "aggregate" else 1), widths * (count if choice == "transform" else 1),
-        active.session().buffers,
-    )  # fmt: skip
-    return run, w
-
-
-def _product(
-    choice: str, bounds: tuple[int, ...], r: int, b: int, count: int, blocks: int, inner: int, width: int
-) -> Product:
-    """Relation r's block b: columns of h and z by the candidate's layout."""
-    at_inner = (r * blocks + b if choice == "aggregate" else b) * inner
-    at_outer = (r * blocks + b if choice == "transform" else b) * width
-    first = (r * blocks + b) * inner
-    return Product(
-        slice(bounds[r], bounds[r + 1]) if bounds else slice(None),
-        slice(at_inner, at_inner + inner),
-        slice(at_outer, at_outer + width),
-        slice(first, first + inner),
-        is_first_out=bool(bounds) or choice != "aggregate" or r == 0,
-        is_first_in=bool(bounds) or choice != "transform" or r == 0,
-    )
-
-
-def _plan(module: Any, call: RelationalCall, is_mean: bool, is_rows: bool = False) -> FusedPlan:
-    source, relations = call.source, call.relations
-    training, wants_input = is_training(module, source, call.target), source.requires_grad
-    inner = 1 if is_rows else source.shape[1]
-
-    def make() -> FusedPlan:
-        return choose(
-            RelationalProblem(
-                layer=active.name_of(module), matrix=cost_matrix(call.edges), relations=relations.count,
-                target_pairs=relations.num_target_pairs, source_pairs=relations.num_source_pairs,
-                inner=inner, width=module.out_channels, machine=machine_in_use(), is_mean=is_mean,
-                blocks=module.num_blocks or 1, bases=module.num_bases or 0, has_root=module.root is not None,
-                is_rows=is_rows, is_training=training, wants_input_grad=wants_input,
-                float_bytes=module.weight.element_size(), threads=launch.num_threads(),
-                memory_limit=active.session().options.memory_limit,
-            )
-        )  # fmt: skip
-
-    return planned(module, call.edges, (source.shape, source.dtype, training, wants_input), make)
