@@ -95,7 +95,7 @@ ELSEWHERE = {
     "runtime/evaluate.py": "runtime/test_executor.py",
     "runtime/learned.py": "pyg/test_learned.py",
     "runtime/linear.py": "runtime/test_executor.py",
-    "runtime/pooled.py": "parity/test_derivatives.py",
+    "runtime/pooled.py": "runtime/test_folded.py",
     "runtime/quotient.py": "runtime/test_twins.py",
     "runtime/rowwise.py": "runtime/test_deferred.py",
     # words and code for other kernels; nothing to call alone
