@@ -38,11 +38,11 @@ from torch_geometric.nn import (
 )
 
 import plait
+from plait.cost import price
 from plait.plan import attention as attention_plan
 from plait.plan import edgewise as edgewise_plan
 from plait.plan import pna as pna_plan
 from plait.plan import relational as relational_plan
-from plait.pyg.layers import lstm
 from tests.parity.harness import close
 from tests.pyg.cases import CASES, Case
 
@@ -152,7 +152,8 @@ CHOOSERS = {"gat": attention_plan, "pna": pna_plan, "rgcn": relational_plan, "ed
 @pytest.fixture(autouse=True)
 def _small_graphs_are_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Graphs small enough for a test run an LSTM in PyG otherwise."""
-    monkeypatch.setattr(lstm, "_SECONDS", {"fwd": 0.0, "bwd": 0.0})
+    free = {"sequence": 0.0, "sequence_back": 0.0}
+    monkeypatch.setattr(price, "_LENGTHS", price._LENGTHS | free)
 
 
 def choose(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

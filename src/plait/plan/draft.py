@@ -34,6 +34,11 @@ class Draft:
         self.shapes[name] = (rows, columns)
         return name
 
+    def object(self, name: str, rows: str | int, columns: str | int) -> str:
+        """What the call hands over that is no tensor; its size is what work and prices depend on."""
+        self.shapes[name] = (rows, columns)
+        return name
+
     def matrix(self) -> str:
         """The adjacency matrix, [targets, sources]."""
         self.constants.setdefault("A", Sparse("A", "N", self.sources))

@@ -76,6 +76,12 @@ def _gemm(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
     return with_terms(env[step["x"]] @ (w.t() if step.is_transposed else w), step, env)
 
 
+@meaning("relu")
+def _relu(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
+    x: Tensor = env[step["x"]]
+    return x.relu()
+
+
 @meaning("chain")
 def _chain(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
     """Forwards, products of the same rows and their sum."""

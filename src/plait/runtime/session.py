@@ -609,11 +609,24 @@ class Session:
         inputs: Mapping[str, torch.Tensor],
         ways: Callable[[bool], Sequence[Way]],
         given: Mapping[str, Any] | None = None,
+        sizes: Mapping[str, int] | None = None,
     ) -> torch.Tensor:
-        """The value of a layer that is a program.
+        """The value of a layer that is a program; `given`: what a call brings that is no tensor."""
+        return executor.apply(self.bound(layer, edges, key, inputs, ways, sizes), inputs, given)
+
+    def bound(
+        self,
+        layer: str,
+        edges: Edges,
+        key: tuple[Any, ...],
+        inputs: Mapping[str, torch.Tensor],
+        ways: Callable[[bool], Sequence[Way]],
+        sizes: Mapping[str, int] | None = None,
+    ) -> executor.Run:
+        """A layer that is a program, planned for these inputs and bound to the graph.
 
         `ways`: those to compute it, by whether it trains; `key` tells apart what they depend on beside the
-        inputs' shapes. `given`: what a call brings that is no tensor.
+        inputs' shapes. `sizes`: numbers of rows that their programs name beside those of nodes and edges.
         """
         with_grad = torch.is_grad_enabled()
         signature = tuple([(name, t.shape, with_grad and t.requires_grad) for name, t in inputs.items()])
@@ -621,14 +634,14 @@ class Session:
         place = (layer, "program", key, signature, None, x.dtype, launch.num_threads())
         run = edges.runs.get(place)
         if run is None:
-            plan = self._way(layer, edges, place, inputs, signature, ways)
+            plan = self._way(layer, edges, place, inputs, signature, ways, sizes or {})
             constants = Constants(edges.graph, None, {}, x.dtype)
             run = executor.Run(plan, constants, self.buffers, place=x.device, orders=edges.orders)
             edges.remember(place, run)
         if self.plans.get(layer) is not run.plan:
             self.plans[layer] = run.plan
         run.trace = self.trace
-        return executor.apply(run, inputs, given)
+        return run
 
     def _way(
         self,
@@ -638,6 +651,7 @@ class Session:
         inputs: Mapping[str, torch.Tensor],
         signature: tuple[tuple[str, torch.Size, bool], ...],
         ways: Callable[[bool], Sequence[Way]],
+        sizes: Mapping[str, int],
     ) -> LayerPlan:
         """The plan for this graph or, once graphs come and go, the latest one for graphs of its size."""
         graph = edges.graph
@@ -651,7 +665,7 @@ class Session:
         count, plan = (0, None) if known is None else known
         # a graph a little larger may not fit a memory limit
         if plan is None or count < _MANY_GRAPHS or self.options.memory_limit is not None:
-            plan = self._best_way(layer, graph, inputs, signature, ways)
+            plan = self._best_way(layer, graph, inputs, signature, ways, sizes)
             while len(self._ways_by_size) >= _MOST_PLANS:
                 self._ways_by_size.popitem(last=False)
             self._ways_by_size[sized] = (count + 1, plan)
@@ -664,6 +678,7 @@ class Session:
         inputs: Mapping[str, torch.Tensor],
         signature: tuple[tuple[str, torch.Size, bool], ...],
         ways: Callable[[bool], Sequence[Way]],
+        sizes: Mapping[str, int],
     ) -> LayerPlan:
         wrt = tuple(name for name, _, wants in signature if wants) or None
         x = inputs["X"]
@@ -674,7 +689,7 @@ class Session:
         )  # fmt: skip
         problem = Problem(
             forms=(),
-            sizes={"N": graph.num_nodes, "M": graph.num_sources, "E": graph.num_edges},
+            sizes={"N": graph.num_nodes, "M": graph.num_sources, "E": graph.num_edges, **sizes},
             matrices=lambda expr: matrix,
             machine=_machine(x.device),
             wrt=wrt,
