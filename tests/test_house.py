@@ -75,6 +75,7 @@ ELSEWHERE = {
     "ops/program.py": "plan/test_program.py",
     # layers, their plans and their passes, held against PyG
     "plan/fused.py": "plan/test_attention.py",
+    "ops/messages.py": "parity/test_edgewise.py",
     "ops/sequence.py": "parity/test_lstm.py",
     "plan/passes.py": "plan/test_attention.py",
     "pyg/layers/arma.py": "parity/test_layers.py",

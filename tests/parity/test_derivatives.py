@@ -126,6 +126,8 @@ FUSED: dict[str, Make] = {
     "pna edge": layer(functools.partial(pna, edge_dim=3), attr()),
     "edge linear": layer(lambda: EdgeConv(nn.Linear(2 * WIDTH, OUT), aggr="max")),
     "edge rectified": layer(lambda: EdgeConv(edge_map(nn.ReLU(), nn.Linear(6, OUT)), aggr="mean")),
+    "edge sum": layer(lambda: EdgeConv(nn.Linear(2 * WIDTH, OUT), aggr="sum")),
+    "edge sum|rectified again": layer(lambda: EdgeConv(edge_map(nn.ReLU(), nn.Linear(6, OUT)), aggr="sum")),
     "edge tanh": layer(lambda: EdgeConv(edge_map(nn.Tanh(), nn.Linear(6, 6), nn.SiLU()), aggr="sum")),
     "edge max|blocks": layer(lambda: EdgeConv(edge_map(nn.Tanh(), nn.Linear(6, OUT)), aggr="max")),
     "edge max|marked": layer(lambda: EdgeConv(edge_map(nn.Tanh(), nn.Linear(6, OUT)), aggr="max")),
@@ -161,6 +163,12 @@ def choose(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     family, _, choice = name.partition("|")
     plan: Any = CHOOSERS.get(family.split()[0])
     if not choice:
+        return
+    if plan is edgewise_plan:
+        ways = plan.ways
+        monkeypatch.setattr(
+            "plait.pyg.layers.edgewise.ways", lambda *given: [w for w in ways(*given) if w.name == choice]
+        )
         return
     found = plan.candidates
     if plan is attention_plan:

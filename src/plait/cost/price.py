@@ -8,7 +8,7 @@ in slabs makes rows narrower, so more of them fit: whether that pays is part of 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from plait.cost.machine import MachineProfile, Rates
@@ -29,6 +29,7 @@ __all__ = ["Price", "Pricer", "uniform_matrix"]
 # timings on a busy machine, at widths 64 and 256; not fitted.
 _PASSES = {
     "gate": 1.1, "gate kept": 1.4, "gate_targets": 1.1, "gate_sources": 1.8,
+    "gate relu": 1.1, "gate relu kept": 1.2, "gate_targets relu": 1.1, "gate_sources relu": 1.2,
 }  # fmt: skip
 
 
@@ -72,6 +73,7 @@ class Pricer:
             "spmm_features": self._spmm,
             **dict.fromkeys({name.partition(" ")[0] for name in _PASSES}, self._pass),
             **dict.fromkeys({name.partition(" ")[0] for name in _LENGTHS}, self._recurrence),
+            **dict.fromkeys(("messages", "messages_back", "attained", "attained_back"), self._messages),
         }
 
     def price(self, request: Request | ChainRequest | None) -> Price:
@@ -218,6 +220,22 @@ class Pricer:
         seconds = self._sparse_seconds(request, matrix, request.cols) * factor
         return Price(seconds, self._sparse_work(request, matrix), "plait", "one pass over the edges")
 
+    def _messages(self, request: Request) -> Price:
+        """Blocks of edges: rows of both ends, products by edge, sums; and all of it back."""
+        matrix, is_back = request.matrix, request.op.endswith("back")
+        assert matrix is not None
+        edges, columns = matrix.edges, request.inner
+        gather = replace(request, op="spmm", cols=columns)
+        products = [self._gemm(Request("gemm", edges, b, a)) for a, b in request.products]
+        products *= 3 if is_back else 1
+        if request.kind == "marked":
+            products.pop()  # who attained the extremum is known without the last product
+        streams = [Request("stream", edges, columns, parts=4 if is_back else 2)]
+        streams.append(Request("stream", edges, request.cols, parts=3 if is_back else 1))
+        parts = products + [self._stream(part) for part in streams]
+        seconds = self._sparse_seconds(gather, matrix, columns) + sum(part.seconds for part in parts)
+        return Price(seconds, _total(self._sparse_work(gather, matrix), parts), "plait", "blocks in cache")
+
     def _recurrence(self, request: Request) -> Price:
         """Gates of so many steps, all of one length together: the states' products, passes over the gates."""
         states, gates = (
@@ -225,11 +243,7 @@ class Pricer:
             replace(request, op="gates"),
         )
         parts = [self._gemm(states)] * (2 if request.op.endswith("back") else 1) + [self._stream(gates)]
-        work = Work(
-            sum(part.work.flops for part in parts),
-            sum(part.work.bytes_least for part in parts),
-            sum(part.work.bytes_gathered for part in parts),
-        )
+        work = _total(Work(0.0, 0.0, 0.0), parts)
         each = _LENGTHS[f"{request.op} {request.kind}".rstrip()]
         seconds = sum(part.seconds for part in parts) + request.calls * each
         return Price(seconds, work, "torch", "one length after the other")
@@ -307,6 +321,15 @@ class Pricer:
         work = Work(row_flops(request.rows, request.cols, request.parts), moved, moved)
         seconds = moved / self.machine.stream_bytes_per_s * self.slowdown + self.machine.call_seconds
         return Price(seconds, work, "torch", "streams through memory once")
+
+
+def _total(first: Work, parts: Sequence[Price]) -> Work:
+    works = [first, *(part.work for part in parts)]
+    return Work(
+        sum(work.flops for work in works),
+        sum(work.bytes_least for work in works),
+        sum(work.bytes_gathered for work in works),
+    )
 
 
 def uniform_matrix(rows: int, columns: int, edges: int, is_weighted: bool) -> Matrix:

@@ -110,6 +110,7 @@ class Request:
     is_sparse_left: bool = False
     kind: str = ""  # which of an operation's variants
     calls: int = 1  # pieces the work is cut into, one after the other
+    products: tuple[tuple[int, int], ...] = ()  # (inner, columns) of what is multiplied for every edge
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from plait.ir import Expr, Sparse
+from plait.ir import Diagonal, Expr, Sparse
 from plait.ops.operation import operation
 from plait.ops.program import Program, Shape, Step
 
@@ -44,6 +44,11 @@ class Draft:
         self.constants.setdefault("A", Sparse("A", "N", self.sources))
         return "A"
 
+    def diagonal(self, name: str) -> str:
+        """A number for every target, the same in every call."""
+        self.constants.setdefault(name, Diagonal(name, "N"))
+        return name
+
     def add(
         self,
         op: str,
@@ -51,13 +56,17 @@ class Draft:
         shape: Shape,
         *,
         more: Iterable[tuple[str, Shape]] = (),
+        reduce: str = "sum",
+        factors: tuple[float, ...] = (),
         **options: Any,
     ) -> str:
         """A step of this operation; `more`: what it makes beside its result, by a suffix of its name."""
         out = f"v{len(self.steps)}"
         made = {f"{out}|{suffix}": shaped for suffix, shaped in more}
         given = tuple((role, name) for role, name in reads.items() if name is not None)
-        step = Step(op, out, given, more=tuple(made), options=tuple(options.items()))
+        step = Step(
+            op, out, given, factors=factors, reduce=reduce, more=tuple(made), options=tuple(options.items())
+        )  # fmt: skip
         operation(op).check(step)
         self.steps.append(step)
         self.shapes |= {out: shape, **made}

@@ -101,6 +101,7 @@ def _key(request: Request | ChainRequest) -> tuple[object, ...]:
     return (
         request.op, request.rows, request.cols, request.inner, id(request.matrix), request.has_source,
         request.addends, request.parts, request.is_sparse_left, request.kind, request.calls,
+        request.products,
     )  # fmt: skip
 
 

@@ -15,8 +15,10 @@ from plait.ops.operation import operation
 from plait.ops.program import Program, Step
 from plait.plan.plan import LayerPlan, Measured
 from plait.runtime import cuda as cuda  # enter their kernels
+from plait.runtime import edgewise as edgewise
 from plait.runtime import gated as gated
 from plait.runtime import lstm as lstm
+from plait.runtime import messages as messages
 from plait.runtime.bind import Binding, bind
 from plait.runtime.buffers import Buffers
 from plait.runtime.chain import ChainOutline, Env, turned

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from plait.errors import PlanError
+from plait.ir import Diagonal
 from plait.ops.program import Step
 from plait.runtime.chain import Env
 from plait.runtime.orders import EdgeOrders
+from plait.runtime.segments import segment_extremum, segment_sum
 
 if TYPE_CHECKING:
     from plait.runtime.executor import Run
@@ -39,6 +41,9 @@ def evaluate_program(run: Run, env: Env) -> Tensor:
     """The program's output, every step recorded by torch."""
     assert run.orders is not None
     program = run.plan.forward
+    for name, expr in program.constants.items():
+        if isinstance(expr, Diagonal):
+            env[name] = run.constants.vector(expr)
     for step in program.steps:
         compute = _MEANINGS.get(step.op)
         if compute is None:
@@ -68,6 +73,37 @@ def _columns(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
     start, width = step.option("start"), step.option("width")
     whole: Tensor = env[step["x"]]
     return whole[:, start : start + width]
+
+
+@meaning("spmm")
+def _spmm(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
+    """Forwards, sums of neighbours' rows."""
+    x: Tensor = env[step["x"]]
+    sources, targets = ends(edges, x)
+    out = segment_sum(x.index_select(0, sources), targets, edges.pattern.num_rows)
+    target = step.get("target")
+    return with_terms(out if target is None else out * env[target].unsqueeze(1), step, env)
+
+
+@meaning("extremum")
+def _extremum(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
+    x: Tensor = env[step["x"]]
+    sources, targets = ends(edges, x)
+    return segment_extremum(x.index_select(0, sources), targets, edges.pattern.num_rows, step.reduce)
+
+
+@meaning("scale_rows")
+def _scale_rows(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
+    x, scale = env[step["x"]], env[step["scale"]]
+    out: Tensor = x * scale.unsqueeze(1)
+    return out
+
+
+@meaning("combine")
+def _combine(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
+    terms = [env[name] for role, name in step.reads if role != "bias"]
+    total: Any = sum(factor * term for factor, term in zip(step.factors, terms, strict=True))
+    return with_terms(total, step, env)
 
 
 @meaning("gemm")

@@ -9,15 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from plait.kernels import edgewise
 from plait.kernels import spmm as sparse
+from plait.ops.program import Step
+from plait.runtime.bind import Binding, Bound, kernel
 from plait.runtime.buffers import Buffers
+from plait.runtime.chain import Env
+from plait.runtime.meaning import ends, meaning
 from plait.runtime.orders import EdgeBlock, EdgeOrders
 from plait.runtime.project import contiguous_rows
-from plait.runtime.segments import segment_sum
+from plait.runtime.segments import segment_extremum, segment_sum
 from plait.runtime.trace import clock, timed
 from plait.runtime.twice import added, differentiable
 
@@ -26,6 +31,8 @@ __all__ = [
     "message_max", "message_sums", "neighbour_sums", "row_blocks",
 ]  # fmt: skip
 
+_BLOCK_BYTES = 2 << 20  # of the widest rows of a block that a map goes over; a second-level cache and a bit
+_LEAST_EDGES = 256
 _BLOCK_FLOATS = 1 << 17  # of the rows gathered for a block: half a megabyte stays in the second cache
 
 Message = Callable[..., Tensor]
@@ -190,3 +197,238 @@ def _neighbours_again(ctx: Any, grad: Tensor, saved: Sequence[Any]) -> tuple[Ten
 def neighbour_sums(orders: EdgeOrders, buffers: Buffers, x: Tensor, target: Tensor | None = None) -> Tensor:
     """[targets, width]: the sum of x[j] over each target's edges, times target[i] where given."""
     return _Neighbours.apply(orders, buffers, x, target)  # type: ignore[no-any-return, no-untyped-call]
+
+
+# Steps of programs ------------------------------------------------------------------------------------------
+
+
+def blocks_of(edges: EdgeOrders, row_bytes: int) -> list[EdgeBlock]:
+    """The graph's edges in blocks whose rows of `row_bytes` fit a cache."""
+    return edges.blocks(max(_LEAST_EDGES, _BLOCK_BYTES // max(1, row_bytes)))
+
+
+class BoundMessages:
+    """A step that makes messages, bound to a graph: its operands, block by block."""
+
+    def __init__(self, b: Binding, step: Step):
+        self.b, self.orders = b, b.orders
+        self.function, self.far = step["function"], step["far"]
+        self.near, self.attr = step.get("near") or "", step.get("attr") or ""
+        self.parameters = [(role, name) for role, name in step.reads if role[0] == "p"]
+        self.is_paired, self.widest = bool(step.option("is_paired")), step.option("widest", 0)
+        self.makes: dict[str, str] = dict(step.option("makes", ()))
+
+    def blocks(self, env: Env) -> list[EdgeBlock]:
+        """The edges in blocks that stay in cache."""
+        far: Tensor = env[self.far]
+        if self.is_paired:
+            return blocks_of(self.orders, self.widest * far.element_size())
+        return row_blocks(self.orders, far)
+
+    def rows(self, env: Env, block: EdgeBlock) -> list[Tensor | None]:
+        """What the function reads of a block's edges: the sum of both ends, or both and the edges' own."""
+        near, far = env.get(self.near), env[self.far]
+        if not self.is_paired:
+            return gathered(self.orders, block, near, far, env.get(self.attr))
+        out = self.b.take(block.num_edges, far.shape[1], far.dtype)
+        return [edgewise.pair(self.orders.pattern, block.first, block.last, env[self.near], far, out)]
+
+    def values(self, env: Env) -> list[Tensor]:
+        """The function's parameters."""
+        return [env[name] for _, name in self.parameters]
+
+    def cut(self, env: Env) -> list[Tensor]:
+        """The parameters cut off from where they came from; those whose gradient is asked for want one."""
+        return [env[name].detach().requires_grad_(role in self.makes) for role, name in self.parameters]
+
+
+def made(function: Message, parts: Sequence[Tensor | None], values: Sequence[Tensor]) -> Tensor:
+    """The messages of a block, rows of contiguous numbers."""
+    rows = function(*parts, *values)
+    return rows if rows.stride(1) == 1 else rows.contiguous()
+
+
+@kernel("messages", "cpu")
+def _messages(b: Binding, step: Step, owns: bool) -> Bound:
+    of, reduce = BoundMessages(b, step), step.reduce
+    (_, columns), ties = b.program.shapes[step.out], step.more[0] if step.more else ""
+    rows = b.orders.pattern.num_rows
+
+    def run(env: Env) -> Tensor:
+        far, function, values = env[of.far], env[of.function], of.values(env)
+        out = b.take(rows, int(columns), far.dtype)
+        counts = env[ties] = b.like(out) if ties else None
+        for block in of.blocks(env):
+            y = far.new_empty((0, int(columns)))
+            if block.num_edges:
+                y = made(function, of.rows(env, block), values)
+            if counts is None:
+                sparse.spmm(block.to_targets, y, out[block.rows], reduce=reduce)
+            else:
+                sparse.extremum(block.to_targets, y, out[block.rows], counts[block.rows], reduce)
+        return out
+
+    return run
+
+
+class Gradients:
+    """Where a backward pass over blocks writes: to the sources, and to all else that needs a gradient."""
+
+    def __init__(self, of: BoundMessages, env: Env, out: str):
+        self.of, b, makes = of, of.b, of.makes
+        self.to_far = _zeros(b, env, out, env[of.far])
+        self.to_near = self.to_attr = None
+        if "near" in makes:
+            near: Tensor = env[of.near]
+            self.to_near = env[makes["near"]] = b.room(env, makes["near"], near.shape[0], near.shape[1], near)
+        if "attr" in makes:
+            self.to_attr = env[makes["attr"]] = b.like(env[of.attr])
+        self.totals = []
+        for role, name in of.parameters:
+            if role in makes:
+                env[makes[role]] = torch.zeros_like(env[name])
+                self.totals.append(env[makes[role]])
+
+    def skip(self, block: EdgeBlock) -> None:
+        """Targets without edges."""
+        if self.to_near is not None:
+            self.to_near[block.rows].zero_()
+
+    def leaves(self, parts: Sequence[Tensor | None], values: Sequence[Tensor]) -> list[Tensor]:
+        """What a block's messages are differentiated by; `parts` are made to want it."""
+        if self.of.is_paired:
+            wanted = list(parts)
+        else:
+            near, far, attr = parts
+            wanted = [
+                None if self.to_near is None else near, far, None if self.to_attr is None else attr
+            ]  # fmt: skip
+        leaves = [part.requires_grad_() for part in wanted if part is not None]
+        return leaves + [value for value in values if value.requires_grad]
+
+    def add(self, block: EdgeBlock, found: Sequence[Tensor]) -> None:
+        """The gradients of a block's leaves, to where they go."""
+        each = iter(found)
+        if self.of.is_paired:
+            pairs = next(each).contiguous()
+            if self.to_near is not None:
+                sparse.spmm(block.to_targets, pairs, self.to_near[block.rows])
+            edgewise.scatter(block.groups, pairs, self.to_far)
+        else:
+            if self.to_near is not None:
+                sparse.spmm(block.to_targets, next(each).contiguous(), self.to_near[block.rows])
+            edgewise.scatter(block.groups, next(each).contiguous(), self.to_far)
+            if self.to_attr is not None:
+                self.to_attr[block.edges] = next(each)
+        for total, value in zip(self.totals, each, strict=True):
+            total.add_(value)
+
+
+def _zeros(b: Binding, env: Env, name: str, like: Tensor) -> Tensor:
+    return b.room(env, name, like.shape[0], like.shape[1], like).zero_()
+
+
+@kernel("messages_back", "cpu")
+def _messages_back(b: Binding, step: Step, owns: bool) -> Bound:
+    of, best, grad = BoundMessages(b, step), step.get("best") or "", step["grad"]
+
+    def run(env: Env) -> Tensor:
+        into, function, values, to_out = (
+            Gradients(of, env, step.out),
+            env[of.function],
+            of.cut(env),
+            env[grad],
+        )
+        for block in of.blocks(env):
+            if not block.num_edges:
+                into.skip(block)
+                continue
+            parts = of.rows(env, block)
+            with torch.enable_grad():
+                leaves = into.leaves(parts, values)
+                y = made(function, parts, values)
+            to_y = b.take(block.num_edges, y.shape[1], y.dtype)
+            if best:
+                sparse.extremum_gather(
+                    block.to_edges, y.detach(), env[best][block.rows], to_out[block.rows], to_y
+                )  # fmt: skip
+            else:
+                sparse.spmm(block.to_edges, to_out[block.rows], to_y)
+            into.add(
+                block, torch.autograd.grad(y, leaves, to_y, allow_unused=True, materialize_grads=True)
+            )  # fmt: skip
+        return into.to_far
+
+    return run
+
+
+def messages_in_torch(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
+    """[edges, columns]: every message at once, recorded by torch."""
+    near, far, attr = env.get(step.get("near") or ""), env[step["far"]], env.get(step.get("attr") or "")
+    values = [env[name] for role, name in step.reads if role[0] == "p"]
+    if not step.option("is_paired"):
+        return all_messages(edges, env[step["function"]], near, far, attr, values)
+    assert near is not None
+    sources, targets = ends(edges, far)
+    rows: Tensor = env[step["function"]](
+        near.index_select(0, targets) + far.index_select(0, sources), *values
+    )
+    return rows
+
+
+def reduced_in_torch(step: Step, rows: Tensor, edges: EdgeOrders) -> Tensor:
+    """[targets, columns]: messages reduced as the step says."""
+    count = edges.pattern.num_rows
+    if step.reduce == "sum":
+        return segment_sum(rows, edges.targets, count)
+    return segment_extremum(rows, edges.targets, count, step.reduce)
+
+
+@meaning("messages")
+def _messages_in_torch(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
+    out = reduced_in_torch(step, messages_in_torch(step, env, edges), edges)
+    return out.detach() if step.option("is_fixed") else out
+
+
+# Rows counted by their edges --------------------------------------------------------------------------------
+
+
+def _times(edges: EdgeOrders, is_once: bool, like: Tensor) -> Tensor:
+    """[targets, 1]: the number of edges of each target, or 1 where it has any."""
+    times = torch.from_numpy(np.diff(edges.pattern.indptr)).to(like.dtype).unsqueeze(1)
+    return times.clamp_(max=1) if is_once else times
+
+
+@kernel("per_edge", "cpu")
+def _per_edge(b: Binding, step: Step, owns: bool) -> Bound:
+    x_name, orders, is_once = step["x"], b.orders, bool(step.option("is_once"))
+    times: list[Tensor] = []
+
+    def run(env: Env) -> Tensor:
+        x: Tensor = env[x_name]
+        if not times:
+            times.append(_times(orders, is_once, x))
+        out = torch.mul(x, times[0], out=b.take(orders.pattern.num_rows, x.shape[-1], x.dtype))
+        # no message, no NaN: 0 * x would have those of x
+        return out.index_fill_(0, orders.bare, 0.0) if len(orders.bare) else out
+
+    return run
+
+
+@meaning("per_edge")
+def _per_edge_in_torch(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
+    x: Tensor = env[step["x"]]
+    times = _times(edges, bool(step.option("is_once")), x)
+    return torch.where(times > 0, x * times, x.new_zeros(()))
+
+
+@kernel("reshape", "any", "torch")
+def _reshape(b: Binding, step: Step, owns: bool) -> Bound:
+    x, columns = step["x"], step.option("columns")
+    return lambda env: env[x].reshape(-1, columns)
+
+
+@meaning("reshape")
+def _reshape_in_torch(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
+    x: Tensor = env[step["x"]]
+    return x.reshape(-1, step.option("columns"))

@@ -610,9 +610,10 @@ class Session:
         ways: Callable[[bool], Sequence[Way]],
         given: Mapping[str, Any] | None = None,
         sizes: Mapping[str, int] | None = None,
+        diagonals: Callable[[], Mapping[str, torch.Tensor]] = dict,
     ) -> torch.Tensor:
         """The value of a layer that is a program; `given`: what a call brings that is no tensor."""
-        return executor.apply(self.bound(layer, edges, key, inputs, ways, sizes), inputs, given)
+        return executor.apply(self.bound(layer, edges, key, inputs, ways, sizes, diagonals), inputs, given)
 
     def bound(
         self,
@@ -622,11 +623,13 @@ class Session:
         inputs: Mapping[str, torch.Tensor],
         ways: Callable[[bool], Sequence[Way]],
         sizes: Mapping[str, int] | None = None,
+        diagonals: Callable[[], Mapping[str, torch.Tensor]] = dict,
     ) -> executor.Run:
         """A layer that is a program, planned for these inputs and bound to the graph.
 
         `ways`: those to compute it, by whether it trains; `key` tells apart what they depend on beside the
-        inputs' shapes. `sizes`: numbers of rows that their programs name beside those of nodes and edges.
+        inputs' shapes. `sizes`: numbers of rows that their programs name beside those of nodes and edges;
+        `diagonals`: constants of the graph that they read, one number for every target, by name.
         """
         with_grad = torch.is_grad_enabled()
         signature = tuple([(name, t.shape, with_grad and t.requires_grad) for name, t in inputs.items()])
@@ -635,7 +638,7 @@ class Session:
         run = edges.runs.get(place)
         if run is None:
             plan = self._way(layer, edges, place, inputs, signature, ways, sizes or {})
-            constants = Constants(edges.graph, None, {}, x.dtype)
+            constants = Constants(edges.graph, None, diagonals(), x.dtype)
             run = executor.Run(plan, constants, self.buffers, place=x.device, orders=edges.orders)
             edges.remember(place, run)
         if self.plans.get(layer) is not run.plan:
