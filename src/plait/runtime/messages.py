@@ -1,6 +1,6 @@
-"""Messages of edges under torch autograd, made a block of edges at a time, summed by target and dropped.
+"""Messages of edges, made in torch a block of edges at a time, reduced by target and dropped.
 
-For layers whose message is a function of both ends that no fused pass computes. Projections are done once a
+For layers whose message is a function of both ends that no fused pass computes. Projections are done once per
 node before; the backward pass makes the messages again, so nothing of edges x width outlives a block.
 """
 
@@ -17,18 +17,14 @@ from plait.kernels import edgewise
 from plait.kernels import spmm as sparse
 from plait.ops.program import Step
 from plait.runtime.bind import Binding, Bound, kernel
-from plait.runtime.buffers import Buffers
 from plait.runtime.chain import Env
 from plait.runtime.meaning import ends, meaning
 from plait.runtime.orders import EdgeBlock, EdgeOrders
-from plait.runtime.project import contiguous_rows
 from plait.runtime.segments import segment_extremum, segment_sum
-from plait.runtime.trace import clock, timed
-from plait.runtime.twice import added, differentiable
 
 __all__ = [
-    "Message", "blockwise_gradients", "gathered",
-    "message_max", "message_sums", "neighbour_sums", "row_blocks",
+    "BoundMessages", "Gradients", "Message", "all_messages", "blockwise_gradients", "gathered", "made",
+    "messages_in_torch", "reduced_in_torch", "row_blocks",
 ]  # fmt: skip
 
 _BLOCK_BYTES = 2 << 20  # of the widest rows of a block that a map goes over; a second-level cache and a bit
@@ -56,45 +52,8 @@ def gathered(
     ]
 
 
-def _summed(block: EdgeBlock, rows: Tensor, out: Tensor, reduce: str = "sum") -> None:
-    sparse.spmm(block.to_targets, rows.contiguous(), out[block.rows], reduce=reduce)
-
-
-def _columns(message: Message, near: Tensor | None, far: Tensor, attr: Tensor | None, more: Any) -> int:
-    """The width of a message, from no edges at all."""
-    none = [None if part is None else part[:0] for part in (near, far, attr)]
-    return int(message(*none, *more).shape[1])
-
-
-class _Messages(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        orders: EdgeOrders,
-        message: Message,
-        near: Tensor | None,
-        far: Tensor,
-        attr: Tensor | None,
-        *more: Tensor,
-    ) -> Tensor:
-        ctx.orders, ctx.message, ctx.clock = orders, message, clock()
-        ctx.save_for_backward(near, far, attr, *more)
-        with timed(ctx.clock, "fwd messages in blocks"):
-            out = far.new_empty((orders.pattern.num_rows, _columns(message, near, far, attr, more)))
-            for block in row_blocks(orders, far):
-                _summed(block, message(*gathered(orders, block, near, far, attr), *more), out)
-        return out
-
-    @staticmethod
-    @differentiable(lambda *given: _messages_again(*given))
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        orders: EdgeOrders = ctx.orders
-
-        def to_messages(block: EdgeBlock, rows: Tensor) -> Tensor:
-            return grad.index_select(0, orders.targets[block.edges])
-
-        with timed(ctx.clock, "bwd messages again"):
-            return None, None, *blockwise_gradients(orders, ctx.message, to_messages, ctx.saved_tensors)
+def _summed(block: EdgeBlock, rows: Tensor, out: Tensor) -> None:
+    sparse.spmm(block.to_targets, rows.contiguous(), out[block.rows])
 
 
 def all_messages(
@@ -103,13 +62,6 @@ def all_messages(
     """[edges, columns]: every message at once, recorded by torch."""
     mine = None if near is None else near.index_select(0, orders.targets)
     return message(mine, far.index_select(0, orders.sources), attr, *more)
-
-
-def _messages_again(ctx: Any, grad: Tensor, saved: Sequence[Any]) -> tuple[Tensor, tuple[Any, ...]]:
-    orders: EdgeOrders = ctx.orders
-    near, far, attr, *more = saved
-    rows = all_messages(orders, ctx.message, near, far, attr, more)
-    return segment_sum(rows, orders.targets, len(grad)), (None, None, *saved)
 
 
 def blockwise_gradients(
@@ -144,59 +96,6 @@ def blockwise_gradients(
         for total, value in zip(to_more, found, strict=True):
             total.add_(value)
     return [to_near, to_far, to_attr, *to_more]
-
-
-def message_sums(
-    orders: EdgeOrders, message: Message, near: Tensor | None, far: Tensor, attr: Tensor | None, *more: Tensor
-) -> Tensor:
-    """[targets, columns]: the sum of message(near[i], far[j], attr[e], *more) over each target's edges.
-
-    `message` works row by row and reads no other tensor that wants a gradient.
-    """
-    near = None if near is None else near.contiguous()
-    attr = None if attr is None else attr.contiguous()
-    return _Messages.apply(orders, message, near, far.contiguous(), attr, *more)  # type: ignore[no-any-return, no-untyped-call]
-
-
-@torch.no_grad()
-def message_max(
-    orders: EdgeOrders, message: Message, near: Tensor | None, far: Tensor, attr: Tensor | None, *more: Tensor
-) -> Tensor:
-    """The largest message of each target and column, without gradients; 0 where there is no edge."""
-    out = far.new_empty((orders.pattern.num_rows, _columns(message, near, far, attr, more)))
-    for block in row_blocks(orders, far):
-        _summed(block, message(*gathered(orders, block, near, far, attr), *more), out, "max")
-    return out
-
-
-class _Neighbours(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, orders: EdgeOrders, buffers: Buffers, x: Tensor, target: Tensor | None) -> Tensor:
-        x = contiguous_rows(x, buffers)
-        ctx.orders, ctx.buffers, ctx.target, ctx.clock = orders, buffers, target, clock()
-        with timed(ctx.clock, "fwd sums of neighbours"):
-            out = buffers.take(orders.pattern.num_rows, x.shape[1], x.dtype)
-            return sparse.spmm(orders.pattern, x, out, target=target)
-
-    @staticmethod
-    @differentiable(lambda *given: _neighbours_again(*given))
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        grad = contiguous_rows(grad, ctx.buffers)
-        with timed(ctx.clock, "bwd sums of neighbours"):
-            out = ctx.buffers.take(ctx.orders.transpose.num_rows, grad.shape[1], grad.dtype)
-            return None, None, sparse.spmm(ctx.orders.transpose, grad, out, source=ctx.target), None
-
-
-def _neighbours_again(ctx: Any, grad: Tensor, saved: Sequence[Any]) -> tuple[Tensor, tuple[Any, ...]]:
-    orders: EdgeOrders = ctx.orders
-    x = added((orders.pattern.num_columns, grad.shape[1]), grad)
-    out = segment_sum(x.index_select(0, orders.sources), orders.targets, len(grad))
-    return out if ctx.target is None else out * ctx.target.unsqueeze(1), (None, None, x, None)
-
-
-def neighbour_sums(orders: EdgeOrders, buffers: Buffers, x: Tensor, target: Tensor | None = None) -> Tensor:
-    """[targets, width]: the sum of x[j] over each target's edges, times target[i] where given."""
-    return _Neighbours.apply(orders, buffers, x, target)  # type: ignore[no-any-return, no-untyped-call]
 
 
 # Steps of programs ------------------------------------------------------------------------------------------
