@@ -120,9 +120,7 @@ def _of_per_edge(reverse: Reverse, step: Step, grad: str) -> None:
     if x not in reverse.needed:
         return
     reads = [("matrix", step["matrix"]), ("x", grad)]
-    made = reverse.add("per_edge", x, reads, shapes[step.out], options=step.options)
-    is_row = shapes[x][0] == 1
-    reverse.share(x, reverse.add("colsum", x, [("x", made)], shapes[x]) if is_row else made)
+    reverse.share(x, reverse.add("per_edge", x, reads, shapes[x], options=step.options))
 
 
 def _nothing(step: Step, view: View) -> Mapping[str, Amount]:

@@ -36,6 +36,13 @@ class EdgeMap:
     is_everywhere: bool = True  # every target has an edge
 
     @property
+    def counts_bias(self) -> bool:
+        """Whether the last bias enters a target as often as the column T says; else once everywhere."""
+        return (
+            self.last is not None and self.has_last_bias and (self.reduce == "sum" or not self.is_everywhere)
+        )
+
+    @property
     def columns(self) -> int:
         """Of what is reduced."""
         return self.by_edge[-1][1] if self.by_edge else self.width
@@ -156,5 +163,7 @@ def _last(draft: Draft, map_: EdgeMap, x: str, columns: int) -> str:
     if not map_.has_last_bias:
         return draft.gemm(x, w)
     bias = draft.input("c", 1, columns)
-    often = _per_edge(draft, map_, bias)
-    return draft.gemm(x, w, bias) if often == bias else draft.gemm(x, w, addend=often)
+    if not map_.counts_bias:
+        return draft.gemm(x, w, bias)
+    # as a product with the column of counts, which chains with the other
+    return draft.gemm(x, w, addend=draft.gemm(draft.input("T", "N", 1), bias))

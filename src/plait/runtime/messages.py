@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -292,22 +291,13 @@ def _messages_in_torch(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
 # Rows counted by their edges --------------------------------------------------------------------------------
 
 
-def _times(edges: EdgeOrders, is_once: bool, like: Tensor) -> Tensor:
-    """[targets, 1]: the number of edges of each target, or 1 where it has any."""
-    times = torch.from_numpy(np.diff(edges.pattern.indptr)).to(like.dtype).unsqueeze(1)
-    return times.clamp_(max=1) if is_once else times
-
-
 @kernel("per_edge", "cpu")
 def _per_edge(b: Binding, step: Step, owns: bool) -> Bound:
     x_name, orders, is_once = step["x"], b.orders, bool(step.option("is_once"))
-    times: list[Tensor] = []
 
     def run(env: Env) -> Tensor:
         x: Tensor = env[x_name]
-        if not times:
-            times.append(_times(orders, is_once, x))
-        out = torch.mul(x, times[0], out=b.take(orders.pattern.num_rows, x.shape[-1], x.dtype))
+        out = torch.mul(x, orders.counts(x.dtype, is_once), out=b.like(x))
         # no message, no NaN: 0 * x would have those of x
         return out.index_fill_(0, orders.bare, 0.0) if len(orders.bare) else out
 
@@ -317,7 +307,7 @@ def _per_edge(b: Binding, step: Step, owns: bool) -> Bound:
 @meaning("per_edge")
 def _per_edge_in_torch(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
     x: Tensor = env[step["x"]]
-    times = _times(edges, bool(step.option("is_once")), x)
+    times = edges.counts(x.dtype, bool(step.option("is_once")))
     return torch.where(times > 0, x * times, x.new_zeros(()))
 
 

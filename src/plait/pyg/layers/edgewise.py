@@ -151,6 +151,9 @@ def _run(module: Any, edges: Edges, map_: _Map, source: Tensor, target: Tensor |
     values, given = _values(session.buffers, map_, source, target)
     reduce = str(aggregation(module))
     sizes = _sizes(map_, reduce, source, target, values, not len(edges.orders.bare))
+    if sizes.counts_bias:
+        values["c"] = values["c"].unsqueeze(0)
+        values["T"] = edges.orders.counts(source.dtype, is_once=reduce != "sum")
     return session.lowered(
         active.name_of(module), edges, ("edge map", sizes), values,
         lambda is_training: ways(sizes, is_training), given,
