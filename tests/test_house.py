@@ -76,6 +76,8 @@ ELSEWHERE = {
     "ops/program.py": "plan/test_program.py",
     # layers, their plans and their passes, held against PyG
     "plan/fused.py": "plan/test_attention.py",
+    "ops/messages.py": "parity/test_edgewise.py",
+    "ops/sequence.py": "parity/test_lstm.py",
     "plan/passes.py": "plan/test_attention.py",
     "pyg/layers/arma.py": "parity/test_layers.py",
     "pyg/layers/base.py": "parity/test_layers.py",
@@ -95,7 +97,7 @@ ELSEWHERE = {
     "runtime/evaluate.py": "runtime/test_executor.py",
     "runtime/learned.py": "pyg/test_learned.py",
     "runtime/linear.py": "runtime/test_executor.py",
-    "runtime/pooled.py": "parity/test_derivatives.py",
+    "runtime/pooled.py": "runtime/test_folded.py",
     "runtime/quotient.py": "runtime/test_twins.py",
     "runtime/rowwise.py": "runtime/test_deferred.py",
     # words and code for other kernels; nothing to call alone

@@ -36,7 +36,9 @@ def programs() -> dict[str, Program]:
     return {way.name: way.program for way in found}
 
 
-@pytest.mark.parametrize(("name", "per_edge"), [("gate again", 1 + 4 + 1 + 1), ("keep", 1 + 4 + 1 + 1 + 2 + 2)])
+@pytest.mark.parametrize(
+    ("name", "per_edge"), [("gate again", 1 + 4 + 1 + 1), ("keep", 1 + 4 + 1 + 1 + 2 + 2)]
+)
 def test_a_forward_pass_is_that_of_a_loop(name: str, per_edge: int) -> None:
     program = programs()[name]
     step = program.steps[-1]

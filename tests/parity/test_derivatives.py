@@ -38,8 +38,7 @@ from torch_geometric.nn import (
 )
 
 import plait
-from plait.plan import edgewise as edgewise_plan
-from plait.pyg.layers import lstm
+from plait.cost import price
 from tests.parity.chosen import only
 from tests.parity.harness import close
 from tests.pyg.cases import CASES, Case
@@ -124,6 +123,8 @@ FUSED: dict[str, Make] = {
     "pna edge": layer(functools.partial(pna, edge_dim=3), attr()),
     "edge linear": layer(lambda: EdgeConv(nn.Linear(2 * WIDTH, OUT), aggr="max")),
     "edge rectified": layer(lambda: EdgeConv(edge_map(nn.ReLU(), nn.Linear(6, OUT)), aggr="mean")),
+    "edge sum": layer(lambda: EdgeConv(nn.Linear(2 * WIDTH, OUT), aggr="sum")),
+    "edge sum|rectified again": layer(lambda: EdgeConv(edge_map(nn.ReLU(), nn.Linear(6, OUT)), aggr="sum")),
     "edge tanh": layer(lambda: EdgeConv(edge_map(nn.Tanh(), nn.Linear(6, 6), nn.SiLU()), aggr="sum")),
     "edge max|blocks": layer(lambda: EdgeConv(edge_map(nn.Tanh(), nn.Linear(6, OUT)), aggr="max")),
     "edge max|marked": layer(lambda: EdgeConv(edge_map(nn.Tanh(), nn.Linear(6, OUT)), aggr="max")),
@@ -144,26 +145,20 @@ FUSED: dict[str, Make] = {
     "gated graph weighted": layer(lambda: GatedGraphConv(WIDTH, 2), attr(1).squeeze(1)),
 }
 KEPT = ("pna", "gen")  # drawn by hand, or with values that a random draw would move out of range
-CHOOSERS = {"edge": edgewise_plan}
 
 
 @pytest.fixture(autouse=True)
 def _small_graphs_are_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Graphs small enough for a test run an LSTM in PyG otherwise."""
-    monkeypatch.setattr(lstm, "_SECONDS", {"fwd": 0.0, "bwd": 0.0})
+    free = {"sequence": 0.0, "sequence_back": 0.0}
+    monkeypatch.setattr(price, "_LENGTHS", price._LENGTHS | free)
 
 
 def choose(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the candidate named after the bar alone."""
-    family, _, choice = name.partition("|")
-    plan: Any = CHOOSERS.get(family.split()[0])
-    if not choice:
-        return
-    if plan is None:
+    _, _, choice = name.partition("|")
+    if choice:
         only(choice, monkeypatch)
-        return
-    found = plan.candidates
-    monkeypatch.setattr(plan, "candidates", lambda p: [c for c in found(p) if c.name == choice])
 
 
 def built(name: str) -> tuple[nn.Module, tuple[Any, ...]]:

@@ -11,8 +11,9 @@ from torch_geometric import typing
 from torch_geometric.nn import DynamicEdgeConv, EdgeConv
 
 import plait
-from plait.plan import edgewise as plan
-from plait.runtime import edgewise
+from plait.plan.edgewise import EdgeMap, ways
+from plait.plan.ways import Way
+from plait.runtime import messages
 from tests.parity.harness import agree, close
 from tests.parity.test_attention import WIDTH, N, drawn, edges, features
 
@@ -38,8 +39,8 @@ MAPS = {"linear": linear, "rectified": rectified, "deep": deep}
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several blocks on a small graph."""
-    monkeypatch.setattr(edgewise, "_LEAST_EDGES", 64)
-    monkeypatch.setattr(edgewise, "_BLOCK_BYTES", 1)
+    monkeypatch.setattr(messages, "_LEAST_EDGES", 64)
+    monkeypatch.setattr(messages, "_BLOCK_BYTES", 1)
 
 
 @pytest.mark.parametrize("aggr", ["add", "mean", "max", "min"])
@@ -106,13 +107,43 @@ def test_plans_print_within_a_hundred_columns(name: str) -> None:
     assert max(map(len, compiled.plan.layers[0].lines())) <= 100
 
 
+def choose(choice: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the way of this name alone."""
+
+    def only(map_: EdgeMap, is_training: bool) -> list[Way]:
+        return [way for way in ways(map_, is_training) if way.name == choice]
+
+    monkeypatch.setattr("plait.pyg.layers.edgewise.ways", only)
+
+
+@pytest.mark.parametrize("aggr", ["sum", "mean"])
+@pytest.mark.parametrize("choice", ["rectified", "rectified again"])
+def test_counts_that_are_kept_and_recomputed_give_the_same(
+    choice: str, aggr: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choose(choice, monkeypatch)
+    for given in (edges(count=2000), edges()[:, :0]):
+        compiled = agree(drawn(EdgeConv(rectified(), aggr=aggr)), features(), given)
+        assert compiled.plan.layers[0].choice == choice
+
+
+@pytest.mark.parametrize("aggr", ["sum", "mean", "max"])
+@pytest.mark.parametrize("name", list(MAPS))
+def test_a_target_without_edges_has_nothing_of_its_own_row(name: str, aggr: str) -> None:
+    x = features()
+    x[0, 0] = torch.nan
+    listed = edges(count=2000)
+    listed = listed[:, (listed != 0).all(0)]
+    compiled = plait.compile(drawn(EdgeConv(MAPS[name](), aggr=aggr)))
+    assert bool((compiled(x, listed)[0] == 0).all())
+
+
 @pytest.mark.parametrize("choice", ["blocks", "marked"])
 @pytest.mark.parametrize("aggr", ["max", "min"])
 def test_marks_and_recomputed_blocks_compute_the_same(
     choice: str, aggr: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = plan.candidates
-    monkeypatch.setattr(plan, "candidates", lambda p: [c for c in found(p) if c.name == choice])
+    choose(choice, monkeypatch)
     compiled = agree(drawn(EdgeConv(rectified(), aggr=aggr)), features(), edges(count=2000))
     assert compiled.plan.layers[0].choice == choice
     wide = nn.Sequential(nn.Linear(2 * WIDTH, 9), nn.Linear(9, 17, bias=False), nn.ReLU(), nn.Linear(17, 21))

@@ -12,8 +12,8 @@ from torch_geometric.data import Data
 from torch_geometric.nn import SAGEConv
 
 import plait
+from plait.cost import price
 from plait.graph import Graph
-from plait.pyg.layers import lstm
 from plait.runtime.lstm import Prefixes
 
 from .harness import agree
@@ -21,11 +21,13 @@ from .harness import agree
 # PyG writes `propagate` for a class's first module; where that one has an LSTM, no later one takes a matrix
 SAGEConv(2, 2)
 
+LENGTHS = price._LENGTHS
+
 
 @pytest.fixture(autouse=True)
 def _prefixes_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Graphs small enough for a test are cheaper in PyG."""
-    monkeypatch.setattr(lstm, "_SECONDS", {"fwd": 0.0, "bwd": 0.0})
+    monkeypatch.setattr(price, "_LENGTHS", LENGTHS | {"sequence": 0.0, "sequence_back": 0.0})
 
 
 def dense_edges(nodes: int, share: float, seed: int = 0) -> Tensor:
@@ -88,7 +90,7 @@ def test_the_plan_says_how_many_steps_are_saved() -> None:
 
 
 def test_small_graphs_run_in_pyg_and_the_plan_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lstm, "_SECONDS", {"fwd": 60e-6, "bwd": 110e-6})
+    monkeypatch.setattr(price, "_LENGTHS", LENGTHS)
     assert "priced lower" in reason(SAGEConv(6, 5, aggr="lstm"), dense_edges(40, 0.9))
 
 

@@ -15,6 +15,7 @@ from torch_geometric.nn import (
     ARMAConv,
     ChebConv,
     ClusterGCNConv,
+    GatedGraphConv,
     GCNConv,
     GINConv,
     GraphConv,
@@ -97,6 +98,7 @@ _cluster = _case(ClusterGCNConv)
 _le = _case(LEConv, has_pair=True, takes_weights=True, takes_negative=True, needs_root=True)
 _arma = _case(ARMAConv, takes_weights=True, takes_sparse=False)
 _lg = _case(LGConv, (), takes_weights=True)
+_gated_graph = _case(GatedGraphConv, (WIDTH + 1, 2), takes_weights=True)
 
 CASES: tuple[Case, ...] = (
     _gcn(),
@@ -158,6 +160,8 @@ CASES: tuple[Case, ...] = (
     _arma(num_layers=2, act=None, bias=False),
     _lg(),
     _lg(normalize=False),
+    _gated_graph(),
+    _gated_graph(aggr="mean", bias=False),
 )
 
 SHAPES = ("random", "no edges", "loops", "repeated", "hub", "one node", "isolated")

@@ -128,6 +128,13 @@ def test_second_derivatives() -> None:
     assert torch.autograd.gradgradcheck(lambda a: matrix(a * a, kept).square() * weights, leaf)
 
 
+@pytest.mark.parametrize("pool", [global_add_pool, global_mean_pool])
+def test_second_derivatives_of_sums_over_graphs(pool: Callable[..., Tensor]) -> None:
+    leaf = torch.rand(3, 5, dtype=torch.float64, requires_grad=True)
+    kept, weights = classes(), torch.rand(3, 5, dtype=torch.float64)
+    assert torch.autograd.gradgradcheck(lambda a: pool(matrix(a * a, kept), BATCH).square() * weights, leaf)
+
+
 def test_groups_may_cut_through_classes_and_change() -> None:
     kept = classes()
     batch = torch.tensor([0, 1] * 6)

@@ -8,7 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from plait.graph import Graph
-from plait.runtime.lstm import Gates, Prefixes, lstm
+from plait.plan.draft import Draft
+from plait.plan.ways import Way
+from plait.runtime.lstm import Prefixes
+from plait.runtime.session import Edges, Session
 
 CASES = {
     "random": ([0, 3, 1, 2, 2, 0, 1, 4], [0, 0, 0, 1, 1, 3, 3, 3], 5),
@@ -33,9 +36,28 @@ def padded(graph: Graph, x: Tensor, cell: nn.LSTM) -> Tensor:
     return out
 
 
-def gates_of(cell: nn.LSTM) -> Gates:
-    bias = (cell.bias_ih_l0, cell.bias_hh_l0) if cell.bias else (None, None)
-    return Gates(cell.weight_ih_l0, cell.weight_hh_l0, *bias)
+def lstm(x: Tensor, cell: nn.LSTM, graph: Graph) -> Tensor:
+    """The state after every node's padded list, by a program of its own."""
+    inputs = {"X": x, "G": cell.weight_ih_l0.t(), "H": cell.weight_hh_l0.t()}
+    if cell.bias:
+        inputs["g"] = cell.bias_ih_l0 + cell.bias_hh_l0
+    prefixes = Prefixes(graph)
+    levels = prefixes.levels
+
+    def ways(is_training: bool) -> list[Way]:
+        draft, columns, units = Draft(), 4 * cell.hidden_size, cell.hidden_size
+        bias = draft.input("g", 1, columns) if cell.bias else None
+        rows, of_input = draft.input("X", "N", x.shape[1]), draft.input("G", x.shape[1], columns)
+        reads = {
+            "lists": draft.object("lists", "P", "D"), "x": draft.gemm(rows, of_input, bias),
+            "w": draft.input("H", units, columns), "bias": bias,
+        }  # fmt: skip
+        more = [("gates", ("P", columns)), ("cell", ("P", units))] if is_training else []
+        return [Way("prefixes", "", draft.program(draft.add("sequence", reads, ("N", units), more=more)))]
+
+    sizes = {"P": levels.num_steps, "D": levels.length}
+    edges = Edges(graph, ())
+    return Session().lowered("lstm", edges, (), inputs, ways, {"lists": prefixes}, sizes)
 
 
 @pytest.mark.parametrize("has_bias", [True, False])
@@ -49,10 +71,10 @@ def test_states_and_gradients_are_those_of_the_padded_lists(name: str, width: in
     ours, theirs = (torch.randn(nodes, width, dtype=torch.float64) for _ in range(2))
     ours = theirs.clone().requires_grad_()
     theirs.requires_grad_()
-    made, expected = lstm(ours, gates_of(cell), Prefixes(graph)), padded(graph, theirs, cell)
+    made, expected = lstm(ours, cell, graph), padded(graph, theirs, cell)
     torch.testing.assert_close(made, expected, rtol=1e-10, atol=1e-12)
     with torch.no_grad():
-        torch.testing.assert_close(lstm(ours, gates_of(cell), Prefixes(graph)), expected)
+        torch.testing.assert_close(lstm(ours, cell, graph), expected)
     seed = torch.randn_like(expected)
     mine = torch.autograd.grad(made, [ours, *cell.parameters()], seed)
     other = torch.autograd.grad(expected, [theirs, *cell.parameters()], seed)
@@ -68,7 +90,7 @@ def test_random_graphs_agree_and_take_one_step_per_distinct_padded_prefix(seed: 
     torch.manual_seed(seed)
     cell, x = nn.LSTM(4, 3, batch_first=True).double(), torch.randn(nodes, 4, dtype=torch.float64)
     prefixes = Prefixes(graph)
-    torch.testing.assert_close(lstm(x, gates_of(cell), prefixes), padded(graph, x, cell))
+    torch.testing.assert_close(lstm(x, cell, graph), padded(graph, x, cell))
     longest = int(np.diff(graph.indptr).max())
     order = graph.order if graph.order is not None else np.arange(graph.num_edges)
     lists = []
@@ -85,6 +107,6 @@ def test_only_wanted_gradients_are_computed() -> None:
     graph = Graph.from_edge_index(np.array(source), np.array(target), nodes, nodes)
     cell = nn.LSTM(3, 3)
     cell.weight_hh_l0.requires_grad_(False)
-    lstm(torch.randn(nodes, 3), gates_of(cell), Prefixes(graph)).sum().backward()
+    lstm(torch.randn(nodes, 3), cell, graph).sum().backward()
     assert cell.weight_hh_l0.grad is None
     assert cell.weight_ih_l0.grad is not None

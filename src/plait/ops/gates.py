@@ -1,4 +1,7 @@
-"""The operations of gated sums: act(near[i] + far[j]) * value[j] over the edges, and their gradients."""
+"""The operations of gated sums: act(near[i] + far[j]) * value[j] over the edges, and their gradients.
+
+The option `act` is sigmoid, or relu, which has no value: what it lets through is the sum itself.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,8 @@ from plait.ops.work import Amount, Request, row_flops
 
 __all__: list[str] = []
 
-_ACT = 4  # operations of a sigmoid: negate, exponential, add, divide
-_SLOPE = 2  # of its derivative, from it
+_ACTS = {"sigmoid": 4, "relu": 1}  # operations: negate, exponential, add, divide; a comparison
+_SLOPES = {"sigmoid": 2, "relu": 0}  # of the derivative, from it
 
 
 def _pattern(step: Step, view: View) -> Pattern:
@@ -21,12 +24,19 @@ def _pattern(step: Step, view: View) -> Pattern:
     return found
 
 
+def _of_act(step: Step) -> tuple[int, int, int]:
+    """Operations per edge and column: of the gate, of its slope, and one where there is a value."""
+    act = step.option("act", "sigmoid")
+    return _ACTS[act], _SLOPES[act], int(step.get("value") is not None)
+
+
 def _gate_flops(step: Step, view: View) -> Mapping[str, Amount]:
     # per edge and column: both ends added, the gate, times the value, added up; the same with its slope
     (rows, cols), edges = view.size(step.out), _pattern(step, view).edges
     slopes = int(any(map(view.keeps, step.more)))
+    act, slope, value = _of_act(step)
     return {
-        "edge update": (1 + _ACT + 1 + slopes * (_SLOPE + 1)) * edges * cols,
+        "edge update": (1 + act + value + slopes * (slope + value)) * edges * cols,
         "aggregate": (1 + slopes) * edges * cols,
         "vertex update": row_flops(rows, cols, after(step)),
     }
@@ -35,7 +45,7 @@ def _gate_flops(step: Step, view: View) -> Mapping[str, Amount]:
 def _targets_flops(step: Step, view: View) -> Mapping[str, Amount]:
     (rows, cols), edges = view.size(step.out), _pattern(step, view).edges
     return {
-        "edge update": (1 + _ACT + _SLOPE + 1) * edges * cols,
+        "edge update": (1 + sum(_of_act(step))) * edges * cols,
         "aggregate": edges * cols,
         "vertex update": row_flops(rows, cols, 1),
     }
@@ -44,22 +54,26 @@ def _targets_flops(step: Step, view: View) -> Mapping[str, Amount]:
 def _sources_flops(step: Step, view: View) -> Mapping[str, Amount]:
     # both sums times the gradient of the target; the value is multiplied by once per row
     (rows, cols), edges = view.size(step.out), _pattern(step, view).edges
+    act, slope, value = _of_act(step)
     return {
-        "edge update": (1 + _ACT + _SLOPE + 2) * edges * cols,
-        "aggregate": 2 * edges * cols,
+        "edge update": (1 + act + slope + 1 + value) * edges * cols,
+        "aggregate": (1 + value) * edges * cols,
         "vertex update": row_flops(rows, cols, 1),
     }
 
 
 def _depth(step: Step, view: View) -> Amount:
-    return 1 + _ACT + 1 + ceil_log2(_pattern(step, view).degree)
+    act, _, value = _of_act(step)
+    return 1 + act + value + ceil_log2(_pattern(step, view).degree)
 
 
 def _request(step: Step, setting: Setting) -> Request:
     rows, cols = setting.size(step.out)
     matrix = setting.matrix(step["matrix"], step.is_transposed)
-    kind = "kept" if step.op == "gate" and step.more else ""
-    return Request(step.op, rows, 2 * cols, matrix=matrix, addends=1, kind=kind)
+    act = "" if step.option("act", "sigmoid") == "sigmoid" else step.option("act")
+    kind = f"{act} kept".strip() if step.op == "gate" and step.more else act
+    is_single = step.get("value") is None and step.op != "gate_sources"  # else two rows are read for an edge
+    return Request(step.op, rows, (1 if is_single else 2) * cols, matrix=matrix, addends=1, kind=kind)
 
 
 def _of_gate(reverse: Reverse, step: Step, grad: str) -> None:
@@ -68,22 +82,24 @@ def _of_gate(reverse: Reverse, step: Step, grad: str) -> None:
     if bias is not None and bias in reverse.needed:
         reverse.share(bias, reverse.add("colsum", bias, [("x", grad)], shapes[bias]))
     reverse.share(step.get("addend"), grad)
-    ends = [(role, step[role]) for role in ("matrix", "near", "far", "value")]
-    near, far, value = step["near"], step["far"], step["value"]
+    ends = [(role, step.get(role)) for role in ("matrix", "near", "far", "value")]
+    near, far, value = step["near"], step["far"], step.get("value")
+    reads = [*ends, ("grad", grad)]
     if {far, value} & reverse.needed:
-        to_value = reverse.fresh(value, shapes[value])
+        made = () if value is None else (reverse.fresh(value, shapes[value]),)
         to_far = reverse.add(
-            "gate_sources", far, [*ends, ("grad", grad)], shapes[far], is_transposed=True, more=(to_value,)
+            "gate_sources", far, reads, shapes[far], is_transposed=True, more=made, options=step.options
         )
         reverse.share(far, to_far)
-        reverse.share(value, to_value)
+        for to_value in made:
+            reverse.share(value, to_value)
     if near not in reverse.needed:
         return
     if step.more:
-        reads = [("left", step.more[0]), ("right", grad)]
-        reverse.share(near, reverse.add("multiply", near, reads, shapes[near]))
+        both = [("left", step.more[0]), ("right", grad)]
+        reverse.share(near, reverse.add("multiply", near, both, shapes[near]))
     else:
-        reverse.share(near, reverse.add("gate_targets", near, [*ends, ("grad", grad)], shapes[near]))
+        reverse.share(near, reverse.add("gate_targets", near, reads, shapes[near], options=step.options))
 
 
 def _product_flops(step: Step, view: View) -> Mapping[str, Amount]:
@@ -94,7 +110,7 @@ def _product_request(step: Step, setting: Setting) -> Request:
     return Request("multiply", *setting.size(step.out), parts=2)
 
 
-_ENDS = ("matrix", "near", "far", "value")
+_ENDS = ("matrix", "near", "far", "value?")
 _GATE = "plait.kernels.gate.reference"
 
 register(

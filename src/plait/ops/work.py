@@ -109,6 +109,8 @@ class Request:
     parts: int = 1
     is_sparse_left: bool = False
     kind: str = ""  # which of an operation's variants
+    calls: int = 1  # pieces the work is cut into, one after the other
+    products: tuple[tuple[int, int], ...] = ()  # (inner, columns) of what is multiplied for every edge
 
 
 @dataclass(frozen=True, slots=True)

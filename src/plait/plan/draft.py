@@ -35,6 +35,11 @@ class Draft:
         self.shapes[name] = (rows, columns)
         return name
 
+    def object(self, name: str, rows: str | int, columns: str | int) -> str:
+        """What the call hands over that is no tensor; its size is what work and prices depend on."""
+        self.shapes[name] = (rows, columns)
+        return name
+
     def matrix(self) -> str:
         """The adjacency matrix, [targets, sources]."""
         self.constants.setdefault("A", Sparse("A", "N", self.sources))
@@ -45,6 +50,11 @@ class Draft:
         self.constants.setdefault(leaf.name, leaf)
         return leaf.name
 
+    def diagonal(self, name: str) -> str:
+        """A number for every target, the same in every call."""
+        self.constants.setdefault(name, Diagonal(name, "N"))
+        return name
+
     def add(
         self,
         op: str,
@@ -52,6 +62,7 @@ class Draft:
         shape: Shape,
         *,
         more: Iterable[tuple[str, Shape]] = (),
+        reduce: str = "sum",
         factors: tuple[float, ...] = (),
         **options: Any,
     ) -> str:
@@ -59,7 +70,9 @@ class Draft:
         out = f"v{len(self.steps)}"
         made = {f"{out}|{suffix}": shaped for suffix, shaped in more}
         given = tuple((role, name) for role, name in reads.items() if name is not None)
-        step = Step(op, out, given, factors=factors, more=tuple(made), options=tuple(options.items()))
+        step = Step(
+            op, out, given, factors=factors, reduce=reduce, more=tuple(made), options=tuple(options.items())
+        )  # fmt: skip
         operation(op).check(step)
         self.steps.append(step)
         self.shapes |= {out: shape, **made}

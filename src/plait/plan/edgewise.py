@@ -1,115 +1,169 @@
-"""Plans of learned maps of edges (EdgeConv): what of the map is done by node, what by edge.
+"""Ways to run learned maps of edges (EdgeConv): what of the map is done by node, what by edge.
 
-linear     the whole map is linear: it commutes with sums and maxima alike, so edges only pick projected rows
-rectified  first layer by node, ReLU and sum in one pass over edges, the last layer by node
-blocks     first layer by node, the rest in blocks of edges; a last linear layer under a sum by node again
-marked     blocks of a map that ends in a linear layer, under an extremum: bits remember who attained it
+linear           the whole map is linear: it commutes with the reduction, edges only pick projected rows
+rectified        first layer by node, ReLU and sum in one pass over edges, the last layer by node
+rectified again  the same; what ReLU lets through is not kept: backward goes over targets too
+blocks           first layer by node, the rest in blocks of edges; a last linear layer after a sum by node
+marked           blocks of a map that ends in a linear layer, under an extremum: bits remember who attained it
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from plait.cost.machine import MachineProfile
-from plait.ops.work import Matrix
-from plait.plan.fused import FusedCandidate, FusedPlan, FusedStep, choose_among
-from plait.plan.passes import Steps
+from plait.ops.program import Program
+from plait.plan.draft import Draft
+from plait.plan.ways import Way
 
-__all__ = ["EdgewiseProblem", "candidates", "choose"]
-
-# Times of the passes beside a sparse product of the same columns; from a few timings, not fitted.
-_ALL, _RECTIFIED = 1.5, 1.2
+__all__ = ["EdgeMap", "ways"]
 
 
 @dataclass(frozen=True)
-class EdgewiseProblem:
-    """One such layer on one graph, in numbers."""
+class EdgeMap:
+    """A learned map of [x_i, x_j - x_i] taken apart, in numbers."""
 
-    layer: str
-    kind: str
-    matrix: Matrix
+    kind: str  # linear, rectified or blocks
+    reduce: str
     inner: int
+    outer: int | None  # columns of the targets' rows; None: they are the sources'
     width: int  # columns after the map's first layer
-    by_edge: tuple[tuple[int, int], ...]  # (in, out) of the linear maps that are done by edge
-    by_node: tuple[tuple[int, int], ...]  # and of those after the sum
-    machine: MachineProfile
+    by_edge: tuple[tuple[int, int], ...] = ()  # (in, out) of the linear maps that are done by edge
+    parameters: tuple[tuple[int, int], ...] = ()  # sizes of what the map reads by edge, a last V and c apart
+    last: int | None = None  # columns after a linear layer that follows the sum
+    has_bias: bool = True
+    has_last_bias: bool = True
     can_mark: bool = False  # the map ends in a linear layer by edge, under an extremum
-    is_training: bool = True
-    wants_input_grad: bool = True
-    float_bytes: int = 4
-    threads: int | None = None
-    memory_limit: int | None = None
+    is_everywhere: bool = True  # every target has an edge
 
-
-def _steps(p: EdgewiseProblem, is_marked: bool = False) -> list[FusedStep]:
-    """The steps of the kind, priced."""
-    made = Steps(p.machine, p.float_bytes, p.threads)
-    rows, edges, turned = p.matrix.rows, p.matrix.edges, p.matrix.transposed()
-    made.gemm(f"first layer by node -> {rows}x{2 * p.width}", "fwd", rows, p.inner, 2 * p.width)
-    factor = {"linear": _ALL, "rectified": _RECTIFIED, "blocks": 1.0}[p.kind]
-    title = {"linear": "reduce projected rows", "rectified": "relu and sum", "blocks": "rows of both ends"}
-    made.gather(title[p.kind], "fwd", p.matrix, p.width, factor)
-    backs = 2 if p.is_training else 0
-    if p.kind == "blocks":
-        made.stream("block by block", "fwd", edges, p.width, 2)
-        for inner, outer in p.by_edge:
-            made.gemm(f"by edge {inner} -> {outer}", "fwd", edges, inner, outer)
-            made.stream("reduce by target", "fwd", edges, outer, 1)
-    for inner, outer in p.by_node:
-        made.gemm(f"last layer by node {inner} -> {outer}", "fwd", rows, inner, outer)
-    if not p.is_training:
-        return made.made
-    for inner, outer in p.by_node:
-        made.gemm("last layer's gradients", "bwd", rows, inner, outer, backs)
-    if p.kind == "blocks":
-        made.gather("rows of both ends, again", "bwd", p.matrix, p.width)
-        for inner, outer in p.by_edge:
-            is_kept = is_marked and (inner, outer) == p.by_edge[-1]
-            made.gemm(f"by edge {inner} -> {outer}, back", "bwd", edges, inner, outer, backs + (not is_kept))
-            made.stream("gradients by edge", "bwd", edges, outer, 3)
-        made.stream("sums by target and source", "bwd", edges, p.width, 4)
-    else:
-        made.gather(
-            "gradient of the sources", "bwd", turned, (1 if p.kind == "linear" else 2) * p.width, factor
+    @property
+    def counts_bias(self) -> bool:
+        """Whether the last bias enters a target as often as the column T says; else once everywhere."""
+        return (
+            self.last is not None and self.has_last_bias and (self.reduce == "sum" or not self.is_everywhere)
         )
-    made.gemm("first layer's weight gradient", "bwd", rows, p.inner, 2 * p.width, is_transposed=True)
-    if p.wants_input_grad:
-        made.gemm("input gradient", "bwd", rows, 2 * p.width, p.inner)
-    return made.made
+
+    @property
+    def columns(self) -> int:
+        """Of what is reduced."""
+        return self.by_edge[-1][1] if self.by_edge else self.width
 
 
 _TEXT = {
     "linear": "reduce(X W₂) + X (W₁ - W₂)",
     "rectified": "(Σ relu(X (W₁ - W₂) + X W₂)) V",
+    "rectified again": "(Σ relu(X (W₁ - W₂) + X W₂)) V, recomputed",
     "blocks": "reduce(f(X (W₁ - W₂) + X W₂))",
     "marked": "reduce(f(X (W₁ - W₂) + X W₂) V), marks kept",
 }
 _BECAUSE = {
     "linear": "a linear map commutes with the reduction: no edge is projected",
     "rectified": "the first layer splits into both ends, the last commutes with the sum",
+    "rectified again": "nothing beside the projected rows is kept",
     "blocks": "the first layer splits into both ends; edges go in blocks that stay in cache",
     "marked": "one bit per edge and column, kept, saves a product per edge in the backward pass",
 }
 
 
-def candidates(p: EdgewiseProblem) -> list[FusedCandidate]:
-    """The ways to run the map's kind: marks are a choice in training where the map ends in a linear layer."""
-    rows = p.matrix.rows * (2 * p.width + max([p.width, *(o for _, o in (*p.by_edge, *p.by_node))]))
-    held = rows * (2 if p.is_training else 1) * p.float_bytes
-    names = [p.kind, *(["marked"] if p.can_mark and p.is_training else [])]
-    more = {"marked": p.matrix.edges * p.by_edge[-1][1] // 8} if p.by_edge else {}
-    return [
-        FusedCandidate(
-            name, _TEXT[name], tuple(_steps(p, name == "marked")), held + more.get(name, 0), _BECAUSE[name]
-        )
-        for name in names
-    ]
+def ways(map_: EdgeMap, is_training: bool) -> list[Way]:
+    """Every legal way to run the map."""
+    names = [map_.kind]
+    if is_training and map_.kind == "rectified":
+        names.append("rectified again")
+    if is_training and map_.can_mark:
+        names.append("marked")
+    return [Way(name, _TEXT[name], _program(map_, name, is_training), _BECAUSE[name]) for name in names]
 
 
-def choose(p: EdgewiseProblem) -> FusedPlan:
-    """The cheapest candidate that fits the memory limit, with the losers and their prices."""
-    sizes = {"N": p.matrix.rows, "E": p.matrix.edges, "K1": p.inner, "K2": p.width}
-    return choose_among(
-        candidates(p), layer=p.layer, kind="edgewise", sizes=sizes, machine=p.machine,
-        is_training=p.is_training, memory_limit=p.memory_limit,
+def _program(map_: EdgeMap, name: str, is_training: bool) -> Program:
+    draft = Draft("N" if map_.outer is None else "M")
+    if name == "linear":
+        return draft.program(_linear(draft, map_))
+    near, far = _ends(draft, map_)
+    if name in ("rectified", "rectified again"):
+        more = [("slopes", ("N", map_.width))] if is_training and name == "rectified" else []
+        reads = {"matrix": draft.matrix(), "near": near, "far": far}
+        out = draft.add("gate", reads, ("N", map_.width), more=more, act="relu")
+    else:
+        out = _blocks(draft, map_, near, far, name == "marked", is_training)
+    if map_.reduce == "mean":
+        out = draft.add("scale_rows", {"scale": draft.diagonal("t"), "x": out}, draft.shapes[out])
+    return draft.program(out if map_.last is None else _last(draft, map_, out, map_.last))
+
+
+def _first(draft: Draft, map_: EdgeMap) -> tuple[str, str]:
+    """(targets' rows, bias) of the first layer's part that reads the target."""
+    if map_.outer is None:
+        return "X", draft.input("b", 1, map_.width) if map_.has_bias else ""
+    return draft.input("X1", "N", map_.outer), draft.input("b", 1, map_.width) if map_.has_bias else ""
+
+
+def _ends(draft: Draft, map_: EdgeMap) -> tuple[str, str]:
+    """(near, far): the first layer of both ends, [far | near] from one product where they are one matrix."""
+    width, x = map_.width, draft.input("X", draft.sources, map_.inner)
+    if map_.outer is None:
+        bias = draft.input("b", 1, 2 * width) if map_.has_bias else None
+        z = draft.gemm(x, draft.input("W", map_.inner, 2 * width), bias)
+        return draft.columns(z, width, width), draft.columns(z, 0, width)
+    own, bias = _first(draft, map_)
+    near = draft.gemm(own, draft.input("N", map_.outer, width), bias or None)
+    return near, draft.gemm(x, draft.input("F", map_.inner, width))
+
+
+def _linear(draft: Draft, map_: EdgeMap) -> str:
+    width, shape = map_.width, ("N", map_.width)
+    x = draft.input("X", draft.sources, map_.inner)
+    rows = draft.gemm(x, draft.input("F", map_.inner, width))
+    target, bias = _first(draft, map_)
+    own = draft.gemm(target, draft.input("N", map_.outer or map_.inner, width), bias or None)
+    own = _per_edge(draft, map_, own)
+    reads: dict[str, str | None] = {"matrix": draft.matrix(), "x": rows}
+    if map_.reduce in ("sum", "mean"):
+        reads |= {"target": draft.diagonal("t") if map_.reduce == "mean" else None, "addend": own}
+        return draft.add("spmm", reads, shape)
+    most = draft.add("extremum", reads, shape, more=[("ties", shape)], reduce=map_.reduce)
+    return draft.add("combine", {"x0": most, "x1": own}, shape, factors=(1.0, 1.0))
+
+
+def _per_edge(draft: Draft, map_: EdgeMap, x: str) -> str:
+    """What every message of a target has in it, as often as the reduction counts it."""
+    if map_.reduce != "sum" and map_.is_everywhere:
+        return x
+    reads = {"matrix": draft.matrix(), "x": x}
+    return draft.add("per_edge", reads, ("N", draft.shapes[x][1]), is_once=map_.reduce != "sum")
+
+
+def _blocks(draft: Draft, map_: EdgeMap, near: str, far: str, is_marked: bool, is_training: bool) -> str:
+    function = draft.object("map" if is_marked or not map_.can_mark else "whole map", "E", map_.width)
+    reads: dict[str, str | None] = {
+        "matrix": draft.matrix(), "function": function, "near": near, "far": far,
+    }  # fmt: skip
+    parameters = [draft.input(f"P{k}", *size) for k, size in enumerate(map_.parameters)]
+    if map_.can_mark and not is_marked:
+        parameters.append(draft.input("V", *map_.by_edge[-1]))
+        parameters += [draft.input("c", 1, map_.columns)] if map_.has_last_bias else []
+    reads |= {f"p{k}": name for k, name in enumerate(parameters)}
+    widest = max(map_.width, *(columns for _, columns in map_.by_edge), 0)
+    shape = ("N", map_.columns)
+    is_sum = map_.reduce in ("sum", "mean")
+    more = [] if is_sum or not is_training else [("ties", shape)]
+    if is_marked:
+        inner, outer = map_.by_edge[-1]
+        reads |= {"w": draft.input("V", inner, outer)}
+        reads |= {"bias": draft.input("c", 1, outer) if map_.has_last_bias else None}
+        more.append(("marks", ("E", -(-outer // 32))))  # a bit each
+    return draft.add(
+        "attained" if is_marked else "messages", reads, shape, more=more,
+        reduce="sum" if is_sum else map_.reduce, is_paired=True, widest=widest, products=map_.by_edge,
     )  # fmt: skip
+
+
+def _last(draft: Draft, map_: EdgeMap, x: str, columns: int) -> str:
+    """The linear layer after the sum: its bias is in every message."""
+    w = draft.input("V", map_.columns, columns)
+    if not map_.has_last_bias:
+        return draft.gemm(x, w)
+    bias = draft.input("c", 1, columns)
+    if not map_.counts_bias:
+        return draft.gemm(x, w, bias)
+    # as a product with the column of counts, which chains with the other
+    return draft.gemm(x, w, addend=draft.gemm(draft.input("T", "N", 1), bias))

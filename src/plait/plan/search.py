@@ -100,7 +100,8 @@ def _key(request: Request | ChainRequest) -> tuple[object, ...]:
         return (gather, *(getattr(request, name) for name in _CHAIN))
     return (
         request.op, request.rows, request.cols, request.inner, id(request.matrix), request.has_source,
-        request.addends, request.parts, request.is_sparse_left, request.kind,
+        request.addends, request.parts, request.is_sparse_left, request.kind, request.calls,
+        request.products,
     )  # fmt: skip
 
 

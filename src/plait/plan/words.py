@@ -223,6 +223,7 @@ _CHOICES = {
     "infer": f"multiply by the weights once per node, then gate and sum {_PASS}",
     "linear": "multiply by the weights once per node instead of once per edge, then aggregate",
     "rectified": "apply the first layer once per node, sum over edges, then apply the last layer",
+    "rectified again": "apply the first layer once per node, sum over edges, and again for gradients",
     "blocks": "apply the first layer once per node, the rest per edge in blocks that stay in cache",
     "marked": "apply the first layer once per node, the rest per edge in blocks that stay in cache",
     "aggregate": "aggregate by relation first, then multiply by all weights at once",

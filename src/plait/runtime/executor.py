@@ -17,7 +17,10 @@ from plait.plan.plan import LayerPlan, Measured
 from plait.runtime import attention as attention  # enter their kernels
 from plait.runtime import cuda as cuda
 from plait.runtime import cuda_passes as cuda_passes
+from plait.runtime import edgewise as edgewise
 from plait.runtime import gated as gated
+from plait.runtime import lstm as lstm
+from plait.runtime import messages as messages
 from plait.runtime import pna as pna
 from plait.runtime import relational as relational
 from plait.runtime.bind import Binding, bind

@@ -19,7 +19,8 @@ __all__: list[str] = []
 @kernel("gate", "cpu")
 def _gate(b: Binding, step: Step, owns: bool) -> Bound:
     pattern, names = b.orders.pattern, dict(step.reads)
-    near, far, value = names["near"], names["far"], names["value"]
+    near, far, value = names["near"], names["far"], names.get("value", "")
+    act = step.option("act", "sigmoid")
     addend, bias = names.get("addend", ""), names.get("bias", "")
     slopes = step.more[0] if step.more else ""
 
@@ -29,7 +30,7 @@ def _gate(b: Binding, step: Step, owns: bool) -> Bound:
         if slopes:
             env[slopes] = b.take(pattern.num_rows, rows.shape[1], rows.dtype)
         kernels.gate(
-            pattern, "sigmoid", env[near], rows, env[value], out=out, slopes=env.get(slopes),
+            pattern, act, env[near], rows, env.get(value), out=out, slopes=env.get(slopes),
             addend=env.get(addend), bias=env.get(bias),
         )  # fmt: skip
         return out
@@ -39,12 +40,12 @@ def _gate(b: Binding, step: Step, owns: bool) -> Bound:
 
 @kernel("gate_targets", "cpu")
 def _gate_targets(b: Binding, step: Step, owns: bool) -> Bound:
-    pattern = b.orders.pattern
-    near, far, value, grad = (step[role] for role in ("near", "far", "value", "grad"))
+    pattern, act = b.orders.pattern, step.option("act", "sigmoid")
+    near, far, value, grad = (step.get(role) or "" for role in ("near", "far", "value", "grad"))
 
     def run(env: Env) -> Tensor:
         out = b.room(env, step.out, pattern.num_rows, env[far].shape[1], env[far])
-        kernels.gate(pattern, "sigmoid", env[near], env[far], env[value], slopes=out)
+        kernels.gate(pattern, act, env[near], env[far], env.get(value), slopes=out)
         return out.mul_(env[grad])
 
     return run
@@ -52,15 +53,18 @@ def _gate_targets(b: Binding, step: Step, owns: bool) -> Bound:
 
 @kernel("gate_sources", "cpu")
 def _gate_sources(b: Binding, step: Step, owns: bool) -> Bound:
-    transpose = b.orders.transpose
-    near, far, value, grad = (step[role] for role in ("near", "far", "value", "grad"))
-    to_value = step.more[0]
+    transpose, act = b.orders.transpose, step.option("act", "sigmoid")
+    near, far, value, grad = (step.get(role) or "" for role in ("near", "far", "value", "grad"))
+    to_value = step.more[0] if step.more else ""
 
     def run(env: Env) -> Tensor:
         rows: Tensor = env[far]
         out = b.room_like(env, step.out, rows)
-        env[to_value] = b.room_like(env, to_value, rows)
-        kernels.gate_sources(transpose, "sigmoid", env[near], rows, env[value], env[grad], out, env[to_value])
+        if to_value:
+            env[to_value] = b.room_like(env, to_value, rows)
+        kernels.gate_sources(
+            transpose, act, env[near], rows, env.get(value), env[grad], out, env.get(to_value)
+        )
         return out
 
     return run
@@ -79,7 +83,8 @@ def _multiply(b: Binding, step: Step, owns: bool) -> Bound:
 
 @meaning("gate")
 def _gate_in_torch(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
-    near, far, value = (env[step[role]] for role in ("near", "far", "value"))
+    near, far, value = env[step["near"]], env[step["far"]], env.get(step.get("value") or "")
     sources, targets = ends(edges, near)
-    gates = (near.index_select(0, targets) + far.index_select(0, sources)).sigmoid()
-    return with_terms(segment_sum(gates * value.index_select(0, sources), targets, len(near)), step, env)
+    both = near.index_select(0, targets) + far.index_select(0, sources)
+    rows = both.relu() if value is None else both.sigmoid() * value.index_select(0, sources)
+    return with_terms(segment_sum(rows, targets, len(near)), step, env)

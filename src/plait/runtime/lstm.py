@@ -7,9 +7,8 @@ once per node instead of once per edge, the state's part once per shorter prefix
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,18 +16,13 @@ from torch import Tensor
 
 from plait.graph import Graph, hag
 from plait.kernels.spmm import Pattern, spmm
-from plait.runtime.twice import differentiable
+from plait.ops.program import Step
+from plait.runtime.bind import Binding, Bound, kernel
+from plait.runtime.chain import Env
+from plait.runtime.meaning import meaning
+from plait.runtime.orders import EdgeOrders
 
-__all__ = ["Gates", "Prefixes", "lstm"]
-
-
-class Gates(NamedTuple):
-    """The weights of torch's LSTM: [4 H, K], [4 H, H], and two biases [4 H] or None."""
-
-    of_input: Tensor
-    of_state: Tensor
-    input_bias: Tensor | None = None
-    state_bias: Tensor | None = None
+__all__ = ["Prefixes"]
 
 
 class Prefixes:
@@ -115,52 +109,53 @@ def _grouped(label: np.ndarray[Any, Any], count: int) -> Pattern:
     return Pattern(indptr.astype(kind), order.astype(kind), order.size)
 
 
-def lstm(x: Tensor, gates: Gates, prefixes: Prefixes) -> Tensor:
-    """[num_nodes, H]: the state after every node's padded list of neighbours."""
-    values = (x, *gates)
-    if torch.is_grad_enabled() and any(v is not None and v.requires_grad for v in values):
-        return _Sequence.apply(prefixes, *values)  # type: ignore[no-any-return, no-untyped-call]
-    with torch.no_grad():
-        return _forward(prefixes, x, gates, None)[prefixes.last]
+@kernel("sequence", "cpu")
+def _sequence(b: Binding, step: Step, owns: bool) -> Bound:
+    lists, x, w, bias = step["lists"], step["x"], step["w"], step.get("bias") or ""
+    gates, cell = step.more or ("", "")
+
+    def run(env: Env) -> Tensor:
+        prefixes: Prefixes = env[lists]
+        inputs, of_state = _with_padding(b, env[x], env.get(bias)), env[w]
+        if gates:
+            steps, (units, columns) = prefixes.levels.num_steps, of_state.shape
+            env[gates] = b.take(steps, columns, inputs.dtype)
+            env[cell] = b.take(steps, units, inputs.dtype)
+        h = _states(prefixes, inputs, of_state, env.get(gates), env.get(cell))
+        out = b.take(len(prefixes.last), h.shape[1], h.dtype)
+        return torch.index_select(h, 0, prefixes.last, out=out)
+
+    return run
 
 
-def _inputs(x: Tensor, gates: Gates) -> Tensor:
-    """The input's part of the gates, biases included; the last row is the padding's, of zeros."""
-    bias = x.new_zeros(gates.of_input.shape[0])
-    for given in gates[2:]:
-        bias = bias if given is None else bias + given
-    made = x.new_empty((x.shape[0] + 1, bias.shape[0]))
-    torch.addmm(bias, x, gates.of_input.t(), out=made[:-1])
-    made[-1] = bias
+def _with_padding(b: Binding, x: Tensor, bias: Tensor | None) -> Tensor:
+    """The inputs' part of the gates, in one more row that of the padding, of zeros."""
+    made = b.take(x.shape[0] + 1, x.shape[1], x.dtype)
+    made[:-1] = x
+    made[-1] = 0.0 if bias is None else bias
     return made
 
 
-class _Kept(NamedTuple):
-    """What the backward pass needs of every prefix: its gates (input, forget, cell, output) and its cell."""
-
-    gates: Tensor
-    cell: Tensor
-
-
-def _forward(prefixes: Prefixes, x: Tensor, gates: Gates, kept: _Kept | None) -> Tensor:
-    """The states of the longest prefixes; without `kept` only one length is held at a time."""
-    inputs = _inputs(x, gates)
-    width = gates.of_state.shape[1]
+def _states(
+    prefixes: Prefixes, inputs: Tensor, of_state: Tensor, gates: Tensor | None, cell: Tensor | None
+) -> Tensor:
+    """The states of the longest prefixes; gates and cells of all are kept where there is room for them."""
+    units, columns = of_state.shape
     h = c = None
     for k in range(prefixes.levels.length):
         span = prefixes.span(k)
         size = span.stop - span.start
-        z = inputs.new_empty((size, 4 * width)) if kept is None else kept.gates[span]
+        z = inputs.new_empty((size, columns)) if gates is None else gates[span]
         torch.index_select(inputs, 0, prefixes.column[span], out=z)
         if h is not None and c is not None:
             parents = prefixes.parents(k)
             if parents is None:
-                z.addmm_(h, gates.of_state.t())
+                z.addmm_(h, of_state)
             else:
-                z.add_(torch.mm(h, gates.of_state.t()).index_select(0, parents))
+                z.add_(torch.mm(h, of_state).index_select(0, parents))
                 c = c.index_select(0, parents)
-        i, f, g, o = _activated(z, width)
-        made = torch.mul(i, g, out=inputs.new_empty((size, width)) if kept is None else kept.cell[span])
+        i, f, g, o = _activated(z, units)
+        made = torch.mul(i, g, out=inputs.new_empty((size, units)) if cell is None else cell[span])
         c = made if c is None else made.addcmul_(f, c)
         h = torch.tanh(c).mul_(o)
     assert h is not None
@@ -179,79 +174,77 @@ def _activated(z: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return _parts(z, width)
 
 
-class _Sequence(torch.autograd.Function):
-    """The whole recurrence as one node of torch's graph."""
-
-    @staticmethod
-    def forward(ctx: Any, prefixes: Prefixes, x: Tensor, *gates: Tensor | None) -> Tensor:
-        named = Gates(*gates)  # type: ignore[arg-type]
-        width, steps = named.of_state.shape[1], prefixes.levels.num_steps
-        kept = _Kept(x.new_empty((steps, 4 * width)), x.new_empty((steps, width)))
-        h = _forward(prefixes, x, named, kept)
-        ctx.prefixes = prefixes
-        ctx.save_for_backward(x, *gates, *kept)
-        return h[prefixes.last]
-
-    @staticmethod
-    @differentiable(lambda *given: _in_torch(*given))
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        saved = ctx.saved_tensors
-        gates, kept = Gates(*saved[1:5]), _Kept(*saved[5:])
-        wants = ctx.needs_input_grad[1:]
-        return (None, *_gradients(ctx.prefixes, saved[0], gates, kept, grad.contiguous(), wants))
-
-
-def _in_torch(ctx: Any, grad: Tensor, saved: Sequence[Any]) -> tuple[Tensor, tuple[Any, ...]]:
-    """The recurrence in operations that torch records."""
-    prefixes: Prefixes = ctx.prefixes
-    x, given = saved[0], Gates(*saved[1:5])
-    width = given.of_state.shape[1]
-    inputs = torch.cat([x, x.new_zeros(1, x.shape[1])]) @ given.of_input.t()
-    for bias in given[2:]:
-        inputs = inputs if bias is None else inputs + bias
+@meaning("sequence")
+def _sequence_in_torch(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
+    prefixes: Prefixes = env[step["lists"]]
+    x, of_state = env[step["x"]], env[step["w"]]
+    bias = step.get("bias")
+    padding = x.new_zeros(1, x.shape[1]) if bias is None else env[bias].view(1, -1)
+    inputs = torch.cat([x, padding])
     h = c = None
     for k in range(prefixes.levels.length):
         z = inputs.index_select(0, prefixes.column[prefixes.span(k)])
         if h is not None and c is not None:
             parents = prefixes.parents(k)
             h, c = (h, c) if parents is None else (h.index_select(0, parents), c.index_select(0, parents))
-            z = z + h @ given.of_state.t()
-        i, f, g, o = _parts(z, width)
+            z = z + h @ of_state
+        i, f, g, o = _parts(z, of_state.shape[0])
         fresh = i.sigmoid() * g.tanh()
         c = fresh if c is None else fresh + f.sigmoid() * c
         h = o.sigmoid() * c.tanh()
     assert h is not None
-    return h.index_select(0, prefixes.last), (None, x, *given)
+    return h.index_select(0, prefixes.last)
 
 
-def _gradients(
-    prefixes: Prefixes, x: Tensor, gates: Gates, kept: _Kept, grad: Tensor, wants: tuple[bool, ...]
-) -> tuple[Tensor | None, ...]:
-    """Of x and the four weights, where wanted."""
-    width = gates.of_state.shape[1]
+@kernel("sequence_back", "cpu")
+def _sequence_back(b: Binding, step: Step, owns: bool) -> Bound:
+    lists, w, gates, cell, grad = (step[role] for role in ("lists", "w", "gates", "cell", "grad"))
+    to_w, to_bias = step.option("to_w"), step.option("to_bias")
+
+    def run(env: Env) -> Tensor:
+        prefixes: Prefixes = env[lists]
+        # as torch stores it, [gates, units]: its gradient then lies as it does
+        of_state = torch.zeros_like(env[w].t(), memory_format=torch.contiguous_format) if to_w else None
+        dz = b.like(env[gates])
+        _fill_gradients(prefixes, env[w].t(), env[gates], env[cell], env[grad], dz, of_state)
+        columns = prefixes.of_column
+        dinputs = spmm(columns, dz, b.take(columns.num_rows, dz.shape[1], dz.dtype))
+        if of_state is not None:
+            env[to_w] = of_state.t()
+        if to_bias:
+            env[to_bias] = dinputs[-1:]
+        return dinputs[:-1]
+
+    return run
+
+
+def _fill_gradients(
+    prefixes: Prefixes,
+    w: Tensor,
+    gates: Tensor,
+    cell: Tensor,
+    grad: Tensor,
+    dz: Tensor,
+    of_state: Tensor | None,
+) -> None:
+    """dz: the gradient before the gates' functions of every prefix; that of w is added to `of_state`."""
+    width = cell.shape[1]
     last = prefixes.of_last
     dh = spmm(last, grad, grad.new_empty((last.num_rows, width)))
     dc: Tensor | None = None
-    dz = torch.empty_like(kept.gates)
-    of_state = torch.zeros_like(gates.of_state)
     for k in reversed(range(prefixes.levels.length)):
         span = prefixes.span(k)
-        before = kept.cell[prefixes.span(k - 1)] if k else None
+        before = cell[prefixes.span(k - 1)] if k else None
         parents = prefixes.parents(k) if k else None
         shorter = before if parents is None or before is None else before.index_select(0, parents)
-        dc = _gate_gradients(kept.gates[span], kept.cell[span], shorter, dh, dc, dz[span], width)
+        dc = _gate_gradients(gates[span], cell[span], shorter, dh, dc, dz[span], width)
         if before is None:
             break
         dc, through = prefixes.summed(k, dc), prefixes.summed(k, dz[span])
-        output = kept.gates[prefixes.span(k - 1), 3 * width :]
-        of_state.addmm_(through.t(), torch.tanh(before).mul_(output))
-        dh = torch.mm(through, gates.of_state)
-    columns = prefixes.of_column
-    dinputs = spmm(columns, dz, dz.new_empty((columns.num_rows, 4 * width)))
-    dx = torch.mm(dinputs[:-1], gates.of_input) if wants[0] else None
-    of_input = torch.mm(dinputs[:-1].t(), x) if wants[1] else None
-    bias = dinputs.sum(0) if any(wants[3:]) else None
-    return (dx, of_input, of_state if wants[2] else None, *(bias if wanted else None for wanted in wants[3:]))
+        if of_state is not None:
+            output = gates[prefixes.span(k - 1), 3 * width :]
+            of_state.addmm_(through.t(), torch.tanh(before).mul_(output))
+        dh = torch.mm(through, w)
 
 
 def _gate_gradients(

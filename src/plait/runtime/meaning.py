@@ -16,7 +16,7 @@ from plait.errors import PlanError
 from plait.ops.program import Step
 from plait.runtime.chain import Env
 from plait.runtime.orders import EdgeOrders
-from plait.runtime.segments import segment_sum
+from plait.runtime.segments import segment_extremum, segment_sum
 
 if TYPE_CHECKING:
     from plait.runtime.executor import Run
@@ -95,10 +95,30 @@ def _join(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
     return torch.cat([env[name] for _, name in step.reads], 1)
 
 
+@meaning("extremum")
+def _extremum(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
+    x: Tensor = env[step["x"]]
+    sources, targets = ends(edges, x)
+    return segment_extremum(x.index_select(0, sources), targets, edges.pattern.num_rows, step.reduce)
+
+
+@meaning("scale_rows")
+def _scale_rows(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
+    x, scale = env[step["x"]], env[step["scale"]]
+    out: Tensor = x * scale.unsqueeze(1)
+    return out
+
+
 @meaning("gemm")
 def _gemm(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
     w = env[step["w"]]
     return with_terms(env[step["x"]] @ (w.t() if step.is_transposed else w), step, env)
+
+
+@meaning("relu")
+def _relu(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
+    x: Tensor = env[step["x"]]
+    return x.relu()
 
 
 @meaning("chain")
@@ -121,11 +141,6 @@ def _combine(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
     bias = step.get("bias")
     result: Tensor = total if bias is None else total + env[bias]
     return result
-
-
-@meaning("relu")
-def _relu(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
-    return torch.relu(env[step["x"]])
 
 
 @meaning("concat")

@@ -1,6 +1,6 @@
-"""Messages of edges under torch autograd, made a block of edges at a time, summed by target and dropped.
+"""Messages of edges, made in torch a block of edges at a time, reduced by target and dropped.
 
-For layers whose message is a function of both ends that no fused pass computes. Projections are done once a
+For layers whose message is a function of both ends that no fused pass computes. Projections are done once per
 node before; the backward pass makes the messages again, so nothing of edges x width outlives a block.
 """
 
@@ -14,18 +14,20 @@ from torch import Tensor
 
 from plait.kernels import edgewise
 from plait.kernels import spmm as sparse
-from plait.runtime.buffers import Buffers
+from plait.ops.program import Step
+from plait.runtime.bind import Binding, Bound, kernel
+from plait.runtime.chain import Env
+from plait.runtime.meaning import ends, meaning
 from plait.runtime.orders import EdgeBlock, EdgeOrders
-from plait.runtime.project import contiguous_rows
-from plait.runtime.segments import segment_sum
-from plait.runtime.trace import clock, timed
-from plait.runtime.twice import added, differentiable
+from plait.runtime.segments import segment_extremum, segment_sum
 
 __all__ = [
-    "Message", "blockwise_gradients", "gathered",
-    "message_max", "message_sums", "neighbour_sums", "row_blocks",
+    "BoundMessages", "Gradients", "Message", "all_messages", "blockwise_gradients", "gathered", "made",
+    "messages_in_torch", "reduced_in_torch", "row_blocks",
 ]  # fmt: skip
 
+_BLOCK_BYTES = 2 << 20  # of the widest rows of a block that a map goes over; a second-level cache and a bit
+_LEAST_EDGES = 256
 _BLOCK_FLOATS = 1 << 17  # of the rows gathered for a block: half a megabyte stays in the second cache
 
 Message = Callable[..., Tensor]
@@ -49,45 +51,8 @@ def gathered(
     ]
 
 
-def _summed(block: EdgeBlock, rows: Tensor, out: Tensor, reduce: str = "sum") -> None:
-    sparse.spmm(block.to_targets, rows.contiguous(), out[block.rows], reduce=reduce)
-
-
-def _columns(message: Message, near: Tensor | None, far: Tensor, attr: Tensor | None, more: Any) -> int:
-    """The width of a message, from no edges at all."""
-    none = [None if part is None else part[:0] for part in (near, far, attr)]
-    return int(message(*none, *more).shape[1])
-
-
-class _Messages(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        orders: EdgeOrders,
-        message: Message,
-        near: Tensor | None,
-        far: Tensor,
-        attr: Tensor | None,
-        *more: Tensor,
-    ) -> Tensor:
-        ctx.orders, ctx.message, ctx.clock = orders, message, clock()
-        ctx.save_for_backward(near, far, attr, *more)
-        with timed(ctx.clock, "fwd messages in blocks"):
-            out = far.new_empty((orders.pattern.num_rows, _columns(message, near, far, attr, more)))
-            for block in row_blocks(orders, far):
-                _summed(block, message(*gathered(orders, block, near, far, attr), *more), out)
-        return out
-
-    @staticmethod
-    @differentiable(lambda *given: _messages_again(*given))
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        orders: EdgeOrders = ctx.orders
-
-        def to_messages(block: EdgeBlock, rows: Tensor) -> Tensor:
-            return grad.index_select(0, orders.targets[block.edges])
-
-        with timed(ctx.clock, "bwd messages again"):
-            return None, None, *blockwise_gradients(orders, ctx.message, to_messages, ctx.saved_tensors)
+def _summed(block: EdgeBlock, rows: Tensor, out: Tensor) -> None:
+    sparse.spmm(block.to_targets, rows.contiguous(), out[block.rows])
 
 
 def all_messages(
@@ -96,13 +61,6 @@ def all_messages(
     """[edges, columns]: every message at once, recorded by torch."""
     mine = None if near is None else near.index_select(0, orders.targets)
     return message(mine, far.index_select(0, orders.sources), attr, *more)
-
-
-def _messages_again(ctx: Any, grad: Tensor, saved: Sequence[Any]) -> tuple[Tensor, tuple[Any, ...]]:
-    orders: EdgeOrders = ctx.orders
-    near, far, attr, *more = saved
-    rows = all_messages(orders, ctx.message, near, far, attr, more)
-    return segment_sum(rows, orders.targets, len(grad)), (None, None, *saved)
 
 
 def blockwise_gradients(
@@ -139,54 +97,227 @@ def blockwise_gradients(
     return [to_near, to_far, to_attr, *to_more]
 
 
-def message_sums(
-    orders: EdgeOrders, message: Message, near: Tensor | None, far: Tensor, attr: Tensor | None, *more: Tensor
-) -> Tensor:
-    """[targets, columns]: the sum of message(near[i], far[j], attr[e], *more) over each target's edges.
-
-    `message` works row by row and reads no other tensor that wants a gradient.
-    """
-    near = None if near is None else near.contiguous()
-    attr = None if attr is None else attr.contiguous()
-    return _Messages.apply(orders, message, near, far.contiguous(), attr, *more)  # type: ignore[no-any-return, no-untyped-call]
+# Steps of programs ------------------------------------------------------------------------------------------
 
 
-@torch.no_grad()
-def message_max(
-    orders: EdgeOrders, message: Message, near: Tensor | None, far: Tensor, attr: Tensor | None, *more: Tensor
-) -> Tensor:
-    """The largest message of each target and column, without gradients; 0 where there is no edge."""
-    out = far.new_empty((orders.pattern.num_rows, _columns(message, near, far, attr, more)))
-    for block in row_blocks(orders, far):
-        _summed(block, message(*gathered(orders, block, near, far, attr), *more), out, "max")
-    return out
+def blocks_of(edges: EdgeOrders, row_bytes: int) -> list[EdgeBlock]:
+    """The graph's edges in blocks whose rows of `row_bytes` fit a cache."""
+    return edges.blocks(max(_LEAST_EDGES, _BLOCK_BYTES // max(1, row_bytes)))
 
 
-class _Neighbours(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, orders: EdgeOrders, buffers: Buffers, x: Tensor, target: Tensor | None) -> Tensor:
-        x = contiguous_rows(x, buffers)
-        ctx.orders, ctx.buffers, ctx.target, ctx.clock = orders, buffers, target, clock()
-        with timed(ctx.clock, "fwd sums of neighbours"):
-            out = buffers.take(orders.pattern.num_rows, x.shape[1], x.dtype)
-            return sparse.spmm(orders.pattern, x, out, target=target)
+class BoundMessages:
+    """A step that makes messages, bound to a graph: its operands, block by block."""
 
-    @staticmethod
-    @differentiable(lambda *given: _neighbours_again(*given))
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        grad = contiguous_rows(grad, ctx.buffers)
-        with timed(ctx.clock, "bwd sums of neighbours"):
-            out = ctx.buffers.take(ctx.orders.transpose.num_rows, grad.shape[1], grad.dtype)
-            return None, None, sparse.spmm(ctx.orders.transpose, grad, out, source=ctx.target), None
+    def __init__(self, b: Binding, step: Step):
+        self.b, self.orders = b, b.orders
+        self.function, self.far = step["function"], step["far"]
+        self.near, self.attr = step.get("near") or "", step.get("attr") or ""
+        self.parameters = [(role, name) for role, name in step.reads if role[0] == "p"]
+        self.is_paired, self.widest = bool(step.option("is_paired")), step.option("widest", 0)
+        self.makes: dict[str, str] = dict(step.option("makes", ()))
+
+    def blocks(self, env: Env) -> list[EdgeBlock]:
+        """The edges in blocks that stay in cache."""
+        far: Tensor = env[self.far]
+        if self.is_paired:
+            return blocks_of(self.orders, self.widest * far.element_size())
+        return row_blocks(self.orders, far)
+
+    def rows(self, env: Env, block: EdgeBlock) -> list[Tensor | None]:
+        """What the function reads of a block's edges: the sum of both ends, or both and the edges' own."""
+        near, far = env.get(self.near), env[self.far]
+        if not self.is_paired:
+            return gathered(self.orders, block, near, far, env.get(self.attr))
+        out = self.b.take(block.num_edges, far.shape[1], far.dtype)
+        return [edgewise.pair(self.orders.pattern, block.first, block.last, env[self.near], far, out)]
+
+    def values(self, env: Env) -> list[Tensor]:
+        """The function's parameters."""
+        return [env[name] for _, name in self.parameters]
+
+    def cut(self, env: Env) -> list[Tensor]:
+        """The parameters cut off from where they came from; those whose gradient is asked for want one."""
+        return [env[name].detach().requires_grad_(role in self.makes) for role, name in self.parameters]
 
 
-def _neighbours_again(ctx: Any, grad: Tensor, saved: Sequence[Any]) -> tuple[Tensor, tuple[Any, ...]]:
-    orders: EdgeOrders = ctx.orders
-    x = added((orders.pattern.num_columns, grad.shape[1]), grad)
-    out = segment_sum(x.index_select(0, orders.sources), orders.targets, len(grad))
-    return out if ctx.target is None else out * ctx.target.unsqueeze(1), (None, None, x, None)
+def made(function: Message, parts: Sequence[Tensor | None], values: Sequence[Tensor]) -> Tensor:
+    """The messages of a block, rows of contiguous numbers."""
+    rows = function(*parts, *values)
+    return rows if rows.stride(1) == 1 else rows.contiguous()
 
 
-def neighbour_sums(orders: EdgeOrders, buffers: Buffers, x: Tensor, target: Tensor | None = None) -> Tensor:
-    """[targets, width]: the sum of x[j] over each target's edges, times target[i] where given."""
-    return _Neighbours.apply(orders, buffers, x, target)  # type: ignore[no-any-return, no-untyped-call]
+@kernel("messages", "cpu")
+def _messages(b: Binding, step: Step, owns: bool) -> Bound:
+    of, reduce = BoundMessages(b, step), step.reduce
+    (_, columns), ties = b.program.shapes[step.out], step.more[0] if step.more else ""
+    rows = b.orders.pattern.num_rows
+
+    def run(env: Env) -> Tensor:
+        far, function, values = env[of.far], env[of.function], of.values(env)
+        out = b.take(rows, int(columns), far.dtype)
+        counts = env[ties] = b.like(out) if ties else None
+        for block in of.blocks(env):
+            y = far.new_empty((0, int(columns)))
+            if block.num_edges:
+                y = made(function, of.rows(env, block), values)
+            if counts is None:
+                sparse.spmm(block.to_targets, y, out[block.rows], reduce=reduce)
+            else:
+                sparse.extremum(block.to_targets, y, out[block.rows], counts[block.rows], reduce)
+        return out
+
+    return run
+
+
+class Gradients:
+    """Where a backward pass over blocks writes: to the sources, and to all else that needs a gradient."""
+
+    def __init__(self, of: BoundMessages, env: Env, out: str):
+        self.of, b, makes = of, of.b, of.makes
+        self.to_far = _zeros(b, env, out, env[of.far])
+        self.to_near = self.to_attr = None
+        if "near" in makes:
+            near: Tensor = env[of.near]
+            self.to_near = env[makes["near"]] = b.room(env, makes["near"], near.shape[0], near.shape[1], near)
+        if "attr" in makes:
+            self.to_attr = env[makes["attr"]] = b.like(env[of.attr])
+        self.totals = []
+        for role, name in of.parameters:
+            if role in makes:
+                env[makes[role]] = torch.zeros_like(env[name])
+                self.totals.append(env[makes[role]])
+
+    def skip(self, block: EdgeBlock) -> None:
+        """Targets without edges."""
+        if self.to_near is not None:
+            self.to_near[block.rows].zero_()
+
+    def leaves(self, parts: Sequence[Tensor | None], values: Sequence[Tensor]) -> list[Tensor]:
+        """What a block's messages are differentiated by; `parts` are made to want it."""
+        if self.of.is_paired:
+            wanted = list(parts)
+        else:
+            near, far, attr = parts
+            wanted = [
+                None if self.to_near is None else near, far, None if self.to_attr is None else attr
+            ]  # fmt: skip
+        leaves = [part.requires_grad_() for part in wanted if part is not None]
+        return leaves + [value for value in values if value.requires_grad]
+
+    def add(self, block: EdgeBlock, found: Sequence[Tensor]) -> None:
+        """The gradients of a block's leaves, to where they go."""
+        each = iter(found)
+        if self.of.is_paired:
+            pairs = next(each).contiguous()
+            if self.to_near is not None:
+                sparse.spmm(block.to_targets, pairs, self.to_near[block.rows])
+            edgewise.scatter(block.groups, pairs, self.to_far)
+        else:
+            if self.to_near is not None:
+                sparse.spmm(block.to_targets, next(each).contiguous(), self.to_near[block.rows])
+            edgewise.scatter(block.groups, next(each).contiguous(), self.to_far)
+            if self.to_attr is not None:
+                self.to_attr[block.edges] = next(each)
+        for total, value in zip(self.totals, each, strict=True):
+            total.add_(value)
+
+
+def _zeros(b: Binding, env: Env, name: str, like: Tensor) -> Tensor:
+    return b.room(env, name, like.shape[0], like.shape[1], like).zero_()
+
+
+@kernel("messages_back", "cpu")
+def _messages_back(b: Binding, step: Step, owns: bool) -> Bound:
+    of, best, grad = BoundMessages(b, step), step.get("best") or "", step["grad"]
+
+    def run(env: Env) -> Tensor:
+        into, function, values, to_out = (
+            Gradients(of, env, step.out),
+            env[of.function],
+            of.cut(env),
+            env[grad],
+        )
+        for block in of.blocks(env):
+            if not block.num_edges:
+                into.skip(block)
+                continue
+            parts = of.rows(env, block)
+            with torch.enable_grad():
+                leaves = into.leaves(parts, values)
+                y = made(function, parts, values)
+            to_y = b.take(block.num_edges, y.shape[1], y.dtype)
+            if best:
+                sparse.extremum_gather(
+                    block.to_edges, y.detach(), env[best][block.rows], to_out[block.rows], to_y
+                )  # fmt: skip
+            else:
+                sparse.spmm(block.to_edges, to_out[block.rows], to_y)
+            into.add(
+                block, torch.autograd.grad(y, leaves, to_y, allow_unused=True, materialize_grads=True)
+            )  # fmt: skip
+        return into.to_far
+
+    return run
+
+
+def messages_in_torch(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
+    """[edges, columns]: every message at once, recorded by torch."""
+    near, far, attr = env.get(step.get("near") or ""), env[step["far"]], env.get(step.get("attr") or "")
+    values = [env[name] for role, name in step.reads if role[0] == "p"]
+    if not step.option("is_paired"):
+        return all_messages(edges, env[step["function"]], near, far, attr, values)
+    assert near is not None
+    sources, targets = ends(edges, far)
+    rows: Tensor = env[step["function"]](
+        near.index_select(0, targets) + far.index_select(0, sources), *values
+    )
+    return rows
+
+
+def reduced_in_torch(step: Step, rows: Tensor, edges: EdgeOrders) -> Tensor:
+    """[targets, columns]: messages reduced as the step says."""
+    count = edges.pattern.num_rows
+    if step.reduce == "sum":
+        return segment_sum(rows, edges.targets, count)
+    return segment_extremum(rows, edges.targets, count, step.reduce)
+
+
+@meaning("messages")
+def _messages_in_torch(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
+    out = reduced_in_torch(step, messages_in_torch(step, env, edges), edges)
+    return out.detach() if step.option("is_fixed") else out
+
+
+# Rows counted by their edges --------------------------------------------------------------------------------
+
+
+@kernel("per_edge", "cpu")
+def _per_edge(b: Binding, step: Step, owns: bool) -> Bound:
+    x_name, orders, is_once = step["x"], b.orders, bool(step.option("is_once"))
+
+    def run(env: Env) -> Tensor:
+        x: Tensor = env[x_name]
+        out = torch.mul(x, orders.counts(x.dtype, is_once), out=b.like(x))
+        # no message, no NaN: 0 * x would have those of x
+        return out.index_fill_(0, orders.bare, 0.0) if len(orders.bare) else out
+
+    return run
+
+
+@meaning("per_edge")
+def _per_edge_in_torch(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
+    x: Tensor = env[step["x"]]
+    times = edges.counts(x.dtype, bool(step.option("is_once")))
+    return torch.where(times > 0, x * times, x.new_zeros(()))
+
+
+@kernel("reshape", "any", "torch")
+def _reshape(b: Binding, step: Step, owns: bool) -> Bound:
+    x, columns = step["x"], step.option("columns")
+    return lambda env: env[x].reshape(-1, columns)
+
+
+@meaning("reshape")
+def _reshape_in_torch(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
+    x: Tensor = env[step["x"]]
+    return x.reshape(-1, step.option("columns"))

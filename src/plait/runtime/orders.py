@@ -66,6 +66,7 @@ class EdgeOrders:
         self.graph = graph
         self.pattern = Pattern(graph.indptr, graph.indices, graph.num_sources)
         self._blocks: dict[int, list[EdgeBlock]] = {}
+        self._counts: dict[tuple[torch.dtype, bool], torch.Tensor] = {}
 
     @cached_property
     def transpose(self) -> Pattern:
@@ -124,6 +125,13 @@ class EdgeOrders:
     def bare(self) -> torch.Tensor:
         """The targets without edges."""
         return torch.from_numpy(np.flatnonzero(np.diff(self.pattern.indptr) == 0))
+
+    def counts(self, dtype: torch.dtype, is_once: bool) -> torch.Tensor:
+        """[targets, 1]: the number of edges of each target; is_once: 1 where it has any."""
+        if (dtype, is_once) not in self._counts:
+            numbers = torch.from_numpy(np.diff(self.pattern.indptr)).to(dtype).unsqueeze(1)
+            self._counts[dtype, is_once] = numbers.clamp_(max=1) if is_once else numbers
+        return self._counts[dtype, is_once]
 
     def blocks(self, count: int) -> list[EdgeBlock]:
         """All rows in blocks of about `count` edges; a row is never cut."""

@@ -13,7 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from plait.kernels.spmm import Pattern, spmm
+from plait.cost.machine import default_profile
+from plait.graph import Graph
+from plait.ir import Dense, Sparse
+from plait.kernels import launch
+from plait.plan.plan import LayerPlan
+from plait.plan.search import Problem, search
+from plait.runtime import executor
+from plait.runtime.buffers import Buffers
+from plait.runtime.constants import Constants
 
 if TYPE_CHECKING:
     from plait.runtime.folded import Classes
@@ -21,43 +29,50 @@ if TYPE_CHECKING:
 __all__ = ["Groups", "scatter_add", "segment_reduce"]
 
 _MOST_KEPT = 4
+_POOLED = Sparse("A", "N", "M", is_weighted=True) @ Dense("X", "M", "K")
 
 
 class Groups:
-    """R @ P as CSR with counts, and its transpose; `sizes` are the nodes of every group."""
+    """R @ P, with counts, ready to multiply rows; `sizes` are the nodes of every group."""
 
     def __init__(self, group: np.ndarray[Any, Any], num_groups: int, classes: Classes):
         members, num_classes = classes.twins.members, classes.twins.num_classes
         keys, counts = np.unique(group * np.int64(num_classes) + members, return_counts=True)
         rows, columns = np.divmod(keys, num_classes)
-        self.forward = _csr(rows, columns, num_groups, num_classes)
+        indptr = np.zeros(num_groups + 1, np.int64)
+        np.cumsum(np.bincount(rows, minlength=num_groups), out=indptr[1:])
+        self.graph = Graph.from_csr(indptr, columns, num_classes, validate=False)
         self.counts = torch.from_numpy(counts.astype(np.float64))
-        self.order = torch.from_numpy(np.argsort(columns, kind="stable"))
-        self.backward = _csr(columns[self.order.numpy()], rows[self.order.numpy()], num_classes, num_groups)
         self.sizes = torch.from_numpy(np.bincount(group, minlength=num_groups))
+        self._buffers = Buffers()
+        self._runs: dict[tuple[torch.dtype, int, bool], executor.Run] = {}
+
+    def sums(self, rows: Tensor) -> Tensor:
+        """[groups, width]: (R @ P) @ rows, where rows hold one for each class."""
+        wants_grad = torch.is_grad_enabled() and rows.requires_grad
+        key = (rows.dtype, rows.shape[1], wants_grad)
+        run = self._runs.get(key)
+        if run is None:
+            constants = Constants(self.graph, self.counts.to(rows.dtype), {}, rows.dtype)
+            run = executor.Run(_plan(constants, rows, wants_grad), constants, self._buffers)
+            self._runs[key] = run
+        return executor.apply(run, {"X": rows})
 
 
-def _csr(rows: Any, columns: Any, num_rows: int, num_columns: int) -> Pattern:
-    indptr = np.zeros(num_rows + 1, np.int64)
-    np.cumsum(np.bincount(rows, minlength=num_rows), out=indptr[1:])
-    return Pattern(indptr, columns.astype(np.int64), num_columns)
-
-
-class _Pool(torch.autograd.Function):
-    """(R @ P) @ rows."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, groups: Groups) -> Tensor:
-        ctx.groups = groups
-        out = rows.new_empty((groups.forward.num_rows, rows.shape[1]))
-        return spmm(groups.forward, rows.contiguous(), out, edge=groups.counts.to(rows.dtype))
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        groups: Groups = ctx.groups
-        out = grad.new_empty((groups.backward.num_rows, grad.shape[1]))
-        edge = groups.counts[groups.order].to(grad.dtype)
-        return spmm(groups.backward, grad.contiguous(), out, edge=edge), None
+def _plan(constants: Constants, rows: Tensor, wants_grad: bool) -> LayerPlan:
+    """The plan of the product. There is one way to compute it, so no machine's prices are asked for."""
+    graph = constants.graph
+    problem = Problem(
+        forms=(_POOLED,),
+        sizes={"N": graph.num_nodes, "M": graph.num_sources, "K": rows.shape[1]},
+        matrices=constants.cost_matrix,
+        machine=default_profile(),
+        wrt=("X",) if wants_grad else None,
+        float_bytes=rows.element_size(),
+        threads=launch.num_threads(),
+        layer="pooling",
+    )
+    return search(problem)
 
 
 def segment_reduce(
@@ -82,7 +97,7 @@ def segment_reduce(
     if (sizes < 0).any() or sizes.sum() != len(classes.place) or (given is offsets and int(given[0]) != 0):
         return None
     groups = _groups(classes, given, lambda: np.repeat(np.arange(len(sizes)), sizes), len(sizes))
-    pooled: Tensor = _Pool.apply(held, groups)  # type: ignore[no-untyped-call]
+    pooled = groups.sums(held)
     if reduce == "sum":
         return pooled
     return pooled / groups.sizes.to(pooled.dtype).unsqueeze(1)  # an empty segment's mean is NaN in torch too
@@ -100,7 +115,7 @@ def scatter_add(out: Tensor, dim: int, index: Tensor, held: Tensor, classes: Cla
     if len(group) and not 0 <= int(group.min()) <= int(group.max()) < out.shape[0]:
         return None
     groups = _groups(classes, group, lambda: group.numpy(), out.shape[0])
-    return out.add_(_Pool.apply(held, groups))  # type: ignore[no-untyped-call]
+    return out.add_(groups.sums(held))
 
 
 def _groups(classes: Classes, key: Tensor, group: Any, num_groups: int) -> Groups:

@@ -17,27 +17,13 @@ from torch.func import functional_call
 from torch_geometric.nn import DynamicEdgeConv, EdgeConv
 
 from plait.graph import Graph
-from plait.kernels import launch
-from plait.ops.work import Matrix, Uniform
-from plait.plan.edgewise import EdgewiseProblem, choose
-from plait.plan.fused import FusedPlan
+from plait.plan.edgewise import EdgeMap, ways
 from plait.pyg import active
 from plait.pyg.layers.base import aggregation, has_hooks, is_parametrized, is_plain_linear
-from plait.pyg.layers.fused import (
-    Run,
-    cost_matrix,
-    edges_of,
-    fused,
-    is_training,
-    planned,
-    refused_edges,
-    refused_features,
-)
-from plait.runtime.edgewise import EdgewiseRun, attained, mapped, rectified
+from plait.pyg.layers.fused import Run, edges_of, fused, refused_edges, refused_features
 from plait.runtime.nearest import nearest
-from plait.runtime.pna import Layout, aggregate_all
 from plait.runtime.project import project
-from plait.runtime.session import Edges, machine_in_use
+from plait.runtime.session import Edges
 
 __all__ = ["prepare"]
 
@@ -56,6 +42,7 @@ class _Map:
     first: Any
     by_edge: tuple[Any, ...]
     last: Any = None
+    can_mark: bool = False  # by_edge ends in a linear layer after one that is not, under an extremum
 
 
 @fused(EdgeConv)
@@ -90,13 +77,7 @@ def prepare_dynamic(module: Any, given: Mapping[str, Any]) -> Run | str:
     sizes = parts[1].shape[0], parts[0].shape[0]
     edges = Edges(Graph.from_edge_index(sources.numpy(), targets.numpy(), *sizes), ())
     target = None if parts[0] is parts[1] else parts[1]
-    return functools.partial(_run, module, edges, found, parts[0], target, _evenly_drawn)
-
-
-def _evenly_drawn(edges: Edges) -> Matrix:
-    """A graph that lives for one call is not worth its statistics."""
-    rows, columns = edges.graph.num_nodes, edges.graph.num_sources
-    return Matrix(rows, columns, edges.graph.num_edges, True, Uniform(columns), Uniform(rows))
+    return functools.partial(_run, module, edges, found, parts[0], target)
 
 
 def _pair(x: Any) -> list[Any]:
@@ -127,7 +108,7 @@ def _taken_apart(module: Any) -> _Map | str:
     if not rest:
         return _Map("linear", first, ())
     if reduce not in ("sum", "mean"):
-        return _Map("blocks", first, tuple(rest))
+        return _Map("blocks", first, tuple(rest), can_mark=len(rest) > 1 and is_plain_linear(rest[-1]))
     last = rest.pop() if is_plain_linear(rest[-1]) else None
     if all(is_plain_linear(layer) for layer in rest):
         return ": nn is several linear layers in a row; join them"
@@ -165,62 +146,70 @@ def _not_by_row(layer: Any) -> str | None:
     return f": {type(layer).__name__} inside nn is not known to map edges one by one"
 
 
-def _run(
-    module: Any,
-    edges: Edges,
-    map_: _Map,
-    source: Tensor,
-    target: Tensor | None,
-    matrix_of: Callable[[Edges], Matrix] = cost_matrix,
-) -> Tensor:
-    plan = _plan(module, edges, map_, source, target, matrix_of)
-    buffers, reduce = active.session().buffers, aggregation(module)
-    inner, width = source.shape[1], map_.first.weight.shape[0]
-    weight, bias = map_.first.weight, map_.first.bias
+def _run(module: Any, edges: Edges, map_: _Map, source: Tensor, target: Tensor | None) -> Tensor:
+    session = active.session()
+    values, given = _values(session.buffers, map_, source, target)
+    reduce = str(aggregation(module))
+    sizes = _sizes(map_, reduce, source, target, values, not len(edges.orders.bare))
+    if sizes.counts_bias:
+        values["c"] = values["c"].unsqueeze(0)
+        values["T"] = edges.orders.counts(source.dtype, is_once=reduce != "sum")
+    return session.lowered(
+        active.name_of(module), edges, ("edge map", sizes), values,
+        lambda wrt: ways(sizes, wrt is not None), given,
+        diagonals=lambda: {"t": edges.orders.inverse_degrees.to(source.dtype)},
+    )  # fmt: skip
+
+
+def _values(
+    buffers: Any, map_: _Map, source: Tensor, target: Tensor | None
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """(the tensors that the map's program reads, its functions of edges' rows) by name."""
+    inner, weight, bias = source.shape[1], map_.first.weight, map_.first.bias
     far, near = weight[:, inner:].t(), (weight[:, :inner] - weight[:, inner:]).t()
-    if map_.kind == "linear":
-        v = project(buffers, source, far)
-        own = project(buffers, source if target is None else target, near, bias)
-        often = _weights(edges, reduce, source.dtype)
-        summed = aggregate_all(edges.orders, buffers, Layout((str(reduce),), width), v)
-        if not edges.graph.degrees.all():  # no message, no NaN: 0 * own would have those of own
-            own = own.masked_fill(often == 0, 0.0)
-        return summed + own * often
-    if target is None:
-        shift = None if bias is None else torch.cat([torch.zeros_like(bias), bias])
-        z, t = project(buffers, source, torch.cat([far, near], 1), shift), None
-    else:
-        z, t = project(buffers, source, far), project(buffers, target, near, bias)
-    out = _reduced(buffers, edges, map_, plan.choice, "sum" if reduce == "mean" else str(reduce), z, t)
-    if reduce == "mean":
-        degree = torch.from_numpy(edges.graph.degrees).to(z.dtype).clamp(min=1)
-        out = out / degree[:, None]
-    if map_.last is None:
-        return out
-    out = project(buffers, out, map_.last.weight.t())
-    return out if map_.last.bias is None else out + _weights(edges, reduce, z.dtype) * map_.last.bias
+    is_joined = target is None and map_.kind != "linear"
+    values = {"X": source, **({"W": torch.cat([far, near], 1)} if is_joined else {"F": far, "N": near})}
+    if target is not None:
+        values["X1"] = target
+    if bias is not None:
+        values["b"] = torch.cat([torch.zeros_like(bias), bias]) if is_joined else bias
+    given: dict[str, Any] = {}
+    layers, last = map_.by_edge, map_.last
+    if map_.can_mark:
+        layers, last = layers[:-1], layers[-1]
+    if map_.kind == "blocks":
+        given["map"], parameters = _joined(buffers, layers)
+        values |= {f"P{k}": value for k, value in enumerate(parameters)}
+        if map_.can_mark:
+            given["whole map"] = functools.partial(_then_linear, buffers, given["map"], last.bias is not None)
+    if last is not None:
+        values |= {"V": last.weight.t(), **({} if last.bias is None else {"c": last.bias})}
+    return values, given
 
 
-def _weights(edges: Edges, reduce: str | None, dtype: torch.dtype) -> Tensor:
-    """[targets, 1]: how often a summand of every message enters a target: degree times a sum, else once."""
-    degree = torch.from_numpy(edges.graph.degrees).to(dtype)[:, None]
-    return degree if reduce == "sum" else degree.clamp(max=1)
-
-
-def _reduced(
-    buffers: Any, edges: Edges, map_: _Map, choice: str, reduce: str, z: Tensor, t: Tensor | None
+def _then_linear(
+    buffers: Any, map_: Callable[..., Tensor], has_bias: bool, rows: Tensor, *values: Tensor
 ) -> Tensor:
+    """The map and the linear layer after it, whose weight and bias are the last of the parameters."""
+    own, bias = (values[:-1], values[-1]) if has_bias else (values, None)
+    return project(buffers, map_(rows, *own[:-1]), own[-1], bias)
+
+
+def _sizes(
+    map_: _Map, reduce: str, source: Tensor, target: Tensor | None, values: Mapping[str, Tensor], is_all: bool
+) -> EdgeMap:
+    """The map in numbers; is_all: every target has an edge."""
+    linears = [layer.weight.shape[::-1] for layer in map_.by_edge if is_plain_linear(layer)]
     width = map_.first.weight.shape[0]
-    if map_.kind == "rectified":
-        return rectified(EdgewiseRun(edges.orders, buffers, width), z, t)
-    widths = [width, *(layer.weight.shape[0] for layer in map_.by_edge if is_plain_linear(layer))]
-    is_marked = choice == "marked"
-    rest, parameters = _joined(buffers, map_.by_edge[:-1] if is_marked else map_.by_edge)
-    run = EdgewiseRun(edges.orders, buffers, width, reduce, rest, widths[-1], max(widths))
-    if is_marked:
-        last = map_.by_edge[-1]
-        return attained(run, z, t, last.weight.t(), last.bias, parameters)
-    return mapped(run, z, t, parameters)
+    parameters = [value for name, value in values.items() if name[0] == "P"]
+    return EdgeMap(
+        map_.kind, reduce, source.shape[1], None if target is None else target.shape[1], width,
+        by_edge=tuple((int(a), int(b)) for a, b in linears),
+        parameters=tuple((1, *value.shape)[-2:] for value in parameters),
+        last=None if map_.last is None else map_.last.weight.shape[0],
+        has_bias=map_.first.bias is not None, has_last_bias="c" in values,
+        can_mark=map_.can_mark, is_everywhere=is_all,
+    )  # fmt: skip
 
 
 def _joined(buffers: Any, layers: tuple[Any, ...]) -> tuple[Callable[..., Tensor], list[Tensor]]:
@@ -261,37 +250,3 @@ def _call(
     return keys(named.values()), lambda rows, *values: functional_call(
         layer, dict(zip(named, values, strict=True)), (rows,)
     )
-
-
-def _can_mark(module: Any, map_: _Map) -> bool:
-    """True where the map ends in a linear layer by edge, after one that is not, under an extremum."""
-    ends = map_.by_edge[-2:]
-    return aggregation(module) in ("max", "min") and len(ends) == 2 and is_plain_linear(ends[1])
-
-
-def _plan(
-    module: Any,
-    edges: Edges,
-    map_: _Map,
-    source: Tensor,
-    target: Tensor | None,
-    matrix_of: Callable[[Edges], Matrix],
-) -> FusedPlan:
-    training, wants_input = is_training(module, source, target), source.requires_grad
-
-    def sizes(layers: Any) -> tuple[tuple[int, int], ...]:
-        return tuple((layer.weight.shape[1], layer.weight.shape[0]) for layer in layers)
-
-    def make() -> FusedPlan:
-        return choose(
-            EdgewiseProblem(
-                layer=active.name_of(module), kind=map_.kind, matrix=matrix_of(edges), inner=source.shape[1],
-                width=map_.first.weight.shape[0], by_edge=sizes(filter(is_plain_linear, map_.by_edge)),
-                by_node=sizes([] if map_.last is None else [map_.last]), machine=machine_in_use(),
-                can_mark=_can_mark(module, map_), is_training=training, wants_input_grad=wants_input,
-                float_bytes=source.element_size(), threads=launch.num_threads(),
-                memory_limit=active.session().options.memory_limit,
-            )
-        )  # fmt: skip
-
-    return planned(module, edges, (source.shape, source.dtype, map_.kind, training, wants_input), make)

@@ -12,13 +12,13 @@ from torch_geometric.nn import ResGatedGraphConv
 from torch_geometric.nn.aggr import SumAggregation
 
 from plait.plan.gated import ways
+from plait.plan.messages import End, Messages
 from plait.plan.ways import Way
 from plait.pyg import active
 from plait.pyg.layers.base import has_hooks, is_parametrized, not_plain
 from plait.pyg.layers.fused import Run, edges_of, fused, refused_edges, refused_features
-from plait.pyg.layers.pieces import PiecesCall, read_call, show
-from plait.runtime.messages import message_sums
-from plait.runtime.project import project
+from plait.pyg.layers.messages import lowered
+from plait.pyg.layers.pieces import PiecesCall, read_call
 from plait.runtime.session import Edges
 
 __all__ = ["prepare"]
@@ -92,32 +92,34 @@ def _with_edges(call: PiecesCall) -> Tensor:
     assert own is not None
     assert call.attr is not None
     inner, outer = call.source.shape[1], own.shape[1]
-    edge_width = call.attr.shape[1]
-    show(
-        call, "gated edges", "Σ σ(Kᵢ + Qⱼ + E Wₖ) ∘ (Vⱼ + E Wᵥ), in blocks",
-        "projections are done once a node; gates are made in blocks of edges and made again for gradients",
-        width,
-        lambda pieces: (
-            pieces
-            .project(own.shape[0], outer, width)
-            .project(call.source.shape[0], inner, 2 * width)
-            .blocks(width, 3 * width, edge_width * 2 * width, edge_width)
-        ),
-    )  # fmt: skip
     key, query, value = module.lin_key, module.lin_query, module.lin_value
-    near = project(call.buffers, own, key.weight[:, :outer].t(), key.bias)
-    weight = torch.cat([query.weight[:, :inner], value.weight[:, :inner]])
-    far = project(call.buffers, call.source, weight.t(), torch.cat([query.bias, value.bias]))
-    of_edges = torch.cat([key.weight[:, outer:] + query.weight[:, inner:], value.weight[:, inner:]]).t()
+    bias, of_edges = module.bias, ((call.attr.shape[1], 2 * width),)
 
     def message(near: Tensor, far: Tensor, edge: Tensor, w: Tensor) -> Tensor:
         rows = torch.addmm(far, edge, w)
         return (rows[:, :width] + near).sigmoid() * rows[:, width:]
 
-    out = message_sums(call.orders, message, near, far, call.attr, of_edges)
+    inputs = {
+        "X": call.source, "W": torch.cat([query.weight[:, :inner], value.weight[:, :inner]]).t(),
+        "b": torch.cat([query.bias, value.bias]), "Y": own if call.is_pair else None,
+        "U": key.weight[:, :outer].t(), "c": key.bias, "E": call.attr,
+        "P0": torch.cat([key.weight[:, outer:] + query.weight[:, inner:], value.weight[:, inner:]]).t(),
+    }  # fmt: skip
+    skip = None
     if module.root_weight:
-        out = out + project(call.buffers, own, module.lin_skip.weight.t(), module.lin_skip.bias)
-    return out if module.bias is None else out + module.bias
+        biases = [b for b in (module.lin_skip.bias, bias) if b is not None]
+        skip = End(width, outer, bool(biases))
+        inputs |= {"S": module.lin_skip.weight.t(), "s": sum(biases[1:], biases[0]) if biases else None}
+    layer = Messages(
+        "messages", width, End(2 * width, inner, True), End(width, outer, True), End(call.attr.shape[1]),
+        skip, of_edges, of_edges, is_pair=call.is_pair,
+    )  # fmt: skip
+    out = lowered(
+        call, layer, inputs, "Σ σ(Kᵢ + Qⱼ + E Wₖ) ∘ (Vⱼ + E Wᵥ), in blocks",
+        "projections are done once per node; gates are made in blocks of edges and again for gradients",
+        message=message,
+    )  # fmt: skip
+    return out if bias is None or skip is not None else out + bias
 
 
 def _side_by_side(linears: list[Any]) -> tuple[Tensor, Tensor]:

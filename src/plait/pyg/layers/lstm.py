@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -12,31 +11,14 @@ from torch.nn import functional
 from torch_geometric.nn import SAGEConv
 from torch_geometric.nn.aggr import LSTMAggregation
 
-from plait.cost.price import Price, Pricer
-from plait.kernels import launch
-from plait.ops.work import Request, Work
-from plait.plan.fused import FusedCandidate, FusedPlan, FusedStep, choose_among
+from plait.plan.lstm import Lists, Shape, ways
 from plait.pyg import active
-from plait.pyg.layers.base import has_hooks
-from plait.pyg.layers.fused import (
-    Run,
-    edges_of,
-    fused,
-    is_training,
-    planned,
-    refused_edges,
-    refused_features,
-)
-from plait.runtime.lstm import Gates, Prefixes, lstm
-from plait.runtime.session import machine_in_use
+from plait.pyg.layers.base import has_hooks, linear_values, not_plain
+from plait.pyg.layers.fused import Run, edges_of, fused, refused_edges, refused_features
+from plait.runtime import executor
+from plait.runtime.lstm import Prefixes
 
 __all__: list[str] = []
-
-# Seconds one length costs beside its arithmetic, forward and backward: some dozen torch calls, where torch's
-# own LSTM makes few. Measured on lists of 30 to 60 elements of 40 to 100 nodes, one thread.
-_SECONDS, _SECONDS_OF_TORCH = {"fwd": 60e-6, "bwd": 110e-6}, {"fwd": 17e-6, "bwd": 40e-6}
-# passes over the gates of one step: activations, cell and state; their gradients
-_PASSES, _PASSES_BACKWARD = 3, 6
 
 
 def _is_lstm(module: Any) -> bool:
@@ -63,14 +45,16 @@ def _prepare(module: Any, given: Mapping[str, Any]) -> Run | str:
     prefixes = edges.prefixes
     if edges.graph.num_edges == 0 or not prefixes.is_listed_by_target:
         return "(aggr='lstm'): there are no edges, or they are not sorted by target; PyG says what it wants"
-    training = is_training(module, source, root)
-    plan = planned(
-        module, edges, (source.shape[1], training), lambda: _plan(module, prefixes, source, training)
-    )
-    if plan.choice == "padded":
+    inputs = _inputs(module, source, root, is_pair)
+    run = active.session().bound(
+        active.name_of(module), edges, ("lstm",), inputs,
+        lambda wrt: ways(_shape(module, inputs, is_pair), _numbers(prefixes), wrt is not None),
+        sizes=_numbers(prefixes).sizes,
+    )  # fmt: skip
+    if run.plan.choice == "padded":
         del active.session().plans[active.name_of(module)]
         return "(aggr='lstm'): padded lists are priced lower than shared prefixes"
-    return partial(_run, module, prefixes, source, root)
+    return partial(_run, module, run, inputs, prefixes)
 
 
 def _refused(module: Any) -> str | None:
@@ -81,87 +65,41 @@ def _refused(module: Any) -> str | None:
         return "(aggr='lstm'): only one layer, one direction and no projection are lowered"
     if has_hooks(cell) or has_hooks(module.aggr_module):
         return "(aggr='lstm'): the aggregation is watched by hooks"
-    return None
+    names = [*["lin"] * (module.project and hasattr(module, "lin")), "lin_l", *["lin_r"] * module.root_weight]
+    stop = not_plain(module, *names)
+    return None if stop is None else stop.reason.removeprefix(type(module).__name__)
 
 
-def _run(module: Any, prefixes: Prefixes, x: Tensor, root: Tensor | None) -> Tensor:
-    if module.project and hasattr(module, "lin"):
-        x = module.lin(x).relu()
+def _inputs(module: Any, x: Tensor, root: Tensor | None, is_pair: bool) -> dict[str, Tensor]:
+    """What the layer's program reads, by name."""
     cell = module.aggr_module.lstm
-    bias = (cell.bias_ih_l0, cell.bias_hh_l0) if cell.bias else (None, None)
-    out: Tensor = module.lin_l(lstm(x, Gates(cell.weight_ih_l0, cell.weight_hh_l0, *bias), prefixes))
+    values: dict[str, Tensor | None] = {"X": x, "G": cell.weight_ih_l0.t(), "H": cell.weight_hh_l0.t()}
+    if cell.bias:
+        values["g"] = cell.bias_ih_l0 + cell.bias_hh_l0
+    if module.project and hasattr(module, "lin"):
+        values |= {"P": module.lin.weight.t(), "p": module.lin.bias}
+    values |= linear_values(module.lin_l)
     if module.root_weight and root is not None:
-        out = out + module.lin_r(root)
-    return functional.normalize(out, p=2.0, dim=-1) if module.normalize else out
+        values |= {"V": module.lin_r.weight.t(), **({"R": root} if is_pair else {})}
+    return {name: value for name, value in values.items() if value is not None}
 
 
-@dataclass(frozen=True)
-class _Work:
-    """Rows whose input, and whose state, meets its weights; steps; seconds beside them; widths."""
-
-    inputs: int
-    states: int
-    steps: int
-    seconds: Mapping[str, float]
-    length: int
-    width_in: int
-    width: int
-
-    def bytes_kept(self, size: int) -> int:
-        """Of training: gates and cells of every step, and the gates' gradients."""
-        return self.steps * 9 * self.width * size
-
-
-def _plan(module: Any, prefixes: Prefixes, x: Tensor, training: bool) -> FusedPlan:
-    """Shared prefixes against lists padded one by one."""
-    machine, levels = machine_in_use(), prefixes.levels
-    width, size = module.aggr_module.lstm.hidden_size, x.element_size()
-    pricer = Pricer(machine, size, launch.num_threads())
-    num_sources, width_in = x.shape
-    steps, plain, length = levels.num_steps, levels.plain_steps, levels.length
-    longest = prefixes.start[-1] - prefixes.start[-2]  # prefixes that are extended no further
-    own = _Work(num_sources, steps - longest, steps, _SECONDS, length, width_in, width)
-    padded = _Work(plain, plain, plain, _SECONDS_OF_TORCH, length, width_in, width)
-    held = 4 * width * size * (num_sources + longest)
-    fewer = f"neighbour lists share their beginnings, {plain / steps:.2f}x fewer steps"
-    candidates = [
-        FusedCandidate(
-            "prefixes", f"lstm over {steps:,} distinct prefixes ({plain:,} padded elements)",
-            _steps(pricer, own, training), held + own.bytes_kept(size) * training, fewer,
-        ),
-        FusedCandidate(
-            "padded", f"lstm over {plain:,} padded elements (PyG)", _steps(pricer, padded, training),
-            plain * (width_in + width) * size + padded.bytes_kept(size) * training, "lists share too little",
-        ),
-    ]  # fmt: skip
-    sizes = {"N": levels.num_nodes, "M": num_sources, "K": width_in, "H": width, "D": length}
-    return choose_among(
-        candidates, layer=active.name_of(module), kind="lstm", sizes=sizes, machine=machine,
-        is_training=training, memory_limit=active.session().options.memory_limit,
+def _shape(module: Any, inputs: Mapping[str, Tensor], is_pair: bool) -> Shape:
+    (units, _), (_, width) = inputs["H"].shape, inputs["W"].shape
+    return Shape(
+        inputs["X"].shape[1], units, width,
+        projected=inputs["P"].shape[1] if "P" in inputs else None,
+        root=inputs["V"].shape[0] if "V" in inputs else None,
+        has_gate_bias="g" in inputs, has_bias="b" in inputs, has_projection_bias="p" in inputs,
+        is_pair=is_pair,
     )  # fmt: skip
 
 
-def _steps(pricer: Pricer, work: _Work, training: bool) -> tuple[FusedStep, ...]:
-    """The inputs' gates, the states' gates and the recurrence itself, then the way back."""
-    gates = 4 * work.width
-    passes = {"fwd": _PASSES} | ({"bwd": _PASSES_BACKWARD} if training else {})
-    made = []
-    for phase, streams in passes.items():
-        products = 1 if phase == "fwd" else 2  # the gradient of the rows and of the weights
-        for title, rows, inner in (
-            ("inputs", work.inputs, work.width_in),
-            ("states", work.states, work.width),
-        ):
-            price = pricer.price(Request("gemm", rows, gates, inner))
-            made.append(FusedStep(f"{title}' part of the gates", phase, _times(price, products)))
-        price = pricer.price(Request("gates", work.steps, gates, parts=streams))
-        seconds = price.seconds + work.length * work.seconds[phase]
-        made.append(FusedStep(f"gates of {work.steps:,} steps", phase, replace(price, seconds=seconds)))
-    return tuple(made)
+def _numbers(prefixes: Prefixes) -> Lists:
+    levels = prefixes.levels
+    return Lists(levels.num_steps, levels.plain_steps, levels.length)
 
 
-def _times(price: Price, count: int) -> Price:
-    work = Work(
-        *(part * count for part in (price.work.flops, price.work.bytes_least, price.work.bytes_gathered))
-    )
-    return replace(price, seconds=price.seconds * count, work=work)
+def _run(module: Any, run: executor.Run, inputs: Mapping[str, Tensor], prefixes: Prefixes) -> Tensor:
+    out = executor.apply(run, inputs, {"lists": prefixes})
+    return functional.normalize(out, p=2.0, dim=-1) if module.normalize else out

@@ -12,23 +12,37 @@ from torch.nn.functional import softplus
 from torch_geometric.nn import CGConv, FiLMConv, GatedGraphConv, GENConv
 from torch_geometric.nn.aggr import PowerMeanAggregation, SoftmaxAggregation
 
-from plait.plan.pieces import Pieces
-from plait.pyg.layers.base import is_plain_linear
+from plait.ir import Expr
+from plait.plan.messages import End, Messages, ways
+from plait.pyg import active
+from plait.pyg.layers.base import Apply, Call, Lowered, NotLowered, is_plain_linear, neighbours, rule, weight
 from plait.pyg.layers.fused import Run, fused
-from plait.pyg.layers.pieces import PiecesCall, is_elementwise, mean_scale, read_call, show
-from plait.runtime.messages import message_max, message_sums, neighbour_sums
-from plait.runtime.pieces import edge_sums
+from plait.pyg.layers.neighbourhood import operator, reduction
+from plait.pyg.layers.pieces import PiecesCall, is_elementwise, mean_scale, read_call
 from plait.runtime.project import project
 
-__all__ = ["crystal", "film", "gated_graph", "gen"]
+__all__ = ["crystal", "film", "gen", "lowered"]
 
 _BLOCKS = (
     "projections are done once per node; messages are made in blocks of edges and made again for gradients"
 )
 
 
-def _scaled(out: Tensor, scale: Tensor | None) -> Tensor:
-    return out if scale is None else out * scale.unsqueeze(1)
+def lowered(
+    call: PiecesCall,
+    layer: Messages,
+    inputs: Mapping[str, Tensor | None],
+    text: str,
+    because: str = _BLOCKS,
+    **functions: Any,
+) -> Tensor:
+    """The value of a layer's messages by their program; `functions` of edges' rows by name."""
+    values = {name: value for name, value in inputs.items() if value is not None}
+    return active.session().lowered(
+        active.name_of(call.module), call.edges, (layer,), values, lambda _: ways(layer, text, because),
+        functions, sizes={"S": call.source.shape[0]},
+        diagonals=lambda: {"t": call.orders.inverse_degrees.to(call.source.dtype)},
+    )  # fmt: skip
 
 
 # GENConv -------------------------------------------------------------------------------------------
@@ -53,53 +67,55 @@ def _fits(module: Any, attr: Tensor) -> bool:
 
 def _gen(call: PiecesCall) -> Tensor:
     module, own = call.module, call.own
-    width = module.out_channels
-    edge_width = 0 if call.attr is None else width
     is_soft = type(module.aggr_module) is SoftmaxAggregation
-    text = "softmax(t M) M" if is_soft else "mean(Mᵖ)^(1/p)"
-
-    def describe(pieces: Pieces) -> None:
-        if hasattr(module, "lin_src"):
-            pieces.project(call.source.shape[0], call.source.shape[1], width)
-        if is_soft or edge_width:
-            pieces.blocks((2 if is_soft else 1) * width, 2 * width, edge_width, edge_width)
-        else:
-            pieces.gather("sums of neighbours", "fwd", width).gather("sums of neighbours", "bwd", width)
-
-    show(
-        call, "gen", f"{text} by channel, M = relu(X + E) + ε, in blocks", _BLOCKS, width,
-        describe,
-    )  # fmt: skip
-    x = call.source
-    if hasattr(module, "lin_src"):
-        x = project(call.buffers, x, module.lin_src.weight.t(), module.lin_src.bias)
-    attr = call.attr
-    if attr is not None and hasattr(module, "lin_edge"):
-        attr = project(call.buffers, attr, module.lin_edge.weight.t(), module.lin_edge.bias)
-    out = (_soft if is_soft else _power)(call, x, attr)
+    out = (_soft if is_soft else _power)(call)
     if hasattr(module, "msg_norm"):
         # PyG hands over x[1] as it came, before lin_dst, and the projected x[0] where there is none
-        out = module.msg_norm(own if own is not None else x, out)
+        out = module.msg_norm(own if own is not None else _source(call), out)
     if own is not None:
         out = out + (module.lin_dst(own) if hasattr(module, "lin_dst") else own)
     result: Tensor = module.mlp(out)
     return result
 
 
+def _source(call: PiecesCall) -> Tensor:
+    """The sources' rows as messages read them."""
+    linear = getattr(call.module, "lin_src", None)
+    return (
+        call.source if linear is None else project(call.buffers, call.source, linear.weight.t(), linear.bias)
+    )
+
+
+def _ends(call: PiecesCall) -> tuple[dict[str, End | None], dict[str, Tensor | None]]:
+    """(what messages read of sources and edges, the tensors of it) by name."""
+    module, width = call.module, call.module.out_channels
+    ends: dict[str, End | None] = {"far": End(width), "attr": None}
+    inputs: dict[str, Tensor | None] = {"X": call.source, "E": call.attr}
+    if hasattr(module, "lin_src"):
+        bias = module.lin_src.bias
+        ends["far"] = End(width, call.source.shape[1], bias is not None)
+        inputs |= {"W": module.lin_src.weight.t(), "b": bias}
+    if call.attr is not None:
+        ends["attr"] = End(width)
+        if hasattr(module, "lin_edge"):
+            bias = module.lin_edge.bias
+            ends["attr"] = End(width, call.attr.shape[1], bias is not None)
+            inputs |= {"V": module.lin_edge.weight.t(), "d": bias}
+    return ends, inputs
+
+
 def _message(eps: float, far: Tensor, edge: Tensor | None) -> Tensor:
     return (far if edge is None else far + edge).relu() + eps
 
 
-def _soft(call: PiecesCall, x: Tensor, attr: Tensor | None) -> Tensor:
+def _soft(call: PiecesCall) -> Tensor:
     """Sums of exp(t m - largest) and of m times it; the largest cancels, so it needs no gradient."""
-    module = call.module
-    aggr, eps = module.aggr_module, module.eps
-    t = aggr.t if isinstance(aggr.t, Tensor) else x.new_tensor([float(aggr.t)])
+    aggr, eps = call.module.aggr_module, call.module.eps
+    ends, inputs = _ends(call)
+    t = aggr.t if isinstance(aggr.t, Tensor) else call.source.new_tensor([float(aggr.t)])
 
     def score(near: Any, far: Tensor, edge: Tensor | None, t: Tensor) -> Tensor:
         return _message(eps, far, edge) * t
-
-    top = message_max(call.orders, score, None, x, attr, t)
 
     def powers(near: Tensor, far: Tensor, edge: Tensor | None, t: Tensor) -> Tensor:
         m = _message(eps, far, edge)
@@ -107,14 +123,20 @@ def _soft(call: PiecesCall, x: Tensor, attr: Tensor | None) -> Tensor:
         e = (soft * t - near).exp()
         return torch.cat([e, e * m], 1)
 
-    total, weighted = message_sums(call.orders, powers, top, x, attr, t).chunk(2, 1)
+    layer = Messages(
+        "softmax", 2 * call.module.out_channels, **ends,  # type: ignore[arg-type]
+        parameters=((1, t.numel()),), is_pair=call.is_pair,
+    )  # fmt: skip
+    text = "softmax(t M) M by channel, M = relu(X + E) + ε, in blocks"
+    made = lowered(call, layer, inputs | {"P0": t}, text, score=score, message=powers)
+    total, weighted = made.chunk(2, 1)
     return weighted / torch.where(total > 0, total, torch.ones_like(total))
 
 
-def _power(call: PiecesCall, x: Tensor, attr: Tensor | None) -> Tensor:
-    module = call.module
-    aggr, eps = module.aggr_module, module.eps
-    p = aggr.p if isinstance(aggr.p, Tensor) else x.new_tensor([float(aggr.p)])
+def _power(call: PiecesCall) -> Tensor:
+    aggr, eps = call.module.aggr_module, call.module.eps
+    width = call.module.out_channels
+    p = aggr.p if isinstance(aggr.p, Tensor) else call.source.new_tensor([float(aggr.p)])
     is_mean = not isinstance(aggr.p, Tensor) and aggr.p == 1
     low, high = aggr.min_value, aggr.max_value
 
@@ -122,11 +144,20 @@ def _power(call: PiecesCall, x: Tensor, attr: Tensor | None) -> Tensor:
         m = _message(eps, far, edge)
         return m if is_mean else m.clamp(low, high).pow(p)
 
-    scale = call.orders.inverse_degrees.to(x.dtype)
-    if attr is None:
-        out = neighbour_sums(call.orders, call.buffers, raised(None, x, None, p), scale)
+    text = "mean(Mᵖ)^(1/p) by channel, M = relu(X + E) + ε, in blocks"
+    if call.attr is None:  # a function of the source alone: once per node
+        layer = Messages("sums", width, End(width), is_mean=True, is_pair=call.is_pair)
+        rows = raised(None, _source(call), None, p)
+        out = lowered(
+            call, layer, {"X": rows}, text, "messages are functions of the source: made once per node"
+        )
     else:
-        out = _scaled(message_sums(call.orders, raised, None, x, attr, p), scale)
+        ends, inputs = _ends(call)
+        layer = Messages(
+            "messages", width, **ends,  # type: ignore[arg-type]
+            parameters=((1, p.numel()),), is_mean=True, is_pair=call.is_pair,
+        )  # fmt: skip
+        out = lowered(call, layer, inputs | {"P0": p}, text, message=raised)
     return out if is_mean else out.clamp(low, high).pow(1.0 / p)
 
 
@@ -161,43 +192,35 @@ def film(module: Any, given: Mapping[str, Any]) -> Run | str:
 def _film(call: PiecesCall, scale: Tensor | None) -> Tensor:
     module, own = call.module, call.own
     assert own is not None
-    width, act = module.out_channels, module.act
+    width, act, count = module.out_channels, module.act, len(module.lins)
     is_linear = act is None
-    count = len(module.lins)
-    text = "γ ∘ (A X W) + β" if is_linear else "Σ act(γᵢ (X W)ⱼ + βᵢ), in blocks"
-    text += ", by relation" if count > 1 else ""
-    because = "γ and β are the target's: they leave the sum" if is_linear else _BLOCKS
-
-    def describe(pieces: Pieces) -> None:
-        pieces.project(call.source.shape[0], call.source.shape[1], count * width)
-        if is_linear:
-            pieces.gather("sums of neighbours", "fwd", width).gather("sums of neighbours", "bwd", width)
-        else:
-            pieces.blocks(width, 3 * width)
-
-    show(
-        call, "film", text, because, width,
-        describe,
-    )  # fmt: skip
     beta, gamma = module.film_skip(own).split(width, dim=-1)
     skip = gamma * module.lin_skip(own) + beta
     skip = skip if act is None else act(skip)
     # rows of (node, relation) pairs
     near = torch.stack([film(own) for film in module.films], 1).view(-1, 2 * width)
-    weight = torch.cat([linear.weight for linear in module.lins])
-    far = project(call.buffers, call.source, weight.t()).view(-1, width)
+    layer = Messages(
+        "sums" if is_linear else "messages", width, End(count * width, call.source.shape[1]),
+        None if is_linear else End(2 * width), is_mean=scale is not None and not is_linear,
+        is_pair=call.is_pair, relations=count,
+    )  # fmt: skip
+    inputs = {"X": call.source, "W": torch.cat([linear.weight for linear in module.lins]).t()}
+    text = "γ ∘ (A X W) + β" if is_linear else "Σ act(γᵢ (X W)ⱼ + βᵢ), in blocks"
+    text += ", by relation" if count > 1 else ""
     if is_linear:
+        sums = lowered(call, layer, inputs, text, "γ and β are the target's: they leave the sum")
         beta, gamma = torch.split(near, width, dim=-1)
-        degrees = torch.from_numpy(call.edges.graph.degrees).to(far.dtype).unsqueeze(1)
-        out = gamma * neighbour_sums(call.orders, call.buffers, far) + degrees * beta
+        degrees = torch.from_numpy(call.edges.graph.degrees).to(sums.dtype).unsqueeze(1)
+        out = gamma * sums + degrees * beta
+        out = out if scale is None else out * scale.unsqueeze(1)
     else:
 
         def message(near: Tensor, far: Tensor, edge: None) -> Tensor:
             made: Tensor = act(near[:, width:] * far + near[:, :width])
             return made
 
-        out = message_sums(call.orders, message, near, far, None)
-    result: Tensor = skip + _scaled(out, scale).view(-1, count, width).sum(1)
+        out = lowered(call, layer, inputs | {"Y": near}, text, message=message)
+    result: Tensor = skip + out.view(-1, count, width).sum(1)
     return result
 
 
@@ -223,26 +246,27 @@ def _crystal(call: PiecesCall, scale: Tensor | None) -> Tensor:
     module, own = call.module, call.own
     assert own is not None
     width, inner, dim = own.shape[1], call.source.shape[1], module.dim
-    show(
-        call, "crystal", "Σ σ(Fᵢ + Fⱼ + E Wf) ∘ softplus(Sᵢ + Sⱼ + E Ws), in blocks", _BLOCKS, width,
-        lambda pieces: (
-            pieces
-            .project(own.shape[0], width, 2 * width)
-            .project(call.source.shape[0], inner, 2 * width)
-            .blocks(width, 4 * width, dim * 2 * width, dim)
-        ),
-    )  # fmt: skip
-    weight = torch.cat([module.lin_f.weight, module.lin_s.weight])
+    weights = torch.cat([module.lin_f.weight, module.lin_s.weight])
     bias = None if module.lin_f.bias is None else torch.cat([module.lin_f.bias, module.lin_s.bias])
-    near = project(call.buffers, own, weight[:, :width].t(), bias)
-    far = project(call.buffers, call.source, weight[:, width : width + inner].t())
 
     def message(near: Tensor, far: Tensor, edge: Tensor | None, *w: Tensor) -> Tensor:
         rows = near + far if edge is None else near + far + edge @ w[0]
         return rows[:, :width].sigmoid() * softplus(rows[:, width:])
 
-    more = () if dim == 0 else (weight[:, width + inner :].t(),)
-    out = _scaled(message_sums(call.orders, message, near, far, call.attr, *more), scale)
+    of_edges = () if dim == 0 else ((dim, 2 * width),)
+    layer = Messages(
+        "messages", width, End(2 * width, inner), End(2 * width, width, bias is not None),
+        None if dim == 0 else End(dim), parameters=of_edges, products=of_edges, is_mean=scale is not None,
+        is_pair=call.is_pair,
+    )  # fmt: skip
+    inputs = {
+        "X": call.source, "W": weights[:, width : width + inner].t(), "U": weights[:, :width].t(), "c": bias,
+        "Y": own if call.is_pair else None, "E": call.attr,
+        "P0": None if dim == 0 else weights[:, width + inner :].t(),
+    }  # fmt: skip
+    out = lowered(
+        call, layer, inputs, "Σ σ(Fᵢ + Fⱼ + E Wf) ∘ softplus(Sᵢ + Sⱼ + E Ws), in blocks", message=message
+    )
     out = out if module.bn is None else module.bn(out)
     return out + own
 
@@ -250,42 +274,34 @@ def _crystal(call: PiecesCall, scale: Tensor | None) -> Tensor:
 # GatedGraphConv ------------------------------------------------------------------------------------
 
 
-@fused(GatedGraphConv)
-def gated_graph(module: Any, given: Mapping[str, Any]) -> Run | str:
+@functools.cache
+def _gated_forms(reduce: str, call: Call) -> tuple[Expr, ...]:
+    return (neighbours(reduce, call) @ weight(),)
+
+
+@rule(GatedGraphConv)
+def _gated_graph(module: Any, call: Call) -> Lowered | NotLowered:
     """num_layers times: a projection, a sum over neighbours, a GRU cell."""
-    x, weight = given["x"], given.get("edge_weight")
-    if not isinstance(x, Tensor) or x.dim() != 2 or x.shape[1] > module.out_channels:
-        return ": x is not [nodes, at most out_channels]"
-    if weight is not None and weight.dim() != 1:
-        return ": edge_weight is not one number for each edge"
-    call = read_call(module, given, attr=weight)
-    if isinstance(call, str):
-        return call
-    scale = mean_scale(call)
-    return scale if isinstance(scale, str) else functools.partial(_gated_graph, call, scale)
+    reduce = reduction(module, call)
+    if isinstance(reduce, NotLowered):
+        return reduce
+    if reduce not in ("sum", "mean") or call.is_bipartite:
+        return NotLowered(
+            f"GatedGraphConv(aggr={module.aggr!r}): lowered for one feature matrix, with sums and means only"
+        )
+    return Lowered(operator(reduce), functools.partial(_run_gated_graph, _gated_forms(reduce, call)))
 
 
-def _gated_graph(call: PiecesCall, scale: Tensor | None) -> Tensor:
-    module, x = call.module, call.source
-    width, rows = module.out_channels, call.source.shape[0]
-
-    def describe(pieces: Pieces) -> None:
-        for _ in range(module.num_layers):
-            pieces.project(rows, width, width)
-            pieces.gather("sums of neighbours", "fwd", width)
-            pieces.gather("sums of neighbours", "bwd", width)
-
-    show(
-        call, "gated graph", "GRU(A (X Wₖ), X), repeated", "projections before the sums; the cell is torch's",
-        width, describe,
-    )  # fmt: skip
-    if x.shape[1] < width:
-        x = torch.cat([x, x.new_zeros(rows, width - x.shape[1])], 1)
+def _run_gated_graph(
+    forms: tuple[Expr, ...], module: Any, apply: Apply, x: Tensor, root: Tensor | None
+) -> Tensor:
+    missing = module.out_channels - x.shape[1]
+    if missing < 0:
+        raise ValueError(
+            "The number of input channels is not allowed to be larger than the number of output channels"
+        )
+    if missing:
+        x = torch.cat([x, x.new_zeros(x.shape[0], missing)], 1)
     for k in range(module.num_layers):
-        m = project(call.buffers, x, module.weight[k])
-        if call.attr is None:
-            m = neighbour_sums(call.orders, call.buffers, m, scale)
-        else:
-            m = _scaled(edge_sums(call.orders, call.buffers, 1, call.attr.view(-1, 1), m), scale)
-        x = module.rnn(m, x)
+        x = module.rnn(apply(forms, {"X": x, "W": module.weight[k]}), x)
     return x

@@ -98,8 +98,8 @@ def _run(module: Any, edges: Edges, x: Tensor, attr: Tensor | None) -> Tensor:
         inputs |= {"L": module.lin.weight.t(), "l": module.lin.bias}
     given = {"message": call.message()} if of.is_in_blocks else None
 
-    def make(is_training: bool) -> list[Way]:
-        return ways(of, is_training)
+    def make(wrt: tuple[str, ...] | None) -> list[Way]:
+        return ways(of, wrt is not None)
 
     key = ("aggregators", of, call.wants)
     name = active.name_of(module)

@@ -126,7 +126,7 @@ def _run(module: Any, call: RelationalCall) -> Tensor:
             inputs |= {"R": module.root} | ({} if call.target is None else {"X1": call.target})
     wants = (module.weight.requires_grad, module.num_bases is not None and module.comp.requires_grad)
 
-    def make(is_training: bool) -> list[Way]:
+    def make(wrt: tuple[str, ...] | None) -> list[Way]:
         return ways(of, relations.sizes)
 
     out: Tensor = active.session().lowered(

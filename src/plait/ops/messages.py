@@ -1,0 +1,165 @@
+"""The operations of learned messages: a function of both ends of an edge, in blocks, reduced by target.
+
+The operand `function` is no tensor: (rows of the targets, of the sources, of the edges, *parameters) -> rows.
+What it computes by edge is told in the option `products`: (inner, columns) of its dense products. With
+`is_paired` it gets the sum of both ends' rows instead, and the parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from plait.ops.counting import ceil_log2
+from plait.ops.operation import Operation, Pattern, Reverse, Setting, View, register
+from plait.ops.program import Step
+from plait.ops.work import Amount, Request, dense_flops, row_flops
+
+__all__: list[str] = []
+
+
+def _pattern(step: Step, view: View) -> Pattern:
+    found = view.pattern(step["matrix"], False)
+    assert found is not None
+    return found
+
+
+def _columns(step: Step, view: View | Setting) -> Amount:
+    """Columns that are gathered for an edge; a pair of rows is added up on the way."""
+    names = [step.get("near"), step["far"], step.get("attr")]
+    widths = [view.size(name)[1] for name in names if name is not None]
+    return widths[-1] if step.option("is_paired") else sum(widths)
+
+
+def _products(step: Step) -> tuple[tuple[int, int], ...]:
+    found: tuple[tuple[int, int], ...] = step.option("products", ())
+    return found
+
+
+# Work -----------------------------------------------------------------------------------------------------
+
+
+def _flops(step: Step, view: View) -> Mapping[str, Amount]:
+    """Its products, one operation per number that a message is made of, and the reduction."""
+    edges, cols = _pattern(step, view).edges, view.size(step.out)[1]
+    made = sum((dense_flops(edges, a, b) for a, b in _products(step)), 0)
+    return {"edge update": made + edges * _columns(step, view), "aggregate": edges * cols}
+
+
+def _back_flops(step: Step, view: View) -> Mapping[str, Amount]:
+    """Messages again; every product has two more for its gradients; sums by target and by source."""
+    edges, columns = _pattern(step, view).edges, _columns(step, view)
+    made = sum((3 * dense_flops(edges, a, b) for a, b in _products(step)), 0)
+    again = 0 if step.get("marks") is None else dense_flops(edges, *_products(step)[-1])
+    return {"edge update": made - again + 3 * edges * columns, "aggregate": 2 * edges * columns}
+
+
+def _depth(step: Step, view: View) -> Amount:
+    inner = sum((1 + ceil_log2(a) for a, _ in _products(step)), 0)
+    return inner + 1 + ceil_log2(_pattern(step, view).degree)
+
+
+def _request(step: Step, setting: Setting) -> Request:
+    rows, cols = setting.size(step.out)
+    matrix = setting.matrix(step["matrix"], False)
+    kind = "marked" if step.get("marks") is not None else ""
+    return Request(
+        step.op, rows, cols, _columns(step, setting), matrix, kind=kind, products=_products(step)
+    )  # fmt: skip
+
+
+# Gradients ------------------------------------------------------------------------------------------------
+
+
+def _of_messages(reverse: Reverse, step: Step, grad: str) -> None:
+    if not step.option("is_fixed"):
+        _back(reverse, step, grad, "messages_back")
+
+
+def _of_attained(reverse: Reverse, step: Step, grad: str) -> None:
+    _back(reverse, step, grad, "attained_back")
+
+
+def _back(reverse: Reverse, step: Step, grad: str, op: str) -> None:
+    """One pass over the blocks: gradients of the sources and of all else that needs one."""
+    shapes, far = reverse.forward.shapes, step["far"]
+    reads = list(step.reads)
+    if step.more:
+        grad = reverse.add(
+            "extremum_share", step.out, [("x", grad), ("ties", step.more[0])], shapes[step.out]
+        )
+        reads += [("marks", step.more[1])] if op == "attained_back" else [("best", step.out)]
+    fixed = step.option("fixed", ())
+    makes = {
+        role: (name, reverse.fresh(name, shapes[name]))
+        for role, name in step.reads
+        if role not in ("matrix", "function", "far", *fixed) and name in reverse.needed
+    }
+    options = (*step.options, ("makes", tuple((role, made) for role, (_, made) in makes.items())))
+    more = tuple(made for _, made in makes.values())
+    to_far = reverse.add(
+        op, far, [*reads, ("grad", grad)], shapes[far], more=more, options=options, reduce=step.reduce
+    )
+    reverse.share(far, to_far)
+    for name, made in makes.values():
+        reverse.share(name, made)
+
+
+# Rows counted by their edges ------------------------------------------------------------------------------
+
+
+def _per_edge_flops(step: Step, view: View) -> Mapping[str, Amount]:
+    return {"vertex update": row_flops(*view.size(step.out), 1)}
+
+
+def _per_edge_request(step: Step, setting: Setting) -> Request:
+    return Request("per_edge", *setting.size(step.out), parts=1)
+
+
+def _of_per_edge(reverse: Reverse, step: Step, grad: str) -> None:
+    x, shapes = step["x"], reverse.forward.shapes
+    if x not in reverse.needed:
+        return
+    reads = [("matrix", step["matrix"]), ("x", grad)]
+    reverse.share(x, reverse.add("per_edge", x, reads, shapes[x], options=step.options))
+
+
+def _nothing(step: Step, view: View) -> Mapping[str, Amount]:
+    return {"vertex update": 0}
+
+
+def _of_reshape(reverse: Reverse, step: Step, grad: str) -> None:
+    x = step["x"]
+    if x in reverse.needed:
+        shaped = reverse.forward.shapes[x]
+        options = (("columns", shaped[1]),)
+        reverse.share(x, reverse.add("reshape", x, [("x", grad)], shaped, options=options))
+
+
+_ENDS = ("matrix", "function", "near?", "far", "attr?", "p*")
+
+register(
+    Operation(
+        "messages", _ENDS, _flops, _depth, _request, _of_messages,
+        says="make messages in blocks, reduce them",
+    ),
+    Operation(
+        "messages_back", (*_ENDS, "best?", "grad"), _back_flops, _depth, _request,
+        says="messages again, gradients back",
+    ),
+    Operation(
+        "attained", (*_ENDS, "w", "bias?"), _flops, _depth, _request, _of_attained,
+        says="messages in blocks, extrema marked",
+    ),
+    Operation(
+        "attained_back", (*_ENDS, "w", "bias?", "marks", "grad"), _back_flops, _depth, _request,
+        says="gradients back to the marked",
+    ),
+    Operation(
+        "per_edge", ("matrix", "x"), _per_edge_flops, lambda step, view: 1, _per_edge_request, _of_per_edge,
+        says="count rows once per edge",
+    ),
+    Operation(
+        "reshape", ("x",), _nothing, lambda step, view: 0, lambda step, setting: None, _of_reshape,
+        is_view=True, says="the same numbers in rows of another width",
+    ),
+)  # fmt: skip
