@@ -109,6 +109,7 @@ def test_replayed_programs_never_write_to_what_is_held(make: Any, loop: str) -> 
     x = data.x.clone().requires_grad_()
     seen: dict[Any, list[Tensor]] = {twin: [], compiled: []}
     for net, held in seen.items():
+        x.grad = None
         for k in range(14):
             with torch.no_grad():
                 x += 0.01
