@@ -82,11 +82,13 @@ def _reshape(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
 
 @meaning("spmm")
 def _spmm(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
+    """Forwards, sums of rows by any of the graph's matrices."""
     matrix, x, target = env[step["matrix"]], env[step["x"]], step.get("target")
     graph, weight = matrix.graph, matrix.weight
-    rows = x.index_select(0, torch.from_numpy(graph.indices))
+    sources, targets = (torch.from_numpy(a).to(x.device) for a in (graph.indices, graph.edge_rows()))
+    rows = x.index_select(0, sources)
     rows = rows if weight is None else rows * weight.unsqueeze(1)
-    out = segment_sum(rows, torch.from_numpy(graph.edge_rows()), graph.num_nodes)
+    out = segment_sum(rows, targets, graph.num_nodes)
     return with_terms(out if target is None else out * env[target].unsqueeze(1), step, env)
 
 
