@@ -70,6 +70,14 @@ def test_zeros_that_tie_share_the_gradient_as_in_pyg() -> None:
     agree(module, features(), edges())
 
 
+@pytest.mark.parametrize("count", [60, 2000])
+@pytest.mark.parametrize("aggr", ["max", "min"])
+def test_rows_of_zeros_are_no_tie_with_the_zeros_that_pyg_fills_in(aggr: str, count: int) -> None:
+    x = features()
+    x[::2] = 0.0  # projected, they are 0: the largest projected row often is; the message is not
+    agree(drawn(EdgeConv(linear(), aggr=aggr)), x, edges(count=count))
+
+
 def test_batch_norm_is_refused_in_training_and_run_in_evaluation() -> None:
     def module() -> Any:
         norm = nn.BatchNorm1d(9)

@@ -120,7 +120,10 @@ def _linear(draft: Draft, map_: EdgeMap) -> str:
     if map_.reduce in ("sum", "mean"):
         reads |= {"target": draft.diagonal("t") if map_.reduce == "mean" else None, "addend": own}
         return draft.add("spmm", reads, shape)
-    most = draft.add("extremum", reads, shape, more=[("ties", shape)], reduce=map_.reduce)
+    # a projected row of 0 is no message of 0, with which what PyG fills in would tie
+    most = draft.add(
+        "extremum", reads, shape, more=[("ties", shape)], reduce=map_.reduce, counts_zero=False
+    )  # fmt: skip
     return draft.add("combine", {"x0": most, "x1": own}, shape, factors=(1.0, 1.0))
 
 

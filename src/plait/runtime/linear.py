@@ -130,6 +130,7 @@ def _extremum(b: Binding, step: Step, owns: bool) -> Bound:
     form = b.run.constants.forms.get("max")
     is_by_form = form is not None and b.backend(step) == form.name and (ties is None or form.is_disjoint)
     is_marked = pattern.num_edges <= _MOST_MARKED * pattern.num_rows
+    counts_zero = step.option("counts_zero", True)  # in the kernel, as in PyG, a 0 is one more tie
 
     def run(env: Env) -> torch.Tensor:
         x = env[step["x"]]
@@ -145,7 +146,10 @@ def _extremum(b: Binding, step: Step, owns: bool) -> Bound:
         if is_marked:
             width = sparse.marks_bytes(x.shape[1], x.dtype)
             marks = env[marks_of(step.out)] = b.take(pattern.num_edges, width, torch.uint8)
-        return sparse.extremum(pattern, x, out, env[ties], step.reduce, marks)
+        sparse.extremum(pattern, x, out, env[ties], step.reduce, marks)
+        if not counts_zero:
+            env[ties].sub_((out == 0).to(out.dtype)).clamp_(min=1)
+        return out
 
     return run
 

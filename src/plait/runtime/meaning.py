@@ -101,7 +101,8 @@ def _join(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
 def _extremum(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
     x: Tensor = env[step["x"]]
     sources, targets = ends(edges, x)
-    return segment_extremum(x.index_select(0, sources), targets, edges.pattern.num_rows, step.reduce)
+    rows, counts_zero = x.index_select(0, sources), step.option("counts_zero", True)
+    return segment_extremum(rows, targets, edges.pattern.num_rows, step.reduce, counts_zero)
 
 
 @meaning("scale_rows")
