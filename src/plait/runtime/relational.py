@@ -273,7 +273,7 @@ class _Relate(torch.autograd.Function):
         to_z = grad
         if run.spread is not None:
             to_z = run.spread.apply_transposed(grad, buffers.take(run.spread.columns, run.width, x.dtype))
-            to_z = to_z.view(h.shape[0], -1)
+            to_z = to_z.view(h.shape[0], h.shape[1] if w is None else run.outer)
         to_w = None
         if w is not None and wants_w:
             to_w = torch.empty_like(w)

@@ -1,0 +1,78 @@
+"""Thousands of sequences, every failing one kept: `make fuzz SEQUENCES=20000 SEED=1`.
+
+Nothing is shrunk and nothing stops the run. A script is on disk before it runs, so a crash leaves its script too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from hypothesis import HealthCheck, Phase, given, seed, settings
+
+from tests.fuzz.replay import Tally, replay
+from tests.fuzz.scripts import scripts
+
+__all__ = ["main", "run"]
+
+
+def run(sequences: int, first: int, out: Path) -> tuple[list[dict[str, object]], Tally]:
+    """The failing draws of a seed, each with its script and what was wrong; written to `out` as they are found."""
+    failures: list[dict[str, object]] = []
+    tally, count = Tally(), 0
+    running, last = out.with_suffix(".running"), out.with_suffix(".last")
+
+    @seed(first)
+    @settings(
+        max_examples=sequences, database=None, deadline=None, phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    @given(scripts())
+    def draw(script: str) -> None:
+        nonlocal count
+        count += 1
+        running.write_text(script)
+        try:
+            replay(script, tally)
+        except Exception as error:  # an error of the comparison itself is a failing draw too
+            what = f"{type(error).__name__}: {error}"
+            failures.append({"seed": first, "number": count, "script": script, "what": what})
+            out.write_text(json.dumps(failures, indent=1))
+        if not count % 100:
+            last.write_text(f"{count} sequences, {len(failures)} failures\n")
+
+    draw()
+    running.unlink()
+    out.write_text(json.dumps(failures, indent=1))
+    last.write_text(f"{count} sequences, {len(failures)} failures, finished\n")
+    return failures, tally
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """1 where a sequence failed, and the file that says which."""
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz.many", description=__doc__)
+    parser.add_argument("--sequences", type=int, default=20000)
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--out", type=Path, help="JSON file of the failing draws")
+    given_ = parser.parse_args(arguments)
+    out = given_.out or Path(f"fuzz-{given_.seed}.json")
+    torch.set_num_threads(1)
+    start = time.perf_counter()
+    failures, tally = run(given_.sequences, given_.seed, out)
+    seconds = time.perf_counter() - start
+    print(
+        f"seed {given_.seed}: {given_.sequences} sequences in {seconds:.0f} s (PLAIT_ASIDE="
+        f"{os.environ.get('PLAIT_ASIDE', '')}): {tally.answered} calls compared, {tally.refused} refused by "
+        f"PyG, {tally.planned} models planned, {len(failures)} failures" + f", in {out}" * bool(failures)
+    )
+    return bool(failures)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
