@@ -1,6 +1,6 @@
 """Thousands of sequences, every failing one kept: `make fuzz SEQUENCES=20000 SEED=1`.
 
-Nothing is shrunk and nothing stops the run. A script is on disk before it runs, so a crash leaves its script too.
+Nothing is shrunk and nothing stops the run. A script is on disk before it runs, so a crash leaves its script.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["main", "run"]
 
 
 def run(sequences: int, first: int, out: Path) -> tuple[list[dict[str, object]], Tally]:
-    """The failing draws of a seed, each with its script and what was wrong; written to `out` as they are found."""
+    """The failing draws of a seed, each with its script and what was wrong; kept in `out` as they are found."""
     failures: list[dict[str, object]] = []
     tally, count = Tally(), 0
     running, last = out.with_suffix(".running"), out.with_suffix(".last")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -98,6 +99,8 @@ class Seats:
 
 class _Active(threading.local):
     seats: Seats | None = None
+    # while a checkpoint runs its function again: by id of a layer, its first calls that ran in PyG before
+    in_pyg_before: Counter[int] | None = None
 
 
 class _Traced:

@@ -19,7 +19,7 @@ from plait.errors import InputError
 from plait.ir import Expr
 from plait.pyg import exported
 from plait.pyg.active import Kept, Seat, Seats, active, traced
-from plait.pyg.checkpoints import may_run_again
+from plait.pyg.checkpoints import may_run_again, note_in_pyg, ran_in_pyg
 from plait.pyg.edges import read
 from plait.pyg.layers.base import RULES, bound_to_torch
 from plait.pyg.layers.fused import FUSED, Run, check_widths, layer_of
@@ -136,8 +136,12 @@ def _forward(
     if may_defer and layer_of(module) is not None:
         whole((args, kwargs))  # its passes read memory, a row for every node
     seat = seats.of(module)
-    if session.aside.notes and session.aside.has_left(seat.name, *_edges_of(args, kwargs)):
+    if (before := active.in_pyg_before) is not None:
+        if ran_in_pyg(module, before):
+            return original(module, *args, **kwargs)
+    elif session.aside.notes and session.aside.has_left(seat.name, *_edges_of(args, kwargs)):
         _set_aside(session, seat.name)
+        note_in_pyg(seats, module)
         return original(module, *args, **kwargs)
     known = seat.as_it_was(module)
     x: Any = args[0] if args else kwargs.get("x")
@@ -169,8 +173,13 @@ def _run(
     run = None if key is None else session.recall(key)
     if run is None:
         listed = _edges_of(args, kwargs)[0]
-        if getattr(listed, "is_cpu", False) and session.aside.is_pygs_turn(seat.name, listed):
+        if (
+            getattr(listed, "is_cpu", False)
+            and active.in_pyg_before is None
+            and session.aside.is_pygs_turn(seat.name, listed)
+        ):
             _set_aside(session, seat.name)
+            note_in_pyg(seats, module)
             return original(module, *args, **kwargs)
         run = _prepared(layer, module, seat, args, kwargs, known)
         if isinstance(run, str):
@@ -267,9 +276,11 @@ def _lowered(
         return f"{kind}: flow='target_to_source' on a pair of feature matrices is not lowered"
     session = active.seats.session  # type: ignore[union-attr]
     kept = seat.kept
-    if kept is not None and not kept.is_as_made():
-        return f"{kind}(cached=True): the edges that PyG's cache holds were changed in place"
-    if kept is None or kept.cache is not _cache_of(module):
+    if kept is not None and kept.cache is _cache_of(module):
+        reason = _refused_cache(kept, source, num_targets)
+        if reason:
+            return f"{kind}(cached=True): {reason}"
+    else:
         handed = read(edge_index, edge_weight, num_targets, num_sources, is_swapped)
         edges = session.edges_for(handed.key, handed.owners, handed.build)
         weight = handed.weight if handed.weight is not None else edges.weight
@@ -294,6 +305,9 @@ def _lowered(
         seat.kept = kept
         return f"{kind}(cached=True): PyG makes its cache of the first graph"
     dtype = torch.float32 if source.dtype in _HALVES else source.dtype
+    if kept.cache is not None and (lowered.operator, kept.weight_key, dtype) not in edges.constants:
+        if kept.weight_key and identity(weight) != kept.weight_key:  # type: ignore[arg-type]
+            return f"{kind}(cached=True): the weights that PyG's cache was made from were changed in place"
     constants = _constants(edges, lowered.operator, weight, kept.weight_key, dtype)
     return _Prepared(session, seat.name, lowered, edges, constants)
 
@@ -304,6 +318,19 @@ def _cache_of(module: Any) -> Any:
     return next(
         (own[name] for name in ("_cached_edge_index", "_cached_adj_t") if own.get(name) is not None), None
     )
+
+
+def _refused_cache(kept: Kept, x: Tensor, num_targets: int) -> str | None:
+    """Why PyG has to run a call on what its cache holds, or None."""
+    if not kept.is_as_made():
+        return "the edges that PyG's cache holds were changed in place"
+    graph = kept.edges.graph
+    if (graph.num_nodes, graph.num_sources) != (num_targets, x.shape[0]):
+        return f"x has {x.shape[0]} rows, the graph that PyG's cache holds has {graph.num_sources} nodes"
+    weight = kept.cache[1] if isinstance(kept.cache, tuple) else kept.cache
+    if isinstance(weight, Tensor) and weight.dtype != x.dtype:
+        return f"PyG's cache holds {weight.dtype} and x is {x.dtype}; PyG promotes them"
+    return None
 
 
 def _in_pyg(
@@ -319,6 +346,7 @@ def _in_pyg(
     Later calls are planned for as long as the cache is that one: it is the model's, whichever view fills it.
     """
     before = _cache_of(module)
+    note_in_pyg(seats, module)
     out = original(module, *args, **kwargs)
     kept, after = seat.kept, _cache_of(module)
     if kept is not None and kept.cache is None:

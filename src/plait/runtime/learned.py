@@ -77,7 +77,8 @@ def _dots(structure: Structure, g: Tensor, x: Tensor) -> Tensor:
 class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, structure: Structure, is_transposed: bool, values: Tensor, x: Tensor) -> Tensor:
-        ctx.structure, ctx.is_transposed = structure, is_transposed
+        # the model may have met other graphs and dropped this one when the backward pass asks for its transpose
+        ctx.structure, ctx.graph, ctx.is_transposed = structure, structure.graph(), is_transposed
         ctx.save_for_backward(values, x)
         pattern = structure.turned if is_transposed else structure.pattern
         listed = values[structure.turned_order] if is_transposed else values.contiguous()
@@ -98,7 +99,7 @@ class _Sum(torch.autograd.Function):
 class _Dots(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, structure: Structure, g: Tensor, x: Tensor) -> Tensor:
-        ctx.structure = structure
+        ctx.structure, ctx.graph = structure, structure.graph()
         ctx.save_for_backward(g, x)
         out = torch.empty(structure.pattern.num_edges, dtype=x.dtype)
         return weight_gradient(structure.pattern, _by_rows(x), _by_rows(g), out)
