@@ -23,7 +23,7 @@ __all__ = ["main", "run"]
 
 
 def run(sequences: int, first: int, out: Path) -> tuple[list[dict[str, object]], Tally]:
-    """The failing draws of a seed, each with its script and what was wrong; kept in `out` as they are found."""
+    """The failing draws of a seed, each with its script and what was wrong; kept in `out` as they come."""
     failures: list[dict[str, object]] = []
     tally, count = Tally(), 0
     running, last = out.with_suffix(".running"), out.with_suffix(".last")

@@ -36,11 +36,16 @@ class Kept:
     weight: Any
     weight_key: tuple[Any, ...]
     is_sparse: bool
+    made_from: tuple[Any, ...] = ()  # the weight's identity when the cache was made
     shared: tuple[Any, ...] = ()  # (tensor of the cache, its identity) where it has the caller's memory
 
     def is_as_made(self) -> bool:
         """Whether nobody wrote to the edges that PyG's cache shares with the caller."""
         return not self.shared or identity(self.shared[0]) == self.shared[1]
+
+    def has_its_weight(self) -> bool:
+        """Whether edge_weight is what it was when the cache was made."""
+        return self.weight is None or identity(self.weight) == self.made_from
 
 
 @dataclass(slots=True)

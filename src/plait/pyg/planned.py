@@ -302,12 +302,12 @@ def _lowered(
         )
         return f"{kind}: {run}" if isinstance(run, str) else run
     if lowered.keeps_graph and kept.cache is None:
-        seat.kept = kept
+        seat.kept = replace(kept, made_from=() if weight is None else identity(weight))
         return f"{kind}(cached=True): PyG makes its cache of the first graph"
     dtype = torch.float32 if source.dtype in _HALVES else source.dtype
-    if kept.cache is not None and (lowered.operator, kept.weight_key, dtype) not in edges.constants:
-        if kept.weight_key and identity(weight) != kept.weight_key:  # type: ignore[arg-type]
-            return f"{kind}(cached=True): the weights that PyG's cache was made from were changed in place"
+    is_made = (lowered.operator, kept.weight_key, dtype) in edges.constants
+    if kept.cache is not None and not is_made and not kept.has_its_weight():
+        return f"{kind}(cached=True): the weights that PyG's cache was made from were changed in place"
     constants = _constants(edges, lowered.operator, weight, kept.weight_key, dtype)
     return _Prepared(session, seat.name, lowered, edges, constants)
 

@@ -77,7 +77,7 @@ def _dots(structure: Structure, g: Tensor, x: Tensor) -> Tensor:
 class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, structure: Structure, is_transposed: bool, values: Tensor, x: Tensor) -> Tensor:
-        # the model may have met other graphs and dropped this one when the backward pass asks for its transpose
+        # its transpose is asked for in the backward pass, when the model may have dropped it for others
         ctx.structure, ctx.graph, ctx.is_transposed = structure, structure.graph(), is_transposed
         ctx.save_for_backward(values, x)
         pattern = structure.turned if is_transposed else structure.pattern
