@@ -6,7 +6,9 @@ Nothing is shrunk and nothing stops the run. A script is on disk before it runs,
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import math
 import os
 import sys
 import time
@@ -22,10 +24,16 @@ from tests.fuzz.scripts import scripts
 __all__ = ["main", "run"]
 
 
-def run(sequences: int, first: int, out: Path) -> tuple[list[dict[str, object]], Tally]:
-    """The failing draws of a seed, each with its script and what was wrong; kept in `out` as they come."""
+class _Enough(KeyboardInterrupt):
+    """The time is up: what else hypothesis would take for a failing draw."""
+
+
+def run(
+    sequences: int, first: int, out: Path, seconds: float = math.inf
+) -> tuple[int, list[dict[str, object]], Tally]:
+    """(sequences run, the failing ones with script and reason, tally); `out` is kept up to date."""
     failures: list[dict[str, object]] = []
-    tally, count = Tally(), 0
+    tally, count, end = Tally(), 0, time.monotonic() + seconds
     running, last = out.with_suffix(".running"), out.with_suffix(".last")
 
     @seed(first)
@@ -36,6 +44,8 @@ def run(sequences: int, first: int, out: Path) -> tuple[list[dict[str, object]],
     @given(scripts())
     def draw(script: str) -> None:
         nonlocal count
+        if time.monotonic() > end:
+            raise _Enough
         count += 1
         running.write_text(script)
         try:
@@ -47,11 +57,12 @@ def run(sequences: int, first: int, out: Path) -> tuple[list[dict[str, object]],
         if not count % 100:
             last.write_text(f"{count} sequences, {len(failures)} failures\n")
 
-    draw()
+    with contextlib.suppress(_Enough):
+        draw()
     running.unlink()
     out.write_text(json.dumps(failures, indent=1))
     last.write_text(f"{count} sequences, {len(failures)} failures, finished\n")
-    return failures, tally
+    return count, failures, tally
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -59,15 +70,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.many", description=__doc__)
     parser.add_argument("--sequences", type=int, default=20000)
     parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--seconds", type=float, default=math.inf, help="draw no more after that long")
     parser.add_argument("--out", type=Path, help="JSON file of the failing draws")
-    given_ = parser.parse_args(arguments)
-    out = given_.out or Path(f"fuzz-{given_.seed}.json")
+    chosen = parser.parse_args(arguments)
+    out = chosen.out or Path(f"fuzz-{chosen.seed}.json")
     torch.set_num_threads(1)
     start = time.perf_counter()
-    failures, tally = run(given_.sequences, given_.seed, out)
+    count, failures, tally = run(chosen.sequences, chosen.seed, out, chosen.seconds)
     seconds = time.perf_counter() - start
     print(
-        f"seed {given_.seed}: {given_.sequences} sequences in {seconds:.0f} s (PLAIT_ASIDE="
+        f"seed {chosen.seed}: {count} sequences in {seconds:.0f} s (PLAIT_ASIDE="
         f"{os.environ.get('PLAIT_ASIDE', '')}): {tally.answered} calls compared, {tally.refused} refused by "
         f"PyG, {tally.planned} models planned, {len(failures)} failures" + f", in {out}" * bool(failures)
     )

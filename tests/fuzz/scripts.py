@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -158,7 +158,9 @@ class Facts:
     """What the rules need to know of a drawn model."""
 
     layers: frozenset[str]
-    words: frozenset[str]  # "chain", "edge list", "sparse", "weight", "attr", "type", "lookahead", "fine"
+    words: frozenset[
+        str
+    ]  # "chain", "edge list", "sparse", "weight", "attr", "type", "lookahead", "fine", "bare"
     arguments: str
     width: int
 
@@ -171,10 +173,7 @@ class Rule:
     needs: str = ""
 
     def holds(self, facts: Facts) -> bool:
-        words = facts.words | facts.layers | ({"bare"} if facts.arguments == "x, edge_index" else set())
-        if "sparse" in facts.words:
-            words -= {"bare"}
-        return all(word in words for word in self.needs.split(", ") if word)
+        return all(word in facts.words | facts.layers for word in self.needs.split(", ") if word)
 
 
 def _rules(needs: str, *lines: str) -> tuple[Rule, ...]:
@@ -217,6 +216,8 @@ _CALLS = _rules(
     "torch.ones_like(x))[1]",
     "out = model({a}); hook = out.register_hook(lambda g: 2 * g); backward(out)",
     "out = (lambda x: model({a}))(x.detach().round().long())",
+    "out = (lambda x: model({a}))(x.detach()[:-1])",
+    "out = (lambda x: model({a}))(x.detach()[:, :-1])",
     "out = copy.deepcopy(model)({a}); backward(out)",
     "out = model.forward({a}); backward(out)",
     "out = model({a}) + original({a}); backward(out)",
@@ -224,7 +225,6 @@ _CALLS = _rules(
     "with torch.autograd.graph.save_on_cpu(): out = model({a}); backward(out)",
     "with torch.autograd.graph.saved_tensors_hooks(lambda t: t * 1, lambda t: t): out = model({a}); "
     "backward(out)",
-    "out = copy.deepcopy(model).to('meta')({a})",
 )
 _CHAIN_CALLS = _rules(
     "chain", "out = model.embed({a}); backward(out)", "with torch.no_grad(): out = model.embed({a})"
@@ -306,8 +306,6 @@ _EDITS = (
         "model = model.half(); {c} = cast('half', {c})",
         "kept = (x, edge_index, edge_weight, edge_attr, edge_type)",
         "x, edge_index, edge_weight, edge_attr, edge_type = kept",
-        "x = x.detach()[:-1]",
-        "x = x.detach()[:, :-1]",
         "model.share_memory()",
         "layer(model, {k}).reset_parameters()",
         "layer(model, {k}).bias = None",
@@ -384,6 +382,8 @@ RULES = (*_CALLS, *_CHAIN_CALLS, *_EDITS)
 def scripts(draw: Callable[[Any], Any], steps: int = 9) -> str:
     """A script: a model and a graph, compiled, then edits with a call behind each."""
     head, facts = draw(_models())
+    if facts.arguments == "x, edge_index" and "sparse" not in facts.words:
+        facts = replace(facts, words=facts.words | {"bare"})
     lines = [*head, *draw(_graphs(facts)), "original = model; model = plait.compile(model)"]
     edits = [rule for rule in _EDITS if rule.holds(facts)]
     calls = [rule for rule in (*_CALLS, *_CHAIN_CALLS) if rule.holds(facts)]
