@@ -57,6 +57,9 @@ _PERMITTED = re.compile(
     "max\\(\\): Expected reduction dim|Could not run 'aten|Cannot set version_counter for inference|"
     "derivative for .* is not implemented|not implemented for 'Half'|expand is unsupported for Sparse"
 )
+# x without its last row or column is refused by its size; PyG takes it where it happens not to read that
+_CUT = re.compile(r"x\.detach\(\)\[.*:-1\]\)")
+_TOO_SMALL = re.compile("holds node \\d+ but num_|check the widths of x")
 # a plan may say that it cannot be differentiated twice, never be wrong about it
 _SECOND = re.compile("second derivative|differentiated twice|once_differentiable", re.IGNORECASE)
 
@@ -128,6 +131,8 @@ def _replay(script: str, tally: Tally | None) -> None:
             not expected and (_SECOND.search(result) or _LIMIT.search(result))
         ):
             break
+        if not expected and _CUT.search(line) and _TOO_SMALL.search(result):
+            continue
         if bool(expected) != bool(result):
             what = f"PyG raises {expected}" if expected else f"only the compiled model raises {result}"
             raise Difference(_told(lines, number, what))
@@ -222,7 +227,11 @@ def _write(value: Tensor, numbers: Tensor) -> None:
 
 
 def _distance(value: Tensor, other: Tensor) -> float:
-    return _largest(value.detach().double() - other.detach().double())
+    return _largest(_dense(value).double() - _dense(other).double())
+
+
+def _dense(value: Tensor) -> Tensor:
+    return value.detach() if value.layout == torch.strided else value.detach().to_dense()
 
 
 def _world(compiler: Any) -> dict[str, Any]:
@@ -361,8 +370,7 @@ def _tensor_differs(wanted: Tensor, given: Tensor, tolerance: float, scale: floa
     for what in ("dtype", "shape", "layout"):
         if getattr(wanted, what) != getattr(given, what):
             return f"{what} {getattr(given, what)}, not {getattr(wanted, what)}"
-    if wanted.layout != torch.strided:
-        wanted, given = wanted.to_dense(), given.to_dense()
+    wanted, given = _dense(wanted), _dense(given)
     if not wanted.is_floating_point():
         return "" if wanted.equal(given) else f"{given.tolist()}, not {wanted.tolist()}"
     allowed = max(TOLERANCE[wanted.dtype], tolerance) * max(_largest(wanted), scale, SMALLEST) + rounding
@@ -376,7 +384,7 @@ def _largest(value: Any) -> float:
     """The largest finite magnitude."""
     if not isinstance(value, Tensor) or not value.is_floating_point() or not value.numel():
         return 0.0
-    return float(torch.nan_to_num(value.detach().double(), 0.0, 0.0, 0.0).abs().max())
+    return float(torch.nan_to_num(_dense(value).double(), 0.0, 0.0, 0.0).abs().max())
 
 
 def _told(lines: Sequence[str], number: int, what: str) -> str:

@@ -132,3 +132,19 @@ def test_the_backward_pass_has_its_graph_after_the_model_dropped_it() -> None:
     model(x, torch.randint(0, 9, (2, 30)), weight)
     for one, other in zip(torch.autograd.grad(loss, [x, weight]), expected, strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("name", ["GCN", "APPNP", "LG"])
+def test_gradients_of_several_directions_at_once(name: str) -> None:
+    torch.manual_seed(0)
+    layer = LAYERS[name]().double()
+    model, edge_index = plait.compile(layer), torch.randint(0, 9, (2, 30))
+    x = torch.randn(9, WIDTH, dtype=torch.double, requires_grad=True)
+    weight = torch.rand(30, dtype=torch.double, requires_grad=True)
+    found = []
+    for net in (model, layer):
+        out = net(x, edge_index, weight)
+        directions = torch.stack([torch.ones_like(out), 2 * out.detach()])
+        found.append(torch.autograd.grad(out, [x, weight], directions, is_grads_batched=True))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
