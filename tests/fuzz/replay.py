@@ -132,7 +132,7 @@ def _replay(script: str, tally: Tally | None) -> None:
         ):
             break
         if not expected and _CUT.search(line) and _TOO_SMALL.search(result):
-            continue
+            break
         if bool(expected) != bool(result):
             what = f"PyG raises {expected}" if expected else f"only the compiled model raises {result}"
             raise Difference(_told(lines, number, what))
@@ -140,6 +140,8 @@ def _replay(script: str, tally: Tally | None) -> None:
             continue
         if expected:
             tally.refused += 1
+            if any(_compared("state", _state(theirs), _state(ours), 0.0)):
+                break  # a batch norm ran before one of them refused: which layer does is nobody's promise
             continue
         tally.answered += 1
         # what a coarse type left in gradients and running means stays there when the type is refined

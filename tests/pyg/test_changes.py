@@ -16,11 +16,13 @@ from torch_geometric.nn import (
     GINConv,
     GraphConv,
     LGConv,
+    MaxAggregation,
     MixHopConv,
     SAGEConv,
     SGConv,
     SSGConv,
 )
+from torch_geometric.utils import coalesce, to_torch_csr_tensor
 
 import plait
 
@@ -289,3 +291,14 @@ def test_a_number_of_a_layer_may_change(make: Any, name: str, change: float) -> 
         value = getattr(layer, name) + change * (turn + 1)
         for net in (layer, model):
             setattr(net, name, value)
+
+
+@pytest.mark.parametrize("is_sparse", [False, True])
+@pytest.mark.parametrize("make", [lambda: SAGEConv(WIDTH, 4, aggr="sum"), lambda: GCNConv(WIDTH, 4)])
+def test_another_aggregation_in_the_place_of_one(make: Callable[[], Any], is_sparse: bool) -> None:
+    layer, edges = make(), coalesce(drawn_edges(1))
+    given = to_torch_csr_tensor(edges.flip(0), size=(NODES, NODES)) if is_sparse else edges
+    model, x = plait.compile(layer), drawn(1, NODES, WIDTH)
+    same(model(x, given), layer(x, given))
+    layer.aggr_module = MaxAggregation()
+    same(model(x, given), layer(x, given))
