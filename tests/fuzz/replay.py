@@ -75,7 +75,7 @@ _AHEAD = (
     "with torch.no_grad(): copy.deepcopy(model).eval()(x, edge_index)",
     "copy.deepcopy(model).train()(x, edge_index)",
 )
-_GRADIENTS = re.compile(r"out = (second|torch\.autograd\.grad)\(")
+_GRADIENTS = re.compile(r"out = (second|batched|torch\.autograd\.|torch\.func\.jacrev)")
 _NAN = "float('nan')"
 _CALL = re.compile(r"(with .*: )?out =")
 _NOTHING: Mapping[str, float] = MappingProxyType({})
