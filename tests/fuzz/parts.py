@@ -22,6 +22,7 @@ from torch_geometric.nn import (
     HeteroConv,
     MessagePassing,
     SAGEConv,
+    SuperGATConv,
     to_hetero,
 )
 from torch_geometric.utils import coalesce, to_torch_coo_tensor, to_torch_csr_tensor
@@ -436,7 +437,11 @@ def sampled(x: Tensor, edge_index: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def in_threads(model: nn.Module, *arguments: Any) -> list[Any]:
-    """The outputs of a call in each of two threads at once; an error in one of them is raised."""
+    """The outputs of a call in each of two threads; an error in one of them is raised.
+
+    At once, but for models that draw random numbers: the order in which threads do so is nobody's.
+    """
+    is_random = any(isinstance(m, (nn.Dropout, Dropped, SuperGATConv)) for m in model.modules())
     found: list[Any] = [None, None]
 
     def call(place: int) -> None:
@@ -448,6 +453,8 @@ def in_threads(model: nn.Module, *arguments: Any) -> list[Any]:
     threads = [threading.Thread(target=call, args=(place,)) for place in (0, 1)]
     for thread in threads:
         thread.start()
+        if is_random:
+            thread.join()
     for thread in threads:
         thread.join()
     for out in found:
