@@ -55,6 +55,7 @@ _UNTOUCHED = SimpleNamespace(compile=lambda model, *_, **__: model)
 _PERMITTED = re.compile(
     "modified by an inplace operation|have the same dtype|expected scalar type|"
     "Inference tensors cannot be saved|Cannot access storage of Sparse|support the deepcopy protocol|"
+    "Inference tensors do not track|Inplace update to inference tensor|"
     "max\\(\\): Expected reduction dim|Could not run 'aten|Cannot set version_counter for inference|"
     "derivative for .* is not implemented|not implemented for 'Half'|expand is unsupported for Sparse"
 )

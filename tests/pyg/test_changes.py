@@ -12,6 +12,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import (
     APPNP,
     ChebConv,
+    GATConv,
     GCNConv,
     GINConv,
     GraphConv,
@@ -302,3 +303,22 @@ def test_another_aggregation_in_the_place_of_one(make: Callable[[], Any], is_spa
     same(model(x, given), layer(x, given))
     layer.aggr_module = MaxAggregation()
     same(model(x, given), layer(x, given))
+
+
+@pytest.mark.parametrize("wants_grad", [False, True])
+@pytest.mark.parametrize("make", [lambda: GINConv(nn.Linear(WIDTH, 4)), lambda: GATConv(WIDTH, 4)])
+def test_an_inference_tensor_with_other_data_has_no_counter_and_says_it_is_none(
+    make: Callable[[], Any], wants_grad: bool
+) -> None:
+    layer, edge_index = make(), drawn_edges(1)
+    model = plait.compile(layer)
+    with torch.inference_mode():
+        x = drawn(1, NODES, WIDTH)
+    x.data = 2 * x.data
+    expected = layer(x.clone(), edge_index)
+    with torch.set_grad_enabled(wants_grad):
+        for _ in range(3):
+            made = model(x, edge_index)
+            same(made, expected)
+    if wants_grad:
+        made.sum().backward()

@@ -31,7 +31,7 @@ from plait.pyg.recall import Layer, call_key, lie_with
 from plait.runtime import cuda
 from plait.runtime.constants import Constants
 from plait.runtime.deferred import whole
-from plait.runtime.identity import identity
+from plait.runtime.identity import counts_writes, identity
 from plait.runtime.session import Edges, Session
 from plait.runtime.trace import is_profiling
 
@@ -147,7 +147,7 @@ def _forward(
     x: Any = args[0] if args else kwargs.get("x")
     if (known is not None and not known.lies_with(x)) or not may_run_again(seats):
         return original(module, *args, **kwargs)
-    if torch.is_grad_enabled() and (x.is_inference() if isinstance(x, Tensor) else type(x) is tuple):
+    if torch.is_grad_enabled() and (not counts_writes(x) if isinstance(x, Tensor) else type(x) is tuple):
         args, kwargs = ordinary(args), {name: ordinary(value) for name, value in kwargs.items()}
         x = args[0] if args else kwargs["x"]
     if may_be_overwritten(seat, x, session.constant_input()):

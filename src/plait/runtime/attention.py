@@ -23,6 +23,7 @@ from plait.kernels import spmm as sparse
 from plait.kernels.attention import Dropout, Scores, padded
 from plait.kernels.spmm import Pattern
 from plait.runtime.buffers import Buffers
+from plait.runtime.identity import counts_writes
 from plait.runtime.orders import EdgeOrders
 from plait.runtime.project import contiguous_rows, weight_gradient
 from plait.runtime.segments import segment_softmax, segment_sum
@@ -146,11 +147,11 @@ class _Output:
 
     def __post_init__(self) -> None:
         self.tensor = self.tensor.detach()
-        self.version = 0 if self.tensor.is_inference() else self.tensor._version
+        self.version = self.tensor._version if counts_writes(self.tensor) else 0
 
     @property
     def is_intact(self) -> bool:
-        return self.tensor.is_inference() or self.tensor._version == self.version
+        return not counts_writes(self.tensor) or self.tensor._version == self.version
 
 
 # GAT: scores of single numbers -------------------------------------------------------------------------
