@@ -57,11 +57,12 @@ _PERMITTED = re.compile(
     "Inference tensors cannot be saved|Cannot access storage of Sparse|support the deepcopy protocol|"
     "Inference tensors do not track|Inplace update to inference tensor|"
     "max\\(\\): Expected reduction dim|Could not run 'aten|Cannot set version_counter for inference|"
-    "derivative for .* is not implemented|not implemented for 'Half'|expand is unsupported for Sparse"
+    "derivative for .* is not implemented|not implemented for '(Half|BFloat16)'|"
+    "expand is unsupported for Sparse"
 )
 # x without its last row or column is refused by its size; PyG takes it where it happens not to read that
 _CUT = re.compile(r"x\.detach\(\)\[.*:-1\]\)")
-_TOO_SMALL = re.compile("holds node \\d+ but num_|check the widths of x")
+_TOO_SMALL = re.compile("holds node \\d+ but num_|check the widths of x|matrix on \\d+ source")
 # a plan may say that it cannot be differentiated twice, never be wrong about it
 _SECOND = re.compile("second derivative|differentiated twice|once_differentiable", re.IGNORECASE)
 
@@ -254,7 +255,10 @@ def _distance(value: Tensor, other: Tensor) -> float:
 
 
 def _dense(value: Tensor) -> Tensor:
-    return value.detach() if value.layout == torch.strided else value.detach().to_dense()
+    if value.layout == torch.strided:
+        return value.detach()
+    with torch.inference_mode():  # which takes sparse tensors made there, too
+        return value.to_dense()
 
 
 def _world(compiler: Any) -> dict[str, Any]:
@@ -322,8 +326,12 @@ def _gradients(world: dict[str, Any]) -> dict[str, Tensor | None]:
 
 
 def _state(world: dict[str, Any]) -> dict[str, Any]:
+    try:
+        held = world["model"].state_dict()
+    except Exception as error:  # no model was made, or a parametrization of its weights does not work
+        return {"error": type(error).__name__}
     # a lazy layer that has not run holds no numbers
-    return {k: None if is_lazy(v) else v for k, v in world["model"].state_dict().items()}
+    return {k: None if is_lazy(v) else v for k, v in held.items()}
 
 
 def _modes(world: dict[str, Any]) -> dict[str, bool]:
