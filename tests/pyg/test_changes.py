@@ -22,6 +22,7 @@ from torch_geometric.nn import (
     SAGEConv,
     SGConv,
     SSGConv,
+    TAGConv,
 )
 from torch_geometric.utils import coalesce, to_torch_csr_tensor
 
@@ -322,3 +323,18 @@ def test_an_inference_tensor_with_other_data_has_no_counter_and_says_it_is_none(
             same(made, expected)
     if wants_grad:
         made.sum().backward()
+
+
+@pytest.mark.parametrize("make", [lambda: TAGConv(WIDTH, 4), lambda: GCNConv(WIDTH, 4)])
+def test_other_features_on_a_graph_that_followed_many_others(make: Callable[[], Any]) -> None:
+    layer = make()
+    model, x = plait.compile(layer), torch.zeros(NODES, WIDTH)
+    x[0, 0] = 1.0
+    for seed in range(10):
+        same(model(x, drawn_edges(seed)), layer(x, drawn_edges(seed)))
+    edge_index = drawn_edges(11)
+    same(model(x, edge_index), layer(x, edge_index))
+    for seed in range(3):
+        other = drawn(seed, NODES, WIDTH)
+        same(model(other, edge_index), layer(other, edge_index))
+    same(model(x, edge_index), layer(x, edge_index))

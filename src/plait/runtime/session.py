@@ -459,12 +459,13 @@ class Session:
         run = edges.runs.get(key)
         if run is None:
             once = (*place, None, wanted, None)
-            comes_once = self._met >= _MANY_GRAPHS and once not in edges.runs
-            if comes_once:
-                key = once
+            of_x = (*place, key[_TOKEN], wanted, None)
+            comes_once = self._met >= _MANY_GRAPHS and once not in edges.runs and of_x not in edges.runs
             run = self._planned(
                 layer, edges, constants, forms, given, signature, seen, rows, numbers, comes_once
             )
+            if comes_once:
+                key = of_x if run.hoisted else once  # what reads a sparse view of this x serves no other
             edges.remember(key, run)
             self._grow(bytes_in(run.hoisted) + _constant_bytes(constants))
         if self.plans.get(layer) is not run.plan:
