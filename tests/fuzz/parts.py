@@ -439,9 +439,11 @@ def sampled(x: Tensor, edge_index: Tensor) -> tuple[Tensor, Tensor]:
 def in_threads(model: nn.Module, *arguments: Any) -> list[Any]:
     """The outputs of a call in each of two threads; an error in one of them is raised.
 
-    At once, but for models that draw random numbers: the order in which threads do so is nobody's.
+    At once, but for models that draw random numbers, in an order that is nobody's, and for those asked for
+    attention weights, which PyG hands over in an attribute of the layer.
     """
-    is_random = any(isinstance(m, (nn.Dropout, Dropped, SuperGATConv)) for m in model.modules())
+    alone = (nn.Dropout, Dropped, SuperGATConv, Attending)
+    takes_turns = any(isinstance(m, alone) for m in model.modules())
     found: list[Any] = [None, None]
 
     def call(place: int) -> None:
@@ -453,7 +455,7 @@ def in_threads(model: nn.Module, *arguments: Any) -> list[Any]:
     threads = [threading.Thread(target=call, args=(place,)) for place in (0, 1)]
     for thread in threads:
         thread.start()
-        if is_random:
+        if takes_turns:
             thread.join()
     for thread in threads:
         thread.join()

@@ -486,6 +486,16 @@ def test_a_cache_of_another_number_of_nodes_is_pygs_to_apply(rows: int) -> None:
     close(compiled(x, edges()), twin(x, edges()), 1e-5, "output")
 
 
+def test_a_cache_made_for_the_other_flow_is_pygs_to_apply() -> None:
+    model = GCNConv(WIDTH, 3, cached=True)
+    twin, compiled = reference(model), plait.compile(model)
+    for flow in ("source_to_target", "target_to_source", "source_to_target"):
+        for net in (twin, compiled):
+            net.flow = flow
+        for _ in range(2):
+            close(compiled(features(), edges()), twin(features(), edges()), 1e-5, flow)
+
+
 def test_a_cache_in_double_precision_promotes_single() -> None:
     model = APPNP(2, 0.1, cached=True)
     twin, compiled = reference(model), plait.compile(model)

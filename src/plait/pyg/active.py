@@ -36,6 +36,7 @@ class Kept:
     weight: Any
     weight_key: tuple[Any, ...]
     is_sparse: bool
+    is_swapped: bool = False  # the flow it was made for
     made_from: tuple[Any, ...] = ()  # the weight's identity when the cache was made
     shared: tuple[Any, ...] = ()  # (tensor of the cache, its identity) where it has the caller's memory
 

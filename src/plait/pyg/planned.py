@@ -277,14 +277,14 @@ def _lowered(
     session = active.seats.session  # type: ignore[union-attr]
     kept = seat.kept
     if kept is not None and kept.cache is _cache_of(module):
-        reason = _refused_cache(kept, source, num_targets)
+        reason = _refused_cache(kept, source, num_targets, is_swapped)
         if reason:
             return f"{kind}(cached=True): {reason}"
     else:
         handed = read(edge_index, edge_weight, num_targets, num_sources, is_swapped)
         edges = session.edges_for(handed.key, handed.owners, handed.build)
         weight = handed.weight if handed.weight is not None else edges.weight
-        kept = Kept(None, edges, weight, handed.weight_key, handed.is_sparse)
+        kept = Kept(None, edges, weight, handed.weight_key, handed.is_sparse, is_swapped)
     edges, weight = kept.edges, kept.weight
     call = Call(is_bipartite, root is not None or not is_bipartite, weight is not None, kept.is_sparse)
     lowered = None if known is None else known.lowered.get(call)
@@ -320,10 +320,12 @@ def _cache_of(module: Any) -> Any:
     )
 
 
-def _refused_cache(kept: Kept, x: Tensor, num_targets: int) -> str | None:
+def _refused_cache(kept: Kept, x: Tensor, num_targets: int, is_swapped: bool) -> str | None:
     """Why PyG has to run a call on what its cache holds, or None."""
     if not kept.is_as_made():
         return "the edges that PyG's cache holds were changed in place"
+    if kept.is_swapped != is_swapped:
+        return "PyG's cache was made for the other flow"
     graph = kept.edges.graph
     if (graph.num_nodes, graph.num_sources) != (num_targets, x.shape[0]):
         return f"x has {x.shape[0]} rows, the graph that PyG's cache holds has {graph.num_sources} nodes"
