@@ -455,11 +455,12 @@ class Session:
         place = (layer, id(forms), id(constants), signature)
         wanted = None if rows is None else id(rows)
         numbers = None if seen is None else self._steady_numbers(layer, given)
-        key = (*place, None if seen is None else seen.token, wanted, numbers)
+        token = None if seen is None else seen.token
+        key = (*place, token, wanted, numbers)
         run = edges.runs.get(key)
         if run is None:
             once = (*place, None, wanted, None)
-            of_x = (*place, key[_TOKEN], wanted, None)
+            of_x = (*place, token, wanted, None)
             comes_once = self._met >= _MANY_GRAPHS and once not in edges.runs and of_x not in edges.runs
             run = self._planned(
                 layer, edges, constants, forms, given, signature, seen, rows, numbers, comes_once
