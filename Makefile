@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 
 SEQUENCES ?= 20000
+SEED ?= $(shell date +%s)
 
 .PHONY: demo test fuzz lint bench docs clean
 
@@ -24,7 +25,7 @@ test: $(VENV)/.installed
 
 # Sequences drawn anew each time, about 15 a second; a failure prints the shortest script that shows it.
 fuzz: $(VENV)/.installed
-	PLAIT_FUZZ_SEQUENCES=$(SEQUENCES) $(BIN)/python -m pytest tests/fuzz/test_sequences.py
+	$(BIN)/python -W ignore -m tests.fuzz.many --sequences $(SEQUENCES) --seed $(SEED)
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff format --check src tests examples

@@ -7,35 +7,59 @@ from __future__ import annotations
 
 import functools
 import io
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.data import Data
-from torch_geometric.nn import ChebConv, GCNConv, MessagePassing, SAGEConv
+from torch_geometric.data import Batch, Data
+from torch_geometric.nn import (
+    ChebConv,
+    DeepGCNLayer,
+    GCNConv,
+    GraphSAGE,
+    HeteroConv,
+    MessagePassing,
+    SAGEConv,
+    SuperGATConv,
+    to_hetero,
+)
 from torch_geometric.utils import coalesce, to_torch_coo_tensor, to_torch_csr_tensor
 
+from plait.loader import NeighborLoader
+
 __all__ = [
+    "Attending",
     "Chain",
+    "Dropped",
     "Halved",
+    "Heads",
     "InPlace",
     "OwnMessage",
     "OwnNew",
     "OwnNorm",
+    "Typed",
     "adj_t",
     "backward",
+    "batch",
+    "batched",
     "cast",
     "data",
+    "doubled",
     "features",
     "graph",
     "halved",
+    "in_threads",
     "inner",
     "layer",
+    "on_new_graphs",
     "optimise",
     "resaved",
+    "sampled",
     "second",
     "strided",
+    "trained",
     "twice",
     "wanted",
 ]
@@ -186,6 +210,8 @@ def _apply(step: Step, h: Tensor, skip: Tensor, edges: Edges) -> Tensor:
         return h
     if isinstance(step, MessagePassing) or isinstance(getattr(step, "__self__", None), MessagePassing):
         return _feed(step, h, edges)
+    if isinstance(inplace, DeepGCNLayer):
+        return step(h, edges[0])
     if step == "h + skip":
         return h + skip if h.shape == skip.shape else h
     if step == "h += skip":
@@ -264,6 +290,59 @@ class Chain(nn.Module):
             self.plain = {k: module if s is old else s for k, s in self.plain.items()}
 
 
+class Typed(nn.Module):
+    """Two kinds of nodes and three of edges, made of one graph; `convs` by kind of edge, none: to_hetero."""
+
+    KINDS = ("a", "to", "b"), ("b", "back", "a"), ("a", "in", "a")
+
+    def __init__(self, convs: list[nn.Module], width: int, aggr: str = "sum") -> None:
+        super().__init__()
+        if convs:
+            self.layers = HeteroConv(dict(zip(self.KINDS, convs, strict=True)), aggr=aggr)
+        else:
+            self.layers = to_hetero(GraphSAGE(width, 4, num_layers=2), (["a", "b"], list(self.KINDS)), aggr)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        edges = dict(zip(self.KINDS, (edge_index, edge_index.flip(0), edge_index), strict=True))
+        out = self.layers({"a": x, "b": 2 * x}, edges)
+        return out["a"] + 0.5 * out["b"]
+
+
+class Heads(nn.Module):
+    """The loop of sampled blocks: targets are the first rows of the sources, edges a part of the graph's."""
+
+    def __init__(self, conv: nn.Module) -> None:
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        count = x.shape[0] // 2 + 1
+        return self.conv((x, x[:count]), edge_index[:, edge_index[1] < count])
+
+
+class Dropped(nn.Module):
+    """Other edges at every call, as dropout_edge leaves them."""
+
+    def __init__(self, conv: nn.Module) -> None:
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        kept = torch.rand(edge_index.shape[1]) < 0.7 if self.training else slice(None)
+        return self.conv(x, edge_index[:, kept])
+
+
+class Attending(nn.Module):
+    """A layer that is asked for its attention weights too."""
+
+    def __init__(self, conv: nn.Module) -> None:
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Any:
+        return self.conv(x, edge_index, return_attention_weights=True)
+
+
 # What users do with them -----------------------------------------------------------------------------------
 
 
@@ -337,3 +416,87 @@ def resaved(model: nn.Module) -> Any:
     torch.save(model, file)
     file.seek(0)
     return torch.load(file, weights_only=False)
+
+
+def batch(seed: int, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """(x, edge_index, edge_weight, edge_attr, edge_type) of some small graphs as one."""
+    parts = [graph(kind, nodes, seed) for kind, nodes in (("hub", 5), ("no edges", 1), ("loops", 3))]
+    names = ("edge_index", "edge_weight", "edge_attr", "edge_type")
+    graphs = [
+        Data(x=features(nodes, width, seed), num_nodes=nodes, **dict(zip(names, part, strict=True)))
+        for nodes, part in zip((5, 1, 3), parts, strict=True)
+    ]
+    made = Batch.from_data_list(graphs)
+    return made.x, made.edge_index, made.edge_weight, made.edge_attr, made.edge_type
+
+
+def sampled(x: Tensor, edge_index: Tensor) -> tuple[Tensor, Tensor]:
+    """(x, edge_index) of a batch of plait's loader, whose edge_index carries its graph."""
+    found = next(iter(NeighborLoader(data(x.detach(), edge_index), num_neighbors=[3, 2], batch_size=3)))
+    return found.x, found.edge_index
+
+
+def in_threads(model: nn.Module, *arguments: Any) -> list[Any]:
+    """The outputs of a call in each of two threads; an error in one of them is raised.
+
+    At once, but for models that draw random numbers, in an order that is nobody's, and for those asked for
+    attention weights, which PyG hands over in an attribute of the layer.
+    """
+    alone = (nn.Dropout, Dropped, SuperGATConv, Attending)
+    takes_turns = any(isinstance(m, alone) for m in model.modules())
+    found: list[Any] = [None, None]
+
+    def call(place: int) -> None:
+        try:
+            found[place] = model(*arguments)
+        except Exception as error:
+            found[place] = error
+
+    threads = [threading.Thread(target=call, args=(place,)) for place in (0, 1)]
+    for thread in threads:
+        thread.start()
+        if takes_turns:
+            thread.join()
+    for thread in threads:
+        thread.join()
+    for out in found:
+        if isinstance(out, Exception):
+            raise out
+    return found
+
+
+def trained(model: nn.Module, *arguments: Any, steps: int = 4) -> list[Any]:
+    """The outputs of some steps of training."""
+    found = []
+    for _ in range(steps):
+        model.zero_grad()
+        out = model(*arguments)
+        backward(out)
+        optimise(model, 0.001)
+        found.append(out.detach())
+    return found
+
+
+def on_new_graphs(model: nn.Module, x: Tensor, edge_index: Tensor, *rest: Any, calls: int = 36) -> Any:
+    """The last outputs of many calls on graphs never seen before: long enough for a clock to decide."""
+    for _ in range(calls):
+        out = model(x, edge_index.clone(), *rest)
+    return out
+
+
+def batched(model: nn.Module, *arguments: Any) -> list[Tensor | None]:
+    """The gradients of some directions at once."""
+    out = model(*arguments)
+    directions = torch.stack([torch.ones_like(out), 2 * out.detach()])
+    inputs = [v for v in (*arguments[:1], *wanted(model)) if v.requires_grad]
+    return list(torch.autograd.grad(out, inputs, directions, is_grads_batched=True, allow_unused=True))
+
+
+class doubled:  # noqa: N801  it is called like a function
+    """A method with twice its results, in the place of that method."""
+
+    def __init__(self, method: Callable[..., Tensor]) -> None:
+        self.method = method
+
+    def __call__(self, *arguments: Any, **named: Any) -> Tensor:
+        return 2 * self.method(*arguments, **named)

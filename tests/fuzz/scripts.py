@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -47,7 +47,7 @@ _NO, _YES = ("False",), ("True",)
 _BOTH = "({w}, {w})"
 _ATTENTION = {
     "concat": _NO, "edge_dim": ("2",), "residual": _YES, "bias": _NO, "add_self_loops": _NO,
-    "negative_slope": ("0.5",),
+    "negative_slope": ("0.5",), "fill_value": ("'add'", "0.5"),
 }  # fmt: skip
 _NETWORKS = (
     "nn.Linear({w}, 4)",
@@ -59,6 +59,8 @@ _EDGE_NETWORKS = (
     "nn.Linear(2 * {w}, 4)",
     "nn.Sequential(nn.Linear(2 * {w}, 4), nn.ReLU(), nn.Linear(4, 4))",
     "nn.Sequential(nn.Linear(2 * {w}, 4), nn.ReLU(inplace=True))",
+    "nn.Sequential(nn.Linear(2 * {w}, 4), nn.BatchNorm1d(4), nn.ELU())",
+    "MLP([2 * {w}, 4, 4], norm=None)",
 )
 
 # layers whose input PyG lets a model write to before the backward pass: h += conv(h)
@@ -69,8 +71,8 @@ LAYERS: dict[str, Layer] = {
         "improved": _YES, "cached": _YES, "add_self_loops": _NO, "normalize": _NO, "bias": _NO,
     }, takes="weight"),
     "SAGEConv": Layer("SAGEConv({w}, 4{o})", {
-        "aggr": ("'max'", "'sum'", "'min'", "'lstm'"), "root_weight": _NO, "normalize": _YES,
-        "project": _YES, "bias": _NO,
+        "aggr": ("'max'", "'sum'", "'min'", "'lstm'", "'std'", "'median'"), "root_weight": _NO,
+        "normalize": _YES, "project": _YES, "bias": _NO,
     }, sparse=lambda o: o.get("aggr") in (None, "'sum'"), pair=_BOTH),
     "GraphConv": Layer("GraphConv({w}, 4{o})", {"aggr": ("'mean'", "'max'", "'min'"), "bias": _NO},
                        takes="weight", sparse=_no_extremes, pair=_BOTH),
@@ -105,13 +107,13 @@ LAYERS: dict[str, Layer] = {
         "concat": _NO, "attention_type": ("'SD'",), "add_self_loops": _NO, "bias": _NO},
         _heads, sparse=_never),
     "FAConv": Layer("FAConv({w}{o})", {
-        "eps": ("0.3",), "add_self_loops": _NO, "normalize": _NO}, _same, "weight", _never),
+        "eps": ("0.3",), "add_self_loops": _NO, "normalize": _NO, "cached": _YES}, _same, "weight", _never),
     "GMMConv": Layer("GMMConv({w}, 4, dim=2, kernel_size=2{o})", {
-        "aggr": ("'sum'",), "bias": _NO, "separate_gaussians": _YES}, takes="attr",
+        "aggr": ("'sum'",), "bias": _NO, "separate_gaussians": _YES, "root_weight": _NO}, takes="attr",
         sparse=_never),
     "GENConv": Layer("GENConv({w}, 4{o})", {
-        "aggr": ("'softmax_sg'", "'powermean'"), "learn_t": _YES, "msg_norm": _YES, "edge_dim": ("2",),
-        "norm": ("None",)}, takes="attr", sparse=_never),
+        "aggr": ("'softmax_sg'", "'powermean'"), "learn_t": _YES, "learn_p": _YES, "bias": _YES,
+        "msg_norm": _YES, "edge_dim": ("2",), "norm": ("None",)}, takes="attr", sparse=_never),
     "FiLMConv": Layer("FiLMConv({w}, 4, num_relations=2{o})", {
         "act": ("None", "nn.Tanh()"), "aggr": ("'sum'",)}, takes="type", sparse=_never),
     "CGConv": Layer("CGConv({w}, dim=2{o})", {"aggr": ("'mean'",), "batch_norm": _YES, "bias": _NO}, _same,
@@ -122,11 +124,11 @@ LAYERS: dict[str, Layer] = {
         "edge_dim": ("2",), "root_weight": _NO, "bias": _NO, "act": ("nn.Tanh()",)},
         takes="attr", sparse=_never),
     "RGCNConv": Layer("RGCNConv({w}, 4, num_relations=2{o})", {
-        "num_bases": ("2",), "aggr": ("'sum'", "'max'"), "root_weight": _NO, "bias": _NO}, takes="type",
-        sparse=_never),
+        "num_bases": ("2",), "num_blocks": ("1",), "aggr": ("'sum'", "'max'"), "root_weight": _NO,
+        "bias": _NO}, takes="type", sparse=_never),
     "PNAConv": Layer("PNAConv({w}, 4, aggregators={a}, scalers={s}, deg=torch.tensor([1, 4, 2]){o})", {
         "edge_dim": ("2",), "towers": ("2",), "pre_layers": ("2",), "post_layers": ("2",),
-        "train_norm": _YES}, takes="attr", sparse=_never),
+        "train_norm": _YES, "divide_input": _YES}, takes="attr", sparse=_never),
     "OwnMessage": Layer("OwnMessage({w}, 4{o})", {"cached": _YES, "bias": _NO},
                         takes="weight", sparse=_never),
     "OwnNorm": Layer("OwnNorm({w}, 4, K=2{o})", {"normalization": ("'rw'", "None"), "bias": _NO},
@@ -140,6 +142,8 @@ BETWEEN = (
     "F.relu", "nn.BatchNorm1d({w})", "nn.Dropout(0.5)", "nn.Dropout(0.5, inplace=True)", "torch.relu_",
     "'h + skip'", "'h += skip'", "'h[0] = 0'", "'h - mean'", "nn.Linear({w}, {w})", "nn.LayerNorm({w})",
     "nn.ReLU(inplace=True)", "torch.tanh", "InstanceNorm({w})", "GraphNorm({w})", "nn.LogSoftmax(dim=1)",
+    "PairNorm()", "nn.ELU()", "DeepGCNLayer(GCNConv({w}, {w}), nn.LayerNorm({w}), nn.ReLU(), ckpt_grad=True)",
+    "DeepGCNLayer(SAGEConv({w}, {w}), nn.Identity(), nn.ReLU(), block='res')",
 )  # fmt: skip
 HOLDS = ("modules", "list", "lambda", "dict", "partial", "bound", "parent")
 KINDS = ("plain", "loops", "repeated", "hub", "isolated", "no edges", "cliques")
@@ -154,7 +158,9 @@ class Facts:
     """What the rules need to know of a drawn model."""
 
     layers: frozenset[str]
-    words: frozenset[str]  # "chain", "edge list", "sparse", "weight", "attr", "type", "lookahead", "fine"
+    words: frozenset[
+        str
+    ]  # "chain", "edge list", "sparse", "weight", "attr", "type", "lookahead", "fine", "bare"
     arguments: str
     width: int
 
@@ -193,6 +199,32 @@ _CALLS = _rules(
     "out = torch.func.functional_call(model, halved(model), ({a})); backward(out)",
     "out = torch.func.jvp(lambda x: model({a}), (x.detach(),), (torch.ones_like(x),))",
     "with torch.autocast('cpu', dtype=torch.bfloat16): out = model({a})",
+    "with torch.autocast('cpu', dtype=torch.bfloat16): out = model({a}); backward(out)",
+    "out = in_threads(model, {a}); backward(out)",
+    "out = model({a})[torch.arange(x.shape[0]) % 2 == 1]; backward(out)",
+    "out = model({a})[1::2]; backward(out)",
+    "out = model({a}).mean(dim=0); backward(out)",
+    "out = global_mean_pool(model({a}), torch.arange(x.shape[0]) // 2); backward(out)",
+    "out = F.log_softmax(model({a}), dim=1); backward(out)",
+    "out = torch.from_numpy(model({a}).detach().numpy().copy())",
+    "out = trained(model, {a})",
+    "out = on_new_graphs(model, {a})",
+    "out = batched(model, {a})",
+    "out = torch.func.vmap(lambda x: model({a}))(torch.stack([x.detach(), 2 * x.detach()]))",
+    "out = torch.func.jacrev(lambda x: model({a}).sum(dim=0))(x.detach())",
+    "out = torch.autograd.functional.hvp(lambda x: model({a}).tanh().sum(), x.detach(), "
+    "torch.ones_like(x))[1]",
+    "out = model({a}); hook = out.register_hook(lambda g: 2 * g); backward(out)",
+    "out = (lambda x: model({a}))(x.detach().round().long())",
+    "out = (lambda x: model({a}))(x.detach()[:-1])",
+    "out = (lambda x: model({a}))(x.detach()[:, :-1])",
+    "out = copy.deepcopy(model)({a}); backward(out)",
+    "out = model.forward({a}); backward(out)",
+    "out = model({a}) + original({a}); backward(out)",
+    "out = model({a}) + model({a}); backward(out)",
+    "with torch.autograd.graph.save_on_cpu(): out = model({a}); backward(out)",
+    "with torch.autograd.graph.saved_tensors_hooks(torch.clone, torch.clone): out = model({a}); "
+    "backward(out)",
 )
 _CHAIN_CALLS = _rules(
     "chain", "out = model.embed({a}); backward(out)", "with torch.no_grad(): out = model.embed({a})"
@@ -257,6 +289,23 @@ _EDITS = (
         "model.zero_grad()",
         "model = plait.compile(model)",
         "original = copy.deepcopy(original); model = plait.compile(original)",
+        "nn.utils.prune.l1_unstructured(inner(model, {k}), 'weight', amount=0.5)",
+        "nn.utils.weight_norm(inner(model, {k}))",
+        "nn.utils.vector_to_parameters(nn.utils.parameters_to_vector(model.parameters()) / 2, "
+        "model.parameters())",
+        "nn.utils.clip_grad_norm_(model.parameters(), 0.5)",
+        "[setattr(p, 'data', strided(p.data, 'transposed')) for p in model.parameters() if p.dim() == 2]",
+        "[setattr(p, 'data', strided(p.data, 'stepped')) for p in model.parameters() if p.dim()]",
+        "layer(model, {k}).message = doubled(layer(model, {k}).message)",
+        "layer(model, {k}).update = doubled(layer(model, {k}).update)",
+        "layer(model, {k}).forward = doubled(layer(model, {k}).forward)",
+        "layer(model, {k}).aggr_module = MaxAggregation()",
+        "layer(model, {k}).aggr_module = SumAggregation()",
+        "layer(model, {k}).node_dim = 0",
+        "model = model.bfloat16(); {c} = cast('bfloat16', {c})",
+        "model = model.half(); {c} = cast('half', {c})",
+        "kept = (x, edge_index, edge_weight, edge_attr, edge_type)",
+        "x, edge_index, edge_weight, edge_attr, edge_type = kept",
         "model.share_memory()",
         "layer(model, {k}).reset_parameters()",
         "layer(model, {k}).bias = None",
@@ -268,6 +317,7 @@ _EDITS = (
         "edge list",
         "edge_index, edge_weight, edge_attr, edge_type = graph('{g}', {n}, seed={k}); "
         "x = features({n}, {w}, seed={k}); model.float(); {plain}",
+        "x, edge_index, edge_weight, edge_attr, edge_type = batch({k}, {w}); model.float(); {plain}",
         "edge_index[:, :2] = 0",
         "edge_index.copy_(edge_index.clone())",
         "with torch.inference_mode(): edge_index[:, :2] = 0",
@@ -309,7 +359,11 @@ _EDITS = (
             "model = plait.compile(original, data(x, edge_index), forms=['hag'])",
             "model = plait.compile(original, data(x, edge_index), rows=torch.arange(x.shape[0]) % 2 == 1, "
             "mode='training')",
-            "model = plait.compile(original, data(x, edge_index), memory_limit=2000)"),
+            "model = plait.compile(original, data(x, edge_index), rows=torch.arange(x.shape[0]) % 2 == 1)",
+            "model = plait.compile(original, data(x, edge_index), epochs=50)",
+            "model = plait.compile(original, data(x, edge_index), memory_limit=2000)",
+            "model = plait.compile(original, data(x, edge_index), memory_limit=2000, mode='inference')"),
+    *_rules("bare", "x, edge_index = sampled(x, edge_index)"),
     *_rules("chain", "model.replace(0, layer(copy.deepcopy(model)))", "model.plain.reverse()"),
     *_rules("APPNP", "layer(model).alpha = 0.3", "layer(model).K = 1"),
     *_rules("SSGConv", "layer(model).alpha = 0.3"),
@@ -328,6 +382,8 @@ RULES = (*_CALLS, *_CHAIN_CALLS, *_EDITS)
 def scripts(draw: Callable[[Any], Any], steps: int = 9) -> str:
     """A script: a model and a graph, compiled, then edits with a call behind each."""
     head, facts = draw(_models())
+    if facts.arguments == "x, edge_index" and "sparse" not in facts.words:
+        facts = replace(facts, words=facts.words | {"bare"})
     lines = [*head, *draw(_graphs(facts)), "original = model; model = plait.compile(model)"]
     edits = [rule for rule in _EDITS if rule.holds(facts)]
     calls = [rule for rule in (*_CALLS, *_CHAIN_CALLS) if rule.holds(facts)]
@@ -357,10 +413,14 @@ def _filled(draw: Any, rule: Rule, facts: Facts) -> str:
 
 @st.composite
 def _models(draw: Any) -> tuple[list[str], Facts]:
-    shape = draw(st.sampled_from(("chain", "chain", "chain", "chain", "layer", "sequential", "gnn")))
+    shape = draw(st.sampled_from((*("chain",) * 5, "layer", "sequential", "gnn", "typed", "wrapped")))
     width = draw(st.sampled_from((WIDTH, WIDTH, 1)))
     if shape == "gnn":
         return _gnn(draw, width)
+    if shape == "typed":
+        return _typed(draw, width)
+    if shape == "wrapped":
+        return _wrapped(draw, width)
     count = 1 if shape == "layer" else draw(st.integers(1, 3))
     names = [draw(st.sampled_from(sorted(LAYERS))) for _ in range(count)]
     is_pair = shape == "chain" and bool(LAYERS[names[0]].pair) and draw(st.booleans()) and draw(st.booleans())
@@ -478,16 +538,59 @@ def _gnn(draw: Any, width: int) -> tuple[list[str], Facts]:
     kind = draw(st.sampled_from(("GCN", "GraphSAGE", "GIN", "GAT", "EdgeCNN", "PNA")))
     extra = draw(
         st.lists(
-            st.sampled_from(("norm='batch_norm'", "jk='cat'", "act_first=True", "act='tanh'")),
+            st.sampled_from(
+                ("norm='batch_norm'", "jk='cat'", "jk='max'", "act_first=True", "act='tanh'", "dropout=0.5")
+            ),
             max_size=2,
             unique=True,
         )
     )
     if kind == "PNA":
         extra.append("aggregators=['mean', 'std'], scalers=['identity'], deg=torch.tensor([1, 4, 2])")
+    if kind == "GAT":  # whose dropout drops attention weights, others than PyG's
+        extra = [one for one in extra if "dropout" not in one] + draw(st.sampled_from(([], ["v2=True"])))
+    extra = [
+        one for k, one in enumerate(extra) if not any(one[:2] == "jk" == other[:2] for other in extra[:k])
+    ]
     text = f"{kind}({width}, 4, num_layers=2{''.join(f', {one}' for one in extra)})"
     words = {"edge list", "lookahead"} | ({"fine"} if "norm" in text else set())
     return [f"model = {text}"], Facts(frozenset(), frozenset(words), "x, edge_index", width)
+
+
+def _typed(draw: Any, width: int) -> tuple[list[str], Facts]:
+    """Kinds of nodes and edges: HeteroConv, or a model made so by to_hetero."""
+    pair = ("SAGEConv(({w}, {w}), 4)", "GATConv(({w}, {w}), 4, add_self_loops=False)",
+            "GraphConv(({w}, {w}), 4, aggr='mean')", "SAGEConv((-1, -1), 4)")  # fmt: skip
+    own = ("GCNConv({w}, 4)", "GATConv({w}, 4)", "SAGEConv({w}, 4, aggr='max')", "GCNConv(-1, 4)")
+    aggr = draw(st.sampled_from(("sum", "mean", "max")))
+    convs = [draw(st.sampled_from(options)).format(w=width) for options in (pair, pair, own)]
+    listed = draw(st.sampled_from((f"[{', '.join(convs)}]",) * 3 + ("[]",)))
+    words = frozenset({"edge list", "lookahead"})
+    return [f"model = Typed({listed}, {width}, {aggr!r})"], Facts(frozenset(), words, "x, edge_index", width)
+
+
+def _wrapped(draw: Any, width: int) -> tuple[list[str], Facts]:
+    """A layer in a model that makes its own edges, or asks for attention weights."""
+    options = {
+        "Heads": (
+            "SAGEConv({w}, 4)", "SAGEConv({w}, 4, aggr='max')", "SAGEConv({w}, 4, aggr='lstm')",
+            "GATConv(({w}, {w}), 4)", "GATv2Conv(({w}, {w}), 4)", "TransformerConv(({w}, {w}), 4)",
+            "LEConv({w}, 4)", "GraphConv({w}, 4)", "EdgeConv(nn.Linear(2 * {w}, 4))",
+            "GINConv(nn.Linear({w}, 4))",
+        ),
+        "Dropped": (
+            "GCNConv({w}, 4)", "SAGEConv({w}, 4)", "GATConv({w}, 2, heads=2)", "GCN({w}, 4, num_layers=2)",
+            "GIN({w}, 4, num_layers=2)", "APPNP(2, 0.1)", "EdgeCNN({w}, 4, num_layers=2)",
+        ),
+        "Attending": (
+            "GATConv({w}, 2, heads=2)", "GATv2Conv({w}, 2, heads=2)", "TransformerConv({w}, 2, heads=2)",
+            "GATConv({w}, 4, add_self_loops=False)", "GATv2Conv({w}, 4, residual=True)",
+        ),
+    }  # fmt: skip
+    kind = draw(st.sampled_from(sorted(options)))
+    text = f"{kind}({draw(st.sampled_from(options[kind])).format(w=width)})"
+    words = frozenset({"edge list", "lookahead"})
+    return [f"model = {text}"], Facts(frozenset(), words, "x, edge_index", width)
 
 
 @st.composite
@@ -502,8 +605,8 @@ def _graphs(draw: Any, facts: Facts) -> list[str]:
     if "sparse" in facts.words:
         layout = draw(st.sampled_from(("csr", "coo")))
         lines.append(f"edge_index = adj_t(edge_index, {nodes}, {layout!r})")
-    dtypes = ("double", "float", "double", "float", "bfloat16")
-    dtype = draw(st.sampled_from(dtypes[:-1] if facts.words & {"sparse", "fine"} else dtypes))
+    dtypes = ("double", "float", "double", "float", "bfloat16", "half")
+    dtype = draw(st.sampled_from(dtypes[:4] if facts.words & {"sparse", "fine"} else dtypes))
     if dtype != "float":
         lines.append(f"model = model.{dtype}(); {_CAST} = cast({dtype!r}, {_CAST})")
     if draw(st.booleans()):

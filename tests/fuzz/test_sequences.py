@@ -1,23 +1,20 @@
 """Random models, graphs and what users do between calls: the compiled model stays PyG's.
 
-`make test` runs the same 500 sequences every time; `make fuzz SEQUENCES=20000` draws new ones.
+`make test` runs the same 500 sequences every time; `make fuzz SEQUENCES=20000 SEED=1` draws others
+(tests/fuzz/many.py).
 """
 
 from __future__ import annotations
-
-import os
 
 from hypothesis import HealthCheck, given, settings
 
 from tests.fuzz.replay import replay
 from tests.fuzz.scripts import scripts
 
-_DRAWN = int(os.environ.get("PLAIT_FUZZ_SEQUENCES", "0"))
-
 
 @settings(
-    max_examples=_DRAWN or 500,
-    derandomize=not _DRAWN,
+    max_examples=500,
+    derandomize=True,
     database=None,
     deadline=None,
     print_blob=False,

@@ -84,3 +84,17 @@ def test_gates_far_from_zero_are_open_or_shut_and_nan_stays() -> None:
     assert out[3] == 0.5
     assert slopes[0] < 1e-30
     assert slopes[3] == 0.25
+
+
+def test_the_gradient_of_a_relu_passes_nan_as_torchs_does() -> None:
+    forward = Pattern(np.arange(5, dtype=np.int32), np.zeros(4, np.int32), 1)
+    backward = Pattern(np.array([0, 4], np.int32), np.arange(4, dtype=np.int32), 4)
+    near = torch.tensor([[1.0], [-1.0], [float("nan")], [0.0]])
+    far, grad = torch.zeros(1, 1), torch.tensor([[1.0], [2.0], [4.0], [8.0]])
+    slopes, to_far = torch.empty(4, 1), torch.empty(1, 1)
+    k.gate(forward, "relu", near, far, None, slopes=slopes)
+    k.gate_sources(backward, "relu", near, far, None, grad, to_far, None)
+    leaf = near.clone().requires_grad_()
+    leaf.relu().backward(grad)
+    assert torch.equal(slopes * grad, leaf.grad)
+    assert to_far.item() == leaf.grad.sum() == 5

@@ -462,6 +462,64 @@ def test_cached_layers_keep_their_first_weights() -> None:
     close(compiled(features(), edges()), twin(features(), edges()), 1e-5, "without weights")
 
 
+def test_a_cache_keeps_the_weights_as_they_were_when_it_was_made() -> None:
+    model = GCNConv(WIDTH, 3, cached=True)
+    twin, compiled = reference(model), plait.compile(model)
+    weights = [torch.rand(90, generator=torch.Generator().manual_seed(1)) for _ in range(2)]
+    for _ in range(3):
+        outs = [
+            net(features(), edges(), weight) for net, weight in zip((compiled, twin), weights, strict=True)
+        ]
+        close(*outs, 1e-5, "output")
+        for weight in weights:
+            weight.mul_(0.5)
+
+
+@pytest.mark.parametrize("rows", [3, 50])
+def test_a_cache_of_another_number_of_nodes_is_pygs_to_apply(rows: int) -> None:
+    model = APPNP(2, 0.1, cached=True)
+    twin, compiled = reference(model), plait.compile(model)
+    small = torch.tensor([[0, 1, 2], [1, 2, 0]])
+    for net in (twin, compiled):
+        net(features(nodes=3), small)
+    x = features(nodes=rows)
+    close(compiled(x, edges()), twin(x, edges()), 1e-5, "output")
+
+
+def test_a_cache_made_for_the_other_flow_is_pygs_to_apply() -> None:
+    model = GCNConv(WIDTH, 3, cached=True)
+    twin, compiled = reference(model), plait.compile(model)
+    for flow in ("source_to_target", "target_to_source", "source_to_target"):
+        for net in (twin, compiled):
+            net.flow = flow
+        for _ in range(2):
+            close(compiled(features(), edges()), twin(features(), edges()), 1e-5, flow)
+
+
+def test_a_cache_in_double_precision_promotes_single() -> None:
+    model = APPNP(2, 0.1, cached=True)
+    twin, compiled = reference(model), plait.compile(model)
+    for dtype in (torch.float64, torch.float32, torch.float32):
+        made, expected = compiled(features().to(dtype), edges()), twin(features().to(dtype), edges())
+        assert made.dtype == expected.dtype == torch.float64
+        close(made, expected, 1e-5, "output")
+
+
+@pytest.mark.parametrize("calls", [1, 2])
+def test_a_checkpoint_around_the_call_that_makes_the_cache(calls: int) -> None:
+    model = Sequential(
+        "x, edge_index", [(GCNConv(WIDTH, WIDTH, cached=True), "x, edge_index -> x"), nn.Tanh()]
+    )
+    twin, compiled = reference(model), plait.compile(model)
+    for net in (twin, compiled):
+        x = features().requires_grad_()
+        for _ in range(calls):
+            x = checkpoint(net, x, edges(), use_reentrant=False)
+        x.square().sum().backward()
+    for mine, other in zip(compiled.parameters(), twin.parameters(), strict=True):
+        close(mine.grad, other.grad, GRADIENT[torch.float32], "gradient")
+
+
 def test_the_layers_of_a_pyg_sequential_are_planned_in_copies_too() -> None:
     layers = [(GCNConv(WIDTH, 6), "x, edge_index -> x"), nn.ReLU(), (GCNConv(6, 3), "x, edge_index -> x")]
     model = Sequential("x, edge_index", layers)

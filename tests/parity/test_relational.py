@@ -55,6 +55,17 @@ def test_every_candidate_computes_the_same(
     agree(bare, (features(30), features(N, 5)), given, kinds(given))
 
 
+@pytest.mark.parametrize("choice", CHOICES)
+def test_a_graph_without_nodes_has_gradients(choice: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from plait.plan import relational as plan
+
+    found = plan.candidates
+    monkeypatch.setattr(plan, "candidates", lambda p: [c for c in found(p) if c.name == choice])
+    given = torch.empty(2, 0, dtype=torch.int64)
+    module = drawn(RGCNConv(1, 4, R, root_weight=False, bias=False))
+    agree(module, torch.zeros(0, 1), given, kinds(given))
+
+
 def test_pairs_of_features_have_roots_of_their_own() -> None:
     given = torch.stack([torch.randint(0, 30, (200,)), torch.randint(0, N, (200,))])
     agree(drawn(RGCNConv((WIDTH, 7), 5, R)), (features(30), features(N, 7)), given, kinds(given))

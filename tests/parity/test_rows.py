@@ -232,3 +232,13 @@ def test_rows_are_dropped_where_all_are_asked_for_again_and_again() -> None:
 def test_what_follows_the_last_layer_is_named() -> None:
     plan: Any = compiled("batch_norm")[1].plan
     assert any("rows= is not used: batch_norm" in note for note in plan.notes)
+
+
+def test_a_layer_without_neighbours_computes_all_rows() -> None:
+    data = graph()
+    model = SGConv(6, 3, K=0).double()
+    compiled = plait.compile(model, data, rows=MASK, mode="training")
+    for asked in (MASK, ~MASK):
+        torch.testing.assert_close(
+            compiled(data.x, data.edge_index)[asked], model(data.x, data.edge_index)[asked]
+        )

@@ -12,15 +12,19 @@ from torch_geometric.data import Data
 from torch_geometric.nn import (
     APPNP,
     ChebConv,
+    GATConv,
     GCNConv,
     GINConv,
     GraphConv,
     LGConv,
+    MaxAggregation,
     MixHopConv,
     SAGEConv,
     SGConv,
     SSGConv,
+    TAGConv,
 )
+from torch_geometric.utils import coalesce, to_torch_csr_tensor
 
 import plait
 
@@ -289,3 +293,49 @@ def test_a_number_of_a_layer_may_change(make: Any, name: str, change: float) -> 
         value = getattr(layer, name) + change * (turn + 1)
         for net in (layer, model):
             setattr(net, name, value)
+
+
+@pytest.mark.parametrize("is_sparse", [False, True])
+@pytest.mark.parametrize("make", [lambda: SAGEConv(WIDTH, 4, aggr="sum"), lambda: GCNConv(WIDTH, 4)])
+def test_another_aggregation_in_the_place_of_one(make: Callable[[], Any], is_sparse: bool) -> None:
+    layer, edges = make(), coalesce(drawn_edges(1))
+    given = to_torch_csr_tensor(edges.flip(0), size=(NODES, NODES)) if is_sparse else edges
+    model, x = plait.compile(layer), drawn(1, NODES, WIDTH)
+    same(model(x, given), layer(x, given))
+    layer.aggr_module = MaxAggregation()
+    same(model(x, given), layer(x, given))
+
+
+@pytest.mark.parametrize("wants_grad", [False, True])
+@pytest.mark.parametrize("make", [lambda: GINConv(nn.Linear(WIDTH, 4)), lambda: GATConv(WIDTH, 4)])
+def test_an_inference_tensor_with_other_data_has_no_counter_and_says_it_is_none(
+    make: Callable[[], Any], wants_grad: bool
+) -> None:
+    layer, edge_index = make(), drawn_edges(1)
+    model = plait.compile(layer)
+    with torch.inference_mode():
+        x = drawn(1, NODES, WIDTH)
+    x.data = 2 * x.data
+    expected = layer(x.clone(), edge_index)
+    with torch.set_grad_enabled(wants_grad):
+        for _ in range(3):
+            made = model(x, edge_index)
+            same(made, expected)
+    if wants_grad:
+        made.sum().backward()
+
+
+@pytest.mark.parametrize("make", [lambda: TAGConv(WIDTH, 4), lambda: GCNConv(WIDTH, 4)])
+def test_other_features_on_a_graph_that_followed_many_others(make: Callable[[], Any]) -> None:
+    layer, edge_index = make(), drawn_edges(1)
+    model, x = plait.compile(layer), drawn(1, NODES, WIDTH)
+    model(x, edge_index).sum().backward()  # shows that inputs are not written to: they need no copies
+    x = torch.zeros(NODES, WIDTH)
+    for _ in range(5):
+        model(x, edge_index.clone())
+    edge_index = edge_index.clone()
+    same(model(x, edge_index), layer(x, edge_index))
+    for seed in range(3):
+        other = drawn(seed, NODES, WIDTH)
+        same(model(other, edge_index), layer(other, edge_index))
+    same(model(x, edge_index), layer(x, edge_index))

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 from torch_geometric.nn import (
     AGNNConv,
@@ -297,3 +298,13 @@ def test_plans_of_attention_are_made_for_sizes_once_batches_come_and_go(
     for batch in NeighborLoader(random_data(), [4, 3], batch_size=10, seed=0):
         fast(batch.x, batch.edge_index)
     assert len(made) < 10  # of 20 batches
+
+
+@pytest.mark.parametrize("layer", [GCNConv(4, 3), GATConv(4, 3)])
+def test_an_edge_index_of_another_size_is_refused_as_in_pyg(layer: nn.Module) -> None:
+    edge_index = EdgeIndex([[0, 1], [1, 0]], sparse_size=(5, 5))
+    compiled = plait.compile(layer)
+    assert compiled(torch.ones(5, 4), edge_index).shape == (5, 3)
+    for net in (layer, compiled):
+        with pytest.raises(ValueError, match="size"):
+            net(torch.ones(4, 4), edge_index)

@@ -118,3 +118,33 @@ def test_without_gradients_the_weights_are_a_constant_of_the_call() -> None:
         for _ in range(3):
             torch.testing.assert_close(model(x, edge_index, weight), layer(x, edge_index, weight))
             weight.mul_(1.5)
+
+
+def test_the_backward_pass_has_its_graph_after_the_model_dropped_it() -> None:
+    torch.manual_seed(0)
+    layer = LGConv(normalize=False)
+    model = plait.compile(layer)
+    x, weight = torch.randn(9, WIDTH, requires_grad=True), torch.rand(30, requires_grad=True)
+    edge_index = torch.randint(0, 9, (2, 30))
+    expected = torch.autograd.grad(layer(x, edge_index, weight).square().sum(), [x, weight])
+    loss = model(x, edge_index, weight).square().sum()
+    del edge_index
+    model(x, torch.randint(0, 9, (2, 30)), weight)
+    for one, other in zip(torch.autograd.grad(loss, [x, weight]), expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("name", ["GCN", "APPNP", "LG"])
+def test_gradients_of_several_directions_at_once(name: str) -> None:
+    torch.manual_seed(0)
+    layer = LAYERS[name]().double()
+    model, edge_index = plait.compile(layer), torch.randint(0, 9, (2, 30))
+    x = torch.randn(9, WIDTH, dtype=torch.double, requires_grad=True)
+    weight = torch.rand(30, dtype=torch.double, requires_grad=True)
+    found = []
+    for net in (model, layer):
+        out = net(x, edge_index, weight)
+        directions = torch.stack([torch.ones_like(out), 2 * out.detach()])
+        found.append(torch.autograd.grad(out, [x, weight], directions, is_grads_batched=True))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -35,11 +36,17 @@ class Kept:
     weight: Any
     weight_key: tuple[Any, ...]
     is_sparse: bool
+    is_swapped: bool = False  # the flow it was made for
+    made_from: tuple[Any, ...] = ()  # the weight's identity when the cache was made
     shared: tuple[Any, ...] = ()  # (tensor of the cache, its identity) where it has the caller's memory
 
     def is_as_made(self) -> bool:
         """Whether nobody wrote to the edges that PyG's cache shares with the caller."""
         return not self.shared or identity(self.shared[0]) == self.shared[1]
+
+    def has_its_weight(self) -> bool:
+        """Whether edge_weight is what it was when the cache was made."""
+        return self.weight is None or identity(self.weight) == self.made_from
 
 
 @dataclass(slots=True)
@@ -99,6 +106,8 @@ class Seats:
 class _Active(threading.local):
     seats: Seats | None = None
     is_resting: bool = False  # a call of a compiled model is PyG's as a whole
+    # while a checkpoint runs its function again: by id of a layer, its first calls that ran in PyG before
+    in_pyg_before: Counter[int] | None = None
 
 
 class _Traced:

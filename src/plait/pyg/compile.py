@@ -28,6 +28,7 @@ from plait.pyg.planned import install, is_disabled
 from plait.pyg.view import CompiledModel, never_planned, plan_of, view_of
 from plait.runtime.deferred import held_rows
 from plait.runtime.forms import chosen_names
+from plait.runtime.identity import counts_writes
 from plait.runtime.session import Options, Session
 from plait.runtime.twins import find_twins
 
@@ -207,7 +208,7 @@ def _look_ahead(model: nn.Module, session: Session, call: Call | None, mode: str
 def _is_for_inference(model: nn.Module, call: Call | None) -> bool:
     """Whether a tensor of the model or the call was made in inference_mode: autograd does not take those."""
     values = () if call is None else call.tensors()
-    return any(t.is_inference() for t in (*model.parameters(), *values) if not is_lazy(t))
+    return any(not counts_writes(t) for t in (*model.parameters(), *values) if not is_lazy(t))
 
 
 def _plan_ahead(model: nn.Module, session: Session, call: Call | None, mode: str) -> None:
@@ -334,7 +335,7 @@ def _quietly(model: nn.Module, call: Call, is_training: bool) -> Iterator[None]:
 
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()
     given = call.tensors() if is_training else ()
-    inputs = [_Kept(t, True) for t in given if t.is_floating_point() and not t.is_inference()]
+    inputs = [_Kept(t, True) for t in given if t.is_floating_point() and counts_writes(t)]
     for module in model.modules():
         quiet(module)
     handle = register_module_forward_pre_hook(_in_this_thread(quiet))

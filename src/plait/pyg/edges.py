@@ -116,6 +116,10 @@ def read(
     sizes = (num_nodes, num_sources, is_swapped)
     if isinstance(edge_index, Tensor) and edge_index.layout == torch.strided:
         _check_edge_list(edge_index, edge_weight)
+        if type(edge_index) is not Tensor:
+            _check_sparse_size(
+                edge_index, (num_nodes, num_sources) if is_swapped else (num_sources, num_nodes)
+            )
         key = (*identity(edge_index), *sizes)
         weight_key = () if edge_weight is None else identity(edge_weight)
         return Given(
@@ -135,6 +139,16 @@ def _check_edge_list(edge_index: Tensor, edge_weight: Tensor | None) -> None:
         raise InputError(
             f"edge_weight: {edge_weight.shape[0]} weights for {edge_index.shape[1]} edges; "
             "pass one for each edge"
+        )
+
+
+def _check_sparse_size(edge_index: Any, sizes: tuple[int, int]) -> None:
+    """PyG's EdgeIndex may say how many nodes its two rows number."""
+    said = edge_index.sparse_size() if hasattr(edge_index, "sparse_size") else (None, None)
+    if any(one is not None and one != other for one, other in zip(said, sizes, strict=True)):
+        raise InputError(
+            f"edge_index: its sparse_size is {tuple(said)}, but x has rows for {sizes} nodes; "
+            "make it anew with EdgeIndex(..., sparse_size=...)"
         )
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from plait.pyg.active import Seat
+from plait.runtime.identity import counts_writes
 
 __all__ = ["copied", "may_be_overwritten", "ordinary"]
 
@@ -25,7 +26,7 @@ def ordinary(value: Any) -> Any:
     """Copies of the numbers made in inference_mode, which autograd does not take; all else as it is."""
     if type(value) is tuple:
         return tuple(map(ordinary, value))
-    is_copied = isinstance(value, Tensor) and value.is_floating_point() and value.is_inference()
+    is_copied = isinstance(value, Tensor) and value.is_floating_point() and not counts_writes(value)
     return value.clone() if is_copied else value
 
 
@@ -60,7 +61,7 @@ def _listed(x: Any) -> list[Any]:
 
 
 def _version(value: Any) -> int:
-    return value._version if isinstance(value, Tensor) and not value.is_inference() else 0
+    return value._version if isinstance(value, Tensor) and counts_writes(value) else 0
 
 
 def _look(seat: Seat, seen: list[tuple[Any, int]], _: Any) -> None:

@@ -19,7 +19,7 @@ from plait.errors import InputError
 from plait.ir import Expr
 from plait.pyg import exported
 from plait.pyg.active import Kept, Seat, Seats, active, traced
-from plait.pyg.checkpoints import may_run_again
+from plait.pyg.checkpoints import may_run_again, note_in_pyg, ran_in_pyg
 from plait.pyg.edges import read
 from plait.pyg.layers.base import RULES, Apply, bound_to_torch
 from plait.pyg.layers.fused import FUSED, Run, check_widths, layer_of
@@ -32,7 +32,7 @@ from plait.pyg.recall import Layer, call_key, lie_with
 from plait.runtime import cuda
 from plait.runtime.constants import Constants
 from plait.runtime.deferred import whole
-from plait.runtime.identity import identity
+from plait.runtime.identity import counts_writes, identity
 from plait.runtime.session import Edges, Session
 from plait.runtime.trace import is_profiling
 
@@ -137,14 +137,18 @@ def _forward(
     if may_defer and layer_of(module) is not None:
         whole((args, kwargs))  # its passes read memory, a row for every node
     seat = seats.of(module)
-    if session.aside.notes and session.aside.has_left(seat.name, *_edges_of(args, kwargs)):
+    if (before := active.in_pyg_before) is not None:
+        if ran_in_pyg(module, before):
+            return original(module, *args, **kwargs)
+    elif session.aside.notes and session.aside.has_left(seat.name, *_edges_of(args, kwargs)):
         _set_aside(session, seat.name)
+        note_in_pyg(seats, module)
         return original(module, *args, **kwargs)
     known = seat.as_it_was(module)
     x: Any = args[0] if args else kwargs.get("x")
     if (known is not None and not known.lies_with(x)) or not may_run_again(seats):
         return original(module, *args, **kwargs)
-    if torch.is_grad_enabled() and (x.is_inference() if isinstance(x, Tensor) else type(x) is tuple):
+    if torch.is_grad_enabled() and (not counts_writes(x) if isinstance(x, Tensor) else type(x) is tuple):
         args, kwargs = ordinary(args), {name: ordinary(value) for name, value in kwargs.items()}
         x = args[0] if args else kwargs["x"]
     if may_be_overwritten(seat, x, session.constant_input()):
@@ -170,8 +174,9 @@ def _run(
     run = None if key is None else session.recall(key)
     if run is None:
         given = _edges_of(args, kwargs)[0]
-        if session.aside.is_pygs_turn(seat.name, given):
+        if active.in_pyg_before is None and session.aside.is_pygs_turn(seat.name, given):
             _set_aside(session, seat.name)
+            note_in_pyg(seats, module)
             return original(module, *args, **kwargs)
         if known is not None and key is not None:
             listed = _listed(layer, module, seat, known, key, args, kwargs)
@@ -293,13 +298,15 @@ def _lowered(
         return f"{kind}: flow='target_to_source' on a pair of feature matrices is not lowered"
     session = active.seats.session  # type: ignore[union-attr]
     kept = seat.kept
-    if kept is not None and not kept.is_as_made():
-        return f"{kind}(cached=True): the edges that PyG's cache holds were changed in place"
-    if kept is None or kept.cache is not _cache_of(module):
+    if kept is not None and kept.cache is _cache_of(module):
+        reason = _refused_cache(kept, source, num_targets, is_swapped)
+        if reason:
+            return f"{kind}(cached=True): {reason}"
+    else:
         handed = read(edge_index, edge_weight, num_targets, num_sources, is_swapped)
         edges = session.edges_for(handed.key, handed.owners, handed.build)
         weight = handed.weight if handed.weight is not None else edges.weight
-        kept = Kept(None, edges, weight, handed.weight_key, handed.is_sparse)
+        kept = Kept(None, edges, weight, handed.weight_key, handed.is_sparse, is_swapped)
     edges, weight = kept.edges, kept.weight
     call = Call(is_bipartite, root is not None or not is_bipartite, weight is not None, kept.is_sparse)
     lowered = None if known is None else known.lowered.get(call)
@@ -318,9 +325,12 @@ def _lowered(
         )
         return f"{kind}: {run}" if isinstance(run, str) else run
     if lowered.keeps_graph and kept.cache is None:
-        seat.kept = kept
+        seat.kept = replace(kept, made_from=() if weight is None else identity(weight))
         return f"{kind}(cached=True): PyG makes its cache of the first graph"
     dtype = torch.float32 if source.dtype in _HALVES else source.dtype
+    is_made = (lowered.operator, kept.weight_key, dtype) in edges.constants
+    if kept.cache is not None and not is_made and not kept.has_its_weight():
+        return f"{kind}(cached=True): the weights that PyG's cache was made from were changed in place"
     constants = _constants(edges, lowered.operator, weight, kept.weight_key, dtype)
     return _Prepared(session, seat.name, lowered, edges, constants)
 
@@ -345,6 +355,21 @@ def _cache_of(module: Any) -> Any:
     )
 
 
+def _refused_cache(kept: Kept, x: Tensor, num_targets: int, is_swapped: bool) -> str | None:
+    """Why PyG has to run a call on what its cache holds, or None."""
+    if not kept.is_as_made():
+        return "the edges that PyG's cache holds were changed in place"
+    if kept.is_swapped != is_swapped:
+        return "PyG's cache was made for the other flow"
+    graph = kept.edges.graph
+    if (graph.num_nodes, graph.num_sources) != (num_targets, x.shape[0]):
+        return f"x has {x.shape[0]} rows, the graph that PyG's cache holds has {graph.num_sources} nodes"
+    weight = kept.cache[1] if isinstance(kept.cache, tuple) else kept.cache
+    if isinstance(weight, Tensor) and weight.dtype != x.dtype:
+        return f"PyG's cache holds {weight.dtype} and x is {x.dtype}; PyG promotes them"
+    return None
+
+
 def _in_pyg(
     original: Callable[..., Any],
     module: Any,
@@ -358,6 +383,7 @@ def _in_pyg(
     Later calls are planned for as long as the cache is that one: it is the model's, whichever view fills it.
     """
     before = _cache_of(module)
+    note_in_pyg(seats, module)
     out = original(module, *args, **kwargs)
     kept, after = seat.kept, _cache_of(module)
     if kept is not None and kept.cache is None:

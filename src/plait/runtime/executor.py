@@ -28,6 +28,7 @@ from plait.runtime.buffers import Buffers
 from plait.runtime.chain import ChainOutline, Env, turned
 from plait.runtime.constants import Constants
 from plait.runtime.evaluate import evaluate, gradients_depend_on
+from plait.runtime.identity import counts_writes
 from plait.runtime.linear import marks_of
 from plait.runtime.meaning import evaluate_program
 from plait.runtime.orders import EdgeOrders
@@ -409,7 +410,7 @@ class _Rest:
 
 
 def _version(value: torch.Tensor) -> int:
-    return 0 if value.is_inference() else value._version
+    return value._version if counts_writes(value) else 0
 
 
 def _program_in_torch(ctx: Any, saved: Sequence[Any]) -> tuple[torch.Tensor, tuple[torch.Tensor | None, ...]]:

@@ -29,7 +29,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from plait.graph.build import kernel
 
-__all__ = ["SAMPLES", "Hold", "identity", "storage_bytes"]
+__all__ = ["SAMPLES", "Hold", "counts_writes", "identity", "storage_bytes"]
 
 # Of features with 1% non-zeros 64 words would miss a scaling of all of them in one case of four, 256 in one
 # of 170.
@@ -59,6 +59,18 @@ def identity(tensor: Tensor, samples: int = _FEW_SAMPLES) -> tuple[Any, ...]:
         id(tensor), tensor.untyped_storage()._cdata, address, version, tensor.shape, tensor.stride(),
         _sampled(address, words, samples) if words and address else 0,
     )  # fmt: skip
+
+
+def counts_writes(tensor: Tensor) -> bool:
+    """Whether torch counts the writes to a tensor: not if it was made under inference_mode.
+
+    `x.data = y` on such a tensor leaves one without a counter that no longer says it is an inference tensor.
+    """
+    try:
+        tensor._version  # noqa: B018  asking is all there is to it
+    except RuntimeError:
+        return False
+    return True
 
 
 def _parts(tensor: Tensor) -> tuple[Tensor, ...]:

@@ -22,7 +22,8 @@ from plait.errors import PlanError
 from plait.graph import Graph
 from plait.ir import Add, Concat, Dense, Diagonal, Expr, Map, MatMul, Scale, Sparse, formula, sort
 from plait.kernels.spmm import Pattern, spmm, weight_gradient
-from plait.runtime.twice import differentiable
+from plait.runtime.segments import segment_sum
+from plait.runtime.twice import differentiable, is_batched
 
 __all__ = ["Learned", "Structure", "Weighted", "structure_of", "weighted_sum"]
 
@@ -66,12 +67,23 @@ def structure_of(graph: Graph) -> Structure:
 
 def weighted_sum(structure: Structure, values: Tensor, x: Tensor, is_transposed: bool = False) -> Tensor:
     """A(values) @ x, or the transpose's; values are in the order of the rows. Differentiable in both."""
+    if is_batched(values) or is_batched(x):
+        return _sum_in_torch(structure, values, x, is_transposed)
     result: Tensor = _Sum.apply(structure, is_transposed, values, x)  # type: ignore[no-untyped-call]
     return result
 
 
+def _sum_in_torch(structure: Structure, values: Tensor, x: Tensor, is_transposed: bool) -> Tensor:
+    """The same in torch's own operations, as gradients of several directions at once ask for."""
+    ends = (structure.columns, structure.rows) if is_transposed else (structure.rows, structure.columns)
+    count = structure.pattern.num_columns if is_transposed else structure.pattern.num_rows
+    return segment_sum(values.unsqueeze(-1) * x.index_select(0, ends[1]), ends[0], count)
+
+
 def _dots(structure: Structure, g: Tensor, x: Tensor) -> Tensor:
     """g[i] . x[j] on every edge j -> i."""
+    if is_batched(g) or is_batched(x):
+        return (g.index_select(0, structure.rows) * x.index_select(0, structure.columns)).sum(dim=-1)
     result: Tensor = _Dots.apply(structure, g, x)  # type: ignore[no-untyped-call]
     return result
 
@@ -79,7 +91,8 @@ def _dots(structure: Structure, g: Tensor, x: Tensor) -> Tensor:
 class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, structure: Structure, is_transposed: bool, values: Tensor, x: Tensor) -> Tensor:
-        ctx.structure, ctx.is_transposed = structure, is_transposed
+        # its transpose is asked for in the backward pass, when the model may have dropped it for others
+        ctx.structure, ctx.graph, ctx.is_transposed = structure, structure.graph(), is_transposed
         ctx.save_for_backward(values, x)
         pattern = structure.turned if is_transposed else structure.pattern
         listed = values[structure.turned_order] if is_transposed else values.contiguous()
@@ -100,7 +113,7 @@ class _Sum(torch.autograd.Function):
 class _Dots(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, structure: Structure, g: Tensor, x: Tensor) -> Tensor:
-        ctx.structure = structure
+        ctx.structure, ctx.graph = structure, structure.graph()
         ctx.save_for_backward(g, x)
         out = torch.empty(structure.pattern.num_edges, dtype=x.dtype)
         return weight_gradient(structure.pattern, _by_rows(x), _by_rows(g), out)

@@ -453,6 +453,10 @@ class Session:
         rows: WantedRows,
     ) -> torch.Tensor:
         """The rows the loss needs, as a matrix that computes the others when they are asked for."""
+        if not any(isinstance(leaf, Sparse) for leaf in _leaves(forms[0]).values()):
+            return self._apply(
+                layer, edges, constants, forms, inputs
+            )  # X @ W, of K = 0: no row costs another
         self._asked[0] += 1
         held = self._apply(layer, edges, constants, forms, inputs, rows.numbers)
         given = {name: value for name, value in inputs.items() if value is not None}
@@ -507,16 +511,18 @@ class Session:
         place = (layer, id(forms), id(constants), signature)
         wanted = None if rows is None else id(rows)
         numbers = None if seen is None else self._steady_numbers(layer, given)
-        key = (*place, None if seen is None else seen.token, wanted, numbers)
+        token = None if seen is None else seen.token
+        key = (*place, token, wanted, numbers)
         run = edges.runs.get(key)
         if run is None:
             once = (*place, None, wanted, None)
-            comes_once = self._met >= _MANY_GRAPHS and once not in edges.runs
-            if comes_once:
-                key = once
+            of_x = (*place, token, wanted, None)
+            comes_once = self._met >= _MANY_GRAPHS and once not in edges.runs and of_x not in edges.runs
             run = self._planned(
                 layer, edges, constants, forms, given, signature, seen, rows, numbers, comes_once
             )
+            if comes_once:
+                key = of_x if run.hoisted else once  # what reads a sparse view of this x serves no other
             edges.remember(key, run)
             self._grow(bytes_in(run.hoisted) + _constant_bytes(constants))
         if self.plans.get(layer) is not run.plan:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from plait.errors import InputError
 from plait.runtime.deferred import Deferred, Source
+from plait.runtime.identity import counts_writes
 
 __all__ = ["Wanted", "WantedRows", "check_unchanged", "state_of"]
 
@@ -42,7 +43,7 @@ class _AsItWas(torch.autograd.Function):
 
 def state_of(value: Tensor | None) -> tuple[int, int] | None:
     """What changes when a tensor is written to, as far as torch counts."""
-    return None if value is None else (value.data_ptr(), 0 if value.is_inference() else value._version)
+    return None if value is None else (value.data_ptr(), value._version if counts_writes(value) else 0)
 
 
 def check_unchanged(value: Tensor | None, seen: tuple[int, int] | None) -> None:
@@ -69,7 +70,9 @@ class _Kept:
 
     def __init__(self, value: Tensor, count: int):
         self.value = value
-        is_copied = value.dim() == 0 or value.shape[0] != count or value.is_inference() or _is_trained(value)
+        is_copied = (
+            value.dim() == 0 or value.shape[0] != count or not counts_writes(value) or _is_trained(value)
+        )
         self.copy = value.detach().clone() if is_copied else None
         self.seen = None if is_copied else state_of(value)
 

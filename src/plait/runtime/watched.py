@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from plait.runtime.constants import SparseValue
-from plait.runtime.identity import SAMPLES, Hold, identity
+from plait.runtime.identity import SAMPLES, Hold, counts_writes, identity
 
 __all__ = ["Inputs", "Numbers", "Watched"]
 
@@ -70,7 +70,7 @@ class Inputs:
 
     def look(self, x: Tensor, is_given: bool) -> Watched | None:
         """The record of an input that is constant as far as anyone can tell, or None."""
-        if x.is_inference():  # changes in place are not counted: looking at all of it costs what it saves
+        if not counts_writes(x):  # changes in place are not counted: looking at all of it costs what it saves
             return None
         if self._dead:
             self._bury()

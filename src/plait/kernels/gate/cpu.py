@@ -59,9 +59,9 @@ def _gate(code: CodeGen, kind: str, z: Any) -> tuple[Any, Any]:
     b = code.builder
     zero, one = code.constant(0.0), code.constant(1.0)
     if kind == "relu":
-        is_up = b.fcmp_ordered(">", z, zero)
-        # maximum, not select: NaN stays NaN, as in torch
-        return code.extremum("max", z, zero), b.select(is_up, one, zero)
+        is_shut = b.fcmp_ordered("<=", z, zero)
+        # maximum, not select: NaN stays NaN, as in torch, whose gradient passes it too
+        return code.extremum("max", z, zero), b.select(is_shut, zero, one)
     edge = {32: 87.0, 64: 708.0}[code.float_bits]
     bounded = code.extremum(
         "max", code.extremum("min", b.fsub(zero, z), code.constant(edge)), code.constant(-edge)

@@ -16,7 +16,7 @@ def _message(kind: str, z: Array) -> tuple[Array, Array]:
     if kind == "sigmoid":
         s = 1.0 / (1.0 + np.exp(-z))
         return s, s * (1.0 - s)
-    return np.maximum(z, 0.0), (z > 0).astype(z.dtype)
+    return np.maximum(z, 0.0), (~(z <= 0)).astype(z.dtype)  # NaN passes, as in torch
 
 
 def gate(

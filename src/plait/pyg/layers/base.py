@@ -163,12 +163,17 @@ def neighbours(reduce: str, call: Call) -> Expr:
 # What stops a layer ---------------------------------------------------------------------------------------
 
 _REDUCE = {SumAggregation: "sum", MeanAggregation: "mean", MaxAggregation: "max", MinAggregation: "min"}
+_NAMED = {"add": "sum", **{name: name for name in _REDUCE.values()}}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def aggregation(module: Any) -> str | None:
-    """The layer's aggregation by name; None where it is none of sum, mean, max and min."""
-    return _REDUCE.get(type(module.aggr_module))
+    """The layer's aggregation by name; None where it is none of sum, mean, max and min.
+
+    None also where its module was replaced: on sparse matrices PyG goes by the name, on edge lists not.
+    """
+    found = _REDUCE.get(type(module.aggr_module))
+    return found if _NAMED.get(module.aggr, found) == found else None
 
 
 def has_hooks(module: nn.Module) -> bool:
