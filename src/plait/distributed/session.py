@@ -21,7 +21,7 @@ from plait.distributed.parts import Parts, shares
 from plait.errors import ExchangeError, InputError
 from plait.graph import Graph
 
-__all__ = ["Session", "init"]
+__all__ = ["Session", "init", "join"]
 
 # How long one rank waits for another, in DDP's all-reduce and in exchanges, before it gives up.
 TIMEOUT_SECONDS = 300.0
@@ -146,7 +146,7 @@ def init(
         raise InputError(
             f"{folder} holds no features to exchange; partition a file with x, or with --features WIDTH"
         )
-    made = _join(timeout_seconds, interface)
+    made = join(timeout_seconds, interface)
     rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     shares(parts.num_parts, size)  # refuses too many ranks on all of them, before any waits for another
     session = Session(parts, rank, size, wire, timeout_seconds, made)
@@ -154,7 +154,7 @@ def init(
     return session
 
 
-def _join(timeout_seconds: float, interface: str | None) -> bool:
+def join(timeout_seconds: float, interface: str | None) -> bool:
     """Makes the default process group where torchrun started this process; whether it did."""
     if dist.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return False

@@ -258,6 +258,8 @@ def step_text(step: Step, wrt: Iterable[str] = ()) -> str:
         return f"take neighbours' {step.reduce}imum"
     if step.op == "gemm":
         return f"gradient of the input, by {step['w']}" if step.is_transposed else f"multiply by {step['w']}"
+    if step.op == "exchange":
+        return "gradients of lent rows return" if step.is_transposed else "rows of other ranks arrive"
     if step.op in ("gemm_transposed", "colsum") or step.out.startswith("d"):
         return _gradient_text(step)
     return _OTHER.get(step.op, step.op.replace("_", " "))
@@ -273,6 +275,8 @@ _OTHER = {
     "stack": "put weights side by side",
     "rows_of": "take weights apart",
     "dot": "sum of products",
+    "to_columns": "trade rows for columns of all rows",
+    "to_rows": "trade columns back for rows",
 }
 _BACK = {
     "extremum_share": "split gradients between ties",
