@@ -36,7 +36,24 @@ class WireCounters:
     bytes_in: int = 0
     reduced_bytes: int = 0
     seconds: float = 0.0
-    """Time spent in exchanges, waiting for slower ranks included."""
+    """Time spent waiting for rows, and so for slower ranks."""
+
+
+@dataclass
+class Sent:
+    """Rows on their way: where they arrive, what was sent (held until then), and torch's handle."""
+
+    rows: Tensor
+    outgoing: Tensor
+    work: Any
+
+    @property
+    def width(self) -> int:
+        return int(self.rows.shape[1])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.rows.dtype
 
 
 class Peers:
@@ -72,25 +89,53 @@ class Peers:
 
     def fetch(self, x: Tensor) -> Tensor:
         """The rows of this rank with those of its halo behind them."""
-        rows, width = self.num_rows, x.shape[1]
-        out = x.new_empty((self.columns.size, width))
-        out[:rows] = x
-        if self.size > 1:
-            sent = x.index_select(0, self._shared)
-            self._trade(out[rows:], sent, self._wanted, self._lent)
+        out = x.new_empty((self.columns.size, x.shape[1]))
+        sent = self._start(x.index_select(0, self._shared), self._lent, self._wanted, out[self.num_rows :])
+        out[: self.num_rows] = x
+        self.receive(sent)
         return out
 
     def give_back(self, grad: Tensor) -> Tensor:
         """The gradients of this rank's rows, with those that other ranks computed for them added."""
-        out = grad[: self.num_rows].clone()
-        if self.size == 1:
-            return out
-        came = grad.new_empty((self.num_shared, grad.shape[1]))
-        self._trade(came, grad[self.num_rows :].contiguous(), self._lent, self._wanted)
+        sent = self.send(grad[self.num_rows :], True)
+        return self.receive_back(sent, grad[: self.num_rows].clone())
+
+    def send(self, x: Tensor, is_back: bool) -> Sent:
+        """Rows that others need set out, or gradients of the halo go back; nothing is waited for."""
+        if is_back:
+            return self._start(x.contiguous(), self._wanted, self._lent)
+        return self._start(x.index_select(0, self._shared), self._lent, self._wanted)
+
+    def receive(self, sent: Sent) -> Tensor:
+        """The rows of the halo."""
+        begin = time.perf_counter()
+        if sent.work is not None:
+            with self.told("all_to_all"):
+                sent.work.wait()
+        self.counters.seconds += time.perf_counter() - begin
+        return sent.rows
+
+    def receive_back(self, sent: Sent, out: Tensor) -> Tensor:
+        """`out` with the gradients that other ranks computed for rows of this one added, rank by rank."""
+        came = self.receive(sent)
         for rows, places in zip(came.split(self._lent), self._shared.split(self._lent), strict=True):
             if rows.shape[0]:
                 out.index_add_(0, places, rows)  # a rank asks for a row once: no two of these are one row
         return out
+
+    def _start(self, x: Tensor, counts: list[int], expected: list[int], out: Tensor | None = None) -> Sent:
+        """Rows cut by `counts` set out, rows cut by `expected` are on their way here."""
+        width = x.shape[1]
+        out = x.new_empty((sum(expected), width)) if out is None else out
+        if self.size == 1:
+            return Sent(out, x, None)
+        outgoing, incoming = [n * width for n in counts], [n * width for n in expected]
+        with self.told("all_to_all"):
+            work = dist.all_to_all_single(
+                out.view(-1), x.view(-1), incoming, outgoing, group=self.group, async_op=True
+            )
+        self._count(x.element_size(), incoming, outgoing)
+        return Sent(out, x, work)
 
     # Columns ----------------------------------------------------------------------------------
 
@@ -106,7 +151,7 @@ class Peers:
         shares, counts = self._shares(x.shape[1]), np.diff(self.bounds).tolist()
         out = x.new_empty((self.num_nodes, shares[self.rank]))
         sent = torch.cat([part.reshape(-1) for part in x.split(shares, dim=1)])
-        self._trade_numbers(
+        self._trade(
             out.view(-1), sent, [n * shares[self.rank] for n in counts], [self.num_rows * w for w in shares]
         )
         return out
@@ -115,7 +160,7 @@ class Peers:
         """The rows of this rank, all columns; what `to_columns` took apart."""
         shares, counts = self._shares(width), np.diff(self.bounds).tolist()
         came = x.new_empty(self.num_rows * width)
-        self._trade_numbers(
+        self._trade(
             came, x.reshape(-1), [self.num_rows * w for w in shares], [n * shares[self.rank] for n in counts]
         )
         parts = came.split([self.num_rows * w for w in shares])
@@ -124,24 +169,18 @@ class Peers:
     # What travels -----------------------------------------------------------------------------
 
     def _trade(self, out: Tensor, sent: Tensor, expected: list[int], counts: list[int]) -> None:
-        """Rows cut by `counts` go out, rows cut by `expected` come in."""
-        width = sent.shape[1]
-        self._trade_numbers(
-            out.view(-1), sent.reshape(-1), [n * width for n in expected], [n * width for n in counts]
-        )
-
-    def _trade_numbers(self, out: Tensor, sent: Tensor, expected: list[int], counts: list[int]) -> None:
+        """Numbers cut by `counts` go out, numbers cut by `expected` come in."""
         begin = time.perf_counter()
         with self.told("all_to_all"):
             dist.all_to_all_single(out, sent, expected, counts, group=self.group)
-        self._count(out.element_size(), expected, counts, time.perf_counter() - begin)
+        self._count(out.element_size(), expected, counts)
+        self.counters.seconds += time.perf_counter() - begin
 
-    def _count(self, size: int, expected: list[int], counts: list[int], seconds: float) -> None:
+    def _count(self, size: int, expected: list[int], counts: list[int]) -> None:
         counters = self.counters
         counters.exchanges += 1
         counters.bytes_out += size * (sum(counts) - counts[self.rank])
         counters.bytes_in += size * (sum(expected) - expected[self.rank])
-        counters.seconds += seconds
 
     def _all_to_all(self, sent: Tensor, counts: list[int], expected: list[int]) -> Tensor:
         """Whole numbers of the set-up."""

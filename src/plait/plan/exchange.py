@@ -1,8 +1,8 @@
 """Programs over ranks: exchanges written into a layer's candidates, priced, and agreed on by all ranks.
 
 Every rank holds the rows of its own nodes. A product with the graph needs rows of other ranks' nodes too, and
-there are two ways to bring both together: the rows it lacks travel before the product ("by nodes"), or every
-rank takes some columns of all rows, multiplies them by the whole graph and gives them back ("by features").
+there are three ways to bring both together: the rows it lacks travel before the product ("by nodes"), or while
+the product with a rank's own rows is computed ("overlapped"), or every rank takes some columns of all rows, multiplies them by the whole graph and gives them back ("by features").
 Which values travel follows from the association: before the update they are as wide as the input, after it as
 wide as the output.
 """
@@ -25,7 +25,7 @@ from plait.plan.program import differentiate
 from plait.plan.prune import Survivor, prune
 from plait.plan.search import Problem, matrices_of, survey
 
-__all__ = ["Choice", "Link", "by_features", "by_nodes", "choose_over_ranks", "wire_bytes"]
+__all__ = ["Choice", "Link", "by_features", "by_nodes", "choose_over_ranks", "overlapped", "wire_bytes"]
 
 Agree = Callable[[Mapping[str, float]], tuple[str, Mapping[str, float]]]
 """Prices of this rank by what would travel -> what all ranks let travel, and everybody's prices."""
@@ -66,7 +66,7 @@ def by_nodes(program: Program) -> Program:
     writer = _Writer(program)
     for step in program.steps:
         matrix = step.get("matrix")
-        if matrix is None:
+        if matrix is None or isinstance(program.constants[matrix], Barrier):
             writer.steps.append(step)
             continue
         x = writer.once("exchange", step["x"], f"{step['x']}@halo", "H")
@@ -75,6 +75,21 @@ def by_nodes(program: Program) -> Program:
             reads["source"] = writer.constant("halo", reads["source"])
         writer.steps.append(replace(step, reads=tuple(reads.items())))
     return writer.program()
+
+
+def overlapped(program: Program) -> Program:
+    """The program with halos under way while products with a rank's own rows are computed.
+
+    A @ X is split by columns: own(A) @ X needs nothing of others, and remote(A) @ halo is added to it. A
+    maximum is not split so and waits for its halo.
+    """
+    writer = _Writer(program)
+    for step in program.steps:
+        if step.op == "spmm":
+            writer.split(step)
+        else:
+            writer.steps.append(step)
+    return by_nodes(writer.program())
 
 
 def by_features(program: Program) -> Program | None:
@@ -112,6 +127,23 @@ class _Writer:
         other = f"{name}@{where}"
         self.constants[other] = Barrier(where, self.before.constants[name])
         return other
+
+    def split(self, step: Step) -> None:
+        """A product as that with own rows and that with the halo, which is on its way meanwhile."""
+        reads, x = dict(step.reads), step["x"]
+        sent = self.once("send", x, f"{x}@sent", "B")
+        own = {**reads, "matrix": self.constant("own", reads["matrix"])}
+        first = f"{step.out}@own"
+        self.shapes[first] = self.shapes[step.out]
+        self.steps.append(replace(step, out=first, reads=tuple(own.items())))
+        halo = {
+            "matrix": self.constant("remote", reads["matrix"]),
+            "x": self.once("receive", sent, f"{x}@received", "B"),
+            **({"source": self.constant("border", reads["source"])} if "source" in reads else {}),
+            **{role: reads[role] for role in ("target", "factor") if role in reads},
+            "addend": first,
+        }
+        self.steps.append(replace(step, reads=tuple(halo.items())))
 
     def by_columns(self, step: Step, cols: str) -> None:
         """A product with the whole graph of some columns, given back by rows; what joins it comes after."""
@@ -166,10 +198,15 @@ def _spread(survivors: Iterable[Survivor], is_alone: bool) -> list[Survivor]:
     found = []
     for survivor in survivors:
         option = survivor.candidate
-        ways = {"by nodes": by_nodes(option.forward), "by features": by_features(option.forward)}
+        ways = {
+            "by nodes": by_nodes(option.forward),
+            "by nodes, overlapped": overlapped(option.forward),
+            "by features": by_features(option.forward),
+        }
+        seen: list[tuple[Step, ...]] = []
         for name, program in ways.items():
-            has_graph = program is not None and program.steps != option.forward.steps
-            if program is not None and (name == "by nodes" or (has_graph and not is_alone)):
+            if program is not None and program.steps not in seen and not (is_alone and seen):
+                seen.append(program.steps)
                 made = _Spread(option.expr, f"{option.form}, {name}", program)
                 found.append(Survivor(made, survivor.condition))
     return found
@@ -200,7 +237,10 @@ def choose_over_ranks(problem: Problem, link: Link, agree: Agree) -> tuple[Layer
     largest price is smallest is chosen.
     """
     survivors, _ = prune(problem.forms, problem.wrt, problem.constant, False)
-    plans = survey(problem, _spread(survivors, link.peers == 0), _Pricer(problem, link))
+    plans = [
+        _with_overlap(plan)
+        for plan in survey(problem, _spread(survivors, link.peers == 0), _Pricer(problem, link))
+    ]
     best: dict[str, LayerPlan] = {}
     for plan in sorted(plans, key=lambda plan: plan.seconds):
         best.setdefault(_travels(plan), plan)
@@ -219,10 +259,25 @@ def choose_over_ranks(problem: Problem, link: Link, agree: Agree) -> tuple[Layer
     because = f"of what could travel this costs the slowest rank least: {chosen}"
     plan = replace(plan, rejected=rejected, because=because, matrices=matrices_of(plan, problem))
     once, each = wire_bytes(plan, problem)
-    split = "by features" if "by features" in plan.form else "by nodes"
+    split = "by " + plan.form.partition(", by ")[2].removesuffix(", chained")
     choice = Choice(problem.layer, plan.mode, split if each or once else "rows alone", chosen, seconds, plan,
                     each, sum(once))  # fmt: skip
     return plan, choice
+
+
+def _with_overlap(plan: LayerPlan) -> LayerPlan:
+    """The plan with what is computed between sending and receiving taken off the price of receiving."""
+    steps = list(plan.steps)
+    sent: dict[str, int] = {}
+    for k, priced in enumerate(steps):
+        if priced.step.op == "send":
+            sent[priced.step.out] = k
+        elif priced.step.op == "receive" and priced.step["x"] in sent:
+            meanwhile = sum(s.price.seconds for s in steps[sent[priced.step["x"]] + 1 : k])
+            left = max(0.0, priced.price.seconds - meanwhile)
+            steps[k] = replace(priced, price=replace(priced.price, seconds=left))
+    saved = sum(before.price.seconds - after.price.seconds for before, after in zip(plan.steps, steps, strict=True))
+    return replace(plan, steps=tuple(steps), seconds=plan.seconds - saved)
 
 
 def _travels(plan: LayerPlan) -> str:
@@ -233,7 +288,8 @@ def _travels(plan: LayerPlan) -> str:
         for step in () if program is None else program.steps:
             if step.op in EXCHANGES:
                 assert program is not None
-                name = {"exchange": "halo", "to_columns": "columns", "to_rows": "rows"}[step.op]
+                # whether rows are waited for at once is each rank's own business
+                name = {"to_columns": "columns", "to_rows": "rows"}.get(step.op, "halo")
                 # of columns the width of the whole: a rank's own share differs
                 of = step.out if step.op == "to_rows" else step["x"]
                 width = str(program.shapes[of][1])

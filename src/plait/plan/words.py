@@ -258,13 +258,21 @@ def step_text(step: Step, wrt: Iterable[str] = ()) -> str:
         return f"take neighbours' {step.reduce}imum"
     if step.op == "gemm":
         return f"gradient of the input, by {step['w']}" if step.is_transposed else f"multiply by {step['w']}"
-    if step.op == "exchange":
-        return "gradients of lent rows return" if step.is_transposed else "rows of other ranks arrive"
+    if step.op in ("exchange", "send", "receive"):
+        return _EXCHANGE[step.op, step.is_transposed]
     if step.op in ("gemm_transposed", "colsum") or step.out.startswith("d"):
         return _gradient_text(step)
     return _OTHER.get(step.op, step.op.replace("_", " "))
 
 
+_EXCHANGE = {
+    ("exchange", False): "rows of other ranks arrive",
+    ("exchange", True): "gradients of lent rows return",
+    ("send", False): "rows that others need set out",
+    ("send", True): "gradients of borrowed rows set out",
+    ("receive", False): "wait for rows of other ranks",
+    ("receive", True): "wait for gradients of lent rows",
+}
 _OTHER = {
     "combine": "add the parts",
     "scale_rows": "scale the rows",

@@ -7,7 +7,7 @@ happen on all ranks in the same call.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -69,6 +69,18 @@ class Peers(Protocol):
         """Its transpose: rows of the halo go to their owners, who add them to their own."""
         ...
 
+    def send(self, x: Tensor, is_back: bool) -> Any:
+        """Rows that others need set out, or gradients of the halo go back; nothing is waited for."""
+        ...
+
+    def receive(self, sent: Any) -> Tensor:
+        """The rows of the halo."""
+        ...
+
+    def receive_back(self, sent: Any, out: Tensor) -> Tensor:
+        """`out` with the gradients that other ranks computed for rows of this one added."""
+        ...
+
     def to_columns(self, x: Tensor) -> Tensor:
         """This rank's columns of the rows of all nodes."""
         ...
@@ -90,7 +102,9 @@ class Peers(Protocol):
 class RankConstants(Constants):
     """Constants of the whole graph as one rank's rows see them: those rows, over its own nodes and its halo.
 
-    `halo(d)` of a diagonal d has its numbers for the halo too, `all(c)` is a constant of the whole graph.
+    Of a diagonal d `halo(d)` has its numbers for the halo too and `border(d)` those of the halo alone; of a
+    matrix `own(A)` has the columns of this rank's nodes and `remote(A)` those of its halo; `all(c)` is a
+    constant of the whole graph.
     """
 
     def __init__(self, whole: Constants, peers: Peers) -> None:
@@ -122,14 +136,38 @@ class RankConstants(Constants):
         match expr:
             case Barrier("halo", body):
                 return self.whole.vector(body)[torch.from_numpy(self.peers.columns)]
+            case Barrier("border", body):
+                return self.value(Barrier("halo", body))[self.peers.num_rows :]
+            case Barrier("own" | "remote" as name, body):
+                return self._columns(self.matrix(body), name == "own")
             case Barrier("all", body):
                 return self.whole.value(body)
         value = self.whole.value(expr)
         return value[self._own] if isinstance(value, Tensor) else self._rows(value)
 
+    def _columns(self, value: SparseValue, is_own: bool) -> SparseValue:
+        """The columns of this rank's nodes, or of its halo; rows keep their order of columns."""
+        graph, count = value.graph, self.peers.num_rows
+        is_chosen = (graph.indices < count) == is_own
+        pointer = np.concatenate(([0], np.cumsum(is_chosen)))[graph.indptr]
+        sources = graph.indices[is_chosen] - (0 if is_own else count)
+        width = count if is_own else graph.num_sources - count
+        chosen = Graph.from_csr(pointer, sources, width, validate=False)
+        weight = None if value.weight is None else value.weight[torch.from_numpy(is_chosen)]
+        return SparseValue(chosen, weight)
+
     def _cost_matrix(self, expr: Expr) -> Matrix:
-        if isinstance(expr, Barrier):
-            return self.whole.cost_matrix(expr.body)
+        match expr:
+            case Barrier("all", body):
+                return self.whole.cost_matrix(body)
+            case Barrier("own" | "remote", body):
+                value, whole = self.matrix(expr), self.cost_matrix(body)
+                graph = value.graph
+                return replace(
+                    whole, rows=graph.num_nodes, columns=graph.num_sources, edges=graph.num_edges,
+                    loops=whole.loops if expr.name == "own" else 0, locality=graph.stats,
+                    locality_transposed=graph.transpose.stats,
+                )  # fmt: skip
         return super()._cost_matrix(expr)
 
 
@@ -148,6 +186,31 @@ def _exchange(b: Binding, step: Step, owns: bool) -> Bound:
     if step.is_transposed:
         return lambda env: peers.give_back(env[x])
     return lambda env: peers.fetch(env[x])
+
+
+@kernel("send", "any", "torch.distributed")
+def _send(b: Binding, step: Step, owns: bool) -> Bound:
+    peers, x, is_back = _peers(b), step["x"], step.is_transposed
+    return lambda env: peers.send(env[x], is_back)
+
+
+@kernel("receive", "any", "torch.distributed")
+def _receive(b: Binding, step: Step, owns: bool) -> Bound:
+    peers, x, addend, scale = _peers(b), step["x"], step.get("addend"), step.get("addend_scale")
+    if not step.is_transposed:
+        return lambda env: peers.receive(env[x])
+    scale_of = b.row_scale(step, "addend_scale", peers.num_rows)
+
+    def run(env: Env) -> Tensor:
+        if addend is None:
+            sent = env[x]
+            return peers.receive_back(sent, torch.zeros((peers.num_rows, sent.width), dtype=sent.dtype))
+        rows = env[addend]
+        if scale is not None:
+            rows = rows * scale_of(env).unsqueeze(1)  # type: ignore[union-attr]
+        return peers.receive_back(env[x], rows if owns or scale is not None else rows.clone())
+
+    return run
 
 
 @kernel("to_columns", "any", "torch.distributed")
@@ -257,7 +320,8 @@ class Runs:
 def _sizes(expr: Expr, given: Mapping[str, Tensor], peers: Peers, layer: str) -> dict[str, int]:
     """Numbers for the symbolic sizes of a program over ranks."""
     sizes = {
-        "N": peers.num_rows, "H": int(peers.columns.size), "G": peers.num_nodes, "S": peers.num_shared
+        "N": peers.num_rows, "H": int(peers.columns.size), "G": peers.num_nodes, "S": peers.num_shared,
+        "B": int(peers.columns.size) - peers.num_rows,
     }  # fmt: skip
     for name, leaf in leaves(expr).items():
         if not isinstance(leaf, Dense):
@@ -269,6 +333,6 @@ def _sizes(expr: Expr, given: Mapping[str, Tensor], peers: Peers, layer: str) ->
                     f"{layer}: {name} has {count} where {symbol} is {sizes[symbol]} elsewhere; check the "
                     "widths of x and the layer, and pass the rows of this rank: sharded.data.x"
                 )
-    widths = [symbol for symbol in sizes if symbol not in "NHGS"]
+    widths = [symbol for symbol in sizes if symbol not in "NHGSB"]
     shares = {f"{symbol}/P": peers.share_of(sizes[symbol]) for symbol in widths}
     return {**sizes, **shares}
