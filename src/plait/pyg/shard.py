@@ -190,22 +190,23 @@ class OverRanks:
         given: dict[str, Any],
     ) -> Tensor:
         x = given.pop("x")
-        rows, is_known = self._extended(x)
-        self._note(seat.name, x, is_known)
+        rows, travelled = self._extended(x)
+        self._note(seat.name, x, travelled)
         out = here((rows, given.pop("edge_index")), given)
         if not isinstance(out, Tensor):
             raise InputError(f"{seat.name}: attention weights are not gathered over ranks; do not ask for them")
         return out[: self.peers.num_rows]
 
-    def _extended(self, x: Tensor) -> tuple[Tensor, bool]:
-        """The rows with their halo, and whether they have been here since the first call."""
+    def _extended(self, x: Tensor) -> tuple[Tensor, str]:
+        """The rows with their halo, and when it travels: at each call, once and now, or it did before."""
         if not self.is_constant(x):
-            return extended(x, self.peers), False
-        if self._known is None:
-            self._known = self.peers.fetch(x.detach())
-        return self._known, True
+            return extended(x, self.peers), "each"
+        if self._known is not None:
+            return self._known, "before"
+        self._known = self.peers.fetch(x.detach())
+        return self._known, "once"
 
-    def _note(self, name: str, x: Tensor, is_known: bool) -> None:
+    def _note(self, name: str, x: Tensor, travelled: str) -> None:
         """What the layer exchanges, for those who ask."""
         with_grad = torch.is_grad_enabled()
         mode = "training" if with_grad else "inference"
@@ -214,8 +215,8 @@ class OverRanks:
         width, size = x.shape[1], x.element_size()
         ahead = self.peers.num_shared * width * size
         back = (self.peers.columns.size - self.peers.num_rows) * width * size
-        if is_known:
-            said, each, once = f"once halo x {width}", (), ahead
+        if travelled != "each":
+            said, each, once = f"once halo x {width}", (), ahead if travelled == "once" else 0
         elif with_grad and x.requires_grad:
             said, each, once = f"fwd halo x {width}, bwd haloᵀ x {width}", (ahead, int(back)), 0
         else:
