@@ -92,6 +92,7 @@ class NeighborLoader(Epochs):
         self.seed = seed = _common_seed(session, seed)
         self._sampler = Sampler(session.graph, num_neighbors, seed=seed, replace=replace)
         self.seconds = LoaderSeconds()
+        self._first = (-1, 0)  # the epoch that begins with a later step, and that step
         self._staging = Staging(session.exchange)
         rows = self._cache(cache, policy, shared)
         self._set_out(seed, prefetch, None, rows, None, device)
@@ -112,9 +113,17 @@ class NeighborLoader(Epochs):
     def _most(self) -> int:
         return max(map(len, self._inputs))
 
+    def start_at(self, epoch: int, step: int) -> None:
+        """Makes the next iterator that of `epoch` from `step` on, as after an interrupted run."""
+        if not 0 <= step <= len(self):
+            raise InputError(f"step={step}: an epoch has {len(self)} steps")
+        self.set_epoch(epoch)
+        self._first = (epoch, step)
+
     def _jobs(self, epoch: int) -> Iterator[Job]:
         seeds = {part: self._seeds(epoch, part) for part in self.session.owned}
-        for step in range(len(self)):
+        first = self._first[1] if epoch == self._first[0] else 0
+        for step in range(first, len(self)):
             begin, end = step * self.batch_size, (step + 1) * self.batch_size
             yield Job(epoch, step, {part: ids[begin:end] for part, ids in seeds.items()})
 

@@ -18,13 +18,14 @@ from torch import Tensor
 
 from plait.distributed.exchange import Exchange, LocalRows, cause
 from plait.distributed.parts import Parts, shares
-from plait.errors import ExchangeError, InputError
+from plait.errors import ExchangeError, InputError, PartsError, PlaitError
 from plait.graph import Graph
 
 __all__ = ["Session", "init", "join"]
 
 # How long one rank waits for another, in DDP's all-reduce and in exchanges, before it gives up.
 TIMEOUT_SECONDS = 300.0
+_LONGEST = 1000  # bytes of a rank's error that the others are told
 
 
 class Session:
@@ -141,17 +142,49 @@ def init(
     neither there is one rank. `interface` is the network interface the ranks talk over; without it, and with
     a master on this machine, it is the loopback one. `verify` compares every file with its checksum first.
     """
-    parts = Parts(folder, verify)
-    if not parts.has_features:
-        raise InputError(
-            f"{folder} holds no features to exchange; partition a file with x, or with --features WIDTH"
-        )
     made = join(timeout_seconds, interface)
     rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    shares(parts.num_parts, size)  # refuses too many ranks on all of them, before any waits for another
+    parts = opened(folder, verify, rank, size)
     session = Session(parts, rank, size, wire, timeout_seconds, made)
     _check_agreement(session)
     return session
+
+
+def opened(folder: str | os.PathLike[str], verify: bool, rank: int, size: int) -> Parts:
+    """The parts of a folder; where one rank cannot open them, an error on all that names it and its reason."""
+    found: Parts | None = None
+    error: PlaitError | None = None
+    try:
+        found = Parts(folder, verify)
+        if not found.has_features:
+            raise InputError(
+                f"{folder} holds no features to exchange; partition a file with x, or with --features WIDTH"
+            )
+        shares(found.num_parts, size)
+        for part in shares(found.num_parts, size)[rank]:
+            found.x(part)  # its length, type and shape
+    except PlaitError as refusal:
+        error = refusal
+    _raise_together(error, rank, size)
+    assert found is not None
+    return found
+
+
+def _raise_together(error: PlaitError | None, rank: int, size: int) -> None:
+    """Raises a rank's error on all of them."""
+    if size == 1 and error is not None:
+        raise error
+    if size == 1:
+        return
+    said = b"" if error is None else f"rank {rank}: {error}".encode()[:_LONGEST]
+    own = torch.zeros(_LONGEST, dtype=torch.uint8)
+    own[: len(said)] = torch.frombuffer(bytearray(said), dtype=torch.uint8) if said else 0
+    every = [torch.empty_like(own) for _ in range(size)]
+    dist.all_gather(every, own)
+    texts = [bytes(one.tolist()).rstrip(bytes(1)).decode(errors="replace") for one in every]
+    if any(texts):
+        kind = PartsError if error is None else type(error)
+        raise kind("; ".join(text for text in texts if text)) from error
 
 
 def join(timeout_seconds: float, interface: str | None) -> bool:
