@@ -61,7 +61,7 @@ def shard(
     ends_group = join(timeout_seconds, interface)
     rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     group = dist.new_group(timeout=timedelta(seconds=timeout_seconds)) if size > 1 else None
-    whole = whole_of(data, parts, size)
+    whole = whole_of(data, parts, rank, size)
     part = _agreed(assigned(whole, size, method, seed) if rank == 0 else None, whole.num_nodes, size, group)
     division = divide(whole, part, size)
     peers = Peers(division.bounds, division.halo_of(rank), rank, group)

@@ -13,11 +13,12 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from plait.distributed.parts import MASKS, Parts, shares
+from plait.distributed.session import opened
 from plait.errors import InputError
 from plait.graph import Graph
 from plait.graph.partition import assign
 
-__all__ = ["Division", "Whole", "data_of", "divide", "whole_of"]
+__all__ = ["Division", "Whole", "assigned", "data_of", "divide", "whole_of"]
 
 Array = NDArray[Any]
 
@@ -70,13 +71,13 @@ class Division:
         return np.stack((place[self.source[edges]], place[self.target[edges]]))
 
 
-def whole_of(data: Any, parts: Any, size: int) -> Whole:
+def whole_of(data: Any, parts: Any, rank: int, size: int) -> Whole:
     """The graph and, where `parts` says so, the rank of every node.
 
     `parts` is a folder of parts, an array with the rank of every node, or None: then METIS finds one.
     """
     if isinstance(parts, str | os.PathLike):
-        return _from_folder(Parts(parts), size)
+        return _from_folder(opened(parts, False, rank, size), size)
     if not isinstance(data, Data) or data.get("edge_index") is None:
         raise InputError(
             f"data: {type(data).__name__}; pass a PyG Data with edge_index, or parts= the folder of plait "
@@ -90,8 +91,6 @@ def whole_of(data: Any, parts: Any, size: int) -> Whole:
 
 
 def _from_folder(parts: Parts, size: int) -> Whole:
-    if not parts.has_features:
-        raise InputError(f"parts: {parts.folder} holds no features; partition a file with x")
     if parts.num_nodes < size:
         raise InputError(f"parts: {parts.num_nodes} nodes for {size} ranks; start at most one rank per node")
     graph = parts.graph()
