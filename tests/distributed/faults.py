@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
+from torch.nn import functional
 from torch_geometric.nn import GCN
 
 import plait
@@ -63,7 +63,7 @@ def sharded(folder: Path, rank: int, name: str, is_killed: bool = False) -> list
     at, found = checkpoints.resume() or distributed.Position(), []
     for step in range(at.step + 1, STEPS + 1):
         optimizer.zero_grad()
-        loss = over.loss(F.cross_entropy, over(over.data.x, over.data.edge_index), over.data.y)
+        loss = over.loss(functional.cross_entropy, over(over.data.x, over.data.edge_index), over.data.y)
         loss.backward()
         optimizer.step()
         found.append(float(over.total(loss)))
@@ -111,7 +111,7 @@ def _full_disk(folder: Path, rank: int) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     if rank == 1:
         resource.setrlimit(resource.RLIMIT_FSIZE, (64, before[1]))
-    with pytest.raises(CheckpointError, match="rank 1: .*(too large|inline_container|unexpected pos)"):
+    with pytest.raises(CheckpointError, match=r"rank 1: .*(too large|inline_container|unexpected pos)"):
         checkpoints.save(distributed.Position(step=2))
     if rank == 1:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

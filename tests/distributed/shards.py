@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.nn import functional
 from torch_geometric.data import Data
 from torch_geometric.nn import GAT, GCN, GIN, GCNConv, GraphNorm, GraphSAGE, LayerNorm, PairNorm, SAGEConv
 
@@ -76,7 +76,7 @@ class Weighted(nn.Module):
         self.last = nn.Linear(8, 4)
 
     def forward(self, x: Any, edge_index: Any, edge_weight: Any) -> Any:
-        x = F.dropout(self.first(x, edge_index, edge_weight), 0.0, self.training).tanh()
+        x = functional.dropout(self.first(x, edge_index, edge_weight), 0.0, self.training).tanh()
         return self.last(self.again(self.again(x, edge_index, edge_weight), edge_index, edge_weight))
 
 
@@ -91,7 +91,7 @@ def alone(make: Callable[[], nn.Module], data: Data, steps: int = STEPS) -> list
     optimizer, found = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), []
     for _ in range(steps):
         optimizer.zero_grad()
-        loss = F.cross_entropy(_called(model, data)[data.train_mask], data.y[data.train_mask])
+        loss = functional.cross_entropy(_called(model, data)[data.train_mask], data.y[data.train_mask])
         loss.backward()
         optimizer.step()
         found.append(float(loss.detach()))
@@ -108,7 +108,9 @@ def sharded(
     optimizer, found = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), []
     for _ in range(steps):
         optimizer.zero_grad()
-        loss = over.loss(F.cross_entropy, _called(over, over.data), over.data.y, over.data.train_mask)
+        loss = over.loss(
+            functional.cross_entropy, _called(over, over.data), over.data.y, over.data.train_mask
+        )
         loss.backward()
         optimizer.step()
         found.append(float(over.total(loss)))
@@ -191,15 +193,17 @@ def accumulated(rank: int, size: int, folder: Path) -> None:
     for passes in (1, 2):
         model.zero_grad()
         for _ in range(passes):
-            over.loss(F.cross_entropy, _called(over, over.data), over.data.y).backward()
+            over.loss(functional.cross_entropy, _called(over, over.data), over.data.y).backward()
         grads.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
     for one, two in zip(*grads, strict=True):
         torch.testing.assert_close(2 * one, two)
     assert model.unused.weight.grad is None
-    F.cross_entropy(model(data.x, data.edge_index), data.y).backward()  # the model alone is not synchronised
+    functional.cross_entropy(
+        model(data.x, data.edge_index), data.y
+    ).backward()  # the model alone is not synchronised
     by_hand = plait.shard(model, data, sync_gradients=False)
     model.zero_grad()
-    by_hand.loss(F.cross_entropy, _called(by_hand, by_hand.data), by_hand.data.y).backward()
+    by_hand.loss(functional.cross_entropy, _called(by_hand, by_hand.data), by_hand.data.y).backward()
 
 
 def folder_of_parts(rank: int, size: int, folder: Path) -> None:
@@ -221,8 +225,8 @@ def everything(rank: int, size: int, folder: Path) -> None:
         scenario(rank, size, folder)
 
 
-# PyG writes code for a layer's class when it is first made, numba loads its types when it first compiles: once
-# for all ranks, here
+# PyG writes code for a layer's class when it is first made, numba loads its types when it first compiles:
+# here once for all ranks
 _READY = [make() for make in MODELS.values()], plait.Graph.from_edge_index([0, 1], [1, 0], 2)
 
 

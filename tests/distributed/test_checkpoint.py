@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
+from torch.nn import functional
 from torch_geometric.nn import GCN
 
 from plait.distributed import Checkpoints, Position, partition
@@ -29,7 +29,7 @@ def job(folder: Path, **options: Any) -> tuple[Any, Checkpoints]:
 
     def step() -> float:
         optimizer.zero_grad()
-        loss = F.cross_entropy(model(DATA.x, DATA.edge_index), DATA.y)
+        loss = functional.cross_entropy(model(DATA.x, DATA.edge_index), DATA.y)
         loss.backward()
         optimizer.step()
         return float(loss.detach())
@@ -84,7 +84,7 @@ def test_refusals_name_the_argument(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=message):
             job(tmp_path, **options)
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match="rank 0: .*another folder"):
+    with pytest.raises(CheckpointError, match=r"rank 0: .*another folder"):
         job(tmp_path / "file")[1].save(Position())
     step, kept = job(tmp_path / "kept")
     step()

@@ -1,8 +1,8 @@
 """Checkpoints of training over ranks, by torch.distributed.checkpoint: whole or not there.
 
-All ranks write into a folder with a name of its own; when everything in it is on disk, rank 0 lists every file
-with its checksum and renames the folder. What has the final name is whole, whenever a process is killed. Rank
-0's folder has to be everybody's: on several machines a shared one.
+All ranks write into a folder with a name of its own; when everything in it is on disk, rank 0 lists every
+file with its checksum and renames the folder. What has the final name is whole, whenever a process is killed.
+On several machines the folder has to be a shared one.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from plait.distributed.files import checksum
 from plait.errors import CheckpointError, InputError
@@ -51,9 +53,9 @@ class Position:
 class Checkpoints:
     """The state of a model and its optimizer, kept in `folder` every so many steps or minutes.
 
-    Every rank makes one with the same arguments and calls `after_step` after each of its steps; `resume` loads
-    the newest checkpoint that is whole, on all ranks the same. The last `keep` are left there. The state of
-    each rank's random numbers is kept too, so that dropout goes on as it would have.
+    Every rank makes one with the same arguments and calls `after_step` after each of its steps; `resume`
+    loads the newest checkpoint that is whole, on all ranks the same. The last `keep` are left there. The
+    state of each rank's random numbers is kept too, so that dropout goes on as it would have.
     """
 
     def __init__(
@@ -86,7 +88,9 @@ class Checkpoints:
     def is_due(self, step: int) -> bool:
         """Whether this rank would save now; of minutes rank 0's clock counts, and `after_step` asks it."""
         by_steps = self.every_steps is not None and step % self.every_steps == 0
-        by_clock = self.every_minutes is not None and time.monotonic() - self._saved >= 60 * self.every_minutes
+        by_clock = (
+            self.every_minutes is not None and time.monotonic() - self._saved >= 60 * self.every_minutes
+        )
         return by_steps or by_clock
 
     def after_step(self, position: Position) -> bool:
@@ -125,7 +129,7 @@ class Checkpoints:
         numbers = torch.tensor([*astuple(position)], dtype=torch.float64)
         state = {**self._state(), f"position.{self.rank}": numbers}
         with _without_warning(self.size):
-            dcp.save(
+            save(
                 state, checkpoint_id=str(partial), process_group=self._group, no_dist=self.size == 1
             )  # fmt: skip
 
@@ -170,7 +174,7 @@ class Checkpoints:
         place = self.folder / name
         with _without_warning(self.size):
             self._all(
-                lambda: dcp.load(
+                lambda: load(
                     state, checkpoint_id=str(place), process_group=self._group, no_dist=self.size == 1
                 ),
                 f"load {place}",
@@ -191,8 +195,8 @@ class Checkpoints:
                 continue
             if ranks != self.size:
                 raise InputError(
-                    f"{place} was written by {ranks} ranks and this is a run of {self.size}; start as many, or "
-                    "choose another folder"
+                    f"{place} was written by {ranks} ranks and this is a run of {self.size}; start as many, "
+                    "or choose another folder"
                 )
             return [place.name]
         return []
@@ -207,7 +211,7 @@ class Checkpoints:
         said = ""
         try:
             work()
-        except dcp.CheckpointException as error:
+        except CheckpointException as error:
             reasons = [f"rank {rank}: {_reason(failure[0])}" for rank, failure in error.failures.items()]
             raise CheckpointError(_message(what, reasons)) from error
         except (OSError, InputError, RuntimeError, ValueError) as error:
@@ -251,7 +255,9 @@ def _message(what: str, reasons: Sequence[str]) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no text'}"
+    return (
+        f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no text'}"
+    )
 
 
 def _whole(place: Path) -> int | None:

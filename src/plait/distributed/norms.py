@@ -26,7 +26,7 @@ class _Total(torch.autograd.Function):
         return peers.add(x.clone())
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
         return ctx.peers.add(grad.clone()), None
 
@@ -90,21 +90,25 @@ def _pair_norm(module: Any, peers: Peers, x: Tensor, batch: Tensor | None = None
     return module.scale * x / length  # type: ignore[no-any-return]
 
 
-def _graph_norm(module: Any, peers: Peers, x: Tensor, batch: Tensor | None = None, size: Any = None) -> Tensor:
+def _graph_norm(
+    module: Any, peers: Peers, x: Tensor, batch: Tensor | None = None, size: Any = None
+) -> Tensor:
     _check_one_graph(module, batch)
     out = x - _mean(x, peers) * module.mean_scale
     variance = _mean(out.pow(2), peers)
     return module.weight * out / (variance + module.eps).sqrt() + module.bias  # type: ignore[no-any-return]
 
 
-def _layer_norm(module: Any, peers: Peers, x: Tensor, batch: Tensor | None = None, size: Any = None) -> Tensor:
+def _layer_norm(
+    module: Any, peers: Peers, x: Tensor, batch: Tensor | None = None, size: Any = None
+) -> Tensor:
     if module.mode != "graph":
         plain: Tensor = type(module).forward(module, x, batch, size)
         return plain
     _check_one_graph(module, batch)
     x = x - _mean(x, peers).mean()
     out = x / (_mean(x.pow(2), peers).mean().sqrt() + module.eps)
-    return out if module.weight is None else out * module.weight + module.bias
+    return out if module.weight is None else torch.addcmul(module.bias, out, module.weight)
 
 
 def _mean_subtraction(

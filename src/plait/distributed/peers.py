@@ -118,7 +118,9 @@ class Peers:
     def receive_back(self, sent: Sent, out: Tensor) -> Tensor:
         """`out` with the gradients that other ranks computed for rows of this one added, rank by rank."""
         came = self.receive(sent)
-        for rows, places in zip(came.split(self._lent), self._shared.split(self._lent), strict=True):
+        for rows, places in zip(
+            torch.split(came, self._lent), torch.split(self._shared, self._lent), strict=True
+        ):
             if rows.shape[0]:
                 out.index_add_(0, places, rows)  # a rank asks for a row once: no two of these are one row
         return out
@@ -150,7 +152,7 @@ class Peers:
         """This rank's columns of the rows of all nodes."""
         shares, counts = self._shares(x.shape[1]), np.diff(self.bounds).tolist()
         out = x.new_empty((self.num_nodes, shares[self.rank]))
-        sent = torch.cat([part.reshape(-1) for part in x.split(shares, dim=1)])
+        sent = torch.cat([part.reshape(-1) for part in torch.split(x, shares, dim=1)])
         self._trade(
             out.view(-1), sent, [n * shares[self.rank] for n in counts], [self.num_rows * w for w in shares]
         )
@@ -163,7 +165,7 @@ class Peers:
         self._trade(
             came, x.reshape(-1), [self.num_rows * w for w in shares], [n * shares[self.rank] for n in counts]
         )
-        parts = came.split([self.num_rows * w for w in shares])
+        parts = torch.split(came, [self.num_rows * w for w in shares])
         return torch.cat([p.view(self.num_rows, w) for p, w in zip(parts, shares, strict=True)], dim=1)
 
     # What travels -----------------------------------------------------------------------------

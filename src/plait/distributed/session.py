@@ -151,7 +151,7 @@ def init(
 
 
 def opened(folder: str | os.PathLike[str], verify: bool, rank: int, size: int) -> Parts:
-    """The parts of a folder; where one rank cannot open them, an error on all that names it and its reason."""
+    """The parts of a folder; where one rank cannot open them, an error on all names it and the reason."""
     found: Parts | None = None
     error: PlaitError | None = None
     try:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
+import functools
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -18,8 +17,8 @@ from plait.analysis.network import network_of
 from plait.distributed import norms
 from plait.distributed.peers import Peers, WireCounters
 from plait.distributed.session import TIMEOUT_SECONDS, join
-from plait.distributed.share import Division, assigned, data_of, divide, whole_of
 from plait.distributed.shardplan import ShardPlan
+from plait.distributed.share import Division, assigned, data_of, divide, whole_of
 from plait.errors import InputError
 from plait.plan.exchange import Link
 from plait.pyg.planned import install
@@ -175,7 +174,7 @@ class Sharded(nn.Module):
 
     @torch.no_grad()
     def total(self, value: Tensor) -> Tensor:
-        """The sum of a number or tensor over all ranks, on every rank; the loss to print, counts, accuracy."""
+        """The sum of a number or tensor over all ranks, on every rank: a loss to print, counts, accuracy."""
         return self._peers.add(value.detach().clone())
 
     def sum_gradients(self) -> None:
@@ -215,7 +214,8 @@ class _Gradients:
 
     def attach(self) -> None:
         for number, parameter in enumerate(self._parameters):
-            parameter.register_hook(lambda grad, number=number: self._arrived(number, grad))
+            hook = functools.partial(self._arrived, number)
+            parameter.register_hook(hook)  # type: ignore[no-untyped-call]  # torch's own lack
 
     def _arrived(self, number: int, grad: Tensor) -> None:
         if not self._fresh:
@@ -229,7 +229,7 @@ class _Gradients:
         fresh, self._fresh = self._fresh, {}
         numbers = sorted(fresh)
         flat = self._peers.add(torch.cat([fresh[number][0].reshape(-1) for number in numbers]))
-        sums = flat.split([fresh[number][0].numel() for number in numbers])
+        sums = torch.split(flat, [fresh[number][0].numel() for number in numbers])
         for number, total in zip(numbers, sums, strict=True):
             parameter, before = self._parameters[number], fresh[number][1]
             total = total.view_as(parameter)
@@ -241,5 +241,5 @@ class _Gradients:
         held = [p.grad for p in self._parameters if p.grad is not None]
         if held and self._peers.size > 1:
             flat = self._peers.add(torch.cat([grad.reshape(-1) for grad in held]))
-            for grad, total in zip(held, flat.split([g.numel() for g in held]), strict=True):
+            for grad, total in zip(held, torch.split(flat, [g.numel() for g in held]), strict=True):
                 grad.copy_(total.view_as(grad))

@@ -25,7 +25,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Whole:
-    """A graph with what is known of its nodes and edges, before it is divided; edges in the caller's order."""
+    """A graph with what is known of its nodes and edges, not divided yet; edges in the caller's order."""
 
     source: Array
     target: Array
@@ -106,8 +106,8 @@ def _given(parts: Any, num_nodes: int, size: int) -> Array:
     given = np.asarray(parts)
     if given.shape != (num_nodes,) or given.dtype.kind not in "iu":
         raise InputError(
-            f"parts: {given.dtype} of shape {given.shape}; give the folder of plait partition, or the rank of "
-            f"each of {num_nodes} nodes"
+            f"parts: {given.dtype} of shape {given.shape}; give the folder of plait partition, or the rank "
+            f"of each of {num_nodes} nodes"
         )
     if given.size and not 0 <= given.min() <= given.max() < size:
         raise InputError(f"parts: ranks are numbered 0 to {size - 1}, it holds {given.min()}..{given.max()}")

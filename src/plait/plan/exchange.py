@@ -1,10 +1,10 @@
 """Programs over ranks: exchanges written into a layer's candidates, priced, and agreed on by all ranks.
 
 Every rank holds the rows of its own nodes. A product with the graph needs rows of other ranks' nodes too, and
-there are three ways to bring both together: the rows it lacks travel before the product ("by nodes"), or while
-the product with a rank's own rows is computed ("overlapped"), or every rank takes some columns of all rows, multiplies them by the whole graph and gives them back ("by features").
-Which values travel follows from the association: before the update they are as wide as the input, after it as
-wide as the output.
+there are three ways to bring both together: the rows it lacks travel before the product ("by nodes") or while
+the product with a rank's own rows is computed ("by nodes, overlapped"); or every rank takes some columns of
+all rows, multiplies them by the whole graph and gives them back ("by features"). Which values travel follows
+from the association: before the update they are as wide as the input, after it as wide as the output.
 """
 
 from __future__ import annotations
@@ -136,13 +136,12 @@ class _Writer:
         first = f"{step.out}@own"
         self.shapes[first] = self.shapes[step.out]
         self.steps.append(replace(step, out=first, reads=tuple(own.items())))
-        halo = {
-            "matrix": self.constant("remote", reads["matrix"]),
-            "x": self.once("receive", sent, f"{x}@received", "B"),
-            **({"source": self.constant("border", reads["source"])} if "source" in reads else {}),
-            **{role: reads[role] for role in ("target", "factor") if role in reads},
-            "addend": first,
-        }
+        halo: dict[str, str] = {role: reads[role] for role in ("target", "factor") if role in reads}
+        halo["matrix"] = self.constant("remote", reads["matrix"])
+        halo["x"] = self.once("receive", sent, f"{x}@received", "B")
+        halo["addend"] = first
+        if "source" in reads:
+            halo["source"] = self.constant("border", reads["source"])
         self.steps.append(replace(step, reads=tuple(halo.items())))
 
     def by_columns(self, step: Step, cols: str) -> None:
@@ -249,13 +248,10 @@ def choose_over_ranks(problem: Problem, link: Link, agree: Agree) -> tuple[Layer
         raise PlanError(f"{problem.layer}: the ranks chose an exchange that this one has no plan for")
     plan = best[chosen]
     rejected = tuple(
-        Rejected(
-            best[key].describe() if key in best else key, value, best[key].peak_bytes if key in best else None,
-            f"{value / max(seconds[chosen], 1e-12):.2f} x the chosen plan over ranks; travels: {key}",
-        )
+        _lost(key, best.get(key), value, seconds[chosen])
         for key, value in sorted(seconds.items(), key=lambda item: item[1])
         if key != chosen
-    )  # fmt: skip
+    )
     because = f"of what could travel this costs the slowest rank least: {chosen}"
     plan = replace(plan, rejected=rejected, because=because, matrices=matrices_of(plan, problem))
     once, each = wire_bytes(plan, problem)
@@ -263,6 +259,14 @@ def choose_over_ranks(problem: Problem, link: Link, agree: Agree) -> tuple[Layer
     choice = Choice(problem.layer, plan.mode, split if each or once else "rows alone", chosen, seconds, plan,
                     each, sum(once))  # fmt: skip
     return plan, choice
+
+
+def _lost(travels: str, plan: LayerPlan | None, seconds: float, best: float) -> Rejected:
+    """What all ranks could have done instead, as this one would have."""
+    why = f"{seconds / max(best, 1e-12):.2f} x the chosen plan over ranks; travels: {travels}"
+    if plan is None:
+        return Rejected(travels, seconds, None, why)
+    return Rejected(plan.describe(), seconds, plan.peak_bytes, why)
 
 
 def _with_overlap(plan: LayerPlan) -> LayerPlan:
@@ -276,7 +280,9 @@ def _with_overlap(plan: LayerPlan) -> LayerPlan:
             meanwhile = sum(s.price.seconds for s in steps[sent[priced.step["x"]] + 1 : k])
             left = max(0.0, priced.price.seconds - meanwhile)
             steps[k] = replace(priced, price=replace(priced.price, seconds=left))
-    saved = sum(before.price.seconds - after.price.seconds for before, after in zip(plan.steps, steps, strict=True))
+    saved = sum(
+        before.price.seconds - after.price.seconds for before, after in zip(plan.steps, steps, strict=True)
+    )
     return replace(plan, steps=tuple(steps), seconds=plan.seconds - saved)
 
 

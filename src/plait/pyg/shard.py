@@ -1,8 +1,8 @@
 """Layers of a model whose nodes are spread over ranks: what travels before or inside each of them.
 
 A layer that is a matrix expression has its exchanges planned (plan/exchange.py). One with passes of its own
-gets the rows of its halo before it runs, on a graph of this rank's nodes and their halo, and keeps the rows of
-its own nodes; that is exact where a node's result depends on its neighbours' rows and nothing else of them.
+gets the rows of its halo before it runs, on a graph of this rank's nodes and their halo, and keeps the rows
+of its own nodes; that is exact where a node's result depends on its neighbours' rows and nothing else of them.
 """
 
 from __future__ import annotations
@@ -138,7 +138,9 @@ class OverRanks:
         weight = given.get("edge_weight")
         if weight is not None and weight is not self.share.edge_weight:
             raise InputError(f"{seat.name}: edge_weight is not this rank's; pass sharded.data.edge_weight")
-        unusual = [k for k, v in given.items() if v is not None and k not in ("x", "edge_index", "edge_weight")]
+        unusual = [
+            k for k, v in given.items() if v is not None and k not in ("x", "edge_index", "edge_weight")
+        ]
         if unusual:
             raise InputError(f"{seat.name}: {', '.join(unusual)} over ranks is not planned; leave it out")
         lowered = self._lowered(module, seat, weight is not None)
@@ -194,7 +196,9 @@ class OverRanks:
         self._note(seat.name, x, travelled)
         out = here((rows, given.pop("edge_index")), given)
         if not isinstance(out, Tensor):
-            raise InputError(f"{seat.name}: attention weights are not gathered over ranks; do not ask for them")
+            raise InputError(
+                f"{seat.name}: attention weights are not gathered over ranks; do not ask for them"
+            )
         return out[: self.peers.num_rows]
 
     def _extended(self, x: Tensor) -> tuple[Tensor, str]:
@@ -213,13 +217,16 @@ class OverRanks:
         if (name, mode) in self.choices:
             return
         width, size = x.shape[1], x.element_size()
+        each: tuple[int, ...] = ()
+        once = 0
         ahead = self.peers.num_shared * width * size
         back = (self.peers.columns.size - self.peers.num_rows) * width * size
+        said = f"fwd halo x {width}"
         if travelled != "each":
-            said, each, once = f"once halo x {width}", (), ahead if travelled == "once" else 0
+            said, once = f"once halo x {width}", ahead if travelled == "once" else 0
         elif with_grad and x.requires_grad:
-            said, each, once = f"fwd halo x {width}, bwd haloᵀ x {width}", (ahead, int(back)), 0
+            said, each = f"{said}, bwd haloᵀ x {width}", (ahead, int(back))
         else:
-            said, each, once = f"fwd halo x {width}", (ahead,), 0
+            each = (ahead,)
         seconds = sum(self.runs.link.seconds(max(ahead, back)) for _ in each)
         self.choices[name, mode] = Choice(name, mode, "by nodes", said, {said: seconds}, None, each, once)

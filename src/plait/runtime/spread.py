@@ -240,7 +240,7 @@ class _Extended(torch.autograd.Function):
         return peers.fetch(x)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
         return ctx.peers.give_back(grad), None
 
