@@ -103,7 +103,9 @@ def by_features(program: Program) -> Program | None:
         if "+" in width:
             return None
         writer.by_columns(step, f"{width}/P")
-    return writer.program()
+    made = writer.program()
+    read = {name for step in made.steps for _, name in step.reads} | set(made.outputs)
+    return replace(made, steps=tuple(s for s in made.steps if s.op != "to_rows" or s.out in read))
 
 
 class _Writer:
@@ -154,11 +156,12 @@ class _Writer:
                 inner[role] = self.constant("all", reads[role])
         if "factor" in reads:
             inner["factor"] = reads["factor"]
-        made = f"{step.out}@columns"
+        after = [role for role in ("addend", "bias") if role in reads]
+        # the next product with the graph takes up these columns as they are, unless something is added first
+        made = f"{step.out}@product" if after else f"{step.out}@columns"
         more = tuple(f"{name}@columns" for name in step.more)
         self.shapes.update(dict.fromkeys((made, *more), ("G", cols)))
         self.steps.append(replace(step, out=made, reads=tuple(inner.items()), more=more))
-        after = [(role, reads[role]) for role in ("addend", "bias") if role in reads]
         if not after:
             self.steps.append(Step("to_rows", step.out, (("x", made),)))
             return

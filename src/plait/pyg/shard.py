@@ -2,7 +2,7 @@
 
 A layer that is a matrix expression has its exchanges planned (plan/exchange.py). One with passes of its own
 gets the rows of its halo before it runs, on a graph of this rank's nodes and their halo, and keeps the rows
-of its own nodes; that is exact where a node's result depends on its neighbours' rows and nothing else of them.
+of its own nodes; that is exact where a node's result depends on no more than its neighbours' rows.
 """
 
 from __future__ import annotations
