@@ -187,7 +187,7 @@ def _raise_together(error: PlaitError | None, rank: int, size: int) -> None:
         raise kind("; ".join(text for text in texts if text)) from error
 
 
-def join(timeout_seconds: float, interface: str | None) -> bool:
+def join(timeout_seconds: float, interface: str | None, backend: str = "gloo") -> bool:
     """Makes the default process group where torchrun started this process; whether it did."""
     if dist.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return False
@@ -196,7 +196,12 @@ def join(timeout_seconds: float, interface: str | None) -> bool:
         interface = _loopback()
     if interface is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_seconds))
+    wait = timedelta(seconds=timeout_seconds)
+    store, rank, size = next(dist.rendezvous("env://", timeout=wait))
+    # torchrun's store outlives a restart, with the addresses of processes that are no more under the same names
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = dist.PrefixStore(f"plait/attempt-{attempt}", store)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=wait)
     return True
 
 

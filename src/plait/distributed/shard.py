@@ -57,7 +57,8 @@ def shard(
     if reason is not None:
         raise InputError(f"model: {reason}")
     linked = network_of(network)
-    ends_group = join(timeout_seconds, interface)
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    ends_group = join(timeout_seconds, interface, "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     group = dist.new_group(timeout=timedelta(seconds=timeout_seconds)) if size > 1 else None
     whole = whole_of(data, parts, rank, size)
@@ -65,7 +66,6 @@ def shard(
     division = divide(whole, part, size)
     peers = Peers(division.bounds, division.halo_of(rank), rank, group)
     link = Link(linked.bytes_per_s, linked.latency, size - 1)
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
     share = data_of(whole, division, rank, device)
     peers.to(device)
     weights = None if whole.data is None else whole.data.get("edge_weight")

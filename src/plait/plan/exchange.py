@@ -246,7 +246,8 @@ def choose_over_ranks(problem: Problem, link: Link, agree: Agree) -> tuple[Layer
     best: dict[str, LayerPlan] = {}
     for plan in sorted(plans, key=lambda plan: plan.seconds):
         best.setdefault(_travels(plan), plan)
-    chosen, seconds = agree({key: plan.seconds for key, plan in best.items()})
+    prices = {key: plan.seconds for key, plan in best.items()}
+    chosen, seconds = agree({**prices, **_replicated(best.values(), problem, link)})
     if chosen not in best:
         raise PlanError(f"{problem.layer}: the ranks chose an exchange that this one has no plan for")
     plan = best[chosen]
@@ -262,6 +263,22 @@ def choose_over_ranks(problem: Problem, link: Link, agree: Agree) -> tuple[Layer
     choice = Choice(problem.layer, plan.mode, split if each or once else "rows alone", chosen, seconds, plan,
                     each, sum(once))  # fmt: skip
     return plan, choice
+
+
+def _replicated(plans: Iterable[LayerPlan], problem: Problem, link: Link) -> dict[str, float]:
+    """The price of all rows going to all ranks instead of halos: shown, and never less, halos being rows too."""
+    halos = [plan for plan in plans if "halo" in _travels(plan) and "columns" not in _travels(plan)]
+    if not halos:
+        return {}
+    plan, rest = halos[0], (problem.sizes["G"] - problem.sizes["N"]) * problem.float_bytes
+    more = 0.0
+    for program in (plan.forward, plan.backward):
+        setting = Setting(program or plan.forward, problem.sizes, problem.matrix, {})  # type: ignore[arg-type]
+        for step in () if program is None else program.steps:
+            if step.op in EXCHANGES:
+                sent = max(wire_numbers(step, setting)) * problem.float_bytes
+                more += link.seconds(rest * setting.size(step.out)[1]) - link.seconds(sent)
+    return {_travels(plan).replace("halo", "all rows"): plan.seconds + more}
 
 
 def _lost(travels: str, plan: LayerPlan | None, seconds: float, best: float) -> Rejected:
