@@ -139,8 +139,8 @@ def problem(**options: Any) -> Problem:
     return replace(made, **options)
 
 
-def alone(prices: Mapping[str, float]) -> tuple[str, Mapping[str, float]]:
-    return min(prices, key=lambda key: prices[key]), prices
+def alone(prices: Mapping[str, float]) -> Mapping[str, float]:
+    return prices
 
 
 def test_numbers_on_the_wire_are_counted_by_direction() -> None:
@@ -198,9 +198,13 @@ def test_one_rank_exchanges_with_nobody() -> None:
     assert "columns" not in "".join(choice.seconds)
 
 
-def test_ranks_that_choose_what_this_one_lacks_are_refused() -> None:
-    with pytest.raises(Exception, match="this one has no plan for"):
-        choose_over_ranks(problem(), Link(1e9, 1e-5, 3), lambda prices: ("something else", prices))
+def test_the_slowest_rank_counts_and_sending_everything_never_wins() -> None:
+    plan, choice = choose_over_ranks(
+        problem(), Link(1e6, 1e-5, 3), lambda prices: {key: 2.0 - ("halo x 64" in key) for key in prices}
+    )
+    assert choice.travels == "fwd halo x 64, bwd haloᵀ x 64"
+    assert "all rows" in " ".join(choice.seconds)
+    assert any("all rows" in lost.candidate for lost in plan.rejected)
 
 
 def test_exchanges_have_words() -> None:

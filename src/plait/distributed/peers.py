@@ -218,8 +218,8 @@ class Peers:
             bytes(one[: int(length)].tolist()).decode() for one, length in zip(every, lengths, strict=True)
         ]
 
-    def agree(self, prices: Mapping[str, float]) -> tuple[str, Mapping[str, float]]:
-        """The option that is cheapest on the rank it is dearest on, and every common option's price there."""
+    def agree(self, prices: Mapping[str, float]) -> Mapping[str, float]:
+        """Of what every rank has a price for, the largest."""
         every = [json.loads(text) for text in self.texts(json.dumps(dict(prices)))]
         common = [key for key in every[0] if all(key in other for other in every)]
         if not common:
@@ -227,8 +227,7 @@ class Peers:
                 "the ranks have no plan in common; call the model alike on all of them, with one version of "
                 "plait"
             )
-        worst = {key: max(float(other[key]) for other in every) for key in common}
-        return min(worst, key=lambda key: (worst[key], key)), worst
+        return {key: max(float(other[key]) for other in every) for key in common}
 
     @contextlib.contextmanager
     def told(self, what: str) -> Iterator[None]:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from plait.cost.price import Price, Pricer
-from plait.errors import PlanError
 from plait.ir import Barrier, Expr
 from plait.ops.exchange import EXCHANGES, wire_numbers
 from plait.ops.operation import Setting
@@ -27,8 +26,8 @@ from plait.plan.search import Problem, matrices_of, survey
 
 __all__ = ["Choice", "Link", "by_features", "by_nodes", "choose_over_ranks", "overlapped", "wire_bytes"]
 
-Agree = Callable[[Mapping[str, float]], tuple[str, Mapping[str, float]]]
-"""Prices of this rank by what would travel -> what all ranks let travel, and everybody's prices."""
+Agree = Callable[[Mapping[str, float]], Mapping[str, float]]
+"""Prices of this rank by what would travel -> of what all ranks have a price for, those of the slowest."""
 
 
 @dataclass(frozen=True)
@@ -247,9 +246,9 @@ def choose_over_ranks(problem: Problem, link: Link, agree: Agree) -> tuple[Layer
     for plan in sorted(plans, key=lambda plan: plan.seconds):
         best.setdefault(_travels(plan), plan)
     prices = {key: plan.seconds for key, plan in best.items()}
-    chosen, seconds = agree({**prices, **_replicated(best.values(), problem, link)})
-    if chosen not in best:
-        raise PlanError(f"{problem.layer}: the ranks chose an exchange that this one has no plan for")
+    seconds = agree({**prices, **_replicated(best.values(), problem, link)})
+    # the same on every rank: what all of them have a plan for, ties by name
+    chosen = min((key for key in seconds if key in best), key=lambda key: (seconds[key], key))
     plan = best[chosen]
     rejected = tuple(
         _lost(key, best.get(key), value, seconds[chosen])
@@ -272,12 +271,12 @@ def _replicated(plans: Iterable[LayerPlan], problem: Problem, link: Link) -> dic
         return {}
     plan, rest = halos[0], (problem.sizes["G"] - problem.sizes["N"]) * problem.float_bytes
     more = 0.0
-    for program in (plan.forward, plan.backward):
+    for program, calls in ((plan.hoisted, problem.calls), (plan.forward, 1), (plan.backward, 1)):
         setting = Setting(program or plan.forward, problem.sizes, problem.matrix, {})  # type: ignore[arg-type]
         for step in () if program is None else program.steps:
             if step.op in EXCHANGES:
                 sent = max(wire_numbers(step, setting)) * problem.float_bytes
-                more += link.seconds(rest * setting.size(step.out)[1]) - link.seconds(sent)
+                more += (link.seconds(rest * setting.size(step.out)[1]) - link.seconds(sent)) / calls
     return {_travels(plan).replace("halo", "all rows"): plan.seconds + more}
 
 

@@ -93,7 +93,9 @@ class Peers(Protocol):
         """How many of so many columns are this rank's."""
         ...
 
-    def agree(self, prices: Mapping[str, float]) -> tuple[str, Mapping[str, float]]: ...
+    def agree(self, prices: Mapping[str, float]) -> Mapping[str, float]:
+        """Of what every rank has a price for, the largest."""
+        ...
 
 
 # Constants ------------------------------------------------------------------------------------------------
