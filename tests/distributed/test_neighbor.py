@@ -138,6 +138,17 @@ def test_epochs_differ_and_repeat(alone: Session) -> None:
     assert [b.n_id.tolist() for b in batches] == first
 
 
+def test_an_epoch_may_begin_with_a_later_step(alone: Session) -> None:
+    whole = [b.n_id.tolist() for b in loader(alone, cache=0.25)]
+    batches = loader(alone, cache=0.25)
+    for first in (2, len(whole)):
+        batches.start_at(0, first)
+        assert [b.n_id.tolist() for b in batches] == whole[first:]
+    assert len(list(batches)) == len(whole)  # epoch 1, from its first step
+    with pytest.raises(InputError, match="an epoch has"):
+        batches.start_at(0, len(whole) + 1)
+
+
 def test_labels_and_features_come_with_their_nodes(alone: Session) -> None:
     rows = np.concatenate([alone.parts.x(p) for p in range(2)])
     labels = alone.parts.y()

@@ -88,7 +88,9 @@ class Ranks:
             return halo if step.op == "send" else [np.concatenate(pair) for pair in zip(x, halo, strict=True)]
         if step.op == "send":
             return x
-        rows = [value[-len(halo) :] if len(halo) else value[:0] for value, halo in zip(x, self.halos, strict=True)]
+        rows = [
+            value[-len(halo) :] if len(halo) else value[:0] for value, halo in zip(x, self.halos, strict=True)
+        ]
         back = np.zeros((N, x[0].shape[1]))
         for nodes, value in zip(self.halos, rows, strict=True):
             back[nodes] += value

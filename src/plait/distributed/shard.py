@@ -113,7 +113,8 @@ class Sharded(nn.Module):
         self._session = session
         self._view = [view_of(model, session)]  # in a list: the view is not one more child
         self._equalise()
-        torch.manual_seed((torch.initial_seed() + peers.rank) % 2**63)  # masks of dropout differ by rank
+        if peers.rank:
+            torch.manual_seed((torch.initial_seed() + peers.rank) % 2**63)  # masks of dropout differ by rank
         self._gradients = _Gradients(model.parameters(), peers)
         if sync_gradients and peers.size > 1:
             self._gradients.attach()

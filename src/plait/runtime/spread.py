@@ -265,7 +265,7 @@ class Runs:
     calls: int = 200  # over which work done once is spread
     buffers: Buffers = field(default_factory=Buffers)
     choices: dict[tuple[str, str], Choice] = field(default_factory=dict)  # by layer and mode
-    _runs: dict[Any, tuple[Any, executor.Run]] = field(default_factory=dict)
+    _runs: dict[Any, executor.Run] = field(default_factory=dict)
 
     def apply(
         self,
@@ -279,12 +279,12 @@ class Runs:
         given = {name: value for name, value in inputs.items() if value is not None}
         with_grad = torch.is_grad_enabled()
         wrt = tuple(name for name, value in given.items() if with_grad and value.requires_grad)
-        key = (layer, id(forms), id(constants), wrt, is_constant, tuple(t.shape[1:] for t in given.values()))
-        found = self._runs.get(key)
-        if found is None:
-            run = self._planned(layer, constants, forms, given, wrt or None, is_constant)
-            found = self._runs[key] = ((forms, constants), run)  # held, so that their ids stay theirs
-        return executor.apply(found[1], given)
+        widths = tuple([value.shape[1:] for value in given.values()])
+        key = (layer, forms, id(constants), wrt, is_constant, widths)
+        run = self._runs.get(key)  # which holds the constants: their id stays theirs
+        if run is None:
+            run = self._runs[key] = self._planned(layer, constants, forms, given, wrt or None, is_constant)
+        return executor.apply(run, given)
 
     def _planned(
         self,
