@@ -1,4 +1,4 @@
-"""The GCN of gcn_pyg.py on a graph spread over processes: torchrun --nproc-per-node 4 examples/shard_plait.py"""
+"""The GCN of gcn_pyg.py over processes: torchrun --nproc-per-node 4 examples/shard_plait.py"""
 
 import torch
 from gcn_pyg import GCN

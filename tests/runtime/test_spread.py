@@ -1,4 +1,4 @@
-"""runtime/spread.py: a rank's constants are rows of the whole graph's, and one rank runs what PyG computes."""
+"""runtime/spread.py: a rank's constants are rows of the whole graph's, one rank runs what torch computes."""
 
 from __future__ import annotations
 

@@ -47,14 +47,6 @@ class Sent:
     outgoing: Tensor
     work: Any
 
-    @property
-    def width(self) -> int:
-        return int(self.rows.shape[1])
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.rows.dtype
-
 
 class Peers:
     """The ranks that share a graph; node v belongs to the rank r with bounds[r] <= v < bounds[r + 1].

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
 
 from plait.distributed.exchange import Exchange, LocalRows, cause
 from plait.distributed.parts import Parts, shares
@@ -197,10 +198,10 @@ def join(timeout_seconds: float, interface: str | None, backend: str = "gloo") -
     if interface is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     wait = timedelta(seconds=timeout_seconds)
-    store, rank, size = next(dist.rendezvous("env://", timeout=wait))
-    # torchrun's store outlives a restart, with the addresses of processes that are no more under the same names
+    store, rank, size = next(rendezvous("env://", timeout=wait))
+    # torchrun's store outlives a restart, and with it the addresses of dead processes under the same names
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    store = dist.PrefixStore(f"plait/attempt-{attempt}", store)
+    store = dist.PrefixStore(f"plait/attempt-{attempt}", store)  # type: ignore[attr-defined]  # torch's lack
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=wait)
     return True
 

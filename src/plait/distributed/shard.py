@@ -58,9 +58,12 @@ def shard(
         raise InputError(f"model: {reason}")
     linked = network_of(network)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    ends_group = join(timeout_seconds, interface, "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    ends_group = join(timeout_seconds, interface, backend)
     rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    group = dist.new_group(timeout=timedelta(seconds=timeout_seconds)) if size > 1 else None
+    group = None
+    if size > 1:
+        group = dist.new_group(backend=backend, timeout=timedelta(seconds=timeout_seconds))
     whole = whole_of(data, parts, rank, size)
     part = _agreed(assigned(whole, size, method, seed) if rank == 0 else None, whole.num_nodes, size, group)
     division = divide(whole, part, size)
@@ -77,10 +80,8 @@ def _agreed(part: Any, count: int, size: int, group: Any) -> Any:
     if size == 1:
         return part
     told = torch.zeros(count, dtype=torch.int64) if part is None else torch.from_numpy(part)
-    place = torch.device("cuda") if dist.get_backend(group) == "nccl" else torch.device("cpu")
-    told = told.to(place)
     dist.broadcast(told, 0, group=group)
-    return told.cpu().numpy()
+    return told.numpy()
 
 
 class Sharded(nn.Module):

@@ -265,7 +265,7 @@ def choose_over_ranks(problem: Problem, link: Link, agree: Agree) -> tuple[Layer
 
 
 def _replicated(plans: Iterable[LayerPlan], problem: Problem, link: Link) -> dict[str, float]:
-    """The price of all rows going to all ranks instead of halos: shown, and never less, halos being rows too."""
+    """The price of all rows going to all ranks instead of halos: to be shown; it is never less."""
     halos = [plan for plan in plans if "halo" in _travels(plan) and "columns" not in _travels(plan)]
     if not halos:
         return {}

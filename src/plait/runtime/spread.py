@@ -205,8 +205,7 @@ def _receive(b: Binding, step: Step, owns: bool) -> Bound:
 
     def run(env: Env) -> Tensor:
         if addend is None:
-            sent = env[x]
-            return peers.receive_back(sent, torch.zeros((peers.num_rows, sent.width), dtype=sent.dtype))
+            return peers.receive_back(env[x], env[x].rows.new_zeros((peers.num_rows, env[x].rows.shape[1])))
         rows = env[addend]
         if scale is not None:
             rows = rows * scale_of(env).unsqueeze(1)  # type: ignore[union-attr]
