@@ -16,7 +16,7 @@ from torch_geometric.data import Data
 
 from plait.distributed.session import Session
 from plait.distributed.staging import Staging
-from plait.errors import InputError
+from plait.errors import ExchangeError, InputError
 from plait.features.cache import Cache
 from plait.features.rows import as_rows
 from plait.features.scores import degree, inclusion_probability, presample
@@ -155,7 +155,11 @@ class NeighborLoader(Epochs):
     def fill(self, drawn: Any) -> Any:
         """The batch of a sample."""
         begin = time.perf_counter()
-        data = self._assemble(drawn)
+        try:
+            data = self._assemble(drawn)
+        except InputError as error:
+            lost = _exchange_error(error)
+            raise error if lost is None else lost from error
         self._staging.done()
         data._store["batch_size"] = drawn.metadata
         self.seconds.filling += time.perf_counter() - begin
@@ -226,6 +230,13 @@ def joined(samples: Sequence[Sample]) -> Sample:
     pointer = np.searchsorted(both[1], np.arange(expanded + 1))
     by_hop = (tuple(hops.sum(axis=0).tolist()), tuple(edges.sum(axis=0).tolist()))
     return Sample(n_id, both[0], both[1], e_id, *by_hop, indptr=pointer)
+
+
+def _exchange_error(error: BaseException | None) -> ExchangeError | None:
+    """The failure of other ranks that the cache in front of the exchange reports as its source's."""
+    while error is not None and not isinstance(error, ExchangeError):
+        error = error.__cause__
+    return error
 
 
 def _frame(session: Session) -> Data:
