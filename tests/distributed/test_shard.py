@@ -155,6 +155,7 @@ def test_a_mean_over_all_is_the_sum_of_shares() -> None:
     assert float(over.mean(values)) == values.mean()
     mask = values > 200
     assert float(over.mean(values, mask)) == values[mask].mean()
+    assert float(over.mean(values.reshape(120, 2))) == values.mean()
     out, y = torch.randn(240, 4), torch.randint(0, 4, (240,))
     torch.testing.assert_close(
         over.loss(functional.cross_entropy, out, y, mask), functional.cross_entropy(out[mask], y[mask])

@@ -6,10 +6,9 @@ bits. Everything travels as plain numbers or JSON: nothing received is unpickled
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +18,8 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from plait.distributed.exchange import cause
-from plait.errors import ExchangeError, PlanError
+from plait.distributed.exchange import told
+from plait.errors import PlanError
 
 __all__ = ["Peers", "WireCounters"]
 
@@ -102,7 +101,7 @@ class Peers:
         """The rows of the halo."""
         begin = time.perf_counter()
         if sent.work is not None:
-            with self.told("all_to_all"):
+            with told(self.rank, "all_to_all"):
                 sent.work.wait()
         self.counters.seconds += time.perf_counter() - begin
         return sent.rows
@@ -124,7 +123,7 @@ class Peers:
         if self.size == 1:
             return Sent(out, x, None)
         outgoing, incoming = [n * width for n in counts], [n * width for n in expected]
-        with self.told("all_to_all"):
+        with told(self.rank, "all_to_all"):
             work = dist.all_to_all_single(
                 out.view(-1), x.view(-1), incoming, outgoing, group=self.group, async_op=True
             )
@@ -165,7 +164,7 @@ class Peers:
     def _trade(self, out: Tensor, sent: Tensor, expected: list[int], counts: list[int]) -> None:
         """Numbers cut by `counts` go out, numbers cut by `expected` come in."""
         begin = time.perf_counter()
-        with self.told("all_to_all"):
+        with told(self.rank, "all_to_all"):
             dist.all_to_all_single(out, sent, expected, counts, group=self.group)
         self._count(out.element_size(), expected, counts)
         self.counters.seconds += time.perf_counter() - begin
@@ -179,7 +178,7 @@ class Peers:
     def _all_to_all(self, sent: Tensor, counts: list[int], expected: list[int]) -> Tensor:
         """Whole numbers of the set-up."""
         out = sent.new_empty(sum(expected))
-        with self.told("all_to_all"):
+        with told(self.rank, "all_to_all"):
             dist.all_to_all_single(out, sent, expected, counts, group=self.group)
         return out
 
@@ -188,7 +187,7 @@ class Peers:
     def add(self, tensor: Tensor) -> Tensor:
         """The tensor, made its sum over all ranks."""
         if self.size > 1:
-            with self.told("all-reduce"):
+            with told(self.rank, "all-reduce"):
                 dist.all_reduce(tensor, group=self.group)
             self.counters.reduced_bytes += tensor.numel() * tensor.element_size()
         return tensor
@@ -199,7 +198,7 @@ class Peers:
             return [text]
         own = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).to(self.device)
         lengths = [torch.zeros(1, dtype=torch.int64, device=self.device) for _ in range(self.size)]
-        with self.told("all-gather"):
+        with told(self.rank, "all-gather"):
             dist.all_gather(lengths, torch.tensor([own.numel()], device=self.device), group=self.group)
             longest = max(int(length) for length in lengths)
             padded = torch.zeros(longest, dtype=torch.uint8, device=self.device)
@@ -220,14 +219,3 @@ class Peers:
                 "plait"
             )
         return {key: max(float(other[key]) for other in every) for key in common}
-
-    @contextlib.contextmanager
-    def told(self, what: str) -> Iterator[None]:
-        """What torch.distributed raises, as an error that names the rank."""
-        try:
-            yield
-        except RuntimeError as error:
-            raise ExchangeError(
-                f"rank {self.rank}: {what} failed ({cause(error)}); another rank ended, was cut off or is "
-                "late by more than the time-out, see its output"
-            ) from error

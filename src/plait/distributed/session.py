@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -17,9 +16,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
-from plait.distributed.exchange import Exchange, LocalRows, cause
+from plait.distributed.exchange import Exchange, LocalRows, told
 from plait.distributed.parts import Parts, shares
-from plait.errors import ExchangeError, InputError, PartsError, PlaitError
+from plait.errors import InputError, PartsError, PlaitError
 from plait.graph import Graph
 
 __all__ = ["Session", "init", "join"]
@@ -78,7 +77,7 @@ class Session:
     def add(self, tensor: Tensor) -> None:
         """Makes the tensor its sum over all ranks."""
         if self.size > 1:
-            with self._told("all-reduce"):
+            with told(self.rank, "all-reduce"):
                 dist.all_reduce(tensor)
 
     def sums(self, values: Sequence[float]) -> list[float]:
@@ -93,20 +92,9 @@ class Session:
             return [list(values)]
         own = torch.tensor(values, dtype=torch.float64)
         every = [torch.empty_like(own) for _ in range(self.size)]
-        with self._told("all-gather"):
+        with told(self.rank, "all-gather"):
             dist.all_gather(every, own)
         return [one.tolist() for one in every]
-
-    @contextlib.contextmanager
-    def _told(self, what: str) -> Iterator[None]:
-        """What torch.distributed raises, as an error that names the rank."""
-        try:
-            yield
-        except RuntimeError as error:
-            raise ExchangeError(
-                f"rank {self.rank}: {what} failed ({cause(error)}); another rank ended, was cut off or is "
-                "late by more than the time-out, see its output"
-            ) from error
 
     def close(self) -> None:
         """Ends the exchange, and the process group if `init` made it; a second call does nothing."""

@@ -15,6 +15,7 @@ from torch_geometric.nn import MessagePassing
 
 from plait.analysis.network import network_of
 from plait.distributed import norms
+from plait.distributed.exchange import told
 from plait.distributed.peers import Peers, WireCounters
 from plait.distributed.session import TIMEOUT_SECONDS, join
 from plait.distributed.shardplan import ShardPlan
@@ -164,13 +165,16 @@ class Sharded(nn.Module):
         mean, because gradients are summed over ranks. `mask` picks rows.
         """
         chosen = values if mask is None else values[mask]
-        count = self.total(torch.tensor(float(chosen.shape[0]), dtype=torch.float64, device=chosen.device))
+        count = self.total(torch.tensor(float(chosen.numel()), dtype=torch.float64, device=chosen.device))
         return chosen.sum() / count.clamp(min=1).to(chosen.dtype)
 
     def loss(
         self, function: Callable[..., Tensor], out: Tensor, target: Tensor, mask: Tensor | None = None
     ) -> Tensor:
-        """This rank's share of a mean loss over all ranks, for losses that take reduction="none"."""
+        """This rank's share of a mean loss over all ranks, for losses that take reduction="none".
+
+        Every entry counts once: where classes are weighted or labels ignored, add up and divide on your own.
+        """
         rows = (out, target) if mask is None else (out[mask], target[mask])
         return self.mean(function(*rows, reduction="none"))
 
@@ -200,7 +204,7 @@ class Sharded(nn.Module):
     def _equalise(self) -> None:
         """Rank 0's parameters and buffers on every rank."""
         if self._peers.size > 1:
-            with self._peers.told("broadcast"), torch.no_grad():
+            with told(self._peers.rank, "broadcast"), torch.no_grad():
                 for tensor in self.module.state_dict().values():
                     if isinstance(tensor, Tensor):
                         dist.broadcast(tensor, 0, group=self._peers.group)
