@@ -25,6 +25,12 @@ ELSEWHERE = {
     "distributed/parts.py": "distributed/test_divide.py",
     "distributed/session.py": "distributed/test_neighbor.py",
     "distributed/train.py": "cli/test_train.py",
+    # a full graph over ranks, compared with one process as a whole
+    "distributed/norms.py": "distributed/test_shard.py",
+    "distributed/peers.py": "distributed/test_shard.py",
+    "distributed/share.py": "distributed/test_shard.py",
+    "distributed/shardplan.py": "distributed/test_shard.py",
+    "pyg/shard.py": "distributed/test_shard.py",
     "pyg/call.py": "pyg/test_explain.py",
     "pyg/trace.py": "pyg/test_profiling.py",
     "runtime/plans.py": "pyg/test_explain.py",
@@ -72,6 +78,7 @@ ELSEWHERE = {
     # rows of the table, each compared with counted work
     "ops/chain.py": "analysis/test_work.py",
     "ops/counting.py": "analysis/test_work.py",
+    "ops/exchange.py": "plan/test_exchange.py",
     "ops/linear.py": "analysis/test_work.py",
     "ops/program.py": "plan/test_program.py",
     # layers, their plans and their passes, held against PyG

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from plait import features as features
     from plait import loader as loader
     from plait.bench.calibrate import calibrate as calibrate
+    from plait.distributed.shard import shard as shard
     from plait.graph import Graph as Graph
     from plait.graph import hag as hag
     from plait.pyg.analyze import analyze as analyze
@@ -30,6 +31,7 @@ __all__ = [
     "features",
     "hag",
     "loader",
+    "shard",
     "trace",
 ]
 __version__ = "0.1.0"
@@ -45,6 +47,7 @@ _HOMES = {
     "explain": "plait.pyg.compile",
     "trace": "plait.pyg.trace",
     "calibrate": "plait.bench.calibrate",
+    "shard": "plait.distributed.shard",
 }
 _MODULES = {
     "analysis": "plait.analysis",

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterable
 
 __all__ = [
+    "CheckpointError",
     "ExchangeError",
     "GraphError",
     "InputError",
@@ -55,6 +56,10 @@ class PartsError(PlaitError, ValueError):
 
 class ExchangeError(PlaitError, ConnectionError):
     """Another process did not answer, or ended."""
+
+
+class CheckpointError(PlaitError, OSError):
+    """A checkpoint could not be written or read; those written before are as they were."""
 
 
 class PlanError(PlaitError, ValueError):

@@ -67,6 +67,21 @@ def test_one_process_trains_and_reports(
     assert found[0]["bytes_in"] == 0
 
 
+def test_training_goes_on_from_the_newest_checkpoint(
+    parts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["train", "--parts", str(parts), *SMALL, "--no-compile", "--dropout", "0.5"]
+    kept = ["--checkpoint", str(tmp_path / "kept"), "--every", "3"]
+    whole, first, second = (tmp_path / f"{name}.jsonl" for name in ("whole", "first", "second"))
+    assert main([*command, "--epochs", "4", "--output", str(whole)]) == 0
+    assert main([*command, "--epochs", "2", *kept, "--output", str(first)]) == 0
+    capsys.readouterr()
+    assert main([*command, "--epochs", "4", *kept, "--output", str(second)]) == 0
+    assert "resumed after batch" in capsys.readouterr().out
+    found = {record["epoch"]: record["loss"] for record in [*records(first), *records(second)]}
+    assert found == {record["epoch"]: record["loss"] for record in records(whole)}
+
+
 @pytest.mark.processes
 @pytest.mark.slow
 def test_torchrun_trains_as_one_process_does(parts: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 from plait.distributed import NeighborLoader, Parts, Session, init, partition
 from plait.distributed.neighbor import joined
 from plait.distributed.parts import shares
-from plait.errors import InputError
+from plait.errors import ExchangeError, InputError
 from plait.graph import generate
 from plait.loader import Sampler
 from tests.distributed.ranks import BATCH, FANOUT, SEED, loader, losses
@@ -136,6 +136,29 @@ def test_epochs_differ_and_repeat(alone: Session) -> None:
     assert [b.n_id.tolist() for b in batches] != [b.n_id.tolist() for b in batches]
     batches.set_epoch(0)
     assert [b.n_id.tolist() for b in batches] == first
+
+
+def test_an_epoch_may_begin_with_a_later_step(alone: Session) -> None:
+    whole = [b.n_id.tolist() for b in loader(alone, cache=0.25)]
+    batches = loader(alone, cache=0.25)
+    for first in (2, len(whole)):
+        batches.start_at(0, first)
+        assert [b.n_id.tolist() for b in batches] == whole[first:]
+    assert len(list(batches)) == len(whole)  # epoch 1, from its first step
+    with pytest.raises(InputError, match="an epoch has"):
+        batches.start_at(0, len(whole) + 1)
+
+
+def test_rows_that_others_do_not_send_are_an_exchange_error(
+    alone: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(ids: Any) -> Any:
+        raise ExchangeError("rank 0: feature rows could not be exchanged")
+
+    batches = loader(alone, prefetch=0)
+    monkeypatch.setattr(batches._staging, "take", lost)
+    with pytest.raises(ExchangeError, match="batch 0 of epoch 0: rank 0"):
+        next(iter(batches))
 
 
 def test_labels_and_features_come_with_their_nodes(alone: Session) -> None:

@@ -35,6 +35,12 @@ def test_an_example_gives_its_originals_losses(compare, name):
     assert planned == pytest.approx(_losses(compare, name, "pyg", chosen), rel=1e-3)
 
 
+def test_a_graph_over_processes_gives_the_losses_of_one(compare):
+    chosen = _chosen(compare)
+    spread = _losses(compare, "shard", "plait", chosen)
+    assert spread == pytest.approx(_losses(compare, "gcn", "pyg", chosen), rel=1e-3)
+
+
 def test_mini_batches_give_the_losses_of_the_uncompiled_model(compare):
     chosen = _chosen(compare)
     planned = _losses(compare, "neighbor", "plait", chosen)

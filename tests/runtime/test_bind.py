@@ -10,11 +10,12 @@ import pytest
 from plait.errors import PlanError
 from plait.ops.operation import TABLE
 from plait.ops.program import Program, Step
-from plait.runtime import linear
+from plait.runtime import linear, spread
 from plait.runtime.bind import Binding, bind, kernel, kernels_of
 from plait.runtime.buffers import Buffers
 
 assert linear
+assert spread
 
 
 class _Outline:

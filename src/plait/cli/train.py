@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from plait.errors import InputError
 
 if TYPE_CHECKING:
-    from plait.distributed import NeighborLoader, Session
+    from plait.distributed import NeighborLoader, Position, Session
     from plait.distributed.train import EpochReport, Trainer
 
 __all__ = ["add_arguments", "line", "run"]
@@ -47,6 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--timeout", type=float, default=300.0, metavar="S", help="seconds a rank waits for others"
     )
     parser.add_argument("--verify", action="store_true", help="compare all files with their checksums first")
+    parser.add_argument(
+        "--checkpoint", metavar="FOLDER", help="keep checkpoints here, and go on from the newest one there"
+    )
+    parser.add_argument("--every", type=int, metavar="N", help="a checkpoint every N steps (default 100)")
+    parser.add_argument("--every-minutes", type=float, metavar="M", help="... or every M minutes")
+    parser.add_argument("--keep", type=int, default=2, metavar="N", help="checkpoints left (default 2)")
     parser.add_argument("--output", metavar="FILE.jsonl", help="one record per rank and epoch")
 
 
@@ -76,7 +82,10 @@ def _train(session: Session, args: argparse.Namespace) -> None:
     is_first = session.rank == 0
     if is_first:
         print(_title(session, loader, args), flush=True)
-    for epoch in range(args.epochs):
+    at = _resumed(trainer, args)
+    if is_first and at.step:
+        print(f"resumed after batch {at.batch} of epoch {at.epoch}, step {at.step}", flush=True)
+    for epoch in range(at.epoch, args.epochs):
         reports = of_all(session, trainer.epoch())
         is_evaluated = evaluation is not None and args.eval > 0 and (epoch + 1) % args.eval == 0
         accuracy = trainer.accuracy(evaluation) if is_evaluated and evaluation is not None else None
@@ -84,6 +93,16 @@ def _train(session: Session, args: argparse.Namespace) -> None:
             print(line(epoch, together(reports), accuracy), flush=True)
             if args.output:
                 _append(Path(args.output), epoch, reports, accuracy)
+
+
+def _resumed(trainer: Trainer, args: argparse.Namespace) -> Position:
+    """Where training begins: at the newest checkpoint, where any are kept."""
+    if args.checkpoint is None:
+        return trainer.position
+    steps = 100 if args.every is None and args.every_minutes is None else args.every
+    return trainer.checkpoint(
+        args.checkpoint, every_steps=steps, every_minutes=args.every_minutes, keep=args.keep
+    )
 
 
 def _prepared(

@@ -9,23 +9,39 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from plait.distributed.checkpoint import Checkpoints as Checkpoints
+    from plait.distributed.checkpoint import Position as Position
     from plait.distributed.divide import partition as partition
     from plait.distributed.exchange import Exchange as Exchange
     from plait.distributed.neighbor import NeighborLoader as NeighborLoader
     from plait.distributed.parts import Parts as Parts
     from plait.distributed.session import Session as Session
     from plait.distributed.session import init as init
+    from plait.distributed.shard import Sharded as Sharded
 
 _HOME = {
+    "Checkpoints": "plait.distributed.checkpoint",
     "Exchange": "plait.distributed.exchange",
     "NeighborLoader": "plait.distributed.neighbor",
     "Parts": "plait.distributed.parts",
+    "Position": "plait.distributed.checkpoint",
     "Session": "plait.distributed.session",
+    "Sharded": "plait.distributed.shard",
     "init": "plait.distributed.session",
     "partition": "plait.distributed.divide",
 }
 
-__all__ = ["Exchange", "NeighborLoader", "Parts", "Session", "init", "partition"]
+__all__ = [
+    "Checkpoints",
+    "Exchange",
+    "NeighborLoader",
+    "Parts",
+    "Position",
+    "Session",
+    "Sharded",
+    "init",
+    "partition",
+]
 
 
 def __getattr__(name: str) -> Any:

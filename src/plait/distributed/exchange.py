@@ -9,11 +9,12 @@ is unpickled.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -29,7 +30,7 @@ from plait.errors import ExchangeError, InputError
 from plait.features.memory import prefetch
 from plait.features.rows import gather
 
-__all__ = ["WIRE", "Exchange", "ExchangeCounters", "LocalRows", "Request", "cause", "place"]
+__all__ = ["WIRE", "Exchange", "ExchangeCounters", "LocalRows", "Request", "cause", "place", "told"]
 
 Array = NDArray[Any]
 
@@ -357,6 +358,18 @@ def _place(rows: Any, ids: Any, at: Any, out: Any) -> None:
         source, target = ids[i], at[i]  # once: indexed in the loop they keep it from being vectorised
         for k in range(width):
             out[target, k] = rows[source, k]
+
+
+@contextlib.contextmanager
+def told(rank: int, what: str) -> Iterator[None]:
+    """What torch.distributed raises, as an error that names the rank."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise ExchangeError(
+            f"rank {rank}: {what} failed ({cause(error)}); another rank ended, was cut off or is late by "
+            "more than the time-out, see its output"
+        ) from error
 
 
 def cause(error: Exception) -> str:

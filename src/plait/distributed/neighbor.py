@@ -16,7 +16,7 @@ from torch_geometric.data import Data
 
 from plait.distributed.session import Session
 from plait.distributed.staging import Staging
-from plait.errors import InputError
+from plait.errors import ExchangeError, InputError
 from plait.features.cache import Cache
 from plait.features.rows import as_rows
 from plait.features.scores import degree, inclusion_probability, presample
@@ -92,6 +92,7 @@ class NeighborLoader(Epochs):
         self.seed = seed = _common_seed(session, seed)
         self._sampler = Sampler(session.graph, num_neighbors, seed=seed, replace=replace)
         self.seconds = LoaderSeconds()
+        self._first = (-1, 0)  # the epoch that begins with a later step, and that step
         self._staging = Staging(session.exchange)
         rows = self._cache(cache, policy, shared)
         self._set_out(seed, prefetch, None, rows, None, device)
@@ -112,9 +113,17 @@ class NeighborLoader(Epochs):
     def _most(self) -> int:
         return max(map(len, self._inputs))
 
+    def start_at(self, epoch: int, step: int) -> None:
+        """Makes the next iterator that of `epoch` from `step` on, as after an interrupted run."""
+        if not 0 <= step <= len(self):
+            raise InputError(f"step={step}: an epoch has {len(self)} steps")
+        self.set_epoch(epoch)
+        self._first = (epoch, step)
+
     def _jobs(self, epoch: int) -> Iterator[Job]:
         seeds = {part: self._seeds(epoch, part) for part in self.session.owned}
-        for step in range(len(self)):
+        first = self._first[1] if epoch == self._first[0] else 0
+        for step in range(first, len(self)):
             begin, end = step * self.batch_size, (step + 1) * self.batch_size
             yield Job(epoch, step, {part: ids[begin:end] for part, ids in seeds.items()})
 
@@ -146,7 +155,11 @@ class NeighborLoader(Epochs):
     def fill(self, drawn: Any) -> Any:
         """The batch of a sample."""
         begin = time.perf_counter()
-        data = self._assemble(drawn)
+        try:
+            data = self._assemble(drawn)
+        except InputError as error:
+            lost = _exchange_error(error)
+            raise error if lost is None else lost from error
         self._staging.done()
         data._store["batch_size"] = drawn.metadata
         self.seconds.filling += time.perf_counter() - begin
@@ -217,6 +230,13 @@ def joined(samples: Sequence[Sample]) -> Sample:
     pointer = np.searchsorted(both[1], np.arange(expanded + 1))
     by_hop = (tuple(hops.sum(axis=0).tolist()), tuple(edges.sum(axis=0).tolist()))
     return Sample(n_id, both[0], both[1], e_id, *by_hop, indptr=pointer)
+
+
+def _exchange_error(error: BaseException | None) -> ExchangeError | None:
+    """The failure of other ranks that the cache in front of the exchange reports as its source's."""
+    while error is not None and not isinstance(error, ExchangeError):
+        error = error.__cause__
+    return error
 
 
 def _frame(session: Session) -> Data:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -15,16 +14,18 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
 
-from plait.distributed.exchange import Exchange, LocalRows, cause
+from plait.distributed.exchange import Exchange, LocalRows, told
 from plait.distributed.parts import Parts, shares
-from plait.errors import ExchangeError, InputError
+from plait.errors import InputError, PartsError, PlaitError
 from plait.graph import Graph
 
-__all__ = ["Session", "init"]
+__all__ = ["Session", "init", "join"]
 
 # How long one rank waits for another, in DDP's all-reduce and in exchanges, before it gives up.
 TIMEOUT_SECONDS = 300.0
+_LONGEST = 1000  # bytes of a rank's error that the others are told
 
 
 class Session:
@@ -76,7 +77,7 @@ class Session:
     def add(self, tensor: Tensor) -> None:
         """Makes the tensor its sum over all ranks."""
         if self.size > 1:
-            with self._told("all-reduce"):
+            with told(self.rank, "all-reduce"):
                 dist.all_reduce(tensor)
 
     def sums(self, values: Sequence[float]) -> list[float]:
@@ -91,20 +92,9 @@ class Session:
             return [list(values)]
         own = torch.tensor(values, dtype=torch.float64)
         every = [torch.empty_like(own) for _ in range(self.size)]
-        with self._told("all-gather"):
+        with told(self.rank, "all-gather"):
             dist.all_gather(every, own)
         return [one.tolist() for one in every]
-
-    @contextlib.contextmanager
-    def _told(self, what: str) -> Iterator[None]:
-        """What torch.distributed raises, as an error that names the rank."""
-        try:
-            yield
-        except RuntimeError as error:
-            raise ExchangeError(
-                f"rank {self.rank}: {what} failed ({cause(error)}); another rank ended, was cut off or is "
-                "late by more than the time-out, see its output"
-            ) from error
 
     def close(self) -> None:
         """Ends the exchange, and the process group if `init` made it; a second call does nothing."""
@@ -141,20 +131,52 @@ def init(
     neither there is one rank. `interface` is the network interface the ranks talk over; without it, and with
     a master on this machine, it is the loopback one. `verify` compares every file with its checksum first.
     """
-    parts = Parts(folder, verify)
-    if not parts.has_features:
-        raise InputError(
-            f"{folder} holds no features to exchange; partition a file with x, or with --features WIDTH"
-        )
-    made = _join(timeout_seconds, interface)
+    made = join(timeout_seconds, interface)
     rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    shares(parts.num_parts, size)  # refuses too many ranks on all of them, before any waits for another
+    parts = opened(folder, verify, rank, size)
     session = Session(parts, rank, size, wire, timeout_seconds, made)
     _check_agreement(session)
     return session
 
 
-def _join(timeout_seconds: float, interface: str | None) -> bool:
+def opened(folder: str | os.PathLike[str], verify: bool, rank: int, size: int) -> Parts:
+    """The parts of a folder; where one rank cannot open them, an error on all names it and the reason."""
+    found: Parts | None = None
+    error: PlaitError | None = None
+    try:
+        found = Parts(folder, verify)
+        if not found.has_features:
+            raise InputError(
+                f"{folder} holds no features to exchange; partition a file with x, or with --features WIDTH"
+            )
+        shares(found.num_parts, size)
+        for part in shares(found.num_parts, size)[rank]:
+            found.x(part)  # its length, type and shape
+    except PlaitError as refusal:
+        error = refusal
+    _raise_together(error, rank, size)
+    assert found is not None
+    return found
+
+
+def _raise_together(error: PlaitError | None, rank: int, size: int) -> None:
+    """Raises a rank's error on all of them."""
+    if size == 1 and error is not None:
+        raise error
+    if size == 1:
+        return
+    said = b"" if error is None else f"rank {rank}: {error}".encode()[:_LONGEST]
+    own = torch.zeros(_LONGEST, dtype=torch.uint8)
+    own[: len(said)] = torch.frombuffer(bytearray(said), dtype=torch.uint8) if said else 0
+    every = [torch.empty_like(own) for _ in range(size)]
+    dist.all_gather(every, own)
+    texts = [bytes(one.tolist()).rstrip(bytes(1)).decode(errors="replace") for one in every]
+    if any(texts):
+        kind = PartsError if error is None else type(error)
+        raise kind("; ".join(text for text in texts if text)) from error
+
+
+def join(timeout_seconds: float, interface: str | None, backend: str = "gloo") -> bool:
     """Makes the default process group where torchrun started this process; whether it did."""
     if dist.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return False
@@ -163,7 +185,12 @@ def _join(timeout_seconds: float, interface: str | None) -> bool:
         interface = _loopback()
     if interface is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_seconds))
+    wait = timedelta(seconds=timeout_seconds)
+    store, rank, size = next(rendezvous("env://", timeout=wait))
+    # torchrun's store outlives a restart, and with it the addresses of dead processes under the same names
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = dist.PrefixStore(f"plait/attempt-{attempt}", store)  # type: ignore[attr-defined]  # torch's lack
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=wait)
     return True
 
 

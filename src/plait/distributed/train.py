@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch_geometric.nn import models
 
+from plait.distributed.checkpoint import Checkpoints, Position
 from plait.distributed.neighbor import NeighborLoader
 from plait.distributed.session import Session
 from plait.errors import InputError
@@ -80,11 +82,30 @@ class Trainer:
             for tensor in model.state_dict().values():
                 dist.broadcast(tensor, 0)
         self._optimizer = torch.optim.Adam(self._parameters, lr=learning_rate)
+        self.position = Position()
+        self._checkpoints: Checkpoints | None = None
+
+    def checkpoint(self, folder: str | os.PathLike[str], **options: Any) -> Position:
+        """Keeps checkpoints in `folder` from now on, having resumed from the newest there; where that is.
+
+        `options` are those of `Checkpoints`. The next epoch begins with the batch after the last one done.
+        """
+        self._checkpoints = Checkpoints(folder, self.model, self._optimizer, **options)
+        self.position = self._checkpoints.resume() or Position()
+        self.loader.start_at(self.position.epoch, self.position.batch)
+        return self.position
+
+    def _done(self, loss: float) -> None:
+        """A step is done: moves on, and saves where it is time to."""
+        at = self.position
+        self.position = Position(at.epoch, at.batch + 1, at.step + 1, at.loss + loss)
+        if self._checkpoints is not None:
+            self._checkpoints.after_step(self.position)
 
     def epoch(self) -> EpochReport:
-        """Trains one epoch; what it was like on this rank."""
+        """Trains one epoch, or what is left of it; what it was like on this rank."""
         begin, before = time.perf_counter(), self._counted()
-        total, compute, reduced, steps = 0.0, 0.0, 0.0, 0
+        compute, reduced, steps = 0.0, 0.0, 0
         self._run.train()
         for batch in self.loader:
             started = time.perf_counter()
@@ -95,17 +116,18 @@ class Trainer:
             self._average()
             averaged = time.perf_counter()
             self._optimizer.step()
-            total += float(loss.detach())
+            self._done(float(loss.detach()))
             ended = time.perf_counter()
             reduced += averaged - reducing
             compute += ended - started - (averaged - reducing)
             steps += 1
         passed = time.perf_counter() - begin
+        whole, self.position = self.position, Position(self.position.epoch + 1, 0, self.position.step)
         sampling, filling, waited, sent_in, sent_out, hits, requests = (
             now - then for now, then in zip(self._counted(), before, strict=True)
         )
         return EpochReport(
-            total / max(1, steps),
+            whole.loss / max(1, whole.batch),
             passed,
             sampling,
             max(0.0, filling - waited),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate
 
@@ -105,10 +105,16 @@ def _key(request: Request | ChainRequest) -> tuple[object, ...]:
     )  # fmt: skip
 
 
-def survey(problem: Problem) -> list[LayerPlan]:
-    """Every candidate that no other beats for all inputs, priced for this one; chained ones too."""
-    survivors, _ = prune(problem.forms, problem.wrt, problem.constant, bool(problem.features))
-    pricer = _Pricer(problem)
+def survey(
+    problem: Problem, survivors: Sequence[Survivor] | None = None, pricer: Pricer | None = None
+) -> list[LayerPlan]:
+    """Every candidate that no other beats for all inputs, priced for this one; chained ones too.
+
+    Others may be given, and another way to price their steps.
+    """
+    if survivors is None:
+        survivors, _ = prune(problem.forms, problem.wrt, problem.constant, bool(problem.features))
+    pricer = pricer or _Pricer(problem)
     plans = [plan for survivor in survivors for plan in _priced(survivor, problem, pricer)]
     return _with_chains(plans, problem, pricer) if problem.may_chain else plans
 

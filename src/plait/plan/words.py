@@ -271,6 +271,8 @@ def step_text(step: Step, wrt: Iterable[str] = ()) -> str:
         return f"take neighbours' {step.reduce}imum"
     if step.op == "gemm":
         return f"gradient of the input, by {step['w']}" if step.is_transposed else _product_text(step["w"])
+    if step.op in ("exchange", "send", "receive"):
+        return _EXCHANGE[step.op, step.is_transposed]
     said = operation(step.op).says
     if said:
         return said
@@ -284,6 +286,14 @@ def _product_text(weight: str) -> str:
     return "multiply own rows by V" if weight == "V" else f"multiply by {weight}"
 
 
+_EXCHANGE = {
+    ("exchange", False): "rows of other ranks arrive",
+    ("exchange", True): "gradients of lent rows return",
+    ("send", False): "rows that others need set out",
+    ("send", True): "gradients of borrowed rows set out",
+    ("receive", False): "wait for rows of other ranks",
+    ("receive", True): "wait for gradients of lent rows",
+}
 _OTHER = {
     "combine": "add the parts",
     "scale_rows": "scale the rows",
@@ -294,6 +304,8 @@ _OTHER = {
     "stack": "put weights side by side",
     "rows_of": "take weights apart",
     "dot": "sum of products",
+    "to_columns": "trade rows for columns of all rows",
+    "to_rows": "trade columns back for rows",
 }
 _BACK = {
     "extremum_share": "split gradients between ties",

@@ -133,6 +133,9 @@ def _forward(
     if seats is None or torch._C._get_tracing_state() is not None or torch._C._len_torch_dispatch_stack():
         return original(module, *args, **kwargs)  # whoever traces sees PyG's operations
     session = seats.session
+    if session.over_ranks is not None:
+        here = functools.partial(_run, layer, original, module, seats, seats.of(module), None)
+        return session.over_ranks(module, seats, here, _parameters(layer), args, kwargs)  # type: ignore[arg-type]
     may_defer = session.has_twins or session.restricted_layer is not None
     if may_defer and layer_of(module) is not None:
         whole((args, kwargs))  # its passes read memory, a row for every node

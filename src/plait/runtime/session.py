@@ -208,6 +208,7 @@ class Session:
         self.notes: list[str] = []
         self.forms = Forms(self.options.forms, self.options.calls)
         self.has_twins = False  # some layer's output may be folded
+        self.over_ranks: Callable[..., Any] | None = None  # runs layers of which each rank has some rows
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Session:
         """A copied model starts with empty caches: it may meet other graphs."""
@@ -406,7 +407,7 @@ class Session:
         """The value of one planned expression of a layer."""
         rows = None if self.restricted_layer is None else self._wanted_rows(layer, constants)
         if rows is None and edges.quotients is not None and can_defer():
-            expressions = _with_identity(forms, constants)
+            expressions = with_identity_loops(forms, constants)
             found = edges.quotients.of(layer, constants, expressions, inputs["X"])
             if found is not None:
                 return self._folded(layer, edges, constants, found, inputs)
@@ -637,7 +638,7 @@ class Session:
         calls: int | None = None,
     ) -> LayerPlan:
         """The cheapest plan when what is hoisted serves so many calls; None: as many as the user said."""
-        expressions = _with_identity(forms, constants)
+        expressions = with_identity_loops(forms, constants)
         if constants.rows is not None:
             expressions = _restrict(expressions)
         wrt = tuple(name for name, _, wants in signature if wants) or None
@@ -957,7 +958,8 @@ def _renamed(expr: Expr) -> Expr:
     return rebuild(expr, tuple(map(_renamed, parts))) if parts else expr
 
 
-def _with_identity(forms: tuple[Expr, ...], constants: Constants) -> tuple[Expr, ...]:
+def with_identity_loops(forms: tuple[Expr, ...], constants: Constants) -> tuple[Expr, ...]:
+    """The forms with loops that are all one named so: they keep a 0/1 matrix 0/1."""
     return _identity_loops(forms) if constants.weight is None and constants.has_unit_loops else forms
 
 

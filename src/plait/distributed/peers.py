@@ -1,0 +1,221 @@
+"""Rows, columns and sums between the ranks of a full graph: everything a sharded model says to the others.
+
+The order of additions is fixed (own row first, then what came from rank 0, 1, ...), so equal runs give equal
+bits. Everything travels as plain numbers or JSON: nothing received is unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+
+from plait.distributed.exchange import told
+from plait.errors import PlanError
+
+__all__ = ["Peers", "WireCounters"]
+
+Array = NDArray[Any]
+
+
+@dataclass
+class WireCounters:
+    """What this rank handed to all_to_all for others and got from them; sums over ranks are counted apart."""
+
+    exchanges: int = 0
+    bytes_out: int = 0
+    bytes_in: int = 0
+    reduced_bytes: int = 0
+    seconds: float = 0.0
+    """Time spent waiting for rows, and so for slower ranks."""
+
+
+@dataclass
+class Sent:
+    """Rows on their way: where they arrive, what was sent (held until then), and torch's handle."""
+
+    rows: Tensor
+    outgoing: Tensor
+    work: Any
+
+
+class Peers:
+    """The ranks that share a graph; node v belongs to the rank r with bounds[r] <= v < bounds[r + 1].
+
+    `halo` are the nodes of other ranks whose rows are needed here, ascending, so grouped by owner.
+    """
+
+    def __init__(self, bounds: Array, halo: Array, rank: int = 0, group: Any = None) -> None:
+        self.bounds, self.rank, self.size, self.group = bounds, rank, int(bounds.size - 1), group
+        self.begin, end = int(bounds[rank]), int(bounds[rank + 1])
+        self.num_rows, self.num_nodes = end - self.begin, int(bounds[-1])
+        self.columns: Array = np.concatenate((np.arange(self.begin, end), halo)).astype(np.int64)
+        self.counters = WireCounters()
+        self.device = torch.device("cpu")
+        self._wanted = np.diff(np.searchsorted(halo, bounds)).tolist()
+        self._lent, self._shared = self._lend(halo)
+        self.num_shared = sum(self._lent)
+
+    def _lend(self, halo: Array) -> tuple[list[int], Tensor]:
+        """How many rows each rank needs of this one, and which, rank by rank."""
+        if self.size == 1:
+            return [0], torch.empty(0, dtype=torch.int64)
+        counts = self._all_to_all(torch.tensor(self._wanted), [1] * self.size, [1] * self.size).tolist()
+        asked = self._all_to_all(torch.from_numpy(halo.astype(np.int64)), self._wanted, counts)
+        return counts, asked - self.begin
+
+    def to(self, device: torch.device) -> None:
+        """Rows lie on that device from now on."""
+        self.device, self._shared = device, self._shared.to(device)
+
+    # Rows -------------------------------------------------------------------------------------
+
+    def fetch(self, x: Tensor) -> Tensor:
+        """The rows of this rank with those of its halo behind them."""
+        out = x.new_empty((self.columns.size, x.shape[1]))
+        sent = self._start(x.index_select(0, self._shared), self._lent, self._wanted, out[self.num_rows :])
+        out[: self.num_rows] = x
+        self.receive(sent)
+        return out
+
+    def give_back(self, grad: Tensor) -> Tensor:
+        """The gradients of this rank's rows, with those that other ranks computed for them added."""
+        sent = self.send(grad[self.num_rows :], True)
+        return self.receive_back(sent, grad[: self.num_rows].clone())
+
+    def send(self, x: Tensor, is_back: bool) -> Sent:
+        """Rows that others need set out, or gradients of the halo go back; nothing is waited for."""
+        if is_back:
+            return self._start(x.contiguous(), self._wanted, self._lent)
+        return self._start(x.index_select(0, self._shared), self._lent, self._wanted)
+
+    def receive(self, sent: Sent) -> Tensor:
+        """The rows of the halo."""
+        begin = time.perf_counter()
+        if sent.work is not None:
+            with told(self.rank, "all_to_all"):
+                sent.work.wait()
+        self.counters.seconds += time.perf_counter() - begin
+        return sent.rows
+
+    def receive_back(self, sent: Sent, out: Tensor) -> Tensor:
+        """`out` with the gradients that other ranks computed for rows of this one added, rank by rank."""
+        came = self.receive(sent)
+        for rows, places in zip(
+            torch.split(came, self._lent), torch.split(self._shared, self._lent), strict=True
+        ):
+            if rows.shape[0]:
+                out.index_add_(0, places, rows)  # a rank asks for a row once: no two of these are one row
+        return out
+
+    def _start(self, x: Tensor, counts: list[int], expected: list[int], out: Tensor | None = None) -> Sent:
+        """Rows cut by `counts` set out, rows cut by `expected` are on their way here."""
+        width = x.shape[1]
+        out = x.new_empty((sum(expected), width)) if out is None else out
+        if self.size == 1:
+            return Sent(out, x, None)
+        outgoing, incoming = [n * width for n in counts], [n * width for n in expected]
+        with told(self.rank, "all_to_all"):
+            work = dist.all_to_all_single(
+                out.view(-1), x.view(-1), incoming, outgoing, group=self.group, async_op=True
+            )
+        self._count(x.element_size(), incoming, outgoing)
+        return Sent(out, x, work)
+
+    # Columns ----------------------------------------------------------------------------------
+
+    def share_of(self, width: int) -> int:
+        """How many of so many columns are this rank's."""
+        return self._shares(width)[self.rank]
+
+    def _shares(self, width: int) -> list[int]:
+        return [width // self.size + (k < width % self.size) for k in range(self.size)]
+
+    def to_columns(self, x: Tensor) -> Tensor:
+        """This rank's columns of the rows of all nodes."""
+        shares, counts = self._shares(x.shape[1]), np.diff(self.bounds).tolist()
+        out = x.new_empty((self.num_nodes, shares[self.rank]))
+        sent = torch.cat([part.reshape(-1) for part in torch.split(x, shares, dim=1)])
+        self._trade(
+            out.view(-1), sent, [n * shares[self.rank] for n in counts], [self.num_rows * w for w in shares]
+        )
+        return out
+
+    def to_rows(self, x: Tensor, width: int) -> Tensor:
+        """The rows of this rank, all columns; what `to_columns` took apart."""
+        shares, counts = self._shares(width), np.diff(self.bounds).tolist()
+        came = x.new_empty(self.num_rows * width)
+        self._trade(
+            came, x.reshape(-1), [self.num_rows * w for w in shares], [n * shares[self.rank] for n in counts]
+        )
+        parts = torch.split(came, [self.num_rows * w for w in shares])
+        return torch.cat([p.view(self.num_rows, w) for p, w in zip(parts, shares, strict=True)], dim=1)
+
+    # What travels -----------------------------------------------------------------------------
+
+    def _trade(self, out: Tensor, sent: Tensor, expected: list[int], counts: list[int]) -> None:
+        """Numbers cut by `counts` go out, numbers cut by `expected` come in."""
+        begin = time.perf_counter()
+        with told(self.rank, "all_to_all"):
+            dist.all_to_all_single(out, sent, expected, counts, group=self.group)
+        self._count(out.element_size(), expected, counts)
+        self.counters.seconds += time.perf_counter() - begin
+
+    def _count(self, size: int, expected: list[int], counts: list[int]) -> None:
+        counters = self.counters
+        counters.exchanges += 1
+        counters.bytes_out += size * (sum(counts) - counts[self.rank])
+        counters.bytes_in += size * (sum(expected) - expected[self.rank])
+
+    def _all_to_all(self, sent: Tensor, counts: list[int], expected: list[int]) -> Tensor:
+        """Whole numbers of the set-up."""
+        out = sent.new_empty(sum(expected))
+        with told(self.rank, "all_to_all"):
+            dist.all_to_all_single(out, sent, expected, counts, group=self.group)
+        return out
+
+    # Sums and agreements ----------------------------------------------------------------------
+
+    def add(self, tensor: Tensor) -> Tensor:
+        """The tensor, made its sum over all ranks."""
+        if self.size > 1:
+            with told(self.rank, "all-reduce"):
+                dist.all_reduce(tensor, group=self.group)
+            self.counters.reduced_bytes += tensor.numel() * tensor.element_size()
+        return tensor
+
+    def texts(self, text: str) -> list[str]:
+        """A text of every rank."""
+        if self.size == 1:
+            return [text]
+        own = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).to(self.device)
+        lengths = [torch.zeros(1, dtype=torch.int64, device=self.device) for _ in range(self.size)]
+        with told(self.rank, "all-gather"):
+            dist.all_gather(lengths, torch.tensor([own.numel()], device=self.device), group=self.group)
+            longest = max(int(length) for length in lengths)
+            padded = torch.zeros(longest, dtype=torch.uint8, device=self.device)
+            padded[: own.numel()] = own
+            every = [torch.empty_like(padded) for _ in range(self.size)]
+            dist.all_gather(every, padded, group=self.group)
+        return [
+            bytes(one[: int(length)].tolist()).decode() for one, length in zip(every, lengths, strict=True)
+        ]
+
+    def agree(self, prices: Mapping[str, float]) -> Mapping[str, float]:
+        """Of what every rank has a price for, the largest."""
+        every = [json.loads(text) for text in self.texts(json.dumps(dict(prices)))]
+        common = [key for key in every[0] if all(key in other for other in every)]
+        if not common:
+            raise PlanError(
+                "the ranks have no plan in common; call the model alike on all of them, with one version of "
+                "plait"
+            )
+        return {key: max(float(other[key]) for other in every) for key in common}

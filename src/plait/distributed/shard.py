@@ -1,0 +1,251 @@
+"""plait.shard: an unmodified PyG model trained and evaluated exactly on a graph spread over ranks."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch_geometric.data import Data
+from torch_geometric.nn import MessagePassing
+
+from plait.analysis.network import network_of
+from plait.distributed import norms
+from plait.distributed.exchange import told
+from plait.distributed.peers import Peers, WireCounters
+from plait.distributed.session import TIMEOUT_SECONDS, join
+from plait.distributed.shardplan import ShardPlan
+from plait.distributed.share import Division, assigned, data_of, divide, whole_of
+from plait.errors import InputError
+from plait.plan.exchange import Link
+from plait.pyg.planned import install
+from plait.pyg.shard import OverRanks, Share, refused
+from plait.pyg.view import view_of
+from plait.runtime.session import Session
+from plait.runtime.spread import Runs
+
+__all__ = ["Sharded", "shard"]
+
+
+def shard(
+    model: nn.Module,
+    data: Any = None,
+    parts: Any = None,
+    *,
+    network: Any = "10gbit",
+    method: str = "metis",
+    seed: int = 0,
+    sync_gradients: bool = True,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+    interface: str | None = None,
+) -> Sharded:
+    """The model over the ranks of torchrun, each with its own part of the graph; alone it is one rank.
+
+    `data` is the whole graph as a PyG Data, the same on every rank; METIS divides it. `parts` instead gives
+    the rank of every node, or the folder of `plait partition`, from which each rank reads its own features.
+    Call the result as the model is called, with what `sharded.data` holds: this rank's x, edge_index, y and
+    masks. Losses are shares of the loss over all nodes (`sharded.mean`), gradients are summed over ranks at
+    the end of `backward()`, and rank 0's parameters are everybody's. `network` is what lies between the ranks
+    ("10gbit", "1gbit,50us"): by its price the planner decides what travels.
+    """
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model: {type(model).__name__} is not a torch.nn.Module; pass the model itself")
+    reason = refused(model) or norms.refused(model, lambda m: isinstance(m, MessagePassing))
+    if reason is not None:
+        raise InputError(f"model: {reason}")
+    linked = network_of(network)
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    ends_group = join(timeout_seconds, interface, backend)
+    rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    group = None
+    if size > 1:
+        group = dist.new_group(backend=backend, timeout=timedelta(seconds=timeout_seconds))
+    whole = whole_of(data, parts, rank, size)
+    part = _agreed(assigned(whole, size, method, seed) if rank == 0 else None, whole.num_nodes, size, group)
+    division = divide(whole, part, size)
+    peers = Peers(division.bounds, division.halo_of(rank), rank, group)
+    link = Link(linked.bytes_per_s, linked.latency, size - 1)
+    share = data_of(whole, division, rank, device)
+    peers.to(device)
+    weights = None if whole.data is None else whole.data.get("edge_weight")
+    return Sharded(model, share, division, peers, link, weights, sync_gradients, ends_group)
+
+
+def _agreed(part: Any, count: int, size: int, group: Any) -> Any:
+    """Rank 0's division of the nodes, on every rank."""
+    if size == 1:
+        return part
+    told = torch.zeros(count, dtype=torch.int64) if part is None else torch.from_numpy(part)
+    dist.broadcast(told, 0, group=group)
+    return told.numpy()
+
+
+class Sharded(nn.Module):
+    """What `shard` returns: called as the model is, on this rank's share of the graph.
+
+    `module` is the model itself, `data` this rank's share (`data.n_id` are its nodes by the caller's
+    numbers), `plan` what travels and why, `counters` what was sent.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        data: Data,
+        division: Division,
+        peers: Peers,
+        link: Link,
+        edge_weight: Tensor | None = None,
+        sync_gradients: bool = True,
+        ends_group: bool = False,
+    ) -> None:
+        super().__init__()
+        install()
+        self.module = model
+        self.data, self.division, self._peers, self._link = data, division, peers, link
+        self._ends_group = ends_group
+        share = Share(division.graph, data.edge_index, data.get("x"), data.get("edge_weight"), edge_weight)
+        self._runs = OverRanks(share, peers, Runs(peers, link))
+        session = Session()
+        session.over_ranks = self._runs
+        self._session = session
+        self._view = [view_of(model, session)]  # in a list: the view is not one more child
+        self._equalise()
+        if peers.rank:
+            torch.manual_seed((torch.initial_seed() + peers.rank) % 2**63)  # masks of dropout differ by rank
+        self._gradients = _Gradients(model.parameters(), peers)
+        if sync_gradients and peers.size > 1:
+            self._gradients.attach()
+
+    @property
+    def rank(self) -> int:
+        """This process among the others."""
+        return self._peers.rank
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return self._peers.size
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of all ranks."""
+        return self._peers.num_nodes
+
+    @property
+    def counters(self) -> WireCounters:
+        """What this rank has exchanged so far."""
+        return self._peers.counters
+
+    @property
+    def plan(self) -> ShardPlan:
+        """What travels in every layer that has run, with what lost and why."""
+        choices = {**self._runs.runs.choices, **self._runs.choices}
+        return ShardPlan(self._peers.rank, self._peers.size, self._link, self.division.bounds, choices)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's result for this rank's nodes."""
+        with norms.exact(self.module, self._peers):
+            out = self._view[0](*args, **kwargs)
+        if isinstance(out, Tensor) and out.dim() and out.shape[0] != self._peers.num_rows:
+            raise InputError(
+                f"model: it returned {out.shape[0]} rows for {self._peers.num_rows} nodes; pooling over the "
+                "nodes of all ranks is not exact: return rows and pool them with sharded.mean"
+            )
+        return out
+
+    def mean(self, values: Tensor, mask: Tensor | None = None) -> Tensor:
+        """This rank's share of the mean of `values` over all ranks: their sum here by how many there are.
+
+        The shares of all ranks add up to the mean; `backward()` of one's own share gives the gradients of the
+        mean, because gradients are summed over ranks. `mask` picks rows.
+        """
+        chosen = values if mask is None else values[mask]
+        count = self.total(torch.tensor(float(chosen.numel()), dtype=torch.float64, device=chosen.device))
+        return chosen.sum() / count.clamp(min=1).to(chosen.dtype)
+
+    def loss(
+        self, function: Callable[..., Tensor], out: Tensor, target: Tensor, mask: Tensor | None = None
+    ) -> Tensor:
+        """This rank's share of a mean loss over all ranks, for losses that take reduction="none".
+
+        Every entry counts once: where classes are weighted or labels ignored, add up and divide on your own.
+        """
+        rows = (out, target) if mask is None else (out[mask], target[mask])
+        return self.mean(function(*rows, reduction="none"))
+
+    @torch.no_grad()
+    def total(self, value: Tensor) -> Tensor:
+        """The sum of a number or tensor over all ranks, on every rank: a loss to print, counts, accuracy."""
+        return self._peers.add(value.detach().clone())
+
+    def sum_gradients(self) -> None:
+        """Makes the gradients of the parameters their sums over ranks; for sync_gradients=False."""
+        self._gradients.add_up()
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """Rows of all nodes in the caller's order, on every rank: predictions, embeddings."""
+        flat = rows.detach().reshape(self._peers.num_rows, -1)
+        out = flat.new_zeros((self.num_nodes, flat.shape[1]))
+        begin = self._peers.begin
+        out[torch.from_numpy(self.division.nodes[begin : begin + self._peers.num_rows])] = flat
+        return self._peers.add(out).reshape(self.num_nodes, *rows.shape[1:])
+
+    def close(self) -> None:
+        """Ends the process group if `shard` made it."""
+        if self._ends_group and dist.is_initialized():
+            dist.destroy_process_group()
+        self._ends_group = False
+
+    def _equalise(self) -> None:
+        """Rank 0's parameters and buffers on every rank."""
+        if self._peers.size > 1:
+            with told(self._peers.rank, "broadcast"), torch.no_grad():
+                for tensor in self.module.state_dict().values():
+                    if isinstance(tensor, Tensor):
+                        dist.broadcast(tensor, 0, group=self._peers.group)
+
+
+class _Gradients:
+    """Sums the gradients of one backward pass over ranks, all parameters in one all-reduce at its end."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], peers: Peers) -> None:
+        self._parameters = [p for p in parameters if p.requires_grad]
+        self._peers = peers
+        self._fresh: dict[int, tuple[Tensor, Tensor | None]] = {}  # this pass's gradient, and what was there
+
+    def attach(self) -> None:
+        for number, parameter in enumerate(self._parameters):
+            hook = functools.partial(self._arrived, number)
+            parameter.register_hook(hook)  # type: ignore[no-untyped-call]  # torch's own lack
+
+    def _arrived(self, number: int, grad: Tensor) -> None:
+        if not self._fresh:
+            engine: Any = torch.autograd.Variable._execution_engine  # as torch's own DDP does
+            engine.queue_callback(self._end)
+        before = self._parameters[number].grad
+        self._fresh[number] = (grad, None if before is None else before.clone())
+
+    def _end(self) -> None:
+        """The pass is over: what it added becomes the sum over ranks, equal to the bit on all of them."""
+        fresh, self._fresh = self._fresh, {}
+        numbers = sorted(fresh)
+        flat = self._peers.add(torch.cat([fresh[number][0].reshape(-1) for number in numbers]))
+        sums = torch.split(flat, [fresh[number][0].numel() for number in numbers])
+        for number, total in zip(numbers, sums, strict=True):
+            parameter, before = self._parameters[number], fresh[number][1]
+            total = total.view_as(parameter)
+            if parameter.grad is not None:  # None: torch.autograd.grad asked, which sees this rank's own
+                parameter.grad.copy_(total if before is None else before + total)
+
+    def add_up(self) -> None:
+        """The present gradients, summed."""
+        held = [p.grad for p in self._parameters if p.grad is not None]
+        if held and self._peers.size > 1:
+            flat = self._peers.add(torch.cat([grad.reshape(-1) for grad in held]))
+            for grad, total in zip(held, torch.split(flat, [g.numel() for g in held]), strict=True):
+                grad.copy_(total.view_as(grad))

@@ -1,0 +1,185 @@
+"""One rank's share of a full graph: its nodes contiguous, those without remote neighbours first."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch_geometric.data import Data
+
+from plait.distributed.parts import MASKS, Parts, shares
+from plait.distributed.session import opened
+from plait.errors import InputError
+from plait.graph import Graph
+from plait.graph.partition import assign
+
+__all__ = ["Division", "Whole", "assigned", "data_of", "divide", "whole_of"]
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A graph with what is known of its nodes and edges, not divided yet; edges in the caller's order."""
+
+    source: Array
+    target: Array
+    num_nodes: int
+    part: Array | None = None  # of every node, where it is known
+    data: Data | None = None
+    parts: Parts | None = None
+
+
+@dataclass(frozen=True)
+class Division:
+    """Numbers for all nodes under which every rank's are contiguous, and the graph by these numbers.
+
+    Node i is node nodes[i] of the caller; rank r owns bounds[r] .. bounds[r + 1] - 1, of which the first
+    `inner[r]` have no neighbour elsewhere.
+    """
+
+    nodes: Array
+    bounds: Array
+    inner: Array
+    graph: Graph
+    source: Array
+    target: Array
+
+    def edges_of(self, rank: int) -> Array:
+        """The edges into a rank's nodes, by their numbers in the caller's order."""
+        begin, end = self.bounds[rank], self.bounds[rank + 1]
+        return np.flatnonzero((self.target >= begin) & (self.target < end))
+
+    def halo_of(self, rank: int) -> Array:
+        """Nodes of other ranks with an edge into this one's, ascending."""
+        sources = self.source[self.edges_of(rank)]
+        begin, end = self.bounds[rank], self.bounds[rank + 1]
+        return np.unique(sources[(sources < begin) | (sources >= end)])
+
+    def local_edges(self, rank: int) -> Array:
+        """[2, E]: the edges into a rank's nodes, these numbered from 0 and the halo behind them."""
+        edges, begin = self.edges_of(rank), int(self.bounds[rank])
+        count, halo = int(self.bounds[rank + 1]) - begin, self.halo_of(rank)
+        place = np.empty(self.nodes.size, np.int64)
+        place[begin : begin + count] = np.arange(count)
+        place[halo] = count + np.arange(halo.size)
+        return np.stack((place[self.source[edges]], place[self.target[edges]]))
+
+
+def whole_of(data: Any, parts: Any, rank: int, size: int) -> Whole:
+    """The graph and, where `parts` says so, the rank of every node.
+
+    `parts` is a folder of parts, an array with the rank of every node, or None: then METIS finds one.
+    """
+    if isinstance(parts, str | os.PathLike):
+        return _from_folder(opened(parts, False, rank, size), size)
+    if not isinstance(data, Data) or data.get("edge_index") is None:
+        raise InputError(
+            f"data: {type(data).__name__}; pass a PyG Data with edge_index, or parts= the folder of plait "
+            "partition"
+        )
+    if data.num_nodes is None or data.num_nodes < size:
+        raise InputError(f"data: {data.num_nodes} nodes for {size} ranks; start at most one rank per node")
+    source, target = data.edge_index.cpu().numpy()
+    given = None if parts is None else _given(parts, int(data.num_nodes), size)
+    return Whole(source, target, int(data.num_nodes), given, data)
+
+
+def _from_folder(parts: Parts, size: int) -> Whole:
+    if parts.num_nodes < size:
+        raise InputError(f"parts: {parts.num_nodes} nodes for {size} ranks; start at most one rank per node")
+    graph = parts.graph()
+    owned = shares(parts.num_parts, size)
+    part = np.empty(parts.num_nodes, np.int64)
+    for rank, own in enumerate(owned):
+        part[parts.bounds[own.start] : parts.bounds[own.stop]] = rank
+    target = np.repeat(np.arange(graph.num_nodes), np.diff(graph.indptr))
+    return Whole(np.asarray(graph.indices, np.int64), target, graph.num_nodes, part, parts=parts)
+
+
+def _given(parts: Any, num_nodes: int, size: int) -> Array:
+    given = np.asarray(parts)
+    if given.shape != (num_nodes,) or given.dtype.kind not in "iu":
+        raise InputError(
+            f"parts: {given.dtype} of shape {given.shape}; give the folder of plait partition, or the rank "
+            f"of each of {num_nodes} nodes"
+        )
+    if given.size and not 0 <= given.min() <= given.max() < size:
+        raise InputError(f"parts: ranks are numbered 0 to {size - 1}, it holds {given.min()}..{given.max()}")
+    return given.astype(np.int64)
+
+
+def assigned(whole: Whole, size: int, method: str, seed: int) -> Array:
+    """The rank of every node, found where it was not given."""
+    if whole.part is not None:
+        return whole.part
+    graph = Graph.from_edge_index(whole.source, whole.target, whole.num_nodes)
+    mask = None if whole.data is None else whole.data.get("train_mask")
+    train = None if mask is None or mask.dim() != 1 else mask.cpu().numpy()
+    return assign(graph, size, method, train=train, seed=seed)
+
+
+def divide(whole: Whole, part: Array, size: int) -> Division:
+    """The nodes rank by rank, inner ones first, in the caller's order beyond that."""
+    is_cut = part[whole.source] != part[whole.target]
+    is_outer = np.zeros(whole.num_nodes, np.int64)
+    is_outer[whole.target[is_cut]] = 1
+    nodes = np.argsort(2 * part + is_outer, kind="stable")
+    number = np.empty_like(nodes)
+    number[nodes] = np.arange(nodes.size)
+    bounds = np.concatenate(([0], np.cumsum(np.bincount(part, minlength=size)))).astype(np.int64)
+    inner = np.bincount(part[is_outer == 0], minlength=size)
+    source, target = number[whole.source], number[whole.target]
+    graph = Graph.from_edge_index(source, target, whole.num_nodes, validate=False)
+    return Division(nodes, bounds, inner, graph, source, target)
+
+
+def data_of(whole: Whole, division: Division, rank: int, device: torch.device) -> Data:
+    """What the model is called with on one rank: rows, labels, masks and edges of its own nodes."""
+    begin, end = division.bounds[rank], division.bounds[rank + 1]
+    own, edges = division.nodes[begin:end], division.edges_of(rank)
+    share = Data(edge_index=torch.from_numpy(division.local_edges(rank)), num_nodes=int(end - begin))
+    share.n_id = torch.from_numpy(own)
+    values = _from_data(whole, own, edges) if whole.data is not None else _from_parts(whole, own)
+    for name, value in values.items():
+        share[name] = value
+    return share.to(device)
+
+
+def _from_data(whole: Whole, own: Array, edges: Array) -> dict[str, Any]:
+    data = whole.data
+    assert data is not None
+    found = {}
+    for name, value in data.to_dict().items():
+        if name == "edge_index" or not isinstance(value, Tensor):
+            continue
+        if data.is_node_attr(name):
+            found[name] = value[torch.from_numpy(own).to(value.device)]
+        elif data.is_edge_attr(name):
+            found[name] = value[torch.from_numpy(edges).to(value.device)]
+    return found
+
+
+def _from_parts(whole: Whole, own: Array) -> dict[str, Any]:
+    parts = whole.parts
+    assert parts is not None
+    owner = parts.owners(own)
+    x = np.empty((own.size, parts.x(0).shape[1]), np.float32)
+    for part in np.unique(owner):
+        mine = owner == part
+        x[mine] = parts.x(int(part))[own[mine] - parts.bounds[part]]
+    found = {"x": torch.from_numpy(x)}
+    labels = parts.y()
+    if labels is not None:
+        found["y"] = torch.from_numpy(np.asarray(labels[own]))
+    for name in MASKS:
+        if f"{name}_mask.npy" in parts.manifest.files:
+            mask = np.zeros(parts.num_nodes, bool)
+            mask[parts.split(name)] = True
+            found[f"{name}_mask"] = torch.from_numpy(mask[own])
+    return found

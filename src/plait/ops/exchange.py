@@ -1,0 +1,96 @@
+"""The rows of exchanges between ranks that each hold some nodes: halos, and all rows of some columns.
+
+Sizes of a program over ranks: N rows of this rank's nodes, B of its halo, H of both, G of all nodes, S that
+other ranks need of this one, and K/P of this rank's columns of a matrix K wide.
+
+`exchange` brings rows and halo together. `send` and `receive` are its two ends, so that something else can be
+done while rows travel; of gradients each is the other's: receiving a halo is undone by sending its gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from plait.ops.operation import Operation, Reverse, Setting, View, register
+from plait.ops.program import Step
+from plait.ops.work import Amount, Request, row_flops
+
+__all__ = ["EXCHANGES", "wire_numbers"]
+
+EXCHANGES = ("exchange", "receive", "to_columns", "to_rows")
+"""Where the time of an exchange is spent; what was sent asynchronously is waited for in `receive`."""
+
+
+def wire_numbers(step: Step, setting: Setting) -> tuple[int, int]:
+    """Numbers this rank sends and numbers it receives in one such step."""
+    (rows, cols), (rows_in, cols_in) = setting.size(step.out), setting.size(step["x"])
+    if step.op in ("exchange", "receive"):
+        lent, halo = setting.sizes["S"] * cols, setting.sizes["B"] * cols
+        return (halo, lent) if step.is_transposed else (lent, halo)
+    if step.op == "to_columns":
+        return rows_in * (cols_in - cols), (rows - rows_in) * cols
+    return (rows_in - rows) * cols_in, rows * (cols - cols_in)
+
+
+def _request(step: Step, setting: Setting) -> Request:
+    """The busier direction: a link carries both at once."""
+    return Request(step.op, max(wire_numbers(step, setting)), 1)
+
+
+def _flops(step: Step, view: View) -> Mapping[str, Amount]:
+    rows, cols = view.size(step["x"])
+    if not step.is_transposed or step.op == "send":
+        return {"vertex update": row_flops(rows, cols, 0)}
+    # gradients of rows lent to other ranks are added up; over all ranks as many as come back from halos
+    halo = rows - view.size(step.out)[0] if step.op == "exchange" else rows
+    return {"vertex update": halo * cols}
+
+
+def _depth(step: Step, view: View) -> Amount:
+    return int(step.op != "send" and step.is_transposed)
+
+
+def _no_request(step: Step, setting: Setting) -> None:
+    return None
+
+
+def _of_exchange(reverse: Reverse, step: Step, grad: str) -> None:
+    _back(reverse, step, grad, "exchange", not step.is_transposed)
+
+
+def _of_send(reverse: Reverse, step: Step, grad: str) -> None:
+    """`grad`: the gradients on their way back, to be added to whatever the rows were used for here."""
+    if step["x"] in reverse.needed:
+        reverse.product(step["x"], "receive", [("x", grad)], is_transposed=True)
+
+
+def _of_receive(reverse: Reverse, step: Step, grad: str) -> None:
+    _back(reverse, step, grad, "send", True)
+
+
+def _of_columns(reverse: Reverse, step: Step, grad: str) -> None:
+    _back(reverse, step, grad, "to_rows")
+
+
+def _of_rows(reverse: Reverse, step: Step, grad: str) -> None:
+    _back(reverse, step, grad, "to_columns")
+
+
+def _back(reverse: Reverse, step: Step, grad: str, op: str, is_transposed: bool = False) -> None:
+    """Gradients travel the way the rows came."""
+    x = step["x"]
+    if x in reverse.needed:
+        shaped = reverse.forward.shapes[x]
+        reverse.share(x, reverse.add(op, x, [("x", grad)], shaped, is_transposed=is_transposed))
+
+
+register(
+    Operation("exchange", ("x",), _flops, _depth, _request, _of_exchange, may_hoist=True),
+    Operation("send", ("x",), _flops, _depth, _no_request, _of_send, may_hoist=True),
+    Operation(
+        "receive", ("x", "addend?", "addend_scale?"), _flops, _depth, _request, _of_receive,
+        overwrites="addend", may_hoist=True,
+    ),
+    Operation("to_columns", ("x",), _flops, _depth, _request, _of_columns, may_hoist=True),
+    Operation("to_rows", ("x",), _flops, _depth, _request, _of_rows, may_hoist=True),
+)  # fmt: skip

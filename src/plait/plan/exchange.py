@@ -1,0 +1,341 @@
+"""Programs over ranks: exchanges written into a layer's candidates, priced, and agreed on by all ranks.
+
+Every rank holds the rows of its own nodes. A product with the graph needs rows of other ranks' nodes too, and
+there are three ways to bring both together: the rows it lacks travel before the product ("by nodes") or while
+the product with a rank's own rows is computed ("by nodes, overlapped"); or every rank takes some columns of
+all rows, multiplies them by the whole graph and gives them back ("by features"). Which values travel follows
+from the association: before the update they are as wide as the input, after it as wide as the output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from plait.cost.price import Price, Pricer
+from plait.ir import Barrier, Expr
+from plait.ops.exchange import EXCHANGES, wire_numbers
+from plait.ops.operation import Setting
+from plait.ops.program import Program, Shape, Step
+from plait.ops.work import ChainRequest, Request, Work
+from plait.plan.candidates import Candidate
+from plait.plan.plan import LayerPlan, Rejected
+from plait.plan.program import differentiate
+from plait.plan.prune import Survivor, prune
+from plait.plan.search import Problem, matrices_of, survey
+
+__all__ = ["Choice", "Link", "by_features", "by_nodes", "choose_over_ranks", "overlapped", "wire_bytes"]
+
+Agree = Callable[[Mapping[str, float]], Mapping[str, float]]
+"""Prices of this rank by what would travel -> of what all ranks have a price for, those of the slowest."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """What lies between ranks: bytes a second each way, seconds until a message arrives, other ranks."""
+
+    bytes_per_s: float
+    latency: float
+    peers: int
+
+    def seconds(self, size: float) -> float:
+        """An exchange of which this rank sends or receives so many bytes."""
+        return size / self.bytes_per_s + self.peers * self.latency
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What one layer exchanges, with what lost: seconds of the slowest rank by what would travel."""
+
+    layer: str
+    mode: str
+    split: str
+    travels: str
+    seconds: Mapping[str, float]
+    plan: LayerPlan | None
+    bytes_each: tuple[int, ...]  # sent by this rank in each exchange of a step, in order
+    bytes_once: int = 0
+
+
+# Rewrites -------------------------------------------------------------------------------------------------
+
+
+def by_nodes(program: Program) -> Program:
+    """The program with the halo of every value that is multiplied by the graph brought in before."""
+    writer = _Writer(program)
+    for step in program.steps:
+        matrix = step.get("matrix")
+        if matrix is None or isinstance(program.constants[matrix], Barrier):
+            writer.steps.append(step)
+            continue
+        x = writer.once("exchange", step["x"], f"{step['x']}@halo", "H")
+        reads = {**dict(step.reads), "x": x}
+        if "source" in reads:
+            reads["source"] = writer.constant("halo", reads["source"])
+        writer.steps.append(replace(step, reads=tuple(reads.items())))
+    return writer.program()
+
+
+def overlapped(program: Program) -> Program:
+    """The program with halos under way while products with a rank's own rows are computed.
+
+    A @ X is split by columns: own(A) @ X needs nothing of others, and remote(A) @ halo is added to it. A
+    maximum is not split so and waits for its halo.
+    """
+    writer = _Writer(program)
+    for step in program.steps:
+        if step.op == "spmm":
+            writer.split(step)
+        else:
+            writer.steps.append(step)
+    return by_nodes(writer.program())
+
+
+def by_features(program: Program) -> Program | None:
+    """The program with every product with the graph done by columns; None where a width is a sum."""
+    writer = _Writer(program)
+    for step in program.steps:
+        if step.get("matrix") is None:
+            writer.steps.append(step)
+            continue
+        width = str(program.shapes[step["x"]][1])
+        if "+" in width:
+            return None
+        writer.by_columns(step, f"{width}/P")
+    made = writer.program()
+    read = {name for step in made.steps for _, name in step.reads} | set(made.outputs)
+    return replace(made, steps=tuple(s for s in made.steps if s.op != "to_rows" or s.out in read))
+
+
+class _Writer:
+    """A program while it is rewritten."""
+
+    def __init__(self, program: Program) -> None:
+        self.before = program
+        self.steps: list[Step] = []
+        self.shapes: dict[str, Shape] = dict(program.shapes)
+        self.constants: dict[str, Expr] = dict(program.constants)
+
+    def once(self, op: str, x: str, name: str, rows: str, cols: str | None = None) -> str:
+        """The exchanged value, made where it is first needed."""
+        if name not in self.shapes:
+            self.shapes[name] = (rows, self.shapes[x][1] if cols is None else cols)
+            self.steps.append(Step(op, name, (("x", x),)))
+        return name
+
+    def constant(self, where: str, name: str) -> str:
+        """The constant for the rows of the halo too, or of all nodes."""
+        other = f"{name}@{where}"
+        self.constants[other] = Barrier(where, self.before.constants[name])
+        return other
+
+    def split(self, step: Step) -> None:
+        """A product as that with own rows and that with the halo, which is on its way meanwhile."""
+        reads, x = dict(step.reads), step["x"]
+        sent = self.once("send", x, f"{x}@sent", "B")
+        own = {**reads, "matrix": self.constant("own", reads["matrix"])}
+        first = f"{step.out}@own"
+        self.shapes[first] = self.shapes[step.out]
+        self.steps.append(replace(step, out=first, reads=tuple(own.items())))
+        halo: dict[str, str] = {role: reads[role] for role in ("target", "factor") if role in reads}
+        halo["matrix"] = self.constant("remote", reads["matrix"])
+        halo["x"] = self.once("receive", sent, f"{x}@received", "B")
+        halo["addend"] = first
+        if "source" in reads:
+            halo["source"] = self.constant("border", reads["source"])
+        self.steps.append(replace(step, reads=tuple(halo.items())))
+
+    def by_columns(self, step: Step, cols: str) -> None:
+        """A product with the whole graph of some columns, given back by rows; what joins it comes after."""
+        reads = dict(step.reads)
+        x = self.once("to_columns", step["x"], f"{step['x']}@columns", "G", cols)
+        inner = {"matrix": self.constant("all", reads["matrix"]), "x": x}
+        for role in ("source", "target"):
+            if role in reads:
+                inner[role] = self.constant("all", reads[role])
+        if "factor" in reads:
+            inner["factor"] = reads["factor"]
+        after = [role for role in ("addend", "bias") if role in reads]
+        # the next product with the graph takes up these columns as they are, unless something is added first
+        made = f"{step.out}@product" if after else f"{step.out}@columns"
+        more = tuple(f"{name}@columns" for name in step.more)
+        self.shapes.update(dict.fromkeys((made, *more), ("G", cols)))
+        self.steps.append(replace(step, out=made, reads=tuple(inner.items()), more=more))
+        if not after:
+            self.steps.append(Step("to_rows", step.out, (("x", made),)))
+            return
+        rows = self.once("to_rows", made, f"{step.out}@rows", *map(str, self.shapes[step.out]))
+        terms = [rows, *([self.scaled(reads)] if "addend" in reads else [])]
+        joined = [(f"x{k}", name) for k, name in enumerate(terms)]
+        joined += [("bias", reads["bias"])] if "bias" in reads else []
+        self.steps.append(Step("combine", step.out, tuple(joined), factors=(1.0,) * len(terms)))
+
+    def scaled(self, reads: Mapping[str, str]) -> str:
+        """The added term of a product with its scaling."""
+        addend, scale = reads["addend"], reads.get("addend_scale")
+        if scale is None:
+            return addend
+        op, role = ("scale_rows", "scale") if scale in self.constants else ("scale", "scalar")
+        name = f"{addend}*{scale}"
+        if name not in self.shapes:
+            self.shapes[name] = self.shapes[addend]
+            self.steps.append(Step(op, name, ((role, scale), ("x", addend))))
+        return name
+
+    def program(self) -> Program:
+        return replace(self.before, steps=tuple(self.steps), shapes=self.shapes, constants=self.constants)
+
+
+@dataclass(frozen=True, eq=False)
+class _Spread(Candidate):
+    """A candidate with its exchanges, whose gradients travel too."""
+
+    def backward(self, wrt: tuple[str, ...]) -> Program:  # type: ignore[override]
+        return differentiate(self.forward, wrt)
+
+
+def _spread(survivors: Iterable[Survivor], is_alone: bool) -> list[Survivor]:
+    """Every candidate with its exchanges, in both ways."""
+    found = []
+    for survivor in survivors:
+        option = survivor.candidate
+        ways = {
+            "by nodes": by_nodes(option.forward),
+            "by nodes, overlapped": overlapped(option.forward),
+            "by features": by_features(option.forward),
+        }
+        seen: list[tuple[Step, ...]] = []
+        for name, program in ways.items():
+            if program is not None and program.steps not in seen and not (is_alone and seen):
+                seen.append(program.steps)
+                made = _Spread(option.expr, f"{option.form}, {name}", program)
+                found.append(Survivor(made, survivor.condition))
+    return found
+
+
+# Prices ---------------------------------------------------------------------------------------------------
+
+
+class _Pricer(Pricer):
+    """Prices steps on this machine and exchanges on the network."""
+
+    def __init__(self, problem: Problem, link: Link) -> None:
+        super().__init__(problem.machine, problem.float_bytes, problem.threads)
+        self.link = link
+
+    def price(self, request: Request | ChainRequest | None) -> Price:
+        if not isinstance(request, Request) or request.op not in EXCHANGES:
+            return super().price(request)
+        size = float(request.rows * request.cols * self.float_bytes)
+        return Price(self.link.seconds(size), Work(0.0, size, size), "network", f"{size / 1e6:.3g} MB travel")
+
+
+def choose_over_ranks(problem: Problem, link: Link, agree: Agree) -> tuple[LayerPlan, Choice]:
+    """The cheapest plan all ranks can take part in; prices are those of the slowest rank.
+
+    Ranks plan for their own nodes and machines. What has to be the same everywhere is what travels and when:
+    plans are grouped by that, every rank names the price of its best plan of each group, and the group whose
+    largest price is smallest is chosen.
+    """
+    survivors, _ = prune(problem.forms, problem.wrt, problem.constant, False)
+    plans = [
+        _with_overlap(plan)
+        for plan in survey(problem, _spread(survivors, link.peers == 0), _Pricer(problem, link))
+    ]
+    best: dict[str, LayerPlan] = {}
+    for plan in sorted(plans, key=lambda plan: plan.seconds):
+        best.setdefault(_travels(plan), plan)
+    prices = {key: plan.seconds for key, plan in best.items()}
+    seconds = agree({**prices, **_replicated(best.values(), problem, link)})
+    # the same on every rank: what all of them have a plan for, ties by name
+    chosen = min((key for key in seconds if key in best), key=lambda key: (seconds[key], key))
+    plan = best[chosen]
+    rejected = tuple(
+        _lost(key, best.get(key), value, seconds[chosen])
+        for key, value in sorted(seconds.items(), key=lambda item: item[1])
+        if key != chosen
+    )
+    because = f"of what could travel this costs the slowest rank least: {chosen}"
+    plan = replace(plan, rejected=rejected, because=because, matrices=matrices_of(plan, problem))
+    once, each = wire_bytes(plan, problem)
+    split = "by " + plan.form.partition(", by ")[2].removesuffix(", chained")
+    choice = Choice(problem.layer, plan.mode, split if each or once else "rows alone", chosen, seconds, plan,
+                    each, sum(once))  # fmt: skip
+    return plan, choice
+
+
+def _replicated(plans: Iterable[LayerPlan], problem: Problem, link: Link) -> dict[str, float]:
+    """The price of all rows going to all ranks instead of halos: to be shown; it is never less."""
+    halos = [plan for plan in plans if "halo" in _travels(plan) and "columns" not in _travels(plan)]
+    if not halos:
+        return {}
+    plan, rest = halos[0], (problem.sizes["G"] - problem.sizes["N"]) * problem.float_bytes
+    more = 0.0
+    for program, calls in ((plan.hoisted, problem.calls), (plan.forward, 1), (plan.backward, 1)):
+        setting = Setting(program or plan.forward, problem.sizes, problem.matrix, {})  # type: ignore[arg-type]
+        for step in () if program is None else program.steps:
+            if step.op in EXCHANGES:
+                sent = max(wire_numbers(step, setting)) * problem.float_bytes
+                more += (link.seconds(rest * setting.size(step.out)[1]) - link.seconds(sent)) / calls
+    return {_travels(plan).replace("halo", "all rows"): plan.seconds + more}
+
+
+def _lost(travels: str, plan: LayerPlan | None, seconds: float, best: float) -> Rejected:
+    """What all ranks could have done instead, as this one would have."""
+    why = f"{seconds / max(best, 1e-12):.2f} x the chosen plan over ranks; travels: {travels}"
+    if plan is None:
+        return Rejected(travels, seconds, None, why)
+    return Rejected(plan.describe(), seconds, plan.peak_bytes, why)
+
+
+def _with_overlap(plan: LayerPlan) -> LayerPlan:
+    """The plan with what is computed between sending and receiving taken off the price of receiving."""
+    steps = list(plan.steps)
+    sent: dict[str, int] = {}
+    for k, priced in enumerate(steps):
+        if priced.step.op == "send":
+            sent[priced.step.out] = k
+        elif priced.step.op == "receive" and priced.step["x"] in sent:
+            meanwhile = sum(s.price.seconds for s in steps[sent[priced.step["x"]] + 1 : k])
+            left = max(0.0, priced.price.seconds - meanwhile)
+            steps[k] = replace(priced, price=replace(priced.price, seconds=left))
+    saved = sum(
+        before.price.seconds - after.price.seconds for before, after in zip(plan.steps, steps, strict=True)
+    )
+    return replace(plan, steps=tuple(steps), seconds=plan.seconds - saved)
+
+
+def _travels(plan: LayerPlan) -> str:
+    """What the plan exchanges, in the order of time: equal on all ranks that take part."""
+    programs = [("once", plan.hoisted), ("fwd", plan.forward), ("bwd", plan.backward)]
+    found = []
+    for phase, program in programs:
+        for step in () if program is None else program.steps:
+            if step.op in EXCHANGES:
+                assert program is not None
+                # whether rows are waited for at once is each rank's own business
+                name = {"to_columns": "columns", "to_rows": "rows"}.get(step.op, "halo")
+                # of columns the width of the whole: a rank's own share differs
+                of = step.out if step.op == "to_rows" else step["x"]
+                width = str(program.shapes[of][1])
+                size = plan.sizes[width.removesuffix("/P")] if not width.isdigit() else int(width)
+                found.append(f"{phase} {name}{'ᵀ' if step.is_transposed else ''} x {size}")
+    return ", ".join(found) or "nothing"
+
+
+def wire_bytes(plan: LayerPlan, problem: Problem) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Bytes this rank sends once, and in each exchange of a step."""
+
+    def sent(*programs: Program | None) -> tuple[int, ...]:
+        found = []
+        for program in programs:
+            if program is not None:
+                setting = Setting(program, problem.sizes, problem.matrix, {})  # type: ignore[arg-type]
+                found += [
+                    wire_numbers(step, setting)[0] * problem.float_bytes
+                    for step in program.steps
+                    if step.op in EXCHANGES
+                ]
+        return tuple(found)
+
+    return sent(plan.hoisted), sent(plan.forward, plan.backward)

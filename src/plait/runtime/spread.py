@@ -1,0 +1,339 @@
+"""Planned expressions over ranks: the constants of one rank's rows, the kernels of exchanges, the runs.
+
+Runs are kept for as long as the model is: whether a run is made anew decides what travels, and that has to
+happen on all ranks in the same call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from plait.errors import InputError
+from plait.graph import Graph
+from plait.ir import Barrier, Dense, Expr, leaves
+from plait.kernels import launch
+from plait.ops.program import Step
+from plait.ops.work import Matrix
+from plait.plan.exchange import Choice, Link, choose_over_ranks
+from plait.plan.search import Problem
+from plait.runtime import executor
+from plait.runtime.bind import Binding, Bound, kernel
+from plait.runtime.buffers import Buffers
+from plait.runtime.chain import Env
+from plait.runtime.constants import Constants, SparseValue
+from plait.runtime.session import machine_in_use, with_identity_loops
+
+__all__ = ["Peers", "RankConstants", "Runs", "extended"]
+
+
+class Peers(Protocol):
+    """The other ranks, as layers see them."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def begin(self) -> int:
+        """The first of this rank's nodes, which are contiguous."""
+        ...
+
+    @property
+    def columns(self) -> Any:
+        """The nodes whose rows a product here reads: this rank's own, then its halo, by number."""
+        ...
+
+    @property
+    def num_rows(self) -> int: ...
+    @property
+    def num_shared(self) -> int:
+        """Rows that other ranks need of this one, counted once for each of them."""
+        ...
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of all ranks."""
+        ...
+
+    def fetch(self, x: Tensor) -> Tensor:
+        """The rows of this rank with those of its halo behind them."""
+        ...
+
+    def give_back(self, grad: Tensor) -> Tensor:
+        """Its transpose: rows of the halo go to their owners, who add them to their own."""
+        ...
+
+    def send(self, x: Tensor, is_back: bool) -> Any:
+        """Rows that others need set out, or gradients of the halo go back; nothing is waited for."""
+        ...
+
+    def receive(self, sent: Any) -> Tensor:
+        """The rows of the halo."""
+        ...
+
+    def receive_back(self, sent: Any, out: Tensor) -> Tensor:
+        """`out` with the gradients that other ranks computed for rows of this one added."""
+        ...
+
+    def to_columns(self, x: Tensor) -> Tensor:
+        """This rank's columns of the rows of all nodes."""
+        ...
+
+    def to_rows(self, x: Tensor, width: int) -> Tensor:
+        """Its inverse."""
+        ...
+
+    def share_of(self, width: int) -> int:
+        """How many of so many columns are this rank's."""
+        ...
+
+    def agree(self, prices: Mapping[str, float]) -> Mapping[str, float]:
+        """Of what every rank has a price for, the largest."""
+        ...
+
+
+# Constants ------------------------------------------------------------------------------------------------
+
+
+class RankConstants(Constants):
+    """Constants of the whole graph as one rank's rows see them: those rows, over its own nodes and its halo.
+
+    Of a diagonal d `halo(d)` has its numbers for the halo too and `border(d)` those of the halo alone; of a
+    matrix `own(A)` has the columns of this rank's nodes and `remote(A)` those of its halo; `all(c)` is a
+    constant of the whole graph.
+    """
+
+    def __init__(self, whole: Constants, peers: Peers) -> None:
+        self.whole, self.peers = whole, peers
+        self._own = slice(peers.begin, peers.begin + peers.num_rows)
+        self._place = np.full(peers.num_nodes, -1, np.int64)
+        self._place[peers.columns] = np.arange(peers.columns.size)
+        own = self._rows(SparseValue(whole.graph, whole.weight))
+        diagonals = {name: value[self._own] for name, value in whole.diagonals.items()}
+        super().__init__(own.graph, own.weight, diagonals, whole.dtype)
+
+    def _rows(self, value: SparseValue) -> SparseValue:
+        """This rank's rows of a matrix of the whole graph."""
+        graph, weight = value.graph, value.weight
+        pointer = graph.indptr[self._own.start : self._own.stop + 1].astype(np.int64)
+        edges = slice(int(pointer[0]), int(pointer[-1]))
+        targets = np.repeat(np.arange(self.peers.num_rows), np.diff(pointer))
+        sources = self._place[graph.indices[edges]]
+        rows = Graph.from_edge_index(
+            sources, targets, self.peers.num_rows, self.peers.columns.size, validate=False
+        )
+        if weight is not None:
+            weight = weight[edges]
+            if rows.order is not None:
+                weight = weight[torch.from_numpy(np.asarray(rows.order, np.int64))]
+        return SparseValue(rows.with_order(None), weight)
+
+    def _evaluate(self, expr: Expr) -> Any:
+        match expr:
+            case Barrier("halo", body):
+                return self.whole.vector(body)[torch.from_numpy(self.peers.columns)]
+            case Barrier("border", body):
+                return self.value(Barrier("halo", body))[self.peers.num_rows :]
+            case Barrier("own" | "remote" as name, body):
+                return self._columns(self.matrix(body), name == "own")
+            case Barrier("all", body):
+                return self.whole.value(body)
+        value = self.whole.value(expr)
+        return value[self._own] if isinstance(value, Tensor) else self._rows(value)
+
+    def _columns(self, value: SparseValue, is_own: bool) -> SparseValue:
+        """The columns of this rank's nodes, or of its halo; rows keep their order of columns."""
+        graph, count = value.graph, self.peers.num_rows
+        is_chosen = (graph.indices < count) == is_own
+        pointer = np.concatenate(([0], np.cumsum(is_chosen)))[graph.indptr]
+        sources = graph.indices[is_chosen] - (0 if is_own else count)
+        width = count if is_own else graph.num_sources - count
+        chosen = Graph.from_csr(pointer, sources, width, validate=False)
+        weight = None if value.weight is None else value.weight[torch.from_numpy(is_chosen)]
+        return SparseValue(chosen, weight)
+
+    def _cost_matrix(self, expr: Expr) -> Matrix:
+        match expr:
+            case Barrier("all", body):
+                return self.whole.cost_matrix(body)
+            case Barrier("own" | "remote", body):
+                value, whole = self.matrix(expr), self.cost_matrix(body)
+                graph = value.graph
+                return replace(
+                    whole, rows=graph.num_nodes, columns=graph.num_sources, edges=graph.num_edges,
+                    loops=whole.loops if expr.name == "own" else 0, locality=graph.stats,
+                    locality_transposed=graph.transpose.stats,
+                )  # fmt: skip
+        return super()._cost_matrix(expr)
+
+
+# Kernels --------------------------------------------------------------------------------------------------
+
+
+def _peers(b: Binding) -> Peers:
+    constants = b.run.constants
+    assert isinstance(constants, RankConstants)
+    return constants.peers
+
+
+@kernel("exchange", "any", "torch.distributed")
+def _exchange(b: Binding, step: Step, owns: bool) -> Bound:
+    peers, x = _peers(b), step["x"]
+    if step.is_transposed:
+        return lambda env: peers.give_back(env[x])
+    return lambda env: peers.fetch(env[x])
+
+
+@kernel("send", "any", "torch.distributed")
+def _send(b: Binding, step: Step, owns: bool) -> Bound:
+    peers, x, is_back = _peers(b), step["x"], step.is_transposed
+    return lambda env: peers.send(env[x], is_back)
+
+
+@kernel("receive", "any", "torch.distributed")
+def _receive(b: Binding, step: Step, owns: bool) -> Bound:
+    peers, x, addend, scale = _peers(b), step["x"], step.get("addend"), step.get("addend_scale")
+    if not step.is_transposed:
+        return lambda env: peers.receive(env[x])
+    scale_of = b.row_scale(step, "addend_scale", peers.num_rows)
+
+    def run(env: Env) -> Tensor:
+        if addend is None:
+            return peers.receive_back(env[x], env[x].rows.new_zeros((peers.num_rows, env[x].rows.shape[1])))
+        rows = env[addend]
+        if scale is not None:
+            rows = rows * scale_of(env).unsqueeze(1)  # type: ignore[union-attr]
+        return peers.receive_back(env[x], rows if owns or scale is not None else rows.clone())
+
+    return run
+
+
+@kernel("to_columns", "any", "torch.distributed")
+def _to_columns(b: Binding, step: Step, owns: bool) -> Bound:
+    peers, x = _peers(b), step["x"]
+    return lambda env: peers.to_columns(env[x])
+
+
+@kernel("to_rows", "any", "torch.distributed")
+def _to_rows(b: Binding, step: Step, owns: bool) -> Bound:
+    peers, x = _peers(b), step["x"]
+    width = str(b.program.shapes[step.out][1])
+    sizes = b.run.plan.sizes
+
+    def run(env: Env) -> Tensor:
+        return peers.to_rows(env[x], sizes[width] if width in sizes else int(width))
+
+    return run
+
+
+class _Extended(torch.autograd.Function):
+    """The rows of this rank and of its halo; gradients of the halo go back to their owners."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, peers: Peers) -> Tensor:
+        ctx.peers = peers
+        return peers.fetch(x)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return ctx.peers.give_back(grad), None
+
+
+def extended(x: Tensor, peers: Peers) -> Tensor:
+    """The rows of this rank with those of its halo behind them, differentiable."""
+    made: Tensor = _Extended.apply(x, peers)  # type: ignore[no-untyped-call]
+    return made
+
+
+# Runs -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Runs:
+    """The planned expressions of one model over ranks."""
+
+    peers: Peers
+    link: Link
+    calls: int = 200  # over which work done once is spread
+    buffers: Buffers = field(default_factory=Buffers)
+    choices: dict[tuple[str, str], Choice] = field(default_factory=dict)  # by layer and mode
+    _runs: dict[Any, executor.Run] = field(default_factory=dict)
+
+    def apply(
+        self,
+        layer: str,
+        constants: RankConstants,
+        forms: tuple[Expr, ...],
+        inputs: Mapping[str, Tensor | None],
+        is_constant: bool,
+    ) -> Tensor:
+        """The value of one planned expression for this rank's rows; `is_constant`: X is always the same."""
+        given = {name: value for name, value in inputs.items() if value is not None}
+        with_grad = torch.is_grad_enabled()
+        wrt = tuple(name for name, value in given.items() if with_grad and value.requires_grad)
+        widths = tuple([value.shape[1:] for value in given.values()])
+        key = (layer, forms, id(constants), wrt, is_constant, widths)
+        run = self._runs.get(key)  # which holds the constants: their id stays theirs
+        if run is None:
+            run = self._runs[key] = self._planned(layer, constants, forms, given, wrt or None, is_constant)
+        return executor.apply(run, given)
+
+    def _planned(
+        self,
+        layer: str,
+        constants: RankConstants,
+        forms: tuple[Expr, ...],
+        given: Mapping[str, Tensor],
+        wrt: tuple[str, ...] | None,
+        is_constant: bool,
+    ) -> executor.Run:
+        x = given["X"]
+        expressions = with_identity_loops(forms, constants.whole)
+        problem = Problem(
+            forms=expressions,
+            sizes=_sizes(expressions[0], given, self.peers, layer),
+            matrices=constants.cost_matrix,
+            machine=machine_in_use(x.device),
+            wrt=wrt,
+            constant=frozenset({"X"} if is_constant else ()),
+            float_bytes=x.element_size(),
+            threads=launch.num_threads() if x.is_cpu else None,
+            calls=self.calls,
+            layer=layer,
+            may_chain=x.is_cpu,
+        )
+        plan, choice = choose_over_ranks(problem, self.link, self.peers.agree)
+        self.choices[layer, plan.mode] = choice
+        run = executor.Run(plan, constants, self.buffers, place=x.device)
+        if plan.hoisted.steps:
+            with torch.no_grad():
+                run.hoisted = run.hoist(given)
+        return run
+
+
+def _sizes(expr: Expr, given: Mapping[str, Tensor], peers: Peers, layer: str) -> dict[str, int]:
+    """Numbers for the symbolic sizes of a program over ranks."""
+    sizes = {
+        "N": peers.num_rows, "H": int(peers.columns.size), "G": peers.num_nodes, "S": peers.num_shared,
+        "B": int(peers.columns.size) - peers.num_rows,
+    }  # fmt: skip
+    for name, leaf in leaves(expr).items():
+        if not isinstance(leaf, Dense):
+            continue
+        value = given[name].reshape(1, -1) if leaf.rows == 1 else given[name]
+        for symbol, count in zip((leaf.rows, leaf.cols), value.shape, strict=True):
+            if not isinstance(symbol, int) and sizes.setdefault(symbol, count) != count:
+                raise InputError(
+                    f"{layer}: {name} has {count} where {symbol} is {sizes[symbol]} elsewhere; check the "
+                    "widths of x and the layer, and pass the rows of this rank: sharded.data.x"
+                )
+    widths = [symbol for symbol in sizes if symbol not in "NHGSB"]
+    shares = {f"{symbol}/P": peers.share_of(sizes[symbol]) for symbol in widths}
+    return {**sizes, **shares}

@@ -1,0 +1,270 @@
+"""What every rank does in the tests of sharded models; started by `start`, forked from a server that imported
+everything once."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+from torch_geometric.data import Data
+from torch_geometric.nn import GAT, GCN, GIN, GCNConv, GraphNorm, GraphSAGE, LayerNorm, PairNorm, SAGEConv
+
+import plait
+import plait.distributed.shard  # before ranks are forked, which share what is imported here
+from plait.distributed.session import join
+from plait.plan import exchange
+
+STEPS = 30
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "gcn": lambda: GCN(12, 16, 3, 4, norm="batch"),
+    "sage": lambda: GraphSAGE(12, 16, 3, 4, norm="batch"),
+    "gin": lambda: GIN(12, 16, 3, 4, norm="batch"),
+    "gat": lambda: GAT(12, 16, 3, 4, norm="batch", heads=2),
+}
+
+
+def graph(nodes: int = 240, edges: int = 900, seed: int = 0) -> Data:
+    """Communities with some edges between them, loops, repeats and isolated nodes, weighted edges."""
+    rng = np.random.default_rng(seed)
+    source = rng.integers(0, nodes - 6, edges)
+    near = np.minimum(nodes - 7, source // 60 * 60 + rng.integers(0, 60, edges))
+    target = np.where(rng.random(edges) < 0.8, near, rng.integers(0, nodes - 6, edges))
+    source[:5], target[:5] = 3, 3
+    source[5:9], target[5:9] = 7, 8
+    data = Data(
+        x=torch.from_numpy(rng.standard_normal((nodes, 12)).astype(np.float32)),
+        edge_index=torch.from_numpy(np.stack((source, target))),
+        y=torch.from_numpy(rng.integers(0, 4, nodes)),
+        edge_weight=torch.from_numpy(rng.random(edges).astype(np.float32) + 0.5),
+    )
+    data.train_mask = torch.from_numpy(rng.random(nodes) < 0.5)
+    return data
+
+
+class Norms(nn.Module):
+    """Everything that looks at all nodes between two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = GCNConv(12, 8), SAGEConv(8, 4, aggr="max")
+        self.norms = nn.ModuleList(
+            [PairNorm(), GraphNorm(8), LayerNorm(8, mode="graph"), PairNorm(scale_individually=True)]
+        )
+
+    def forward(self, x: Any, edge_index: Any) -> Any:
+        x = self.first(x, edge_index)
+        for norm in self.norms:
+            x = norm(x)
+        return self.last(x.relu(), edge_index)
+
+
+class Weighted(nn.Module):
+    """Edge weights, and the same layer twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.again = GCNConv(12, 8), GCNConv(8, 8)
+        self.last = nn.Linear(8, 4)
+
+    def forward(self, x: Any, edge_index: Any, edge_weight: Any) -> Any:
+        x = functional.dropout(self.first(x, edge_index, edge_weight), 0.0, self.training).tanh()
+        return self.last(self.again(self.again(x, edge_index, edge_weight), edge_index, edge_weight))
+
+
+# not Adam: its first steps divide by the size of a gradient, and one that is zero but for rounding (of a bias
+# before a batch normalisation) becomes a full step in either direction
+
+
+def alone(make: Callable[[], nn.Module], data: Data, steps: int = STEPS) -> list[float]:
+    """The losses of PyG in one process."""
+    torch.manual_seed(5)
+    model = make()
+    optimizer, found = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(_called(model, data)[data.train_mask], data.y[data.train_mask])
+        loss.backward()
+        optimizer.step()
+        found.append(float(loss.detach()))
+    return found
+
+
+def sharded(
+    make: Callable[[], nn.Module], data: Data, steps: int = STEPS, **options: Any
+) -> tuple[list[float], Any]:
+    """The losses over ranks, and the model."""
+    torch.manual_seed(5)
+    model = make()
+    over = plait.shard(model, data, **options)
+    optimizer, found = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = over.loss(
+            functional.cross_entropy, _called(over, over.data), over.data.y, over.data.train_mask
+        )
+        loss.backward()
+        optimizer.step()
+        found.append(float(over.total(loss)))
+    return found, over
+
+
+def _called(model: Any, data: Data) -> Any:
+    wanted = (data.x, data.edge_index)
+    inner = getattr(model, "module", model)
+    return model(*wanted, data.edge_weight) if isinstance(inner, Weighted) else model(*wanted)
+
+
+def close(found: list[float], expected: list[float]) -> None:
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+
+
+def parity(rank: int, size: int, folder: Path) -> None:
+    """Losses are those of one process, and bytes on the wire those of the plan."""
+    data = graph()
+    for name, make in MODELS.items():
+        losses, over = sharded(make, data)
+        close(losses, np.load(folder / f"{name}.npy").tolist())
+        plan, sent = over.plan, over.counters
+        assert sent.bytes_out == plan.bytes_once + STEPS * plan.bytes_per_step, name
+        assert sent.bytes_out > 0
+        before = sent.bytes_out
+        with torch.no_grad():
+            over.eval()
+            rows = over.gather(_called(over, over.data))
+        if name == "gcn":
+            over.module.eval()
+            np.testing.assert_allclose(rows, over.module(data.x, data.edge_index).detach(), atol=1e-4)
+        once = over.plan.bytes_once - plan.bytes_once
+        assert sent.bytes_out - before == once + over.plan.bytes_per_call, name
+
+
+def ways(rank: int, size: int, folder: Path) -> None:
+    """Whatever the planner could choose gives the same losses, twice to the bit."""
+    data, whole = graph(), exchange._spread
+    for way in ("by nodes", "by nodes, overlapped", "by features"):
+
+        def only(survivors: Any, is_alone: bool, way: str = way) -> Any:
+            every = whole(survivors, is_alone)  # a maximum is never overlapped
+            return [s for s in every if s.candidate.form.endswith(f", {way}")] or every
+
+        exchange._spread = only
+        for name, make in (("norms", Norms), ("weighted", Weighted)):
+            runs = [sharded(make, data, 3)[0] for _ in range(2)]
+            assert runs[0] == runs[1], (way, name)
+            close(runs[0], np.load(folder / f"{name}.npy").tolist()[:3])
+    exchange._spread = whole
+
+
+def odd(rank: int, size: int, folder: Path) -> None:
+    """A hub, a rank without edges, a rank without nodes or training nodes, no edges at all."""
+    hub = graph(40, 60)
+    hub.edge_index[1, 10:] = 0
+    last = np.arange(40) % size
+    none = graph(40, 60)
+    none.edge_index, none.edge_weight = none.edge_index[:, :0], none.edge_weight[:0]
+    crowded = np.minimum(np.arange(40) % size, size - 2)
+    few = graph(40, 60)
+    few.train_mask = torch.arange(40) == 1
+    isolated = np.where(np.arange(40) >= 34, size - 1, np.arange(40) % (size - 1))
+    for data, parts in (
+        (hub, last), (none, last), (graph(40, 60), crowded), (few, last), (graph(40, 60), isolated)
+    ):  # fmt: skip
+        for name in ("gcn", "gat"):
+            close(sharded(MODELS[name], data, 2, parts=parts)[0], alone(MODELS[name], data, 2))
+
+
+def accumulated(rank: int, size: int, folder: Path) -> None:
+    """Two backward passes add up; parameters that nothing used stay without a gradient."""
+    data = graph()
+    torch.manual_seed(5)
+    model = GCN(12, 8, 2, 4)
+    model.unused = nn.Linear(2, 2)
+    over = plait.shard(model, data)
+    grads = []
+    for passes in (1, 2):
+        model.zero_grad()
+        for _ in range(passes):
+            over.loss(functional.cross_entropy, _called(over, over.data), over.data.y).backward()
+        grads.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+    for one, two in zip(*grads, strict=True):
+        torch.testing.assert_close(2 * one, two)
+    assert model.unused.weight.grad is None
+    functional.cross_entropy(
+        model(data.x, data.edge_index), data.y
+    ).backward()  # the model alone is not synchronised
+    by_hand = plait.shard(model, data, sync_gradients=False)
+    model.zero_grad()
+    by_hand.loss(functional.cross_entropy, _called(by_hand, by_hand.data), by_hand.data.y).backward()
+
+
+def folder_of_parts(rank: int, size: int, folder: Path) -> None:
+    """The parts of a folder give the losses of the graph they were made from."""
+    losses, over = sharded(MODELS["sage"], None, 3, parts=folder / "parts")  # type: ignore[arg-type]
+    close(losses, np.load(folder / "sage.npy").tolist()[:3])
+    assert over.data.x.shape[0] == over.data.num_nodes
+
+
+EVERYTHING = {
+    2: (parity, ways, odd, accumulated, folder_of_parts),
+    4: (parity,),
+}
+
+
+def everything(rank: int, size: int, folder: Path) -> None:
+    """All scenarios, in one process."""
+    for scenario in EVERYTHING[size]:
+        scenario(rank, size, folder)
+
+
+# PyG writes code for a layer's class when it is first made, numba loads its types when it first compiles:
+# here once for all ranks
+_READY = [make() for make in MODELS.values()], plait.Graph.from_edge_index([0, 1], [1, 0], 2)
+
+
+def _rank(scenario: Callable[..., None], rank: int, size: int, folder: Path, port: int) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(size))
+    torch.set_num_threads(1)
+    try:
+        join(60, None)
+        scenario(rank, size, folder)
+    except BaseException:
+        (folder / f"failed-{rank}.txt").write_text(traceback.format_exc())
+        raise
+
+
+def start(scenario: Callable[..., None], size: int, folder: Path) -> list[Any]:
+    """The processes of all ranks, started."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.distributed.faults"])
+    ranks = [
+        context.Process(target=_rank, args=(scenario, rank, size, folder, port), daemon=True)
+        for rank in range(size)
+    ]
+    for process in ranks:
+        process.start()
+    return ranks
+
+
+def run(scenario: Callable[..., None], size: int, folder: Path, seconds: float = 180) -> None:
+    """Runs all ranks to their end; what a rank said where one failed."""
+    ranks = start(scenario, size, folder)
+    for process in ranks:
+        process.join(seconds)
+    alive = [process.is_alive() for process in ranks]
+    for process in ranks:
+        process.kill()
+    said = "\n".join(path.read_text() for path in sorted(folder.glob("failed-*.txt")))
+    assert not any(alive), f"ranks {alive} still run after {seconds} s\n{said}"
+    assert all(process.exitcode == 0 for process in ranks), said
