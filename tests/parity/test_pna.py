@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch_geometric.data import Data
-from torch_geometric.nn import PNAConv
+from torch_geometric.nn import Linear, PNAConv
 
 import plait
 from plait.cost.machine import default_profile
@@ -122,6 +122,13 @@ def test_inputs_without_gradients_and_target_to_source() -> None:
 def test_what_is_not_lowered_runs_in_pyg_and_says_why(options: dict[str, Any]) -> None:
     compiled = agree(layer(**options), features(), edges(), must_plan=False)
     assert "lowered" in str(compiled.plan.not_planned)
+
+
+def test_a_linear_layer_without_a_bias_put_inside_runs_in_pyg() -> None:
+    module = layer()
+    module.post_nns[0][0] = Linear(module.post_nns[0][0].in_channels, 6, bias=False)
+    compiled = agree(module, features(), edges(), must_plan=False)
+    assert "without a bias" in str(compiled.plan.not_planned)
 
 
 HUB = torch.stack([torch.arange(1000) % N, torch.zeros(1000, dtype=torch.int64)])

@@ -77,6 +77,8 @@ def _refused(module: Any, attr: Tensor | None) -> str | None:
     watched = [*module.pre_nns, *module.post_nns, scaler, scaler.aggr, *scaler.aggr.aggrs]
     if not all(map(is_plain_linear, [*first, module.lin])) or any(map(has_hooks, watched)):
         return ": a part of the layer is watched by hooks or was replaced"
+    if any(layer.bias is None for layer in [*first, *maps, module.lin]):
+        return ": a linear layer inside was replaced by one without a bias, which is not lowered"
     if is_parametrized(module):
         return ": a weight is parametrized, and PyG computes it as often as it reads it"
     return None
