@@ -61,22 +61,6 @@ class Pieces:
             self.held += self.matrix.edges * cols
         return self
 
-    def blocks(
-        self, message_columns: int, gathered: int, edge_columns: int = 0, edge_width: int = 0
-    ) -> Pieces:
-        """Messages made a block of edges at a time, and again in the backward pass.
-
-        edge_columns: what an edge's own features bring to a message; edge_width: how many of them there are.
-        """
-        cols = message_columns + gathered + edge_columns
-        edges = self.matrix.edges
-        self._add("messages in blocks", "fwd", Request("stream", edges, cols, parts=3))
-        if self.is_training:
-            self._add("messages again, then by source", "bwd", Request("stream", edges, cols, parts=6))
-            self.held += edges * edge_width
-        self.held += self.matrix.rows * message_columns
-        return self
-
     def plan(self, kind: str, text: str, because: str, sizes: Mapping[str, int]) -> FusedPlan:
         """The plan of these steps."""
         only = FusedCandidate(kind, text, tuple(self.steps), int(self.held * self.float_bytes), because)
