@@ -18,7 +18,6 @@ from torch_geometric.nn import (
     ChebConv,
     DeepGCNLayer,
     GCNConv,
-    GraphSAGE,
     HeteroConv,
     MessagePassing,
     SAGEConv,
@@ -290,6 +289,17 @@ class Chain(nn.Module):
             self.plain = {k: module if s is old else s for k, s in self.plain.items()}
 
 
+class _Plain(nn.Module):
+    """What to_hetero can trace: a model of x and edge_index."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.second = SAGEConv((width, width), 4), SAGEConv((4, 4), 4)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.second(self.first(x, edge_index).relu(), edge_index)
+
+
 class Typed(nn.Module):
     """Two kinds of nodes and three of edges, made of one graph; `convs` by kind of edge, none: to_hetero."""
 
@@ -300,7 +310,7 @@ class Typed(nn.Module):
         if convs:
             self.layers = HeteroConv(dict(zip(self.KINDS, convs, strict=True)), aggr=aggr)
         else:
-            self.layers = to_hetero(GraphSAGE(width, 4, num_layers=2), (["a", "b"], list(self.KINDS)), aggr)
+            self.layers = to_hetero(_Plain(width), (["a", "b"], list(self.KINDS)), aggr)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         edges = dict(zip(self.KINDS, (edge_index, edge_index.flip(0), edge_index), strict=True))
