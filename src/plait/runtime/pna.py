@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -13,16 +12,13 @@ from plait.kernels.multi import Layout
 from plait.kernels.multi.reference import LEAST_VARIANCE
 from plait.ops.program import Step
 from plait.runtime.bind import Binding, Bound, kernel
-from plait.runtime.buffers import Buffers
 from plait.runtime.chain import Env
 from plait.runtime.meaning import ends, meaning, with_terms
 from plait.runtime.messages import all_messages, blockwise_gradients, gathered, row_blocks
 from plait.runtime.orders import EdgeBlock, EdgeOrders
-from plait.runtime.project import contiguous_rows
 from plait.runtime.segments import segment_extremum, segment_sum
-from plait.runtime.twice import differentiable
 
-__all__ = ["Layout", "aggregate_all"]
+__all__ = ["Layout"]
 
 
 def _layout(step: Step) -> Layout:
@@ -257,44 +253,3 @@ def _weigh_in_torch(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
 def _weighed_copies_in_torch(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
     x, scales = env[step["x"]], env[step["scales"]]
     return with_terms((x.unsqueeze(1) * scales.unsqueeze(2)).flatten(1), step, env)
-
-
-# For EdgeConv's linear maps -------------------------------------------------------------------------------
-
-
-class _Aggregate(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, edges: EdgeOrders, buffers: Buffers, layout: Layout, v: Tensor) -> Tensor:
-        given, v = v, contiguous_rows(v, buffers)
-        rows, columns = edges.pattern.num_rows, v.shape[1]
-        wants = ctx.needs_input_grad[3]
-        out = buffers.take(rows, len(layout.kept) * columns, v.dtype)
-        ties = buffers.take(rows, 2 * columns, v.dtype) if wants and layout.has_ends else None
-        kernels.aggregate(edges.pattern, v, layout, out, ties)
-        ctx.edges, ctx.buffers, ctx.layout = edges, buffers, layout
-        ctx.save_for_backward(given, out, ties)
-        return out
-
-    @staticmethod
-    @differentiable(lambda *given: _aggregate_again(*given))
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        edges, buffers, layout = ctx.edges, ctx.buffers, ctx.layout
-        v, out, ties = ctx.saved_tensors
-        v = contiguous_rows(v, buffers)
-        grad = contiguous_rows(grad, buffers)
-        shares = buffers.take(out.shape[0], layout.sections * v.shape[1], v.dtype)
-        kernels.aggregate_shares(edges.pattern, layout, grad, out, ties, shares)
-        to_v = buffers.take(v.shape[0], v.shape[1], v.dtype)
-        return None, None, None, kernels.aggregate_sources(edges.transpose, v, layout, shares, to_v)
-
-
-def _aggregate_again(ctx: Any, grad: Tensor, saved: Sequence[Any]) -> tuple[Tensor, tuple[Any, ...]]:
-    v, _, _ = saved
-    orders: EdgeOrders = ctx.edges
-    out = _all_of(v.index_select(0, orders.sources), orders.targets, len(grad), ctx.layout)
-    return out, (None, None, None, v)
-
-
-def aggregate_all(edges: EdgeOrders, buffers: Buffers, layout: Layout, v: Tensor) -> Tensor:
-    """[targets, towers * names * width]: every aggregator of v over the neighbours."""
-    return _Aggregate.apply(edges, buffers, layout, v)  # type: ignore[no-any-return, no-untyped-call]
