@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 
+import pytest
 import torch
 
 from plait.runtime.identity import SAMPLES, Hold, identity
@@ -51,3 +52,11 @@ def test_a_hold_keeps_neither_the_tensor_nor_its_memory() -> None:
     assert dead == ["x"]
     assert torch.UntypedStorage._expired(storage)
     torch.UntypedStorage._free_weak_ref(storage)
+
+
+@pytest.mark.parametrize(("dtype", "count"), [(torch.float16, 2), (torch.float32, 1), (torch.float32, 7)])
+def test_the_last_elements_of_less_than_a_word_are_looked_at(dtype: torch.dtype, count: int) -> None:
+    tensor = torch.ones(count, dtype=dtype)
+    before = identity(tensor)
+    tensor.numpy()[-1] = 2
+    assert identity(tensor) != before

@@ -13,6 +13,7 @@ through `x.data`, `x.numpy()` or another library that shares the memory. Therefo
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import weakref
 from collections import OrderedDict
@@ -52,12 +53,16 @@ def identity(tensor: Tensor, samples: int = _FEW_SAMPLES) -> tuple[Any, ...]:
         version = _copied_version(_memory(tensor))
     is_plain = tensor.is_cpu and tensor.is_contiguous()
     address, words = tensor.data_ptr(), tensor.nbytes // _WORD if is_plain else _words(tensor)
+    rest = tensor.nbytes % _WORD if is_plain and address else 0  # an odd number of edges: half a word
+    seen: Any = _sampled(address, words, samples) if words and address else 0
+    if rest:
+        seen = (seen, ctypes.string_at(address + words * _WORD, rest))
     if not address and (memory := _memory(tensor)) is not tensor:
         inside = identity(memory, samples)
         return (id(tensor), *inside[1:3], (version, inside[3]), *inside[4:])
     return (
         id(tensor), tensor.untyped_storage()._cdata, address, version, tensor.shape, tensor.stride(),
-        _sampled(address, words, samples) if words and address else 0,
+        seen,
     )  # fmt: skip
 
 
