@@ -103,7 +103,7 @@ def prepare(module: Any, given: Mapping[str, Any]) -> Run | str:
 
 def _is_capturing() -> bool:
     """Whether torch records a CUDA graph in this thread."""
-    return torch.cuda.is_current_stream__is_capturing()
+    return bool(torch.cuda.is_current_stream_capturing())
 
 
 def _refused_matrix(module: Any, edge_index: Any, edge_attr: Any, wants_weights: bool) -> str | None:
