@@ -85,6 +85,7 @@ ELSEWHERE = {
     "plan/fused.py": "plan/test_attention.py",
     "ops/messages.py": "parity/test_edgewise.py",
     "ops/sequence.py": "parity/test_lstm.py",
+    "plan/messages.py": "parity/test_pieces.py",
     "plan/passes.py": "plan/test_attention.py",
     "pyg/layers/arma.py": "parity/test_layers.py",
     "pyg/layers/base.py": "parity/test_layers.py",

@@ -15,7 +15,8 @@ from plait.ops.work import Matrix, Uniform
 from plait.plan.plan import LayerPlan
 from plait.plan.relational import RelationalLayer, cost, ways
 from plait.plan.search import Problem
-from plait.plan.ways import Way, choose
+from plait.plan.ways import choose
+from tests.parity.chosen import only
 from tests.parity.harness import agree, close
 from tests.parity.test_attention import WIDTH, N, drawn, edges, features
 
@@ -43,10 +44,7 @@ def test_every_candidate_computes_the_same(
     if choice == "bases" and "num_bases" not in options:
         return
 
-    def only(*given: Any) -> list[Way]:
-        return [way for way in ways(*given) if way.name == choice]
-
-    monkeypatch.setattr("plait.pyg.layers.relational.ways", only)
+    only(choice, monkeypatch)
     module = drawn(RGCNConv(WIDTH, 8, R, **options), torch.float64)
     compiled = agree(module, features(dtype=torch.float64), edges(), kinds(edges()))
     assert compiled.plan.layers[0].choice == choice
@@ -57,10 +55,7 @@ def test_every_candidate_computes_the_same(
 
 @pytest.mark.parametrize("choice", CHOICES)
 def test_a_graph_without_nodes_has_gradients(choice: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from plait.plan import relational as plan
-
-    found = plan.candidates
-    monkeypatch.setattr(plan, "candidates", lambda p: [c for c in found(p) if c.name == choice])
+    only(choice, monkeypatch)
     given = torch.empty(2, 0, dtype=torch.int64)
     module = drawn(RGCNConv(1, 4, R, root_weight=False, bias=False))
     agree(module, torch.zeros(0, 1), given, kinds(given))

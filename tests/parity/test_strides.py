@@ -232,7 +232,7 @@ def agree(
     assert not compiled.plan.not_planned, compiled.plan.not_planned
     (expected, wanted_grads), (result, grads) = results
     close(result, expected, OUTPUT[expected.dtype], "output")
-    scale = 0.01 * max(1.0, largest(*(g for g in wanted_grads if g is not None)))
+    scale = 0.02 * max(1.0, largest(*(g for g in wanted_grads if g is not None)))
     for k, (mine, theirs) in enumerate(zip(grads, wanted_grads, strict=True)):
         assert (mine is None) == (theirs is None), f"gradient {k}"
         if mine is not None and theirs is not None:

@@ -44,7 +44,7 @@ def lstm(x: Tensor, cell: nn.LSTM, graph: Graph) -> Tensor:
     prefixes = Prefixes(graph)
     levels = prefixes.levels
 
-    def ways(is_training: bool) -> list[Way]:
+    def ways(wrt: tuple[str, ...] | None) -> list[Way]:
         draft, columns, units = Draft(), 4 * cell.hidden_size, cell.hidden_size
         bias = draft.input("g", 1, columns) if cell.bias else None
         rows, of_input = draft.input("X", "N", x.shape[1]), draft.input("G", x.shape[1], columns)
@@ -52,12 +52,12 @@ def lstm(x: Tensor, cell: nn.LSTM, graph: Graph) -> Tensor:
             "lists": draft.object("lists", "P", "D"), "x": draft.gemm(rows, of_input, bias),
             "w": draft.input("H", units, columns), "bias": bias,
         }  # fmt: skip
-        more = [("gates", ("P", columns)), ("cell", ("P", units))] if is_training else []
+        more = [("gates", ("P", columns)), ("cell", ("P", units))] if wrt else []
         return [Way("prefixes", "", draft.program(draft.add("sequence", reads, ("N", units), more=more)))]
 
     sizes = {"P": levels.num_steps, "D": levels.length}
     edges = Edges(graph, ())
-    return Session().lowered("lstm", edges, (), inputs, ways, {"lists": prefixes}, sizes)
+    return Session().lowered("lstm", edges, (), inputs, ways, {"lists": prefixes}, sizes=sizes)
 
 
 @pytest.mark.parametrize("has_bias", [True, False])

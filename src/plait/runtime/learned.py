@@ -155,7 +155,7 @@ class Weighted:
 class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, structure: Structure, values: Tensor, own: Tensor | None, x: Tensor) -> Tensor:
-        ctx.structure = structure
+        ctx.structure, ctx.graph = structure, structure.graph()
         ctx.save_for_backward(values, own, x)
         out = torch.empty((structure.pattern.num_rows, x.shape[1]), dtype=x.dtype)
         by_rows = _by_rows(x)

@@ -173,7 +173,8 @@ def aggregation(module: Any) -> str | None:
     None also where its module was replaced: on sparse matrices PyG goes by the name, on edge lists not.
     """
     found = _REDUCE.get(type(module.aggr_module))
-    return found if _NAMED.get(module.aggr, found) == found else None
+    name = module.aggr if isinstance(module.aggr, str) else None
+    return found if _NAMED.get(name or "", found) == found else None
 
 
 def has_hooks(module: nn.Module) -> bool:
