@@ -290,7 +290,7 @@ def _plan(
                 by_node=sizes([] if map_.last is None else [map_.last]), machine=machine_in_use(),
                 can_mark=_can_mark(module, map_), is_training=training, wants_input_grad=wants_input,
                 float_bytes=source.element_size(), threads=launch.num_threads(),
-                memory_limit=active.session().options.memory_limit,
+                memory_limit=active.session().dial.room(active.name_of(module), training),
             )
         )  # fmt: skip
 

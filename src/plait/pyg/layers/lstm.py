@@ -137,7 +137,7 @@ def _plan(module: Any, prefixes: Prefixes, x: Tensor, training: bool) -> FusedPl
     sizes = {"N": levels.num_nodes, "M": num_sources, "K": width_in, "H": width, "D": length}
     return choose_among(
         candidates, layer=active.name_of(module), kind="lstm", sizes=sizes, machine=machine,
-        is_training=training, memory_limit=active.session().options.memory_limit,
+        is_training=training, memory_limit=active.session().dial.room(active.name_of(module), training),
     )  # fmt: skip
 
 

@@ -312,7 +312,7 @@ def _plan(
                 edge_width=edge_width, message_layers=(len(module.pre_nns[0]) + 1) // 2,
                 machine=machine_in_use(), is_training=training, wants_input_grad=wants_input,
                 float_bytes=x.element_size(), threads=launch.num_threads(),
-                memory_limit=active.session().options.memory_limit,
+                memory_limit=active.session().dial.room(active.name_of(module), training),
             )
         )  # fmt: skip
 

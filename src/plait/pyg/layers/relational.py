@@ -229,7 +229,7 @@ def _plan(module: Any, call: RelationalCall, is_mean: bool, is_rows: bool = Fals
                 blocks=module.num_blocks or 1, bases=module.num_bases or 0, has_root=module.root is not None,
                 is_rows=is_rows, is_training=training, wants_input_grad=wants_input,
                 float_bytes=module.weight.element_size(), threads=launch.num_threads(),
-                memory_limit=active.session().options.memory_limit,
+                memory_limit=active.session().dial.room(active.name_of(module), training),
             )
         )  # fmt: skip
 
