@@ -35,7 +35,8 @@ def test_amounts_of_memory_are_read(given: Any, expected: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [0, -5, 1.5, True, None, "", "GB", "0", "0GB", "-1GB", "8 XB", "8GBs", "8,5GB", "1e9", "8 G B", b"8GB"]
+    "given",
+    [0, -5, 1.5, True, None, "", "GB", "0", "0GB", "-1GB", "8 XB", "8GBs", "8,5GB", "1e9", "8 G B", b"8GB"],
 )
 def test_what_is_no_amount_of_memory_is_refused_with_an_example(given: Any) -> None:
     with pytest.raises(InputError, match=r'memory_limit: .* such as "8GB"'):
@@ -71,7 +72,10 @@ def test_what_a_later_layer_keeps_does_not_press_an_earlier_one() -> None:
 
 
 def test_a_limit_that_cannot_be_met_names_the_nearest_that_can() -> None:
-    stages = [Stage("a", (Option(1.0, 100, 50), Option(2.0, 10, 500)), 7), Stage("b", (Option(1.0, 30, 0),), 9)]
+    stages = [
+        Stage("a", (Option(1.0, 100, 50), Option(2.0, 10, 500)), 7),
+        Stage("b", (Option(1.0, 30, 0),), 9),
+    ]
     least = least_peak(stages)
     assert least == 157
     with pytest.raises(PlanError, match=rf"memory_limit: 156 bytes .* needs {least} bytes"):

@@ -13,7 +13,17 @@ from dataclasses import dataclass
 
 from plait.errors import InputError, PlanError
 
-__all__ = ["Allowance", "Dialled", "Option", "Stage", "bytes_text", "least_peak", "parse_bytes", "peak_of", "turn"]
+__all__ = [
+    "Allowance",
+    "Dialled",
+    "Option",
+    "Stage",
+    "bytes_text",
+    "least_peak",
+    "parse_bytes",
+    "peak_of",
+    "turn",
+]
 
 _UNITS = {"": 1, "b": 1} | {
     f"{letter}{end}": base**power

@@ -49,6 +49,7 @@ class Rejected:
     why: str
     words: str = ""  # what it would have done, where it does something else than the chosen plan
     kept_bytes: int | None = None  # for the backward pass, hoisted values included
+    kept_output: int = 0  # of these, the output's
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,7 @@ class LayerPlan:
     choice: str = ""  # the way such a program goes, by name
     text: str = ""  # and its formula
     kept_bytes: int = 0  # of peak_bytes: from the forward to the backward pass, hoisted values included
+    kept_output: int = 0  # of kept_bytes: the output's
 
     def describe(self) -> str:
         if self.expr is None:

@@ -30,6 +30,7 @@ __all__ = [
     "matrices_of",
     "memory_of",
     "price_program",
+    "rejected_plan",
     "search",
     "step_pricer",
     "survey",
@@ -136,11 +137,11 @@ def search(problem: Problem) -> LayerPlan:
     too_large = [plan for plan in priced if plan not in fitting]
     rejected = tuple(
         [
-            Rejected(p.describe(), p.seconds, p.peak_bytes, _ratio(p, best), said, p.kept_bytes)
+            rejected_plan(p, p.describe(), _ratio(p, best), said)
             for p, said in _said(ranked)
         ]
         + [
-            Rejected(p.describe(), p.seconds, p.peak_bytes, too_much(p, problem), kept_bytes=p.kept_bytes)
+            rejected_plan(p, p.describe(), too_much(p, problem))
             for p in too_large
         ]
         + [
@@ -152,6 +153,11 @@ def search(problem: Problem) -> LayerPlan:
     return replace(
         best, rejected=rejected, because=_reason(best, ranked), matrices=matrices_of(best, problem)
     )
+
+
+def rejected_plan(plan: LayerPlan, candidate: str, why: str, said: str = "") -> Rejected:
+    """A priced plan as one that lost."""
+    return Rejected(candidate, plan.seconds, plan.peak_bytes, why, said, plan.kept_bytes, plan.kept_output)
 
 
 def within(problem: Problem, plans: Sequence[LayerPlan]) -> list[LayerPlan]:
@@ -274,7 +280,7 @@ def chained(forward: LayerPlan, backward: LayerPlan, problem: Problem, pricer: P
         forward, forward=each, backward=after, steps=steps, num_forward=len(forward_steps),
         form=f"{forward.form}, chained" if is_fused else forward.form,
         seconds=once + sum(step.price.seconds for step in steps),
-        peak_bytes=memory.peak, kept_bytes=memory.kept,
+        peak_bytes=memory.peak, kept_bytes=memory.kept, kept_output=memory.kept_output,
         gradient_expr=backward.expr if is_mixed else None, condition="" if is_mixed else forward.condition,
     )  # fmt: skip
 
@@ -346,6 +352,7 @@ def _plan(survivor: Survivor, problem: Problem, pricer: Pricer, use_sparse: bool
         seconds=per_call + once_seconds / max(1, problem.calls),
         peak_bytes=memory.peak,
         kept_bytes=memory.kept,
+        kept_output=memory.kept_output,
         sparse_values=tuple(sparse),
         sizes=dict(problem.sizes),
         mode="inference" if problem.wrt is None else "training",
@@ -412,6 +419,7 @@ class Memory:
 
     kept: int
     peak: int
+    kept_output: int = 0  # of kept: the output, which its reader may hold anyway
 
 
 def memory_of(
@@ -433,7 +441,8 @@ def memory_of(
     gradient = size(each, each.outputs[0]) if backward.steps else 0
     forward_peak = _most_alive(each, (*read, *each.outputs), size)
     backward_peak = kept + gradient + _most_alive(backward, backward.outputs, size)
-    return Memory(hoisted + kept, hoisted + max(forward_peak, backward_peak))
+    kept_output = gradient if each.outputs[0] in made & read else 0
+    return Memory(hoisted + kept, hoisted + max(forward_peak, backward_peak), kept_output)
 
 
 def _most_alive(program: Program, keep: Iterable[str], size: Callable[[Program, str], int]) -> int:

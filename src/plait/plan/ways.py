@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from plait.errors import PlanError
 from plait.ops.program import Program
 from plait.plan import words
-from plait.plan.plan import LayerPlan, Rejected
+from plait.plan.plan import LayerPlan
 from plait.plan.program import differentiate
 from plait.plan.search import (
     WITHIN_ERROR,
@@ -19,6 +19,7 @@ from plait.plan.search import (
     matrices_of,
     memory_of,
     price_program,
+    rejected_plan,
     step_pricer,
     too_much,
     within,
@@ -78,7 +79,8 @@ def _plan(problem: Problem, way: Way) -> LayerPlan:
         layer=problem.layer, expr=None, form="", condition="", forward=forward, backward=backward,
         hoisted=once, steps=steps, hoisted_steps=(), num_forward=len(forward_steps),
         seconds=sum(step.price.seconds for step in steps),
-        peak_bytes=memory.peak, kept_bytes=memory.kept, sparse_values=(),
+        peak_bytes=memory.peak, kept_bytes=memory.kept, kept_output=memory.kept_output,
+        sparse_values=(),
         sizes=dict(problem.sizes), mode="inference" if problem.wrt is None else "training",
         machine=problem.machine.name, is_default_machine=problem.machine.is_default,
         wrt=problem.wrt or (), because=way.because, choice=way.name, text=way.text,
@@ -96,9 +98,9 @@ def choose(problem: Problem, ways: Sequence[Way]) -> LayerPlan:
         )
     best = fitting[min(_preferred.get(), len(fitting) - 1)]
     rejected = tuple(
-        Rejected(
-            p.text, p.seconds, p.peak_bytes, _why(p, best) if p in fitting else too_much(p, problem),
-            words.of_choice(p.choice, p.text), p.kept_bytes,
+        rejected_plan(
+            p, p.text, _why(p, best) if p in fitting else too_much(p, problem),
+            words.of_choice(p.choice, p.text),
         )
         for p in ranked
         if p is not best

@@ -220,7 +220,7 @@ def _plan_ahead(model: nn.Module, session: Session, call: Call | None, mode: str
     _turn_dial(model, session, call, quietly, mode)
 
 
-_MOST_TURNS = 4  # what others save may depend a little on the ways that were chosen
+_MOST_TURNS = 5  # what others save may depend a little on the ways that were chosen
 
 
 def _turn_dial(
@@ -233,13 +233,14 @@ def _turn_dial(
     """Under memory_limit: see what a step holds, choose the ways that fit, and run again until they stay."""
     if session.options.memory_limit is None:
         return
-    for _ in range(_MOST_TURNS):
+    for turns in range(_MOST_TURNS):
         with quietly(), torch.set_grad_enabled(mode == "training"):
             out = call(model)
             _follow(model, session, call, out, mode)
             if mode == "training" and isinstance(out, Tensor) and out.requires_grad:
                 _gradients(model, call, out)  # what a graph's gradients need is made now, and counts
-        if not session.dial.turn(session, mode):
+        # the first step is unlike the others: inputs are copied until their layers' gradients were computed
+        if turns and not session.dial.turn(session, mode):
             return
 
 
@@ -247,8 +248,7 @@ def _follow(model: nn.Module, session: Session, call: Call, out: Any, mode: str)
     """Note who saved what in the run that gave `out`."""
     outputs = [t for t in (out if isinstance(out, tuple | list) else (out,)) if isinstance(t, Tensor)]
     given = [*model.parameters(), *model.buffers(), *call.tensors()]
-    place = next((tensor.device.type for tensor in outputs), "cpu")
-    session.dial.trails[mode] = follow(outputs, [t for t in given if not is_lazy(t)], place)
+    session.dial.trails[mode] = follow(outputs, [t for t in given if not is_lazy(t)])
 
 
 def _runs_in_training(model: nn.Module, session: Session, call: Call, ran: list[nn.Module]) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from plait.ops.work import size_of
 from plait.plan.dial import Allowance, Option, Stage, peak_of, turn
 from plait.plan.fused import FusedPlan
 from plait.plan.plan import LayerPlan
@@ -29,11 +30,13 @@ class Trail:
 
     calls: tuple[tuple[str, int], ...] = ()  # (layer, bytes that others saved for gradients up to then)
     given_bytes: int = 0  # parameters, their gradients, buffers, arguments
-    output_bytes: int = 0  # of the model, where no layer's plan counts it
+    output_bytes: int = 0  # of the model's output, where no layer's plan counts it
+    last: frozenset[str] = frozenset()  # layers whose output is the model's
     place: str = "cpu"
+    float_bytes: int = 4
 
 
-def follow(outputs: Iterable[torch.Tensor], given: Iterable[torch.Tensor], place: str) -> Trail:
+def follow(outputs: Iterable[torch.Tensor], given: Iterable[torch.Tensor]) -> Trail:
     """The trail of a run from what it gave: autograd's graph knows who saved what, in which order.
 
     Gradients are computed in the reverse order, so what was first saved after a layer is gone when that
@@ -41,6 +44,7 @@ def follow(outputs: Iterable[torch.Tensor], given: Iterable[torch.Tensor], place
     """
     outputs, given = list(outputs), list(given)
     known = {_key(tensor) for tensor in given}
+    given_out = {_key(tensor) for tensor in outputs}
     own: set[int] = set()  # memory that plans count
     saved: dict[int, tuple[int, int]] = {}  # by memory: when it was first saved, its bytes
     calls: list[tuple[int, str]] = []
@@ -50,7 +54,7 @@ def follow(outputs: Iterable[torch.Tensor], given: Iterable[torch.Tensor], place
         if isinstance(run, Run):
             calls.append((order, run.plan.layer))
             count = len(node.layout.saved)
-            own |= {_key(tensor) for tensor in (*values[count:], *_output_kept(node))}
+            own |= {_key(tensor) for tensor in (*values[count:], *_output_kept(node))} - given_out
             shapes = _copied_shapes(node)
             values = tuple(tensor for tensor in values[:count] if tensor.shape not in shapes)
         for tensor in values:
@@ -58,8 +62,14 @@ def follow(outputs: Iterable[torch.Tensor], given: Iterable[torch.Tensor], place
     others = [pair for key, pair in saved.items() if key not in known | own]
     before = tuple((layer, sum(size for when, size in others if when <= order)) for order, layer in calls)
     apart = known | own | set(saved)
-    left = {_key(tensor): tensor.untyped_storage().nbytes() for tensor in outputs if _key(tensor) not in apart}
-    return Trail(before, _given_bytes(given), sum(left.values()), place)
+    left = {
+        _key(tensor): tensor.untyped_storage().nbytes() for tensor in outputs if _key(tensor) not in apart
+    }
+    runs = [getattr(tensor.grad_fn, "run", None) for tensor in outputs]
+    last = frozenset(run.plan.layer for run in runs if isinstance(run, Run))
+    place = next((tensor.device.type for tensor in outputs), "cpu")
+    float_bytes = max((tensor.element_size() for tensor in outputs if tensor.is_floating_point()), default=4)
+    return Trail(before, _given_bytes(given), sum(left.values()), last, place, float_bytes)
 
 
 def _given_bytes(given: Iterable[torch.Tensor]) -> int:
@@ -146,17 +156,15 @@ class Dial:
         """
         if self.limit is None:
             return False
-        stages = self._stages(session, mode)
-        chosen = turn(stages, self.limit)
-        session.buffers.limit_to(self.limit - max((stage.other_bytes for stage in stages), default=0))
+        layers = self._layers(session, mode)
+        chosen = turn([layer.stage for layer in layers], self.limit)
+        session.buffers.limit_to(self.limit - max((layer.not_pooled for layer in layers), default=0))
         is_changed = False
-        for stage, option in zip(stages, chosen.options, strict=True):
-            share = Allowance(option.kept_bytes, option.kept_bytes + option.transient_bytes)
-            times = self._times(mode, stage.layer)
-            share = Allowance(share.kept_bytes // times, share.peak_bytes - (times - 1) * share.kept_bytes // times)
-            if self.shares.get((mode, stage.layer)) != share:
-                self.shares[mode, stage.layer] = share
-                session.forget(stage.layer)
+        for layer, option in zip(layers, chosen.options, strict=True):
+            name, share = layer.stage.layer, layer.shares[layer.stage.options.index(option)]
+            if self.shares.get((mode, name)) != share:
+                self.shares[mode, name] = share
+                session.forget(name)
                 is_changed = True
         return is_changed
 
@@ -170,7 +178,7 @@ class Dial:
             given = [*model.parameters(), *model.buffers(), *arguments]
             tensors = [value for value in given if isinstance(value, torch.Tensor)]
             place = next((tensor.device.type for tensor in tensors), "cpu")
-            self.trails[mode] = Trail((), _given_bytes(tensors), 0, place)
+            self.trails[mode] = Trail(given_bytes=_given_bytes(tensors), place=place)
         if not all(map(self._admits, plans)) or self.peak_bytes(session, mode) > self.limit:
             self.turn(session, mode)
 
@@ -181,31 +189,27 @@ class Dial:
 
     def peak_bytes(self, session: Session, mode: str) -> int:
         """Most bytes a step of the model holds by its present plans."""
-        stages = self._stages(session, mode)
+        stages = [layer.stage for layer in self._layers(session, mode)]
         held = self._held_bytes(session, mode)
         return max(held, peak_of(stages, [stage.options[0] for stage in stages]))
 
-    def _stages(self, session: Session, mode: str) -> list[Stage]:
+    def _layers(self, session: Session, mode: str) -> list[_Layer]:
         """The layers in order, the present plan of each first among its options."""
         plans = {plan.layer: plan for plan in session.plans.of(mode)}
         trail = self.trails.get(mode, Trail())
-        held = self._held_bytes(session, mode)
-        before = {layer: size for layer, size in trail.calls}  # of the last call of each
+        always = self._held_bytes(session, mode) + trail.output_bytes
+        before = dict(trail.calls)  # of the last call of each
         order = [*dict.fromkeys(layer for layer, _ in trail.calls if layer in plans)]
         order += [layer for layer in plans if layer not in before]
-        stages, saved = [], 0
-        for layer in order:
-            saved = before.get(layer, saved if trail.calls else saved + _input_bytes(plans[layer], saved == 0))
-            others = saved + held + trail.output_bytes
-            times = self._times(mode, layer)
-            options = tuple(_options(plans[layer], bool(trail.calls), times))
-            stages.append(Stage(layer, options, others))
-        return stages
-
-    def _times(self, mode: str, layer: str) -> int:
-        """How often a step calls a layer; it keeps as often."""
-        calls = self.trails.get(mode, Trail()).calls
-        return max(1, sum(name == layer for name, _ in calls))
+        layers: list[_Layer] = []
+        saved = 0
+        for name in order:
+            if name in before:
+                saved = before[name]
+            elif layers and not trail.calls:
+                saved += _value_bytes(plans[name], "X", trail)
+            layers.append(_layer(plans[name], trail, saved + always))
+        return layers
 
     def _held_bytes(self, session: Session, mode: str) -> int:
         """Bytes that are there whatever the plans: what was given, graphs and their constants, views."""
@@ -220,22 +224,42 @@ def _mode(is_training: bool) -> str:
     return "training" if is_training else "inference"
 
 
-def _options(plan: AnyPlan, is_followed: bool, times: int) -> Iterator[Option]:
-    """The plan and the candidates it was chosen from.
+@dataclass(frozen=True)
+class _Layer:
+    """A layer as the dial sees it; to each of its options the share that admits it."""
 
-    What a layer with passes of its own keeps is not told apart: a trail has it, else all of it counts as kept.
-    """
-    priced = [(plan.seconds, plan.peak_bytes, getattr(plan, "kept_bytes", None))]
-    priced += [(r.seconds, r.peak_bytes or 0, r.kept_bytes) for r in plan.rejected if r.seconds is not None]
-    for seconds, peak, known in priced:
-        kept = known if known is not None else 0 if is_followed or plan.mode == "inference" else peak
-        yield Option(seconds, times * kept, peak - kept)
+    stage: Stage
+    shares: tuple[Allowance, ...]
+    not_pooled: int  # of what is alive while it works, bytes that are not the pool's
 
 
-def _input_bytes(plan: AnyPlan, is_first: bool) -> int:
-    """Bytes of a layer's input, where no run showed who holds it; the first layer's was given."""
-    if is_first or not isinstance(plan, LayerPlan) or "X" not in plan.forward.shapes:
+def _layer(plan: AnyPlan, trail: Trail, others: int) -> _Layer:
+    """What a layer with passes of its own keeps is not told apart: a trail has it, else all counts as kept."""
+    priced = [
+        (plan.seconds, plan.peak_bytes, getattr(plan, "kept_bytes", None), getattr(plan, "kept_output", 0))
+    ]
+    priced += [
+        (r.seconds, r.peak_bytes or 0, r.kept_bytes, r.kept_output)
+        for r in plan.rejected
+        if r.seconds is not None
+    ]
+    times = max(1, sum(name == plan.layer for name, _ in trail.calls))  # it keeps as often as it is called
+    is_seen = bool(trail.calls) or plan.mode == "inference"
+    options, shares = [], []
+    for seconds, peak, known, output in priced:
+        kept = known if known is not None else 0 if is_seen else peak
+        counted = times * kept - (output if plan.layer in trail.last else 0)
+        options.append(Option(seconds, counted, peak - kept))
+        shares.append(Allowance(kept, peak))
+    gradient = _value_bytes(plan, "", trail) if plan.mode == "training" else 0
+    return _Layer(Stage(plan.layer, tuple(options), others), tuple(shares), others + gradient)
+
+
+def _value_bytes(plan: AnyPlan, name: str, trail: Trail) -> int:
+    """Bytes of an input, or of the output (no name), of a layer that is a program."""
+    if not isinstance(plan, LayerPlan):
         return 0
-    rows, columns = plan.forward.shapes["X"]
-    sizes = {**plan.sizes}
-    return sizes.get(str(rows), 0) * (columns if isinstance(columns, int) else sizes.get(columns, 0)) * 4
+    shape = plan.forward.shapes.get(name or plan.forward.outputs[0])
+    if shape is None:
+        return 0
+    return trail.float_bytes * size_of(shape[0], plan.sizes) * size_of(shape[1], plan.sizes)
