@@ -309,7 +309,7 @@ _EDITS = (
             "model = plait.compile(original, data(x, edge_index), forms=['hag'])",
             "model = plait.compile(original, data(x, edge_index), rows=torch.arange(x.shape[0]) % 2 == 1, "
             "mode='training')",
-            "model = plait.compile(original, data(x, edge_index), memory_limit=2000)"),
+            "model = plait.compile(original, data(x, edge_index), memory_limit='50 MB')"),
     *_rules("chain", "model.replace(0, layer(copy.deepcopy(model)))", "model.plain.reverse()"),
     *_rules("APPNP", "layer(model).alpha = 0.3", "layer(model).K = 1"),
     *_rules("SSGConv", "layer(model).alpha = 0.3"),

@@ -22,6 +22,7 @@ __all__ = [
     "least_peak",
     "parse_bytes",
     "peak_of",
+    "refusal",
     "turn",
 ]
 
@@ -82,13 +83,17 @@ def turn(stages: Sequence[Stage], limit: int) -> Dialled:
         grown = [partial.then(stage, option) for partial in front for option in stage.options]
         front = _unbeaten([partial for partial in grown if partial.peak <= limit], by_peak=False)
     if not front:
-        raise PlanError(
-            f"memory_limit: {bytes_text(limit)} is too little; the leanest way to run all layers needs "
-            f"{least_peak(stages)} bytes ({bytes_text(least_peak(stages))}): raise the limit to that, or train "
-            "on mini-batches"
-        )
+        raise refusal(limit, least_peak(stages))
     best = min(front, key=lambda partial: (partial.seconds, partial.peak))
     return Dialled(best.chosen, best.seconds, best.peak)
+
+
+def refusal(limit: int, least: int) -> PlanError:
+    """What is said of a limit that no choice meets; `least`: one that can be met."""
+    return PlanError(
+        f"memory_limit: {bytes_text(limit)} is too little; the leanest way to run all layers needs {least} "
+        f"bytes ({bytes_text(least)}): raise the limit to that, or train on mini-batches"
+    )
 
 
 def least_peak(stages: Sequence[Stage]) -> int:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from plait.errors import PlanError
 from plait.ops.work import size_of
-from plait.plan.dial import Allowance, Option, Stage, peak_of, turn
+from plait.plan.dial import Allowance, Option, Stage, peak_of, refusal, turn
 from plait.plan.fused import FusedPlan
 from plait.plan.plan import LayerPlan
 from plait.runtime.budget import bytes_in
@@ -137,6 +138,8 @@ class Dial:
     shares: dict[tuple[str, str], Allowance] = field(default_factory=dict)
     is_paused: bool = False  # somebody else looks at every run
     _version: int = -1  # of the plans that were looked at last
+    _leanest: dict[str, int] = field(default_factory=dict)  # peak of the leanest, by mode
+    _is_leanest: set[str] = field(default_factory=set)  # modes that are left at that
 
     def share(self, layer: str, is_training: bool) -> Allowance | None:
         """What a layer may hold; None without a limit. Until the whole model is known it runs leanest."""
@@ -154,19 +157,39 @@ class Dial:
 
         PlanError where the limit cannot be met.
         """
-        if self.limit is None:
+        if self.limit is None or mode in self._is_leanest:
             return False
         layers = self._layers(session, mode)
-        chosen = turn([layer.stage for layer in layers], self.limit)
+        stages = [layer.stage for layer in layers]
+        if not any((mode, stage.layer) in self.shares for stage in stages):
+            self._leanest[mode] = peak_of(stages, [stage.options[0] for stage in stages])
         session.buffers.limit_to(self.limit - max((layer.not_pooled for layer in layers), default=0))
-        is_changed = False
-        for layer, option in zip(layers, chosen.options, strict=True):
-            name, share = layer.stage.layer, layer.shares[layer.stage.options.index(option)]
-            if self.shares.get((mode, name)) != share:
-                self.shares[mode, name] = share
-                session.forget(name)
-                is_changed = True
-        return is_changed
+        try:
+            chosen = turn(stages, self.limit).options
+        except PlanError:
+            return self._fall_back(session, mode)
+        picked = zip(layers, chosen, strict=True)
+        return self._set(session, mode, {
+            layer.stage.layer: layer.shares[layer.stage.options.index(option)] for layer, option in picked
+        })  # fmt: skip
+
+    def _fall_back(self, session: Session, mode: str) -> bool:
+        """Run the leanest again where it fits, though what a faster choice needs of the graph does not."""
+        assert self.limit is not None
+        if self._leanest[mode] > self.limit:
+            raise refusal(self.limit, self._leanest[mode])
+        for edges in session.edges.values():
+            vars(edges).pop("orders", None)  # made anew, only what is asked for
+        layers = [layer for own, layer in self.shares if own == mode]
+        self._is_leanest.add(mode)
+        return self._set(session, mode, dict.fromkeys(layers, _LEANEST))
+
+    def _set(self, session: Session, mode: str, shares: dict[str, Allowance]) -> bool:
+        changed = [layer for layer, share in shares.items() if self.shares.get((mode, layer)) != share]
+        for layer in changed:
+            self.shares[mode, layer] = shares[layer]
+            session.forget(layer)
+        return bool(changed)
 
     def settle(self, session: Session, model: torch.nn.Module, arguments: Iterable[Any]) -> None:
         """Look at the plans of a call that has just been made, where they are new; later calls follow."""
@@ -207,7 +230,8 @@ class Dial:
             if name in before:
                 saved = before[name]
             elif layers and not trail.calls:
-                saved += _value_bytes(plans[name], "X", trail)
+                given = _value_bytes(plans[name], "X", trail)
+                saved = saved + given if mode == "training" else given
             layers.append(_layer(plans[name], trail, saved + always))
         return layers
 

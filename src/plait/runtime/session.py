@@ -35,9 +35,9 @@ from plait.runtime import executor
 from plait.runtime.aside import Aside
 from plait.runtime.budget import bytes_in, cache_limit
 from plait.runtime.buffers import Buffers
-from plait.runtime.dial import Dial
 from plait.runtime.constants import Constants, SparseValue, from_dense
 from plait.runtime.deferred import Deferred, can_defer, held_rows
+from plait.runtime.dial import Dial
 from plait.runtime.forms import USUAL, Forms, adopt, with_form_text
 from plait.runtime.identity import Hold
 from plait.runtime.lstm import Prefixes
@@ -183,6 +183,8 @@ class Session:
         self._ways_by_size: OrderedDict[Any, tuple[int, LayerPlan]] = OrderedDict()
         self.plans = Plans()
         self.dial = Dial(self.options.memory_limit)
+        if self.options.memory_limit is not None:
+            self.buffers.limit_to(self.options.memory_limit)
         self.not_planned: dict[str, str] = {}
         self.constant_input: Callable[[], torch.Tensor | None] = lambda: None
         self.restricted_layer: str | None = None  # the layer whose rows `options.rows` are computed first
