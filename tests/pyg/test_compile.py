@@ -118,10 +118,11 @@ def test_a_memory_limit_is_bytes_or_text(limit: Any, expected: int) -> None:
 
 
 def test_a_memory_limit_nothing_fits_names_the_nearest_that_can_be_met() -> None:
+    model, data = model_of(), graph()
     with pytest.raises(PlanError, match=r"memory_limit: 10 bytes.*needs \d+ bytes") as refusal:
-        plait.compile(model_of(), graph(), memory_limit=10)
+        plait.compile(model, data, memory_limit=10)
     least = int(str(refusal.value).partition("needs ")[2].split()[0])
-    assert plait.compile(model_of(), graph(), memory_limit=least).plan.peak_bytes <= least
+    assert plait.compile(model, data, memory_limit=least).plan.peak_bytes <= least
 
 
 @pytest.mark.parametrize(
