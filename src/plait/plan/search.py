@@ -12,7 +12,7 @@ from plait.cost.price import Price, Pricer
 from plait.errors import PlanError
 from plait.ir import Expr, formula
 from plait.ops.operation import Setting, operation
-from plait.ops.program import Program, Step
+from plait.ops.program import Program
 from plait.ops.work import ChainRequest, Matrix, Request, Sizes, size_of
 from plait.plan.candidates import Candidate, candidates
 from plait.plan.dial import Allowance
@@ -236,12 +236,12 @@ def _with_chains(plans: list[LayerPlan], problem: Problem, pricer: Pricer) -> li
         return plans + fused
     dense = [plan for plan in plans if not plan.sparse_values]
     free = [plan for plan in dense if _reads_inputs_only(plan)]
-    found = []
+    mixed = []
     for backward in sorted(free, key=_backward_seconds)[:_PARTNERS]:
         for forward in sorted(dense, key=_forward_seconds)[:_PARTNERS]:
             if forward is not backward:
-                found.append(chained(forward, backward, problem, pricer))
-    return plans + fused + [plan for plan in found if plan is not None]
+                mixed.append(chained(forward, backward, problem, pricer))
+    return plans + fused + [plan for plan in mixed if plan is not None]
 
 
 def _forward_seconds(plan: LayerPlan) -> float:

@@ -54,8 +54,8 @@ def compile(
     call. `rows` (a mask or node numbers) names the rows the loss needs: in training the last layer computes
     only those, and the others when anything but those rows is asked for. `memory_limit`, bytes or
     text such as "8GB" or "512 MiB", bounds what a step of the whole model holds: layers keep less and compute
-    more where that is needed (docs/planning.md). `epochs` is how many steps work done once is spread over. `mode` is "training" or
-    "inference" for the plan made now (default: model.training). `forms` names the graph forms that may be
+    more where that is needed (docs/planning.md). `epochs` is how many steps work done once is spread over.
+    `mode` is "training" or "inference" for the plan made now (default: model.training). `forms` names the graph forms that may be
     used, where a timed check says so: "csr", "hag" (shared neighbours summed once), "twins" (nodes no layer
     can tell apart computed once), and, only where named, "diff" (rows as differences: often faster, but
     outliers cancel); without "csr" the others are used untimed.

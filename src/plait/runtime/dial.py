@@ -1,4 +1,4 @@
-"""What a compiled model holds in a step, seen in one run of it, and each layer's share of its memory limit."""
+"""What a compiled model holds in a step, seen in one run, and each layer's share of its memory limit."""
 
 from __future__ import annotations
 
@@ -258,7 +258,10 @@ class _Layer:
 
 
 def _layer(plan: AnyPlan, trail: Trail, others: int) -> _Layer:
-    """What a layer with passes of its own keeps is not told apart: a trail has it, else all counts as kept."""
+    """A layer with the options of its plan.
+
+    Plans of layers with passes of their own do not say what is kept: a trail has it, else all counts as kept.
+    """
     priced = [
         (plan.seconds, plan.peak_bytes, getattr(plan, "kept_bytes", None), getattr(plan, "kept_output", 0))
     ]
