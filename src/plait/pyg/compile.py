@@ -55,10 +55,10 @@ def compile(
     only those, and the others when anything but those rows is asked for. `memory_limit`, bytes or
     text such as "8GB" or "512 MiB", bounds what a step of the whole model holds: layers keep less and compute
     more where that is needed (docs/planning.md). `epochs` is how many steps work done once is spread over.
-    `mode` is "training" or "inference" for the plan made now (default: model.training). `forms` names the graph forms that may be
-    used, where a timed check says so: "csr", "hag" (shared neighbours summed once), "twins" (nodes no layer
-    can tell apart computed once), and, only where named, "diff" (rows as differences: often faster, but
-    outliers cancel); without "csr" the others are used untimed.
+    `mode` is "training" or "inference" for the plan made now (default: model.training). `forms` names the
+    graph forms that may be used, where a timed check says so: "csr", "hag" (shared neighbours summed once),
+    "twins" (nodes no layer can tell apart computed once), and, only where named, "diff" (rows as
+    differences: often faster, but outliers cancel); without "csr" the others are used untimed.
     The compiled model is a second view of the one handed in: parameters, children, hooks and modes are the
     same objects, whichever view changes them. Called through the compiled view, by any of its methods, layers
     run planned; called through the original, the very same layers run in PyG.
