@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
@@ -15,7 +16,8 @@ from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, ResGatedGraphConv, S
 import plait
 from plait.errors import PlanError
 from plait.measure.memory import _tensor_bytes
-from plait.runtime.budget import bytes_in
+from plait.runtime.budget import _arrays
+from plait.runtime.identity import storage_bytes
 from tests.parity.harness import close, largest
 
 NODES, EDGES, WIDTH = 4000, 60_000, 64
@@ -83,14 +85,14 @@ def measured(name: str, limit: int | None) -> tuple[Any, int]:
     peak, _ = _tensor_bytes(made[1])
     compiled = made[0]
     kept = list(compiled._plait_plan_session.edges.values())
-    arrays = bytes_in(kept) - sum(bytes_in(run.hoisted) for edges in kept for run in edges.runs.values())
+    arrays = storage_bytes(array for array in _arrays(kept) if isinstance(array, np.ndarray))
     return compiled, alive + peak + arrays
 
 
 @pytest.mark.parametrize("name", sorted(LAYERS))
 def test_the_predicted_peak_is_near_what_is_allocated(name: str) -> None:
     compiled, peak = measured(name, None)
-    assert compiled.plan.peak_bytes == pytest.approx(peak, rel=0.15)
+    assert compiled.plan.peak_bytes == pytest.approx(peak, rel=0.12)
 
 
 @pytest.mark.parametrize("name", ["gat", "gatv2", "transformer", "gated"])
