@@ -106,15 +106,23 @@ def test_features_of_no_width_have_the_right_result() -> None:
         torch.testing.assert_close(compiled(data.x, data.edge_index), layer(data.x, data.edge_index))
 
 
-@pytest.mark.parametrize("limit", [0, -5, 1.5, "1 GB", True])
-def test_a_memory_limit_that_is_no_number_of_bytes_is_refused(limit: Any) -> None:
+@pytest.mark.parametrize("limit", [0, -5, 1.5, "much", "8 XB", True])
+def test_a_memory_limit_that_is_no_amount_of_memory_is_refused(limit: Any) -> None:
     with pytest.raises(InputError, match="memory_limit"):
         plait.compile(model_of(), graph(), memory_limit=limit)
 
 
-def test_a_memory_limit_nothing_fits_names_the_leanest_plan() -> None:
-    with pytest.raises(PlanError, match=r"memory_limit=10.*convs\.0.*needs \d+ bytes"):
-        plait.compile(model_of(), graph(), memory_limit=10)
+@pytest.mark.parametrize(("limit", "expected"), [("1 GB", 10**9), ("2GiB", 2 << 30), (10**8, 10**8)])
+def test_a_memory_limit_is_bytes_or_text(limit: Any, expected: int) -> None:
+    assert plait.compile(model_of(), graph(), memory_limit=limit).plan.memory_limit == expected
+
+
+def test_a_memory_limit_nothing_fits_names_the_nearest_that_can_be_met() -> None:
+    model, data = model_of(), graph()
+    with pytest.raises(PlanError, match=r"memory_limit: 10 bytes.*needs \d+ bytes") as refusal:
+        plait.compile(model, data, memory_limit=10)
+    least = int(str(refusal.value).partition("needs ")[2].split()[0])
+    assert plait.compile(model, data, memory_limit=least).plan.peak_bytes <= least
 
 
 @pytest.mark.parametrize(

@@ -138,3 +138,15 @@ def test_a_buffer_another_process_reads_is_not_lent_again() -> None:
     where = first.data_ptr()
     del first
     assert buffers.take(300, 300, torch.float32).data_ptr() != where
+
+
+def test_under_a_limit_free_buffers_make_room_and_only_tight_ones_are_used() -> None:
+    pool = Buffers()
+    pool.limit_to(3 << 20)
+    big = pool.take(1, 1 << 19, torch.float32)
+    del big
+    small = pool.take(1, 1 << 18, torch.float32)
+    assert small.untyped_storage().nbytes() == 1 << 20
+    assert pool.bytes_held == 3 << 20
+    more = pool.take(1, 1 << 18, torch.float32)
+    assert pool.bytes_held == small.untyped_storage().nbytes() + more.untyped_storage().nbytes()

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--data-dir", metavar="FOLDER", help="where the graph files are")
     parser.add_argument("--mode", choices=("training", "inference"), default="training")
-    parser.add_argument("--memory-limit", type=float, metavar="BYTES", help="no plan that needs more")
+    parser.add_argument("--memory-limit", metavar="BYTES", help="of the whole model, such as 8GB or 512MiB")
     parser.add_argument("--analyze", action="store_true", help="run it and put the measured time beside")
     parser.add_argument(
         "--verbose", action="store_true", help="formulas, kernels and every rejected plan with its price"
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
 
     options = {"mode": args.mode}
     if args.memory_limit is not None:
-        options["memory_limit"] = int(args.memory_limit)
+        options["memory_limit"] = args.memory_limit
     plan = plait.explain(build_stack(args.model, widths), data, analyze=args.analyze, **options)
     if args.json:
         print(plan.to_json())

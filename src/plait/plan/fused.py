@@ -8,7 +8,6 @@ from typing import Any
 
 from plait.cost.machine import MachineProfile
 from plait.cost.price import Price
-from plait.errors import PlanError
 from plait.plan import words
 from plait.plan.plan import Measured, Rejected, wrapped
 from plait.plan.ways import preferred_rank
@@ -171,14 +170,13 @@ def choose_among(
     is_training: bool,
     memory_limit: int | None = None,
 ) -> FusedPlan:
-    """The cheapest candidate that fits the memory limit, with the losers and their prices."""
+    """The cheapest candidate that fits the layer's memory limit, with the losers and their prices.
+
+    The leanest where none does: whether the whole model fits is for the dial to say (plan/dial.py).
+    """
     ranked = sorted(candidates, key=lambda candidate: candidate.seconds)
     fitting = [c for c in ranked if memory_limit is None or c.peak_bytes <= memory_limit]
-    if not fitting:
-        least = min(c.peak_bytes for c in ranked)
-        raise PlanError(
-            f"{layer}: memory_limit of {memory_limit} bytes is below the leanest plan's {least}; raise it"
-        )
+    fitting = fitting or [min(ranked, key=lambda candidate: candidate.peak_bytes)]
     best = fitting[min(preferred_rank(), len(fitting) - 1)]
     rejected = tuple(
         Rejected(
@@ -196,7 +194,7 @@ def choose_among(
 
 def _why(loser: FusedCandidate, best: FusedCandidate, limit: int | None) -> str:
     if limit is not None and loser.peak_bytes > limit:
-        return f"needs {_mb(loser.peak_bytes)}, more than the limit of {_mb(limit)}"
+        return f"needs {_mb(loser.peak_bytes)}, more than its share of memory_limit, {_mb(limit)}"
     if not best.seconds or loser.seconds <= words.TIE * best.seconds:
         return "a tie with the chosen plan"
     return f"{loser.seconds / best.seconds:.2f} times the price"

@@ -14,6 +14,7 @@ from plait.ops.operation import operation
 from plait.ops.program import Program, Step
 from plait.ops.work import Matrix
 from plait.plan import words
+from plait.plan.dial import Option, Stage, bytes_text, peak_of
 
 __all__ = ["LayerPlan", "Measured", "NotPlanned", "Plan", "PricedStep", "Rejected", "wrapped"]
 
@@ -47,6 +48,8 @@ class Rejected:
     peak_bytes: int | None
     why: str
     words: str = ""  # what it would have done, where it does something else than the chosen plan
+    kept_bytes: int | None = None  # for the backward pass, hoisted values included
+    kept_output: int = 0  # of these, the output's
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,8 @@ class LayerPlan:
     matrices: Mapping[str, Matrix] = field(default_factory=dict)  # constants and sparse values, as priced
     choice: str = ""  # the way such a program goes, by name
     text: str = ""  # and its formula
+    kept_bytes: int = 0  # of peak_bytes: from the forward to the backward pass, hoisted values included
+    kept_output: int = 0  # of kept_bytes: the output's
 
     def describe(self) -> str:
         if self.expr is None:
@@ -243,6 +248,8 @@ class Plan:
     warnings: tuple[str, ...] = ()  # what makes the prices or times doubtful
     model: str = "model"
     other: Plan | None = None  # the plan of the other mode, where the model ran in both
+    memory_limit: int | None = None
+    model_peak: int | None = None  # most bytes alive in a step, where a run of the model was looked at
 
     @property
     def seconds(self) -> float:
@@ -250,7 +257,17 @@ class Plan:
 
     @property
     def peak_bytes(self) -> int:
-        return max((layer.peak_bytes for layer in self.layers), default=0)
+        """Most bytes alive in one step of the whole model.
+
+        What every layer keeps for its gradient counts at once, and beside it what one of them needs while it
+        works; of a compiled model also parameters, their gradients, arguments, graphs and constants, and what
+        its own code between the layers saves.
+        """
+        if self.model_peak is not None:
+            return self.model_peak
+        options = [(getattr(layer, "kept_bytes", 0), layer.peak_bytes) for layer in self.layers]
+        chosen = [Option(0.0, kept, peak - kept) for kept, peak in options]
+        return peak_of([Stage("", (option,)) for option in chosen], chosen)
 
     @property
     def mode(self) -> str:
@@ -271,6 +288,8 @@ class Plan:
         return {
             "format": "plait-plan-1",
             "seconds": self.seconds,
+            "peak_bytes": self.peak_bytes,
+            "memory_limit": self.memory_limit,
             "layers": [layer.to_dict() for layer in self.layers],
             "not_planned": [{"layer": n.layer, "reason": n.reason} for n in self.not_planned],
             "notes": list(self.notes),
@@ -294,7 +313,7 @@ class Plan:
         lines = [line for text in self.warnings for line in wrapped(f"warning: {text}", "")]
         lines.append(f"plan: {len(self.layers)} planned, predicted {_ms(self.seconds)} per step")
         if self.layers:
-            lines.append(f"machine: {self._machine()}")
+            lines += [f"machine: {self._machine()}", self._memory()]
         lines += [line for note in self.notes for line in wrapped(note, "")]
         for layer in self.layers:
             lines += ["", *layer.lines()]
@@ -317,6 +336,8 @@ class Plan:
         title = f"Plan of {self.model}: {self._layers_text()}, {self._cost()}"
         if self.layers:
             title += f"\npredicted for {self._machine()}"
+        if self.layers and self.memory_limit is not None:
+            title += f"\n{self._memory()}"
         after = [f"{skipped.layer} runs in PyG: {skipped.reason}" for skipped in self.not_planned]
         after += self.notes
         if self.layers:
@@ -339,6 +360,10 @@ class Plan:
         step = "training step" if self.mode == "training" else "call"
         text = f"{words.milliseconds(each)} per {step}"
         return text + (f" + {words.milliseconds(once)} once" if once else "")
+
+    def _memory(self) -> str:
+        limit = "" if self.memory_limit is None else f" of {bytes_text(self.memory_limit)} allowed"
+        return f"memory: {bytes_text(self.peak_bytes)}{limit}, at the peak of a step of the whole model"
 
     def _machine(self) -> str:
         first = self.layers[0]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate
 
@@ -11,9 +12,10 @@ from plait.cost.price import Price, Pricer
 from plait.errors import PlanError
 from plait.ir import Expr, formula
 from plait.ops.operation import Setting, operation
-from plait.ops.program import Program, Step
+from plait.ops.program import Program
 from plait.ops.work import ChainRequest, Matrix, Request, Sizes, size_of
 from plait.plan.candidates import Candidate, candidates
+from plait.plan.dial import Allowance
 from plait.plan.fuse import fuse
 from plait.plan.plan import LayerPlan, PricedStep, Rejected
 from plait.plan.program import hoist
@@ -26,11 +28,14 @@ __all__ = [
     "best_by_exhaustion",
     "chained",
     "matrices_of",
-    "peak_bytes",
+    "memory_of",
     "price_program",
+    "rejected_plan",
     "search",
     "step_pricer",
     "survey",
+    "too_much",
+    "within",
 ]
 
 _SAME_PRICE = 1.02
@@ -54,6 +59,7 @@ class Problem:
     float_bytes: int = 4
     threads: int | None = None
     memory_limit: int | None = None
+    allowance: Allowance | None = None  # its share of the model's limit; the leanest where nothing fits
     calls: int = 200  # calls over which hoisted work is spread
     layer: str = "layer"
     may_chain: bool = True  # there are kernels that keep blocks of rows in cache
@@ -124,7 +130,7 @@ def search(problem: Problem) -> LayerPlan:
     _, pruned = prune(problem.forms, problem.wrt, problem.constant, bool(problem.features))
     priced = survey(problem)
     limit = problem.memory_limit
-    fitting = [plan for plan in priced if limit is None or plan.peak_bytes <= limit]
+    fitting = within(problem, priced)
     if not fitting:
         least = min(plan.peak_bytes for plan in priced)
         raise PlanError(
@@ -137,9 +143,12 @@ def search(problem: Problem) -> LayerPlan:
     ranked.insert(0, best)
     too_large = [plan for plan in priced if plan not in fitting]
     rejected = tuple(
-        [Rejected(p.describe(), p.seconds, p.peak_bytes, _ratio(p, best), said) for p, said in _said(ranked)]
+        [
+            rejected_plan(p, p.describe(), _ratio(p, best), said)
+            for p, said in _said(ranked)
+        ]
         + [
-            Rejected(p.describe(), p.seconds, p.peak_bytes, f"needs more than memory_limit={limit}")
+            rejected_plan(p, p.describe(), too_much(p, problem))
             for p in too_large
         ]
         + [
@@ -151,6 +160,31 @@ def search(problem: Problem) -> LayerPlan:
     return replace(
         best, rejected=rejected, because=_reason(best, ranked), matrices=matrices_of(best, problem)
     )
+
+
+def rejected_plan(plan: LayerPlan, candidate: str, why: str, said: str = "") -> Rejected:
+    """A priced plan as one that lost."""
+    return Rejected(candidate, plan.seconds, plan.peak_bytes, why, said, plan.kept_bytes, plan.kept_output)
+
+
+def within(problem: Problem, plans: Sequence[LayerPlan]) -> list[LayerPlan]:
+    """The plans that fit what the layer may hold; of none that do, the leanest, where a share was given."""
+    limit, share = problem.memory_limit, problem.allowance
+    fitting = [plan for plan in plans if limit is None or plan.peak_bytes <= limit]
+    if share is None:
+        return fitting
+    inside = [plan for plan in fitting if share.admits(plan.kept_bytes, plan.peak_bytes)]
+    if inside or not fitting:
+        return inside
+    return [min(fitting, key=lambda plan: (plan.kept_bytes + plan.peak_bytes, plan.seconds))]
+
+
+def too_much(plan: LayerPlan, problem: Problem) -> str:
+    """Why a plan was not looked at: it does not fit."""
+    limit, needs = problem.memory_limit, f"needs {plan.peak_bytes / 1e6:.1f} MB"
+    if limit is not None and plan.peak_bytes > limit:
+        return f"{needs}, more than memory_limit={limit}"
+    return f"{needs} and keeps {plan.kept_bytes / 1e6:.1f}, more than its share of memory_limit"
 
 
 def _said(ranked: list[LayerPlan]) -> list[tuple[LayerPlan, str]]:
@@ -244,6 +278,7 @@ def chained(forward: LayerPlan, backward: LayerPlan, problem: Problem, pricer: P
     if not is_fused and not is_mixed:
         return None
     sparse = {name: problem.features[_origin(name, forward.hoisted)] for name in forward.sparse_values}
+    memory = memory_of(forward.hoisted, each, after, problem, sparse)
     forward_steps = price_program(each, problem, pricer, sparse)
     backward_steps = () if after is None else price_program(after, problem, pricer, sparse)
     once = sum(step.price.seconds for step in forward.hoisted_steps) / max(1, problem.calls)
@@ -252,7 +287,7 @@ def chained(forward: LayerPlan, backward: LayerPlan, problem: Problem, pricer: P
         forward, forward=each, backward=after, steps=steps, num_forward=len(forward_steps),
         form=f"{forward.form}, chained" if is_fused else forward.form,
         seconds=once + sum(step.price.seconds for step in steps),
-        peak_bytes=peak_bytes(forward.hoisted, each, after, problem, sparse),
+        peak_bytes=memory.peak, kept_bytes=memory.kept, kept_output=memory.kept_output,
         gradient_expr=backward.expr if is_mixed else None, condition="" if is_mixed else forward.condition,
     )  # fmt: skip
 
@@ -309,6 +344,7 @@ def _plan(survivor: Survivor, problem: Problem, pricer: Pricer, use_sparse: bool
     hoisted_steps = price_program(once, problem, pricer, sparse)
     per_call = sum(step.price.seconds for step in (*forward_steps, *backward_steps))
     once_seconds = sum(step.price.seconds for step in hoisted_steps)
+    memory = memory_of(once, each, backward, problem, sparse)
     return LayerPlan(
         layer=problem.layer,
         expr=candidate.expr,
@@ -321,7 +357,9 @@ def _plan(survivor: Survivor, problem: Problem, pricer: Pricer, use_sparse: bool
         hoisted_steps=hoisted_steps,
         num_forward=len(forward_steps),
         seconds=per_call + once_seconds / max(1, problem.calls),
-        peak_bytes=peak_bytes(once, each, backward, problem, sparse),
+        peak_bytes=memory.peak,
+        kept_bytes=memory.kept,
+        kept_output=memory.kept_output,
         sparse_values=tuple(sparse),
         sizes=dict(problem.sizes),
         mode="inference" if problem.wrt is None else "training",
@@ -382,41 +420,76 @@ def _size(program: Program, name: str, sizes: Sizes) -> tuple[int, int]:
 # Memory --------------------------------------------------------------------------------------------
 
 
-def peak_bytes(
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of a plan: kept from the forward to the backward pass, and most alive at once."""
+
+    kept: int
+    peak: int
+    kept_output: int = 0  # of kept: the output, which its reader may hold anyway
+
+
+def memory_of(
     once: Program, each: Program, backward: Program | None, problem: Problem, sparse: Mapping[str, Matrix]
-) -> int:
-    """Most bytes alive at once: hoisted values always, others from birth to last use."""
+) -> Memory:
+    """What a plan keeps, hoisted values included, and its peak: values live from birth to last use.
+
+    What the backward pass reads stays until it is through (autograd holds it), beside the gradient that comes
+    in. The inputs are not counted: they belong to others.
+    """
     hoisted = sum(_bytes(once, v, problem, sparse) for v in once.outputs)
-    steps = [(each, step) for step in each.steps]
-    if backward is not None:
-        steps += [(backward, step) for step in backward.steps]
-    lies_in = _memory(steps)
-    born: dict[str, tuple[int, Program]] = {}
+    size = functools.partial(_bytes, problem=problem, sparse=sparse)
+    if backward is None:
+        return Memory(hoisted, hoisted + _most_alive(each, each.outputs, size))
+    read = {name for step in backward.steps for _, name in step.reads}
+    lies_in = _memory(each, (*read, *each.outputs))
+    made = {name for step in each.steps for name in (step.out, *step.more)}
+    kept = sum(size(each, name) for name in {lies_in.get(name, name) for name in made & read})
+    gradient = size(each, each.outputs[0]) if backward.steps else 0
+    forward_peak = _most_alive(each, (*read, *each.outputs), size)
+    backward_peak = kept + gradient + _most_alive(backward, backward.outputs, size)
+    kept_output = gradient if each.outputs[0] in made & read else 0
+    return Memory(hoisted + kept, hoisted + max(forward_peak, backward_peak), kept_output)
+
+
+def _most_alive(program: Program, keep: Iterable[str], size: Callable[[Program, str], int]) -> int:
+    """Most bytes of what a program makes that are alive at once; `keep` stays to its end."""
+    steps, lies_in = program.steps, _memory(program, keep)
+    born: dict[str, int] = {}
     last: dict[str, int] = {}
-    for k, (program, step) in enumerate(steps):
-        for name in {step.out, *step.more}:
-            born.setdefault(lies_in.get(name, name), (k, program))
-        for name in {*(name for _, name in step.reads), step.out, *step.more}:
+    for k, step in enumerate(steps):
+        for name in (step.out, *step.more):
+            born.setdefault(lies_in.get(name, name), k)
+        for name in (*(name for _, name in step.reads), step.out, *step.more):
             last[lies_in.get(name, name)] = k
-    for name in (*each.outputs, *(backward.outputs if backward else ())):
-        last[lies_in.get(name, name)] = len(steps)
+    last |= {lies_in.get(name, name): len(steps) for name in keep}
     change = [0] * (len(steps) + 2)
-    for name, (k, program) in born.items():
-        size = _bytes(program, name, problem, sparse)
-        change[k] += size
-        change[last[name] + 1] -= size
-    return hoisted + max(accumulate(change))
+    for name, k in born.items():
+        bytes_made = size(program, name)
+        change[k] += bytes_made
+        change[last[name] + 1] -= bytes_made
+    return max(accumulate(change))
 
 
-def _memory(steps: list[tuple[Program, Step]]) -> dict[str, str]:
-    """Value -> the one in whose memory it lies: a view in what it shows, a part in what it is joined to."""
-    made = {name for _, step in steps for name in (step.out, *step.more)}
+def _memory(program: Program, keep: Iterable[str]) -> dict[str, str]:
+    """Value -> the one in whose memory it lies: a view in what it shows, a part in what it is joined to, a
+    result in the operand that its step overwrites, where nobody reads that afterwards."""
+    made = {name for step in program.steps for name in (step.out, *step.more)}
+    last = {name: k for k, step in enumerate(program.steps) for _, name in step.reads}
+    stays = set(keep)
+    views = {step.out for step in program.steps if operation(step.op).is_view}
     found: dict[str, str] = {}
-    for _, step in steps:
-        if operation(step.op).is_view:
+    for k, step in enumerate(program.steps):
+        row = operation(step.op)
+        over = step.get(row.overwrites) if row.overwrites else None
+        if row.is_view:
             found[step.out] = found.get(step["x"], step["x"])
         elif step.op == "join":
             found |= {name: step.out for _, name in step.reads if name in made and name not in found}
+        elif over in made and over not in stays | views and last[over] == k:
+            is_alone = [name for _, name in step.reads].count(over) == 1
+            if is_alone and program.shapes[over] == program.shapes[step.out]:
+                found[step.out] = found.get(over, over)
     return found
 
 

@@ -10,16 +10,19 @@ from dataclasses import dataclass, replace
 from plait.errors import PlanError
 from plait.ops.program import Program
 from plait.plan import words
-from plait.plan.plan import LayerPlan, Rejected
+from plait.plan.plan import LayerPlan
 from plait.plan.program import differentiate
 from plait.plan.search import (
     WITHIN_ERROR,
     Problem,
     chained,
     matrices_of,
-    peak_bytes,
+    memory_of,
     price_program,
+    rejected_plan,
     step_pricer,
+    too_much,
+    within,
 )
 
 __all__ = ["Way", "choose", "preferred_rank", "preferring", "survey_ways"]
@@ -71,11 +74,13 @@ def _plan(problem: Problem, way: Way) -> LayerPlan:
     forward_steps = price_program(forward, problem, pricer, {})
     backward_steps = () if backward is None else price_program(backward, problem, pricer, {})
     steps = (*forward_steps, *backward_steps)
+    memory = memory_of(once, forward, backward, problem, {})
     return LayerPlan(
         layer=problem.layer, expr=None, form="", condition="", forward=forward, backward=backward,
         hoisted=once, steps=steps, hoisted_steps=(), num_forward=len(forward_steps),
         seconds=sum(step.price.seconds for step in steps),
-        peak_bytes=peak_bytes(once, forward, backward, problem, {}), sparse_values=(),
+        peak_bytes=memory.peak, kept_bytes=memory.kept, kept_output=memory.kept_output,
+        sparse_values=(),
         sizes=dict(problem.sizes), mode="inference" if problem.wrt is None else "training",
         machine=problem.machine.name, is_default_machine=problem.machine.is_default,
         wrt=problem.wrt or (), because=way.because, choice=way.name, text=way.text,
@@ -85,7 +90,7 @@ def _plan(problem: Problem, way: Way) -> LayerPlan:
 def choose(problem: Problem, ways: Sequence[Way]) -> LayerPlan:
     """The cheapest way that fits the memory limit, with the losers and their prices."""
     ranked, limit = survey_ways(problem, ways), problem.memory_limit
-    fitting = [plan for plan in ranked if limit is None or plan.peak_bytes <= limit]
+    fitting = within(problem, ranked)
     if not fitting:
         least = min(plan.peak_bytes for plan in ranked)
         raise PlanError(
@@ -93,16 +98,17 @@ def choose(problem: Problem, ways: Sequence[Way]) -> LayerPlan:
         )
     best = fitting[min(_preferred.get(), len(fitting) - 1)]
     rejected = tuple(
-        Rejected(p.text, p.seconds, p.peak_bytes, _why(p, best, limit), words.of_choice(p.choice, p.text))
+        rejected_plan(
+            p, p.text, _why(p, best) if p in fitting else too_much(p, problem),
+            words.of_choice(p.choice, p.text),
+        )
         for p in ranked
         if p is not best
-    )
+    )  # fmt: skip
     return replace(best, rejected=rejected, matrices=matrices_of(best, problem))
 
 
-def _why(loser: LayerPlan, best: LayerPlan, limit: int | None) -> str:
-    if limit is not None and loser.peak_bytes > limit:
-        return f"needs {loser.peak_bytes / 1e6:.1f} MB, more than the limit of {limit / 1e6:.1f} MB"
+def _why(loser: LayerPlan, best: LayerPlan) -> str:
     if not best.seconds or loser.seconds <= words.TIE * best.seconds:
         return "a tie with the chosen plan"
     return f"{loser.seconds / best.seconds:.2f} times the price"

@@ -21,12 +21,14 @@ from torch_geometric.nn import MessagePassing
 
 from plait.errors import InputError
 from plait.measure.environment import BusyElsewhere
+from plait.plan.dial import parse_bytes
 from plait.plan.plan import Plan
 from plait.pyg.call import Call, call_of
 from plait.pyg.captured import TrainingStep, training_step
 from plait.pyg.planned import install, is_disabled
 from plait.pyg.view import CompiledModel, never_planned, plan_of, view_of
 from plait.runtime.deferred import held_rows
+from plait.runtime.dial import follow
 from plait.runtime.forms import chosen_names
 from plait.runtime.identity import counts_writes
 from plait.runtime.session import Options, Session
@@ -74,7 +76,7 @@ def compile(
     data: Any = None,
     *,
     rows: Tensor | None = None,
-    memory_limit: int | None = None,
+    memory_limit: int | str | None = None,
     epochs: int = 200,
     mode: str | None = None,
     forms: Sequence[str] | None = None,
@@ -86,12 +88,13 @@ def compile(
 
     `data` (a PyG Data with x and edge_index) lets the plan be made now; without it, it is made at the first
     call. `rows` (a mask or node numbers) names the rows the loss needs: in training the last layer computes
-    only those, and the others when anything but those rows is asked for. `memory_limit` bounds the bytes a
-    layer's plan may hold. `epochs` is how many steps work done once is spread over. `mode` is "training" or
-    "inference" for the plan made now (default: model.training). `forms` names the graph forms that may be
-    used, where a timed check says so: "csr", "hag" (shared neighbours summed once), "twins" (nodes no layer
-    can tell apart computed once), and, only where named, "diff" (rows as differences: often faster, but
-    outliers cancel); without "csr" the others are used untimed.
+    only those, and the others when anything but those rows is asked for. `memory_limit`, bytes or
+    text such as "8GB" or "512 MiB", bounds what a step of the whole model holds: layers keep less and compute
+    more where that is needed (docs/planning.md). `epochs` is how many steps work done once is spread over.
+    `mode` is "training" or "inference" for the plan made now (default: model.training). `forms` names the
+    graph forms that may be used, where a timed check says so: "csr", "hag" (shared neighbours summed once),
+    "twins" (nodes no layer can tell apart computed once), and, only where named, "diff" (rows as
+    differences: often faster, but outliers cancel); without "csr" the others are used untimed.
     The compiled model is a second view of the one handed in: parameters, children, hooks and modes are the
     same objects, whichever view changes them. Called through the compiled view, by any of its methods, layers
     run planned; called through the original, the very same layers run in PyG.
@@ -101,10 +104,11 @@ def compile(
     """
     if not capture and (loss is not None or optimizer is not None):
         raise InputError("loss, optimizer: they belong to a captured step; pass capture=True too")
-    _check_arguments(model, memory_limit, epochs, mode)
+    _check_arguments(model, epochs, mode)
+    limit = None if memory_limit is None else parse_bytes(memory_limit)
     call = None if data is None else call_of(model, data)
     install()
-    session = Session(Options(_row_numbers(rows, data), memory_limit, epochs, chosen_names(forms)))
+    session = Session(Options(_row_numbers(rows, data), limit, epochs, chosen_names(forms)))
     compiled = view_of(model, session)
     for name, reason in never_planned(compiled).items():
         _log.info("layer %s runs in PyG: %s", name, reason)
@@ -128,7 +132,7 @@ def explain(
     `kwargs`, where given, are what the model is called with instead. `options` are those of `compile`.
     The model is left as it was: no gradients, no changed buffers, no drawn random numbers.
     """
-    _check_arguments(model, options.get("memory_limit"), options.get("epochs", 1), options.get("mode"))
+    _check_arguments(model, options.get("epochs", 1), options.get("mode"))
     call = _given_call(args, kwargs) or call_of(model, data)
     compiled: Any = model
     if not isinstance(model, CompiledModel):
@@ -151,16 +155,12 @@ def _given_call(args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None) ->
     return Call(tuple(args or ()), dict(kwargs or {}))
 
 
-def _check_arguments(model: Any, memory_limit: Any, epochs: Any, mode: Any) -> None:
+def _check_arguments(model: Any, epochs: Any, mode: Any) -> None:
     if not isinstance(model, nn.Module):
         raise InputError(
             f"model: {type(model).__name__} is not a torch.nn.Module; "
             "pass the model itself, not its class or output"
         )
-    if memory_limit is not None and (
-        not isinstance(memory_limit, int) or isinstance(memory_limit, bool) or memory_limit <= 0
-    ):
-        raise InputError(f"memory_limit: {memory_limit!r}; pass a positive number of bytes")
     if not isinstance(epochs, int) or epochs < 1:
         raise InputError(f"epochs: {epochs!r}; pass how many training steps the plan will serve, 1 or more")
     if mode not in (None, "training", "inference"):
@@ -201,8 +201,12 @@ def _look_ahead(model: nn.Module, session: Session, call: Call | None, mode: str
     if mode == "training" and _is_for_inference(model, call):
         session.notes.append("planned for inference: tensors made in inference_mode have no gradients")
         mode = "inference"
-    with torch.inference_mode(torch.is_inference_mode_enabled() and mode == "inference"):
-        _plan_ahead(model, session, call, mode)
+    session.dial.is_paused = True
+    try:
+        with torch.inference_mode(torch.is_inference_mode_enabled() and mode == "inference"):
+            _plan_ahead(model, session, call, mode)
+    finally:
+        session.dial.is_paused = False
 
 
 def _is_for_inference(model: nn.Module, call: Call | None) -> bool:
@@ -230,7 +234,7 @@ def _plan_ahead(model: nn.Module, session: Session, call: Call | None, mode: str
             quietly = functools.partial(_quietly, model, call, False)
         if not ran:
             with quietly(), _recorded(ran), torch.set_grad_enabled(mode == "training"):
-                call(model)
+                _follow(model, session, call, call(model), mode)
         if any(getattr(m, "cached", False) for m in ran):
             with quietly(), torch.set_grad_enabled(mode == "training"):
                 call(model)
@@ -251,6 +255,38 @@ def _plan_ahead(model: nn.Module, session: Session, call: Call | None, mode: str
     find_twins(session, run)
     if session.find_forms():
         run()
+    _turn_dial(model, session, call, quietly, mode)
+
+
+_MOST_TURNS = 5  # what others save may depend a little on the ways that were chosen
+
+
+def _turn_dial(
+    model: nn.Module,
+    session: Session,
+    call: Call,
+    quietly: Callable[[], AbstractContextManager[None]],
+    mode: str,
+) -> None:
+    """Under memory_limit: see what a step holds, choose the ways that fit, and run again until they stay."""
+    if session.options.memory_limit is None:
+        return
+    for turns in range(_MOST_TURNS):
+        with quietly(), torch.set_grad_enabled(mode == "training"):
+            out = call(model)
+            _follow(model, session, call, out, mode)
+            if mode == "training" and isinstance(out, Tensor) and out.requires_grad:
+                _gradients(model, call, out)  # what a graph's gradients need is made now, and counts
+        # the first step is unlike the others: inputs are copied until their layers' gradients were computed
+        if turns and not session.dial.turn(session, mode):
+            return
+
+
+def _follow(model: nn.Module, session: Session, call: Call, out: Any, mode: str) -> None:
+    """Note who saved what in the run that gave `out`."""
+    outputs = [t for t in (out if isinstance(out, tuple | list) else (out,)) if isinstance(t, Tensor)]
+    given = [*model.parameters(), *model.buffers(), *call.tensors()]
+    session.dial.trails[mode] = follow(outputs, [t for t in given if not is_lazy(t)])
 
 
 def _runs_in_training(model: nn.Module, session: Session, call: Call, ran: list[nn.Module]) -> bool:
@@ -260,7 +296,7 @@ def _runs_in_training(model: nn.Module, session: Session, call: Call, ran: list[
     """
     try:
         with _quietly(model, call, True), _recorded(ran), torch.enable_grad():
-            call(model)
+            _follow(model, session, call, call(model), "training")
     except Exception:
         ran.clear()
         session.plans.clear()

@@ -203,7 +203,10 @@ def _enter(view: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: d
         active.seats = before
         if seats.session.shared:
             seats.session.shared.clear()
-    return unfolded(out) if seats.session.has_twins else out
+    session = seats.session
+    if session.dial.limit is not None:
+        session.dial.settle(session, view._plait_model, (*args, *kwargs.values()))
+    return unfolded(out) if session.has_twins else out
 
 
 def _enter_traced(
@@ -263,6 +266,8 @@ def _plan_in(view: Any, mode: str) -> Plan:
         tuple(notes),
         tuple(_warnings(session)) if layers else (),
         type(view._plait_model).__name__,
+        memory_limit=session.options.memory_limit,
+        model_peak=session.dial.peak_bytes(session, mode) if layers else None,
     )
 
 

@@ -44,9 +44,14 @@ def _memory_bytes() -> int:
         return 0
 
 
-def bytes_in(*roots: Any) -> int:
-    """Bytes of all tensors and arrays that some of plait's objects hold, each storage once."""
-    return storage_bytes(_arrays(roots))
+def bytes_in(*roots: Any, place: str = "") -> int:
+    """Bytes of all tensors and arrays that some of plait's objects hold, each storage once; on one device."""
+    found = _arrays(roots)
+    return storage_bytes(array for array in found if not place or _place(array) == place)
+
+
+def _place(array: Any) -> str:
+    return str(array.device.type) if isinstance(array, Tensor) else "cpu"
 
 
 def _arrays(roots: Iterable[Any]) -> Iterator[Any]:

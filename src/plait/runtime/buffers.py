@@ -18,6 +18,7 @@ __all__ = ["Buffers"]
 _SMALLEST = 64 << 10
 # A free buffer up to this many times too large is used rather than a fresh one.
 _LOOSEST = 4
+_TIGHT = 1.1  # the same where bytes are counted
 # Held at most: this times what was alive at once (sizes of a step rarely fit each other), or the slack.
 _SPARE = 1.25
 # A step may need a little more and would then drop and map the same buffers every time: this is allowed when
@@ -48,6 +49,7 @@ class Buffers:
         self._headroom = headroom
         self._held: list[_Buffer] = []
         self._most_alive = 0
+        self._most: int | None = None  # bytes held at most, where somebody set a limit
         self._spare = _SPARE
         self._dropped: set[int] = set()  # sizes
         # a model may be called from several threads: a buffer found free is taken before another one looks
@@ -82,8 +84,9 @@ class Buffers:
 
     def _tightest(self, wanted: int) -> _Buffer | None:
         best: _Buffer | None = None
+        loosest = _LOOSEST if self._most is None else _TIGHT
         for buffer in self._held:
-            fits = wanted <= buffer.bytes <= _LOOSEST * wanted
+            fits = wanted <= buffer.bytes <= loosest * wanted
             if fits and (best is None or buffer.bytes < best.bytes) and buffer.is_free():
                 best = buffer
                 if buffer.bytes == wanted:
@@ -94,7 +97,7 @@ class Buffers:
         """Drop free buffers, the longest held first, while more is held than a step has use for."""
         alive = sum(buffer.bytes for buffer in self._held if not buffer.is_free())
         self._most_alive = max(self._most_alive, alive + wanted)
-        limit = max(_SLACK, self._spare * self._most_alive)
+        limit = max(_SLACK, self._spare * self._most_alive) if self._most is None else self._most
         excess = self.bytes_held + wanted - limit
         for buffer in list(self._held):
             if excess <= 0:
@@ -107,6 +110,12 @@ class Buffers:
     @property
     def bytes_held(self) -> int:
         return sum(buffer.bytes for buffer in self._held)
+
+    def limit_to(self, most: int) -> None:
+        """Hold at most so many bytes beside what is in use; what is free and too much goes."""
+        with self._lock:
+            self._most = most
+            self._make_room(0)
 
     def trim(self) -> None:
         """Drop the buffers that nobody uses."""

@@ -380,6 +380,11 @@ class _Rest:
             k: (value, _version(value)) for k, value in enumerate(inputs) if k not in layout.saved
         }
 
+    @property
+    def output(self) -> torch.Tensor | None:
+        """The output, where the backward pass reads it."""
+        return None if self._output is None else self._output[1]
+
     def fill(self, env: Env, saved: Sequence[Any]) -> None:
         """Put what was saved under its names."""
         names = [self._layout.names[k] for k in self._layout.saved]

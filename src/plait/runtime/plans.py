@@ -21,11 +21,13 @@ class Plans(dict[str, AnyPlan]):
         super().__init__()
         self._by_mode: dict[str, dict[str, AnyPlan]] = {"training": {}, "inference": {}}
         self.threads: int | None = None  # of the latest plan
+        self.version = 0  # grows when a layer gets another plan
 
     def __setitem__(self, name: str, plan: AnyPlan) -> None:
         super().__setitem__(name, plan)
         self._by_mode[plan.mode][name] = plan
         self.threads = launch.num_threads()
+        self.version += 1
 
     def __delitem__(self, name: str) -> None:
         super().__delitem__(name)

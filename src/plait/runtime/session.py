@@ -37,6 +37,7 @@ from plait.runtime.budget import bytes_in, cache_limit
 from plait.runtime.buffers import Buffers
 from plait.runtime.constants import Constants, Objects, SparseValue, from_dense
 from plait.runtime.deferred import Deferred, can_defer, held_rows
+from plait.runtime.dial import Dial
 from plait.runtime.forms import USUAL, Forms, adopt, with_form_text
 from plait.runtime.identity import Hold
 from plait.runtime.listings import Listings
@@ -197,6 +198,9 @@ class Session:
         self._plans_by_size: OrderedDict[Any, tuple[tuple[Expr, ...], LayerPlan]] = OrderedDict()
         self._ways_by_size: OrderedDict[Any, tuple[int, LayerPlan]] = OrderedDict()
         self.plans = Plans()
+        self.dial = Dial(self.options.memory_limit)
+        if self.options.memory_limit is not None:
+            self.buffers.limit_to(self.options.memory_limit)
         self.not_planned: dict[str, str] = {}
         self.constant_input: Callable[[], torch.Tensor | None] = lambda: None
         self.restricted_layer: str | None = None  # the layer whose rows `options.rows` are computed first
@@ -356,10 +360,13 @@ class Session:
 
     def forget(self, layer: str) -> None:
         """Drop the plans of a layer that will run another way."""
-        for edges in self.edges.values():
-            for kept in (edges.runs, edges.plans):
+        known = [*self.edges.values(), *(e.smaller for e in self.edges.values() if e.smaller is not None)]
+        for edges in known:
+            for kept in (edges.runs, edges.plans, edges.fused_plans):
                 for key in [key for key in kept if key[0] == layer]:
                     del kept[key]
+        for key in [key for key in self._plans_by_size if key[0] == layer]:
+            del self._plans_by_size[key]
 
     # Inputs that stay the same ----------------------------------------------------------------
 
@@ -652,7 +659,7 @@ class Session:
             features={} if sparse is None else _feature_matrices(sparse, constants, calls != 1),
             float_bytes=given["X"].element_size(),
             threads=launch.num_threads() if given["X"].is_cpu else None,
-            memory_limit=self.options.memory_limit,
+            allowance=self.dial.share(layer, wrt is not None),
             calls=self.options.calls if calls is None else calls,
             layer=layer,
             may_chain=given["X"].is_cpu,
@@ -789,7 +796,7 @@ class Session:
             wrt=asked,
             float_bytes=x.element_size(),
             threads=launch.num_threads() if x.is_cpu else None,
-            memory_limit=self.options.memory_limit,
+            allowance=self.dial.share(layer, bool(wrt)),
             layer=layer,
             may_chain=x.is_cpu,
         )

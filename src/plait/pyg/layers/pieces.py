@@ -156,7 +156,7 @@ def show(
         pieces = Pieces(
             active.name_of(module), cost_matrix(call.edges), machine_in_use(), is_training=training,
             wants_input_grad=wants_input, float_bytes=source.element_size(), threads=launch.num_threads(),
-            memory_limit=active.session().options.memory_limit,
+            memory_limit=active.session().dial.room(active.name_of(module), training),
         )  # fmt: skip
         describe(pieces)
         sizes = {"N": pieces.matrix.rows, "E": pieces.matrix.edges, "K1": source.shape[1], "F": width}
