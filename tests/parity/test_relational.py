@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 from torch_geometric.data import Data
 from torch_geometric.nn import FastRGCNConv, RGCNConv
 
@@ -59,6 +60,20 @@ def test_a_graph_without_nodes_has_gradients(choice: str, monkeypatch: pytest.Mo
     given = torch.empty(2, 0, dtype=torch.int64)
     module = drawn(RGCNConv(1, 4, R, root_weight=False, bias=False))
     agree(module, torch.zeros(0, 1), given, kinds(given))
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_a_single_block_is_the_whole_weight(choice: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    only(choice, monkeypatch)
+    agree(drawn(RGCNConv(WIDTH, 8, R, num_blocks=1)), features(), edges(), kinds(edges()))
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_a_checkpoint_sees_the_same_tensors_when_a_layer_is_planned_inside_it(options: dict[str, Any]) -> None:
+    compiled = plait.compile(drawn(RGCNConv(WIDTH, 8, R, **options)))
+    x = features().requires_grad_()
+    checkpoint(compiled, x, edges(), kinds(edges()), use_reentrant=False).sum().backward()
+    assert x.grad is not None
 
 
 def test_pairs_of_features_have_roots_of_their_own() -> None:

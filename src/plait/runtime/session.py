@@ -780,7 +780,9 @@ class Session:
     ) -> LayerPlan:
         wanted = dict.fromkeys(wrt)
         if own is not None and torch.is_grad_enabled():
-            found = [own(way.name) for way in ways(("X",))]
+            # made to be asked whether they want gradients: a checkpoint must not see what they save
+            with torch.autograd.graph.saved_tensors_hooks(_same, _same):
+                found = [own(way.name) for way in ways(("X",))]
             wanted |= {name: None for more in found for name, t in more.items() if t.requires_grad}
         asked = tuple(wanted) or None
         backward = graph.stats if graph.is_symmetric else graph.transpose.stats
@@ -837,6 +839,10 @@ class Session:
             if name != "X":
                 values[name] = from_dense(values[name])
         run.hoisted = values
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 def _by_size(part: Any, counts: Mapping[int, str]) -> Any:

@@ -159,8 +159,9 @@ def _weights(module: Any, choice: str) -> dict[str, Tensor]:
     if choice == "bases":
         return {"K": module.comp, "V": module.weight.reshape(-1, width)}
     weight = module.weight if module.num_bases is None else _mixed(module)
-    if choice == "transform" and module.num_blocks is None:
-        return {"T": weight.permute(1, 0, 2).reshape(weight.shape[1], -1)}
+    if choice == "transform" and (module.num_blocks or 1) == 1:
+        whole = weight.reshape(len(weight), -1, width)  # a single block is a block too
+        return {"T": whole.permute(1, 0, 2).reshape(whole.shape[1], -1)}
     return {"W": weight.reshape(-1, weight.shape[-1])}
 
 
