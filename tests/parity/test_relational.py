@@ -69,7 +69,7 @@ def test_a_single_block_is_the_whole_weight(choice: str, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_a_checkpoint_sees_the_same_tensors_when_a_layer_is_planned_inside_it(options: dict[str, Any]) -> None:
+def test_a_checkpoint_sees_the_same_tensors_where_a_layer_is_planned_inside(options: dict[str, Any]) -> None:
     compiled = plait.compile(drawn(RGCNConv(WIDTH, 8, R, **options)))
     x = features().requires_grad_()
     checkpoint(compiled, x, edges(), kinds(edges()), use_reentrant=False).sum().backward()
