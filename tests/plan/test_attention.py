@@ -88,5 +88,9 @@ def test_inference_and_gradients_of_edges_have_no_lean_candidates() -> None:
     assert not any(name.endswith("lean") for name in names(wrt=(*WRT, "E"), has_edge=True))
 
 
+def test_weights_of_their_own_for_either_end_leave_one_way_to_score() -> None:
+    assert {base_of(name) for name in names(is_single=False)} == {"gat folded"}
+
+
 def test_on_a_gpu_the_backward_pass_begins_with_the_targets_and_raw_rows_are_not_gathered() -> None:
     assert names(device="cuda") == {"gat targets first, lean", "gat folded targets first, lean"}

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
+from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, ResGatedGraphConv, SAGEConv, TransformerConv
 
@@ -195,3 +196,9 @@ def test_graphs_that_grow_are_planned_within_the_limit() -> None:
         close(out, model(x, edge_index), 1e-4, f"{nodes} nodes")
         out.sum().backward()
     assert choices(compiled) == ["keep", "keep"]
+
+
+def test_an_edge_index_that_wraps_a_tensor_is_passed_over() -> None:
+    data = Data(x=torch.randn(7, 4), edge_index=EdgeIndex(torch.randint(0, 7, (2, 20)), sparse_size=(7, 7)))
+    compiled = plait.compile(GCNConv(4, 3), data, memory_limit="1 GB")
+    assert compiled(data.x, data.edge_index).shape == (7, 3)

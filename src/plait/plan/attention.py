@@ -81,7 +81,8 @@ def ways(layer: Attention, wrt: Sequence[str] | None) -> list[Way]:
         for suffix, order in _orders(layer, wrt).items()
     ]
     raw = {"gat": ("recompute", _gat_raw), "dot": ("dot recompute", _dot_raw)}.get(layer.kind)
-    if raw is None or not layer.can_recompute or layer.device != "cpu":
+    is_open = layer.can_recompute and layer.device == "cpu" and (layer.kind != "gat" or layer.is_single)
+    if raw is None or not is_open:
         return found
     name, write_raw = raw
     for suffix, order in _orders(layer, wrt).items():

@@ -286,7 +286,11 @@ def _follow(model: nn.Module, session: Session, call: Call, out: Any, mode: str)
     """Note who saved what in the run that gave `out`."""
     outputs = [t for t in (out if isinstance(out, tuple | list) else (out,)) if isinstance(t, Tensor)]
     given = [*model.parameters(), *model.buffers(), *call.tensors()]
-    session.dial.trails[mode] = follow(outputs, [t for t in given if not is_lazy(t)])
+    try:
+        session.dial.trails[mode] = follow(outputs, [t for t in given if not is_lazy(t)])
+    except RuntimeError:  # a tensor of somebody else's kind
+        if session.options.memory_limit is not None:
+            raise  # else it is a prediction that nobody asked for
 
 
 def _runs_in_training(model: nn.Module, session: Session, call: Call, ran: list[nn.Module]) -> bool:

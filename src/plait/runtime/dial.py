@@ -43,7 +43,7 @@ def follow(outputs: Iterable[torch.Tensor], given: Iterable[torch.Tensor]) -> Tr
     Gradients are computed in the reverse order, so what was first saved after a layer is gone when that
     layer's turn comes.
     """
-    outputs, given = list(outputs), list(given)
+    outputs, given = list(filter(_has_memory, outputs)), list(filter(_has_memory, given))
     known = {_key(tensor) for tensor in given}
     given_out = {_key(tensor) for tensor in outputs}
     own: set[int] = set()  # memory that plans count
@@ -51,7 +51,7 @@ def follow(outputs: Iterable[torch.Tensor], given: Iterable[torch.Tensor]) -> Tr
     calls: list[tuple[int, str]] = []
     for order, node in sorted(_nodes(outputs), key=lambda found: found[0]):
         run = getattr(node, "run", None)
-        values = _saved_by(node)
+        values = tuple(filter(_has_memory, _saved_by(node)))
         if isinstance(run, Run):
             calls.append((order, run.plan.layer))
             count = len(node.layout.saved)
@@ -80,6 +80,15 @@ def _given_bytes(given: Iterable[torch.Tensor]) -> int:
         size = tensor.untyped_storage().nbytes()
         sizes[_key(tensor)] = size + (tensor.nbytes if tensor.requires_grad and tensor.is_leaf else 0)
     return sum(sizes.values())
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    """False for wrappers, PyG's EdgeIndex among them: what they wrap has the memory."""
+    try:
+        tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):
+        return False
+    return True
 
 
 def _key(tensor: torch.Tensor) -> int:

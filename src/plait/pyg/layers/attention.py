@@ -235,7 +235,7 @@ def _folded(weight: Tensor, att: Tensor, lanes: int) -> Tensor:
 def _spread(att: Tensor, lanes: int) -> Tensor:
     """att as a block-diagonal matrix [heads * out, lanes]: projected rows times it are the scores."""
     heads, width = att.shape[1:]
-    places = torch.eye(heads, lanes, dtype=att.dtype).unsqueeze(1)
+    places = torch.eye(heads, lanes, dtype=att.dtype, device=att.device).unsqueeze(1)
     return (att[0].unsqueeze(2) * places).reshape(heads * width, lanes)
 
 
