@@ -123,18 +123,6 @@ def _of_per_edge(reverse: Reverse, step: Step, grad: str) -> None:
     reverse.share(x, reverse.add("per_edge", x, reads, shapes[x], options=step.options))
 
 
-def _nothing(step: Step, view: View) -> Mapping[str, Amount]:
-    return {"vertex update": 0}
-
-
-def _of_reshape(reverse: Reverse, step: Step, grad: str) -> None:
-    x = step["x"]
-    if x in reverse.needed:
-        shaped = reverse.forward.shapes[x]
-        options = (("columns", shaped[1]),)
-        reverse.share(x, reverse.add("reshape", x, [("x", grad)], shaped, options=options))
-
-
 _ENDS = ("matrix", "function", "near?", "far", "attr?", "p*")
 
 register(
@@ -157,9 +145,5 @@ register(
     Operation(
         "per_edge", ("matrix", "x"), _per_edge_flops, lambda step, view: 1, _per_edge_request, _of_per_edge,
         says="count rows once per edge",
-    ),
-    Operation(
-        "reshape", ("x",), _nothing, lambda step, view: 0, lambda step, setting: None, _of_reshape,
-        is_view=True, says="the same numbers in rows of another width",
     ),
 )  # fmt: skip

@@ -89,7 +89,7 @@ def _far(draft: Draft, layer: Messages) -> str:
         return _rows(draft, "X", draft.sources, layer.far, "W", "b")
     whole = _rows(draft, "X", "S", layer.far, "W", "b")
     width = layer.far.width // layer.relations
-    return draft.add("reshape", {"x": whole}, (draft.sources, width), columns=width)
+    return draft.reshape(whole, (draft.sources, width))
 
 
 def _own(draft: Draft, layer: Messages, end: End, w: str, bias: str, addend: str | None = None) -> str:

@@ -309,15 +309,3 @@ def _per_edge_in_torch(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
     x: Tensor = env[step["x"]]
     times = edges.counts(x.dtype, bool(step.option("is_once")))
     return torch.where(times > 0, x * times, x.new_zeros(()))
-
-
-@kernel("reshape", "any", "torch")
-def _reshape(b: Binding, step: Step, owns: bool) -> Bound:
-    x, columns = step["x"], step.option("columns")
-    return lambda env: env[x].reshape(-1, columns)
-
-
-@meaning("reshape")
-def _reshape_in_torch(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
-    x: Tensor = env[step["x"]]
-    return x.reshape(-1, step.option("columns"))
