@@ -36,6 +36,7 @@ _PASSES = {
     "aggregate": 1.5, "aggregate_sources": 1.2,
     "basis_sums": 1.1, "basis_sources": 1.1, "basis_shares": 2.0,
     "gate relu": 1.1, "gate relu kept": 1.2, "gate_targets relu": 1.1, "gate_sources relu": 1.2,
+    "edge_dots": 1.0, "edge_sums": 1.0,
 }  # fmt: skip
 
 
@@ -44,6 +45,8 @@ _PASSES = {
 _LENGTHS = {
     "sequence": 60e-6, "sequence padded": 17e-6, "sequence_back": 110e-6, "sequence_back padded": 40e-6,
 }  # fmt: skip
+# passes over blocks of edges with products by edge
+_BLOCKS = ("messages", "messages_back", "attained", "attained_back", "leaky_scores", "leaky_scores_back")
 _KEPT = 0.6  # of a pass over sources, where the weights and slopes of its edges were kept
 _SCORE = 5.0  # edge times of one score: exponential, weight
 _SHARED_HEAD = 0.35  # a further head on a row that is already gathered, against gathering it
@@ -96,7 +99,7 @@ class Pricer:
             "aggregate_messages_back": self._blocks,
             **dict.fromkeys({name.partition(" ")[0] for name in _PASSES}, self._pass),
             **dict.fromkeys({name.partition(" ")[0] for name in _LENGTHS}, self._recurrence),
-            **dict.fromkeys(("messages", "messages_back", "attained", "attained_back"), self._messages),
+            **dict.fromkeys(_BLOCKS, self._messages),
         }
 
     def price(self, request: Request | ChainRequest | None) -> Price:

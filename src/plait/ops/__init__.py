@@ -7,6 +7,7 @@ from plait.ops import chain as chain
 from plait.ops import gates as gates
 from plait.ops import linear as linear
 from plait.ops import messages as messages
+from plait.ops import pieces as pieces
 from plait.ops import relations as relations
 from plait.ops import rows as rows
 from plait.ops import sequence as sequence
