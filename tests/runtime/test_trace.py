@@ -45,3 +45,4 @@ def test_analyze_measures_every_piece_of_a_layer_with_features_of_edges() -> Non
         assert all(step["reads"] for step in steps)
         lines = [line for piece in plan.layers for line in piece.lines()]
         assert max(map(len, [*str(plan).splitlines(), *lines])) <= 110
+        assert "1 planned layer" in str(plan)

@@ -100,6 +100,7 @@ class Pricer:
             **dict.fromkeys({name.partition(" ")[0] for name in _PASSES}, self._pass),
             **dict.fromkeys({name.partition(" ")[0] for name in _LENGTHS}, self._recurrence),
             **dict.fromkeys(_BLOCKS, self._messages),
+            **dict.fromkeys(("edge_dots", "edge_sums", "edge_softmax", "edge_softmax_back"), self._piece),
         }
 
     def price(self, request: Request | ChainRequest | None) -> Price:
@@ -254,6 +255,15 @@ class Pricer:
             seconds = self._gather(request, request.cols) * factor * request.parts
             work = _times(work, request.parts)
         return Price(seconds, work, "plait", "one pass over the edges")
+
+    def _piece(self, request: Request) -> Price:
+        """A pass over edges that gathers `inner` columns, or reads rows of edges in their order."""
+        matrix = request.matrix
+        if matrix is not None and not request.kind:
+            return self._pass(replace(request, cols=request.inner))
+        rows = (request.rows, request.cols) if matrix is None else (matrix.edges, request.inner)
+        streamed = self._stream(Request(request.op, *rows, parts=request.parts))
+        return replace(streamed, backend="plait", because="rows of edges lie in order")
 
     def _blocks(self, request: Request) -> Price:
         """Rows of edges made in blocks: their products, and what streams beside them."""

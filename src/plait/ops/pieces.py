@@ -57,11 +57,9 @@ def _sums_depth(step: Step, view: View) -> Amount:
 
 
 def _gather_request(step: Step, setting: Setting) -> Request:
-    rows, columns = setting.size(step.out)[0], _gathered(step, setting)
-    matrix = setting.matrix(step["matrix"], step.is_transposed)
-    if step.option("of_edges"):
-        return Request("edge_rows", matrix.edges, columns)
-    return Request(step.op, rows, columns, matrix=matrix, addends=1)
+    matrix, columns = setting.matrix(step["matrix"], step.is_transposed), _gathered(step, setting)
+    kind = "in order" if step.option("of_edges") else ""
+    return Request(step.op, *setting.size(step.out), columns, matrix, addends=1, kind=kind)
 
 
 def _options(step: Step, **more: Any) -> tuple[tuple[str, Any], ...]:
@@ -150,10 +148,9 @@ def _leaky_depth(step: Step, view: View) -> Amount:
 
 
 def _leaky_request(step: Step, setting: Setting) -> Request:
-    columns, lanes = setting.size(step["spread"])
-    matrix = setting.matrix(step["matrix"], False)
+    columns, matrix = setting.size(step["spread"])[0], setting.matrix(step["matrix"], False)
     products = _products(step, setting)
-    return Request(step.op, matrix.edges, lanes, 2 * columns, matrix, products=products)
+    return Request(step.op, *setting.size(step.out), 2 * columns, matrix, products=products)
 
 
 def _of_leaky(reverse: Reverse, step: Step, grad: str) -> None:

@@ -26,7 +26,7 @@ class Product:
     columns: int
     has_bias: bool = False
 
-    name, text, because = "project", "X W", "once per node, not once per edge"
+    name, text, because = "project", "X W", "all edges of a node read the same product"
 
     def program(self) -> Program:
         draft = Draft()
@@ -92,7 +92,7 @@ class Sums:
     def text(self) -> str:
         return "Σ E ∘ (rows of edges) by head" if self.of_edges else "Σ E Xⱼ by head"
 
-    name, because = "edge sums", "rows are multiplied by the weights of their edges while they are summed"
+    name, because = "edge sums", "no row of an edge is ever written"
 
     def program(self) -> Program:
         draft = Draft("M")
@@ -133,7 +133,7 @@ class Leaky:
         return f"softmax(leaky(X1ᵢ + Xⱼ{'' if self.edge_width is None else ' + E W'}) a)"
 
     name = "leaky scores"
-    because = "rows of edges are made in blocks that stay in cache, and again for gradients"
+    because = "numbers of edges and heads are kept; rows of edges are made again for gradients"
 
     def program(self) -> Program:
         draft = Draft("M")
