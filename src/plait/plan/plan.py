@@ -205,7 +205,7 @@ class LayerPlan:
 
 
 def _owner(name: str) -> str:
-    """The layer an expression belongs to, "path Kind"; further ones are "path Kind#1" or "path Kind piece"."""
+    """The layer an expression belongs to: "path Kind" of "path Kind#1" and of "path Kind piece"."""
     return " ".join(name.partition("#")[0].split(" ")[:2])
 
 

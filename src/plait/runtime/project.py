@@ -1,4 +1,8 @@
-"""Dense products of tall matrices under autograd, in pooled buffers."""
+"""Dense products on plait's kernels under autograd: of parameters, and inside functions of edges' rows.
+
+What a layer multiplies once per node is a step of its program (gemm); these products are in what programs are
+given: weights folded into each other, and the linear layers of a map that blocks of edges go through.
+"""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ Own = Callable[[str], Mapping[str, torch.Tensor]]
 
 _MOST_GRAPHS = 16
 _MOST_RUNS = 64
-_MOST_WAYS = 512  # programs: a layer in pieces has up to seven, in training and in inference
+_MOST_WAYS = 512  # programs: a layer in pieces has up to six, in training and in inference
 _MOST_CONSTANTS = 32
 _MOST_CALLS = 512
 _MOST_PLANS = 64  # for sizes of mini-batches

@@ -17,7 +17,6 @@ from plait.pyg import active
 from plait.pyg.edges import read
 from plait.pyg.layers.base import has_hooks, not_plain
 from plait.pyg.layers.fused import csr_order, edges_of, refused_edges, refused_features
-from plait.runtime.buffers import Buffers
 from plait.runtime.orders import EdgeOrders
 from plait.runtime.session import Edges, Session
 
@@ -41,11 +40,6 @@ class PiecesCall:
     @property
     def orders(self) -> EdgeOrders:
         return self.edges.orders
-
-    @property
-    def buffers(self) -> Buffers:
-        buffers: Buffers = active.session().buffers
-        return buffers
 
 
 def read_call(
