@@ -82,11 +82,9 @@ ELSEWHERE = {
     "ops/linear.py": "analysis/test_work.py",
     "ops/program.py": "plan/test_program.py",
     # layers, their plans and their passes, held against PyG
-    "plan/fused.py": "plan/test_attention.py",
     "ops/messages.py": "parity/test_edgewise.py",
     "ops/sequence.py": "parity/test_lstm.py",
     "plan/messages.py": "parity/test_pieces.py",
-    "plan/passes.py": "plan/test_attention.py",
     "pyg/layers/arma.py": "parity/test_layers.py",
     "pyg/layers/base.py": "parity/test_layers.py",
     "pyg/layers/convolution.py": "parity/test_layers.py",

@@ -87,7 +87,7 @@ def test_tiny_and_empty_graphs_are_graphs(nodes: int) -> None:
 
 def test_black_boxes_are_marked_and_left_out() -> None:
     statistics = Statistics.of(random_graph(30, 90))
-    boxes = layers_of(Plan((), (NotPlanned("conv", "no rule"),)), statistics)
+    boxes = layers_of(Plan((), (NotPlanned("conv", "no rule"),)))
     alone = analyse("odd", boxes, statistics, MACHINE, Options((2,)))
     assert "black box" in str(alone)
     assert alone.advice is None

@@ -65,7 +65,7 @@ def test_papers100m_takes_little_memory(degrees: str) -> None:
 
 
 def test_layers_that_run_in_pyg_are_black_boxes() -> None:
-    (box,) = layers_of(Plan((), (NotPlanned("conv", "no rule"),)), SMALL)
+    (box,) = layers_of(Plan((), (NotPlanned("conv", "no rule"),)))
     assert box.is_black_box
     assert "no rule" in box.note
     assert box.to_dict()["forward"]["flops"] == 0

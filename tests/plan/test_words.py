@@ -145,13 +145,6 @@ def test_times_have_three_figures(seconds: float, text: str) -> None:
     assert words.milliseconds(seconds) == text
 
 
-def test_passes_are_told_in_words_with_their_sizes() -> None:
-    assert words.pass_text("project -> 2708x64") == ("multiply by the weights", (2708, 64))
-    assert words.pass_text("input gradient") == ("gradient of the input", None)
-    assert words.pass_text("by edge 16 -> 32, back") == ("by edge 16 -> 32, back", None)
-    assert words.pass_text("anything else") == ("anything else", None)
-
-
 def test_a_long_step_keeps_its_words_and_loses_its_size() -> None:
     row = replace(layer("gcn").rows()[0], text="send gradients back, gradients of V, W, X and b")
     assert "and b (12 x 4) " in words._row_text(replace(row, size=(12, 4)), 1.0, False)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch_geometric.data import Data
-from torch_geometric.nn import GCN, GCNConv, SAGEConv
+from torch_geometric.nn import GCN, DeepGCNLayer, GCNConv, SAGEConv, Sequential
 
 import plait
 from plait.errors import GraphError, InputError, PlaitError, PlanError
@@ -369,3 +369,12 @@ def test_the_same_bits_for_any_number_of_threads_and_every_run() -> None:
                 assert torch.equal(mine, other)
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_reentrant_checkpoint_inside_is_planned_and_leaves_no_gradients() -> None:
+    data = Data(x=torch.randn(9, 4), edge_index=torch.randint(0, 9, (2, 30)))
+    inside = DeepGCNLayer(GCNConv(4, 4), nn.LayerNorm(4), nn.ReLU(), ckpt_grad=True)
+    parts = [(GCNConv(4, 4), "x, edge_index -> x"), (inside, "x, edge_index -> x")]
+    model = Sequential("x, edge_index", parts)
+    plait.compile(model, data, forms=["twins"])
+    assert all(p.grad is None for p in model.parameters())

@@ -38,8 +38,8 @@ def test_passes_of_attention_are_ranges(data):
     with profile(activities=[ProfilerActivity.CPU]) as seen:
         model(data.x, data.edge_index).sum().backward()
     names = _names(seen)
-    assert any(name.startswith("plait fwd ") for name in names)
-    assert any(name.startswith("plait bwd ") for name in names)
+    assert any(name.startswith("plait convs.0 GATConv: fwd attend") for name in names)
+    assert any(name.startswith("plait convs.0 GATConv: bwd attend") for name in names)
 
 
 def test_profiled_results_are_the_same(data):

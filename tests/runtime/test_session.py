@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
-from torch_geometric.nn import GCNConv
+from torch_geometric.nn import GATv2Conv, GCNConv
+from torch_geometric.nn.aggr import MeanAggregation
 
 import plait
 from plait.runtime import session as sessions
@@ -192,3 +193,36 @@ def test_nothing_is_hoisted_for_a_graph_that_comes_once_until_it_comes_back() ->
     assert [hoisted(graph) for graph in graphs[4:]] == [False] * 4
     assert len(session._plans_by_size) == 1
     assert [hoisted(graph) for graph in graphs[4:]] == [True] * 4
+
+
+def test_a_deep_model_in_pieces_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = nn.ModuleList(GATv2Conv(4, 4, edge_dim=3) for _ in range(20))  # of four programs each
+    x, edge_index, attr = torch.randn(30, 4), random_edges(1), torch.randn(90, 3)
+
+    class Deep(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = layers
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = layer(x, edge_index, attr)
+            return x
+
+    model = plait.compile(Deep())
+    model(x)
+    planned: list[Any] = []
+    choose = sessions.choose
+    monkeypatch.setattr(sessions, "choose", lambda *given: planned.append(given) or choose(*given))
+    model(x)
+    assert not planned
+
+
+def test_pieces_of_a_layer_that_runs_in_pyg_now_are_no_longer_shown() -> None:
+    layer, x, edge_index = GATv2Conv(4, 4, edge_dim=3), torch.randn(30, 4), random_edges(1)
+    model = plait.compile(layer)
+    model(x, edge_index, torch.randn(90, 3))
+    assert len(session_of(model).plans) == 4
+    layer.aggr_module = MeanAggregation()
+    model(x, edge_index, torch.randn(90, 3))
+    assert not session_of(model).plans

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from plait.analysis.fused import gathers_raw_rows, of_fused
-from plait.analysis.statistics import Statistics
 from plait.analysis.work import Phase, of_layer
 from plait.ir import leaves
 from plait.ops.work import size_of
-from plait.plan.fused import FusedPlan
 from plait.plan.plan import LayerPlan, NotPlanned, Plan
 
 __all__ = ["EMPTY", "Layer", "layers_of"]
@@ -65,16 +62,14 @@ class Layer:
         }
 
 
-def layers_of(plan: Plan, statistics: Statistics) -> list[Layer]:
+def layers_of(plan: Plan) -> list[Layer]:
     """The layers of a plan in the order they run; those that run in PyG follow, as black boxes."""
-    plans: Sequence[LayerPlan | FusedPlan] = plan.layers
-    known = [
-        _of_fused(layer, statistics) if isinstance(layer, FusedPlan) else _of_plan(layer) for layer in plans
-    ]
-    return known + [_black_box(layer) for layer in plan.not_planned]
+    return [_of_plan(layer) for layer in plan.layers] + [_black_box(layer) for layer in plan.not_planned]
 
 
 def _of_plan(plan: LayerPlan) -> Layer:
+    if not plan.forward.outputs:
+        return Layer(plan.layer, plan.text, {}, 0, 0, 0, 0, f"a black box: {plan.because}")
     phases = of_layer(plan)
     out = plan.forward.shapes[plan.forward.outputs[0]][1]
     given = plan.forward.shapes.get("X") or plan.hoisted.shapes.get("X")
@@ -98,7 +93,7 @@ def _parameters(plan: LayerPlan) -> int:
     return sum(_numbers(leaf, plan.sizes) for leaf in learnt)
 
 
-_ROWS = ("X", "X1", "E", "T")  # inputs of programs that are no parameters
+_ROWS = ("X", "X1", "Y", "E", "T")  # inputs of programs that are no parameters
 
 
 def _numbers(leaf: Any, sizes: Mapping[str, int]) -> int:
@@ -106,22 +101,6 @@ def _numbers(leaf: Any, sizes: Mapping[str, int]) -> int:
     if not hasattr(leaf, "rows"):
         return 1
     return size_of(leaf.rows, sizes) * size_of(leaf.cols, sizes)
-
-
-def _of_fused(plan: FusedPlan, statistics: Statistics) -> Layer:
-    sizes = plan.sizes
-    inner = sizes.get("K1", 0)
-    width = sizes["heads"] * sizes["F"] if "F" in sizes and "heads" in sizes else sizes.get("K2", inner)
-    ahead = (
-        (inner,) if gathers_raw_rows(plan) else (2 * width,) if plan.kind in ("dot", "gated") else (width,)
-    )
-    # backwards every gathered row gets its gradient back
-    phases = of_fused(plan, statistics.bins.largest, {"forward": ahead, "backward": ahead})
-    rows = max(1, sizes.get("N", 1))
-    products = [step.price.work.flops for step in plan.steps if step.title.startswith("project")]
-    weights = round(sum(products) / (2 * rows)) if products else inner * width
-    note = "counted by formulas of its sizes, not by a program"
-    return Layer(plan.layer, plan.text, phases, inner, width, weights + 3 * width, plan.peak_bytes, note)
 
 
 def _black_box(layer: NotPlanned) -> Layer:

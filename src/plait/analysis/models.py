@@ -163,7 +163,7 @@ def layers_by_name(
             found.append(_by_formula(model, place))
         else:
             plans: Any = tuple(_plans(model, place, heads))
-            found += layers_of(Plan(plans), statistics)
+            found += layers_of(Plan(plans))
     return found
 
 

@@ -36,6 +36,7 @@ _PASSES = {
     "aggregate": 1.5, "aggregate_sources": 1.2,
     "basis_sums": 1.1, "basis_sources": 1.1, "basis_shares": 2.0,
     "gate relu": 1.1, "gate relu kept": 1.2, "gate_targets relu": 1.1, "gate_sources relu": 1.2,
+    "edge_dots": 1.0, "edge_sums": 1.0,
 }  # fmt: skip
 
 
@@ -44,6 +45,8 @@ _PASSES = {
 _LENGTHS = {
     "sequence": 60e-6, "sequence padded": 17e-6, "sequence_back": 110e-6, "sequence_back padded": 40e-6,
 }  # fmt: skip
+# passes over blocks of edges with products by edge
+_BLOCKS = ("messages", "messages_back", "attained", "attained_back", "leaky_scores", "leaky_scores_back")
 _KEPT = 0.6  # of a pass over sources, where the weights and slopes of its edges were kept
 _SCORE = 5.0  # edge times of one score: exponential, weight
 _SHARED_HEAD = 0.35  # a further head on a row that is already gathered, against gathering it
@@ -96,7 +99,8 @@ class Pricer:
             "aggregate_messages_back": self._blocks,
             **dict.fromkeys({name.partition(" ")[0] for name in _PASSES}, self._pass),
             **dict.fromkeys({name.partition(" ")[0] for name in _LENGTHS}, self._recurrence),
-            **dict.fromkeys(("messages", "messages_back", "attained", "attained_back"), self._messages),
+            **dict.fromkeys(_BLOCKS, self._messages),
+            **dict.fromkeys(("edge_dots", "edge_sums", "edge_softmax", "edge_softmax_back"), self._piece),
         }
 
     def price(self, request: Request | ChainRequest | None) -> Price:
@@ -251,6 +255,15 @@ class Pricer:
             seconds = self._gather(request, request.cols) * factor * request.parts
             work = _times(work, request.parts)
         return Price(seconds, work, "plait", "one pass over the edges")
+
+    def _piece(self, request: Request) -> Price:
+        """A pass over edges that gathers `inner` columns, or reads rows of edges in their order."""
+        matrix = request.matrix
+        if matrix is not None and not request.kind:
+            return self._pass(replace(request, cols=request.inner))
+        rows = (request.rows, request.cols) if matrix is None else (matrix.edges, request.inner)
+        streamed = self._stream(Request(request.op, *rows, parts=request.parts))
+        return replace(streamed, backend="plait", because="rows of edges lie in order")
 
     def _blocks(self, request: Request) -> Price:
         """Rows of edges made in blocks: their products, and what streams beside them."""

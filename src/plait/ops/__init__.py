@@ -8,6 +8,7 @@ from plait.ops import exchange as exchange
 from plait.ops import gates as gates
 from plait.ops import linear as linear
 from plait.ops import messages as messages
+from plait.ops import pieces as pieces
 from plait.ops import relations as relations
 from plait.ops import rows as rows
 from plait.ops import sequence as sequence

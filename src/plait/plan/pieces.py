@@ -1,73 +1,157 @@
-"""Plans of layers lowered to pieces: one way to compute them, its steps priced and shown."""
+"""Attention in pieces, each a program of a few steps: between them a layer has operations of its own.
+
+The far rows are the input X, the near rows X1; the features or weights of edges are E.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
-from plait.cost.machine import MachineProfile
-from plait.cost.price import Pricer
-from plait.ops.work import Matrix, Request
-from plait.plan.fused import FusedCandidate, FusedPlan, FusedStep, choose_among
+from plait.ops.program import Program
+from plait.plan.draft import Draft
+from plait.plan.ways import Way
 
-__all__ = ["Pieces"]
+__all__ = ["DotSoftmax", "Dots", "Leaky", "Piece", "Product", "Softmax", "Sums", "ways"]
+
+_OF_EDGES: dict[str, Any] = {"of_edges": True, "is_shared": True}  # rows of edges serve all heads
 
 
-class Pieces:
-    """The steps of one layer, priced as they are named; backward steps are left out of inference."""
+@dataclass(frozen=True)
+class Product:
+    """X W + b once per node."""
 
-    def __init__(
-        self,
-        layer: str,
-        matrix: Matrix,
-        machine: MachineProfile,
-        *,
-        is_training: bool,
-        wants_input_grad: bool,
-        float_bytes: int,
-        threads: int,
-        memory_limit: int | None,
-    ):
-        self.layer, self.matrix, self.machine = layer, matrix, machine
-        self.is_training, self.wants_input_grad = is_training, wants_input_grad
-        self.float_bytes, self.memory_limit = float_bytes, memory_limit
-        self.pricer = Pricer(machine, float_bytes, threads)
-        self.steps: list[FusedStep] = []
-        self.held = 0  # numbers kept or made
+    rows: str  # "N": of the targets, "M": of the sources
+    inner: int
+    columns: int
+    has_bias: bool = False
 
-    def project(self, rows: int, inner: int, cols: int) -> Pieces:
-        """x W once a node, and its gradients."""
-        self._add(f"project -> {rows}x{cols}", "fwd", Request("gemm", rows, cols, inner))
-        if self.is_training and self.wants_input_grad:
-            self._add("input gradient", "bwd", Request("gemm", rows, inner, cols))
-        if self.is_training:
-            self._add("weight gradient", "bwd", Request("gemm_transposed", rows, cols, inner))
-        self.held += rows * cols * (2 if self.is_training else 1)
-        return self
+    name, text, because = "project", "X W", "all edges of a node read the same product"
 
-    def gather(self, title: str, phase: str, cols: int) -> Pieces:
-        """A pass over the edges that reads a row of `cols` columns for each."""
-        if phase == "bwd" and not self.is_training:
-            return self
-        matrix = self.matrix if phase == "fwd" else self.matrix.transposed()
-        price = self.pricer.price(Request("spmm", matrix.rows, cols, matrix=matrix, addends=1))
-        self.steps.append(FusedStep(title, phase, price))
-        self.held += matrix.rows * cols
-        return self
+    def program(self) -> Program:
+        draft = Draft()
+        x, w = draft.input("X", self.rows, self.inner), draft.input("W", self.inner, self.columns)
+        return draft.program(draft.gemm(x, w, draft.input("b", 1, self.columns) if self.has_bias else None))
 
-    def of_edges(self, title: str, phase: str, cols: int, parts: int = 1) -> Pieces:
-        """`cols` numbers of every edge, made and read by `parts` operations."""
-        if phase == "fwd" or self.is_training:
-            self._add(title, phase, Request("stream", self.matrix.edges, cols, parts=parts))
-            self.held += self.matrix.edges * cols
-        return self
 
-    def plan(self, kind: str, text: str, because: str, sizes: Mapping[str, int]) -> FusedPlan:
-        """The plan of these steps."""
-        only = FusedCandidate(kind, text, tuple(self.steps), int(self.held * self.float_bytes), because)
-        return choose_among(
-            [only], layer=self.layer, kind=kind, sizes=sizes, machine=self.machine,
-            is_training=self.is_training, memory_limit=self.memory_limit,
-        )  # fmt: skip
+@dataclass(frozen=True)
+class Dots:
+    """X1ᵢ · Xⱼ by edge and head."""
 
-    def _add(self, title: str, phase: str, request: Request) -> None:
-        self.steps.append(FusedStep(title, phase, self.pricer.price(request)))
+    heads: int
+    lanes: int
+    columns: int  # of either row, all heads together
+
+    name, text = "edge dots", "(X1ᵢ · Xⱼ) by head"
+    because = "one number per edge and head is kept, no rows of edges"
+
+    def program(self) -> Program:
+        draft = Draft("M")
+        return draft.program(_dots(draft, self))
+
+
+@dataclass(frozen=True)
+class DotSoftmax(Dots):
+    """softmax(X1ᵢ · Xⱼ + Yᵢ · E): the features of an edge are one row for all heads."""
+
+    edge_width: int | None = None  # of the features of edges; None: there are none
+
+    name = "dot softmax"
+
+    @property
+    def text(self) -> str:  # type: ignore[override]
+        return f"softmax(X1ᵢ · Xⱼ{'' if self.edge_width is None else ' + Yᵢ · E'})"
+
+    def program(self) -> Program:
+        draft = Draft("M")
+        scores, shape = _dots(draft, self), ("E", self.lanes)
+        if self.edge_width is not None:
+            near = draft.input("Y", "N", self.heads * self.edge_width)
+            reads = {"matrix": "A", "near": near, "far": draft.input("E", "E", self.edge_width)}
+            own = draft.add("edge_dots", reads, shape, heads=self.heads, **_OF_EDGES)
+            scores = draft.add("combine", {"x0": scores, "x1": own}, shape, factors=(1.0, 1.0))
+        return draft.program(draft.add("edge_softmax", {"matrix": "A", "scores": scores}, shape))
+
+
+def _dots(draft: Draft, piece: Dots) -> str:
+    near, far = draft.input("X1", "N", piece.columns), draft.input("X", "M", piece.columns)
+    reads = {"matrix": draft.matrix(), "near": near, "far": far}
+    return draft.add("edge_dots", reads, ("E", piece.lanes), heads=piece.heads)
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Σⱼ E Xⱼ by head: E is one number per edge and head."""
+
+    heads: int
+    lanes: int
+    columns: int  # of the result, all heads together
+    of_edges: bool = False  # X are the features of the edges, one row for all heads
+
+    @property
+    def text(self) -> str:
+        return "Σ E ∘ (rows of edges) by head" if self.of_edges else "Σ E Xⱼ by head"
+
+    name, because = "edge sums", "no row of an edge is ever written"
+
+    def program(self) -> Program:
+        draft = Draft("M")
+        weight = draft.input("E", "E", self.lanes)
+        width = self.columns // self.heads if self.of_edges else self.columns
+        far = draft.input("X", "E" if self.of_edges else "M", width)
+        reads = {"matrix": draft.matrix(), "weight": weight, "far": far}
+        options: dict[str, Any] = _OF_EDGES if self.of_edges else {}
+        return draft.program(draft.add("edge_sums", reads, ("N", self.columns), heads=self.heads, **options))
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """The softmax of numbers of edges over the edges of each target."""
+
+    lanes: int
+
+    name, text = "edge softmax", "softmax(X) over the edges of each target"
+    because = "one pass over numbers of edges and heads"
+
+    def program(self) -> Program:
+        draft = Draft("M")
+        reads = {"matrix": draft.matrix(), "scores": draft.input("X", "E", self.lanes)}
+        return draft.program(draft.add("edge_softmax", reads, ("E", self.lanes)))
+
+
+@dataclass(frozen=True)
+class Leaky:
+    """softmax(leaky(X1ᵢ + Xⱼ + E W) a): rows of edges are made in blocks and again for gradients."""
+
+    lanes: int
+    columns: int
+    slope: float
+    edge_width: int | None = None  # of the features of edges; None: there are none
+
+    @property
+    def text(self) -> str:
+        return f"softmax(leaky(X1ᵢ + Xⱼ{'' if self.edge_width is None else ' + E W'}) a)"
+
+    name = "leaky scores"
+    because = "numbers of edges and heads are kept; rows of edges are made again for gradients"
+
+    def program(self) -> Program:
+        draft = Draft("M")
+        reads: dict[str, str | None] = {
+            "matrix": draft.matrix(), "near": draft.input("X1", "N", self.columns),
+            "far": draft.input("X", "M", self.columns), "spread": draft.input("a", self.columns, self.lanes),
+        }  # fmt: skip
+        if self.edge_width is not None:
+            reads["attr"] = draft.input("E", "E", self.edge_width)
+            reads["w"] = draft.input("W", self.edge_width, self.columns)
+        scores = draft.add("leaky_scores", reads, ("E", self.lanes), slope=self.slope)
+        weights = draft.add("edge_softmax", {"matrix": "A", "scores": scores}, ("E", self.lanes))
+        return draft.program(weights)
+
+
+Piece = Product | Dots | DotSoftmax | Sums | Softmax | Leaky
+
+
+def ways(piece: Piece) -> list[Way]:
+    """The one way to compute a piece."""
+    return [Way(piece.name, piece.text, piece.program(), piece.because)]

@@ -209,6 +209,11 @@ class LayerPlan:
         return text + (f"{_ms(measured.seconds):>12}" if measured and has_measured else "")
 
 
+def _owner(name: str) -> str:
+    """The layer an expression belongs to: "path Kind" of "path Kind#1" and of "path Kind piece"."""
+    return " ".join(name.partition("#")[0].split(" ")[:2])
+
+
 def _chain_title(step: Step) -> str:
     """What a chain does to its rows: `A 2 gemm 1 sum`."""
     roles = [role for role, _ in step.reads]
@@ -349,7 +354,8 @@ class Plan:
         return title, self.warnings, self.layers, after
 
     def _layers_text(self) -> str:
-        return f"{len(self.layers)} planned layer{'' if len(self.layers) == 1 else 's'}"
+        count = len({_owner(layer.layer) for layer in self.layers})
+        return f"{count} planned layer{'' if count == 1 else 's'}"
 
     def _cost(self) -> str:
         rows = [row for layer in self.layers for row in layer.rows()]

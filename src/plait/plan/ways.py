@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
+from plait.cost.machine import MachineProfile
 from plait.errors import PlanError
 from plait.ops.program import Program
 from plait.plan import words
@@ -25,7 +26,7 @@ from plait.plan.search import (
     within,
 )
 
-__all__ = ["Way", "choose", "preferred_rank", "preferring", "survey_ways"]
+__all__ = ["Way", "choose", "preferring", "survey_ways", "unpriced"]
 
 _preferred: ContextVar[int] = ContextVar("preferred", default=0)
 
@@ -48,11 +49,6 @@ def preferring(rank: int) -> Iterator[None]:
         yield
     finally:
         _preferred.reset(token)
-
-
-def preferred_rank() -> int:
-    """The rank `preferring` asks for."""
-    return _preferred.get()
 
 
 def survey_ways(problem: Problem, ways: Sequence[Way]) -> list[LayerPlan]:
@@ -84,6 +80,25 @@ def _plan(problem: Problem, way: Way) -> LayerPlan:
         sizes=dict(problem.sizes), mode="inference" if problem.wrt is None else "training",
         machine=problem.machine.name, is_default_machine=problem.machine.is_default,
         wrt=problem.wrt or (), because=way.because, choice=way.name, text=way.text,
+    )  # fmt: skip
+
+
+def unpriced(
+    layer: str,
+    choice: str,
+    text: str,
+    because: str,
+    sizes: Mapping[str, int],
+    mode: str,
+    machine: MachineProfile,
+) -> LayerPlan:
+    """The plan of a layer that goes one way only and whose steps are not the planner's: it has none."""
+    none = Program((), (), {}, {}, ())
+    return LayerPlan(
+        layer=layer, expr=None, form="", condition="", forward=none, backward=None, hoisted=none, steps=(),
+        hoisted_steps=(), num_forward=0, seconds=0.0, peak_bytes=0, sparse_values=(), sizes=sizes, mode=mode,
+        machine=machine.name, is_default_machine=machine.is_default, because=because, choice=choice,
+        text=text,
     )  # fmt: skip
 
 

@@ -38,7 +38,7 @@ _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 class Layer(Protocol):
-    """What plans of layers have in common (plan.py, fused.py)."""
+    """What plans of layers have in common (plan.py)."""
 
     @property
     def layer(self) -> str: ...
@@ -215,9 +215,12 @@ _CHOICES = {
     "leaky": f"multiply by the weights once per node, then score and attend {_PASS}",
     "dot": f"multiply by the weights once per node, then score and attend {_PASS}",
     "dot recompute": "attend over the input rows first, then multiply by the weights",
-    "gat pieces": "multiply by W once per node, then score, normalise and sum one after the other",
-    "leaky pieces": "multiply by the weights once per node, then score, normalise and sum in turn",
-    "dot pieces": "multiply by the weights once per node, then score, normalise and sum in turn",
+    "project": "multiply by the weights once per node",
+    "edge dots": "multiply the rows of both ends of every edge",
+    "dot softmax": "multiply the rows of both ends of every edge, normalise over the edges of each target",
+    "edge softmax": "normalise over the edges of each target",
+    "leaky scores": "score edges in blocks that stay in cache, and normalise over the edges of each target",
+    "edge sums": "sum rows by the weights of their edges",
     "keep": f"multiply by the weights once per node, then gate and sum {_PASS}",
     "gate again": f"multiply once per node, gate and sum {_PASS}, and again for gradients",
     "infer": f"multiply by the weights once per node, then gate and sum {_PASS}",
@@ -340,22 +343,6 @@ def _chain_text(step: Step) -> str:
         learned = list(dict.fromkeys(name for name in made if name and name[0] not in "vd"))
         parts.append(f"gradients of {_listed(sorted(learned))}" if learned else "gradient of the input")
     return ", ".join(parts)
-
-
-_PASSES = {
-    "project": "multiply by the weights",
-    "input gradient": "gradient of the input",
-    "weight gradient": "gradient of the weights",
-}
-
-
-def pass_text(title: str) -> tuple[str, tuple[int, int] | None]:
-    """A step of a layer with passes of its own in words, and the size of what it makes where it is told."""
-    name, _, made = title.partition(" -> ")
-    rows, is_sized, columns = made.partition("x")
-    if made and not (is_sized and rows.isdigit() and columns.isdigit()):
-        return title, None
-    return _PASSES.get(name, name), (int(rows), int(columns)) if made else None
 
 
 # The print ---------------------------------------------------------------------------------------------

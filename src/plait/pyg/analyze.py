@@ -61,7 +61,7 @@ def analyze(
         layers = layers_by_name(model, used, statistics, machine, is_training=is_training, heads=heads)
     else:
         plan = _planned(model, data, mode)
-        name, layers = type(model).__name__, layers_of(plan, statistics)
+        name, layers = type(model).__name__, layers_of(plan)
         notes = tuple(note for note in plan.notes if "form" not in note and "twins" not in note)
     parts, by = _partitions(partition, counts, statistics)
     options = Options(

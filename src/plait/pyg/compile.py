@@ -331,7 +331,25 @@ def _gradients(model: nn.Module, call: Call, out: Tensor) -> tuple[Tensor | None
     wanted += [tensor for tensor in call.tensors() if tensor.requires_grad]
     if not wanted:
         return ()
-    return torch.autograd.grad(out, wanted, torch.ones_like(out), allow_unused=True)
+    try:
+        return torch.autograd.grad(out, wanted, torch.ones_like(out), allow_unused=True)
+    except RuntimeError as error:
+        if "use_reentrant" not in str(error):
+            raise
+        return _by_backward(wanted, out)  # a reentrant checkpoint inside takes no other way
+
+
+def _by_backward(wanted: list[Tensor], out: Tensor) -> tuple[Tensor | None, ...]:
+    """The same by `backward`, with everybody's .grad as it was."""
+    before = [tensor.grad for tensor in wanted]
+    try:
+        for tensor in wanted:
+            tensor.grad = None
+        out.backward(torch.ones_like(out))  # type: ignore[no-untyped-call]
+        return tuple(tensor.grad for tensor in wanted)
+    finally:
+        for tensor, grad in zip(wanted, before, strict=True):
+            tensor.grad = grad
 
 
 def _restrict_last(

@@ -14,7 +14,8 @@ from plait.graph import Graph
 from plait.ir import Expr
 from plait.kernels.normalised import Places, gradient, normalised
 from plait.kernels.normalised.reference import reference
-from plait.plan.fused import FusedPlan
+from plait.plan.plan import LayerPlan
+from plait.plan.ways import unpriced
 from plait.pyg.layers.base import Lowered, aggregation
 from plait.pyg.operators import Operator, propagate
 from plait.runtime.deferred import whole
@@ -148,26 +149,22 @@ def _in_torch(ctx: Any, by_values: Tensor | None, by_own: Tensor | None) -> Tens
     return found
 
 
-def _is_learned(plan: Any, graph: Graph, mode: str) -> bool:
+def _is_learned(plan: LayerPlan | None, graph: Graph, mode: str) -> bool:
     """Whether a plan is the one below, for a graph of this size."""
-    is_mine = isinstance(plan, FusedPlan) and plan.kind == _KIND and plan.mode == mode
-    return is_mine and plan.sizes["E"] == graph.num_edges
+    is_mine = plan is not None and plan.choice == _CHOICE and plan.mode == mode
+    return is_mine and plan is not None and plan.sizes["E"] == graph.num_edges
 
 
-_KIND = "learned weights"
+_CHOICE = "edge weights as an input"
 
 
-def _plan(name: str, graph: Graph, mode: str, wants_weight: bool) -> FusedPlan:
+def _plan(name: str, graph: Graph, mode: str, wants_weight: bool) -> LayerPlan:
     """What EXPLAIN says of it; nothing is chosen, so nothing is priced."""
-    machine = machine_in_use()
     text, why = (
         ("S(w) @ X with a gradient of w: one product of rows on every edge",
          "edge_weight wants a gradient; the degrees are differentiated with it (not priced)")
         if wants_weight
         else ("S(w) @ X", "edge_weight is another one at every call: nothing is kept for it (not priced)")
     )  # fmt: skip
-    return FusedPlan(
-        layer=name, kind=_KIND, choice="edge weights as an input", steps=(), seconds=0.0, text=text,
-        peak_bytes=0, sizes={"N": graph.num_nodes, "E": graph.num_edges}, mode=mode, machine=machine.name,
-        is_default_machine=machine.is_default, because=why,
-    )  # fmt: skip
+    sizes = {"N": graph.num_nodes, "E": graph.num_edges}
+    return unpriced(name, _CHOICE, text, why, sizes, mode, machine_in_use())

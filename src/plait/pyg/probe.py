@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from plait.plan.fused import FusedPlan
 from plait.plan.plan import LayerPlan
 from plait.plan.search import Problem, search, survey
 from plait.plan.ways import preferring
@@ -24,7 +23,7 @@ class Probe:
         self._candidates: dict[str, list[LayerPlan]] = {}
 
     @property
-    def plans(self) -> Mapping[str, LayerPlan | FusedPlan]:
+    def plans(self) -> Mapping[str, LayerPlan]:
         """The latest plan of each layer and expression, by its name."""
         return self._session.plans
 
@@ -40,8 +39,7 @@ class Probe:
     def count(self, layer: str) -> int:
         """How many ways there are to run a layer."""
         plan = self.plans[layer]
-        is_expression = isinstance(plan, LayerPlan) and plan.expr is not None
-        return len(self.candidates(layer)) if is_expression else 1 + len(plan.rejected)
+        return len(self.candidates(layer)) if plan.expr is not None else 1 + len(plan.rejected)
 
     def choose_by(self, choose: Choose) -> None:
         """Plans expressions by this function instead of the planner's; plans made so far are dropped."""

@@ -255,7 +255,7 @@ def plan_of(view: Any, mode: str | None = None) -> Plan:
 def _plan_in(view: Any, mode: str) -> Plan:
     session: Session = view._plait_plan_session
     skipped = {**never_planned(view), **session.not_planned}
-    layers: Any = session.plans.of(mode)  # a FusedPlan has the surface of a LayerPlan
+    layers = session.plans.of(mode)
     notes = [] if layers or skipped else ["no plan yet: it is made at the first call"]
     if is_disabled():
         notes = ["PLAIT_DISABLE is set: everything runs in PyG"]

@@ -11,7 +11,6 @@ import torch
 from plait.errors import PlanError
 from plait.ops.work import size_of
 from plait.plan.dial import Allowance, Option, Stage, peak_of, refusal, turn
-from plait.plan.fused import FusedPlan
 from plait.plan.plan import LayerPlan
 from plait.runtime.budget import bytes_in
 from plait.runtime.executor import Run
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Dial", "Trail", "follow"]
 
-AnyPlan = LayerPlan | FusedPlan
 _LEANEST = Allowance(0, 0)  # nothing fits it, and the leanest is taken then
 
 
@@ -214,7 +212,7 @@ class Dial:
         if not all(map(self._admits, plans)) or self.peak_bytes(session, mode) > self.limit:
             self.turn(session, mode)
 
-    def _admits(self, plan: AnyPlan) -> bool:
+    def _admits(self, plan: LayerPlan) -> bool:
         """Whether a plan is one that its share was made for; the leanest is taken where none is."""
         share = self.share(plan.layer, plan.mode == "training")
         return share is None or share.admits(getattr(plan, "kept_bytes", 0), plan.peak_bytes)
@@ -266,7 +264,7 @@ class _Layer:
     not_pooled: int  # of what is alive while it works, bytes that are not the pool's
 
 
-def _layer(plan: AnyPlan, trail: Trail, others: int) -> _Layer:
+def _layer(plan: LayerPlan, trail: Trail, others: int) -> _Layer:
     """A layer with the options of its plan.
 
     Plans of layers with passes of their own do not say what is kept: a trail has it, else all counts as kept.
@@ -291,7 +289,7 @@ def _layer(plan: AnyPlan, trail: Trail, others: int) -> _Layer:
     return _Layer(Stage(plan.layer, tuple(options), others), tuple(shares), others + gradient)
 
 
-def _value_bytes(plan: AnyPlan, name: str, trail: Trail) -> int:
+def _value_bytes(plan: LayerPlan, name: str, trail: Trail) -> int:
     """Bytes of an input, or of the output (no name), of a layer that is a program."""
     if not isinstance(plan, LayerPlan):
         return 0

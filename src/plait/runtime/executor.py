@@ -21,6 +21,7 @@ from plait.runtime import edgewise as edgewise
 from plait.runtime import gated as gated
 from plait.runtime import lstm as lstm
 from plait.runtime import messages as messages
+from plait.runtime import pieces as pieces
 from plait.runtime import pna as pna
 from plait.runtime import relational as relational
 from plait.runtime.bind import Binding, bind

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from plait.kernels import launch
-from plait.plan.fused import FusedPlan
 from plait.plan.plan import LayerPlan
 
 __all__ = ["Plans"]
 
-AnyPlan = LayerPlan | FusedPlan
 
-
-class Plans(dict[str, AnyPlan]):
+class Plans(dict[str, LayerPlan]):
     """The latest plan of each layer and expression, by name; `of` has those of one mode.
 
     A layer is put in when its plan changes, not at every call: reading is a plain dictionary's.
@@ -19,11 +16,11 @@ class Plans(dict[str, AnyPlan]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._by_mode: dict[str, dict[str, AnyPlan]] = {"training": {}, "inference": {}}
+        self._by_mode: dict[str, dict[str, LayerPlan]] = {"training": {}, "inference": {}}
         self.threads: int | None = None  # of the latest plan
         self.version = 0  # grows when a layer gets another plan
 
-    def __setitem__(self, name: str, plan: AnyPlan) -> None:
+    def __setitem__(self, name: str, plan: LayerPlan) -> None:
         super().__setitem__(name, plan)
         self._by_mode[plan.mode][name] = plan
         self.threads = launch.num_threads()
@@ -34,11 +31,11 @@ class Plans(dict[str, AnyPlan]):
         for plans in self._by_mode.values():
             plans.pop(name, None)
 
-    def pop(self, name: str, default: AnyPlan | None = None) -> AnyPlan | None:  # type: ignore[override]
-        """Forget a layer, in both modes."""
+    def pop(self, name: str, default: LayerPlan | None = None) -> LayerPlan | None:  # type: ignore[override]
+        """Forget a layer and its further expressions, in both modes."""
         found = self.get(name, default)
-        if name in self:
-            del self[name]
+        for own in [own for own in self if own == name or own.startswith((f"{name}#", f"{name} "))]:
+            del self[own]
         return found
 
     def clear(self) -> None:
@@ -52,7 +49,7 @@ class Plans(dict[str, AnyPlan]):
         """The mode the model ran in last."""
         return "training" if any(plan.mode == "training" for plan in self.values()) else "inference"
 
-    def of(self, mode: str) -> tuple[AnyPlan, ...]:
+    def of(self, mode: str) -> tuple[LayerPlan, ...]:
         """The plans of one mode in the order the layers first ran; empty where the model did not run in it.
 
         A layer of which nothing is learned computes no gradients in training either: its only plan is one

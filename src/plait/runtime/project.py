@@ -1,4 +1,8 @@
-"""Dense products of tall matrices under autograd, in pooled buffers."""
+"""Dense products on plait's kernels under autograd: of parameters, and inside functions of edges' rows.
+
+What a layer multiplies once per node is a step of its program (gemm); these products are in what programs are
+given: weights folded into each other, and the linear layers of a map that blocks of edges go through.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,6 @@ from torch import Tensor
 from plait.kernels import gemm as dense
 from plait.kernels.chain import Chain, ones
 from plait.runtime.buffers import Buffers
-from plait.runtime.trace import clock, timed
 from plait.runtime.twice import added, differentiable
 
 __all__ = ["contiguous_rows", "project", "weight_gradient"]
@@ -64,9 +67,7 @@ class _Project(torch.autograd.Function):
         # each is there for the other's gradient; what is not saved may change before the backward pass
         ctx.save_for_backward(x if wants_w else None, w if wants_x else None)
         x, w = contiguous_rows(x, buffers), w.contiguous()
-        ctx.clock = clock()
-        with timed(ctx.clock, "fwd project"):
-            return dense.gemm(x, w, buffers.take(x.shape[0], w.shape[1], x.dtype), bias=bias)
+        return dense.gemm(x, w, buffers.take(x.shape[0], w.shape[1], x.dtype), bias=bias)
 
     @staticmethod
     @differentiable(lambda *given: _project_again(*given))
@@ -77,13 +78,11 @@ class _Project(torch.autograd.Function):
         _, wants_x, wants_w, wants_bias = ctx.needs_input_grad
         if wants_w:
             x = contiguous_rows(x, buffers)
-            with timed(ctx.clock, *(["bwd input gradient"] if wants_x else []), "bwd weight gradient"):
-                to_x, to_w, to_bias = _gradients(buffers, x, w, grad, has_bias=ctx.has_bias and wants_bias)
+            to_x, to_w, to_bias = _gradients(buffers, x, w, grad, has_bias=ctx.has_bias and wants_bias)
             return None, to_x, to_w, to_bias
         to_x = None
         if wants_x:
-            with timed(ctx.clock, "bwd input gradient"):
-                to_x = dense.gemm(grad, w.t(), buffers.take(grad.shape[0], ctx.inner, grad.dtype))
+            to_x = dense.gemm(grad, w.t(), buffers.take(grad.shape[0], ctx.inner, grad.dtype))
         return None, to_x, None, dense.column_sums(grad) if ctx.has_bias and wants_bias else None
 
 

@@ -27,7 +27,6 @@ from plait.kernels import launch
 from plait.kernels.compiled import cache_folder
 from plait.ops.work import Matrix
 from plait.plan.candidates import restrict
-from plait.plan.fused import FusedPlan
 from plait.plan.plan import LayerPlan
 from plait.plan.search import Problem, search
 from plait.plan.ways import Way, choose
@@ -62,6 +61,7 @@ Own = Callable[[str], Mapping[str, torch.Tensor]]
 
 _MOST_GRAPHS = 16
 _MOST_RUNS = 64
+_MOST_WAYS = 512  # programs: a layer in pieces has up to six, in training and in inference
 _MOST_CONSTANTS = 32
 _MOST_CALLS = 512
 _MOST_PLANS = 64  # for sizes of mini-batches
@@ -99,7 +99,6 @@ class Edges:
     constants: OrderedDict[Any, Constants] = field(default_factory=OrderedDict)
     runs: OrderedDict[Any, executor.Run] = field(default_factory=OrderedDict)
     plans: dict[Any, tuple[tuple[Expr, ...], LayerPlan]] = field(default_factory=dict)  # whatever the values
-    fused_plans: dict[Any, FusedPlan] = field(default_factory=dict)  # of layers with passes of their own
     quotients: Quotients | None = None  # its twins, where layers run on representatives
     smaller: Edges | None = None  # the graph between representatives
     restricted: dict[Any, tuple[Constants, Constants]] = field(default_factory=dict)  # (all rows, some)
@@ -163,8 +162,10 @@ class Edges:
     def remember(self, key: Any, run: executor.Run) -> None:
         """Keep a run; the oldest goes when inputs keep changing, and what was hoisted for it with it."""
         self.runs[key] = run
-        while len(self.runs) > _MOST_RUNS:
-            self.runs.popitem(last=False)
+        is_program = run.plan.expr is None
+        alike = [other for other, kept in self.runs.items() if (kept.plan.expr is None) == is_program]
+        for other in alike[: -(_MOST_WAYS if is_program else _MOST_RUNS)]:
+            del self.runs[other]
 
     def drop_oldest(self) -> bool:
         """Forget constants or a run, but for the latest; False where nothing else is left."""
@@ -362,11 +363,13 @@ class Session:
         """Drop the plans of a layer that will run another way."""
         known = [*self.edges.values(), *(e.smaller for e in self.edges.values() if e.smaller is not None)]
         for edges in known:
-            for kept in (edges.runs, edges.plans, edges.fused_plans):
+            for kept in (edges.runs, edges.plans):
                 for key in [key for key in kept if key[0] == layer]:
                     del kept[key]
         for key in [key for key in self._plans_by_size if key[0] == layer]:
             del self._plans_by_size[key]
+        for sized in [sized for sized in self._ways_by_size if sized[0][0] == layer]:
+            del self._ways_by_size[sized]
 
     # Inputs that stay the same ----------------------------------------------------------------
 
@@ -762,7 +765,7 @@ class Session:
         # a graph a little larger may not fit a memory limit
         if plan is None or count < _MANY_GRAPHS or self.options.memory_limit is not None:
             plan = self._best_way(place[0], graph, x, place[3], ways, own, objects, others)
-            while len(self._ways_by_size) >= _MOST_PLANS:
+            while len(self._ways_by_size) >= _MOST_WAYS:
                 self._ways_by_size.popitem(last=False)
             self._ways_by_size[sized] = (count + 1, plan)
         return plan

@@ -69,6 +69,6 @@ def test_text_from_outside_is_escaped() -> None:
 def test_one_worker_and_black_boxes_leave_a_page() -> None:
     assert "one worker" in page_of(analysis(workers=(1,), nodes=1))
     statistics = Statistics(10, 20)
-    boxes = layers_of(Plan((), (NotPlanned("conv", "no rule"),)), statistics)
+    boxes = layers_of(Plan((), (NotPlanned("conv", "no rule"),)))
     page = page_of(analyse("odd", boxes, statistics, MACHINE, Options((1,))))
     assert "no rule" in page

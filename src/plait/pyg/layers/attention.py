@@ -16,7 +16,6 @@ from torch_geometric.utils import add_self_loops, remove_self_loops, softmax
 
 from plait.kernels.attention import MOST_HEADS, Dropout, padded
 from plait.plan.attention import Attention, base_of, ways
-from plait.plan.pieces import Pieces
 from plait.pyg import active
 from plait.pyg.layers.base import not_plain
 from plait.pyg.layers.fused import (
@@ -29,10 +28,8 @@ from plait.pyg.layers.fused import (
     refused_edges,
     refused_features,
 )
-from plait.pyg.layers.pieces import PiecesCall, show
+from plait.pyg.layers.pieces import Pieces, as_listed
 from plait.runtime import executor
-from plait.runtime.pieces import edge_dots, edge_softmax, edge_sums, leaky_scores, pair_scores
-from plait.runtime.project import project
 from plait.runtime.session import Edges
 
 __all__ = ["prepare"]
@@ -140,48 +137,6 @@ def _refused(
     present = [name for name in layer.linears if getattr(module, name, None) is not None]
     stop = not_plain(module, *present)
     return None if stop is None else stop.reason.removeprefix(type(module).__name__)
-
-
-_PIECES = {
-    "gat": (
-        "softmax(leaky(X (W aₛ) + (X (W aₜ))ᵀ)) (X W), in pieces",
-        "more heads than the fused passes take, or weights after dropout; edges x heads are kept",
-    ),
-    "leaky": (
-        "softmax(a · leaky(X Wₗ + X Wᵣ + E Wₑ)) (X Wₗ), in pieces",
-        "features of edges are bent with both ends, in blocks of edges, or the weights were asked for; "
-        "numbers of edges x heads are kept",
-    ),
-    "dot": (
-        "softmax((X Q) · (X K) + (X Q Wₑ) · E) [X V, E Wₑ], in pieces",
-        "features of edges meet Wₑ once per node, or the weights were asked for; numbers of edges x heads "
-        "are kept",
-    ),
-}
-
-
-def _show(module: Any, call: AttentionCall, kind: str, parts: int) -> None:
-    """The plan of a layer in pieces: scores, softmax and sums apart."""
-    columns, lanes, source = module.heads * module.out_channels, padded(module.heads), call.source
-    attr = call.edge_attr
-    wide = 0 if attr is None else attr.shape[-1] if attr.dim() > 1 else 1
-    wide *= module.heads if kind == "dot" else columns
-
-    def describe(pieces: Pieces) -> None:
-        pieces.project(source.shape[0], source.shape[1], parts * columns)
-        pieces.gather("scores of edges", "fwd", columns).of_edges("softmax by target", "fwd", lanes)
-        pieces.gather("sums by weights", "fwd", columns)
-        pieces.gather("gradient of the weights", "bwd", columns)
-        pieces.gather("gradient of the values", "bwd", columns)
-        pieces.of_edges("gradient of the softmax", "bwd", 2 * lanes)
-        pieces.gather("gradient of the sources", "bwd", columns)
-        pieces.gather("gradient of the targets", "bwd", columns)
-        if wide:
-            pieces.of_edges("features of edges", "fwd", wide)
-            pieces.of_edges("gradient of edge features", "bwd", 2 * wide)
-
-    seen = PiecesCall(module, source, call.own, call.is_bipartite, call.edges, attr)
-    show(seen, f"{kind} pieces", *_PIECES[kind], module.out_channels, describe)
 
 
 def _dropout(module: Any) -> Dropout | None:
@@ -298,24 +253,23 @@ def _gat_inputs(
 
 def _gat_pieces(module: Any, call: AttentionCall) -> Any:
     """With more heads than the fused passes take, or with the weights that dropout left asked for."""
-    _show(module, call, "gat", 1)
-    heads, orders, buffers, own = module.heads, call.edges.orders, active.session().buffers, call.own
+    heads, pieces, own = module.heads, Pieces(module, call.edges), call.own
     weight = module.lin.weight if module.lin is not None else module.lin_src.weight
-    value = project(buffers, call.source, weight.t())
+    value = pieces.project("values", call.source, weight.t(), rows="M")
     far = call.source @ _folded(weight, module.att_src, heads)
-    near = far.new_zeros((orders.pattern.num_rows, heads))
+    near = far.new_zeros((call.edges.graph.num_nodes, heads))
     if own is not None:
         weight = module.lin.weight if module.lin is not None else module.lin_dst.weight
         near = own @ _folded(weight, module.att_dst, heads)
-    scores = pair_scores(orders, buffers, heads, near, far)
+    scores = pieces.pairs("scores", heads, near, far)
     edge = _gat_edge_scores(module, call, padded(heads))
     scores = nn.functional.leaky_relu(scores if edge is None else scores + edge, module.negative_slope)
-    kept = nn.functional.dropout(edge_softmax(orders, scores), module.dropout, module.training)
-    out = edge_sums(orders, buffers, heads, kept, value)
+    kept = nn.functional.dropout(pieces.softmax("weights", scores), module.dropout, module.training)
+    out = pieces.sums("sums", heads, kept, value)
     out = _joined(
         module, out, module.res(own) if module.res is not None and own is not None else None, module.bias
     )
-    return (out, (call.listed, _as_listed(call, kept)[:, :heads])) if call.wants_weights else out
+    return (out, (call.listed, as_listed(call.edges, kept)[:, :heads])) if call.wants_weights else out
 
 
 def _gat_edge_scores(module: Any, call: AttentionCall, lanes: int) -> Tensor | None:
@@ -337,7 +291,7 @@ def _gat_weights(module: Any, call: AttentionCall, edge: Tensor | None) -> Tenso
         weight = module.lin.weight if module.lin is not None else module.lin_dst.weight
         scores = scores + (call.own @ _folded(weight, module.att_dst, heads))[target]
     if edge is not None:
-        scores = scores + _as_listed(call, edge)[:, :heads]
+        scores = scores + as_listed(call.edges, edge)[:, :heads]
     scores = nn.functional.leaky_relu(scores, module.negative_slope)
     weights: Tensor = softmax(scores, target, num_nodes=call.edges.graph.num_nodes)
     return weights
@@ -389,21 +343,18 @@ def _gatv2(module: Any, call: AttentionCall) -> Any:
 
 def _gatv2_pieces(module: Any, call: AttentionCall, own: Tensor) -> Any:
     """With features of edges inside leaky, or with the weights asked for."""
-    _show(module, call, "leaky", 1 if module.share_weights else 2)
-    orders, buffers, heads = call.edges.orders, active.session().buffers, module.heads
-    left, right = module.lin_l, module.lin_r
-    far = near = project(buffers, call.source, left.weight.t(), left.bias)
+    pieces, heads, left, right = Pieces(module, call.edges), module.heads, module.lin_l, module.lin_r
+    far = near = pieces.project("sources", call.source, left.weight.t(), left.bias, rows="M")
     if call.is_bipartite or not module.share_weights:
-        near = project(buffers, own, right.weight.t(), right.bias)
-    attr, w = _edge_rows(call), None
-    if attr is not None:
-        w = module.lin_edge.weight.t().contiguous()
+        near = pieces.project("targets", own, right.weight.t(), right.bias, rows="N")
+    attr = _edge_rows(call)
+    w = None if attr is None else module.lin_edge.weight.t()
     spread, slope = _spread(module.att, padded(heads)), float(module.negative_slope)
-    weight = edge_softmax(orders, leaky_scores(orders, slope, near, far, spread, attr, w))
+    weight = pieces.leaky_softmax("weights", slope, near, far, spread, attr, w)
     weight = nn.functional.dropout(weight, module.dropout, module.training)
-    out = edge_sums(orders, buffers, heads, weight, far)
+    out = pieces.sums("sums", heads, weight, far)
     out = _joined(module, out, None if module.res is None else module.res(own), module.bias)
-    return (out, (call.listed, _as_listed(call, weight)[:, :heads])) if call.wants_weights else out
+    return (out, (call.listed, as_listed(call.edges, weight)[:, :heads])) if call.wants_weights else out
 
 
 def _edge_rows(call: AttentionCall) -> Tensor | None:
@@ -412,16 +363,6 @@ def _edge_rows(call: AttentionCall) -> Tensor | None:
     if attr is None:
         return None
     return csr_order(call.edges, attr.view(-1, 1) if attr.dim() == 1 else attr).contiguous()
-
-
-def _as_listed(call: AttentionCall, values: Tensor) -> Tensor:
-    """Values of edges by target, in the order of the listed edges."""
-    order = call.edges.graph.order
-    if order is None:
-        return values
-    back = torch.empty(len(order), dtype=torch.int64)
-    back[torch.from_numpy(order).long()] = torch.arange(len(order))
-    return values[back]
 
 
 def _side_by_side(*linears: Any) -> tuple[Tensor, Tensor | None]:
@@ -493,25 +434,24 @@ def _scaled_query(module: Any) -> tuple[Tensor, Tensor | None]:
 
 def _transformer_pieces(module: Any, call: AttentionCall, own: Tensor) -> Any:
     """With features of edges, which meet W once a node: q . (W e) = (q W) . e, sum(W e) = W sum(e)."""
-    _show(module, call, "dot", 3)
-    orders, heads, buffers = call.edges.orders, module.heads, active.session().buffers
-    query = project(buffers, own, *_beside([_scaled_query(module)]))
-    key = project(buffers, call.source, module.lin_key.weight.t(), module.lin_key.bias)
-    value = project(buffers, call.source, module.lin_value.weight.t(), module.lin_value.bias)
-    scores = edge_dots(orders, buffers, heads, query, key)
-    attr, w = _edge_rows(call), None
+    pieces, heads = Pieces(module, call.edges), module.heads
+    query = pieces.project("queries", own, *_beside([_scaled_query(module)]), rows="N")
+    key = pieces.project("keys", call.source, module.lin_key.weight.t(), module.lin_key.bias, rows="M")
+    value = pieces.project(
+        "values", call.source, module.lin_value.weight.t(), module.lin_value.bias, rows="M"
+    )
+    attr, w, bent = _edge_rows(call), None, None
     if attr is not None:
         w = module.lin_edge.weight.view(heads, module.out_channels, -1)
         bent = torch.einsum("nhc,hcd->nhd", query.view(-1, heads, module.out_channels), w).flatten(1)
-        scores = scores + edge_dots(orders.incidence, buffers, heads, bent, attr, is_shared=True)
-    kept = edge_softmax(orders, scores)
+    kept = pieces.dot_softmax("weights", heads, query, key, bent, attr)
     weight = nn.functional.dropout(kept, module.dropout, module.training)
-    out = edge_sums(orders, buffers, heads, weight, value)
+    out = pieces.sums("sums", heads, weight, value)
     if attr is not None:
-        means = edge_sums(orders.incidence, buffers, heads, weight, attr, is_shared=True)
+        means = pieces.sums_of_edges("sums of edges", heads, weight, attr)
         out = out + torch.einsum("nhd,hcd->nhc", means.view(out.shape[0], heads, -1), w).reshape(out.shape)
     out = _transformer_end(module, own, out)
-    return (out, (call.listed, _as_listed(call, kept)[:, :heads])) if call.wants_weights else out
+    return (out, (call.listed, as_listed(call.edges, kept)[:, :heads])) if call.wants_weights else out
 
 
 def _transformer_end(module: Any, own: Tensor, out: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Layers that bring their own passes over the edges: how they register, what a call needs, their plans.
+"""Layers that bring their own passes over the edges: how they register, what a call needs.
 
 A layer here is more than a matrix expression (attention, gates, relations, learned messages). Its module
 under `pyg/layers` names a `prepare` that takes the call's arguments by name and answers with the call made
@@ -7,24 +7,17 @@ ready to run, or with the reason why it runs in PyG.
 
 from __future__ import annotations
 
-import logging
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from plait.errors import InputError
 from plait.graph import Graph
-from plait.kernels import launch
-from plait.ops.work import Matrix
-from plait.plan.fused import FusedPlan
 from plait.pyg import active
 from plait.pyg.edges import read
 from plait.pyg.layers.base import bound_to_torch
-from plait.runtime import trace
 from plait.runtime.cuda import why_not
 from plait.runtime.session import Edges, Session
 
@@ -33,18 +26,14 @@ __all__ = [
     "Prepare",
     "Run",
     "check_widths",
-    "cost_matrix",
     "csr_order",
     "edges_of",
     "fused",
     "is_training",
     "layer_of",
-    "planned",
     "refused_edges",
     "refused_features",
 ]
-
-_log = logging.getLogger("plait")
 
 Run = Callable[[], Any]
 Prepare = Callable[[Any, Mapping[str, Any]], "Run | str"]
@@ -55,10 +44,6 @@ _ON_GPU = (*_ON_CPU, torch.float16, torch.bfloat16)
 
 FUSED: dict[type[nn.Module], Prepare] = {}
 _ONLY: dict[type[nn.Module], Callable[[Any], bool]] = {}
-_MANY_GRAPHS = 4  # graphs of one size after which they are taken for mini-batches, as in runtime/session.py
-_MOST_PLANS = 64
-# how many graphs of a size were planned for, and the latest plan
-_BY_SIZE: WeakKeyDictionary[Session, OrderedDict[Any, tuple[int, FusedPlan]]] = WeakKeyDictionary()
 
 
 def fused(layer: type[nn.Module], only: Callable[[Any], bool] | None = None) -> Callable[[Prepare], Prepare]:
@@ -148,57 +133,9 @@ def csr_order(edges: Edges, values: Tensor) -> Tensor:
     return values if order is None else values[torch.from_numpy(order).long()]
 
 
-def cost_matrix(edges: Edges) -> Matrix:
-    """The graph as the cost model sees it."""
-    graph = edges.graph
-    backward = graph.stats if graph.is_symmetric else graph.transpose.stats
-    return Matrix(
-        graph.num_nodes, graph.num_sources, graph.num_edges, True, graph.stats, backward,
-        graph.indices.dtype.itemsize,
-    )  # fmt: skip
-
-
 def is_training(module: nn.Module, *inputs: Tensor | None) -> bool:
     """True when a gradient of the call can be asked for."""
     return torch.is_grad_enabled() and (
         any(t is not None and t.requires_grad for t in inputs)
         or any(p.requires_grad for p in module.parameters())
     )
-
-
-def planned(module: Any, edges: Edges, key: tuple[Any, ...], make: Callable[[], FusedPlan]) -> FusedPlan:
-    """The plan of such a call, made once per graph, shapes and mode (all that `key` must tell apart)."""
-    session: Session = active.session()
-    name = active.name_of(module)
-    whole = (name, launch.num_threads(), *key)
-    found = edges.fused_plans.get(whole)
-    if found is None:
-        found = edges.fused_plans[whole] = _planned_by_size(session, edges.graph, whole, make)
-        _log.debug("layer %s planned: predicted %.3g ms", name, 1e3 * found.seconds)
-    if session.plans.get(name) is not found:
-        session.plans[name] = found
-    trace.start(name, session.trace)
-    return found
-
-
-def _planned_by_size(
-    session: Session, graph: Graph, key: tuple[Any, ...], make: Callable[[], FusedPlan]
-) -> FusedPlan:
-    """A plan for this graph or, once graphs come and go (mini-batches), the latest for graphs of its size."""
-    if session.options.memory_limit is not None:
-        return make()  # a graph a little larger may not fit
-    known = _BY_SIZE.setdefault(session, OrderedDict())
-    counts = (graph.num_nodes, graph.num_sources, graph.num_edges)
-    sized = (*(count.bit_length() for count in counts), *map(_scaled, key))
-    count, plan = known.get(sized, (0, None))
-    if plan is None or count < _MANY_GRAPHS:
-        plan = make()
-        known[sized] = (count + 1, plan)
-        while len(known) > _MOST_PLANS:
-            known.popitem(last=False)
-    return plan
-
-
-def _scaled(part: Any) -> Any:
-    """A part of a plan's key with the number of rows as its order of magnitude; widths stay as they are."""
-    return (part[0].bit_length(), *part[1:]) if isinstance(part, torch.Size) else part

@@ -18,8 +18,7 @@ from plait.pyg import active
 from plait.pyg.layers.base import Apply, Call, Lowered, NotLowered, is_plain_linear, neighbours, rule, weight
 from plait.pyg.layers.fused import Run, fused
 from plait.pyg.layers.neighbourhood import operator, reduction
-from plait.pyg.layers.pieces import PiecesCall, is_elementwise, mean_scale, read_call
-from plait.runtime.project import project
+from plait.pyg.layers.pieces import Pieces, PiecesCall, is_elementwise, mean_scale, read_call
 
 __all__ = ["crystal", "film", "gen", "lowered"]
 
@@ -81,9 +80,10 @@ def _gen(call: PiecesCall) -> Tensor:
 def _source(call: PiecesCall) -> Tensor:
     """The sources' rows as messages read them."""
     linear = getattr(call.module, "lin_src", None)
-    return (
-        call.source if linear is None else project(call.buffers, call.source, linear.weight.t(), linear.bias)
-    )
+    if linear is None:
+        return call.source
+    pieces = Pieces(call.module, call.edges)
+    return pieces.project("sources", call.source, linear.weight.t(), linear.bias, rows="M")
 
 
 def _ends(call: PiecesCall) -> tuple[dict[str, End | None], dict[str, Tensor | None]]:

@@ -1,8 +1,8 @@
-"""What layers lowered to pieces share: the call they look at, and the plan they show."""
+"""What layers lowered to pieces share: the call they look at, and the pieces, each planned by itself."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,26 +11,16 @@ from torch import Tensor, nn
 from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
 
 from plait.graph import Graph
-from plait.kernels import launch
-from plait.plan.fused import FusedPlan
-from plait.plan.pieces import Pieces
+from plait.kernels.attention import padded
+from plait.plan.pieces import Dots, DotSoftmax, Leaky, Piece, Product, Softmax, Sums, ways
 from plait.pyg import active
 from plait.pyg.edges import read
 from plait.pyg.layers.base import has_hooks, not_plain
-from plait.pyg.layers.fused import (
-    cost_matrix,
-    csr_order,
-    edges_of,
-    is_training,
-    planned,
-    refused_edges,
-    refused_features,
-)
-from plait.runtime.buffers import Buffers
+from plait.pyg.layers.fused import csr_order, edges_of, refused_edges, refused_features
 from plait.runtime.orders import EdgeOrders
-from plait.runtime.session import Edges, Session, machine_in_use
+from plait.runtime.session import Edges, Session
 
-__all__ = ["PiecesCall", "as_listed", "is_elementwise", "mean_scale", "read_call", "show"]
+__all__ = ["Pieces", "PiecesCall", "as_listed", "is_elementwise", "mean_scale", "read_call"]
 
 _ELEMENTWISE = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus)
 _FUNCTIONS = (torch.relu, torch.tanh, torch.sigmoid, nn.functional.relu, nn.functional.elu)
@@ -50,11 +40,6 @@ class PiecesCall:
     @property
     def orders(self) -> EdgeOrders:
         return self.edges.orders
-
-    @property
-    def buffers(self) -> Buffers:
-        buffers: Buffers = active.session().buffers
-        return buffers
 
 
 def read_call(
@@ -143,23 +128,70 @@ def as_listed(edges: Edges, values: Tensor) -> Tensor:
     return values[back]
 
 
-def show(
-    call: PiecesCall, kind: str, text: str, because: str, width: int, describe: Callable[[Pieces], object]
-) -> None:
-    """Make the plan of this call, once for its graph and shapes, and hand it to explain."""
-    module, source = call.module, call.source
-    training = is_training(module, source, call.own, call.attr)
-    wants_input = source.requires_grad
-    edge_width = 0 if call.attr is None else call.attr.shape[-1]
+class Pieces:
+    """The pieces of one layer's call, each a program of its own, named after the layer and what it makes."""
 
-    def make() -> FusedPlan:
-        pieces = Pieces(
-            active.name_of(module), cost_matrix(call.edges), machine_in_use(), is_training=training,
-            wants_input_grad=wants_input, float_bytes=source.element_size(), threads=launch.num_threads(),
-            memory_limit=active.session().dial.room(active.name_of(module), training),
-        )  # fmt: skip
-        describe(pieces)
-        sizes = {"N": pieces.matrix.rows, "E": pieces.matrix.edges, "K1": source.shape[1], "F": width}
-        return pieces.plan(kind, text, because, sizes)
+    def __init__(self, module: Any, edges: Edges):
+        self._layer, self._edges, self._session = active.name_of(module), edges, active.session()
 
-    planned(module, call.edges, (source.shape, source.dtype, edge_width, training, wants_input), make)
+    def project(self, what: str, x: Tensor, w: Tensor, bias: Tensor | None = None, *, rows: str) -> Tensor:
+        """x w + bias; rows: "N" where they are the targets', "M" where they are the sources'."""
+        piece = Product(rows, w.shape[0], w.shape[1], bias is not None)
+        return self._made(what, piece, {"X": x, "W": w} if bias is None else {"X": x, "W": w, "b": bias})
+
+    def dots(self, what: str, heads: int, near: Tensor, far: Tensor) -> Tensor:
+        """[edges, lanes]: near[i, h] . far[j, h] by edge and head, edges by target."""
+        return self._made(what, Dots(heads, padded(heads), near.shape[1]), {"X": far, "X1": near})
+
+    def pairs(self, what: str, heads: int, near: Tensor, far: Tensor) -> Tensor:
+        """[edges, lanes]: near[i, h] + far[j, h], as dots of (near, 1) and (1, far)."""
+        left = torch.stack([near, torch.ones_like(near)], -1).flatten(1)
+        right = torch.stack([torch.ones_like(far), far], -1).flatten(1)
+        return self.dots(what, heads, left, right)
+
+    def dot_softmax(
+        self, what: str, heads: int, near: Tensor, far: Tensor, bent: Tensor | None, attr: Tensor | None
+    ) -> Tensor:
+        """[edges, lanes]: softmax(near[i, h] . far[j, h] + bent[i, h] . attr[edge]) by target."""
+        inputs = {"X": far, "X1": near}
+        if bent is None or attr is None:
+            return self._made(what, DotSoftmax(heads, padded(heads), near.shape[1]), inputs)
+        piece = DotSoftmax(heads, padded(heads), near.shape[1], attr.shape[1])
+        return self._made(what, piece, {**inputs, "Y": bent, "E": attr})
+
+    def softmax(self, what: str, scores: Tensor) -> Tensor:
+        """The softmax of [edges, lanes] over the edges of each target."""
+        return self._made(what, Softmax(scores.shape[1]), {"X": scores})
+
+    def leaky_softmax(
+        self,
+        what: str,
+        slope: float,
+        near: Tensor,
+        far: Tensor,
+        spread: Tensor,
+        attr: Tensor | None,
+        w: Tensor | None,
+    ) -> Tensor:
+        """[edges, lanes]: softmax(leaky(near[i] + far[j] + attr[edge] w) spread) by target."""
+        columns, lanes = spread.shape
+        inputs = {"X": far, "X1": near, "a": spread}
+        if attr is None or w is None:
+            return self._made(what, Leaky(lanes, columns, slope), inputs)
+        piece = Leaky(lanes, columns, slope, attr.shape[1])
+        return self._made(what, piece, {**inputs, "E": attr, "W": w})
+
+    def sums(self, what: str, heads: int, weight: Tensor, far: Tensor) -> Tensor:
+        """[targets, heads * width]: sums of far[j, h] by weight[edge, h]."""
+        piece = Sums(heads, padded(heads), far.shape[1])
+        return self._made(what, piece, {"X": far, "E": weight})
+
+    def sums_of_edges(self, what: str, heads: int, weight: Tensor, attr: Tensor) -> Tensor:
+        """[targets, heads * width]: sums of attr[edge] by weight[edge, h]."""
+        piece = Sums(heads, padded(heads), heads * attr.shape[1], of_edges=True)
+        return self._made(what, piece, {"X": attr, "E": weight})
+
+    def _made(self, what: str, piece: Piece, inputs: Mapping[str, Tensor]) -> Tensor:
+        layer = f"{self._layer} {what}"
+        value: Tensor = self._session.lowered(layer, self._edges, (piece,), inputs, lambda _: ways(piece))
+        return value

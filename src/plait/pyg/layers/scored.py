@@ -17,9 +17,7 @@ from plait.kernels.attention import padded
 from plait.plan.attention import unit_ways
 from plait.pyg import active
 from plait.pyg.layers.fused import Run, fused
-from plait.pyg.layers.pieces import PiecesCall, as_listed, mean_scale, read_call, show
-from plait.runtime.pieces import edge_dots, edge_softmax, edge_sums, pair_scores
-from plait.runtime.project import project
+from plait.pyg.layers.pieces import Pieces, PiecesCall, as_listed, mean_scale, read_call
 
 __all__ = ["agnn", "fa", "gmm", "super_gat"]
 
@@ -92,36 +90,18 @@ def _keep_for_the_loss(
 def _super_gat(call: PiecesCall, sampled: tuple[Tensor, Tensor | None, Tensor | None]) -> Tensor:
     module = call.module
     heads, width = module.heads, module.out_channels
-    columns, lanes = heads * width, padded(heads)
-    is_mixed = module.attention_type == "MX"
-    text = "leaky((X W a + (X W b)ᵀ) ∘ σ(X W · X W))" if is_mixed else "leaky(X W · X W / √width)"
-    show(
-        call, "supergat", f"softmax({text}) (X W), in pieces",
-        "numbers of edges x heads are kept; PyG scores the edges that training samples for the loss", columns,
-        lambda pieces: (
-            pieces
-            .project(call.source.shape[0], call.source.shape[1], columns)
-            .gather("scores of edges", "fwd", columns)
-            .of_edges("softmax by target", "fwd", lanes, 4)
-            .gather("sums by weights", "fwd", columns)
-            .gather("gradient of the weights", "bwd", columns)
-            .gather("gradient of the values", "bwd", columns)
-            .of_edges("gradient of the softmax", "bwd", lanes, 4)
-            .gather("gradient of the targets", "bwd", columns)
-            .gather("gradient of the sources", "bwd", columns)
-        ),
-    )  # fmt: skip
-    z = project(call.buffers, call.source, module.lin.weight.t())
-    scores = edge_dots(call.orders, call.buffers, heads, z, z)
-    if is_mixed:
+    pieces = Pieces(module, call.edges)
+    z = pieces.project("values", call.source, module.lin.weight.t(), rows="M")
+    scores = pieces.dots("products", heads, z, z)
+    if module.attention_type == "MX":
         by_head = z.view(-1, heads, width)
         far, near = (by_head * module.att_l).sum(-1), (by_head * module.att_r).sum(-1)
-        scores = pair_scores(call.orders, call.buffers, heads, near, far) * scores.sigmoid()
+        scores = pieces.pairs("scores", heads, near, far) * scores.sigmoid()
     else:
         scores = scores / math.sqrt(width)
-    weight = edge_softmax(call.orders, nn.functional.leaky_relu(scores, module.negative_slope))
+    weight = pieces.softmax("weights", nn.functional.leaky_relu(scores, module.negative_slope))
     weight = nn.functional.dropout(weight, module.dropout, module.training)
-    out = edge_sums(call.orders, call.buffers, heads, weight, z)
+    out = pieces.sums("sums", heads, weight, z)
     if module.training:
         _keep_for_the_loss(module, z, *sampled)
     out = out if module.concat else out.view(-1, heads, width).mean(1)
@@ -154,24 +134,11 @@ def fa(module: Any, given: Mapping[str, Any]) -> Run | str:
 
 def _fa(call: PiecesCall, first: Tensor, listed: Tensor | None) -> Any:
     module, x = call.module, call.source
-    width = x.shape[1]
-    show(
-        call, "fa", "tanh(X a + (X b)ᵀ) ∘ norm @ X + ε X₀, in pieces", "one number an edge is kept", width,
-        lambda pieces: (
-            pieces
-            .gather("scores of edges", "fwd", 2)
-            .of_edges("tanh and norm", "fwd", 1, 4)
-            .gather("sums by weights", "fwd", width)
-            .gather("gradient of the weights", "bwd", width)
-            .gather("gradient of the values", "bwd", width)
-            .gather("gradient of the targets", "bwd", 2)
-            .gather("gradient of the sources", "bwd", 2)
-        ),
-    )  # fmt: skip
-    alpha = pair_scores(call.orders, call.buffers, 1, module.att_r(x), module.att_l(x)).tanh()
+    pieces = Pieces(module, call.edges)
+    alpha = pieces.pairs("scores", 1, module.att_r(x), module.att_l(x)).tanh()
     norm = call.orders.symmetric_norm.to(x.dtype) if call.attr is None else call.attr
     weight = nn.functional.dropout(alpha, module.dropout, module.training) * norm.view(-1, 1)
-    out = edge_sums(call.orders, call.buffers, 1, weight, x)
+    out = pieces.sums("sums", 1, weight, x)
     out = out if module.eps == 0.0 else out + module.eps * first
     return out if listed is None else (out, (listed, as_listed(call.edges, alpha).view(-1)))
 
@@ -200,24 +167,12 @@ def _gmm(call: PiecesCall, scale: Tensor | None) -> Tensor:
     module, attr = call.module, call.attr
     assert attr is not None
     count, width = module.kernel_size, module.out_channels
-    columns = count * width
-    show(
-        call, "gmm", "Σₖ gaussₖ(E) @ (X Gₖ), in pieces", "numbers of edges x kernels are kept", width,
-        lambda pieces: (
-            pieces
-            .project(call.source.shape[0], call.source.shape[1], columns)
-            .of_edges("Gaussians of edges", "fwd", count * module.dim, 4)
-            .gather("sums by weights", "fwd", columns)
-            .gather("gradient of the weights", "bwd", columns)
-            .gather("gradient of the values", "bwd", columns)
-            .of_edges("gradient of the Gaussians", "bwd", count * module.dim, 6)
-        ),
-    )  # fmt: skip
-    z = project(call.buffers, call.source, module.g)
+    pieces = Pieces(module, call.edges)
+    z = pieces.project("values", call.source, module.g, rows="M")
     gap = (attr.unsqueeze(1) - module.mu).square() / (1e-15 + module.sigma.square())
     weight = torch.exp((-0.5 * gap).sum(-1))
     weight = nn.functional.pad(weight, (0, padded(count) - count))
-    out = edge_sums(call.orders, call.buffers, count, weight, z).view(-1, count, width).sum(1)
+    out = pieces.sums("sums", count, weight, z).view(-1, count, width).sum(1)
     out = out if scale is None else out * scale.unsqueeze(1)
     if call.own is not None:
         out = out + module.root(call.own)
