@@ -202,3 +202,10 @@ def test_an_edge_index_that_wraps_a_tensor_is_passed_over() -> None:
     data = Data(x=torch.randn(7, 4), edge_index=EdgeIndex(torch.randint(0, 7, (2, 20)), sparse_size=(7, 7)))
     compiled = plait.compile(GCNConv(4, 3), data, memory_limit="1 GB")
     assert compiled(data.x, data.edge_index).shape == (7, 3)
+
+
+def test_a_limited_model_under_vmap_has_no_memory_to_count() -> None:
+    compiled = plait.compile(GCNConv(4, 3), memory_limit="1 GB")
+    edge_index = torch.randint(0, 7, (2, 20))
+    out = torch.func.vmap(lambda x: compiled(x, edge_index))(torch.randn(2, 7, 4))
+    assert out.shape == (2, 7, 3)

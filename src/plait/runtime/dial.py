@@ -206,7 +206,7 @@ class Dial:
         plans = session.plans.of(mode)
         if mode not in self.trails:
             given = [*model.parameters(), *model.buffers(), *arguments]
-            tensors = [value for value in given if isinstance(value, torch.Tensor)]
+            tensors = [value for value in given if isinstance(value, torch.Tensor) and _has_memory(value)]
             place = next((tensor.device.type for tensor in tensors), "cpu")
             self.trails[mode] = Trail(given_bytes=_given_bytes(tensors), place=place)
         if not all(map(self._admits, plans)) or self.peak_bytes(session, mode) > self.limit:
