@@ -154,3 +154,18 @@ def test_a_softmax_that_the_caller_overwrote_is_computed_again() -> None:
     direction = torch.ones_like(expected).cumsum(0)
     (found,) = torch.autograd.grad(scaled, c.weight, direction)
     torch.testing.assert_close(found, torch.autograd.grad(expected, c.weight, direction)[0])
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_rows_of_targets_that_are_projected_with_the_scores(has_bias: bool) -> None:
+    c = Case(7, 9, 40, 3, 5)
+    lanes, columns = padded(c.heads), c.heads * c.width
+    given = {"X": c.far, "X1": c.draw(7, 6), "a": c.draw(columns, lanes), "U": c.draw(6, columns)}
+    near = given["X1"] @ given["U"]
+    if has_bias:
+        given["c"] = c.draw(columns)
+        near = near + given["c"]
+    rows = torch.nn.functional.leaky_relu(near[c.targets] + c.far[c.sources], 0.2)
+    expected = softmax(rows @ given["a"], c.targets, num_nodes=c.num_targets)
+    result = by_program(c, Leaky(lanes, columns, 0.2, inner=6, has_bias=has_bias), **given)
+    same(result, expected, tuple(given.values()))

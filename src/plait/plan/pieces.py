@@ -121,24 +121,27 @@ class Softmax:
 
 @dataclass(frozen=True)
 class Leaky:
-    """softmax(leaky(X1ᵢ + Xⱼ + E W) a): rows of edges are made in blocks and again for gradients."""
+    """softmax(leaky(X1ᵢ U + c + Xⱼ + E W) a): rows of edges are made in blocks and again for gradients."""
 
     lanes: int
     columns: int
     slope: float
     edge_width: int | None = None  # of the features of edges; None: there are none
-
-    @property
-    def text(self) -> str:
-        return f"softmax(leaky(X1ᵢ + Xⱼ{'' if self.edge_width is None else ' + E W'}) a)"
+    inner: int | None = None  # columns that the targets' rows are projected from; None: they come as they are
+    has_bias: bool = False
 
     name = "leaky scores"
     because = "numbers of edges and heads are kept; rows of edges are made again for gradients"
 
+    @property
+    def text(self) -> str:
+        near = "X1ᵢ" if self.inner is None else "X1ᵢ U"
+        return f"softmax(leaky({near} + Xⱼ{'' if self.edge_width is None else ' + E W'}) a)"
+
     def program(self) -> Program:
         draft = Draft("M")
         reads: dict[str, str | None] = {
-            "matrix": draft.matrix(), "near": draft.input("X1", "N", self.columns),
+            "matrix": draft.matrix(), "near": self._near(draft),
             "far": draft.input("X", "M", self.columns), "spread": draft.input("a", self.columns, self.lanes),
         }  # fmt: skip
         if self.edge_width is not None:
@@ -147,6 +150,15 @@ class Leaky:
         scores = draft.add("leaky_scores", reads, ("E", self.lanes), slope=self.slope)
         weights = draft.add("edge_softmax", {"matrix": "A", "scores": scores}, ("E", self.lanes))
         return draft.program(weights)
+
+    def _near(self, draft: Draft) -> str:
+        """The rows of the targets."""
+        if self.inner is None:
+            return draft.input("X1", "N", self.columns)
+        bias = draft.input("c", 1, self.columns) if self.has_bias else None
+        return draft.gemm(
+            draft.input("X1", "N", self.inner), draft.input("U", self.inner, self.columns), bias
+        )
 
 
 Piece = Product | Dots | DotSoftmax | Sums | Softmax | Leaky

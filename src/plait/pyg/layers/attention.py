@@ -344,13 +344,13 @@ def _gatv2(module: Any, call: AttentionCall) -> Any:
 def _gatv2_pieces(module: Any, call: AttentionCall, own: Tensor) -> Any:
     """With features of edges inside leaky, or with the weights asked for."""
     pieces, heads, left, right = Pieces(module, call.edges), module.heads, module.lin_l, module.lin_r
-    far = near = pieces.project("sources", call.source, left.weight.t(), left.bias, rows="M")
-    if call.is_bipartite or not module.share_weights:
-        near = pieces.project("targets", own, right.weight.t(), right.bias, rows="N")
+    far = pieces.project("sources", call.source, left.weight.t(), left.bias, rows="M")
+    is_same = module.share_weights and not call.is_bipartite
+    near, of_targets = (far, None) if is_same else (own, (right.weight.t(), right.bias))
     attr = _edge_rows(call)
-    w = None if attr is None else module.lin_edge.weight.t()
+    of_edges = None if attr is None else (attr, module.lin_edge.weight.t())
     spread, slope = _spread(module.att, padded(heads)), float(module.negative_slope)
-    weight = pieces.leaky_softmax("weights", slope, near, far, spread, attr, w)
+    weight = pieces.leaky_softmax("weights", slope, near, far, spread, of_edges, of_targets)
     weight = nn.functional.dropout(weight, module.dropout, module.training)
     out = pieces.sums("sums", heads, weight, far)
     out = _joined(module, out, None if module.res is None else module.res(own), module.bias)

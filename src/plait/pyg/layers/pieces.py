@@ -170,16 +170,26 @@ class Pieces:
         near: Tensor,
         far: Tensor,
         spread: Tensor,
-        attr: Tensor | None,
-        w: Tensor | None,
+        of_edges: tuple[Tensor, Tensor] | None,
+        of_targets: tuple[Tensor, Tensor | None] | None,
     ) -> Tensor:
-        """[edges, lanes]: softmax(leaky(near[i] + far[j] + attr[edge] w) spread) by target."""
+        """[edges, lanes]: softmax(leaky(near[i] + far[j] + attr[edge] w) spread) by target.
+
+        of_edges: (attr, w); of_targets: (weight, bias) that the targets' rows are multiplied by before.
+        """
         columns, lanes = spread.shape
         inputs = {"X": far, "X1": near, "a": spread}
-        if attr is None or w is None:
-            return self._made(what, Leaky(lanes, columns, slope), inputs)
-        piece = Leaky(lanes, columns, slope, attr.shape[1])
-        return self._made(what, piece, {**inputs, "E": attr, "W": w})
+        width = inner = bias = None
+        if of_edges is not None:
+            inputs["E"], inputs["W"] = of_edges
+            width = inputs["E"].shape[1]
+        if of_targets is not None:
+            inputs["U"], bias = of_targets
+            inner = near.shape[1]
+        if bias is not None:
+            inputs["c"] = bias
+        piece = Leaky(lanes, columns, slope, width, inner, bias is not None)
+        return self._made(what, piece, inputs)
 
     def sums(self, what: str, heads: int, weight: Tensor, far: Tensor) -> Tensor:
         """[targets, heads * width]: sums of far[j, h] by weight[edge, h]."""
