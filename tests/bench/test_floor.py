@@ -12,7 +12,7 @@ from plait.graph import generate
 
 
 @pytest.mark.parametrize("mode", ["inference", "training"])
-@pytest.mark.parametrize("layer", ["gcn", "sage-max", "tag"])
+@pytest.mark.parametrize("layer", ["gcn", "sage-max", "tag", "gat"])
 def test_a_floor_lies_below_the_price(layer: str, mode: str) -> None:
     problem = Problem(layer, Forms.of(generate.erdos(400, 3_000, 1)), 16, 8)
     floor = floor_seconds(problem, mode)
@@ -20,7 +20,3 @@ def test_a_floor_lies_below_the_price(layer: str, mode: str) -> None:
     priced = plait.compile(problem.layer, data, mode=mode).plan.seconds
     assert floor is not None
     assert 0.0 < floor < priced
-
-
-def test_attention_has_no_floor() -> None:
-    assert floor_seconds(Problem("gat", Forms.of(generate.grid(6, 6)), 8, 6), "training") is None

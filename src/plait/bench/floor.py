@@ -14,7 +14,6 @@ from torch_geometric.data import Data
 
 from plait.bench.problem import Problem
 from plait.errors import PlaitError
-from plait.plan.plan import LayerPlan
 from plait.pyg.compile import compile
 from plait.pyg.probe import machine_in_use, using_machine
 
@@ -22,7 +21,7 @@ __all__ = ["floor_seconds"]
 
 
 def floor_seconds(problem: Problem, mode: str) -> float | None:
-    """Seconds of the cheapest plan without overheads; None for layers that are not planned by expression."""
+    """Seconds of the cheapest plan without overheads; None for layers that are not planned."""
     if problem.extra:
         return None
     stand_in = torch.zeros_like(problem.x).requires_grad_()
@@ -32,5 +31,4 @@ def floor_seconds(problem: Problem, mode: str) -> float | None:
             plan: Any = compile(copy.deepcopy(problem.layer), data, mode=mode, forms=["csr"]).plan
     except PlaitError:
         return None
-    is_by_expression = plan.layers and all(isinstance(part, LayerPlan) for part in plan.layers)
-    return float(plan.seconds) if is_by_expression else None
+    return float(plan.seconds) if plan.layers else None

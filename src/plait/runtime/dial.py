@@ -290,10 +290,8 @@ def _layer(plan: LayerPlan, trail: Trail, others: int) -> _Layer:
 
 
 def _value_bytes(plan: LayerPlan, name: str, trail: Trail) -> int:
-    """Bytes of an input, or of the output (no name), of a layer that is a program."""
-    if not isinstance(plan, LayerPlan):
-        return 0
-    shape = plan.forward.shapes.get(name or plan.forward.outputs[0])
+    """Bytes of an input, or of the output (no name); 0 where a plan states no steps."""
+    shape = plan.forward.shapes.get(name or "".join(plan.forward.outputs[:1]))
     if shape is None:
         return 0
     return trail.float_bytes * size_of(shape[0], plan.sizes) * size_of(shape[1], plan.sizes)
