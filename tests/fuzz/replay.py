@@ -157,7 +157,8 @@ def _replay(script: str, tally: Tally | None) -> None:
         # what a coarse type left in gradients and running means stays there when the type is refined
         tolerance = max(tolerance, TOLERANCE[theirs["x"].dtype])
         has_nan = any(_NAN in earlier for earlier in lines[:number])
-        is_lost = has_nan and _has_nan(list(theirs["model"].parameters()))
+        # a weight's gradient may read a row whose gradient is zero: 0 * NaN, where PyG's association does not
+        is_lost = has_nan and any(_has_nan(list(world["model"].parameters())) for world in (theirs, ours))
         if _GRADIENTS.search(line) or is_lost:
             ours["out"] = _with_nan_of(theirs["out"], ours["out"], has_nan)
         if is_lost:
