@@ -7,7 +7,7 @@ import importlib
 import pytest
 
 from plait.errors import PlanError
-from plait.ops.operation import TABLE, Operation, operation
+from plait.ops.operation import TABLE, Operation, operation, register
 from plait.ops.program import Step
 from plait.plan.candidates import candidates
 from tests.plan.expressions import LAYERS
@@ -53,3 +53,8 @@ def test_references_are_where_the_table_says(row: Operation) -> None:
     module, _, name = row.reference.partition(":")
     found = importlib.import_module(module)
     assert not name or callable(getattr(found, name))
+
+
+def test_two_rows_of_one_name_are_refused() -> None:
+    with pytest.raises(PlanError, match="'gemm' is in the table already"):
+        register(operation("gemm"))

@@ -118,8 +118,11 @@ TABLE: dict[str, Operation] = {}
 
 
 def register(*rows: Operation) -> None:
-    """Enter operations into the table."""
-    TABLE.update({row.name: row for row in rows})
+    """Enter operations into the table; PlanError where one of that name is there already."""
+    for row in rows:
+        if row.name in TABLE:
+            raise PlanError(f"operation {row.name!r} is in the table already; use its row, or another name")
+        TABLE[row.name] = row
 
 
 def operation(name: str) -> Operation:
