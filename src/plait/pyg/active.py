@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from plait.pyg.recall import Layer
 from plait.runtime.identity import identity
@@ -59,6 +59,7 @@ class Seat:
     kept: Kept | None = None
     is_overwritten: bool | None = None  # whether its input is written to before the backward pass, once known
     num_copied: int = 0  # inputs copied to find that out
+    given: list[tuple[Tensor, int]] = field(default_factory=list)  # the last of them, and their versions
 
     def as_it_was(self, module: nn.Module) -> Layer | None:
         """The record of a layer that nothing has changed since it was lowered."""

@@ -2,7 +2,7 @@
 
 A planned backward pass may read a layer's input where PyG's keeps a product of it and lets the input change.
 Nobody can tell beforehand what a caller will do with it, so a layer's input is copied until its first
-backward pass shows whether it was written to, and from then on only if it was.
+backward pass, or the call after it, shows whether it was written to, and from then on only if it was.
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ def may_be_overwritten(seat: Seat, x: Any, constant: Tensor | None) -> bool:
     """Whether the layer must be given a copy of x; `constant` is the input that is known to stay."""
     if not torch.is_grad_enabled():
         return False
+    if seat.given:
+        _look(seat, seat.given, is_over=False)
+        seat.given = []
     # torch counts no writes to what such hooks keep, as those of checkpoints do: a copy is the only safe way
     if seat.is_overwritten is False and torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
         return False
@@ -52,7 +55,9 @@ def copied(seat: Seat, x: Any, run: Callable[[Any], Any]) -> Any:
         if seat.num_copied >= _MOST_COPIES:
             seat.is_overwritten = False
         else:
-            made.grad_fn.register_prehook(functools.partial(_look, seat, [(v, _version(v)) for v in found]))
+            # an alias counts the same writes, and outlives what the caller drops after a call without backward
+            seat.given = [(v.detach(), _version(v)) for v in found if type(v) is Tensor]
+            made.grad_fn.register_prehook(functools.partial(_before_backward, seat, seat.given))
     return out
 
 
@@ -64,9 +69,14 @@ def _version(value: Any) -> int:
     return value._version if isinstance(value, Tensor) and counts_writes(value) else 0
 
 
-def _look(seat: Seat, seen: list[tuple[Any, int]], _: Any) -> None:
-    """Called before the backward pass of a layer: was its input written to since?"""
-    if any(_version(value) != version for value, version in seen):
+def _before_backward(seat: Seat, given: list[tuple[Tensor, int]], _: Any) -> None:
+    _look(seat, given, is_over=True)
+    seat.given = []
+
+
+def _look(seat: Seat, given: list[tuple[Tensor, int]], is_over: bool) -> None:
+    """Was the layer's input written to since? If not, and the call `is_over`, it will not be."""
+    if any(_version(value) != version for value, version in given):
         seat.is_overwritten = True
-    elif seat.is_overwritten is None:
+    elif is_over and seat.is_overwritten is None:
         seat.is_overwritten = False
