@@ -295,7 +295,7 @@ _EDITS = (
         "model.parameters())",
         "nn.utils.clip_grad_norm_(model.parameters(), 0.5)",
         "[setattr(p, 'data', strided(p.data, 'transposed')) for p in model.parameters() if p.dim() == 2]",
-        "[setattr(p, 'data', strided(p.data, 'stepped')) for p in model.parameters() if p.dim()]",
+        "[setattr(p, 'data', strided(p.data, 'stepped')) for p in of_layers(model) if p.dim()]",
         "layer(model, {k}).message = doubled(layer(model, {k}).message)",
         "layer(model, {k}).update = doubled(layer(model, {k}).update)",
         "layer(model, {k}).forward = doubled(layer(model, {k}).forward)",
