@@ -33,7 +33,6 @@ ELSEWHERE = {
     "pyg/shard.py": "distributed/test_shard.py",
     "pyg/call.py": "pyg/test_explain.py",
     "pyg/trace.py": "pyg/test_profiling.py",
-    "runtime/plans.py": "pyg/test_explain.py",
     # every operation of the catalogue is run and compared there
     "bench/ops/dense.py": "bench/ops/test_catalogue.py",
     "bench/ops/gather.py": "bench/ops/test_catalogue.py",

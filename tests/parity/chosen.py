@@ -19,4 +19,4 @@ def only(choice: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def chosen(problem: Problem, ways: Sequence[Way]) -> LayerPlan:
         return choose(problem, [way for way in ways if way.name == choice])
 
-    monkeypatch.setattr("plait.runtime.session.choose", chosen)
+    monkeypatch.setattr("plait.runtime.ways.choose", chosen)

@@ -18,7 +18,7 @@ import plait
 from plait.cost.machine import default_profile
 from plait.plan import words
 from plait.plan.plan import LayerPlan, Plan, Rejected
-from plait.runtime.session import using_machine
+from plait.runtime.machine import using_machine
 from tests.plan.expressions import LAYERS
 from tests.plan.test_plan import layer
 

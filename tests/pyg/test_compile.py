@@ -21,7 +21,7 @@ import plait
 from plait.errors import GraphError, InputError, PlaitError, PlanError
 from plait.kernels import spmm as sparse
 from plait.plan.plan import LayerPlan
-from plait.runtime import session as sessions
+from plait.runtime import machine as machines
 
 
 @pytest.fixture(autouse=True)
@@ -267,10 +267,10 @@ def test_features_that_are_nearly_all_zero_are_used_as_a_sparse_matrix() -> None
 
 @pytest.fixture
 def uncalibrated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    monkeypatch.setattr(sessions, "cache_folder", lambda: tmp_path)
-    sessions.forget_machine()
+    monkeypatch.setattr(machines, "cache_folder", lambda: tmp_path)
+    machines.forget_machine()
     yield
-    sessions.forget_machine()
+    machines.forget_machine()
 
 
 @pytest.mark.usefixtures("uncalibrated")

@@ -289,9 +289,7 @@ def test_plans_of_attention_are_made_for_sizes_once_batches_come_and_go(
 ) -> None:
     made: list[str] = []
     own = ways.choose
-    monkeypatch.setattr(
-        "plait.runtime.session.choose", lambda p, found: made.append(p.layer) or own(p, found)
-    )
+    monkeypatch.setattr("plait.runtime.ways.choose", lambda p, found: made.append(p.layer) or own(p, found))
     monkeypatch.setenv("PLAIT_ASIDE", "0")
     torch.manual_seed(0)
     fast = plait.compile(GATConv(8, 4))

@@ -37,9 +37,7 @@ def kept(session: Session) -> int:
     graphs = list(session.edges.values())
     parts = ("constants", "runs", "restricted", "calls", "plans", "weights")
     counts = [len(getattr(graph, part)) for graph in graphs for part in parts]
-    return (
-        sum(counts) + len(graphs) + len(session._calls) + len(session.watched) + len(session._plans_by_size)
-    )
+    return sum(counts) + len(graphs) + len(session._calls) + len(session.watched) + len(session.by_size)
 
 
 # What changes from step to step ---------------------------------------------------------------------------

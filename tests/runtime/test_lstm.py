@@ -10,8 +10,10 @@ from torch import Tensor, nn
 from plait.graph import Graph
 from plait.plan.draft import Draft
 from plait.plan.ways import Way
+from plait.runtime.edges import Edges
 from plait.runtime.lstm import Prefixes
-from plait.runtime.session import Edges, Session
+from plait.runtime.session import Session
+from plait.runtime.ways import Programs
 
 CASES = {
     "random": ([0, 3, 1, 2, 2, 0, 1, 4], [0, 0, 0, 1, 1, 3, 3, 3], 5),
@@ -57,7 +59,7 @@ def lstm(x: Tensor, cell: nn.LSTM, graph: Graph) -> Tensor:
 
     sizes = {"P": levels.num_steps, "D": levels.length}
     edges = Edges(graph, ())
-    return Session().lowered("lstm", edges, (), inputs, ways, {"lists": prefixes}, sizes=sizes)
+    return Programs("lstm", (), ways, sizes=sizes).value(Session(), edges, inputs, {"lists": prefixes})
 
 
 @pytest.mark.parametrize("has_bias", [True, False])

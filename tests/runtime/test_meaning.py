@@ -15,9 +15,9 @@ from plait.runtime import executor
 from plait.runtime.buffers import Buffers
 from plait.runtime.chain import Env
 from plait.runtime.constants import Constants
+from plait.runtime.machine import machine_in_use
 from plait.runtime.meaning import evaluate_program
 from plait.runtime.orders import EdgeOrders
-from plait.runtime.session import machine_in_use
 from tests.plan.test_attention import WRT
 
 DOUBLE = torch.float64

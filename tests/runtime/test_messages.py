@@ -12,7 +12,9 @@ from torch import Tensor
 from plait.plan.draft import Draft
 from plait.plan.ways import Way
 from plait.runtime import messages
-from plait.runtime.session import Edges, Session
+from plait.runtime.edges import Edges
+from plait.runtime.session import Session
+from plait.runtime.ways import Programs
 from tests.runtime.test_pieces import SHAPES, Case, same
 
 
@@ -39,7 +41,7 @@ def by_program(
         ]
 
     edges = Edges(case.orders.graph, ())
-    return Session().lowered("layer", edges, (), inputs, ways, {"message": function})
+    return Programs("layer", (), ways).value(Session(), edges, inputs, {"message": function})
 
 
 @pytest.mark.parametrize("floats", [1 << 8, 1 << 17])

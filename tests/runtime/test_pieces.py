@@ -13,8 +13,10 @@ from plait.graph import Graph
 from plait.kernels.attention.pieces import padded
 from plait.plan.pieces import Dots, DotSoftmax, Leaky, Piece, Softmax, Sums, ways
 from plait.runtime import messages
+from plait.runtime.edges import Edges
 from plait.runtime.orders import EdgeOrders
-from plait.runtime.session import Edges, Session
+from plait.runtime.session import Session
+from plait.runtime.ways import Programs
 
 SHAPES = [(7, 9, 40, 3, 5), (7, 9, 40, 1, 33), (5, 5, 0, 2, 3), (6, 4, 30, 8, 4), (50, 40, 900, 4, 16)]
 
@@ -55,7 +57,7 @@ def same(result: Tensor, expected: Tensor, inputs: Sequence[Tensor]) -> None:
 def by_program(case: Case, piece: Piece, **inputs: Tensor) -> Tensor:
     """A piece of a layer as the program it is planned as."""
     edges = Edges(case.orders.graph, ())
-    return Session().lowered("layer", edges, (piece,), inputs, lambda wrt: ways(piece))
+    return Programs("layer", (piece,), lambda wrt: ways(piece)).value(Session(), edges, inputs)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

@@ -14,7 +14,7 @@ from torch_geometric.nn import GCNConv
 import plait
 from plait.cost.machine import default_profile, load_profile, profile_path
 from plait.runtime import probe
-from plait.runtime.session import using_machine
+from plait.runtime.machine import using_machine
 
 OWN = default_profile().measured["probe"]
 

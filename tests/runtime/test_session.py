@@ -75,7 +75,6 @@ def test_weights_changed_in_place_are_noticed(layer: nn.Module) -> None:
 
 
 def plait_data(x: Tensor, edge_index: Tensor) -> Any:
-    from torch_geometric.data import Data
 
     return Data(x=x, edge_index=edge_index)
 
@@ -144,78 +143,9 @@ def test_a_copy_has_parameters_and_graphs_of_its_own(layer: nn.Module, how: Any)
     torch.testing.assert_close(model(x, edge_index), expected)
 
 
-def test_a_plan_is_made_once_for_a_graph_and_its_shapes(layer: nn.Module) -> None:
-    model, x, edge_index = plait.compile(layer), torch.randn(30, 5), random_edges(1)
-    made: list[Any] = []
-    choose = session_of(model).choose
-    session_of(model).choose = lambda problem: made.append(problem) or choose(problem)  # type: ignore[func-returns-value]
-    for _ in range(5):
-        model(x, edge_index).sum().backward()
-    assert len(made) <= 2  # before and after x turned out to stay the same
-    with torch.no_grad():
-        model(x, edge_index)
-    assert made[-1].wrt is None
-
-
-def test_a_calibration_is_read_at_the_next_plan(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    from dataclasses import replace
-
-    from plait.cost.machine import default_profile, profile_path
-
-    monkeypatch.setenv("PLAIT_CACHE", str(tmp_path))
-    sessions.forget_machine()
-    assert sessions._machine().is_default
-    replace(default_profile(), name="bench box", is_default=False).save(profile_path(tmp_path))
-    assert sessions._machine().is_default
-    sessions.forget_machine()
-    assert sessions._machine().name == "bench box"
-    sessions.forget_machine()
-
-
 def test_options_are_values() -> None:
     assert Options() == Options()
     assert Session().options == Options()
-
-
-def test_nothing_is_hoisted_for_a_graph_that_comes_once_until_it_comes_back() -> None:
-    torch.manual_seed(0)
-    nodes, model = 40, GCNConv(6, 3)
-    x = torch.randn(nodes, 6)
-    graphs = [torch.randint(0, nodes, (2, 150)) for _ in range(8)]
-    fast = plait.compile(model, Data(x=x, edge_index=graphs[0], num_nodes=nodes))
-    session = session_of(fast)
-
-    def hoisted(edge_index: torch.Tensor) -> bool:
-        torch.testing.assert_close(fast(x, edge_index), model(x, edge_index))
-        return any(plan.hoisted.steps for plan in session.plans.values())
-
-    assert [hoisted(graph) for graph in graphs[:3]] == [True] * 3  # few graphs: each is taken to stay
-    assert [hoisted(graph) for graph in graphs[4:]] == [False] * 4
-    assert len(session._plans_by_size) == 1
-    assert [hoisted(graph) for graph in graphs[4:]] == [True] * 4
-
-
-def test_a_deep_model_in_pieces_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    layers = nn.ModuleList(GATv2Conv(4, 4, edge_dim=3) for _ in range(25))  # of three programs each
-    x, edge_index, attr = torch.randn(30, 4), random_edges(1), torch.randn(90, 3)
-
-    class Deep(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = layers
-
-        def forward(self, x: Tensor) -> Tensor:
-            for layer in self.layers:
-                x = layer(x, edge_index, attr)
-            return x
-
-    model = plait.compile(Deep())
-    model(x)
-    planned: list[Any] = []
-    choose = sessions.choose
-    monkeypatch.setattr(sessions, "choose", lambda *given: planned.append(given) or choose(*given))
-    model(x)
-    assert not planned
 
 
 def test_pieces_of_a_layer_that_runs_in_pyg_now_are_no_longer_shown() -> None:

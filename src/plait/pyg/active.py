@@ -18,8 +18,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from plait.pyg.recall import Layer
+from plait.runtime.edges import Edges
 from plait.runtime.identity import identity
-from plait.runtime.session import Edges, Session
+from plait.runtime.session import Session
 
 __all__ = ["Kept", "Seat", "Seats", "active", "entered", "name_of", "session", "traced"]
 

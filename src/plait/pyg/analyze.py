@@ -18,7 +18,7 @@ from plait.graph import Graph
 from plait.graph.partition import has_metis, metis
 from plait.plan.plan import Plan
 from plait.pyg.compile import explain
-from plait.runtime.session import machine_in_use
+from plait.runtime.machine import machine_in_use
 
 __all__ = ["analyze"]
 

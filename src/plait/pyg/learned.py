@@ -19,9 +19,11 @@ from plait.plan.ways import unpriced
 from plait.pyg.layers.base import Lowered, aggregation
 from plait.pyg.operators import Operator, propagate
 from plait.runtime.deferred import whole
+from plait.runtime.edges import Edges
 from plait.runtime.learned import Learned, Weighted, structure_of
 from plait.runtime.listed import program_of
-from plait.runtime.session import Edges, Session, machine_in_use
+from plait.runtime.machine import machine_in_use
+from plait.runtime.session import Session
 from plait.runtime.twice import is_traced
 
 __all__ = ["with_learned_weights"]

@@ -29,11 +29,12 @@ from plait.pyg.once import Once, once
 from plait.pyg.operators import Operator, propagate
 from plait.pyg.overwritten import copied, may_be_overwritten, ordinary
 from plait.pyg.recall import Layer, call_key, lie_with
-from plait.runtime import cuda
+from plait.runtime import cuda, expressions
 from plait.runtime.constants import Constants
 from plait.runtime.deferred import whole
+from plait.runtime.edges import Edges
 from plait.runtime.identity import counts_writes, identity
-from plait.runtime.session import Edges, Session
+from plait.runtime.session import Session
 from plait.runtime.trace import is_profiling
 
 __all__ = ["PlannedForward", "install", "is_disabled", "is_planned"]
@@ -220,7 +221,7 @@ def _listed(
     def planned() -> Apply:
         run = _prepared(layer, module, seat, args, kwargs, known)
         assert isinstance(run, _Prepared), "the layer was lowered before"
-        return functools.partial(session.apply, seat.name, run.edges, run.constants)
+        return functools.partial(expressions.apply, session, seat.name, run.edges, run.constants)
 
     return once(session, known, module, key, args[0], *_edges_of(args, kwargs), planned)
 
@@ -242,7 +243,7 @@ class _Prepared:
             nonlocal count
             label = self.name if count == 0 else f"{self.name}#{count}"
             count += 1
-            return self.session.apply(label, self.edges, self.constants, forms, inputs)
+            return expressions.apply(self.session, label, self.edges, self.constants, forms, inputs)
 
         def widened(forms: tuple[Expr, ...], inputs: Mapping[str, Tensor | None]) -> Tensor:
             wide = {name: None if value is None else value.float() for name, value in inputs.items()}

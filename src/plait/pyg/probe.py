@@ -8,7 +8,8 @@ from typing import Any
 from plait.plan.plan import LayerPlan
 from plait.plan.search import Problem, search, survey
 from plait.plan.ways import preferring
-from plait.runtime.session import Session, forget_machine, machine_in_use, using_machine
+from plait.runtime.machine import forget_machine, machine_in_use, using_machine
+from plait.runtime.session import Session
 
 __all__ = ["Choose", "Probe", "forget_machine", "machine_in_use", "using_machine"]
 

@@ -27,7 +27,8 @@ from plait.pyg import exported
 from plait.pyg.active import Seats, active, traced
 from plait.pyg.planned import PlannedForward, is_disabled, is_planned
 from plait.runtime.folded import unfolded
-from plait.runtime.session import Session, machine_in_use
+from plait.runtime.machine import machine_in_use
+from plait.runtime.session import Session
 
 __all__ = ["CompiledModel", "never_planned", "plan_of", "view_of"]
 

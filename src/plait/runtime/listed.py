@@ -1,7 +1,7 @@
 """A layer on a graph that comes once: its expression evaluated on the edges as they are listed.
 
-Sorting the edges, planning and binding cost more than a short sum gains from them. Dense products are torch's
-and so is their gradient; the matrix times x and its transpose times a gradient are one pass over the list.
+Sorting the edges, planning and binding cost more than a short sum gains from them. Dense products are those of
+runtime/tall.py; the matrix times x and its transpose times a gradient are one pass over the list.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from plait.errors import PlanError
 from plait.ir import Add, Dense, Expr, Map, MatMul, Scalar, Scale, Sparse, formula, leaves, sort
 from plait.ir.build import propagation
 from plait.kernels.listed import Entries, listed_sum
+from plait.runtime.tall import linear
 from plait.runtime.twice import is_traced
 
 __all__ = ["Listed", "Matrix", "Program", "program_of"]
@@ -188,7 +188,7 @@ def _pair(product: Expr) -> Pair:
         x, w = given[leaf], right(given, matrix)
         if _is_cheaper_first(x, w):
             return spread(given, matrix, x), w
-        return spread(given, matrix, x @ w), None
+        return spread(given, matrix, _multiplied(x, w)), None
 
     return pair
 
@@ -249,8 +249,9 @@ def _multiplied(left: Tensor, right: Tensor | None, addend: Tensor | None = None
         return left
     # a weight comes as the transpose of what is stored: its gradient passes one node fewer this way
     base = right._base
-    if base is not None and _is_turned(right, base) and (addend is None or addend.dim() == 1):
-        return linear(left, base, addend)
+    if base is not None and _is_turned(right, base):
+        is_bias = addend is not None and addend.dim() == 1
+        return linear(left, base, *((addend, None) if is_bias else (None, addend)))
     return left @ right if addend is None else torch.addmm(addend, left, right)
 
 

@@ -1,11 +1,17 @@
-"""The plans a compiled model ran by: the latest of every layer, and those of training and inference apart."""
+"""The plans of a compiled model: the latest of every layer, and those that graphs of one size share."""
 
 from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
 
 from plait.kernels import launch
 from plait.plan.plan import LayerPlan
 
-__all__ = ["Plans"]
+__all__ = ["BySize", "Plans"]
+
+_MOST_SIZES = 512  # a layer in pieces has up to six programs, in training and in inference
 
 
 class Plans(dict[str, LayerPlan]):
@@ -60,3 +66,40 @@ class Plans(dict[str, LayerPlan]):
             return tuple(plans[name] for name in self if name in plans)
         never = self._by_mode["inference"]
         return tuple(plans.get(name) or never[name] for name in self if name in plans or name in never)
+
+
+class BySize:
+    """Plans that graphs of one order of magnitude share; the oldest go first."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[Any, tuple[int, LayerPlan, Any]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def plan(
+        self,
+        layer: str,
+        place: Any,
+        sizes: tuple[int, ...],
+        make: Callable[[], LayerPlan],
+        owner: Any = None,
+        first: int | None = 1,
+    ) -> LayerPlan:
+        """The latest plan for such sizes, made anew for the `first` graphs that have them; None: for all.
+
+        `place` tells apart what else plans depend on; `owner` is what it names by identity, kept alive.
+        """
+        key = (layer, place, tuple([size.bit_length() for size in sizes]))
+        count, plan, _ = self._kept.get(key, (0, None, None))
+        if plan is None or first is None or count < first:
+            plan = make()
+            while len(self._kept) >= _MOST_SIZES:
+                self._kept.popitem(last=False)
+            self._kept[key] = (count + 1, plan, owner)
+        return plan
+
+    def forget(self, layer: str) -> None:
+        """Drop the plans of a layer."""
+        for key in [key for key in self._kept if key[0] == layer]:
+            del self._kept[key]

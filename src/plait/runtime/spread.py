@@ -27,7 +27,8 @@ from plait.runtime.bind import Binding, Bound, kernel
 from plait.runtime.buffers import Buffers
 from plait.runtime.chain import Env
 from plait.runtime.constants import Constants, SparseValue
-from plait.runtime.session import machine_in_use, with_identity_loops
+from plait.runtime.machine import machine_in_use
+from plait.runtime.problems import with_identity_loops
 
 __all__ = ["Peers", "RankConstants", "Runs", "extended"]
 

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from plait.errors import InputError
 from plait.measure import time_calls
+from plait.runtime.edges import Edges
 from plait.runtime.forms import FEWEST_CALLS, MARGIN, UNION_SECONDS_PER_EDGE, gathered
 from plait.runtime.placed import PlacedGraph
 from plait.runtime.quotient import Quotients
-from plait.runtime.session import Edges, Session
+from plait.runtime.session import Session
 
 __all__ = ["find_twins"]
 

@@ -12,7 +12,7 @@ import torch
 import plait
 from plait.cost.machine import gpu_profile, gpu_profile_path, load_profile
 from plait.errors import InputError
-from plait.runtime import session
+from plait.runtime import machine
 
 NAME = "NVIDIA Test 200"
 
@@ -22,18 +22,18 @@ def test_a_calibrated_profile_takes_the_place_of_the_generations(
 ) -> None:
     found = SimpleNamespace(name=NAME, major=9, minor=0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: found)
-    monkeypatch.setattr(session, "cache_folder", lambda: tmp_path)
-    session.forget_machine()
+    monkeypatch.setattr(machine, "cache_folder", lambda: tmp_path)
+    machine.forget_machine()
     place = torch.device("cuda", 0)
-    assert session.machine_in_use(place).is_default
+    assert machine.machine_in_use(place).is_default
     own = replace(gpu_profile(NAME, (9, 0)), is_default=False, call_seconds=0.5)
     path = gpu_profile_path(tmp_path, NAME)
     assert path.name == "machine-nvidia-test-200.json"
     own.save(path)
-    assert session.machine_in_use(place).is_default  # until it is read anew
-    session.forget_machine()
-    assert session.machine_in_use(place).call_seconds == 0.5
-    session.forget_machine()
+    assert machine.machine_in_use(place).is_default  # until it is read anew
+    machine.forget_machine()
+    assert machine.machine_in_use(place).call_seconds == 0.5
+    machine.forget_machine()
 
 
 def test_other_devices_are_refused() -> None:

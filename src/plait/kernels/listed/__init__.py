@@ -1,10 +1,12 @@
 """Sums over edges in the order they are listed: for graphs that come once, nothing is sorted.
 
-One thread walks the list: a sum of the size this is made for takes less time than waking another one.
+Threads share out the columns, and each walks the whole list: no two write to the same place, and the order of
+a sum is that of the list whoever computes it.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,8 +14,11 @@ import torch
 from torch import Tensor
 
 from plait.errors import InputError
+from plait.kernels import launch
+from plait.kernels.block import Block
+from plait.kernels.compiled import address_of
 from plait.kernels.listed import cpu
-from plait.kernels.operands import float_bits
+from plait.kernels.operands import float_bits, read_numbers, read_rows, write_rows
 
 __all__ = ["LOOPS", "SCALES", "Entries", "entries", "listed_sum"]
 
@@ -23,6 +28,8 @@ SCALES = ("none", "symmetric", "mean")
 """How the matrix is normalised."""
 
 Array = np.ndarray[Any, Any]
+_SERIAL_BELOW = 1 << 18  # multiply-adds (some 40 us of one core) under which no second thread is woken
+_LEAST_COLUMNS = 8
 _FLOATS: dict[int, np.dtype[Any]] = {32: np.dtype(np.float32), 64: np.dtype(np.float64)}
 
 
@@ -92,13 +99,43 @@ def listed_sum(matrix: Entries, num_rows: int, num_columns: int, x: Tensor, iden
     """
     if x.dim() != 2 or x.shape[0] != num_columns or not x.is_cpu:
         raise InputError(f"x: shape {list(x.shape)} on {x.device}; pass [{num_columns}, width] on the CPU")
-    float_bits("x", x)
-    x = x.detach()
-    if not x.is_contiguous() or x.is_neg():
-        x = x.resolve_neg().contiguous()
-    numbers = x.numpy()
-    if matrix.own.dtype != numbers.dtype or matrix.value.dtype != numbers.dtype:
+    bits, width, count = float_bits("x", x), x.shape[1], matrix.source.size
+    number = _FLOATS[bits]
+    if matrix.own.dtype != number or matrix.value.dtype != number:
         raise InputError(f"x: {x.dtype}, but the matrix has {matrix.own.dtype}; convert one of them")
-    out = torch.empty((num_rows, x.shape[1]), dtype=x.dtype)
-    cpu.listed_sum(*matrix, identity, numbers, out.numpy())
+    out = torch.empty((num_rows, width), dtype=x.dtype)
+    words, one = _block.words(), _identity(identity, bits)
+    x = read_rows(words, 4, "x", x, x.dtype, num_columns, width)
+    write_rows(words, 6, "out", out, out.dtype, num_rows, width)
+    read_numbers(words, 9, "source", matrix.source, 32, count)
+    read_numbers(words, 10, "target", matrix.target, 32, count)
+    words[3], words[8], words[12], words[14] = width, num_rows, count, one.ctypes.data
+    words[11], words[13] = _floats("value", matrix.value, count), _floats("own", matrix.own, num_rows)
+    threads = launch.num_threads() if (count + num_rows) * width > _SERIAL_BELOW else 1
+    words[2] = columns = width if threads == 1 else max(_LEAST_COLUMNS, -(-width // threads) // 8 * 8)
+    words[1] = -(-width // columns) if width else 0
+    _block.run(_address(bits, bool(matrix.value.size)), words, threads)
     return out
+
+
+_block = Block(cpu.WORDS)
+
+
+@functools.cache
+def _address(bits: int, is_weighted: bool) -> int:
+    name = f"listed-f{bits}-{'weighted' if is_weighted else 'plain'}"
+    return address_of(name, lambda: cpu.sum_kernel(bits, is_weighted))
+
+
+@functools.lru_cache(maxsize=64)
+def _identity(multiple: float, bits: int) -> Array:
+    return np.array([multiple], _FLOATS[bits])
+
+
+def _floats(name: str, array: Array, count: int) -> int:
+    """The address of one number for each of `count`, 0 where there are none."""
+    if not array.size:
+        return 0
+    if array.shape != (count,) or not array.flags.c_contiguous:
+        raise InputError(f"{name}: shape {list(array.shape)} of the matrix, wanted {count} in one piece")
+    return int(array.ctypes.data)

@@ -30,7 +30,8 @@ from plait.pyg.layers.fused import (
 )
 from plait.pyg.layers.pieces import Pieces, as_listed
 from plait.runtime import executor
-from plait.runtime.session import Edges
+from plait.runtime.edges import Edges
+from plait.runtime.ways import Programs
 
 __all__ = ["prepare"]
 
@@ -153,8 +154,8 @@ def _run(module: Any, call: AttentionCall, layer: Attention, edge: Tensor | None
         own = {"X": call.source, "X1": call.target, "E": edge}
         unwanted = {name for name, value in own.items() if value is None or not value.requires_grad}
         wrt = tuple(name for name in _INPUTS if name not in unwanted)
-    ways_of = functools.partial(ways, layer)
-    return active.session().way(active.name_of(module), call.edges, (layer,), call.source, wrt, ways_of)
+    programs = Programs(active.name_of(module), (layer,), functools.partial(ways, layer))
+    return programs.run(active.session(), call.edges, call.source, wrt)
 
 
 _INPUTS = ("X", "X1", "E", "W", "W1", "b", "b1", "U", "T", "R", "M", "q", "v", "S", "s", "a", "c")

@@ -21,9 +21,10 @@ from plait.plan.edgewise import EdgeMap, ways
 from plait.pyg import active
 from plait.pyg.layers.base import aggregation, has_hooks, is_parametrized, is_plain_linear
 from plait.pyg.layers.fused import Run, edges_of, fused, refused_edges, refused_features
+from plait.runtime.edges import Edges
 from plait.runtime.nearest import nearest
 from plait.runtime.project import project
-from plait.runtime.session import Edges
+from plait.runtime.ways import Programs
 
 __all__ = ["prepare"]
 
@@ -154,11 +155,11 @@ def _run(module: Any, edges: Edges, map_: _Map, source: Tensor, target: Tensor |
     if sizes.counts_bias:
         values["c"] = values["c"].unsqueeze(0)
         values["T"] = edges.orders.counts(source.dtype, is_once=reduce != "sum")
-    return session.lowered(
-        active.name_of(module), edges, ("edge map", sizes), values,
-        lambda wrt: ways(sizes, wrt is not None), given,
+    programs = Programs(
+        active.name_of(module), ("edge map", sizes), lambda wrt: ways(sizes, wrt is not None),
         diagonals=lambda: {"t": edges.orders.inverse_degrees.to(source.dtype)},
     )  # fmt: skip
+    return programs.value(session, edges, values, given)
 
 
 def _values(

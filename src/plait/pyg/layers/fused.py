@@ -19,7 +19,8 @@ from plait.pyg import active
 from plait.pyg.edges import read
 from plait.pyg.layers.base import bound_to_torch
 from plait.runtime.cuda import why_not
-from plait.runtime.session import Edges, Session
+from plait.runtime.edges import Edges
+from plait.runtime.session import Session
 
 __all__ = [
     "FUSED",

@@ -19,7 +19,8 @@ from plait.pyg.layers.base import has_hooks, is_parametrized, not_plain
 from plait.pyg.layers.fused import Run, edges_of, fused, refused_edges, refused_features
 from plait.pyg.layers.messages import lowered
 from plait.pyg.layers.pieces import PiecesCall, read_call
-from plait.runtime.session import Edges
+from plait.runtime.edges import Edges
+from plait.runtime.ways import Programs
 
 __all__ = ["prepare"]
 
@@ -83,7 +84,7 @@ def _run(module: Any, edges: Edges, source: Tensor, target: Tensor | None) -> Te
             has_bias=module.bias is not None, is_training=wrt is not None,
         )  # fmt: skip
 
-    return active.session().lowered(active.name_of(module), edges, ("gated",), inputs, make)
+    return Programs(active.name_of(module), ("gated",), make).value(active.session(), edges, inputs)
 
 
 def _with_edges(call: PiecesCall) -> Tensor:

@@ -17,6 +17,7 @@ from plait.pyg.layers.base import has_hooks, linear_values, not_plain
 from plait.pyg.layers.fused import Run, edges_of, fused, refused_edges, refused_features
 from plait.runtime import executor
 from plait.runtime.lstm import Prefixes
+from plait.runtime.ways import Programs
 
 __all__: list[str] = []
 
@@ -46,11 +47,12 @@ def _prepare(module: Any, given: Mapping[str, Any]) -> Run | str:
     if edges.graph.num_edges == 0 or not prefixes.is_listed_by_target:
         return "(aggr='lstm'): there are no edges, or they are not sorted by target; PyG says what it wants"
     inputs = _inputs(module, source, root, is_pair)
-    run = active.session().bound(
-        active.name_of(module), edges, ("lstm",), inputs,
+    programs = Programs(
+        active.name_of(module), ("lstm",),
         lambda wrt: ways(_shape(module, inputs, is_pair), _numbers(prefixes), wrt is not None),
         sizes=_numbers(prefixes).sizes,
     )  # fmt: skip
+    run = programs.bound(active.session(), edges, inputs)
     if run.plan.choice == "padded":
         del active.session().plans[active.name_of(module)]
         return "(aggr='lstm'): padded lists are priced lower than shared prefixes"

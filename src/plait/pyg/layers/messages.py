@@ -19,6 +19,7 @@ from plait.pyg.layers.base import Apply, Call, Lowered, NotLowered, is_plain_lin
 from plait.pyg.layers.fused import Run, fused
 from plait.pyg.layers.neighbourhood import operator, reduction
 from plait.pyg.layers.pieces import Pieces, PiecesCall, is_elementwise, mean_scale, read_call
+from plait.runtime.ways import Programs
 
 __all__ = ["crystal", "film", "gen", "lowered"]
 
@@ -37,11 +38,12 @@ def lowered(
 ) -> Tensor:
     """The value of a layer's messages by their program; `functions` of edges' rows by name."""
     values = {name: value for name, value in inputs.items() if value is not None}
-    return active.session().lowered(
-        active.name_of(call.module), call.edges, (layer,), values, lambda _: ways(layer, text, because),
-        functions, sizes={"S": call.source.shape[0]},
+    programs = Programs(
+        active.name_of(call.module), (layer,), lambda _: ways(layer, text, because),
+        sizes={"S": call.source.shape[0]},
         diagonals=lambda: {"t": call.orders.inverse_degrees.to(call.source.dtype)},
     )  # fmt: skip
+    return programs.value(active.session(), call.edges, values, functions)
 
 
 # GENConv -------------------------------------------------------------------------------------------

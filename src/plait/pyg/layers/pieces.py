@@ -17,8 +17,10 @@ from plait.pyg import active
 from plait.pyg.edges import read
 from plait.pyg.layers.base import has_hooks, not_plain
 from plait.pyg.layers.fused import csr_order, edges_of, refused_edges, refused_features
+from plait.runtime.edges import Edges
 from plait.runtime.orders import EdgeOrders
-from plait.runtime.session import Edges, Session
+from plait.runtime.session import Session
+from plait.runtime.ways import Programs
 
 __all__ = ["Pieces", "PiecesCall", "as_listed", "is_elementwise", "mean_scale", "read_call"]
 
@@ -202,6 +204,5 @@ class Pieces:
         return self._made(what, piece, {"X": attr, "E": weight})
 
     def _made(self, what: str, piece: Piece, inputs: Mapping[str, Tensor]) -> Tensor:
-        layer = f"{self._layer} {what}"
-        value: Tensor = self._session.lowered(layer, self._edges, (piece,), inputs, lambda _: ways(piece))
-        return value
+        programs = Programs(f"{self._layer} {what}", (piece,), lambda _: ways(piece))
+        return programs.value(self._session, self._edges, inputs)

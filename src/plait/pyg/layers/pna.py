@@ -28,8 +28,9 @@ from plait.pyg import active
 from plait.pyg.layers.base import has_hooks, is_parametrized, is_plain_linear
 from plait.pyg.layers.fused import Run, csr_order, edges_of, fused, refused_edges, refused_features
 from plait.pyg.layers.pieces import is_elementwise
+from plait.runtime.edges import Edges
 from plait.runtime.project import project
-from plait.runtime.session import Edges
+from plait.runtime.ways import Programs
 
 __all__ = ["prepare"]
 
@@ -104,8 +105,8 @@ def _run(module: Any, edges: Edges, x: Tensor, attr: Tensor | None) -> Tensor:
         return ways(of, wrt is not None)
 
     key = ("aggregators", of, call.wants)
-    name = active.name_of(module)
-    out: Tensor = active.session().lowered(name, edges, key, inputs, make, given, call.weights)
+    programs = Programs(active.name_of(module), key, make, call.weights)
+    out = programs.value(active.session(), edges, inputs, given)
     return _later_layers(module, out) if len(module.post_nns[0]) > 1 else out
 
 

@@ -19,9 +19,10 @@ from plait.pyg import active
 from plait.pyg.edges import read
 from plait.pyg.layers.base import aggregation, is_parametrized
 from plait.pyg.layers.fused import Run, fused, refused_edges, refused_features
+from plait.runtime.edges import Edges
 from plait.runtime.project import project
 from plait.runtime.relational import Relations
-from plait.runtime.session import Edges
+from plait.runtime.ways import Programs
 
 __all__ = ["prepare"]
 
@@ -129,11 +130,9 @@ def _run(module: Any, call: RelationalCall) -> Tensor:
     def make(wrt: tuple[str, ...] | None) -> list[Way]:
         return ways(of, relations.sizes)
 
-    out: Tensor = active.session().lowered(
-        active.name_of(module), call.edges, ("relational", of, wants), inputs, make,
-        own=None if of.is_rows else functools.partial(_weights, module), objects=relations,
-    )  # fmt: skip
-    return out
+    own = None if of.is_rows else functools.partial(_weights, module)
+    programs = Programs(active.name_of(module), ("relational", of, wants), make, own, relations)
+    return programs.value(active.session(), call.edges, inputs)
 
 
 def _layer(module: Any, call: RelationalCall) -> RelationalLayer:

@@ -1,0 +1,127 @@
+"""Runs the layers that are programs: of the ways to compute one the cheapest, bound to its graph once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from plait.graph import Graph
+from plait.kernels import launch
+from plait.plan.plan import LayerPlan
+from plait.plan.ways import Way, choose
+from plait.runtime import executor
+from plait.runtime.constants import Constants, Objects
+from plait.runtime.edges import Edges
+from plait.runtime.problems import of_program
+from plait.runtime.session import MANY_GRAPHS, Session
+
+__all__ = ["Programs"]
+
+_log = logging.getLogger("plait")
+
+Ways = Callable[[tuple[str, ...] | None], Sequence[Way]]
+"""The ways to compute a layer, by the names of the inputs that want gradients (None: inference)."""
+
+Own = Callable[[str], Mapping[str, torch.Tensor]]
+"""The inputs of a way alone, by its name: weights as it reads them."""
+
+
+@dataclass(slots=True)
+class Programs:
+    """A layer that is a program, as one call brings it: its ways, and what they read beside their inputs.
+
+    `key` tells apart what the ways depend on beside the inputs' shapes, and which of a way's own inputs want
+    gradients. `sizes`: numbers of rows that programs name beside those of nodes and edges. `objects`: the
+    graph's matrices beside A; `diagonals`: its constants, a number for every target.
+    """
+
+    layer: str
+    key: tuple[Any, ...]
+    ways: Ways
+    own: Own | None = None
+    objects: Objects | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    diagonals: Callable[[], Mapping[str, torch.Tensor]] = dict
+
+    def value(
+        self,
+        session: Session,
+        edges: Edges,
+        inputs: Mapping[str, torch.Tensor],
+        given: Mapping[str, Any] | None = None,
+    ) -> torch.Tensor:
+        """The value of the layer, whichever way it goes; `given`: what is no tensor."""
+        run = self.bound(session, edges, inputs)
+        if self.own is not None:
+            inputs = {**inputs, **self.own(run.plan.choice)}
+        return executor.apply(run, inputs, given)
+
+    def bound(self, session: Session, edges: Edges, inputs: Mapping[str, torch.Tensor]) -> executor.Run:
+        """The layer planned for these inputs and bound to the graph."""
+        with_grad = torch.is_grad_enabled()
+        wrt = tuple([name for name, t in inputs.items() if with_grad and t.requires_grad])
+        shapes = tuple([(name, t.shape) for name, t in inputs.items()])
+        return self.run(session, edges, inputs["X"], wrt, shapes)
+
+    def run(
+        self, session: Session, edges: Edges, x: torch.Tensor, wrt: tuple[str, ...], shapes: Any = None
+    ) -> executor.Run:
+        """The same where the inputs are not known yet; without `shapes` the key says all about them."""
+        layer = self.layer
+        place = (layer, "program", (self.key, shapes), wrt, None, x.dtype, x.device, launch.num_threads())
+        run = edges.runs.get(place)
+        if run is None:
+            plan = self._plan(session, place, edges.graph, x)
+            constants = Constants(edges.graph, None, self.diagonals(), x.dtype, objects=self.objects)
+            may_replay = session.options.memory_limit is None
+            run = executor.Run(
+                plan, constants, session.buffers, place=x.device, orders=edges.orders, may_replay=may_replay
+            )
+            edges.remember(place, run)
+        if session.plans.get(layer) is not run.plan:
+            session.plans[layer] = run.plan
+        run.trace = session.trace
+        return run
+
+    def _plan(self, session: Session, place: tuple[Any, ...], graph: Graph, x: torch.Tensor) -> LayerPlan:
+        """The plan for this graph or, once graphs come and go, the latest one for graphs of its size."""
+        counts = {graph.num_nodes: "N", graph.num_sources: "M", graph.num_edges: "E"}
+        others = {**self.sizes, **({} if self.objects is None else self.objects.sizes)}
+        sizes = (graph.num_nodes, graph.num_sources, graph.num_edges, *others.values())
+        # a graph a little larger may not fit a memory limit
+        first = MANY_GRAPHS if session.options.memory_limit is None else None
+        return session.by_size.plan(
+            self.layer, _counted(place, counts), sizes,
+            lambda: self._best(session, graph, x, place[3], others), first=first,
+        )  # fmt: skip
+
+    def _best(
+        self, session: Session, graph: Graph, x: torch.Tensor, wrt: tuple[str, ...], sizes: Mapping[str, int]
+    ) -> LayerPlan:
+        """The cheapest way on this graph."""
+        wanted = dict.fromkeys(wrt)
+        if self.own is not None and torch.is_grad_enabled():
+            # made to be asked whether they want gradients: a checkpoint must not see what they save
+            with torch.autograd.graph.saved_tensors_hooks(_same, _same):
+                found = [self.own(way.name) for way in self.ways(("X",))]
+            wanted |= {name: None for more in found for name, t in more.items() if t.requires_grad}
+        asked = tuple(wanted) or None
+        problem = of_program(self.layer, graph, x, asked, self.objects, sizes, session.dial)
+        plan = choose(problem, self.ways(asked))
+        _log.debug("layer %s planned: predicted %.3g ms", self.layer, 1e3 * plan.seconds)
+        return plan
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def _counted(part: Any, counts: Mapping[int, str]) -> Any:
+    """A key with numbers of nodes and edges by what they count, so that graphs of one size share it."""
+    if isinstance(part, torch.Size):
+        return (counts.get(part[0], part[0]), *part[1:]) if part else ()
+    return tuple(_counted(inner, counts) for inner in part) if type(part) is tuple else part
