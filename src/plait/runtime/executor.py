@@ -18,6 +18,7 @@ from plait.runtime import attention as attention  # enter their kernels
 from plait.runtime import cuda as cuda
 from plait.runtime import cuda_passes as cuda_passes
 from plait.runtime import edgewise as edgewise
+from plait.runtime import entries as entries
 from plait.runtime import gated as gated
 from plait.runtime import lstm as lstm
 from plait.runtime import messages as messages
@@ -333,10 +334,12 @@ class _Expression(torch.autograd.Function):
         env = Env(layout.blank)
         if ctx.given:
             env.update(ctx.given)
+        # where nothing is saved, nothing was freed: such a pass may run again
+        saved = ctx.saved_tensors if layout.keys else ()
         if run.plan.expr is None:
-            ctx.rest.fill(env, ctx.saved_tensors)
+            ctx.rest.fill(env, saved)
         else:
-            env.update(zip(layout.keys, ctx.saved_tensors, strict=True))
+            env.update(zip(layout.keys, saved, strict=True))
         if run.hoisted:
             env.update(run.hoisted)
         env["grad"] = _rows_contiguous(grad, run.buffers)
@@ -344,7 +347,8 @@ class _Expression(torch.autograd.Function):
         grads: list[torch.Tensor | None] = [None, None, None]
         for output, shape in zip(layout.outputs, layout.shapes, strict=True):
             made = None if output is None else env[output]
-            grads.append(made if made is None or made.shape == shape else made.reshape(shape))
+            # a vector's gradient may come as a matrix of one row
+            grads.append(made if made is None or made.dim() == len(shape) else made.reshape(shape))
         return tuple(grads)
 
 

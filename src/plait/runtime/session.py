@@ -39,6 +39,7 @@ from plait.runtime.deferred import Deferred, can_defer, held_rows
 from plait.runtime.dial import Dial
 from plait.runtime.forms import USUAL, Forms, adopt, with_form_text
 from plait.runtime.identity import Hold
+from plait.runtime.learned import Products
 from plait.runtime.listings import Listings
 from plait.runtime.lstm import Prefixes
 from plait.runtime.orders import EdgeOrders
@@ -108,6 +109,7 @@ class Edges:
     weights: dict[Any, Hold] = field(default_factory=dict)  # of the constants
     num_weights: int = 0  # weights that constants were made for so far
     gone: list[Any] = field(default_factory=list)  # keys of constants whose weights are no more
+    products: dict[Graph, Products] = field(default_factory=dict)  # with weights that are inputs
 
     @functools.cached_property
     def orders(self) -> EdgeOrders:
