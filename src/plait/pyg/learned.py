@@ -51,7 +51,10 @@ def with_learned_weights(
             # layers of one call share the matrix: its backward pass may run once for each of them
             key = (id(weight), weight._version, id(graph), operator, dtype)
             if key not in session.shared:
-                session.shared[key] = (weight, _weighted(operator, edges, session.buffers, weight.reshape(-1).to(dtype)))
+                session.shared[key] = (
+                    weight,
+                    _weighted(operator, edges, session.buffers, weight.reshape(-1).to(dtype)),
+                )
             return program(given, session.shared[key][1]).to(x.dtype)
         return _learned(operator, edges, session.buffers, weight, dtype).value(forms[0], given).to(x.dtype)
 

@@ -159,10 +159,14 @@ class Learned:
                 return _total(edge for edge, _ in parts), _total(loop for _, loop in parts)
             case MatMul(left, right) if sort(left) == "diagonal":
                 scale, (edges, loops) = self._scale(left), self._matrix(right)
-                return _times(edges, scale.index_select(0, self.products.orders.targets)), _times(loops, scale)
+                return _times(edges, scale.index_select(0, self.products.orders.targets)), _times(
+                    loops, scale
+                )
             case MatMul(left, right) if sort(right) == "diagonal":
                 scale, (edges, loops) = self._scale(right), self._matrix(left)
-                return _times(edges, scale.index_select(0, self.products.orders.sources)), _times(loops, scale)
+                return _times(edges, scale.index_select(0, self.products.orders.sources)), _times(
+                    loops, scale
+                )
         raise PlanError(f"{formula(matrix)}: no gradient of edge weights goes through this matrix")
 
     def _scale(self, diagonal: Expr) -> Tensor:

@@ -46,6 +46,7 @@ from plait.runtime.orders import EdgeOrders
 from plait.runtime.placed import PlacedGraph, PlacedOrders
 from plait.runtime.plans import Plans
 from plait.runtime.probe import machine_for
+from plait.runtime.project import Projector
 from plait.runtime.quotient import Quotient, Quotients
 from plait.runtime.wanted import Wanted, WantedRows, check_unchanged, state_of
 from plait.runtime.watched import Inputs, Numbers, Watched
@@ -186,6 +187,7 @@ class Session:
     def __init__(self, options: Options | None = None):
         self.options = options or Options()
         self.buffers = Buffers()
+        self.project = Projector(self.buffers)
         self.edges: OrderedDict[Any, Edges] = OrderedDict()
         self.watched = Inputs()
         self._numbers = Numbers()
