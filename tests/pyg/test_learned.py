@@ -148,3 +148,42 @@ def test_gradients_of_several_directions_at_once(name: str) -> None:
         found.append(torch.autograd.grad(out, [x, weight], directions, is_grads_batched=True))
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_layers_that_share_their_weights_are_differentiated_one_by_one() -> None:
+    torch.manual_seed(0)
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([GCNConv(WIDTH, 4), GCNConv(WIDTH, 3)])
+
+        def forward(self, x: Tensor, edge_index: Tensor, weight: Tensor) -> list[Tensor]:
+            return [layer(x, edge_index, weight) for layer in self.layers]
+
+    layer = Both().double()
+    model, edge_index = plait.compile(layer), torch.randint(0, 9, (2, 30))
+    x = torch.randn(9, WIDTH, dtype=torch.double)
+    weight = (0.5 + torch.rand(30, dtype=torch.double)).requires_grad_()
+    found = []
+    for net in (model, layer):
+        outs = net(x, edge_index, weight)
+        found.append([torch.autograd.grad(out.square().sum(), weight)[0] for out in outs])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_a_layer_that_was_changed_between_calls_is_looked_at_again() -> None:
+    torch.manual_seed(0)
+    layer = GCNConv(WIDTH, 4).double()
+    model, edge_index = plait.compile(layer), torch.randint(0, 9, (2, 30))
+    x = torch.randn(9, WIDTH, dtype=torch.double)
+    weight = (0.5 + torch.rand(30, dtype=torch.double)).requires_grad_()
+    for change in (
+        lambda: None,
+        lambda: setattr(layer, "improved", True),
+        lambda: setattr(layer, "bias", None),
+    ):
+        change()
+        for _ in range(3):
+            torch.testing.assert_close(model(x, edge_index, weight), layer(x, edge_index, weight))

@@ -156,3 +156,12 @@ def test_unfolded_completes_what_containers_hold() -> None:
     assert unfolded(held) is held
     assert type(folded) is Tensor
     assert folded.shape == (12, 5)
+
+
+def test_several_directions_at_once() -> None:
+    held = torch.randn(3, 5, requires_grad=True)
+    found = []
+    for whole in (Folded(held, classes()).whole(), held[classes().place]):
+        directions = torch.stack([torch.ones_like(whole), whole.detach()])
+        found.append(torch.autograd.grad(whole, held, directions, is_grads_batched=True)[0])
+    torch.testing.assert_close(*found)

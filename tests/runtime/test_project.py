@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from plait.runtime.buffers import Buffers
-from plait.runtime.project import project
+from plait.runtime.project import Projector
 
 
 def _tensors(rows: int, inner: int, width: int, dtype: torch.dtype) -> list[torch.Tensor]:
@@ -23,7 +23,7 @@ def test_what_is_wanted_gets_the_gradient_that_torch_gives(
 ) -> None:
     x, w, bias, grad = _tensors(*shape, dtype)
     answers = []
-    for run in (lambda *given: project(Buffers(), *given), lambda x, w, b: x @ w + b):
+    for run in (Projector(Buffers()), lambda x, w, b: x @ w + b):
         leaves = [
             t.clone().requires_grad_(name in wanted) for name, t in zip("xwb", (x, w, bias), strict=True)
         ]
@@ -39,7 +39,7 @@ def test_what_is_wanted_gets_the_gradient_that_torch_gives(
 def test_a_map_without_bias_and_a_gradient_of_stride_zero() -> None:
     x, w, _, _ = _tensors(50, 6, 4, torch.float32)
     ours, theirs = (w.clone().requires_grad_() for _ in range(2))
-    project(Buffers(), x, ours).sum().backward()
+    Projector(Buffers())(x, ours).sum().backward()
     (x @ theirs).sum().backward()
     torch.testing.assert_close(ours.grad, theirs.grad)
 
@@ -51,7 +51,7 @@ def test_the_bits_of_the_gradients_do_not_depend_on_the_threads() -> None:
     for threads in (1, 2):
         torch.set_num_threads(threads)
         leaves = [t.clone().requires_grad_() for t in (x, w, bias)]
-        project(Buffers(), *leaves).backward(grad)
+        Projector(Buffers())(*leaves).backward(grad)
         answers.append([leaf.grad for leaf in leaves])
     torch.set_num_threads(before)
     assert all(torch.equal(a, b) for a, b in zip(*answers, strict=True))

@@ -13,30 +13,20 @@ from torch_geometric.nn import aggr, norm
 
 from plait.distributed.peers import Peers
 from plait.errors import InputError
+from plait.runtime.adjoint import mapped
 
 __all__ = ["exact", "refused", "total"]
 
 
-class _Total(torch.autograd.Function):
-    """The sum over ranks; every rank's loss depends on it, so its gradient is the sum of theirs."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, peers: Peers) -> Tensor:
-        ctx.peers = peers
-        return peers.add(x.clone())
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return ctx.peers.add(grad.clone()), None
-
-
 def total(x: Tensor, peers: Peers) -> Tensor:
-    """The sum of x over all ranks, differentiable."""
+    """The sum of x over all ranks; every rank's loss depends on it, so its gradient is the sum of theirs."""
     if peers.size == 1:
         return x
-    made: Tensor = _Total.apply(x, peers)  # type: ignore[no-untyped-call]
-    return made
+
+    def summed(rows: Tensor) -> Tensor:
+        return peers.add(rows.clone())
+
+    return mapped(x, summed, summed)
 
 
 def _mean(x: Tensor, peers: Peers) -> Tensor:

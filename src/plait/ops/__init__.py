@@ -4,6 +4,7 @@
 from plait.ops import aggregators as aggregators
 from plait.ops import attention as attention
 from plait.ops import chain as chain
+from plait.ops import entries as entries
 from plait.ops import exchange as exchange
 from plait.ops import gates as gates
 from plait.ops import linear as linear

@@ -28,7 +28,7 @@ class Draft:
         self.constants: dict[str, Expr] = {}
         self._views: dict[tuple[str, int, int], str] = {}
 
-    def input(self, name: str, rows: str | int, columns: int) -> str:
+    def input(self, name: str, rows: str | int, columns: str | int) -> str:
         """A tensor the call hands over; a vector is a matrix of one row."""
         if name not in self.inputs:
             self.inputs.append(name)

@@ -26,7 +26,7 @@ from plait.plan.search import (
     within,
 )
 
-__all__ = ["Way", "choose", "preferring", "survey_ways", "unpriced"]
+__all__ = ["Way", "choose", "direct", "preferring", "survey_ways", "unpriced"]
 
 _preferred: ContextVar[int] = ContextVar("preferred", default=0)
 
@@ -83,6 +83,9 @@ def _plan(problem: Problem, way: Way) -> LayerPlan:
     )  # fmt: skip
 
 
+_NONE = Program((), (), {}, {}, ())
+
+
 def unpriced(
     layer: str,
     choice: str,
@@ -93,12 +96,19 @@ def unpriced(
     machine: MachineProfile,
 ) -> LayerPlan:
     """The plan of a layer that goes one way only and whose steps are not the planner's: it has none."""
-    none = Program((), (), {}, {}, ())
+    return replace(
+        direct(_NONE, ()), layer=layer, sizes=sizes, mode=mode, machine=machine.name,
+        is_default_machine=machine.is_default, because=because, choice=choice, text=text,
+    )  # fmt: skip
+
+
+def direct(program: Program, wrt: tuple[str, ...], layer: str = "") -> LayerPlan:
+    """A part of a layer that is run as it is: one program, nothing to choose from, nothing priced."""
     return LayerPlan(
-        layer=layer, expr=None, form="", condition="", forward=none, backward=None, hoisted=none, steps=(),
-        hoisted_steps=(), num_forward=0, seconds=0.0, peak_bytes=0, sparse_values=(), sizes=sizes, mode=mode,
-        machine=machine.name, is_default_machine=machine.is_default, because=because, choice=choice,
-        text=text,
+        layer=layer, expr=None, form="", condition="", forward=program,
+        backward=differentiate(program, wrt) if wrt else None, hoisted=_NONE, steps=(), hoisted_steps=(),
+        num_forward=0, seconds=0.0, peak_bytes=0, sparse_values=(), sizes={},
+        mode="training" if wrt else "inference", machine="", is_default_machine=False, wrt=wrt,
     )  # fmt: skip
 
 

@@ -12,19 +12,19 @@ from torch import Tensor
 
 from plait.graph import Graph
 from plait.ir import Expr
-from plait.kernels.normalised import Places, gradient, normalised
-from plait.kernels.normalised.reference import reference
+from plait.kernels.normalised import Places
 from plait.plan.plan import LayerPlan
 from plait.plan.ways import unpriced
 from plait.pyg.layers.base import Lowered, aggregation
 from plait.pyg.operators import Operator, propagate
+from plait.runtime.buffers import Buffers
 from plait.runtime.deferred import whole
 from plait.runtime.edges import Edges
-from plait.runtime.learned import Learned, Weighted, structure_of
+from plait.runtime.entries import Normalising
+from plait.runtime.learned import Learned, Products, Weighted
 from plait.runtime.listed import program_of
 from plait.runtime.machine import machine_in_use
 from plait.runtime.session import Session
-from plait.runtime.twice import is_traced
 
 __all__ = ["with_learned_weights"]
 
@@ -53,9 +53,12 @@ def with_learned_weights(
             # layers of one call share the matrix: its backward pass may run once for each of them
             key = (id(weight), weight._version, id(graph), operator, dtype)
             if key not in session.shared:
-                session.shared[key] = (weight, _weighted(operator, graph, weight.reshape(-1).to(dtype)))
+                session.shared[key] = (
+                    weight,
+                    _weighted(operator, edges, session.buffers, weight.reshape(-1).to(dtype)),
+                )
             return program(given, session.shared[key][1]).to(x.dtype)
-        return _learned(operator, graph, weight, dtype).value(forms[0], given).to(x.dtype)
+        return _learned(operator, edges, session.buffers, weight, dtype).value(forms[0], given).to(x.dtype)
 
     def run() -> Tensor:
         mode = "training" if torch.is_grad_enabled() else "inference"
@@ -66,25 +69,35 @@ def with_learned_weights(
     return run
 
 
-def _learned(operator: Operator, graph: Graph, weight: Tensor, dtype: torch.dtype) -> Learned:
+def _learned(
+    operator: Operator, edges: Edges, buffers: Buffers, weight: Tensor, dtype: torch.dtype
+) -> Learned:
     """The operator's matrix by torch, differentiated through the degrees as PyG's gcn_norm is."""
-    made = propagate(operator, graph, weight.reshape(-1), dtype)
+    made = propagate(operator, edges.graph, weight.reshape(-1), dtype)
     values = made.edge_weight
     if values is None:  # an operator that does not read the weights
         values = torch.ones(made.graph.num_edges, dtype=dtype)
     diagonals = {leaf: value for leaf in "plq" if (value := getattr(made, leaf)) is not None}
-    return Learned(made.graph, values, {**diagonals, **made.extra})
+    return Learned(_products(edges, buffers, made.graph), values, {**diagonals, **made.extra})
 
 
 # The same by one pass over the entries and one over their gradients --------------------------------------
 
 
-def _weighted(operator: Operator, graph: Graph, weight: Tensor) -> Weighted:
+def _weighted(operator: Operator, edges: Edges, buffers: Buffers, weight: Tensor) -> Weighted:
     """The operator's matrix p @ (A + l) @ q, its values and its diagonal differentiable in the weights."""
-    places = _places(graph, operator.loops != "none")
-    values, own = _Normalise.apply(places, operator, weight)  # type: ignore[no-untyped-call]
-    bare = graph if operator.loops == "none" else graph.without_self_loops()
-    return Weighted(structure_of(bare), values, own)
+    graph, has_own = edges.graph, operator.loops != "none"
+    products = _products(edges, buffers, graph.without_self_loops() if has_own else graph)
+    how = Normalising(_places(graph, has_own), operator.loops, operator.fill, operator.normalise)
+    return Weighted(products, products.normalised(how, weight), has_own)
+
+
+def _products(edges: Edges, buffers: Buffers, graph: Graph) -> Products:
+    """Products with matrices of a graph's pattern; `graph`: that of `edges`, or it without its loops."""
+    found = edges.products.get(graph)
+    if found is None:
+        found = edges.products[graph] = Products(graph, buffers)
+    return found
 
 
 _PLACES: weakref.WeakKeyDictionary[Graph, dict[bool, Places]] = weakref.WeakKeyDictionary()
@@ -107,48 +120,6 @@ def _listed(graph: Graph) -> Any:
     """The caller's number of every edge."""
     dtype = graph.indices.dtype
     return np.arange(graph.num_edges, dtype=dtype) if graph.order is None else graph.order.astype(dtype)
-
-
-class _Normalise(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, places: Places, operator: Operator, weight: Tensor) -> Any:
-        numbers = np.ascontiguousarray(weight.detach().resolve_neg().numpy())
-        made = normalised(places, numbers, operator.loops, operator.fill, operator.normalise)
-        ctx.set_materialize_grads(False)
-        ctx.places, ctx.operator, ctx.made, ctx.count = places, operator, made, weight.shape[0]
-        # read by derivatives of the gradient only: the gradient itself may be asked for more than once
-        ctx.save_for_backward(weight)
-        return torch.from_numpy(made.values), torch.from_numpy(made.own) if made.own.size else None
-
-    @staticmethod
-    def backward(ctx: Any, by_values: Tensor | None, by_own: Tensor | None) -> Any:
-        given = [grad for grad in (by_values, by_own) if grad is not None]
-        if not given:
-            return None, None, None
-        if any(is_traced(grad) for grad in given):
-            return None, None, _in_torch(ctx, by_values, by_own)
-        made, operator = ctx.made, ctx.operator
-        of_values = np.zeros_like(made.values) if by_values is None else by_values.contiguous().numpy()
-        of_own = made.own[:0] if by_own is None else by_own.contiguous().numpy()
-        found = gradient(ctx.places, made, of_values, of_own, operator.loops, operator.normalise, ctx.count)
-        return None, None, torch.from_numpy(found)
-
-
-def _in_torch(ctx: Any, by_values: Tensor | None, by_own: Tensor | None) -> Tensor | None:
-    """The gradient of the weights in operations that can be differentiated again."""
-    (weight,), operator = ctx.saved_tensors, ctx.operator
-    is_recorded = torch.is_grad_enabled()
-    with torch.enable_grad():
-        alias = weight.view_as(weight)
-        made = reference(ctx.places, alias, operator.loops, operator.fill, operator.normalise)
-    outs = [
-        out for out, by in zip(made, (by_values, by_own), strict=True) if out is not None and by is not None
-    ]
-    by = [grad for grad in (by_values, by_own) if grad is not None]
-    found: Tensor | None = torch.autograd.grad(outs, alias, by, create_graph=is_recorded, allow_unused=True)[
-        0
-    ]
-    return found
 
 
 def _is_learned(plan: LayerPlan | None, graph: Graph, mode: str) -> bool:

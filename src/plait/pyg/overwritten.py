@@ -55,7 +55,7 @@ def copied(seat: Seat, x: Any, run: Callable[[Any], Any]) -> Any:
         if seat.num_copied >= _MOST_COPIES:
             seat.is_overwritten = False
         else:
-            # an alias counts the same writes, and outlives what the caller drops after a call without backward
+            # an alias counts the same writes, and outlives what the caller drops after a call alone
             seat.given = [(v.detach(), _version(v)) for v in found if type(v) is Tensor]
             made.grad_fn.register_prehook(functools.partial(_before_backward, seat, seat.given))
     return out

@@ -327,7 +327,11 @@ def _lowered(
         run = with_learned_weights(
             module, session, seat.name, lowered, edges, weight, source, root, kept.is_sparse
         )
-        return f"{kind}: {run}" if isinstance(run, str) else run
+        if isinstance(run, str):
+            return f"{kind}: {run}"
+        if known is None:
+            seat.look(module)  # the call is made ready again each time, but the layer is known
+        return run
     if lowered.keeps_graph and kept.cache is None:
         seat.kept = replace(kept, made_from=() if weight is None else identity(weight))
         return f"{kind}(cached=True): PyG makes its cache of the first graph"

@@ -18,6 +18,7 @@ from plait.plan.plan import LayerPlan
 from plait.runtime import executor
 from plait.runtime.constants import Constants
 from plait.runtime.identity import Hold
+from plait.runtime.learned import Products
 from plait.runtime.lstm import Prefixes
 from plait.runtime.orders import EdgeOrders
 from plait.runtime.placed import PlacedGraph, PlacedOrders
@@ -50,6 +51,7 @@ class Edges:
     weights: dict[Any, Hold] = field(default_factory=dict)  # of the constants
     num_weights: int = 0  # weights that constants were made for so far
     gone: list[Any] = field(default_factory=list)  # keys of constants whose weights are no more
+    products: dict[Graph, Products] = field(default_factory=dict)  # with weights that are inputs
 
     @functools.cached_property
     def orders(self) -> EdgeOrders:

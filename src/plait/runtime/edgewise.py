@@ -19,7 +19,6 @@ from plait.runtime.chain import Env
 from plait.runtime.meaning import meaning
 from plait.runtime.messages import BoundMessages, Gradients, made, messages_in_torch, reduced_in_torch
 from plait.runtime.orders import EdgeOrders
-from plait.runtime.project import weight_gradient
 
 __all__: list[str] = []
 
@@ -67,7 +66,7 @@ def _attained_back(b: Binding, step: Step, owns: bool) -> Bound:
                 leaves = into.leaves(parts, values)
                 h = made(function, parts, values)
             if to_w:
-                of_w.add_(weight_gradient(h.detach(), to_y))
+                of_w.add_(dense.weight_gradient(h.detach(), to_y))
             if to_bias:
                 of_bias.add_(dense.column_sums(to_y))
             to_h = dense.gemm(to_y, back, b.take(block.num_edges, w.shape[0], w.dtype))

@@ -18,6 +18,7 @@ from plait.runtime import attention as attention  # enter their kernels
 from plait.runtime import cuda as cuda
 from plait.runtime import cuda_passes as cuda_passes
 from plait.runtime import edgewise as edgewise
+from plait.runtime import entries as entries
 from plait.runtime import gated as gated
 from plait.runtime import lstm as lstm
 from plait.runtime import messages as messages
@@ -57,6 +58,7 @@ class Outline:
         self.is_output_kept = all(step.out != plan.forward.outputs[0] for step in plan.forward.steps)
         # the output, where a program's backward pass reads it: it goes to the caller, who may write to it
         self.output = next((n for n in plan.forward.outputs if plan.expr is None and n in self.kept), None)
+        self.held = tuple(name for name in self.kept if name != self.output)  # what autograd saves of them
         self.forward = _placed(plan.forward, (*self.kept, *plan.forward.outputs))
         self.chains: dict[str, ChainOutline] = {}  # by what they make; the plan is for these widths
         self._saved: dict[tuple[str, ...], _Saved] = {}
@@ -99,7 +101,8 @@ class Outline:
             shaped = (k for k, name in enumerate(names) if not read.isdisjoint((name, turned(name))))
             found = self._saved[names] = _Saved(
                 places,
-                (*(names[k] for k in places), *self.kept),
+                tuple(k for k in range(len(names)) if k not in places),
+                (*(names[k] for k in places), *self.held),
                 tuple(self.gradient_of.get(name) for name in names),
                 tuple(k for k in shaped if k not in places),
             )
@@ -182,7 +185,7 @@ class Run:
         saved = self.outline.saved(names)
         shapes = tuple([value.shape for value in values])
         blank = {names[k]: torch.empty(shapes[k], dtype=values[k].dtype, device="meta") for k in saved.shaped}
-        found = _Inputs(names, shapes, saved.places, saved.keys, saved.outputs, blank)
+        found = _Inputs(names, shapes, saved.places, saved.others, saved.keys, saved.outputs, blank)
         self.layouts[names] = found
         return found
 
@@ -199,6 +202,7 @@ class _Saved:
     """What is saved of inputs with given names; see _Inputs."""
 
     places: tuple[int, ...]
+    others: tuple[int, ...]
     keys: tuple[str, ...]
     outputs: tuple[str | None, ...]
     shaped: tuple[int, ...]  # inputs of which the backward pass reads the shape alone
@@ -210,7 +214,8 @@ class _Inputs:
 
     names: tuple[str, ...]
     shapes: tuple[torch.Size, ...]
-    saved: tuple[int, ...]  # those some gradient depends on; the others may change before the backward pass
+    saved: tuple[int, ...]  # those some gradient depends on
+    others: tuple[int, ...]  # those that may change before the backward pass
     keys: tuple[str, ...]  # names of all that is saved: these inputs, then what forward made for backward
     outputs: tuple[str | None, ...]  # of the backward program: the gradient of each input
     blank: Mapping[str, torch.Tensor]  # inputs that are not saved and whose shape is read
@@ -316,12 +321,11 @@ class _Expression(torch.autograd.Function):
             env.update(run.hoisted)
         run.forward(env)
         ctx.run, ctx.layout, ctx.given = run, layout, given
-        saved, kept = [inputs[k] for k in layout.saved], run.outline.kept
         if run.plan.expr is None:
             ctx.rest = _Rest(run, layout, inputs, env)
-            kept = ctx.rest.kept
+        saved, held = [inputs[k] for k in layout.saved], run.outline.held
         # intermediates go the same way as inputs, so that autograd frees them after the backward pass
-        ctx.save_for_backward(*saved, *(map(env.get, kept) if kept else ()))
+        ctx.save_for_backward(*saved, *(map(env.get, held) if held else ()))
         return run.output(env)
 
     @staticmethod
@@ -333,10 +337,11 @@ class _Expression(torch.autograd.Function):
         env = Env(layout.blank)
         if ctx.given:
             env.update(ctx.given)
-        if run.plan.expr is None:
-            ctx.rest.fill(env, ctx.saved_tensors)
-        else:
+        # where nothing is saved, nothing was freed: such a pass may run again
+        if layout.keys:
             env.update(zip(layout.keys, ctx.saved_tensors, strict=True))
+        if run.outline.output is not None:
+            ctx.rest.put_output(env)
         if run.hoisted:
             env.update(run.hoisted)
         env["grad"] = _rows_contiguous(grad, run.buffers)
@@ -344,7 +349,8 @@ class _Expression(torch.autograd.Function):
         grads: list[torch.Tensor | None] = [None, None, None]
         for output, shape in zip(layout.outputs, layout.shapes, strict=True):
             made = None if output is None else env[output]
-            grads.append(made if made is None or made.shape == shape else made.reshape(shape))
+            # a vector's gradient may come as a matrix of one row
+            grads.append(made if made is None or made.dim() == len(shape) else made.reshape(shape))
         return tuple(grads)
 
 
@@ -375,37 +381,31 @@ class _Rest:
     def __init__(self, run: Run, layout: _Inputs, inputs: Sequence[torch.Tensor], env: Env):
         self._run, self._layout = run, layout
         name = run.outline.output
-        self.kept = tuple(other for other in run.outline.kept if other != name)
-        self._output = None if name is None else (name, env[name].detach(), _version(env[name]))
-        self._unsaved = {
-            k: (value, _version(value)) for k, value in enumerate(inputs) if k not in layout.saved
-        }
+        self._output = None if name is None else (env[name].detach(), _version(env[name]))
+        self._unsaved = [(inputs[k], _version(inputs[k])) for k in layout.others]
 
     @property
     def output(self) -> torch.Tensor | None:
         """The output, where the backward pass reads it."""
-        return None if self._output is None else self._output[1]
+        return None if self._output is None else self._output[0]
 
-    def fill(self, env: Env, saved: Sequence[Any]) -> None:
-        """Put what was saved under its names."""
-        names = [self._layout.names[k] for k in self._layout.saved]
-        env.update(zip((*names, *self.kept), saved, strict=True))
-        if self._output is None:
-            return
-        name, value, version = self._output
+    def put_output(self, env: Env) -> None:
+        """Put the output under its name, beside what was saved."""
+        name, names = self._run.outline.output, self._layout.names
+        assert name is not None
+        assert self._output is not None
+        value, version = self._output
         if _version(value) != version:
-            again = Env({own: given[0] for own, given in self._by_name().items()} | env)
+            unsaved = zip(self._layout.others, self._unsaved, strict=True)
+            again = Env({names[k]: given for k, (given, _) in unsaved} | env)
             self._run.forward(again)
             value = again[name]
         env[name] = value
 
-    def _by_name(self) -> dict[str, tuple[torch.Tensor, int]]:
-        return {self._layout.names[k]: held for k, held in self._unsaved.items()}
-
     def inputs(self, saved: Sequence[Any]) -> list[torch.Tensor]:
         """All inputs, for a derivative of the derivative."""
         found = dict(zip(self._layout.saved, saved, strict=False))
-        for k, (value, version) in self._unsaved.items():
+        for k, (value, version) in zip(self._layout.others, self._unsaved, strict=True):
             if _version(value) != version:
                 raise RuntimeError(
                     f"{self._layout.names[k]} of layer {self._run.plan.layer} was modified by an inplace "

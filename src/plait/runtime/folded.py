@@ -13,7 +13,9 @@ from plait.errors import InputError
 from plait.graph.twins import Twins
 from plait.kernels.spmm import Pattern, spmm
 from plait.runtime import pooled
+from plait.runtime.adjoint import mapped
 from plait.runtime.deferred import Deferred, Source, found_in
+from plait.runtime.twice import is_vmapped
 
 __all__ = ["Classes", "Folded", "unfolded"]
 
@@ -27,27 +29,28 @@ class Classes:
         self.place = torch.from_numpy(np.asarray(twins.members, np.int64))
         n = twins.num_nodes
         one_each = np.arange(n + 1).astype(twins.members.dtype)
-        self.spread = Pattern(one_each, twins.members, twins.num_classes)
-        self.collect = Pattern(*twins.by_class(), n)
+        self._spread = Pattern(one_each, twins.members, twins.num_classes)
+        self._collect = Pattern(*twins.by_class(), n)
         self.groups: list[tuple[Tensor, int, pooled.Groups]] = []
 
     def is_all_of(self, index: Tensor) -> bool:
         """One row per class in the order of the classes is nothing that a user would ask for."""
         return False
 
+    def spread(self, x: Tensor) -> Tensor:
+        """A row for every node: that of its class."""
+        return x.index_select(0, self.place) if is_vmapped(x) else _product(self._spread, x)
 
-class _Product(torch.autograd.Function):
-    """pattern @ x; `turned` is the transposed pattern."""
+    def collect(self, x: Tensor) -> Tensor:
+        """A row for every class: the sum over its nodes."""
+        if is_vmapped(x):
+            return x.new_zeros((self.twins.num_classes, *x.shape[1:])).index_add(0, self.place, x)
+        return _product(self._collect, x)
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, pattern: Pattern, turned: Pattern) -> Tensor:
-        ctx.patterns = (turned, pattern)
-        x = _readable(x)
-        return spmm(pattern, x, x.new_empty((pattern.num_rows, x.shape[1])))
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return _Product.apply(grad, *ctx.patterns), None, None  # type: ignore[no-untyped-call]
+def _product(pattern: Pattern, x: Tensor) -> Tensor:
+    x = _readable(x)
+    return spmm(pattern, x, x.new_empty((pattern.num_rows, x.shape[1])))
 
 
 def _readable(x: Tensor) -> Tensor:
@@ -71,7 +74,7 @@ class Folded(Source):
 
     def whole(self) -> Tensor:
         """P @ held: a row for every node; the gradient sums over a class."""
-        return _Product.apply(self.held, self.rows.spread, self.rows.collect)  # type: ignore[no-any-return, no-untyped-call]
+        return mapped(self.held, self.rows.spread, self.rows.collect)
 
     def then(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], held: Tensor

@@ -1,14 +1,14 @@
 """A layer on a graph that comes once: its expression evaluated on the edges as they are listed.
 
-Sorting the edges, planning and binding cost more than a short sum gains from them. Dense products are those of
-runtime/tall.py; the matrix times x and its transpose times a gradient are one pass over the list.
+Sorting the edges, planning and binding cost more than a short sum gains from them. Dense products are those
+of runtime/tall.py; the matrix times x and its transpose times a gradient are one pass over the list.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,8 +17,9 @@ from plait.errors import PlanError
 from plait.ir import Add, Dense, Expr, Map, MatMul, Scalar, Scale, Sparse, formula, leaves, sort
 from plait.ir.build import propagation
 from plait.kernels.listed import Entries, listed_sum
+from plait.runtime.adjoint import mapped
 from plait.runtime.tall import linear
-from plait.runtime.twice import is_traced
+from plait.runtime.twice import is_vmapped
 
 __all__ = ["Listed", "Matrix", "Program", "program_of"]
 
@@ -38,39 +39,28 @@ class Listed:
 
     def __matmul__(self, x: Tensor) -> Tensor:
         """The matrix times x, differentiable in x."""
-        if not (x.requires_grad and torch.is_grad_enabled()):
-            return listed_sum(self.entries, self.rows, self.columns, x, self.identity)
-        result: Tensor = _Product.apply(self, False, x)  # type: ignore[no-untyped-call]
-        return result
+        return mapped(x, self._times, self._turned_times)
 
-    def times(self, x: Tensor, is_turned: bool) -> Tensor:
-        """The matrix, or its transpose, times x: numbers only."""
-        if is_turned:
-            return listed_sum(self.entries.turned, self.columns, self.rows, x, self.identity)
+    def _times(self, x: Tensor) -> Tensor:
+        if is_vmapped(x):
+            return self._in_torch(x, self.entries, self.rows)
         return listed_sum(self.entries, self.rows, self.columns, x, self.identity)
 
-    def in_torch(self, x: Tensor, is_turned: bool) -> Tensor:
-        """The same in torch's operations, which can be differentiated again and batched."""
-        source, target, value, own = self.entries.turned if is_turned else self.entries
+    def _turned_times(self, x: Tensor) -> Tensor:
+        if is_vmapped(x):
+            return self._in_torch(x, self.entries.turned, self.columns)
+        return listed_sum(self.entries.turned, self.columns, self.rows, x, self.identity)
+
+    def _in_torch(self, x: Tensor, entries: Entries, rows: int) -> Tensor:
+        """The same in torch's operations."""
+        source, target, value, own = entries
         gathered = x.index_select(0, torch.from_numpy(source).long())
         if value.size:
             gathered = gathered * torch.from_numpy(value).unsqueeze(1)
-        out = x.new_zeros((self.columns if is_turned else self.rows, *x.shape[1:]))
+        out = x.new_zeros((rows, *x.shape[1:]))
         out = out.index_add(0, torch.from_numpy(target).long(), gathered)
         out = out + x * torch.from_numpy(own).unsqueeze(1) if own.size else out
         return out + self.identity * x if self.identity else out
-
-
-class _Product(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, matrix: Listed, is_turned: bool, x: Tensor) -> Tensor:
-        ctx.matrix, ctx.is_turned = matrix, is_turned
-        return matrix.times(x, is_turned)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        compute = ctx.matrix.in_torch if is_traced(grad) else ctx.matrix.times
-        return None, None, compute(grad, not ctx.is_turned)
 
 
 # Expressions ----------------------------------------------------------------------------------------------

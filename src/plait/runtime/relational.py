@@ -23,7 +23,6 @@ from plait.runtime.chain import Env
 from plait.runtime.constants import SparseValue
 from plait.runtime.meaning import ends, meaning, with_terms
 from plait.runtime.orders import EdgeOrders
-from plait.runtime.project import weight_gradient
 from plait.runtime.segments import segment_sum
 
 __all__ = ["Relations"]
@@ -228,7 +227,7 @@ def _relate_weights(b: Binding, step: Step, owns: bool) -> Bound:
         h, grad = env[left], env[right]
         out: Tensor = h.new_empty((rows, columns))
         for p in products:
-            out[p.weights] = weight_gradient(h[p.rows, p.inner], grad[p.rows, p.outer])
+            out[p.weights] = dense.weight_gradient(h[p.rows, p.inner], grad[p.rows, p.outer])
         return out
 
     return run

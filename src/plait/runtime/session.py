@@ -32,6 +32,7 @@ from plait.runtime.listings import Listings
 from plait.runtime.placed import PlacedGraph
 from plait.runtime.plans import BySize, Plans
 from plait.runtime.problems import DENSEST
+from plait.runtime.project import Projector
 from plait.runtime.quotient import Quotients
 from plait.runtime.wanted import WantedRows
 from plait.runtime.watched import Inputs, Numbers, Watched
@@ -67,6 +68,7 @@ class Session:
     def __init__(self, options: Options | None = None):
         self.options = options or Options()
         self.buffers = Buffers()
+        self.project = Projector(self.buffers)
         self.edges: OrderedDict[Any, Edges] = OrderedDict()
         self.watched = Inputs()
         self._numbers = Numbers()

@@ -23,6 +23,7 @@ from plait.ops.work import Matrix
 from plait.plan.exchange import Choice, Link, choose_over_ranks
 from plait.plan.search import Problem
 from plait.runtime import executor
+from plait.runtime.adjoint import mapped
 from plait.runtime.bind import Binding, Bound, kernel
 from plait.runtime.buffers import Buffers
 from plait.runtime.chain import Env
@@ -233,24 +234,9 @@ def _to_rows(b: Binding, step: Step, owns: bool) -> Bound:
     return run
 
 
-class _Extended(torch.autograd.Function):
-    """The rows of this rank and of its halo; gradients of the halo go back to their owners."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, peers: Peers) -> Tensor:
-        ctx.peers = peers
-        return peers.fetch(x)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return ctx.peers.give_back(grad), None
-
-
 def extended(x: Tensor, peers: Peers) -> Tensor:
-    """The rows of this rank with those of its halo behind them, differentiable."""
-    made: Tensor = _Extended.apply(x, peers)  # type: ignore[no-untyped-call]
-    return made
+    """The rows of this rank with those of its halo behind them; their gradients go back to their owners."""
+    return mapped(x, peers.fetch, peers.give_back)
 
 
 # Runs -----------------------------------------------------------------------------------------------------

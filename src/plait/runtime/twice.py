@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, is_grad_enabled
 
-__all__ = ["Again", "added", "again", "differentiable", "is_batched", "is_traced"]
+__all__ = ["Again", "added", "again", "differentiable", "is_vmapped"]
 
 # asked at every backward pass: bound once
 _are_transforms_active = torch._C._are_functorch_transforms_active
-is_batched = torch._C._functorch.is_legacy_batchedtensor  # is_grads_batched=True hands over such gradients
+_is_batched = torch._C._functorch.is_legacy_batchedtensor  # is_grads_batched=True hands over such gradients
 
 _IN_PLACE = (
     "plait's backward pass reads what this layer was given, also where PyG's keeps a product of it instead: "
@@ -31,9 +31,9 @@ Inputs that are no tensors, or that nobody asks for, may be None.
 """
 
 
-def is_traced(grad: Tensor) -> bool:
-    """Whether a backward pass of this gradient must consist of torch's own operations."""
-    return is_grad_enabled() or _are_transforms_active() or is_batched(grad)
+def is_vmapped(x: Tensor) -> bool:
+    """Whether x stands for several tensors at once, which torch's own operations alone can read."""
+    return bool(_are_transforms_active() or _is_batched(x))
 
 
 def differentiable(compute: Again) -> Callable[[Callable[[Any, Tensor], Any]], Callable[[Any, Tensor], Any]]:
@@ -43,7 +43,7 @@ def differentiable(compute: Again) -> Callable[[Callable[[Any, Tensor], Any]], C
         @functools.wraps(backward)
         def run(ctx: Any, grad: Tensor) -> Any:
             try:
-                if is_grad_enabled() or _are_transforms_active() or is_batched(grad):  # is_traced, inline
+                if is_grad_enabled() or _are_transforms_active() or _is_batched(grad):  # is_vmapped, inline
                     return again(ctx, grad, compute)
                 return backward(ctx, grad)
             except RuntimeError as error:

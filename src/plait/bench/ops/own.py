@@ -3,42 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from plait.bench.ops.inputs import Inputs
 from plait.bench.ops.operation import Unsupported
 
 if TYPE_CHECKING:
     from plait.kernels.spmm import Pattern
+    from plait.ops.program import Program
+    from plait.runtime.buffers import Buffers
+    from plait.runtime.executor import Run
 
 __all__ = ["WHY_CPU", "gemm", "product", "reduced", "sddmm"]
 
 WHY_CPU = "plait's kernels run on the CPU"
 
 
-@dataclass(frozen=True)
-class _Forms:
-    """A graph as the kernels want it, both ways, with the weights of its edges and rows."""
-
-    reduce: str
-    pattern: Pattern
-    transpose: Pattern
-    edge: Tensor | None
-    transpose_edge: Tensor | None
-    scale: Tensor | None
-
-
 def product(inputs: Inputs, reduce: str, is_weighted: bool) -> Callable[[], Tensor]:
     """x -> the sum, mean or maximum of its rows over every target's edges."""
-    _require_floats(inputs["x"])
-    forms = inputs.once(("plait", reduce, is_weighted), lambda: _forms(inputs, reduce, is_weighted))
+    from plait.runtime import executor
+
     x = inputs["x"]
-    return lambda: _Product.apply(x, forms)  # type: ignore[no-untyped-call]
+    _require_floats(x)
+    run = inputs.once(("plait", reduce, is_weighted), lambda: _bound(inputs, reduce, is_weighted))
+    return lambda: executor.apply(run, {"X": x})
 
 
 def reduced(inputs: Inputs, reduce: str) -> Callable[[], Tensor]:
@@ -90,54 +81,48 @@ def _require_floats(x: Tensor) -> None:
         raise Unsupported(f"plait's kernels have no {str(x.dtype).removeprefix('torch.')}")
 
 
-def _forms(inputs: Inputs, reduce: str, is_weighted: bool) -> _Forms:
-    order, pointer = inputs.by_target
-    back, back_pointer = inputs.by_source
-    x, source, target = inputs["x"], inputs["source"], inputs["target"]
-    value = inputs["value"].detach() if is_weighted else None
-    scale = (1.0 / pointer.diff().clamp(min=1)).to(x.dtype) if reduce == "mean" else None
-    return _Forms(
-        reduce="sum" if reduce == "mean" else reduce,
-        pattern=_pattern(pointer, source[order], x.shape[0]),
-        transpose=_pattern(back_pointer, target[back], inputs.case.rows_out),
-        edge=None if value is None else value[order],
-        transpose_edge=None if value is None else value[back],
-        scale=scale,
-    )
+def _bound(inputs: Inputs, reduce: str, is_weighted: bool) -> Run:
+    """The product as a program on the graph of the inputs, its gradient where the case takes one."""
+    from plait.graph import Graph
+    from plait.plan.ways import direct
+    from plait.runtime.constants import Constants
+    from plait.runtime.executor import Run
+
+    x, ends = inputs["x"], (inputs["source"].numpy(), inputs["target"].numpy())
+    graph = Graph.from_edge_index(*ends, inputs.case.rows_out, x.shape[0])
+    weight = inputs["value"].detach() if is_weighted else None
+    if weight is not None and graph.order is not None:
+        weight = weight[torch.from_numpy(graph.order.astype("int64"))]
+    means = {"p": 1.0 / torch.from_numpy(graph.degrees).clamp(min=1).to(x.dtype)} if reduce == "mean" else {}
+    plan = direct(_program(reduce, is_weighted), ("X",) if x.requires_grad else ())
+    return Run(plan, Constants(graph, weight, means, x.dtype), _fresh())
+
+
+def _program(reduce: str, is_weighted: bool) -> Program:
+    from plait.ir import Diagonal, Sparse
+    from plait.plan.draft import Draft
+
+    draft, shape = Draft("M"), ("N", "K")
+    matrix = draft.constant(Sparse("A", "N", "M", is_weighted))
+    reads: dict[str, str | None] = {"matrix": matrix, "x": draft.input("X", "M", "K")}
+    if reduce in ("max", "min"):
+        return draft.program(draft.add("extremum", reads, shape, more=[("ties", shape)], reduce=reduce))
+    reads["target"] = draft.constant(Diagonal("p", "N")) if reduce == "mean" else None
+    return draft.program(draft.add("spmm", reads, shape))
+
+
+def _fresh() -> Buffers:
+    """Memory of its own for every result, as torch's operations have it."""
+    from plait.runtime.buffers import Buffers
+
+    class Fresh(Buffers):
+        def take(self, rows: int, cols: int, dtype: torch.dtype) -> Tensor:
+            return torch.empty(rows, cols, dtype=dtype)
+
+    return Fresh()
 
 
 def _pattern(pointer: Tensor, indices: Tensor, num_columns: int) -> Pattern:
     from plait.kernels.spmm import Pattern
 
     return Pattern(pointer.int().numpy(), indices.int().numpy(), num_columns)
-
-
-class _Product(torch.autograd.Function):
-    """The sparse product and its gradient, each one kernel call (two for extrema)."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, forms: _Forms) -> Tensor:
-        from plait.kernels.spmm import extremum, spmm
-
-        out = torch.empty((forms.pattern.num_rows, x.shape[1]), dtype=x.dtype)
-        ctx.forms = forms
-        if forms.reduce == "sum":
-            return spmm(forms.pattern, x, out, edge=forms.edge, target=forms.scale)
-        ties = torch.empty_like(out)
-        ctx.save_for_backward(x, out, ties)
-        return extremum(forms.pattern, x, out, ties, forms.reduce)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        from plait.kernels.spmm import extremum_gather, spmm
-
-        forms: _Forms = ctx.forms
-        grad = grad.contiguous()
-        out = torch.empty((forms.transpose.num_rows, grad.shape[1]), dtype=grad.dtype)
-        if forms.reduce == "sum":
-            spmm(forms.transpose, grad, out, edge=forms.transpose_edge, source=forms.scale)
-        else:
-            x, best, ties = ctx.saved_tensors
-            extremum_gather(forms.transpose, x, best, grad / ties, out)
-        return out, None

@@ -14,7 +14,15 @@ from plait.kernels.compiled import address_of
 from plait.kernels.gemm import cpu
 from plait.kernels.operands import float_bits, read_flat, read_rows, write_flat, write_rows
 
-__all__ = ["SERIAL_BELOW", "block_height", "column_sums", "gemm", "gemm_transposed", "transposed_chunks"]
+__all__ = [
+    "SERIAL_BELOW",
+    "block_height",
+    "column_sums",
+    "gemm",
+    "gemm_transposed",
+    "transposed_chunks",
+    "weight_gradient",
+]
 
 # a multiple of every block height; small enough to balance, large enough to amortise the claim
 _PIECE_ROWS = 192
@@ -77,6 +85,13 @@ def transposed_chunks(rows: int, height: int, width: int) -> int:
     by_rows = max(1, rows // 1024)
     by_memory = max(1, (8 << 20) // max(1, height * width * 4))
     return int(min(by_rows, by_memory, 32))
+
+
+def weight_gradient(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """left.T @ right; vector lanes run over the wider operand."""
+    if left.shape[1] > right.shape[1]:
+        return gemm_transposed(right, left).t()
+    return gemm_transposed(left, right)
 
 
 def gemm_transposed(

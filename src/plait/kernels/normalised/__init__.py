@@ -28,36 +28,34 @@ class Places(NamedTuple):
 
 
 class Normalised(NamedTuple):
-    """The values of the entries and of the diagonal, and what their gradient reads."""
+    """The values of the entries, those of the diagonal behind them, and what their gradient reads."""
 
-    values: Array
-    own: Array
-    """Empty where there are no loops beside A."""
+    entries: Array
     raw: Array
     """The weights in the order of the entries."""
     loops: Array
+    """Empty where there are none beside A; then there is no diagonal."""
     scales: Array
 
 
 def normalised(places: Places, weight: Array, loops: str, fill: float, scale: str) -> Normalised:
     """values[k] = p[i] * weight * q[j] of every entry and own[i] = p[i] * l[i] * q[i]; see kernels/listed."""
     count, dtype = places.order.size, weight.dtype
-    values, raw = np.empty((2, count), dtype)
-    own, plain = np.empty((2, 0 if loops == "none" else places.num_nodes), dtype)
-    scales = np.empty(places.num_nodes, dtype)
+    raw, plain = np.empty(count, dtype), np.empty(0 if loops == "none" else places.num_nodes, dtype)
+    entries, scales = np.empty(count + plain.size, dtype), np.empty(places.num_nodes, dtype)
     cpu.normalised(
-        *places[:5], weight, LOOPS.index(loops), fill, SCALES.index(scale), values, own, raw, plain, scales
-    )
-    return Normalised(values, own, raw, plain, scales)
+        *places[:5], weight, LOOPS.index(loops), fill, SCALES.index(scale), entries[:count], entries[count:],
+        raw, plain, scales,
+    )  # fmt: skip
+    return Normalised(entries, raw, plain, scales)
 
 
-def gradient(
-    places: Places, made: Normalised, by_values: Array, by_own: Array, loops: str, scale: str, count: int
-) -> Array:
-    """The gradient of `count` listed weights, from those of the values and of the diagonal (empty: none)."""
-    out = np.zeros(count, made.values.dtype)
-    work = np.zeros(places.num_nodes, made.values.dtype)
+def gradient(places: Places, made: Normalised, by_entries: Array, loops: str, scale: str) -> Array:
+    """The gradient of the listed weights, from that of the entries and of the diagonal behind them."""
+    count, dtype = places.order.size, made.entries.dtype
+    out, work = np.zeros(count + places.loop_order.size, dtype), np.zeros(places.num_nodes, dtype)
     cpu.gradient(
-        *places[:5], *made[2:], by_values, by_own, LOOPS.index(loops), SCALES.index(scale), work, out
-    )
+        *places[:5], *made[1:], by_entries[:count], by_entries[count:], LOOPS.index(loops),
+        SCALES.index(scale), work, out,
+    )  # fmt: skip
     return out

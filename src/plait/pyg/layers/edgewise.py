@@ -23,7 +23,7 @@ from plait.pyg.layers.base import aggregation, has_hooks, is_parametrized, is_pl
 from plait.pyg.layers.fused import Run, edges_of, fused, refused_edges, refused_features
 from plait.runtime.edges import Edges
 from plait.runtime.nearest import nearest
-from plait.runtime.project import project
+from plait.runtime.project import Projector
 from plait.runtime.ways import Programs
 
 __all__ = ["prepare"]
@@ -149,7 +149,7 @@ def _not_by_row(layer: Any) -> str | None:
 
 def _run(module: Any, edges: Edges, map_: _Map, source: Tensor, target: Tensor | None) -> Tensor:
     session = active.session()
-    values, given = _values(session.buffers, map_, source, target)
+    values, given = _values(session.project, map_, source, target)
     reduce = str(aggregation(module))
     sizes = _sizes(map_, reduce, source, target, values, not len(edges.orders.bare))
     if sizes.counts_bias:
@@ -163,7 +163,7 @@ def _run(module: Any, edges: Edges, map_: _Map, source: Tensor, target: Tensor |
 
 
 def _values(
-    buffers: Any, map_: _Map, source: Tensor, target: Tensor | None
+    project: Projector, map_: _Map, source: Tensor, target: Tensor | None
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """(the tensors that the map's program reads, its functions of edges' rows) by name."""
     inner, weight, bias = source.shape[1], map_.first.weight, map_.first.bias
@@ -179,21 +179,21 @@ def _values(
     if map_.can_mark:
         layers, last = layers[:-1], layers[-1]
     if map_.kind == "blocks":
-        given["map"], parameters = _joined(buffers, layers)
+        given["map"], parameters = _joined(project, layers)
         values |= {f"P{k}": value for k, value in enumerate(parameters)}
         if map_.can_mark:
-            given["whole map"] = functools.partial(_then_linear, buffers, given["map"], last.bias is not None)
+            given["whole map"] = functools.partial(_then_linear, project, given["map"], last.bias is not None)
     if last is not None:
         values |= {"V": last.weight.t(), **({} if last.bias is None else {"c": last.bias})}
     return values, given
 
 
 def _then_linear(
-    buffers: Any, map_: Callable[..., Tensor], has_bias: bool, rows: Tensor, *values: Tensor
+    project: Projector, map_: Callable[..., Tensor], has_bias: bool, rows: Tensor, *values: Tensor
 ) -> Tensor:
     """The map and the linear layer after it, whose weight and bias are the last of the parameters."""
     own, bias = (values[:-1], values[-1]) if has_bias else (values, None)
-    return project(buffers, map_(rows, *own[:-1]), own[-1], bias)
+    return project(map_(rows, *own[:-1]), own[-1], bias)
 
 
 def _sizes(
@@ -213,13 +213,13 @@ def _sizes(
     )  # fmt: skip
 
 
-def _joined(buffers: Any, layers: tuple[Any, ...]) -> tuple[Callable[..., Tensor], list[Tensor]]:
+def _joined(project: Projector, layers: tuple[Any, ...]) -> tuple[Callable[..., Tensor], list[Tensor]]:
     """(the layers as one function of rows and parameters, those parameters, each once).
 
     Parameters are arguments: functional_call may have put others in their place when gradients are computed.
     """
     given: dict[int, Tensor] = {}  # by identity: a layer that is there twice has one gradient
-    calls = [_call(buffers, layer, given) for layer in layers]
+    calls = [_call(project, layer, given) for layer in layers]
     places = {key: k for k, key in enumerate(given)}
 
     def rest(rows: Tensor, *values: Tensor) -> Tensor:
@@ -231,7 +231,7 @@ def _joined(buffers: Any, layers: tuple[Any, ...]) -> tuple[Callable[..., Tensor
 
 
 def _call(
-    buffers: Any, layer: Any, given: dict[int, Tensor]
+    project: Projector, layer: Any, given: dict[int, Tensor]
 ) -> tuple[list[int | None], Callable[..., Tensor]]:
     """(keys of the layer's parameters, the layer as a function of rows and these); adds them to `given`."""
 
@@ -241,7 +241,7 @@ def _call(
         return [None if value is None else id(value) for value in listed]
 
     if is_plain_linear(layer):
-        return keys((layer.weight, layer.bias)), lambda rows, w, b: project(buffers, rows, w.t(), b)
+        return keys((layer.weight, layer.bias)), lambda rows, w, b: project(rows, w.t(), b)
     if getattr(layer, "inplace", False):  # rows that want a gradient are not written to
         layer = copy.copy(layer)
         layer.inplace = False

@@ -29,7 +29,6 @@ from plait.pyg.layers.base import has_hooks, is_parametrized, is_plain_linear
 from plait.pyg.layers.fused import Run, csr_order, edges_of, fused, refused_edges, refused_features
 from plait.pyg.layers.pieces import is_elementwise
 from plait.runtime.edges import Edges
-from plait.runtime.project import project
 from plait.runtime.ways import Programs
 
 __all__ = ["prepare"]
@@ -137,7 +136,7 @@ class _Call:
 
     def __init__(self, module: Any, of: Towers, edges: Edges, dtype: torch.dtype):
         self.module, self.of, self.edges, self.dtype = module, of, edges, dtype
-        self.buffers = active.session().buffers
+        self.project = active.session().project
         self.pre = [(nn[0].weight, nn[0].bias) for nn in module.pre_nns]
         self.post = [(nn[0].weight, nn[0].bias) for nn in module.post_nns]
         self.is_folded = of.towers == 1 and len(module.post_nns[0]) == 1
@@ -242,7 +241,7 @@ class _Call:
     def _shifted(self, t: int, met: Tensor) -> tuple[Tensor, Tensor]:
         """(weight, bias) of the targets' part through the weights it meets, [outer, scalers, width]."""
         own = torch.cat([self.pre[t][0][:, : self.of.width], self._bias(t)[:, None]], 1).t()
-        both = project(self.buffers, own, met.permute(2, 1, 0).reshape(self.of.width, -1))
+        both = self.project(own, met.permute(2, 1, 0).reshape(self.of.width, -1))
         return both[:-1], both[-1]
 
     def _before(self, t: int) -> dict[str, Tensor]:
@@ -263,7 +262,7 @@ class _Call:
             return weight, bias
         # on plait's own product: its bits do not depend on the number of threads
         last = self.module.lin
-        both = project(self.buffers, last.weight, torch.cat([weight, bias[:, None]], 1))
+        both = self.project(last.weight, torch.cat([weight, bias[:, None]], 1))
         return both[:, :-1], both[:, -1] + last.bias
 
     def _often(self) -> Tensor:

@@ -20,7 +20,6 @@ from plait.pyg.edges import read
 from plait.pyg.layers.base import aggregation, is_parametrized
 from plait.pyg.layers.fused import Run, fused, refused_edges, refused_features
 from plait.runtime.edges import Edges
-from plait.runtime.project import project
 from plait.runtime.relational import Relations
 from plait.runtime.ways import Programs
 
@@ -167,5 +166,5 @@ def _weights(module: Any, choice: str) -> dict[str, Tensor]:
 def _mixed(module: Any) -> Tensor:
     """[relations, in, out]: the relations' weights from the bases, on plait's own product."""
     bases = module.weight
-    mixed = project(active.session().buffers, module.comp, bases.view(bases.shape[0], -1))
+    mixed = active.session().project(module.comp, bases.view(bases.shape[0], -1))
     return mixed.view(-1, *bases.shape[1:])

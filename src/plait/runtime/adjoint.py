@@ -1,0 +1,35 @@
+"""Linear maps under autograd: the gradient goes back by the adjoint, whose own gradient is the map again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plait.runtime.twice import is_vmapped
+
+__all__ = ["Map", "mapped"]
+
+Map = Callable[[Tensor], Tensor]
+"""A linear map of rows in numbers; of rows that vmap hands over, in torch's own operations."""
+
+
+class _Mapped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, forwards: Map, backwards: Map) -> Tensor:
+        ctx.maps = (backwards, forwards)
+        return forwards(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return mapped(grad, *ctx.maps), None, None
+
+
+def mapped(x: Tensor, forwards: Map, backwards: Map) -> Tensor:
+    """forwards(x); `backwards` is the adjoint. Differentiable in x to any order."""
+    if is_vmapped(x) or not (x.requires_grad and torch.is_grad_enabled()):
+        return forwards(x)
+    result: Tensor = _Mapped.apply(x, forwards, backwards)  # type: ignore[no-untyped-call]
+    return result
