@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from plait.runtime.buffers import Buffers
-from plait.runtime.project import project
+from plait.runtime.project import Projector
 
 
 def drawn(*shape: int) -> Tensor:
@@ -17,7 +17,7 @@ def drawn(*shape: int) -> Tensor:
 def test_an_input_computed_from_another_is_not_counted_twice() -> None:
     x, mixed = drawn(7, 3), drawn(7, 4)
     found = []
-    for product in (torch.mm, lambda a, b: project(Buffers(), a, b)):
+    for product in (torch.mm, Projector(Buffers())):
         out = product(x, torch.tanh(x.t() @ mixed))
         first = torch.autograd.grad(out.square().sum(), (x, mixed), create_graph=True)
         second = torch.autograd.grad(sum(part.sin().sum() for part in first), (x, mixed))
@@ -27,12 +27,12 @@ def test_an_input_computed_from_another_is_not_counted_twice() -> None:
 
 def test_each_factor_is_kept_for_the_other_only() -> None:
     x, w, bias = drawn(7, 3), drawn(3, 4), drawn(4)
-    out = project(Buffers(), x.detach(), w, bias)
+    out = Projector(Buffers())(x.detach(), w, bias)
     with torch.no_grad():
         w.add_(1.0)
         bias.add_(1.0)
     assert torch.allclose(torch.autograd.grad(out.sum(), w)[0], x.detach().sum(0)[:, None].expand(3, 4))
-    out = project(Buffers(), x, w, bias)
+    out = Projector(Buffers())(x, w, bias)
     with torch.no_grad():
         w.add_(1.0)
     with pytest.raises(RuntimeError, match="inplace operation"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -354,6 +354,10 @@ class _Expression(torch.autograd.Function):
         return tuple(grads)
 
 
+# without the wrapper in Python, which serves torch.func only: see runtime/deferred.py
+_expression: Callable[..., torch.Tensor] = super(torch.autograd.Function, _Expression).apply
+
+
 def _in_torch(
     ctx: Any, grad: torch.Tensor, saved: Sequence[Any]
 ) -> tuple[torch.Tensor, tuple[torch.Tensor | None, ...]]:
@@ -473,4 +477,6 @@ def apply(
         names.append(name if stored is None else turned(name))
         values.append(value if stored is None else stored)
     layout = run.layouts.get(tuple(names)) or run.layout(tuple(names), values)
-    return _Expression.apply(run, layout, given, *values)  # type: ignore[no-any-return, no-untyped-call]
+    if torch._C._are_functorch_transforms_active():  # torch says what it lacks
+        return _Expression.apply(run, layout, given, *values)  # type: ignore[no-any-return, no-untyped-call]
+    return _expression(run, layout, given, *values)
