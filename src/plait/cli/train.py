@@ -160,8 +160,8 @@ def _title(session: Session, loader: NeighborLoader, args: argparse.Namespace, h
     kept = f"{rows:,} remote rows kept ({args.policy})" if rows else "no cache"
     return (
         f"{manifest.name or args.parts}: {manifest.num_nodes:,} nodes in {manifest.parts} parts, "
-        f"{session.size} ranks, {args.model}, {kept}, rows travel as {args.wire}\n"
-        f"topology {loader.topology}: {held / 1e6:.1f} of {whole / 1e6:.1f} MB per rank at most\n"
+        f"{session.size} ranks, {args.model}, {kept}, rows travel as {args.wire}, "
+        f"topology {loader.topology} (at most {held / 1e6:.3g} of {whole / 1e6:.3g} MB per rank)\n"
         f"{len(loader)} steps of {args.batch} seeds per part, {loader.padding} seeds repeated per epoch; "
         "times in s of the slowest rank, bytes of all"
     )
