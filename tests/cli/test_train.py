@@ -121,8 +121,14 @@ def test_torchrun_trains_as_one_process_does(parts: Path, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     "bad",
-    [["--model", "mlp"], ["--epochs", "0"], ["--fanout", "x"], ["--wire", "int8"], ["--cache", "-1"],
-     ["--topology", "some"]],
+    [
+        ["--model", "mlp"],
+        ["--epochs", "0"],
+        ["--fanout", "x"],
+        ["--wire", "int8"],
+        ["--cache", "-1"],
+        ["--topology", "some"],
+    ],
     ids=" ".join,
 )
 def test_bad_arguments_are_one_line(bad: list[str], parts: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,10 @@ def test_a_cause_is_one_sentence() -> None:
 
 
 def test_an_error_of_torch_names_the_rank() -> None:
-    with pytest.raises(ExchangeError, match=r"rank 3: all-reduce failed \(Connection reset\)"), told(3, "all-reduce"):
+    with (
+        pytest.raises(ExchangeError, match=r"rank 3: all-reduce failed \(Connection reset\)"),
+        told(3, "all-reduce"),
+    ):
         raise RuntimeError("[pair.cc:1] Connection reset. Try again")
 
 

@@ -1,4 +1,4 @@
-"""What ranks do in the tests of a partitioned topology: batches, losses, memory, ranks that end or fall silent."""
+"""What ranks do in the tests of a partitioned topology, and when one of them ends or falls silent."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def everything(rank: int, size: int, folder: Path) -> None:
         for options in OPTIONS:
             parted = batches(session, topology="partitioned", **options)
             same(parted, batches(session, topology="replicated", **options))
-        for batch in loader(session, topology="partitioned"):
+        for _ in loader(session, topology="partitioned"):
             if rank == 0:
                 break  # one early exit disturbs nobody
         counters = session.frontiers().counters

@@ -19,7 +19,9 @@ def owned(graph: Graph, begin: int, end: int) -> OwnedEdges:
     return OwnedEdges(indptr, graph.indices[indptr[0] : indptr[-1]], begin, graph.num_nodes)
 
 
-@pytest.mark.parametrize(("fanout", "replace"), [(3, False), (0, False), (-1, False), (4, True), (100, False)])
+@pytest.mark.parametrize(
+    ("fanout", "replace"), [(3, False), (0, False), (-1, False), (4, True), (100, False)]
+)
 def test_an_owner_draws_what_the_sampler_of_the_whole_graph_draws(fanout: int, replace: bool) -> None:
     nodes = np.array([120, 99, 150, 149, 120])
     whole = Sampler(GRAPH, [fanout], replace=replace, seed=5).sample(nodes, 2, 9)

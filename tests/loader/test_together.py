@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,8 +24,12 @@ class Pieces:
     """The edges of a graph held in pieces, each asked for its own nodes, the last one first."""
 
     def __init__(self, graph: Graph, bounds: Sequence[int]) -> None:
-        self.num_nodes, self.node_type, self.edge_type = graph.num_nodes, graph.indices.dtype, graph.indptr.dtype
-        self.pieces = [owned(graph, a, b) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+        self.num_nodes, self.node_type, self.edge_type = (
+            graph.num_nodes,
+            graph.indices.dtype,
+            graph.indptr.dtype,
+        )
+        self.pieces = [owned(graph, a, b) for a, b in itertools.pairwise(bounds)]
         self.questions = 0
 
     def ask(self, frontiers: Sequence[Frontier]) -> list[list[Drawn]]:
@@ -51,9 +56,7 @@ def same(found: Any, expected: Any) -> None:
     [GRAPH, generate.star(60), Graph.from_edge_index([], [], 60), Graph.from_edge_index([5] * 9, [5] * 9)],
     ids=["blocks", "hub", "no edges", "loops"],
 )
-def test_samples_are_those_of_one_sampler(
-    graph: Graph, limit: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_samples_are_those_of_one_sampler(graph: Graph, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(together, "STAMP_LIMIT", limit)
     rng = np.random.default_rng(1)
     graph = graph.with_order(None)
@@ -85,7 +88,9 @@ def test_a_failed_question_leaves_no_trace() -> None:
     pieces.ask = fails  # type: ignore[method-assign]
     with pytest.raises(ConnectionError):
         sampler.sample_many([np.arange(20, 40)], 0, [0])
-    same(sampler.sample_many([np.arange(20, 25)], 0, [0])[0], Sampler(GRAPH, [3, 2]).sample(np.arange(20, 25)))
+    same(
+        sampler.sample_many([np.arange(20, 25)], 0, [0])[0], Sampler(GRAPH, [3, 2]).sample(np.arange(20, 25))
+    )
 
 
 def test_bad_arguments_are_refused() -> None:

@@ -25,7 +25,6 @@ from tests.plan.expressions import LAYERS, N, learnable, matrix_of, values
 from tests.plan.interpreter import _ties, _value, run
 
 
-
 def apart(program: Program) -> Program:
     """The program with rows sent early and waited for late."""
     return replace(program, steps=tuple(program.steps[k] for k in _order(program.steps)))

@@ -6,6 +6,7 @@ and their sources and numbers. Questions of several batches travel in one round.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -81,7 +82,9 @@ class FrontierExchange(Rounds[Question]):
     def ask(self, frontiers: Sequence[Frontier]) -> list[list[Drawn]]:
         """The edges of every frontier: own ones are drawn while the others are on their way."""
         is_far = [(f.nodes < self.edges.begin) | (f.nodes >= self.edges.end) for f in frontiers]
-        questions = [self._questions(f, np.flatnonzero(far)) for f, far in zip(frontiers, is_far, strict=True)]
+        questions = [
+            self._questions(f, np.flatnonzero(far)) for f, far in zip(frontiers, is_far, strict=True)
+        ]
         every = [question for some in questions for question in some]
         if every:
             self._enter(every)
@@ -96,8 +99,10 @@ class FrontierExchange(Rounds[Question]):
         return found
 
     def _questions(self, frontier: Frontier, far: Array) -> list[Question]:
-        """The remote nodes of a frontier in pieces whose answers are bounded, where the fanout bounds them."""
-        most = _MOST_NODES if frontier.fanout <= 0 else min(_MOST_NODES, max(1, _MOST_EDGES // frontier.fanout))
+        """The remote nodes of a frontier, in pieces: where the fanout bounds the answers, these are bounded."""
+        most = (
+            _MOST_NODES if frontier.fanout <= 0 else min(_MOST_NODES, max(1, _MOST_EDGES // frontier.fanout))
+        )
         return [Question(frontier, far[k : k + most], self.bounds) for k in range(0, far.size, most)]
 
     def _longest(self) -> int:
@@ -123,12 +128,15 @@ class FrontierExchange(Rounds[Question]):
         starts = np.concatenate(([0], np.cumsum(nodes_in)))
         if degrees.size and degrees.min() < 0:
             raise ExchangeError("a rank answered with a negative number of edges; all must run one version")
-        edges_in = np.array([degrees[a:b].sum() for a, b in zip(starts[:-1], starts[1:], strict=True)], np.int64)
+        edges_in = np.array([degrees[a:b].sum() for a, b in itertools.pairwise(starts)], np.int64)
         ends = [np.concatenate((source, edge), dtype=self._kind) for _, source, edge in answers]
         came = self._all_to_all(torch.from_numpy(np.concatenate(ends)), 2 * edges_out, 2 * edges_in).numpy()
         self._share_out(requests, degrees, starts, came, edges_in)
         counters = self.counters
-        counters.nodes_in, counters.nodes_out = counters.nodes_in + degrees.size, counters.nodes_out + sent.numel()
+        counters.nodes_in, counters.nodes_out = (
+            counters.nodes_in + degrees.size,
+            counters.nodes_out + sent.numel(),
+        )
         counters.edges_in += int(edges_in.sum())
         counters.edges_out += int(edges_out.sum())
 
@@ -139,7 +147,11 @@ class FrontierExchange(Rounds[Question]):
         ]
         at = 0
         while at < words.size:
-            if words.size - at < _HEAD or not 0 < words[at + 3] <= words.size - at - _HEAD or words[at + 1] < -1:
+            if (
+                words.size - at < _HEAD
+                or not 0 < words[at + 3] <= words.size - at - _HEAD
+                or words[at + 1] < -1
+            ):
                 raise ExchangeError("a rank asks for neighbours in another format; all must run one version")
             key, fanout, replace, count = words[at : at + _HEAD]
             nodes = words[at + _HEAD : at + _HEAD + count]
@@ -157,7 +169,9 @@ class FrontierExchange(Rounds[Question]):
             count = int(edges_in[rank])
             source, edge = came[at : at + count], came[at + count : at + 2 * count]
             if count and not 0 <= int(source.min()) <= int(source.max()) < self.num_nodes:
-                raise ExchangeError(f"rank {rank} answered with nodes that are none; all must read the same parts")
+                raise ExchangeError(
+                    f"rank {rank} answered with nodes that are none; all must read the same parts"
+                )
             at += 2 * count
             node, first = int(starts[rank]), 0
             for question in requests:
@@ -166,7 +180,9 @@ class FrontierExchange(Rounds[Question]):
                     continue
                 own = degrees[node : node + end - begin]
                 last = first + int(own.sum())
-                question.drawn.append(Drawn(question.at[begin:end], own, source[first:last], edge[first:last]))
+                question.drawn.append(
+                    Drawn(question.at[begin:end], own, source[first:last], edge[first:last])
+                )
                 node, first = node + int(end - begin), last
         for question in requests:
             question.finish()

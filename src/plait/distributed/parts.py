@@ -74,7 +74,7 @@ class Parts:
         return Graph(self._array("indptr.npy"), self._array("indices.npy"), self.num_nodes)
 
     def edges(self, begin: int, end: int) -> tuple[Array, Array]:
-        """Row pointers and sources of the nodes begin .. end - 1, mapped: nothing else is read of the files."""
+        """Row pointers and sources of the nodes begin .. end - 1, mapped: no other rows are read."""
         indptr = self._array("indptr.npy")[begin : end + 1]
         return indptr, self._array("indices.npy")[int(indptr[0]) : int(indptr[-1])]
 

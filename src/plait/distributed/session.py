@@ -79,9 +79,7 @@ class Session:
         if self._frontiers is None:
             begin, end = int(self.bounds[self.rank]), int(self.bounds[self.rank + 1])
             edges = OwnedEdges(*self.parts.edges(begin, end), begin, self.parts.num_nodes)
-            self._frontiers = FrontierExchange(
-                edges, self.bounds, self.rank, timeout_seconds=self._timeout
-            )
+            self._frontiers = FrontierExchange(edges, self.bounds, self.rank, timeout_seconds=self._timeout)
         return self._frontiers
 
     @property
@@ -234,7 +232,7 @@ def _loopback() -> str | None:
 
 
 def _check_agreement(session: Session) -> None:
-    """InputError on every rank when their folders or wire types differ; whether the structure fits, on all."""
+    """InputError on every rank when their folders or wire types differ; notes whether the structure fits."""
     own = [float(b) for b in bytes.fromhex(session.parts.manifest.inputs)] + [float(len(session.wire))]
     free = available_bytes()
     every = session.gathered([*own, math.inf if free is None else float(free)])

@@ -181,9 +181,7 @@ def directional(space: Space) -> Sample:
     nodes, edges, targets = space.nodes[0], space.edges[0], space.expanded[0]
     row, col, e_id = edges.edges(targets)
     by_hop = (tuple(n for (n,) in space.nodes_by_hop), tuple(n for (n,) in space.edges_by_hop))
-    return Sample(
-        nodes.nodes(), row, col, e_id, *by_hop, nodes.trees(), edges.pointer[: targets + 1].copy()
-    )
+    return Sample(nodes.nodes(), row, col, e_id, *by_hop, nodes.trees(), edges.pointer[: targets + 1].copy())
 
 
 def _both_ways(row: Int64s, col: Int64s, e_id: Int64s, found: int) -> tuple[Int64s, Int64s, Int64s]:

@@ -9,6 +9,7 @@ from the association: before the update they are as wide as the input, after it 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -24,7 +25,16 @@ from plait.plan.program import differentiate
 from plait.plan.prune import Survivor, prune
 from plait.plan.search import Problem, matrices_of, survey
 
-__all__ = ["Choice", "Link", "by_features", "by_nodes", "choose_over_ranks", "overlapped", "spaced", "wire_bytes"]
+__all__ = [
+    "Choice",
+    "Link",
+    "by_features",
+    "by_nodes",
+    "choose_over_ranks",
+    "overlapped",
+    "spaced",
+    "wire_bytes",
+]
 
 _AT_ONCE = ("exchange", "to_columns", "to_rows")
 
@@ -312,7 +322,7 @@ def _order(steps: Sequence[Step]) -> list[int]:
     needs = [{made[name] for _, name in step.reads if name in made} - {k} for k, step in enumerate(steps)]
     for one_end in ("send", "receive"):
         ordered = [k for k, step in enumerate(steps) if step.op == one_end or step.op in _AT_ONCE]
-        for before, after in zip(ordered[:-1], ordered[1:], strict=True):
+        for before, after in itertools.pairwise(ordered):
             needs[after].add(before)
     is_urgent = [step.op == "send" for step in steps]
     for k in reversed(range(len(steps))):
