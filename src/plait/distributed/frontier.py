@@ -99,7 +99,7 @@ class FrontierExchange(Rounds[Question]):
         return found
 
     def _questions(self, frontier: Frontier, far: Array) -> list[Question]:
-        """The remote nodes of a frontier, in pieces: where the fanout bounds the answers, these are bounded."""
+        """The remote nodes of a frontier, in pieces whose answers are bounded where the fanout says so."""
         most = (
             _MOST_NODES if frontier.fanout <= 0 else min(_MOST_NODES, max(1, _MOST_EDGES // frontier.fanout))
         )
