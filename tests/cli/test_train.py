@@ -59,6 +59,7 @@ def test_one_process_trains_and_reports(
     assert main(["train", "--parts", str(parts), *SMALL, "--epochs", "4", "--output", str(kept)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2 + 4
+    assert "topology replicated (at most" in lines[0]
     for word in ("sampling", "look-up", "exchange", "stall", "compute", "all-reduce", "MB", "hits", "val"):
         assert word in lines[-1]
     found = records(kept)
@@ -98,7 +99,7 @@ def test_torchrun_trains_as_one_process_does(parts: Path, tmp_path: Path) -> Non
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     both, one = tmp_path / "two.jsonl", tmp_path / "one.jsonl"
     done = subprocess.run(
-        [*command, "--timeout", "60", "--output", str(both)],
+        [*command, "--timeout", "60", "--topology", "partitioned", "--output", str(both)],
         env=environment,
         capture_output=True,
         text=True,
@@ -106,6 +107,7 @@ def test_torchrun_trains_as_one_process_does(parts: Path, tmp_path: Path) -> Non
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    assert "topology partitioned (at most" in done.stdout
     assert len(re.findall(r"^epoch", done.stdout, re.MULTILINE)) == 2  # one rank speaks
     assert main(["train", "--parts", str(parts), *SMALL, "--output", str(one)]) == 0
     two, alone = records(both), records(one)
@@ -119,7 +121,14 @@ def test_torchrun_trains_as_one_process_does(parts: Path, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     "bad",
-    [["--model", "mlp"], ["--epochs", "0"], ["--fanout", "x"], ["--wire", "int8"], ["--cache", "-1"]],
+    [
+        ["--model", "mlp"],
+        ["--epochs", "0"],
+        ["--fanout", "x"],
+        ["--wire", "int8"],
+        ["--cache", "-1"],
+        ["--topology", "some"],
+    ],
     ids=" ".join,
 )
 def test_bad_arguments_are_one_line(bad: list[str], parts: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,10 +32,14 @@ def _kill(step: int, rank: int, is_killed: bool) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def train(folder: Path, rank: int, name: str, is_killed: bool = False) -> list[float]:
+def train(
+    folder: Path, rank: int, name: str, is_killed: bool = False, topology: str = "partitioned"
+) -> list[float]:
     """Mini-batches over parts, with dropout; the loss of every epoch."""
     with distributed.init(folder / "parts", timeout_seconds=TIMEOUT) as session:
-        loader = distributed.NeighborLoader(session, [4, 3], batch_size=8, shuffle=True, seed=3)
+        loader = distributed.NeighborLoader(
+            session, [4, 3], batch_size=8, shuffle=True, seed=3, topology=topology
+        )
         torch.manual_seed(1)
         model = make_model("sage", 12, 8, 2, 4, 0.5)
         torch.manual_seed(rank)
@@ -97,7 +101,7 @@ def third(rank: int, size: int, folder: Path) -> None:
     """The full graph's goes on; undisturbed runs, a full disk, damaged parts."""
     np.save(folder / f"shard-{rank}.npy", sharded(folder, rank, "whole"))
     np.save(folder / f"shard-undisturbed-{rank}.npy", sharded(folder, rank, "other"))
-    np.save(folder / f"train-undisturbed-{rank}.npy", train(folder, rank, "another"))
+    np.save(folder / f"train-undisturbed-{rank}.npy", train(folder, rank, "another", topology="replicated"))
     _full_disk(folder, rank)
     _damaged(folder, rank)
 
@@ -121,11 +125,22 @@ def _full_disk(folder: Path, rank: int) -> None:
 
 
 def _damaged(folder: Path, rank: int) -> None:
-    """Rank 1's copy of the parts is cut short; all ranks say so."""
+    """Rank 1's copy of the parts is changed, then cut short; all ranks say so."""
     place = folder / "parts"
     if rank == 1:
         place = folder / "copy"
         shutil.copytree(folder / "parts", place)
+        _flip(place / "indices.npy")
+    with pytest.raises(PartsError, match=r"rank 1: .*indices\.npy does not have the checksum"):
+        distributed.init(place, timeout_seconds=TIMEOUT, verify=True)
+    if rank == 1:
         os.truncate(place / "part-1.x.npy", 200)
     with pytest.raises(PartsError, match=r"rank 1: .*part-1\.x\.npy has 200 bytes"):
         distributed.init(place, timeout_seconds=TIMEOUT)
+
+
+def _flip(path: Path) -> None:
+    """Changes one bit of the last number."""
+    content = bytearray(path.read_bytes())
+    content[-4] ^= 1
+    path.write_bytes(content)

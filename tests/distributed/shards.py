@@ -276,7 +276,7 @@ def start(scenario: Callable[..., None], size: int, folder: Path) -> list[Any]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.distributed.faults"])
+    context.set_forkserver_preload(["tests.distributed.faults", "tests.distributed.topologies"])
     ranks = [
         context.Process(target=_rank, args=(scenario, rank, size, folder, port), daemon=True)
         for rank in range(size)

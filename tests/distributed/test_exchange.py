@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from plait.distributed.exchange import Exchange, LocalRows, Request, _distinct, cause
+from plait.distributed.exchange import Exchange, LocalRows, Request, _distinct
 from plait.errors import ExchangeError, InputError
 
 ROWS = np.arange(30, dtype=np.float32).reshape(10, 3)
@@ -66,9 +66,3 @@ def test_nothing_is_asked_for_after_the_end() -> None:
         waiting[0].wait(1)
     with pytest.raises(ExchangeError, match="abandoned"):
         other.request(np.array([1]))
-
-
-def test_a_cause_is_one_sentence() -> None:
-    said = "[/some/where/pair.cc:553] Connection closed by peer [127.0.0.1]:29. This is typically caused by"
-    assert cause(RuntimeError(said)) == "Connection closed by peer [127.0.0.1]:29"
-    assert cause(ValueError()) == "ValueError"

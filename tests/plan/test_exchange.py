@@ -17,16 +17,23 @@ from plait.ops.operation import Setting, operation
 from plait.ops.program import Program, Step
 from plait.ops.work import Matrix
 from plait.plan.candidates import Candidate, candidates
-from plait.plan.exchange import Link, by_features, by_nodes, choose_over_ranks, overlapped
+from plait.plan.exchange import Link, _order, by_features, by_nodes, choose_over_ranks, overlapped
 from plait.plan.program import differentiate
 from plait.plan.search import Problem
 from plait.plan.words import step_text
 from tests.plan.expressions import LAYERS, N, learnable, matrix_of, values
 from tests.plan.interpreter import _ties, _value, run
 
+
+def apart(program: Program) -> Program:
+    """The program with rows sent early and waited for late."""
+    return replace(program, steps=tuple(program.steps[k] for k in _order(program.steps)))
+
+
 OWN = [np.arange(0, 3), np.arange(3, 4), np.arange(4, N)]
 WAYS: dict[str, Callable[[Program], Program | None]] = {
-    "by nodes": by_nodes, "overlapped": overlapped, "by features": by_features
+    "by nodes": by_nodes, "overlapped": overlapped, "by features": by_features,
+    "overlapped, apart": lambda program: apart(overlapped(program)),
 }  # fmt: skip
 ALL = [
     pytest.param(candidate, name, id=f"{name}: {candidate.name} [{candidate.form}]")
@@ -118,7 +125,7 @@ def test_ranks_compute_what_one_computes(candidate: Candidate, layer: str, way: 
     direction = np.random.default_rng(4).standard_normal(whole[out].shape)
     one = candidate.backward(wrt)
     expected = run(one, {**whole, "grad": direction}, given)
-    backward = differentiate(program, wrt)
+    backward = apart(differentiate(program, wrt)) if "apart" in way else differentiate(program, wrt)
     for env, own in zip(envs, OWN, strict=True):
         env["grad"] = direction[own]
     ranks.run(backward, envs)
@@ -177,6 +184,35 @@ def test_halos_under_way_cost_what_is_not_computed_meanwhile() -> None:
     assert choice.split == "by nodes, overlapped"
     waits = [s.price.seconds for s in plan.steps if s.step.op == "receive"]
     assert all(seconds < Link(1e8, 1e-6, 3).seconds(400 * 512 * 4) for seconds in waits)
+
+
+def test_what_needs_nothing_of_others_is_done_while_rows_travel() -> None:
+    sage = problem(forms=LAYERS["sage mean"], wrt=("X", "W", "V", "b"), may_chain=False)
+    sage = replace(sage, sizes={**SIZES, "K1": 512, "K2": 512, "K1/P": 128, "K2/P": 128})
+    plan, choice = choose_over_ranks(sage, Link(1e8, 1e-6, 3), alone)
+    assert choice.split == "by nodes, overlapped"
+    assert plan.backward is not None
+    for program in (plan.forward, plan.backward):
+        ops = [step.op for step in program.steps]
+        assert ops.count("send") == ops.count("receive") == 1
+        sent, came = ops.index("send"), ops.index("receive")
+        leading = {"x"} | {name for step in program.steps[: sent + 1] for _, name in step.reads}
+        assert all(step.out in leading for step in program.steps[:sent])  # nothing else goes before it
+        later: set[str] = set()
+        for step in program.steps[came:]:  # what follows needs what came
+            assert step.op == "receive" or later & {name for _, name in step.reads}, step
+            later.add(step.out)
+    assert [s.step for s in plan.steps] == [*plan.forward.steps, *plan.backward.steps]
+
+
+def test_exchanges_keep_their_order() -> None:
+    for forms in LAYERS.values():
+        for candidate in candidates(forms):
+            program = overlapped(candidate.forward)
+            for one in (program, differentiate(program, ("X",))):
+                for ends in (("send", "exchange"), ("receive", "exchange")):
+                    before = [step.out for step in one.steps if step.op in ends]
+                    assert [step.out for step in apart(one).steps if step.op in ends] == before
 
 
 def test_what_never_changes_travels_once() -> None:

@@ -39,6 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--coalesce", type=int, default=2, metavar="N", help="batches per exchange (default 2)"
     )
+    parser.add_argument(
+        "--topology",
+        default="auto",
+        help="the graph's structure: replicated in every process, partitioned over them, auto: where it fits",
+    )
     parser.add_argument("--seed", type=int, default=0, help="(default 0)")
     parser.add_argument("--no-compile", action="store_true", help="run the layers in PyG")
     parser.add_argument("--num-threads", type=int, metavar="N", help="torch's threads, per process")
@@ -80,8 +85,9 @@ def _train(session: Session, args: argparse.Namespace) -> None:
 
     trainer, loader, evaluation = _prepared(session, args)
     is_first = session.rank == 0
+    held = max(size for (size,) in session.gathered([loader.topology_bytes]))
     if is_first:
-        print(_title(session, loader, args), flush=True)
+        print(_title(session, loader, args, held), flush=True)
     at = _resumed(trainer, args)
     if is_first and at.step:
         print(f"resumed after batch {at.batch} of epoch {at.epoch}, step {at.step}", flush=True)
@@ -120,7 +126,12 @@ def _prepared(
             f"--parts: {args.parts} has no labels of one class per node; partition a file with y"
         )
     fanout = _fanout(args.fanout)
-    common: dict[str, Any] = {"batch_size": args.batch, "seed": args.seed, "prefetch": args.prefetch}
+    common: dict[str, Any] = {
+        "batch_size": args.batch,
+        "seed": args.seed,
+        "prefetch": args.prefetch,
+        "topology": args.topology,
+    }
     loader = NeighborLoader(
         session,
         fanout,
@@ -140,14 +151,17 @@ def _prepared(
     return trainer, loader, evaluation
 
 
-def _title(session: Session, loader: NeighborLoader, args: argparse.Namespace) -> str:
+def _title(session: Session, loader: NeighborLoader, args: argparse.Namespace, held: float) -> str:
+    """What is trained on what; `held` are the bytes of structure on the rank that has most."""
     manifest = session.parts.manifest
     cache = loader.cache
     rows = 0 if cache is None else cache.capacity
+    whole = session.parts.topology_bytes
     kept = f"{rows:,} remote rows kept ({args.policy})" if rows else "no cache"
     return (
         f"{manifest.name or args.parts}: {manifest.num_nodes:,} nodes in {manifest.parts} parts, "
-        f"{session.size} ranks, {args.model}, {kept}, rows travel as {args.wire}\n"
+        f"{session.size} ranks, {args.model}, {kept}, rows travel as {args.wire}, "
+        f"topology {loader.topology} (at most {held / 1e6:.3g} of {whole / 1e6:.3g} MB per rank)\n"
         f"{len(loader)} steps of {args.batch} seeds per part, {loader.padding} seeds repeated per epoch; "
         "times in s of the slowest rank, bytes of all"
     )

@@ -25,7 +25,9 @@ from plait.loader.assemble import Assembler
 from plait.loader.draw import stream_key
 from plait.loader.epochs import Epochs, Job
 from plait.loader.inputs import RowsByAttribute
+from plait.loader.prefetch import usable_cores
 from plait.loader.sampler import Sample, Sampler
+from plait.loader.together import TogetherSampler
 from plait.loader.transfer import Transfer
 
 __all__ = ["NeighborLoader", "joined"]
@@ -33,6 +35,7 @@ __all__ = ["NeighborLoader", "joined"]
 Array = NDArray[Any]
 
 _SCORED = ("degree", "massivegnn", "presample", "vip")  # policies that rank rows before training
+_TOPOLOGIES = ("auto", "replicated", "partitioned")
 _PRESAMPLED = 64  # batches drawn to rank rows by "presample"
 
 
@@ -59,6 +62,11 @@ class NeighborLoader(Epochs):
     `input_nodes` is "train", "val", "test", or nodes or a mask by the numbers of the parts. `cache` is the
     number of remote rows kept near (a share of the halo when below 1) by `policy`. Up to `prefetch` batches
     are prepared ahead, the rows of `coalesce` of them asked for in one exchange.
+
+    `topology` is where the graph's structure lies: "replicated" maps all of it in every process,
+    "partitioned" only a rank's own rows, and the neighbours of other nodes are drawn by the ranks that own
+    them, `coalesce` batches per exchange; "auto" is replicated where every machine has the room. The batches
+    are the same.
     """
 
     num_workers = 0
@@ -80,6 +88,7 @@ class NeighborLoader(Epochs):
         coalesce: int = 2,
         pad: bool = True,
         seed: int | None = None,
+        topology: str = "auto",
         transform: Callable[[Any], Any] | None = None,
         device: Any = None,
     ) -> None:
@@ -90,7 +99,12 @@ class NeighborLoader(Epochs):
         self.coalesce, self.transform = coalesce, transform
         self._inputs = _inputs(session, input_nodes)
         self.seed = seed = _common_seed(session, seed)
-        self._sampler = Sampler(session.graph, num_neighbors, seed=seed, replace=replace)
+        self.topology = _topology(session, topology)
+        self._sampler: Sampler | TogetherSampler
+        if self.topology == "partitioned":
+            self._sampler = TogetherSampler(session.frontiers(), num_neighbors, seed=seed, replace=replace)
+        else:
+            self._sampler = Sampler(session.graph, num_neighbors, seed=seed, replace=replace)
         self.seconds = LoaderSeconds()
         self._first = (-1, 0)  # the epoch that begins with a later step, and that step
         self._staging = Staging(session.exchange)
@@ -109,6 +123,13 @@ class NeighborLoader(Epochs):
         """Steps of this rank per epoch, which with `pad` are those of every rank."""
         most = self._most() if self.pad else max(self._inputs[p].size for p in self.session.owned)
         return math.ceil(most / self.batch_size)
+
+    @property
+    def topology_bytes(self) -> int:
+        """Memory of the part of the graph's structure that this process reads, mapped from the files."""
+        session = self.session
+        is_parted = self.topology == "partitioned"
+        return session.frontiers().edges.nbytes if is_parted else session.parts.topology_bytes
 
     def _most(self) -> int:
         return max(map(len, self._inputs))
@@ -139,18 +160,51 @@ class NeighborLoader(Epochs):
 
     def draw(self, job: Job) -> Any:
         """The sample of a job as PyG's SamplerOutput; those of several parts side by side."""
+        return self._drawn([job])[0]
+
+    def _drawn(self, jobs: Sequence[Job]) -> list[Any]:
+        """The samples of jobs of one epoch."""
         begin = time.perf_counter()
-        numbers = job.number * self.session.parts.num_parts
-        samples = [
-            self._sampler.sample(seeds, job.epoch, numbers + part)
-            for part, seeds in job.index.items()
-            if seeds.size
-        ]
-        sample = samples[0] if len(samples) == 1 else joined(samples)
-        out = to_output(sample)
-        out.metadata = sum(seeds.size for seeds in job.index.values())
+        parts = self.session.parts.num_parts
+        # of every job the parts that have seeds left, and the number of each of their batches
+        owners = [{part: seeds for part, seeds in job.index.items() if seeds.size} for job in jobs]
+        numbers = [job.number * parts + part for job, own in zip(jobs, owners, strict=True) for part in own]
+        samples = iter(self._sampled([s for own in owners for s in own.values()], jobs[0].epoch, numbers))
+        found = []
+        for own in owners:
+            some = list(itertools.islice(samples, len(own)))
+            out = to_output(some[0] if len(some) == 1 else joined(some))
+            out.metadata = sum(seeds.size for seeds in own.values())
+            found.append(out)
         self.seconds.sampling += time.perf_counter() - begin
-        return out
+        return found
+
+    def _sampled(self, seeds: Sequence[Array], epoch: int, numbers: Sequence[int]) -> list[Sample]:
+        if isinstance(self._sampler, TogetherSampler):
+            return self._sampler.sample_many(seeds, epoch, numbers)
+        return [self._sampler.sample(own, epoch, k) for own, k in zip(seeds, numbers, strict=True)]
+
+    def _samples(self, jobs: Iterator[Job]) -> Iterator[tuple[Job, Any]]:
+        """Every job with its sample; of a partitioned topology several are drawn together, hop by hop."""
+        if self.topology == "replicated":
+            return super()._samples(jobs)
+        return self._in_groups(jobs)
+
+    def _in_groups(self, jobs: Iterator[Job]) -> Iterator[tuple[Job, Any]]:
+        groups = iter(lambda: list(itertools.islice(jobs, self.coalesce)), [])
+
+        def together(group: list[Job]) -> list[tuple[Job, Any]]:
+            return list(zip(group, self._told(group[0], lambda: self._drawn(group)), strict=True))
+
+        # two threads on one core too: while one waits for other ranks, the other draws
+        ahead = self._ahead(together, groups, threads=max(2, usable_cores()))
+        try:
+            for group in ahead:
+                yield from group
+        finally:
+            close = getattr(ahead, "close", None)
+            if close is not None:
+                close()
 
     def fill(self, drawn: Any) -> Any:
         """The batch of a sample."""
@@ -195,12 +249,22 @@ class NeighborLoader(Epochs):
 
     def _scores(self, policy: str) -> Array:
         """How often each row is expected to be asked for, by degree or by the fanouts."""
+        is_parted, count = self.topology == "partitioned", self.session.parts.num_nodes
+        if policy == "presample":
+            jobs = itertools.islice(self._jobs(0), _PRESAMPLED)
+            return presample((self.draw(job).node.numpy() for job in jobs), count)
+        if policy != "vip" and is_parted:
+            own = torch.from_numpy(np.bincount(self.session.frontiers().edges.sources, minlength=count))
+            self.session.add(own)
+            return own.numpy()
+        if is_parted:
+            raise InputError(
+                "policy='vip' walks the whole graph, of which topology='partitioned' has a part; choose "
+                "presample, which draws batches instead, or auto"
+            )
         graph = self.session.graph
         if policy in ("degree", "massivegnn"):
             return degree(graph)
-        if policy == "presample":
-            jobs = itertools.islice(self._jobs(0), _PRESAMPLED)
-            return presample((self.draw(job).node.numpy() for job in jobs), graph.num_nodes)
         seeds = np.concatenate([self._inputs[p] for p in self.session.owned])
         chance = inclusion_probability(graph, self._sampler.fanout, seeds, self.batch_size)
         return np.asarray(chance)
@@ -237,6 +301,15 @@ def _exchange_error(error: BaseException | None) -> ExchangeError | None:
     while error is not None and not isinstance(error, ExchangeError):
         error = error.__cause__
     return error
+
+
+def _topology(session: Session, wanted: str) -> str:
+    """Where the structure of the graph lies: all of it in every process, or of each rank its own rows."""
+    if wanted not in _TOPOLOGIES:
+        raise InputError(f"topology={wanted!r} is unknown; choose one of {', '.join(_TOPOLOGIES)}")
+    if wanted == "auto":
+        return "replicated" if session.size == 1 or session.topology_fits else "partitioned"
+    return wanted
 
 
 def _frame(session: Session) -> Data:

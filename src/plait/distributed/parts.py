@@ -73,6 +73,16 @@ class Parts:
         """The whole graph, mapped: pages are read as they are sampled, processes of a machine share them."""
         return Graph(self._array("indptr.npy"), self._array("indices.npy"), self.num_nodes)
 
+    def edges(self, begin: int, end: int) -> tuple[Array, Array]:
+        """Row pointers and sources of the nodes begin .. end - 1, mapped: no other rows are read."""
+        indptr = self._array("indptr.npy")[begin : end + 1]
+        return indptr, self._array("indices.npy")[int(indptr[0]) : int(indptr[-1])]
+
+    @property
+    def topology_bytes(self) -> int:
+        """Bytes of the whole graph's row pointers and sources."""
+        return sum(self.manifest.files[name].bytes for name in ("indptr.npy", "indices.npy"))
+
     def nodes(self) -> Array:
         """The caller's number of every node."""
         return self._array("nodes.npy")

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from plait.distributed.exchange import told
+from plait.distributed.rounds import told
 from plait.errors import PlanError
 
 __all__ = ["Peers", "WireCounters"]

@@ -1,13 +1,15 @@
-"""One rank's place among the others: its parts, the whole graph, the exchange of feature rows."""
+"""One rank's place among the others: its parts, the graph, the exchanges of feature rows and neighbours."""
 
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import socket
 import sys
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,16 +18,22 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
-from plait.distributed.exchange import Exchange, LocalRows, told
+from plait.distributed.exchange import Exchange, LocalRows
+from plait.distributed.frontier import FrontierExchange
 from plait.distributed.parts import Parts, shares
+from plait.distributed.rounds import told
 from plait.errors import InputError, PartsError, PlaitError
 from plait.graph import Graph
+from plait.loader.owned import OwnedEdges
+from plait.measure.environment import available_bytes
 
 __all__ = ["Session", "init", "join"]
 
 # How long one rank waits for another, in DDP's all-reduce and in exchanges, before it gives up.
 TIMEOUT_SECONDS = 300.0
 _LONGEST = 1000  # bytes of a rank's error that the others are told
+# The graph's structure is replicated where it takes no more of the memory that is free on any machine.
+_TOPOLOGY_SHARE = 0.5
 
 
 class Session:
@@ -39,8 +47,10 @@ class Session:
     ) -> None:
         every = shares(parts.num_parts, size)
         self.parts, self.rank, self.size, self.owned = parts, rank, size, every[rank]
-        self.graph: Graph = parts.graph()
-        self.wire = wire
+        self.wire, self._timeout = wire, timeout_seconds
+        self.topology_fits = True
+        """Whether every machine has room for the structure of the whole graph."""
+        self._frontiers: FrontierExchange | None = None
         self._ends_group = ends_group
         self.bounds = parts.bounds[[share.start for share in every] + [parts.num_parts]]
         local = LocalRows([parts.x(p) for p in self.owned], int(self.bounds[rank]))
@@ -59,6 +69,19 @@ class Session:
     def __repr__(self) -> str:
         return f"Session(rank {self.rank} of {self.size}, parts {list(self.owned)} of {self.parts.folder})"
 
+    @cached_property
+    def graph(self) -> Graph:
+        """The whole graph, mapped."""
+        return self.parts.graph()
+
+    def frontiers(self) -> FrontierExchange:
+        """The in-edges of all nodes, this rank's own mapped; the first call is made by all ranks together."""
+        if self._frontiers is None:
+            begin, end = int(self.bounds[self.rank]), int(self.bounds[self.rank + 1])
+            edges = OwnedEdges(*self.parts.edges(begin, end), begin, self.parts.num_nodes)
+            self._frontiers = FrontierExchange(edges, self.bounds, self.rank, timeout_seconds=self._timeout)
+        return self._frontiers
+
     @property
     def local(self) -> Any:
         """Which nodes this rank owns, one truth value each."""
@@ -73,6 +96,11 @@ class Session:
         for part in self.owned:
             mask[self.parts.halo(part)] = True
         return mask & ~self.local
+
+    def traffic(self) -> tuple[int, int]:
+        """Bytes that came in and went out so far, of feature rows and of neighbours."""
+        used = [self.exchange.counters, *([self._frontiers.counters] if self._frontiers is not None else [])]
+        return sum(one.bytes_in for one in used), sum(one.bytes_out for one in used)
 
     def add(self, tensor: Tensor) -> None:
         """Makes the tensor its sum over all ranks."""
@@ -100,6 +128,8 @@ class Session:
         """Ends the exchange, and the process group if `init` made it; a second call does nothing."""
         atexit.unregister(self._leave)
         self.exchange.close()
+        if self._frontiers is not None:
+            self._frontiers.close()
         if self._ends_group and dist.is_initialized():
             dist.destroy_process_group()
         self._ends_group = False
@@ -108,6 +138,8 @@ class Session:
         """Ends this rank's part without waiting for the others, which are told when the process ends."""
         atexit.unregister(self._leave)
         self.exchange.abandon()
+        if self._frontiers is not None:
+            self._frontiers.abandon()
 
     def _leave(self) -> None:
         """At the end of the process: whoever ends with an error waits for nobody."""
@@ -200,9 +232,12 @@ def _loopback() -> str | None:
 
 
 def _check_agreement(session: Session) -> None:
-    """InputError on every rank when their folders or wire types differ."""
+    """InputError on every rank when their folders or wire types differ; notes whether the structure fits."""
     own = [float(b) for b in bytes.fromhex(session.parts.manifest.inputs)] + [float(len(session.wire))]
-    every = session.gathered(own)
+    free = available_bytes()
+    every = session.gathered([*own, math.inf if free is None else float(free)])
+    least = min(other.pop() for other in every)
+    session.topology_fits = session.parts.topology_bytes <= _TOPOLOGY_SHARE * least
     differing = [rank for rank, other in enumerate(every) if other != every[0]]
     if differing:
         session.close()  # on all of them

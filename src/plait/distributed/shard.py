@@ -15,8 +15,8 @@ from torch_geometric.nn import MessagePassing
 
 from plait.analysis.network import network_of
 from plait.distributed import norms
-from plait.distributed.exchange import told
 from plait.distributed.peers import Peers, WireCounters
+from plait.distributed.rounds import told
 from plait.distributed.session import TIMEOUT_SECONDS, join
 from plait.distributed.shardplan import ShardPlan
 from plait.distributed.share import Division, assigned, data_of, divide, whole_of

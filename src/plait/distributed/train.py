@@ -30,8 +30,8 @@ class EpochReport:
 
     `seconds` is what passed. `stall`, `compute` and `all_reduce` are the main thread's and nearly add up to
     it; `sampling`, `look_up` and `exchange` (waiting for rows of other ranks) are those of the threads
-    that prepare batches beside it. Bytes count what the exchange of features sent and received. `hit_rate` is
-    that of the cache, over remote rows.
+    that prepare batches beside it. Bytes count what the exchanges of features and neighbours
+    carried. `hit_rate` is that of the cache, over remote rows.
     """
 
     loss: float
@@ -179,8 +179,7 @@ class Trainer:
             self.loader.seconds.sampling,
             self.loader.seconds.filling,
             exchange.waited_seconds,
-            exchange.bytes_in,
-            exchange.bytes_out,
+            *self.session.traffic(),
             cache.counters.hits,
             cache.counters.requests,
         ]

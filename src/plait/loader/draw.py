@@ -13,9 +13,11 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-__all__ = ["below", "draw", "mix", "node_key", "stream_key", "unit"]
+__all__ = ["GOLDEN", "below", "draw", "mix", "node_key", "stream_key", "unit"]
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+GOLDEN = 0x9E3779B97F4A7C15
+"""What the keys of two nodes with neighbouring numbers differ by, before they are mixed."""
+_GOLDEN = np.uint64(GOLDEN)
 _MASK = (1 << 64) - 1
 
 
@@ -67,7 +69,7 @@ def stream_key(*words: int) -> np.uint64:
     """The key of a tuple of whole numbers, such as (seed, epoch, batch, hop); order matters."""
     state = 0
     for word in words:
-        state = _mix_int(state + ((word + 1) * 0x9E3779B97F4A7C15 & _MASK) & _MASK)
+        state = _mix_int(state + ((word + 1) * GOLDEN & _MASK) & _MASK)
     return np.uint64(state)
 
 

@@ -204,7 +204,7 @@ class Epochs:
     def _through_cache(self, jobs: Iterator[Job], cache: Cache, clock: _Clock) -> Iterator[Any]:
         """Samples run far ahead and tell the cache what will be needed; rows are then fetched in order."""
         cache.forget()
-        samples = self._ahead(lambda job: (job, self._told(job, lambda: self.draw(job))), jobs)
+        samples = self._samples(jobs)
 
         def finished(drawn: tuple[Job, Any]) -> Any:
             begin = time.perf_counter()
@@ -215,6 +215,10 @@ class Epochs:
                 clock.prepare_seconds += time.perf_counter() - begin
 
         return self._ahead(finished, self._revealed(samples, cache), threads=1)
+
+    def _samples(self, jobs: Iterator[Job]) -> Iterator[tuple[Job, Any]]:
+        """Every job with its sample, drawn ahead."""
+        return self._ahead(lambda job: (job, self._told(job, lambda: self.draw(job))), jobs)
 
     def _revealed(self, samples: Iterator[Any], cache: Cache) -> Iterator[Any]:
         known: deque[Any] = deque()

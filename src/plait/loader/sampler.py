@@ -21,7 +21,7 @@ from plait.loader.space import in_threads, induced
 if TYPE_CHECKING:
     from plait.graph import Graph
 
-__all__ = ["Sample", "Sampler"]
+__all__ = ["Sample", "Sampler", "directional"]
 
 Array = NDArray[Any]
 Int64s = NDArray[np.int64]
@@ -150,16 +150,14 @@ class Sampler(Expander):
         return [s for s in found if s is not None]
 
     def _finish(self, space: Space) -> Sample:
-        nodes, edges, targets = space.nodes[0], space.edges[0], space.expanded[0]
-        n_id = nodes.nodes()
+        nodes = space.nodes[0]
         if self.direction == "induced":
-            return Sample(n_id, *induced(self.relations[0], nodes, nodes), None, None)
-        row, col, e_id = edges.edges(targets)
+            return Sample(nodes.nodes(), *induced(self.relations[0], nodes, nodes), None, None)
+        sample = directional(space)
         if self.direction == "bidirectional":
-            row, col, e_id = _both_ways(row, col, e_id, nodes.found)
-            return Sample(n_id, row, col, e_id, None, None, nodes.trees())
-        by_hop = (tuple(n for (n,) in space.nodes_by_hop), tuple(n for (n,) in space.edges_by_hop))
-        return Sample(n_id, row, col, e_id, *by_hop, nodes.trees(), edges.pointer[: targets + 1].copy())
+            ends = _both_ways(sample.row, sample.col, sample.e_id, nodes.found)
+            return Sample(sample.n_id, *ends, None, None, sample.batch)
+        return sample
 
     def _checked_times(self, nodes: Array, seed_time: ArrayLike | None) -> Array:
         if not self.is_temporal:
@@ -176,6 +174,14 @@ class Sampler(Expander):
             return self._node_time[nodes]
         dtype = self.relations[0].times.dtype
         return per_item("seed_time", seed_time, nodes.size, "seed").astype(dtype, copy=False)
+
+
+def directional(space: Space) -> Sample:
+    """The sample that was drawn in a space of one type of nodes, edges as they were drawn."""
+    nodes, edges, targets = space.nodes[0], space.edges[0], space.expanded[0]
+    row, col, e_id = edges.edges(targets)
+    by_hop = (tuple(n for (n,) in space.nodes_by_hop), tuple(n for (n,) in space.edges_by_hop))
+    return Sample(nodes.nodes(), row, col, e_id, *by_hop, nodes.trees(), edges.pointer[: targets + 1].copy())
 
 
 def _both_ways(row: Int64s, col: Int64s, e_id: Int64s, found: int) -> tuple[Int64s, Int64s, Int64s]:

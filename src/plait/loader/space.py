@@ -36,9 +36,10 @@ class _Space:
 class NodeSpace(_Space):
     """The sampled nodes of one type in order of discovery; in disjoint samples each with its tree."""
 
-    def __init__(self, num_nodes: int, node_type: Any, disjoint: bool) -> None:
+    def __init__(self, num_nodes: int, node_type: Any, disjoint: bool, most: int | None = None) -> None:
+        """Graphs of up to `most` nodes get a table of all of them, larger ones are hashed."""
         self.num_nodes, self.disjoint = num_nodes, disjoint
-        self.is_stamped = not disjoint and num_nodes <= STAMP_LIMIT
+        self.is_stamped = not disjoint and num_nodes <= (STAMP_LIMIT if most is None else most)
         self.slot = np.zeros(num_nodes if self.is_stamped else 0, np.uint32)
         self.base = np.uint32(1)
         self.n_id = np.empty(0, node_type)

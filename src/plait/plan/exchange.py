@@ -9,7 +9,8 @@ from the association: before the update they are as wide as the input, after it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from plait.cost.price import Price, Pricer
@@ -24,7 +25,18 @@ from plait.plan.program import differentiate
 from plait.plan.prune import Survivor, prune
 from plait.plan.search import Problem, matrices_of, survey
 
-__all__ = ["Choice", "Link", "by_features", "by_nodes", "choose_over_ranks", "overlapped", "wire_bytes"]
+__all__ = [
+    "Choice",
+    "Link",
+    "by_features",
+    "by_nodes",
+    "choose_over_ranks",
+    "overlapped",
+    "spaced",
+    "wire_bytes",
+]
+
+_AT_ONCE = ("exchange", "to_columns", "to_rows")
 
 Agree = Callable[[Mapping[str, float]], Mapping[str, float]]
 """Prices of this rank by what would travel -> of what all ranks have a price for, those of the slowest."""
@@ -239,7 +251,7 @@ def choose_over_ranks(problem: Problem, link: Link, agree: Agree) -> tuple[Layer
     """
     survivors, _ = prune(problem.forms, problem.wrt, problem.constant, False)
     plans = [
-        _with_overlap(plan)
+        _with_overlap(spaced(plan))
         for plan in survey(problem, _spread(survivors, link.peers == 0), _Pricer(problem, link))
     ]
     best: dict[str, LayerPlan] = {}
@@ -286,6 +298,44 @@ def _lost(travels: str, plan: LayerPlan | None, seconds: float, best: float) -> 
     if plan is None:
         return Rejected(travels, seconds, None, why)
     return Rejected(plan.describe(), seconds, plan.peak_bytes, why)
+
+
+def spaced(plan: LayerPlan) -> LayerPlan:
+    """The plan with rows setting out as early as they can and waited for as late as they can.
+
+    Exchanges keep their order among each other: on that all ranks rely, whether they overlap or not.
+    """
+    forward, backward = plan.forward, plan.backward
+    first = _order(forward.steps)
+    priced = [plan.steps[k] for k in first]
+    forward = replace(forward, steps=tuple(forward.steps[k] for k in first))
+    if backward is not None:
+        second = _order(backward.steps)
+        priced += [plan.steps[plan.num_forward + k] for k in second]
+        backward = replace(backward, steps=tuple(backward.steps[k] for k in second))
+    return replace(plan, forward=forward, backward=backward, steps=tuple(priced))
+
+
+def _order(steps: Sequence[Step]) -> list[int]:
+    """The steps by number: what leads to a `send` first, a `receive` when nothing else is left to do."""
+    made = {name: k for k, step in enumerate(steps) for name in (step.out, *step.more)}
+    needs = [{made[name] for _, name in step.reads if name in made} - {k} for k, step in enumerate(steps)]
+    for one_end in ("send", "receive"):
+        ordered = [k for k, step in enumerate(steps) if step.op == one_end or step.op in _AT_ONCE]
+        for before, after in itertools.pairwise(ordered):
+            needs[after].add(before)
+    is_urgent = [step.op == "send" for step in steps]
+    for k in reversed(range(len(steps))):
+        for before in needs[k] if is_urgent[k] else ():
+            is_urgent[before] = True
+    urgency = [2 if step.op == "receive" else 1 - int(is_urgent[k]) for k, step in enumerate(steps)]
+    order: list[int] = []
+    left = set(range(len(steps)))
+    while left:
+        ready = [k for k in left if not needs[k] & left]
+        order.append(min(ready, key=lambda k: (urgency[k], k)))
+        left.remove(order[-1])
+    return order
 
 
 def _with_overlap(plan: LayerPlan) -> LayerPlan:

@@ -1,0 +1,299 @@
+"""Rounds of an exchange between ranks: who wants something rings, all take part, whoever waits is told.
+
+A thread runs the rounds on a process group of its own: how much each rank wants of each other one, what it
+wants, the answers; all of it by all_to_all. A rank that wants something rings the others, which join with
+whatever they want by then, or nothing; so nobody has to ask in step with the others, and while no rank wants
+anything nothing is sent. Everything travels as plain numbers: nothing received is unpickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+
+from plait.errors import ExchangeError, InputError
+
+__all__ = ["Counters", "Pending", "Rounds", "cause", "told"]
+
+Array = NDArray[Any]
+
+_HEADER = 3  # numbers wanted of the receiver, numbers wanted of anyone, whether the sender asks no more
+_LAST_BELL = -1
+# A bell may stay silent for as long as a model trains between two exchanges; a rank that is gone is noticed
+# by its closed connection.
+_SILENCE = timedelta(days=30)
+
+
+@dataclass
+class Counters:
+    """What this rank exchanged so far; bytes are those handed to torch.distributed, headers included."""
+
+    rounds: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    busy_seconds: float = 0.0
+    """Time the thread spent in rounds that carried something."""
+    waited_seconds: float = 0.0
+    """Time callers waited for answers."""
+
+
+class Pending:
+    """Something asked of other ranks; `wait` returns when it is there."""
+
+    what = "numbers"
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._done = threading.Event()
+        self._error: ExchangeError | None = None
+        if size == 0:
+            self._done.set()
+
+    def finish(self, error: ExchangeError | None = None) -> None:
+        """Lets `wait` return, or raise."""
+        self._error = error
+        self._done.set()
+
+    def arrive(self, seconds: float) -> None:
+        """Returns once it is there; ExchangeError when it could not be had or did not come in time."""
+        if not self._done.wait(seconds):
+            raise ExchangeError(
+                f"no answer for {self.size} {self.what} within {seconds:g} s; another rank hangs or ended, "
+                "see its output, or raise timeout_seconds"
+            )
+        if self._error is not None:
+            raise self._error
+
+
+Asked = TypeVar("Asked", bound=Pending)
+
+
+class Rounds(Generic[Asked]):
+    """Requests of this rank carried to the others in rounds; `bounds` says which nodes each rank owns.
+
+    An exchange says what its requests ask (`_message`) and what becomes of the questions of others and of
+    their answers (`_answer`). At most `most` of what requests count by `size` enters a round, but for the
+    first request. All ranks have to `close` it, in any order.
+    """
+
+    what = "numbers"
+    counters: Counters
+
+    def __init__(self, bounds: Array, rank: int, most: int, timeout_seconds: float) -> None:
+        if timeout_seconds <= 0:
+            raise InputError(f"timeout_seconds={timeout_seconds}: give a positive number of seconds")
+        self.bounds, self.rank, self.size = bounds, rank, int(bounds.size - 1)
+        self._most, self._timeout = most, float(timeout_seconds)
+        self._asked: deque[Asked] = deque()
+        self._wake = threading.Condition()
+        self._error: ExchangeError | None = None
+        self._is_closing = self._is_done = False
+        self._has_said_so = False
+        self._rung = -1  # the last round another rank rang for
+        self._in_round: Sequence[Asked] = ()
+        self._threads: list[threading.Thread] = []
+
+    def _start(self) -> None:
+        """Begins with the rounds; on all ranks, which make the process groups together."""
+        if self.size == 1:
+            return
+        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self._timeout))
+        self._bells = dist.new_group(backend="gloo", timeout=_SILENCE)
+        for work in (self._serve, self._listen):
+            self._threads.append(threading.Thread(target=work, name="plait-exchange", daemon=True))
+            self._threads[-1].start()
+
+    def close(self) -> None:
+        """Ends the exchange once every rank has closed it; a second call does nothing."""
+        with self._wake:
+            self._is_closing = True
+            self._wake.notify()
+        threads, self._threads = self._threads, []
+        for thread in threads:
+            thread.join(self._timeout)
+
+    def abandon(self) -> None:
+        """Stops asking and waits for nobody; the threads end with the process."""
+        self._threads = []
+        self._fail(ExchangeError(f"rank {self.rank}: the exchange was abandoned after an error"))
+
+    # What an exchange says ----------------------------------------------------------------------
+
+    def _message(self, requests: Sequence[Asked]) -> tuple[Tensor, Array, Any]:
+        """The questions to all ranks one after the other, how many numbers to each, and what to remember."""
+        raise NotImplementedError
+
+    def _answer(
+        self, requests: Sequence[Asked], asked: Tensor, wanted: Array, counts: Array, memory: Any
+    ) -> None:
+        """Answers `asked`, cut by rank as `counts` says, takes the others' answers and ends the requests."""
+        raise NotImplementedError
+
+    # For whoever asks -----------------------------------------------------------------------------
+
+    def _enter(self, requests: Sequence[Asked]) -> None:
+        """The requests will be in one of the next rounds."""
+        with self._wake:
+            if self._error is not None:
+                raise self._error
+            if self._is_closing:
+                raise ExchangeError(
+                    f"{self.what} were asked for after close(); keep the exchange open until then"
+                )
+            self._asked.extend(requests)
+            self._wake.notify()
+
+    def _arrived(self, requests: Sequence[Asked]) -> None:
+        """Returns when all of them are there."""
+        begin = time.perf_counter()
+        for request in requests:
+            request.arrive(self._timeout)
+        self.counters.waited_seconds += time.perf_counter() - begin
+
+    # The threads ----------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        """Rounds until no rank asks any more; an error ends them and reaches everybody who waits."""
+        try:
+            number, is_last = 0, False
+            while not is_last:
+                requests, asks_no_more, is_rung = self._collected(number)
+                if not is_rung:
+                    self._ring(number)
+                is_last = self._round(requests, asks_no_more)
+                number += 1
+            self._is_done = True
+            self._send(_LAST_BELL, (self.rank + 1) % self.size)
+        except Exception as error:  # whatever torch.distributed raises ends the exchange
+            self._fail(self._lost(error))
+
+    def _listen(self) -> None:
+        """Hears the bells of other ranks."""
+        bell = torch.empty(1, dtype=torch.int64)
+        try:
+            while True:
+                dist.recv(bell, group=self._bells)
+                if int(bell) == _LAST_BELL:
+                    return
+                with self._wake:
+                    self._rung = max(self._rung, int(bell))
+                    self._wake.notify_all()
+        except Exception as error:  # as above; after the last round the others may leave before us
+            if not self._is_done:
+                self._fail(self._lost(error))
+
+    def _ring(self, number: int) -> None:
+        """Has every other rank join round `number`."""
+        for rank in range(self.size):
+            if rank != self.rank:
+                self._send(number, rank)
+
+    def _send(self, number: int, rank: int) -> None:
+        dist.send(torch.tensor([number]), rank, group=self._bells)
+
+    def _lost(self, error: Exception) -> ExchangeError:
+        return ExchangeError(
+            f"rank {self.rank}: {self.what} could not be exchanged ({cause(error)}); another rank ended or "
+            "was cut off, see its output"
+        )
+
+    def _fail(self, error: ExchangeError) -> None:
+        with self._wake:
+            self._error = error
+            asked, self._asked = self._asked, deque()
+        for request in [*self._in_round, *asked]:
+            request.finish(error)
+
+    def _collected(self, number: int) -> tuple[Sequence[Asked], bool, bool]:
+        """What was asked for, whether it is the last, and whether another rank rang for this round.
+
+        Waits for one of the three. Requests are bounded, but for the first one.
+        """
+        with self._wake:
+            self._wake.wait_for(
+                lambda: self._asked or self._rung >= number or self._has_news() or self._error
+            )
+            if self._error is not None:
+                raise self._error
+            chosen: list[Asked] = []
+            size = 0
+            while self._asked and (not chosen or size + self._asked[0].size <= self._most):
+                chosen.append(self._asked.popleft())
+                size += chosen[-1].size
+            self._in_round = chosen
+            asks_no_more = self._is_closing and not self._asked
+            self._has_said_so = asks_no_more
+            return chosen, asks_no_more, self._rung >= number
+
+    def _has_news(self) -> bool:
+        """Whether the others are still to be told that this rank asks no more."""
+        return self._is_closing and not self._has_said_so
+
+    def _round(self, requests: Sequence[Asked], asks_no_more: bool) -> bool:
+        """One round; whether it was the last, because no rank asks any more."""
+        begin = time.perf_counter()
+        message, wanted, memory = self._message(requests)
+        columns = (wanted, np.full(self.size, wanted.sum()), np.full(self.size, asks_no_more))
+        header = torch.from_numpy(np.stack(columns, axis=1).astype(np.int64))
+        told = self._all_to_all(header, _HEADER * np.ones(self.size, np.int64)).numpy()
+        told = told.reshape(self.size, _HEADER)
+        self.counters.rounds += 1
+        is_last = bool(told[:, 2].all())
+        if not told[:, 1].any():
+            return is_last
+        counts = told[:, 0]
+        if not 0 <= int(counts.min()) <= int(counts.max()) <= self._longest():
+            raise ExchangeError(
+                f"a rank asks for {counts.max()} {self.what} at once; all must run the same version"
+            )
+        asked = self._all_to_all(message, wanted, counts)
+        self._answer(requests, asked, wanted, counts, memory)
+        self._in_round = ()
+        self.counters.busy_seconds += time.perf_counter() - begin
+        return is_last
+
+    def _longest(self) -> int:
+        """Numbers in the longest message of a rank of this version."""
+        return self._most
+
+    def _all_to_all(self, sent: Tensor, counts: Array, expected: Array | None = None) -> Tensor:
+        """What the others sent, one after the other; sent[...] is cut by `counts` in the same way."""
+        expected = counts if expected is None else expected
+        flat = sent.reshape(-1)
+        out = flat.new_empty(int(expected.sum()))
+        dist.all_to_all_single(out, flat, expected.tolist(), counts.tolist(), group=self._group)
+        away = np.arange(self.size) != self.rank
+        self.counters.bytes_in += int(expected[away].sum()) * out.element_size()
+        self.counters.bytes_out += int(counts[away].sum()) * out.element_size()
+        return out
+
+
+@contextlib.contextmanager
+def told(rank: int, what: str) -> Iterator[None]:
+    """What torch.distributed raises, as an error that names the rank."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise ExchangeError(
+            f"rank {rank}: {what} failed ({cause(error)}); another rank ended, was cut off or is late by "
+            "more than the time-out, see its output"
+        ) from error
+
+
+def cause(error: Exception) -> str:
+    """What torch.distributed says went wrong, less the place in its source and its advice."""
+    text = str(error).strip() or type(error).__name__
+    return re.sub(r"^\[[^\]]*\]\s*", "", text.splitlines()[0]).partition(". ")[0]
