@@ -26,7 +26,7 @@ __all__ = ["address_of", "cache_folder", "kernel_folder"]
 
 _SYMBOL = "plait_kernel"
 # sources that all machine code is made from; the others beside them hand arguments over
-_SHARED = ("compiled.py", "vector.py")
+_SHARED = ("arguments.py", "compiled.py", "vector.py")
 _NOT_COMPILED = ("__init__.py", "reference.py", "gpu.py")
 _SEAL_BYTES = 16  # a digest of the code stands before it
 _engines: list[Any] = []  # an engine owns the code it loaded: kept for the life of the process

@@ -1,8 +1,8 @@
 """Runs a compiled kernel on torch's own threads: one pool for the whole process, nothing oversubscribed.
 
-A kernel is a C function of one argument, the address of a block of int64 words; every thread of the
-team calls it with the same block and they share out the work by counters at the address in word 0 (see
-block.py). Which thread takes which piece never changes a result: pieces write disjoint outputs.
+A kernel is a C function of one argument, the address of a block of int64 words (arguments.py); every thread
+of the team calls it with the same block and they share out the work by counters. Which thread takes which
+piece never changes a result: pieces write disjoint outputs.
 
 torch, MKL and these kernels then use the same OpenMP workers. A second pool (numba's own threading
 layer) would fight the first for the cores: its workers spin while ours want to run. And a forked

@@ -8,6 +8,7 @@ the machine has, so one description serves AVX-512, AVX2 and NEON. Addresses tra
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,7 @@ __all__ = [
     "LINE",
     "CodeGen",
     "fetch_add",
+    "group_reader",
     "lane",
     "load_index",
     "load_index_ir",
@@ -31,6 +33,7 @@ __all__ = [
     "thread_rank",
     "tile_intrinsic",
     "tiles",
+    "tuple_reader",
     "width_bytes",
 ]
 
@@ -104,7 +107,7 @@ def thread_rank(team: Any) -> Any:
 
 @njit(inline="never")  # type: ignore[untyped-decorator]
 def next_piece(team: Any, pieces: Any) -> Any:
-    """The next piece of work for this thread, `pieces` when all are taken; see kernels/block.py.
+    """The next piece of work for this thread, `pieces` when all are taken; see kernels/arguments.py.
 
     A thread takes the pieces of its own part in order, then what is left of the others'. In the next kernel
     it takes the same part again: rows it wrote, or read, are in its own caches still. With one counter for
@@ -124,6 +127,46 @@ def next_piece(team: Any, pieces: Any) -> Any:
 def next_rows(team: Any, rows: Any, height: Any) -> Any:
     """The first of the next `height` rows for this thread; `rows` or more when all are taken."""
     return next_piece(team, (rows + height - 1) // height) * height
+
+
+def tuple_reader(names: tuple[str, ...]) -> Any:
+    """A numba function of a block of words: its first ones as a tuple with these names."""
+    fields, load = _named_words(names)
+
+    @intrinsic  # type: ignore[untyped-decorator]  # numba carries no types
+    def read(typing_context: Any, block: Any) -> Any:
+        def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
+            return load(context, builder, args[0], ir.Constant(I64, 0))
+
+        return fields(types.CPointer(types.int64)), generate
+
+    return read
+
+
+def group_reader(names: tuple[str, ...], first: int) -> Any:
+    """A numba function of a block and k: the k-th run of so many words behind `first`, with these names."""
+    fields, load = _named_words(names)
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def read(typing_context: Any, block: Any, k: Any) -> Any:
+        def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
+            start = builder.mul(args[1], ir.Constant(I64, len(names)))
+            return load(context, builder, args[0], builder.add(start, ir.Constant(I64, first)))
+
+        return fields(types.CPointer(types.int64), types.int64), generate
+
+    return read
+
+
+def _named_words(names: tuple[str, ...]) -> tuple[Any, Callable[..., Any]]:
+    """(numba's type of a named tuple of words, what writes the code that loads it)."""
+    fields = types.NamedUniTuple(types.int64, len(names), namedtuple("Words", names))
+
+    def load(context: Any, builder: ir.IRBuilder, block: Any, start: Any) -> Any:
+        places = [builder.add(start, ir.Constant(I64, k)) for k in range(len(names))]
+        return context.make_tuple(builder, fields, [builder.load(builder.gep(block, [at])) for at in places])
+
+    return fields, load
 
 
 def load_scalar(float_bits: int) -> Any:

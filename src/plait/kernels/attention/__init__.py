@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from plait.kernels import launch
+from plait.kernels.arguments import Arguments
 from plait.kernels.attention import cpu, targets
-from plait.kernels.block import Block
 from plait.kernels.compiled import address_of
 from plait.kernels.operands import float_bits, read_flat, read_numbers, read_rows, write_flat, write_rows
 from plait.kernels.spmm import Pattern
@@ -86,14 +86,6 @@ class Scores:
         return heads * self.width(heads)
 
 
-_forward_block, _sources_block = Block(cpu.FORWARD), Block(cpu.SOURCES)
-_targets_block, _again_block, _dots_block = Block(targets.TARGETS), Block(targets.AGAIN), Block(cpu.ROW_DOTS)
-_F = {name: k for k, name in enumerate(cpu.FORWARD)}
-_S = {name: k for k, name in enumerate(cpu.SOURCES)}
-_T = {name: k for k, name in enumerate(targets.TARGETS)}
-_A = {name: k for k, name in enumerate(targets.AGAIN)}
-
-
 _BUILDERS: dict[str, Callable[..., Any]] = {
     "forward": cpu.forward, "sources": cpu.sources, "targets": targets.targets, "again": targets.again,
     "weigh": functools.partial(targets.again, is_kept=True),
@@ -132,22 +124,22 @@ def _threads(pattern: Pattern, width: int) -> int:
     return launch.num_threads() if (pattern.num_edges + pattern.num_rows) * width > _SERIAL_BELOW else 1
 
 
-def _fill_scores(words: Any, at: dict[str, int], scores: Scores, heads: int, lanes: int, edges: int) -> Any:
+def _fill_scores(words: Any, at: Arguments, scores: Scores, heads: int, lanes: int, edges: int) -> Any:
     """Place what all passes read of the scores, but for the rows of both ends; returns what is to be held."""
     dtype, far = scores.far.dtype, scores.far
     columns = lanes if scores.kind == "gat" else far.shape[1]
     held = (
-        read_flat(words, at["edge"], "edge scores", scores.edge, dtype, edges * lanes),
-        read_flat(words, at["att"], "att", scores.att, dtype, columns),
-        read_flat(words, at["numbers"], "numbers", _numbers(scores, dtype), dtype, 4),
+        read_flat(words, at.edge, "edge scores", scores.edge, dtype, edges * lanes),
+        read_flat(words, at.att, "att", scores.att, dtype, columns),
+        read_flat(words, at.numbers, "numbers", _numbers(scores, dtype), dtype, 4),
     )
     width = 0 if scores.kind == "gat" else scores.width(heads)
-    words[at["score_width"]] = width
-    words[at["near_head"]] = width * scores.far.element_size()
-    words[at["far_head"]] = 0 if scores.is_shared else width * scores.far.element_size()
+    words[at.score_width] = width
+    words[at.near_head] = width * scores.far.element_size()
+    words[at.far_head] = 0 if scores.is_shared else width * scores.far.element_size()
     dropout = scores.dropout
-    words[at["seed"]] = 0 if dropout is None else dropout.seed
-    words[at["threshold"]] = 0 if dropout is None else dropout.threshold
+    words[at.seed] = 0 if dropout is None else dropout.seed
+    words[at.threshold] = 0 if dropout is None else dropout.threshold
     return held
 
 
@@ -174,22 +166,22 @@ def attend(
     width = value.shape[1] if is_shared else value.shape[1] // heads
     columns, lanes = heads * width, statistics.shape[2]
     fixed = _fixed(scores, heads, lanes, width, is_shared)
-    words = _forward_block.words()
-    words[1], words[2], words[3], words[4] = pattern.addresses
-    words[5], words[6], words[7] = max(0, edges - 1), heads, width
-    words[10], words[13] = 0 if is_shared else width * size, width * size
-    value = read_rows(words, 8, "value", value, dtype, sources, width if is_shared else columns, True)
-    write_rows(words, 11, "out", out, dtype, rows, columns)
-    write_flat(words, 14, "statistics", statistics, dtype, rows * 4 * lanes)
+    at = cpu.FORWARD
+    words = at.over(pattern.addresses)
+    words[at.last_edge], words[at.heads], words[at.width] = max(0, edges - 1), heads, width
+    words[at.value_head], words[at.out_head] = 0 if is_shared else width * size, width * size
+    value = read_rows(words, at.value, "value", value, dtype, sources, width if is_shared else columns, True)
+    write_rows(words, at.out, "out", out, dtype, rows, columns)
+    write_flat(words, at.statistics, "statistics", statistics, dtype, rows * 4 * lanes)
     held = (
-        read_rows(words, _F["far"], "far", scores.far, dtype, sources, scores.far.shape[1], True),
-        read_rows(words, _F["near"], "near", scores.near, dtype, rows, scores.near_columns(heads)),
-        _fill_scores(words, _F, scores, heads, lanes, edges),
-        read_rows(words, _F["addend"], "addend", addend, dtype, rows, columns),
-        read_flat(words, _F["bias"], "bias", bias, dtype, columns),
+        read_rows(words, at.far, "far", scores.far, dtype, sources, scores.far.shape[1], True),
+        read_rows(words, at.near, "near", scores.near, dtype, rows, scores.near_columns(heads)),
+        _fill_scores(words, at, scores, heads, lanes, edges),
+        read_rows(words, at.addend, "addend", addend, dtype, rows, columns),
+        read_flat(words, at.bias, "bias", bias, dtype, columns),
     )
     address = _address("forward", bits, pattern.index_bits, lanes, scores.kind, fixed)
-    _forward_block.run(address, words, _threads(pattern, columns))
+    at.run(address, words, _threads(pattern, columns))
     del held
     return out
 
@@ -224,45 +216,45 @@ def attend_sources(
     columns, lanes, far_columns = heads * width, statistics.shape[2], scores.far.shape[1]
     own_columns = width if is_shared else columns
     fixed = _fixed(scores, heads, lanes, width, is_shared)
-    words = _sources_block.words()
-    words[1], words[2], words[3], words[4] = transpose.addresses
-    words[5], words[7], words[8] = max(0, edges - 1), heads, width
-    read_numbers(words, 6, "order", order, transpose.index_bits, edges)
-    words[14] = width * size
-    words[11] = words[17] = 0 if is_shared else width * size
-    write_rows(words, 15, "value_grad", value_grad, dtype, rows, own_columns)
-    write_flat(words, _S["slopes"], "slopes", slopes, dtype, edges * lanes)
-    write_rows(words, _S["score_out"], "score_grad", score_grad, dtype, rows, far_columns)
+    at = cpu.SOURCES
+    words = at.over(transpose.addresses)
+    words[at.last_edge], words[at.heads], words[at.width] = max(0, edges - 1), heads, width
+    read_numbers(words, at.order, "order", order, transpose.index_bits, edges)
+    words[at.grad_head] = width * size
+    words[at.value_head] = words[at.out_head] = 0 if is_shared else width * size
+    write_rows(words, at.out, "value_grad", value_grad, dtype, rows, own_columns)
+    write_flat(words, at.slopes, "slopes", slopes, dtype, edges * lanes)
+    write_rows(words, at.score_out, "score_grad", score_grad, dtype, rows, far_columns)
     held = (
-        read_rows(words, 9, "value", value, dtype, rows, own_columns),
-        read_rows(words, 12, "grad", grad, dtype, targets, columns, True),
-        read_flat(words, 18, "statistics", statistics, dtype, targets * 4 * lanes),
+        read_rows(words, at.value, "value", value, dtype, rows, own_columns),
+        read_rows(words, at.grad, "grad", grad, dtype, targets, columns, True),
+        read_flat(words, at.statistics, "statistics", statistics, dtype, targets * 4 * lanes),
         # seen from the source, its own row is near and the target's is far
-        read_rows(words, _S["near"], "far", scores.far, dtype, rows, far_columns),
-        read_rows(words, _S["far"], "near", scores.near, dtype, targets, scores.near_columns(heads), True),
-        _fill_scores(words, _S, scores, heads, lanes, edges),
-        read_flat(words, _S["kept"], "kept", kept, dtype, edges * 2 * lanes),
+        read_rows(words, at.near, "far", scores.far, dtype, rows, far_columns),
+        read_rows(words, at.far, "near", scores.near, dtype, targets, scores.near_columns(heads), True),
+        _fill_scores(words, at, scores, heads, lanes, edges),
+        read_flat(words, at.kept, "kept", kept, dtype, edges * 2 * lanes),
     )
-    words[_S["near_head"]], words[_S["far_head"]] = words[_S["far_head"]], words[_S["near_head"]]
-    scratch, partial = _partials(transpose, scores, value, words, _S)
+    words[at.near_head], words[at.far_head] = words[at.far_head], words[at.near_head]
+    scratch, partial = _partials(transpose, scores, value, words, at)
     name = "sources" if kept is None else "spread"
     address = _address(name, bits, transpose.index_bits, lanes, scores.kind, fixed)
-    _sources_block.run(address, words, _threads(transpose, columns))
+    at.run(address, words, _threads(transpose, columns))
     del scratch, held
     return None if partial is None else partial.sum(0)
 
 
 def _partials(
-    pattern: Pattern, scores: Scores, like: torch.Tensor, words: Any, at: dict[str, int]
+    pattern: Pattern, scores: Scores, like: torch.Tensor, words: Any, at: Arguments
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """Rows of one piece each, so that sums over nodes do not depend on the threads."""
     if scores.kind != "leaky":
-        words[at["scratch"]] = words[at["partial"]] = 0
+        words[at.scratch] = words[at.partial] = 0
         return None, None
     pieces = max(1, len(pattern.bounds) - 1)
     scratch, partial = (torch.zeros((pieces, scores.far.shape[1]), dtype=like.dtype) for _ in range(2))
-    for name, tensor in (("scratch", scratch), ("partial", partial)):
-        write_flat(words, at[name], name, tensor, like.dtype, tensor.numel())
+    for name, place, tensor in (("scratch", at.scratch, scratch), ("partial", at.partial, partial)):
+        write_flat(words, place, name, tensor, like.dtype, tensor.numel())
     return scratch, partial
 
 
@@ -286,22 +278,26 @@ def attend_targets(
     width, lanes = scores.width(heads), slopes.shape[1]
     columns = heads * width
     fixed = _fixed(scores, heads, lanes, width, scores.is_shared)
-    words = _targets_block.words()
-    words[1], words[2], words[3], words[4] = pattern.addresses
-    words[6], words[7], words[10] = heads, width, 0 if scores.is_shared else width * size
-    words[13] = words[16] = width * size
-    read_numbers(words, 5, "inverse", inverse, pattern.index_bits, edges)
-    write_rows(words, 14, "near_grad", near_grad, dtype, rows, columns)
-    held = (
-        read_rows(words, 8, "far", far, dtype, pattern.num_columns, far_columns, True),
-        read_rows(words, 11, "near", near, dtype, rows, columns),
-        read_flat(words, 17, "slopes", slopes, dtype, edges * lanes),
-        read_flat(words, 18, "att", scores.att, dtype, far_columns),
-        read_flat(words, 19, "numbers", _numbers(scores, dtype), dtype, 4),
+    at = targets.TARGETS
+    words = at.over(pattern.addresses)
+    words[at.heads], words[at.width], words[at.far_head] = (
+        heads,
+        width,
+        0 if scores.is_shared else width * size,
     )
-    scratch, partial = _partials(pattern, scores, far, words, _T)
+    words[at.near_head] = words[at.out_head] = width * size
+    read_numbers(words, at.order, "inverse", inverse, pattern.index_bits, edges)
+    write_rows(words, at.out, "near_grad", near_grad, dtype, rows, columns)
+    held = (
+        read_rows(words, at.far, "far", far, dtype, pattern.num_columns, far_columns, True),
+        read_rows(words, at.near, "near", near, dtype, rows, columns),
+        read_flat(words, at.slopes, "slopes", slopes, dtype, edges * lanes),
+        read_flat(words, at.att, "att", scores.att, dtype, far_columns),
+        read_flat(words, at.numbers, "numbers", _numbers(scores, dtype), dtype, 4),
+    )
+    scratch, partial = _partials(pattern, scores, far, words, at)
     address = _address("targets", bits, pattern.index_bits, lanes, scores.kind, fixed)
-    _targets_block.run(address, words, _threads(pattern, columns))
+    at.run(address, words, _threads(pattern, columns))
     del scratch, held
     return None if partial is None else partial.sum(0)
 
@@ -330,24 +326,24 @@ def attend_again(
     columns, lanes = heads * width, statistics.shape[2]
     near_columns = lanes if scores.kind == "gat" else scores.near_columns(heads)
     fixed = _fixed(scores, heads, lanes, width, is_shared)
-    words = _again_block.words()
-    words[1], words[2], words[3], words[4] = pattern.addresses
-    words[5], words[6], words[7] = max(0, edges - 1), heads, width
-    words[10], words[13] = 0 if is_shared else width * size, width * size
-    write_rows(words, 14, "near_grad", near_grad, dtype, rows, near_columns)
-    write_flat(words, _A["kept"], "kept", kept, dtype, edges * 2 * lanes)
+    at = targets.AGAIN
+    words = at.over(pattern.addresses)
+    words[at.last_edge], words[at.heads], words[at.width] = max(0, edges - 1), heads, width
+    words[at.value_head], words[at.grad_head] = 0 if is_shared else width * size, width * size
+    write_rows(words, at.out, "near_grad", near_grad, dtype, rows, near_columns)
+    write_flat(words, at.kept, "kept", kept, dtype, edges * 2 * lanes)
     held = (
-        read_rows(words, 8, "value", value, dtype, sources, width if is_shared else columns, True),
-        read_rows(words, 11, "grad", grad, dtype, rows, columns),
-        read_flat(words, 16, "statistics", statistics, dtype, rows * 4 * lanes),
-        read_rows(words, _A["far"], "far", scores.far, dtype, sources, scores.far.shape[1], True),
-        read_rows(words, _A["near"], "near", scores.near, dtype, rows, near_columns),
-        _fill_scores(words, _A, scores, heads, lanes, edges),
+        read_rows(words, at.value, "value", value, dtype, sources, width if is_shared else columns, True),
+        read_rows(words, at.grad, "grad", grad, dtype, rows, columns),
+        read_flat(words, at.statistics, "statistics", statistics, dtype, rows * 4 * lanes),
+        read_rows(words, at.far, "far", scores.far, dtype, sources, scores.far.shape[1], True),
+        read_rows(words, at.near, "near", scores.near, dtype, rows, near_columns),
+        _fill_scores(words, at, scores, heads, lanes, edges),
     )
-    scratch, partial = _partials(pattern, scores, value, words, _A)
+    scratch, partial = _partials(pattern, scores, value, words, at)
     name = "again" if kept is None else "weigh"
     address = _address(name, bits, pattern.index_bits, lanes, scores.kind, fixed)
-    _again_block.run(address, words, _threads(pattern, columns))
+    at.run(address, words, _threads(pattern, columns))
     del scratch, held
     return None if partial is None else partial.sum(0)
 
@@ -363,17 +359,18 @@ def output_dots(
 ) -> None:
     """statistics slot 3 = grad[i, h] . (out[i, h] - addend[i, h] - bias[h]), for the softmax's gradient."""
     rows, columns = grad.shape
-    words = _dots_block.words()
-    words[1], words[2], words[3] = rows, heads, columns // heads
+    at = cpu.ROW_DOTS
+    words = at.words()
+    words[at.rows], words[at.heads], words[at.width] = rows, heads, columns // heads
     bits, dtype, lanes = float_bits("grad", grad), grad.dtype, statistics.shape[2]
-    words[12], words[13] = lanes, _PIECE_ROWS
+    words[at.lanes], words[at.piece_rows] = lanes, _PIECE_ROWS
     held = (
-        read_rows(words, 4, "grad", grad, dtype, rows, columns),
-        read_rows(words, 6, "out", out, dtype, rows, columns),
-        read_rows(words, 8, "addend", addend, dtype, rows, columns),
-        read_flat(words, 10, "bias", bias, dtype, columns),
+        read_rows(words, at.grad, "grad", grad, dtype, rows, columns),
+        read_rows(words, at.row, "out", out, dtype, rows, columns),
+        read_rows(words, at.addend, "addend", addend, dtype, rows, columns),
+        read_flat(words, at.bias, "bias", bias, dtype, columns),
     )
-    write_flat(words, 11, "statistics", statistics, dtype, rows * 4 * lanes)
+    write_flat(words, at.out, "statistics", statistics, dtype, rows * 4 * lanes)
     threads = launch.num_threads() if rows * columns > 1 << 18 else 1
-    _dots_block.run(_dots_address(bits), words, threads)
+    at.run(_dots_address(bits), words, threads)
     del held

@@ -20,28 +20,23 @@ from typing import Any
 
 from numba import cfunc, types
 
+from plait.kernels.arguments import PATTERN, Arguments
 from plait.kernels.attention import products, rows, softmax
 from plait.kernels.attention.rows import BLOCK, FLAT, ROWS_AHEAD
 from plait.kernels.vector import load_index, load_scalar, next_piece, next_rows
 
-__all__ = ["EDGES", "ENDS", "FORWARD", "ROW_DOTS", "SOURCES", "forward", "row_dots", "sources"]
+__all__ = ["ENDS", "FORWARD", "ROW_DOTS", "SOURCES", "forward", "row_dots", "sources"]
 
-# Orders of the words in argument blocks; kernels/attention/__init__.py fills them.
-EDGES = "counter pieces bounds indptr indices"
-ENDS = "far far_row far_head near near_row near_head score_width edge att numbers"
-FORWARD = (
-    f"{EDGES} last_edge heads width value value_row value_head out out_row out_head statistics {ENDS} "
-    "addend addend_row bias seed threshold"
-).split()
-SOURCES = (
-    f"{EDGES} last_edge order heads width value value_row value_head grad grad_row grad_head "
-    f"out out_row out_head statistics {ENDS} seed threshold slopes score_out score_out_row scratch partial "
-    "kept"
-).split()
-ROW_DOTS = (
-    *("counter", "rows", "heads", "width", "grad", "grad_row", "row", "row_row"),
-    *("addend", "addend_row", "bias", "out", "lanes", "piece_rows"),
+ENDS = "far[] far_head near[] near_head score_width edge att numbers"
+FORWARD = Arguments(
+    f"{PATTERN} last_edge heads width value[] value_head out[] out_head statistics {ENDS} addend[] bias "
+    "seed threshold"
 )
+SOURCES = Arguments(
+    f"{PATTERN} last_edge order heads width value[] value_head grad[] grad_head out[] out_head statistics "
+    f"{ENDS} seed threshold slopes score_out[] scratch partial kept"
+)
+ROW_DOTS = Arguments("rows heads width grad[] row[] addend[] bias out lanes piece_rows")
 
 
 @functools.cache
@@ -62,21 +57,18 @@ def forward(float_bits: int, index_bits: int, lanes: int, kind: str, fixed: int 
     size = float_bits // 8
     slot, head = lanes * size, fixed * size
     low = float("-inf")
+    read = FORWARD.reader()
 
     @cfunc(types.void(types.CPointer(types.int64)))
-    def run(a):  # type: ignore[no-untyped-def]
-        counter, pieces, bounds, indptr, indices = a[0], a[1], a[2], a[3], a[4]
-        last, heads, width = a[5], a[6], a[7]
-        value, value_row, value_head, out, out_row, out_head = a[8], a[9], a[10], a[11], a[12], a[13]
-        statistics, far, far_row, far_head = a[14], a[15], a[16], a[17]
-        near, near_row, near_head, score_width = a[18], a[19], a[20], a[21]
-        edge, att, numbers, addend, addend_row, bias = a[22], a[23], a[24], a[25], a[26], a[27]
-        seed, threshold = a[28], a[29]
+    def run(arguments):  # type: ignore[no-untyped-def]
+        a = read(arguments)
+        heads, width, value_head, out_head = a.heads, a.width, a.value_head, a.out_head
+        far_head, near_head, score_width = a.far_head, a.near_head, a.score_width
         if fixed:
             heads, width, score_width, value_head = lanes, fixed, fixed, head
             out_head, near_head, far_head = head, head, head
-        slope, scale = scalar(numbers, 0), scalar(numbers, 1)
-        one, zero = scalar(numbers, 2), scalar(numbers, 3)
+        slope, scale = scalar(a.numbers, 0), scalar(a.numbers, 1)
+        one, zero = scalar(a.numbers, 2), scalar(a.numbers, 3)
         block = block_of()
         most = heads_of()
         before, total = most + FLAT * size, most + 2 * FLAT * size
@@ -84,17 +76,17 @@ def forward(float_bits: int, index_bits: int, lanes: int, kind: str, fixed: int 
             fill(block + k * slot, zero)
         value_bytes = value_head * (heads - 1) + width * size
         while True:
-            piece = next_piece(counter, pieces)
-            if piece >= pieces:
+            piece = next_piece(a.team, a.pieces)
+            if piece >= a.pieces:
                 break
-            for i in range(bound(bounds, piece), bound(bounds, piece + 1)):
-                start, end = index(indptr, i), index(indptr, i + 1)
-                row, own = out + i * out_row, statistics + i * 4 * slot
+            for i in range(bound(a.bounds, piece), bound(a.bounds, piece + 1)):
+                start, end = index(a.indptr, i), index(a.indptr, i + 1)
+                row, own = a.out + i * a.out_row, a.statistics + i * 4 * slot
                 later = i + ROWS_AHEAD
                 if not is_gat:
-                    ask(near + later * near_row, heads * score_width * size)
-                if addend != 0:
-                    ask(addend + later * addend_row, heads * width * size)
+                    ask(a.near + later * a.near_row, heads * score_width * size)
+                if a.addend != 0:
+                    ask(a.addend + later * a.addend_row, heads * width * size)
                 fill(most, one * low)
                 fill(total, zero)
                 k = start
@@ -102,21 +94,23 @@ def forward(float_bits: int, index_bits: int, lanes: int, kind: str, fixed: int 
                     count = min(BLOCK, end - k)
                     copy(before, most)
                     if is_gat:
-                        scores(far, far_row, own, edge, 0, indices, k, count, block, 0, most,
-                               value, value_row, value_bytes, last, slope)  # fmt: skip
+                        scores(a.far, a.far_row, own, a.edge, 0, a.indices, k, count, block, 0, most,
+                               a.value, a.value_row, value_bytes, a.last_edge, slope)  # fmt: skip
                     else:
-                        dots(near + i * near_row, near_head, far, far_row, far_head, indices, k, count, block,
-                             heads, score_width, att, last, slope)  # fmt: skip
+                        dots(
+                            a.near + i * a.near_row, near_head, a.far, a.far_row, far_head, a.indices, k,
+                            count, block, heads, score_width, a.att, a.last_edge, slope,
+                        )  # fmt: skip
                         largest(block, count, most)
                     if k > start:
                         rescale(before, most, total)
                         for h in range(heads):
                             scale_row(row + h * out_head, width, scalar(before, h))
                     exponential(block, count, most, total)
-                    if threshold != 0:
-                        drop(block, k, count, seed, threshold, scale)
+                    if a.threshold != 0:
+                        drop(block, k, count, a.seed, a.threshold, scale)
                     first = 1 if k == start else 0
-                    sums(value, value_row, value_head, indices, k, count, block, row, out_head, first,
+                    sums(a.value, a.value_row, value_head, a.indices, k, count, block, row, out_head, first,
                          heads, width, 0, 0, slope)  # fmt: skip
                     k += count
                 if start < end:
@@ -129,8 +123,8 @@ def forward(float_bits: int, index_bits: int, lanes: int, kind: str, fixed: int 
                         clear(row + h * out_head, width)
                 for h in range(heads):
                     o = h * out_head
-                    p = addend + i * addend_row + o if addend != 0 else 0
-                    q = bias + o if bias != 0 else 0
+                    p = a.addend + i * a.addend_row + o if a.addend != 0 else 0
+                    q = a.bias + o if a.bias != 0 else 0
                     finish(row + o, width, p, q, scalar(total, h))
 
     return run
@@ -161,20 +155,17 @@ def sources(
     clear, bend, ask = rows.clear(float_bits), rows.bend(float_bits), rows.ask(float_bits)
     size = float_bits // 8
     slot, head = lanes * size, fixed * size
+    read = SOURCES.reader()
 
     @cfunc(types.void(types.CPointer(types.int64)))
-    def run(a):  # type: ignore[no-untyped-def]
-        counter, pieces, bounds, indptr, indices, last, order = a[0], a[1], a[2], a[3], a[4], a[5], a[6]
-        heads, width, value, value_row, value_head = a[7], a[8], a[9], a[10], a[11]
-        grad, grad_row, grad_head, out, out_row, out_head = a[12], a[13], a[14], a[15], a[16], a[17]
-        statistics, far, far_row, far_head = a[18], a[19], a[20], a[21]
-        near, near_row, near_head, score_width = a[22], a[23], a[24], a[25]
-        edge, att, numbers, seed, threshold = a[26], a[27], a[28], a[29], a[30]
-        slopes, score_out, score_out_row, scratch, partial, kept = a[31], a[32], a[33], a[34], a[35], a[36]
+    def run(arguments):  # type: ignore[no-untyped-def]
+        a = read(arguments)
+        heads, width, value_head, grad_head = a.heads, a.width, a.value_head, a.grad_head
+        out_head, far_head, near_head, score_width = a.out_head, a.far_head, a.near_head, a.score_width
         if fixed:
             heads, width, score_width, value_head = lanes, fixed, fixed, head
             grad_head, out_head, near_head, far_head = head, head, head, head
-        slope, scale, zero = scalar(numbers, 0), scalar(numbers, 1), scalar(numbers, 3)
+        slope, scale, zero = scalar(a.numbers, 0), scalar(a.numbers, 1), scalar(a.numbers, 3)
         block, products, raw = block_of(), block_of(), block_of()
         most = heads_of()
         total = most + FLAT * size
@@ -187,63 +178,72 @@ def sources(
         out_bytes = out_head * (heads - 1) + width * size
         whole = heads * score_width * size
         while True:
-            piece = next_piece(counter, pieces)
-            if piece >= pieces:
+            piece = next_piece(a.team, a.pieces)
+            if piece >= a.pieces:
                 break
-            row_scratch, row_partial = scratch + piece * whole, partial + piece * whole
+            row_scratch, row_partial = a.scratch + piece * whole, a.partial + piece * whole
             if is_leaky:
                 clear(row_partial, heads * score_width)
-            for j in range(bound(bounds, piece), bound(bounds, piece + 1)):
-                start, end = index(indptr, j), index(indptr, j + 1)
-                row, own, mine = out + j * out_row, near + j * near_row, value + j * value_row
-                to = row_scratch if is_leaky else score_out + j * score_out_row
+            for j in range(bound(a.bounds, piece), bound(a.bounds, piece + 1)):
+                start, end = index(a.indptr, j), index(a.indptr, j + 1)
+                row, own, mine = a.out + j * a.out_row, a.near + j * a.near_row, a.value + j * a.value_row
+                to = row_scratch if is_leaky else a.score_out + j * a.score_out_row
                 if not is_gat:
-                    ask(row + ROWS_AHEAD * out_row, out_bytes)
+                    ask(row + ROWS_AHEAD * a.out_row, out_bytes)
                     if not is_kept:
-                        ask(mine + ROWS_AHEAD * value_row, out_bytes)
+                        ask(mine + ROWS_AHEAD * a.value_row, out_bytes)
                     if is_leaky == is_kept:  # leaky's own rows are its values
-                        ask(own + ROWS_AHEAD * near_row, whole)
+                        ask(own + ROWS_AHEAD * a.near_row, whole)
                     if not is_leaky:
-                        ask(to + ROWS_AHEAD * score_out_row, whole)
+                        ask(to + ROWS_AHEAD * a.score_out_row, whole)
                 fill(total, zero)
                 k = start
                 while k < end:
                     count = min(BLOCK, end - k)
                     first = 1 if k == start else 0
                     if is_kept:
-                        recall(block, products, kept, order, indices, k, count, total, grad, grad_row,
-                               grad_bytes, far, far_row, far_bytes, last, seed, threshold, scale)  # fmt: skip
+                        recall(
+                            block, products, a.kept, a.order, a.indices, k, count, total, a.grad,
+                            a.grad_row, grad_bytes, a.far, a.far_row, far_bytes, a.last_edge, a.seed,
+                            a.threshold, scale,
+                        )  # fmt: skip
                     else:
                         if is_gat:
                             fill(most, zero)
-                            scores(statistics, 4 * slot, own, edge, order, indices, k, count, block, raw,
-                                   most, grad, grad_row, grad_bytes, last, slope)  # fmt: skip
+                            scores(
+                                a.statistics, 4 * slot, own, a.edge, a.order, a.indices, k, count, block,
+                                raw, most, a.grad, a.grad_row, grad_bytes, a.last_edge, slope,
+                            )  # fmt: skip
                         else:
-                            score_dots(own, near_head, far, far_row, far_head, indices, k, count, block,
-                                       heads, score_width, att, last, slope)  # fmt: skip
-                            subtract(block, statistics, indices, k, count)
+                            score_dots(own, near_head, a.far, a.far_row, far_head, a.indices, k, count, block,
+                                       heads, score_width, a.att, a.last_edge, slope)  # fmt: skip
+                            subtract(block, a.statistics, a.indices, k, count)
                         exponential(block, count, 0, 0)
-                        dots(mine, value_head, grad, grad_row, grad_head, indices, k, count, products,
-                             heads, width, 0, last, slope)  # fmt: skip
-                        combine(block, products, given_raw, statistics, indices, order, k, count, slopes,
-                                total, seed, threshold, slope, scale)  # fmt: skip
-                    sums(grad, grad_row, grad_head, indices, k, count, block, row, out_head, first, heads,
-                         width, 0, 0, slope)  # fmt: skip
+                        dots(mine, value_head, a.grad, a.grad_row, grad_head, a.indices, k, count, products,
+                             heads, width, 0, a.last_edge, slope)  # fmt: skip
+                        combine(
+                            block, products, given_raw, a.statistics, a.indices, a.order, k, count,
+                            a.slopes, total, a.seed, a.threshold, slope, scale,
+                        )  # fmt: skip
+                    sums(
+                        a.grad, a.grad_row, grad_head, a.indices, k, count, block, row, out_head, first,
+                        heads, width, 0, 0, slope,
+                    )  # fmt: skip
                     if not is_gat:
                         # the gradient of a row that is both value and key is the sum of both
-                        fresh = first if is_leaky or score_out != out else 0
-                        steps(far, far_row, far_head, indices, k, count, products, to, near_head, fresh,
+                        fresh = first if is_leaky or a.score_out != a.out else 0
+                        steps(a.far, a.far_row, far_head, a.indices, k, count, products, to, near_head, fresh,
                               heads, score_width, own, near_head, slope)  # fmt: skip
                     k += count
                 if start >= end:
                     for h in range(heads):
                         clear(row + h * out_head, width)
-                    if not is_gat and not is_leaky and score_out != out:
+                    if not is_gat and not is_leaky and a.score_out != a.out:
                         clear(to, heads * score_width)
                 elif is_leaky:
-                    bend(row, row_scratch, own, att, row_partial, heads * score_width, 1)
+                    bend(row, row_scratch, own, a.att, row_partial, heads * score_width, 1)
                 if is_gat:
-                    copy(score_out + j * score_out_row, total)
+                    copy(a.score_out + j * a.score_out_row, total)
 
     return run
 
@@ -253,24 +253,23 @@ def row_dots(float_bits: int) -> Any:
     """out[i, 3, h] = grad[i, h] . (row[i, h] - addend[i, h] - bias[h]), the softmax gradient's sum term."""
     dot, ask = rows.row_dots(float_bits), rows.ask(float_bits)
     size = float_bits // 8
+    read = ROW_DOTS.reader()
 
     @cfunc(types.void(types.CPointer(types.int64)))
-    def run(a):  # type: ignore[no-untyped-def]
-        counter, rows, heads, width = a[0], a[1], a[2], a[3]
-        grad, grad_row, row, row_row = a[4], a[5], a[6], a[7]
-        addend, addend_row, bias, out, lanes, piece_rows = a[8], a[9], a[10], a[11], a[12], a[13]
+    def run(arguments):  # type: ignore[no-untyped-def]
+        a = read(arguments)
         while True:
-            first = next_rows(counter, rows, piece_rows)
-            if first >= rows:
+            first = next_rows(a.team, a.rows, a.piece_rows)
+            if first >= a.rows:
                 break
-            for i in range(first, min(rows, first + piece_rows)):
-                to = out + (i * 4 + 3) * lanes * size
-                if addend != 0:
-                    ask(addend + (i + ROWS_AHEAD) * addend_row, heads * width * size)
-                for h in range(heads):
-                    o = h * width * size
-                    p = addend + i * addend_row + o if addend != 0 else 0
-                    q = bias + o if bias != 0 else 0
-                    dot(to + h * size, grad + i * grad_row + o, row + i * row_row + o, p, q, width)
+            for i in range(first, min(a.rows, first + a.piece_rows)):
+                to = a.out + (i * 4 + 3) * a.lanes * size
+                if a.addend != 0:
+                    ask(a.addend + (i + ROWS_AHEAD) * a.addend_row, a.heads * a.width * size)
+                for h in range(a.heads):
+                    o = h * a.width * size
+                    p = a.addend + i * a.addend_row + o if a.addend != 0 else 0
+                    q = a.bias + o if a.bias != 0 else 0
+                    dot(to + h * size, a.grad + i * a.grad_row + o, a.row + i * a.row_row + o, p, q, a.width)
 
     return run

@@ -13,22 +13,22 @@ from typing import Any
 
 from numba import cfunc, types
 
+from plait.kernels.arguments import PATTERN, Arguments
 from plait.kernels.attention import products, rows, softmax
-from plait.kernels.attention.cpu import EDGES, ENDS
+from plait.kernels.attention.cpu import ENDS
 from plait.kernels.attention.rows import BLOCK, FLAT, ROWS_AHEAD
 from plait.kernels.vector import load_index, load_scalar, next_piece
 
 __all__ = ["AGAIN", "TARGETS", "again", "targets"]
 
-# Orders of the words in argument blocks; kernels/attention/__init__.py fills them.
-TARGETS = (
-    f"{EDGES} order heads width far far_row far_head near near_row near_head out out_row out_head "
-    "slopes att numbers scratch partial"
-).split()
-AGAIN = (
-    f"{EDGES} last_edge heads width value value_row value_head grad grad_row grad_head "
-    f"out out_row statistics {ENDS} seed threshold scratch partial kept"
-).split()
+TARGETS = Arguments(
+    f"{PATTERN} order heads width far[] far_head near[] near_head out[] out_head slopes att numbers scratch "
+    "partial"
+)
+AGAIN = Arguments(
+    f"{PATTERN} last_edge heads width value[] value_head grad[] grad_head out[] statistics {ENDS} "
+    "seed threshold scratch partial kept"
+)
 
 
 @functools.cache
@@ -42,44 +42,44 @@ def targets(float_bits: int, index_bits: int, lanes: int, kind: str, fixed: int 
     clear, bend, ask = rows.clear(float_bits), rows.bend(float_bits), rows.ask(float_bits)
     size = float_bits // 8
     head = fixed * size
+    read = TARGETS.reader()
 
     @cfunc(types.void(types.CPointer(types.int64)))
-    def run(a):  # type: ignore[no-untyped-def]
-        counter, pieces, bounds, indptr, indices, order = a[0], a[1], a[2], a[3], a[4], a[5]
-        heads, width, far, far_row, far_head = a[6], a[7], a[8], a[9], a[10]
-        near, near_row, near_head, out, out_row, out_head = a[11], a[12], a[13], a[14], a[15], a[16]
-        slopes, att, numbers, scratch, partial = a[17], a[18], a[19], a[20], a[21]
+    def run(arguments):  # type: ignore[no-untyped-def]
+        a = read(arguments)
+        heads, width, far_head, near_head = a.heads, a.width, a.far_head, a.near_head
+        out_head = a.out_head
         if fixed:
             heads, width, out_head, near_head, far_head = lanes, fixed, head, head, head
-        slope = scalar(numbers, 0)
+        slope = scalar(a.numbers, 0)
         block = block_of()
         whole = heads * width * size
         while True:
-            piece = next_piece(counter, pieces)
-            if piece >= pieces:
+            piece = next_piece(a.team, a.pieces)
+            if piece >= a.pieces:
                 break
-            row_scratch, row_partial = scratch + piece * whole, partial + piece * whole
+            row_scratch, row_partial = a.scratch + piece * whole, a.partial + piece * whole
             if is_leaky:
                 clear(row_partial, heads * width)
-            for i in range(bound(bounds, piece), bound(bounds, piece + 1)):
-                start, end = index(indptr, i), index(indptr, i + 1)
-                row, own = out + i * out_row, near + i * near_row
-                ask(row + ROWS_AHEAD * out_row, whole)
+            for i in range(bound(a.bounds, piece), bound(a.bounds, piece + 1)):
+                start, end = index(a.indptr, i), index(a.indptr, i + 1)
+                row, own = a.out + i * a.out_row, a.near + i * a.near_row
+                ask(row + ROWS_AHEAD * a.out_row, whole)
                 if is_leaky:
-                    ask(own + ROWS_AHEAD * near_row, whole)
+                    ask(own + ROWS_AHEAD * a.near_row, whole)
                 to = row_scratch if is_leaky else row
                 k = start
                 while k < end:
                     count = min(BLOCK, end - k)
                     first = 1 if k == start else 0
-                    gather(block, slopes, order, k, count)
-                    sums(far, far_row, far_head, indices, k, count, block, to, out_head, first, heads,
+                    gather(block, a.slopes, a.order, k, count)
+                    sums(a.far, a.far_row, far_head, a.indices, k, count, block, to, out_head, first, heads,
                          width, own, near_head, slope)  # fmt: skip
                     k += count
                 if start >= end:
                     clear(row, heads * width)
                 elif is_leaky:
-                    bend(row, row_scratch, own, att, row_partial, heads * width, 0)
+                    bend(row, row_scratch, own, a.att, row_partial, heads * width, 0)
 
     return run
 
@@ -108,19 +108,17 @@ def again(
     clear, bend, ask = rows.clear(float_bits), rows.bend(float_bits), rows.ask(float_bits)
     size = float_bits // 8
     slot, head = lanes * size, fixed * size
+    read = AGAIN.reader()
 
     @cfunc(types.void(types.CPointer(types.int64)))
-    def run(a):  # type: ignore[no-untyped-def]
-        counter, pieces, bounds, indptr, indices = a[0], a[1], a[2], a[3], a[4]
-        last, heads, width, value, value_row, value_head = a[5], a[6], a[7], a[8], a[9], a[10]
-        grad, grad_row, grad_head, out, out_row, statistics = a[11], a[12], a[13], a[14], a[15], a[16]
-        far, far_row, far_head, near, near_row, near_head = a[17], a[18], a[19], a[20], a[21], a[22]
-        score_width, edge, att, numbers, seed, threshold = a[23], a[24], a[25], a[26], a[27], a[28]
-        scratch, partial, kept = a[29], a[30], a[31]
+    def run(arguments):  # type: ignore[no-untyped-def]
+        a = read(arguments)
+        heads, width, value_head, grad_head = a.heads, a.width, a.value_head, a.grad_head
+        far_head, near_head, score_width = a.far_head, a.near_head, a.score_width
         if fixed:
             heads, width, score_width, value_head = lanes, fixed, fixed, head
             grad_head, near_head, far_head = head, head, head
-        slope, scale, zero = scalar(numbers, 0), scalar(numbers, 1), scalar(numbers, 3)
+        slope, scale, zero = scalar(a.numbers, 0), scalar(a.numbers, 1), scalar(a.numbers, 3)
         block, products, raw = block_of(), block_of(), block_of()
         most = heads_of()
         total, unread, inner = most + FLAT * size, most + 2 * FLAT * size, most + 3 * FLAT * size
@@ -131,19 +129,19 @@ def again(
         value_bytes = value_head * (heads - 1) + width * size
         whole = heads * score_width * size
         while True:
-            piece = next_piece(counter, pieces)
-            if piece >= pieces:
+            piece = next_piece(a.team, a.pieces)
+            if piece >= a.pieces:
                 break
-            row_scratch, row_partial = scratch + piece * whole, partial + piece * whole
+            row_scratch, row_partial = a.scratch + piece * whole, a.partial + piece * whole
             if is_leaky:
                 clear(row_partial, heads * score_width)
-            for i in range(bound(bounds, piece), bound(bounds, piece + 1)):
-                start, end = index(indptr, i), index(indptr, i + 1)
-                row, mine, own = out + i * out_row, near + i * near_row, statistics + i * 4 * slot
+            for i in range(bound(a.bounds, piece), bound(a.bounds, piece + 1)):
+                start, end = index(a.indptr, i), index(a.indptr, i + 1)
+                row, mine, own = a.out + i * a.out_row, a.near + i * a.near_row, a.statistics + i * 4 * slot
                 if not is_gat:
-                    ask(grad + (i + ROWS_AHEAD) * grad_row, grad_head * heads)
-                    ask(mine + ROWS_AHEAD * near_row, whole)
-                    ask(row + ROWS_AHEAD * out_row, whole)
+                    ask(a.grad + (i + ROWS_AHEAD) * a.grad_row, grad_head * heads)
+                    ask(mine + ROWS_AHEAD * a.near_row, whole)
+                    ask(row + ROWS_AHEAD * a.out_row, whole)
                 to = row_scratch if is_leaky else row
                 fill(total, zero)
                 fill(unread, zero)
@@ -154,33 +152,37 @@ def again(
                     first = 1 if k == start else 0
                     if is_gat:
                         fill(most, zero)
-                        scores(far, far_row, own, edge, 0, indices, k, count, block, raw, most,
-                               value, value_row, value_bytes, last, slope)  # fmt: skip
+                        scores(a.far, a.far_row, own, a.edge, 0, a.indices, k, count, block, raw, most,
+                               a.value, a.value_row, value_bytes, a.last_edge, slope)  # fmt: skip
                     else:
-                        score_dots(mine, near_head, far, far_row, far_head, indices, k, count, block,
-                                   heads, score_width, att, last, slope)  # fmt: skip
+                        score_dots(mine, near_head, a.far, a.far_row, far_head, a.indices, k, count, block,
+                                   heads, score_width, a.att, a.last_edge, slope)  # fmt: skip
                     exponential(block, count, own + slot, unread)
-                    dots(grad + i * grad_row, grad_head, value, value_row, value_head, indices, k, count,
-                         products, heads, width, 0, last, slope)  # fmt: skip
+                    dots(
+                        a.grad + i * a.grad_row, grad_head, a.value, a.value_row, value_head, a.indices, k,
+                        count, products, heads, width, 0, a.last_edge, slope,
+                    )  # fmt: skip
                     if is_kept:
-                        keep(kept, block, products, own, k, count, inner, seed, threshold, scale)
+                        keep(a.kept, block, products, own, k, count, inner, a.seed, a.threshold, scale)
                     else:
-                        combine(block, products, given_raw, own, indices, 0, k, count, 0, total,
-                                seed, threshold, slope, scale)  # fmt: skip
+                        combine(block, products, given_raw, own, a.indices, 0, k, count, 0, total,
+                                a.seed, a.threshold, slope, scale)  # fmt: skip
                         if not is_gat:
-                            sums(far, far_row, far_head, indices, k, count, products, to, near_head, first,
-                                 heads, score_width, mine, near_head, slope)  # fmt: skip
+                            sums(
+                                a.far, a.far_row, far_head, a.indices, k, count, products, to, near_head,
+                                first, heads, score_width, mine, near_head, slope,
+                            )  # fmt: skip
                     k += count
                 k = start
                 while is_kept and k < end:
                     count = min(BLOCK, end - k)
                     first = 1 if k == start else 0
                     if is_gat and end - start > BLOCK:  # the sums before leaky are the last block's by now
-                        scores(far, far_row, own, edge, 0, indices, k, count, block, raw, most,
-                               value, value_row, value_bytes, last, slope)  # fmt: skip
-                    settle(kept, products, given_raw, k, count, inner, total, slope)
+                        scores(a.far, a.far_row, own, a.edge, 0, a.indices, k, count, block, raw, most,
+                               a.value, a.value_row, value_bytes, a.last_edge, slope)  # fmt: skip
+                    settle(a.kept, products, given_raw, k, count, inner, total, slope)
                     if not is_gat:
-                        sums(far, far_row, far_head, indices, k, count, products, to, near_head, first,
+                        sums(a.far, a.far_row, far_head, a.indices, k, count, products, to, near_head, first,
                              heads, score_width, mine, near_head, slope)  # fmt: skip
                     k += count
                 if is_gat:
@@ -188,6 +190,6 @@ def again(
                 elif start >= end:
                     clear(row, heads * score_width)
                 elif is_leaky:
-                    bend(row, row_scratch, mine, att, row_partial, heads * score_width, 0)
+                    bend(row, row_scratch, mine, a.att, row_partial, heads * score_width, 0)
 
     return run

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from plait.kernels import launch
-from plait.kernels.block import Block
 from plait.kernels.chain import cpu
 from plait.kernels.compiled import address_of
 from plait.kernels.operands import float_bits, read_flat, read_rows, write_flat, write_rows
@@ -67,22 +66,21 @@ def _address(float_bits: int, index_bits: int, mode: str) -> int:
     )  # fmt: skip
 
 
-_block = Block([*cpu.WORDS, "slot_counter", "done_counter"])
-_AT = {name: k for k, name in enumerate(_block.names)}
-ROWS = [_AT[f"rows{k}"] for k in range(MOST_PRODUCTS)]
-WEIGHTS = [_AT[f"w{k}"] for k in range(MOST_PRODUCTS)]
-LEFTS = [_AT[f"left{k}"] for k in range(MOST_SUMS)]
-RIGHTS = [_AT[f"right{k}"] for k in range(MOST_SUMS)]
-_SUM_OUTS = [_AT[f"out{k}"] for k in range(MOST_SUMS)]
-_TOTALS = [_AT[f"total{k}"] for k in range(MOST_SUMS)]
-X, ADDEND, KEPT, OUT, PLUS = (_AT[name] for name in ("x", "addend", "block", "out", "plus"))
-ADDEND_SCALE, BIAS, _SCRATCH = _AT["addend_scale"], _AT["bias"], _AT["scratch"]
-_CHUNKS, _BOUNDS, _INDPTR, _INDICES = (_AT[name] for name in ("chunks", "bounds", "indptr", "indices"))
-_FACTOR, _TARGET, _ASKS, _LAST_EDGE = (_AT[name] for name in ("factor", "target", "asks", "last_edge"))
+_AT = cpu.CHAIN
+
+
+def _places(name: str, count: int) -> list[int]:
+    return [_AT.names.index(f"{name}{k}") for k in range(count)]
+
+
+ROWS, WEIGHTS = _places("rows", MOST_PRODUCTS), _places("w", MOST_PRODUCTS)
+LEFTS, RIGHTS = _places("left", MOST_SUMS), _places("right", MOST_SUMS)
+_PARTS, _TOTALS = _places("part", MOST_SUMS), _places("total", MOST_SUMS)
+X, ADDEND, KEPT, OUT, PLUS = _AT.x, _AT.addend, _AT.block, _AT.out, _AT.plus
+ADDEND_SCALE, BIAS = _AT.addend_scale, _AT.bias
 _PLACES = {X: ("x", 0), ADDEND: ("addend", 0), KEPT: ("kept", 0), OUT: ("out", 0), PLUS: ("plus", 0)}
-for _name, _places in (("rows", ROWS), ("w", WEIGHTS), ("left", LEFTS), ("right", RIGHTS)):
-    _PLACES |= {at: (_name, k) for k, at in enumerate(_places)}
-_SLOT, _DONE = _AT["slot_counter"], _AT["done_counter"]
+for _name, _of_name in (("rows", ROWS), ("w", WEIGHTS), ("left", LEFTS), ("right", RIGHTS)):
+    _PLACES |= {at: (_name, k) for k, at in enumerate(_of_name)}
 
 
 @functools.cache
@@ -166,13 +164,13 @@ class Chain:
     def _words(self, layout: _Layout, bounds: int) -> tuple[Words, Any]:
         """(the words that stay, the tensors behind them); those handed in at every run are filled then."""
         words = type(layout.words).from_buffer_copy(layout.words)
-        words[_CHUNKS], words[_BOUNDS] = self.chunks, bounds
+        words[_AT.chunks], words[_AT.bounds] = self.chunks, bounds
         g = self.gathered
         if g is None:
             return words, None
-        words[_INDPTR], words[_INDICES] = g.pattern.csr
-        words[_ASKS] = int(g.pattern.num_columns * g.width * self.size > _NEAR_BYTES)
-        words[_LAST_EDGE] = max(0, g.pattern.num_edges - 1)
+        words[_AT.indptr], words[_AT.indices] = g.pattern.csr
+        words[_AT.asks] = int(g.pattern.num_columns * g.width * self.size > _NEAR_BYTES)
+        words[_AT.last_edge] = max(0, g.pattern.num_edges - 1)
         return words, self._constants(words, g)
 
     def _constants(self, words: Words, g: Gathered) -> Any:
@@ -180,8 +178,8 @@ class Chain:
         count = g.pattern.num_columns if g.edge is None else g.pattern.num_edges
         factor = g.source if g.edge is None else g.edge
         return (
-            read_flat(words, _AT["factor"], g.mode, factor, self.dtype, count),
-            read_flat(words, _AT["target"], "target", g.target, self.dtype, g.pattern.num_rows),
+            read_flat(words, _AT.factor, g.mode, factor, self.dtype, count),
+            read_flat(words, _AT.target, "target", g.target, self.dtype, g.pattern.num_rows),
         )
 
     def run(
@@ -220,9 +218,10 @@ class Chain:
 
     def start(self) -> Words:
         """This thread's words with those filled in that stay; `fill` the others, then `finish`."""
-        words = _block.words()
+        words = _AT.words()
         ctypes.memmove(words, self.words, self._word_bytes)
-        words[1], words[2] = _block.address(words, _SLOT), _block.address(words, _DONE)
+        words[_AT.slots] = _AT.address(words, _AT.slot_counter)
+        words[_AT.done] = _AT.address(words, _AT.done_counter)
         return words
 
     def fill(self, words: Words, at: int, tensor: torch.Tensor) -> torch.Tensor:
@@ -247,9 +246,9 @@ class Chain:
         """Run the kernel; returns the sums."""
         threads = min(launch.num_threads(), self.most_threads)
         if self.scratch_bytes:
-            words[_SCRATCH] = _scratch(threads * self.scratch_bytes)
+            words[_AT.scratch] = _scratch(threads * self.scratch_bytes)
         parts = [self._parts(words, k, take) for k in range(len(self.shapes))] if self.shapes else []
-        _block.run(self.address, words, threads)
+        _AT.run(self.address, words, threads)
         return [made if made is not None else part.sum(0) for made, part in parts]
 
     def _parts(self, words: Words, k: int, take: Take) -> tuple[torch.Tensor | None, torch.Tensor]:
@@ -261,7 +260,7 @@ class Chain:
         made = part = torch.empty(height, width, dtype=self.dtype)  # fresh memory, which the caller keeps
         if self.chunks > 1:
             part = take(self.chunks * height, width, self.dtype)
-        write_flat(words, _SUM_OUTS[k], "sums", part, self.dtype, self.chunks * height * width)
+        write_flat(words, _PARTS[k], "sums", part, self.dtype, self.chunks * height * width)
         if part is made:
             return made, part
         if part.nbytes > _TOTAL_BYTES:
@@ -295,13 +294,13 @@ def _layout(
     inner = [across if p is None else p for p in products]
     beside = [width if products else 0, *(p or 0 for p in products), *(s or 0 for pair in sums for s in pair)]
     block_rows = _block_rows(across + sum(beside), size)
-    words = (ctypes.c_int64 * len(_block.names))()
+    words = _AT.fresh()
     fixed = {"block_rows": block_rows, "width": width, "products": len(inner), "sums": len(shapes)}
     fixed |= {f"inner{k}": value for k, value in enumerate(inner)} | {"block_width": across}
     for k, (height, wide) in enumerate(shapes):
-        fixed |= {f"height{k}": height, f"width{k}": wide}
+        fixed |= {f"height{k}": height, f"across{k}": wide}
     for name, value in fixed.items():
-        words[_AT[name]] = value
+        words[_AT.names.index(name)] = value
     area = sum(a * b for a, b in shapes)
     scratch = 0 if is_kept else block_rows * across * size
     return _Layout(shapes, inner, scratch, area * size, sum(inner) * width + area, words)

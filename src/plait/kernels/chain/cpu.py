@@ -19,6 +19,7 @@ from llvmlite import ir
 from numba import cfunc, njit, types
 from numba.extending import intrinsic
 
+from plait.kernels.arguments import Arguments
 from plait.kernels.gemm.cpu import accumulate_rows, multiply_rows
 from plait.kernels.spmm.cpu import sum_tile
 from plait.kernels.vector import (
@@ -32,57 +33,28 @@ from plait.kernels.vector import (
     tiles,
 )
 
-__all__ = ["MOST_PRODUCTS", "MOST_SUMS", "PRODUCT_WORDS", "SUM_WORDS", "WORDS", "kernel"]
+__all__ = ["CHAIN", "MOST_PRODUCTS", "MOST_SUMS", "kernel"]
 
 MOST_PRODUCTS = 2
 MOST_SUMS = 3
 
-# rows @ w, added to the rows of `out`; rows = 0 means the block in hand
-PRODUCT_WORDS = ["rows", "stride", "inner", "w", "w_stride"]
-# left.T @ right, added to the chunk's part of `out`; left or right = 0 means the block in hand;
-# total: where the parts are added up when all chunks are done, 0 where that is done elsewhere
-SUM_WORDS = ["left", "left_stride", "height", "right", "right_stride", "width", "out", "total"]
-WORDS = [
-    "counter",
-    "slots",  # address of a second counter: which scratch rows a thread takes
-    "done",  # address of a third one: chunks that are finished
-    "chunks",
-    "bounds",
-    "block_rows",
-    # the block: gathered where indptr is given
-    "indptr",
-    "indices",
-    "x",
-    "x_stride",
-    "factor",
-    "target",
-    "addend",
-    "addend_stride",
-    "addend_scale",
-    "last_edge",
-    "block_width",
-    "scratch",
-    "block",  # where block rows are kept; 0: in scratch
-    "block_stride",
-    # the product's rows
-    "out",
-    "out_stride",
-    "width",
-    "plus",
-    "plus_stride",
-    "bias",
-    "products",
-    "sums",
-    "asks",  # 1: ask for the next block's rows while this one is multiplied
-    *(f"{name}{k}" for k in range(MOST_PRODUCTS) for name in PRODUCT_WORDS),
-    *(f"{name}{k}" for k in range(MOST_SUMS) for name in SUM_WORDS),
-]
+CHAIN = Arguments(
+    # addresses of counters: scratch rows that are taken, chunks that are finished
+    "slots done chunks bounds block_rows "
+    # the block: gathered where indptr is given, kept where `block` is, in scratch else
+    "indptr indices x[] factor target addend[] addend_scale last_edge block_width scratch block[] "
+    # the products' rows; asks = 1: ask for the next block's rows while this one is multiplied
+    "out[] width plus[] bias products sums asks slot_counter done_counter",
+    # rows @ w, added to the rows of `out`; rows = 0 means the block in hand
+    product=(MOST_PRODUCTS, "rows[] inner w[]"),
+    # left.T @ right, added to the chunk's part; left or right = 0 means the block in hand. total: where the
+    # parts are added up when all chunks are done, 0 where that is done elsewhere
+    sum=(MOST_SUMS, "left[] height right[] across part total"),
+)
 # rows multiplied between two requests for rows of the next block; neighbours of one row asked for at most
 _ASK_ROWS = 8
 _MOST_ASKED = 4
 _HEIGHT = 4  # rows of a product held in registers
-_FIRST_PRODUCT = WORDS.index("rows0")
-_FIRST_SUM = WORDS.index("left0")
 
 
 @functools.cache
@@ -94,75 +66,62 @@ def kernel(float_bits: int, index_bits: int, mode: str) -> Any:
     multiply, accumulate = multiply_rows(float_bits, _HEIGHT), accumulate_rows(float_bits, _HEIGHT)
     bound, total = load_index(64), _total(float_bits)
     size = float_bits // 8
-    most = len(PRODUCT_WORDS), len(SUM_WORDS)
+    read, read_product, read_sum = CHAIN.reader(), CHAIN.group_reader("product"), CHAIN.group_reader("sum")
 
     @cfunc(types.void(types.CPointer(types.int64)))
-    def run(a):  # type: ignore[no-untyped-def]
-        counter, slots, done, chunks, bounds, block_rows = a[0], a[1], a[2], a[3], a[4], a[5]
-        block_width, scratch, kept, kept_stride = a[16], a[17], a[18], a[19]
-        out, out_stride, width, plus, plus_stride, bias = a[20], a[21], a[22], a[23], a[24], a[25]
-        products, sums, asks = a[26], a[27], a[28]
-        mine = scratch + fetch_add(slots) * block_rows * block_width * size
+    def run(arguments):  # type: ignore[no-untyped-def]
+        a = read(arguments)
+        mine = a.scratch + fetch_add(a.slots) * a.block_rows * a.block_width * size
         while True:
-            chunk = next_piece(counter, chunks)
-            if chunk >= chunks:
+            chunk = next_piece(a.team, a.chunks)
+            if chunk >= a.chunks:
                 break
-            first, last = bound(bounds, chunk), bound(bounds, chunk + 1)
+            first, last = bound(a.bounds, chunk), bound(a.bounds, chunk + 1)
             is_first = 1
             while first < last or is_first == 1:
-                rows = min(block_rows, last - first)
-                block, stride = mine, block_width * size
-                if kept != 0:
-                    block, stride = kept + first * kept_stride, kept_stride
+                rows = min(a.block_rows, last - first)
+                block, stride = mine, a.block_width * size
+                if a.block != 0:
+                    block, stride = a.block + first * a.block_row, a.block_row
                 if gathers:
-                    gather(a, first, rows, block, stride)
+                    gather(arguments, first, rows, block, stride)
                 for r in range(0, rows, _ASK_ROWS):
                     few, i = min(_ASK_ROWS, rows - r), first + r
-                    if gathers and asks == 1:
-                        ask(a, i + rows, min(last, i + rows + few))
-                    to = out + i * out_stride
-                    for k in range(products):
-                        p = _FIRST_PRODUCT + k * most[0]
-                        left, left_stride = block + r * stride, stride
-                        if a[p] != 0:
-                            left, left_stride = a[p] + i * a[p + 1], a[p + 1]
-                        above, above_stride, q = to, out_stride, 0
+                    if gathers and a.asks == 1:
+                        ask(arguments, i + rows, min(last, i + rows + few))
+                    to = a.out + i * a.out_row
+                    for k in range(a.products):
+                        p = read_product(arguments, k)
+                        left, left_row = block + r * stride, stride
+                        if p.rows != 0:
+                            left, left_row = p.rows + i * p.rows_row, p.rows_row
+                        above, above_row, q = to, a.out_row, 0
                         if k == 0:
-                            above, above_stride, q = (
-                                plus + i * plus_stride if plus != 0 else 0,
-                                plus_stride,
-                                bias,
+                            above, above_row, q = (
+                                a.plus + i * a.plus_row if a.plus != 0 else 0,
+                                a.plus_row,
+                                a.bias,
                             )
                         multiply(
-                            left,
-                            left_stride,
-                            few,
-                            a[p + 2],
-                            a[p + 3],
-                            a[p + 4],
-                            width,
-                            to,
-                            out_stride,
-                            above,
-                            above_stride,
-                            q,
-                        )
-                for k in range(sums):
-                    s = _FIRST_SUM + k * most[1]
-                    left, left_stride, right, right_stride = block, stride, block, stride
-                    if a[s] != 0:
-                        left, left_stride = a[s] + first * a[s + 1], a[s + 1]
-                    if a[s + 3] != 0:
-                        right, right_stride = a[s + 3] + first * a[s + 4], a[s + 4]
-                    to = a[s + 6] + chunk * a[s + 2] * a[s + 5] * size
-                    accumulate(left, left_stride, a[s + 2], right, right_stride, a[s + 5], rows, to, is_first)
+                            left, left_row, few, p.inner, p.w, p.w_row, a.width, to, a.out_row, above,
+                            above_row, q,
+                        )  # fmt: skip
+                for k in range(a.sums):
+                    s = read_sum(arguments, k)
+                    left, left_row, right, right_row = block, stride, block, stride
+                    if s.left != 0:
+                        left, left_row = s.left + first * s.left_row, s.left_row
+                    if s.right != 0:
+                        right, right_row = s.right + first * s.right_row, s.right_row
+                    to = s.part + chunk * s.height * s.across * size
+                    accumulate(left, left_row, s.height, right, right_row, s.across, rows, to, is_first)
                 is_first = 0
                 first += rows
-            if sums > 0 and finished(done) == chunks - 1:  # the last one: all parts are there
-                for k in range(sums):
-                    s = _FIRST_SUM + k * most[1]
-                    if a[s + 7] != 0:
-                        total(a[s + 6], chunks, a[s + 2] * a[s + 5], a[s + 7])
+            if a.sums > 0 and finished(a.done) == a.chunks - 1:  # the last one: all parts are there
+                for k in range(a.sums):
+                    s = read_sum(arguments, k)
+                    if s.total != 0:
+                        total(s.part, a.chunks, s.height * s.across, s.total)
 
     return run
 
@@ -216,33 +175,41 @@ def _gather(float_bits: int, index_bits: int, mode: str) -> Any:
     index, scalar = load_index(index_bits), load_scalar(float_bits)
     size = float_bits // 8
 
+    read = CHAIN.reader()
+
     @njit(inline="never")
-    def gather(a, first, rows, block, stride):  # type: ignore[no-untyped-def]
-        indptr, indices, x, xs, factor = a[6], a[7], a[8], a[9], a[10]
-        target, addend, addend_stride, addend_scale, last, width = a[11], a[12], a[13], a[14], a[15], a[16]
+    def gather(arguments, first, rows, block, stride):  # type: ignore[no-untyped-def]
+        a = read(arguments)
+        last = a.last_edge
         for i in range(first, first + rows):
-            start, end = index(indptr, i), index(indptr, i + 1)
-            t, s = scalar(target, i), scalar(addend_scale, i)
-            row, plus = block + (i - first) * stride, addend + i * addend_stride
+            start, end = index(a.indptr, i), index(a.indptr, i + 1)
+            t, s = scalar(a.target, i), scalar(a.addend_scale, i)
+            row, plus = block + (i - first) * stride, a.addend + i * a.addend_row
             c = 0
-            while c < width:
+            while c < a.block_width:
                 o = c * size
-                p = plus + o if addend != 0 else 0
-                rest = width - c
+                p = plus + o if a.addend != 0 else 0
+                rest = a.block_width - c
                 if rest >= wide:
-                    tile_wide(x + o, xs, indices, factor, start, end, row + o, p, 0, last, 0, t, s)
+                    tile_wide(a.x + o, a.x_row, a.indices, a.factor, start, end, row + o, p, 0, last, 0, t, s)
                     c += wide
                 elif rest >= half:
-                    tile_half(x + o, xs, indices, factor, start, end, row + o, p, 0, last, 0, t, s)
+                    tile_half(a.x + o, a.x_row, a.indices, a.factor, start, end, row + o, p, 0, last, 0, t, s)
                     c += half
                 elif rest >= quarter:
-                    tile_quarter(x + o, xs, indices, factor, start, end, row + o, p, 0, last, 0, t, s)
+                    tile_quarter(
+                        a.x + o, a.x_row, a.indices, a.factor, start, end, row + o, p, 0, last, 0, t, s
+                    )
                     c += quarter
                 elif rest >= narrow:
-                    tile_narrow(x + o, xs, indices, factor, start, end, row + o, p, 0, last, 0, t, s)
+                    tile_narrow(
+                        a.x + o, a.x_row, a.indices, a.factor, start, end, row + o, p, 0, last, 0, t, s
+                    )
                     c += narrow
                 else:
-                    tile_rest(x + o, xs, indices, factor, start, end, row + o, p, 0, last, rest, t, s)
+                    tile_rest(
+                        a.x + o, a.x_row, a.indices, a.factor, start, end, row + o, p, 0, last, rest, t, s
+                    )
                     c += narrow
 
     return gather
@@ -258,15 +225,17 @@ def _ask(float_bits: int, index_bits: int) -> Any:
     touch = tile_intrinsic(float_bits, 1, 0, lambda code, args: code.prefetch(args[0], 64, level=2))
     size = float_bits // 8
 
+    read = CHAIN.reader()
+
     @njit(inline="never")
-    def ask(a, first, last):  # type: ignore[no-untyped-def]
-        indptr, indices, x, xs, width = a[6], a[7], a[8], a[9], a[16]
+    def ask(arguments, first, last):  # type: ignore[no-untyped-def]
+        a = read(arguments)
         for i in range(first, last):
-            start = index(indptr, i)
-            end = min(index(indptr, i + 1), start + _MOST_ASKED)
+            start = index(a.indptr, i)
+            end = min(index(a.indptr, i + 1), start + _MOST_ASKED)
             for e in range(start, end):
-                row = x + index(indices, e) * xs
-                for o in range(0, width * size, 64):
+                row = a.x + index(a.indices, e) * a.x_row
+                for o in range(0, a.block_width * size, 64):
                     touch(row + o)
 
     return ask

@@ -11,7 +11,6 @@ import torch
 
 from plait.errors import InputError
 from plait.kernels import launch
-from plait.kernels.block import Block
 from plait.kernels.compiled import address_of
 from plait.kernels.edgewise import cpu
 from plait.kernels.operands import float_bits, read_numbers, read_rows, write_rows
@@ -21,7 +20,6 @@ __all__ = ["Groups", "mark", "mark_bytes", "pair", "scatter", "unmark"]
 
 _SERIAL_BELOW = 1 << 18  # edges times columns
 _PIECE_ROWS = 64
-_pair_block, _scatter_block, _marks_block = Block(cpu.PAIR), Block(cpu.SCATTER), Block(cpu.MARKS)
 
 
 @functools.cache
@@ -56,14 +54,15 @@ def pair(
     """out[e] = near[i] + far[j], one row for each edge of the pattern's rows from first to last."""
     address = _address("pair", float_bits("far", far), pattern.index_bits)
     dtype, width = far.dtype, far.shape[-1]
-    words = _pair_block.words()
-    words[1], words[2], words[3] = first, last, _PIECE_ROWS
-    words[4], words[5] = pattern.addresses[2], pattern.addresses[3]
-    near = read_rows(words, 6, "near", near, dtype, pattern.num_rows, width)
-    far = read_rows(words, 8, "far", far, dtype, pattern.num_columns, width, True)
-    write_rows(words, 10, "out", out, dtype, int(pattern.indptr[last] - pattern.indptr[first]), width)
-    words[12] = width
-    _pair_block.run(address, words, _threads(out.numel()))
+    at = cpu.PAIR
+    words = at.words()
+    words[at.first], words[at.last], words[at.piece_rows] = first, last, _PIECE_ROWS
+    words[at.indptr], words[at.indices] = pattern.addresses[2], pattern.addresses[3]
+    near = read_rows(words, at.near, "near", near, dtype, pattern.num_rows, width)
+    far = read_rows(words, at.far, "far", far, dtype, pattern.num_columns, width, True)
+    write_rows(words, at.out, "out", out, dtype, int(pattern.indptr[last] - pattern.indptr[first]), width)
+    words[at.width] = width
+    at.run(address, words, _threads(out.numel()))
     return out
 
 
@@ -76,14 +75,15 @@ def scatter(groups: Groups, values: torch.Tensor, out: torch.Tensor) -> torch.Te
         raise InputError(
             f"out: has {rows} rows, values are added to row {groups.targets[-1]}; make it longer"
         )
-    words = _scatter_block.words()
-    words[1], words[2], words[10] = count, _PIECE_ROWS, width
-    read_numbers(words, 3, "indptr", groups.indptr, bits, count + 1)
-    read_numbers(words, 4, "order", groups.order, bits, len(groups.order))
-    read_numbers(words, 5, "targets", groups.targets, bits, count)
-    values = read_rows(words, 6, "values", values, dtype, len(groups.order), width)
-    write_rows(words, 8, "out", out, dtype, rows, width)
-    _scatter_block.run(address, words, _threads(len(groups.order) * width))
+    at = cpu.SCATTER
+    words = at.words()
+    words[at.rows], words[at.piece_rows], words[at.width] = count, _PIECE_ROWS, width
+    read_numbers(words, at.indptr, "indptr", groups.indptr, bits, count + 1)
+    read_numbers(words, at.order, "order", groups.order, bits, len(groups.order))
+    read_numbers(words, at.targets, "targets", groups.targets, bits, count)
+    values = read_rows(words, at.values, "values", values, dtype, len(groups.order), width)
+    write_rows(words, at.out, "out", out, dtype, rows, width)
+    at.run(address, words, _threads(len(groups.order) * width))
     return out
 
 
@@ -103,17 +103,22 @@ def _run_marks(
 ) -> None:
     address = _marks_address(float_bits("values", values), pattern.index_bits, is_back)
     dtype, edges, width = values.dtype, pattern.num_edges, values.shape[-1]
-    words = _marks_block.words()
-    words[1], words[2], words[3] = pattern.num_rows, _PIECE_ROWS, pattern.addresses[2]
-    near = read_rows(words, 4, "near", near, dtype, pattern.num_rows, width)
+    at = cpu.MARKS
+    words = at.words()
+    words[at.rows], words[at.piece_rows], words[at.indptr] = (
+        pattern.num_rows,
+        _PIECE_ROWS,
+        pattern.addresses[2],
+    )
+    near = read_rows(words, at.near, "near", near, dtype, pattern.num_rows, width)
     if is_back:
-        write_rows(words, 6, "out", values, dtype, edges, width)
-        marks = read_rows(words, 8, "marks", marks, torch.uint8, edges, mark_bytes(width))
+        write_rows(words, at.values, "out", values, dtype, edges, width)
+        marks = read_rows(words, at.marks, "marks", marks, torch.uint8, edges, mark_bytes(width))
     else:
-        values = read_rows(words, 6, "values", values, dtype, edges, width)
-        write_rows(words, 8, "marks", marks, torch.uint8, edges, mark_bytes(width))
-    words[10] = width
-    _marks_block.run(address, words, _threads(edges * width))
+        values = read_rows(words, at.values, "values", values, dtype, edges, width)
+        write_rows(words, at.marks, "marks", marks, torch.uint8, edges, mark_bytes(width))
+    words[at.width] = width
+    at.run(address, words, _threads(edges * width))
 
 
 def mark(pattern: Pattern, best: torch.Tensor, values: torch.Tensor, marks: torch.Tensor) -> torch.Tensor:

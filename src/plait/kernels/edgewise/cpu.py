@@ -8,24 +8,14 @@ from typing import Any
 from llvmlite import ir
 from numba import cfunc, types
 
+from plait.kernels.arguments import Arguments
 from plait.kernels.vector import CodeGen, load_index, load_index_ir, next_rows, tile_intrinsic
 
 __all__ = ["LANES_MARKED", "MARKS", "PAIR", "SCATTER", "marks", "pair", "scatter"]
 
-# Orders of the words in argument blocks; kernels/edgewise/__init__.py fills them.
-PAIR = (
-    *("counter", "first", "last", "piece_rows", "indptr", "indices", "near", "near_row", "far", "far_row"),
-    *("out", "out_row", "width"),
-)
-SCATTER = (
-    *("counter", "rows", "piece_rows", "indptr", "order", "targets", "values", "values_row"),
-    *("out", "out_row", "width"),
-)
-
-MARKS = (
-    *("counter", "rows", "piece_rows", "indptr", "near", "near_row", "values", "values_row"),
-    *("marks", "marks_row", "width"),
-)
+PAIR = Arguments("first last piece_rows indptr indices near[] far[] out[] width")
+SCATTER = Arguments("rows piece_rows indptr order targets values[] out[] width")
+MARKS = Arguments("rows piece_rows indptr near[] values[] marks[] width")
 LANES_MARKED = 16  # columns whose marks are one word of as many bits
 
 
@@ -60,23 +50,25 @@ def pair(float_bits: int, index_bits: int) -> Any:
     tile = _pair_tile(float_bits, index_bits, lanes)
     index = load_index(index_bits)
     size = float_bits // 8
+    read = PAIR.reader()
 
     @cfunc(types.void(types.CPointer(types.int64)))
-    def run(a):  # type: ignore[no-untyped-def]
-        counter, first, last, piece_rows, indptr, indices = a[0], a[1], a[2], a[3], a[4], a[5]
-        near, near_row, far, far_row, out, out_row, width = a[6], a[7], a[8], a[9], a[10], a[11], a[12]
-        base = index(indptr, first)
+    def run(arguments):  # type: ignore[no-untyped-def]
+        a = read(arguments)
+        base = index(a.indptr, a.first)
         while True:
-            row = first + next_rows(counter, last - first, piece_rows)
-            if row >= last:
+            row = a.first + next_rows(a.team, a.last - a.first, a.piece_rows)
+            if row >= a.last:
                 break
-            for i in range(row, min(last, row + piece_rows)):
-                start, end = index(indptr, i), index(indptr, i + 1)
-                to = out + (start - base) * out_row
-                for c in range(0, width, lanes):
+            for i in range(row, min(a.last, row + a.piece_rows)):
+                start, end = index(a.indptr, i), index(a.indptr, i + 1)
+                to = a.out + (start - base) * a.out_row
+                for c in range(0, a.width, lanes):
                     o = c * size
-                    tile(near + i * near_row + o, far + o, far_row, indices, start, end, to + o, out_row,
-                         width - c)  # fmt: skip
+                    tile(
+                        a.near + i * a.near_row + o, a.far + o, a.far_row, a.indices, start, end, to + o,
+                        a.out_row, a.width - c,
+                    )  # fmt: skip
 
     return run
 
@@ -107,21 +99,21 @@ def scatter(float_bits: int, index_bits: int) -> Any:
     tile = _scatter_tile(float_bits, index_bits, lanes)
     index = load_index(index_bits)
     size = float_bits // 8
+    read = SCATTER.reader()
 
     @cfunc(types.void(types.CPointer(types.int64)))
-    def run(a):  # type: ignore[no-untyped-def]
-        counter, rows, piece_rows, indptr, order, targets = a[0], a[1], a[2], a[3], a[4], a[5]
-        values, values_row, out, out_row, width = a[6], a[7], a[8], a[9], a[10]
+    def run(arguments):  # type: ignore[no-untyped-def]
+        a = read(arguments)
         while True:
-            first = next_rows(counter, rows, piece_rows)
-            if first >= rows:
+            first = next_rows(a.team, a.rows, a.piece_rows)
+            if first >= a.rows:
                 break
-            for r in range(first, min(rows, first + piece_rows)):
-                start, end = index(indptr, r), index(indptr, r + 1)
-                to = out + index(targets, r) * out_row
-                for c in range(0, width, lanes):
+            for r in range(first, min(a.rows, first + a.piece_rows)):
+                start, end = index(a.indptr, r), index(a.indptr, r + 1)
+                to = a.out + index(a.targets, r) * a.out_row
+                for c in range(0, a.width, lanes):
                     o = c * size
-                    tile(values + o, values_row, order, start, end, to + o, width - c)
+                    tile(a.values + o, a.values_row, a.order, start, end, to + o, a.width - c)
 
     return run
 
@@ -158,20 +150,22 @@ def marks(float_bits: int, index_bits: int, is_back: bool) -> Any:
     tile = _marks_tile(float_bits, is_back)
     index = load_index(index_bits)
     size = float_bits // 8
+    read = MARKS.reader()
 
     @cfunc(types.void(types.CPointer(types.int64)))
-    def run(a):  # type: ignore[no-untyped-def]
-        counter, rows, piece_rows, indptr, near, near_row = a[0], a[1], a[2], a[3], a[4], a[5]
-        values, values_row, bits, bits_row, width = a[6], a[7], a[8], a[9], a[10]
+    def run(arguments):  # type: ignore[no-untyped-def]
+        a = read(arguments)
         while True:
-            first = next_rows(counter, rows, piece_rows)
-            if first >= rows:
+            first = next_rows(a.team, a.rows, a.piece_rows)
+            if first >= a.rows:
                 break
-            for i in range(first, min(rows, first + piece_rows)):
-                start, end = index(indptr, i), index(indptr, i + 1)
-                for c in range(0, width, LANES_MARKED):
+            for i in range(first, min(a.rows, first + a.piece_rows)):
+                start, end = index(a.indptr, i), index(a.indptr, i + 1)
+                for c in range(0, a.width, LANES_MARKED):
                     o = c * size
-                    tile(near + i * near_row + o, values + o, values_row, bits + c // 8, bits_row, start, end,
-                         width - c)  # fmt: skip
+                    tile(
+                        a.near + i * a.near_row + o, a.values + o, a.values_row, a.marks + c // 8,
+                        a.marks_row, start, end, a.width - c,
+                    )  # fmt: skip
 
     return run

@@ -7,7 +7,6 @@ import functools
 import torch
 
 from plait.kernels import launch
-from plait.kernels.block import Block
 from plait.kernels.compiled import address_of
 from plait.kernels.gate import cpu
 from plait.kernels.operands import float_bits, read_flat, read_rows, write_rows
@@ -16,7 +15,6 @@ from plait.kernels.spmm import Pattern
 __all__ = ["gate", "gate_sources"]
 
 _SERIAL_BELOW = 1 << 16  # edges times columns; a gate costs some twenty operations
-_forward_block, _sources_block = Block(cpu.FORWARD), Block(cpu.SOURCES)
 
 
 @functools.cache
@@ -58,17 +56,17 @@ def gate(
     mode = "sum" if slopes is None else "slopes" if out is None else "both"
     address = _forward_address(float_bits("far", far), pattern.index_bits, kind, mode)
     dtype, rows, sources, width = far.dtype, pattern.num_rows, pattern.num_columns, far.shape[-1]
-    words = _forward_block.words()
-    words[1], words[2], words[3], words[4] = pattern.addresses
-    words[5], words[6] = max(0, pattern.num_edges - 1), width
-    near = read_rows(words, 7, "near", near, dtype, rows, width)
-    far = read_rows(words, 9, "far", far, dtype, sources, width, True)
-    value = read_rows(words, 11, "value", value, dtype, sources, width, True)
-    write_rows(words, 13, "out", out, dtype, rows, width)
-    write_rows(words, 15, "slopes", slopes, dtype, rows, width)
-    addend = read_rows(words, 17, "addend", addend, dtype, rows, width)
-    bias = read_flat(words, 19, "bias", bias, dtype, width)
-    _forward_block.run(address, words, _threads(pattern, width))
+    at = cpu.FORWARD
+    words = at.over(pattern.addresses)
+    words[at.last_edge], words[at.width] = max(0, pattern.num_edges - 1), width
+    near = read_rows(words, at.near, "near", near, dtype, rows, width)
+    far = read_rows(words, at.far, "far", far, dtype, sources, width, True)
+    value = read_rows(words, at.value, "value", value, dtype, sources, width, True)
+    write_rows(words, at.out, "out", out, dtype, rows, width)
+    write_rows(words, at.slopes, "slopes", slopes, dtype, rows, width)
+    addend = read_rows(words, at.addend, "addend", addend, dtype, rows, width)
+    bias = read_flat(words, at.bias, "bias", bias, dtype, width)
+    at.run(address, words, _threads(pattern, width))
 
 
 def gate_sources(
@@ -84,13 +82,13 @@ def gate_sources(
     """The pass over sources: far_grad[j] = value[j] * sum of grad[i] act'; value_grad[j] = that with act."""
     address = _sources_address(float_bits("far", far), transpose.index_bits, kind)
     dtype, rows, targets, width = far.dtype, transpose.num_rows, transpose.num_columns, far.shape[-1]
-    words = _sources_block.words()
-    words[1], words[2], words[3], words[4] = transpose.addresses
-    words[5], words[6] = max(0, transpose.num_edges - 1), width
-    far = read_rows(words, 7, "far", far, dtype, rows, width)
-    value = read_rows(words, 9, "value", value, dtype, rows, width)
-    near = read_rows(words, 11, "near", near, dtype, targets, width, True)
-    grad = read_rows(words, 13, "grad", grad, dtype, targets, width, True)
-    write_rows(words, 15, "far_grad", far_grad, dtype, rows, width)
-    write_rows(words, 17, "value_grad", value_grad, dtype, rows, width)
-    _sources_block.run(address, words, _threads(transpose, width))
+    at = cpu.SOURCES
+    words = at.over(transpose.addresses)
+    words[at.last_edge], words[at.width] = max(0, transpose.num_edges - 1), width
+    far = read_rows(words, at.own, "far", far, dtype, rows, width)
+    value = read_rows(words, at.value, "value", value, dtype, rows, width)
+    near = read_rows(words, at.near, "near", near, dtype, targets, width, True)
+    grad = read_rows(words, at.grad, "grad", grad, dtype, targets, width, True)
+    write_rows(words, at.far_out, "far_grad", far_grad, dtype, rows, width)
+    write_rows(words, at.value_out, "value_grad", value_grad, dtype, rows, width)
+    at.run(address, words, _threads(transpose, width))

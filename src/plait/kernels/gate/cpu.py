@@ -16,20 +16,14 @@ from typing import Any
 from llvmlite import ir
 from numba import cfunc, types
 
+from plait.kernels.arguments import PATTERN, Arguments
 from plait.kernels.vector import CodeGen, load_index, load_index_ir, next_piece, tile_intrinsic
 
 __all__ = ["FORWARD", "SOURCES", "forward", "sources"]
 
-# Orders of the words in argument blocks; kernels/gate/__init__.py fills them.
-_EDGES = ("counter", "pieces", "bounds", "indptr", "indices", "last_edge", "width")
-FORWARD = (
-    *_EDGES, "near", "near_row", "far", "far_row", "value", "value_row", "out", "out_row",
-    "slopes", "slopes_row", "addend", "addend_row", "bias",
-)  # fmt: skip
-SOURCES = (
-    *_EDGES, "own", "own_row", "value", "value_row", "near", "near_row", "grad", "grad_row",
-    "far_out", "far_out_row", "value_out", "value_out_row",
-)  # fmt: skip
+_EDGES = f"{PATTERN} last_edge width"
+FORWARD = Arguments(f"{_EDGES} near[] far[] value[] out[] slopes[] addend[] bias")
+SOURCES = Arguments(f"{_EDGES} own[] value[] near[] grad[] far_out[] value_out[]")
 
 _AHEAD = 8  # edges
 
@@ -169,44 +163,41 @@ def forward(float_bits: int, index_bits: int, kind: str, mode: str) -> Any:
     tile_rest = _forward_tile(float_bits, index_bits, kind, mode, narrow, True)
     index, bound = load_index(index_bits), load_index(64)
     size = float_bits // 8
+    read = FORWARD.reader()
 
     @cfunc(types.void(types.CPointer(types.int64)))
-    def run(a):  # type: ignore[no-untyped-def]
-        counter, pieces, bounds, indptr, indices, last, width = a[0], a[1], a[2], a[3], a[4], a[5], a[6]
-        near, near_row, far, far_row, value, value_row = a[7], a[8], a[9], a[10], a[11], a[12]
-        out, out_row, slopes, slopes_row, addend, addend_row, bias = (
-            a[13],
-            a[14],
-            a[15],
-            a[16],
-            a[17],
-            a[18],
-            a[19],
-        )
+    def run(arguments):  # type: ignore[no-untyped-def]
+        a = read(arguments)
         while True:
-            piece = next_piece(counter, pieces)
-            if piece >= pieces:
+            piece = next_piece(a.team, a.pieces)
+            if piece >= a.pieces:
                 break
-            for i in range(bound(bounds, piece), bound(bounds, piece + 1)):
-                start, end = index(indptr, i), index(indptr, i + 1)
-                n, to, d = near + i * near_row, out + i * out_row, slopes + i * slopes_row
+            for i in range(bound(a.bounds, piece), bound(a.bounds, piece + 1)):
+                start, end = index(a.indptr, i), index(a.indptr, i + 1)
+                n, to, d = a.near + i * a.near_row, a.out + i * a.out_row, a.slopes + i * a.slopes_row
                 c = 0
-                while c < width:
+                while c < a.width:
                     o = c * size
-                    p = addend + i * addend_row + o if addend != 0 else 0
-                    q = bias + o if bias != 0 else 0
-                    rest = width - c
+                    p = a.addend + i * a.addend_row + o if a.addend != 0 else 0
+                    q = a.bias + o if a.bias != 0 else 0
+                    rest = a.width - c
                     if rest >= wide:
-                        tile_wide(n + o, far + o, far_row, value + o, value_row, indices, start, end, last,
-                                  to + o, d + o, p, q, 0)  # fmt: skip
+                        tile_wide(
+                            n + o, a.far + o, a.far_row, a.value + o, a.value_row, a.indices, start, end,
+                            a.last_edge, to + o, d + o, p, q, 0,
+                        )  # fmt: skip
                         c += wide
                     elif rest >= narrow:
-                        tile_narrow(n + o, far + o, far_row, value + o, value_row, indices, start, end, last,
-                                    to + o, d + o, p, q, 0)  # fmt: skip
+                        tile_narrow(
+                            n + o, a.far + o, a.far_row, a.value + o, a.value_row, a.indices, start, end,
+                            a.last_edge, to + o, d + o, p, q, 0,
+                        )  # fmt: skip
                         c += narrow
                     else:
-                        tile_rest(n + o, far + o, far_row, value + o, value_row, indices, start, end, last,
-                                  to + o, d + o, p, q, rest)  # fmt: skip
+                        tile_rest(
+                            n + o, a.far + o, a.far_row, a.value + o, a.value_row, a.indices, start, end,
+                            a.last_edge, to + o, d + o, p, q, rest,
+                        )  # fmt: skip
                         c += narrow
 
     return run
@@ -222,37 +213,40 @@ def sources(float_bits: int, index_bits: int, kind: str) -> Any:
     tile_rest = _source_tile(float_bits, index_bits, kind, narrow, True)
     index, bound = load_index(index_bits), load_index(64)
     size = float_bits // 8
+    read = SOURCES.reader()
 
     @cfunc(types.void(types.CPointer(types.int64)))
-    def run(a):  # type: ignore[no-untyped-def]
-        counter, pieces, bounds, indptr, indices, last, width = a[0], a[1], a[2], a[3], a[4], a[5], a[6]
-        own, own_row, value, value_row, near, near_row, grad, grad_row = (
-            a[7], a[8], a[9], a[10], a[11], a[12], a[13], a[14]
-        )  # fmt: skip
-        far_out, far_out_row, value_out, value_out_row = a[15], a[16], a[17], a[18]
+    def run(arguments):  # type: ignore[no-untyped-def]
+        a = read(arguments)
         while True:
-            piece = next_piece(counter, pieces)
-            if piece >= pieces:
+            piece = next_piece(a.team, a.pieces)
+            if piece >= a.pieces:
                 break
-            for j in range(bound(bounds, piece), bound(bounds, piece + 1)):
-                start, end = index(indptr, j), index(indptr, j + 1)
-                m, v = own + j * own_row, value + j * value_row
-                f, w = far_out + j * far_out_row, value_out + j * value_out_row
+            for j in range(bound(a.bounds, piece), bound(a.bounds, piece + 1)):
+                start, end = index(a.indptr, j), index(a.indptr, j + 1)
+                m, v = a.own + j * a.own_row, a.value + j * a.value_row
+                f, w = a.far_out + j * a.far_out_row, a.value_out + j * a.value_out_row
                 c = 0
-                while c < width:
+                while c < a.width:
                     o = c * size
-                    rest = width - c
+                    rest = a.width - c
                     if rest >= wide:
-                        tile_wide(m + o, v + o, near + o, near_row, grad + o, grad_row, indices, start, end,
-                                  last, f + o, w + o, 0)  # fmt: skip
+                        tile_wide(
+                            m + o, v + o, a.near + o, a.near_row, a.grad + o, a.grad_row, a.indices, start,
+                            end, a.last_edge, f + o, w + o, 0,
+                        )  # fmt: skip
                         c += wide
                     elif rest >= narrow:
-                        tile_narrow(m + o, v + o, near + o, near_row, grad + o, grad_row, indices, start, end,
-                                    last, f + o, w + o, 0)  # fmt: skip
+                        tile_narrow(
+                            m + o, v + o, a.near + o, a.near_row, a.grad + o, a.grad_row, a.indices, start,
+                            end, a.last_edge, f + o, w + o, 0,
+                        )  # fmt: skip
                         c += narrow
                     else:
-                        tile_rest(m + o, v + o, near + o, near_row, grad + o, grad_row, indices, start, end,
-                                  last, f + o, w + o, rest)  # fmt: skip
+                        tile_rest(
+                            m + o, v + o, a.near + o, a.near_row, a.grad + o, a.grad_row, a.indices, start,
+                            end, a.last_edge, f + o, w + o, rest,
+                        )  # fmt: skip
                         c += narrow
 
     return run

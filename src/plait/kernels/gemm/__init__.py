@@ -9,7 +9,6 @@ import torch
 
 from plait.errors import InputError
 from plait.kernels import launch
-from plait.kernels.block import Block
 from plait.kernels.compiled import address_of
 from plait.kernels.gemm import cpu
 from plait.kernels.operands import float_bits, read_flat, read_rows, write_flat, write_rows
@@ -39,10 +38,6 @@ def _address(float_bits: int, rows: int, is_transposed: bool) -> int:
     return address_of(name, lambda: build(float_bits, rows))
 
 
-_gemm_block = Block(cpu.GEMM_WORDS)
-_transposed_block = Block(cpu.TRANSPOSED_WORDS)
-
-
 def gemm(
     x: torch.Tensor,
     w: torch.Tensor,
@@ -59,18 +54,19 @@ def gemm(
     if inner != height:
         raise InputError(f"x has {inner} columns, w {height} rows; check the widths of x and the layer")
     address, dtype = _address(float_bits("x", x), block_height(inner), False), x.dtype
-    words = _gemm_block.words()
-    words[1], words[6], words[7], words[13] = rows, inner, width, _PIECE_ROWS
-    x = read_rows(words, 2, "x", x, dtype, rows, inner)
-    w = read_rows(words, 4, "w", w, dtype, inner, width)
-    write_rows(words, 8, "out", out, dtype, rows, width)
-    words[10] = words[11] = words[12] = 0
+    at = cpu.GEMM
+    words = at.words()
+    words[at.rows], words[at.inner], words[at.width], words[at.piece_rows] = rows, inner, width, _PIECE_ROWS
+    x = read_rows(words, at.x, "x", x, dtype, rows, inner)
+    w = read_rows(words, at.w, "w", w, dtype, inner, width)
+    write_rows(words, at.out, "out", out, dtype, rows, width)
+    words[at.addend] = words[at.addend_row] = words[at.bias] = 0
     if addend is not None:
-        addend = read_rows(words, 10, "addend", addend, dtype, rows, width)
+        addend = read_rows(words, at.addend, "addend", addend, dtype, rows, width)
     if bias is not None:
-        bias = read_flat(words, 12, "bias", bias, dtype, width)
+        bias = read_flat(words, at.bias, "bias", bias, dtype, width)
     threads = launch.num_threads() if rows * width * inner > SERIAL_BELOW else 1
-    _gemm_block.run(address, words, threads)
+    at.run(address, words, threads)
     return out
 
 
@@ -111,13 +107,20 @@ def gemm_transposed(
     else:
         partial = take(chunks * height, width, left.dtype)
     address, dtype = _address(float_bits("left", left), 4, True), left.dtype
-    words = _transposed_block.words()
-    words[1], words[6], words[7], words[9], words[10] = rows, height, width, chunks, _TRANSPOSED_STEP
-    left = read_rows(words, 2, "left", left, dtype, rows, height)
-    right = read_rows(words, 4, "right", right, dtype, rows, width)
-    write_flat(words, 8, "partial", partial, dtype, chunks * height * width)
+    at = cpu.TRANSPOSED
+    words = at.words()
+    words[at.rows], words[at.height], words[at.width], words[at.chunks], words[at.step] = (
+        rows,
+        height,
+        width,
+        chunks,
+        _TRANSPOSED_STEP,
+    )
+    left = read_rows(words, at.left, "left", left, dtype, rows, height)
+    right = read_rows(words, at.right, "right", right, dtype, rows, width)
+    write_flat(words, at.out, "partial", partial, dtype, chunks * height * width)
     threads = min(launch.num_threads(), chunks) if rows * height * width > SERIAL_BELOW else 1
-    _transposed_block.run(address, words, threads)
+    at.run(address, words, threads)
     return partial if chunks == 1 else partial.view(chunks, height, width).sum(0)
 
 

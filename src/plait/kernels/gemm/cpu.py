@@ -19,46 +19,20 @@ from typing import Any
 
 from numba import cfunc, njit, types
 
+from plait.kernels.arguments import Arguments
 from plait.kernels.vector import CodeGen, next_piece, next_rows, tile_intrinsic
 
 __all__ = [
-    "GEMM_WORDS",
-    "TRANSPOSED_WORDS",
+    "GEMM",
+    "TRANSPOSED",
     "accumulate_rows",
     "kernel",
     "multiply_rows",
     "transposed_kernel",
 ]
 
-GEMM_WORDS = [
-    "counter",
-    "rows",
-    "x",
-    "x_stride",
-    "w",
-    "w_stride",
-    "inner",
-    "width",
-    "out",
-    "out_stride",
-    "addend",
-    "addend_stride",
-    "bias",
-    "piece_rows",
-]
-TRANSPOSED_WORDS = [
-    "counter",
-    "rows",
-    "left",
-    "left_stride",
-    "right",
-    "right_stride",
-    "height",
-    "width",
-    "out",
-    "chunks",
-    "step",
-]
+GEMM = Arguments("rows x[] w[] inner width out[] addend[] bias piece_rows")
+TRANSPOSED = Arguments("rows left[] right[] height width out chunks step")
 # bits of a tile's row from which on it asks for rows to come; a narrower one has too little else to do
 _LEAST_ASKING = 1024
 
@@ -243,20 +217,23 @@ def accumulate_rows(float_bits: int, tall: int) -> Any:
 
 @functools.cache
 def kernel(float_bits: int, rows: int) -> Any:
-    """out = x @ w + addend + bias, `rows` rows at a time; see GEMM_WORDS."""
+    """out = x @ w + addend + bias, `rows` rows at a time; see GEMM."""
     multiply = multiply_rows(float_bits, rows)
+    read = GEMM.reader()
 
     @cfunc(types.void(types.CPointer(types.int64)))
-    def run(a):  # type: ignore[no-untyped-def]
-        counter, n, x, xs, w, ws, inner, width = a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]
-        out, os, addend, ps, bias, piece_rows = a[8], a[9], a[10], a[11], a[12], a[13]
+    def run(arguments):  # type: ignore[no-untyped-def]
+        a = read(arguments)
         while True:
-            first = next_rows(counter, n, piece_rows)
-            if first >= n:
+            first = next_rows(a.team, a.rows, a.piece_rows)
+            if first >= a.rows:
                 break
-            count = min(piece_rows, n - first)
-            plus = addend + first * ps if addend != 0 else 0
-            multiply(x + first * xs, xs, count, inner, w, ws, width, out + first * os, os, plus, ps, bias)
+            count = min(a.piece_rows, a.rows - first)
+            plus = a.addend + first * a.addend_row if a.addend != 0 else 0
+            multiply(
+                a.x + first * a.x_row, a.x_row, count, a.inner, a.w, a.w_row, a.width,
+                a.out + first * a.out_row, a.out_row, plus, a.addend_row, a.bias,
+            )  # fmt: skip
 
     return run
 
@@ -266,23 +243,26 @@ def transposed_kernel(float_bits: int, rows: int) -> Any:
     """out[chunk] = left[chunk rows].T @ right[chunk rows], `rows` columns of left at a time."""
     accumulate = accumulate_rows(float_bits, rows)
     size = float_bits // 8
+    read = TRANSPOSED.reader()
 
     @cfunc(types.void(types.CPointer(types.int64)))
-    def run(a):  # type: ignore[no-untyped-def]
-        counter, n, x, xs, g, gs, height, width = a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]
-        out, chunks, step = a[8], a[9], a[10]
-        per = (n + chunks - 1) // chunks
+    def run(arguments):  # type: ignore[no-untyped-def]
+        a = read(arguments)
+        per = (a.rows + a.chunks - 1) // a.chunks
         while True:
-            chunk = next_piece(counter, chunks)
-            if chunk >= chunks:
+            chunk = next_piece(a.team, a.chunks)
+            if chunk >= a.chunks:
                 break
-            first = min(n, chunk * per)
-            last = min(n, first + per)
+            first = min(a.rows, chunk * per)
+            last = min(a.rows, first + per)
             is_first = 1
             while first < last or is_first == 1:
-                count = min(step, last - first)
-                to = out + chunk * height * width * size
-                accumulate(x + first * xs, xs, height, g + first * gs, gs, width, count, to, is_first)
+                count = min(a.step, last - first)
+                to = a.out + chunk * a.height * a.width * size
+                accumulate(
+                    a.left + first * a.left_row, a.left_row, a.height, a.right + first * a.right_row,
+                    a.right_row, a.width, count, to, is_first,
+                )  # fmt: skip
                 is_first = 0
                 first += count
 

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from plait.kernels import launch
-from plait.kernels.block import Block
 from plait.kernels.compiled import address_of
 from plait.kernels.gemm import SERIAL_BELOW, block_height, transposed_chunks
 from plait.kernels.heads import cpu
@@ -18,8 +17,6 @@ __all__ = ["project_heads", "project_heads_backward"]
 
 _PIECE_ROWS = 192  # a multiple of a block's height; 256 columns of them are a fifth of a second-level cache
 _STEP_ROWS = 128
-
-_forward_block, _backward_block = Block(cpu.FORWARD), Block(cpu.BACKWARD)
 
 
 @functools.cache
@@ -49,21 +46,30 @@ def project_heads(
     address = _address("forward", float_bits("x", x), block_height(inner))
     # a head's matrix in one piece: a tile of rows that lie 1 KB apart falls on a few sets of the first cache
     packed = w.reshape(inner, heads, columns // heads).transpose(0, 1).contiguous()
-    words = _forward_block.words()
-    words[1], words[2], words[3], words[6], words[8] = rows, _PIECE_ROWS, heads, inner, columns // heads
-    x = read_rows(words, 4, "x", x, dtype, rows, heads * inner)
-    read_flat(words, 7, "w", packed, dtype, inner * columns)
-    write_rows(words, 9, "out", out, dtype, rows, columns)
-    bias = read_flat(words, 11, "bias", bias, dtype, columns)
-    words[12] = words[13] = words[14] = words[15] = words[16] = words[17] = 0
+    at = cpu.FORWARD
+    words = at.words()
+    words[at.rows], words[at.piece_rows], words[at.heads], words[at.inner], words[at.width] = (
+        rows,
+        _PIECE_ROWS,
+        heads,
+        inner,
+        columns // heads,
+    )
+    x = read_rows(words, at.x, "x", x, dtype, rows, heads * inner)
+    read_flat(words, at.w, "w", packed, dtype, inner * columns)
+    write_rows(words, at.out, "out", out, dtype, rows, columns)
+    bias = read_flat(words, at.bias, "bias", bias, dtype, columns)
+    words[at.own] = words[at.own_row] = words[at.own_inner] = words[at.skip] = words[at.skip_row] = words[
+        at.skip_bias
+    ] = 0
     own_inner = 0
     if skip is not None and own is not None:
-        own_inner = words[14] = own.shape[1]
-        own = read_rows(words, 12, "own", own, dtype, rows, own_inner)
-        skip = read_rows(words, 15, "skip", skip, dtype, own_inner, columns)
-        skip_bias = read_flat(words, 17, "skip_bias", skip_bias, dtype, columns)
+        own_inner = words[at.own_inner] = own.shape[1]
+        own = read_rows(words, at.own, "own", own, dtype, rows, own_inner)
+        skip = read_rows(words, at.skip, "skip", skip, dtype, own_inner, columns)
+        skip_bias = read_flat(words, at.skip_bias, "skip_bias", skip_bias, dtype, columns)
     threads = launch.num_threads() if rows * columns * (inner + own_inner) > SERIAL_BELOW else 1
-    _forward_block.run(address, words, threads)
+    at.run(address, words, threads)
     return out
 
 
@@ -87,20 +93,21 @@ def project_heads_backward(
     own_inner = 0 if own is None else own.shape[1]
     chunks = transposed_chunks(rows, inner + own_inner + 1, columns)
     made = [torch.empty((chunks, k, columns), dtype=dtype) for k in (inner, own_inner, 1)]
-    words = _backward_block.words()
-    words[1], words[2], words[3], words[4] = rows, chunks, _STEP_ROWS, heads
-    words[7], words[10], words[16] = width, inner, own_inner
-    grad = read_rows(words, 5, "grad", grad, dtype, rows, columns)
-    x = read_rows(words, 8, "x", x, dtype, rows, heads * inner)
-    read_flat(words, 11, "w", turned, dtype, inner * columns)
-    write_rows(words, 12, "to_x", to_x, dtype, rows, heads * inner)
-    own = read_rows(words, 14, "own", own, dtype, rows, own_inner)
-    ones = read_flat(words, 17, "ones", torch.ones(1, dtype=dtype), dtype, 1)
-    for at, part in zip((18, 19, 20), made, strict=True):
-        write_flat(words, at, "sums", part, dtype, part.numel())
+    at = cpu.BACKWARD
+    words = at.words()
+    words[at.rows], words[at.chunks], words[at.step], words[at.heads] = rows, chunks, _STEP_ROWS, heads
+    words[at.width], words[at.inner], words[at.own_inner] = width, inner, own_inner
+    grad = read_rows(words, at.grad, "grad", grad, dtype, rows, columns)
+    x = read_rows(words, at.x, "x", x, dtype, rows, heads * inner)
+    read_flat(words, at.wt, "w", turned, dtype, inner * columns)
+    write_rows(words, at.to_x, "to_x", to_x, dtype, rows, heads * inner)
+    own = read_rows(words, at.own, "own", own, dtype, rows, own_inner)
+    ones = read_flat(words, at.ones, "ones", torch.ones(1, dtype=dtype), dtype, 1)
+    for place, part in zip((at.to_w, at.to_skip, at.to_bias), made, strict=True):
+        write_flat(words, place, "sums", part, dtype, part.numel())
     work = rows * columns * (2 * inner + own_inner)
     threads = min(launch.num_threads(), chunks) if work > SERIAL_BELOW else 1
-    _backward_block.run(address, words, threads)
+    at.run(address, words, threads)
     del ones
     to_w, to_skip, sums = (part[0] if chunks == 1 else part.sum(0) for part in made)
     by_head = to_w.view(heads, inner, width).transpose(0, 1).reshape(inner, columns)

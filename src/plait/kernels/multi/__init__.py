@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 
 from plait.kernels import launch
-from plait.kernels.block import Block
 from plait.kernels.compiled import address_of
 from plait.kernels.multi import cpu
 from plait.kernels.operands import float_bits, read_rows, write_rows
@@ -18,7 +17,6 @@ __all__ = ["Layout", "aggregate", "aggregate_shares", "aggregate_sources"]
 
 _SERIAL_BELOW = 1 << 17  # edges times columns
 _PIECE_ROWS = 512
-_forward_block, _shares_block, _sources_block = Block(cpu.FORWARD), Block(cpu.SHARES), Block(cpu.SOURCES)
 
 
 @dataclass(frozen=True)
@@ -88,17 +86,20 @@ def aggregate(
     ties[i], 2 * width a tower, gets the number of edges that attain the max and the min.
     """
     bits, dtype, rows, size = float_bits("x", x), x.dtype, pattern.num_rows, x.element_size()
-    words = _forward_block.words()
-    words[1], words[2], words[3], words[4] = pattern.addresses
-    words[5], words[6], words[7] = max(0, pattern.num_edges - 1), layout.width, layout.towers
-    x = read_rows(words, 8, "x", x, dtype, pattern.num_columns, layout.columns, True)
-    write_rows(words, 10, "out", out, dtype, rows, len(layout.kept) * layout.columns)
-    words[12] = len(layout.kept) * layout.width * size
-    for k, offset in enumerate(layout.offsets(size)):
-        words[13 + k] = offset
-    write_rows(words, 19, "ties", ties, dtype, rows, 2 * layout.columns)
+    at = cpu.FORWARD
+    words = at.over(pattern.addresses)
+    words[at.last_edge], words[at.width], words[at.towers] = (
+        max(0, pattern.num_edges - 1),
+        layout.width,
+        layout.towers,
+    )
+    x = read_rows(words, at.x, "x", x, dtype, pattern.num_columns, layout.columns, True)
+    write_rows(words, at.out, "out", out, dtype, rows, len(layout.kept) * layout.columns)
+    words[at.tower] = len(layout.kept) * layout.width * size
+    words[at.mean : at.ties] = [*layout.offsets(size)]
+    write_rows(words, at.ties, "ties", ties, dtype, rows, 2 * layout.columns)
     address = _forward_address(bits, pattern.index_bits, ties is not None)
-    _forward_block.run(address, words, _threads((pattern.num_edges + rows) * layout.columns))
+    at.run(address, words, _threads((pattern.num_edges + rows) * layout.columns))
     return out
 
 
@@ -116,18 +117,22 @@ def aggregate_shares(
     """
     bits, dtype, rows, size = float_bits("grad", grad), grad.dtype, pattern.num_rows, grad.element_size()
     columns = len(layout.kept) * layout.columns
-    words = _shares_block.words()
-    words[1], words[2], words[3] = pattern.num_rows, _PIECE_ROWS, pattern.addresses[2]
-    words[4], words[5] = layout.width, layout.towers
-    grad = read_rows(words, 6, "grad", grad, dtype, rows, columns)
-    out = read_rows(words, 8, "out", out, dtype, rows, columns)
-    words[10] = len(layout.kept) * layout.width * size
-    for k, offset in enumerate(layout.offsets(size)):
-        words[11 + k] = offset
-    ties = read_rows(words, 17, "ties", ties, dtype, rows, 2 * layout.columns)
-    write_rows(words, 19, "shares", shares, dtype, rows, layout.sections * layout.columns)
+    at = cpu.SHARES
+    words = at.words()
+    words[at.rows], words[at.piece_rows], words[at.indptr] = (
+        pattern.num_rows,
+        _PIECE_ROWS,
+        pattern.addresses[2],
+    )
+    words[at.width], words[at.towers] = layout.width, layout.towers
+    grad = read_rows(words, at.grad, "grad", grad, dtype, rows, columns)
+    out = read_rows(words, at.out, "out", out, dtype, rows, columns)
+    words[at.tower] = len(layout.kept) * layout.width * size
+    words[at.mean : at.ties] = [*layout.offsets(size)]
+    ties = read_rows(words, at.ties, "ties", ties, dtype, rows, 2 * layout.columns)
+    write_rows(words, at.shares, "shares", shares, dtype, rows, layout.sections * layout.columns)
     address = _backward_address("shares", bits, pattern.index_bits, layout.has_spread, layout.has_ends)
-    _shares_block.run(address, words, _threads(pattern.num_rows * shares.shape[1]))
+    at.run(address, words, _threads(pattern.num_rows * shares.shape[1]))
     return shares
 
 
@@ -136,13 +141,17 @@ def aggregate_sources(
 ) -> torch.Tensor:
     """out[j] = the gradient of x[j], summed over its targets' shares."""
     bits, dtype, rows, columns = float_bits("x", x), x.dtype, transpose.num_rows, layout.columns
-    words = _sources_block.words()
-    words[1], words[2], words[3], words[4] = transpose.addresses
-    words[5], words[6], words[7] = max(0, transpose.num_edges - 1), layout.width, layout.towers
-    x = read_rows(words, 8, "x", x, dtype, rows, columns)
+    at = cpu.SOURCES
+    words = at.over(transpose.addresses)
+    words[at.last_edge], words[at.width], words[at.towers] = (
+        max(0, transpose.num_edges - 1),
+        layout.width,
+        layout.towers,
+    )
+    x = read_rows(words, at.x, "x", x, dtype, rows, columns)
     sections = layout.sections * columns
-    shares = read_rows(words, 10, "shares", shares, dtype, transpose.num_columns, sections, True)
-    write_rows(words, 12, "out", out, dtype, rows, columns)
+    shares = read_rows(words, at.shares, "shares", shares, dtype, transpose.num_columns, sections, True)
+    write_rows(words, at.out, "out", out, dtype, rows, columns)
     address = _backward_address("sources", bits, transpose.index_bits, layout.has_spread, layout.has_ends)
-    _sources_block.run(address, words, _threads((transpose.num_edges + rows) * columns))
+    at.run(address, words, _threads((transpose.num_edges + rows) * columns))
     return out

@@ -16,20 +16,18 @@ from typing import Any
 from llvmlite import ir
 from numba import cfunc, types
 
+from plait.kernels.arguments import PATTERN, Arguments
 from plait.kernels.vector import CodeGen, load_index, load_index_ir, next_piece, next_rows, tile_intrinsic
 
 __all__ = ["AGGREGATORS", "FORWARD", "SHARES", "SOURCES", "forward", "sections", "shares", "sources"]
 
 AGGREGATORS = ("mean", "sum", "var", "std", "max", "min")
-# Orders of the words in argument blocks; kernels/multi/__init__.py fills them. An aggregator's word is its
-# byte offset inside a tower's columns, -1 where it is not wanted.
-_EDGES = ("counter", "pieces", "bounds", "indptr", "indices", "last_edge", "width", "towers")
-FORWARD = (*_EDGES, "x", "x_row", "out", "out_row", "tower", *AGGREGATORS, "ties", "ties_row")
-SHARES = (
-    *("counter", "rows", "piece_rows", "indptr", "width", "towers", "grad", "grad_row", "out", "out_row"),
-    *("tower", *AGGREGATORS, "ties", "ties_row", "shares", "shares_row"),
-)
-SOURCES = (*_EDGES, "x", "x_row", "shares", "shares_row", "out", "out_row")
+# An aggregator's argument is its byte offset inside a tower's columns, -1 where it is not wanted.
+_OFFSETS = " ".join(AGGREGATORS)
+_EDGES = f"{PATTERN} last_edge width towers"
+FORWARD = Arguments(f"{_EDGES} x[] out[] tower {_OFFSETS} ties[]")
+SHARES = Arguments(f"rows piece_rows indptr width towers grad[] out[] tower {_OFFSETS} ties[] shares[]")
+SOURCES = Arguments(f"{_EDGES} x[] shares[] out[]")
 
 _LEAST_VARIANCE = 1e-5  # PyG: a standard deviation is 0 up to here, and has no gradient
 _AHEAD = 8  # edges
@@ -137,39 +135,39 @@ def forward(float_bits: int, index_bits: int, has_ties: bool) -> Any:
     tile_rest = _forward_tile(float_bits, index_bits, wide // 2, True, has_ties)
     index, bound = load_index(index_bits), load_index(64)
     size = float_bits // 8
+    read = FORWARD.reader()
 
     @cfunc(types.void(types.CPointer(types.int64)))
-    def run(a):  # type: ignore[no-untyped-def]
-        counter, pieces, bounds, indptr, indices, last, width, towers = (
-            a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]
-        )  # fmt: skip
-        x, x_row, out, out_row, tower = a[8], a[9], a[10], a[11], a[12]
-        mean, total, var, std, most, least = a[13], a[14], a[15], a[16], a[17], a[18]
-        ties, ties_row = a[19], a[20]
-        step = width * size
+    def run(arguments):  # type: ignore[no-untyped-def]
+        a = read(arguments)
+        step = a.width * size
         while True:
-            piece = next_piece(counter, pieces)
-            if piece >= pieces:
+            piece = next_piece(a.team, a.pieces)
+            if piece >= a.pieces:
                 break
-            for i in range(bound(bounds, piece), bound(bounds, piece + 1)):
-                start, end = index(indptr, i), index(indptr, i + 1)
-                for t in range(towers):
+            for i in range(bound(a.bounds, piece), bound(a.bounds, piece + 1)):
+                start, end = index(a.indptr, i), index(a.indptr, i + 1)
+                for t in range(a.towers):
                     far, to, count = (
-                        x + t * step,
-                        out + i * out_row + t * tower,
-                        ties + i * ties_row + 2 * t * step,
+                        a.x + t * step,
+                        a.out + i * a.out_row + t * a.tower,
+                        a.ties + i * a.ties_row + 2 * t * step,
                     )
                     c = 0
-                    while c < width:
+                    while c < a.width:
                         o = c * size
-                        rest = width - c
+                        rest = a.width - c
                         if rest >= wide:
-                            tile(far + o, x_row, indices, start, end, last, to + o, count + o, step,
-                                 mean, total, var, std, most, least, 0)  # fmt: skip
+                            tile(
+                                far + o, a.x_row, a.indices, start, end, a.last_edge, to + o, count + o,
+                                step, a.mean, a.sum, a.var, a.std, a.max, a.min, 0,
+                            )  # fmt: skip
                             c += wide
                         else:
-                            tile_rest(far + o, x_row, indices, start, end, last, to + o, count + o, step,
-                                      mean, total, var, std, most, least, rest)  # fmt: skip
+                            tile_rest(
+                                far + o, a.x_row, a.indices, start, end, a.last_edge, to + o, count + o,
+                                step, a.mean, a.sum, a.var, a.std, a.max, a.min, rest,
+                            )  # fmt: skip
                             c += wide // 2
 
     return run
@@ -230,27 +228,28 @@ def shares(float_bits: int, index_bits: int, has_spread: bool, has_ends: bool) -
     index = load_index(index_bits)
     size = float_bits // 8
     parts = sections(has_spread, has_ends)
+    read = SHARES.reader()
 
     @cfunc(types.void(types.CPointer(types.int64)))
-    def run(a):  # type: ignore[no-untyped-def]
-        counter, rows, piece_rows, indptr, width, towers = a[0], a[1], a[2], a[3], a[4], a[5]
-        grad, grad_row, out, out_row, tower = a[6], a[7], a[8], a[9], a[10]
-        mean, total, var, std, most, least = a[11], a[12], a[13], a[14], a[15], a[16]
-        ties, ties_row, to, to_row = a[17], a[18], a[19], a[20]
-        step = width * size
+    def run(arguments):  # type: ignore[no-untyped-def]
+        a = read(arguments)
+        step = a.width * size
         while True:
-            first = next_rows(counter, rows, piece_rows)
-            if first >= rows:
+            first = next_rows(a.team, a.rows, a.piece_rows)
+            if first >= a.rows:
                 break
-            for i in range(first, min(rows, first + piece_rows)):
-                degree = index(indptr, i + 1) - index(indptr, i)
-                for t in range(towers):
-                    g, o = grad + i * grad_row + t * tower, out + i * out_row + t * tower
-                    n, s = ties + i * ties_row + 2 * t * step, to + i * to_row + parts * t * step
-                    for c in range(0, width, lanes):
+            for i in range(first, min(a.rows, first + a.piece_rows)):
+                degree = index(a.indptr, i + 1) - index(a.indptr, i)
+                for t in range(a.towers):
+                    g, o = a.grad + i * a.grad_row + t * a.tower, a.out + i * a.out_row + t * a.tower
+                    n, s = (
+                        a.ties + i * a.ties_row + 2 * t * step,
+                        a.shares + i * a.shares_row + parts * t * step,
+                    )
+                    for c in range(0, a.width, lanes):
                         k = c * size
-                        tile(g + k, o + k, n + k, step, s + k, degree, width - c,
-                             mean, total, var, std, most, least)  # fmt: skip
+                        tile(g + k, o + k, n + k, step, s + k, degree, a.width - c,
+                             a.mean, a.sum, a.var, a.std, a.max, a.min)  # fmt: skip
 
     return run
 
@@ -299,35 +298,39 @@ def sources(float_bits: int, index_bits: int, has_spread: bool, has_ends: bool) 
     index, bound = load_index(index_bits), load_index(64)
     size = float_bits // 8
     parts = sections(has_spread, has_ends)
+    read = SOURCES.reader()
 
     @cfunc(types.void(types.CPointer(types.int64)))
-    def run(a):  # type: ignore[no-untyped-def]
-        counter, pieces, bounds, indptr, indices, last, width, towers = (
-            a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]
-        )  # fmt: skip
-        x, x_row, rows, rows_row, out, out_row = a[8], a[9], a[10], a[11], a[12], a[13]
-        step = width * size
+    def run(arguments):  # type: ignore[no-untyped-def]
+        a = read(arguments)
+        step = a.width * size
         while True:
-            piece = next_piece(counter, pieces)
-            if piece >= pieces:
+            piece = next_piece(a.team, a.pieces)
+            if piece >= a.pieces:
                 break
-            for j in range(bound(bounds, piece), bound(bounds, piece + 1)):
-                start, end = index(indptr, j), index(indptr, j + 1)
-                for t in range(towers):
+            for j in range(bound(a.bounds, piece), bound(a.bounds, piece + 1)):
+                start, end = index(a.indptr, j), index(a.indptr, j + 1)
+                for t in range(a.towers):
                     own, s, to = (
-                        x + j * x_row + t * step,
-                        rows + parts * t * step,
-                        out + j * out_row + t * step,
+                        a.x + j * a.x_row + t * step,
+                        a.shares + parts * t * step,
+                        a.out + j * a.out_row + t * step,
                     )
                     c = 0
-                    while c < width:
+                    while c < a.width:
                         o = c * size
-                        rest = width - c
+                        rest = a.width - c
                         if rest >= wide:
-                            tile(own + o, s + o, rows_row, step, indices, start, end, last, to + o, 0)
+                            tile(
+                                own + o, s + o, a.shares_row, step, a.indices, start, end, a.last_edge,
+                                to + o, 0,
+                            )  # fmt: skip
                             c += wide
                         else:
-                            tile_rest(own + o, s + o, rows_row, step, indices, start, end, last, to + o, rest)
+                            tile_rest(
+                                own + o, s + o, a.shares_row, step, a.indices, start, end, a.last_edge,
+                                to + o, rest,
+                            )  # fmt: skip
                             c += wide // 2
 
     return run

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from plait.kernels import launch
-from plait.kernels.block import Block
 from plait.kernels.compiled import address_of
 from plait.kernels.operands import float_bits, read_flat, read_rows, write_rows
 from plait.kernels.partial import cpu
@@ -73,7 +72,6 @@ def _address(variant: cpu.Variant) -> int:
     return address_of(variant.name, lambda: cpu.kernel(variant))
 
 
-_block = Block(cpu.WORDS)
 _local = threading.local()
 
 
@@ -132,30 +130,33 @@ def partial_sums(
     if shared is None:
         shared = torch.empty((both * sums.num_shared, width), dtype=dtype)
     claimed = np.zeros(1, np.int64)
-    words = _block.words()
-    words[3], words[4], words[5], words[6], words[7], words[8] = sums.addresses
+    at = cpu.PARTIAL
+    words = at.words()
+    words[at.tiles : at.x] = [*sums.addresses]
     rows, columns = sums.num_rows, sums.num_columns
-    x = read_rows(words, 9, "x", x, dtype, columns, width, True)
-    write_rows(words, 11, "shared", shared, dtype, max(both * sums.num_shared, shared.shape[0]), width)
-    words[13], words[14] = -(-scratch.data_ptr() // 64) * 64, share
-    words[15] = claimed.ctypes.data
-    write_rows(words, 16, "out", out, dtype, rows, width)
-    words[18] = width
-    source = read_flat(words, 19, "source", source, dtype, columns)
-    target = read_flat(words, 20, "target", target, dtype, rows)
-    addend = read_rows(words, 21, "addend", addend, dtype, rows, width)
-    addend_scale = read_flat(words, 23, "addend_scale", addend_scale, dtype, rows)
-    bias = read_flat(words, 24, "bias", bias, dtype, width)
-    words[25], words[26] = columns, columns + sums.num_shared
-    words[27] = max(0, sums.num_operands - 1)
-    words[28] = int(out.nbytes >= _STREAMED_FROM and words[16] % 64 == 0 and words[17] % 64 == 0)
-    write_rows(words, 29, "ties", ties, dtype, rows, width)
-    words[31] = _ones(dtype).data_ptr()
-    words[32] = sums.num_shared * words[12]
-    words[33] = sums.num_slots * tiles(size * 8)[0] * size
+    x = read_rows(words, at.x, "x", x, dtype, columns, width, True)
+    write_rows(words, at.shared, "shared", shared, dtype, max(both * sums.num_shared, shared.shape[0]), width)
+    words[at.scratch], words[at.scratch_bytes] = -(-scratch.data_ptr() // 64) * 64, share
+    words[at.thread_counter] = claimed.ctypes.data
+    write_rows(words, at.out, "out", out, dtype, rows, width)
+    words[at.width] = width
+    source = read_flat(words, at.source, "source", source, dtype, columns)
+    target = read_flat(words, at.target, "target", target, dtype, rows)
+    addend = read_rows(words, at.addend, "addend", addend, dtype, rows, width)
+    addend_scale = read_flat(words, at.addend_scale, "addend_scale", addend_scale, dtype, rows)
+    bias = read_flat(words, at.bias, "bias", bias, dtype, width)
+    words[at.num_sources], words[at.first_slot] = columns, columns + sums.num_shared
+    words[at.last_operand] = max(0, sums.num_operands - 1)
+    words[at.is_streamed] = int(
+        out.nbytes >= _STREAMED_FROM and words[at.out] % 64 == 0 and words[at.out_row] % 64 == 0
+    )
+    write_rows(words, at.ties, "ties", ties, dtype, rows, width)
+    words[at.ones] = _ones(dtype).data_ptr()
+    words[at.shared_counts] = sums.num_shared * words[at.shared_row]
+    words[at.slot_counts] = sums.num_slots * tiles(size * 8)[0] * size
     for first, last, cost in sums.phases:
-        words[1], words[2] = last - first, first
+        words[at.pieces], words[at.first_tile] = last - first, first
         claimed[0] = 0
         # levels of shared sums are often short, and each parallel one ends with a barrier
-        _block.run(address, words, threads if cost * width > _SERIAL_BELOW and last - first > 1 else 1)
+        at.run(address, words, threads if cost * width > _SERIAL_BELOW and last - first > 1 else 1)
     return out

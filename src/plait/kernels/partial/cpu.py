@@ -16,55 +16,19 @@ from llvmlite import ir
 from numba import cfunc, njit, types
 from numba.extending import intrinsic
 
+from plait.kernels.arguments import Arguments
 from plait.kernels.vector import CodeGen, fetch_add, load_index, next_piece, tile_intrinsic, tiles
 
-__all__ = ["WORDS", "Variant", "kernel"]
+__all__ = ["PARTIAL", "Variant", "kernel"]
 
-# Order of the words in a kernel's argument block; kernels/partial/__init__.py fills them.
-WORDS = [
-    "counter",
-    "pieces",
-    "first_tile",
-    "tiles",
-    "start",
-    "subtracted",
-    "operands",
-    "node",
-    "buffer",
-    "x",
-    "x_stride",
-    "shared",
-    "shared_stride",
-    "scratch",
-    "scratch_bytes",
-    "thread_counter",
-    "out",
-    "out_stride",
-    "width",
-    "source",
-    "target",
-    "addend",
-    "addend_stride",
-    "addend_scale",
-    "bias",
-    "num_sources",
-    "first_slot",
-    "last_operand",
-    "is_streamed",
-    "ties",
-    "ties_stride",
-    "ones",
-    "shared_counts",
-    "slot_counts",
-]
-# What a step reads besides its own number, in this order; `count` is the number of columns left.
-_STEP = [
-    "step",
-    "count",
-    *WORDS[4:14],
-    *WORDS[16:18],
-    *WORDS[19:],
-]
+PARTIAL = Arguments(
+    "pieces first_tile tiles start subtracted operands node buffer x[] shared[] scratch scratch_bytes "
+    "thread_counter out[] width source target addend[] addend_scale bias num_sources first_slot last_operand "
+    "is_streamed ties[] ones shared_counts slot_counts"
+)
+# What a step reads, in this order: not what a tile does; `count` is the number of columns left.
+_TILE = ("team", "pieces", "first_tile", "tiles", "scratch_bytes", "thread_counter", "width")
+_STEP = ["step", "count", *(name for name in PARTIAL.names if name not in _TILE)]
 # Rows this wide wait for memory that narrower ones hit: asking 8 operands ahead gained 1.16x at 64 lanes of
 # float32 and 1.11x at 256 on tu_collab (one thread); 24 ahead was no better.
 _PREFETCH_BYTES = 256
@@ -118,10 +82,10 @@ class _Step:
         if self.variant.has_shared:
             is_shared = b.icmp_signed("<", r, self["first_slot"])
             base = b.select(is_shared, self["shared"], base)
-            stride = b.select(is_shared, self["shared_stride"], stride)
+            stride = b.select(is_shared, self["shared_row"], stride)
         is_input = b.icmp_signed("<", r, self["num_sources"])
         base = b.select(is_input, self["x"], base)
-        stride = b.select(is_input, self["x_stride"], stride)
+        stride = b.select(is_input, self["x_row"], stride)
         return b.add(base, b.mul(r, stride))
 
     def operand(self, i: Any) -> Any:
@@ -201,8 +165,8 @@ class _Step:
         # torch counts the zero-filled output as one more tie where the extremum is zero; never below one
         ties = b.fadd(attained, b.select(b.fcmp_ordered("==", best, zero), one, zero))
         ties = b.select(b.fcmp_ordered("==", ties, zero), one, ties)
-        out = b.add(self["out"], b.mul(node, self["out_stride"]))
-        counts = b.add(self["ties"], b.mul(node, self["ties_stride"]))
+        out = b.add(self["out"], b.mul(node, self["out_row"]))
+        counts = b.add(self["ties"], b.mul(node, self["ties_row"]))
         code.store(best, b.select(is_output, out, self.row(row)), self.mask)
         code.store(
             b.select(is_output, ties, attained), b.select(is_output, counts, self.counts(row)), self.mask
@@ -220,7 +184,7 @@ class _Step:
             with b.if_then(b.icmp_signed(">=", row, code.word(0))):
                 code.store(total, self.row(row), self.mask)
         node = b.select(is_output, node, code.word(0))
-        place = b.add(self["out"], b.mul(node, self["out_stride"]))
+        place = b.add(self["out"], b.mul(node, self["out_row"]))
         place = b.select(is_output, place, self.row(row))
         one = ir.Constant(code.scalar, 1.0)
         target = code.either(code.is_given(self["target"]), lambda: self.scalar("target", node), one)
@@ -245,7 +209,7 @@ class _Step:
             scale = code.either(
                 code.is_given(self["addend_scale"]), lambda: self.scalar("addend_scale", node), one
             )
-            where = b.add(self["addend"], b.mul(node, self["addend_stride"]))
+            where = b.add(self["addend"], b.mul(node, self["addend_row"]))
             return code.multiply_add(code.splat(scale), code.load(where, self.mask), total)
 
         total = code.either(b.and_(is_output, code.is_given(self["addend"])), added, total)
@@ -284,19 +248,23 @@ def _steps(variant: Variant, lanes: int, is_masked: bool) -> Any:
     row_bytes = lanes * variant.float_bits // 8
     o_bytes = variant.float_bits // 8
 
+    read = PARTIAL.reader()
+
     @njit
-    def run(a, scratch, c, begin, end):  # type: ignore[no-untyped-def]
+    def run(arguments, scratch, c, begin, end):  # type: ignore[no-untyped-def]
+        a = read(arguments)
         o = c * o_bytes
-        x, out, shared = a[9] + o, a[16] + o, a[11] + o - a[25] * a[12]
-        addend = a[21] + o if a[21] != 0 else 0
-        bias = a[24] + o if a[24] != 0 else 0
-        ties = a[29] + o if a[29] != 0 else 0
-        slots = scratch - a[26] * row_bytes
+        x, out, shared = a.x + o, a.out + o, a.shared + o - a.num_sources * a.shared_row
+        addend = a.addend + o if a.addend != 0 else 0
+        bias = a.bias + o if a.bias != 0 else 0
+        ties = a.ties + o if a.ties != 0 else 0
+        slots = scratch - a.first_slot * row_bytes
         for s in range(begin, end):
             step(
-                s, a[18] - c, a[4], a[5], a[6], a[7], a[8], x, a[10], shared, a[12], slots,
-                out, a[17], a[19], a[20], addend, a[22], a[23], bias, a[25], a[26], a[27], a[28],
-                ties, a[30], a[31], a[32], a[33],
+                s, a.width - c, a.start, a.subtracted, a.operands, a.node, a.buffer, x, a.x_row, shared,
+                a.shared_row, slots, out, a.out_row, a.source, a.target, addend, a.addend_row, a.addend_scale,
+                bias, a.num_sources, a.first_slot, a.last_operand, a.is_streamed, ties, a.ties_row, a.ones,
+                a.shared_counts, a.slot_counts,
             )  # fmt: skip
 
     return run
@@ -313,33 +281,35 @@ def kernel(variant: Variant) -> Any:
     steps_rest = _steps(variant, narrow, True)
     bound = load_index(64)
 
+    read = PARTIAL.reader()
+
     @cfunc(types.void(types.CPointer(types.int64)))
-    def run(a):  # type: ignore[no-untyped-def]
-        counter, pieces, first, bounds, width = a[0], a[1], a[2], a[3], a[18]
-        scratch = a[13] + fetch_add(a[15]) * a[14]
+    def run(arguments):  # type: ignore[no-untyped-def]
+        a = read(arguments)
+        scratch = a.scratch + fetch_add(a.thread_counter) * a.scratch_bytes
         while True:
-            piece = next_piece(counter, pieces)
-            if piece >= pieces:
+            piece = next_piece(a.team, a.pieces)
+            if piece >= a.pieces:
                 _settle()
                 break
-            begin, end = bound(bounds, first + piece), bound(bounds, first + piece + 1)
+            begin, end = bound(a.tiles, a.first_tile + piece), bound(a.tiles, a.first_tile + piece + 1)
             c = 0
-            while c < width:
-                rest = width - c
+            while c < a.width:
+                rest = a.width - c
                 if rest >= wide:
-                    steps_wide(a, scratch, c, begin, end)
+                    steps_wide(arguments, scratch, c, begin, end)
                     c += wide
                 elif rest >= half:
-                    steps_half(a, scratch, c, begin, end)
+                    steps_half(arguments, scratch, c, begin, end)
                     c += half
                 elif rest >= quarter:
-                    steps_quarter(a, scratch, c, begin, end)
+                    steps_quarter(arguments, scratch, c, begin, end)
                     c += quarter
                 elif rest >= narrow:
-                    steps_narrow(a, scratch, c, begin, end)
+                    steps_narrow(arguments, scratch, c, begin, end)
                     c += narrow
                 else:
-                    steps_rest(a, scratch, c, begin, end)
+                    steps_rest(arguments, scratch, c, begin, end)
                     c += narrow
 
     return run

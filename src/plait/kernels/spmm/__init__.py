@@ -10,7 +10,7 @@ import torch
 from numba import njit
 
 from plait.kernels import launch
-from plait.kernels.block import Block
+from plait.kernels.arguments import Arguments
 from plait.kernels.compiled import address_of
 from plait.kernels.operands import Words, float_bits, read_flat, read_rows, write_flat, write_rows
 from plait.kernels.spmm import cpu, marked
@@ -120,9 +120,6 @@ def _address(float_bits: int, index_bits: int, mode: str) -> int:
     )
 
 
-_block = Block(cpu.WORDS)
-
-
 def _threads(pattern: Pattern, width: int) -> int:
     work = (pattern.num_edges + pattern.num_rows) * (width + _EDGE_COST)
     return launch.num_threads() if work > _SERIAL_BELOW else 1
@@ -158,55 +155,44 @@ def spmm(
     mode = scaling if reduce == "sum" else reduce
     dtype, rows, width = x.dtype, pattern.num_rows, x.shape[-1]
     address = _address(float_bits("x", x), pattern.index_bits, mode)
-    words = _block.words()
-    words[1], words[2], words[3], words[4] = pattern.addresses
-    x = read_rows(words, 5, "x", x, dtype, pattern.num_columns, width, True)
-    write_rows(words, 7, "out", out, dtype, rows, width)
-    words[10] = words[11] = words[12] = words[13] = words[15] = words[16] = 0
+    at = cpu.SPMM
+    words = at.over(pattern.addresses)
+    x = read_rows(words, at.x, "x", x, dtype, pattern.num_columns, width, True)
+    write_rows(words, at.out, "out", out, dtype, rows, width)
+    words[at.edge] = words[at.source] = words[at.target] = words[at.addend] = words[at.addend_scale] = words[
+        at.bias
+    ] = 0
     if edge is not None:
-        edge = read_flat(words, 10, "edge", edge, dtype, pattern.num_edges)
+        edge = read_flat(words, at.edge, "edge", edge, dtype, pattern.num_edges)
     if source is not None:
-        source = read_flat(words, 11, "source", source, dtype, pattern.num_columns)
+        source = read_flat(words, at.source, "source", source, dtype, pattern.num_columns)
     if target is not None:
-        target = read_flat(words, 12, "target", target, dtype, rows)
+        target = read_flat(words, at.target, "target", target, dtype, rows)
     if addend is not None:
-        addend = read_rows(words, 13, "addend", addend, dtype, rows, width)
+        addend = read_rows(words, at.addend, "addend", addend, dtype, rows, width)
     if addend_scale is not None:
-        addend_scale = read_flat(words, 15, "addend_scale", addend_scale, dtype, rows)
+        addend_scale = read_flat(words, at.addend_scale, "addend_scale", addend_scale, dtype, rows)
     if bias is not None:
-        bias = read_flat(words, 16, "bias", bias, dtype, width)
-    words[17] = max(0, pattern.num_edges - 1)
-    words[9] = width
+        bias = read_flat(words, at.bias, "bias", bias, dtype, width)
+    words[at.last_edge] = max(0, pattern.num_edges - 1)
+    words[at.width] = width
     if slab and slab < width:
         _run_slabs(words, address, _threads(pattern, slab), slab, dtype.itemsize)
     elif width:
-        _block.run(address, words, _threads(pattern, width))
+        at.run(address, words, _threads(pattern, width))
     return out
 
 
 def _run_slabs(words: Words, address: int, threads: int, slab: int, size: int) -> None:
     """The kernel on `slab` columns after the other: the addresses of rows and of the bias move on."""
-    width = words[9]
+    at = cpu.SPMM
+    width = words[at.width]
     for first in range(0, width, slab):
-        words[9] = min(slab, width - first)
-        _block.run(address, words, threads)
-        for at in (5, 7, 13, 16):  # x, out, addend, bias
-            if words[at]:
-                words[at] += slab * size
-
-
-_PATTERN_WORDS = ["counter", "pieces", "bounds", "indptr", "indices"]
-_extremum_block = Block(
-    [*_PATTERN_WORDS, *(f"{n}{k}" for n in ("x", "out", "ties") for k in "ps"), "width", "last"]
-)
-_attained_block = Block(
-    [
-        *_PATTERN_WORDS,
-        *(f"{n}{k}" for n in ("best", "x", "share", "out", "addend") for k in "ps"),
-        "width",
-        "last",
-    ]
-)
+        words[at.width] = min(slab, width - first)
+        at.run(address, words, threads)
+        for place in (at.x, at.out, at.addend, at.bias):
+            if words[place]:
+                words[place] += slab * size
 
 
 @functools.cache
@@ -221,18 +207,10 @@ def _attained_address(float_bits: int, index_bits: int) -> int:
     return address_of(name, lambda: cpu.attained_kernel(float_bits, index_bits))
 
 
-def _start(block: Block, pattern: Pattern) -> Words:
-    """The words of a kernel over the rows of a pattern, those of the pattern filled in."""
-    words = block.words()
-    words[1], words[2], words[3], words[4] = pattern.addresses
-    return words
-
-
-def _finish(block: Block, words: Words, address: int, pattern: Pattern, width: int) -> None:
-    """Run it; its last words are the width and the last edge."""
-    end = len(words)
-    words[end - 2], words[end - 1] = width, max(0, pattern.num_edges - 1)
-    block.run(address, words, _threads(pattern, width))
+def _finish(at: Arguments, words: Words, address: int, pattern: Pattern, width: int) -> None:
+    """Fill in the width and the last edge, and run it."""
+    words[at.width], words[at.last_edge] = width, max(0, pattern.num_edges - 1)
+    at.run(address, words, _threads(pattern, width))
 
 
 def extremum(
@@ -249,17 +227,17 @@ def extremum(
     marks[edges, marks_bytes] (uint8), where given: the bits of the columns in which an edge attains it.
     """
     bits, dtype, width = float_bits("x", x), x.dtype, x.shape[-1]
-    block, at = (_extremum_block, 5) if marks is None else (_mark_block, 7)
-    words = _start(block, pattern)
+    at = cpu.EXTREMUM if marks is None else marked.MARK
+    words = at.over(pattern.addresses)
     if marks is None:
         address = _extremum_address(bits, pattern.index_bits, reduce)
     else:
         address = _mark_address(bits, pattern.index_bits, reduce)
-        write_rows(words, 5, "marks", marks, torch.uint8, pattern.num_edges, marks_bytes(width, dtype))
-    x = read_rows(words, at, "x", x, dtype, pattern.num_columns, width, True)
-    write_rows(words, at + 2, "out", out, dtype, pattern.num_rows, width)
-    write_rows(words, at + 4, "ties", ties, dtype, pattern.num_rows, width)
-    _finish(block, words, address, pattern, width)
+        write_rows(words, at.marks, "marks", marks, torch.uint8, pattern.num_edges, marks_bytes(width, dtype))
+    x = read_rows(words, at.x, "x", x, dtype, pattern.num_columns, width, True)
+    write_rows(words, at.out, "out", out, dtype, pattern.num_rows, width)
+    write_rows(words, at.ties, "ties", ties, dtype, pattern.num_rows, width)
+    _finish(at, words, address, pattern, width)
     return out
 
 
@@ -274,26 +252,15 @@ def extremum_gather(
     """out[j] = sum over the targets i of j of share[i] where best[i] == x[j], + addend[j] (may be `out`)."""
     address = _attained_address(float_bits("x", x), transpose.index_bits)
     dtype, rows, targets, width = x.dtype, transpose.num_rows, transpose.num_columns, x.shape[-1]
-    words = _start(_attained_block, transpose)
-    best = read_rows(words, 5, "best", best, dtype, targets, width, True)
-    x = read_rows(words, 7, "x", x, dtype, rows, width)
-    share = read_rows(words, 9, "share", share, dtype, targets, width, True)
-    write_rows(words, 11, "out", out, dtype, rows, width)
-    addend = read_rows(words, 13, "addend", addend, dtype, rows, width)
-    _finish(_attained_block, words, address, transpose, width)
+    at = cpu.ATTAINED
+    words = at.over(transpose.addresses)
+    best = read_rows(words, at.best, "best", best, dtype, targets, width, True)
+    x = read_rows(words, at.x, "x", x, dtype, rows, width)
+    share = read_rows(words, at.share, "share", share, dtype, targets, width, True)
+    write_rows(words, at.out, "out", out, dtype, rows, width)
+    addend = read_rows(words, at.addend, "addend", addend, dtype, rows, width)
+    _finish(at, words, address, transpose, width)
     return out
-
-
-_mark_block = Block(
-    [*_PATTERN_WORDS, *(f"{n}{k}" for n in ("marks", "x", "out", "ties") for k in "ps"), "width", "last"]
-)
-_gather_block = Block(
-    [
-        *_PATTERN_WORDS,
-        *(f"{n}{k}" for n in ("order", "marks", "share", "out", "addend") for k in "ps"),
-        *("width", "last"),
-    ]
-)
 
 
 @functools.cache
@@ -329,31 +296,15 @@ def marked_gather(
     address = _gather_address(float_bits("share", share), transpose.index_bits)
     dtype, rows, edges, width = share.dtype, transpose.num_rows, transpose.num_edges, share.shape[-1]
     index = torch.int32 if transpose.index_bits == 32 else torch.int64
-    words = _start(_gather_block, transpose)
-    order = read_flat(words, 5, "order", order, index, edges)
-    marks = read_rows(words, 7, "marks", marks, torch.uint8, edges, marks_bytes(width, dtype))
-    share = read_rows(words, 9, "share", share, dtype, transpose.num_columns, width, True)
-    write_rows(words, 11, "out", out, dtype, rows, width)
-    addend = read_rows(words, 13, "addend", addend, dtype, rows, width)
-    _finish(_gather_block, words, address, transpose, width)
+    at = marked.GATHER
+    words = at.over(transpose.addresses)
+    order = read_flat(words, at.order, "order", order, index, edges)
+    marks = read_rows(words, at.marks, "marks", marks, torch.uint8, edges, marks_bytes(width, dtype))
+    share = read_rows(words, at.share, "share", share, dtype, transpose.num_columns, width, True)
+    write_rows(words, at.out, "out", out, dtype, rows, width)
+    addend = read_rows(words, at.addend, "addend", addend, dtype, rows, width)
+    _finish(at, words, address, transpose, width)
     return out
-
-
-_weight_block = Block(
-    [
-        "counter",
-        "pieces",
-        "bounds",
-        "indptr",
-        "indices",
-        "x",
-        "x_stride",
-        "grad",
-        "grad_stride",
-        "out",
-        "width",
-    ]
-)
 
 
 @functools.cache
@@ -366,12 +317,13 @@ def weight_gradient(pattern: Pattern, x: torch.Tensor, grad: torch.Tensor, out: 
     """out[e] = grad[i] . x[j] for every edge: the gradient of the edge weights of a sum."""
     address = _weight_address(float_bits("x", x), pattern.index_bits)
     dtype, width = x.dtype, x.shape[-1]
-    words = _start(_weight_block, pattern)
-    x = read_rows(words, 5, "x", x, dtype, pattern.num_columns, width, True)
-    grad = read_rows(words, 7, "grad", grad, dtype, pattern.num_rows, width)
-    write_flat(words, 9, "out", out, dtype, pattern.num_edges)
-    words[10] = width
+    at = cpu.WEIGHT_GRADIENT
+    words = at.over(pattern.addresses)
+    x = read_rows(words, at.x, "x", x, dtype, pattern.num_columns, width, True)
+    grad = read_rows(words, at.grad, "grad", grad, dtype, pattern.num_rows, width)
+    write_flat(words, at.out, "out", out, dtype, pattern.num_edges)
+    words[at.width] = width
     if width == 0:
         return out.zero_()
-    _weight_block.run(address, words, _threads(pattern, width))
+    at.run(address, words, _threads(pattern, width))
     return out

@@ -14,6 +14,7 @@ from typing import Any
 
 from numba import cfunc, types
 
+from plait.kernels.arguments import PATTERN, Arguments
 from plait.kernels.vector import (
     CodeGen,
     load_index,
@@ -25,8 +26,11 @@ from plait.kernels.vector import (
 )
 
 __all__ = [
+    "ATTAINED",
+    "EXTREMUM",
     "PREFETCH_LANES",
-    "WORDS",
+    "SPMM",
+    "WEIGHT_GRADIENT",
     "ask_ahead",
     "attained_kernel",
     "extremum_kernel",
@@ -36,27 +40,10 @@ __all__ = [
     "weight_gradient_kernel",
 ]
 
-# Order of the words in a kernel's argument block; kernels/spmm/__init__.py fills them.
-WORDS = [
-    "counter",
-    "pieces",
-    "bounds",
-    "indptr",
-    "indices",
-    "x",
-    "x_stride",
-    "out",
-    "out_stride",
-    "width",
-    "edge",
-    "source",
-    "target",
-    "addend",
-    "addend_stride",
-    "addend_scale",
-    "bias",
-    "last_edge",
-]
+SPMM = Arguments(f"{PATTERN} x[] out[] width edge source target addend[] addend_scale bias last_edge")
+EXTREMUM = Arguments(f"{PATTERN} x[] out[] ties[] width last_edge")
+ATTAINED = Arguments(f"{PATTERN} best[] x[] share[] out[] addend[] width last_edge")
+WEIGHT_GRADIENT = Arguments(f"{PATTERN} x[] grad[] out width")
 
 # Tiles this wide ask for the rows of later edges, those of the next nodes among them: 10% of a product whose
 # rows are near, 20 to 40% of one whose rows another step has pushed out (one core). A narrower tile has
@@ -77,7 +64,7 @@ def _unroll(lanes: int, float_bits: int) -> int:
 
 
 def sum_tile(float_bits: int, index_bits: int, lanes: int, mode: str, is_masked: bool) -> Any:
-    """Writes one tile of one output row; see WORDS for the meaning of the arguments."""
+    """Writes one tile of one output row; see kernels/spmm/__init__.py for what they mean."""
 
     def body(base: CodeGen, args: list[Any]) -> None:
         code = base.of(lanes)
@@ -156,46 +143,50 @@ def kernel(float_bits: int, index_bits: int, mode: str) -> Any:
     index, scalar, bound = load_index(index_bits), load_scalar(float_bits), load_index(64)
     size = float_bits // 8
     uses_edges = mode == "edge"
+    read = SPMM.reader()
 
     @cfunc(types.void(types.CPointer(types.int64)))
-    def run(a):  # type: ignore[no-untyped-def]
-        counter, pieces, bounds, indptr, indices = a[0], a[1], a[2], a[3], a[4]
-        x, x_stride, out, out_stride, width = a[5], a[6], a[7], a[8], a[9]
-        target, addend, addend_stride, addend_scale, bias, last = a[12], a[13], a[14], a[15], a[16], a[17]
-        factor = a[10] if uses_edges else a[11]
+    def run(arguments):  # type: ignore[no-untyped-def]
+        a = read(arguments)
+        last = a.last_edge
+        factor = a.edge if uses_edges else a.source
         while True:
-            piece = next_piece(counter, pieces)
-            if piece >= pieces:
+            piece = next_piece(a.team, a.pieces)
+            if piece >= a.pieces:
                 break
-            for i in range(bound(bounds, piece), bound(bounds, piece + 1)):
-                start, end = index(indptr, i), index(indptr, i + 1)
-                t, s = scalar(target, i), scalar(addend_scale, i)
-                row, plus = out + i * out_stride, addend + i * addend_stride
+            for i in range(bound(a.bounds, piece), bound(a.bounds, piece + 1)):
+                start, end = index(a.indptr, i), index(a.indptr, i + 1)
+                t, s = scalar(a.target, i), scalar(a.addend_scale, i)
+                row, plus = a.out + i * a.out_row, a.addend + i * a.addend_row
                 c = 0
-                while c < width:
+                while c < a.width:
                     o = c * size
-                    p = plus + o if addend != 0 else 0
-                    q = bias + o if bias != 0 else 0
-                    rest = width - c
+                    p = plus + o if a.addend != 0 else 0
+                    q = a.bias + o if a.bias != 0 else 0
+                    rest = a.width - c
                     if rest >= wide:
-                        tile_wide(x + o, x_stride, indices, factor, start, end, row + o, p, q, last, 0, t, s)
+                        tile_wide(
+                            a.x + o, a.x_row, a.indices, factor, start, end, row + o, p, q, last, 0, t, s
+                        )
                         c += wide
                     elif rest >= half:
-                        tile_half(x + o, x_stride, indices, factor, start, end, row + o, p, q, last, 0, t, s)
+                        tile_half(
+                            a.x + o, a.x_row, a.indices, factor, start, end, row + o, p, q, last, 0, t, s
+                        )
                         c += half
                     elif rest >= quarter:
                         tile_quarter(
-                            x + o, x_stride, indices, factor, start, end, row + o, p, q, last, 0, t, s
+                            a.x + o, a.x_row, a.indices, factor, start, end, row + o, p, q, last, 0, t, s
                         )
                         c += quarter
                     elif rest >= narrow:
                         tile_narrow(
-                            x + o, x_stride, indices, factor, start, end, row + o, p, q, last, 0, t, s
+                            a.x + o, a.x_row, a.indices, factor, start, end, row + o, p, q, last, 0, t, s
                         )
                         c += narrow
                     else:
                         tile_rest(
-                            x + o, x_stride, indices, factor, start, end, row + o, p, q, last, rest, t, s
+                            a.x + o, a.x_row, a.indices, factor, start, end, row + o, p, q, last, rest, t, s
                         )
                         c += narrow
 
@@ -283,34 +274,35 @@ def extremum_kernel(float_bits: int, index_bits: int, mode: str) -> Any:
     )
     index, bound = load_index(index_bits), load_index(64)
     size, lanes = float_bits // 8, tiles(float_bits)[0]
+    read = EXTREMUM.reader()
 
     @cfunc(types.void(types.CPointer(types.int64)))
-    def run(a):  # type: ignore[no-untyped-def]
-        counter, pieces, bounds, indptr, indices, x, xs = a[0], a[1], a[2], a[3], a[4], a[5], a[6]
-        out, out_stride, ties, ties_stride, width, last = a[7], a[8], a[9], a[10], a[11], a[12]
+    def run(arguments):  # type: ignore[no-untyped-def]
+        a = read(arguments)
+        last = a.last_edge
         while True:
-            piece = next_piece(counter, pieces)
-            if piece >= pieces:
+            piece = next_piece(a.team, a.pieces)
+            if piece >= a.pieces:
                 break
-            for i in range(bound(bounds, piece), bound(bounds, piece + 1)):
-                start, end, c = index(indptr, i), index(indptr, i + 1), 0
-                while c < width:
+            for i in range(bound(a.bounds, piece), bound(a.bounds, piece + 1)):
+                start, end, c = index(a.indptr, i), index(a.indptr, i + 1), 0
+                while c < a.width:
                     o = c * size
-                    to, count, rest = out + i * out_stride + o, ties + i * ties_stride + o, width - c
+                    to, count, rest = a.out + i * a.out_row + o, a.ties + i * a.ties_row + o, a.width - c
                     if rest >= lanes:
-                        wide(x + o, xs, indices, start, end, to, count, last, 0)
+                        wide(a.x + o, a.x_row, a.indices, start, end, to, count, last, 0)
                         c += lanes
                     elif rest >= lanes // 2:
-                        half(x + o, xs, indices, start, end, to, count, last, 0)
+                        half(a.x + o, a.x_row, a.indices, start, end, to, count, last, 0)
                         c += lanes // 2
                     elif rest >= lanes // 4:
-                        quarter(x + o, xs, indices, start, end, to, count, last, 0)
+                        quarter(a.x + o, a.x_row, a.indices, start, end, to, count, last, 0)
                         c += lanes // 4
                     elif rest >= lanes // 8:
-                        narrow(x + o, xs, indices, start, end, to, count, last, 0)
+                        narrow(a.x + o, a.x_row, a.indices, start, end, to, count, last, 0)
                         c += lanes // 8
                     else:
-                        masked(x + o, xs, indices, start, end, to, count, last, rest)
+                        masked(a.x + o, a.x_row, a.indices, start, end, to, count, last, rest)
                         c += lanes // 8
 
     return run
@@ -325,36 +317,101 @@ def attained_kernel(float_bits: int, index_bits: int) -> Any:
     )
     index, bound = load_index(index_bits), load_index(64)
     size, lanes = float_bits // 8, tiles(float_bits)[0]
+    read = ATTAINED.reader()
 
     @cfunc(types.void(types.CPointer(types.int64)))
-    def run(a):  # type: ignore[no-untyped-def]
-        counter, pieces, bounds, indptr, indices, best, bs = a[0], a[1], a[2], a[3], a[4], a[5], a[6]
-        x, xs, share, ss, out, out_stride, addend, ps = a[7], a[8], a[9], a[10], a[11], a[12], a[13], a[14]
-        width, last = a[15], a[16]
+    def run(arguments):  # type: ignore[no-untyped-def]
+        a = read(arguments)
+        last = a.last_edge
         while True:
-            piece = next_piece(counter, pieces)
-            if piece >= pieces:
+            piece = next_piece(a.team, a.pieces)
+            if piece >= a.pieces:
                 break
-            for j in range(bound(bounds, piece), bound(bounds, piece + 1)):
-                start, end, c = index(indptr, j), index(indptr, j + 1), 0
-                while c < width:
+            for j in range(bound(a.bounds, piece), bound(a.bounds, piece + 1)):
+                start, end, c = index(a.indptr, j), index(a.indptr, j + 1), 0
+                while c < a.width:
                     o = c * size
-                    near, to, rest = x + j * xs + o, out + j * out_stride + o, width - c
-                    p = addend + j * ps + o if addend != 0 else 0
+                    near, to, rest = a.x + j * a.x_row + o, a.out + j * a.out_row + o, a.width - c
+                    p = a.addend + j * a.addend_row + o if a.addend != 0 else 0
                     if rest >= lanes:
-                        wide(best + o, bs, near, indices, share + o, ss, start, end, to, p, last, 0)
+                        wide(
+                            a.best + o,
+                            a.best_row,
+                            near,
+                            a.indices,
+                            a.share + o,
+                            a.share_row,
+                            start,
+                            end,
+                            to,
+                            p,
+                            last,
+                            0,
+                        )
                         c += lanes
                     elif rest >= lanes // 2:
-                        half(best + o, bs, near, indices, share + o, ss, start, end, to, p, last, 0)
+                        half(
+                            a.best + o,
+                            a.best_row,
+                            near,
+                            a.indices,
+                            a.share + o,
+                            a.share_row,
+                            start,
+                            end,
+                            to,
+                            p,
+                            last,
+                            0,
+                        )
                         c += lanes // 2
                     elif rest >= lanes // 4:
-                        quarter(best + o, bs, near, indices, share + o, ss, start, end, to, p, last, 0)
+                        quarter(
+                            a.best + o,
+                            a.best_row,
+                            near,
+                            a.indices,
+                            a.share + o,
+                            a.share_row,
+                            start,
+                            end,
+                            to,
+                            p,
+                            last,
+                            0,
+                        )
                         c += lanes // 4
                     elif rest >= lanes // 8:
-                        narrow(best + o, bs, near, indices, share + o, ss, start, end, to, p, last, 0)
+                        narrow(
+                            a.best + o,
+                            a.best_row,
+                            near,
+                            a.indices,
+                            a.share + o,
+                            a.share_row,
+                            start,
+                            end,
+                            to,
+                            p,
+                            last,
+                            0,
+                        )
                         c += lanes // 8
                     else:
-                        masked(best + o, bs, near, indices, share + o, ss, start, end, to, p, last, rest)
+                        masked(
+                            a.best + o,
+                            a.best_row,
+                            near,
+                            a.indices,
+                            a.share + o,
+                            a.share_row,
+                            start,
+                            end,
+                            to,
+                            p,
+                            last,
+                            rest,
+                        )
                         c += lanes // 8
 
     return run
@@ -392,22 +449,23 @@ def weight_gradient_kernel(float_bits: int, index_bits: int) -> Any:
     tile = _dot_tile(float_bits, lanes)
     index, bound = load_index(index_bits), load_index(64)
     size = float_bits // 8
+    read = WEIGHT_GRADIENT.reader()
 
     @cfunc(types.void(types.CPointer(types.int64)))
-    def run(a):  # type: ignore[no-untyped-def]
-        counter, pieces, bounds, indptr, indices = a[0], a[1], a[2], a[3], a[4]
-        x, x_stride, grad, grad_stride, out, width = a[5], a[6], a[7], a[8], a[9], a[10]
+    def run(arguments):  # type: ignore[no-untyped-def]
+        a = read(arguments)
         while True:
-            piece = next_piece(counter, pieces)
-            if piece >= pieces:
+            piece = next_piece(a.team, a.pieces)
+            if piece >= a.pieces:
                 break
-            for i in range(bound(bounds, piece), bound(bounds, piece + 1)):
-                for e in range(index(indptr, i), index(indptr, i + 1)):
-                    far = x + index(indices, e) * x_stride
-                    for c in range(0, width, lanes):
+            for i in range(bound(a.bounds, piece), bound(a.bounds, piece + 1)):
+                for e in range(index(a.indptr, i), index(a.indptr, i + 1)):
+                    far = a.x + index(a.indices, e) * a.x_row
+                    for c in range(0, a.width, lanes):
                         o = c * size
                         tile(
-                            grad + i * grad_stride + o, far + o, out + e * size, width - c, 1 if c == 0 else 0
-                        )
+                            a.grad + i * a.grad_row + o, far + o, a.out + e * size, a.width - c,
+                            1 if c == 0 else 0,
+                        )  # fmt: skip
 
     return run

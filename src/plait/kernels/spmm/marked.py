@@ -11,10 +11,14 @@ from typing import Any
 from llvmlite import ir
 from numba import cfunc, types
 
+from plait.kernels.arguments import PATTERN, Arguments
 from plait.kernels.spmm.cpu import PREFETCH_LANES, ask_ahead, five
 from plait.kernels.vector import CodeGen, load_index, load_index_ir, next_piece, tile_intrinsic, tiles
 
-__all__ = ["gather_kernel", "mark_kernel", "mark_lanes"]
+__all__ = ["GATHER", "MARK", "gather_kernel", "mark_kernel", "mark_lanes"]
+
+MARK = Arguments(f"{PATTERN} marks[] x[] out[] ties[] width last_edge")
+GATHER = Arguments(f"{PATTERN} order marks[] share[] out[] addend[] width last_edge")
 
 _REGISTER_BITS = 512  # marks are written and read so many columns' worth of bits at a time
 
@@ -141,34 +145,35 @@ def mark_kernel(float_bits: int, index_bits: int, mode: str) -> Any:
     )
     index, bound = load_index(index_bits), load_index(64)
     size, lanes = float_bits // 8, tiles(float_bits)[0]
+    read = MARK.reader()
 
     @cfunc(types.void(types.CPointer(types.int64)))
-    def run(a):  # type: ignore[no-untyped-def]
-        counter, pieces, bounds, indptr, indices, marks, ms = a[0], a[1], a[2], a[3], a[4], a[5], a[6]
-        x, xs, out, os, ties, ts, width, last = a[7], a[8], a[9], a[10], a[11], a[12], a[13], a[14]
+    def run(arguments):  # type: ignore[no-untyped-def]
+        a = read(arguments)
+        last = a.last_edge
         while True:
-            piece = next_piece(counter, pieces)
-            if piece >= pieces:
+            piece = next_piece(a.team, a.pieces)
+            if piece >= a.pieces:
                 break
-            for i in range(bound(bounds, piece), bound(bounds, piece + 1)):
-                start, end, c = index(indptr, i), index(indptr, i + 1), 0
-                while c < width:
-                    o, m = c * size, marks + c // 8
-                    to, many, rest = out + i * os + o, ties + i * ts + o, width - c
+            for i in range(bound(a.bounds, piece), bound(a.bounds, piece + 1)):
+                start, end, c = index(a.indptr, i), index(a.indptr, i + 1), 0
+                while c < a.width:
+                    o, m = c * size, a.marks + c // 8
+                    to, many, rest = a.out + i * a.out_row + o, a.ties + i * a.ties_row + o, a.width - c
                     if rest >= lanes:
-                        wide(x + o, xs, indices, start, end, to, many, m, ms, last, 0)
+                        wide(a.x + o, a.x_row, a.indices, start, end, to, many, m, a.marks_row, last, 0)
                         c += lanes
                     elif rest >= lanes // 2:
-                        half(x + o, xs, indices, start, end, to, many, m, ms, last, 0)
+                        half(a.x + o, a.x_row, a.indices, start, end, to, many, m, a.marks_row, last, 0)
                         c += lanes // 2
                     elif rest >= lanes // 4:
-                        quarter(x + o, xs, indices, start, end, to, many, m, ms, last, 0)
+                        quarter(a.x + o, a.x_row, a.indices, start, end, to, many, m, a.marks_row, last, 0)
                         c += lanes // 4
                     elif rest >= lanes // 8:
-                        narrow(x + o, xs, indices, start, end, to, many, m, ms, last, 0)
+                        narrow(a.x + o, a.x_row, a.indices, start, end, to, many, m, a.marks_row, last, 0)
                         c += lanes // 8
                     else:
-                        masked(x + o, xs, indices, start, end, to, many, m, ms, last, rest)
+                        masked(a.x + o, a.x_row, a.indices, start, end, to, many, m, a.marks_row, last, rest)
                         c += lanes // 8
 
     return run
@@ -184,36 +189,40 @@ def gather_kernel(float_bits: int, index_bits: int) -> Any:
     )
     index, bound = load_index(index_bits), load_index(64)
     size, lanes = float_bits // 8, tiles(float_bits)[0]
+    read = GATHER.reader()
 
     @cfunc(types.void(types.CPointer(types.int64)))
-    def run(a):  # type: ignore[no-untyped-def]
-        counter, pieces, bounds, indptr, indices, order = a[0], a[1], a[2], a[3], a[4], a[5]
-        marks, ms, share, ss, out, os, addend, ps = a[7], a[8], a[9], a[10], a[11], a[12], a[13], a[14]
-        width, last = a[15], a[16]
+    def run(arguments):  # type: ignore[no-untyped-def]
+        a = read(arguments)
+        last = a.last_edge
         while True:
-            piece = next_piece(counter, pieces)
-            if piece >= pieces:
+            piece = next_piece(a.team, a.pieces)
+            if piece >= a.pieces:
                 break
-            for j in range(bound(bounds, piece), bound(bounds, piece + 1)):
-                start, end, c = index(indptr, j), index(indptr, j + 1), 0
-                while c < width:
-                    o, m, rest = c * size, marks + c // 8, width - c
-                    to, s = out + j * os + o, share + o
-                    p = addend + j * ps + o if addend != 0 else 0
+            for j in range(bound(a.bounds, piece), bound(a.bounds, piece + 1)):
+                start, end, c = index(a.indptr, j), index(a.indptr, j + 1), 0
+                while c < a.width:
+                    o, m, rest = c * size, a.marks + c // 8, a.width - c
+                    to, s = a.out + j * a.out_row + o, a.share + o
+                    p = a.addend + j * a.addend_row + o if a.addend != 0 else 0
                     if rest >= lanes:
-                        wide(s, ss, indices, order, m, ms, start, end, to, p, last, 0)
+                        wide(s, a.share_row, a.indices, a.order, m, a.marks_row, start, end, to, p, last, 0)
                         c += lanes
                     elif rest >= lanes // 2:
-                        half(s, ss, indices, order, m, ms, start, end, to, p, last, 0)
+                        half(s, a.share_row, a.indices, a.order, m, a.marks_row, start, end, to, p, last, 0)
                         c += lanes // 2
                     elif rest >= lanes // 4:
-                        quarter(s, ss, indices, order, m, ms, start, end, to, p, last, 0)
+                        quarter(
+                            s, a.share_row, a.indices, a.order, m, a.marks_row, start, end, to, p, last, 0
+                        )
                         c += lanes // 4
                     elif rest >= lanes // 8:
-                        narrow(s, ss, indices, order, m, ms, start, end, to, p, last, 0)
+                        narrow(s, a.share_row, a.indices, a.order, m, a.marks_row, start, end, to, p, last, 0)
                         c += lanes // 8
                     else:
-                        masked(s, ss, indices, order, m, ms, start, end, to, p, last, rest)
+                        masked(
+                            s, a.share_row, a.indices, a.order, m, a.marks_row, start, end, to, p, last, rest
+                        )
                         c += lanes // 8
 
     return run
