@@ -1,7 +1,7 @@
 """A layer on a graph that comes once: its expression evaluated on the edges as they are listed.
 
-Sorting the edges, planning and binding cost more than a short sum gains from them. Dense products are those of
-runtime/tall.py; the matrix times x and its transpose times a gradient are one pass over the list.
+Sorting the edges, planning and binding cost more than a short sum gains from them. Dense products are those
+of runtime/tall.py; the matrix times x and its transpose times a gradient are one pass over the list.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ class Listed:
     def in_torch(self, x: Tensor, is_turned: bool) -> Tensor:
         """The same in torch's operations, which can be differentiated again and batched."""
         source, target, value, own = self.entries.turned if is_turned else self.entries
-        gathered = x.index_select(0, torch.from_numpy(source).long())
-        if value.size:
-            gathered = gathered * torch.from_numpy(value).unsqueeze(1)
+        gathered = x.index_select(0, source.long())
+        if value is not None:
+            gathered = gathered * value.unsqueeze(1)
         out = x.new_zeros((self.columns if is_turned else self.rows, *x.shape[1:]))
-        out = out.index_add(0, torch.from_numpy(target).long(), gathered)
-        out = out + x * torch.from_numpy(own).unsqueeze(1) if own.size else out
+        out = out.index_add(0, target.long(), gathered)
+        out = out if own is None else out + x * own.unsqueeze(1)
         return out + self.identity * x if self.identity else out
 
 
