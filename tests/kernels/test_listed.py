@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import pytest
 import torch
 from torch import Tensor
 
 from plait.errors import InputError
-from plait.kernels.listed import LOOPS, SCALES, entries, listed_sum
+from plait.kernels.listed import LOOPS, SCALES, cpu, entries, listed_sum
 from plait.kernels.listed.reference import dense_matrix
 
 GRAPHS: dict[str, tuple[int, list[tuple[int, int]]]] = {
@@ -54,7 +55,25 @@ def test_targets_and_sources_may_be_different_nodes() -> None:
     torch.testing.assert_close(listed_sum(found, 2, 4, x), dense @ x)
 
 
-@pytest.mark.parametrize("edge", [(0, 3), (3, 0), (-1, 0), (0, -1)])
+@pytest.mark.parametrize("width", [1, 8, 31, 64, 200])
+def test_threads_do_not_change_a_bit(width: int) -> None:
+    edge_index, x = torch.randint(0, 400, (2, 9000)), torch.randn(400, width)
+    found = entries(edge_index, None, (400, 400), x, "remaining", 1.0, "symmetric")
+    assert found is not None
+    before, sums = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            sums.append(listed_sum(found, 400, 400, x, 0.5))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(sums[0], sums[1])
+    assert torch.equal(sums[0], sums[2])
+    dense = dense_matrix(edge_index, None, (400, 400), "remaining", 1.0, "symmetric").float()
+    torch.testing.assert_close(sums[0], dense @ x + 0.5 * x, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("edge", [(0, 3), (3, 0), (-1, 0), (0, -1), (-(1 << 63), 0), (0, (1 << 63) - 1)])
 def test_an_end_out_of_range_is_seen_before_anything_is_written(edge: tuple[int, int]) -> None:
     assert entries(torch.tensor([[0, edge[0]], [1, edge[1]]]), None, (3, 3), torch.zeros(3, 1)) is None
 
@@ -77,13 +96,22 @@ def test_any_stride(stride: str) -> None:
     torch.testing.assert_close(listed_sum(found, 3, 3, x), dense @ x)
 
 
+@pytest.mark.parametrize("scale", range(len(SCALES)))
+@pytest.mark.parametrize(("is_weighted", "has_own"), itertools.product([False, True], repeat=2))
+def test_the_kernel_calls_nothing_outside_itself(is_weighted: bool, has_own: bool, scale: int) -> None:
+    """Code that is kept on disk must not point into the interpreter that compiled it."""
+    text = cpu.entries_kernel(32, is_weighted, has_own, scale).inspect_llvm()
+    called = set(re.findall(r"call[^@\n]*@([\w.$]+)", text))
+    assert all(name.startswith(("llvm.", "_ZN5plait")) for name in called), called
+
+
 def test_operands_that_do_not_fit_are_refused() -> None:
     edge_index, x = torch.tensor([[0, 1], [1, 0]]), torch.zeros(2, 3)
     found = entries(edge_index, None, (2, 2), x, scale="mean")
     assert found is not None
     with pytest.raises(InputError, match="x: "):
         listed_sum(found, 2, 2, torch.zeros(3, 3))
-    with pytest.raises(InputError, match="x: "):
+    with pytest.raises(InputError, match="convert one of them"):
         listed_sum(found, 2, 2, x.double())
     with pytest.raises(InputError, match="float32 and float64"):
         listed_sum(found, 2, 2, x.half())

@@ -54,12 +54,11 @@ class Listed:
     def _in_torch(self, x: Tensor, entries: Entries, rows: int) -> Tensor:
         """The same in torch's operations."""
         source, target, value, own = entries
-        gathered = x.index_select(0, torch.from_numpy(source).long())
-        if value.size:
-            gathered = gathered * torch.from_numpy(value).unsqueeze(1)
-        out = x.new_zeros((rows, *x.shape[1:]))
-        out = out.index_add(0, torch.from_numpy(target).long(), gathered)
-        out = out + x * torch.from_numpy(own).unsqueeze(1) if own.size else out
+        gathered = x.index_select(0, source.long())
+        if value is not None:
+            gathered = gathered * value.unsqueeze(1)
+        out = x.new_zeros((rows, *x.shape[1:])).index_add(0, target.long(), gathered)
+        out = out if own is None else out + x * own.unsqueeze(1)
         return out + self.identity * x if self.identity else out
 
 

@@ -14,8 +14,8 @@ from plait.runtime.twice import added, differentiable
 
 __all__ = ["linear"]
 
-# Rows from which plait's kernels take less time than MKL's, the call from Python included (64 x 32 and 32 x
-# 8, one and two threads: as long at 640 rows, 0.5 to 0.85 of it at 4,096).
+# Rows from which plait's kernels take less time than MKL's, the call from Python included (64 x 32 and
+# 32 x 8 on one and two threads: as long at 640 rows, 0.5 to 0.85 of it at 4,096).
 _TALL = 2048
 _FLOATS = (torch.float32, torch.float64)
 

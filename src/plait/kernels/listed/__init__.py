@@ -7,18 +7,16 @@ a sum is that of the list whoever computes it.
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from plait.errors import InputError
 from plait.kernels import launch
-from plait.kernels.block import Block
 from plait.kernels.compiled import address_of
 from plait.kernels.listed import cpu
-from plait.kernels.operands import float_bits, read_numbers, read_rows, write_rows
+from plait.kernels.operands import float_bits, read_flat, read_rows, write_flat, write_rows
 
 __all__ = ["LOOPS", "SCALES", "Entries", "entries", "listed_sum"]
 
@@ -27,22 +25,20 @@ LOOPS = ("none", "remaining", "replace", "add")
 SCALES = ("none", "symmetric", "mean")
 """How the matrix is normalised."""
 
-Array = np.ndarray[Any, Any]
 _SERIAL_BELOW = 1 << 18  # multiply-adds (some 40 us of one core) under which no second thread is woken
 _LEAST_COLUMNS = 8
-_FLOATS: dict[int, np.dtype[Any]] = {32: np.dtype(np.float32), 64: np.dtype(np.float64)}
 
 
 class Entries(NamedTuple):
     """A sparse matrix as a list: value[e] at (target[e], source[e]) and own[i] at (i, i).
 
-    An empty `value` stands for ones, an empty `own` for zeros.
+    No `value` stands for ones, no `own` for zeros.
     """
 
-    source: Array
-    target: Array
-    value: Array
-    own: Array
+    source: Tensor  # int32, as target is
+    target: Tensor
+    value: Tensor | None
+    own: Tensor | None
 
     @property
     def turned(self) -> Entries:
@@ -68,28 +64,42 @@ def entries(
     """
     if shape[0] != shape[1] and (loops != "none" or scale == "symmetric"):
         raise InputError(f"shape: {shape}; with loops or a symmetric scale targets and sources are the same")
-    number, count = _FLOATS[float_bits("x", like)], edge_index.shape[1]
-    source, target = map(_positions, edge_index.numpy())
-    given = np.empty(0, number)
-    if weight is not None:
-        given = np.ascontiguousarray(weight.detach().numpy(), number)
-        if given.shape != (count,):
-            raise InputError(f"edge_weight: shape {list(given.shape)} for {count} edges; pass one per edge")
-    kept_source, kept_target = np.empty((2, count), np.int32)
-    value = np.empty(0 if weight is None and scale == "none" else count, number)
-    own = np.empty(0 if loops == "none" else shape[0], number)
-    scales = np.empty(0 if scale == "none" else shape[0], number)
-    kept = cpu.entries(
-        source, target, given, shape[0], shape[1], LOOPS.index(loops), float(fill), SCALES.index(scale),
-        kept_source, kept_target, value, own, scales,
-    )  # fmt: skip
+    dtype, bits, count, (rows, columns) = like.dtype, float_bits("x", like), edge_index.shape[1], shape
+    has_own, has_value = loops != "none", weight is not None or scale != "none"
+    kept_source, kept_target = torch.empty(2, count, dtype=torch.int32)
+    value = torch.empty(count, dtype=dtype) if has_value else None
+    own = torch.empty(rows, dtype=dtype) if has_own else None
+    scales = torch.empty(rows, dtype=dtype) if scale != "none" else None
+    at = cpu.ENTRIES
+    words = at.words()
+    words[at.edges], words[at.num_targets], words[at.num_sources], words[at.loops] = (
+        count,
+        rows,
+        columns,
+        LOOPS.index(loops),
+    )
+    held = [
+        read_flat(words, at.source, "edge_index", edge_index[0], torch.int64, count),
+        read_flat(words, at.target, "edge_index", edge_index[1], torch.int64, count),
+        read_flat(
+            words, at.weight, "edge_weight", None if weight is None else weight.to(dtype), dtype, count
+        ),
+        read_flat(words, at.fill, "fill", _number(fill, dtype), dtype, 1),
+    ]
+    write_flat(words, at.value, "value", value, dtype, count)
+    write_flat(words, at.kept_source, "source", kept_source, torch.int32, count)
+    write_flat(words, at.kept_target, "target", kept_target, torch.int32, count)
+    write_flat(words, at.own, "own", own, dtype, rows)
+    write_flat(words, at.scales, "scales", scales, dtype, rows)
+    at.run(_entries_address(bits, weight is not None, has_own, SCALES.index(scale)), words, 1)
+    del held
+    kept = words[at.kept]
     if kept < 0:
         return None
-    return Entries(kept_source[:kept], kept_target[:kept], value[:kept], own)
-
-
-def _positions(ends: Array) -> Array:
-    return np.ascontiguousarray(ends, np.int64)
+    if kept < count:
+        kept_source, kept_target = kept_source[:kept], kept_target[:kept]
+        value = None if value is None else value[:kept]
+    return Entries(kept_source, kept_target, value, own)
 
 
 def listed_sum(matrix: Entries, num_rows: int, num_columns: int, x: Tensor, identity: float = 0.0) -> Tensor:
@@ -97,45 +107,40 @@ def listed_sum(matrix: Entries, num_rows: int, num_columns: int, x: Tensor, iden
 
     out[i] = (own[i] + identity) * x[i] + the sum over its entries e in row i of value[e] * x[j].
     """
-    if x.dim() != 2 or x.shape[0] != num_columns or not x.is_cpu:
-        raise InputError(f"x: shape {list(x.shape)} on {x.device}; pass [{num_columns}, width] on the CPU")
-    bits, width, count = float_bits("x", x), x.shape[1], matrix.source.size
-    number = _FLOATS[bits]
-    if matrix.own.dtype != number or matrix.value.dtype != number:
-        raise InputError(f"x: {x.dtype}, but the matrix has {matrix.own.dtype}; convert one of them")
-    out = torch.empty((num_rows, width), dtype=x.dtype)
-    words, one = _block.words(), _identity(identity, bits)
-    x = read_rows(words, 4, "x", x, x.dtype, num_columns, width)
-    write_rows(words, 6, "out", out, out.dtype, num_rows, width)
-    read_numbers(words, 9, "source", matrix.source, 32, count)
-    read_numbers(words, 10, "target", matrix.target, 32, count)
-    words[3], words[8], words[12], words[14] = width, num_rows, count, one.ctypes.data
-    words[11], words[13] = _floats("value", matrix.value, count), _floats("own", matrix.own, num_rows)
+    source, target, value, own = matrix
+    dtype, bits, count, width = x.dtype, float_bits("x", x), source.shape[0], x.shape[-1]
+    at, out = cpu.SUM, torch.empty(num_rows, width, dtype=dtype)
+    words = at.words()
+    held = [
+        read_rows(words, at.x, "x", x, dtype, num_columns, width),
+        read_flat(words, at.source, "source", source, torch.int32, count),
+        read_flat(words, at.target, "target", target, torch.int32, count),
+        read_flat(words, at.value, "value", value, dtype, count),
+        read_flat(words, at.own, "own", own, dtype, num_rows),
+        read_flat(words, at.identity, "identity", _number(identity, dtype), dtype, 1),
+    ]
+    write_rows(words, at.out, "out", out, dtype, num_rows, width)
     threads = launch.num_threads() if (count + num_rows) * width > _SERIAL_BELOW else 1
-    words[2] = columns = width if threads == 1 else max(_LEAST_COLUMNS, -(-width // threads) // 8 * 8)
-    words[1] = -(-width // columns) if width else 0
-    _block.run(_address(bits, bool(matrix.value.size)), words, threads)
+    piece = width if threads == 1 else max(_LEAST_COLUMNS, -(-width // threads) // 8 * 8)
+    words[at.pieces], words[at.columns], words[at.width] = -(-width // piece) if width else 0, piece, width
+    words[at.rows], words[at.entries] = num_rows, count
+    at.run(_sum_address(bits, value is not None), words, threads)
+    del held
     return out
 
 
-_block = Block(cpu.WORDS)
+@functools.cache
+def _entries_address(bits: int, is_weighted: bool, has_own: bool, scale: int) -> int:
+    name = f"entries-f{bits}-{SCALES[scale]}{'-weighted' * is_weighted}{'-own' * has_own}"
+    return address_of(name, lambda: cpu.entries_kernel(bits, is_weighted, has_own, scale))
 
 
 @functools.cache
-def _address(bits: int, is_weighted: bool) -> int:
-    name = f"listed-f{bits}-{'weighted' if is_weighted else 'plain'}"
+def _sum_address(bits: int, is_weighted: bool) -> int:
+    name = f"listed-f{bits}{'-weighted' * is_weighted}"
     return address_of(name, lambda: cpu.sum_kernel(bits, is_weighted))
 
 
 @functools.lru_cache(maxsize=64)
-def _identity(multiple: float, bits: int) -> Array:
-    return np.array([multiple], _FLOATS[bits])
-
-
-def _floats(name: str, array: Array, count: int) -> int:
-    """The address of one number for each of `count`, 0 where there are none."""
-    if not array.size:
-        return 0
-    if array.shape != (count,) or not array.flags.c_contiguous:
-        raise InputError(f"{name}: shape {list(array.shape)} of the matrix, wanted {count} in one piece")
-    return int(array.ctypes.data)
+def _number(value: float, dtype: torch.dtype) -> Tensor:
+    return torch.tensor([value], dtype=dtype)

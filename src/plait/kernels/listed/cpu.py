@@ -8,74 +8,124 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import cfunc, types
+from numba.extending import intrinsic
 
-from plait.graph.build import kernel
+from plait.kernels.arguments import Arguments
 from plait.kernels.vector import CodeGen, load_index_ir, load_scalar, next_piece, tile_intrinsic
 
-__all__ = ["WORDS", "entries", "sum_kernel"]
+__all__ = ["ENTRIES", "SUM", "entries_kernel", "sum_kernel"]
 
-# Order of the words in the argument block of a sum; kernels/listed/__init__.py fills them.
-WORDS = [
-    "counter", "pieces", "columns", "width", "x", "x_stride", "out", "out_stride", "rows", "source", "target",
-    "value", "entries", "own", "identity",
-]  # fmt: skip
+ENTRIES = Arguments(
+    "edges num_targets num_sources loops source target weight value kept_source kept_target own scales fill "
+    "kept"
+)
+SUM = Arguments("pieces columns width x[] out[] rows source target value entries own identity")
 
 REMAINING, ADD = 1, 3  # places in LOOPS
 SYMMETRIC, MEAN = 1, 2  # places in SCALES
 
 
-@kernel
-def entries(
-    source: Any, target: Any, weight: Any, num_targets: int, num_sources: int, loops: int, fill: float,
-    scale: int, kept_source: Any, kept_target: Any, value: Any, own: Any, scales: Any,
-) -> int:  # fmt: skip
-    """How many entries were written; -1 where an end is out of range.
+def _array_at(kind: Any) -> Any:
+    """A numba function: the elements at an address, to be indexed; an array would drag in numba's runtime."""
 
-    Empty arrays stand for what is not there: weights, values, the diagonal `own`, the scalings.
+    @intrinsic  # type: ignore[untyped-decorator]  # numba carries no types
+    def pointer(typing_context: Any, address: Any) -> Any:
+        def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
+            return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+
+        return types.CPointer(kind)(types.int64), generate
+
+    return pointer
+
+
+def _inverse_root(kind: Any) -> Any:
+    """A numba function: 1 / sqrt(x) in machine instructions, without a call of the C library."""
+
+    @intrinsic  # type: ignore[untyped-decorator]  # numba carries no types
+    def inverse(typing_context: Any, x: Any) -> Any:
+        def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
+            root = builder.call(builder.module.declare_intrinsic("llvm.sqrt", [args[0].type]), [args[0]])
+            return builder.fdiv(ir.Constant(root.type, 1.0), root)
+
+        return kind(kind), generate
+
+    return inverse
+
+
+@functools.cache
+def entries_kernel(float_bits: int, is_weighted: bool, has_own: bool, scale: int) -> Any:
+    """Makes the entries as a compiled kernel; `kept` gets how many, -1 where an end is out of range.
+
+    What is compiled apart (weights, a diagonal, the normalisation) would be asked at every edge otherwise.
     """
-    for e in range(source.size):
-        if not (0 <= source[e] < num_sources and 0 <= target[e] < num_targets):
-            return -1
-    one = value.dtype.type(1)
-    own[:] = fill
-    scales[:] = 0
-    count = 0
-    for e in range(source.size):
-        u = source[e]
-        v = target[e]
-        w = weight[e] if weight.size else one
-        if own.size and u == v:
-            if loops == REMAINING:
-                own[v] = w
-            elif loops == ADD:
-                own[v] += w
-            continue
-        kept_source[count] = u
-        kept_target[count] = v
-        if value.size:
-            value[count] = w
+    number = types.float32 if float_bits == 32 else types.float64
+    numbers, places, indices = _array_at(number), _array_at(types.int64), _array_at(types.int32)
+    inverse_root = _inverse_root(number)
+    has_value, one, none = is_weighted or scale != 0, number(1), number(0)
+    read, at_kept = ENTRIES.reader(), ENTRIES.kept
+
+    @cfunc(types.void(types.CPointer(types.int64)), error_model="numpy")  # nothing is raised
+    def run(arguments):  # type: ignore[no-untyped-def]
+        a = read(arguments)
+        num_targets, num_sources = a.num_targets, a.num_sources
+        source, target, weight, value = (
+            places(a.source),
+            places(a.target),
+            numbers(a.weight),
+            numbers(a.value),
+        )
+        kept_source, kept_target = indices(a.kept_source), indices(a.kept_target)
+        own, scales, fill = numbers(a.own), numbers(a.scales), numbers(a.fill)[0]
+        misfits = 0
+        for e in range(a.edges):  # no early end: a loop that looks at all is one of vectors
+            u, v = source[e], target[e]
+            misfits |= (u | v | (num_sources - 1 - u) | (num_targets - 1 - v)) < 0
+        if misfits:
+            arguments[at_kept] = -1
+            return
+        for v in range(num_targets):
+            if has_own:
+                own[v] = fill
+            if scale != 0:
+                scales[v] = none
+        kept = 0
+        for e in range(a.edges):
+            u, v = source[e], target[e]
+            if has_own and u == v:
+                if a.loops == REMAINING:
+                    own[v] = weight[e] if is_weighted else one
+                elif a.loops == ADD:
+                    own[v] += weight[e] if is_weighted else one
+                continue
+            kept_source[kept], kept_target[kept] = np.int32(u), np.int32(v)
+            if is_weighted:
+                value[kept] = weight[e]
+            if scale == SYMMETRIC:
+                scales[v] += weight[e] if is_weighted else one
+            elif scale == MEAN:
+                scales[v] += one
+            kept += 1
+        arguments[at_kept] = kept
         if scale == SYMMETRIC:
-            scales[v] += w
+            for v in range(num_targets):
+                degree = scales[v] + own[v] if has_own else scales[v]
+                scales[v] = inverse_root(degree) if degree != none else none
+                if has_own:
+                    own[v] *= scales[v] * scales[v]
         elif scale == MEAN:
-            scales[v] += one
-        count += 1
-    for v in range(scales.size):
-        if scale == SYMMETRIC:
-            degree = scales[v] + own[v] if own.size else scales[v]
-            scales[v] = one / np.sqrt(degree) if degree != 0 else value.dtype.type(0)
-        else:
-            scales[v] = one / max(scales[v] + one if own.size else scales[v], one)
-    if scale == SYMMETRIC:
-        for k in range(count):
-            value[k] *= scales[kept_target[k]] * scales[kept_source[k]]
-        for v in range(own.size):
-            own[v] *= scales[v] * scales[v]
-    elif scale == MEAN:
-        for k in range(count):
-            value[k] *= scales[kept_target[k]]
-        for v in range(own.size):
-            own[v] *= scales[v]
-    return count
+            for v in range(num_targets):
+                number_in = scales[v] + one if has_own else scales[v]
+                scales[v] = one / number_in if number_in > one else one
+                if has_own:
+                    own[v] *= scales[v]
+        if has_value and scale != 0:
+            for k in range(kept):
+                factor = scales[kept_target[k]]
+                if scale == SYMMETRIC:
+                    factor *= scales[kept_source[k]]
+                value[k] = value[k] * factor if is_weighted else factor
+
+    return run
 
 
 def _tile(float_bits: int, lanes: int, is_weighted: bool, is_masked: bool) -> Any:
@@ -137,33 +187,34 @@ def sum_kernel(float_bits: int, is_weighted: bool) -> Any:
     tile_rest = _tile(float_bits, narrow, is_weighted, True)
     scalar, size = load_scalar(float_bits), float_bits // 8
 
+    read = SUM.reader()
+
     @cfunc(types.void(types.CPointer(types.int64)))
-    def run(a):  # type: ignore[no-untyped-def]
-        team, pieces, columns, width = a[0], a[1], a[2], a[3]
-        x, xs, out, os, rows = a[4], a[5], a[6], a[7], a[8]
-        source, target, value, count, own = a[9], a[10], a[11], a[12], a[13]
-        identity = scalar(a[14], 0)
+    def run(arguments):  # type: ignore[no-untyped-def]
+        a = read(arguments)
+        source, target, value, count, own = a.source, a.target, a.value, a.entries, a.own
+        xs, os, rows, identity = a.x_row, a.out_row, a.rows, scalar(a.identity, 0)
         while True:
-            piece = next_piece(team, pieces)
-            if piece >= pieces:
+            piece = next_piece(a.team, a.pieces)
+            if piece >= a.pieces:
                 break
-            c, last = piece * columns, min(width, (piece + 1) * columns)
+            c, last = piece * a.columns, min(a.width, (piece + 1) * a.columns)
             while c < last:
-                o, rest = c * size, last - c
+                rest, x, out = last - c, a.x + c * size, a.out + c * size
                 if rest >= wide:
-                    tile_wide(x + o, xs, out + o, os, rows, source, target, value, count, own, 0, identity)
+                    tile_wide(x, xs, out, os, rows, source, target, value, count, own, 0, identity)
                     c += wide
                 elif rest >= half:
-                    tile_half(x + o, xs, out + o, os, rows, source, target, value, count, own, 0, identity)
+                    tile_half(x, xs, out, os, rows, source, target, value, count, own, 0, identity)
                     c += half
                 elif rest >= quarter:
-                    tile_quarter(x + o, xs, out + o, os, rows, source, target, value, count, own, 0, identity)
+                    tile_quarter(x, xs, out, os, rows, source, target, value, count, own, 0, identity)
                     c += quarter
                 elif rest >= narrow:
-                    tile_narrow(x + o, xs, out + o, os, rows, source, target, value, count, own, 0, identity)
+                    tile_narrow(x, xs, out, os, rows, source, target, value, count, own, 0, identity)
                     c += narrow
                 else:
-                    tile_rest(x + o, xs, out + o, os, rows, source, target, value, count, own, rest, identity)
+                    tile_rest(x, xs, out, os, rows, source, target, value, count, own, rest, identity)
                     c += narrow
 
     return run
