@@ -407,6 +407,8 @@ def _shared_edges(cache: Any, edge_index: Any) -> tuple[Any, ...]:
     for edges in (cached, edge_index):
         if not isinstance(edges, Tensor) or edges.layout is not torch.strided:
             return ()
+        if torch._C._functorch.is_functorch_wrapped_tensor(edges):  # a transform's: it has no memory to share
+            return ()
     if cached.data_ptr() != edge_index.data_ptr():
         return ()
     return cached, identity(cached)
