@@ -242,12 +242,12 @@ def _dot_raw(layer: Attention, order: str) -> Program:
     return draft.program(out)
 
 
-def unit_ways(width: int, wrt: Sequence[str] | None) -> list[Way]:
+def unit_ways(width: int, device: str, wrt: Sequence[str] | None) -> list[Way]:
     """AGNN: dots of unit rows F and of the same times a number, B, weigh the rows X themselves."""
     because = "the pass of dots, on unit rows"
     text = "softmax(β cos(X, X)) X"
     found = []
-    layer = Attention("dot", width, width, 1, 0.0)
+    layer = Attention("dot", width, width, 1, 0.0, device=device)
     for suffix, order in _orders(layer, wrt).items():
         draft = _Writer(layer, order)
         out = draft.attend(draft.input("F", "N", width), draft.input("B", "N", width), draft.x)

@@ -17,6 +17,9 @@ from plait.plan.plan import LayerPlan, Measured
 from plait.runtime import attention as attention  # enter their kernels
 from plait.runtime import cuda as cuda
 from plait.runtime import cuda_passes as cuda_passes
+from plait.runtime import cuda_pieces as cuda_pieces
+from plait.runtime import cuda_pna as cuda_pna
+from plait.runtime import cuda_relations as cuda_relations
 from plait.runtime import edgewise as edgewise
 from plait.runtime import gated as gated
 from plait.runtime import lstm as lstm

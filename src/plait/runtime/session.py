@@ -35,6 +35,7 @@ from plait.runtime.aside import Aside
 from plait.runtime.budget import bytes_in, cache_limit
 from plait.runtime.buffers import Buffers
 from plait.runtime.constants import Constants, Objects, SparseValue, from_dense
+from plait.runtime.cuda_orders import PlacedOrders
 from plait.runtime.deferred import Deferred, can_defer, held_rows
 from plait.runtime.dial import Dial
 from plait.runtime.forms import USUAL, Forms, adopt, with_form_text
@@ -42,7 +43,7 @@ from plait.runtime.identity import Hold
 from plait.runtime.listings import Listings
 from plait.runtime.lstm import Prefixes
 from plait.runtime.orders import EdgeOrders
-from plait.runtime.placed import PlacedGraph, PlacedOrders
+from plait.runtime.placed import PlacedGraph
 from plait.runtime.plans import Plans
 from plait.runtime.probe import machine_for
 from plait.runtime.quotient import Quotient, Quotients
@@ -113,7 +114,7 @@ class Edges:
     def orders(self) -> EdgeOrders:
         """The edges by target and by source."""
         if isinstance(self.graph, PlacedGraph):
-            return cast(EdgeOrders, PlacedOrders(self.graph))  # the part of it that a GPU's layers ask for
+            return cast(EdgeOrders, PlacedOrders(self.graph))  # its surface, on the device
         return EdgeOrders(self.graph)
 
     @functools.cached_property
@@ -803,7 +804,7 @@ class Session:
             threads=launch.num_threads() if x.is_cpu else None,
             allowance=self.dial.share(layer, bool(wrt)),
             layer=layer,
-            may_chain=x.is_cpu,
+            may_chain=not isinstance(graph, PlacedGraph),
         )
         plan = choose(problem, ways(asked))
         _log.debug("layer %s planned: predicted %.3g ms", layer, 1e3 * plan.seconds)

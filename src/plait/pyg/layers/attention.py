@@ -30,6 +30,7 @@ from plait.pyg.layers.fused import (
 )
 from plait.pyg.layers.pieces import Pieces, as_listed
 from plait.runtime import executor
+from plait.runtime.placed import column_of
 from plait.runtime.session import Edges
 
 __all__ = ["prepare"]
@@ -73,10 +74,6 @@ def prepare(module: Any, given: Mapping[str, Any]) -> Run | str:
     reason = _refused(module, layer, x, edge_index, edge_attr, wants_weights)
     if reason is not None:
         return reason
-    if edge_index.is_cuda and (edge_attr is not None or wants_weights or module.heads > MOST_HEADS):
-        return (
-            ": features of edges, weights that are asked for and many heads are planned on a CPU only so far"
-        )
     is_bipartite = not isinstance(x, Tensor)
     source, target = (x[0], x[1]) if is_bipartite else (x, None)
     size = given.get("size")
@@ -85,7 +82,8 @@ def prepare(module: Any, given: Mapping[str, Any]) -> Run | str:
         return ": the number of target nodes is not known; pass size= or x as a pair"
     num_targets = int(size[1]) if size is not None else (source if target is None else target).shape[0]
     has_loops = layer.has_loops(module)
-    edges = edges_of(module, edge_index, num_targets, num_sources, has_loops)
+    is_listed = edge_attr is not None or wants_weights or module.heads > MOST_HEADS
+    edges = edges_of(module, edge_index, num_targets, num_sources, has_loops, is_listed)
     if edge_attr is not None and not edges.graph.num_edges:
         return ": without edges PyG leaves the gradients of its edge features out"
     listed = edge_index
@@ -107,7 +105,7 @@ def _refused_matrix(module: Any, edge_index: Any, edge_attr: Any, wants_weights:
     """Why edges are none that attention takes: an edge list, or a torch matrix whose values it ignores."""
     is_matrix = isinstance(edge_index, Tensor) and edge_index.layout in (torch.sparse_csr, torch.sparse_coo)
     if not is_matrix:
-        return refused_edges(edge_index, on_gpu=True)
+        return refused_edges(edge_index)
     if edge_index.layout == torch.sparse_coo and not edge_index.is_coalesced():
         return ": a sparse adj_t that is not coalesced is PyG's"
     if edge_attr is not None or wants_weights or edge_index.values().dim() != 1:
@@ -125,7 +123,8 @@ def _refused(
     if not parts or not isinstance(parts[0], Tensor):
         return ": x is not a tensor or a pair of tensors"
     reason = _refused_matrix(module, edge_index, edge_attr, wants_weights)
-    reason = reason or refused_features(module, *parts, edge_attr, on_gpu=True)
+    takes_halves = edge_attr is None and not wants_weights and module.heads <= MOST_HEADS
+    reason = reason or refused_features(module, *parts, edge_attr, takes_halves=takes_halves)
     if reason is not None:
         return reason
     if any(part is not None and part.dim() != 2 for part in parts):
@@ -211,7 +210,7 @@ def _gat(module: Any, call: AttentionCall) -> Any:
         outer=None if not call.is_bipartite else 0 if own is None else own.shape[1], is_single=is_single,
         has_targets=own is not None, has_edge=call.edge_attr is not None and module.lin_edge is not None,
         has_residual=is_inside and module.res is not None and own is not None,
-        has_bias=is_inside and module.bias is not None, device=call.source.device.type,
+        has_bias=is_inside and module.bias is not None, device=column_of(call.edges.graph),
     )  # fmt: skip
     edge = _gat_edge_scores(module, call, layer.lanes)
     run = _run(module, call, layer, edge)
@@ -322,7 +321,7 @@ def _gatv2(module: Any, call: AttentionCall) -> Any:
         "leaky", call.source.shape[1], module.out_channels, module.heads, float(module.negative_slope),
         outer=own.shape[1] if call.is_bipartite else None, is_near_far=bool(module.share_weights),
         has_residual=is_inside and module.res is not None, has_bias=is_inside and module.bias is not None,
-        has_projection_bias=left.bias is not None, device=call.source.device.type,
+        has_projection_bias=left.bias is not None, device=column_of(call.edges.graph),
     )  # fmt: skip
     inputs: dict[str, Tensor | None] = {"X": call.source, "a": module.att.reshape(-1)}
     if call.is_bipartite:
@@ -386,7 +385,7 @@ def _transformer(module: Any, call: AttentionCall) -> Any:
         outer=own.shape[1] if call.is_bipartite else None, has_skip=has_skip, has_projection_bias=has_bias,
         has_query_bias=has_bias, has_value_bias=has_bias,
         has_skip_bias=has_skip and module.lin_skip.bias is not None, can_recompute=dropout is None,
-        device=call.source.device.type,
+        device=column_of(call.edges.graph),
     )  # fmt: skip
     run = _run(module, call, layer)
     is_raw = base_of(run.plan.choice) == "dot recompute"

@@ -34,8 +34,8 @@ def prepare(module: Any, given: Mapping[str, Any]) -> Run | str:
     if not parts or not all(isinstance(part, Tensor) for part in parts):
         return ": x is not a tensor or a pair of tensors"
     attr = given.get("edge_attr")
-    on_gpu = attr is None  # features of edges are lowered in blocks, which a CPU runs
-    reason = refused_edges(edge_index, on_gpu) or refused_features(module, *parts, attr, on_gpu=on_gpu)
+    # features of edges are lowered in blocks, by functions of torch
+    reason = refused_edges(edge_index) or refused_features(module, *parts, attr, takes_halves=attr is None)
     reason = reason or _refused(module, parts, attr)
     if reason is not None:
         return reason

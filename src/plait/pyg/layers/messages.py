@@ -16,7 +16,7 @@ from plait.ir import Expr
 from plait.plan.messages import End, Messages, ways
 from plait.pyg import active
 from plait.pyg.layers.base import Apply, Call, Lowered, NotLowered, is_plain_linear, neighbours, rule, weight
-from plait.pyg.layers.fused import Run, fused
+from plait.pyg.layers.fused import Run, degrees_of, fused
 from plait.pyg.layers.neighbourhood import operator, reduction
 from plait.pyg.layers.pieces import Pieces, PiecesCall, is_elementwise, mean_scale, read_call
 
@@ -210,7 +210,7 @@ def _film(call: PiecesCall, scale: Tensor | None) -> Tensor:
     if is_linear:
         sums = lowered(call, layer, inputs, text, "γ and β are the target's: they leave the sum")
         beta, gamma = torch.split(near, width, dim=-1)
-        degrees = torch.from_numpy(call.edges.graph.degrees).to(sums.dtype).unsqueeze(1)
+        degrees = degrees_of(call.edges, sums.dtype).unsqueeze(1)
         out = gamma * sums + degrees * beta
         out = out if scale is None else out * scale.unsqueeze(1)
     else:
