@@ -30,6 +30,7 @@ def as_on_a_gpu(monkeypatch: Any) -> None:
         made(self, *args, **kwargs)
         self.device = "cuda"
 
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(edges, "is_placed", lambda edge_index: True)
     monkeypatch.setattr(bind.Binding, "__init__", on_device)
     monkeypatch.setattr(forms, "adopt", lambda *_: False)

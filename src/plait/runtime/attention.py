@@ -246,7 +246,7 @@ def _dropped(edges: EdgeOrders, dropout: Dropout, heads: int, like: Tensor) -> T
     count, lanes = edges.pattern.num_edges, padded(heads)
     alone = Pattern(np.arange(count + 1, dtype=np.int64), np.zeros(count, np.int64), 1)
     dtype = like.dtype
-    scores = Scores("gat", torch.zeros((1, lanes), dtype=dtype), dropout=dropout)
+    scores = Scores("gat", torch.zeros((1, lanes), dtype=dtype), dropout=dropout.on_host())
     out, statistics = torch.empty((count, heads), dtype=dtype), torch.zeros((count, 4, lanes), dtype=dtype)
     made = kernels.attend(alone, scores, torch.ones((1, heads), dtype=dtype), out, statistics, heads)
     return made.to(like.device)

@@ -96,11 +96,6 @@ def prepare(module: Any, given: Mapping[str, Any]) -> Run | str:
     return layer.stop(module, call) or functools.partial(layer.run, module, call)
 
 
-def _is_capturing() -> bool:
-    """Whether torch records a CUDA graph in this thread."""
-    return bool(torch.cuda.is_current_stream_capturing())
-
-
 def _refused_matrix(module: Any, edge_index: Any, edge_attr: Any, wants_weights: bool) -> str | None:
     """Why edges are none that attention takes: an edge list, or a torch matrix whose values it ignores."""
     is_matrix = isinstance(edge_index, Tensor) and edge_index.layout in (torch.sparse_csr, torch.sparse_coo)
@@ -138,11 +133,17 @@ def _refused(
     return None if stop is None else stop.reason.removeprefix(type(module).__name__)
 
 
-def _dropout(module: Any) -> Dropout | None:
-    """This call's draw of attention dropout, if the layer has any."""
+def _dropout(module: Any, call: AttentionCall) -> Dropout | None:
+    """This call's draw of attention dropout, if the layer has any.
+
+    On a GPU the seed is drawn there, by torch's generator: nobody waits, and a CUDA graph draws anew.
+    """
     if not module.training or module.dropout <= 0.0:
         return None
-    return Dropout(int(torch.randint(0, (1 << 63) - 1, (1,)).item()), float(module.dropout))
+    if column_of(call.edges.graph) == "cpu":
+        return Dropout(int(torch.randint(0, (1 << 63) - 1, (1,)).item()), float(module.dropout))
+    seed = torch.randint(0, (1 << 63) - 1, (1,), device=call.source.device)
+    return Dropout(seed, float(module.dropout))
 
 
 def _run(module: Any, call: AttentionCall, layer: Attention, edge: Tensor | None = None) -> executor.Run:
@@ -200,7 +201,7 @@ def _gat_stop(module: Any, call: AttentionCall) -> str | None:
 
 
 def _gat(module: Any, call: AttentionCall) -> Any:
-    dropout, own = _dropout(module), call.own
+    dropout, own = _dropout(module, call), call.own
     if module.heads > MOST_HEADS or (call.wants_weights and dropout is not None):
         return _gat_pieces(module, call)
     is_single = not call.is_bipartite and module.lin is not None
@@ -312,7 +313,7 @@ def _rows_stop(module: Any, call: AttentionCall) -> str | None:
 
 
 def _gatv2(module: Any, call: AttentionCall) -> Any:
-    own, dropout = call.own, _dropout(module)
+    own, dropout = call.own, _dropout(module, call)
     assert own is not None
     if call.edge_attr is not None or call.wants_weights or module.heads > MOST_HEADS:
         return _gatv2_pieces(module, call, own)
@@ -374,7 +375,7 @@ def _side_by_side(*linears: Any) -> tuple[Tensor, Tensor | None]:
 
 
 def _transformer(module: Any, call: AttentionCall) -> Any:
-    own, dropout = call.own, _dropout(module)
+    own, dropout = call.own, _dropout(module, call)
     assert own is not None
     if call.edge_attr is not None or call.wants_weights or module.heads > MOST_HEADS:
         return _transformer_pieces(module, call, own)
