@@ -666,7 +666,7 @@ class Session:
             allowance=self.dial.share(layer, wrt is not None),
             calls=self.options.calls if calls is None else calls,
             layer=layer,
-            may_chain=given["X"].is_cpu,
+            may_chain=not isinstance(constants.graph, PlacedGraph),
         )
         plan = self.choose(problem)
         _log.debug("layer %s planned: predicted %.3g ms", layer, 1e3 * plan.seconds)
