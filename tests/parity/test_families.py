@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ pytest.importorskip("triton", reason="triton is not installed; it comes with CUD
 
 import plait
 from plait.cost.machine import gpu_profile
+from plait.pyg.layers.fused import FUSED
+from plait.pyg.lower import supported
 from plait.runtime import cuda_orders
 from plait.runtime.session import using_machine
 from tests.parity.families import FAMILIES, WIDTH, Family
@@ -114,3 +117,14 @@ def test_blocks_of_edges_agree(name: str, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("name", ["PNAConv", "RGCNConv", "EdgeConv max", "FiLMConv", "AGNNConv", "CGConv"])
 def test_graphs_without_edges(name: str) -> None:
     agree(FAMILIES[name], drawn_edges("none", 4), 4, torch.float64)
+
+
+def test_the_coverage_page_says_of_every_layer_what_a_gpu_does() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "coverage.md").read_text()
+    table = page.split("## On a CUDA device")[1].split("\n## ")[0]
+    rows = [line.split("|") for line in table.splitlines() if line.startswith("| ")][1:]
+    said = {name.strip(): row[2].strip() for row in rows for name in row[1].split(",")}
+    assert set(said) == set(supported())
+    assert all(what.startswith("planned") for what in said.values())
+    tried = {name.split()[0] for name in FAMILIES}
+    assert {layer.__name__ for layer in FUSED} - {"SAGEConv"} <= tried

@@ -136,7 +136,9 @@ class _Writer(Draft):
         columns = layer.heads * self.width_of(value) if is_shared else self.width_of(value)
         inside = {"addend": added.get("addend"), "bias": added.get("bias")}
         is_fused = layer.device == "cpu"
-        edge = self.input("E", "E", layer.lanes) if layer.has_edge else None
+        # gat: one number per head; else rows like those of the nodes, which only a GPU's kernels take
+        width = layer.lanes if layer.kind == "gat" else layer.columns
+        edge = self.input("E", "E", width) if layer.has_edge else None
         reads = {"matrix": self.matrix(), "far": far, "near": near, "value": value, "edge": edge, "att": att}
         out = self.add(
             "attend", {**reads, **(inside if is_fused else {})}, ("N", columns),

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from plait.kernels.multi import Layout
+from plait.runtime.cuda import whole_rows
 from plait.runtime.placed import PlacedGraph
 
 if TYPE_CHECKING:
@@ -106,9 +107,11 @@ class PlacedBlock:
         return Rows(turned.indptr, order, self.num_edges)
 
     def pair(self, near: Tensor, far: Tensor, out: Tensor) -> Tensor:
-        """near[i] + far[j] of the block's edges."""
-        torch.index_select(far, 0, self.of.sources[self.edges], out=out)
-        return out.add_(near.index_select(0, self.of.targets[self.edges]))
+        """out[e] = near[i] + far[j] of the block's edges."""
+        from plait.kernels.edgewise import gpu
+
+        sources = self.of.pattern.indices[self.edges]
+        return gpu.pair(self.of.targets[self.edges], sources, whole_rows(near), whole_rows(far), out)
 
     def reduce(self, rows: Tensor, out: Tensor, reduce: str = "sum") -> None:
         """out[i] = the reduction of the edges' rows, for the block's targets i alone."""
@@ -130,8 +133,10 @@ class PlacedBlock:
 
     def attained(self, rows: Tensor, best: Tensor, share: Tensor, out: Tensor) -> Tensor:
         """out[e] = share[i] where the edge's row attains best[i], else 0."""
-        is_missed = rows != self.spread(best, out)
-        return self.spread(share, out).masked_fill_(is_missed, 0.0)
+        from plait.kernels.edgewise import gpu
+
+        ends = whole_rows(best[self.rows]), whole_rows(share[self.rows])
+        return gpu.attained(self.targets, whole_rows(rows), *ends, out)
 
     def scatter(self, rows: Tensor, out: Tensor) -> None:
         """out[j] += the rows of the edges from source j."""

@@ -35,6 +35,8 @@ from plait.runtime.session import Edges
 
 __all__ = ["prepare"]
 
+_EDGE_ROWS_BYTES = 4 << 30  # of projected features of edges; with their gradient twice that
+
 
 @dataclass(frozen=True)
 class AttentionCall:
@@ -315,16 +317,18 @@ def _rows_stop(module: Any, call: AttentionCall) -> str | None:
 def _gatv2(module: Any, call: AttentionCall) -> Any:
     own, dropout = call.own, _dropout(module, call)
     assert own is not None
-    if call.edge_attr is not None or call.wants_weights or module.heads > MOST_HEADS:
+    edge = _rows_of_edges(module, call)
+    if (call.edge_attr is not None and edge is None) or call.wants_weights or module.heads > MOST_HEADS:
         return _gatv2_pieces(module, call, own)
     left, right, is_inside = module.lin_l, module.lin_r, bool(module.concat)
     layer = Attention(
         "leaky", call.source.shape[1], module.out_channels, module.heads, float(module.negative_slope),
         outer=own.shape[1] if call.is_bipartite else None, is_near_far=bool(module.share_weights),
         has_residual=is_inside and module.res is not None, has_bias=is_inside and module.bias is not None,
-        has_projection_bias=left.bias is not None, device=column_of(call.edges.graph),
+        has_projection_bias=left.bias is not None, has_edge=edge is not None,
+        device=column_of(call.edges.graph),
     )  # fmt: skip
-    inputs: dict[str, Tensor | None] = {"X": call.source, "a": module.att.reshape(-1)}
+    inputs: dict[str, Tensor | None] = {"X": call.source, "a": module.att.reshape(-1), "E": edge}
     if call.is_bipartite:
         inputs |= {"W": left.weight.t(), "b": left.bias, "X1": own, "W1": right.weight.t(), "b1": right.bias}
     elif module.share_weights:
@@ -335,10 +339,25 @@ def _gatv2(module: Any, call: AttentionCall) -> Any:
         inputs["R"] = module.res.weight.t()
     if layer.has_bias:
         inputs["c"] = module.bias
-    out = _apply(_run(module, call, layer), dropout, **inputs)
+    out = _apply(_run(module, call, layer, edge), dropout, **inputs)
     if is_inside:
         return out
     return _joined(module, out, None if module.res is None else module.res(own), module.bias)
+
+
+def _rows_of_edges(module: Any, call: AttentionCall) -> Tensor | None:
+    """[edges, heads * width]: projected features of edges, for the fused passes of a GPU.
+
+    None where there are none, and where they would take more memory than is theirs: the layer then goes in
+    pieces, which keep a number per edge and head.
+    """
+    attr, has_limit = call.edge_attr, active.session().options.memory_limit is not None
+    if attr is None or call.wants_weights or column_of(call.edges.graph) == "cpu" or has_limit:
+        return None
+    if attr.shape[0] * module.heads * module.out_channels * attr.element_size() > _EDGE_ROWS_BYTES:
+        return None
+    rows = _edge_rows(call)
+    return None if rows is None else rows @ module.lin_edge.weight.t()
 
 
 def _gatv2_pieces(module: Any, call: AttentionCall, own: Tensor) -> Any:
@@ -377,7 +396,8 @@ def _side_by_side(*linears: Any) -> tuple[Tensor, Tensor | None]:
 def _transformer(module: Any, call: AttentionCall) -> Any:
     own, dropout = call.own, _dropout(module, call)
     assert own is not None
-    if call.edge_attr is not None or call.wants_weights or module.heads > MOST_HEADS:
+    edge = _rows_of_edges(module, call)
+    if (call.edge_attr is not None and edge is None) or call.wants_weights or module.heads > MOST_HEADS:
         return _transformer_pieces(module, call, own)
     has_skip = bool(module.root_weight and module.concat and module.lin_beta is None)
     has_bias = module.lin_key.bias is not None
@@ -386,14 +406,14 @@ def _transformer(module: Any, call: AttentionCall) -> Any:
         outer=own.shape[1] if call.is_bipartite else None, has_skip=has_skip, has_projection_bias=has_bias,
         has_query_bias=has_bias, has_value_bias=has_bias,
         has_skip_bias=has_skip and module.lin_skip.bias is not None, can_recompute=dropout is None,
-        device=column_of(call.edges.graph),
+        has_edge=edge is not None, device=column_of(call.edges.graph),
     )  # fmt: skip
-    run = _run(module, call, layer)
+    run = _run(module, call, layer, edge)
     is_raw = base_of(run.plan.choice) == "dot recompute"
     inputs = _raw_inputs(module, has_skip) if is_raw else _dot_inputs(module, call, has_skip)
     if call.is_bipartite:
         inputs["X1"] = own
-    out = _apply(run, dropout, X=call.source, **inputs)
+    out = _apply(run, dropout, X=call.source, E=edge, **inputs)
     return out if has_skip else _transformer_end(module, own, out)
 
 
