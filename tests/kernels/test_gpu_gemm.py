@@ -45,9 +45,14 @@ def test_products_and_gradients_of_groups(
     for expected, left, is_transposed in ((out, given, False), (to_x, slope, True)):
         made, again = (
             gpu.grouped(
-                rows_, pieces, left, weight, torch.full(expected.shape, float("nan"), device=DEVICE), blocks,
+                rows_,
+                pieces,
+                left,
+                weight,
+                torch.full(expected.shape, float("nan"), device=DEVICE),
+                blocks,
                 is_transposed,
-            )  # fmt: skip
+            )
             for _ in range(2)
         )
         assert torch.equal(made, again)

@@ -63,7 +63,9 @@ def test_outputs_and_gradients_equal_the_reference(name: str, form: str, has_edg
     numbers = [None if v is None else v.detach().numpy() for v in (near, far, edge)]
     slow = reference.sums(form, graph.indptr, graph.indices, *numbers, T, EPS)  # type: ignore[arg-type]
     np.testing.assert_allclose(out.detach(), slow, atol=1e-11, rtol=1e-11)
-    wanted = torch.autograd.grad(out, [v for v in (near, far, edge) if v is not None], grad, allow_unused=True)
+    wanted = torch.autograd.grad(
+        out, [v for v in (near, far, edge) if v is not None], grad, allow_unused=True
+    )
 
     rows = Rows(*(torch.from_numpy(a).to(DEVICE) for a in (graph.indptr, graph.indices)), graph.num_sources)
     given = [None if v is None else v.detach().to(DEVICE) for v in (near, far, edge)]

@@ -1,4 +1,4 @@
-"""Several aggregators on a GPU against the reference: on one where there is one, else in Triton's interpreter."""
+"""Several aggregators on a GPU against the reference: on one where there is one, else interpreted."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 5e-4}
 
 @pytest.mark.parametrize("name", ODD_GRAPHS)
 @pytest.mark.parametrize("names", NAMES, ids=str)
-@pytest.mark.parametrize(("width", "towers", "dtype"), [(1, 1, torch.float64), (5, 2, torch.float64), (3, 1, torch.float32)])
+@pytest.mark.parametrize(
+    ("width", "towers", "dtype"), [(1, 1, torch.float64), (5, 2, torch.float64), (3, 1, torch.float32)]
+)
 def test_outputs_and_gradients_equal_the_reference(
     width: int, towers: int, dtype: torch.dtype, names: tuple[str, ...], name: str
 ) -> None:
@@ -72,9 +74,7 @@ def test_outputs_and_gradients_equal_the_reference(
 
 def test_nan_and_infinity_go_where_they_belong() -> None:
     x = torch.tensor([[1.0], [float("nan")], [float("inf")]], device=DEVICE)
-    rows = Rows(
-        torch.tensor([0, 2, 4, 4], device=DEVICE), torch.tensor([0, 1, 0, 2], device=DEVICE), 3
-    )
+    rows = Rows(torch.tensor([0, 2, 4, 4], device=DEVICE), torch.tensor([0, 1, 0, 2], device=DEVICE), 3)
     layout = Layout(("max", "min", "sum"), 1)
     out = gpu.aggregate(rows, x, layout, torch.empty((3, 3), device=DEVICE))
     assert out[0].isnan().all()

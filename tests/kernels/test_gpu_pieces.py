@@ -1,4 +1,4 @@
-"""Attention in pieces on a GPU against plain loops: on one where there is one, else in Triton's interpreter."""
+"""Attention in pieces on a GPU against plain loops: on one where there is one, else interpreted."""
 
 from __future__ import annotations
 
@@ -59,9 +59,7 @@ def test_dots_of_edges(name: str, heads: int, width: int, is_shared: bool) -> No
 @pytest.mark.parametrize(("far_is_shared", "out_is_shared"), [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize(("heads", "width"), [(1, 1), (3, 5)])
 @pytest.mark.parametrize("name", ODD_GRAPHS)
-def test_sums_by_weights(
-    name: str, heads: int, width: int, far_is_shared: bool, out_is_shared: bool
-) -> None:
+def test_sums_by_weights(name: str, heads: int, width: int, far_is_shared: bool, out_is_shared: bool) -> None:
     graph, rng = ODD_GRAPHS[name], np.random.default_rng(0)
     weight = rng.standard_normal((graph.num_edges, padded(heads)))
     targets, rows = graph.edge_rows(), rows_of(graph)
@@ -77,10 +75,16 @@ def test_sums_by_weights(
             out = torch.full(expected.shape, float("nan"), dtype=torch.float64, device=DEVICE)
             results.append(
                 gpu.edge_sums(
-                    pattern, pattern.order if is_turned else None, place(weight),
-                    place(far.reshape(len(far), far.shape[1] * width)), heads, out,
-                    far_is_shared=far_is_shared, out_is_shared=out_is_shared, tiles=TINY,
-                )  # fmt: skip
+                    pattern,
+                    pattern.order if is_turned else None,
+                    place(weight),
+                    place(far.reshape(len(far), far.shape[1] * width)),
+                    heads,
+                    out,
+                    far_is_shared=far_is_shared,
+                    out_is_shared=out_is_shared,
+                    tiles=TINY,
+                )
             )
         assert_same(results[0], results[1], expected)
 

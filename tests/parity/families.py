@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -35,7 +36,7 @@ HISTOGRAM = torch.tensor([2, 3, 5, 8, 6, 4, 2, 1, 1])
 
 @dataclass(frozen=True)
 class Family:
-    """A layer and what it takes beside x and the edges: features of edges (columns), relations (their number)."""
+    """A layer and what it takes beside x and the edges: columns of features of edges, how many relations."""
 
     make: Callable[[], Any]
     edge_width: int | None = None
@@ -51,14 +52,16 @@ def pna(*names: str, scalers: tuple[str, ...] = ("identity", "attenuation"), **o
 
 def mlp(*sizes: int) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for a, b in zip(sizes, sizes[1:], strict=False):
+    for a, b in itertools.pairwise(sizes):
         layers += [nn.Linear(a, b), nn.Tanh()]
     return nn.Sequential(*layers[:-1])
 
 
 FAMILIES: dict[str, Family] = {
     "PNAConv": Family(lambda: pna("mean", "min", "max", "std")),
-    "PNAConv all": Family(lambda: pna("mean", "sum", "var", "std", "max", "min", scalers=("linear", "amplification"))),
+    "PNAConv all": Family(
+        lambda: pna("mean", "sum", "var", "std", "max", "min", scalers=("linear", "amplification"))
+    ),
     "PNAConv towers": Family(lambda: pna("max", "std", towers=2, divide_input=True)),
     "PNAConv edges": Family(lambda: pna("mean", "max", "std", edge_dim=3), edge_width=3),
     "PNAConv layers": Family(lambda: pna("sum", "min", pre_layers=2)),

@@ -1,4 +1,4 @@
-"""Layers that are more than a matrix expression by the kernels of a GPU: there, else in Triton's interpreter."""
+"""Layers that are more than a matrix expression by the kernels of a GPU: there, else interpreted."""
 
 from __future__ import annotations
 
@@ -108,7 +108,9 @@ def test_every_family_answers_like_pyg(name: str) -> None:
         agree(family, drawn_edges("hub", 9), 9, dtype)
 
 
-@pytest.mark.parametrize("name", ["PNAConv edges", "EdgeConv max", "GATv2Conv edges", "CGConv edges", "GENConv"])
+@pytest.mark.parametrize(
+    "name", ["PNAConv edges", "EdgeConv max", "GATv2Conv edges", "CGConv edges", "GENConv"]
+)
 def test_blocks_of_edges_agree(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_orders, "_BLOCK_BYTES", 512)
     agree(FAMILIES[name], drawn_edges("random", 11), 11, torch.float64)

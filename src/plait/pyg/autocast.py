@@ -88,9 +88,7 @@ def _outline(value: Any) -> Any:
     return value if type(value) in _PLAIN else type(value)
 
 
-def _asked(
-    original: Callable[..., Any], module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _asked(original: Callable[..., Any], module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The types of PyG's results, from a copy of the layer on two nodes; None where that fails."""
     names = _names(original, args)
     if names is None:

@@ -224,7 +224,9 @@ def _attend_in_torch(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
     near, far = env[step["near"]].index_select(0, targets), env[step["far"]].index_select(0, sources)
     own = step.get("edge")
     rows = value.index_select(0, sources)
-    if own is not None and kind != "gat":  # rows of edges are added to the sources' and, of dots, to the values
+    if (
+        own is not None and kind != "gat"
+    ):  # rows of edges are added to the sources' and, of dots, to the values
         far = far + env[own]
         rows = rows + env[own] if kind == "dot" else rows
     if kind == "gat":

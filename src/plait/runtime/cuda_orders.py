@@ -249,7 +249,7 @@ class PlacedOrders:
         wanted = torch.arange(count, self.pattern.num_edges, count, device=indptr.device, dtype=indptr.dtype)
         rows = torch.unique(torch.searchsorted(indptr, wanted, right=True) - 1)
         starts = torch.stack([rows, indptr[rows].long()], 1).tolist()
-        inner = [(row, start) for row, start in starts if 0 < row and start]
+        inner = [(row, start) for row, start in starts if row > 0 and start]
         return [(0, 0), *inner, (self.pattern.num_rows, self.pattern.num_edges)]
 
 

@@ -18,7 +18,12 @@ def _dots(b: Binding, step: Step, owns: bool) -> Bound:
     from plait.kernels.attention import gpu_pieces as gpu  # here: it needs triton
 
     sources, targets = seen(b.orders, step).pattern.indices, b.orders.targets
-    near, far, heads, is_shared = step["near"], step["far"], step.option("heads"), bool(step.option("is_shared"))
+    near, far, heads, is_shared = (
+        step["near"],
+        step["far"],
+        step.option("heads"),
+        bool(step.option("is_shared")),
+    )
 
     def run(env: Env) -> Tensor:
         ends = whole_rows(env[near]), whole_rows(env[far])

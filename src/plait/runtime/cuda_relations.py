@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
@@ -193,7 +194,7 @@ class _Relate:
 
 
 def _by_groups(of: _Relate, groups: GroupedRows, is_back: bool, x: Tensor, w: Tensor, out: Tensor) -> None:
-    """Products of groups of rows: one launch, or in float64, which checks rather than trains, one for each."""
+    """Products of groups of rows: one launch; in float64, which checks rather than trains, one for each."""
     if x.dtype != torch.float64:
         from plait.kernels.gemm import gpu
 
@@ -252,7 +253,7 @@ def _relate_weights(b: Binding, step: Step, owns: bool) -> Bound:
             pieces = of.groups.pieces_of(chunk)
             return gpu.grouped_weights(of.groups, pieces, whole_rows(h), whole_rows(grad), of.blocks)
         bounds, parts = of.groups.bounds, []
-        for first, last in zip(bounds, bounds[1:], strict=False):
+        for first, last in itertools.pairwise(bounds):
             ends = (rows[first:last].unflatten(1, (of.blocks, -1)) for rows in (h, grad))
             parts.append(torch.einsum("nbi,nbo->bio", *ends).reshape(-1, of.width))
         return torch.cat(parts)

@@ -47,5 +47,7 @@ def _within(x: Tensor, y: Tensor, k: int, x0: int, x1: int, y0: int, y1: int) ->
         own = y[first : min(y1, first + step)]
         distance = torch.cdist(own, x[x0:x1], compute_mode="donot_use_mm_for_euclid_dist")
         found.append(distance.topk(few, largest=False).indices)
-    source = torch.cat(found).reshape(-1) + x0 if found else torch.empty(0, dtype=torch.int64, device=x.device)
+    source = (
+        torch.cat(found).reshape(-1) + x0 if found else torch.empty(0, dtype=torch.int64, device=x.device)
+    )
     return source, torch.arange(y0, y1, device=x.device).repeat_interleave(few)

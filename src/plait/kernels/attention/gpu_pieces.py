@@ -1,7 +1,7 @@
 """Attention in pieces on a GPU by Triton: dots of edges, sums by weights, a softmax over each row's edges.
 
-Values of edges are [edges, lanes] as in kernels/attention/pieces.py. Dots go by blocks of edges, which are all
-of one length. Sums and softmax have the programs of kernels/spmm/gpu.py: SLOTS short rows, or one piece of a
+Values of edges are [edges, lanes] as in kernels/attention/pieces.py. Dots go by blocks of edges, all of one
+length. Sums and softmax have the programs of kernels/spmm/gpu.py: SLOTS short rows, or one piece of a
 long row; the softmaxes of pieces are merged in order before the pieces are written.
 """
 
@@ -132,7 +132,7 @@ def _softmax(  # type: ignore[no-untyped-def]
     they are written from what was merged for their row."""
     i_program = tl.program_id(0)
     o_lane = tl.arange(0, LANES)
-    row, first, last, part, step, rounds = slots_of(p_items, i_program, num_pieces, num_items, SLOTS)
+    _row, first, last, part, step, rounds = slots_of(p_items, i_program, num_pieces, num_items, SLOTS)
     if p_merged is not None:
         part_of = tl.max(part, 0)
         if part_of >= 0:
@@ -146,7 +146,9 @@ def _softmax(  # type: ignore[no-untyped-def]
                 o_edge = first + k * step
                 m_cell = (o_edge < last)[:, None] & (o_lane >= 0)[None, :]
                 b_value = tl.load(
-                    p_values + o_edge.to(tl.int64)[:, None] * LANES + o_lane[None, :], mask=m_cell, other=LOWEST
+                    p_values + o_edge.to(tl.int64)[:, None] * LANES + o_lane[None, :],
+                    mask=m_cell,
+                    other=LOWEST,
                 ).to(ACC)
                 top = tl.maximum(top, b_value, propagate_nan=tl.PropagateNan.ALL)
         total = tl.zeros((SLOTS, LANES), ACC)
@@ -163,7 +165,9 @@ def _softmax(  # type: ignore[no-untyped-def]
                 tl.store(p_own, top_of)
                 tl.store(p_own + LANES, total_of)
             else:
-                _write(p_values, p_grad, p_out, top_of, total_of, first, last, step, rounds, o_lane, LANES, ACC)
+                _write(
+                    p_values, p_grad, p_out, top_of, total_of, first, last, step, rounds, o_lane, LANES, ACC
+                )
         else:
             for k in range(0, rounds):
                 o_edge = first + k * step

@@ -45,7 +45,9 @@ def _attained(  # type: ignore[no-untyped-def]
     b_row = tl.load(p_rows + edge[:, None] * rows_stride + o_column, mask=m_both, other=0.0)
     b_best = tl.load(p_best + target * best_stride + o_column, mask=m_both, other=0.0)
     b_share = tl.load(p_share + target * share_stride + o_column, mask=m_both, other=0.0)
-    tl.store(p_out + edge[:, None] * out_stride + o_column, tl.where(b_row == b_best, b_share, 0.0), mask=m_both)
+    tl.store(
+        p_out + edge[:, None] * out_stride + o_column, tl.where(b_row == b_best, b_share, 0.0), mask=m_both
+    )
 
 
 _run_pair, _run_attained = Launcher(_pair), Launcher(_attained)
@@ -53,7 +55,10 @@ _run_pair, _run_attained = Launcher(_pair), Launcher(_attained)
 
 def _cut(edges: int, width: int) -> tuple[tuple[int, int], dict[str, int]]:
     block = min(128, triton.next_power_of_2(width))
-    return (triton.cdiv(edges, _EDGES), triton.cdiv(width, block)), {"BLOCK_EDGES": _EDGES, "BLOCK_WIDTH": block}
+    return (triton.cdiv(edges, _EDGES), triton.cdiv(width, block)), {
+        "BLOCK_EDGES": _EDGES,
+        "BLOCK_WIDTH": block,
+    }
 
 
 def pair(

@@ -1,8 +1,8 @@
 """Sums of known messages on a GPU by Triton, and their gradients: no row of an edge is written but its own.
 
 The programs are those of kernels/spmm/gpu.py: SLOTS short rows, or one piece of a long row. Rows of nodes and
-edges hold one to two sections of `width` columns side by side (kernels/messages/reference.py: FORMS); a column
-of a message reads that column of every section.
+edges hold one or two sections of `width` columns side by side (kernels/messages/reference.py: FORMS); a
+column of a message reads that column of every section.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ def _sources(  # type: ignore[no-untyped-def]
         target = tl.load(p_indices + o_edge, mask=m_edge, other=0).to(tl.int64)[:, None]
         n0, n1 = _sections(p_near + target * near_stride + o_column[None, :], m_both, width, NEAR, ACC)
         g0, g1 = _sections(p_grad + target * grad_stride + o_column[None, :], m_both, width, OUT, ACC)
-        to_n0, to_n1, to_f0, to_f1 = _slopes(n0, n1, f0, f1, none, none, t, g0, g1, EPS, FORM)
+        _to_n0, _to_n1, to_f0, to_f1 = _slopes(n0, n1, f0, f1, none, none, t, g0, g1, EPS, FORM)
         total += tl.where(m_both, to_f0, 0.0)
         if FAR == 2:
             other_total += tl.where(m_both, to_f1, 0.0)
@@ -220,8 +220,8 @@ def _sources(  # type: ignore[no-untyped-def]
     close_rows(total, row, part, is_piece, o_column, m_column,
                p_far_grad, p_parts, p_indptr, None, None, far_grad_stride, width, 0)  # fmt: skip
     if FAR == 2:
-        close_rows(other_total, row, part, is_piece, o_column, m_column,
-                   p_far_grad + width, p_other_parts, p_indptr, None, None, far_grad_stride, width, 0)  # fmt: skip
+        close_rows(other_total, row, part, is_piece, o_column, m_column, p_far_grad + width,
+                   p_other_parts, p_indptr, None, None, far_grad_stride, width, 0)  # fmt: skip
 
 
 _run_forward, _run_targets, _run_sources = Launcher(_forward), Launcher(_targets), Launcher(_sources)
@@ -230,7 +230,9 @@ _run_forward, _run_targets, _run_sources = Launcher(_forward), Launcher(_targets
 class _Launch:
     """What the launches of a form share: tiles, programs, partial results, constants."""
 
-    def __init__(self, pattern: Pattern | Rows, form: str, far: torch.Tensor, eps: float, tiles: Tiles | None):
+    def __init__(
+        self, pattern: Pattern | Rows, form: str, far: torch.Tensor, eps: float, tiles: Tiles | None
+    ):
         self.near, self.far, self.edge, self.out = FORMS[form]
         self.width = far.shape[1] // self.far
         self.rows = rows_on(pattern, far.device)
@@ -245,7 +247,12 @@ class _Launch:
         ]
         self.counts = (self.items.num_pieces, self.items.num_pieces + self.items.num_short, self.width)
         self.edges = (self.rows.indptr, self.rows.indices, self.items.items)
-        self.constants: dict[str, Any] = {"NEAR": self.near, "FAR": self.far, "EDGE": self.edge, "OUT": self.out}
+        self.constants: dict[str, Any] = {
+            "NEAR": self.near,
+            "FAR": self.far,
+            "EDGE": self.edge,
+            "OUT": self.out,
+        }
         self.constants |= {"EPS": eps, "FORM": form, "ACC": acc, "SLOTS": tiles.slots}
         self.constants |= {"BLOCK_WIDTH": tiles.columns}
 

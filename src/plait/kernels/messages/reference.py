@@ -18,7 +18,9 @@ def _logistic(z: Array) -> Array:
     return np.asarray(1.0 / (1.0 + np.exp(-z)))
 
 
-def message(form: str, near: Array, far: Array, edge: Array | None, t: float = 1.0, eps: float = 0.0) -> Array:
+def message(
+    form: str, near: Array, far: Array, edge: Array | None, t: float = 1.0, eps: float = 0.0
+) -> Array:
     """The message of one edge from the sections of its rows: near[k], far[k], edge[k] are rows of columns."""
     more = np.zeros_like(far) if edge is None else edge
     if form == "film":
@@ -34,9 +36,16 @@ def message(form: str, near: Array, far: Array, edge: Array | None, t: float = 1
 
 
 def sums(
-    form: str, indptr: Array, indices: Array, near: Array, far: Array, edge: Array | None, t: float, eps: float
+    form: str,
+    indptr: Array,
+    indices: Array,
+    near: Array,
+    far: Array,
+    edge: Array | None,
+    t: float,
+    eps: float,
 ) -> Array:
-    """[rows, sections * width]: the messages of every row's edges added up; rows hold sections side by side."""
+    """[rows, sections * width]: the messages of each row's edges added up; sections lie side by side."""
     parts_near, parts_far, _, parts_out = FORMS[form]
     width = far.shape[1] // parts_far
     out = np.zeros((len(indptr) - 1, parts_out, width))

@@ -265,7 +265,9 @@ def _shared(  # type: ignore[no-untyped-def]
         tl.store(p_share + columns, slope, mask=m_both)
     tl.store(p_share, a, mask=m_both)
     if HAS_ENDS:
-        p_count = p_ties + node[:, None] * ties_stride + ((o_column // width) * (2 * width) + o_inner)[None, :]
+        p_count = (
+            p_ties + node[:, None] * ties_stride + ((o_column // width) * (2 * width) + o_inner)[None, :]
+        )
         p_end = p_share + (1 + HAS_SPREAD) * columns
         best = tl.zeros((BLOCK_ROWS, BLOCK_WIDTH), ACC)
         share = tl.zeros((BLOCK_ROWS, BLOCK_WIDTH), ACC)
@@ -370,7 +372,9 @@ def aggregate(
     constants = {
         **places, "ACC": acc, "SLOTS": tiles.slots, "AHEAD": tiles.ahead, "BLOCK_WIDTH": tiles.columns,
     }  # fmt: skip
-    _run_aggregated((items.grid(tiles.slots), -(-columns // tiles.columns)), arguments, constants, tiles.warps)
+    _run_aggregated(
+        (items.grid(tiles.slots), -(-columns // tiles.columns)), arguments, constants, tiles.warps
+    )
     if items.num_splits:
         block = min(triton.next_power_of_2(columns), _PART_COLUMNS)
         arguments = (
