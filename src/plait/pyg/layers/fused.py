@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from plait.errors import InputError
 from plait.graph import Graph
 from plait.pyg import active
-from plait.pyg.edges import read
+from plait.pyg.edges import is_placed, read
 from plait.pyg.layers.base import bound_to_torch
 from plait.runtime.cuda import why_not
 from plait.runtime.cuda_orders import with_listed_loops
@@ -135,11 +135,12 @@ def edges_of(
 
     def build() -> tuple[Graph, None]:
         graph = session.edges_for(given.key, given.owners, given.build).graph
-        if is_listed and isinstance(graph, PlacedGraph):
+        if isinstance(graph, PlacedGraph) and is_listed:
             return cast(Graph, with_listed_loops(graph)), None
         return graph.with_loops_last(), None
 
-    return session.edges_for((*given.key, "loops", is_listed), given.owners, build)
+    kind = "listed loops" if is_listed and is_placed(edge_index) else "loops"
+    return session.edges_for((*given.key, kind), given.owners, build)
 
 
 def csr_order(edges: Edges, values: Tensor) -> Tensor:
