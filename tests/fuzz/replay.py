@@ -33,6 +33,7 @@ __all__ = ["Difference", "Tally", "replay"]
 # The largest difference allowed, as a share of the largest number compared with.
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4, torch.bfloat16: 6e-2, torch.float16: 1e-2}
 SMALLEST = 1e-3  # numbers below are differences of larger ones
+AUTOCAST = 0.3  # of the largest: types, shapes and no gross error
 NUDGED = 8  # runs of PyG with its inputs rounded otherwise, where a difference may be rounding
 AS_FAR = 4.0  # how much further from PyG than those runs an answer may be: a plan rounds at other places
 _SHARED = {
@@ -157,6 +158,14 @@ def _replay(script: str, tally: Tally | None) -> None:
         # what a coarse type left in gradients and running means stays there when the type is refined
         tolerance = max(tolerance, TOLERANCE[theirs["x"].dtype])
         has_nan = any(_NAN in earlier for earlier in lines[:number])
+        if "autocast(" in line and not has_nan:
+            # PyG rounds inside its layers, plait at their ends: a maximum may be another neighbour's from
+            # there on, so what follows a backward pass is not compared
+            for problem in _differences(theirs, ours, max(tolerance, AUTOCAST), has_nan):
+                raise Difference(_told(lines, number, problem))
+            if "backward(" in line:
+                break
+            continue
         # a weight's gradient may read a row whose gradient is zero: 0 * NaN, where PyG's association does not
         is_lost = has_nan and any(_has_nan(list(world["model"].parameters())) for world in (theirs, ours))
         if _GRADIENTS.search(line) or is_lost:

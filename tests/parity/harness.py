@@ -10,11 +10,31 @@ import torch
 from torch import Tensor, nn
 
 import plait
+from plait.pyg import edges
+from plait.runtime import bind, forms, twins
 
 OUTPUT = {torch.float32: 1e-5, torch.float64: 1e-10}
 GRADIENT = {torch.float32: 1e-4, torch.float64: 1e-10}
 
 Features = Any  # a tensor, or a pair of them
+
+
+def as_on_a_gpu(monkeypatch: Any) -> None:
+    """Graphs of edge lists are placed ones, and steps are bound to the kernels entered for CUDA.
+
+    On a CPU these run in Triton's interpreter: everything but the device itself.
+    """
+    made = bind.Binding.__init__
+
+    def on_device(self: Any, *args: Any, **kwargs: Any) -> None:
+        made(self, *args, **kwargs)
+        self.device = "cuda"
+
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(edges, "is_placed", lambda edge_index: True)
+    monkeypatch.setattr(bind.Binding, "__init__", on_device)
+    monkeypatch.setattr(forms, "adopt", lambda *_: False)
+    monkeypatch.setattr(twins, "find_twins", lambda *_: None)
 
 
 def largest(*values: Tensor) -> float:

@@ -181,6 +181,32 @@ def test_attention_dropout_is_a_mask_over_edges_and_derivatives_of_derivatives(m
     close(again, wanted, 2e-3, "second derivative", scale=0.01)
 
 
+@pytest.mark.parametrize("make", [GATConv, GATv2Conv, TransformerConv])
+def test_a_cuda_graph_draws_attention_dropout_anew_at_every_replay(make: Any) -> None:
+    data = big(200, 1500, 16)
+    module = make(16, 8, heads=2, dropout=0.5).cuda()
+    compiled: Any = plait.compile(module)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side), torch.no_grad():
+        for _ in range(3):
+            compiled(data.x, data.edge_index)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        out = compiled(data.x, data.edge_index)
+    assert not compiled.plan.not_planned
+    drawn = []
+    for _ in range(400):
+        graph.replay()
+        drawn.append(out.clone())
+    assert len({float(each.sum()) for each in drawn}) == len(drawn)
+    module.eval()
+    with torch.no_grad():
+        mean, expected = torch.stack(drawn).mean(0), module(data.x, data.edge_index)
+    assert float((mean - expected).abs().mean()) < 0.1 * float((drawn[0] - expected).abs().mean())
+
+
 def test_the_plan_names_the_device_and_its_kernels() -> None:
     data = big()
     compiled: Any = plait.compile(GraphSAGE(64, 32, 2, 7, aggr="max").cuda(), data)

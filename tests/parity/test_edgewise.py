@@ -13,7 +13,7 @@ from torch_geometric.nn import DynamicEdgeConv, EdgeConv
 import plait
 from plait.plan.edgewise import EdgeMap, ways
 from plait.plan.ways import Way
-from plait.runtime import messages
+from plait.runtime import orders
 from tests.parity.harness import agree, close
 from tests.parity.test_attention import WIDTH, N, drawn, edges, features
 
@@ -39,8 +39,8 @@ MAPS = {"linear": linear, "rectified": rectified, "deep": deep}
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several blocks on a small graph."""
-    monkeypatch.setattr(messages, "_LEAST_EDGES", 64)
-    monkeypatch.setattr(messages, "_BLOCK_BYTES", 1)
+    monkeypatch.setattr(orders, "_LEAST_EDGES", 64)
+    monkeypatch.setattr(orders, "_BLOCK_BYTES", 1)
 
 
 @pytest.mark.parametrize("aggr", ["add", "mean", "max", "min"])

@@ -18,35 +18,17 @@ os.environ.setdefault("TRITON_INTERPRET", "1")  # read when kernels are defined
 pytest.importorskip("triton", reason="triton is not installed; it comes with CUDA builds of torch")
 
 import plait
-from plait.graph import Graph
 from plait.plan.plan import LayerPlan
 from plait.plan.search import Problem, search
-from plait.pyg import edges
-from plait.runtime import bind, forms, twins
-from plait.runtime.placed import PlacedGraph
-from tests.parity.harness import close
+from tests.parity.harness import as_on_a_gpu, close
 from tests.pyg.cases import CASES, Case, random_edges
 
 OUTPUT, GRADIENT = 1e-10, 1e-9
 
 
 @pytest.fixture(autouse=True)
-def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Graphs of edge lists are placed ones, and steps are bound to the kernels entered for CUDA."""
-
-    def placed(edge_index: Tensor, num_nodes: int, num_sources: int, is_swapped: bool) -> Graph:
-        return cast(Graph, PlacedGraph.of(edge_index, num_nodes, num_sources, is_swapped))
-
-    made = bind.Binding.__init__
-
-    def on_device(self: Any, *args: Any, **kwargs: Any) -> None:
-        made(self, *args, **kwargs)
-        self.device = "cuda"
-
-    monkeypatch.setattr(edges, "_from_edge_list", placed)
-    monkeypatch.setattr(bind.Binding, "__init__", on_device)
-    monkeypatch.setattr(forms, "adopt", lambda *_: False)
-    monkeypatch.setattr(twins, "find_twins", lambda *_: None)
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    as_on_a_gpu(monkeypatch)
 
 
 def unchained(problem: Problem) -> LayerPlan:

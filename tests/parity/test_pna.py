@@ -15,7 +15,7 @@ from plait.ops.work import Matrix, Uniform
 from plait.plan.pna import Towers, ways
 from plait.plan.search import Problem
 from plait.plan.ways import Way, choose
-from plait.runtime import messages
+from plait.runtime import orders
 from tests.parity.harness import agree
 from tests.parity.test_attention import WIDTH, N, WithEdges, drawn, edges, features
 
@@ -167,7 +167,7 @@ def test_messages_in_blocks_in_single_precision(options: dict[str, Any]) -> None
 
 
 def test_blocks_of_any_size_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages, "_BLOCK_FLOATS", 1 << 8)
+    monkeypatch.setattr(orders, "_BLOCK_FLOATS", 1 << 8)
     module = layer(dtype=torch.float64, edge_dim=2, pre_layers=2)
     attr = torch.randn(edges().shape[1], 2).double()
     agree(WithEdges(module, attr), features(dtype=torch.float64), edges())

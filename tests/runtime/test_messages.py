@@ -11,7 +11,7 @@ from torch import Tensor
 
 from plait.plan.draft import Draft
 from plait.plan.ways import Way
-from plait.runtime import messages
+from plait.runtime import orders
 from plait.runtime.edges import Edges
 from plait.runtime.session import Session
 from plait.runtime.ways import Programs
@@ -47,7 +47,7 @@ def by_program(
 @pytest.mark.parametrize("floats", [1 << 8, 1 << 17])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_sums_of_messages(shape: tuple[int, ...], floats: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages, "_BLOCK_FLOATS", floats)
+    monkeypatch.setattr(orders, "_BLOCK_FLOATS", floats)
     c = Case(*shape)
     w = c.draw(c.width, c.heads * c.width)
     rows = product(c.near[c.targets], c.far[c.sources], c.attr, w)
@@ -80,9 +80,9 @@ def test_the_largest_message_and_zero_where_there_is_none(shape: tuple[int, ...]
 
 
 def test_blocks_cover_every_row_and_edge_once() -> None:
-    orders = Case(50, 40, 900, 1, 1).orders
+    made = Case(50, 40, 900, 1, 1).orders
     for count in (1, 7, 100, 10_000):
-        blocks = orders.blocks(count)
+        blocks = made.blocks(count)
         assert [row for block in blocks for row in range(block.rows.start, block.rows.stop)] == list(
             range(50)
         )

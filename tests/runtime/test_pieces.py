@@ -12,7 +12,7 @@ from torch_geometric.utils import softmax
 from plait.graph import Graph
 from plait.kernels.attention.pieces import padded
 from plait.plan.pieces import Dots, DotSoftmax, Leaky, Piece, Softmax, Sums, ways
-from plait.runtime import messages
+from plait.runtime import orders
 from plait.runtime.edges import Edges
 from plait.runtime.orders import EdgeOrders
 from plait.runtime.session import Session
@@ -115,7 +115,7 @@ def leaky(c: Case, *, has_edges: bool = True) -> tuple[Tensor, Tensor, dict[str,
 def test_leaky_scores_in_blocks(
     shape: tuple[int, ...], floats: int, has_edges: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(messages, "_BLOCK_FLOATS", floats)
+    monkeypatch.setattr(orders, "_BLOCK_FLOATS", floats)
     result, expected, given = leaky(Case(*shape), has_edges=has_edges)
     same(result, expected, tuple(given.values()))
 

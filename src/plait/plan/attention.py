@@ -136,7 +136,9 @@ class _Writer(Draft):
         columns = layer.heads * self.width_of(value) if is_shared else self.width_of(value)
         inside = {"addend": added.get("addend"), "bias": added.get("bias")}
         is_fused = layer.device == "cpu"
-        edge = self.input("E", "E", layer.lanes) if layer.has_edge else None
+        # gat: one number per head; else rows like those of the nodes, which only a GPU's kernels take
+        width = layer.lanes if layer.kind == "gat" else layer.columns
+        edge = self.input("E", "E", width) if layer.has_edge else None
         reads = {"matrix": self.matrix(), "far": far, "near": near, "value": value, "edge": edge, "att": att}
         out = self.add(
             "attend", {**reads, **(inside if is_fused else {})}, ("N", columns),
@@ -242,12 +244,12 @@ def _dot_raw(layer: Attention, order: str) -> Program:
     return draft.program(out)
 
 
-def unit_ways(width: int, wrt: Sequence[str] | None) -> list[Way]:
+def unit_ways(width: int, device: str, wrt: Sequence[str] | None) -> list[Way]:
     """AGNN: dots of unit rows F and of the same times a number, B, weigh the rows X themselves."""
     because = "the pass of dots, on unit rows"
     text = "softmax(β cos(X, X)) X"
     found = []
-    layer = Attention("dot", width, width, 1, 0.0)
+    layer = Attention("dot", width, width, 1, 0.0, device=device)
     for suffix, order in _orders(layer, wrt).items():
         draft = _Writer(layer, order)
         out = draft.attend(draft.input("F", "N", width), draft.input("B", "N", width), draft.x)

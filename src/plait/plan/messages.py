@@ -44,6 +44,7 @@ class Messages:
     is_mean: bool = False
     is_pair: bool = False  # the targets' rows are a matrix of their own
     relations: int = 1  # nodes are pairs (node, relation); the projected rows of a node hold all of its pairs
+    form: tuple[str, float] | None = None  # name and number of a function that has a kernel on the device
 
 
 def ways(layer: Messages, text: str, because: str) -> list[Way]:
@@ -64,7 +65,8 @@ def _program(layer: Messages) -> Program:
     if layer.kind == "softmax":
         return draft.program(_softmax(draft, layer, reads))
     reads["function"] = draft.object("message", "E", layer.columns)
-    out = draft.add("messages", reads, ("N", layer.columns), products=layer.products)
+    named = {} if layer.form is None else {"form": layer.form}
+    out = draft.add("messages", reads, ("N", layer.columns), products=layer.products, **named)
     scale = _scale(draft, layer)
     if scale is not None:
         out = draft.add("scale_rows", {"scale": scale, "x": out}, ("N", layer.columns))
@@ -75,9 +77,10 @@ def _softmax(draft: Draft, layer: Messages, reads: dict[str, str | None]) -> str
     """[sums of powers | sums of messages times them]; the largest score cancels, so it has no gradient."""
     width = layer.columns // 2
     scores = reads | {"function": draft.object("score", "E", width)}
-    top = draft.add("messages", scores, ("N", width), reduce="max", is_fixed=True)
+    named = [{}, {}] if layer.form is None else [{"form": (n, layer.form[1])} for n in ("score", "softmax")]
+    top = draft.add("messages", scores, ("N", width), reduce="max", is_fixed=True, **named[0])
     powers = reads | {"function": draft.object("message", "E", layer.columns), "near": top}
-    return draft.add("messages", powers, ("N", layer.columns), fixed=("near",))
+    return draft.add("messages", powers, ("N", layer.columns), fixed=("near",), **named[1])
 
 
 def _scale(draft: Draft, layer: Messages) -> str | None:

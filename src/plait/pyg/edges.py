@@ -15,7 +15,7 @@ from plait.graph import Graph
 from plait.runtime.identity import identity
 from plait.runtime.placed import PlacedGraph
 
-__all__ = ["Demand", "Given", "attach", "is_attached", "read"]
+__all__ = ["Demand", "Given", "attach", "from_edge_list", "is_attached", "is_placed", "read"]
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def read(
         return Given(
             key, (edge_index,), edge_weight, weight_key, False,
             # the graph is that of calls without weights too
-            lambda: (_from_edge_list(edge_index, num_nodes, num_sources, is_swapped), None),
+            lambda: (from_edge_list(edge_index, num_nodes, num_sources, is_swapped), None),
         )  # fmt: skip
     return _read_matrix(edge_index, sizes)
 
@@ -152,13 +152,19 @@ def _check_sparse_size(edge_index: Any, sizes: tuple[int, int]) -> None:
         )
 
 
-def _from_edge_list(edge_index: Tensor, num_nodes: int, num_sources: int, is_swapped: bool) -> Graph:
+def is_placed(edge_index: Tensor) -> bool:
+    """Whether the graph of these edges is made in a GPU's memory."""
+    return edge_index.is_cuda
+
+
+def from_edge_list(edge_index: Tensor, num_nodes: int, num_sources: int, is_swapped: bool) -> Graph:
+    """The graph of [sources, targets], where the edges are; is_swapped: the other way round."""
     if num_nodes == num_sources and not is_swapped:
         graph = _attached(edge_index, num_nodes)
         if graph is not None:
             return graph
     plain = edge_index.as_subclass(Tensor)
-    if plain.is_cuda:  # it has the part of a Graph's surface that planned layers use on a GPU
+    if is_placed(plain):  # it has the part of a Graph's surface that planned layers use on a GPU
         return cast(Graph, PlacedGraph.of(plain, num_nodes, num_sources, is_swapped))
     source, target = plain.numpy()
     if is_swapped:

@@ -17,7 +17,7 @@ from torch.profiler import record_function
 
 from plait.errors import InputError
 from plait.ir import Expr
-from plait.pyg import exported
+from plait.pyg import autocast, exported
 from plait.pyg.active import Kept, Seat, Seats, active, traced
 from plait.pyg.checkpoints import may_run_again, note_in_pyg, ran_in_pyg
 from plait.pyg.edges import read
@@ -133,6 +133,10 @@ def _forward(
     seats = active.seats
     if seats is None or torch._C._get_tracing_state() is not None or torch._C._len_torch_dispatch_stack():
         return original(module, *args, **kwargs)  # whoever traces sees PyG's operations
+    if autocast.is_on():
+        made = autocast.run(_forward, layer, original, module, args, kwargs)
+        if made is not None:
+            return made
     session = seats.session
     if session.over_ranks is not None:
         here = functools.partial(_run, layer, original, module, seats, seats.of(module), None)

@@ -222,6 +222,13 @@ def _attend_in_torch(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
     is_shared = bool(step.option("is_shared"))
     sources, targets = ends(edges, value)
     near, far = env[step["near"]].index_select(0, targets), env[step["far"]].index_select(0, sources)
+    own = step.get("edge")
+    rows = value.index_select(0, sources)
+    if (
+        own is not None and kind != "gat"
+    ):  # rows of edges are added to the sources' and, of dots, to the values
+        far = far + env[own]
+        rows = rows + env[own] if kind == "dot" else rows
     if kind == "gat":
         edge = step.get("edge")
         scores = leaky_relu(near + far if edge is None else near + far + env[edge], step.option("slope"))
@@ -232,7 +239,7 @@ def _attend_in_torch(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
     else:
         other = far.unsqueeze(1) if is_shared else _by_head(far, heads)
         scores = (_by_head(near, heads) * other).sum(-1)
-    rows, count = value.index_select(0, sources), edges.pattern.num_rows
+    count = edges.pattern.num_rows
     weights = segment_softmax(scores, targets, count)
     dropout = env.get("dropout")
     if dropout is not None:
@@ -246,7 +253,7 @@ def _dropped(edges: EdgeOrders, dropout: Dropout, heads: int, like: Tensor) -> T
     count, lanes = edges.pattern.num_edges, padded(heads)
     alone = Pattern(np.arange(count + 1, dtype=np.int64), np.zeros(count, np.int64), 1)
     dtype = like.dtype
-    scores = Scores("gat", torch.zeros((1, lanes), dtype=dtype), dropout=dropout)
+    scores = Scores("gat", torch.zeros((1, lanes), dtype=dtype), dropout=dropout.on_host())
     out, statistics = torch.empty((count, heads), dtype=dtype), torch.zeros((count, 4, lanes), dtype=dtype)
     made = kernels.attend(alone, scores, torch.ones((1, heads), dtype=dtype), out, statistics, heads)
     return made.to(like.device)

@@ -108,17 +108,18 @@ def _attend_sources(b: Binding, step: Step, owns: bool) -> Bound:
 def _gate(b: Binding, step: Step, owns: bool) -> Bound:
     from plait.kernels.gate import gpu
 
-    rows, names = b.matrix(step).operands(False)[0], dict(step.reads)
+    rows, names, act = b.matrix(step).operands(False)[0], dict(step.reads), step.option("act", "sigmoid")
     slopes = step.more[0] if step.more else ""
 
     def run(env: Env) -> Tensor:
-        near, far, value = (whole_rows(env[names[role]]) for role in ("near", "far", "value"))
+        near, far = (whole_rows(env[names[role]]) for role in ("near", "far"))
+        value = whole_rows(env[names["value"]]) if "value" in names else None
         out = b.take(rows.num_rows, far.shape[1], far.dtype)
         if slopes:
             env[slopes] = torch.empty_like(out)
         addend = whole_rows(env[names["addend"]]) if "addend" in names else None
         bias = env[names["bias"]].reshape(-1).contiguous() if "bias" in names else None
-        gpu.gate(rows, "sigmoid", near, far, value, out=out, slopes=env.get(slopes), addend=addend, bias=bias)
+        gpu.gate(rows, act, near, far, value, out=out, slopes=env.get(slopes), addend=addend, bias=bias)
         return out
 
     return run
@@ -128,12 +129,13 @@ def _gate(b: Binding, step: Step, owns: bool) -> Bound:
 def _gate_targets(b: Binding, step: Step, owns: bool) -> Bound:
     from plait.kernels.gate import gpu
 
-    rows = b.matrix(step).operands(False)[0]
+    rows, names, act = b.matrix(step).operands(False)[0], dict(step.reads), step.option("act", "sigmoid")
 
     def run(env: Env) -> Tensor:
-        near, far, value = (whole_rows(env[step[role]]) for role in ("near", "far", "value"))
+        near, far = (whole_rows(env[names[role]]) for role in ("near", "far"))
+        value = whole_rows(env[names["value"]]) if "value" in names else None
         out = b.room(env, step.out, rows.num_rows, far.shape[1], far)
-        gpu.gate(rows, "sigmoid", near, far, value, slopes=out)
+        gpu.gate(rows, act, near, far, value, slopes=out)
         return out.mul_(env[step["grad"]])
 
     return run
@@ -143,13 +145,16 @@ def _gate_targets(b: Binding, step: Step, owns: bool) -> Bound:
 def _gate_sources(b: Binding, step: Step, owns: bool) -> Bound:
     from plait.kernels.gate import gpu
 
-    rows, to_value = b.matrix(step).operands(True)[0], step.more[0]
+    rows, to_value = b.matrix(step).operands(True)[0], step.more[0] if step.more else ""
+    names, act = dict(step.reads), step.option("act", "sigmoid")
 
     def run(env: Env) -> Tensor:
-        near, far, value, grad = (whole_rows(env[step[r]]) for r in ("near", "far", "value", "grad"))
+        near, far, grad = (whole_rows(env[names[role]]) for role in ("near", "far", "grad"))
+        value = whole_rows(env[names["value"]]) if "value" in names else None
         out = b.room_like(env, step.out, far)
-        env[to_value] = b.room_like(env, to_value, far)
-        gpu.gate_sources(rows, "sigmoid", near, far, value, grad, out, env[to_value])
+        if to_value:
+            env[to_value] = b.room_like(env, to_value, far)
+        gpu.gate_sources(rows, act, near, far, value, grad, out, env.get(to_value))
         return out
 
     return run

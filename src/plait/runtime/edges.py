@@ -17,11 +17,12 @@ from plait.ir import Expr
 from plait.plan.plan import LayerPlan
 from plait.runtime import executor
 from plait.runtime.constants import Constants
+from plait.runtime.cuda_orders import PlacedOrders
 from plait.runtime.identity import Hold
 from plait.runtime.learned import Products
 from plait.runtime.lstm import Prefixes
 from plait.runtime.orders import EdgeOrders
-from plait.runtime.placed import PlacedGraph, PlacedOrders
+from plait.runtime.placed import PlacedGraph
 from plait.runtime.quotient import Quotients
 
 __all__ = ["Edges"]
@@ -57,7 +58,7 @@ class Edges:
     def orders(self) -> EdgeOrders:
         """The edges by target and by source."""
         if isinstance(self.graph, PlacedGraph):
-            return cast(EdgeOrders, PlacedOrders(self.graph))  # the part of it that a GPU's layers ask for
+            return cast(EdgeOrders, PlacedOrders(self.graph))  # its surface, on the device
         return EdgeOrders(self.graph)
 
     @functools.cached_property

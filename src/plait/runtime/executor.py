@@ -16,7 +16,11 @@ from plait.ops.program import Program, Step
 from plait.plan.plan import LayerPlan, Measured
 from plait.runtime import attention as attention  # enter their kernels
 from plait.runtime import cuda as cuda
+from plait.runtime import cuda_messages as cuda_messages
 from plait.runtime import cuda_passes as cuda_passes
+from plait.runtime import cuda_pieces as cuda_pieces
+from plait.runtime import cuda_pna as cuda_pna
+from plait.runtime import cuda_relations as cuda_relations
 from plait.runtime import edgewise as edgewise
 from plait.runtime import entries as entries
 from plait.runtime import gated as gated

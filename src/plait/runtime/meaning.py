@@ -16,6 +16,7 @@ from plait.errors import PlanError
 from plait.ops.program import Step
 from plait.runtime.chain import Env
 from plait.runtime.orders import EdgeOrders
+from plait.runtime.placed import PlacedGraph, index_of
 from plait.runtime.segments import segment_extremum, segment_sum
 
 if TYPE_CHECKING:
@@ -85,7 +86,9 @@ def _spmm(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
     """Forwards, sums of rows by any of the graph's matrices."""
     matrix, x, target = env[step["matrix"]], env[step["x"]], step.get("target")
     graph, weight = matrix.graph, matrix.weight
-    sources, targets = (torch.from_numpy(a).to(x.device) for a in (graph.indices, graph.edge_rows()))
+    graph = graph.trimmed() if isinstance(graph, PlacedGraph) else graph
+    sources, targets = (index_of(a).to(x.device) for a in (graph.indices, graph.edge_rows()))
+    weight = weight if weight is None else weight[: graph.num_edges]
     rows = x.index_select(0, sources)
     rows = rows if weight is None else rows * weight.unsqueeze(1)
     out = segment_sum(rows, targets, graph.num_nodes)

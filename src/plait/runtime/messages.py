@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plait.kernels import edgewise
-from plait.kernels import spmm as sparse
 from plait.ops.program import Step
 from plait.runtime.bind import Binding, Bound, kernel
 from plait.runtime.chain import Env
@@ -26,18 +24,13 @@ __all__ = [
     "messages_in_torch", "reduced_in_torch", "row_blocks",
 ]  # fmt: skip
 
-_BLOCK_BYTES = 2 << 20  # of the widest rows of a block that a map goes over; a second-level cache and a bit
-_LEAST_EDGES = 256
-_BLOCK_FLOATS = 1 << 17  # of the rows gathered for a block: half a megabyte stays in the second cache
-
 Message = Callable[..., Tensor]
 """(near rows, far rows, edge rows, *parameters) -> message rows; near and edge rows may be None."""
 
 
 def row_blocks(orders: EdgeOrders, far: Tensor) -> list[EdgeBlock]:
-    """The edges in blocks whose gathered rows of `far` stay in the second cache."""
-    width = 1 << max(4, (max(1, far.shape[1]) - 1).bit_length())
-    return orders.blocks(max(64, _BLOCK_FLOATS // width))
+    """The edges in blocks whose gathered rows of `far` stay in a cache, or in some part of a GPU's memory."""
+    return orders.row_blocks(far.shape[1], far.element_size())
 
 
 def gathered(
@@ -49,10 +42,6 @@ def gathered(
         far.index_select(0, orders.sources[block.edges]),
         None if attr is None else attr[block.edges],
     ]
-
-
-def _summed(block: EdgeBlock, rows: Tensor, out: Tensor) -> None:
-    sparse.spmm(block.to_targets, rows.contiguous(), out[block.rows])
 
 
 def all_messages(
@@ -88,8 +77,8 @@ def blockwise_gradients(
         direction = to_messages(block, rows.detach())
         found = iter(torch.autograd.grad(rows, leaves, direction, allow_unused=True, materialize_grads=True))
         if to_near is not None:
-            _summed(block, next(found), to_near)
-        edgewise.scatter(block.groups, next(found).contiguous(), to_far)
+            block.reduce(next(found).contiguous(), to_near)
+        block.scatter(next(found).contiguous(), to_far)
         if to_attr is not None:
             to_attr[block.edges] = next(found)
         for total, value in zip(to_more, found, strict=True):
@@ -98,11 +87,6 @@ def blockwise_gradients(
 
 
 # Steps of programs ------------------------------------------------------------------------------------------
-
-
-def blocks_of(edges: EdgeOrders, row_bytes: int) -> list[EdgeBlock]:
-    """The graph's edges in blocks whose rows of `row_bytes` fit a cache."""
-    return edges.blocks(max(_LEAST_EDGES, _BLOCK_BYTES // max(1, row_bytes)))
 
 
 class BoundMessages:
@@ -120,7 +104,7 @@ class BoundMessages:
         """The edges in blocks that stay in cache."""
         far: Tensor = env[self.far]
         if self.is_paired:
-            return blocks_of(self.orders, self.widest * far.element_size())
+            return self.orders.wide_blocks(self.widest, far.element_size())
         return row_blocks(self.orders, far)
 
     def rows(self, env: Env, block: EdgeBlock) -> list[Tensor | None]:
@@ -129,7 +113,7 @@ class BoundMessages:
         if not self.is_paired:
             return gathered(self.orders, block, near, far, env.get(self.attr))
         out = self.b.take(block.num_edges, far.shape[1], far.dtype)
-        return [edgewise.pair(self.orders.pattern, block.first, block.last, env[self.near], far, out)]
+        return [block.pair(env[self.near], far, out)]
 
     def values(self, env: Env) -> list[Tensor]:
         """The function's parameters."""
@@ -146,7 +130,7 @@ def made(function: Message, parts: Sequence[Tensor | None], values: Sequence[Ten
     return rows if rows.stride(1) == 1 else rows.contiguous()
 
 
-@kernel("messages", "cpu")
+@kernel("messages", "any", "blocks")
 def _messages(b: Binding, step: Step, owns: bool) -> Bound:
     of, reduce = BoundMessages(b, step), step.reduce
     (_, columns), ties = b.program.shapes[step.out], step.more[0] if step.more else ""
@@ -161,9 +145,9 @@ def _messages(b: Binding, step: Step, owns: bool) -> Bound:
             if block.num_edges:
                 y = made(function, of.rows(env, block), values)
             if counts is None:
-                sparse.spmm(block.to_targets, y, out[block.rows], reduce=reduce)
+                block.reduce(y, out, reduce)
             else:
-                sparse.extremum(block.to_targets, y, out[block.rows], counts[block.rows], reduce)
+                block.extremum(y, out, counts, reduce)
         return out
 
     return run
@@ -210,12 +194,12 @@ class Gradients:
         if self.of.is_paired:
             pairs = next(each).contiguous()
             if self.to_near is not None:
-                sparse.spmm(block.to_targets, pairs, self.to_near[block.rows])
-            edgewise.scatter(block.groups, pairs, self.to_far)
+                block.reduce(pairs, self.to_near)
+            block.scatter(pairs, self.to_far)
         else:
             if self.to_near is not None:
-                sparse.spmm(block.to_targets, next(each).contiguous(), self.to_near[block.rows])
-            edgewise.scatter(block.groups, next(each).contiguous(), self.to_far)
+                block.reduce(next(each).contiguous(), self.to_near)
+            block.scatter(next(each).contiguous(), self.to_far)
             if self.to_attr is not None:
                 self.to_attr[block.edges] = next(each)
         for total, value in zip(self.totals, each, strict=True):
@@ -226,7 +210,7 @@ def _zeros(b: Binding, env: Env, name: str, like: Tensor) -> Tensor:
     return b.room(env, name, like.shape[0], like.shape[1], like).zero_()
 
 
-@kernel("messages_back", "cpu")
+@kernel("messages_back", "any", "blocks")
 def _messages_back(b: Binding, step: Step, owns: bool) -> Bound:
     of, best, grad = BoundMessages(b, step), step.get("best") or "", step["grad"]
 
@@ -247,11 +231,9 @@ def _messages_back(b: Binding, step: Step, owns: bool) -> Bound:
                 y = made(function, parts, values)
             to_y = b.take(block.num_edges, y.shape[1], y.dtype)
             if best:
-                sparse.extremum_gather(
-                    block.to_edges, y.detach(), env[best][block.rows], to_out[block.rows], to_y
-                )  # fmt: skip
+                block.attained(y.detach(), env[best], to_out, to_y)
             else:
-                sparse.spmm(block.to_edges, to_out[block.rows], to_y)
+                block.spread(to_out, to_y)
             into.add(
                 block, torch.autograd.grad(y, leaves, to_y, allow_unused=True, materialize_grads=True)
             )  # fmt: skip
@@ -289,6 +271,11 @@ def _messages_in_torch(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
 
 
 # Rows counted by their edges --------------------------------------------------------------------------------
+
+
+@kernel("per_edge", "cuda", "torch")
+def _per_edge_on_gpu(b: Binding, step: Step, owns: bool) -> Bound:
+    return lambda env: _per_edge_in_torch(step, env, b.orders)
 
 
 @kernel("per_edge", "cpu")

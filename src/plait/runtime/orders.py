@@ -10,10 +10,17 @@ import numpy as np
 import torch
 
 from plait.graph import Graph
+from plait.kernels import edgewise, multi
+from plait.kernels import spmm as sparse
 from plait.kernels.edgewise import Groups
+from plait.kernels.multi import Layout
 from plait.kernels.spmm import Pattern
 
 __all__ = ["EdgeBlock", "EdgeOrders", "Incidence"]
+
+_BLOCK_BYTES = 2 << 20  # of the widest rows of a block that a map goes over; a second-level cache and a bit
+_LEAST_EDGES = 256
+_BLOCK_FLOATS = 1 << 17  # of the rows gathered for a block: half a megabyte stays in the second cache
 
 
 class Incidence:
@@ -33,7 +40,7 @@ class EdgeBlock:
     """The edges of the targets from `first` to `last`, numbered from 0."""
 
     def __init__(self, of: Pattern, first: int, last: int):
-        self.first, self.last = first, last
+        self.of, self.first, self.last = of, first, last
         self.start, self.end = int(of.indptr[first]), int(of.indptr[last])
         self.rows, self.edges = slice(first, last), slice(self.start, self.end)
         self._starts = of.indptr[first : last + 1] - of.indptr[first]
@@ -57,6 +64,47 @@ class EdgeBlock:
     def groups(self) -> Groups:
         """The edges by source."""
         return Groups.of(self._sources)
+
+    def pair(self, near: torch.Tensor, far: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """out[e] = near[i] + far[j] of the block's edges."""
+        return edgewise.pair(self.of, self.first, self.last, near, far, out)
+
+    def reduce(self, rows: torch.Tensor, out: torch.Tensor, reduce: str = "sum") -> None:
+        """out[i] = the reduction of the edges' rows, for the block's targets i alone."""
+        sparse.spmm(self.to_targets, rows, out[self.rows], reduce=reduce)
+
+    def extremum(self, rows: torch.Tensor, out: torch.Tensor, ties: torch.Tensor, reduce: str) -> None:
+        """The same of max and min; ties[i]: how many edges attain it."""
+        sparse.extremum(self.to_targets, rows, out[self.rows], ties[self.rows], reduce)
+
+    def spread(self, rows: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """out[e] = rows[i] of the edge's target."""
+        return sparse.spmm(self.to_edges, rows[self.rows], out)
+
+    def attained(
+        self, rows: torch.Tensor, best: torch.Tensor, share: torch.Tensor, out: torch.Tensor
+    ) -> torch.Tensor:
+        """out[e] = share[i] where the edge's row attains best[i], else 0."""
+        return sparse.extremum_gather(self.to_edges, rows, best[self.rows], share[self.rows], out)
+
+    def scatter(self, rows: torch.Tensor, out: torch.Tensor) -> None:
+        """out[j] += the rows of the edges from source j."""
+        edgewise.scatter(self.groups, rows, out)
+
+    def aggregate(self, rows: torch.Tensor, layout: Layout, out: torch.Tensor) -> None:
+        """Every aggregator of the edges' rows, for the block's targets alone."""
+        multi.aggregate(self.to_targets, rows, layout, out[self.rows])
+
+    def aggregate_back(self, rows: torch.Tensor, layout: Layout, grad: torch.Tensor) -> torch.Tensor:
+        """The gradients of the edges' rows from those of their targets' aggregates, which are made again."""
+        grad = grad[self.rows]
+        count, columns = grad.shape[0], rows.shape[1]
+        out = rows.new_empty((count, grad.shape[1]))
+        shares = rows.new_empty((count, layout.sections * columns))
+        ties = rows.new_empty((count, 2 * columns)) if layout.has_ends else None
+        multi.aggregate(self.to_targets, rows, layout, out, ties)
+        multi.aggregate_shares(self.to_targets, layout, grad, out, ties, shares)
+        return multi.aggregate_sources(self.to_edges, rows, layout, shares, torch.empty_like(rows))
 
 
 class EdgeOrders:
@@ -132,6 +180,15 @@ class EdgeOrders:
             numbers = torch.from_numpy(np.diff(self.pattern.indptr)).to(dtype).unsqueeze(1)
             self._counts[dtype, is_once] = numbers.clamp_(max=1) if is_once else numbers
         return self._counts[dtype, is_once]
+
+    def row_blocks(self, width: int, element_size: int) -> list[EdgeBlock]:
+        """Blocks whose gathered rows of so many columns stay in the second cache."""
+        columns = 1 << max(4, (max(1, width) - 1).bit_length())
+        return self.blocks(max(64, _BLOCK_FLOATS // columns))
+
+    def wide_blocks(self, width: int, element_size: int) -> list[EdgeBlock]:
+        """Blocks for a map whose widest rows have so many columns."""
+        return self.blocks(max(_LEAST_EDGES, _BLOCK_BYTES // max(1, width * element_size)))
 
     def blocks(self, count: int) -> list[EdgeBlock]:
         """All rows in blocks of about `count` edges; a row is never cut."""

@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu, leaky_relu_, pad
 
-from plait.kernels import edgewise
-from plait.kernels import spmm as sparse
 from plait.kernels.attention import pieces as kernels
 from plait.ops.program import Step
 from plait.runtime.bind import Binding, Bound, kernel
@@ -22,25 +20,25 @@ from plait.runtime.messages import row_blocks
 from plait.runtime.orders import EdgeOrders, Incidence
 from plait.runtime.segments import segment_softmax, segment_sum
 
-__all__: list[str] = []
+__all__ = ["seen"]
 
 
-def _seen(orders: EdgeOrders, step: Step) -> EdgeOrders | Incidence:
+def seen(orders: EdgeOrders, step: Step) -> EdgeOrders | Incidence:
     """The edges as the step goes over them: from nodes, or each from itself."""
     return orders.incidence if step.option("of_edges") else orders
 
 
 @kernel("edge_dots", "cpu")
 def _dots(b: Binding, step: Step, owns: bool) -> Bound:
-    pattern, near, far = _seen(b.orders, step).pattern, step["near"], step["far"]
+    pattern, near, far = seen(b.orders, step).pattern, step["near"], step["far"]
     heads, is_shared = step.option("heads"), bool(step.option("is_shared"))
     return lambda env: kernels.edge_dots(pattern, env[near], env[far], heads, is_shared=is_shared)
 
 
 @kernel("edge_sums", "cpu")
 def _sums(b: Binding, step: Step, owns: bool) -> Bound:
-    seen, weight, far = _seen(b.orders, step), step["weight"], step["far"]
-    pattern, order = (seen.transpose, seen.order) if step.is_transposed else (seen.pattern, None)
+    edges, weight, far = seen(b.orders, step), step["weight"], step["far"]
+    pattern, order = (edges.transpose, edges.order) if step.is_transposed else (edges.pattern, None)
     heads, columns = step.option("heads"), int(b.program.shapes[step.out][1])
     is_shared, is_out_shared = bool(step.option("is_shared")), bool(step.option("is_out_shared"))
 
@@ -91,7 +89,7 @@ class _Leaky:
         return rows if attr is None or w is None else rows.addmm_(attr[span], w)
 
 
-@kernel("leaky_scores", "cpu")
+@kernel("leaky_scores", "any", "blocks")
 def _leaky_scores(b: Binding, step: Step, owns: bool) -> Bound:
     of, far, spread = _Leaky(b, step), step["far"], step["spread"]
 
@@ -105,7 +103,7 @@ def _leaky_scores(b: Binding, step: Step, owns: bool) -> Bound:
     return run
 
 
-@kernel("leaky_scores_back", "cpu")
+@kernel("leaky_scores_back", "any", "blocks")
 def _leaky_scores_back(b: Binding, step: Step, owns: bool) -> Bound:
     of, far, spread, grad = _Leaky(b, step), step["far"], step["spread"], step["grad"]
     makes = dict(zip(step.option("makes"), (step.out, *step.more), strict=True))
@@ -114,9 +112,7 @@ def _leaky_scores_back(b: Binding, step: Step, owns: bool) -> Bound:
     def blank(env: Env, role: str) -> Tensor:
         value = of.operand(env, role)
         assert value is not None
-        return (
-            torch.zeros(value.shape, dtype=value.dtype) if is_summed[role] else value.new_empty(value.shape)
-        )
+        return value.new_zeros(value.shape) if is_summed[role] else value.new_empty(value.shape)
 
     def run(env: Env) -> Tensor:
         made = {role: blank(env, role) for role in makes}
@@ -130,9 +126,9 @@ def _leaky_scores_back(b: Binding, step: Step, owns: bool) -> Bound:
                 made["spread"].addmm_((rows * bent).t(), to_scores)
             to_rows = torch.mm(to_scores, env[spread].t()).mul_(bent)
             if "near" in made:
-                sparse.spmm(block.to_targets, to_rows, made["near"][block.rows])
+                block.reduce(to_rows, made["near"])
             if "far" in made:
-                edgewise.scatter(block.groups, to_rows, made["far"])
+                block.scatter(to_rows, made["far"])
             if "attr" in made and w is not None:
                 torch.mm(to_rows, w.t(), out=made["attr"][span])
             if "w" in made and attr is not None:
@@ -154,7 +150,7 @@ def _by_head(rows: Tensor, heads: int, is_shared: bool) -> Tensor:
 
 
 def _far_of_edges(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
-    rows = env[step["far"]].index_select(0, _seen(edges, step).sources)
+    rows = env[step["far"]].index_select(0, seen(edges, step).sources)
     return _by_head(rows, step.option("heads"), bool(step.option("is_shared")))
 
 

@@ -19,7 +19,7 @@ from plait.graph.stats import FIRST_WINDOW_BITS, GraphStats
 if TYPE_CHECKING:
     from plait.kernels.csr.gpu import Rows
 
-__all__ = ["BOUNDED_EDGES", "PlacedGraph", "PlacedOrders", "index_of", "place_of"]
+__all__ = ["BOUNDED_EDGES", "PlacedGraph", "column_of", "index_of", "place_of"]
 
 BOUNDED_EDGES = 1 << 20
 _CPU = torch.device("cpu")
@@ -33,6 +33,11 @@ def index_of(numbers: Any) -> Tensor:
 def place_of(graph: Any) -> torch.device:
     """The device a graph's arrays are on."""
     return graph.device if isinstance(graph, PlacedGraph) else _CPU
+
+
+def column_of(graph: Any) -> str:
+    """The column of the table of kernels that reads such a graph."""
+    return "cuda" if isinstance(graph, PlacedGraph) else "cpu"
 
 
 class PlacedGraph:
@@ -143,6 +148,12 @@ class PlacedGraph:
         assert order is not None
         return order
 
+    def with_order(self, order: Any) -> PlacedGraph:
+        """The same edges as a graph of its own; its order stays what it is."""
+        made = PlacedGraph(self.num_nodes, self.num_sources, self.rows, self._key, self.is_turned)
+        made.is_read = self.is_read
+        return made
+
     def without_self_loops(self) -> PlacedGraph:
         """This graph less every edge v -> v; in a small one they stay behind the last row, not counted."""
         return self._without_self_loops
@@ -207,33 +218,6 @@ class PlacedGraph:
         whole = self.trimmed()
         # of a transpose nobody needs the transpose for anything else: it is not kept
         return _stats(whole.rows, transposed(whole.rows) if self.is_turned else whole.transpose.rows)
-
-
-class PlacedOrders:
-    """The edges of such a graph by target: what is asked of runtime/orders.py: EdgeOrders on a GPU."""
-
-    def __init__(self, graph: PlacedGraph):
-        self._graph = graph
-
-    @functools.cached_property
-    def pattern(self) -> Rows:
-        """The rows that hold every edge."""
-        return self._graph.trimmed().rows
-
-    @functools.cached_property
-    def sources(self) -> Tensor:
-        """The source of each edge, by target."""
-        return self.pattern.indices.long()
-
-    @functools.cached_property
-    def targets(self) -> Tensor:
-        """The target of each edge, by target."""
-        return self._graph.trimmed().edge_rows().long()
-
-    @functools.cached_property
-    def bare(self) -> Tensor:
-        """The targets without edges."""
-        return torch.nonzero(self.pattern.degrees == 0).flatten()
 
 
 def _stats(rows: Rows, turned: Rows) -> GraphStats:

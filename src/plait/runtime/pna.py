@@ -18,10 +18,11 @@ from plait.runtime.messages import all_messages, blockwise_gradients, gathered, 
 from plait.runtime.orders import EdgeBlock, EdgeOrders
 from plait.runtime.segments import segment_extremum, segment_sum
 
-__all__ = ["Layout"]
+__all__ = ["layout_of"]
 
 
-def _layout(step: Step) -> Layout:
+def layout_of(step: Step) -> Layout:
+    """How the results of a step lie."""
     return Layout(step.option("names"), step.option("width"), step.option("towers"))
 
 
@@ -30,7 +31,7 @@ def _layout(step: Step) -> Layout:
 
 @kernel("aggregate", "cpu")
 def _aggregate(b: Binding, step: Step, owns: bool) -> Bound:
-    pattern, layout, x = b.orders.pattern, _layout(step), step["x"]
+    pattern, layout, x = b.orders.pattern, layout_of(step), step["x"]
     rows, width = pattern.num_rows, len(layout.kept) * layout.columns
     counted = step.more[0] if step.more and step.more[0] in b.run.kept else ""
 
@@ -47,7 +48,7 @@ def _aggregate(b: Binding, step: Step, owns: bool) -> Bound:
 
 @kernel("aggregate_shares", "cpu")
 def _aggregate_shares(b: Binding, step: Step, owns: bool) -> Bound:
-    pattern, layout, names = b.orders.pattern, _layout(step), dict(step.reads)
+    pattern, layout, names = b.orders.pattern, layout_of(step), dict(step.reads)
     grad, made, ties = names["grad"], names["made"], names.get("ties", "")
     width = layout.sections * layout.columns
 
@@ -61,7 +62,7 @@ def _aggregate_shares(b: Binding, step: Step, owns: bool) -> Bound:
 
 @kernel("aggregate_sources", "cpu")
 def _aggregate_sources(b: Binding, step: Step, owns: bool) -> Bound:
-    transpose, layout, x, shares = b.orders.transpose, _layout(step), step["x"], step["shares"]
+    transpose, layout, x, shares = b.orders.transpose, layout_of(step), step["x"], step["shares"]
 
     def run(env: Env) -> Tensor:
         v: Tensor = env[x]
@@ -81,10 +82,10 @@ def _parts(step: Step) -> Callable[[Env], list[Tensor | None]]:
     return lambda env: [env.get(near), env[far], env.get(edge), *(env[name] for name in maps)]
 
 
-@kernel("aggregate_messages", "cpu")
+@kernel("aggregate_messages", "any", "blocks")
 def _aggregate_messages(b: Binding, step: Step, owns: bool) -> Bound:
     """Messages of a block of edges are made, aggregated and dropped."""
-    orders, layout, parts = b.orders, _layout(step), _parts(step)
+    orders, layout, parts = b.orders, layout_of(step), _parts(step)
     count, width = orders.pattern.num_rows, len(layout.kept) * layout.columns
 
     def run(env: Env) -> Tensor:
@@ -94,20 +95,20 @@ def _aggregate_messages(b: Binding, step: Step, owns: bool) -> Bound:
         out = b.room(env, step.out, count, width, far)
         for block in row_blocks(orders, far):
             rows = message(*gathered(orders, block, near, far, edge), *maps).contiguous()
-            kernels.aggregate(block.to_targets, rows, layout, out[block.rows])
+            block.aggregate(rows, layout, out)
         return out
 
     return run
 
 
-@kernel("aggregate_messages_back", "cpu")
+@kernel("aggregate_messages_back", "any", "blocks")
 def _aggregate_messages_back(b: Binding, step: Step, owns: bool) -> Bound:
     """Gradients of what messages are made of, block by block: the messages are made again.
 
     So are the block's aggregates: an edge that attained an extremum then attains it whatever the bits of its
     message.
     """
-    orders, layout, parts = b.orders, _layout(step), _parts(step)
+    orders, layout, parts = b.orders, layout_of(step), _parts(step)
     maps = [role for role, _ in step.reads if role.startswith("w")]
     names = dict(zip(step.option("wanted"), (step.out, *step.more), strict=True))
 
@@ -115,7 +116,7 @@ def _aggregate_messages_back(b: Binding, step: Step, owns: bool) -> Bound:
         grad: Tensor = env[step["grad"]]
 
         def to_messages(block: EdgeBlock, rows: Tensor) -> Tensor:
-            return _message_gradients(layout, block, rows.contiguous(), grad[block.rows])
+            return block.aggregate_back(rows.contiguous(), layout, grad)
 
         message = env[step.option("message")]
         found = blockwise_gradients(orders, message, to_messages, tuple(parts(env)))
@@ -125,17 +126,6 @@ def _aggregate_messages_back(b: Binding, step: Step, owns: bool) -> Bound:
         return result
 
     return run
-
-
-def _message_gradients(layout: Layout, block: EdgeBlock, rows: Tensor, grad: Tensor) -> Tensor:
-    """The gradients of a block's messages from those of its targets' aggregates."""
-    count, columns = grad.shape[0], rows.shape[1]
-    out = rows.new_empty((count, grad.shape[1]))
-    shares = rows.new_empty((count, layout.sections * columns))
-    ties = rows.new_empty((count, 2 * columns)) if layout.has_ends else None
-    kernels.aggregate(block.to_targets, rows, layout, out, ties)
-    kernels.aggregate_shares(block.to_targets, layout, grad, out, ties, shares)
-    return kernels.aggregate_sources(block.to_edges, rows, layout, shares, torch.empty_like(rows))
 
 
 # Rows weighed one by one ----------------------------------------------------------------------------------
@@ -231,7 +221,7 @@ def _all_of(rows: Tensor, targets: Tensor, count: int, layout: Layout) -> Tensor
 def _aggregate_in_torch(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
     v: Tensor = env[step["x"]]
     sources, targets = ends(edges, v)
-    return _all_of(v.index_select(0, sources), targets, edges.pattern.num_rows, _layout(step))
+    return _all_of(v.index_select(0, sources), targets, edges.pattern.num_rows, layout_of(step))
 
 
 @meaning("aggregate_messages")
@@ -239,7 +229,7 @@ def _aggregate_messages_in_torch(step: Step, env: Env, edges: EdgeOrders) -> Ten
     near, far, edge, *maps = _parts(step)(env)
     assert far is not None
     rows = all_messages(edges, env[step.option("message")], near, far, edge, maps)
-    return _all_of(rows, edges.targets, edges.pattern.num_rows, _layout(step))
+    return _all_of(rows, edges.targets, edges.pattern.num_rows, layout_of(step))
 
 
 @meaning("weigh")

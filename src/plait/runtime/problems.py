@@ -20,6 +20,7 @@ from plait.plan.candidates import restrict
 from plait.plan.search import Problem
 from plait.runtime.constants import Constants, Objects, SparseValue
 from plait.runtime.machine import machine_in_use
+from plait.runtime.placed import PlacedGraph
 
 if TYPE_CHECKING:
     from plait.runtime.dial import Dial
@@ -65,7 +66,7 @@ class Asked:
             allowance=dial.share(self.layer, wrt is not None),
             calls=calls,
             layer=self.layer,
-            may_chain=x.is_cpu,
+            may_chain=not isinstance(constants.graph, PlacedGraph),
         )
 
 
@@ -94,7 +95,7 @@ def of_program(
         threads=launch.num_threads() if x.is_cpu else None,
         allowance=dial.share(layer, wrt is not None),
         layer=layer,
-        may_chain=x.is_cpu,
+        may_chain=not isinstance(graph, PlacedGraph),
     )
 
 

@@ -25,7 +25,7 @@ from plait.runtime.meaning import ends, meaning, with_terms
 from plait.runtime.orders import EdgeOrders
 from plait.runtime.segments import segment_sum
 
-__all__ = ["Relations"]
+__all__ = ["Relations", "shares_of"]
 
 Array = np.ndarray[Any, Any]
 
@@ -316,6 +316,13 @@ def _shares(comp: Tensor, edges: tuple[Tensor, Tensor], is_mean: bool) -> list[T
     scale = weight.to(comp.dtype) if is_mean else None
     found = [column[kind] for column in comp.t().contiguous()]
     return found if scale is None else [share.mul_(scale) for share in found]
+
+
+def shares_of(comp: Tensor, edges: tuple[Tensor, Tensor], is_mean: bool) -> Tensor:
+    """[edges, bases]: the same side by side."""
+    kind, weight = edges
+    shares = comp.index_select(0, kind)
+    return shares.mul_(weight.to(comp.dtype).unsqueeze(1)) if is_mean else shares
 
 
 @meaning("basis_sums")

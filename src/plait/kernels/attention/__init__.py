@@ -46,8 +46,12 @@ def padded(heads: int) -> int:
 class Dropout:
     """Attention dropout drawn by counter: the same seed drops the same (edge, head) pairs in every pass."""
 
-    seed: int
+    seed: int | torch.Tensor  # a tensor of one int64 on the device whose kernels read it
     probability: float
+
+    def on_host(self) -> Dropout:
+        """The same with the seed as a number."""
+        return Dropout(int(self.seed), self.probability)
 
     @property
     def threshold(self) -> int:
@@ -138,7 +142,7 @@ def _fill_scores(words: Any, at: Arguments, scores: Scores, heads: int, lanes: i
     words[at.near_head] = width * scores.far.element_size()
     words[at.far_head] = 0 if scores.is_shared else width * scores.far.element_size()
     dropout = scores.dropout
-    words[at.seed] = 0 if dropout is None else dropout.seed
+    words[at.seed] = 0 if dropout is None else int(dropout.seed)
     words[at.threshold] = 0 if dropout is None else dropout.threshold
     return held
 

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 __all__ = ["AttentionTiles", "attend", "attend_sources", "attend_targets", "statistics_of"]
 
-_WORD = (1 << 32) - 1
-_COUNTS = ("num_pieces", "num_items", "seed_low", "seed_high", "threshold")
+_WORD, _LONG = (1 << 32) - 1, (1 << 64) - 1
+_COUNTS = ("num_pieces", "num_items", "threshold")
 """Numbers that differ from one call to the next: kernels are not compiled again for them."""
 
 
@@ -131,6 +131,16 @@ def _mixed(h):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _halves(p_seed):  # type: ignore[no-untyped-def]
+    """The low and the high 32 bits of the seed, which lies on the device: a CUDA graph draws it anew."""
+    if p_seed is not None:  # noqa: SIM108 - Triton compiles one branch alone
+        seed = tl.load(p_seed)
+    else:
+        seed = tl.full((), 0, tl.int64)
+    return seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _factor(  # type: ignore[no-untyped-def]
     o_edge,
     o_head,
@@ -144,8 +154,8 @@ def _factor(  # type: ignore[no-untyped-def]
     """0 or SCALE for every edge and head: the draws of kernels/attention/softmax.py, bit for bit."""
     flat = o_edge.to(tl.int64)[:, None] * HEADS
     counter = flat.to(tl.uint32) + o_head[None, :].to(tl.uint32)
-    counter = counter ^ seed_low.to(tl.uint32)
-    high = seed_high.to(tl.uint32) + (flat >> 32).to(tl.uint32) * 0x9E3779B9
+    counter = counter ^ seed_low
+    high = seed_high + (flat >> 32).to(tl.uint32) * 0x9E3779B9
     draw = _mixed(_mixed(counter) + high)
     return (draw < threshold.to(tl.uint32)).to(ACC) * SCALE
 
@@ -228,13 +238,14 @@ def _seen(  # type: ignore[no-untyped-def]
 def _forward(  # type: ignore[no-untyped-def]
     p_far, p_near, p_value, p_att, p_edge, p_out, p_statistics, p_parts, p_part_statistics,
     p_indices, p_items, far_stride, near_stride, value_stride, edge_stride, out_stride,
-    num_pieces, num_items, heads, columns, seed_low, seed_high, threshold,
+    num_pieces, num_items, heads, columns, p_seed, threshold,
     SLOPE: tl.constexpr, SCALE: tl.constexpr, KIND: tl.constexpr, DROPS: tl.constexpr, ACC: tl.constexpr,
     LOWEST: tl.constexpr, SLOTS: tl.constexpr,
     CHUNKS: tl.constexpr, HEADS: tl.constexpr, LANES: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     i_program = tl.program_id(0)
     row, first, last, part, step, rounds = slots_of(p_items, i_program, num_pieces, num_items, SLOTS)
+    seed_low, seed_high = _halves(p_seed)
     o_cell, m_cell = _cells(heads, columns, CHUNKS, HEADS, LANES, EVEN)
     o_head = tl.arange(0, HEADS)
     m_head = (o_head < heads)[None, :]
@@ -377,13 +388,14 @@ def _targets(  # type: ignore[no-untyped-def]
     p_att_parts, p_edge_grad, p_kept, p_indices, p_items,
     far_stride, near_stride, value_stride, edge_stride, out_stride, grad_stride, near_grad_stride,
     near_parts_stride, edge_grad_stride,
-    num_pieces, num_items, heads, columns, seed_low, seed_high, threshold,
+    num_pieces, num_items, heads, columns, p_seed, threshold,
     SLOPE: tl.constexpr, SCALE: tl.constexpr, KIND: tl.constexpr, DROPS: tl.constexpr, ACC: tl.constexpr,
     SLOTS: tl.constexpr,
     CHUNKS: tl.constexpr, HEADS: tl.constexpr, LANES: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     i_program = tl.program_id(0)
     row, first, last, part, step, rounds = slots_of(p_items, i_program, num_pieces, num_items, SLOTS)
+    seed_low, seed_high = _halves(p_seed)
     o_cell, m_cell = _cells(heads, columns, CHUNKS, HEADS, LANES, EVEN)
     o_head = tl.arange(0, HEADS)
     m_head = (o_head < heads)[None, :]
@@ -494,13 +506,14 @@ def _sources(  # type: ignore[no-untyped-def]
     p_far_grad, p_far_parts, p_att_parts, p_kept, p_indices, p_order, p_items,
     far_stride, near_stride, value_stride, edge_stride, grad_stride,
     value_grad_stride, value_parts_stride, far_grad_stride, far_parts_stride,
-    num_pieces, num_items, heads, columns, seed_low, seed_high, threshold,
+    num_pieces, num_items, heads, columns, p_seed, threshold,
     SLOPE: tl.constexpr, SCALE: tl.constexpr, KIND: tl.constexpr, DROPS: tl.constexpr, ACC: tl.constexpr,
     SLOTS: tl.constexpr,
     CHUNKS: tl.constexpr, HEADS: tl.constexpr, LANES: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     i_program = tl.program_id(0)
     row, first, last, part, step, rounds = slots_of(p_items, i_program, num_pieces, num_items, SLOTS)
+    seed_low, seed_high = _halves(p_seed)
     o_cell, m_cell = _cells(heads, columns, CHUNKS, HEADS, LANES, EVEN)
     o_head = tl.arange(0, HEADS)
     m_head = (o_head < heads)[None, :]
@@ -624,10 +637,15 @@ def _word(number: int) -> int:
     return ((number & _WORD) ^ (1 << 31)) - (1 << 31)
 
 
-def _draws(scores: Scores) -> tuple[int, int, int]:
-    """(both halves of the seed, the threshold) of the dropout."""
+def _draws(scores: Scores) -> tuple[torch.Tensor | None, int]:
+    """(the seed, the threshold) of the dropout."""
     drop = scores.dropout
-    return (0, 0, 0) if drop is None else (_word(drop.seed), _word(drop.seed >> 32), _word(drop.threshold))
+    if drop is None:
+        return None, 0
+    seed = drop.seed
+    if not isinstance(seed, torch.Tensor):
+        seed = torch.tensor([((seed & _LONG) ^ (1 << 63)) - (1 << 63)], device=scores.far.device)
+    return seed, _word(drop.threshold)
 
 
 def _kind(scores: Scores) -> dict[str, Any]:

@@ -31,9 +31,12 @@ from plait.pyg.layers.fused import (
 from plait.pyg.layers.pieces import Pieces, as_listed
 from plait.runtime import executor
 from plait.runtime.edges import Edges
+from plait.runtime.placed import column_of
 from plait.runtime.ways import Programs
 
 __all__ = ["prepare"]
+
+_EDGE_ROWS_BYTES = 4 << 30  # of projected features of edges; with their gradient twice that
 
 
 @dataclass(frozen=True)
@@ -74,10 +77,6 @@ def prepare(module: Any, given: Mapping[str, Any]) -> Run | str:
     reason = _refused(module, layer, x, edge_index, edge_attr, wants_weights)
     if reason is not None:
         return reason
-    if edge_index.is_cuda and (edge_attr is not None or wants_weights or module.heads > MOST_HEADS):
-        return (
-            ": features of edges, weights that are asked for and many heads are planned on a CPU only so far"
-        )
     is_bipartite = not isinstance(x, Tensor)
     source, target = (x[0], x[1]) if is_bipartite else (x, None)
     size = given.get("size")
@@ -86,7 +85,8 @@ def prepare(module: Any, given: Mapping[str, Any]) -> Run | str:
         return ": the number of target nodes is not known; pass size= or x as a pair"
     num_targets = int(size[1]) if size is not None else (source if target is None else target).shape[0]
     has_loops = layer.has_loops(module)
-    edges = edges_of(module, edge_index, num_targets, num_sources, has_loops)
+    is_listed = edge_attr is not None or wants_weights or module.heads > MOST_HEADS
+    edges = edges_of(module, edge_index, num_targets, num_sources, has_loops, is_listed)
     if edge_attr is not None and not edges.graph.num_edges:
         return ": without edges PyG leaves the gradients of its edge features out"
     listed = edge_index
@@ -99,16 +99,11 @@ def prepare(module: Any, given: Mapping[str, Any]) -> Run | str:
     return layer.stop(module, call) or functools.partial(layer.run, module, call)
 
 
-def _is_capturing() -> bool:
-    """Whether torch records a CUDA graph in this thread."""
-    return bool(torch.cuda.is_current_stream_capturing())
-
-
 def _refused_matrix(module: Any, edge_index: Any, edge_attr: Any, wants_weights: bool) -> str | None:
     """Why edges are none that attention takes: an edge list, or a torch matrix whose values it ignores."""
     is_matrix = isinstance(edge_index, Tensor) and edge_index.layout in (torch.sparse_csr, torch.sparse_coo)
     if not is_matrix:
-        return refused_edges(edge_index, on_gpu=True)
+        return refused_edges(edge_index)
     if edge_index.layout == torch.sparse_coo and not edge_index.is_coalesced():
         return ": a sparse adj_t that is not coalesced is PyG's"
     if edge_attr is not None or wants_weights or edge_index.values().dim() != 1:
@@ -126,7 +121,8 @@ def _refused(
     if not parts or not isinstance(parts[0], Tensor):
         return ": x is not a tensor or a pair of tensors"
     reason = _refused_matrix(module, edge_index, edge_attr, wants_weights)
-    reason = reason or refused_features(module, *parts, edge_attr, on_gpu=True)
+    takes_halves = edge_attr is None and not wants_weights and module.heads <= MOST_HEADS
+    reason = reason or refused_features(module, *parts, edge_attr, takes_halves=takes_halves)
     if reason is not None:
         return reason
     if any(part is not None and part.dim() != 2 for part in parts):
@@ -140,11 +136,17 @@ def _refused(
     return None if stop is None else stop.reason.removeprefix(type(module).__name__)
 
 
-def _dropout(module: Any) -> Dropout | None:
-    """This call's draw of attention dropout, if the layer has any."""
+def _dropout(module: Any, call: AttentionCall) -> Dropout | None:
+    """This call's draw of attention dropout, if the layer has any.
+
+    On a GPU the seed is drawn there, by torch's generator: nobody waits, and a CUDA graph draws anew.
+    """
     if not module.training or module.dropout <= 0.0:
         return None
-    return Dropout(int(torch.randint(0, (1 << 63) - 1, (1,)).item()), float(module.dropout))
+    if column_of(call.edges.graph) == "cpu":
+        return Dropout(int(torch.randint(0, (1 << 63) - 1, (1,)).item()), float(module.dropout))
+    seed = torch.randint(0, (1 << 63) - 1, (1,), device=call.source.device)
+    return Dropout(seed, float(module.dropout))
 
 
 def _run(module: Any, call: AttentionCall, layer: Attention, edge: Tensor | None = None) -> executor.Run:
@@ -202,7 +204,7 @@ def _gat_stop(module: Any, call: AttentionCall) -> str | None:
 
 
 def _gat(module: Any, call: AttentionCall) -> Any:
-    dropout, own = _dropout(module), call.own
+    dropout, own = _dropout(module, call), call.own
     if module.heads > MOST_HEADS or (call.wants_weights and dropout is not None):
         return _gat_pieces(module, call)
     is_single = not call.is_bipartite and module.lin is not None
@@ -212,7 +214,7 @@ def _gat(module: Any, call: AttentionCall) -> Any:
         outer=None if not call.is_bipartite else 0 if own is None else own.shape[1], is_single=is_single,
         has_targets=own is not None, has_edge=call.edge_attr is not None and module.lin_edge is not None,
         has_residual=is_inside and module.res is not None and own is not None,
-        has_bias=is_inside and module.bias is not None, device=call.source.device.type,
+        has_bias=is_inside and module.bias is not None, device=column_of(call.edges.graph),
     )  # fmt: skip
     edge = _gat_edge_scores(module, call, layer.lanes)
     run = _run(module, call, layer, edge)
@@ -314,18 +316,20 @@ def _rows_stop(module: Any, call: AttentionCall) -> str | None:
 
 
 def _gatv2(module: Any, call: AttentionCall) -> Any:
-    own, dropout = call.own, _dropout(module)
+    own, dropout = call.own, _dropout(module, call)
     assert own is not None
-    if call.edge_attr is not None or call.wants_weights or module.heads > MOST_HEADS:
+    edge = _rows_of_edges(module, call)
+    if (call.edge_attr is not None and edge is None) or call.wants_weights or module.heads > MOST_HEADS:
         return _gatv2_pieces(module, call, own)
     left, right, is_inside = module.lin_l, module.lin_r, bool(module.concat)
     layer = Attention(
         "leaky", call.source.shape[1], module.out_channels, module.heads, float(module.negative_slope),
         outer=own.shape[1] if call.is_bipartite else None, is_near_far=bool(module.share_weights),
         has_residual=is_inside and module.res is not None, has_bias=is_inside and module.bias is not None,
-        has_projection_bias=left.bias is not None, device=call.source.device.type,
+        has_projection_bias=left.bias is not None, has_edge=edge is not None,
+        device=column_of(call.edges.graph),
     )  # fmt: skip
-    inputs: dict[str, Tensor | None] = {"X": call.source, "a": module.att.reshape(-1)}
+    inputs: dict[str, Tensor | None] = {"X": call.source, "a": module.att.reshape(-1), "E": edge}
     if call.is_bipartite:
         inputs |= {"W": left.weight.t(), "b": left.bias, "X1": own, "W1": right.weight.t(), "b1": right.bias}
     elif module.share_weights:
@@ -336,10 +340,25 @@ def _gatv2(module: Any, call: AttentionCall) -> Any:
         inputs["R"] = module.res.weight.t()
     if layer.has_bias:
         inputs["c"] = module.bias
-    out = _apply(_run(module, call, layer), dropout, **inputs)
+    out = _apply(_run(module, call, layer, edge), dropout, **inputs)
     if is_inside:
         return out
     return _joined(module, out, None if module.res is None else module.res(own), module.bias)
+
+
+def _rows_of_edges(module: Any, call: AttentionCall) -> Tensor | None:
+    """[edges, heads * width]: projected features of edges, for the fused passes of a GPU.
+
+    None where there are none, and where they would take more memory than is theirs: the layer then goes in
+    pieces, which keep a number per edge and head.
+    """
+    attr, has_limit = call.edge_attr, active.session().options.memory_limit is not None
+    if attr is None or call.wants_weights or column_of(call.edges.graph) == "cpu" or has_limit:
+        return None
+    if attr.shape[0] * module.heads * module.out_channels * attr.element_size() > _EDGE_ROWS_BYTES:
+        return None
+    rows = _edge_rows(call)
+    return None if rows is None else rows @ module.lin_edge.weight.t()
 
 
 def _gatv2_pieces(module: Any, call: AttentionCall, own: Tensor) -> Any:
@@ -376,9 +395,10 @@ def _side_by_side(*linears: Any) -> tuple[Tensor, Tensor | None]:
 
 
 def _transformer(module: Any, call: AttentionCall) -> Any:
-    own, dropout = call.own, _dropout(module)
+    own, dropout = call.own, _dropout(module, call)
     assert own is not None
-    if call.edge_attr is not None or call.wants_weights or module.heads > MOST_HEADS:
+    edge = _rows_of_edges(module, call)
+    if (call.edge_attr is not None and edge is None) or call.wants_weights or module.heads > MOST_HEADS:
         return _transformer_pieces(module, call, own)
     has_skip = bool(module.root_weight and module.concat and module.lin_beta is None)
     has_bias = module.lin_key.bias is not None
@@ -387,14 +407,14 @@ def _transformer(module: Any, call: AttentionCall) -> Any:
         outer=own.shape[1] if call.is_bipartite else None, has_skip=has_skip, has_projection_bias=has_bias,
         has_query_bias=has_bias, has_value_bias=has_bias,
         has_skip_bias=has_skip and module.lin_skip.bias is not None, can_recompute=dropout is None,
-        device=call.source.device.type,
+        has_edge=edge is not None, device=column_of(call.edges.graph),
     )  # fmt: skip
-    run = _run(module, call, layer)
+    run = _run(module, call, layer, edge)
     is_raw = base_of(run.plan.choice) == "dot recompute"
     inputs = _raw_inputs(module, has_skip) if is_raw else _dot_inputs(module, call, has_skip)
     if call.is_bipartite:
         inputs["X1"] = own
-    out = _apply(run, dropout, X=call.source, **inputs)
+    out = _apply(run, dropout, X=call.source, E=edge, **inputs)
     return out if has_skip else _transformer_end(module, own, out)
 
 
@@ -444,15 +464,26 @@ def _transformer_pieces(module: Any, call: AttentionCall, own: Tensor) -> Any:
     attr, w, bent = _edge_rows(call), None, None
     if attr is not None:
         w = module.lin_edge.weight.view(heads, module.out_channels, -1)
-        bent = torch.einsum("nhc,hcd->nhd", query.view(-1, heads, module.out_channels), w).flatten(1)
+        bent = _each_head(call, query, w)
     kept = pieces.dot_softmax("weights", heads, query, key, bent, attr)
     weight = nn.functional.dropout(kept, module.dropout, module.training)
     out = pieces.sums("sums", heads, weight, value)
     if attr is not None:
         means = pieces.sums_of_edges("sums of edges", heads, weight, attr)
-        out = out + torch.einsum("nhd,hcd->nhc", means.view(out.shape[0], heads, -1), w).reshape(out.shape)
+        out = out + _each_head(call, means, w.transpose(1, 2))
     out = _transformer_end(module, own, out)
     return (out, (call.listed, as_listed(call.edges, kept)[:, :heads])) if call.wants_weights else out
+
+
+def _each_head(call: AttentionCall, rows: Tensor, w: Tensor) -> Tensor:
+    """Rows of heads side by side, each by its own matrix of w[heads, in, out].
+
+    On a GPU as one product with a block-diagonal matrix: the gradient of w is then one product over all rows
+    too, which cuBLAS splits; of a batch of narrow ones it took 10 ms for 262,144 rows.
+    """
+    if column_of(call.edges.graph) != "cpu":
+        return rows @ torch.block_diag(*w)  # type: ignore[no-untyped-call]
+    return torch.einsum("nhc,hcd->nhd", rows.view(rows.shape[0], *w.shape[:2]), w).flatten(1)
 
 
 def _transformer_end(module: Any, own: Tensor, out: Tensor) -> Tensor:

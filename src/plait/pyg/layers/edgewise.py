@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,13 +16,14 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch_geometric.nn import DynamicEdgeConv, EdgeConv
 
-from plait.graph import Graph
 from plait.plan.edgewise import EdgeMap, ways
 from plait.pyg import active
+from plait.pyg.edges import from_edge_list
 from plait.pyg.layers.base import aggregation, has_hooks, is_parametrized, is_plain_linear
 from plait.pyg.layers.fused import Run, edges_of, fused, refused_edges, refused_features
 from plait.runtime.edges import Edges
 from plait.runtime.nearest import nearest
+from plait.runtime.placed import PlacedGraph
 from plait.runtime.project import Projector
 from plait.runtime.ways import Programs
 
@@ -76,7 +77,7 @@ def prepare_dynamic(module: Any, given: Mapping[str, Any]) -> Run | str:
     batches = batch if isinstance(batch, tuple) else (batch, batch)
     sources, targets = nearest(parts[0], parts[1], module.k, *batches)
     sizes = parts[1].shape[0], parts[0].shape[0]
-    edges = Edges(Graph.from_edge_index(sources.numpy(), targets.numpy(), *sizes), ())
+    edges = Edges(from_edge_list(torch.stack([sources, targets]), *sizes, False), ())
     target = None if parts[0] is parts[1] else parts[1]
     return functools.partial(_run, module, edges, found, parts[0], target)
 
@@ -148,10 +149,14 @@ def _not_by_row(layer: Any) -> str | None:
 
 
 def _run(module: Any, edges: Edges, map_: _Map, source: Tensor, target: Tensor | None) -> Tensor:
-    session = active.session()
+    session, is_placed = active.session(), isinstance(edges.graph, PlacedGraph)
+    if is_placed and map_.can_mark:
+        map_ = replace(map_, can_mark=False)  # marks are a CPU's
     values, given = _values(session.project, map_, source, target)
     reduce = str(aggregation(module))
-    sizes = _sizes(map_, reduce, source, target, values, not len(edges.orders.bare))
+    # of a graph on a GPU nobody waits to hear whether every target has an edge
+    is_all = not is_placed and not len(edges.orders.bare)
+    sizes = _sizes(map_, reduce, source, target, values, is_all)
     if sizes.counts_bias:
         values["c"] = values["c"].unsqueeze(0)
         values["T"] = edges.orders.counts(source.dtype, is_once=reduce != "sum")

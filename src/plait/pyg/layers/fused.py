@@ -8,7 +8,7 @@ ready to run, or with the reason why it runs in PyG.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +16,12 @@ from torch import Tensor, nn
 from plait.errors import InputError
 from plait.graph import Graph
 from plait.pyg import active
-from plait.pyg.edges import read
+from plait.pyg.edges import is_placed, read
 from plait.pyg.layers.base import bound_to_torch
 from plait.runtime.cuda import why_not
+from plait.runtime.cuda_orders import with_listed_loops
 from plait.runtime.edges import Edges
+from plait.runtime.placed import PlacedGraph, index_of
 from plait.runtime.session import Session
 
 __all__ = [
@@ -28,6 +30,7 @@ __all__ = [
     "Run",
     "check_widths",
     "csr_order",
+    "degrees_of",
     "edges_of",
     "fused",
     "is_training",
@@ -79,12 +82,10 @@ def check_widths(module: Any, given: Mapping[str, Any]) -> None:
             )
 
 
-def refused_edges(edge_index: Any, on_gpu: bool = False) -> str | None:
-    """Why edges are none that such layers take: an edge list on the CPU, or where it says so on a GPU."""
+def refused_edges(edge_index: Any) -> str | None:
+    """Why edges are none that such layers take: an edge list."""
     if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
         return ": a sparse adj_t is not lowered for this layer; pass edge_index"
-    if not on_gpu and edge_index.is_cuda:
-        return ": planned on a CPU only so far"
     if edge_index.device.type not in ("cpu", "cuda") or edge_index.dim() != 2 or edge_index.shape[0] != 2:
         return ": edge_index is not an edge list"
     if edge_index.dtype not in (torch.int64, torch.int32):
@@ -92,17 +93,20 @@ def refused_edges(edge_index: Any, on_gpu: bool = False) -> str | None:
     return None
 
 
-def refused_features(module: nn.Module, *values: Tensor | None, on_gpu: bool = False) -> str | None:
-    """Why tensors of numbers are none that such layers take: dense, of the parameters' type."""
+def refused_features(module: nn.Module, *values: Tensor | None, takes_halves: bool = False) -> str | None:
+    """Why tensors of numbers are none that such layers take: dense, of the parameters' type.
+
+    takes_halves: whether the layer's kernels on a GPU take 16-bit numbers.
+    """
     dtypes = {p.dtype for p in module.parameters()}
     for value in values:
         if value is None:
             continue
         if value.device.type not in ("cpu", "cuda") or value.layout != torch.strided:
             return ": features are not dense tensors on the CPU or a GPU"
-        if value.is_cuda and (not on_gpu or (reason := why_not()) is not None):
-            return f": {reason}" if on_gpu else ": planned on a CPU only so far"
-        known = _ON_GPU if value.is_cuda else _ON_CPU
+        if value.is_cuda and (reason := why_not()) is not None:
+            return f": {reason}"
+        known = _ON_GPU if value.is_cuda and takes_halves else _ON_CPU
         if value.dtype not in known or dtypes - {value.dtype}:
             return f": features are {value.dtype}; the layer is planned in float32 and float64"
     reason = bound_to_torch()
@@ -110,9 +114,17 @@ def refused_features(module: nn.Module, *values: Tensor | None, on_gpu: bool = F
 
 
 def edges_of(
-    module: Any, edge_index: Tensor, num_targets: int, num_sources: int, has_loops: bool = False
+    module: Any,
+    edge_index: Tensor,
+    num_targets: int,
+    num_sources: int,
+    has_loops: bool = False,
+    is_listed: bool = False,
 ) -> Edges:
     """The graph of a call, built when first met; has_loops: own loops out, one for each node in.
+
+    is_listed: values of edges come with the call or are asked for. A graph on a GPU is then exact and knows
+    its edges' numbers, which making it waits for; without, it may hold loops behind its last row.
 
     The graph with loops is derived from the one without, which every layer on edge_index shares and which a
     loader's batch brings along.
@@ -123,15 +135,24 @@ def edges_of(
         return session.edges_for(given.key, given.owners, given.build)
 
     def build() -> tuple[Graph, None]:
-        return session.edges_for(given.key, given.owners, given.build).graph.with_loops_last(), None
+        graph = session.edges_for(given.key, given.owners, given.build).graph
+        if isinstance(graph, PlacedGraph) and is_listed:
+            return cast(Graph, with_listed_loops(graph)), None
+        return graph.with_loops_last(), None
 
-    return session.edges_for((*given.key, "loops"), given.owners, build)
+    kind = "listed loops" if is_listed and is_placed(edge_index) else "loops"
+    return session.edges_for((*given.key, kind), given.owners, build)
 
 
 def csr_order(edges: Edges, values: Tensor) -> Tensor:
     """Values in the order of the listed edges, in the order of the rows."""
     order = edges.graph.order
-    return values if order is None else values[torch.from_numpy(order).long()]
+    return values if order is None else values[index_of(order)]
+
+
+def degrees_of(edges: Edges, dtype: torch.dtype) -> Tensor:
+    """The number of edges of every target, where the graph is."""
+    return index_of(edges.graph.degrees).to(dtype)
 
 
 def is_training(module: nn.Module, *inputs: Tensor | None) -> bool:

@@ -17,7 +17,7 @@ from plait.plan.ways import Way
 from plait.pyg import active
 from plait.pyg.layers.base import has_hooks, is_parametrized, not_plain
 from plait.pyg.layers.fused import Run, edges_of, fused, refused_edges, refused_features
-from plait.pyg.layers.messages import lowered
+from plait.pyg.layers.messages import lowered, on_device
 from plait.pyg.layers.pieces import PiecesCall, read_call
 from plait.runtime.edges import Edges
 from plait.runtime.ways import Programs
@@ -35,8 +35,8 @@ def prepare(module: Any, given: Mapping[str, Any]) -> Run | str:
     if not parts or not all(isinstance(part, Tensor) for part in parts):
         return ": x is not a tensor or a pair of tensors"
     attr = given.get("edge_attr")
-    on_gpu = attr is None  # features of edges are lowered in blocks, which a CPU runs
-    reason = refused_edges(edge_index, on_gpu) or refused_features(module, *parts, attr, on_gpu=on_gpu)
+    # features of edges are lowered in blocks, by functions of torch
+    reason = refused_edges(edge_index) or refused_features(module, *parts, attr, takes_halves=attr is None)
     reason = reason or _refused(module, parts, attr)
     if reason is not None:
         return reason
@@ -113,7 +113,7 @@ def _with_edges(call: PiecesCall) -> Tensor:
         inputs |= {"S": module.lin_skip.weight.t(), "s": sum(biases[1:], biases[0]) if biases else None}
     layer = Messages(
         "messages", width, End(2 * width, inner, True), End(width, outer, True), End(call.attr.shape[1]),
-        skip, of_edges, of_edges, is_pair=call.is_pair,
+        skip, of_edges, of_edges, is_pair=call.is_pair, form=on_device(call, "gated"),
     )  # fmt: skip
     out = lowered(
         call, layer, inputs, "Σ σ(Kᵢ + Qⱼ + E Wₖ) ∘ (Vⱼ + E Wᵥ), in blocks",

@@ -17,6 +17,7 @@ from plait.pyg.layers.base import has_hooks, linear_values, not_plain
 from plait.pyg.layers.fused import Run, edges_of, fused, refused_edges, refused_features
 from plait.runtime import executor
 from plait.runtime.lstm import Prefixes
+from plait.runtime.placed import PlacedGraph
 from plait.runtime.ways import Programs
 
 __all__: list[str] = []
@@ -43,6 +44,10 @@ def _prepare(module: Any, given: Mapping[str, Any]) -> Run | str:
         return ": the number of target nodes is not known; pass size= or x as a pair"
     num_targets = int(size[1]) if size is not None and size[1] is not None else root.shape[0]
     edges = edges_of(module, edge_index, num_targets, source.shape[0])
+    if isinstance(edges.graph, PlacedGraph):
+        return (
+            "(aggr='lstm'): on a GPU PyG runs; cuDNN takes padded lists in one call, prefixes many small ones"
+        )
     prefixes = edges.prefixes
     if edges.graph.num_edges == 0 or not prefixes.is_listed_by_target:
         return "(aggr='lstm'): there are no edges, or they are not sorted by target; PyG says what it wants"

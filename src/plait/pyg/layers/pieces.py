@@ -14,11 +14,12 @@ from plait.graph import Graph
 from plait.kernels.attention import padded
 from plait.plan.pieces import Dots, DotSoftmax, Leaky, Piece, Product, Softmax, Sums, ways
 from plait.pyg import active
-from plait.pyg.edges import read
+from plait.pyg.edges import from_edge_list, read
 from plait.pyg.layers.base import has_hooks, not_plain
 from plait.pyg.layers.fused import csr_order, edges_of, refused_edges, refused_features
 from plait.runtime.edges import Edges
 from plait.runtime.orders import EdgeOrders
+from plait.runtime.placed import index_of
 from plait.runtime.session import Session
 from plait.runtime.ways import Programs
 
@@ -77,7 +78,7 @@ def read_call(
     if relations is not None:
         edges = _edges_of_relations(module, edge_index, *relations, num_targets, parts[0].shape[0])
     else:
-        edges = edges_of(module, edge_index, num_targets, parts[0].shape[0], has_loops)
+        edges = edges_of(module, edge_index, num_targets, parts[0].shape[0], has_loops, is_listed=True)
     if attr is not None:
         attr = csr_order(edges, attr)
     return PiecesCall(module, parts[0], parts[1], is_pair, edges, attr)
@@ -91,11 +92,9 @@ def _edges_of_relations(
     handed = read(edge_index, edge_type, num_targets, num_sources, is_swapped)
 
     def build() -> tuple[Graph, None]:
-        kind = edge_type.numpy()
-        is_known = (kind >= 0) & (kind < count)
-        pairs = edge_index.as_subclass(Tensor).numpy()[:, is_known] * count + kind[is_known]
-        source, target = pairs[::-1] if is_swapped else pairs
-        return Graph.from_edge_index(source, target, num_targets * count, num_sources * count), None
+        is_known = (edge_type >= 0) & (edge_type < count)
+        pairs = edge_index.as_subclass(Tensor)[:, is_known] * count + edge_type[is_known]
+        return from_edge_list(pairs, num_targets * count, num_sources * count, is_swapped), None
 
     session: Session = active.session()
     return session.edges_for(
@@ -125,8 +124,9 @@ def as_listed(edges: Edges, values: Tensor) -> Tensor:
     order = edges.graph.order
     if order is None:
         return values
-    back = torch.empty(len(order), dtype=torch.int64)
-    back[torch.from_numpy(order).long()] = torch.arange(len(order))
+    numbers = index_of(order)
+    back = torch.empty_like(numbers)
+    back[numbers] = torch.arange(len(numbers), device=numbers.device)
     return values[back]
 
 

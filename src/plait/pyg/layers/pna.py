@@ -26,7 +26,15 @@ from plait.plan.pna import SHIFTED, Towers, ways
 from plait.plan.ways import Way
 from plait.pyg import active
 from plait.pyg.layers.base import has_hooks, is_parametrized, is_plain_linear
-from plait.pyg.layers.fused import Run, csr_order, edges_of, fused, refused_edges, refused_features
+from plait.pyg.layers.fused import (
+    Run,
+    csr_order,
+    degrees_of,
+    edges_of,
+    fused,
+    refused_edges,
+    refused_features,
+)
 from plait.pyg.layers.pieces import is_elementwise
 from plait.runtime.edges import Edges
 from plait.runtime.ways import Programs
@@ -267,7 +275,7 @@ class _Call:
 
     def _often(self) -> Tensor:
         """[nodes, aggregators]: how often the shift enters an aggregate."""
-        degree = torch.from_numpy(self.edges.graph.degrees).to(self.dtype)
+        degree = degrees_of(self.edges, self.dtype)
         once, none = degree.clamp(max=1), torch.zeros_like(degree)
         names = self.of.names
         return torch.stack([degree if n == "sum" else once if n in SHIFTED else none for n in names], 1)
@@ -278,7 +286,7 @@ class _Call:
         A node without edges has no messages to shift: its weights are 0, as its aggregates are.
         """
         names, (linear, logarithmic) = self.module.aggr_module.scaler, self.averages
-        degree = torch.from_numpy(self.edges.graph.degrees).to(self.dtype)
+        degree = degrees_of(self.edges, self.dtype)
         least = degree.clamp(min=1)
         made = {"identity": torch.ones_like(degree)}
         if "linear" in names or "inverse_linear" in names:

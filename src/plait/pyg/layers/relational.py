@@ -16,17 +16,19 @@ from plait.graph import Graph
 from plait.plan.relational import RelationalLayer, ways
 from plait.plan.ways import Way
 from plait.pyg import active
-from plait.pyg.edges import read
+from plait.pyg.edges import from_edge_list, read
 from plait.pyg.layers.base import aggregation, is_parametrized
 from plait.pyg.layers.fused import Run, fused, refused_edges, refused_features
+from plait.runtime.cuda_relations import PlacedRelations
 from plait.runtime.edges import Edges
+from plait.runtime.placed import PlacedGraph
 from plait.runtime.relational import Relations
 from plait.runtime.ways import Programs
 
 __all__ = ["prepare"]
 
 # what a graph's relations were taken apart into lives as long as the graph
-_RELATIONS: WeakKeyDictionary[Graph, Relations] = WeakKeyDictionary()
+_RELATIONS: WeakKeyDictionary[Graph, Relations | PlacedRelations] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class RelationalCall:
     source: Tensor
     target: Tensor | None  # None: the sources themselves
     edges: Edges
-    relations: Relations
+    relations: Relations | PlacedRelations
 
     @property
     def own(self) -> Tensor:
@@ -49,7 +51,7 @@ def prepare(module: Any, given: Mapping[str, Any]) -> Run | str:
     x, edge_index, edge_type = given["x"], given["edge_index"], given.get("edge_type")
     source, target = (x[0], x[1]) if isinstance(x, tuple) else (x, None)
     if source is None:
-        source = torch.arange(module.in_channels_l)
+        source = torch.arange(module.in_channels_l, device=edge_index.device)
     reason = refused_edges(edge_index) or _refused(module, source, target, edge_index, edge_type)
     if reason is not None:
         return reason
@@ -73,8 +75,10 @@ def _refused(module: Any, source: Any, target: Any, edge_index: Tensor, edge_typ
         return ": x is not [nodes, width], nor a vector of row numbers"
     if is_index and module.num_blocks is not None:
         return f"(num_blocks={module.num_blocks}): PyG takes no row numbers here"
-    if not isinstance(edge_type, Tensor) or edge_type.device.type != "cpu" or edge_type.is_floating_point():
-        return ": edge_type is not a tensor of relation numbers on the CPU"
+    if not isinstance(edge_type, Tensor) or edge_type.is_floating_point():
+        return ": edge_type is not a tensor of relation numbers"
+    if any(value.device != source.device for value in (edge_type, edge_index)):
+        return ": edge_type or edge_index is not on the device of x"
     if edge_type.dim() != 1 or edge_type.shape[0] != edge_index.shape[1]:
         return ": edge_type is not one number for each edge"
     if aggregation(module) not in ("sum", "mean"):
@@ -88,28 +92,36 @@ def _refused(module: Any, source: Any, target: Any, edge_index: Tensor, edge_typ
 
 def _relations_of(
     module: Any, edge_index: Tensor, edge_type: Tensor, num_targets: int, num_sources: int
-) -> tuple[Edges, Relations]:
+) -> tuple[Edges, Relations | PlacedRelations]:
     """The graph and its edges by relation, built when first met; relations out of range are passed over."""
     session, count = active.session(), module.num_relations
     is_swapped = module.flow == "target_to_source"
     given = read(edge_index, edge_type, num_targets, num_sources, is_swapped)
 
     def build() -> tuple[Graph, None]:
-        kind = edge_type.numpy()
+        kind, ends = edge_type, edge_index.as_subclass(Tensor)
         is_known = (kind >= 0) & (kind < count)
-        source, target = edge_index.as_subclass(Tensor).numpy()[:: -1 if is_swapped else 1]
-        if is_known.all():
+        if bool(is_known.all()):
             shared = session.edges_for(given.key, given.owners, given.build).graph
             graph = shared.with_order(shared.order)  # of its own: other relations may share the edges
         else:
-            source, target, kind = source[is_known], target[is_known], kind[is_known]
-            graph = Graph.from_edge_index(source, target, num_targets, num_sources)
-        _RELATIONS[graph] = Relations(source, target, kind, num_targets, num_sources, count, graph.order)
+            ends, kind = ends[:, is_known], kind[is_known]
+            graph = from_edge_list(ends, num_targets, num_sources, is_swapped)
+        ends = ends.flip(0) if is_swapped else ends
+        _RELATIONS[graph] = relations_on(graph, ends, kind, count)
         return graph, None
 
     key = (*given.key, *given.weight_key, "relations", count)
     edges: Edges = session.edges_for(key, (*given.owners, edge_type), build)
     return edges, _RELATIONS[edges.graph]
+
+
+def relations_on(graph: Graph, ends: Tensor, kind: Tensor, count: int) -> Relations | PlacedRelations:
+    """The edges of a graph, as they are listed, by relation, where the graph is."""
+    sizes = (graph.num_nodes, graph.num_sources, count)
+    if isinstance(graph, PlacedGraph):
+        return PlacedRelations(*ends, kind, *sizes, graph.order)
+    return Relations(*ends.numpy(), kind.numpy(), *sizes, graph.order)
 
 
 def _run(module: Any, call: RelationalCall) -> Tensor:

@@ -18,6 +18,7 @@ from plait.plan.attention import unit_ways
 from plait.pyg import active
 from plait.pyg.layers.fused import Run, fused
 from plait.pyg.layers.pieces import Pieces, PiecesCall, as_listed, mean_scale, read_call
+from plait.runtime.placed import column_of
 from plait.runtime.ways import Programs
 
 __all__ = ["agnn", "fa", "gmm", "super_gat"]
@@ -46,7 +47,8 @@ def _agnn(call: PiecesCall) -> Tensor:
     unit = nn.functional.normalize(x, p=2.0, dim=-1)
     inputs = {"X": x, "F": unit, "B": call.module.beta * unit}
     width = x.shape[1]
-    programs = Programs(active.name_of(call.module), ("agnn",), functools.partial(unit_ways, width))
+    ways = functools.partial(unit_ways, width, column_of(call.edges.graph))
+    programs = Programs(active.name_of(call.module), ("agnn",), ways)
     return programs.value(active.session(), call.edges, inputs)
 
 

@@ -1,0 +1,132 @@
+"""Layers that are more than a matrix expression by the kernels of a GPU: there, else interpreted."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when kernels are defined
+pytest.importorskip("triton", reason="triton is not installed; it comes with CUDA builds of torch")
+
+import plait
+from plait.cost.machine import gpu_profile
+from plait.pyg.layers.fused import FUSED
+from plait.pyg.lower import supported
+from plait.runtime import cuda_orders
+from plait.runtime.session import using_machine
+from tests.parity.families import FAMILIES, WIDTH, Family
+from tests.parity.harness import as_on_a_gpu, close
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+OUTPUT, GRADIENT = {torch.float32: 2e-5, torch.float64: 1e-10}, {torch.float32: 5e-4, torch.float64: 1e-9}
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    if DEVICE == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = False
+        yield
+        return
+    as_on_a_gpu(monkeypatch)
+    with using_machine(gpu_profile("NVIDIA H200", (9, 0))):
+        yield
+
+
+def drawn_edges(shape: str, nodes: int) -> Tensor:
+    """Edges with loops, repeats, nodes without any, or a hub of all of them."""
+    generator = torch.Generator().manual_seed(nodes)
+    if shape == "none":
+        return torch.empty((2, 0), dtype=torch.int64)
+    given = torch.randint(0, nodes - 1, (2, 3 * nodes), generator=generator)
+    if shape == "hub":
+        spokes = torch.stack([torch.arange(70) % nodes, torch.zeros(70, dtype=torch.int64)])
+        given = torch.cat([given[:, :20], spokes], 1)
+    return torch.cat([given, given[:, :4], torch.tensor([[1, 1], [1, 1]])], 1)
+
+
+def inputs(family: Family, edge_index: Tensor, nodes: int, dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:
+    """(x, what the layer takes after it) on the device."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(nodes, WIDTH, generator=generator).to(DEVICE, dtype)
+    count, more = edge_index.shape[1], [edge_index.to(DEVICE)]
+    if family.takes_first:
+        more.insert(0, x.flip(0))
+    if family.edge_width is not None:
+        more.append(torch.rand(count, family.edge_width, generator=generator).to(DEVICE, dtype))
+    if family.relations:
+        more.append(torch.randint(0, family.relations, (count,), generator=generator).to(DEVICE))
+    return x, more
+
+
+def answers(net: Any, x: Tensor, more: list[Tensor]) -> list[Tensor | None]:
+    """Output and all gradients, those of the edges' features included."""
+    torch.manual_seed(0)
+    net.zero_grad()
+    given = x.clone().requires_grad_()
+    others = [m.clone().requires_grad_() if m.is_floating_point() else m for m in more]
+    dynamic = "DynamicEdgeConv" in str(net)
+    out = net(given) if dynamic else net(given, *others)
+    out.square().sum().backward()
+    floats = [m.grad for m in others if m.is_floating_point()]
+    return [out, given.grad, *floats, *(p.grad for p in net.parameters())]
+
+
+def agree(family: Family, edge_index: Tensor, nodes: int, dtype: torch.dtype) -> Any:
+    """The compiled layer after it answered like PyG twice."""
+    torch.manual_seed(0)
+    module = family.make().to(DEVICE, dtype)
+    x, more = inputs(family, edge_index, nodes, dtype)
+    twin, compiled = copy.deepcopy(module), plait.compile(module)
+    theirs = answers(twin, x, more)
+    for _ in range(2):
+        ours = answers(compiled, x, more)
+        for k, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
+            if other is None or mine is None:
+                assert mine is None or not mine.any(), f"answer {k}"
+            else:
+                close(mine, other, (OUTPUT if k == 0 else GRADIENT)[dtype], f"answer {k}", scale=0.05)
+    return compiled
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_answers_like_pyg(name: str) -> None:
+    family = FAMILIES[name]
+    if name == "DynamicEdgeConv":
+        pytest.importorskip("torch_cluster", reason="PyG finds nearest neighbours with it")
+    dtypes = [torch.float64] if DEVICE == "cpu" else [torch.float64, torch.float32]
+    for dtype in dtypes:
+        compiled = agree(family, drawn_edges("random", 11), 11, dtype)
+        assert not compiled.plan.not_planned, compiled.plan.not_planned
+        agree(family, drawn_edges("hub", 9), 9, dtype)
+
+
+@pytest.mark.parametrize(
+    "name", ["PNAConv edges", "EdgeConv max", "GATv2Conv edges", "CGConv edges", "GENConv"]
+)
+def test_blocks_of_edges_agree(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_orders, "_BLOCK_BYTES", 512)
+    agree(FAMILIES[name], drawn_edges("random", 11), 11, torch.float64)
+
+
+@pytest.mark.parametrize("name", ["PNAConv", "RGCNConv", "EdgeConv max", "FiLMConv", "AGNNConv", "CGConv"])
+def test_graphs_without_edges(name: str) -> None:
+    agree(FAMILIES[name], drawn_edges("none", 4), 4, torch.float64)
+
+
+def test_the_coverage_page_says_of_every_layer_what_a_gpu_does() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "coverage.md").read_text()
+    table = page.split("## On a CUDA device")[1].split("\n## ")[0]
+    rows = [line.split("|") for line in table.splitlines() if line.startswith("| ")][1:]
+    said = {name.strip(): row[2].strip() for row in rows for name in row[1].split(",")}
+    assert set(said) == set(supported())
+    assert all(what.startswith("planned") for what in said.values())
+    tried = {name.split()[0] for name in FAMILIES}
+    assert {layer.__name__ for layer in FUSED} - {"SAGEConv"} <= tried

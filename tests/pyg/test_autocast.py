@@ -1,0 +1,142 @@
+"""pyg/autocast.py: layers under torch.autocast are planned, with PyG's types and its answers to 16 bits."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch_geometric.nn import (
+    GCN,
+    EdgeConv,
+    GATConv,
+    GCNConv,
+    GENConv,
+    GINConv,
+    GraphConv,
+    PNAConv,
+    RGCNConv,
+    SAGEConv,
+    TransformerConv,
+)
+
+import plait
+
+N, WIDTH = 40, 8
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+NEAR = {torch.bfloat16: 3e-2, torch.float16: 4e-3}
+DTYPES = [torch.bfloat16] if DEVICE == "cpu" else [torch.bfloat16, torch.float16]
+
+
+def network(inner: int, outer: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(inner, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, outer))
+
+
+def pna() -> PNAConv:
+    return PNAConv(WIDTH, 6, ["mean", "max"], ["identity"], torch.tensor([2, 3, 5, 8]))
+
+
+LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "GCNConv": lambda: GCNConv(WIDTH, 6),
+    "SAGEConv": lambda: SAGEConv(WIDTH, 6),
+    "SAGEConv max": lambda: SAGEConv(WIDTH, 6, aggr="max"),
+    "GraphConv": lambda: GraphConv(WIDTH, 6),
+    "GINConv": lambda: GINConv(network(WIDTH, 6)),
+    "GATConv": lambda: GATConv(WIDTH, 6, heads=2),
+    "TransformerConv": lambda: TransformerConv(WIDTH, 6, heads=2),
+    "PNAConv": pna,
+    "EdgeConv": lambda: EdgeConv(
+        nn.Sequential(nn.Linear(2 * WIDTH, 6), nn.ReLU(), nn.Linear(6, 5)), aggr="mean"
+    ),
+    "GENConv": lambda: GENConv(WIDTH, 6, norm="layer"),
+    "two layers": lambda: GCN(WIDTH, 6, 2, 4),
+}
+
+
+def graph() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(N, WIDTH, generator=generator)
+    return x.to(DEVICE), torch.randint(0, N, (2, 6 * N), generator=generator).to(DEVICE)
+
+
+def near(mine: Tensor, other: Tensor, exact: Tensor, dtype: torch.dtype, what: str) -> None:
+    """As near to PyG's answer as that is to the exact one, or as 16 bits are."""
+    assert mine.dtype == other.dtype, what
+    mine, other, exact = mine.detach(), other.detach(), exact.detach()
+    scale = float(exact.abs().max()) + 1e-3
+    apart = float((mine.float() - other.float()).abs().max())
+    assert apart <= 2 * float((other.float() - exact).abs().max()) + NEAR[dtype] * scale, (what, apart, scale)
+
+
+def answers(net: Any, x: Tensor, *more: Any, dtype: torch.dtype | None) -> list[Tensor | None]:
+    torch.manual_seed(0)
+    net.zero_grad()
+    given = x.clone().requires_grad_()
+    with torch.autocast(DEVICE, dtype=dtype or torch.bfloat16, enabled=dtype is not None):
+        out = net(given, *more)
+    out.float().square().mean().backward()
+    return [out, given.grad, *(p.grad for p in net.parameters())]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_are_planned_and_answer_like_pyg(name: str, dtype: torch.dtype) -> None:
+    x, edge_index = graph()
+    torch.manual_seed(1)
+    module = LAYERS[name]().to(DEVICE)
+    twin, plain, compiled = copy.deepcopy(module), copy.deepcopy(module), plait.compile(module)
+    for given in (x, x.to(dtype).float()):
+        exact = answers(plain, given, edge_index, dtype=None)
+        theirs, ours = (answers(net, given, edge_index, dtype=dtype) for net in (twin, compiled))
+        for k, (mine, other, best) in enumerate(zip(ours, theirs, exact, strict=True)):
+            assert (mine is None) == (other is None)
+            if mine is not None and other is not None and best is not None:
+                near(mine, other, best, dtype, f"answer {k}")
+    plan: Any = compiled.plan
+    assert not plan.not_planned, plan.not_planned
+    # asking PyG for types leaves no trace
+    for one, two in zip(compiled.buffers(), twin.buffers(), strict=True):
+        near(one, two, two.float(), dtype, "buffer")
+
+
+def test_relations_and_weights_of_edges() -> None:
+    x, edge_index = graph()
+    kind = torch.arange(edge_index.shape[1], device=DEVICE) % 3
+    weight = torch.rand(edge_index.shape[1], device=DEVICE)
+    for module, more in ((RGCNConv(WIDTH, 6, 3), kind), (GCNConv(WIDTH, 6), weight)):
+        module = module.to(DEVICE)
+        compiled: Any = plait.compile(copy.deepcopy(module))
+        exact = answers(copy.deepcopy(module), x, edge_index, more, dtype=None)
+        theirs = answers(module, x, edge_index, more, dtype=torch.bfloat16)
+        ours = answers(compiled, x, edge_index, more, dtype=torch.bfloat16)
+        for k, (mine, other, best) in enumerate(zip(ours, theirs, exact, strict=True)):
+            assert mine is not None
+            assert other is not None
+            assert best is not None
+            near(mine, other, best, torch.bfloat16, f"answer {k}")
+        assert not compiled.plan.not_planned
+
+
+def test_a_layer_that_is_not_planned_follows_autocast_in_pyg() -> None:
+    x, edge_index = graph()
+    module = SAGEConv(WIDTH, 6, aggr=["mean", "max"]).to(DEVICE)
+    compiled: Any = plait.compile(copy.deepcopy(module))
+    theirs, ours = (answers(net, x, edge_index, dtype=torch.bfloat16) for net in (module, compiled))
+    assert compiled.plan.not_planned
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine is not None
+        assert other is not None
+        torch.testing.assert_close(mine, other, rtol=1e-2, atol=1e-3)  # PyG adds by atomics on a GPU
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="a GPU draws other numbers for another type")
+def test_dropout_and_later_calls_draw_what_they_would_without_the_question() -> None:
+    x, edge_index = graph()
+    module = GINConv(nn.Sequential(nn.Linear(WIDTH, 6), nn.Dropout(0.5), nn.Linear(6, 5))).to(DEVICE)
+    compiled = plait.compile(copy.deepcopy(module))
+    theirs, ours = (answers(net, x, edge_index, dtype=torch.bfloat16) for net in (module, compiled))
+    assert torch.equal(theirs[0] == 0, ours[0] == 0)  # type: ignore[arg-type]
+    near(ours[0], theirs[0], theirs[0].float(), torch.bfloat16, "output")  # type: ignore[arg-type, union-attr]
