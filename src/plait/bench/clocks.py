@@ -50,7 +50,7 @@ def add_up(probe: Probe, step: Callable[[], object], budget_seconds: float) -> d
     return {
         "layer_seconds": median(alone),
         "steps_seconds": median(together),
-        "share": median(together) / median(alone),
+        "share": median(b / a for a, b in zip(alone, together, strict=True)),
         "rounds": len(alone),
         "steps": len(steps),
         "without_a_time": [f"{name}: {value}" for name, value in steps if (name, value) not in seen],
