@@ -297,6 +297,19 @@ def test_analyze_measures_every_step_and_leaves_gradients_alone() -> None:
     assert all(p.grad is None for p in model.parameters())
 
 
+def test_analyze_says_how_much_of_a_whole_step_the_steps_are() -> None:
+    data, model = graph(), model_of().train()
+    plan = plait.explain(model, data, analyze=True)
+    shortest = min(m.seconds for layer in plan.layers for m in layer.measured.values())
+    assert plan.measured_seconds is not None
+    assert plan.measured_seconds > shortest
+    assert plan.to_dict()["measured_seconds"] == plan.measured_seconds
+    assert "Measured: " in str(plan)
+    unmeasured = plait.explain(model, data)
+    assert unmeasured.measured_seconds is None
+    assert "Measured: " not in str(unmeasured)
+
+
 def test_a_model_without_layers_is_left_alone() -> None:
     model = nn.Sequential(nn.Linear(3, 2))
     compiled = plait.compile(model, graph())

@@ -22,7 +22,7 @@ import torch
 from torch_geometric.nn import GCNConv
 
 from plait.bench.calibrate_attention import attention_factors
-from plait.bench.correct import VIEW, correction, samples
+from plait.bench.correct import VIEW, correction, samples, samples_of_features
 from plait.bench.pace import at_pace, patient
 from plait.cost.machine import MachineProfile, Rates, default_profile, profile_path
 from plait.errors import InputError
@@ -83,6 +83,7 @@ def _measured(tell: Progress) -> tuple[MachineProfile, dict[str, float]]:
         is_default=False,
         threads=launch.num_threads(),
         stream_bytes_per_s=_stream(),
+        turned_byte_seconds=_turned(),
         **_cache_sizes(),
     )
     tell("dense products", 0.05)
@@ -128,6 +129,12 @@ def _stream() -> float:
     a = torch.zeros(32 << 20)
     b = torch.empty_like(a)
     return 2 * a.numel() * 4 / _seconds(lambda: b.copy_(a), 0.5)
+
+
+def _turned() -> float:
+    """Seconds per byte, read or written, of a weight of 2,000 by 64 that is transposed."""
+    weight = torch.zeros(64, 2000)
+    return _seconds(lambda: weight.t().contiguous()) / (2 * 4 * weight.numel())
 
 
 def _cache_sizes() -> dict[str, Any]:
@@ -291,7 +298,8 @@ def _corrected(profile: MachineProfile, tell: Callable[[float], None]) -> Machin
         generate.sbm(36_000, 600, 5.0, 1.0, features=1, rng=14).graph,
     ]
     with using_machine(profile):
-        found = samples(graphs, tell)
+        found = samples(graphs, lambda share: tell(0.8 * share))
+        found += samples_of_features(lambda share: tell(0.8 + 0.2 * share))
     views = [sample.seen for sample in found if sample.kind == VIEW]
     return replace(
         profile, correction=correction(found), view_seconds=float(np.median(views)) if views else 0.0

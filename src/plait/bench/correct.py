@@ -16,24 +16,29 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv, GINConv, SAGEConv, TAGConv
 
 from plait.bench.pace import at_pace
 from plait.bench.problem import edge_index_of, hidden_features, training_step
 from plait.cost.machine import NUM_FEATURES
-from plait.graph import Graph
+from plait.graph import Graph, generate
 from plait.plan.plan import LayerPlan
 from plait.plan.search import Problem, search, survey
 from plait.pyg.compile import compile
 from plait.pyg.probe import Probe, machine_in_use
 
-__all__ = ["VIEW", "Sample", "correction", "samples", "samples_on"]
+__all__ = ["VIEW", "Sample", "correction", "samples", "samples_of_features", "samples_on"]
 
 MakeEdges = Callable[[], "tuple[torch.Tensor, int]"]
 
 VIEW = "view"  # steps that move no data: they take what they take
 
 _WIDTHS = ((48, 48), (192, 32), (32, 192))
+# (rows, columns, share of non-zeros) of made-up features, from bags of words to tables
+_FEATURES = ((3_000, 1_500, 0.012), (8_000, 800, 0.3), (2_000, 8_000, 0.002), (12_000, 400, 0.1),
+             (6_000, 2_500, 0.01))  # fmt: skip
+_FEATURE_WIDTHS = (16, 64, 128)
 _WARM, _REPEATS = 2, 4
 _LEAST_SAMPLES = 12
 _RIDGE = 0.3  # in samples: what a coefficient must be worth
@@ -68,6 +73,23 @@ def samples(graphs: Sequence[Graph], tell: Callable[[float], None]) -> list[Samp
     return _samples(listed, (search, _unchained), at_pace, tell)
 
 
+def samples_of_features(tell: Callable[[float], None]) -> list[Sample]:
+    """Products with sparse features and their gradients, in layers trained on made-up features."""
+    found: list[Sample] = []
+    for number, (rows, columns, share) in enumerate(_FEATURES):
+        draw = torch.Generator().manual_seed(number)
+        x = (torch.rand(rows, columns, generator=draw) < share).float()
+        x *= torch.rand(columns, generator=draw) + 0.5  # or all values are one, and need not be read
+        edge_index = edge_index_of(generate.erdos(rows, 4 * rows, number))
+        data = Data(x=x, edge_index=edge_index)
+        for width in _FEATURE_WIDTHS:
+            compiled = compile(GCNConv(columns, width), data, mode="training", forms=["csr"])
+            take = functools.partial(_steps, compiled, _sparsely, x, edge_index, number)
+            found += [sample for sample in at_pace(take) if sample.kind.startswith("spmm_features")]
+        tell((number + 1) / len(_FEATURES))
+    return found
+
+
 def samples_on(graphs: Sequence[MakeEdges], tell: Callable[[float], None]) -> list[Sample]:
     """The same on a device, where functions make its edges: the planner's choice and its second one."""
     listed = [(make, -1) for make in graphs]
@@ -90,8 +112,8 @@ def _samples(
             x = hidden_features(num_nodes, inner, device=edge_index.device).requires_grad_()
             for layer in _layers(inner, outer):
                 for choose in choices:
-                    placed = layer.to(edge_index.device)
-                    found += taken(functools.partial(_steps, placed, choose, x, edge_index, number))
+                    compiled = compile(layer.to(edge_index.device), None, forms=["csr"])
+                    found += taken(functools.partial(_steps, compiled, choose, x, edge_index, number))
             tell((number * len(_WIDTHS) + k + 1) / total)
     return found
 
@@ -106,10 +128,15 @@ def _unchained(problem: Problem) -> LayerPlan:
     return min(plain, key=lambda plan: plan.seconds)
 
 
+def _sparsely(problem: Problem) -> LayerPlan:
+    """The cheapest plan whose first operation is a product with the sparse features themselves."""
+    plans = [plan for plan in survey(problem) if plan.sparse_values and not plan.hoisted_steps]
+    return min(plans, key=lambda plan: plan.seconds)
+
+
 def _steps(
-    layer: nn.Module, choose: Callable[[Problem], LayerPlan], x: torch.Tensor, edges: torch.Tensor, graph: int
+    compiled: Any, choose: Callable[[Problem], LayerPlan], x: torch.Tensor, edges: torch.Tensor, graph: int
 ) -> list[Sample]:
-    compiled: Any = compile(layer, None, forms=["csr"])
     probe = Probe(compiled)
     probe.choose_by(choose)
     seen = probe.clock(training_step(compiled, x, edges), _WARM, _REPEATS)

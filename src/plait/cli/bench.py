@@ -61,6 +61,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="whole models on a graph's own features instead of layers: gcn sage gin (default all)",
     )  # fmt: skip
     plans.add_argument(
+        "--steps", action="store_true",
+        help="instead of candidates: whether the measured steps of a layer add up to its own time",
+    )  # fmt: skip
+    plans.add_argument(
         "--budget", type=float, default=2.0, metavar="SECONDS", help="time per cell (default 2)"
     )
     _add_device(plans)
@@ -182,23 +186,27 @@ def _plans(args: argparse.Namespace) -> int:
     bench_ops.check_device(args.device)
     if args.device != "cpu" and args.models is not None:
         raise InputError("--models: whole models are compared on a CPU only; leave out --device or --models")
-    from plait.bench import cases, plans
+    from plait.bench import cases, clocks, plans
+    from plait.report.clocks import clocks_line, clocks_text
     from plait.report.plans import plans_text, regret_line
 
+    if args.steps and args.models is not None:
+        raise InputError("--steps: of layers, not of whole models; leave out --models")
     grid: list[LayerCase | plans.ModelCase] = []
     if args.models is not None:
         grid += plans.model_cases(args.datasets or plans.MODEL_GRAPHS, args.models or plans.MODELS)
     else:
         grid += cases.layer_cases(
             args.datasets or cases.GRAPHS,
-            args.layers or cases.LAYERS,
+            args.layers or (clocks.LAYERS if args.steps else cases.LAYERS),
             [cases.parse_widths(text) for text in args.widths] if args.widths else cases.WIDTHS,
             args.modes or ("training",),
             args.heads,
         )
-    options = plans.Options(
-        args.budget, args.data_dir, args.output or dated("plans"), args.resume, args.device
-    )
+    output = args.output or dated("clocks" if args.steps else "plans")
+    options = plans.Options(args.budget, args.data_dir, output, args.resume, args.device)
+    if args.steps:
+        return _measured(clocks, grid, options, "layers", clocks_line, clocks_text)
     return _measured(plans, grid, options, "cells", regret_line, plans_text)
 
 

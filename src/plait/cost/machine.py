@@ -33,7 +33,10 @@ __all__ = [
 ]
 
 FORMAT = "plait-machine-1"
-_OPTIONAL = {"measured", "is_default", "correction", "l3_row_seconds", "memory_row_seconds", "view_seconds"}
+_OPTIONAL = {
+    "measured", "is_default", "correction", "l3_row_seconds", "memory_row_seconds", "view_seconds",
+    "turned_byte_seconds",
+}  # fmt: skip
 NUM_FEATURES = 3  # of a step, for its correction (cost/price.py)
 # a copy in cache against one in memory; outside what it was fitted to, a line leads anywhere
 _MOST_CORRECTED = math.log(6.0)
@@ -98,6 +101,7 @@ class MachineProfile:
     l3_row_seconds: float = 0.0
     memory_row_seconds: float = 0.0
     view_seconds: float = 0.0  # of a step that moves no data; 0: a fifth of a call
+    turned_byte_seconds: float = 0.0  # per byte read or written when a weight is transposed; 0: as in a copy
 
     @property
     def disturbance(self) -> str | None:

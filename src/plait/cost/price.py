@@ -91,7 +91,7 @@ class Pricer:
             "extremum_gather": self._ties,
             "gemm": self._gemm,
             "gemm_transposed": self._gemm,
-            "spmm_features": self._spmm,
+            "spmm_features": self._sparse_features,
             "heads": self._heads,
             "relate": self._gemms,
             "relate_weights": self._gemms,
@@ -233,6 +233,22 @@ class Pricer:
             seconds *= m.extremum_factor
         # a further pass is one more kernel call, a tenth of what a step costs beside its kernel
         return seconds * self.slowdown + m.call_seconds * (1 + 0.1 * max(0, passes - 1))
+
+    def _sparse_features(self, request: Request) -> Price:
+        """A product with sparse features, or with their transpose for the weight's gradient.
+
+        PyG's weights lie [out, in]: the kernel gathers rows of the transposed copy, and what it makes of the
+        gradient is transposed again. What is gathered is summed first, because 0 * NaN is NaN.
+        """
+        matrix, m, size = request.matrix, self.machine, self.float_bytes
+        assert matrix is not None
+        weight_rows = matrix.rows if request.kind == "transposed" else matrix.columns
+        each = m.turned_byte_seconds or 1.0 / m.stream_bytes_per_s
+        turned = 2 * weight_rows * request.cols * size * each
+        summed = matrix.columns * request.cols * size / m.stream_bytes_per_s * self.slowdown
+        product = self._sparse_seconds(request, matrix, request.cols)
+        work = self._sparse_work(request, matrix)
+        return Price(product + turned + summed, work, "plait", "non-zeros of the features alone")
 
     def _ties(self, request: Request) -> Price:
         """The gradient of max and min: like a product that reads two rows an edge."""

@@ -123,7 +123,8 @@ def _gemm_request(step: Step, setting: Setting) -> Request:
 def _gemm_transposed_request(step: Step, setting: Setting) -> Request:
     rows, cols = setting.size(step.out)
     if step["left"] in setting.sparse:
-        return Request("spmm_features", rows, cols, 0, setting.sparse[step["left"]].transposed(), False, 0)
+        matrix = setting.sparse[step["left"]].transposed()
+        return Request("spmm_features", rows, cols, 0, matrix, kind="transposed")
     return Request("gemm_transposed", setting.size(step["left"])[0], cols, rows)
 
 

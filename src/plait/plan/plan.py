@@ -255,6 +255,7 @@ class Plan:
     other: Plan | None = None  # the plan of the other mode, where the model ran in both
     memory_limit: int | None = None
     model_peak: int | None = None  # most bytes alive in a step, where a run of the model was looked at
+    measured_seconds: float | None = None  # of a whole step of the model, with a clock on the layers' steps
 
     @property
     def seconds(self) -> float:
@@ -293,6 +294,7 @@ class Plan:
         return {
             "format": "plait-plan-1",
             "seconds": self.seconds,
+            "measured_seconds": self.measured_seconds,
             "peak_bytes": self.peak_bytes,
             "memory_limit": self.memory_limit,
             "layers": [layer.to_dict() for layer in self.layers],
@@ -345,6 +347,8 @@ class Plan:
             title += f"\n{self._memory()}"
         after = [f"{skipped.layer} runs in PyG: {skipped.reason}" for skipped in self.not_planned]
         after += self.notes
+        if self.measured_seconds is not None:
+            after.append(self._measured(self.measured_seconds))
         if self.layers:
             after.append(
                 "Formulas, kernels and every rejected plan: plan.show(formulas=True), --verbose in a shell."
@@ -366,6 +370,16 @@ class Plan:
         step = "training step" if self.mode == "training" else "call"
         text = f"{words.milliseconds(each)} per {step}"
         return text + (f" + {words.milliseconds(once)} once" if once else "")
+
+    def _measured(self, whole: float) -> str:
+        """How much of the measured time the steps are."""
+        rows = [row for layer in self.layers for row in layer.rows() if row.phase != "once"]
+        steps = sum(row.measured or 0.0 for row in rows)
+        step = "training step" if self.mode == "training" else "call"
+        return (
+            f"Measured: {words.milliseconds(whole)} per {step}, {words.milliseconds(steps)} of it in the steps "
+            "above; the rest is Python, autograd and what the model does outside the planned layers."
+        )
 
     def _memory(self) -> str:
         limit = "" if self.memory_limit is None else f" of {bytes_text(self.memory_limit)} allowed"

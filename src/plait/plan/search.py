@@ -39,7 +39,9 @@ __all__ = [
 ]
 
 _SAME_PRICE = 1.02
-WITHIN_ERROR = 1.1  # about what the price of a whole layer is off
+# What chains cost is known better than what lies between them. Over 54 layers timed with all their candidates
+# any value from 1.03 on chooses equally well; at 1.1 a chained plan 8% slower was taken on real features.
+WITHIN_ERROR = 1.05
 _WORTH_FUSING = 1.6  # fusing gains less than this: dearer plans are not looked at
 _PARTNERS = 2  # cheapest forward and backward passes that are tried with each other
 
@@ -221,8 +223,8 @@ def matrices_of(plan: LayerPlan, problem: Problem) -> dict[str, Matrix]:
 def _preferred(ranked: list[LayerPlan]) -> LayerPlan:
     """The cheapest plan; among prices the model cannot tell apart a chained one, and then the leanest.
 
-    Seen over layers timed with all their candidates: of two prices within a tenth, the plan whose rows stay
-    in cache was mostly the faster one.
+    Seen over layers timed with all their candidates: of two prices that close, the plan whose rows stay in
+    cache was mostly the faster one.
     """
     near = [plan for plan in ranked if plan.seconds <= WITHIN_ERROR * ranked[0].seconds]
     near = [plan for plan in near if plan.form.endswith("chained")] or near

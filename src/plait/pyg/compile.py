@@ -6,10 +6,12 @@ import functools
 import logging
 import random
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from statistics import median
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -472,6 +474,7 @@ def _analyze(model: nn.Module, session: Session, call: Call | None, mode: str, r
     if mode == "training" and _is_for_inference(model, call):
         mode = "inference"
     samples: dict[str, list[Any]] = {}
+    whole: list[float] = []
     with (
         BusyElsewhere() as busy,
         _quietly(model, call, mode == "training"),
@@ -480,6 +483,7 @@ def _analyze(model: nn.Module, session: Session, call: Call | None, mode: str, r
         for repeat in range(repeats + 2):
             trace: list[tuple[str, Any]] = []
             session.trace = trace
+            started = time.perf_counter()
             try:
                 with torch.set_grad_enabled(mode == "training"):
                     out = call(model)
@@ -490,9 +494,10 @@ def _analyze(model: nn.Module, session: Session, call: Call | None, mode: str, r
             finally:
                 session.trace = None
             if repeat >= 2:
+                whole.append(time.perf_counter() - started)
                 for name, measured in trace:
                     samples.setdefault(name, []).append(measured)
-    plan = _with_measurements(plan_of(model, mode), samples)
+    plan = replace(_with_measurements(plan_of(model, mode), samples), measured_seconds=median(whole))
     if busy.share is None or busy.share <= _BUSY:
         return plan
     text = f"other processes used {busy.share:.0%} of the processor while this was measured: times are high"

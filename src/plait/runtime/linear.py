@@ -208,7 +208,8 @@ def _gemm(b: Binding, step: Step, owns: bool) -> Bound:
         if isinstance(x, SparseValue):
             pattern, weight = x.operands(False)
             out = addend if owns else take(pattern.num_rows, w.shape[1], w.dtype)
-            return sparse.spmm(pattern, w.contiguous(), out, edge=weight, addend=addend, bias=bias)
+            rows = w if w.is_contiguous() else take(*w.shape, w.dtype).copy_(w)
+            return sparse.spmm(pattern, rows, out, edge=weight, addend=addend, bias=bias)
         out = addend if owns else b.room(env, step.out, x.shape[0], w.shape[1], x)
         if is_torch:
             return _mm(x, w, out, addend, bias)
@@ -237,18 +238,24 @@ def _gemm_transposed(b: Binding, step: Step, owns: bool) -> Bound:
     is_torch, take = b.backend(step) == "torch", b.buffers.take
 
     def run(env: Env) -> torch.Tensor:
+        made: torch.Tensor
         left, right = env[step["left"]], env[step["right"]]
         if isinstance(left, SparseValue) and not is_finite(right):
             left = left.to_dense()
         if isinstance(left, SparseValue):
             pattern, weight = left.operands(True)
-            out = torch.empty((pattern.num_rows, right.shape[1]), dtype=right.dtype)
-            return sparse.spmm(pattern, right, out, edge=weight)
+            if not _is_wanted_turned(b, step.out):
+                out = torch.empty((pattern.num_rows, right.shape[1]), dtype=right.dtype)
+                return sparse.spmm(pattern, right, out, edge=weight)
+            made = sparse.spmm(
+                pattern, right, take(pattern.num_rows, right.shape[1], right.dtype), edge=weight
+            )
+            env[turned(step.out)] = made.t().contiguous()  # else autograd copies it, off the step's clock
+            return made
         # vector lanes run over the second operand's columns; of two as wide, PyG's weights lie [out, in]
         is_turned = left.shape[1] >= right.shape[1]
         if is_turned:
             left, right = right, left
-        made: torch.Tensor
         made = torch.mm(left.t(), right) if is_torch else dense.gemm_transposed(left, right, take)
         if not is_turned:
             return made
@@ -256,6 +263,11 @@ def _gemm_transposed(b: Binding, step: Step, owns: bool) -> Bound:
         return made.t()
 
     return run
+
+
+def _is_wanted_turned(b: Binding, name: str) -> bool:
+    """Whether a gradient goes to a parameter that is stored the other way round."""
+    return any(turned(name) in layout.outputs for layout in b.run.layouts.values())
 
 
 @kernel("chain", "cpu")

@@ -102,6 +102,7 @@ def scaled(profile: MachineProfile, found: dict[str, float], cpu: str, family: s
         "gather_memory_bytes_per_s": profile.gather_memory_bytes_per_s * ratio["gather"],
         "call_seconds": profile.call_seconds / ratio["call"],
         "view_seconds": profile.view_seconds / ratio["call"],
+        "turned_byte_seconds": profile.turned_byte_seconds / ratio["copy"],
     }
     return replace(
         profile,

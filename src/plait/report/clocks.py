@@ -1,0 +1,38 @@
+"""The lines of plait bench plans --steps: what the steps of a layer take together beside the layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from plait.measure import Record
+
+__all__ = ["clocks_line", "clocks_text"]
+
+_BAR = 0.15  # of a layer's time that may lie between its steps
+
+
+def clocks_line(record: Record) -> str:
+    """One layer on one line."""
+    case: Any = record.case
+    result: Any = record.result
+    text = (
+        f"{case['graph']} {case['layer']} {case['width_in']}->{case['width_out']}: "
+        f"{result['layer_seconds'] * 1e3:.3g} ms, its {result['steps']} steps {result['share']:.1%} of it"
+    )
+    missing = result["without_a_time"]
+    return text + (f"; without a time: {', '.join(missing)}" if missing else "")
+
+
+def clocks_text(records: Sequence[Record]) -> str:
+    """How many layers add up, and the one that does so least."""
+    if not records:
+        return "no layer was measured"
+    results: list[Any] = [record.result for record in records]
+    far = [abs(1.0 - result["share"]) for result in results]
+    timed = sum(not result["without_a_time"] for result in results)
+    worst = records[far.index(max(far))]
+    return (
+        f"the steps are within {_BAR:.0%} of their layer in {sum(gap <= _BAR for gap in far)} of "
+        f"{len(far)}; every step has a time in {timed}\nworst: {clocks_line(worst)}"
+    )
