@@ -1,4 +1,4 @@
-"""A bound step carried out once more as a loop over rows and edges, on arrays that count what is done to them.
+"""A bound step carried out once more as loops over rows and edges, on arrays that count what is done.
 
 The loops follow the order of the passes in `kernels/`, are handed the tensors and edges the kernel is handed,
 and give a result that can be compared with the kernel's: what is counted is what was computed.
@@ -33,10 +33,7 @@ class Tally:
 
     def array(self, value: Any) -> Array:
         """The same numbers, counted."""
-        if isinstance(value, np.ndarray):
-            plain = value
-        else:
-            plain = value.detach().numpy()
+        plain = value if isinstance(value, np.ndarray) else value.detach().numpy()
         made = np.asarray(plain).view(_Counting)
         made.tally = self
         return made

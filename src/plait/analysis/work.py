@@ -144,11 +144,11 @@ def _is_estimated(step: Step, plan: LayerPlan) -> bool:
 
 
 # held to programs run on numbers that count (tests/analysis/counting.py, carried.py)
-_CHECKED = frozenset(
-    "spmm gemm gemm_transposed scale scale_rows combine stack concat rows_of columns_of relu relu_backward "
-    "colsum dot extremum extremum_share extremum_gather columns join attend attend_dots attend_again "
-    "attend_sources attend_targets".split()
-)
+_CHECKED = frozenset({
+    "spmm", "gemm", "gemm_transposed", "scale", "scale_rows", "combine", "stack", "concat", "rows_of",
+    "columns_of", "relu", "relu_backward", "colsum", "dot", "extremum", "extremum_share", "extremum_gather",
+    "columns", "join", "attend", "attend_dots", "attend_again", "attend_sources", "attend_targets",
+})  # fmt: skip
 
 
 def _gather_seconds(step: PricedStep) -> float:
