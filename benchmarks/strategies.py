@@ -45,7 +45,11 @@ MODELS: dict[str, Callable[[int, int, int], nn.Module]] = {
     "gat": lambda a, h, c: GAT(a, h, 2, c, heads=2),
 }
 # what analyze calls it -> what the planner of plait.shard calls it
-SPLITS = {"edge cut": "by nodes", "edge cut, overlapped": "by nodes, overlapped", "feature partition": "by features"}
+SPLITS = {
+    "edge cut": "by nodes",
+    "edge cut, overlapped": "by nodes, overlapped",
+    "feature partition": "by features",
+}
 MINI_BATCH = "mini-batch, dependent"
 BATCH, FANOUTS, CLASSES = 1024, (10, 10), 8
 
@@ -76,7 +80,9 @@ def timed(step: Callable[[], Any], count: int, barrier: Callable[[], Any]) -> fl
     return statistics.median(took[2:])
 
 
-def training(model: nn.Module, called: Callable[[], Any], loss_of: Callable[[Any], Any]) -> Callable[[], None]:
+def training(
+    model: nn.Module, called: Callable[[], Any], loss_of: Callable[[Any], Any]
+) -> Callable[[], None]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
     def step() -> None:
@@ -87,7 +93,9 @@ def training(model: nn.Module, called: Callable[[], Any], loss_of: Callable[[Any
     return step
 
 
-def full_graph(make: Callable[[], nn.Module], data: Data, split: str, network: Network, part: Any, count: int) -> Any:
+def full_graph(
+    make: Callable[[], nn.Module], data: Data, split: str, network: Network, part: Any, count: int
+) -> Any:
     """One epoch of a full graph over ranks, every layer split the same way where it can be."""
     whole = exchange._spread
 
@@ -136,6 +144,10 @@ def mini_batches(make: Callable[[], nn.Module], folder: Path, epochs: int) -> di
             "seconds": statistics.median(r.seconds for r in reports),
             "bytes": statistics.mean(r.bytes_out for r in reports),
             "reduced": weights,
+            "parts": {
+                name: statistics.median(getattr(r, name) for r in reports)
+                for name in ("steps", "sampling", "look_up", "exchange", "stall", "compute", "all_reduce")
+            },
         }
 
 
@@ -173,11 +185,28 @@ def predicted(graph: str, name: str, asked: dict[str, Any], network: Network) ->
     torch.set_num_threads(1)
     data = load(Path(asked["data"]), graph, asked["width"])
     model = MODELS[name](asked["width"], asked["hidden"], CLASSES)
-    part = metis(plait.Graph.from_edge_index(*data.edge_index.numpy(), num_nodes=data.num_nodes), asked["ranks"])
+    part = metis(
+        plait.Graph.from_edge_index(*data.edge_index.numpy(), num_nodes=data.num_nodes), asked["ranks"]
+    )
     found = plait.analyze(
         model, data, asked["ranks"], network, partition=part, batch_size=BATCH, fanouts=FANOUTS
     )
     return found.to_dict()["strategies"]
+
+
+def line(row: dict[str, Any]) -> str:
+    """One strategy in words; what analyze has no prediction of its own for has none."""
+    said, sent, planned = row["predicted_seconds"], row["predicted_bytes"], row["shard_plan_seconds"]
+    text = f"{row['graph']:12s} {row['model']:5s} {row['strategy']:22s} {row['seconds'] * 1e3:9.2f} ms"
+    if said:
+        text += f", predicted {said * 1e3:9.2f} ({said / row['seconds']:.2f})"
+    if planned:
+        text += f", layers by the shard's plan {planned * 1e3:8.2f}"
+    text += f"; {row['bytes'] / 1e6:8.3f} MB"
+    if sent and row["bytes"]:
+        text += f", predicted {sent / 1e6:8.3f} ({sent / row['bytes']:.4f})"
+    parts = row["parts"] or {}
+    return text + "".join(f" {name} {value:.4f}" for name, value in parts.items())
 
 
 def main() -> None:
@@ -213,19 +242,15 @@ def main() -> None:
                 "graph": entry["graph"], "model": entry["model"], "strategy": strategy, "seconds": seconds,
                 "predicted_seconds": base and base["seconds_per_epoch"], "bytes": sent,
                 "predicted_bytes": base and base["bytes_per_epoch"],
-                "shard_plan_seconds": run.get("shard_plan_seconds"),
+                "shard_plan_seconds": run.get("shard_plan_seconds"), "parts": run.get("parts"),
             })  # fmt: skip
+    print("ratios are predicted over measured")
     for row in rows:
-        ratio = row["predicted_seconds"] and row["predicted_seconds"] / row["seconds"]
-        volume = row["predicted_bytes"] and row["bytes"] and row["predicted_bytes"] / row["bytes"]
-        print(
-            f"{row['graph']:12s} {row['model']:5s} {row['strategy']:22s} {row['seconds'] * 1e3:9.2f} ms, predicted "
-            f"{(row['predicted_seconds'] or 0) * 1e3:9.2f} ({ratio or 0:.2f}); shard plan "
-            f"{(row['shard_plan_seconds'] or 0) * 1e3:8.2f}; {row['bytes'] / 1e6:8.3f} MB, predicted "
-            f"{(row['predicted_bytes'] or 0) / 1e6:8.3f} ({volume or 0:.3f})"
-        )
+        print(line(row))
     if args.output:
-        args.output.write_text(json.dumps({"network": said[0]["network"], "asked": asked, "rows": rows}, default=str, indent=1))
+        args.output.write_text(
+            json.dumps({"network": said[0]["network"], "asked": asked, "rows": rows}, default=str, indent=1)
+        )
 
 
 if __name__ == "__main__":

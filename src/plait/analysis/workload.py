@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +25,7 @@ class Load:
     flops: float
     parameters: int
     held_bytes: float
+    after_seconds: tuple[float, float] = (0.0, 0.0)  # of what follows: an activation, or the loss
     once_seconds: float = 0.0  # products with the graph done once; mini-batches repeat them
 
     @property
@@ -33,7 +34,12 @@ class Load:
 
     @property
     def seconds(self) -> float:
-        return sum(self.graph_seconds) + sum(self.dense_seconds)
+        return sum(self.graph_seconds) + self.row_seconds
+
+    @property
+    def row_seconds(self) -> float:
+        """What is done row by row: products with weights, and what follows the layer."""
+        return sum(self.dense_seconds) + sum(self.after_seconds)
 
     def widened(self, factor: float) -> Load:
         """The layer with all widths times `factor`: its graph part grows with it, its dense part twice so."""
@@ -43,10 +49,12 @@ class Load:
 
         ahead, behind = self.graph_seconds
         dense = tuple(seconds * factor**2 for seconds in self.dense_seconds)
+        after = tuple(seconds * factor for seconds in self.after_seconds)
         return replace(
             self, width_in=wide((self.width_in,))[0], width_out=wide((self.width_out,))[0],
             ahead=wide(self.ahead), behind=wide(self.behind), once_seconds=self.once_seconds * factor,
             graph_seconds=(ahead * factor, behind * factor), dense_seconds=(dense[0], dense[1]),
+            after_seconds=(after[0], after[1]),
             flops=self.flops * factor**2, parameters=round(self.parameters * factor**2),
             held_bytes=self.held_bytes * factor,
         )  # fmt: skip
@@ -63,7 +71,9 @@ class Workload:
     float_bytes: int = 4
     index_bytes: int = 4
     graphs: int = 1  # separate graphs in the data
-    activation_seconds: float = 0.0  # of one layer's non-linearity
+    sampled_edge_seconds: float = 0.0  # to draw one edge of a mini-batch
+    looked_up_row_seconds: float = 0.0  # to bring the features of a node into a mini-batch
+    step_seconds: float = 0.0  # of a step of training, whatever its size
 
     @property
     def seconds(self) -> float:
@@ -99,13 +109,27 @@ class Workload:
         return replace(self, loads=loads, features=max(1, round(self.features * factor)))
 
 
-def workload_of(layers: Sequence[Layer], nodes: int, edges: int, features: int, **more: Any) -> Workload:
-    """The layers that could be counted; black boxes bring nothing and are marked in the analysis."""
-    loads = tuple(_load(layer) for layer in layers if not layer.is_black_box)
+Seconds = tuple[float, float]
+
+
+def workload_of(
+    layers: Sequence[Layer],
+    nodes: int,
+    edges: int,
+    features: int,
+    after: Callable[[Layer, bool], Seconds] = lambda layer, is_last: (0.0, 0.0),
+    **more: Any,
+) -> Workload:
+    """The layers that could be counted; black boxes bring nothing and are marked in the analysis.
+
+    `after` are the seconds, forward and backward, of what follows a layer: an activation, or the loss.
+    """
+    counted = [layer for layer in layers if not layer.is_black_box]
+    loads = tuple(_load(layer, after(layer, layer is counted[-1])) for layer in counted)
     return Workload(loads, nodes, edges, features, **more)
 
 
-def _load(layer: Layer) -> Load:
+def _load(layer: Layer, after: Seconds) -> Load:
     ahead, behind = layer.forward, layer.backward
     return Load(
         name=layer.name,
@@ -118,6 +142,7 @@ def _load(layer: Layer) -> Load:
         flops=ahead.flops + behind.flops,
         parameters=layer.parameters,
         held_bytes=layer.held_bytes,
+        after_seconds=after,
         once_seconds=layer.phases["once"].gather_seconds if "once" in layer.phases else 0.0,
     )
 

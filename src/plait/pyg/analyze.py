@@ -16,6 +16,7 @@ from plait.analysis.statistics import Statistics
 from plait.errors import InputError
 from plait.graph import Graph
 from plait.graph.partition import has_metis, metis
+from plait.kernels import launch
 from plait.plan.plan import Plan
 from plait.pyg.compile import explain
 from plait.runtime.session import machine_in_use
@@ -74,6 +75,8 @@ def analyze(
         batch_size=batch_size,
         fanouts=None if fanouts is None else tuple(fanouts),
         train_share=_train_share(data) if train_share is None else train_share,
+        seeds=_seeds(data) if train_share is None else None,
+        threads=launch.num_threads(),
         graphs=int(getattr(data, "num_graphs", 1) or 1),
     )
     return analyse(name, layers, statistics, machine, options, notes)
@@ -124,6 +127,12 @@ def _partitions(
     if graph is None or most == 1 or not graph.is_square or not has_metis() or not graph.num_edges:
         return {}, ""
     return {count: metis(graph, count) for count in counts if count > 1}, "METIS"
+
+
+def _seeds(data: Any) -> np.ndarray[Any, np.dtype[np.int64]] | None:
+    mask = getattr(data, "train_mask", None)
+    is_mask = isinstance(mask, Tensor) and mask.dim() == 1 and bool(mask.any())
+    return np.flatnonzero(mask.cpu().numpy()) if is_mask and mask is not None else None
 
 
 def _train_share(data: Any) -> float:
