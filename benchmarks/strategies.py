@@ -34,7 +34,7 @@ from plait.analysis.network import Network
 from plait.distributed import NeighborLoader, init, partition
 from plait.distributed.session import join
 from plait.distributed.train import Trainer
-from plait.distributed.wire import measure_network
+from plait.distributed.wire import measure_network, measure_sharing
 from plait.graph.partition import metis
 from plait.plan import exchange
 
@@ -138,7 +138,7 @@ def mini_batches(make: Callable[[], nn.Module], folder: Path, epochs: int) -> di
             session, list(FANOUTS), "train", BATCH, shuffle=True, seed=0, prefetch=0, coalesce=1
         )
         trainer = Trainer(session, make(), loader)
-        reports = [trainer.epoch() for _ in range(epochs + 1)][1:]
+        reports = [trainer.epoch() for _ in range(epochs + 3)][3:]
         weights = 4 * sum(p.numel() for p in trainer.model.parameters()) * len(loader)
         return {
             "seconds": statistics.median(r.seconds for r in reports),
@@ -156,7 +156,7 @@ def work(rank: int, ranks: int, port: int, asked: dict[str, Any], folder: str) -
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(ranks))
     torch.set_num_threads(1)
     join(300.0, "lo")
-    network, found = measure_network(), []
+    network, sharing, found = measure_network(), measure_sharing(), []
     for graph in asked["graphs"]:
         data = load(Path(asked["data"]), graph, asked["width"])
         part = metis(plait.Graph.from_edge_index(*data.edge_index.numpy(), num_nodes=data.num_nodes), ranks)
@@ -170,17 +170,26 @@ def work(rank: int, ranks: int, port: int, asked: dict[str, Any], folder: str) -
             for strategy, split in SPLITS.items():
                 if name != "gat" or split == "by nodes":
                     runs[strategy] = full_graph(make, data, split, network, part, asked["count"])
+            runs["all at once"] = alone(make, data, asked["count"])  # one worker each: what sharing costs
+            dist.barrier()
             if rank == 0:
                 runs["one worker"] = alone(make, data, asked["count"])
             dist.barrier()
-            runs[MINI_BATCH] = mini_batches(make, parts, 3)
+            runs[MINI_BATCH] = mini_batches(make, parts, 8)
             found.append({"graph": graph, "model": name, "runs": runs})
-    said = {"rank": rank, "network": [network.bytes_per_s, network.latency], "found": found}
+    said = {
+        "rank": rank,
+        "sharing": sharing,
+        "network": [network.bytes_per_s, network.latency],
+        "found": found,
+    }
     (Path(folder) / f"rank-{rank}.json").write_text(json.dumps(said))
     dist.destroy_process_group()
 
 
-def predicted(graph: str, name: str, asked: dict[str, Any], network: Network) -> dict[str, Any]:
+def predicted(
+    graph: str, name: str, asked: dict[str, Any], network: Network, sharing: float
+) -> dict[str, Any]:
     """What analyze says of the same model, graph, partition and network."""
     torch.set_num_threads(1)
     data = load(Path(asked["data"]), graph, asked["width"])
@@ -189,7 +198,14 @@ def predicted(graph: str, name: str, asked: dict[str, Any], network: Network) ->
         plait.Graph.from_edge_index(*data.edge_index.numpy(), num_nodes=data.num_nodes), asked["ranks"]
     )
     found = plait.analyze(
-        model, data, asked["ranks"], network, partition=part, batch_size=BATCH, fanouts=FANOUTS
+        model,
+        data,
+        asked["ranks"],
+        network,
+        partition=part,
+        batch_size=BATCH,
+        fanouts=FANOUTS,
+        sharing=sharing,
     )
     return found.to_dict()["strategies"]
 
@@ -229,9 +245,10 @@ def main() -> None:
         said = [json.loads((Path(folder) / f"rank-{rank}.json").read_text()) for rank in range(args.ranks)]
     network = Network("loopback", *said[0]["network"])
     print(f"network: {network.bytes_per_s / 1e9:.2f} GB/s, {network.latency * 1e6:.0f} us")
+    print(f"computing all at once: {said[0]['sharing']:.2f} times slower than one alone")
     rows = []
     for number, entry in enumerate(said[0]["found"]):
-        told = predicted(entry["graph"], entry["model"], asked, network)
+        told = predicted(entry["graph"], entry["model"], asked, network, said[0]["sharing"])
         for strategy, run in entry["runs"].items():
             ranks = [one["found"][number]["runs"].get(strategy, run) for one in said]
             seconds = max(one["seconds"] for one in ranks)
@@ -249,7 +266,11 @@ def main() -> None:
         print(line(row))
     if args.output:
         args.output.write_text(
-            json.dumps({"network": said[0]["network"], "asked": asked, "rows": rows}, default=str, indent=1)
+            json.dumps(
+                {"sharing": said[0]["sharing"], "network": said[0]["network"], "asked": asked, "rows": rows},
+                default=str,
+                indent=1,
+            )
         )
 
 

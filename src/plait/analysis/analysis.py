@@ -12,7 +12,13 @@ from numpy.typing import NDArray
 
 from plait.analysis import cut
 from plait.analysis.advice import Advice, advise
-from plait.analysis.between import STEP_SECONDS, after, looked_up_row_seconds, sampled_edge_seconds
+from plait.analysis.between import (
+    BATCH_SECONDS,
+    STEP_SECONDS,
+    after,
+    looked_up_row_seconds,
+    sampled_edge_seconds,
+)
 from plait.analysis.fetch import Fetch, drawn, expected
 from plait.analysis.growth import Growth, grow
 from plait.analysis.layers import Layer
@@ -51,6 +57,7 @@ class Options:
     seeds: NDArray[np.int64] | None = None  # nodes mini-batches start from; None: a share of all
     graphs: int = 1
     threads: int | None = None  # of one worker; None: those of the machine's profile
+    sharing: float = 1.0  # how much slower a worker computes while the others on its machine do
 
 
 @dataclass(frozen=True)
@@ -243,6 +250,7 @@ def analyse(
         sampled_edge_seconds=sampled_edge_seconds(machine),
         looked_up_row_seconds=looked_up_row_seconds(machine, features),
         step_seconds=STEP_SECONDS,
+        batch_seconds=BATCH_SECONDS,
     )  # fmt: skip
     clusters = _Clusters(statistics, options, growth, fanouts)
     most = max(options.workers)
@@ -351,7 +359,8 @@ class _Clusters:
         if fetch is None:
             seeds = max(1.0, self.statistics.nodes * self.options.train_share)
             fetch = expected(self.growth, seeds, workers, self._quality[0])
-        return Cluster(workers, self.options.network, edges, vertices, self.growth, fetch)
+        sharing = self.options.sharing
+        return Cluster(workers, self.options.network, edges, vertices, self.growth, fetch, sharing)
 
     def _compared(self, parts: int, edges: cut.EdgeCut, vertices: cut.VertexCut) -> tuple[float, float]:
         """Halos and mirrors of a partition over those of a random one."""

@@ -13,11 +13,19 @@ from plait.cost.machine import MachineProfile
 from plait.cost.price import Pricer
 from plait.ops.work import Request
 
-__all__ = ["STEP_SECONDS", "after", "looked_up_row_seconds", "loss_seconds", "sampled_edge_seconds"]
+__all__ = [
+    "BATCH_SECONDS",
+    "STEP_SECONDS",
+    "after",
+    "looked_up_row_seconds",
+    "loss_seconds",
+    "sampled_edge_seconds",
+]
 
 STEP_SECONDS = 0.3e-3  # Python of a training step beside its layers: autograd, the optimiser
-_ROWS_PER_SAMPLED_EDGE = 4  # random reads: the neighbour, its place among those seen, its pointer
-
+BATCH_SECONDS = 1.5e-3  # the same of a mini-batch: its graph is new, and Python draws and assembles it
+_READS_PER_SAMPLED_EDGE = 1.25  # random reads of memory; the others find what they look for in cache
+_COPIES_PER_ROW = 2  # out of the store, and into the batch
 _LOSS_NUMBER_SECONDS = 2.0e-9  # of a row as wide as a vector or wider
 _LOSS_ROW_SECONDS = 180e-9  # of a narrower row, which torch takes number by number
 _VECTOR = 16
@@ -37,14 +45,14 @@ def loss_seconds(rows: int, width: int) -> tuple[float, float]:
 
 def sampled_edge_seconds(machine: MachineProfile) -> float:
     """To draw one edge of a neighbourhood and find its end among the nodes drawn before, on one core."""
-    return _ROWS_PER_SAMPLED_EDGE * machine.threads * machine.memory_row_seconds
+    return _READS_PER_SAMPLED_EDGE * machine.threads * machine.memory_row_seconds
 
 
 def looked_up_row_seconds(machine: MachineProfile, width: int) -> float:
     """To copy one row of features from memory, on one core."""
     size = width * _FLOAT_BYTES
     moved = size / machine.gather_memory_bytes_per_s + size / machine.write_bytes_per_s
-    return machine.threads * (machine.memory_row_seconds + moved)
+    return _COPIES_PER_ROW * machine.threads * (machine.memory_row_seconds + moved)
 
 
 def _fresh(rows: int, width: int) -> float:

@@ -15,7 +15,7 @@ from plait.graph import Graph
 __all__ = ["Fetch", "drawn", "expected"]
 
 Ints = NDArray[np.int64]
-_MOST_BATCHES = 32  # drawn of each part; the rest of an epoch is taken to be like them
+_BATCHES = 32  # drawn of each part: several epochs where they are short, else a piece of one
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,7 @@ def drawn(
     steps = max(1, math.ceil(most / batch))
     rows, sent = np.zeros(parts), np.zeros(parts)
     for p in range(parts):
-        order = np.resize(rng.permutation(own[p] if len(own[p]) else seeds), most)
-        cuts = [order[k * batch : (k + 1) * batch] for k in range(steps)][:_MOST_BATCHES]
+        cuts = _cuts(own[p] if len(own[p]) else seeds, most, batch, rng)
         share = most / max(1, sum(map(len, cuts)))
         for cut in cuts:
             reached = expanded(graph, np.unique(cut), fanouts, rng)
@@ -62,6 +61,16 @@ def drawn(
             rows[p] += owners.sum() * share
             sent += owners * share
     return Fetch(steps, tuple(rows), tuple(sent), True)
+
+
+def _cuts(own: Ints, most: int, batch: int, rng: np.random.Generator) -> list[Ints]:
+    """The seeds of some batches, as epochs have them: the last of each may be short."""
+    found: list[Ints] = []
+    while len(found) < _BATCHES:
+        order = np.resize(rng.permutation(own), most)
+        found += [order[k : k + batch] for k in range(0, most, batch)]
+    steps = math.ceil(most / batch)
+    return found[: max(_BATCHES // steps, 1) * steps] if steps <= _BATCHES else found[:_BATCHES]
 
 
 def expected(growth: Growth, seeds: float, parts: int, quality: float = 1.0) -> Fetch:

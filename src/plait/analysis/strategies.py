@@ -22,6 +22,7 @@ __all__ = ["Cluster", "Strategy", "price", "stage_times"]
 
 _OPTIMISER = 4  # copies of the weights: themselves, gradients, two moments
 _ID_BYTES, _HEADER = 8, 3  # of a node's number on its way, and the numbers that say how many come
+_ROUND = 4  # messages of a round of fetching: that there is one, how many rows, which, the rows
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,7 @@ class Cluster:
     vertex_cut: VertexCut
     growth: Growth
     fetch: Fetch
+    sharing: float = 1.0  # how much slower a worker computes while the others on its machine do
 
 
 def price(work: Workload, cluster: Cluster) -> list[Strategy]:
@@ -110,12 +112,15 @@ def price(work: Workload, cluster: Cluster) -> list[Strategy]:
 def _strategy(
     work: Workload, cluster: Cluster, name: str, family: str, per_layer: Sequence[Traffic],
     compute: float, memory: float, synchronisations: int, *, share: float | None = None,
-    others: Traffic | None = None, fixed: float | None = None, steps: int = 1, **more: Any,
+    others: Traffic | None = None, fixed: float | None = None, steps: int = 1, is_batch: bool = False,
+    **more: Any,
 ) -> Strategy:  # fmt: skip
     """A strategy whose workers agree on the weights once an epoch, unless `others` says what they do."""
-    once = all_reduce(work.weight_bytes, cluster.workers) if others is None else others
+    # gradients are added up at the end, and before it how many rows the loss is a mean of
+    once = all_reduce(work.weight_bytes, cluster.workers) + Traffic(messages=1) if others is None else others
     traffic = sum(per_layer, once)
-    compute += steps * work.step_seconds
+    compute += steps * (work.batch_seconds if is_batch else work.step_seconds)
+    compute *= cluster.sharing
     return Strategy(
         name=name,
         family=family,
@@ -146,6 +151,10 @@ def _graph_seconds(work: Workload) -> float:
     return sum(sum(load.graph_seconds) for load in work.loads)
 
 
+def _narrow_seconds(work: Workload, workers: int) -> float:
+    return sum(load.narrow_seconds(workers) for load in work.loads)
+
+
 def _dense_seconds(work: Workload) -> float:
     return sum(load.row_seconds for load in work.loads)
 
@@ -165,8 +174,10 @@ def _edge_cut(work: Workload, cluster: Cluster) -> Strategy:
     cut = cluster.edge_cut
     per_layer = [_halo_traffic(work, cut, load) for load in work.loads]
     share, rows = _shares(cut, work)
-    compute = _graph_seconds(work) * share + _dense_seconds(work) * rows
     halo = max(cut.halo, default=0.0)
+    compute = _graph_seconds(work) * share + _dense_seconds(work) * rows
+    # a layer with passes of its own computes its halo's rows again
+    compute += sum(sum(l.dense_seconds) for l in work.loads if l.takes_halo) * halo / max(1, work.nodes)
     held = (
         work.held_bytes * rows + halo * sum(max(l.gathers, default=0) for l in work.loads) * work.float_bytes
     )
@@ -221,7 +232,8 @@ def _features(work: Workload, cluster: Cluster) -> Strategy:
     switches = sum(2 * (bool(load.ahead) + bool(load.behind)) for load in work.loads)
     memory = work.graph_bytes + (work.feature_bytes + 2 * work.held_bytes) / P
     return _strategy(
-        work, cluster, "feature partition", "data: graph partition", per_layer, work.seconds / P, memory,
+        work, cluster, "feature partition", "data: graph partition", per_layer,
+        _narrow_seconds(work, P) + _dense_seconds(work) / P, memory,
         switches, note="every worker holds the whole graph and some columns of every row",
     )  # fmt: skip
 
@@ -239,7 +251,8 @@ def _operator_features(work: Workload, cluster: Cluster) -> Strategy:
         per_layer.append(replace(gathered, messages=gathered.messages * products))
     memory = work.feature_bytes + work.graph_bytes + work.held_bytes
     return _strategy(
-        work, cluster, "operator, features", "model: operator", per_layer, work.seconds / P, memory,
+        work, cluster, "operator, features", "model: operator", per_layer,
+        _narrow_seconds(work, P) + _dense_seconds(work) / P, memory,
         sum(len(load.gathers) + 3 for load in work.loads), others=Traffic(),
         note="columns of every product are shared out, its result is gathered by all",
     )  # fmt: skip
@@ -288,7 +301,7 @@ def _hybrid(work: Workload, cluster: Cluster) -> Strategy | None:
         options = {
             "edge cut": (graph * share, _halo_traffic(work, cluster.edge_cut, load)),
             "vertex cut": (graph * spread, _mirror_traffic(work, cluster.vertex_cut, load)),
-            "features": (graph / P, _switch_traffic(work, P, load)),
+            "features": (load.narrow_seconds(P), _switch_traffic(work, P, load)),
         }
         name, (seconds, traffic) = min(
             options.items(), key=lambda item: item[1][0] + network.seconds(item[1][1])
@@ -318,9 +331,9 @@ def _dependent(work: Workload, cluster: Cluster) -> Strategy:
     """Neighbours are sampled around seeds of one graph whose topology everybody holds; features travel."""
     P, growth, fetch, layers = cluster.workers, cluster.growth, cluster.fetch, len(work.loads)
     seconds = flops = held = 0.0
-    for place, load in enumerate(work.loads):
-        edges = growth.edges_of(place, layers) / max(1, work.edges)
-        rows = growth.rows(place, layers) / max(1, work.nodes)
+    # PyG's models take all nodes and edges of a batch through every layer
+    edges, rows = sum(growth.edges) / max(1, work.edges), growth.nodes[-1] / max(1, work.nodes)
+    for load in work.loads:
         seconds += (sum(load.graph_seconds) + load.once_seconds) * edges + load.row_seconds * rows
         flops += load.flops * max(edges, rows)
         held += load.held_bytes * rows
@@ -328,9 +341,8 @@ def _dependent(work: Workload, cluster: Cluster) -> Strategy:
     # of a remote row its number goes out and its features come back; counts of both go before them
     columns = work.features * work.float_bytes + _ID_BYTES
     counts = fetch.steps * (P - 1) * _ID_BYTES * _HEADER
-    fetched = Traffic(
-        fetch.total * columns + counts * P, fetch.busiest * columns + counts, 3 * fetch.steps * (P - 1)
-    )
+    messages = _ROUND * fetch.steps * (P - 1)
+    fetched = Traffic(fetch.total * columns + counts * P, fetch.busiest * columns + counts, messages)
     weights = all_reduce(work.weight_bytes, P) * fetch.steps
     memory = work.feature_bytes / P + work.graph_bytes / 2 + held  # edges by target are enough
     inflation = fetch.steps * P * sum(growth.edges) / max(1, work.edges * layers)
@@ -338,7 +350,7 @@ def _dependent(work: Workload, cluster: Cluster) -> Strategy:
         work, cluster, "mini-batch, dependent", "data: mini-batch",
         [*([Traffic()] * (layers - 1)), fetched][-layers:] if layers else [],
         fetch.steps * (seconds + drawing), memory, fetch.steps * 4,
-        share=fetch.steps * flops / max(1.0, work.flops), others=weights, steps=fetch.steps,
+        share=fetch.steps * flops / max(1.0, work.flops), others=weights, steps=fetch.steps, is_batch=True,
         same_numbers=False,
         note=f"batches of {growth.batch}: {growth.nodes[-1]:,.0f} nodes each, edges x {inflation:.2f}, "
         f"{fetch.total / max(1, P * fetch.steps):,.0f} of them remote",

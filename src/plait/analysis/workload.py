@@ -10,6 +10,8 @@ from plait.analysis.layers import Layer
 
 __all__ = ["Load", "Workload", "workload_of"]
 
+_LINE_FLOATS = 16  # of a cache line
+
 
 @dataclass(frozen=True)
 class Load:
@@ -26,6 +28,7 @@ class Load:
     parameters: int
     held_bytes: float
     after_seconds: tuple[float, float] = (0.0, 0.0)  # of what follows: an activation, or the loss
+    takes_halo: bool = False  # runs on its rows and their halo: what travels is its input
     once_seconds: float = 0.0  # products with the graph done once; mini-batches repeat them
 
     @property
@@ -35,6 +38,18 @@ class Load:
     @property
     def seconds(self) -> float:
         return sum(self.graph_seconds) + self.row_seconds
+
+    def narrow_seconds(self, workers: int) -> float:
+        """Of the products with the graph, each with one part in so many of the columns and all edges.
+
+        Rows are gathered by cache lines: one that fills no line takes as long as one that does.
+        """
+
+        def lines(columns: Iterable[int], parts: int) -> float:
+            return sum(max(c / parts, _LINE_FLOATS) for c in columns)
+
+        pairs = zip(self.graph_seconds, (self.ahead, self.behind), strict=True)
+        return sum(took * lines(c, workers) / lines(c, 1) if c else took / workers for took, c in pairs)
 
     @property
     def row_seconds(self) -> float:
@@ -74,6 +89,7 @@ class Workload:
     sampled_edge_seconds: float = 0.0  # to draw one edge of a mini-batch
     looked_up_row_seconds: float = 0.0  # to bring the features of a node into a mini-batch
     step_seconds: float = 0.0  # of a step of training, whatever its size
+    batch_seconds: float = 0.0  # the same of a step on a mini-batch
 
     @property
     def seconds(self) -> float:
@@ -125,24 +141,30 @@ def workload_of(
     `after` are the seconds, forward and backward, of what follows a layer: an activation, or the loss.
     """
     counted = [layer for layer in layers if not layer.is_black_box]
-    loads = tuple(_load(layer, after(layer, layer is counted[-1])) for layer in counted)
+    loads = tuple(_load(layer, after(layer, layer is counted[-1]), layer is counted[0]) for layer in counted)
     return Workload(loads, nodes, edges, features, **more)
 
 
-def _load(layer: Layer, after: Seconds) -> Load:
+def _load(layer: Layer, after: Seconds, is_first: bool) -> Load:
     ahead, behind = layer.forward, layer.backward
+    columns = (ahead.gathers, _returned(ahead.gathers, behind.gathers))
+    if layer.has_passes:
+        # rows of its input come before it runs, their gradients go back; features that never change come once
+        given = () if is_first else (layer.width_in,)
+        columns = (given, given if behind.gathers else ())
     return Load(
         name=layer.name,
         width_in=layer.width_in,
         width_out=layer.width_out,
-        ahead=ahead.gathers,
-        behind=_returned(ahead.gathers, behind.gathers),
+        ahead=columns[0],
+        behind=columns[1],
         graph_seconds=(ahead.gather_seconds, behind.gather_seconds),
         dense_seconds=(ahead.seconds - ahead.gather_seconds, behind.seconds - behind.gather_seconds),
         flops=ahead.flops + behind.flops,
         parameters=layer.parameters,
         held_bytes=layer.held_bytes,
         after_seconds=after,
+        takes_halo=layer.has_passes,
         once_seconds=layer.phases["once"].gather_seconds if "once" in layer.phases else 0.0,
     )
 

@@ -38,6 +38,7 @@ def analyze(
     batch_size: int = 1024,
     fanouts: Sequence[int | None] | None = None,
     train_share: float | None = None,
+    sharing: float = 1.0,
     mode: str = "training",
 ) -> Analysis:
     """What a model does on a graph and which form of parallelism pays; it prints itself.
@@ -47,7 +48,8 @@ def analyze(
     `network` is a name ("10gbit"), figures ("40gbit,10us") or (bytes a second, latency). `partition` (an
     owner for each node; default: METIS where pymetis is installed) says what an edge cut sends; `halo`
     (remote rows over owned ones) does so for statistics. `batch_size` and `fanouts` are those of sampled
-    mini-batches, `train_share` the share of the nodes they start from.
+    mini-batches, `train_share` the share of the nodes they start from. `sharing` is how many times slower a
+    worker computes while the others do: more than 1 where they share a machine (`distributed.wire`).
     """
     statistics = _statistics(data)
     counts = check_workers(list(workers) if isinstance(workers, Sequence) else workers, statistics.nodes)
@@ -55,6 +57,10 @@ def analyze(
         raise InputError(f"mode: {mode!r}; pass 'training' or 'inference'")
     if halo is not None and not 0 <= halo < float("inf"):
         raise InputError(f"halo: {halo!r}; give remote rows over owned ones, a number of at least 0")
+    if not 1 <= sharing < float("inf"):
+        raise InputError(
+            f"sharing: {sharing!r}; give how many times slower a worker is, a number of at least 1"
+        )
     linked, limit, machine = network_of(network), memory_of(memory), machine_in_use()
     notes: tuple[str, ...] = ()
     if isinstance(model, str):
@@ -77,6 +83,7 @@ def analyze(
         train_share=_train_share(data) if train_share is None else train_share,
         seeds=_seeds(data) if train_share is None else None,
         threads=launch.num_threads(),
+        sharing=sharing,
         graphs=int(getattr(data, "num_graphs", 1) or 1),
     )
     return analyse(name, layers, statistics, machine, options, notes)
