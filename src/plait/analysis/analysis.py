@@ -56,6 +56,7 @@ class Options:
     train_share: float = 1.0
     seeds: NDArray[np.int64] | None = None  # nodes mini-batches start from; None: a share of all
     graphs: int = 1
+    parameters: int | None = None  # of the whole model; None: those of the layers that were counted
     threads: int | None = None  # of one worker; None: those of the machine's profile
     sharing: float = 1.0  # how much slower a worker computes while the others on its machine do
 
@@ -245,7 +246,7 @@ def analyse(
     features = counted[0].width_in if counted else 0
     threads = options.threads or machine.threads
     work = workload_of(
-        layers, statistics.nodes, statistics.edges, features, graphs=options.graphs,
+        layers, statistics.nodes, statistics.edges, features, graphs=options.graphs, parameters=options.parameters,
         after=after(statistics.nodes, Pricer(machine, threads=options.threads), threads),
         sampled_edge_seconds=sampled_edge_seconds(machine),
         looked_up_row_seconds=looked_up_row_seconds(machine, features),

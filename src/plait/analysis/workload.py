@@ -86,6 +86,7 @@ class Workload:
     float_bytes: int = 4
     index_bytes: int = 4
     graphs: int = 1  # separate graphs in the data
+    parameters: int | None = None  # of the whole model, where it is at hand; else those of the layers
     sampled_edge_seconds: float = 0.0  # to draw one edge of a mini-batch
     looked_up_row_seconds: float = 0.0  # to bring the features of a node into a mini-batch
     step_seconds: float = 0.0  # of a step of training, whatever its size
@@ -101,7 +102,8 @@ class Workload:
 
     @property
     def weight_bytes(self) -> float:
-        return float(sum(load.parameters for load in self.loads) * self.float_bytes)
+        known = sum(load.parameters for load in self.loads) if self.parameters is None else self.parameters
+        return float(known * self.float_bytes)
 
     @property
     def graph_bytes(self) -> float:
@@ -122,7 +124,8 @@ class Workload:
 
     def widened(self, factor: float) -> Workload:
         loads = tuple(load.widened(factor) for load in self.loads)
-        return replace(self, loads=loads, features=max(1, round(self.features * factor)))
+        known = None if self.parameters is None else round(self.parameters * factor**2)
+        return replace(self, loads=loads, features=max(1, round(self.features * factor)), parameters=known)
 
 
 Seconds = tuple[float, float]

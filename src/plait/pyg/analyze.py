@@ -82,6 +82,7 @@ def analyze(
         fanouts=None if fanouts is None else tuple(fanouts),
         train_share=_train_share(data) if train_share is None else train_share,
         seeds=_seeds(data) if train_share is None else None,
+        parameters=None if isinstance(model, str) else _parameters(model),
         threads=launch.num_threads(),
         sharing=sharing,
         graphs=int(getattr(data, "num_graphs", 1) or 1),
@@ -134,6 +135,11 @@ def _partitions(
     if graph is None or most == 1 or not graph.is_square or not has_metis() or not graph.num_edges:
         return {}, ""
     return {count: metis(graph, count) for count in counts if count > 1}, "METIS"
+
+
+def _parameters(model: nn.Module) -> int:
+    """Numbers that are trained, those of layers that run in PyG too."""
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
 def _seeds(data: Any) -> np.ndarray[Any, np.dtype[np.int64]] | None:
