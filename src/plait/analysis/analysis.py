@@ -38,6 +38,7 @@ __all__ = ["Analysis", "Options", "Roof", "analyse", "check_workers", "memory_of
 
 Partition = NDArray[np.int64]
 _FANOUT = 10
+_MOST_DRAWN = 8  # partitions of the pipelines shown: more tell no more
 _CURVE = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -246,7 +247,8 @@ def analyse(
     features = counted[0].width_in if counted else 0
     threads = options.threads or machine.threads
     work = workload_of(
-        layers, statistics.nodes, statistics.edges, features, graphs=options.graphs, parameters=options.parameters,
+        layers, statistics.nodes, statistics.edges, features, graphs=options.graphs,
+        parameters=options.parameters,
         after=after(statistics.nodes, Pricer(machine, threads=options.threads), threads),
         sampled_edge_seconds=sampled_edge_seconds(machine),
         looked_up_row_seconds=looked_up_row_seconds(machine, features),
@@ -259,7 +261,7 @@ def analyse(
     scaling = {count: tuple(price(work, clusters(count))) for count in curve if count <= max(1, work.nodes)}
     strategies = scaling[most]
     advice = advise(work, clusters(most), strategies, options.memory, clusters) if work.loads else None
-    partitions = max(most, 4)
+    partitions = min(max(most, 4), _MOST_DRAWN)
     runs = tuple(schedule(stage_times(work, partitions, 0), mode) for mode in MODES) if work.loads else ()
     width = max((layer.width_out for layer in counted), default=1)
     schemes = schemes_of(
