@@ -156,7 +156,7 @@ def test_mini_batches_send_the_rows_that_were_drawn_and_agree_on_weights_at_ever
     steps = 400 // 16
     assert machines.fetch.steps == steps
     rows = machines.fetch.total * (WIDTHS[0] * 4 + 8)  # features come, a number goes out
-    headers = 2 * steps * 2 * 3 * 8  # either worker asks in a round of its own
+    headers = 1.5 * steps * 2 * 3 * 8  # both ask in one round, or each in its own
     weights = 2 * sum(load.parameters for load in work.loads) * 4 * steps
     assert found.traffic.total == pytest.approx(rows + headers + weights)
     assert not found.same_numbers

@@ -340,8 +340,8 @@ def _dependent(work: Workload, cluster: Cluster) -> Strategy:
     drawing = sum(growth.edges) * work.sampled_edge_seconds + growth.nodes[-1] * work.looked_up_row_seconds
     # of a remote row its number goes out and its features come back; counts of both go before them
     columns = work.features * work.float_bytes + _ID_BYTES
-    # each worker asks when it needs to, which is a round of its own
-    counts = P * fetch.steps * (P - 1) * _ID_BYTES * _HEADER
+    # a worker asks when it needs to, and others that do join it: between one round a step and one each
+    counts = (P + 1) / 2 * fetch.steps * (P - 1) * _ID_BYTES * _HEADER
     messages = _ROUND * fetch.steps * (P - 1)
     fetched = Traffic(fetch.total * columns + counts * P, fetch.busiest * columns + counts, messages)
     weights = all_reduce(work.weight_bytes, P) * fetch.steps
