@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -34,7 +36,7 @@ def _advice(memory: float = 1e12, bandwidth: float = 1e9, model: str = "gin") ->
 
     def of(workers: int) -> Cluster:
         base = cluster(graph, np.arange(2000) % workers)
-        return Cluster(workers, Network("n", bandwidth, 1e-7), base.edge_cut, base.vertex_cut, base.growth)
+        return replace(base, network=Network("n", bandwidth, 1e-7))
 
     machines = of(4)
     return advise(work, machines, price(work, machines), memory, of)

@@ -54,7 +54,7 @@ def test_formulas_of_fused_layers_evaluate_to_their_counts() -> None:
         for layer in layers_by_name(model, (32, 16, 8), SMALL, MACHINE):
             for phase in layer.phases.values():
                 assert phase.formulas["flops"](**phase.values) == phase.flops
-                assert phase.is_exact
+                assert phase.is_exact == (model == "gat")  # the others are held to no counted run
 
 
 @pytest.mark.parametrize("degrees", ["powerlaw", "poisson", "regular"])

@@ -191,7 +191,7 @@ def _naive_gat(edges: list[tuple[int, int]], nodes: int, width: int) -> int:
         flops += 2  # minus it, exponential
         flops += 1  # sum of the row
         flops += 2 * width  # weighted sum
-    return flops + nodes * width  # divided once
+    return flops + nodes + nodes * width  # one over the sum, times that
 
 
 def test_gat_is_counted_as_it_runs() -> None:

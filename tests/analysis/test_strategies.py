@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from plait.analysis.cut import edge_cut, expected_edge_cut, expected_vertex_cut, vertex_cut
+from plait.analysis.fetch import drawn, expected
 from plait.analysis.growth import grow
 from plait.analysis.models import layers_by_name
 from plait.analysis.network import Network, network_of
@@ -32,7 +33,10 @@ def cluster(graph: Graph, part: Any, network: str = "10gbit") -> Cluster:
     found = Statistics.of(graph)
     growth = grow(found, 16, (4, 4))
     parts = int(part.max()) + 1
-    return Cluster(parts, network_of(network), edge_cut(graph, part), vertex_cut(graph, part), growth)
+    seeds = np.arange(graph.num_nodes)
+    fetch = drawn(graph, part, seeds, 16, (4, 4), np.random.default_rng(0))
+    cuts = edge_cut(graph, part), vertex_cut(graph, part)
+    return Cluster(parts, network_of(network), *cuts, growth, fetch)
 
 
 def by_name(work: Workload, machines: Cluster) -> dict[str, Strategy]:
@@ -144,28 +148,51 @@ def test_separate_graphs_share_nothing_but_weights() -> None:
     assert found.traffic.total == 2 * 3 * weights
 
 
-def test_mini_batches_fetch_what_their_growth_says() -> None:
+def test_mini_batches_send_the_rows_that_were_drawn_and_agree_on_weights_at_every_step() -> None:
     graph = random_graph(800, 6000)
     machines = cluster(graph, np.arange(800) % 2)
     work = workload("gcn", Statistics.of(graph))
     found = by_name(work, machines)["mini-batch, dependent"]
-    batches = 800 / 16
-    rows = machines.growth.nodes[-1] * batches / 2 * WIDTHS[0] * 4
-    asked = (machines.growth.nodes[-1] + sum(machines.growth.edges)) * batches / 2 * 8
-    weights = 2 * sum(load.parameters for load in work.loads) * 4 * batches / 2
-    assert found.traffic.total == pytest.approx(rows + asked + weights)
+    steps = 400 // 16
+    assert machines.fetch.steps == steps
+    rows = machines.fetch.total * (WIDTHS[0] * 4 + 8)  # features come, a number goes out
+    headers = 1.5 * steps * 2 * 3 * 8  # both ask in one round, or each in its own
+    weights = 2 * sum(load.parameters for load in work.loads) * 4 * steps
+    assert found.traffic.total == pytest.approx(rows + headers + weights)
     assert not found.same_numbers
+
+
+def test_workers_that_share_a_machine_compute_longer() -> None:
+    graph = random_graph(200, 1500)
+    work, machines = workload("gcn", Statistics.of(graph)), cluster(graph, np.arange(200) % 2)
+    alone, shared = by_name(work, machines), by_name(work, replace(machines, sharing=1.5))
+    assert shared["one worker"].seconds_per_epoch == alone["one worker"].seconds_per_epoch
+    assert shared["edge cut"].compute_seconds == pytest.approx(1.5 * alone["edge cut"].compute_seconds)
+
+
+def test_columns_narrower_than_a_cache_line_gain_nothing() -> None:
+    work = workload("gcn", Statistics(20_000, 400_000), (64, 64, 8))
+    narrow, wide = work.loads[1], workload("gcn", Statistics(20_000, 400_000), (64, 128, 128)).loads[1]
+    assert narrow.narrow_seconds(2) == pytest.approx(sum(narrow.graph_seconds))
+    assert wide.narrow_seconds(4) == pytest.approx(sum(wide.graph_seconds) / 4)
+
+
+def test_attention_sends_the_rows_it_is_given_and_features_only_once() -> None:
+    work = workload("gat", Statistics(2_000, 30_000), (24, 16, 8))
+    assert (work.loads[0].gathers, work.loads[1].gathers) == ((), (16, 16))
+    assert all(load.takes_halo for load in work.loads)
 
 
 def test_a_hybrid_takes_the_cheaper_split_of_each_layer_and_is_never_slower() -> None:
     """Ten products in a row pay for one change to columns, a single one is cheaper by its halo."""
     statistics = Statistics(20_000, 400_000)
-    layers = layers_by_name("gcn", (8, 16, 16), statistics, default_profile())[1:]
-    layers += layers_by_name("ppnp", (16, 16), statistics, default_profile())[1:]
+    layers = layers_by_name("gcn", (8, 128, 128), statistics, default_profile())[1:]
+    layers += layers_by_name("ppnp", (128, 128), statistics, default_profile())[1:]
     work = workload_of(layers, 20_000, 400_000, 8)
     halos = expected_edge_cut(statistics, 8).with_halo(0.9)
     copies, growth = expected_vertex_cut(statistics, 8), grow(statistics, 64, (5, 5))
-    named = by_name(work, Cluster(8, Network("n", 1e9, 1e-6), halos, copies, growth))
+    fetch = expected(growth, 20_000, 8)
+    named = by_name(work, Cluster(8, Network("n", 1e9, 1e-6), halos, copies, growth, fetch))
     assert named["hybrid"].note == "by layer: edge cut, features"
     singles = [named[n].seconds_per_epoch for n in ("edge cut", "vertex cut", "feature partition")]
     assert named["hybrid"].seconds_per_epoch < min(singles)

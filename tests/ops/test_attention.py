@@ -24,7 +24,7 @@ def counted(kind: str, columns: int, heads: int) -> int:
             flops += {"gat": 1 + 2, "leaky": (1 + 2 + 2) * columns, "dot": 2 * columns}[kind]  # score
             flops += 1 + 1 + 1 + 1  # largest, minus it, exponential, sum
             flops += 2 * columns  # weighted row added
-    return flops + NODES * heads * columns  # over the sum
+    return flops + NODES * heads * (1 + columns)  # one over the sum, times that
 
 
 @pytest.mark.parametrize(("inner", "width", "heads"), [(64, 4, 1), (16, 8, 2), (32, 8, 3), (128, 2, 4)])

@@ -12,6 +12,14 @@ from numpy.typing import NDArray
 
 from plait.analysis import cut
 from plait.analysis.advice import Advice, advise
+from plait.analysis.between import (
+    BATCH_SECONDS,
+    STEP_SECONDS,
+    after,
+    looked_up_row_seconds,
+    sampled_edge_seconds,
+)
+from plait.analysis.fetch import Fetch, drawn, expected
 from plait.analysis.growth import Growth, grow
 from plait.analysis.layers import Layer
 from plait.analysis.network import Network, network_of
@@ -24,12 +32,13 @@ from plait.analysis.workload import Workload, workload_of
 from plait.cost.machine import MachineProfile
 from plait.cost.price import Pricer
 from plait.errors import InputError
-from plait.ops.work import Request
+from plait.graph import Graph
 
 __all__ = ["Analysis", "Options", "Roof", "analyse", "check_workers", "memory_of"]
 
 Partition = NDArray[np.int64]
 _FANOUT = 10
+_MOST_DRAWN = 8  # partitions of the pipelines shown: more tell no more
 _CURVE = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -46,7 +55,11 @@ class Options:
     batch_size: int = 1024
     fanouts: tuple[int | None, ...] | None = None
     train_share: float = 1.0
+    seeds: NDArray[np.int64] | None = None  # nodes mini-batches start from; None: a share of all
     graphs: int = 1
+    parameters: int | None = None  # of the whole model; None: those of the layers that were counted
+    threads: int | None = None  # of one worker; None: those of the machine's profile
+    sharing: float = 1.0  # how much slower a worker computes while the others on its machine do
 
 
 @dataclass(frozen=True)
@@ -229,19 +242,26 @@ def analyse(
     counted = [layer for layer in layers if not layer.is_black_box]
     depth = max(1, len(counted))
     fanouts = options.fanouts or (_FANOUT,) * depth
-    growth = grow(statistics, options.batch_size, fanouts[:depth] + fanouts[-1:] * (depth - len(fanouts)))
+    fanouts = fanouts[:depth] + fanouts[-1:] * (depth - len(fanouts))
+    growth = grow(statistics, options.batch_size, fanouts)
     features = counted[0].width_in if counted else 0
+    threads = options.threads or machine.threads
     work = workload_of(
         layers, statistics.nodes, statistics.edges, features, graphs=options.graphs,
-        activation_seconds=_activation(counted, statistics, machine),
+        parameters=options.parameters,
+        after=after(statistics.nodes, Pricer(machine, threads=options.threads), threads),
+        sampled_edge_seconds=sampled_edge_seconds(machine),
+        looked_up_row_seconds=looked_up_row_seconds(machine, features),
+        step_seconds=STEP_SECONDS,
+        batch_seconds=BATCH_SECONDS,
     )  # fmt: skip
-    clusters = _Clusters(statistics, options, growth)
+    clusters = _Clusters(statistics, options, growth, fanouts)
     most = max(options.workers)
     curve = sorted({*options.workers, *(c for c in _CURVE if c <= max(16, 2 * most))})
     scaling = {count: tuple(price(work, clusters(count))) for count in curve if count <= max(1, work.nodes)}
     strategies = scaling[most]
     advice = advise(work, clusters(most), strategies, options.memory, clusters) if work.loads else None
-    partitions = max(most, 4)
+    partitions = min(max(most, 4), _MOST_DRAWN)
     runs = tuple(schedule(stage_times(work, partitions, 0), mode) for mode in MODES) if work.loads else ()
     width = max((layer.width_out for layer in counted), default=1)
     schemes = schemes_of(
@@ -263,14 +283,6 @@ def analyse(
         schemes=tuple(schemes) if counted else (),
         notes=(*notes, *_notes(layers, statistics, options, clusters)),
     )
-
-
-def _activation(layers: Sequence[Layer], statistics: Statistics, machine: MachineProfile) -> float:
-    """Seconds of a non-linearity behind a layer of mean width."""
-    if not layers:
-        return 0.0
-    width = round(sum(layer.width_out for layer in layers) / len(layers))
-    return Pricer(machine).price(Request("relu", statistics.nodes, width)).seconds
 
 
 def _notes(
@@ -296,8 +308,10 @@ class _Clusters:
     For numbers without a partition the expectation is corrected by what the given one is better.
     """
 
-    def __init__(self, statistics: Statistics, options: Options, growth: Growth) -> None:
-        self.statistics, self.options, self.growth = statistics, options, growth
+    def __init__(
+        self, statistics: Statistics, options: Options, growth: Growth, fanouts: Sequence[int | None]
+    ) -> None:
+        self.statistics, self.options, self.growth, self.fanouts = statistics, options, growth, fanouts
         self._made: dict[int, Cluster] = {}
         self._quality = (1.0, 1.0)
         graph = statistics.graph
@@ -310,7 +324,7 @@ class _Clusters:
             if edges.parts != parts:
                 raise InputError(f"partition: {edges.parts} parts for {parts} workers; give as many")
             self._made[parts] = self._cluster(
-                parts, edges, cut.vertex_cut(graph, part, options.partitioned_by)
+                parts, edges, cut.vertex_cut(graph, part, options.partitioned_by), self._drawn(graph, part)
             )
             if parts > 1:
                 self._quality = self._compared(parts, edges, self._made[parts].vertex_cut)
@@ -332,10 +346,24 @@ class _Clusters:
             self._made[workers] = self._cluster(workers, edges, vertices)
         return self._made[workers]
 
-    def _cluster(self, workers: int, edges: cut.EdgeCut, vertices: cut.VertexCut) -> Cluster:
+    def _drawn(self, graph: Graph, part: Partition) -> Fetch:
+        """What mini-batches of every part's own seeds fetch."""
+        seeds, rng = self.options.seeds, np.random.default_rng(0)
+        if seeds is None:
+            count = max(1, round(self.options.train_share * graph.num_nodes))
+            seeds = np.sort(rng.choice(graph.num_nodes, min(count, graph.num_nodes), False))
+        return drawn(graph, part, seeds, self.growth.batch, self.fanouts, rng)
+
+    def _cluster(
+        self, workers: int, edges: cut.EdgeCut, vertices: cut.VertexCut, fetch: Fetch | None = None
+    ) -> Cluster:
         if self.options.halo is not None and workers > 1:
             edges = edges.with_halo(self.options.halo)
-        return Cluster(workers, self.options.network, edges, vertices, self.growth, self.options.train_share)
+        if fetch is None:
+            seeds = max(1.0, self.statistics.nodes * self.options.train_share)
+            fetch = expected(self.growth, seeds, workers, self._quality[0])
+        sharing = self.options.sharing
+        return Cluster(workers, self.options.network, edges, vertices, self.growth, fetch, sharing)
 
     def _compared(self, parts: int, edges: cut.EdgeCut, vertices: cut.VertexCut) -> tuple[float, float]:
         """Halos and mirrors of a partition over those of a random one."""

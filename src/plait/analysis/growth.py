@@ -13,7 +13,7 @@ from plait.errors import InputError
 from plait.graph import Graph
 from plait.graph.partition import distinct
 
-__all__ = ["Growth", "estimate", "grow", "measure"]
+__all__ = ["Growth", "estimate", "expanded", "grow", "measure"]
 
 Ints = NDArray[np.int64]
 
@@ -73,10 +73,17 @@ def measure(
     return Growth(size, tuple(map(float, nodes)), tuple(map(float, edges)), True)
 
 
+def expanded(
+    graph: Graph, seeds: Ints, fanouts: Sequence[int | None], rng: np.random.Generator
+) -> NDArray[np.int64]:
+    """The nodes within all hops of some seeds, ascending, in one draw."""
+    return np.flatnonzero(_expand(graph, seeds, fanouts, rng)[2])
+
+
 def _expand(
     graph: Graph, seeds: Ints, fanouts: Sequence[int | None], rng: np.random.Generator
-) -> tuple[list[int], list[int]]:
-    """Distinct nodes within each hop, and edges read in it; only nodes that are new read edges."""
+) -> tuple[list[int], list[int], NDArray[np.bool_]]:
+    """Distinct nodes within each hop, edges read in it, and which nodes; only new nodes read edges."""
     seen = np.zeros(graph.num_nodes, bool)
     seen[seeds] = True
     frontier, nodes, edges = seeds, [len(seeds)], []
@@ -87,7 +94,7 @@ def _expand(
         frontier = new
         edges.append(len(sources))
         nodes.append(nodes[-1] + len(new))
-    return nodes, edges
+    return nodes, edges, seen
 
 
 def _positions(graph: Graph, rows: Ints, fanout: int | None, rng: np.random.Generator) -> Ints:

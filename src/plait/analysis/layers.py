@@ -28,6 +28,7 @@ class Layer:
     parameters: int
     held_bytes: int  # what it keeps and makes at its peak
     note: str = ""
+    has_passes: bool = False  # it is a program of passes over edges, not a matrix expression
 
     @property
     def forward(self) -> Phase:
@@ -81,6 +82,7 @@ def _of_plan(plan: LayerPlan) -> Layer:
         width_out=size_of(out, plan.sizes),
         parameters=_parameters(plan),
         held_bytes=plan.peak_bytes,
+        has_passes=plan.expr is None,
     )
 
 

@@ -160,7 +160,7 @@ LOCAL: tuple[Row, ...] = (
         "GAT", "A", "softmax_i(LeakyReLU(aᵀ[W h_i, W h_j])) h_j", ("dk^2", "log k + log d"),
         ("k^2", "log k"), ("Lmdk^2 + Lnk^2", _DEPTH),
         (
-            L * (2 * n * k**2 + 4 * n * k + 7 * m + 2 * m * k + n * k),
+            L * (2 * n * k**2 + 4 * n * k + 7 * m + 2 * m * k + n * k + n),
             L * (2 * _PRODUCT + 3 + 2 * _SUM + 2 + _WEIGHTED + 1),
         ),
         "W h and both halves of the score are computed once a vertex, the softmax's sum once a row; "

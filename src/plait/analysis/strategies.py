@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from plait.analysis.cut import EdgeCut, VertexCut
+from plait.analysis.fetch import Fetch
 from plait.analysis.growth import Growth
 from plait.analysis.network import Network, Traffic, all_gather, all_reduce, all_to_all
 from plait.analysis.pipeline import MODES, Mode, Schedule, schedule
@@ -20,6 +21,8 @@ from plait.analysis.workload import Load, Workload
 __all__ = ["Cluster", "Strategy", "price", "stage_times"]
 
 _OPTIMISER = 4  # copies of the weights: themselves, gradients, two moments
+_ID_BYTES, _HEADER = 8, 3  # of a node's number on its way, and the numbers that say how many come
+_ROUND = 4  # messages of a round of fetching: that there is one, how many rows, which, the rows
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,8 @@ class Cluster:
     edge_cut: EdgeCut
     vertex_cut: VertexCut
     growth: Growth
-    train_share: float = 1.0  # of the nodes that are seeds of an epoch
+    fetch: Fetch
+    sharing: float = 1.0  # how much slower a worker computes while the others on its machine do
 
 
 def price(work: Workload, cluster: Cluster) -> list[Strategy]:
@@ -108,11 +112,15 @@ def price(work: Workload, cluster: Cluster) -> list[Strategy]:
 def _strategy(
     work: Workload, cluster: Cluster, name: str, family: str, per_layer: Sequence[Traffic],
     compute: float, memory: float, synchronisations: int, *, share: float | None = None,
-    others: Traffic | None = None, fixed: float | None = None, **more: Any,
+    others: Traffic | None = None, fixed: float | None = None, steps: int = 1, is_batch: bool = False,
+    **more: Any,
 ) -> Strategy:  # fmt: skip
     """A strategy whose workers agree on the weights once an epoch, unless `others` says what they do."""
-    once = all_reduce(work.weight_bytes, cluster.workers) if others is None else others
+    # gradients are added up at the end, and before it how many rows the loss is a mean of
+    once = all_reduce(work.weight_bytes, cluster.workers) + Traffic(messages=1) if others is None else others
     traffic = sum(per_layer, once)
+    compute += steps * (work.batch_seconds if is_batch else work.step_seconds)
+    compute *= cluster.sharing
     return Strategy(
         name=name,
         family=family,
@@ -132,8 +140,9 @@ def _strategy(
 def _alone(work: Workload) -> Strategy:
     memory = work.feature_bytes + work.graph_bytes + work.held_bytes + _OPTIMISER * work.weight_bytes
     nothing = tuple(Traffic() for _ in work.loads)
+    seconds = work.seconds + work.step_seconds
     return Strategy(
-        "one worker", "none", 1, nothing, Traffic(), work.seconds, work.seconds, work.flops, memory,
+        "one worker", "none", 1, nothing, Traffic(), seconds, seconds, work.flops, memory,
         _OPTIMISER * work.weight_bytes, 0,
     )  # fmt: skip
 
@@ -142,8 +151,12 @@ def _graph_seconds(work: Workload) -> float:
     return sum(sum(load.graph_seconds) for load in work.loads)
 
 
+def _narrow_seconds(work: Workload, workers: int) -> float:
+    return sum(load.narrow_seconds(workers) for load in work.loads)
+
+
 def _dense_seconds(work: Workload) -> float:
-    return sum(sum(load.dense_seconds) for load in work.loads)
+    return sum(load.row_seconds for load in work.loads)
 
 
 # Graph-partition parallelism --------------------------------------------------------------------------------
@@ -161,8 +174,10 @@ def _edge_cut(work: Workload, cluster: Cluster) -> Strategy:
     cut = cluster.edge_cut
     per_layer = [_halo_traffic(work, cut, load) for load in work.loads]
     share, rows = _shares(cut, work)
-    compute = _graph_seconds(work) * share + _dense_seconds(work) * rows
     halo = max(cut.halo, default=0.0)
+    compute = _graph_seconds(work) * share + _dense_seconds(work) * rows
+    # a layer with passes of its own computes its halo's rows again
+    compute += sum(sum(l.dense_seconds) for l in work.loads if l.takes_halo) * halo / max(1, work.nodes)
     held = (
         work.held_bytes * rows + halo * sum(max(l.gathers, default=0) for l in work.loads) * work.float_bytes
     )
@@ -217,7 +232,8 @@ def _features(work: Workload, cluster: Cluster) -> Strategy:
     switches = sum(2 * (bool(load.ahead) + bool(load.behind)) for load in work.loads)
     memory = work.graph_bytes + (work.feature_bytes + 2 * work.held_bytes) / P
     return _strategy(
-        work, cluster, "feature partition", "data: graph partition", per_layer, work.seconds / P, memory,
+        work, cluster, "feature partition", "data: graph partition", per_layer,
+        _narrow_seconds(work, P) + _dense_seconds(work) / P, memory,
         switches, note="every worker holds the whole graph and some columns of every row",
     )  # fmt: skip
 
@@ -235,7 +251,8 @@ def _operator_features(work: Workload, cluster: Cluster) -> Strategy:
         per_layer.append(replace(gathered, messages=gathered.messages * products))
     memory = work.feature_bytes + work.graph_bytes + work.held_bytes
     return _strategy(
-        work, cluster, "operator, features", "model: operator", per_layer, work.seconds / P, memory,
+        work, cluster, "operator, features", "model: operator", per_layer,
+        _narrow_seconds(work, P) + _dense_seconds(work) / P, memory,
         sum(len(load.gathers) + 3 for load in work.loads), others=Traffic(),
         note="columns of every product are shared out, its result is gathered by all",
     )  # fmt: skip
@@ -280,11 +297,11 @@ def _hybrid(work: Workload, cluster: Cluster) -> Strategy | None:
     spread = max(cluster.vertex_cut.edges) / max(1.0, sum(cluster.vertex_cut.edges))
     chosen, per_layer, compute = [], [], 0.0
     for load in work.loads:
-        graph, dense = sum(load.graph_seconds), sum(load.dense_seconds) * rows
+        graph, dense = sum(load.graph_seconds), load.row_seconds * rows
         options = {
             "edge cut": (graph * share, _halo_traffic(work, cluster.edge_cut, load)),
             "vertex cut": (graph * spread, _mirror_traffic(work, cluster.vertex_cut, load)),
-            "features": (graph / P, _switch_traffic(work, P, load)),
+            "features": (load.narrow_seconds(P), _switch_traffic(work, P, load)),
         }
         name, (seconds, traffic) = min(
             options.items(), key=lambda item: item[1][0] + network.seconds(item[1][1])
@@ -311,33 +328,33 @@ def _hybrid(work: Workload, cluster: Cluster) -> Strategy | None:
 
 
 def _dependent(work: Workload, cluster: Cluster) -> Strategy:
-    """Neighbours are sampled around seeds of one graph; features of remote nodes are fetched."""
-    P, growth, layers = cluster.workers, cluster.growth, len(work.loads)
-    seeds = max(1.0, work.nodes * cluster.train_share)
-    batches = math.ceil(seeds / max(1, growth.batch))
-    rounds, remote = math.ceil(batches / P), 1.0 - 1.0 / P
+    """Neighbours are sampled around seeds of one graph whose topology everybody holds; features travel."""
+    P, growth, fetch, layers = cluster.workers, cluster.growth, cluster.fetch, len(work.loads)
     seconds = flops = held = 0.0
-    for place, load in enumerate(work.loads):
-        edges = growth.edges_of(place, layers) / max(1, work.edges)
-        rows = growth.rows(place, layers) / max(1, work.nodes)
-        seconds += (sum(load.graph_seconds) + load.once_seconds) * edges + sum(load.dense_seconds) * rows
+    # PyG's models take all nodes and edges of a batch through every layer
+    edges, rows = sum(growth.edges) / max(1, work.edges), growth.nodes[-1] / max(1, work.nodes)
+    for load in work.loads:
+        seconds += (sum(load.graph_seconds) + load.once_seconds) * edges + load.row_seconds * rows
         flops += load.flops * max(edges, rows)
         held += load.held_bytes * rows
-    fetched = growth.nodes[-1] * remote * work.features * work.float_bytes
-    # a request of a remote row's neighbours and features: its number, and the numbers that come back
-    asked = (growth.nodes[-1] + sum(growth.edges)) * remote * 8.0
-    fetch = Traffic(
-        batches * (fetched + asked), rounds * (fetched + asked), rounds * 2 * (P - 1) * (layers + 1)
-    )
-    weights = all_reduce(work.weight_bytes, P) * rounds
-    memory = (work.feature_bytes + work.graph_bytes) / P + held
-    inflation = batches * sum(growth.edges) / max(1, work.edges * layers)
+    drawing = sum(growth.edges) * work.sampled_edge_seconds + growth.nodes[-1] * work.looked_up_row_seconds
+    # of a remote row its number goes out and its features come back; counts of both go before them
+    columns = work.features * work.float_bytes + _ID_BYTES
+    # a worker asks when it needs to, and others that do join it: between one round a step and one each
+    counts = (P + 1) / 2 * fetch.steps * (P - 1) * _ID_BYTES * _HEADER
+    messages = _ROUND * fetch.steps * (P - 1)
+    fetched = Traffic(fetch.total * columns + counts * P, fetch.busiest * columns + counts, messages)
+    weights = all_reduce(work.weight_bytes, P) * fetch.steps
+    memory = work.feature_bytes / P + work.graph_bytes / 2 + held  # edges by target are enough
+    inflation = fetch.steps * P * sum(growth.edges) / max(1, work.edges * layers)
     return _strategy(
         work, cluster, "mini-batch, dependent", "data: mini-batch",
-        [*([Traffic()] * (layers - 1)), fetch][-layers:] if layers else [],
-        rounds * seconds, memory, rounds * (1 + layers), share=rounds * flops / max(1.0, work.flops),
-        others=weights, same_numbers=False,
-        note=f"batches of {growth.batch}: {growth.nodes[-1]:,.0f} nodes each, edges x {inflation:.2f}",
+        [*([Traffic()] * (layers - 1)), fetched][-layers:] if layers else [],
+        fetch.steps * (seconds + drawing), memory, fetch.steps * 4,
+        share=fetch.steps * flops / max(1.0, work.flops), others=weights, steps=fetch.steps, is_batch=True,
+        same_numbers=False,
+        note=f"batches of {growth.batch}: {growth.nodes[-1]:,.0f} nodes each, edges x {inflation:.2f}, "
+        f"{fetch.total / max(1, P * fetch.steps):,.0f} of them remote",
     )  # fmt: skip
 
 
@@ -362,7 +379,7 @@ def stage_times(work: Workload, partitions: int, direction: int) -> list[list[li
         [
             [load.graph_seconds[direction] / partitions] * partitions,
             [load.dense_seconds[direction] / partitions] * partitions,
-            [work.activation_seconds / partitions] * partitions,
+            [load.after_seconds[direction] / partitions] * partitions,
         ]
         for load in loads
     ]

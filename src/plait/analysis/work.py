@@ -135,10 +135,20 @@ def _is_estimated(step: Step, plan: LayerPlan) -> bool:
 
     How many non-zeros a hoisted product of sparse features has is one of the planner's; what an extremum
     does about ties depends on the degrees (runtime/executor.py) and is counted as if it counted them all.
+    Operations outside `_CHECKED`, and scores that are not GAT's, were not held to a counted run.
     """
     hoisted = {step.out for step in plan.hoisted.steps}
     is_guessed = any(name in plan.sparse_values and name in hoisted for _, name in step.reads)
-    return is_guessed or (step.op.startswith("extremum") and plan.backward is not None)
+    is_unchecked = step.op not in _CHECKED or step.option("kind", "gat") != "gat"
+    return is_guessed or is_unchecked or (step.op.startswith("extremum") and plan.backward is not None)
+
+
+# held to programs run on numbers that count (tests/analysis/counting.py, carried.py)
+_CHECKED = frozenset({
+    "spmm", "gemm", "gemm_transposed", "scale", "scale_rows", "combine", "stack", "concat", "rows_of",
+    "columns_of", "relu", "relu_backward", "colsum", "dot", "extremum", "extremum_share", "extremum_gather",
+    "columns", "join", "attend", "attend_dots", "attend_again", "attend_sources", "attend_targets",
+})  # fmt: skip
 
 
 def _gather_seconds(step: PricedStep) -> float:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from plait.analysis.layers import Layer
 
 __all__ = ["Load", "Workload", "workload_of"]
+
+_LINE_FLOATS = 16  # of a cache line
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,8 @@ class Load:
     flops: float
     parameters: int
     held_bytes: float
+    after_seconds: tuple[float, float] = (0.0, 0.0)  # of what follows: an activation, or the loss
+    takes_halo: bool = False  # runs on its rows and their halo: what travels is its input
     once_seconds: float = 0.0  # products with the graph done once; mini-batches repeat them
 
     @property
@@ -33,7 +37,24 @@ class Load:
 
     @property
     def seconds(self) -> float:
-        return sum(self.graph_seconds) + sum(self.dense_seconds)
+        return sum(self.graph_seconds) + self.row_seconds
+
+    def narrow_seconds(self, workers: int) -> float:
+        """Of the products with the graph, each with one part in so many of the columns and all edges.
+
+        Rows are gathered by cache lines: one that fills no line takes as long as one that does.
+        """
+
+        def lines(columns: Iterable[int], parts: int) -> float:
+            return sum(max(c / parts, _LINE_FLOATS) for c in columns)
+
+        pairs = zip(self.graph_seconds, (self.ahead, self.behind), strict=True)
+        return sum(took * lines(c, workers) / lines(c, 1) if c else took / workers for took, c in pairs)
+
+    @property
+    def row_seconds(self) -> float:
+        """What is done row by row: products with weights, and what follows the layer."""
+        return sum(self.dense_seconds) + sum(self.after_seconds)
 
     def widened(self, factor: float) -> Load:
         """The layer with all widths times `factor`: its graph part grows with it, its dense part twice so."""
@@ -43,10 +64,12 @@ class Load:
 
         ahead, behind = self.graph_seconds
         dense = tuple(seconds * factor**2 for seconds in self.dense_seconds)
+        after = tuple(seconds * factor for seconds in self.after_seconds)
         return replace(
             self, width_in=wide((self.width_in,))[0], width_out=wide((self.width_out,))[0],
             ahead=wide(self.ahead), behind=wide(self.behind), once_seconds=self.once_seconds * factor,
             graph_seconds=(ahead * factor, behind * factor), dense_seconds=(dense[0], dense[1]),
+            after_seconds=(after[0], after[1]),
             flops=self.flops * factor**2, parameters=round(self.parameters * factor**2),
             held_bytes=self.held_bytes * factor,
         )  # fmt: skip
@@ -63,7 +86,11 @@ class Workload:
     float_bytes: int = 4
     index_bytes: int = 4
     graphs: int = 1  # separate graphs in the data
-    activation_seconds: float = 0.0  # of one layer's non-linearity
+    parameters: int | None = None  # of the whole model, where it is at hand; else those of the layers
+    sampled_edge_seconds: float = 0.0  # to draw one edge of a mini-batch
+    looked_up_row_seconds: float = 0.0  # to bring the features of a node into a mini-batch
+    step_seconds: float = 0.0  # of a step of training, whatever its size
+    batch_seconds: float = 0.0  # the same of a step on a mini-batch
 
     @property
     def seconds(self) -> float:
@@ -75,7 +102,8 @@ class Workload:
 
     @property
     def weight_bytes(self) -> float:
-        return float(sum(load.parameters for load in self.loads) * self.float_bytes)
+        known = sum(load.parameters for load in self.loads) if self.parameters is None else self.parameters
+        return float(known * self.float_bytes)
 
     @property
     def graph_bytes(self) -> float:
@@ -96,28 +124,50 @@ class Workload:
 
     def widened(self, factor: float) -> Workload:
         loads = tuple(load.widened(factor) for load in self.loads)
-        return replace(self, loads=loads, features=max(1, round(self.features * factor)))
+        known = None if self.parameters is None else round(self.parameters * factor**2)
+        return replace(self, loads=loads, features=max(1, round(self.features * factor)), parameters=known)
 
 
-def workload_of(layers: Sequence[Layer], nodes: int, edges: int, features: int, **more: Any) -> Workload:
-    """The layers that could be counted; black boxes bring nothing and are marked in the analysis."""
-    loads = tuple(_load(layer) for layer in layers if not layer.is_black_box)
+Seconds = tuple[float, float]
+
+
+def workload_of(
+    layers: Sequence[Layer],
+    nodes: int,
+    edges: int,
+    features: int,
+    after: Callable[[Layer, bool], Seconds] = lambda layer, is_last: (0.0, 0.0),
+    **more: Any,
+) -> Workload:
+    """The layers that could be counted; black boxes bring nothing and are marked in the analysis.
+
+    `after` are the seconds, forward and backward, of what follows a layer: an activation, or the loss.
+    """
+    counted = [layer for layer in layers if not layer.is_black_box]
+    loads = tuple(_load(layer, after(layer, layer is counted[-1]), layer is counted[0]) for layer in counted)
     return Workload(loads, nodes, edges, features, **more)
 
 
-def _load(layer: Layer) -> Load:
+def _load(layer: Layer, after: Seconds, is_first: bool) -> Load:
     ahead, behind = layer.forward, layer.backward
+    columns = (ahead.gathers, _returned(ahead.gathers, behind.gathers))
+    if layer.has_passes:
+        # rows of its input come before it runs, their gradients go back; features that never change come once
+        given = () if is_first else (layer.width_in,)
+        columns = (given, given if behind.gathers else ())
     return Load(
         name=layer.name,
         width_in=layer.width_in,
         width_out=layer.width_out,
-        ahead=ahead.gathers,
-        behind=_returned(ahead.gathers, behind.gathers),
+        ahead=columns[0],
+        behind=columns[1],
         graph_seconds=(ahead.gather_seconds, behind.gather_seconds),
         dense_seconds=(ahead.seconds - ahead.gather_seconds, behind.seconds - behind.gather_seconds),
         flops=ahead.flops + behind.flops,
         parameters=layer.parameters,
         held_bytes=layer.held_bytes,
+        after_seconds=after,
+        takes_halo=layer.has_passes,
         once_seconds=layer.phases["once"].gather_seconds if "once" in layer.phases else 0.0,
     )
 

@@ -24,7 +24,7 @@ Reads = list[tuple[str, str | None]]
 
 _SOFTMAX = 4  # operations per edge and head: largest score, minus it, exponential, sum
 _AGAIN = 3  # the same from what was kept: minus the largest, exponential, over the sum
-_SCORE = {"gat": 3, "leaky": 0, "dot": 0}  # per edge and head: two additions, the bend
+_SCORE = {"gat": 3, "leaky": 0, "dot": 0}  # per edge and head: both ends added, compared, bent
 _BENT = {"gat": 0, "leaky": 5, "dot": 2}  # per edge and column of a score made from rows
 _ENDS = ("matrix", "far", "near", "value", "edge", "att")
 
@@ -49,13 +49,20 @@ def _columns(step: Step, view: View) -> Amount:
     return columns * step.option("heads") if step.option("is_shared") else columns
 
 
+def _score(step: Step) -> int:
+    """Operations per edge and head until its score is there; what an edge brings is one more addition."""
+    kind = step.option("kind")
+    return _SCORE[kind] + int(kind == "gat" and step.get("edge") is not None)
+
+
 def _attend_flops(step: Step, view: View) -> Mapping[str, Amount]:
     kind, heads, edges = step.option("kind"), step.option("heads"), _pattern(step, view).edges
     columns, rows = _columns(step, view), view.size(step.out)[0]
     return {
-        "edge update": edges * ((_SCORE[kind] + _SOFTMAX) * heads + (_BENT[kind] + 1) * columns),
+        "edge update": edges * ((_score(step) + _SOFTMAX) * heads + (_BENT[kind] + 1) * columns),
         "aggregate": edges * columns,
-        "vertex update": row_flops(rows, columns, 1 + after(step)),
+        # one over the sum of each head, then every column times that
+        "vertex update": row_flops(rows, columns, 1 + after(step)) + rows * heads,
     }
 
 
@@ -63,12 +70,14 @@ def _sources_flops(step: Step, view: View) -> Mapping[str, Amount]:
     """Weights again, the gradient of a weight (a dot), through softmax and score, sums of gradients."""
     kind, heads, edges = step.option("kind"), step.option("heads"), _pattern(step, view).edges
     columns = _columns(step, view)
+    # gat: the gradient of a source's score is a sum of its own
+    far = heads if kind == "gat" and step.option("to_far") is not None else 0
     if step.get("kept") is not None:
-        return {"edge update": edges * (1 + _BENT[kind]) * columns, "aggregate": edges * columns}
-    scored = (_SCORE[kind] + _AGAIN + 4) * heads
+        return {"edge update": edges * (1 + _BENT[kind]) * columns, "aggregate": edges * (columns + far)}
+    scored = (_score(step) + _AGAIN + 4) * heads
     return {
         "edge update": edges * (scored + (3 + 2 * _BENT[kind]) * columns),
-        "aggregate": edges * columns * (1 if kind == "gat" else 2),
+        "aggregate": edges * (columns + far if kind == "gat" else 2 * columns),
     }
 
 
@@ -83,7 +92,9 @@ def _targets_flops(step: Step, view: View) -> Mapping[str, Amount]:
 def _again_flops(step: Step, view: View) -> Mapping[str, Amount]:
     kind, heads, edges = step.option("kind"), step.option("heads"), _pattern(step, view).edges
     columns = _columns(step, view)
-    scored = (_SCORE[kind] + _AGAIN + 4) * heads
+    # the softmax's sum term, where it is found from a row's edges and not from its output: a sum, a product
+    term = 2 if step.option("kept") is not None else 0
+    scored = (_score(step) + _AGAIN + 4 + term) * heads
     summed = heads if kind == "gat" else columns
     return {"edge update": edges * (scored + (2 + 2 * _BENT[kind]) * columns), "aggregate": edges * summed}
 

@@ -16,6 +16,7 @@ from plait.analysis.statistics import Statistics
 from plait.errors import InputError
 from plait.graph import Graph
 from plait.graph.partition import has_metis, metis
+from plait.kernels import launch
 from plait.plan.plan import Plan
 from plait.pyg.compile import explain
 from plait.runtime.machine import machine_in_use
@@ -37,6 +38,7 @@ def analyze(
     batch_size: int = 1024,
     fanouts: Sequence[int | None] | None = None,
     train_share: float | None = None,
+    sharing: float = 1.0,
     mode: str = "training",
 ) -> Analysis:
     """What a model does on a graph and which form of parallelism pays; it prints itself.
@@ -46,7 +48,8 @@ def analyze(
     `network` is a name ("10gbit"), figures ("40gbit,10us") or (bytes a second, latency). `partition` (an
     owner for each node; default: METIS where pymetis is installed) says what an edge cut sends; `halo`
     (remote rows over owned ones) does so for statistics. `batch_size` and `fanouts` are those of sampled
-    mini-batches, `train_share` the share of the nodes they start from.
+    mini-batches, `train_share` the share of the nodes they start from. `sharing` is how many times slower a
+    worker computes while the others do: more than 1 where they share a machine (`distributed.wire`).
     """
     statistics = _statistics(data)
     counts = check_workers(list(workers) if isinstance(workers, Sequence) else workers, statistics.nodes)
@@ -54,6 +57,10 @@ def analyze(
         raise InputError(f"mode: {mode!r}; pass 'training' or 'inference'")
     if halo is not None and not 0 <= halo < float("inf"):
         raise InputError(f"halo: {halo!r}; give remote rows over owned ones, a number of at least 0")
+    if not 1 <= sharing < float("inf"):
+        raise InputError(
+            f"sharing: {sharing!r}; give how many times slower a worker is, a number of at least 1"
+        )
     linked, limit, machine = network_of(network), memory_of(memory), machine_in_use()
     notes: tuple[str, ...] = ()
     if isinstance(model, str):
@@ -74,6 +81,10 @@ def analyze(
         batch_size=batch_size,
         fanouts=None if fanouts is None else tuple(fanouts),
         train_share=_train_share(data) if train_share is None else train_share,
+        seeds=_seeds(data) if train_share is None else None,
+        parameters=None if isinstance(model, str) else _parameters(model),
+        threads=launch.num_threads(),
+        sharing=sharing,
         graphs=int(getattr(data, "num_graphs", 1) or 1),
     )
     return analyse(name, layers, statistics, machine, options, notes)
@@ -124,6 +135,17 @@ def _partitions(
     if graph is None or most == 1 or not graph.is_square or not has_metis() or not graph.num_edges:
         return {}, ""
     return {count: metis(graph, count) for count in counts if count > 1}, "METIS"
+
+
+def _parameters(model: nn.Module) -> int:
+    """Numbers that are trained, those of layers that run in PyG too."""
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def _seeds(data: Any) -> np.ndarray[Any, np.dtype[np.int64]] | None:
+    mask = getattr(data, "train_mask", None)
+    is_mask = isinstance(mask, Tensor) and mask.dim() == 1 and bool(mask.any())
+    return np.flatnonzero(mask.cpu().numpy()) if is_mask and mask is not None else None
 
 
 def _train_share(data: Any) -> float:

@@ -24,11 +24,12 @@ _STAGE_COLOURS = dict(zip(STAGES, ("own", "torch", "dgl"), strict=True))
 def gantt_figure(analysis: Analysis) -> Figure | None:
     if not analysis.pipelines:
         return None
+    partitions = 1 + max((run.partition for run in analysis.pipelines[0].runs), default=0)
     caption = (
-        "The forward pass, a worker for every stage of every layer; a box is one partition of the graph "
-        "(its number inside). Blue: graph operation. Orange: neural operation. Green: non-linearity. What is "
-        "empty is waiting: the bubble. Synchronous micro: no neural operation before all graph operations "
-        "of the layer. Synchronous macro: no layer before all of the one before. One time axis for all four."
+        f"The forward pass over {partitions} partitions of the graph, a lane for each worker: one for every "
+        "stage of every layer. A box is one partition (its number inside, where it fits). Blue: graph "
+        "operation. Orange: neural operation. Green: non-linearity, or the loss. Gaps are waiting, the "
+        "bubble. Micro is between the stages of a layer, macro between layers. One time axis for all four."
     )
     return Figure(
         "pipelines", "Pipelines: who waits for whom", caption, lambda width: _gantt(analysis, width)
@@ -58,13 +59,19 @@ def _chart(run: Schedule, x: Scale, top: float, is_wide: bool) -> tuple[list[str
     """One mode: its name and figures, then a lane for every worker; and where it ends."""
     lane = 15.0
     told = f"{run.mode.name}: {seconds_text(run.makespan)}, {run.bubble:.0%} waiting"
-    parts = [label(told, 2 if not is_wide else x.start, top, fill="var(--ink)", font_weight=600)]
-    start = top + 8.0
+    edge = x.start if is_wide else 2
+    parts = [label(told, edge, top, fill="var(--ink)", font_weight=600)]
+    parts.append(label(_MEANING[run.mode.is_micro_async, run.mode.is_macro_async], edge, top + 14))
+    start = top + 21.0
     workers = sorted({(r.layer, r.stage) for r in run.runs})
     for place, (layer, stage) in enumerate(workers):
         name = f"layer {layer + 1} {STAGES[stage]}" if is_wide else f"{layer + 1} {_BRIEF[STAGES[stage]]}"
         parts.append(label(name, x.start - 6, start + place * lane + 11, text_anchor="end", font_size=10.5))
     lanes = {worker: start + place * lane for place, worker in enumerate(workers)}
+    busy = {(r.layer, r.stage) for r in run.runs if r.end > r.start}
+    for worker in set(workers) - busy:
+        told = "done once, before the first epoch" if worker[1] == 0 else "nothing to do"
+        parts.append(label(told, x.start + 4, lanes[worker] + 11, font_size=10.5, fill="var(--faint)"))
     for r in (r for r in run.runs if r.end > r.start):  # what is done once has no graph operation left
         parts += _box(r, x, lanes[r.layer, r.stage], lane)
     return parts, start + lane * len(workers)
@@ -84,4 +91,11 @@ def _box(run: Run, x: Scale, y: float, lane: float) -> list[str]:
     return parts
 
 
+# by (is micro asynchronous, is macro asynchronous)
+_MEANING = {
+    (False, False): "graph operations are waited for, and layers too",
+    (True, False): "a partition goes through a layer alone; layers wait",
+    (False, True): "a layer starts early; its stages wait for all",
+    (True, True): "no partition waits for another",
+}
 _BRIEF = {"graph": "graph", "neural": "neural", "activation": "active"}

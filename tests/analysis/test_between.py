@@ -1,0 +1,34 @@
+"""analysis/between.py: laws of what happens beside layers."""
+
+from __future__ import annotations
+
+import pytest
+
+from plait.analysis.between import after, looked_up_row_seconds, loss_seconds, sampled_edge_seconds
+from plait.analysis.models import layers_by_name
+from plait.analysis.statistics import Statistics
+from plait.cost.machine import default_profile
+from plait.cost.price import Pricer
+
+MACHINE = default_profile()
+
+
+def test_a_loss_of_twice_the_rows_takes_twice_as_long_until_pages_are_fresh() -> None:
+    assert sum(loss_seconds(2000, 64)) == pytest.approx(2 * sum(loss_seconds(1000, 64)))
+    assert sum(loss_seconds(2000, 8)) > sum(loss_seconds(2000, 32))  # rows narrower than a vector
+    assert sum(loss_seconds(400_000, 64)) > 2 * sum(loss_seconds(100_000, 64)) * 2
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+def test_behind_the_last_layer_is_the_loss_and_without_gradients_nothing(is_training: bool) -> None:
+    layers = layers_by_name("gcn", (64, 64, 8), Statistics(1000, 9000), MACHINE, is_training=is_training)
+    seconds = after(1000, Pricer(MACHINE), 1)
+    ahead, behind = seconds(layers[0], False)
+    assert ahead > 0
+    assert (behind > 0) == is_training
+    assert seconds(layers[1], True) == (loss_seconds(1000, 8) if is_training else (0.0, 0.0))
+
+
+def test_wider_rows_take_longer_to_look_up() -> None:
+    assert 0 < sampled_edge_seconds(MACHINE) < 1e-7
+    assert looked_up_row_seconds(MACHINE, 256) > 2 * looked_up_row_seconds(MACHINE, 64)
