@@ -22,15 +22,13 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from numba import njit
 from numpy.typing import NDArray
 from torch import Tensor
 
 from plait.errors import ExchangeError, InputError
-from plait.features.memory import prefetch
-from plait.features.rows import gather
+from plait.features.rows import ArrayRows, Row, place
 
-__all__ = ["WIRE", "Exchange", "ExchangeCounters", "LocalRows", "Request", "cause", "place", "told"]
+__all__ = ["WIRE", "Exchange", "ExchangeCounters", "LocalRows", "Request", "cause", "told"]
 
 Array = NDArray[Any]
 
@@ -40,8 +38,6 @@ WIRE = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bf
 _MOST_BYTES = 1 << 26
 _HEADER = 3  # rows wanted of the receiver, rows wanted of anyone, whether the sender asks no more
 _LAST_BELL = -1
-# Rows between asking memory for a row and copying it, and floats per cache line; see features/rows.py.
-_AHEAD, _LINE_FLOATS = 16, 16
 # A bell may stay silent for as long as a model trains between two exchanges; a rank that is gone is noticed
 # by its closed connection.
 _SILENCE = timedelta(days=30)
@@ -74,6 +70,7 @@ class LocalRows:
         self._starts = begin + np.concatenate(([0], np.cumsum(sizes)))
         self.begin, self.end = begin, begin + sum(sizes)
         self.width: int = int(arrays[0].shape[1])
+        self.row: Row = ((self.width,), np.dtype(np.float32))
 
     def take(self, ids: Array) -> Array:
         """One row for every id, copied."""
@@ -98,7 +95,7 @@ class Request:
     """Rows on their way; `wait` returns them in the order of the ids that were asked for."""
 
     def __init__(self, ids: Array, width: int) -> None:
-        self.ids, self.rows = ids, np.empty((ids.size, width), np.float32)
+        self.ids, self.rows = ids, np.empty((0, width), np.float32)
         self._done = threading.Event()
         self._error: ExchangeError | None = None
         if ids.size == 0:
@@ -321,11 +318,7 @@ class Exchange:
         rows = came.view(self._wire).view(-1, self.local.width).to(torch.float32).numpy()
         self.counters.rows_in += ids.size
         self.counters.rows_out += asked.size
-        at = 0
-        for request in requests:
-            gather(rows, inverse[at : at + request.ids.size], request.rows)
-            at += request.ids.size
-            request.finish()
+        _hand_out(rows, requests, inverse)
         self._in_round = ()
         self.counters.busy_seconds += time.perf_counter() - begin
         return is_last
@@ -340,24 +333,6 @@ class Exchange:
         self.counters.bytes_in += int(expected[away].sum()) * out.element_size()
         self.counters.bytes_out += int(counts[away].sum()) * out.element_size()
         return out
-
-
-def place(rows: Array, ids: Array, at: Array, out: Array) -> None:
-    """out[at[i]] = rows[ids[i]], in range all of them; numpy would hold the interpreter lock meanwhile."""
-    if ids.size:
-        _place(rows, ids, at, out)
-
-
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _place(rows: Any, ids: Any, at: Any, out: Any) -> None:
-    width, flat, last = rows.shape[1], rows.reshape(-1), ids.size - 1
-    for i in range(ids.size):
-        ahead = ids[min(i + _AHEAD, last)] * width
-        for line in range(0, min(width, 4 * _LINE_FLOATS), _LINE_FLOATS):
-            prefetch(flat, ahead + line)
-        source, target = ids[i], at[i]  # once: indexed in the loop they keep it from being vectorised
-        for k in range(width):
-            out[target, k] = rows[source, k]
 
 
 @contextlib.contextmanager
@@ -378,10 +353,22 @@ def cause(error: Exception) -> str:
     return re.sub(r"^\[[^\]]*\]\s*", "", text.splitlines()[0]).partition(". ")[0]
 
 
-def _distinct(requests: Sequence[Request]) -> tuple[Array, Array]:
-    """The ids of all requests once each, ascending, and the place of every one that was asked for."""
+def _distinct(requests: Sequence[Request]) -> tuple[Array, Array | None]:
+    """The ids of all requests once each, ascending, and the place of every one; None where it is its own."""
     if not requests:
-        return np.empty(0, np.int64), np.empty(0, np.int64)
+        return np.empty(0, np.int64), None
     every = np.concatenate([request.ids for request in requests])
+    if every.size < 2 or bool((every[1:] > every[:-1]).all()):
+        return every, None
     ids, inverse = np.unique(every, return_inverse=True)
     return ids, inverse
+
+
+def _hand_out(rows: Array, requests: Sequence[Request], inverse: Array | None) -> None:
+    """Gives every request its rows: those that came as they lie where the order is theirs."""
+    at = 0
+    for request in requests:
+        end = at + request.ids.size
+        request.rows = rows[at:end] if inverse is None else ArrayRows(rows).take(inverse[at:end])
+        request.finish()
+        at = end
