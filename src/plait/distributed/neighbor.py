@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,9 +33,6 @@ __all__ = ["NeighborLoader", "joined"]
 Array = NDArray[Any]
 
 _SCORED = ("degree", "massivegnn", "presample", "vip")  # policies that rank rows before training
-# Batches whose rows are asked for before the one being made is done. 400k nodes, two hosts at 1 Gbit/s: with 0
-# the thread that makes batches waited for rows half of its time.
-_LEAD = 4
 _PRESAMPLED = 64  # batches drawn to rank rows by "presample"
 
 
@@ -170,33 +166,19 @@ class NeighborLoader(Epochs):
         return data if self.transform is None else self.transform(data)
 
     def _revealed(self, samples: Iterator[Any], cache: Cache) -> Iterator[Any]:
-        """Samples in the order of their use, the rows that several of them lack asked for together.
-
-        Rows are asked for `_LEAD` batches before their batch is made: the thread that makes batches would
-        otherwise wait for the network, and the network for it.
-        """
+        """Samples in the order of their use, the rows that several of them lack asked for together."""
         self._staging.forget()
         ahead = super()._revealed(samples, cache)
-        asked: deque[Any] = deque()
         try:
-            while True:
-                if len(asked) <= _LEAD:  # one group for every batch that leaves, so that the first does not wait
-                    asked.extend(self._asked_together(ahead, cache))
-                if not asked:
-                    return
-                yield asked.popleft()
+            while group := list(itertools.islice(ahead, self.coalesce)):
+                if self.session.size > 1:
+                    nodes = [sample.node.numpy() for _, sample in group]
+                    self._staging.stage(cache.missing(np.concatenate(nodes)), nodes)
+                yield from group
         finally:
             close = getattr(ahead, "close", None)
             if close is not None:
                 close()
-
-    def _asked_together(self, ahead: Iterator[Any], cache: Cache) -> list[Any]:
-        """The next `coalesce` samples, the rows they lack on their way."""
-        group = list(itertools.islice(ahead, self.coalesce))
-        if group and self.session.size > 1:
-            nodes = [sample.node.numpy() for _, sample in group]
-            self._staging.stage(cache.missing(np.concatenate(nodes)), nodes)
-        return group
 
     def _cache(self, size: float, policy: str, shared: str | None) -> Cache:
         """The cache before the exchange; one of nothing where none was asked for or nothing is remote."""

@@ -186,19 +186,18 @@ class Cache:
         """Tells the rule of the batch after the last one it was told of; other rules have no use for it."""
         if not isinstance(self._rule, LookAhead):
             return
-        wanted = self._far(_first_places(self._checked(ids)))
+        wanted = _first_places(self._far(self._checked(ids)))
         with self._ruling:
             self._ahead.append(wanted)
             self._tell()
 
     def missing(self, ids: ArrayLike) -> Array:
         """Those of the ids, each once and ascending, that the source would be asked for now."""
-        far = np.unique(self._far(self._checked(ids)))
-        if self.policy == "none":
-            return far
-        with self._ruling:
-            is_kept: Array = self._rule.slot_of[far] >= 0
-        return far[~is_kept]
+        far = self._far(self._checked(ids))
+        if self.policy != "none":
+            with self._ruling:
+                far = far[self._rule.slot_of[far] < 0]
+        return np.unique(far)
 
     def forget(self) -> None:
         """Drops what was revealed and not asked for, as when an epoch was left early; the rows stay."""
