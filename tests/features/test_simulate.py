@@ -20,6 +20,7 @@ from plait.features import (
     presample,
     simulate,
 )
+from plait.features.policies import LookAhead
 from plait.graph import Graph
 from plait.loader import Sampler
 from tests.features import slow_caches
@@ -297,3 +298,18 @@ def test_on_a_real_graph_the_rules_rank_as_they_should(fanout: list[int]) -> Non
         for delta in (16, 32):
             rival = simulate(trace, capacity, "massivegnn", scores=degrees, gamma=0.95, delta=delta)
             assert auto < rival.remote_rows
+
+
+def test_rows_held_elsewhere_push_nobody_out() -> None:
+    rule = LookAhead(2, 10, 4)
+    for batch in ([1, 2], [3], [3], [1, 2]):
+        rule.reveal(np.array(batch))
+    rule.step(np.array([1, 2]))
+    assert rule.step(np.array([3]), np.array([True])).places.size == 0
+    assert rule.step(np.array([3]), np.array([False])).places.size == 0  # not needed again
+    assert rule.step(np.array([1, 2])).hits == 2
+    rule = LookAhead(2, 10, 4)
+    for batch in ([1, 2], [3], [3], [1, 2]):
+        rule.reveal(np.array(batch))
+    rule.step(np.array([1, 2]))
+    assert rule.step(np.array([3]), np.array([False])).places.size == 1

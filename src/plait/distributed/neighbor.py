@@ -224,10 +224,10 @@ class NeighborLoader(Epochs):
         self._staging.forget()
         ahead = super()._revealed(samples, cache)
         try:
-            while group := [drawn for _, drawn in zip(range(self.coalesce), ahead, strict=False)]:
+            while group := list(itertools.islice(ahead, self.coalesce)):
                 if self.session.size > 1:
-                    nodes = np.concatenate([sample.node.numpy() for _, sample in group])
-                    self._staging.stage(cache.missing(nodes), len(group))
+                    nodes = [sample.node.numpy() for _, sample in group]
+                    self._staging.stage(cache.missing(np.concatenate(nodes)), nodes)
                 yield from group
         finally:
             close = getattr(ahead, "close", None)

@@ -20,7 +20,7 @@ from plait.analysis.network import Network
 from plait.analysis.statistics import Statistics
 from plait.errors import InputError
 from plait.kernels import launch
-from plait.runtime.session import machine_in_use
+from plait.runtime.machine import machine_in_use
 
 __all__ = ["Prediction", "Trace", "merged", "predicted"]
 

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from plait.errors import ExchangeError, InputError
 
-__all__ = ["Counters", "Pending", "Rounds", "cause", "told"]
+__all__ = ["COUNTING", "Counters", "Pending", "Rounds", "cause", "told"]
 
 Array = NDArray[Any]
 
@@ -35,6 +35,7 @@ _LAST_BELL = -1
 # A bell may stay silent for as long as a model trains between two exchanges; a rank that is gone is noticed
 # by its closed connection.
 _SILENCE = timedelta(days=30)
+COUNTING = threading.Lock()  # several exchanges may count together
 
 
 @dataclass
@@ -118,9 +119,17 @@ class Rounds(Generic[Asked]):
 
     def close(self) -> None:
         """Ends the exchange once every rank has closed it; a second call does nothing."""
+        self.ask_no_more()
+        self.join()
+
+    def ask_no_more(self) -> None:
+        """Tells the others, in a last round, that this rank asks no more."""
         with self._wake:
             self._is_closing = True
             self._wake.notify()
+
+    def join(self) -> None:
+        """Waits until no rank asks any more."""
         threads, self._threads = self._threads, []
         for thread in threads:
             thread.join(self._timeout)
@@ -250,7 +259,8 @@ class Rounds(Generic[Asked]):
         header = torch.from_numpy(np.stack(columns, axis=1).astype(np.int64))
         told = self._all_to_all(header, _HEADER * np.ones(self.size, np.int64)).numpy()
         told = told.reshape(self.size, _HEADER)
-        self.counters.rounds += 1
+        with COUNTING:
+            self.counters.rounds += 1
         is_last = bool(told[:, 2].all())
         if not told[:, 1].any():
             return is_last
@@ -262,7 +272,8 @@ class Rounds(Generic[Asked]):
         asked = self._all_to_all(message, wanted, counts)
         self._answer(requests, asked, wanted, counts, memory)
         self._in_round = ()
-        self.counters.busy_seconds += time.perf_counter() - begin
+        with COUNTING:
+            self.counters.busy_seconds += time.perf_counter() - begin
         return is_last
 
     def _longest(self) -> int:
@@ -276,8 +287,9 @@ class Rounds(Generic[Asked]):
         out = flat.new_empty(int(expected.sum()))
         dist.all_to_all_single(out, flat, expected.tolist(), counts.tolist(), group=self._group)
         away = np.arange(self.size) != self.rank
-        self.counters.bytes_in += int(expected[away].sum()) * out.element_size()
-        self.counters.bytes_out += int(counts[away].sum()) * out.element_size()
+        with COUNTING:
+            self.counters.bytes_in += int(expected[away].sum()) * out.element_size()
+            self.counters.bytes_out += int(counts[away].sum()) * out.element_size()
         return out
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.distributed.exchange import Exchange, Request, place
+from plait.distributed.exchange import Exchange, Request
+from plait.features.rows import Row, place
 
 __all__ = ["Staging"]
 
@@ -41,21 +42,33 @@ class Staging:
     def __init__(self, exchange: Exchange) -> None:
         self.exchange = exchange
         self.num_rows = exchange.num_rows
+        self.row: Row = exchange.local.row
         self._groups: list[_Group] = []
         self._staged = 0
+        self._last = np.full(exchange.num_rows or 0, -1, np.int32)  # the last batch that a row is staged for
+        self._is_staged = np.zeros(self._last.size, bool)  # all false between two calls
+        self._announced = self._made = 0  # batches
         self._lock = threading.Lock()
 
-    def stage(self, ids: Array, batches: int) -> None:
-        """Asks for the remote rows among these, which ascend, less those on their way; returns at once."""
+    def stage(self, ids: Array, batches: Sequence[Array]) -> None:
+        """Asks for the remote rows among these, which ascend, less those on their way; returns at once.
+
+        They are those that the `batches`, each given by its nodes, do not find elsewhere.
+        """
         far = ids[self.exchange.is_far(ids)]
         with self._lock:
             self._staged += 1
+            self._is_staged[far] = True
+            for nodes in batches:
+                self._last[nodes[self._is_staged[nodes]]] = self._announced
+                self._announced += 1
+            self._is_staged[far] = False
             for group in self._groups:
                 if group.left:  # none that is spent, or a row wanted by all would keep every group alive
                     is_missing = _places(group.ids, far) < 0
                     group.lends_to = group.lends_to if is_missing.all() else self._staged
                     far = far[is_missing]
-            staged = _Group(self._staged, far, batches, self._staged)
+            staged = _Group(self._staged, far, len(batches), self._staged)
             self._groups.append(staged)
         staged.requests = self.exchange.request(far)
 
@@ -66,6 +79,7 @@ class Staging:
             if current is None:
                 return
             current.left -= 1
+            self._made += 1
             made = current.number if current.left == 0 else current.number - 1
             self._groups = [group for group in self._groups if group.lends_to > made]
 
@@ -73,30 +87,38 @@ class Staging:
         """Drops what was staged."""
         with self._lock:
             self._groups.clear()
+            self._last.fill(-1)
+            self._announced = self._made = 0
+
+    def held(self, ids: Array) -> Array:
+        """Which of the rows stay here for a batch after the one being made, one truth value each."""
+        later: Array = self._last[ids] > self._made
+        return later
 
     def take(self, ids: Array) -> Array:
         """A fresh array whose row i is row ids[i]."""
+        out = np.empty((np.size(ids), self.exchange.local.width), np.float32)
+        self.place(ids, np.arange(out.shape[0]), out)
+        return out
+
+    def place(self, ids: Array, at: Array, out: Array) -> None:
+        """out[at] = the rows of `ids`; those at hand are copied before any is waited for."""
         wanted = np.asarray(ids, np.int64)
         with self._lock:
             groups = list(self._groups)
-        left = np.flatnonzero(self.exchange.is_far(wanted))
-        if not groups or left.size == 0:
-            return self.exchange.take(wanted)
-        out = np.empty((wanted.size, self.exchange.local.width), np.float32)
-        is_left = np.ones(wanted.size, bool)
+        is_far = self.exchange.is_far(wanted)
+        near, left = np.flatnonzero(~is_far), np.flatnonzero(is_far)
+        self.exchange.local.place(wanted[near], at[near], out)
         for group in groups:
-            at = _places(group.ids, wanted[left])
-            found = left[at >= 0]
-            if found.size:
-                place(self._rows(group), at[at >= 0], found, out)
-                is_left[found] = False
-                left = left[at < 0]
+            if left.size == 0:
+                return
+            found = _places(group.ids, wanted[left])
+            is_here = found >= 0
+            if is_here.any():
+                place(self._rows(group), found[is_here], at[left[is_here]], out)
+                left = left[~is_here]
         if left.size:
-            place(self.exchange.take(wanted[left]), np.arange(left.size), left, out)
-            is_left[left] = False
-        near = np.flatnonzero(is_left)
-        self.exchange.local.place(wanted[near], near, out)
-        return out
+            place(self.exchange.take(wanted[left]), np.arange(left.size), at[left], out)
 
     def _rows(self, group: _Group) -> Array:
         if group.rows is None:

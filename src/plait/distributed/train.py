@@ -17,6 +17,7 @@ from plait.distributed.checkpoint import Checkpoints, Position
 from plait.distributed.neighbor import NeighborLoader
 from plait.distributed.session import Session
 from plait.errors import InputError
+from plait.loader.layered import Layered, can_be_layered
 from plait.pyg.compile import compile as compile_model
 
 __all__ = ["MODELS", "EpochReport", "Trainer", "make_model", "of_all", "together"]
@@ -63,7 +64,8 @@ def make_model(name: str, width: int, hidden: int, layers: int, classes: int, dr
 class Trainer:
     """Trains `model` on the batches of `loader`; gradients are averaged over ranks after every step.
 
-    Rank 0's parameters are everybody's. With `compiled` layers run planned by plait.
+    Rank 0's parameters are everybody's. With `compiled` layers run planned by plait. Where the model allows
+    it, every layer computes the rows that later ones read and no others.
     """
 
     def __init__(
@@ -76,7 +78,9 @@ class Trainer:
         compiled: bool = True,
     ) -> None:
         self.session, self.loader, self.model = session, loader, model
-        self._run = compile_model(model) if compiled else model
+        self._is_layered = can_be_layered(model)
+        shape: nn.Module = Layered(model) if self._is_layered else model
+        self._run = compile_model(shape) if compiled else shape
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         if session.size > 1:
             for tensor in model.state_dict().values():
@@ -147,15 +151,23 @@ class Trainer:
         self._run.eval()
         right = seen = 0
         for batch in batches:
-            out = self._run(batch.x, batch.edge_index)[: batch.batch_size]
+            out = self._seed_rows(batch)
             labels = batch.y[: batch.batch_size]
             right += int((out.argmax(dim=-1) == labels).sum())
             seen += int((labels >= 0).sum())
         right_of_all, seen_by_all = self.session.sums([right, seen])
         return right_of_all / seen_by_all if seen_by_all else 0.0
 
+    def _seed_rows(self, batch: Any) -> Tensor:
+        """The model's rows of the seeds of a batch."""
+        if self._is_layered:
+            by_hop = (batch.num_sampled_nodes, batch.num_sampled_edges)
+            found: Tensor = self._run(batch.x, batch.edge_index, *by_hop)
+            return found
+        return self._run(batch.x, batch.edge_index)[: batch.batch_size]  # type: ignore[no-any-return]
+
     def _loss(self, batch: Any) -> Tensor:
-        out = self._run(batch.x, batch.edge_index)[: batch.batch_size]
+        out = self._seed_rows(batch)
         labels = batch.y[: batch.batch_size]
         return nn.functional.cross_entropy(out, labels, ignore_index=-1)
 

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from plait.analysis.network import Network
-from plait.distributed.exchange import told
+from plait.distributed.rounds import told
 
 __all__ = ["fitted", "measure_network", "measure_sharing"]
 

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from plait.errors import InputError
 from plait.features.policies import LookAhead, Policy
-from plait.features.rows import RetryingRows, as_rows, gather
+from plait.features.rows import RetryingRows, Row, as_rows, gather, place
 from plait.features.segment import Segment
 from plait.features.simulate import WINDOW_BATCHES, make_policy
 from plait.features.tune import Choice, Seen, Setting, can_gain, candidates, disagrees, retune, warm_rows
@@ -186,19 +186,18 @@ class Cache:
         """Tells the rule of the batch after the last one it was told of; other rules have no use for it."""
         if not isinstance(self._rule, LookAhead):
             return
-        wanted = self._far(_first_places(self._checked(ids)))
+        wanted = _first_places(self._far(self._checked(ids)))
         with self._ruling:
             self._ahead.append(wanted)
             self._tell()
 
     def missing(self, ids: ArrayLike) -> Array:
         """Those of the ids, each once and ascending, that the source would be asked for now."""
-        far = np.unique(self._far(self._checked(ids)))
-        if self.policy == "none":
-            return far
-        with self._ruling:
-            is_kept: Array = self._rule.slot_of[far] >= 0
-        return far[~is_kept]
+        far = self._far(self._checked(ids))
+        if self.policy != "none":
+            with self._ruling:
+                far = far[self._rule.slot_of[far] < 0]
+        return np.unique(far)
 
     def forget(self) -> None:
         """Drops what was revealed and not asked for, as when an epoch was left early; the rows stay."""
@@ -241,17 +240,31 @@ class Cache:
         step = self._rule.step(held)
         self._kept[step.places] = self._kept[old.slot_of[held[step.positions]]]
 
-    def take(self, ids: ArrayLike) -> Array:
-        """A fresh array whose row i is row ids[i] of the source."""
+    def take(self, ids: ArrayLike, out: Array | None = None) -> Array:
+        """A fresh array, or `out`, whose row i is row ids[i] of the source."""
         wanted = self._checked(ids)
+        if out is not None:
+            self._check_room(wanted.size, out)
         with self._taking:
             unique, inverse = self._distinct(wanted)
-            rows = self._distinct_rows(unique)
+            rows = self._distinct_rows(unique, out if inverse is None else None)
         if inverse is None:
             return rows
-        out = np.empty((wanted.size, *rows.shape[1:]), rows.dtype)
+        if out is None:
+            out = np.empty((wanted.size, *rows.shape[1:]), rows.dtype)
         gather(rows, inverse, out)
         return out
+
+    @property
+    def row(self) -> Row | None:
+        """The shape and type of a row; None until the first came from a source that does not say."""
+        if self._kept is not None:
+            return self._kept.shape[1:], self._kept.dtype
+        return self._source.row
+
+    def fill(self, ids: ArrayLike, out: Array) -> None:
+        """out[i] = row ids[i] of the source."""
+        self.take(ids, out)
 
     __getitem__ = take
 
@@ -288,41 +301,34 @@ class Cache:
         while self._ahead and rule.known <= rule.window:
             rule.reveal(self._ahead.popleft())
 
-    def _distinct_rows(self, ids: Array) -> Array:
-        """One row per distinct id: near ones from the cache, the others from the source."""
+    def _distinct_rows(self, ids: Array, out: Array | None) -> Array:
+        """One row per distinct id, in `out` where it is given: near ones from here, the others fetched."""
         far = self._far(ids)
         self._note(far)
-        near_only = far.size == 0 or self.policy == "none"
-        if near_only:
-            rows = self._fetched(ids, far.size)
+        if far.size == 0 or self.policy == "none":
+            rows = self._fetched(ids, far.size, None, out)
             self._count(far, np.full(far.size, -1, np.int32), 0)
             return rows
         self._prefill()
+        at = np.arange(far.size) if self._local is None else np.flatnonzero(~self._local[ids])
+        missing = np.ones(ids.size, bool)
         with self._ruling:
             slots = self._rule.slot_of[far]
-            near = self._near(slots[slots >= 0])  # now: another process may move them later
+            is_near = slots >= 0
+            if self._kept is not None and is_near.any():
+                if out is None:
+                    out = np.empty((ids.size, *self._kept.shape[1:]), self._kept.dtype)
+                missing[at[is_near]] = False
+                # copied now: another process may move them later
+                place(self._kept, slots[is_near], at[is_near], out)
         # fetched before the rule moves: when the source fails, the cache is as it was
-        at = np.arange(far.size) if self._local is None else np.flatnonzero(~self._local[ids])
-        is_near = np.zeros(ids.size, bool)
-        is_near[at[slots >= 0]] = True
-        missing = np.flatnonzero(~is_near)
-        rows = fetched = self._fetched(ids[missing], int((slots < 0).sum()))
-        if missing.size < ids.size:
-            rows = np.empty((ids.size, *fetched.shape[1:]), fetched.dtype)
-            rows[is_near] = near
-            rows[missing] = fetched
-        self._move(far, slots, rows if self._local is None else rows[at])
+        lacking = None if missing.all() else np.flatnonzero(missing)
+        rows = self._fetched(ids, int(far.size - is_near.sum()), lacking, out)
+        self._move(far, slots, at, rows)
         return rows
 
-    def _near(self, slots: Array) -> Array:
-        if self._kept is None or slots.size == 0:
-            return slots
-        found = np.empty((slots.size, *self._kept.shape[1:]), self._kept.dtype)
-        gather(self._kept, slots, found)
-        return found
-
-    def _move(self, far: Array, slots: Array, rows: Array) -> None:
-        """Lets the rule keep what it wants of the batch."""
+    def _move(self, far: Array, slots: Array, at: Array, rows: Array) -> None:
+        """Lets the rule keep what it wants of the batch, whose remote rows are rows[at]."""
         with self._ruling:
             rule = self._rule
             if isinstance(rule, LookAhead):
@@ -330,9 +336,10 @@ class Cache:
                 if rule.known and not np.array_equal(rule._revealed[0], far):
                     self._forget()  # not the batch that was announced
                     rule = self._rule
-            step = rule.step(far)
+            is_ahead = isinstance(rule, LookAhead)
+            step = rule.step(far, self._source.held(far)) if is_ahead else rule.step(far)
             kept = self._storage(rows)
-            kept[step.places] = rows[step.positions]
+            place(rows, at[step.positions], step.places, kept)
             self._count(far, slots, step.evicted)
             if step.extra.size:
                 self._keep_extra(rule, step.extra.astype(np.int64), step.extra_places)
@@ -353,25 +360,45 @@ class Cache:
             self._storage(rows)[: ids.size] = rows
         self._is_filled = True
 
-    def _fetched(self, ids: Array, remote: int) -> Array:
-        """Rows from the source, `remote` of them from far away."""
-        if ids.size == 0 and self._kept is not None:
-            return np.empty((0, *self._kept.shape[1:]), self._kept.dtype)
+    def _fetched(
+        self, ids: Array, remote: int, lacking: Array | None = None, out: Array | None = None
+    ) -> Array:
+        """One row per id, `remote` of them from far away, in `out` where it is given.
+
+        Only those at `lacking` are fetched; the others are in `out` already.
+        """
+        wanted = ids if lacking is None else ids[lacking]
+        if wanted.size == 0 and out is not None:
+            return out
+        if wanted.size == 0 and self._kept is not None:
+            return self._kept[:0].copy()
         begin = time.perf_counter()
         try:
-            rows = self._source.take(ids)
+            rows = self._rows_of(wanted, lacking, out)
         finally:
             self.counters.fetch_seconds += time.perf_counter() - begin
             self.counters.failures = self._source.failures
-        kept = self._kept
-        if kept is not None and (rows.shape[1:] != kept.shape[1:] or rows.dtype != kept.dtype):
-            raise InputError(
-                f"source returned rows of shape {rows.shape[1:]} and type {rows.dtype} after rows of "
-                f"{kept.shape[1:]} and {kept.dtype}; all rows must be alike"
-            )
+        if self._kept is not None:
+            _check_alike(rows, self._kept)
         self.counters.remote_rows += remote
         self.counters.remote_bytes += remote * (rows.nbytes // max(1, rows.shape[0]))
         return rows
+
+    def _rows_of(self, ids: Array, at: Array | None, out: Array | None) -> Array:
+        """Rows from the source: fresh, or at those places of `out`, written there by it where it can."""
+        every = np.arange(ids.size)
+        row = self._source.row
+        if row is None:
+            rows: Array = self._source.take(ids)
+            if out is None:
+                return rows
+            _check_alike(rows, out)
+            place(rows, every, every if at is None else at, out)
+            return out
+        if out is None:
+            out = np.empty((ids.size, *row[0]), row[1])
+        self._source.place(ids, every if at is None else at, out)
+        return out
 
     def _storage(self, like: Array | None) -> Array:
         if self._kept is None:
@@ -410,6 +437,12 @@ class Cache:
         count = int(_distinct(ids, self._stamp, self._batch, self._place, unique, inverse))
         return (ids, None) if count == ids.size else (unique[:count], inverse)
 
+    def _check_room(self, count: int, out: Array) -> None:
+        row = self.row
+        if out.shape[0] != count or (row is not None and (out.shape[1:], out.dtype) != row):
+            wanted = "rows" if row is None else f"rows of shape {row[0]} and type {row[1]}"
+            raise InputError(f"out has shape {out.shape} and type {out.dtype}; give room for {count} {wanted}")
+
     def _checked(self, ids: ArrayLike) -> Array:
         wanted = np.asarray(ids)
         if wanted.ndim != 1 or (wanted.size and wanted.dtype.kind not in "iu"):
@@ -421,6 +454,14 @@ class Cache:
             bad = wanted.min() if wanted.min() < 0 else wanted.max()
             raise InputError(f"ids holds {bad}, but rows are numbered 0 to {self.num_rows - 1}")
         return wanted
+
+
+def _check_alike(rows: Array, others: Array) -> None:
+    if rows.shape[1:] != others.shape[1:] or rows.dtype != others.dtype:
+        raise InputError(
+            f"source returned rows of shape {rows.shape[1:]} and type {rows.dtype} after rows of "
+            f"{others.shape[1:]} and {others.dtype}; all rows must be alike"
+        )
 
 
 def _first_choice(policy: str, window: int, advice: Advice | None) -> Choice | None:

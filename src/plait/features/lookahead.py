@@ -87,12 +87,16 @@ def _enlarge(state: State, first: int, end: int, incoming: int) -> None:
     state.uses = longer
 
 
-def step(state: State, slot_of: Array, id_of: Array, ids: Array, slots: Array) -> int:
-    """The number of empty slots filled by the batch, which was revealed before."""
+def step(state: State, slot_of: Array, id_of: Array, ids: Array, slots: Array, held: Array) -> int:
+    """The number of empty slots filled by the batch, which was revealed before.
+
+    Rows that are `held`, one truth value each or no value at all, push nobody out.
+    """
     return int(
         _step(
             ids,
             slots,
+            held,
             slot_of,
             id_of,
             state.ahead,
@@ -152,6 +156,7 @@ def _list_for(use: Any, count: Any, window: Any) -> Any:
 def _step(
     ids: Any,
     slots: Any,
+    held: Any,
     slot_of: Any,
     id_of: Any,
     ahead: Any,
@@ -183,6 +188,8 @@ def _step(
         if numbers[4] < capacity:
             slot = numbers[4]
             numbers[4] += 1
+        elif held.size and held[i]:
+            continue
         else:
             while coldest < _COUNTS and behind[cold + coldest] == cold + coldest:
                 coldest += 1

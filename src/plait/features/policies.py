@@ -21,6 +21,7 @@ __all__ = ["LookAhead", "MassiveGNN", "NoCache", "Policy", "Recency", "Static", 
 
 Array = NDArray[Any]
 _NOTHING = np.empty(0, np.int64)
+_NONE_HELD = np.empty(0, np.bool_)
 
 
 @dataclass(frozen=True, eq=False)
@@ -259,14 +260,15 @@ class LookAhead(Policy):
         self._revealed.append(ids)
         lookahead.reveal(self._state, self.slot_of, ids)
 
-    def step(self, ids: Array) -> Step:
+    def step(self, ids: Array, held: Array = _NONE_HELD) -> Step:
+        """As any rule's; rows of the batch that are `held` elsewhere until they are needed take no slot."""
         if not self._revealed:
             self.reveal(ids)
         if self._revealed.popleft().size != ids.size:
             raise InputError("step: this is not the batch that was revealed next; batches come in order")
         slots = np.empty(ids.size, np.int32)
         hits = int(eviction.look_up(self.slot_of, ids, slots))
-        filled = lookahead.step(self._state, self.slot_of, self.id_of, ids, slots)
+        filled = lookahead.step(self._state, self.slot_of, self.id_of, ids, slots, held)
         return self._answer(ids, slots, hits, filled)
 
 

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from plait.errors import InputError
 from plait.features.memory import prefetch
 
-__all__ = ["ArrayRows", "FunctionRows", "RetryingRows", "Rows", "as_rows", "gather"]
+__all__ = ["ArrayRows", "FunctionRows", "RetryingRows", "Row", "Rows", "as_rows", "gather", "place", "row_of"]
 
 Array = NDArray[Any]
 
@@ -26,14 +26,28 @@ _AHEAD = 16
 _LINE_WORDS = 8
 
 
+Row = tuple[tuple[int, ...], Any]
+"""The shape and the type of one row."""
+
+
 class Rows(Protocol):
-    """Something that hands out rows by number; num_rows is None when it does not know how many it has."""
+    """Something that hands out rows by number; num_rows is None when it does not know how many it has.
+
+    One that knows `row`, the shape and type of its rows, may also write them where they are wanted, which
+    spares a copy and fresh memory: `place(ids, at, out)` does out[at] = rows of ids, `fill(ids, out)`
+    out[:] = rows of ids.
+    """
 
     num_rows: int | None
 
     def take(self, ids: Array) -> Array:
         """A fresh array whose row i is row ids[i]."""
         ...
+
+
+def row_of(rows: Any) -> Row | None:
+    """The shape and type of the rows where they can be placed, else None."""
+    return rows.row if hasattr(rows, "place") else None
 
 
 def as_rows(source: object, num_rows: int | None = None) -> Rows:
@@ -69,6 +83,16 @@ class ArrayRows:
             raise InputError("source holds Python objects; give numbers")
         self.array = array
         self.num_rows: int | None = array.shape[0]
+        self.row: Row = (array.shape[1:], array.dtype)
+
+    def place(self, ids: Array, at: Array, out: Array) -> None:
+        """out[at] = the rows; ids are checked."""
+        _check_file(self.array)
+        place(self.array, ids, at, out)
+
+    def fill(self, ids: Array, out: Array) -> None:
+        """out[:] = the rows; ids are checked."""
+        gather(self.array, ids, out)
 
     def take(self, ids: Array) -> Array:
         """The rows, copied; ids are checked."""
@@ -104,18 +128,40 @@ class RetryingRows:
         self.num_rows = rows.num_rows
         self.failures = 0
 
+    @property
+    def row(self) -> Row | None:
+        """That of the source."""
+        return row_of(self._rows)
+
     def take(self, ids: Array) -> Array:
         """The rows; after the last failure an InputError that says how often and keeps the cause."""
+        return self._tried(lambda: self._rows.take(ids), ids.size)
+
+    def place(self, ids: Array, at: Array, out: Array) -> None:
+        """out[at] = the rows, tried as often."""
+        source: Any = self._rows
+        self._tried(lambda: source.place(ids, at, out), ids.size)
+
+    def held(self, ids: Array) -> Array:
+        """Which of the rows the source has at hand until they are asked for again, one truth value each.
+
+        An empty array where it says nothing of it.
+        """
+        source: Any = self._rows
+        found: Array = source.held(ids) if hasattr(source, "held") else np.empty(0, np.bool_)
+        return found
+
+    def _tried(self, work: Callable[[], Any], count: int) -> Any:
         for attempt in range(self._retries + 1):
             try:
-                return self._rows.take(ids)
+                return work()
             except InputError:
                 raise  # wrong ids or a wrong shape are wrong the next time too
             except Exception as error:
                 self.failures += 1
                 if attempt == self._retries:
                     raise InputError(
-                        f"source failed {attempt + 1} times in a row for {ids.size} rows, "
+                        f"source failed {attempt + 1} times in a row for {count} rows, "
                         f"last with {type(error).__name__}: {error}; mend the source or raise retries"
                     ) from error
             time.sleep(self._pause * 2**attempt)
@@ -135,6 +181,22 @@ def gather(array: Array, ids: Array, out: Array) -> None:
         return
     word = np.uint64 if row_bytes % 8 == 0 and _aligned(array) and _aligned(out) else np.uint8
     _gather(_words(array, word), ids, _words(out, word))
+
+
+def place(array: Array, ids: Array, at: Array, out: Array) -> None:
+    """out[at[i]] = array[ids[i]] without the interpreter lock, which numpy would hold; no place twice."""
+    if ids.size == 0:
+        return
+    if not _all_below(ids, array.shape[0]):
+        raise InputError(f"ids: some are not between 0 and {array.shape[0] - 1}, the rows there are")
+    if not _all_below(at, out.shape[0]):
+        raise InputError(f"at: some are not between 0 and {out.shape[0] - 1}, the rows of out")
+    row_bytes = array.dtype.itemsize * math.prod(array.shape[1:])
+    if not (array.flags.c_contiguous and out.flags.c_contiguous) or row_bytes == 0:
+        out[at] = array[ids]
+        return
+    word = np.uint64 if row_bytes % 8 == 0 and _aligned(array) and _aligned(out) else np.uint8
+    _place(_words(array, word), ids, at, _words(out, word))
 
 
 def _aligned(array: Array) -> bool:
@@ -167,6 +229,20 @@ def _gather(rows: Any, ids: Any, out: Any) -> None:
         source = ids[i]
         for k in range(words):
             out[i, k] = rows[source, k]
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _place(rows: Any, ids: Any, at: Any, out: Any) -> None:
+    words = rows.shape[1]
+    flat = rows.reshape(-1)
+    last = ids.size - 1
+    for i in range(ids.size):
+        ahead = ids[min(i + _AHEAD, last)] * words
+        for line in range(0, min(words, 4 * _LINE_WORDS), _LINE_WORDS):
+            prefetch(flat, ahead + line)
+        source, target = ids[i], at[i]  # once: indexed in the loop they keep it from being vectorised
+        for k in range(words):
+            out[target, k] = rows[source, k]
 
 
 def _mapped(path: Path) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ __all__ = ["Assembler", "take_rows"]
 # Batches of one loader differ by a few per cent in size; without room to spare, 50 epochs of 1024 seeds added
 # two buffers of 2 MB, one each time a batch was larger than all before it.
 _HEADROOM = 0.125
+_TORCH = {np.dtype(np.float32): torch.float32, np.dtype(np.float64): torch.float64}
 
 
 class Assembler:
@@ -101,7 +103,17 @@ class Assembler:
                 filled[key] = take_rows(value, nodes, dim, self._buffers)
         for (owner, key), rows in self.features.items():
             if owner == kind:
-                filled[key] = torch.from_numpy(rows.take(nodes.numpy()))
+                filled[key] = self._rows(rows, nodes)
+
+    def _rows(self, rows: Any, nodes: Tensor) -> Tensor:
+        """The rows of `nodes`, in memory that is used again where their source can write to it."""
+        shape, dtype = (rows.row if hasattr(rows, "fill") else None) or ((), None)
+        kind = None if dtype is None else _TORCH.get(np.dtype(dtype))
+        if kind is None or torch.utils.data.get_worker_info() is not None:
+            return torch.from_numpy(rows.take(nodes.numpy()))
+        out = self._buffers.take(nodes.numel(), math.prod(shape), kind).view(nodes.numel(), *shape)
+        rows.fill(nodes.numpy(), out.numpy())
+        return out
 
     def _fill_edges(self, store: Any, filled: Any, row: Tensor, col: Tensor, edge: Tensor | None) -> None:
         """As PyG's filter_edge_store_, without copying ends that lie as an edge_index does."""

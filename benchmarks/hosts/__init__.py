@@ -1,0 +1,1 @@
+"""Several hosts on one machine: arms of distributed training compared over links of a stated rate."""

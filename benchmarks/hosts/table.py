@@ -1,0 +1,76 @@
+"""Records of the bed as a table: medians over epochs, ratios to DistDGL and to plait without a cache."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.hosts.arms import ARMS, Setting
+
+__all__ = ["epochs_of", "summary", "table"]
+
+_COLUMNS = ("sampling", "exchange", "stall", "compute", "all_reduce")
+
+
+def epochs_of(lines: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
+    """Every epoch of some runs but their first: the slowest rank's seconds, the mean of all else."""
+    found = []
+    for line in lines:
+        by_epoch: dict[int, list[dict[str, Any]]] = defaultdict(list)
+        for rank in line["ranks"]:
+            by_epoch[rank["epoch"]].append(rank)
+        for epoch, ranks in sorted(by_epoch.items()):
+            if epoch == 0:
+                continue
+            numbers = {name for name, value in ranks[0].items() if isinstance(value, int | float)}
+            mean = {name: statistics.fmean(float(r.get(name, 0.0)) for r in ranks) for name in numbers}
+            found.append(mean | {"seconds": max(float(r["seconds"]) for r in ranks)})
+    return found
+
+
+def summary(lines: Sequence[dict[str, Any]]) -> dict[tuple[Any, ...], dict[str, float]]:
+    """Medians over the epochs of each setting, with the fastest and the slowest epoch."""
+    by_key: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
+    for line in lines:
+        by_key[Setting.from_dict(line["setting"]).key].append(line)
+    found = {}
+    for key, runs in by_key.items():
+        epochs = epochs_of(runs)
+        names = set().union(*epochs)
+        medians = {name: statistics.median(e.get(name, 0.0) for e in epochs) for name in names}
+        last = [max(run["ranks"], key=lambda r: r["epoch"])["accuracy"] for run in runs]
+        times = [e["seconds"] for e in epochs]
+        found[key] = medians | {
+            "least": min(times),
+            "most": max(times),
+            "epochs": float(len(epochs)),
+            "accuracy": statistics.fmean(last),
+        }
+    return found
+
+
+def table(lines: Sequence[dict[str, Any]]) -> str:
+    """A Markdown table, one row per setting."""
+    found = summary(lines)
+    heads = ["graph, hosts", "hidden", "rate", "arm", "epochs", "seconds [least, most]", "x DistDGL", "x none"]
+    rows = [[*heads, *(name.replace("_", "-") for name in _COLUMNS), "MB in", "hits", "cpu s", "accuracy"]]
+    for key, row in sorted(found.items(), key=lambda item: _order(item[0])):
+        graph, hosts, rate, hidden, arm = key[:5]
+        ratios = []
+        for other in ("dgl", "plait-none"):
+            base = found.get((*key[:4], other, *key[5:]))
+            ratios.append("" if base is None else f"{base['seconds'] / row['seconds']:.2f}")
+        times = f"{row['seconds']:.2f} [{row['least']:.2f}, {row['most']:.2f}]"
+        cells = [f"{graph}, {hosts}", str(hidden), rate, arm, f"{row['epochs']:.0f}", times, *ratios]
+        cells += [f"{row.get(name, 0.0):.2f}" for name in _COLUMNS]
+        cells += [f"{row['interface_bytes'] / 1e6:.0f}", f"{row.get('hit_rate', 0.0):.0%}"]
+        rows.append([*cells, f"{row['processor_seconds']:.2f}", f"{row['accuracy']:.3f}"])
+    rows.insert(1, ["---"] * len(rows[0]))
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in rows)
+
+
+def _order(key: tuple[Any, ...]) -> tuple[Any, ...]:
+    graph, hosts, rate, hidden, arm = key[:5]
+    return graph, hosts, hidden, len(rate), rate, list(ARMS).index(arm)
