@@ -59,6 +59,7 @@ class Seat:
     kept: Kept | None = None
     is_overwritten: bool | None = None  # whether its input is written to before the backward pass, once known
     num_copied: int = 0  # inputs copied to find that out
+    seen_on_gpu: Any = None  # see pyg/recorded.py
 
     def as_it_was(self, module: nn.Module) -> Layer | None:
         """The record of a layer that nothing has changed since it was lowered."""
