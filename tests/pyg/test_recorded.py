@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -62,7 +62,7 @@ def _capture(body: Callable[[], Sequence[Tensor | None]], stream: Any) -> tuple[
 
 
 @pytest.fixture(autouse=True)
-def replays(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
+def replays(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """What was replayed; on a CPU calls go the way of those of a GPU."""
     REPLAYS.clear()
     if ON_GPU:
@@ -77,7 +77,7 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
         monkeypatch.setattr(Recorder, "capture", staticmethod(_capture))
         monkeypatch.setattr(Recorder, "stream", staticmethod(lambda device: None))
         monkeypatch.setattr(Recorder, "at", staticmethod(_at))
-    yield REPLAYS
+    return REPLAYS
 
 
 LAYERS: dict[str, Callable[[], nn.Module]] = {
@@ -205,7 +205,7 @@ def test_other_edges_are_not_replayed_and_forgotten_ones_take_their_recordings(
 
 
 def test_what_has_to_be_seen_step_by_step_runs(gcn: tuple[Any, Any, Tensor, Tensor]) -> None:
-    layer, compiled, x, edge_index = gcn
+    _, compiled, x, edge_index = gcn
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
         compiled(x, edge_index).sum().backward()
     with torch.autograd.detect_anomaly(check_nan=False):

@@ -135,12 +135,13 @@ def _place(  # type: ignore[no-untyped-def]
     end = tl.load(p_indptr + at + 1, mask=m_row, other=0)
     pieces = tl.where(end - begin > short, (end - begin + most - 1) // most, 0)
     is_split = pieces > 1
+    # sums over all four kinds in a row: each begins where the one before ended
     p_end = p_ends + at.to(tl.int64)
+    rows = num_rows.to(tl.int64)
     first = tl.load(p_end, mask=m_row, other=0) - pieces
-    part = tl.load(p_end + num_rows, mask=m_row, other=0) - pieces
-    p_split = (
-        p_splits + (tl.load(p_end + 2 * num_rows.to(tl.int64), mask=m_row, other=1) - 1).to(tl.int64) * 3
-    )
+    part = tl.load(p_end + rows, mask=m_row, other=0) - tl.load(p_ends + rows - 1) - pieces
+    split = tl.load(p_end + 2 * rows, mask=m_row, other=1) - tl.load(p_ends + 2 * rows - 1) - 1
+    p_split = p_splits + split.to(tl.int64) * 3
     tl.store(p_split, at, mask=is_split)
     tl.store(p_split + 1, part, mask=is_split)
     tl.store(p_split + 2, part + pieces, mask=is_split)
@@ -164,7 +165,8 @@ def _arrange(rows: Rows, short: int, most: int) -> Items:
     group = torch.empty(n, dtype=torch.int8, device=device)
     blocks = (triton.cdiv(n, _BLOCK),)
     _run_measure(blocks, (rows.indptr, sizes, group, n, short, most), {"BLOCK": _BLOCK})
-    ends = sizes.cumsum(1, dtype=dtype)
+    # in one row: torch sums 65,536 numbers in 5 us so, and in 85 us as four rows
+    ends = sizes.view(-1).cumsum(0, dtype=dtype)
     num_pieces, num_parts, num_splits, num_long = _sizes(rows, short, most, ends)
     num_short = n - num_long
     items = torch.full((num_pieces + num_short, 4), -1, dtype=dtype, device=device)
@@ -181,7 +183,8 @@ def _sizes(rows: Rows, short: int, most: int, ends: torch.Tensor) -> tuple[int, 
     The bound of the long rows is 0: the list of short rows then holds padding in their place.
     """
     if rows.is_read or rows.num_edges > _BOUNDED_EDGES:
-        pieces, parts, splits, long = (int(n) for n in ends[:, -1].tolist())
+        last = ends[rows.num_rows - 1 :: rows.num_rows].tolist()
+        pieces, parts, splits, long = (int(b) - int(a) for a, b in zip([0, *last[:-1]], last, strict=True))
         return pieces, parts, splits, long
     whole = rows.num_edges // most
     most_long = min(rows.num_rows, rows.num_edges // (short + 1))
