@@ -9,11 +9,13 @@ more, otherwise the program runs as usual. PLAIT_REPLAY=0 leaves all of this out
 
 from __future__ import annotations
 
+import gc
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +23,9 @@ from torch import Tensor
 from plait.runtime.chain import Env, turned
 
 __all__ = ["Captured", "Made", "Replayed", "at_address", "capture", "capture_call", "noted", "side_stream"]
+
+_log = logging.getLogger("plait")
+T = TypeVar("T")
 
 _REPEATS = 3  # times the same addresses are met before a capture
 _MOST_GRAPHS = 4  # of one program; addresses that vary more are not worth it
@@ -246,35 +251,46 @@ def capture_call(
     body: Callable[[], Sequence[Tensor | None]], stream: torch.cuda.Stream
 ) -> tuple[Captured, list[Any]]:
     """(what `body` does as a CUDA graph, the programs it ran); nothing is computed yet."""
-    current = torch.cuda.current_stream(stream.device)
-    _streams.warm(stream).wait_stream(current)
-    graph = torch.cuda.CUDAGraph()
     before, noted.runs = noted.runs, []
     try:
-        with torch.cuda.stream(stream):
-            graph.capture_begin(capture_error_mode="thread_local")
-            try:
-                results = body()
-            finally:
-                graph.capture_end()
-        current.wait_stream(stream)
+        graph, results = _as_graph(body, _streams.warm(stream))
         return Captured(results, graph.replay), noted.runs
     finally:
         noted.runs = before
 
 
+def _as_graph(body: Callable[[], T], stream: torch.cuda.Stream) -> tuple[torch.cuda.CUDAGraph, T]:
+    """(the work that `body` gives to the stream, what it returned)."""
+    current = torch.cuda.current_stream(stream.device)
+    stream.wait_stream(current)
+    graph, collects = torch.cuda.CUDAGraph(), gc.isenabled()
+    gc.disable()  # an older graph that is taken down meanwhile would end the capture
+    try:
+        with torch.cuda.stream(stream):
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                result = body()
+            finally:
+                graph.capture_end()
+    except BaseException as error:
+        _log.debug("not captured: %s", error)
+        _leave_capture(stream.device)
+        raise
+    finally:
+        if collects:
+            gc.enable()
+    current.wait_stream(stream)
+    return graph, result
+
+
+def _leave_capture(device: torch.device) -> None:
+    """Give torch's random numbers back: after a capture that failed they wait for its end for ever."""
+    generator = torch.cuda.default_generators[device.index or 0]
+    generator.graphsafe_set_state(generator.clone_state())
+
+
 def capture(program: Callable[[Env], None], env: Env) -> tuple[Callable[[], None], Env]:
     """The program as a CUDA graph, and the values it makes; nothing is computed yet."""
     device = next(v.device for v in env.values() if isinstance(v, Tensor) and v.is_cuda)
-    current = torch.cuda.current_stream(device)
-    side = _streams.beside(current)
-    side.wait_stream(current)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.stream(side):
-        graph.capture_begin(capture_error_mode="thread_local")
-        try:
-            program(env)
-        finally:
-            graph.capture_end()
-    current.wait_stream(side)
+    graph, _ = _as_graph(lambda: program(env), side_stream(device))
     return graph.replay, env

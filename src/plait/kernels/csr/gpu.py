@@ -26,7 +26,7 @@ except ModuleNotFoundError as error:
 
 __all__ = [
     "Items", "Rows", "gcn_norm", "inverse_degrees", "pack", "rows_of", "sorted_rows", "transposed",
-    "without_loops",
+    "with_loops", "without_loops",
 ]  # fmt: skip
 
 _BOUNDED_EDGES = 1 << 20
@@ -228,6 +228,15 @@ def without_loops(key: torch.Tensor, num_rows: int) -> tuple[torch.Tensor, torch
     return kept, count
 
 
+def with_loops(key: torch.Tensor, num_rows: int) -> torch.Tensor:
+    """The packed edges, loops moved to the row after the last, and one loop for every row behind them."""
+    made = torch.empty(key.numel() + num_rows, dtype=torch.int64, device=key.device)
+    if made.numel():
+        blocks = (triton.cdiv(made.numel(), _BLOCK),)
+        _run_loop(blocks, (key, made, num_rows, key.numel()), {"BLOCK": _BLOCK})
+    return made
+
+
 def sorted_rows(key: torch.Tensor, num_rows: int, num_columns: int, has_rest: bool = False) -> Rows:
     """The matrix of packed edges; has_rest: some may lie in the row after the last, which is none."""
     dtype = _index_dtype(num_rows, num_columns, key.numel())
@@ -270,6 +279,18 @@ def _part(p_key, p_kept, p_count, num_rows, num_edges, BLOCK: tl.constexpr):  # 
 
 
 @triton.jit(do_not_specialize=_COUNTS)  # type: ignore[untyped-decorator]
+def _loop(p_key, p_made, num_rows, num_edges, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Loops of the data go to row num_rows; behind the edges stands one loop for every row."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    m_edge = at < num_edges
+    key = tl.load(p_key + at, mask=m_edge, other=1)
+    source = key & 0xFFFFFFFF
+    node = at - num_edges
+    kept = tl.where((key >> 32) == source, (num_rows.to(tl.int64) << 32) | source, key)
+    tl.store(p_made + at, tl.where(m_edge, kept, (node << 32) | node), mask=at < num_edges + num_rows)
+
+
+@triton.jit(do_not_specialize=_COUNTS)  # type: ignore[untyped-decorator]
 def _unpack(  # type: ignore[no-untyped-def]
     p_key, p_order, p_indices, p_placed, num_edges, BLOCK: tl.constexpr
 ):
@@ -293,7 +314,7 @@ def _turn(  # type: ignore[no-untyped-def]
 
 
 _run_measure, _run_place, _run_unpack, _run_turn = (Launcher(k) for k in (_measure, _place, _unpack, _turn))
-_run_pack, _run_part = Launcher(_pack), Launcher(_part)
+_run_pack, _run_part, _run_loop = Launcher(_pack), Launcher(_part), Launcher(_loop)
 
 
 def transposed(rows: Rows) -> Rows:
