@@ -149,11 +149,23 @@ def test_a_padded_batch_has_the_loss_of_the_batch() -> None:
         size = (int(batch.num_nodes), int(batch.num_edges))
         slot = _Slot(batch, size, (128, 1024), torch.device(DEVICE))
         model = GraphSAGE(12, 8, 2, 5).to(DEVICE)
-        for is_other in (False, True):
-            slot.fill(batch, is_other)
+        for is_other in (False, True, False):
+            slot.fill(batch, size, is_other)
             assert slot.batch.edge_index.max() < 128
             assert slot.batch.num_nodes == 128
             torch.testing.assert_close(seeds_loss(model, slot.batch), seeds_loss(model, batch))
+            assert is_other or not slot.batch.x[size[0] :].any()
+
+
+def test_a_smaller_batch_leaves_nothing_of_the_one_before() -> None:
+    small, large = sorted(batches_of(4), key=lambda batch: int(batch.num_nodes))[::3]
+    sizes = [(int(batch.num_nodes), int(batch.num_edges)) for batch in (small, large)]
+    slot = _Slot(large, sizes[1], (128, 1024), torch.device(DEVICE))
+    for batch, size in zip((large, small, large), (sizes[1], sizes[0], sizes[1]), strict=True):
+        slot.fill(batch, size)
+        torch.testing.assert_close(slot.batch.x[: size[0]], batch.x.to(DEVICE))
+        assert not slot.batch.x[size[0] :].any()
+        assert (slot.batch.edge_index[:, size[1] :] == size[0]).all()
 
 
 def test_what_is_no_step_is_refused() -> None:

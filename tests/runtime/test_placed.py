@@ -77,6 +77,11 @@ def test_the_same_graph_with_and_without_loops(
             expected, listed = theirs.without_self_loops().with_more_self_loops(2)
             np.testing.assert_array_equal(more.trimmed().indices.cpu(), expected.indices)
             np.testing.assert_array_equal(more.rows.indptr.cpu(), expected.indptr)
+            looped, own = ours.with_loops_last(), theirs.without_self_loops().with_more_self_loops(1)[0]
+            np.testing.assert_array_equal(looped.trimmed().indices.cpu(), own.indices)
+            np.testing.assert_array_equal(looped.rows.indptr.cpu(), own.indptr)
+            turned = looped.transpose.trimmed()
+            np.testing.assert_array_equal(turned.indices.cpu(), own.transpose.indices)
             if not is_read:
                 continue
             listed = np.arange(expected.num_edges) if listed is None else listed

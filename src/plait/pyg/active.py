@@ -61,6 +61,7 @@ class Seat:
     is_overwritten: bool | None = None  # whether its input is written to before the backward pass, once known
     num_copied: int = 0  # inputs copied to find that out
     given: list[tuple[Tensor, int]] = field(default_factory=list)  # the last of them, and their versions
+    seen_on_gpu: Any = None  # see pyg/recorded.py
 
     def as_it_was(self, module: nn.Module) -> Layer | None:
         """The record of a layer that nothing has changed since it was lowered."""

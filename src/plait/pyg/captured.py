@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,17 +107,19 @@ class TrainingStep:
     # Mini-batches -----------------------------------------------------------------------------
 
     def _on_batch(self, batch: Any) -> Tensor:
-        slot = self._slot(batch) if self.is_captured else None
+        if not self.is_captured:
+            return self._run(batch)
+        size = (int(batch.num_nodes), int(batch.num_edges))
+        slot = self._slot(batch, size)
         if slot is None:
-            return self._run(batch.to(self._stream.device) if self.is_captured else batch)
-        slot.fill(batch)
+            return self._run(batch.to(self._stream.device))
+        slot.fill(batch, size)
         if not self._is_checked:
-            self._check_padding(slot, batch)
+            self._check_padding(slot, batch, size)
         return slot.replay()
 
-    def _slot(self, batch: Any) -> _Slot | None:
+    def _slot(self, batch: Any, size: tuple[int, int]) -> _Slot | None:
         """Where this batch is copied to; None where it runs as it is."""
-        size = (int(batch.num_nodes), int(batch.num_edges))
         if len(self._seen) < _LOOKED_AT:
             self._seen.append(size)
             if len(self._seen) == _LOOKED_AT:
@@ -145,7 +147,7 @@ class TrainingStep:
         rounded = [(_up(nodes, _NODES), min(_up(edges, _EDGES), BOUNDED_EDGES)) for nodes, edges in wanted]
         self.sizes = tuple((n, e) for n, e in padded_sizes(rounded, _MOST_SIZES))
 
-    def _check_padding(self, slot: _Slot, batch: Any) -> None:
+    def _check_padding(self, slot: _Slot, batch: Any, size: tuple[int, int]) -> None:
         """InputError where the loss depends on what the padding holds: something mixes rows."""
         reason = _mixes_rows(self.model)
         if reason is None:
@@ -153,12 +155,12 @@ class TrainingStep:
             losses = []
             with torch.no_grad(), torch.random.fork_rng(devices=[self._stream.device]):
                 for is_other in (False, True):
-                    slot.fill(batch, is_other)
+                    slot.fill(batch, size, is_other)
                     torch.manual_seed(0)
                     losses.append(self.loss(self.model, slot.batch).detach().clone())
                 for buffer, value in kept:
                     buffer.copy_(value)
-            slot.fill(batch)
+            slot.fill(batch, size)
             if not torch.allclose(losses[0], losses[1], rtol=1e-4, atol=1e-6, equal_nan=True):
                 reason = "the loss changes with the padding rows"
         if reason is not None:
@@ -205,23 +207,23 @@ def _kind_of(name: str, value: Tensor, size: tuple[int, int]) -> _Kind:
     return _Kind(-1, "")
 
 
-def _tensors(batch: Any) -> dict[str, Tensor]:
-    return {name: value for name, value in batch.to_dict().items() if isinstance(value, Tensor)}
+def _tensors(given: Mapping[str, Any]) -> dict[str, Tensor]:
+    return {name: value for name, value in given.items() if isinstance(value, Tensor)}
 
 
-def _numbers(batch: Any) -> dict[str, Any]:
+def _numbers(given: Mapping[str, Any]) -> dict[str, Any]:
     """Attributes that are part of what is captured; lists, as the nodes of every hop, are left out."""
-    return {n: v for n, v in batch.to_dict().items() if isinstance(v, int | float | str) and n != "num_nodes"}
+    return {n: v for n, v in given.items() if isinstance(v, int | float | str) and n != "num_nodes"}
 
 
 def _layout(batch: Any, size: tuple[int, int]) -> tuple[Any, ...]:
     """What batches of one slot have in common beside their size."""
-    parts = []
-    for name, value in sorted(_tensors(batch).items()):
+    parts, given = [], batch.to_dict()
+    for name, value in sorted(_tensors(given).items()):
         kind = _kind_of(name, value, size)
-        shape = tuple(n for k, n in enumerate(value.shape) if k != kind.dimension)
+        shape = tuple([n for k, n in enumerate(value.shape) if k != kind.dimension])
         parts.append((name, kind, shape, value.dtype))
-    return tuple(parts), tuple(sorted(_numbers(batch).items()))
+    return tuple(parts), tuple(sorted(_numbers(given).items()))
 
 
 class _Slot:
@@ -233,21 +235,21 @@ class _Slot:
         self.padded = padded
         self.batch = type(batch)()
         self._parts: list[tuple[str, _Kind, Tensor]] = []
-        room = {"nodes": padded[0], "edges": padded[1]}
-        for name, value in _tensors(batch).items():
+        room, given = {"nodes": padded[0], "edges": padded[1]}, batch.to_dict()
+        for name, value in _tensors(given).items():
             kind = _kind_of(name, value, size)
             shape = [room[kind.counts] if k == kind.dimension else n for k, n in enumerate(value.shape)]
             made = torch.zeros(shape, dtype=value.dtype, device=device)
             self._parts.append((name, kind, made))
             self.batch[name] = made
-        for name, number in _numbers(batch).items():
+        for name, number in _numbers(given).items():
             self.batch[name] = number
         self.batch.num_nodes = padded[0]
-        self._edge_numbers = torch.arange(padded[1], device=device)
+        self._used = room  # rows behind which the memory holds zeros: so far none
 
-    def fill(self, batch: Any, is_other: bool = False) -> None:
+    def fill(self, batch: Any, size: tuple[int, int], is_other: bool = False) -> None:
         """Copy a batch here; is_other: padding rows hold something else than zeros, to see who reads them."""
-        nodes, edges = int(batch.num_nodes), int(batch.num_edges)
+        nodes, edges = size
         count = {"nodes": nodes, "edges": edges}
         for name, kind, place in self._parts:
             value = batch[name]
@@ -256,21 +258,21 @@ class _Slot:
                 continue
             used = count[kind.counts]
             place.narrow(kind.dimension, 0, used).copy_(value, non_blocking=True)
-            rest = place.narrow(kind.dimension, used, place.shape[kind.dimension] - used)
+            last = (
+                place.shape[kind.dimension] if name == "edge_index" or is_other else self._used[kind.counts]
+            )
+            if last <= used:
+                continue  # zeros already
+            rest = place.narrow(kind.dimension, used, last - used)
             if name == "edge_index":
-                self._pad_edges(rest, nodes)
+                rest.fill_(nodes)  # loops of the first padding node
             elif is_other and place.is_floating_point():
                 rest.fill_(1e3)
             elif is_other and used and kind.counts == "nodes":
                 rest.copy_(place[used - 1].expand_as(rest))
             else:
                 rest.zero_()
-
-    def _pad_edges(self, rest: Tensor, nodes: int) -> None:
-        """Padding edges are loops of the padding nodes, spread over them."""
-        spare = self.padded[0] - nodes
-        numbers = self._edge_numbers[: rest.shape[1]]
-        rest.copy_((numbers % spare + nodes).expand_as(rest))
+        self._used = {"nodes": self.padded[0], "edges": self.padded[1]} if is_other else count
 
 
 def training_step(model: nn.Module, data: Any, loss: Any, optimizer: Any) -> TrainingStep:

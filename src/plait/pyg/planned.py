@@ -17,8 +17,8 @@ from torch.profiler import record_function
 
 from plait.errors import InputError
 from plait.ir import Expr
-from plait.pyg import autocast, exported
-from plait.pyg.active import Kept, Seat, Seats, active, traced
+from plait.pyg import autocast, exported, recorded
+from plait.pyg.active import Kept, Seat, Seats, active, entered, traced
 from plait.pyg.checkpoints import may_run_again, note_in_pyg, ran_in_pyg
 from plait.pyg.edges import read
 from plait.pyg.layers.base import RULES, Apply, bound_to_torch
@@ -159,6 +159,11 @@ def _forward(
     if torch.is_grad_enabled() and (not counts_writes(x) if isinstance(x, Tensor) else type(x) is tuple):
         args, kwargs = ordinary(args), {name: ordinary(value) for name, value in kwargs.items()}
         x = args[0] if args else kwargs["x"]
+    if isinstance(x, Tensor) and recorded.is_on_gpu(x) and len(args) == 2 and not kwargs:
+        plain = functools.partial(_plainly, layer, original, module, seats, known, args[1])
+        out = recorded.replayed(session, seat, module, known, args, plain)
+        if out is not None:
+            return out
     if may_be_overwritten(seat, x, session.constant_input()):
         rest, named = args[1:], {name: value for name, value in kwargs.items() if name != "x"}
         run = functools.partial(_run, layer, original, module, seats, seat, known)
@@ -208,6 +213,20 @@ def _run(
         session.not_planned.pop(seat.name, None)
     x: Any = args[0] if args else kwargs["x"]
     return run(module, x, None) if isinstance(x, Tensor) else run(module, x[0], x[1])
+
+
+def _plainly(
+    layer: type[nn.Module],
+    original: Callable[..., Any],
+    module: Any,
+    seats: Seats,
+    known: Layer | None,
+    edges: Tensor,
+    x: Tensor,
+) -> Any:
+    """The call as it runs when it is not replayed, whoever makes it: a backward pass may."""
+    with entered(seats):
+        return _run(layer, original, module, seats, seats.of(module), known, (x, edges), {})
 
 
 def _listed(

@@ -38,7 +38,7 @@ from plait.runtime.identity import counts_writes
 from plait.runtime.linear import marks_of
 from plait.runtime.meaning import evaluate_program
 from plait.runtime.orders import EdgeOrders
-from plait.runtime.replayed import Replayed, capture
+from plait.runtime.replayed import Replayed, capture, noted
 from plait.runtime.trace import is_profiling
 from plait.runtime.twice import added, differentiable
 
@@ -256,8 +256,10 @@ class Compiled:
         replayed, index = self._replayed, self.run_of.place.index
         if replayed is None or self.run_of.trace is not None or is_profiling():
             return self.run(env)
-        if torch.cuda.is_current_stream_capturing():
-            return self.run(env)  # somebody else's graph
+        if torch.cuda.is_current_stream_capturing():  # somebody else's graph
+            if noted.runs is not None:
+                noted.runs.append(self.run_of)
+            return self.run(env)
         replayed.run(env, torch._C._cuda_getCurrentRawStream(index))
 
     def run(self, env: Env) -> None:

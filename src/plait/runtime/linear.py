@@ -418,6 +418,8 @@ def _combine(b: Binding, step: Step, env: Env, owns: bool) -> torch.Tensor:
     if len(values) > 1 and step.factors[0] == 1.0:
         torch.add(values[0], values[1], alpha=step.factors[1], out=out)
         rest = zip(values[2:], step.factors[2:], strict=True)
+    elif len(values) == 1 and step.factors[0] == 1.0 and bias is not None:
+        return torch.add(values[0], bias, out=out)
     else:
         torch.mul(values[0], step.factors[0], out=out)
         rest = zip(values[1:], step.factors[1:], strict=True)

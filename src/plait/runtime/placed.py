@@ -174,7 +174,14 @@ class PlacedGraph:
 
     def with_loops_last(self) -> PlacedGraph:
         """This graph with its own loops out and one for each node in; see Graph."""
-        return self.without_self_loops().with_more_self_loops(1)[0]
+        if self.is_read or self._key is None or self.num_edges > BOUNDED_EDGES or not self.is_square:
+            return self.without_self_loops().with_more_self_loops(1)[0]
+        from plait.kernels.csr.gpu import sorted_rows, with_loops
+
+        # of a graph that may come once: one sort for both
+        rows = sorted_rows(with_loops(self._key, self.num_nodes), self.num_nodes, self.num_sources, True)
+        rows.order = None
+        return PlacedGraph(self.num_nodes, self.num_sources, rows)
 
     def trimmed(self) -> PlacedGraph:
         """The same with the edges that belong to rows alone; reads their number."""

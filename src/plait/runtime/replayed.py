@@ -9,18 +9,23 @@ more, otherwise the program runs as usual. PLAIT_REPLAY=0 leaves all of this out
 
 from __future__ import annotations
 
+import gc
+import logging
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from plait.runtime.chain import Env, turned
 
-__all__ = ["Replayed", "capture"]
+__all__ = ["Captured", "Made", "Replayed", "at_address", "capture", "capture_call", "noted", "side_stream"]
+
+_log = logging.getLogger("plait")
+T = TypeVar("T")
 
 _REPEATS = 3  # times the same addresses are met before a capture
 _MOST_GRAPHS = 4  # of one program; addresses that vary more are not worth it
@@ -33,7 +38,7 @@ Capture = Callable[[Callable[[Env], None], Env], tuple[Callable[[], None], Env]]
 
 
 @dataclass(frozen=True)
-class _Made:
+class Made:
     """Where a result lies."""
 
     name: str
@@ -41,6 +46,14 @@ class _Made:
     dtype: torch.dtype
     device: torch.device
     place: tuple[int, torch.Size, tuple[int, ...]]
+
+    @classmethod
+    def of(cls, value: Tensor, kept: dict[int, torch.UntypedStorage], name: str = "") -> Made:
+        """Where a tensor lies; `kept` has one Python object for each storage, because uses are counted."""
+        storage = value.untyped_storage()
+        storage = kept.setdefault(storage._cdata, storage)
+        place = (int(value.storage_offset()), value.shape, value.stride())
+        return cls(name, storage, value.dtype, value.device, place)
 
     def tensor(self) -> Tensor:
         """A tensor of this memory: by set_, because users may modify it in place, unlike a view of ours."""
@@ -50,7 +63,7 @@ class _Made:
 @dataclass(frozen=True)
 class _Captured:
     replay: Callable[[], None]
-    made: tuple[_Made, ...]
+    made: tuple[Made, ...]
     handles: tuple[int, ...]  # of the storages of the results
 
     def is_free(self) -> bool:
@@ -140,7 +153,7 @@ def _storages(values: Iterable[Any]) -> set[int]:
     return {v.untyped_storage()._cdata for v in values if isinstance(v, Tensor) and not v.is_meta}
 
 
-def _results(before: Env, after: Env) -> tuple[_Made, ...] | None:
+def _results(before: Env, after: Env) -> tuple[Made, ...] | None:
     """The results among the values after a program; None where one of them is in an input's memory."""
     # an input the other way round is made again when it is asked for
     new = {n: v for n, v in after.items() if n not in before and turned(n) not in before}
@@ -148,50 +161,136 @@ def _results(before: Env, after: Env) -> tuple[_Made, ...] | None:
     if len(results) < len(new) or _storages(results.values()) & _storages(before.values()):
         return None
     kept: dict[int, torch.UntypedStorage] = {}
-    made = []
-    for name, value in results.items():
-        storage = value.untyped_storage()
-        storage = kept.setdefault(storage._cdata, storage)  # one Python object for each: uses are counted
-        place = (int(value.storage_offset()), value.shape, value.stride())
-        made.append(_Made(name, storage, value.dtype, value.device, place))
-    return tuple(made)
+    return tuple(Made.of(value, kept, name) for name, value in results.items())
 
 
 class _Streams(threading.local):
     """A stream to capture on for every stream of this thread.
 
-    cuBLAS has a workspace for each stream it was called on: graphs that run side by side must not share one,
-    and it must not come from the memory of the first graph.
+    cuBLAS has a workspace for each thread and stream it was called on: graphs that run side by side must not
+    share one, and it must not come from the memory of the first graph.
     """
 
     def __init__(self) -> None:
         self._made: dict[torch.cuda.Stream, torch.cuda.Stream] = {}
+        self._warm: set[torch.cuda.Stream] = set()
 
     def beside(self, current: torch.cuda.Stream) -> torch.cuda.Stream:
         """The one to capture on what will be replayed on `current`."""
         if current not in self._made:
-            made = self._made[current] = torch.cuda.Stream(current.device)  # type: ignore[no-untyped-call]
-            with torch.cuda.stream(made):
-                small = torch.ones(16, 16, device=current.device)
+            self._made[current] = torch.cuda.Stream(current.device)  # type: ignore[no-untyped-call]
+        return self.warm(self._made[current])
+
+    def warm(self, stream: torch.cuda.Stream) -> torch.cuda.Stream:
+        """The stream, on which cuBLAS was called in this thread."""
+        if stream not in self._warm:
+            self._warm.add(stream)
+            with torch.cuda.stream(stream):
+                small = torch.ones(16, 16, device=stream.device)
                 torch.addmm(small[0], small, torch.mm(small, small))
-        return self._made[current]
+        return stream
 
 
 _streams = _Streams()
 
 
+class _Noted(threading.local):
+    """The programs that run while a whole call is captured in this thread."""
+
+    runs: list[Any] | None = None
+
+
+noted = _Noted()
+
+
+class Captured:
+    """A call as a graph: `replay` computes its results anew, where `made` says they lie."""
+
+    def __init__(self, results: Sequence[Tensor | None], replay: Callable[[], None]):
+        kept: dict[int, torch.UntypedStorage] = {}
+        self.made = tuple(None if value is None else Made.of(value, kept) for value in results)
+        self.replay = replay
+        self._uses = dict.fromkeys(kept, _FREE)
+
+    def is_apart_from(self, tensors: Iterable[Tensor]) -> bool:
+        """Whether no result is in the memory of one of these."""
+        return self._uses.keys().isdisjoint(_storages(tensors))
+
+    def settle(self) -> None:
+        """Nobody holds a result yet but whoever keeps this: what is held beyond that is in use."""
+        self._uses = {handle: torch._C._storage_Use_Count(handle) for handle in self._uses}
+
+    def is_free(self) -> bool:
+        """Whether nobody holds a result of an earlier replay."""
+        return all(torch._C._storage_Use_Count(handle) <= uses for handle, uses in self._uses.items())
+
+
+class _Bytes:
+    """Memory of a GPU as other libraries hand it over: torch reads it and does not own it."""
+
+    def __init__(self, address: int, count: int):
+        self.__cuda_array_interface__ = {
+            "data": (address, False), "shape": (count,), "typestr": "|u1", "version": 2,
+        }  # fmt: skip
+
+
+def at_address(value: Tensor) -> Tensor:
+    """A tensor of the same memory that does not hold it, as a captured graph does."""
+    last = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+    count = (last + 1) * value.element_size() if value.numel() else 0
+    whole = torch.as_tensor(_Bytes(value.data_ptr(), count), device=value.device).view(value.dtype)
+    return whole.as_strided(value.shape, value.stride())
+
+
+def side_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream to capture on what this thread will replay on its current one."""
+    return _streams.beside(torch.cuda.current_stream(device))
+
+
+def capture_call(
+    body: Callable[[], Sequence[Tensor | None]], stream: torch.cuda.Stream
+) -> tuple[Captured, list[Any]]:
+    """(what `body` does as a CUDA graph, the programs it ran); nothing is computed yet."""
+    before, noted.runs = noted.runs, []
+    try:
+        graph, results = _as_graph(body, _streams.warm(stream))
+        return Captured(results, graph.replay), noted.runs
+    finally:
+        noted.runs = before
+
+
+def _as_graph(body: Callable[[], T], stream: torch.cuda.Stream) -> tuple[torch.cuda.CUDAGraph, T]:
+    """(the work that `body` gives to the stream, what it returned)."""
+    current = torch.cuda.current_stream(stream.device)
+    stream.wait_stream(current)
+    graph, collects = torch.cuda.CUDAGraph(), gc.isenabled()
+    gc.disable()  # an older graph that is taken down meanwhile would end the capture
+    try:
+        with torch.cuda.stream(stream):
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                result = body()
+            finally:
+                graph.capture_end()
+    except BaseException as error:
+        _log.debug("not captured: %s", error)
+        _leave_capture(stream.device)
+        raise
+    finally:
+        if collects:
+            gc.enable()
+    current.wait_stream(stream)
+    return graph, result
+
+
+def _leave_capture(device: torch.device) -> None:
+    """Give torch's random numbers back: after a capture that failed they wait for its end for ever."""
+    generator = torch.cuda.default_generators[device.index or 0]
+    generator.graphsafe_set_state(generator.clone_state())
+
+
 def capture(program: Callable[[Env], None], env: Env) -> tuple[Callable[[], None], Env]:
     """The program as a CUDA graph, and the values it makes; nothing is computed yet."""
     device = next(v.device for v in env.values() if isinstance(v, Tensor) and v.is_cuda)
-    current = torch.cuda.current_stream(device)
-    side = _streams.beside(current)
-    side.wait_stream(current)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.stream(side):
-        graph.capture_begin(capture_error_mode="thread_local")
-        try:
-            program(env)
-        finally:
-            graph.capture_end()
-    current.wait_stream(side)
+    graph, _ = _as_graph(lambda: program(env), side_stream(device))
     return graph.replay, env

@@ -39,7 +39,8 @@ def measure(compiles: bool = True) -> Iterator[dict[str, Any]]:
     by_compiler = {case: _compiled_ms(*case) for case in cases} if compiles else {}
     for case in cases:
         yield steps(*case, by_compiler.get(case))
-    yield epoch()
+    for by_loader in (False, True):
+        yield epoch(by_loader)
 
 
 def _model(name: str, kind: str, dropout: float) -> nn.Module:
@@ -115,8 +116,11 @@ def steps(name: str, kind: str, compiled_ms: float | None, budget_seconds: float
     return {"step": kind, "graph": name, "loss_error": error, **ms, **ratios}
 
 
-def epoch(name: str = "ego_twitter", epochs: int = 3) -> dict[str, Any]:
-    """Seconds of an epoch (the fastest of a few, after the first), each way, and of its loading alone."""
+def epoch(by_loader: bool = False, name: str = "ego_twitter", epochs: int = 3) -> dict[str, Any]:
+    """Seconds of an epoch (the fastest of a few, after the first), each way, and of its loading alone.
+
+    by_loader: batches are moved to the device by the loader's threads, not by the loop.
+    """
     graph = find_graph(name).graph
     torch.manual_seed(0)
     features = torch.rand(graph.num_nodes, _WIDTH, device="cuda")
@@ -153,16 +157,22 @@ def epoch(name: str = "ego_twitter", epochs: int = 3) -> dict[str, Any]:
         "loading": lambda batch: torch.zeros(()),
     }
     loaders = {
-        way: NeighborLoader(data, _FANOUT, batch_size=_BATCH, shuffle=True, seed=0, prefetch=_PREFETCH)
+        way: NeighborLoader(
+            data, _FANOUT, batch_size=_BATCH, shuffle=True, seed=0, prefetch=_PREFETCH,
+            device="cuda" if by_loader else None,
+        )
         for way in ways
-    }
+    }  # fmt: skip
     seconds: dict[str, float] = {}
     losses: dict[str, list[float]] = {}
     for k in range(epochs):
         for way, step in ways.items():
             torch.cuda.synchronize()
             start = time.perf_counter()
-            seen = [step(batch.to("cuda", non_blocking=True)).clone() for batch in loaders[way]]
+            batches = iter(loaders[way])
+            if not by_loader:
+                batches = (batch.to("cuda", non_blocking=True) for batch in loaders[way])
+            seen = [step(batch).clone() for batch in batches]
             torch.cuda.synchronize()
             spent = time.perf_counter() - start
             seconds[way] = spent if k < 2 else min(seconds[way], spent)
@@ -171,8 +181,8 @@ def epoch(name: str = "ego_twitter", epochs: int = 3) -> dict[str, Any]:
     alone = {way: _over(step, drawn) for way, step in ways.items() if way != "loading"}
     error = max(abs(a - b) / abs(a) for a, b in zip(losses["pyg"], losses["captured"], strict=True))
     return {
-        "epoch": "sage", "graph": name, "batches": len(drawn), "edges": int(drawn[0].num_edges),
-        "loss_error": error, **seconds, "over pyg": seconds["pyg"] / seconds["captured"],
+        "epoch": "sage", "graph": name, "by_loader": by_loader, "batches": len(drawn),
+        "edges": int(drawn[0].num_edges), "loss_error": error, **seconds, "over pyg": seconds["pyg"] / seconds["captured"],
         "batches at hand": alone, "steps over pyg": alone["pyg"] / alone["captured"],
     }  # fmt: skip
 

@@ -1,0 +1,1 @@
+"""Sums over the rows of a matrix: the gradient of a bias."""
