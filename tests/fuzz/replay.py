@@ -159,8 +159,8 @@ def _replay(script: str, tally: Tally | None) -> None:
         tolerance = max(tolerance, TOLERANCE[theirs["x"].dtype])
         has_nan = any(_NAN in earlier for earlier in lines[:number])
         if "autocast(" in line and not has_nan:
-            # PyG rounds inside its layers, plait at their ends: a maximum may be another neighbour's from there
-            # on, so what follows a backward pass is not compared
+            # PyG rounds inside its layers, plait at their ends: a maximum may be another neighbour's from
+            # there on, so what follows a backward pass is not compared
             for problem in _differences(theirs, ours, max(tolerance, AUTOCAST), has_nan):
                 raise Difference(_told(lines, number, problem))
             if "backward(" in line:
