@@ -17,6 +17,7 @@ NO_CODE_OF_THEIR_OWN = ("__init__.py", "__main__.py")
 
 ELSEWHERE = {
     "analysis/workload.py": "analysis/test_strategies.py",
+    "bench/gpu/families.py": "parity/test_families.py",
     "bench/gpu/gates.py": "kernels/test_gpu_gate.py",
     "bench/gpu/steps.py": "pyg/test_captured.py",
     # a folder of parts is written, read and trained on there

@@ -17,6 +17,7 @@ if not torch.cuda.is_available():
 pytest.importorskip("triton", reason="triton is not installed; it comes with CUDA builds of torch")
 
 import plait
+from plait.bench.gpu import families
 from plait.cost.machine import gpu_profile
 from plait.pyg.layers.fused import FUSED
 from plait.pyg.lower import supported
@@ -119,6 +120,14 @@ def test_blocks_of_edges_agree(name: str, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("name", ["PNAConv", "RGCNConv", "EdgeConv max", "FiLMConv", "AGNNConv", "CGConv"])
 def test_graphs_without_edges(name: str) -> None:
     agree(FAMILIES[name], drawn_edges("none", 4), 4, torch.float64)
+
+
+def test_the_benchmark_runs_every_layer_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(families, "milliseconds", lambda call, **_: float(call().numel()))
+    edges = drawn_edges("random", 11).to(DEVICE)
+    for record in families.measure("random", edges, 11):
+        assert record["is_planned"], record
+        assert record["error"] < 1e-4, record
 
 
 def test_the_coverage_page_says_of_every_layer_what_a_gpu_does() -> None:
