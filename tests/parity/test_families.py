@@ -22,7 +22,7 @@ from plait.bench.gpu import families
 from plait.cost.machine import gpu_profile
 from plait.pyg.layers.fused import FUSED
 from plait.pyg.lower import supported
-from plait.runtime import cuda_orders
+from plait.runtime import cuda_messages, cuda_orders
 from plait.runtime.nearest import nearest
 from plait.runtime.session import using_machine
 from tests.parity.families import FAMILIES, WIDTH, Family
@@ -145,6 +145,7 @@ def test_derivatives_of_derivatives(name: str) -> None:
 )
 def test_blocks_of_edges_agree(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_orders, "_BLOCK_BYTES", 512)
+    monkeypatch.setattr(cuda_messages, "_EDGE_ROWS_BYTES", 512)
     agree(FAMILIES[name], drawn_edges("random", 11), 11, torch.float64)
 
 
