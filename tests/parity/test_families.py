@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch_geometric import typing
 from torch_geometric.nn import DynamicEdgeConv, EdgeConv
 
 if not torch.cuda.is_available():
@@ -108,15 +109,19 @@ def test_every_family_answers_like_pyg(name: str) -> None:
         agree(family, drawn_edges("hub", 9), 9, dtype)
 
 
-def test_nearest_neighbours_are_edges_like_others() -> None:
+def test_nearest_neighbours_are_edges_like_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """PyG finds them with a library of its own, which may not be there: EdgeConv is given the same ones."""
+    monkeypatch.setattr(typing, "WITH_KNN", True)
     torch.manual_seed(0)
-    network = nn.Sequential(nn.Linear(2 * WIDTH, 7), nn.Tanh(), nn.Linear(7, 5)).to(DEVICE, torch.float64)
+    network = nn.Sequential(nn.Linear(2 * WIDTH, 7), nn.Tanh(), nn.Linear(7, 5))
+    dynamic = DynamicEdgeConv(network, k=3).to(DEVICE, torch.float64)
+    twin = EdgeConv(copy.deepcopy(network))
+    twin.load_state_dict(dynamic.state_dict())
     x = torch.randn(11, WIDTH, dtype=torch.float64, device=DEVICE)
     batch = torch.arange(11, device=DEVICE) // 6
     edge_index = torch.stack(nearest(x, x, 3, batch, batch))
-    compiled: Any = plait.compile(DynamicEdgeConv(copy.deepcopy(network), k=3))
-    theirs = answers(EdgeConv(network), x, [edge_index])
+    compiled: Any = plait.compile(dynamic)
+    theirs = answers(twin.to(DEVICE, torch.float64), x, [edge_index])
     for mine, other in zip(answers(compiled, x, [batch]), theirs, strict=True):
         assert mine is not None
         assert other is not None
