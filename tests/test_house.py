@@ -17,6 +17,7 @@ NO_CODE_OF_THEIR_OWN = ("__init__.py", "__main__.py")
 
 ELSEWHERE = {
     "analysis/workload.py": "analysis/test_strategies.py",
+    "bench/gpu/families.py": "parity/test_families.py",
     "bench/gpu/gates.py": "kernels/test_gpu_gate.py",
     "bench/gpu/steps.py": "pyg/test_captured.py",
     # a folder of parts is written, read and trained on there
@@ -81,6 +82,9 @@ ELSEWHERE = {
     "ops/linear.py": "analysis/test_work.py",
     "ops/program.py": "plan/test_program.py",
     # the second column of the table, held against PyG as a whole
+    "kernels/messages/gpu.py": "kernels/test_gpu_messages.py",
+    "kernels/messages/reference.py": "kernels/test_gpu_messages.py",
+    "runtime/cuda_messages.py": "parity/test_families.py",
     "runtime/cuda_orders.py": "parity/test_families.py",
     "runtime/cuda_pieces.py": "parity/test_families.py",
     "runtime/cuda_pna.py": "parity/test_families.py",

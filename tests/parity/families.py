@@ -12,7 +12,6 @@ from torch import nn
 from torch_geometric.nn import (
     AGNNConv,
     CGConv,
-    DynamicEdgeConv,
     EdgeConv,
     FAConv,
     FiLMConv,
@@ -74,7 +73,6 @@ FAMILIES: dict[str, Family] = {
     ),
     "EdgeConv max": Family(lambda: EdgeConv(mlp(2 * WIDTH, 7, 5), aggr="max")),
     "EdgeConv sum": Family(lambda: EdgeConv(mlp(2 * WIDTH, 7, 9, 5), aggr="sum")),
-    "DynamicEdgeConv": Family(lambda: DynamicEdgeConv(mlp(2 * WIDTH, 7, 5), k=3)),
     "GENConv": Family(lambda: GENConv(WIDTH, 5, norm="layer", learn_t=True)),
     "GENConv edges": Family(lambda: GENConv(WIDTH, 5, norm="layer", edge_dim=3), edge_width=3),
     "GENConv power": Family(lambda: GENConv(WIDTH, WIDTH, norm="layer", aggr="powermean", p=2.0)),

@@ -10,17 +10,21 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch_geometric import typing
+from torch_geometric.nn import DynamicEdgeConv, EdgeConv
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when kernels are defined
 pytest.importorskip("triton", reason="triton is not installed; it comes with CUDA builds of torch")
 
 import plait
+from plait.bench.gpu import families
 from plait.cost.machine import gpu_profile
 from plait.pyg.layers.fused import FUSED
 from plait.pyg.lower import supported
-from plait.runtime import cuda_orders
+from plait.runtime import cuda_messages, cuda_orders
+from plait.runtime.nearest import nearest
 from plait.runtime.session import using_machine
 from tests.parity.families import FAMILIES, WIDTH, Family
 from tests.parity.harness import as_on_a_gpu, close
@@ -72,8 +76,7 @@ def answers(net: Any, x: Tensor, more: list[Tensor]) -> list[Tensor | None]:
     net.zero_grad()
     given = x.clone().requires_grad_()
     others = [m.clone().requires_grad_() if m.is_floating_point() else m for m in more]
-    dynamic = "DynamicEdgeConv" in str(net)
-    out = net(given) if dynamic else net(given, *others)
+    out = net(given, *others)
     out.square().sum().backward()
     floats = [m.grad for m in others if m.is_floating_point()]
     return [out, given.grad, *floats, *(p.grad for p in net.parameters())]
@@ -99,8 +102,6 @@ def agree(family: Family, edge_index: Tensor, nodes: int, dtype: torch.dtype) ->
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_answers_like_pyg(name: str) -> None:
     family = FAMILIES[name]
-    if name == "DynamicEdgeConv":
-        pytest.importorskip("torch_cluster", reason="PyG finds nearest neighbours with it")
     dtypes = [torch.float64] if DEVICE == "cpu" else [torch.float64, torch.float32]
     for dtype in dtypes:
         compiled = agree(family, drawn_edges("random", 11), 11, dtype)
@@ -108,17 +109,62 @@ def test_every_family_answers_like_pyg(name: str) -> None:
         agree(family, drawn_edges("hub", 9), 9, dtype)
 
 
+def test_nearest_neighbours_are_edges_like_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyG finds them with a library of its own, which may not be there: EdgeConv is given the same ones."""
+    monkeypatch.setattr(typing, "WITH_KNN", True)
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(2 * WIDTH, 7), nn.Tanh(), nn.Linear(7, 5))
+    dynamic = DynamicEdgeConv(network, k=3).to(DEVICE, torch.float64)
+    twin = EdgeConv(copy.deepcopy(network))
+    twin.load_state_dict(dynamic.state_dict())
+    x = torch.randn(11, WIDTH, dtype=torch.float64, device=DEVICE)
+    batch = torch.arange(11, device=DEVICE) // 6
+    edge_index = torch.stack(nearest(x, x, 3, batch, batch))
+    compiled: Any = plait.compile(dynamic)
+    theirs = answers(twin.to(DEVICE, torch.float64), x, [edge_index])
+    for mine, other in zip(answers(compiled, x, [batch]), theirs, strict=True):
+        assert mine is not None
+        assert other is not None
+        close(mine, other, 1e-9, "answer")
+    assert not compiled.plan.not_planned
+
+
+@pytest.mark.parametrize(
+    "name", ["PNAConv", "RGCNConv", "RGCNConv bases", "EdgeConv sum", "GENConv", "GATv2Conv edges", "CGConv"]
+)
+def test_derivatives_of_derivatives(name: str) -> None:
+    torch.manual_seed(0)
+    family = FAMILIES[name]
+    module = family.make().to(DEVICE, torch.float64)
+    x, more = inputs(family, drawn_edges("random", 11), 11, torch.float64)
+    found = []
+    for net in (module, plait.compile(copy.deepcopy(module))):
+        given = x.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(net(given, *more).square().sum(), given, create_graph=True)
+        found.append(torch.autograd.grad(slope.square().sum(), given)[0])
+    close(found[1], found[0], 1e-8, "second derivative", scale=0.05)
+
+
 @pytest.mark.parametrize(
     "name", ["PNAConv edges", "EdgeConv max", "GATv2Conv edges", "CGConv edges", "GENConv"]
 )
 def test_blocks_of_edges_agree(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_orders, "_BLOCK_BYTES", 512)
+    monkeypatch.setattr(cuda_messages, "_EDGE_ROWS_BYTES", 512)
     agree(FAMILIES[name], drawn_edges("random", 11), 11, torch.float64)
 
 
 @pytest.mark.parametrize("name", ["PNAConv", "RGCNConv", "EdgeConv max", "FiLMConv", "AGNNConv", "CGConv"])
 def test_graphs_without_edges(name: str) -> None:
     agree(FAMILIES[name], drawn_edges("none", 4), 4, torch.float64)
+
+
+def test_the_benchmark_runs_every_layer_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(families, "milliseconds", lambda call, **_: float(call().numel()))
+    edges = drawn_edges("random", 11).to(DEVICE)
+    for record in families.measure("random", edges, 11):
+        assert record["is_planned"], record
+        assert record["error"] < 1e-4, record
 
 
 def test_the_coverage_page_says_of_every_layer_what_a_gpu_does() -> None:
@@ -129,4 +175,4 @@ def test_the_coverage_page_says_of_every_layer_what_a_gpu_does() -> None:
     assert set(said) == set(supported())
     assert all(what.startswith("planned") for what in said.values())
     tried = {name.split()[0] for name in FAMILIES}
-    assert {layer.__name__ for layer in FUSED} - {"SAGEConv"} <= tried
+    assert {layer.__name__ for layer in FUSED} - {"SAGEConv", "DynamicEdgeConv"} <= tried

@@ -8,6 +8,7 @@ sums      nothing is left of the function by edge: projected rows of neighbours 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from plait.ops.program import Program
 from plait.plan.draft import Draft
@@ -65,7 +66,7 @@ def _program(layer: Messages) -> Program:
     if layer.kind == "softmax":
         return draft.program(_softmax(draft, layer, reads))
     reads["function"] = draft.object("message", "E", layer.columns)
-    named = {} if layer.form is None else {"form": layer.form}
+    named: dict[str, Any] = {} if layer.form is None else {"form": layer.form}
     out = draft.add("messages", reads, ("N", layer.columns), products=layer.products, **named)
     scale = _scale(draft, layer)
     if scale is not None:
@@ -77,7 +78,8 @@ def _softmax(draft: Draft, layer: Messages, reads: dict[str, str | None]) -> str
     """[sums of powers | sums of messages times them]; the largest score cancels, so it has no gradient."""
     width = layer.columns // 2
     scores = reads | {"function": draft.object("score", "E", width)}
-    named = [{}, {}] if layer.form is None else [{"form": (n, layer.form[1])} for n in ("score", "softmax")]
+    names = ("score", "softmax")
+    named: list[dict[str, Any]] = [{} if layer.form is None else {"form": (n, layer.form[1])} for n in names]
     top = draft.add("messages", scores, ("N", width), reduce="max", is_fixed=True, **named[0])
     powers = reads | {"function": draft.object("message", "E", layer.columns), "near": top}
     return draft.add("messages", powers, ("N", layer.columns), fixed=("near",), **named[1])

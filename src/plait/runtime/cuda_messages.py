@@ -18,6 +18,8 @@ from plait.runtime.messages import BoundMessages
 
 __all__: list[str] = []
 
+_EDGE_ROWS_BYTES = 2 << 30  # of rows that features of edges make; every block adds to all sources once more
+
 
 def _no_form(b: Binding, step: Step) -> str | None:
     form = step.option("form")
@@ -60,7 +62,7 @@ class _Known:
         far: Tensor = env[self.of.far]
         if not self.has_edges:
             return self.orders.blocks(max(1, self.orders.pattern.num_edges))
-        return self.orders.row_blocks(2 * far.shape[1], far.element_size())
+        return self.orders.blocks(max(1, _EDGE_ROWS_BYTES // max(1, far.shape[1] * far.element_size())))
 
 
 @kernel("messages", "cuda", "triton", _no_form)

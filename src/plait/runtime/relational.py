@@ -236,7 +236,8 @@ def _relate_weights(b: Binding, step: Step, owns: bool) -> Bound:
 @meaning("relate")
 def _relate_in_torch(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
     x, w, name = env[step["x"]], env[step["w"]], step.get("groups")
-    products = _products(step, () if name is None else env[name])
+    groups = () if name is None else env[name]
+    products = _products(step, getattr(groups, "bounds", groups))  # on a GPU they know how to be cut, too
     shape = (x.shape[0], max(p.outer.stop for p in products))
     parts = [_placed(x[p.rows, p.inner] @ w[p.weights], p, shape) for p in products]
     return with_terms(torch.stack(parts).sum(0), step, env)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from plait.bench.gpu import attending, building, gates, products, steps
+from plait.bench.gpu import attending, building, families, gates, products, steps
 from plait.bench.gpu.graphs import GRAPHS
 from plait.errors import InputError
 from plait.measure import environment
@@ -20,6 +20,7 @@ _PARTS: dict[str, Callable[..., Iterator[dict[str, Any]]]] = {
     "products": products.measure,
     "attention": attending.measure,
     "gates": gates.measure,
+    "families": families.measure,
 }
 _SWEEPS = {"products": products.sweep, "attention": attending.sweep}
 

@@ -24,7 +24,7 @@ def message(
     """The message of one edge from the sections of its rows: near[k], far[k], edge[k] are rows of columns."""
     more = np.zeros_like(far) if edge is None else edge
     if form == "film":
-        return np.maximum(near[1] * far[0] + near[0], 0.0)[None]
+        return np.asarray(np.maximum(near[1] * far[0] + near[0], 0.0))[None]
     if form == "crystal":
         z = near + far + more
         return np.asarray(_logistic(z[0]) * np.log1p(np.exp(z[1])))[None]
@@ -54,4 +54,4 @@ def sums(
             own = None if edge is None else edge[e].reshape(-1, width)
             ends = near[i].reshape(parts_near, width), far[indices[e]].reshape(parts_far, width)
             out[i] += message(form, *ends, own, t, eps)
-    return out.reshape(len(out), -1)
+    return out.reshape(len(out), parts_out * width)
