@@ -14,34 +14,43 @@ from torch_geometric.nn import aggr, norm
 from plait.distributed.peers import Peers
 from plait.errors import InputError
 
-__all__ = ["exact", "refused", "total"]
+__all__ = ["exact", "refused"]
 
 
-class _Total(torch.autograd.Function):
-    """The sum over ranks; every rank's loss depends on it, so its gradient is the sum of theirs."""
+class _Mean(torch.autograd.Function):
+    """The mean over the rows of all ranks; its gradient is the sum of theirs, whose losses all depend on it.
+
+    A rank adds up its own rows in `dtype`, sums over ranks are in double precision.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, peers: Peers) -> Tensor:
-        ctx.peers = peers
-        return peers.add(x.clone())
+    def forward(ctx: Any, x: Tensor, peers: Peers, dtype: torch.dtype) -> Tensor:
+        ctx.peers, ctx.shape = peers, x.shape
+        own = x.sum(0, dtype=dtype).to(torch.float64)
+        return (peers.add(own) / max(1, peers.num_nodes)).to(x.dtype)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
-        return ctx.peers.add(grad.clone()), None
-
-
-def total(x: Tensor, peers: Peers) -> Tensor:
-    """The sum of x over all ranks, differentiable."""
-    if peers.size == 1:
-        return x
-    made: Tensor = _Total.apply(x, peers)  # type: ignore[no-untyped-call]
-    return made
+        share = ctx.peers.add(grad.to(torch.float64)) / max(1, ctx.peers.num_nodes)
+        return share.to(grad.dtype).expand(ctx.shape), None, None
 
 
 def _mean(x: Tensor, peers: Peers) -> Tensor:
-    """The mean over the rows of all ranks."""
-    return total(x.sum(0), peers) / max(1, peers.num_nodes)
+    """The mean over the rows of all ranks, differentiable.
+
+    Added up in double precision, as torch's own batch normalisation does: a column that is the same
+    everywhere has to become zero when its mean is taken off, because what rounding leaves of it is divided by
+    its deviation. With single precision 30 steps of Adam on GIN ended 3e-3 apart on 4 ranks, not 5e-6.
+    """
+    made: Tensor = _Mean.apply(x, peers, torch.float64)  # type: ignore[no-untyped-call]
+    return made
+
+
+def _mean_square(x: Tensor, peers: Peers) -> Tensor:
+    """The mean of x squared over the rows of all ranks, differentiable; rounding is harmless here."""
+    made: Tensor = _Mean.apply(x * x, peers, x.dtype)  # type: ignore[no-untyped-call]
+    return made
 
 
 # Modules --------------------------------------------------------------------------------------------------
@@ -55,7 +64,7 @@ def _batch_norm(module: Any, peers: Peers, x: Tensor) -> Tensor:
         return plain
     mean = _mean(x, peers)
     centred = x - mean
-    variance = _mean(centred * centred, peers)
+    variance = _mean_square(centred, peers)
     if module.training and module.track_running_stats and module.running_mean is not None:
         _follow(module, mean.detach(), variance.detach(), peers.num_nodes)
     out = centred * torch.rsqrt(variance + module.eps)
@@ -95,7 +104,7 @@ def _graph_norm(
 ) -> Tensor:
     _check_one_graph(module, batch)
     out = x - _mean(x, peers) * module.mean_scale
-    variance = _mean(out.pow(2), peers)
+    variance = _mean_square(out, peers)
     return module.weight * out / (variance + module.eps).sqrt() + module.bias  # type: ignore[no-any-return]
 
 
@@ -107,7 +116,7 @@ def _layer_norm(
         return plain
     _check_one_graph(module, batch)
     x = x - _mean(x, peers).mean()
-    out = x / (_mean(x.pow(2), peers).mean().sqrt() + module.eps)
+    out = x / (_mean_square(x, peers).mean().sqrt() + module.eps)
     return out if module.weight is None else torch.addcmul(module.bias, out, module.weight)
 
 
