@@ -136,9 +136,10 @@ def test_a_full_disk_leaves_no_half_file_and_the_same_command_goes_on(
         if len(flushed) > 6:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    with monkeypatch.context() as patched, pytest.raises(PartsError, match=r"cannot write .* make room"):
+    with monkeypatch.context() as patched:
         patched.setattr(files.os, "fsync", full)
-        divided(tmp_path, sbm())
+        with pytest.raises(PartsError, match=r"cannot write .* make room"):
+            divided(tmp_path, sbm())
     assert not list((tmp_path / "parts").glob(".*"))
     with pytest.raises(PartsError, match="was not finished"):
         Parts(tmp_path / "parts")
