@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 from pathlib import Path
@@ -123,6 +124,26 @@ def test_a_changed_file_is_named_on_request(tmp_path: Path, name: str) -> None:
     Parts(parts.folder)
     with pytest.raises(PartsError, match=name):
         Parts(parts.folder, verify=True)
+
+
+def test_a_full_disk_leaves_no_half_file_and_the_same_command_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed = []
+
+    def full(handle: int) -> None:
+        flushed.append(handle)
+        if len(flushed) > 6:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(files.os, "fsync", full)
+        with pytest.raises(PartsError, match=r"cannot write .* make room"):
+            divided(tmp_path, sbm())
+    assert not list((tmp_path / "parts").glob(".*"))
+    with pytest.raises(PartsError, match="was not finished"):
+        Parts(tmp_path / "parts")
+    Parts(divided(tmp_path, sbm()).folder, verify=True)
 
 
 def test_a_file_cut_short_is_named_when_it_is_opened(tmp_path: Path) -> None:

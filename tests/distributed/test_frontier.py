@@ -94,6 +94,16 @@ def test_a_machine_cut_off_is_given_up_after_the_timeout(folder: Path, tmp_path:
         assert any(part in text for part in said.split("|")), (name, text)
 
 
+@pytest.mark.parametrize(("free", "fits"), [(None, True), (10**9, True), (1000, False)])
+def test_auto_asks_whether_the_structure_fits(
+    folder: Path, free: int | None, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("plait.distributed.session.available_bytes", lambda: free)
+    with init(folder / "parts") as session:
+        assert session.topology_fits == fits
+        assert topologies.loader(session).topology == "replicated"  # one process has nobody to share it with
+
+
 def edges() -> OwnedEdges:
     """Nodes 2 and 3 of 6: one in-edge from node 0, two from 4 and 5; they are edges 7 to 9."""
     return OwnedEdges(np.array([7, 8, 10], np.int32), np.array([0, 4, 5], np.int32), 2, 6)

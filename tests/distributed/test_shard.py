@@ -17,7 +17,18 @@ from torch_geometric.nn.aggr import MeanAggregation
 import plait
 from plait.distributed import partition
 from plait.errors import InputError
-from tests.distributed.shards import MODELS, Norms, Weighted, alone, everything, graph, run, sharded
+from tests.distributed.shards import (
+    MODELS,
+    OPTIMIZERS,
+    SINGLE,
+    Norms,
+    Weighted,
+    alone,
+    everything,
+    graph,
+    run,
+    sharded,
+)
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +38,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = graph()
     for name, make in MODELS.items():
         np.save(place / f"{name}.npy", alone(make, graph(dtype=np.float64)))
+    for optimizer in OPTIMIZERS:
+        for name in SINGLE:
+            found = alone(MODELS[name], graph(seed=1), optimizer=optimizer)
+            np.save(place / f"{name}-{optimizer}.npy", found)
     for name, own in (("norms", Norms), ("weighted", Weighted)):
         np.save(place / f"{name}.npy", alone(own, data, 3))
     partition(data, 4, place / "parts", file=io.StringIO())

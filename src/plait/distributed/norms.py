@@ -15,23 +15,40 @@ from plait.distributed.peers import Peers
 from plait.errors import InputError
 from plait.runtime.adjoint import mapped
 
-__all__ = ["exact", "refused", "total"]
+__all__ = ["exact", "refused"]
 
 
-def total(x: Tensor, peers: Peers) -> Tensor:
-    """The sum of x over all ranks; every rank's loss depends on it, so its gradient is the sum of theirs."""
-    if peers.size == 1:
-        return x
+def _over_ranks(x: Tensor, peers: Peers, dtype: torch.dtype) -> Tensor:
+    """The mean over the rows of all ranks; its gradient is the sum of theirs, whose losses all depend on it.
 
-    def summed(rows: Tensor) -> Tensor:
-        return peers.add(rows.clone())
+    A rank adds up its own rows in `dtype`, sums over ranks are in double precision.
+    """
+    shape, count = x.shape, max(1, peers.num_nodes)
 
-    return mapped(x, summed, summed)
+    def mean(rows: Tensor) -> Tensor:
+        own = rows.sum(0, dtype=dtype).to(torch.float64)
+        return (peers.add(own) / count).to(rows.dtype)
+
+    def spread(grad: Tensor) -> Tensor:
+        share = peers.add(grad.to(torch.float64, copy=True)) / count
+        return share.to(grad.dtype).expand(shape)
+
+    return mapped(x, mean, spread)
 
 
 def _mean(x: Tensor, peers: Peers) -> Tensor:
-    """The mean over the rows of all ranks."""
-    return total(x.sum(0), peers) / max(1, peers.num_nodes)
+    """The mean over the rows of all ranks, differentiable.
+
+    Added up in double precision, as torch's own batch normalisation does: a column that is the same
+    everywhere has to become zero when its mean is taken off, because what rounding leaves of it is divided by
+    its deviation. With single precision 30 steps of Adam on GIN ended 3e-3 apart on 4 ranks, not 5e-6.
+    """
+    return _over_ranks(x, peers, torch.float64)
+
+
+def _mean_square(x: Tensor, peers: Peers) -> Tensor:
+    """The mean of x squared over the rows of all ranks, differentiable; rounding is harmless here."""
+    return _over_ranks(x * x, peers, x.dtype)
 
 
 # Modules --------------------------------------------------------------------------------------------------
@@ -45,7 +62,7 @@ def _batch_norm(module: Any, peers: Peers, x: Tensor) -> Tensor:
         return plain
     mean = _mean(x, peers)
     centred = x - mean
-    variance = _mean(centred * centred, peers)
+    variance = _mean_square(centred, peers)
     if module.training and module.track_running_stats and module.running_mean is not None:
         _follow(module, mean.detach(), variance.detach(), peers.num_nodes)
     out = centred * torch.rsqrt(variance + module.eps)
@@ -85,7 +102,7 @@ def _graph_norm(
 ) -> Tensor:
     _check_one_graph(module, batch)
     out = x - _mean(x, peers) * module.mean_scale
-    variance = _mean(out.pow(2), peers)
+    variance = _mean_square(out, peers)
     return module.weight * out / (variance + module.eps).sqrt() + module.bias  # type: ignore[no-any-return]
 
 
@@ -97,7 +114,7 @@ def _layer_norm(
         return plain
     _check_one_graph(module, batch)
     x = x - _mean(x, peers).mean()
-    out = x / (_mean(x.pow(2), peers).mean().sqrt() + module.eps)
+    out = x / (_mean_square(x, peers).mean().sqrt() + module.eps)
     return out if module.weight is None else torch.addcmul(module.bias, out, module.weight)
 
 
