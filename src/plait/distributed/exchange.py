@@ -6,9 +6,9 @@ whatever they want by then, or nothing; so nobody has to ask in step with the ot
 anything nothing is sent. A round carries each row once. Everything travels as plain numbers: nothing received
 is unpickled.
 
-There are several lanes of such rounds, and every rank asks in one of them. Links carry rows both ways at once;
-in a single lane a rank that asks a moment after another one waits for the end of the other's round, and the
-two directions take turns.
+There are several lanes of such rounds, and every rank asks in one of them. A link carries rows both ways at
+once; in a single lane a rank that asks a moment after another one waits for the end of the other's round, and
+the two directions take turns.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ WIRE = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bf
 _MOST_BYTES = 1 << 26
 _HEADER = 3  # rows wanted of the receiver, rows wanted of anyone, whether the sender asks no more
 _LAST_BELL = -1
-# Lanes: two threads and two process groups each. Two hosts at 1 Gbit/s moved 96 MB/s both ways together in one.
+# Two threads and two process groups each. Two hosts at 1 Gbit/s moved 96 MB/s in both directions together
+# with one lane, 195 MB/s with two.
 _MOST_LANES = 4
 _COUNTING = threading.Lock()  # lanes count together
 # A bell may stay silent for as long as a model trains between two exchanges; a rank that is gone is noticed
