@@ -1,4 +1,4 @@
-"""The bed: `python -m benchmarks.hosts prepare | run | show | clean`, from the root of the repository, as root."""
+"""The bed: `python -m benchmarks.hosts prepare | run | show | clean`, from the repository's root, as root."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DistDGL's arms, server or trainer of one host: `python -m benchmarks.hosts.dgl_program FOLDER SETTING OUTPUT IPS`."""
+"""DistDGL's arms, one host: `-m benchmarks.hosts.dgl_program FOLDER SETTING OUTPUT IPS`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ from typing import Any
 import dgl
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
-from dgl.nn import SAGEConv
-
 from benchmarks.hosts.arms import ARMS, Setting
 from benchmarks.hosts.graphs import CLASSES, NAME, WIDTH
 from benchmarks.hosts.rank import Record, set_weights
+from dgl.nn import SAGEConv
 
 _VALIDATED = 2000  # nodes of a rank's validation nodes that are judged
 
@@ -37,7 +35,7 @@ class SAGE(torch.nn.Module):
 
     def forward(self, blocks: Any, x: torch.Tensor) -> torch.Tensor:
         """The scores of the seeds."""
-        hidden = self.dropout(F.relu(self.layers[0](blocks[0], x)))
+        hidden = self.dropout(torch.relu(self.layers[0](blocks[0], x)))
         return self.layers[1](blocks[1], hidden)
 
 
@@ -116,7 +114,7 @@ def main(folder: str, text: str, output: str, ips: str) -> None:
         with trained.join():
             for blocks, x, y in batches_of(loader, graph, buffer, seconds):
                 begin = time.perf_counter()
-                loss = F.cross_entropy(trained(blocks, x), y)
+                loss = torch.nn.functional.cross_entropy(trained(blocks, x), y)
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from benchmarks.hosts.network import BedError
 from numpy.typing import NDArray
 
-from benchmarks.hosts.network import BedError
 from plait.distributed import partition
 from plait.graph import Graph, LoadedGraph, load
 from plait.graph.partition import assign

@@ -1,4 +1,4 @@
-"""MassiveGNN's scheme in front of DistDGL, re-created from its description: a buffer, two scores, one batch ahead.
+"""MassiveGNN's scheme in front of DistDGL, after its description: a buffer, two scores, a batch ahead.
 
 Buffered are the halo's nodes of largest degree at first. Every batch lowers the scores of buffered rows that
 it does not ask for; every DELTA batches rows whose score fell below GAMMA ** DELTA leave for the halo's nodes
@@ -63,7 +63,7 @@ class Buffer:
         return out
 
     def _swap(self, tired: np.ndarray, lacking: np.ndarray) -> torch.Tensor:
-        """Lets tired rows go for those missed most; the rows of `lacking`, pulled together with the new ones."""
+        """Lets tired rows go for those missed most; the rows of `lacking`, pulled with the new ones."""
         new = np.flatnonzero(self._miss > 0)
         new = new[np.argsort(-self._miss[new], kind="stable")][: tired.size]
         tired = tired[: new.size]

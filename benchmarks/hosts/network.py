@@ -39,7 +39,9 @@ def requirements() -> None:
     if os.name != "posix" or not Path("/proc/self/ns/net").exists():
         raise BedError("network namespaces are Linux's; run the bed on Linux")
     if os.geteuid() != 0:
-        raise BedError("making network namespaces needs root; run the bed as root, in a container or with sudo")
+        raise BedError(
+            "making network namespaces needs root; run the bed as root, in a container or with sudo"
+        )
     missing = [name for name in ("ip", "tc", "unshare", "taskset", "mount") if shutil.which(name) is None]
     if missing:
         raise BedError(
@@ -48,7 +50,7 @@ def requirements() -> None:
 
 
 def burst_bytes(rate: str) -> int:
-    """The bucket of a tbf of this rate, such as "1gbit": a thousandth of a second, and never a few packets."""
+    """The bucket of a tbf of this rate, such as "1gbit": what passes in a millisecond, or two packets."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", rate)
     if found is None:
         raise BedError(f"rate={rate!r} is not understood; write it as 200mbit, 1gbit, 10gbit or unlimited")
@@ -57,7 +59,7 @@ def burst_bytes(rate: str) -> int:
 
 
 class Hosts:
-    """`count` hosts, joined while the `with` block runs; host i has the address `address(i)` and core i mod cores.
+    """`count` hosts, joined while the `with` block runs; host i has `address(i)` and core i mod cores.
 
     Both directions of every link pass a token bucket of `rate` ("unlimited": none).
     """

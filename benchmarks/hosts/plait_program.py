@@ -7,12 +7,12 @@ import sys
 
 import torch
 import torch.distributed as dist
-from torch_geometric.nn import GraphSAGE
-
-import plait.distributed
 from benchmarks.hosts.arms import ARMS, Setting
 from benchmarks.hosts.graphs import CLASSES, WIDTH
 from benchmarks.hosts.rank import Record, set_weights
+from torch_geometric.nn import GraphSAGE
+
+import plait.distributed
 from plait.distributed.train import Trainer
 
 

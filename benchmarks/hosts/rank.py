@@ -1,4 +1,4 @@
-"""What the training programs of all systems share: the same first weights, the clock, and what is recorded."""
+"""What the training programs of all systems share: the first weights, the clock, and what is recorded."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
-
 from benchmarks.hosts.graphs import CLASSES, WIDTH
 from benchmarks.hosts.network import INTERFACE
+from torch import Tensor
 
 __all__ = ["Record", "first_weights", "received_bytes", "set_weights"]
 

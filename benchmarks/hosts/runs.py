@@ -25,7 +25,9 @@ _ROOT = Path(__file__).parents[2]
 _DGL_PORT, _STORE_PORT = 30050, 29555
 
 
-def still_lacking(settings: Sequence[Setting], lines: Sequence[dict[str, Any]], repeats: int) -> list[Setting]:
+def still_lacking(
+    settings: Sequence[Setting], lines: Sequence[dict[str, Any]], repeats: int
+) -> list[Setting]:
     """The settings that a record lacks, each as often as it lacks it, all once before any twice."""
     have = Counter(Setting.from_dict(line["setting"]).key for line in lines)
     return [setting for turn in range(repeats) for setting in settings if have[setting.key] <= turn]

@@ -54,7 +54,16 @@ def summary(lines: Sequence[dict[str, Any]]) -> dict[tuple[Any, ...], dict[str, 
 def table(lines: Sequence[dict[str, Any]]) -> str:
     """A Markdown table, one row per setting."""
     found = summary(lines)
-    heads = ["graph, hosts", "hidden", "rate", "arm", "epochs", "seconds [least, most]", "x DistDGL", "x none"]
+    heads = [
+        "graph, hosts",
+        "hidden",
+        "rate",
+        "arm",
+        "epochs",
+        "seconds [least, most]",
+        "x DistDGL",
+        "x none",
+    ]
     rows = [[*heads, *(name.replace("_", "-") for name in _COLUMNS), "MB in", "hits", "cpu s", "accuracy"]]
     for key, row in sorted(found.items(), key=lambda item: _order(item[0])):
         graph, hosts, rate, hidden, arm = key[:5]

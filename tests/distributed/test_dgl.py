@@ -1,4 +1,4 @@
-"""DistDGL behind plait's cache: the pure parts with a pretended DGL, the rest on two real hosts' worth of it."""
+"""DistDGL behind plait's cache, with a pretended DGL; benchmarks/hosts runs the real one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""plait's cache and prefetching in front of DistDGL: the script stays, remote rows are fetched ahead and once.
+"""plait's cache and prefetching in front of DistDGL: the script stays, its rows are fetched ahead of use.
 
     import plait.distributed.dgl                                                           # 1
     loader = plait.distributed.dgl.prefetched(loader, g, "feat", "label", cache=0.25)      # 2
@@ -237,7 +237,7 @@ def prefetched(
     policy: str = "auto",
     ahead: int = 4,
 ) -> Prefetched:
-    """DistDGL's `loader` over `graph`, its rows fetched ahead and through a cache; to be iterated in its place.
+    """DistDGL's `loader` over `graph`, its rows fetched ahead and through a cache; iterate it instead.
 
     `inputs` names the node data that the script indexes with a batch's input nodes, `outputs` that it indexes
     with its seeds. `cache` is the number of remote rows kept of each of `inputs` (a share of the halo when

@@ -441,7 +441,9 @@ class Cache:
         row = self.row
         if out.shape[0] != count or (row is not None and (out.shape[1:], out.dtype) != row):
             wanted = "rows" if row is None else f"rows of shape {row[0]} and type {row[1]}"
-            raise InputError(f"out has shape {out.shape} and type {out.dtype}; give room for {count} {wanted}")
+            raise InputError(
+                f"out has shape {out.shape} and type {out.dtype}; give room for {count} {wanted}"
+            )
 
     def _checked(self, ids: ArrayLike) -> Array:
         wanted = np.asarray(ids)

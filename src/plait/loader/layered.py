@@ -1,8 +1,8 @@
 """A model over one batch, each layer on the rows that later layers read and on no others.
 
-A batch of L hops lists its nodes hop by hop. Layer i of L serves the seeds by the nodes of the first L - i hops
-alone, so the rows of the last hop need no update of their own in the first layer, and so on: with fanouts
-25, 10 and batches of 1000 that is one row in six.
+A batch of L hops lists its nodes hop by hop. What layer i computes is read for the nodes of the first
+L - 1 - i hops around the seeds alone, so the nodes of the last hop need no row of the first layer, and so on:
+with fanouts 25, 10 and batches of 1000 the first layer computes one row in six.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 __all__ = ["Layered", "can_be_layered"]
 
-# Their rows depend on the in-edges of a node and on nothing else of the graph; GCN's depend on degrees of both
-# ends, which a head of the graph does not have.
+# Their rows depend on the in-edges of a node and on nothing else of the graph; GCN's depend on the degrees of
+# both ends, which a head of the graph does not have.
 _LOCAL = (GATConv, GINConv, GraphConv, SAGEConv)
 
 
