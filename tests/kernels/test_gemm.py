@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from plait.kernels import gemm as k
-from plait.kernels.gemm import reference
+from plait.kernels.gemm import column_sums, reference
 
 SHAPES = [
     (0, 3, 4),
@@ -69,3 +69,17 @@ def test_bits_do_not_depend_on_the_number_of_threads() -> None:
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(a, b) for a, b in zip(alone, both, strict=True))
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (1, 1), (5000, 33), (4096, 32), (20000, 8), (9000, 130)])
+def test_column_sums_do_not_depend_on_the_number_of_threads(shape: tuple[int, int]) -> None:
+    x, before, found = torch.randn(shape), torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(column_sums(x))
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close(found[0], x.double().sum(0).float(), rtol=1e-4, atol=1e-3)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])

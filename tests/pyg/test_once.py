@@ -192,7 +192,8 @@ def test_second_derivatives_and_batched_gradients(name: str) -> None:
         )
         found.append((second, batched))
     for theirs, ours in zip(*found, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+        # cubes reach 10^5, and elements near 0 are differences of such numbers
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-6 * float(theirs.abs().max()) + 1e-4)
 
 
 def test_double_precision_and_half() -> None:

@@ -45,6 +45,12 @@ def test_the_quicker_one_is_chosen() -> None:
     assert not quick.aside.notes
 
 
+@pytest.mark.parametrize(("own", "steps"), [(0.001, 3), (0.0019, 12), (0.002, 12), (0.0021, 12)])
+def test_a_clear_difference_is_seen_after_a_round(own: float, steps: int) -> None:
+    clock = Clock(own, 0.002)
+    assert sum(clock.step() for _ in range(60)) == (steps if own < 0.00205 else 60 - 8 - 12)
+
+
 def test_long_steps_and_small_differences_stay_with_plait() -> None:
     for clock in (Clock(3.0, 1.0), Clock(0.00101, 0.001)):
         assert not any([clock.step() for _ in range(100)][50:])

@@ -41,7 +41,10 @@ class Step:
 
     def option(self, name: str, default: Any = None) -> Any:
         """What the operation was told under this name."""
-        return next((value for own, value in self.options if own == name), default)
+        for own, value in self.options:
+            if own == name:
+                return value
+        return default
 
     def __getitem__(self, role: str) -> str:
         operand = self.get(role)

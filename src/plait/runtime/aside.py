@@ -23,7 +23,8 @@ __all__ = ["Aside"]
 
 _WARM_UP = 8  # new inputs by plait before any is timed: kernels are loaded and plans made
 _BLOCK = 3  # steps one after the other the same way; the first of them is not timed
-_ROUNDS = 4  # blocks each way
+_ROUNDS = 4  # blocks each way, where it is a close thing
+_CLEAR = 1.5  # where one way takes so many times as long, a round says enough
 _LONGEST_SECONDS = 0.05  # a step that takes longer is not one whose binding counts
 _MARGIN = 1.02  # what PyG has to be faster by
 _MOST_SEEN = 64
@@ -45,11 +46,13 @@ class _Kind:
         return after >= 0 and after // _BLOCK % 2 == 1
 
     def decide(self) -> None:
-        """Compare the quickest steps, once there are enough: what other programs add is in neither."""
-        if self.steps < _WARM_UP + 2 * _BLOCK * _ROUNDS:
+        """Compare the quickest steps after each round: what other programs add is in neither."""
+        rounds, rest = divmod(self.steps - _WARM_UP, 2 * _BLOCK)
+        if rounds < 1 or rest:
             return
         own, theirs = (min(self.seconds[way], default=0.0) for way in (False, True))
-        self.is_out = 0.0 < theirs < _LONGEST_SECONDS and own > _MARGIN * theirs
+        if rounds >= _ROUNDS or max(own, theirs) > _CLEAR * min(own, theirs) > 0.0:
+            self.is_out = 0.0 < theirs < _LONGEST_SECONDS and own > _MARGIN * theirs
 
 
 class Aside:
