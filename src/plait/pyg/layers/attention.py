@@ -98,11 +98,6 @@ def prepare(module: Any, given: Mapping[str, Any]) -> Run | str:
     return layer.stop(module, call) or functools.partial(layer.run, module, call)
 
 
-def _is_capturing() -> bool:
-    """Whether torch records a CUDA graph in this thread."""
-    return bool(torch.cuda.is_current_stream_capturing())
-
-
 def _refused_matrix(module: Any, edge_index: Any, edge_attr: Any, wants_weights: bool) -> str | None:
     """Why edges are none that attention takes: an edge list, or a torch matrix whose values it ignores."""
     is_matrix = isinstance(edge_index, Tensor) and edge_index.layout in (torch.sparse_csr, torch.sparse_coo)
