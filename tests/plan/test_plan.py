@@ -52,13 +52,6 @@ def test_json_holds_every_step_and_every_loser(name: str) -> None:
     assert data["not_planned"] == [{"layer": "a", "reason": "b"}]
 
 
-def test_the_price_of_a_value_is_that_of_the_step_that_makes_it() -> None:
-    plan = layer("gcn")
-    for step in plan.steps:
-        assert plan.price_of(step.step.out) == step.price
-    assert plan.price_of("nothing") is None
-
-
 def test_the_plan_of_a_model_is_the_sum_of_its_layers() -> None:
     one, two = layer("gcn"), layer("gin")
     plan = Plan((one, two))

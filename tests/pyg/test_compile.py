@@ -391,3 +391,15 @@ def test_a_reentrant_checkpoint_inside_is_planned_and_leaves_no_gradients() -> N
     model = Sequential("x, edge_index", parts)
     plait.compile(model, data, forms=["twins"])
     assert all(p.grad is None for p in model.parameters())
+
+
+def test_a_weight_that_is_a_view_of_a_parameter_gets_its_own_gradient() -> None:
+    torch.manual_seed(0)
+    layer = GCNConv(5, 4)
+    model, edge_index, x = plait.compile(layer), torch.randint(0, 9, (2, 30)), torch.randn(9, 5)
+    found = []
+    for net in (model, layer):
+        view = layer.lin.weight.view_as(layer.lin.weight)
+        out = torch.func.functional_call(net, {"lin.weight": view}, (x, edge_index))
+        found.append(torch.autograd.grad(out.square().sum(), view)[0])
+    torch.testing.assert_close(*found)

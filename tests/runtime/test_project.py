@@ -55,3 +55,12 @@ def test_the_bits_of_the_gradients_do_not_depend_on_the_threads() -> None:
         answers.append([leaf.grad for leaf in leaves])
     torch.set_num_threads(before)
     assert all(torch.equal(a, b) for a, b in zip(*answers, strict=True))
+
+
+def test_a_weight_that_is_a_view_itself_gets_its_gradient() -> None:
+    x, stored, _, _ = _tensors(50, 6, 6, torch.float32)
+    stored.requires_grad_()
+    view = stored.view_as(stored)
+    out = Projector(Buffers())(x, view.t())
+    (found,) = torch.autograd.grad(out.sum(), view)
+    torch.testing.assert_close(found, x.sum(0).expand(6, 6))

@@ -23,7 +23,7 @@ from plait.ir.expr import (
     total,
     walk,
 )
-from plait.ir.text import formula, parse, to_text
+from plait.ir.text import formula
 
 __all__ = [
     "Add",
@@ -43,11 +43,9 @@ __all__ = [
     "formula",
     "is_constant",
     "leaves",
-    "parse",
     "rebuild",
     "shape",
     "sort",
-    "to_text",
     "total",
     "walk",
 ]

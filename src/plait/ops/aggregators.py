@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from plait.ops.counting import after, ceil_log2
-from plait.ops.operation import Operation, Pattern, Reverse, Setting, View, register
+from plait.ops.counting import after, ceil_log2, pattern_of
+from plait.ops.operation import Operation, Reverse, Setting, View, register
 from plait.ops.program import Step
 from plait.ops.work import Amount, Request, dense_flops, row_flops
 
@@ -18,12 +18,6 @@ __all__: list[str] = []
 _SPREAD = ("var", "std")
 _ENDS = ("max", "min")
 _ON_ROWS = {"mean": 1, "var": 3, "std": 1}  # over the degree; less the squared mean; the root
-
-
-def _pattern(step: Step, view: View) -> Pattern:
-    found = view.pattern(step["matrix"], step.is_transposed)
-    assert found is not None
-    return found
 
 
 def _names(step: Step) -> tuple[str, ...]:
@@ -43,7 +37,7 @@ def _of_edges(names: tuple[str, ...]) -> int:
 
 
 def _aggregate_flops(step: Step, view: View) -> Mapping[str, Amount]:
-    names, columns, pattern = _names(step), _columns(step), _pattern(step, view)
+    names, columns, pattern = _names(step), _columns(step), pattern_of(step, view)
     on_rows = sum(_ON_ROWS.get(name, 0) for name in {*names, *(["var"] if "std" in names else [])})
     return {
         "aggregate": _of_edges(names) * pattern.edges * columns,
@@ -52,7 +46,7 @@ def _aggregate_flops(step: Step, view: View) -> Mapping[str, Amount]:
 
 
 def _aggregate_depth(step: Step, view: View) -> Amount:
-    return 1 + ceil_log2(_pattern(step, view).degree) + sum(_ON_ROWS.get(name, 0) for name in _names(step))
+    return 1 + ceil_log2(pattern_of(step, view).degree) + sum(_ON_ROWS.get(name, 0) for name in _names(step))
 
 
 def _aggregate_request(step: Step, setting: Setting) -> Request:
@@ -88,13 +82,13 @@ def _shares_request(step: Step, setting: Setting) -> Request:
 
 def _sources_flops(step: Step, view: View) -> Mapping[str, Amount]:
     # the shares are added up; that of the variance is multiplied by x, those of extrema are compared
-    names, edges = _names(step), _pattern(step, view).edges
+    names, edges = _names(step), pattern_of(step, view).edges
     each = 2 * any(name in _SPREAD for name in names) + 2 * sum(name in _ENDS for name in names)
     return {"edge update": each * edges * _columns(step), "aggregate": edges * _columns(step)}
 
 
 def _sources_depth(step: Step, view: View) -> Amount:
-    return 2 + ceil_log2(_pattern(step, view).degree)
+    return 2 + ceil_log2(pattern_of(step, view).degree)
 
 
 def _sources_request(step: Step, setting: Setting) -> Request:
@@ -114,7 +108,7 @@ def _inner(step: Step) -> int:
 
 def _messages_flops(step: Step, view: View) -> Mapping[str, Amount]:
     found = _aggregate_flops(step, view)
-    products = dense_flops(_pattern(step, view).edges, _inner(step), _columns(step))
+    products = dense_flops(pattern_of(step, view).edges, _inner(step), _columns(step))
     return {"edge update": products, **found}
 
 
@@ -144,7 +138,7 @@ def _of_messages(reverse: Reverse, step: Step, grad: str) -> None:
 
 def _messages_back_flops(step: Step, view: View) -> Mapping[str, Amount]:
     # the messages again, two products for each of theirs; the shares of the aggregates
-    edges, columns = _pattern(step, view).edges, _columns(step)
+    edges, columns = pattern_of(step, view).edges, _columns(step)
     each = 2 * _of_edges(_names(step))
     return {
         "edge update": 3 * dense_flops(edges, _inner(step), columns) + each * edges * columns,

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from plait.ops.counting import after, ceil_log2
-from plait.ops.operation import Operation, Pattern, Reverse, Setting, View, register
+from plait.ops.counting import after, ceil_log2, pattern_of
+from plait.ops.operation import Operation, Reverse, Setting, View, register
 from plait.ops.program import Step
 from plait.ops.work import Amount, Request, row_flops
 
@@ -37,12 +37,6 @@ def padded(heads: int) -> int:
 # Work -----------------------------------------------------------------------------------------------------
 
 
-def _pattern(step: Step, view: View) -> Pattern:
-    found = view.pattern(step["matrix"], step.is_transposed)
-    assert found is not None
-    return found
-
-
 def _columns(step: Step, view: View) -> Amount:
     """Columns of all heads: of the values, or of a shared row once for every head."""
     columns = view.size(step["value"])[1]
@@ -56,7 +50,7 @@ def _score(step: Step) -> int:
 
 
 def _attend_flops(step: Step, view: View) -> Mapping[str, Amount]:
-    kind, heads, edges = step.option("kind"), step.option("heads"), _pattern(step, view).edges
+    kind, heads, edges = step.option("kind"), step.option("heads"), pattern_of(step, view).edges
     columns, rows = _columns(step, view), view.size(step.out)[0]
     return {
         "edge update": edges * ((_score(step) + _SOFTMAX) * heads + (_BENT[kind] + 1) * columns),
@@ -68,7 +62,7 @@ def _attend_flops(step: Step, view: View) -> Mapping[str, Amount]:
 
 def _sources_flops(step: Step, view: View) -> Mapping[str, Amount]:
     """Weights again, the gradient of a weight (a dot), through softmax and score, sums of gradients."""
-    kind, heads, edges = step.option("kind"), step.option("heads"), _pattern(step, view).edges
+    kind, heads, edges = step.option("kind"), step.option("heads"), pattern_of(step, view).edges
     columns = _columns(step, view)
     # gat: the gradient of a source's score is a sum of its own
     far = heads if kind == "gat" and step.option("to_far") is not None else 0
@@ -82,7 +76,7 @@ def _sources_flops(step: Step, view: View) -> Mapping[str, Amount]:
 
 
 def _targets_flops(step: Step, view: View) -> Mapping[str, Amount]:
-    kind, heads, edges = step.option("kind"), step.option("heads"), _pattern(step, view).edges
+    kind, heads, edges = step.option("kind"), step.option("heads"), pattern_of(step, view).edges
     if kind == "gat":
         return {"aggregate": edges * heads}
     columns = view.size(step.out)[1]
@@ -90,7 +84,7 @@ def _targets_flops(step: Step, view: View) -> Mapping[str, Amount]:
 
 
 def _again_flops(step: Step, view: View) -> Mapping[str, Amount]:
-    kind, heads, edges = step.option("kind"), step.option("heads"), _pattern(step, view).edges
+    kind, heads, edges = step.option("kind"), step.option("heads"), pattern_of(step, view).edges
     columns = _columns(step, view)
     # the softmax's sum term, where it is found from a row's edges and not from its output: a sum, a product
     term = 2 if step.option("kept") is not None else 0
@@ -105,13 +99,13 @@ def _dots_flops(step: Step, view: View) -> Mapping[str, Amount]:
 
 def _depth(step: Step, view: View) -> Amount:
     """A score, two trees over the edges of the fullest row (softmax, sum), a few operations between them."""
-    kind, tree = step.option("kind"), ceil_log2(_pattern(step, view).degree)
+    kind, tree = step.option("kind"), ceil_log2(pattern_of(step, view).degree)
     score = 2 if kind == "gat" else 2 + ceil_log2(_columns(step, view))
     return score + tree + 3 + tree + 1
 
 
 def _targets_depth(step: Step, view: View) -> Amount:
-    return 2 + ceil_log2(_pattern(step, view).degree)
+    return 2 + ceil_log2(pattern_of(step, view).degree)
 
 
 def _dots_depth(step: Step, view: View) -> Amount:

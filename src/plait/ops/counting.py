@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
-from plait.ops.operation import View
+from plait.ops.operation import Pattern, Setting, View
 from plait.ops.program import Step
 from plait.ops.symbolic import ceil_log2
 from plait.ops.work import Amount, dense_flops, sparse_flops
 
-__all__ = ["after", "ceil_log2", "dense", "summed"]
+__all__ = ["after", "ceil_log2", "dense", "no_depth", "no_request", "pattern_of", "summed", "sums_depth"]
+
+
+def pattern_of(step: Step, view: View) -> Pattern:
+    """The pattern of a step's sparse matrix, the way round that the step reads it."""
+    found = view.pattern(step["matrix"], step.is_transposed)
+    assert found is not None
+    return found
+
+
+def sums_depth(step: Step, view: View) -> Amount:
+    """The longest chain in sums over neighbours of products: one of them, then the fullest row's sum."""
+    return 1 + ceil_log2(pattern_of(step, view).degree)
+
+
+def no_depth(step: Step, view: View) -> Amount:
+    """The depth of a step that computes nothing."""
+    return 0
+
+
+def no_request(step: Step, setting: Setting) -> None:
+    """What the price of a step depends on that moves no data."""
+    return None
 
 
 def after(step: Step) -> int:

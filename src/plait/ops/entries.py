@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from plait.ops.counting import ceil_log2
-from plait.ops.operation import Operation, Pattern, Reverse, Setting, View, register
+from plait.ops.counting import ceil_log2, pattern_of, sums_depth
+from plait.ops.operation import Operation, Reverse, Setting, View, register
 from plait.ops.program import Step
 from plait.ops.work import Amount, Request, row_flops, sparse_flops
 
@@ -19,28 +19,18 @@ _NORMALISED = 3  # operations per entry: its sum by row, two factors
 _NORMALISED_BACK = 6  # both factors of the entry's gradient, its share in the gradients of the two row sums
 
 
-def _pattern(step: Step, view: View) -> Pattern:
-    found = view.pattern(step["matrix"], step.is_transposed)
-    assert found is not None
-    return found
-
-
 def _has_diagonal(step: Step) -> bool:
     return bool(step.option("has_own") or step.option("identity"))
 
 
 def _sums_flops(step: Step, view: View) -> Mapping[str, Amount]:
-    pattern, (rows, cols) = _pattern(step, view), view.size(step.out)
+    pattern, (rows, cols) = pattern_of(step, view), view.size(step.out)
     each = pattern.edges * cols
     return {
         "edge update": sparse_flops(pattern.edges, cols, True) - each,
         "aggregate": each,
         "vertex update": row_flops(rows, cols, 2 * _has_diagonal(step)),
     }
-
-
-def _sums_depth(step: Step, view: View) -> Amount:
-    return 1 + ceil_log2(_pattern(step, view).degree)
 
 
 def _sums_request(step: Step, setting: Setting) -> Request:
@@ -99,7 +89,7 @@ def _of_normalise(reverse: Reverse, step: Step, grad: str) -> None:
 
 register(
     Operation(
-        "entry_sums", ("matrix", "entries", "x"), _sums_flops, _sums_depth, _sums_request, _of_sums,
+        "entry_sums", ("matrix", "entries", "x"), _sums_flops, sums_depth, _sums_request, _of_sums,
         says="sum neighbours' rows by the matrix's entries",
     ),
     Operation(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from plait.ops.counting import no_request
 from plait.ops.operation import Operation, Reverse, Setting, View, register
 from plait.ops.program import Step
 from plait.ops.work import Amount, Request, row_flops
@@ -50,10 +51,6 @@ def _depth(step: Step, view: View) -> Amount:
     return int(step.op != "send" and step.is_transposed)
 
 
-def _no_request(step: Step, setting: Setting) -> None:
-    return None
-
-
 def _of_exchange(reverse: Reverse, step: Step, grad: str) -> None:
     _back(reverse, step, grad, "exchange", not step.is_transposed)
 
@@ -86,7 +83,7 @@ def _back(reverse: Reverse, step: Step, grad: str, op: str, is_transposed: bool 
 
 register(
     Operation("exchange", ("x",), _flops, _depth, _request, _of_exchange, may_hoist=True),
-    Operation("send", ("x",), _flops, _depth, _no_request, _of_send, may_hoist=True),
+    Operation("send", ("x",), _flops, _depth, no_request, _of_send, may_hoist=True),
     Operation(
         "receive", ("x", "addend?", "addend_scale?"), _flops, _depth, _request, _of_receive,
         overwrites="addend", may_hoist=True,

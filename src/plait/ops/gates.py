@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from plait.ops.counting import after, ceil_log2
-from plait.ops.operation import Operation, Pattern, Reverse, Setting, View, register
+from plait.ops.counting import after, ceil_log2, pattern_of
+from plait.ops.operation import Operation, Reverse, Setting, View, register
 from plait.ops.program import Step
 from plait.ops.work import Amount, Request, row_flops
 
@@ -16,12 +16,6 @@ __all__: list[str] = []
 
 _ACTS = {"sigmoid": 4, "relu": 1}  # operations: negate, exponential, add, divide; a comparison
 _SLOPES = {"sigmoid": 2, "relu": 0}  # of the derivative, from it
-
-
-def _pattern(step: Step, view: View) -> Pattern:
-    found = view.pattern(step["matrix"], step.is_transposed)
-    assert found is not None
-    return found
 
 
 def _of_act(step: Step) -> tuple[int, int, int]:
@@ -32,7 +26,7 @@ def _of_act(step: Step) -> tuple[int, int, int]:
 
 def _gate_flops(step: Step, view: View) -> Mapping[str, Amount]:
     # per edge and column: both ends added, the gate, times the value, added up; the same with its slope
-    (rows, cols), edges = view.size(step.out), _pattern(step, view).edges
+    (rows, cols), edges = view.size(step.out), pattern_of(step, view).edges
     slopes = int(any(map(view.keeps, step.more)))
     act, slope, value = _of_act(step)
     return {
@@ -43,7 +37,7 @@ def _gate_flops(step: Step, view: View) -> Mapping[str, Amount]:
 
 
 def _targets_flops(step: Step, view: View) -> Mapping[str, Amount]:
-    (rows, cols), edges = view.size(step.out), _pattern(step, view).edges
+    (rows, cols), edges = view.size(step.out), pattern_of(step, view).edges
     return {
         "edge update": (1 + sum(_of_act(step))) * edges * cols,
         "aggregate": edges * cols,
@@ -53,7 +47,7 @@ def _targets_flops(step: Step, view: View) -> Mapping[str, Amount]:
 
 def _sources_flops(step: Step, view: View) -> Mapping[str, Amount]:
     # both sums times the gradient of the target; the value is multiplied by once per row
-    (rows, cols), edges = view.size(step.out), _pattern(step, view).edges
+    (rows, cols), edges = view.size(step.out), pattern_of(step, view).edges
     act, slope, value = _of_act(step)
     return {
         "edge update": (1 + act + slope + 1 + value) * edges * cols,
@@ -64,7 +58,7 @@ def _sources_flops(step: Step, view: View) -> Mapping[str, Amount]:
 
 def _depth(step: Step, view: View) -> Amount:
     act, _, value = _of_act(step)
-    return 1 + act + value + ceil_log2(_pattern(step, view).degree)
+    return 1 + act + value + ceil_log2(pattern_of(step, view).degree)
 
 
 def _request(step: Step, setting: Setting) -> Request:

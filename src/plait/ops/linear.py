@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from plait.ops.counting import after, ceil_log2, dense, summed
-from plait.ops.operation import Operation, Pattern, Reverse, Setting, View, register
+from plait.ops.counting import after, ceil_log2, dense, no_depth, no_request, pattern_of, summed
+from plait.ops.operation import Operation, Reverse, Setting, View, register
 from plait.ops.program import Step
 from plait.ops.work import Amount, Request, row_flops, sparse_flops
 
@@ -14,14 +14,8 @@ __all__: list[str] = []
 # Sparse products ------------------------------------------------------------------------------------------
 
 
-def _pattern(step: Step, view: View) -> Pattern:
-    found = view.pattern(step["matrix"], step.is_transposed)
-    assert found is not None
-    return found
-
-
 def _sparse_flops(step: Step, view: View) -> Mapping[str, Amount]:
-    pattern, (rows, cols) = _pattern(step, view), view.size(step.out)
+    pattern, (rows, cols) = pattern_of(step, view), view.size(step.out)
     total = sparse_flops(pattern.edges, cols, pattern.is_weighted or step.get("source") is not None)
     each = pattern.edges * cols
     return {
@@ -32,7 +26,7 @@ def _sparse_flops(step: Step, view: View) -> Mapping[str, Amount]:
 
 
 def _sparse_depth(step: Step, view: View) -> Amount:
-    pattern = _pattern(step, view)
+    pattern = pattern_of(step, view)
     is_weighted = pattern.is_weighted or step.get("source") is not None
     return ceil_log2(pattern.degree) + int(is_weighted) + int(step.get("target") is not None)
 
@@ -72,18 +66,18 @@ def _of_bias(reverse: Reverse, step: Step, grad: str) -> None:
 
 def _extremum_flops(step: Step, view: View) -> Mapping[str, Amount]:
     # per edge one comparison, and where ties are counted one more and a count
-    each = _pattern(step, view).edges * view.size(step.out)[1]
+    each = pattern_of(step, view).edges * view.size(step.out)[1]
     return {"aggregate": (3 if any(map(view.keeps, step.more)) else 1) * each}
 
 
 def _extremum_gather_flops(step: Step, view: View) -> Mapping[str, Amount]:
     rows, cols = view.size(step.out)
-    each = _pattern(step, view).edges * cols
+    each = pattern_of(step, view).edges * cols
     return {"edge update": each, "aggregate": each, "vertex update": row_flops(rows, cols, after(step))}
 
 
 def _extremum_gather_depth(step: Step, view: View) -> Amount:
-    return ceil_log2(_pattern(step, view).degree) + 1
+    return ceil_log2(pattern_of(step, view).degree) + 1
 
 
 def _of_extremum(reverse: Reverse, step: Step, grad: str) -> None:
@@ -144,14 +138,6 @@ def _of_gemm(reverse: Reverse, step: Step, grad: str) -> None:
 
 def _nothing(step: Step, view: View) -> Mapping[str, Amount]:
     return {"vertex update": row_flops(*view.size(step.out), 0)}
-
-
-def _no_depth(step: Step, view: View) -> Amount:
-    return 0
-
-
-def _no_request(step: Step, setting: Setting) -> None:
-    return None
 
 
 def _streamed(step: Step, setting: Setting) -> Request:
@@ -276,13 +262,13 @@ register(
         lambda step, view: 1 + ceil_log2(summed(view, step["left"], True)), _gemm_transposed_request,
         reference="plait.kernels.gemm.reference:gemm_transposed",
     ),
-    Operation("stack", ("part*",), _nothing, _no_depth, _streamed, _of_stack),
-    Operation("rows_of", ("x", "part*"), _nothing, _no_depth, _no_request, is_view=True),
-    Operation("concat", ("x*",), _nothing, _no_depth, _streamed, _of_concat, may_hoist=True),
-    Operation("columns_of", ("x", "of*"), _nothing, _no_depth, _no_request, is_view=True),
+    Operation("stack", ("part*",), _nothing, no_depth, _streamed, _of_stack),
+    Operation("rows_of", ("x", "part*"), _nothing, no_depth, no_request, is_view=True),
+    Operation("concat", ("x*",), _nothing, no_depth, _streamed, _of_concat, may_hoist=True),
+    Operation("columns_of", ("x", "of*"), _nothing, no_depth, no_request, is_view=True),
     Operation("scale_rows", ("scale", "x"), _once, _one, _streamed, _of_scale_rows, may_hoist=True),
     Operation("scale", ("scalar", "x"), _once, _one, _streamed, _of_scale, may_hoist=True),
-    Operation("combine", ("x*", "bias?"), _combine_flops, _no_depth, _streamed, _of_combine, may_hoist=True),
+    Operation("combine", ("x*", "bias?"), _combine_flops, no_depth, _streamed, _of_combine, may_hoist=True),
     Operation("relu", ("x",), _once, _one, _streamed, _of_relu, overwrites="x"),
     Operation("relu_backward", ("x", "made"), _once, _one, _streamed, overwrites="x"),
     Operation("colsum", ("x",), _colsum_flops, _colsum_depth, _colsum_request),

@@ -9,18 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from plait.ops.counting import ceil_log2
-from plait.ops.operation import Operation, Pattern, Reverse, Setting, View, register
+from plait.ops.counting import ceil_log2, pattern_of
+from plait.ops.operation import Operation, Reverse, Setting, View, register
 from plait.ops.program import Step
 from plait.ops.work import Amount, Request, dense_flops, row_flops
 
 __all__: list[str] = []
-
-
-def _pattern(step: Step, view: View) -> Pattern:
-    found = view.pattern(step["matrix"], False)
-    assert found is not None
-    return found
 
 
 def _columns(step: Step, view: View | Setting) -> Amount:
@@ -40,14 +34,14 @@ def _products(step: Step) -> tuple[tuple[int, int], ...]:
 
 def _flops(step: Step, view: View) -> Mapping[str, Amount]:
     """Its products, one operation per number that a message is made of, and the reduction."""
-    edges, cols = _pattern(step, view).edges, view.size(step.out)[1]
+    edges, cols = pattern_of(step, view).edges, view.size(step.out)[1]
     made = sum((dense_flops(edges, a, b) for a, b in _products(step)), 0)
     return {"edge update": made + edges * _columns(step, view), "aggregate": edges * cols}
 
 
 def _back_flops(step: Step, view: View) -> Mapping[str, Amount]:
     """Messages again; every product has two more for its gradients; sums by target and by source."""
-    edges, columns = _pattern(step, view).edges, _columns(step, view)
+    edges, columns = pattern_of(step, view).edges, _columns(step, view)
     made = sum((3 * dense_flops(edges, a, b) for a, b in _products(step)), 0)
     again = 0 if step.get("marks") is None else dense_flops(edges, *_products(step)[-1])
     return {"edge update": made - again + 3 * edges * columns, "aggregate": 2 * edges * columns}
@@ -55,7 +49,7 @@ def _back_flops(step: Step, view: View) -> Mapping[str, Amount]:
 
 def _depth(step: Step, view: View) -> Amount:
     inner = sum((1 + ceil_log2(a) for a, _ in _products(step)), 0)
-    return inner + 1 + ceil_log2(_pattern(step, view).degree)
+    return inner + 1 + ceil_log2(pattern_of(step, view).degree)
 
 
 def _request(step: Step, setting: Setting) -> Request:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from plait.ops.counting import ceil_log2
-from plait.ops.operation import Operation, Pattern, Reverse, Setting, View, register
+from plait.ops.counting import ceil_log2, pattern_of, sums_depth
+from plait.ops.operation import Operation, Reverse, Setting, View, register
 from plait.ops.program import Step
 from plait.ops.work import Amount, Request, dense_flops
 
@@ -20,12 +20,6 @@ __all__: list[str] = []
 _SOFTMAX = 5  # operations per edge and head: largest, minus it, exponential, sum, division
 _SOFTMAX_BACK = 4  # weight times gradient, its sum, minus it, times the weight
 _BEND = 2  # a comparison, a product
-
-
-def _pattern(step: Step, view: View) -> Pattern:
-    found = view.pattern(step["matrix"], step.is_transposed)
-    assert found is not None
-    return found
 
 
 def _gathered(step: Step, view: View | Setting) -> Amount:
@@ -40,7 +34,7 @@ def _gathered(step: Step, view: View | Setting) -> Amount:
 
 
 def _dots_flops(step: Step, view: View) -> Mapping[str, Amount]:
-    return {"edge update": 2 * _pattern(step, view).edges * _gathered(step, view)}
+    return {"edge update": 2 * pattern_of(step, view).edges * _gathered(step, view)}
 
 
 def _dots_depth(step: Step, view: View) -> Amount:
@@ -48,12 +42,8 @@ def _dots_depth(step: Step, view: View) -> Amount:
 
 
 def _sums_flops(step: Step, view: View) -> Mapping[str, Amount]:
-    each = _pattern(step, view).edges * _gathered(step, view)
+    each = pattern_of(step, view).edges * _gathered(step, view)
     return {"edge update": each, "aggregate": each}
-
-
-def _sums_depth(step: Step, view: View) -> Amount:
-    return 1 + ceil_log2(_pattern(step, view).degree)
 
 
 def _gather_request(step: Step, setting: Setting) -> Request:
@@ -106,7 +96,7 @@ def _softmax_flops(step: Step, view: View) -> Mapping[str, Amount]:
 
 
 def _softmax_depth(step: Step, view: View) -> Amount:
-    return 3 + 2 * ceil_log2(_pattern(step, view).degree)
+    return 3 + 2 * ceil_log2(pattern_of(step, view).degree)
 
 
 def _softmax_request(step: Step, setting: Setting) -> Request:
@@ -130,14 +120,14 @@ def _products(step: Step, view: View | Setting) -> tuple[tuple[Amount, Amount], 
 
 
 def _leaky_flops(step: Step, view: View) -> Mapping[str, Amount]:
-    edges, columns = _pattern(step, view).edges, view.size(step["spread"])[0]
+    edges, columns = pattern_of(step, view).edges, view.size(step["spread"])[0]
     made = sum((dense_flops(edges, a, b) for a, b in _products(step, view)), 0)
     return {"edge update": made + (1 + _BEND) * edges * columns}
 
 
 def _leaky_back_flops(step: Step, view: View) -> Mapping[str, Amount]:
     """Rows again, the slopes, two more products for each; sums by target and by source."""
-    edges, columns = _pattern(step, view).edges, view.size(step["spread"])[0]
+    edges, columns = pattern_of(step, view).edges, view.size(step["spread"])[0]
     made = sum((3 * dense_flops(edges, a, b) for a, b in _products(step, view)), 0)
     again = dense_flops(edges, columns, view.size(step["spread"])[1])  # the scores themselves are not needed
     return {"edge update": made - again + (2 + _BEND) * edges * columns, "aggregate": 2 * edges * columns}
@@ -174,7 +164,7 @@ register(
         says="multiply the rows of both ends, head by head",
     ),
     Operation(
-        "edge_sums", ("matrix", "weight", "far"), _sums_flops, _sums_depth, _gather_request, _of_sums,
+        "edge_sums", ("matrix", "weight", "far"), _sums_flops, sums_depth, _gather_request, _of_sums,
         says="sum rows by the weights of edges",
     ),
     Operation(

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from plait.ops.counting import after, ceil_log2
-from plait.ops.operation import Operation, Pattern, Reverse, Setting, View, register
+from plait.ops.counting import after, ceil_log2, pattern_of
+from plait.ops.operation import Operation, Reverse, Setting, View, register
 from plait.ops.program import Step
 from plait.ops.work import Amount, Request, dense_flops, row_flops
 
@@ -79,15 +79,9 @@ def _weights_request(step: Step, setting: Setting) -> Request:
 # Bases ----------------------------------------------------------------------------------------------------
 
 
-def _pattern(step: Step, view: View) -> Pattern:
-    found = view.pattern(step["matrix"], step.is_transposed)
-    assert found is not None
-    return found
-
-
 def _sums_flops(step: Step, view: View) -> Mapping[str, Amount]:
     # every edge is weighed by its relation's share of each basis
-    (rows, cols), edges = view.size(step.out), _pattern(step, view).edges
+    (rows, cols), edges = view.size(step.out), pattern_of(step, view).edges
     each = (cols if step.op == "basis_sums" else cols * step.option("bases")) * edges
     weights = edges * step.option("bases") * int(step.option("is_mean"))
     return {
@@ -96,7 +90,7 @@ def _sums_flops(step: Step, view: View) -> Mapping[str, Amount]:
 
 
 def _sums_depth(step: Step, view: View) -> Amount:
-    return 2 + ceil_log2(_pattern(step, view).degree)
+    return 2 + ceil_log2(pattern_of(step, view).degree)
 
 
 def _sums_request(step: Step, setting: Setting) -> Request:
@@ -121,7 +115,7 @@ def _of_sums(reverse: Reverse, step: Step, grad: str) -> None:
 
 
 def _shares_flops(step: Step, view: View) -> Mapping[str, Amount]:
-    edges, bases = _pattern(step, view).edges, step.option("bases")
+    edges, bases = pattern_of(step, view).edges, step.option("bases")
     cols = view.size(step["x"])[1]
     return {
         "edge update": (2 * cols + int(step.option("is_mean"))) * edges * bases,
@@ -130,7 +124,7 @@ def _shares_flops(step: Step, view: View) -> Mapping[str, Amount]:
 
 
 def _shares_depth(step: Step, view: View) -> Amount:
-    return 2 + ceil_log2(view.size(step["x"])[1]) + ceil_log2(_pattern(step, view).edges)
+    return 2 + ceil_log2(view.size(step["x"])[1]) + ceil_log2(pattern_of(step, view).edges)
 
 
 def _shares_request(step: Step, setting: Setting) -> Request:

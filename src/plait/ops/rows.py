@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from plait.ops.counting import no_depth, no_request
 from plait.ops.operation import Operation, Reverse, Setting, View, register
 from plait.ops.program import Step
 from plait.ops.work import Amount, Request
@@ -13,14 +14,6 @@ __all__: list[str] = []
 
 def _nothing(step: Step, view: View) -> Mapping[str, Amount]:
     return {"vertex update": 0}
-
-
-def _no_depth(step: Step, view: View) -> Amount:
-    return 0
-
-
-def _no_request(step: Step, setting: Setting) -> None:
-    return None
 
 
 def _of_columns(reverse: Reverse, step: Step, grad: str) -> None:
@@ -56,8 +49,8 @@ register(
         "columns",
         ("x",),
         _nothing,
-        _no_depth,
-        _no_request,
+        no_depth,
+        no_request,
         _of_columns,
         is_view=True,
         says="take columns apart",
@@ -66,11 +59,11 @@ register(
         "reshape",
         ("x",),
         _nothing,
-        _no_depth,
-        _no_request,
+        no_depth,
+        no_request,
         _of_reshape,
         is_view=True,
         says="rows of another width",
     ),
-    Operation("join", ("part*",), _nothing, _no_depth, _joined, _of_join, says="put columns side by side"),
+    Operation("join", ("part*",), _nothing, no_depth, _joined, _of_join, says="put columns side by side"),
 )

@@ -122,12 +122,6 @@ class LayerPlan:
             found.append(words.Row(phase, text, step.size, step.price, seen.seconds if seen else None))
         return found
 
-    def price_of(self, out: str) -> Price | None:
-        for step in (*self.steps, *self.hoisted_steps):
-            if step.step.out == out:
-                return step.price
-        return None
-
     def to_dict(self) -> dict[str, Any]:
         return {
             "layer": self.layer,

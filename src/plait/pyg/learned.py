@@ -58,7 +58,7 @@ def with_learned_weights(
                     _weighted(operator, edges, session.buffers, weight.reshape(-1).to(dtype)),
                 )
             return program(given, session.shared[key][1]).to(x.dtype)
-        return _learned(operator, edges, session.buffers, weight, dtype).value(forms[0], given).to(x.dtype)
+        return _learned(operator, edges, session.buffers, weight, given, dtype).value(forms[0]).to(x.dtype)
 
     def run() -> Tensor:
         mode = "training" if torch.is_grad_enabled() else "inference"
@@ -70,15 +70,20 @@ def with_learned_weights(
 
 
 def _learned(
-    operator: Operator, edges: Edges, buffers: Buffers, weight: Tensor, dtype: torch.dtype
+    operator: Operator,
+    edges: Edges,
+    buffers: Buffers,
+    weight: Tensor,
+    inputs: Mapping[str, Tensor],
+    dtype: torch.dtype,
 ) -> Learned:
-    """The operator's matrix by torch, differentiated through the degrees as PyG's gcn_norm is."""
+    """Expressions of the operator's matrix by torch, differentiated through the degrees as PyG's gcn_norm."""
     made = propagate(operator, edges.graph, weight.reshape(-1), dtype)
     values = made.edge_weight
     if values is None:  # an operator that does not read the weights
         values = torch.ones(made.graph.num_edges, dtype=dtype)
     diagonals = {leaf: value for leaf in "plq" if (value := getattr(made, leaf)) is not None}
-    return Learned(_products(edges, buffers, made.graph), values, {**diagonals, **made.extra})
+    return Learned(inputs, _products(edges, buffers, made.graph), values, {**diagonals, **made.extra})
 
 
 # The same by one pass over the entries and one over their gradients --------------------------------------

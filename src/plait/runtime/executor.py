@@ -438,18 +438,13 @@ def _program_in_torch(ctx: Any, saved: Sequence[Any]) -> tuple[torch.Tensor, tup
 
 
 def _stored(value: torch.Tensor) -> torch.Tensor | None:
-    """The matrix that `value` is the transpose of, where both want a gradient.
+    """The parameter that `value` is the transpose of, where its gradient is wanted.
 
     PyG stores weights [out, in] and expressions read them [in, out]. A gradient that goes to the stored
     matrix passes one node fewer and is not copied to be turned.
     """
-    base = value._base
-    if (
-        base is None
-        or base.dim() != 2
-        or value.dim() != 2
-        or not (value.requires_grad and base.requires_grad)
-    ):
+    base, node = value._base, value.grad_fn
+    if base is None or node is None or base.dim() != 2 or value.dim() != 2:
         return None
     is_turned = (
         value.shape == base.shape[::-1]
@@ -457,7 +452,8 @@ def _stored(value: torch.Tensor) -> torch.Tensor | None:
         and value.data_ptr() == base.data_ptr()
         and value.stride(1) != 1
     )
-    return base if is_turned else None
+    # the base of a view of a view is the first of them: the way back must lead to it right away
+    return base if is_turned and getattr(node.next_functions[0][0], "variable", None) is base else None
 
 
 def _rows_contiguous(grad: torch.Tensor, buffers: Buffers) -> torch.Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from plait.errors import PlanError
 from plait.graph import Graph
-from plait.ir import Add, Concat, Dense, Diagonal, Expr, Map, MatMul, Scale, Sparse, formula, sort
+from plait.ir import Add, Diagonal, Expr, MatMul, Sparse, formula, sort
 from plait.ops.program import Program
 from plait.plan.draft import Draft
 from plait.plan.ways import direct
@@ -22,6 +22,7 @@ from plait.runtime import executor
 from plait.runtime.buffers import Buffers
 from plait.runtime.constants import Constants
 from plait.runtime.entries import Normalising
+from plait.runtime.evaluate import Evaluation
 from plait.runtime.orders import EdgeOrders
 
 __all__ = ["Learned", "Products", "Weighted"]
@@ -88,51 +89,32 @@ class Weighted:
         return self._products.times(self._entries, x, self._has_own, self._identity)
 
 
-class Learned:
+class Learned(Evaluation):
     """A layer's expression evaluated under autograd: its matrix has values that want a gradient.
 
     `diagonals` are the leaves p, l, q, ...; they may depend on the values as the normalisation does.
     """
 
-    def __init__(self, products: Products, values: Tensor, diagonals: Mapping[str, Tensor]):
+    def __init__(
+        self,
+        inputs: Mapping[str, Tensor],
+        products: Products,
+        values: Tensor,
+        diagonals: Mapping[str, Tensor],
+    ):
+        super().__init__(inputs)
         self.products, self.values, self.diagonals = products, values, diagonals
         self._matrices: dict[Expr, tuple[Tensor | None, Tensor | None]] = {}
 
-    def value(self, expr: Expr, inputs: Mapping[str, Tensor]) -> Tensor:
-        """The expression's value on these inputs."""
-        return self._value(expr, inputs, {})
+    def product(self, left: Expr, right: Expr) -> Tensor:
+        """The product of two dense matrices, summed over neighbours where there are fewer columns."""
+        if isinstance(left, MatMul) and sort(left.left) != "dense":
+            x, w = self.value(left.right), self.value(right)
+            if w.shape[1] <= x.shape[1]:
+                return self.applied(left.left, x @ w)
+        return super().product(left, right)
 
-    def _value(self, expr: Expr, inputs: Mapping[str, Tensor], done: dict[Expr, Tensor]) -> Tensor:
-        if expr not in done:
-            done[expr] = self._made(expr, inputs, done)
-        return done[expr]
-
-    def _made(self, expr: Expr, inputs: Mapping[str, Tensor], done: dict[Expr, Tensor]) -> Tensor:
-        match expr:
-            case Dense(name):
-                return inputs[name]
-            case Add(terms):
-                return functools.reduce(torch.add, [self._value(term, inputs, done) for term in terms])
-            case Scale(factor, body):
-                number = inputs[factor.name] if factor.value is None else factor.value
-                return number * self._value(body, inputs, done)
-            case MatMul(left, right) if sort(left) != "dense":
-                return self.spread(left, self._value(right, inputs, done))
-            case MatMul(MatMul(matrix, x), w) if sort(matrix) != "dense":
-                return self._narrower(matrix, self._value(x, inputs, done), self._value(w, inputs, done))
-            case MatMul(left, right):
-                return self._value(left, inputs, done) @ self._value(right, inputs, done)
-            case Map("relu", body):
-                return torch.relu(self._value(body, inputs, done))
-            case Concat(parts, axis):
-                return torch.cat([self._value(part, inputs, done) for part in parts], dim=axis)
-        raise PlanError(f"{formula(expr)}: no gradient of edge weights goes through {type(expr).__name__}")
-
-    def _narrower(self, matrix: Expr, x: Tensor, w: Tensor) -> Tensor:
-        """matrix @ x @ w, summed over neighbours where there are fewer columns."""
-        return self.spread(matrix, x @ w) if w.shape[1] <= x.shape[1] else self.spread(matrix, x) @ w
-
-    def spread(self, matrix: Expr, x: Tensor) -> Tensor:
+    def applied(self, matrix: Expr, x: Tensor) -> Tensor:
         """The sparse or diagonal matrix times x."""
         values, diagonal = self._matrix(matrix)
         own = None if diagonal is None else diagonal.unsqueeze(1) * x

@@ -30,18 +30,18 @@ class Projector:
 
     def __init__(self, buffers: Buffers):
         self._buffers = buffers
-        self._runs: dict[tuple[str, ...], executor.Run] = {}
+        self._runs: dict[tuple[bool | None, ...], executor.Run] = {}
 
     def __call__(self, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
         if not x.is_cpu:  # cuBLAS
             return torch.mm(x, w) if bias is None else torch.addmm(bias, x, w)
-        given = {"X": x, "W": w} if bias is None else {"X": x, "W": w, "b": bias}
         with_grad = torch.is_grad_enabled()
-        key = (*given, *[name for name, value in given.items() if with_grad and value.requires_grad])
+        key = (with_grad, x.requires_grad, w.requires_grad, None if bias is None else bias.requires_grad)
         run = self._runs.get(key)
         if run is None:
-            run = self._runs[key] = self._bound(bias is not None, key[len(given) :])
-        return executor.apply(run, given)
+            wrt = tuple(name for name, wants in zip("XWb", key[1:], strict=True) if with_grad and wants)
+            run = self._runs[key] = self._bound(bias is not None, wrt)
+        return executor.apply(run, {"X": x, "W": w} if bias is None else {"X": x, "W": w, "b": bias})
 
     def _bound(self, has_bias: bool, wrt: tuple[str, ...]) -> executor.Run:
         constants = Constants(_NO_GRAPH, None, {}, torch.float32)
