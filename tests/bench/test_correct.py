@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from plait.bench import correct
 from plait.bench.correct import Sample, correction, samples
 from plait.cost.machine import default_profile
 from plait.graph import generate
@@ -53,4 +54,13 @@ def test_steps_of_training_loops_are_sampled() -> None:
     found = samples([generate.erdos(40, 100, 1)], told.append)
     assert told[-1] == 1.0
     assert {"chain_gather", "gemm"} <= {sample.kind for sample in found}
+    assert all(sample.seen > 0 and sample.modelled > 0 for sample in found)
+
+
+def test_products_with_sparse_features_are_sampled_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(correct, "_FEATURES", ((200, 300, 0.02),))
+    told: list[float] = []
+    found = correct.samples_of_features(told.append)
+    assert told == [1.0]
+    assert {sample.kind for sample in found} == {"spmm_features", "spmm_features transposed"}
     assert all(sample.seen > 0 and sample.modelled > 0 for sample in found)

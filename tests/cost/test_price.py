@@ -120,6 +120,18 @@ def test_torch_is_chosen_only_where_it_can_do_the_step() -> None:
     assert pricer.price(Request("extremum", 10**4, 64, 0, matrix)).backend == "plait"
 
 
+def test_a_product_with_sparse_features_pays_for_the_transposed_weight() -> None:
+    machine = replace(default_profile(), correction={})
+    slow = replace(machine, turned_byte_seconds=machine.turned_byte_seconds + 1e-9)
+    matrix = uniform_matrix(1_000, 300, 5_000, True)
+    for request in (
+        Request("spmm_features", 1_000, 16, 0, matrix),
+        Request("spmm_features", 300, 16, 0, matrix.transposed(), kind="transposed"),
+    ):
+        more = Pricer(slow).price(request).seconds - Pricer(machine).price(request).seconds
+        assert more == pytest.approx(2 * 300 * 16 * 4 * 1e-9)  # the weight read and written
+
+
 def test_sparse_features_are_a_matrix_of_even_columns() -> None:
     matrix = uniform_matrix(10, 1000, 50, True)
     assert matrix.transposed().rows == 1000

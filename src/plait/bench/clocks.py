@@ -36,7 +36,9 @@ def add_up(probe: Probe, step: Callable[[], object], budget_seconds: float) -> d
     """Seconds of the layer and of its steps together, their ratio, and the steps no clock saw."""
     for _ in range(_WARM):
         step()
-    alone, together, seen = [], [], set()
+    alone: list[float] = []
+    together: list[float] = []
+    seen: set[tuple[str, str]] = set()
     begun = time.perf_counter()
     while len(alone) < _LEAST_ROUNDS or (
         len(alone) < _MOST_ROUNDS and time.perf_counter() - begun < budget_seconds

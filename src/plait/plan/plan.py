@@ -371,8 +371,8 @@ class Plan:
         steps = sum(row.measured or 0.0 for row in rows)
         step = "training step" if self.mode == "training" else "call"
         return (
-            f"Measured: {words.milliseconds(whole)} per {step}, {words.milliseconds(steps)} of it in the steps "
-            "above; the rest is Python, autograd and what the model does outside the planned layers."
+            f"Measured: {words.milliseconds(whole)} per {step}, {words.milliseconds(steps)} of it in the "
+            "steps above; the rest is Python, autograd and what the model does outside the planned layers."
         )
 
     def _memory(self) -> str:

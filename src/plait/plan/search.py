@@ -140,7 +140,7 @@ def search(problem: Problem) -> LayerPlan:
             "raise the limit to that, or train on mini-batches"
         )
     ranked = sorted(fitting, key=lambda plan: plan.seconds)
-    best = _preferred(ranked)
+    best = _preferred(ranked, is_limited=limit is not None or problem.allowance is not None)
     ranked.remove(best)
     ranked.insert(0, best)
     too_large = [plan for plan in priced if plan not in fitting]
@@ -220,8 +220,9 @@ def matrices_of(plan: LayerPlan, problem: Problem) -> dict[str, Matrix]:
     return {name: replace(matrix, **bare) for name, matrix in found.items()}  # type: ignore[arg-type]
 
 
-def _preferred(ranked: list[LayerPlan]) -> LayerPlan:
-    """The cheapest plan; among prices the model cannot tell apart a chained one that moves the fewest bytes.
+def _preferred(ranked: list[LayerPlan], is_limited: bool) -> LayerPlan:
+    """The cheapest plan; among prices the model cannot tell apart a chained one that moves the fewest bytes,
+    or, where memory is limited, the leanest.
 
     Seen over layers timed with all their candidates: of two prices that close, the plan whose rows stay in
     cache was mostly the faster one. Of two chained ones it was that with less traffic: what else happens on
@@ -230,6 +231,8 @@ def _preferred(ranked: list[LayerPlan]) -> LayerPlan:
     near = [plan for plan in ranked if plan.seconds <= WITHIN_ERROR * ranked[0].seconds]
     near = [plan for plan in near if plan.form.endswith("chained")] or near
     close = [plan for plan in near if plan.seconds <= _SAME_PRICE * near[0].seconds]
+    if is_limited:
+        return min(close, key=lambda plan: (plan.peak_bytes, plan.seconds))
     return min(close, key=lambda plan: (_bytes_moved(plan), plan.peak_bytes, plan.seconds))
 
 

@@ -208,7 +208,7 @@ def _gemm(b: Binding, step: Step, owns: bool) -> Bound:
         if isinstance(x, SparseValue):
             pattern, weight = x.operands(False)
             out = addend if owns else take(pattern.num_rows, w.shape[1], w.dtype)
-            rows = w if w.is_contiguous() else take(*w.shape, w.dtype).copy_(w)
+            rows = w if w.is_contiguous() else take(w.shape[0], w.shape[1], w.dtype).copy_(w)
             return sparse.spmm(pattern, rows, out, edge=weight, addend=addend, bias=bias)
         out = addend if owns else b.room(env, step.out, x.shape[0], w.shape[1], x)
         if is_torch:
