@@ -26,6 +26,7 @@ from numba import njit
 from numpy.typing import NDArray
 from torch import Tensor
 
+from plait.distributed.trace import Trace
 from plait.errors import ExchangeError, InputError
 from plait.features.memory import prefetch
 from plait.features.rows import gather
@@ -152,6 +153,7 @@ class Exchange:
         self._error: ExchangeError | None = None
         self._is_closing = self._is_done = False
         self._has_said_so = False
+        self.trace: Trace | None = None  # spans are kept where one is set (report.py)
         self._rung = -1  # the last round another rank rang for
         self._in_round: Sequence[Request] = ()
         self._threads: list[threading.Thread] = []
@@ -202,7 +204,10 @@ class Exchange:
         """The rows of requests, waited for."""
         begin = time.perf_counter()
         rows = [request.wait(self._timeout) for request in requests]
-        self.counters.waited_seconds += time.perf_counter() - begin
+        end = time.perf_counter()
+        self.counters.waited_seconds += end - begin
+        if self.trace is not None:
+            self.trace.add("exchange", begin, end)
         if len(rows) == 1:
             return rows[0]
         return np.concatenate(rows) if rows else np.empty((0, self.local.width), np.float32)
