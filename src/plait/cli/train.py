@@ -200,7 +200,8 @@ def line(epoch: int, report: EpochReport, accuracy: float | None, told: Predicti
         f"epoch {epoch:3d} loss {report.loss:.4f}{right} | {report.seconds:.2f} s: "
         f"sampling {report.sampling:.2f}, look-up {report.look_up:.2f}, exchange {report.exchange:.2f}, "
         f"stall {report.stall:.2f}, compute {report.compute:.2f}, all-reduce {report.all_reduce:.2f} | "
-        f"in {report.bytes_in / 1e6:.1f} MB, out {report.bytes_out / 1e6:.1f} MB, hits {report.hit_rate:.0%}{beside}"
+        f"in {report.bytes_in / 1e6:.1f} MB, out {report.bytes_out / 1e6:.1f} MB, "
+        f"hits {report.hit_rate:.0%}{beside}"
     )
 
 

@@ -30,8 +30,9 @@ class Prediction:
     def beside(self, seconds: float, size: float) -> str:
         """The prediction and how the measured compares, in a few words."""
         return (
-            f"predicted {self.seconds:.2f} s ({self.seconds / max(seconds, 1e-9):.2f} of measured), rows "
-            f"without a cache {self.bytes_of_rows / 1e6:.1f} MB ({size / max(self.bytes_of_rows, 1.0):.2f} sent)"
+            f"predicted {self.seconds:.2f} s ({self.seconds / max(seconds, 1e-9):.2f} of measured), "
+            f"{self.bytes_of_rows / 1e6:.1f} MB without a cache "
+            f"({size / max(self.bytes_of_rows, 1.0):.2f} of it sent)"
         )
 
 

@@ -122,10 +122,9 @@ class Trainer:
             self._done(float(loss.detach()))
             ended = time.perf_counter()
             if trace is not None:
-                for name, start, end in (
-                    ("compute", started, reducing), ("all-reduce", reducing, averaged), ("step", averaged, ended)
-                ):  # fmt: skip
-                    trace.add(name, start, end)
+                trace.add("compute", started, reducing)
+                trace.add("all-reduce", reducing, averaged)
+                trace.add("optimizer", averaged, ended)
             reduced += averaged - reducing
             compute += ended - started - (averaged - reducing)
             steps += 1
