@@ -99,7 +99,19 @@ def test_torchrun_trains_as_one_process_does(parts: Path, tmp_path: Path) -> Non
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     both, one = tmp_path / "two.jsonl", tmp_path / "one.jsonl"
     done = subprocess.run(
-        [*command, "--timeout", "60", "--topology", "partitioned", "--output", str(both)],
+        [
+            *command,
+            "--timeout",
+            "60",
+            "--topology",
+            "partitioned",
+            "--output",
+            str(both),
+            "--trace",
+            str(tmp_path / "trace.json"),
+            "--network",
+            "10gbit",
+        ],  # fmt: skip
         env=environment,
         capture_output=True,
         text=True,
@@ -108,7 +120,11 @@ def test_torchrun_trains_as_one_process_does(parts: Path, tmp_path: Path) -> Non
     )
     assert done.returncode == 0, done.stderr
     assert "topology partitioned (at most" in done.stdout
-    assert len(re.findall(r"^epoch", done.stdout, re.MULTILINE)) == 2  # one rank speaks
+    assert len(re.findall(r"^epoch.*predicted", done.stdout, re.MULTILINE)) == 2  # one rank speaks
+    for rank in range(2):
+        events = json.loads((tmp_path / f"trace-{rank}.json").read_text())["traceEvents"]
+        names = {event["name"] for event in events}
+        assert {"sampling", "look-up", "exchange", "stall", "compute", "all-reduce"} <= names
     assert main(["train", "--parts", str(parts), *SMALL, "--output", str(one)]) == 0
     two, alone = records(both), records(one)
     assert {(r["epoch"], r["rank"]) for r in two} == {(e, r) for e in range(2) for r in range(2)}
@@ -117,6 +133,7 @@ def test_torchrun_trains_as_one_process_does(parts: Path, tmp_path: Path) -> Non
     np.testing.assert_allclose([two[-1]["accuracy"]], [alone[-1]["accuracy"]], atol=0.02)
     assert all(r["bytes_in"] > 0 for r in two)
     assert two[-1]["hit_rate"] > 0
+    assert two[-1]["predicted_seconds"] > 0
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--network", default="10gbit", metavar="NAME", help="10gbit, 100gbit,5us, 2GB/s, ...")
     parser.add_argument("--memory", default="16GB", metavar="BYTES", help="of one worker (default 16GB)")
     parser.add_argument("--batch-size", type=int, default=1024, metavar="N", help="seeds of a mini-batch")
+    parser.add_argument("--train-nodes", type=int, metavar="N", help="seeds of an epoch (default all)")
     parser.add_argument("--fanouts", metavar="N,...", help="neighbours sampled in each hop (default 10)")
     parser.add_argument("--mode", choices=("training", "inference"), default="training")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write figures and tables as one page")
@@ -93,6 +94,7 @@ def _of_statistics(args: argparse.Namespace) -> Analysis:
         halo=args.halo,
         batch_size=args.batch_size,
         fanouts=_fanouts(args.fanouts),
+        train_share=_train_share(args.train_nodes, statistics.nodes) or 1.0,
     )
     return analyse(args.model, layers, statistics, machine, options)
 
@@ -111,10 +113,18 @@ def _of_data(args: argparse.Namespace) -> Analysis:
     found = analyze(
         model, data, workers, args.network, memory=args.memory, widths=used, halo=args.halo,
         batch_size=args.batch_size, fanouts=_fanouts(args.fanouts), mode=args.mode,
+        train_share=_train_share(args.train_nodes, int(data.num_nodes)),
     )  # fmt: skip
     from dataclasses import replace
 
     return replace(found, model=f"{args.model} {'-'.join(map(str, used))} on {Path(args.data or 'sbm').stem}")
+
+
+def _train_share(seeds: int | None, nodes: int) -> float | None:
+    """The share of the nodes that are trained on; None where it was not said."""
+    if seeds is not None and not 1 <= seeds <= nodes:
+        raise InputError(f"--train-nodes: {seeds} of {nodes} nodes; give a number between")
+    return None if seeds is None else seeds / nodes
 
 
 def _numbers(text: str, flag: str) -> tuple[int, ...]:

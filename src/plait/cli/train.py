@@ -12,6 +12,8 @@ from plait.errors import InputError
 
 if TYPE_CHECKING:
     from plait.distributed import NeighborLoader, Position, Session
+    from plait.distributed.report import Prediction
+    from plait.distributed.trace import Trace
     from plait.distributed.train import EpochReport, Trainer
 
 __all__ = ["add_arguments", "line", "run"]
@@ -59,6 +61,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--every-minutes", type=float, metavar="M", help="... or every M minutes")
     parser.add_argument("--keep", type=int, default=2, metavar="N", help="checkpoints left (default 2)")
     parser.add_argument("--output", metavar="FILE.jsonl", help="one record per rank and epoch")
+    parser.add_argument(
+        "--trace",
+        metavar="FILE.json",
+        help="what every thread did and when, for chrome://tracing; one per rank",
+    )
+    parser.add_argument(
+        "--network", metavar="NAME", help="10gbit, 1gbit,50us, ...: print what the analysis predicts beside"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -84,8 +94,10 @@ def _train(session: Session, args: argparse.Namespace) -> None:
     from plait.distributed.train import of_all, together
 
     trainer, loader, evaluation = _prepared(session, args)
+    trace = _traced(session, args)
     is_first = session.rank == 0
     held = max(size for (size,) in session.gathered([loader.topology_bytes]))
+    told = _predicted(session, loader, args) if is_first and args.network is not None else None
     if is_first:
         print(_title(session, loader, args, held), flush=True)
     at = _resumed(trainer, args)
@@ -96,9 +108,36 @@ def _train(session: Session, args: argparse.Namespace) -> None:
         is_evaluated = evaluation is not None and args.eval > 0 and (epoch + 1) % args.eval == 0
         accuracy = trainer.accuracy(evaluation) if is_evaluated and evaluation is not None else None
         if is_first:
-            print(line(epoch, together(reports), accuracy), flush=True)
+            whole = together(reports)
+            print(line(epoch, whole, accuracy, told), flush=True)
             if args.output:
-                _append(Path(args.output), epoch, reports, accuracy)
+                _append(Path(args.output), epoch, reports, accuracy, told)
+    if trace is not None:
+        trace.write(args.trace)
+
+
+def _traced(session: Session, args: argparse.Namespace) -> Trace | None:
+    """A trace of this rank from now on, where one is asked for."""
+    from plait.distributed.trace import Trace
+
+    if args.trace is None:
+        return None
+    if not Path(args.trace).resolve().parent.is_dir():
+        raise InputError(f"--trace: folder {Path(args.trace).parent} does not exist; make it first")
+    session.exchange.trace = Trace(session.rank)
+    return session.exchange.trace
+
+
+def _predicted(session: Session, loader: NeighborLoader, args: argparse.Namespace) -> Prediction | None:
+    """What plait analyze says of an epoch on the network that was named."""
+    from plait.analysis.network import network_of
+    from plait.distributed.report import predicted
+
+    classes = int(session.parts.y().max()) + 1  # type: ignore[union-attr]  # checked when it was prepared
+    inner = [args.hidden] * (len(loader.fanouts) - 1)
+    widths = (session.exchange.local.width, *inner, classes)
+    seeds = session.parts.split("train")
+    return predicted(session, loader, args.model, widths, network_of(args.network), seeds)
 
 
 def _resumed(trainer: Trainer, args: argparse.Namespace) -> Position:
@@ -167,22 +206,32 @@ def _title(session: Session, loader: NeighborLoader, args: argparse.Namespace, h
     )
 
 
-def line(epoch: int, report: EpochReport, accuracy: float | None) -> str:
-    """An epoch in one line."""
+def line(epoch: int, report: EpochReport, accuracy: float | None, told: Prediction | None = None) -> str:
+    """An epoch in one line, with what was predicted of it."""
+    beside = "" if told is None else f" | {told.beside(report.seconds, report.bytes_out)}"
     right = "" if accuracy is None else f" val {accuracy:.4f}"
     return (
         f"epoch {epoch:3d} loss {report.loss:.4f}{right} | {report.seconds:.2f} s: "
         f"sampling {report.sampling:.2f}, look-up {report.look_up:.2f}, exchange {report.exchange:.2f}, "
         f"stall {report.stall:.2f}, compute {report.compute:.2f}, all-reduce {report.all_reduce:.2f} | "
-        f"in {report.bytes_in / 1e6:.1f} MB, out {report.bytes_out / 1e6:.1f} MB, hits {report.hit_rate:.0%}"
+        f"in {report.bytes_in / 1e6:.1f} MB, out {report.bytes_out / 1e6:.1f} MB, "
+        f"hits {report.hit_rate:.0%}{beside}"
     )
 
 
-def _append(path: Path, epoch: int, reports: list[EpochReport], accuracy: float | None) -> None:
+def _append(
+    path: Path,
+    epoch: int,
+    reports: list[EpochReport],
+    accuracy: float | None,
+    told: Prediction | None = None,
+) -> None:
+    """One line per rank; what was predicted is in each."""
+    known = {} if told is None else {f"predicted_{name}": value for name, value in asdict(told).items()}
     try:
         with open(path, "a", encoding="utf-8") as file:
             for rank, report in enumerate(reports):
-                record = {"epoch": epoch, "rank": rank, "accuracy": accuracy, **asdict(report)}
+                record = {"epoch": epoch, "rank": rank, "accuracy": accuracy, **asdict(report), **known}
                 file.write(json.dumps(record) + "\n")
     except OSError as error:
         raise InputError(f"--output: cannot write {path} ({error})") from error

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from plait.distributed.rounds import COUNTING, Counters, Pending, Rounds
+from plait.distributed.trace import Trace
 from plait.errors import ExchangeError, InputError
 from plait.features.rows import ArrayRows, Row, place
 
@@ -118,6 +119,7 @@ class Exchange:
         lanes = min(self.size, _MOST_LANES)
         made = (local, bounds, rank, WIRE[wire], self._timeout, self.counters)
         self._lanes = [_Lane(*made) for _ in range(lanes)]  # all ranks make their groups in this order
+        self.trace: Trace | None = None  # spans are kept where one is set (report.py)
 
     def take(self, ids: Array) -> Array:
         """A fresh array whose row i is row ids[i]."""
@@ -152,7 +154,10 @@ class Exchange:
         """The rows of requests, waited for."""
         begin = time.perf_counter()
         rows = [request.wait(self._timeout) for request in requests]
-        self.counters.waited_seconds += time.perf_counter() - begin
+        end = time.perf_counter()
+        self.counters.waited_seconds += end - begin
+        if self.trace is not None:
+            self.trace.add("exchange", begin, end)
         if len(rows) == 1:
             return rows[0]
         return np.concatenate(rows) if rows else np.empty((0, self.local.width), np.float32)

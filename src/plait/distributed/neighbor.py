@@ -115,6 +115,11 @@ class NeighborLoader(Epochs):
         self._assemble = Assembler(_frame(session), features)
 
     @property
+    def fanouts(self) -> tuple[int | None, ...]:
+        """Neighbours drawn in every hop; None: all of them."""
+        return tuple(None if count < 0 else int(count) for count in self._sampler.fanout)
+
+    @property
     def padding(self) -> int:
         """Seeds of all parts that come twice in one epoch."""
         return len(self._inputs) * self._most() - sum(map(len, self._inputs)) if self.pad else 0
@@ -176,7 +181,9 @@ class NeighborLoader(Epochs):
             out = to_output(some[0] if len(some) == 1 else joined(some))
             out.metadata = sum(seeds.size for seeds in own.values())
             found.append(out)
-        self.seconds.sampling += time.perf_counter() - begin
+        end = time.perf_counter()
+        self.seconds.sampling += end - begin
+        self._traced("sampling", begin, end)
         return found
 
     def _sampled(self, seeds: Sequence[Array], epoch: int, numbers: Sequence[int]) -> list[Sample]:
@@ -206,6 +213,11 @@ class NeighborLoader(Epochs):
             if close is not None:
                 close()
 
+    def _traced(self, name: str, begin: float, end: float) -> None:
+        trace = self.session.exchange.trace
+        if trace is not None:
+            trace.add(name, begin, end)
+
     def fill(self, drawn: Any) -> Any:
         """The batch of a sample."""
         begin = time.perf_counter()
@@ -216,7 +228,9 @@ class NeighborLoader(Epochs):
             raise error if lost is None else lost from error
         self._staging.done()
         data._store["batch_size"] = drawn.metadata
-        self.seconds.filling += time.perf_counter() - begin
+        end = time.perf_counter()
+        self.seconds.filling += end - begin
+        self._traced("look-up", begin, end)
         return data if self.transform is None else self.transform(data)
 
     def _revealed(self, samples: Iterator[Any], cache: Cache) -> Iterator[Any]:

@@ -110,9 +110,12 @@ class Trainer:
         """Trains one epoch, or what is left of it; what it was like on this rank."""
         begin, before = time.perf_counter(), self._counted()
         compute, reduced, steps = 0.0, 0.0, 0
+        trace, ended = self.session.exchange.trace, begin
         self._run.train()
         for batch in self.loader:
             started = time.perf_counter()
+            if trace is not None:
+                trace.add("stall", ended, started)
             loss = self._loss(batch)
             self._optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]  # torch's own lack
@@ -122,6 +125,10 @@ class Trainer:
             self._optimizer.step()
             self._done(float(loss.detach()))
             ended = time.perf_counter()
+            if trace is not None:
+                trace.add("compute", started, reducing)
+                trace.add("all-reduce", reducing, averaged)
+                trace.add("optimizer", averaged, ended)
             reduced += averaged - reducing
             compute += ended - started - (averaged - reducing)
             steps += 1
