@@ -111,7 +111,7 @@ def test_torchrun_trains_as_one_process_does(parts: Path, tmp_path: Path) -> Non
             str(tmp_path / "trace.json"),
             "--network",
             "10gbit",
-        ],  # fmt: skip
+        ],
         env=environment,
         capture_output=True,
         text=True,

@@ -107,7 +107,7 @@ def _asked(original: Callable[..., Any], module: Any, args: tuple[Any, ...], kwa
 
 
 def _names(original: Callable[..., Any], args: tuple[Any, ...]) -> tuple[str, ...] | None:
-    code: Any = original.__code__  # type: ignore[attr-defined]
+    code: Any = original.__code__
     names = tuple(code.co_varnames[1 : code.co_argcount])
     return names if len(args) <= len(names) else None
 

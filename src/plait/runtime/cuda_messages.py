@@ -6,6 +6,8 @@ The rows that features of edges add to a message are made a block at a time.
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor
 
@@ -36,8 +38,7 @@ class _Known:
 
     def __init__(self, b: Binding, step: Step):
         self.of, (self.form, self.eps) = BoundMessages(b, step), step.option("form")
-        assert isinstance(b.orders, PlacedOrders)
-        self.orders = b.orders
+        self.orders = cast(PlacedOrders, b.orders)
         self.is_soft = self.form == "softmax"
         self.has_edges = bool(self.of.attr)
 

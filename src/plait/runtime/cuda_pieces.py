@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from torch import Tensor
 
 from plait.ops.program import Step
@@ -17,7 +19,7 @@ __all__: list[str] = []
 def _dots(b: Binding, step: Step, owns: bool) -> Bound:
     from plait.kernels.attention import gpu_pieces as gpu  # here: it needs triton
 
-    sources, targets = seen(b.orders, step).pattern.indices, b.orders.targets
+    sources, targets = cast(Tensor, seen(b.orders, step).pattern.indices), b.orders.targets
     near, far, heads, is_shared = (
         step["near"],
         step["far"],
@@ -37,7 +39,8 @@ def _sums(b: Binding, step: Step, owns: bool) -> Bound:
     from plait.kernels.attention import gpu_pieces as gpu
 
     edges, weight, far = seen(b.orders, step), step["weight"], step["far"]
-    rows, order = (edges.transpose, edges.order) if step.is_transposed else (edges.pattern, None)
+    rows = edges.transpose if step.is_transposed else edges.pattern
+    order = cast(Tensor, edges.order) if step.is_transposed else None
     heads, columns = step.option("heads"), int(b.program.shapes[step.out][1])
     is_shared, is_out_shared = bool(step.option("is_shared")), bool(step.option("is_out_shared"))
 

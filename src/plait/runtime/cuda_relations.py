@@ -123,12 +123,14 @@ class PlacedRelations:
     @cached_property
     def _target_pairs(self) -> tuple[Tensor, Tensor]:
         """(relation * targets + target of every pair with edges, in order; the pair of every edge)."""
-        return torch.unique(self.kind * self.num_targets + self.target, return_inverse=True)
+        keys, pair = torch.unique(self.kind * self.num_targets + self.target, return_inverse=True)
+        return keys, pair
 
     @cached_property
     def _source_pairs(self) -> tuple[Tensor, Tensor]:
         """The same of relations and sources."""
-        return torch.unique(self.kind * self.num_sources + self.source, return_inverse=True)
+        keys, pair = torch.unique(self.kind * self.num_sources + self.source, return_inverse=True)
+        return keys, pair
 
     @cached_property
     def _groups(self) -> dict[str, GroupedRows]:
@@ -203,7 +205,7 @@ def _by_groups(of: _Relate, groups: GroupedRows, is_back: bool, x: Tensor, w: Te
     weights = of.weights(w)
     for r in range(of.relations):
         rows = slice(groups.bounds[r], groups.bounds[r + 1])
-        part = x[rows].unflatten(1, (of.blocks, -1))
+        part = x[rows].reshape(rows.stop - rows.start, of.blocks, of.width if is_back else of.inner)
         equation = "nbo,bio->nbi" if is_back else "nbi,bio->nbo"
         out[rows] = torch.einsum(equation, part, weights[r]).flatten(1)
 
@@ -305,12 +307,13 @@ def _basis_shares(b: Binding, step: Step, owns: bool) -> Bound:
     from plait.kernels.attention import gpu_pieces as gpu
     from plait.kernels.spmm import gpu as sparse
 
-    relations, pattern, targets = b.constant(step["relations"]), b.orders.pattern, b.orders.targets
+    relations, targets = b.constant(step["relations"]), b.orders.targets
+    sources = cast(Tensor, b.orders.pattern.indices)
     x_name, grad, is_mean, bases = step["x"], step["grad"], step.option("is_mean"), step.option("bases")
 
     def run(env: Env) -> Tensor:
         x, to_out = whole_rows(env[x_name]), whole_rows(env[grad])
-        dots = gpu.edge_dots(targets, pattern.indices, to_out, x, bases, is_shared=True)
+        dots = gpu.edge_dots(targets, sources, to_out, x, bases, is_shared=True)
         if is_mean:
             dots *= relations.by_target[1].to(dots.dtype).unsqueeze(1)
         out = dots.new_empty((relations.count, dots.shape[1]))

@@ -45,7 +45,8 @@ def _map() -> nn.Sequential:
 
 def _pna() -> nn.Module:
     degrees = torch.tensor([0, 10, 20, 40, 20, 10])
-    return PNAConv(_WIDTH, _WIDTH, ["mean", "min", "max", "std"], _SCALERS, degrees)
+    layer: nn.Module = PNAConv(_WIDTH, _WIDTH, ["mean", "min", "max", "std"], _SCALERS, degrees)
+    return layer
 
 
 def _heads(make: Any, **options: Any) -> Callable[[], nn.Module]:
@@ -102,7 +103,7 @@ def _record(module: nn.Module, inputs: list[Tensor]) -> dict[str, Any]:
         net.zero_grad(set_to_none=True)
         inputs[0].grad = None
         out: Tensor = net(*inputs)
-        out.square().mean().backward()
+        out.square().mean().backward()  # type: ignore[no-untyped-call]  # torch's own lack
         return out.detach()
 
     ours = step(compiled)

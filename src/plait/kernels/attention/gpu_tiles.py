@@ -78,7 +78,7 @@ def _mixed(h):  # type: ignore[no-untyped-def]
     return h ^ (h >> 16)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def halves(p_seed):  # type: ignore[no-untyped-def]
     """The low and the high 32 bits of the seed, which lies on the device: a CUDA graph draws it anew."""
     if p_seed is not None:  # noqa: SIM108 - Triton compiles one branch alone

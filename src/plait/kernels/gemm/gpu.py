@@ -43,7 +43,7 @@ class GroupedRows:
     def _cut(self, most: int) -> tuple[torch.Tensor, torch.Tensor]:
         """([pieces, 3]: group, first and last row of each; [groups + 1]: where a group's pieces begin)."""
         starts = np.asarray(self.bounds[:-1], np.int64)
-        sizes = np.diff(np.asarray(self.bounds, np.int64))
+        sizes = np.asarray(self.bounds[1:], np.int64) - starts
         counts = -(-sizes // most)
         group = np.repeat(np.arange(self.count), counts)
         ends = np.cumsum(counts)

@@ -83,7 +83,7 @@ def _finish(  # type: ignore[no-untyped-def]
         tl.store(p_own + width, least_ties.to(tl.float32), mask=m_out)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _joined(  # type: ignore[no-untyped-def]
     total, off, squares, most, least, most_ties, least_ties
 ):

@@ -120,8 +120,9 @@ def relations_on(graph: Graph, ends: Tensor, kind: Tensor, count: int) -> Relati
     """The edges of a graph, as they are listed, by relation, where the graph is."""
     sizes = (graph.num_nodes, graph.num_sources, count)
     if isinstance(graph, PlacedGraph):
-        return PlacedRelations(*ends, kind, *sizes, graph.order)
-    return Relations(*ends.numpy(), kind.numpy(), *sizes, graph.order)
+        return PlacedRelations(ends[0], ends[1], kind, *sizes, graph.order)
+    source, target = ends.numpy()
+    return Relations(source, target, kind.numpy(), *sizes, graph.order)
 
 
 def _run(module: Any, call: RelationalCall) -> Tensor:
