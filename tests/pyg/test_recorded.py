@@ -255,6 +255,17 @@ def test_inference_is_replayed_and_what_is_held_stays() -> None:
     assert len({out.data_ptr() for out in held}) == 10
 
 
+def test_what_cannot_be_recorded_is_not_tried_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorded, "_MOST_BYTES", 8)
+    tried: list[Any] = []
+    original = recorded.Recorder.record
+    monkeypatch.setattr(recorded.Recorder, "record", lambda *args: (tried.append(args), original(*args))[1])
+    edge_index, x = torch.randint(0, 30, (2, 100), device=DEVICE), torch.randn(30, 8, device=DEVICE)
+    _steps(plait.compile(GCNConv(8, 8).to(DEVICE)), x.requires_grad_(), edge_index, 40)
+    assert not REPLAYS
+    assert len(tried) == 2
+
+
 def test_the_switch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLAIT_REPLAY", "0")
     edge_index, x = torch.randint(0, 30, (2, 100), device=DEVICE), torch.randn(30, 8, device=DEVICE)

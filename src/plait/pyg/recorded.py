@@ -65,7 +65,15 @@ class Seen:
     counts: dict[Any, int] = field(default_factory=dict)
     states: dict[bool, Layer] = field(default_factory=dict)  # of layers that are no matrix expression
     num_states: int = 0
+    failures: dict[Any, int] = field(default_factory=dict)  # by call: captured in vain, or not to be captured
     is_off: bool = field(default_factory=lambda: os.environ.get("PLAIT_REPLAY", "") == "0")
+
+    def fail(self, key: Any, times: int = 1) -> None:
+        """Such a call was captured in vain; its next attempt is counted from the beginning."""
+        if len(self.failures) >= _MOST_SEEN:
+            self.failures.clear()
+        self.failures[key] = self.failures.get(key, 0) + times
+        self.counts.clear()
 
 
 def replayed(
@@ -83,7 +91,7 @@ def replayed(
         return None
     state = known if known is not None else _state(seen, module)
     key = None if state is None else call_key(state.token, args, {})
-    if state is None or key is None:
+    if state is None or key is None or seen.failures.get(key, 0) >= _MOST_FAILURES:
         return None
     recorder: Recorder | _Waiting = session.recall(("recorded", *key)) or _Waiting(seen, key)
     place = _place(x, state.parameters, recorder.buffers)
@@ -94,18 +102,14 @@ def replayed(
         return None
     if isinstance(recorder, _Waiting):
         if not may_be_recorded(module, state.parameters, args[1]):
-            seen.is_off = True
+            seen.fail(key, _MOST_FAILURES)
             return None
         recorder = Recorder(state.parameters, [*module.buffers()])
         place = _place(x, state.parameters, recorder.buffers)
     made = recorder.record(place, module, x, plain)
-    if made is None:
-        seen.counts.clear()
-        seen.is_off = recorder.is_off
-        return None
-    edges = _edges_of(session, made.runs)
-    if edges is None:
-        seen.is_off = True
+    edges = None if made is None else _edges_of(session, made.runs)
+    if made is None or edges is None:
+        seen.fail(key)
         return None
     session.keep(("recorded", *key), edges, recorder)
     return made.run(x, plain)
@@ -224,6 +228,8 @@ class Recorder:
 
     def recording(self, place: Any, x: Tensor) -> _Recording | None:
         """One that was captured for this place and is free now."""
+        if self.is_off:
+            self._places.clear()
         for found in self._places.get(place, ()):
             if found.reads(x):
                 with self._lock:
