@@ -120,7 +120,9 @@ def test_a_killed_bed_is_cleaned_up_by_the_next(tmp_path: Path) -> None:
         "hosts = Hosts(1, '1gbit').__enter__(); hosts.start(0, ['sleep', '998877'], {}, sys.stdout.buffer)\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
-    subprocess.run([sys.executable, "-c", text], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False)
+    subprocess.run(
+        [sys.executable, "-c", text], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False
+    )
     assert network.clean()
     left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=False).stdout
     assert not any(line.startswith("sleep 998877") for line in io.StringIO(left))

@@ -26,6 +26,9 @@ _BLOCK = 3  # steps one after the other the same way; the first of them is not t
 _ROUNDS = 4  # blocks each way
 _LONGEST_SECONDS = 0.05  # a step that takes longer is not one whose binding counts
 _MARGIN = 1.02  # what PyG has to be faster by
+# PyG's quickest step over plait's, from where on the first block of each is enough: steps of large batches are
+# long, and the other blocks would be run by the slower way.
+_HOPELESS = 1.5
 _MOST_SEEN = 64
 _RESTS_AFTER = 32  # calls of layers left to PyG one after the other, before whole calls of the model are
 
@@ -46,9 +49,10 @@ class _Kind:
 
     def decide(self) -> None:
         """Compare the quickest steps, once there are enough: what other programs add is in neither."""
-        if self.steps < _WARM_UP + 2 * _BLOCK * _ROUNDS:
-            return
         own, theirs = (min(self.seconds[way], default=0.0) for way in (False, True))
+        is_hopeless = self.steps % _BLOCK == (_WARM_UP % _BLOCK) and 0.0 < own * _HOPELESS < theirs
+        if self.steps < _WARM_UP + 2 * _BLOCK * _ROUNDS and not is_hopeless:
+            return
         self.is_out = 0.0 < theirs < _LONGEST_SECONDS and own > _MARGIN * theirs
 
 
