@@ -1,4 +1,4 @@
-"""The bed of hosts: what it needs, what it makes, what a record lacks; where root allows, two hosts that talk."""
+"""The bed of hosts: what it needs, what it makes, what a record lacks; as root, two hosts that talk."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ _BLOCK = 3  # steps one after the other the same way; the first of them is not t
 _ROUNDS = 4  # blocks each way
 _LONGEST_SECONDS = 0.05  # a step that takes longer is not one whose binding counts
 _MARGIN = 1.02  # what PyG has to be faster by
-# PyG's quickest step over plait's, from where on the first block of each is enough: steps of large batches are
-# long, and the other blocks would be run by the slower way.
+# PyG's quickest step over plait's, from where on the first block of each is enough: steps of large batches
+# are long, and half of the other blocks would be run by the slower way.
 _HOPELESS = 1.5
 _MOST_SEEN = 64
 _RESTS_AFTER = 32  # calls of layers left to PyG one after the other, before whole calls of the model are
