@@ -38,7 +38,6 @@ class Buffer:
         self._in_halo[halo.numpy()] = True
         self._miss[self._ids] = -1
         self._batches = 0
-        self.hits = self.far = 0
 
     def take(self, nodes: torch.Tensor) -> torch.Tensor:
         """The rows of `nodes`: buffered ones from here, all others in one pull."""
@@ -59,7 +58,6 @@ class Buffer:
             self._miss[lacking[self._in_halo[lacking]]] += 1
             fetched = self._tensor[torch.from_numpy(lacking)]
         out[torch.from_numpy(~is_kept)] = fetched
-        self.hits += slots.size
         return out
 
     def _swap(self, tired: np.ndarray, lacking: np.ndarray) -> torch.Tensor:

@@ -136,3 +136,10 @@ def test_a_resting_model_is_pygs_until_a_graph_comes_back() -> None:
         torch.testing.assert_close(compiled(x, made[-1]), layer(x, made[-1]))
     assert session.num_calls > calls
     assert session.edges
+
+
+def test_a_much_slower_way_is_tried_for_one_block_only() -> None:
+    clock = Clock(0.010, 0.030)
+    assert sum(clock.step() for _ in range(100)) == module._BLOCK
+    near = Clock(0.010, 0.011)
+    assert sum(near.step() for _ in range(100)) == module._BLOCK * module._ROUNDS

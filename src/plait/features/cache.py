@@ -336,8 +336,8 @@ class Cache:
                 if rule.known and not np.array_equal(rule._revealed[0], far):
                     self._forget()  # not the batch that was announced
                     rule = self._rule
-            is_ahead = isinstance(rule, LookAhead)
-            step = rule.step(far, self._source.held(far)) if is_ahead else rule.step(far)
+            held = (self._source.held(far),) if isinstance(rule, LookAhead) else ()
+            step = rule.step(far, *held)
             kept = self._storage(rows)
             place(rows, at[step.positions], step.places, kept)
             self._count(far, slots, step.evicted)

@@ -135,7 +135,8 @@ class RetryingRows:
 
     def take(self, ids: Array) -> Array:
         """The rows; after the last failure an InputError that says how often and keeps the cause."""
-        return self._tried(lambda: self._rows.take(ids), ids.size)
+        found: Array = self._tried(lambda: self._rows.take(ids), ids.size)
+        return found
 
     def place(self, ids: Array, at: Array, out: Array) -> None:
         """out[at] = the rows, tried as often."""

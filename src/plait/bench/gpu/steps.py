@@ -182,7 +182,8 @@ def epoch(by_loader: bool = False, name: str = "ego_twitter", epochs: int = 3) -
     error = max(abs(a - b) / abs(a) for a, b in zip(losses["pyg"], losses["captured"], strict=True))
     return {
         "epoch": "sage", "graph": name, "by_loader": by_loader, "batches": len(drawn),
-        "edges": int(drawn[0].num_edges), "loss_error": error, **seconds, "over pyg": seconds["pyg"] / seconds["captured"],
+        "edges": int(drawn[0].num_edges), "loss_error": error, **seconds,
+        "over pyg": seconds["pyg"] / seconds["captured"],
         "batches at hand": alone, "steps over pyg": alone["pyg"] / alone["captured"],
     }  # fmt: skip
 

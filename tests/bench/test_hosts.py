@@ -1,0 +1,128 @@
+"""The bed of hosts: what it needs, what it makes, what a record lacks; as root, two hosts that talk."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))  # benchmarks/ is no part of the package
+
+from benchmarks.hosts import network  # noqa: E402 - after the path
+from benchmarks.hosts.arms import ARMS, Setting  # noqa: E402
+from benchmarks.hosts.graphs import block_model  # noqa: E402
+from benchmarks.hosts.network import BedError, Hosts, burst_bytes  # noqa: E402
+from benchmarks.hosts.runs import still_lacking  # noqa: E402
+from benchmarks.hosts.table import summary, table  # noqa: E402
+
+
+def test_a_bucket_holds_what_passes_in_a_millisecond_and_never_a_few_packets() -> None:
+    assert burst_bytes("10gbit") == 1_250_000
+    assert burst_bytes("100mbit") == 128_000
+    with pytest.raises(BedError, match="1gbit"):
+        burst_bytes("fast")
+
+
+def test_what_is_missing_is_named_with_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(BedError, match="as root"):
+        network.requirements()
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    with pytest.raises(BedError, match="iproute2"):
+        network.requirements()
+
+
+def test_the_block_model_is_symmetric_without_loops_or_repeats() -> None:
+    indptr, indices, community = block_model(500, 6000, 8, seed=1)
+    target = np.repeat(np.arange(500), np.diff(indptr))
+    pairs = set(zip(indices.tolist(), target.tolist(), strict=True))
+    assert len(pairs) == indices.size
+    assert all((b, a) in pairs and a != b for a, b in pairs)
+    assert 5500 <= indices.size <= 6000
+    assert (community[indices] == community[target]).mean() > 0.6
+    again = block_model(500, 6000, 8, seed=1)
+    assert all(np.array_equal(one, other) for one, other in zip((indptr, indices), again, strict=False))
+
+
+def _line(arm: str, seconds: float, **changed: Any) -> dict[str, Any]:
+    setting = Setting("block", 2, "1gbit", 16, arm, 3)
+    rank = {"seconds": seconds, "interface_bytes": 1e6, "processor_seconds": 1.0, "accuracy": 0.5}
+    ranks = [{**rank, "rank": r, "epoch": e, "stall": 0.1 * r} for e in range(3) for r in range(2)]
+    ranks[0]["seconds"] = 99.0  # a first epoch is not counted
+    return {"setting": {**setting.to_dict(), **changed}, "ranks": ranks}
+
+
+def test_a_record_is_gone_on_with() -> None:
+    settings = [Setting("block", 2, "1gbit", 16, arm, 5) for arm in ARMS]
+    lines = [_line("dgl", 4.0), _line("plait-auto", 2.0, rate="10gbit")]
+    assert [s.arm for s in still_lacking(settings, lines, 1)] == [arm for arm in ARMS if arm != "dgl"]
+    assert [s.arm for s in still_lacking(settings, lines, 2)].count("dgl") == 1
+    assert Setting.from_dict(settings[0].to_dict()) == settings[0]
+
+
+def test_a_table_has_medians_and_ratios() -> None:
+    lines = [_line("dgl", 4.0), _line("plait-none", 3.0), _line("plait-auto", 2.0)]
+    found = {key[4]: row for key, row in summary(lines).items()}
+    assert found["dgl"]["seconds"] == found["dgl"]["most"] == 4.0
+    assert found["plait-auto"]["stall"] == pytest.approx(0.05)
+    row = next(line for line in table(lines).splitlines() if "plait-auto" in line)
+    assert "| 2.00 [2.00, 2.00] | 2.00 | 1.50 |" in row
+
+
+def _can_make_hosts() -> bool:
+    try:
+        network.requirements()
+        with Hosts(1, "unlimited"):
+            return True
+    except BedError:
+        return False
+
+
+@pytest.mark.processes
+def test_hosts_talk_over_their_links_and_leave_nothing_behind(tmp_path: Path) -> None:
+    if not _can_make_hosts():
+        pytest.skip("needs root, iproute2 and network namespaces")
+    hear = "import socket; s = socket.create_server((ADDRESS, 7000)); print(s.accept()[0].recv(9).decode())"
+    say = (
+        "import socket, time\n"
+        "for _ in range(100):\n"
+        "    try: socket.create_connection((ADDRESS, 7000)).sendall(b'greetings'); break\n"
+        "    except OSError: time.sleep(0.1)\n"
+    )
+    before = network._namespaces()
+    with Hosts(2, "1gbit") as hosts, (tmp_path / "log").open("wb") as log:
+        address = f"ADDRESS = {hosts.address(0)!r}\n"
+        both = [
+            hosts.start(i, [sys.executable, "-c", address + text], {}, log)
+            for i, text in enumerate((hear, say))
+        ]
+        assert [process.wait(60) for process in both] == [0, 0]
+        endless = hosts.start(0, [sys.executable, "-c", "import time; time.sleep(999)"], {}, log)
+    assert endless.poll() is not None
+    assert (tmp_path / "log").read_text().strip() == "greetings"
+    assert network._namespaces() == before
+
+
+@pytest.mark.processes
+def test_a_killed_bed_is_cleaned_up_by_the_next(tmp_path: Path) -> None:
+    if not _can_make_hosts():
+        pytest.skip("needs root, iproute2 and network namespaces")
+    text = (
+        "import os, signal, sys; from benchmarks.hosts.network import Hosts\n"
+        "hosts = Hosts(1, '1gbit').__enter__(); hosts.start(0, ['sleep', '998877'], {}, sys.stdout.buffer)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run(
+        [sys.executable, "-c", text], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False
+    )
+    assert network.clean()
+    left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=False).stdout
+    assert not any(line.startswith("sleep 998877") for line in io.StringIO(left))
