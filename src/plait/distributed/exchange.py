@@ -6,9 +6,9 @@ whatever they want by then, or nothing; so nobody has to ask in step with the ot
 anything nothing is sent. A round carries each row once. Everything travels as plain numbers: nothing received
 is unpickled.
 
-There are several lanes of such rounds, and every rank asks in one of them. A link carries rows both ways at
-once; in a single lane a rank that asks a moment after another one waits for the end of the other's round, and
-the two directions take turns.
+There are several series of such rounds, and every rank asks in one of them. A link carries rows both ways at
+once; in a single series a rank that asks a moment after another one waits for the end of the other's round,
+and the two directions take turns.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _MOST_BYTES = 1 << 26
 _HEADER = 3  # rows wanted of the receiver, rows wanted of anyone, whether the sender asks no more
 _LAST_BELL = -1
 # Two threads and two process groups each. Two hosts at 1 Gbit/s moved 96 MB/s in both directions together
-# with one lane, 195 MB/s with two.
-_MOST_LANES = 4
-_COUNTING = threading.Lock()  # lanes count together
+# with one series, 195 MB/s with two.
+_MOST_SERIES = 4
+_COUNTING = threading.Lock()  # all series count together
 # A bell may stay silent for as long as a model trains between two exchanges; a rank that is gone is noticed
 # by its closed connection.
 _SILENCE = timedelta(days=30)
@@ -151,9 +151,9 @@ class Exchange:
         self.num_rows: int | None = int(bounds[-1])
         self.counters = ExchangeCounters()
         self._timeout, self._is_closed = float(timeout_seconds), False
-        lanes = min(self.size, _MOST_LANES)
+        count = min(self.size, _MOST_SERIES)
         made = (local, bounds, rank, WIRE[wire], self._timeout, self.counters)
-        self._lanes = [_Lane(*made) for _ in range(lanes)]  # all ranks make their groups in this order
+        self._series = [_Rounds(*made) for _ in range(count)]  # all ranks make their groups in this order
 
     def take(self, ids: Array) -> Array:
         """A fresh array whose row i is row ids[i]."""
@@ -180,7 +180,7 @@ class Exchange:
             raise InputError(f"ids: rows are numbered 0 to {int(self.bounds[-1]) - 1}")
         if self._is_closed:
             raise ExchangeError("rows were asked for after close(); keep the exchange open until then")
-        requests = self._lanes[self.rank % len(self._lanes)].request(ids)
+        requests = self._series[self.rank % len(self._series)].request(ids)
         self.counters.requested_rows += ids.size
         return requests
 
@@ -196,18 +196,18 @@ class Exchange:
     def close(self) -> None:
         """Ends the exchange once every rank has closed it; a second call does nothing."""
         self._is_closed = True
-        for lane in self._lanes:
-            lane.ask_no_more()
-        for lane in self._lanes:
-            lane.join()
+        for rounds in self._series:
+            rounds.ask_no_more()
+        for rounds in self._series:
+            rounds.join()
 
     def abandon(self) -> None:
         """Stops asking and waits for nobody; the threads end with the process."""
-        for lane in self._lanes:
-            lane.abandon()
+        for rounds in self._series:
+            rounds.abandon()
 
 
-class _Lane:
+class _Rounds:
     """Rounds one after the other, on process groups of their own."""
 
     def __init__(
