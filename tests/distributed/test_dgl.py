@@ -15,6 +15,7 @@ import torch
 import plait.distributed.dgl as adapter
 from plait.errors import InputError
 
+GUARD = adapter.guard
 NODES, OWN = 100, 40
 ROWS = torch.arange(2.0 * NODES).reshape(NODES, 2)
 LABELS = torch.arange(NODES) % 3
@@ -162,3 +163,35 @@ def test_nodes_that_are_not_numbered_part_by_part_are_refused() -> None:
     g.ndata["feat"].part_policy.partition_book = book
     with pytest.raises(InputError, match="part by part"):
         adapter.prefetched(Loader(), g)
+
+
+def test_requests_to_the_real_dgl_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("dgl")
+    from dgl.distributed import graph_services, kvstore
+
+    for owner, name in (
+        (kvstore.KVClient, "pull"),
+        (kvstore.KVClient, "push"),
+        (graph_services, "_distributed_access"),
+    ):
+        monkeypatch.setattr(owner, name, getattr(owner, name))  # put back afterwards
+    running, most = 0, 0
+
+    def pull(*_: Any) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        time.sleep(0.01)
+        running -= 1
+
+    monkeypatch.setattr(kvstore.KVClient, "pull", pull)
+    GUARD()
+    guarded = kvstore.KVClient.pull
+    GUARD()
+    assert kvstore.KVClient.pull is guarded
+    threads = [threading.Thread(target=guarded, args=(None,)) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from plait.distributed.exchange import Exchange, LocalRows, Request, _distinct
+from plait.distributed.exchange import Exchange, LocalRows, Request, _distinct, _hand_out
 from plait.errors import ExchangeError, InputError
 
 ROWS = np.arange(30, dtype=np.float32).reshape(10, 3)
@@ -37,6 +37,16 @@ def test_ids_of_all_requests_are_asked_for_once() -> None:
     assert ids.tolist() == [3, 5, 9]
     assert ids[inverse].tolist() == [5, 3, 5, 3, 9]
     assert _distinct([])[0].size == 0
+
+
+@pytest.mark.parametrize("asked", [([2, 5], [7]), ([5, 2], [5, 7]), ([], [3])])
+def test_every_request_gets_its_rows(asked: tuple[list[int], ...]) -> None:
+    requests = [Request(np.array(ids, np.int64), 3) for ids in asked]
+    ids, inverse = _distinct(requests)
+    assert (inverse is None) == (asked != ([5, 2], [5, 7]))
+    _hand_out(ROWS[ids], requests, inverse)
+    for request, wanted in zip(requests, asked, strict=True):
+        assert np.array_equal(request.wait(1), ROWS[wanted])
 
 
 def test_bad_arguments_are_refused() -> None:

@@ -152,11 +152,11 @@ def test_an_epoch_may_begin_with_a_later_step(alone: Session) -> None:
 def test_rows_that_others_do_not_send_are_an_exchange_error(
     alone: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def lost(ids: Any) -> Any:
+    def lost(*_: Any) -> Any:
         raise ExchangeError("rank 0: feature rows could not be exchanged")
 
     batches = loader(alone, prefetch=0)
-    monkeypatch.setattr(batches._staging, "take", lost)
+    monkeypatch.setattr(batches._staging, "place", lost)
     with pytest.raises(ExchangeError, match="batch 0 of epoch 0: rank 0"):
         next(iter(batches))
 

@@ -229,3 +229,21 @@ def test_missing_lists_what_the_source_would_be_asked_for(policy: str) -> None:
     assert cache.missing([9, 3, 7, 9]).tolist() == [7, 9]
     cache.take([9, 3])
     assert cache.missing([9, 3, 7]).tolist() == ([7, 9] if policy == "none" else [7])
+
+
+@pytest.mark.parametrize("is_placing", [False, True])
+@pytest.mark.parametrize("policy", ["auto", "lru", "none"])
+def test_rows_are_written_where_they_are_wanted(is_placing: bool, policy: str) -> None:
+    rng = np.random.default_rng(5)
+    rows = rng.random((40, 3)).astype(np.float32)
+    source: Any = rows if is_placing else (lambda ids: rows[ids])
+    cache = Cache(source, 10, policy, num_rows=None if is_placing else 40, local=np.arange(40) < 15)
+    for _ in range(6):
+        ids = rng.integers(0, 40, 25)
+        out = np.full((25, 3), np.nan, np.float32)
+        assert cache.take(ids, out) is out
+        assert np.array_equal(out, rows[ids])
+        assert np.array_equal(cache.take(ids), rows[ids])
+    assert cache.row == ((3,), np.float32) or policy == "none"
+    with pytest.raises(InputError, match="room for 2 rows"):
+        cache.take([1, 2], np.empty((3, 3), np.float32))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from plait.errors import InputError
-from plait.features.rows import RetryingRows, as_rows, gather
+from plait.features.rows import ArrayRows, RetryingRows, as_rows, gather, place
 
 RNG = np.random.default_rng(0)
 
@@ -102,3 +102,25 @@ def test_a_source_that_does_not_is_reported_with_its_cause() -> None:
 def test_negative_retries_are_refused() -> None:
     with pytest.raises(InputError, match="retries"):
         RetryingRows(failing(0), retries=-1)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int8, np.float16])
+@pytest.mark.parametrize("shape", [(), (1,), (5,), (8,), (2, 3), (0,)])
+def test_rows_are_placed_and_the_others_left_alone(dtype: Any, shape: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(0)
+    array = (100 * rng.random((30, *shape))).astype(dtype)
+    out = np.zeros((20, *shape), dtype)
+    ids, at = rng.integers(0, 30, 9), rng.permutation(20)[:9]
+    expected = out.copy()
+    expected[at] = array[ids]
+    ArrayRows(array).place(ids, at, out)
+    assert np.array_equal(out, expected)
+    ArrayRows(array[::2]).place(ids // 2, at, out)
+    assert np.array_equal(out[at], array[ids // 2 * 2])
+
+
+def test_places_outside_are_refused() -> None:
+    with pytest.raises(InputError, match="ids"):
+        place(np.zeros((3, 2)), np.array([3]), np.array([0]), np.zeros((2, 2)))
+    with pytest.raises(InputError, match="at"):
+        place(np.zeros((3, 2)), np.array([0]), np.array([2]), np.zeros((2, 2)))

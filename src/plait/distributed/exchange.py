@@ -1,8 +1,8 @@
 """Feature rows between processes: a round carries each row once, in the type chosen for the wire.
 
-There are several lanes of rounds (rounds.py), and every rank asks in one of them. Links carry rows both ways
-at once; in a single lane a rank that asks a moment after another one waits for the end of the other's round,
-and the two directions take turns.
+There are several series of rounds (rounds.py), and every rank asks in one of them. Links carry rows both ways
+at once; in a single series a rank that asks a moment after another one waits for the end of the other's
+round, and the two directions take turns.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ WIRE = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bf
 # Rows of one rank's requests in one round, so that buffers stay bounded.
 _MOST_BYTES = 1 << 26
 # Two threads and two process groups each. Two hosts at 1 Gbit/s moved 96 MB/s in both directions together
-# with one lane, 195 MB/s with two.
-_MOST_LANES = 4
+# with one series, 195 MB/s with two.
+_MOST_SERIES = 4
 
 
 @dataclass
@@ -116,9 +116,9 @@ class Exchange:
         self.num_rows: int | None = int(bounds[-1])
         self.counters = ExchangeCounters()
         self._timeout, self._is_closed = float(timeout_seconds), False
-        lanes = min(self.size, _MOST_LANES)
+        count = min(self.size, _MOST_SERIES)
         made = (local, bounds, rank, WIRE[wire], self._timeout, self.counters)
-        self._lanes = [_Lane(*made) for _ in range(lanes)]  # all ranks make their groups in this order
+        self._series = [_RowRounds(*made) for _ in range(count)]  # all ranks make their groups in this order
         self.trace: Trace | None = None  # spans are kept where one is set (report.py)
 
     def take(self, ids: Array) -> Array:
@@ -146,7 +146,7 @@ class Exchange:
             raise InputError(f"ids: rows are numbered 0 to {int(self.bounds[-1]) - 1}")
         if self._is_closed:
             raise ExchangeError("rows were asked for after close(); keep the exchange open until then")
-        requests = self._lanes[self.rank % len(self._lanes)].request(ids)
+        requests = self._series[self.rank % len(self._series)].request(ids)
         self.counters.requested_rows += ids.size
         return requests
 
@@ -165,18 +165,18 @@ class Exchange:
     def close(self) -> None:
         """Ends the exchange once every rank has closed it; a second call does nothing."""
         self._is_closed = True
-        for lane in self._lanes:
-            lane.ask_no_more()
-        for lane in self._lanes:
-            lane.join()
+        for rounds in self._series:
+            rounds.ask_no_more()
+        for rounds in self._series:
+            rounds.join()
 
     def abandon(self) -> None:
         """Stops asking and waits for nobody; the threads end with the process."""
-        for lane in self._lanes:
-            lane.abandon()
+        for rounds in self._series:
+            rounds.abandon()
 
 
-class _Lane(Rounds[Request]):
+class _RowRounds(Rounds[Request]):
     """Rounds one after the other, on process groups of their own."""
 
     what = "feature rows"
