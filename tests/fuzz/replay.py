@@ -33,8 +33,9 @@ __all__ = ["Difference", "Tally", "replay"]
 # The largest difference allowed, as a share of the largest number compared with.
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4, torch.bfloat16: 6e-2, torch.float16: 1e-2}
 SMALLEST = 1e-3  # numbers below are differences of larger ones
-AUTOCAST = 0.3  # of the largest: types, shapes and no gross error
+AUTOCAST = 0.3  # of the largest: types, shapes and no gross error; beyond that, what rounding explains
 NUDGED = 8  # runs of PyG with its inputs rounded otherwise, where a difference may be rounding
+COARSE = torch.finfo(torch.bfloat16).eps  # one rounding under the scripts' autocast
 AS_FAR = 4.0  # how much further from PyG than those runs an answer may be: a plan rounds at other places
 _SHARED = {
     **{name: value for name, value in vars(torch_geometric.nn).items() if isinstance(value, type)},
@@ -72,10 +73,8 @@ _WRITTEN = re.compile("modified by an inplace operation.*plait's backward pass r
 _SECOND = re.compile("second derivative|differentiated twice|once_differentiable", re.IGNORECASE)
 
 
-_DOUBLE = (
-    "wants = x.requires_grad; model = model.double(); x, edge_index, edge_weight, edge_attr = "
-    "cast('double', x, edge_index, edge_weight, edge_attr); x.requires_grad_(wants)"
-)
+_CAST = "x, edge_index, edge_weight, edge_attr = cast('double', x, edge_index, edge_weight, edge_attr)"
+_DOUBLE = f"wants = x.requires_grad; model = model.double(); {_CAST}; x.requires_grad_(wants)"
 # a limit that no plan meets is refused with the least that one does
 _LIMIT = re.compile(r"memory_limit.*?(?:needs|leanest plan's) (\d+)")
 # a plan made ahead runs the model ahead, in one of these ways: where PyG refuses that, so may the plan
@@ -84,6 +83,7 @@ _AHEAD = (
     "copy.deepcopy(model).train()(x, edge_index)",
 )
 _GRADIENTS = re.compile(r"out = (second|batched|torch\.autograd\.|torch\.func\.jacrev)")
+_NEW_GRAPH = re.compile(r"(x, )?edge_index, edge_weight, edge_attr, edge_type = (graph|batch)\(")
 _NAN = "float('nan')"
 _CALL = re.compile(r"(with .*: )?out =")
 _NOTHING: Mapping[str, float] = MappingProxyType({})
@@ -120,9 +120,11 @@ def _in_double(script: str) -> str:
     lines = [
         re.sub(r"(model\.)(float|bfloat16|half)\(\)", r"\1double()", line) for line in script.splitlines()
     ]
-    lines = [re.sub("cast\\('\\w+'", "cast('double'", line) for line in lines]
+    lines = [re.sub(r"\bcast\('\w+'", "cast('double'", line) for line in lines]  # not that of autocast('cpu')
     place = next(k for k, line in enumerate(lines) if "plait.compile(" in line)
-    return "\n".join([*lines[:place], _DOUBLE, *lines[place:]])
+    # a new graph comes in float32, and with it its features
+    later = [f"{line}; {_CAST}" if _NEW_GRAPH.match(line) else line for line in lines[place:]]
+    return "\n".join([*lines[:place], _DOUBLE, *later])
 
 
 def _replay(script: str, tally: Tally | None) -> None:
@@ -157,38 +159,41 @@ def _replay(script: str, tally: Tally | None) -> None:
         tally.answered += 1
         # what a coarse type left in gradients and running means stays there when the type is refined
         tolerance = max(tolerance, TOLERANCE[theirs["x"].dtype])
+        is_cast = _is_cast(line, theirs)
+        allowed = max(tolerance, AUTOCAST) if is_cast else tolerance
         has_nan = any(_NAN in earlier for earlier in lines[:number])
-        if "autocast(" in line and not has_nan:
-            # PyG rounds inside its layers, plait at their ends: a maximum may be another neighbour's from
-            # there on, so what follows a backward pass is not compared
-            for problem in _differences(theirs, ours, max(tolerance, AUTOCAST), has_nan):
-                raise Difference(_told(lines, number, problem))
-            if "backward(" in line:
-                break
-            continue
         # a weight's gradient may read a row whose gradient is zero: 0 * NaN, where PyG's association does not
         is_lost = has_nan and any(_has_nan(list(world["model"].parameters())) for world in (theirs, ours))
         if _GRADIENTS.search(line) or is_lost:
             ours["out"] = _with_nan_of(theirs["out"], ours["out"], has_nan)
         if is_lost:
-            for problem in _compared("out", theirs["out"], ours["out"], tolerance):
+            for problem in _compared("out", theirs["out"], ours["out"], allowed):
                 raise Difference(_told(lines, number, problem))
             break
-        for problem in _differences(theirs, ours, tolerance, has_nan):
+        for problem in _differences(theirs, ours, allowed, has_nan):
             if ": off by " not in problem:
                 raise Difference(_told(lines, number, problem))
             moved = _moved(lines[: number + 1], theirs)
             has_nan = has_nan or _meets_nan(lines[: number + 1])
             if _GRADIENTS.search(line):
                 ours["out"] = _with_nan_of(theirs["out"], ours["out"], has_nan)
-            for unexplained in _differences(theirs, ours, tolerance, has_nan, moved):
+            for unexplained in _differences(theirs, ours, allowed, has_nan, moved):
                 raise Difference(_told(lines, number, unexplained))
             has_rounding = True
+            break
+        if is_cast and "backward(" in line:
+            # PyG rounds inside its layers, plait at their ends: a maximum may be another neighbour's from
+            # there on, so what follows a backward pass is not compared
             break
     plan = getattr(ours.get("model"), "plan", None)
     tally.planned += bool(plan is not None and plan.layers)
     if has_rounding and _DOUBLE not in script:
         _replay(_in_double(script), None)  # what is rounding in a coarse type is not there in a fine one
+
+
+def _is_cast(line: str, world: dict[str, Any]) -> bool:
+    """Whether the line's products are rounded to 16 bits: autocast leaves float64 as it is."""
+    return "autocast(" in line and world["x"].dtype != torch.float64
 
 
 def _within_limit(line: str, number: int, world: dict[str, Any]) -> str:
@@ -207,7 +212,10 @@ def _moved(lines: Sequence[str], theirs: dict[str, Any]) -> dict[str, float]:
 
     A step of the size of one rounding, up or down, in every parameter and feature of every call. Where
     numbers cancel (norms of nearly equal rows, variances, a maximum of nearly equal messages, a ReLU at 0)
-    PyG's own answer is no better known than that, and another order of the same sums is as right.
+    PyG's own answer is no better known than that, and another order of the same sums is as right. Under
+    autocast the rounding is that of 16 bits, and the run in double precision is one without autocast: a
+    gradient that vanishes (that of a bias before a norm over nodes) is rounding in PyG too, and a plan, which
+    rounds at the ends of its layers alone, may be as far from PyG as PyG is from the exact answer.
     """
     script = "\n".join(lines)
     runs = [(lines, seed) for seed in range(1, NUDGED + 1)]
@@ -219,7 +227,9 @@ def _moved(lines: Sequence[str], theirs: dict[str, Any]) -> dict[str, float]:
         world = _world(_UNTOUCHED)
         shift = len(lines) - len(run)  # random numbers are seeded by the number of a line
         for number, line in enumerate(run):
-            with _nudged(world, seed * (number + 1) if _CALL.match(line) else 0):
+            is_called = _CALL.match(line) is not None
+            least = COARSE if seed and is_called and _is_cast(line, world) else 0.0
+            with _nudged(world, seed * (number + 1) if is_called else 0, least):
                 _execute(line, number + (shift if number > 0 else 0), world)
         for name, value in _seen(world).items():
             if isinstance(value, Tensor) and value.shape == getattr(known.get(name), "shape", None):
@@ -245,15 +255,19 @@ def _meets_nan(lines: Sequence[str]) -> bool:
 
 
 @contextlib.contextmanager
-def _nudged(world: dict[str, Any], seed: int) -> Iterator[None]:
-    """Parameters and features one rounding off inside, as they were outside; seed 0 leaves them."""
+def _nudged(world: dict[str, Any], seed: int, least: float) -> Iterator[None]:
+    """Parameters and features one rounding off inside, as they were outside; seed 0 leaves them.
+
+    `least` is what the rounding is at least, whatever the type.
+    """
     held = [*world["model"].parameters(), world["x"]] if seed else []
     held = [v for v in held if not is_lazy(v) and v.layout == torch.strided and v.is_floating_point()]
     before = [value.detach().clone() for value in held]
     draw = torch.Generator().manual_seed(seed)
     with torch.inference_mode():  # the one mode that writes to tensors of every kind
         for value, exact in zip(held, before, strict=True):
-            step = torch.randint(-1, 2, value.shape, generator=draw) * torch.finfo(value.dtype).eps
+            size = max(torch.finfo(value.dtype).eps, least)
+            step = torch.randint(-1, 2, value.shape, generator=draw) * size
             _write(value, exact * (1 + step.to(value.dtype)))
     yield
     with torch.inference_mode():

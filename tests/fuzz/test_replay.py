@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from torch import nn
 
@@ -65,6 +66,53 @@ def test_a_stale_answer_is_found_and_told_as_a_script(monkeypatch: pytest.Monkey
     text = str(found.value).partition("replay('''")[2].partition("''')")[0]
     with pytest.raises(Difference, match="out: off by"):
         replay(text)
+
+
+def wrong_under_autocast(model: nn.Module) -> nn.Module:
+    """A compiler whose answers are half as large again where autocast is on."""
+    run = model.forward
+
+    def forward(*arguments: Any) -> Any:
+        return run(*arguments) * (1.5 if torch.is_autocast_enabled("cpu") else 1)
+
+    model.forward = forward  # type: ignore[method-assign]
+    return model
+
+
+@pytest.mark.parametrize("edit", ["pass", "x.data[:1] = float('nan')", "x.data[:1] = 3"])
+def test_a_mistake_under_autocast_is_not_taken_for_rounding(
+    edit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = SCRIPT.format(edit=edit) + (
+        "with torch.autocast('cpu', dtype=torch.bfloat16): out = model(x, edge_index); backward(out)\n"
+    )
+    compiles_with(monkeypatch, lambda model: model)
+    replay(script)
+    compiles_with(monkeypatch, wrong_under_autocast)
+    with pytest.raises(Difference, match="off by"):
+        replay(script)
+
+
+def test_gradients_that_vanish_but_for_rounding_are_no_difference_under_autocast() -> None:
+    # a bias before a norm over nodes: neither PyG nor plait has a digit of its gradient in 16 bits
+    replay("""
+model = Chain(SSGConv(1, 4, alpha=0.1), InstanceNorm(4), GatedGraphConv(4, num_layers=2), hold='bound')
+edge_index, edge_weight, edge_attr, edge_type = graph('loops', 7, seed=2)
+x = features(7, 1, seed=2)
+original = model; model = plait.compile(model)
+hook = model.register_forward_pre_hook(twice)
+with torch.autocast('cpu', dtype=torch.bfloat16): out = model(x, edge_index, edge_weight); backward(out)
+""")
+
+
+def test_a_script_in_double_precision_answers_on_new_graphs_and_under_autocast() -> None:
+    script = SCRIPT.format(
+        edit="x, edge_index, edge_weight, edge_attr, edge_type = batch(1, 4); model.float(); pass"
+    )
+    script += "with torch.autocast('cpu', dtype=torch.bfloat16): out = model(x, edge_index)"
+    tally = Tally()
+    worlds._replay(worlds._in_double(script.strip()), tally)
+    assert (tally.answered, tally.refused) == (3, 0)
 
 
 def test_modes_gradients_and_inputs_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -295,6 +295,24 @@ def test_bfloat16_is_near_pyg() -> None:
     torch.testing.assert_close(result.float(), expected, rtol=0.02, atol=0.02)
 
 
+@pytest.mark.parametrize("is_pair", [False, True])
+@pytest.mark.parametrize("train_eps", [False, True])
+def test_gin_is_as_wide_as_its_eps(train_eps: bool, is_pair: bool) -> None:
+    # PyG's 1 + eps is a vector: a model in float64 takes float32
+    model = GINConv(nn.Linear(WIDTH, CLASSES), eps=0.5, train_eps=train_eps).double()
+    twin, compiled = reference(model), plait.compile(model)
+    given = [features().requires_grad_() for _ in (twin, compiled)]
+    outs = [net((x, x) if is_pair else x, edges()) for net, x in zip((twin, compiled), given, strict=True)]
+    for out in outs:
+        out.square().sum().backward()
+    assert outs[1].dtype == torch.float64
+    close(outs[1], outs[0], OUTPUT[torch.float32], "output")
+    for mine, other in zip((given[1], *compiled.parameters()), (given[0], *twin.parameters()), strict=True):
+        assert mine.grad is not None
+        assert other.grad is not None
+        close(mine.grad, other.grad, GRADIENT[torch.float32], "gradient")
+
+
 def test_training_follows_the_same_losses() -> None:
     torch.manual_seed(0)
     model = Net()

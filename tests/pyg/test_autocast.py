@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch_geometric.data import Data
 from torch_geometric.nn import (
     GCN,
+    AGNNConv,
     EdgeConv,
     GATConv,
+    GATv2Conv,
     GCNConv,
     GENConv,
     GINConv,
@@ -39,6 +42,18 @@ def pna() -> PNAConv:
     return PNAConv(WIDTH, 6, ["mean", "max"], ["identity"], torch.tensor([2, 3, 5, 8]))
 
 
+class Attended(nn.Module):
+    """A layer that is asked for its attention weights; they add to what is returned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = GATv2Conv(WIDTH, 6)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        out, (_, attention) = self.conv(x, edge_index, return_attention_weights=True)
+        return out + attention.square().sum()  # type: ignore[no-any-return]
+
+
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "GCNConv": lambda: GCNConv(WIDTH, 6),
     "SAGEConv": lambda: SAGEConv(WIDTH, 6),
@@ -46,8 +61,14 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "GraphConv": lambda: GraphConv(WIDTH, 6),
     "GINConv": lambda: GINConv(network(WIDTH, 6)),
     "GATConv": lambda: GATConv(WIDTH, 6, heads=2),
+    "GATv2Conv": lambda: GATv2Conv(WIDTH, 6, heads=2),
+    "attention weights": Attended,
+    "AGNNConv": lambda: AGNNConv(),
     "TransformerConv": lambda: TransformerConv(WIDTH, 6, heads=2),
     "PNAConv": pna,
+    "PNAConv with networks": lambda: PNAConv(
+        WIDTH, 6, ["max", "std"], ["identity"], torch.tensor([2, 3, 5, 8]), pre_layers=2
+    ),
     "EdgeConv": lambda: EdgeConv(
         nn.Sequential(nn.Linear(2 * WIDTH, 6), nn.ReLU(), nn.Linear(6, 5)), aggr="mean"
     ),
@@ -71,26 +92,37 @@ def near(mine: Tensor, other: Tensor, exact: Tensor, dtype: torch.dtype, what: s
     assert apart <= 2 * float((other.float() - exact).abs().max()) + NEAR[dtype] * scale, (what, apart, scale)
 
 
-def answers(net: Any, x: Tensor, *more: Any, dtype: torch.dtype | None) -> list[Tensor | None]:
+def answers(
+    net: Any, x: Tensor, *more: Any, dtype: torch.dtype | None, is_backward_inside: bool = False
+) -> list[Tensor | None]:
     torch.manual_seed(0)
     net.zero_grad()
     given = x.clone().requires_grad_()
     with torch.autocast(DEVICE, dtype=dtype or torch.bfloat16, enabled=dtype is not None):
         out = net(given, *more)
-    out.float().square().mean().backward()
+        if is_backward_inside:
+            out.float().square().mean().backward()
+    if not is_backward_inside:
+        out.float().square().mean().backward()
     return [out, given.grad, *(p.grad for p in net.parameters())]
 
 
+@pytest.mark.parametrize("is_backward_inside", [False, True], ids=["backward after", "backward inside"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", LAYERS)
-def test_layers_are_planned_and_answer_like_pyg(name: str, dtype: torch.dtype) -> None:
+def test_layers_are_planned_and_answer_like_pyg(
+    name: str, dtype: torch.dtype, is_backward_inside: bool
+) -> None:
     x, edge_index = graph()
     torch.manual_seed(1)
     module = LAYERS[name]().to(DEVICE)
     twin, plain, compiled = copy.deepcopy(module), copy.deepcopy(module), plait.compile(module)
     for given in (x, x.to(dtype).float()):
         exact = answers(plain, given, edge_index, dtype=None)
-        theirs, ours = (answers(net, given, edge_index, dtype=dtype) for net in (twin, compiled))
+        theirs, ours = (
+            answers(net, given, edge_index, dtype=dtype, is_backward_inside=is_backward_inside)
+            for net in (twin, compiled)
+        )
         for k, (mine, other, best) in enumerate(zip(ours, theirs, exact, strict=True)):
             assert (mine is None) == (other is None)
             if mine is not None and other is not None and best is not None:
@@ -140,3 +172,40 @@ def test_dropout_and_later_calls_draw_what_they_would_without_the_question() -> 
     theirs, ours = (answers(net, x, edge_index, dtype=torch.bfloat16) for net in (module, compiled))
     assert torch.equal(theirs[0] == 0, ours[0] == 0)  # type: ignore[arg-type]
     near(ours[0], theirs[0], theirs[0].float(), torch.bfloat16, "output")  # type: ignore[arg-type, union-attr]
+
+
+@pytest.mark.parametrize("name", ["GCNConv", "attention weights", "PNAConv with networks", "AGNNConv"])
+def test_a_backward_pass_under_autocast_of_a_call_without_it_keeps_the_precision(name: str) -> None:
+    x, edge_index = graph()
+    module = LAYERS[name]().to(DEVICE)
+    compiled: Any = plait.compile(copy.deepcopy(module))
+    exact = answers(module, x, edge_index, dtype=None)
+    given = x.clone().requires_grad_()
+    loss = compiled(given, edge_index).square().mean()
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
+        loss.backward()
+    for mine, best in zip([given.grad, *(p.grad for p in compiled.parameters())], exact[1:], strict=True):
+        assert mine is not None
+        assert best is not None
+        # what lies outside the layers follows autocast
+        near(mine, best, best, torch.bfloat16, "gradient")
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="rows are computed later on a CPU only")
+def test_rows_computed_later_under_autocast_are_of_the_type_of_those_computed_before() -> None:
+    x, edge_index = graph()
+    wanted = torch.arange(N) % 2 == 1
+    module = GCN(WIDTH, 6, 2, 4)
+    compiled: Any = plait.compile(copy.deepcopy(module), Data(x=x, edge_index=edge_index), rows=wanted)
+    lin = nn.Linear(4, 3)
+    expected = lin(module(x, edge_index))
+    for out in (lin(compiled(x, edge_index)), lin(compiled(x, edge_index))):
+        assert out[wanted].dtype == torch.float32
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            mine, loss = out + 0, out.sum()
+        assert mine.dtype == torch.float32
+        torch.testing.assert_close(mine, expected, rtol=1e-5, atol=1e-5)
+        compiled.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss.backward()
+        assert all(p.grad is not None for p in compiled.parameters())

@@ -18,6 +18,7 @@ __all__ = ["Again", "added", "again", "differentiable", "is_vmapped"]
 
 # asked at every backward pass: bound once
 _are_transforms_active = torch._C._are_functorch_transforms_active
+_is_any_autocast_on = torch._C._is_any_autocast_enabled
 _is_batched = torch._C._functorch.is_legacy_batchedtensor  # is_grads_batched=True hands over such gradients
 
 _IN_PLACE = (
@@ -37,11 +38,18 @@ def is_vmapped(x: Tensor) -> bool:
 
 
 def differentiable(compute: Again) -> Callable[[Callable[[Any, Tensor], Any]], Callable[[Any, Tensor], Any]]:
-    """Decorates a backward pass: where it is to be differentiated itself, it is that of `compute` instead."""
+    """Decorates a backward pass: where it is to be differentiated itself, it is that of `compute` instead.
+
+    It runs in the types of the forward pass, which ran without autocast: a loss.backward() inside of a
+    torch.autocast would have it compute messages again in 16 bits, which kernels do not take.
+    """
 
     def decorate(backward: Callable[[Any, Tensor], Any]) -> Callable[[Any, Tensor], Any]:
         @functools.wraps(backward)
         def run(ctx: Any, grad: Tensor) -> Any:
+            if _is_any_autocast_on() and torch.is_autocast_enabled(grad.device.type):
+                with torch.autocast(grad.device.type, enabled=False):
+                    return run(ctx, grad)
             try:
                 if is_grad_enabled() or _are_transforms_active() or _is_batched(grad):  # is_vmapped, inline
                     return again(ctx, grad, compute)

@@ -137,8 +137,9 @@ class Wanted(Source):
         )  # fmt: skip
 
     def whole(self) -> Tensor:
-        """All rows, computed now."""
-        return self._make()
+        """All rows, computed now, in the types of those held: no row is held of what autocast casts."""
+        with torch.autocast(self.held.device.type, enabled=False):
+            return self._make()
 
     def then(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], held: Tensor

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache, partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch_geometric.nn import GINConv
 from torch_geometric.nn.models import MLP
@@ -36,9 +37,9 @@ __all__: list[str] = []
 def _gin_forms(
     reduce: str, call: Call, has_weight: bool, has_bias: bool, tail: tuple[str, ...], own: str
 ) -> tuple[Expr, ...]:
-    """`own`: a node's own features count "one", a "number" of the call, or one that is "learned"."""
+    """`own`: a node's own features count "one", a "number" of the call, one that is "learned", or not at all."""
     summed = neighbours(reduce, call)
-    if not call.is_bipartite or call.has_root:
+    if own and (not call.is_bipartite or call.has_root):
         root = Dense("R", "N", "K1") if call.is_bipartite else features()
         factor = Scalar("e", None, "learnable") if own == "learned" else scalar("e")
         summed = total(summed, root if own == "one" else Scale(factor, root))
@@ -77,9 +78,14 @@ def _run_gin(
     root: Tensor | None,
 ) -> Tensor:
     values: dict[str, Tensor | None] = {"X": x}
+    eps = module.eps
+    if eps.dtype is not x.dtype and torch.result_type(x, eps) is not x.dtype and call.has_root:
+        # 1 + eps of a wider type makes PyG's sum as wide, and the network's input
+        summed = apply(_gin_forms(reduce, call, False, False, (), ""), values)
+        wide: Tensor = module.nn(summed + (1 + eps) * (root if call.is_bipartite else x))
+        return wide
     if call.is_bipartite and call.has_root:
         values["R"] = root
-    eps = module.eps
     own = (
         "learned"
         if isinstance(eps, nn.Parameter) or eps.requires_grad
