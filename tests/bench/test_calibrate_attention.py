@@ -38,10 +38,11 @@ def planned(machine: MachineProfile) -> LayerPlan:
 
 
 def test_a_measured_factor_changes_the_price_and_the_choice() -> None:
-    before = planned(default_profile())
+    plain = replace(default_profile(), measured={})
+    before = planned(plain)
     assert before.choice == base_of(before.choice)
     slow = {"attend_sources gat": 50.0}
-    after = planned(replace(default_profile(), measured={"attention": slow}))
+    after = planned(replace(plain, measured={"attention": slow}))
     assert after.choice.endswith(" targets first")
     assert after.seconds > before.seconds
 

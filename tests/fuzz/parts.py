@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import (
     ChebConv,
@@ -460,10 +461,11 @@ def sampled(x: Tensor, edge_index: Tensor) -> tuple[Tensor, Tensor]:
 def in_threads(model: nn.Module, *arguments: Any) -> list[Any]:
     """The outputs of a call in each of two threads; an error in one of them is raised.
 
-    At once, but for models that draw random numbers, in an order that is nobody's, and for those asked for
-    attention weights, which PyG hands over in an attribute of the layer.
+    At once, but for models that draw random numbers, in an order that is nobody's, for those asked for
+    attention weights, which PyG hands over in an attribute of the layer, and for those with a spectral norm,
+    whose vectors each call takes a step further.
     """
-    alone = (nn.Dropout, Dropped, SuperGATConv, Attending)
+    alone = (nn.Dropout, Dropped, SuperGATConv, Attending, parametrizations._SpectralNorm)
     takes_turns = any(isinstance(m, alone) for m in model.modules())
     found: list[Any] = [None, None]
 

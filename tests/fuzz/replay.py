@@ -168,7 +168,10 @@ def _replay(script: str, tally: Tally | None) -> None:
             ours["out"] = _with_nan_of(theirs["out"], ours["out"], has_nan)
         if is_lost:
             for problem in _compared("out", theirs["out"], ours["out"], allowed):
-                raise Difference(_told(lines, number, problem))
+                # of gradients only types and shapes: a ReLU of the one NaN handed them on, that of the other
+                # association's number did not; the same script with a number in place compares the rest
+                if ": off by " not in problem or not _GRADIENTS.search(line):
+                    raise Difference(_told(lines, number, problem))
             break
         for problem in _differences(theirs, ours, allowed, has_nan):
             if ": off by " not in problem:

@@ -38,6 +38,21 @@ def test_answers_like_pyg(options: dict[str, Any], aggr: str) -> None:
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_weights_alone_have_gradients_after_a_call_without(options: dict[str, Any]) -> None:
+    module = drawn(RGCNConv(WIDTH, 8, R, bias=False, root_weight=False, **options))
+    given = (features().detach(), edges(), kinds(edges()))
+    compiled = plait.compile(module)
+    with torch.no_grad():
+        compiled(*given)
+    out = compiled(*given)
+    assert out.requires_grad
+    found = torch.autograd.grad(out.square().sum(), list(module.parameters()))
+    wanted = torch.autograd.grad(module(*given).square().sum(), list(module.parameters()))
+    for ours, theirs in zip(found, wanted, strict=True):
+        close(ours, theirs, 1e-4, "gradient")
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("choice", [*CHOICES, "bases"])
 def test_every_candidate_computes_the_same(
     choice: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch

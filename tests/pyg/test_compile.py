@@ -393,6 +393,16 @@ def test_a_reentrant_checkpoint_inside_is_planned_and_leaves_no_gradients() -> N
     assert all(p.grad is None for p in model.parameters())
 
 
+def test_a_layer_behind_a_reentrant_checkpoint_is_planned_and_analyzed() -> None:
+    data = Data(x=torch.randn(9, 4), edge_index=torch.randint(0, 9, (2, 30)))
+    inside = DeepGCNLayer(GCNConv(4, 4), nn.LayerNorm(4), nn.ReLU(), ckpt_grad=True)
+    layers = [GCNConv(4, 4), inside, GCNConv(4, 4)]
+    model = Sequential("x, edge_index", [(layer, "x, edge_index -> x") for layer in layers])
+    plan = plait.explain(plait.compile(model, data, memory_limit="50 MB"), data, analyze=True)
+    assert len(plan.layers) == 3
+    assert all(p.grad is None for p in model.parameters())
+
+
 def test_a_weight_that_is_a_view_of_a_parameter_gets_its_own_gradient() -> None:
     torch.manual_seed(0)
     layer = GCNConv(5, 4)

@@ -458,6 +458,41 @@ def test_a_checkpoint_inside_a_compiled_model(use_reentrant: bool) -> None:
     assert is_planned(compiled)
 
 
+def test_a_checkpoint_does_not_rest_in_pyg_the_first_time_only() -> None:
+    compiled: Any = plait.compile(GCNConv(WIDTH, 4).half())
+    x = X.half()
+    compiled(x, EDGES)
+    aside = compiled._plait_plan_session.aside
+    aside.notes[True, EDGES.shape[1].bit_length()] = "PyG is quicker"
+    again = EDGES.clone()
+    for edges in (*(EDGES.clone() for _ in range(31)), again):
+        compiled(x, edges)  # left to PyG, and seen from then on
+    checkpoint(compiled, x, again, use_reentrant=False).sum().backward()
+
+
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_a_memory_limit_is_not_divided_anew_before_a_checkpoint_ran_again(is_inside: bool) -> None:
+    class Saving(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = GATConv(WIDTH, 2, heads=2)
+
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            out: Tensor = checkpoint(self.layer, x, edge_index, use_reentrant=False)
+            return out
+
+    compiled: Any = plait.compile(Saving() if is_inside else GATConv(WIDTH, 2, heads=2), memory_limit="50 MB")
+    chosen = []
+    for _ in range(3):
+        if is_inside:
+            out = compiled(X, EDGES)
+        else:
+            out = checkpoint(compiled, X, EDGES, use_reentrant=False)
+        out.sum().backward()
+        chosen.append(compiled.plan.layers[0].choice)
+    assert chosen[0] != chosen[1] == chosen[2]  # the leanest, until the whole model is known
+
+
 @pytest.mark.parametrize("what", ["model", "x"])
 def test_other_devices_go_to_pyg(what: str) -> None:
     model = Plain()

@@ -10,9 +10,14 @@ import torch
 
 from plait.pyg.active import Seats, active, entered
 
-__all__ = ["may_run_again", "note_in_pyg", "ran_in_pyg"]
+__all__ = ["in_checkpoint", "may_run_again", "note_in_pyg", "ran_in_pyg"]
 
 _FORWARD = "_checkpoint_hook."  # the class in torch.utils.checkpoint whose hooks pack the first time
+
+
+def in_checkpoint() -> bool:
+    """Whether a checkpoint runs its function for the first time: each layer has to note how it ran."""
+    return _first_run() is not None
 
 
 def may_run_again(seats: Seats) -> bool:
@@ -60,6 +65,7 @@ def _wrapped(seats: Seats, pack: Any) -> _Again | None:
         return None
     if not isinstance(frame.recompute_fn, _Again):
         frame.recompute_fn = _Again(seats, frame.recompute_fn)
+        seats.session.dial.wait_for(frame.recompute_fn)
     found: _Again = frame.recompute_fn
     return found
 

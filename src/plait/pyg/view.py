@@ -25,6 +25,7 @@ from plait.plan.plan import NotPlanned, Plan
 from plait.plan.words import closest_ratio
 from plait.pyg import exported
 from plait.pyg.active import Seats, active, traced
+from plait.pyg.checkpoints import in_checkpoint
 from plait.pyg.planned import PlannedForward, is_disabled, is_planned
 from plait.runtime.folded import unfolded
 from plait.runtime.machine import machine_in_use
@@ -194,17 +195,19 @@ def _enter(view: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: d
     before = active.seats
     if before is seats or active.is_resting or is_disabled():
         return call(*args, **kwargs)
-    if before is None and seats.session.aside.rests(args):
+    session = seats.session
+    if before is None and session.aside.rests(args) and not in_checkpoint():
         return _rest(view, call, args, kwargs)
+    if session.dial.is_late:  # the call before had to wait for its backward pass
+        session.dial.settle(session, view._plait_model, (*args, *kwargs.values()))
     active.seats = seats
-    seats.session.num_calls += 1
+    session.num_calls += 1
     try:
         out = call(*args, **kwargs)
     finally:
         active.seats = before
-        if seats.session.shared:
-            seats.session.shared.clear()
-    session = seats.session
+        if session.shared:
+            session.shared.clear()
     if session.dial.limit is not None:
         session.dial.settle(session, view._plait_model, (*args, *kwargs.values()))
     return unfolded(out) if session.has_twins else out

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import torch
 
@@ -147,6 +148,13 @@ class Dial:
     _version: int = -1  # of the plans that were looked at last
     _leanest: dict[str, int] = field(default_factory=dict)  # peak of the leanest, by mode
     _is_leanest: set[str] = field(default_factory=set)  # modes that are left at that
+    _awaited: WeakSet[Any] = field(default_factory=WeakSet)  # checkpoints that will run their layers again
+    is_late: bool = False  # a call ended while one was awaited, and its plans were not looked at
+
+    def wait_for(self, checkpoint: Any) -> None:
+        """Choose nothing anew while the checkpoint lives: its second run must save what its first one did."""
+        if self.limit is not None:
+            self._awaited.add(checkpoint)
 
     def share(self, layer: str, is_training: bool) -> Allowance | None:
         """What a layer may hold; None without a limit. Until the whole model is known it runs leanest."""
@@ -199,8 +207,11 @@ class Dial:
         return bool(changed)
 
     def settle(self, session: Session, model: torch.nn.Module, arguments: Iterable[Any]) -> None:
-        """Look at the plans of a call that has just been made, where they are new; later calls follow."""
+        """Look at the plans of the latest call, where they are new; later calls follow."""
         if self.limit is None or self.is_paused or self._version == session.plans.version:
+            return
+        self.is_late = bool(self._awaited)
+        if self.is_late:
             return
         self._version, mode = session.plans.version, session.plans.mode
         plans = session.plans.of(mode)

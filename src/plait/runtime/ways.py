@@ -72,7 +72,10 @@ class Programs:
     ) -> executor.Run:
         """The same where the inputs are not known yet; without `shapes` the key says all about them."""
         layer = self.layer
-        place = (layer, "program", (self.key, shapes), wrt, None, x.dtype, x.device, launch.num_threads())
+        # a way's own inputs are not in wrt: without this a plan made under no_grad would serve training
+        of_own = self.own is not None and torch.is_grad_enabled()
+        key = (self.key, shapes, of_own)
+        place = (layer, "program", key, wrt, None, x.dtype, x.device, launch.num_threads())
         run = edges.runs.get(place)
         if run is None:
             plan = self._plan(session, place, edges.graph, x)
