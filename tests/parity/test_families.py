@@ -24,8 +24,8 @@ from plait.cost.machine import gpu_profile
 from plait.pyg.layers.fused import FUSED
 from plait.pyg.lower import supported
 from plait.runtime import cuda_messages, cuda_orders
-from plait.runtime.nearest import nearest
 from plait.runtime.machine import using_machine
+from plait.runtime.nearest import nearest
 from tests.parity.families import FAMILIES, WIDTH, Family
 from tests.parity.harness import as_on_a_gpu, close
 

@@ -24,7 +24,10 @@ __all__ = ["Aside"]
 _WARM_UP = 8  # new inputs by plait before any is timed: kernels are loaded and plans made
 _BLOCK = 3  # steps one after the other the same way; the first of them is not timed
 _ROUNDS = 4  # blocks each way, where it is a close thing
-_CLEAR = 1.5  # where one way takes so many times as long, a round says enough
+_CLEAR = (
+    1.5  # where PyG takes so many times as long, a round says enough; against plait all of them are wanted:
+)
+# while another program holds the cores, threads that wait for each other can make any one round look slow
 _LONGEST_SECONDS = 0.05  # a step that takes longer is not one whose binding counts
 _MARGIN = 1.02  # what PyG has to be faster by
 _MOST_SEEN = 64
@@ -51,7 +54,7 @@ class _Kind:
         if rounds < 1 or rest:
             return
         own, theirs = (min(self.seconds[way], default=0.0) for way in (False, True))
-        if rounds >= _ROUNDS or max(own, theirs) > _CLEAR * min(own, theirs) > 0.0:
+        if rounds >= _ROUNDS or theirs > _CLEAR * own > 0.0:
             self.is_out = 0.0 < theirs < _LONGEST_SECONDS and own > _MARGIN * theirs
 
 
