@@ -105,7 +105,7 @@ def test_every_layer_and_rule_is_a_line_of_python() -> None:
 
 
 NAN_BEHIND_A_RELU = """
-model = PNA(4, 4, num_layers=2, aggregators=['mean', 'std'], scalers=['identity'], deg=torch.tensor([1, 4, 2]))
+model = PNA(4, 4, num_layers=2, aggregators=['mean'], scalers=['identity'], deg=torch.tensor([1, 4, 2]))
 edge_index, edge_weight, edge_attr, edge_type = graph('no edges', 7, seed=0)
 x = features(7, 4, seed=0)
 original = model; model = plait.compile(model)
