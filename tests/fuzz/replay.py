@@ -55,7 +55,8 @@ _UNTOUCHED = SimpleNamespace(compile=lambda model, *_, **__: model)
 # Where PyG refuses for a reason of its own a plan may answer, never the reverse: PyG keeps tensors for its
 # gradients that a plan does without, mixes types in half precision, caches matrices nobody can copy.
 _PERMITTED = re.compile(
-    "modified by an inplace operation|have the same dtype|expected scalar type|"
+    "modified by an inplace operation|its base has been modified inplace|"
+    "have the same dtype|expected scalar type|"
     "Inference tensors cannot be saved|Cannot access storage of Sparse|support the deepcopy protocol|"
     "Inference tensors do not track|Inplace update to inference tensor|"
     "max\\(\\): Expected reduction dim|Could not run 'aten|Cannot set version_counter for inference|"

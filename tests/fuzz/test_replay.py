@@ -150,3 +150,26 @@ def test_every_layer_and_rule_is_a_line_of_python() -> None:
     assert all(rule.holds(facts) for rule in RULES)
     for rule in RULES:
         compile(rule.line.format(a="x", w=4, c="x", k=0, g="hub", n=7, plain="pass"), "<rule>", "exec")
+
+
+NAN_BEHIND_A_RELU = """
+model = PNA(4, 4, num_layers=2, aggregators=['mean'], scalers=['identity'], deg=torch.tensor([1, 4, 2]))
+edge_index, edge_weight, edge_attr, edge_type = graph('no edges', 7, seed=0)
+x = features(7, 4, seed=0)
+original = model; model = plait.compile(model)
+next(model.parameters()).data.view(-1)[:1] = float('nan')
+out = torch.autograd.grad(model(x, edge_index).sum(), wanted(model), allow_unused=True)
+"""
+WRITTEN_UNDER_A_HOOK = """
+model = Chain(nn.Linear(4, 4), InPlace(GINConv(MLP([4, 4, 4], norm=None), eps=0.3, train_eps=True)))
+edge_index, edge_weight, edge_attr, edge_type = graph('plain', 7, seed=0)
+x = features(7, 4, seed=0)
+original = model; model = plait.compile(model)
+hook = layer(model).register_full_backward_pre_hook(twice)
+out = model(x, edge_index); backward(out)
+"""
+
+
+@pytest.mark.parametrize("script", [NAN_BEHIND_A_RELU, WRITTEN_UNDER_A_HOOK])
+def test_what_is_no_difference(script: str) -> None:
+    replay(script)

@@ -484,10 +484,7 @@ def test_a_memory_limit_is_not_divided_anew_before_a_checkpoint_ran_again(is_ins
     compiled: Any = plait.compile(Saving() if is_inside else GATConv(WIDTH, 2, heads=2), memory_limit="50 MB")
     chosen = []
     for _ in range(3):
-        if is_inside:
-            out = compiled(X, EDGES)
-        else:
-            out = checkpoint(compiled, X, EDGES, use_reentrant=False)
+        out = compiled(X, EDGES) if is_inside else checkpoint(compiled, X, EDGES, use_reentrant=False)
         out.sum().backward()
         chosen.append(compiled.plan.layers[0].choice)
     assert chosen[0] != chosen[1] == chosen[2]  # the leanest, until the whole model is known
