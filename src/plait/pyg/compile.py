@@ -333,12 +333,24 @@ def _gradients(model: nn.Module, call: Call, out: Tensor) -> tuple[Tensor | None
     wanted += [tensor for tensor in call.tensors() if tensor.requires_grad]
     if not wanted:
         return ()
-    try:
-        return torch.autograd.grad(out, wanted, torch.ones_like(out), allow_unused=True)
-    except RuntimeError as error:
-        if "use_reentrant" not in str(error):
-            raise
-        return _by_backward(wanted, out)  # a reentrant checkpoint inside takes no other way
+    if _has_reentrant_checkpoint(out):  # which takes no other way, and says so when half the graph is freed
+        return _by_backward(wanted, out)
+    return torch.autograd.grad(out, wanted, torch.ones_like(out), allow_unused=True)
+
+
+def _has_reentrant_checkpoint(out: Tensor) -> bool:
+    """Whether a checkpoint with use_reentrant=True is behind `out`."""
+    seen: set[Any] = set()
+    nodes: list[Any] = [out.grad_fn]
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        if node.name() == "CheckpointFunctionBackward":
+            return True
+        seen.add(node)
+        nodes += [before for before, _ in node.next_functions]
+    return False
 
 
 def _by_backward(wanted: list[Tensor], out: Tensor) -> tuple[Tensor | None, ...]:
