@@ -391,6 +391,10 @@ def test_a_reentrant_checkpoint_inside_is_planned_and_leaves_no_gradients() -> N
     model = Sequential("x, edge_index", parts)
     plait.compile(model, data, forms=["twins"])
     assert all(p.grad is None for p in model.parameters())
+    # what lies behind the checkpoint saves tensors, too, which are freed once
+    model = Sequential("x, edge_index", [*parts, (nn.Tanh(), "x -> x")])
+    plait.compile(model, data, memory_limit="50 MB", mode="training")
+    assert all(p.grad is None for p in model.parameters())
 
 
 def test_a_layer_behind_a_reentrant_checkpoint_is_planned_and_analyzed() -> None:

@@ -327,26 +327,30 @@ def _run_once(
         return out, _gradients(model, call, out)
 
 
-_by_backward_only: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-
-
 def _gradients(model: nn.Module, call: Call, out: Tensor) -> tuple[Tensor | None, ...]:
     """The gradients a training step computes; nothing is added to anybody's .grad."""
     wanted: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
     wanted += [tensor for tensor in call.tensors() if tensor.requires_grad]
     if not wanted:
         return ()
-    if model in _by_backward_only:
+    if _has_reentrant_checkpoint(out):  # which takes no other way, and says so when half the graph is freed
         return _by_backward(wanted, out)
-    try:
-        return torch.autograd.grad(out, wanted, torch.ones_like(out), allow_unused=True)
-    except RuntimeError as error:
-        if "use_reentrant" not in str(error):
-            raise
-    _by_backward_only.add(model)  # a reentrant checkpoint inside takes no other way
-    again = call(model)  # what stands behind the checkpoint has had its backward pass, and is freed
-    rows = held_rows(again)
-    return _by_backward(wanted, rows if rows is not None and rows.shape == out.shape else again)
+    return torch.autograd.grad(out, wanted, torch.ones_like(out), allow_unused=True)
+
+
+def _has_reentrant_checkpoint(out: Tensor) -> bool:
+    """Whether a checkpoint with use_reentrant=True is behind `out`."""
+    seen: set[Any] = set()
+    nodes: list[Any] = [out.grad_fn]
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        if node.name() == "CheckpointFunctionBackward":
+            return True
+        seen.add(node)
+        nodes += [before for before, _ in node.next_functions]
+    return False
 
 
 def _by_backward(wanted: list[Tensor], out: Tensor) -> tuple[Tensor | None, ...]:
