@@ -24,8 +24,8 @@ __all__ = ["Aside"]
 _WARM_UP = 8  # new inputs by plait before any is timed: kernels are loaded and plans made
 _BLOCK = 3  # steps one after the other the same way; the first of them is not timed
 _ROUNDS = 4  # blocks each way, where it is a close thing
-# Where PyG takes so many times as long, a round says enough. Against plait all rounds are wanted: while another
-# program holds the cores, threads that wait for each other make any one of them look slow.
+# Where PyG takes so many times as long, a round says enough. Against plait all rounds are wanted: while
+# another program holds the cores, threads that wait for each other make any one of them look slow.
 _CLEAR = 1.5
 _LONGEST_SECONDS = 0.05  # a step that takes longer is not one whose binding counts
 _MARGIN = 1.02  # what PyG has to be faster by
