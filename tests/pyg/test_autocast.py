@@ -23,6 +23,8 @@ from torch_geometric.nn import (
     PNAConv,
     RGCNConv,
     SAGEConv,
+    SGConv,
+    SSGConv,
     TransformerConv,
 )
 
@@ -209,3 +211,18 @@ def test_rows_computed_later_under_autocast_are_of_the_type_of_those_computed_be
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss.backward()
         assert all(p.grad is not None for p in compiled.parameters())
+
+
+@pytest.mark.parametrize("layer", [SGConv, SSGConv])
+def test_what_a_layer_keeps_of_a_call_in_16_bits_is_read_as_pyg_reads_it(layer: Callable[..., Any]) -> None:
+    x, edge_index = graph()
+    more = {"alpha": 0.1} if layer is SSGConv else {}
+    module = layer(WIDTH, 6, cached=True, **more).bfloat16().to(DEVICE)
+    compiled: Any = plait.compile(copy.deepcopy(module))
+    outs = []
+    for net in (module, compiled):
+        net(x.bfloat16(), edge_index)
+        net.float()
+        with torch.autocast(DEVICE, dtype=torch.bfloat16):
+            outs.append(net(x, edge_index))
+    near(outs[1], outs[0], outs[0].float(), torch.bfloat16, "output")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch_geometric.data import Data
-from torch_geometric.nn import GCN, DeepGCNLayer, GCNConv, SAGEConv, Sequential
+from torch_geometric.nn import GCN, DeepGCNLayer, GCNConv, SAGEConv, Sequential, SuperGATConv
 
 import plait
 from plait.errors import GraphError, InputError, PlaitError, PlanError
@@ -287,6 +287,16 @@ def test_looking_ahead_leaves_random_numbers_gradients_and_modes_alone() -> None
     assert torch.equal(torch.get_rng_state(), state)
     assert compiled.training
     assert all(p.grad is None for p in compiled.parameters())
+
+
+def test_looking_ahead_leaves_no_attention_behind_and_the_model_can_be_copied() -> None:
+    # what SuperGATConv keeps of a training step has a graph behind it, which nobody can copy
+    data = Data(x=torch.randn(9, 4), edge_index=torch.randint(0, 9, (2, 30)))
+    model = SuperGATConv(4, 2)
+    compiled = plait.compile(model, data)
+    assert model.att_x is None
+    assert model.att_y is None
+    copy.deepcopy(compiled)
 
 
 def test_analyze_measures_every_step_and_leaves_gradients_alone() -> None:

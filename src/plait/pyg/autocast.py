@@ -24,6 +24,7 @@ __all__ = ["is_on", "run"]
 _PLAIN = (bool, int, float, str, type(None))
 _types: WeakKeyDictionary[nn.Module, dict[Any, Any]] = WeakKeyDictionary()
 _MOST_KNOWN = 16  # ways to call one layer
+_FEATURES = ("_cached_x", "_cached_h")  # what SGConv and SSGConv keep with cached=True
 
 is_on: Callable[[], bool] = torch._C._is_any_autocast_enabled
 """Whether autocast is on for any kind of device."""
@@ -49,7 +50,9 @@ def run(
     if not torch.is_autocast_enabled(kind):  # that of another device: nothing of this layer follows it
         with torch.autocast("cuda" if kind == "cpu" else "cpu", enabled=False):
             return forward(layer, original, module, *args, **kwargs)
-    if any(p.dtype != torch.float32 for p in module.parameters() if p.is_floating_point()):
+    kept = (vars(module).get(name) for name in _FEATURES)
+    read = (*module.parameters(), *(h for h in kept if isinstance(h, Tensor)))
+    if any(value.dtype != torch.float32 for value in read if value.is_floating_point()):
         return None
     low = torch.get_autocast_dtype(kind)
     types = _known_types(original, module, args, kwargs, low)

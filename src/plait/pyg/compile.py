@@ -192,7 +192,8 @@ def _row_numbers(rows: Tensor | None, data: Any) -> Tensor | None:
 
 
 _BUSY = 0.1  # share of the processor used by others from which measured times are called doubtful
-_CACHES = ("_cached_",)  # what layers with cached=True keep of their first call
+# what layers with cached=True keep of their first call, and SuperGATConv of its last
+_CACHES = ("_cached_", "att_x", "att_y")
 
 
 # Looking ahead -----------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ __all__: list[str] = []
 def _gin_forms(
     reduce: str, call: Call, has_weight: bool, has_bias: bool, tail: tuple[str, ...], own: str
 ) -> tuple[Expr, ...]:
-    """`own`: a node's own features count "one", a "number" of the call, one "learned", or not at all."""
+    """`own`: a node's own features count "one", a "number" of the call, one "learned", or ("") nothing."""
     summed = neighbours(reduce, call)
     if own and (not call.is_bipartite or call.has_root):
         root = Dense("R", "N", "K1") if call.is_bipartite else features()
