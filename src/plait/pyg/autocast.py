@@ -51,7 +51,7 @@ def run(
         with torch.autocast("cuda" if kind == "cpu" else "cpu", enabled=False):
             return forward(layer, original, module, *args, **kwargs)
     kept = (vars(module).get(name) for name in _FEATURES)
-    read = (*module.parameters(), *(h for h in kept if isinstance(h, Tensor)))
+    read = (*module.parameters(), *module.buffers(), *(h for h in kept if isinstance(h, Tensor)))
     if any(value.dtype != torch.float32 for value in read if value.is_floating_point()):
         return None
     low = torch.get_autocast_dtype(kind)
