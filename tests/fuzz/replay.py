@@ -362,7 +362,11 @@ def _gradients(world: dict[str, Any]) -> dict[str, Tensor | None]:
 
 def _state(world: dict[str, Any]) -> dict[str, Any]:
     try:
+        # PyG's Linear reads its weight for this: looking must not make spectral_norm go a step on
+        before = [(buffer, buffer.detach().clone()) for buffer in world["model"].buffers()]
         held = world["model"].state_dict()
+        for buffer, value in before:
+            buffer.data.copy_(value)
     except Exception as error:  # no model was made, or a parametrization of its weights does not work
         return {"error": type(error).__name__}
     # a lazy layer that has not run holds no numbers
