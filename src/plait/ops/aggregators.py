@@ -6,7 +6,7 @@ a variance needs it for its gradient. `sections` are the rows that the backward 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from plait.ops.counting import after, ceil_log2, pattern_of
 from plait.ops.operation import Operation, Reverse, Setting, View, register
@@ -170,14 +170,20 @@ def _weigh_request(step: Step, setting: Setting) -> Request:
 
 
 def _of_weigh(reverse: Reverse, step: Step, grad: str) -> None:
+    _of_scaled(reverse, step, grad, "weighed_copies", [("wide", step["x"]), ("narrow", grad)])
+
+
+def _of_scaled(
+    reverse: Reverse, step: Step, grad: str, adjoint: str, dots: Sequence[tuple[str, str]]
+) -> None:
+    """The gradients of a product of rows and their scales: x by its adjoint, a scale by a dot of two rows."""
     reverse.share(step.get("addend"), grad)
     x, scales, shapes = step["x"], step["scales"], reverse.forward.shapes
     if x in reverse.needed:
         reads = [("x", grad), ("scales", scales)]
-        reverse.share(x, reverse.add("weighed_copies", x, reads, shapes[x]))
+        reverse.share(x, reverse.add(adjoint, x, reads, shapes[x]))
     if scales in reverse.needed:
-        reads = [("wide", x), ("narrow", grad)]
-        reverse.share(scales, reverse.add("row_dots", scales, reads, shapes[scales]))
+        reverse.share(scales, reverse.add("row_dots", scales, list(dots), shapes[scales]))
 
 
 def _copies_flops(step: Step, view: View) -> Mapping[str, Amount]:
@@ -193,14 +199,7 @@ def _copies_request(step: Step, setting: Setting) -> Request:
 
 
 def _of_copies(reverse: Reverse, step: Step, grad: str) -> None:
-    reverse.share(step.get("addend"), grad)
-    x, scales, shapes = step["x"], step["scales"], reverse.forward.shapes
-    if x in reverse.needed:
-        reads = [("x", grad), ("scales", scales)]
-        reverse.share(x, reverse.add("weigh", x, reads, shapes[x]))
-    if scales in reverse.needed:
-        reads = [("wide", grad), ("narrow", x)]
-        reverse.share(scales, reverse.add("row_dots", scales, reads, shapes[scales]))
+    _of_scaled(reverse, step, grad, "weigh", [("wide", grad), ("narrow", step["x"])])
 
 
 def _dots_flops(step: Step, view: View) -> Mapping[str, Amount]:

@@ -322,7 +322,7 @@ def attained_kernel(float_bits: int, index_bits: int) -> Any:
     @cfunc(types.void(types.CPointer(types.int64)))
     def run(arguments):  # type: ignore[no-untyped-def]
         a = read(arguments)
-        last = a.last_edge
+        best_row, share_row, indices, last = a.best_row, a.share_row, a.indices, a.last_edge
         while True:
             piece = next_piece(a.team, a.pieces)
             if piece >= a.pieces:
@@ -332,86 +332,22 @@ def attained_kernel(float_bits: int, index_bits: int) -> Any:
                 while c < a.width:
                     o = c * size
                     near, to, rest = a.x + j * a.x_row + o, a.out + j * a.out_row + o, a.width - c
+                    best, share = a.best + o, a.share + o
                     p = a.addend + j * a.addend_row + o if a.addend != 0 else 0
                     if rest >= lanes:
-                        wide(
-                            a.best + o,
-                            a.best_row,
-                            near,
-                            a.indices,
-                            a.share + o,
-                            a.share_row,
-                            start,
-                            end,
-                            to,
-                            p,
-                            last,
-                            0,
-                        )
+                        wide(best, best_row, near, indices, share, share_row, start, end, to, p, last, 0)
                         c += lanes
                     elif rest >= lanes // 2:
-                        half(
-                            a.best + o,
-                            a.best_row,
-                            near,
-                            a.indices,
-                            a.share + o,
-                            a.share_row,
-                            start,
-                            end,
-                            to,
-                            p,
-                            last,
-                            0,
-                        )
+                        half(best, best_row, near, indices, share, share_row, start, end, to, p, last, 0)
                         c += lanes // 2
                     elif rest >= lanes // 4:
-                        quarter(
-                            a.best + o,
-                            a.best_row,
-                            near,
-                            a.indices,
-                            a.share + o,
-                            a.share_row,
-                            start,
-                            end,
-                            to,
-                            p,
-                            last,
-                            0,
-                        )
+                        quarter(best, best_row, near, indices, share, share_row, start, end, to, p, last, 0)
                         c += lanes // 4
                     elif rest >= lanes // 8:
-                        narrow(
-                            a.best + o,
-                            a.best_row,
-                            near,
-                            a.indices,
-                            a.share + o,
-                            a.share_row,
-                            start,
-                            end,
-                            to,
-                            p,
-                            last,
-                            0,
-                        )
+                        narrow(best, best_row, near, indices, share, share_row, start, end, to, p, last, 0)
                         c += lanes // 8
                     else:
-                        masked(
-                            a.best + o,
-                            a.best_row,
-                            near,
-                            a.indices,
-                            a.share + o,
-                            a.share_row,
-                            start,
-                            end,
-                            to,
-                            p,
-                            last,
-                            rest,
-                        )
+                        masked(best, best_row, near, indices, share, share_row, start, end, to, p, last, rest)
                         c += lanes // 8
 
     return run
