@@ -28,6 +28,7 @@ from torch_geometric.nn import (
 from torch_geometric.utils import trim_to_layer
 
 import plait
+from plait.errors import GraphError
 from plait.graph import Graph
 from plait.loader import LinkNeighborLoader, NeighborLoader
 from plait.plan import ways
@@ -306,3 +307,9 @@ def test_an_edge_index_of_another_size_is_refused_as_in_pyg(layer: nn.Module) ->
     for net in (layer, compiled):
         with pytest.raises(ValueError, match="size"):
             net(torch.ones(4, 4), edge_index)
+
+
+def test_edges_out_of_range_are_told_in_the_callers_words() -> None:
+    conv = plait.compile(GCNConv(4, 2))
+    with pytest.raises(GraphError, match=r"edge_index: nodes 0 to 9 on 3 source and 3 target rows of x"):
+        conv(torch.randn(3, 4), torch.tensor([[0, 9], [1, 2]]))

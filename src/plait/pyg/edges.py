@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from plait.errors import InputError
+from plait.errors import GraphError, InputError
 from plait.graph import Graph
 from plait.runtime.identity import identity
 from plait.runtime.placed import PlacedGraph
@@ -169,7 +169,13 @@ def from_edge_list(edge_index: Tensor, num_nodes: int, num_sources: int, is_swap
     source, target = plain.numpy()
     if is_swapped:
         source, target = target, source
-    return Graph.from_edge_index(source, target, num_nodes, num_sources)
+    try:
+        return Graph.from_edge_index(source, target, num_nodes, num_sources)
+    except GraphError as error:  # it speaks of arrays and counts; the caller has edge_index and x
+        raise GraphError(
+            f"edge_index: nodes {int(plain.min())} to {int(plain.max())} on {num_sources} source and "
+            f"{num_nodes} target rows of x; check edge_index against x, or give x a row for every node"
+        ) from error
 
 
 def _read_matrix(adj_t: Tensor, sizes: tuple[int, int, bool]) -> Given:
