@@ -43,7 +43,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--topology",
-        choices=("auto", "replicated", "partitioned"),
         default="auto",
         help="the graph's structure: replicated in every process, partitioned over them, auto: where it fits",
     )
