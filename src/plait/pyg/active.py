@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -109,8 +108,6 @@ class Seats:
 class _Active(threading.local):
     seats: Seats | None = None
     is_resting: bool = False  # a call of a compiled model is PyG's as a whole
-    # while a checkpoint runs its function again: by id of a layer, its first calls that ran in PyG before
-    in_pyg_before: Counter[int] | None = None
 
 
 class _Traced:

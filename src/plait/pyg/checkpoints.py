@@ -2,59 +2,63 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from plait.pyg.active import Seats, active, entered
+from plait.runtime.again import Called, now
 
-__all__ = ["in_checkpoint", "may_run_again", "note_in_pyg", "ran_in_pyg"]
+__all__ = ["called", "in_checkpoint", "note_in_pyg", "runs_again"]
 
 _FORWARD = "_checkpoint_hook."  # the class in torch.utils.checkpoint whose hooks pack the first time
+_IN_PYG = Called(is_pygs=True, place=0)
 
 
 def in_checkpoint() -> bool:
     """Whether a checkpoint runs its function for the first time: each layer has to note how it ran."""
-    return _first_run() is not None
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return hooks is not None and _is_first_run(hooks[0])
 
 
-def may_run_again(seats: Seats) -> bool:
-    """True unless a checkpoint would run the layer again in a way that plait cannot follow.
+def called(seats: Seats, module: Any) -> Called | None:
+    """The notes on a call of a layer: new ones in a checkpoint's first run, the same in its second.
 
-    A checkpoint compares what its function saves the first time and in the backward pass. The second run does
-    not come in through the compiled model by itself, so its function is wrapped to do so.
+    None where the hooks on saved tensors are somebody else's. A checkpoint compares what its function saves
+    the first time and in the backward pass. The second run does not come in through the compiled model by
+    itself, so its function is wrapped to do so; where that cannot be done both runs are PyG's.
     """
-    if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:  # asked at every call
-        return True
-    pack = _first_run()
-    return pack is None or _wrapped(seats, pack) is not None
-
-
-def note_in_pyg(seats: Seats, module: Any) -> None:
-    """A layer runs in PyG (a cache is made, a clock decides): in a checkpoint's second run it will too."""
-    pack = _first_run()
-    again = None if pack is None else _wrapped(seats, pack)
-    if again is not None:
-        again.in_pyg[id(module)] += 1
-
-
-def ran_in_pyg(module: Any, before: Counter[int]) -> bool:
-    """Whether this call of a layer, made again for a checkpoint, ran in PyG the first time."""
-    if not before[id(module)]:
-        return False
-    before[id(module)] -= 1
-    return True
-
-
-def _first_run() -> Any:
-    """The hook of the checkpoint whose function runs for the first time, or None."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     if hooks is None:
         return None
-    name = getattr(hooks[0], "__qualname__", "")
-    return hooks[0] if name.startswith(_FORWARD) else None
+    if _rerun.hook is hooks[0]:
+        return _rerun.next_call(module)
+    if not _is_first_run(hooks[0]):
+        return None
+    again = _wrapped(seats, hooks[0])
+    if again is None:
+        return _IN_PYG
+    made = Called()
+    again.calls.setdefault(id(module), []).append(made)
+    return made
+
+
+def note_in_pyg() -> None:
+    """The layer runs in PyG (a cache is made, a clock decides): in a checkpoint's second run it will too."""
+    if now.call is not None and not now.call.is_second:
+        now.call.is_pygs = True
+
+
+def runs_again() -> bool:
+    """Whether the layer runs a second time for a checkpoint: nothing is decided anew."""
+    return now.call is not None and now.call.is_second
+
+
+def _is_first_run(pack: Any) -> bool:
+    return getattr(pack, "__qualname__", "").startswith(_FORWARD)
 
 
 def _wrapped(seats: Seats, pack: Any) -> _Again | None:
@@ -70,17 +74,38 @@ def _wrapped(seats: Seats, pack: Any) -> _Again | None:
     return found
 
 
+class _Rerun(threading.local):
+    """The checkpoint whose function runs again in this thread."""
+
+    hook: Any = None  # which packs what its layers save
+    calls: Mapping[int, list[Called]] = MappingProxyType({})  # by id of a layer: those still to come
+
+    def next_call(self, module: Any) -> Called:
+        """The notes on a layer's next call; a layer that did not run before is PyG's."""
+        left = self.calls.get(id(module))
+        return left.pop(0).again() if left else _IN_PYG
+
+
+_rerun = _Rerun()
+
+
 class _Again:
     """A checkpoint's function, called as if through the compiled model."""
 
     def __init__(self, seats: Seats, function: Callable[..., Any]):
         self.seats, self.function = seats, function
-        self.in_pyg: Counter[int] = Counter()  # by id of a layer: its first calls, which ran in PyG
+        self.calls: dict[int, list[Called]] = {}  # by id of a layer, in order
 
     def __call__(self, *args: Any) -> Any:
-        before, active.in_pyg_before = active.in_pyg_before, Counter(self.in_pyg)
+        hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        before = _rerun.hook, _rerun.calls
+        _rerun.hook = None if hooks is None else hooks[0]
+        _rerun.calls = {layer: [*calls] for layer, calls in self.calls.items()}
+        is_outermost = active.seats is None
         try:
             with entered(self.seats):
                 return self.function(*args)
         finally:
-            active.in_pyg_before = before
+            _rerun.hook, _rerun.calls = before
+            if is_outermost:
+                self.seats.session.shared.clear()

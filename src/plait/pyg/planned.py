@@ -19,7 +19,7 @@ from plait.errors import InputError
 from plait.ir import Expr
 from plait.pyg import autocast, exported, recorded
 from plait.pyg.active import Kept, Seat, Seats, active, entered, traced
-from plait.pyg.checkpoints import may_run_again, note_in_pyg, ran_in_pyg
+from plait.pyg.checkpoints import called, note_in_pyg, runs_again
 from plait.pyg.edges import read
 from plait.pyg.layers.base import RULES, Apply, bound_to_torch
 from plait.pyg.layers.fused import FUSED, Run, check_widths, layer_of
@@ -30,6 +30,7 @@ from plait.pyg.operators import Operator, propagate
 from plait.pyg.overwritten import copied, may_be_overwritten, ordinary
 from plait.pyg.recall import Layer, call_key, lie_with
 from plait.runtime import cuda, expressions
+from plait.runtime.again import now
 from plait.runtime.constants import Constants
 from plait.runtime.deferred import whole
 from plait.runtime.edges import Edges
@@ -141,20 +142,39 @@ def _forward(
     if session.over_ranks is not None:
         here = functools.partial(_run, layer, original, module, seats, seats.of(module), None)
         return session.over_ranks(module, seats, here, _parameters(layer), args, kwargs)  # type: ignore[arg-type]
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:  # asked at every call
+        return _here(layer, original, module, seats, args, kwargs)
+    before, now.call = now.call, called(seats, module)
+    try:
+        if now.call is not None and now.call.is_second and now.call.is_pygs:
+            return original(module, *args, **kwargs)
+        return _here(layer, original, module, seats, args, kwargs)
+    finally:
+        now.call = before
+
+
+def _here(
+    layer: type[nn.Module],
+    original: Callable[..., Any],
+    module: Any,
+    seats: Seats,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """The same on one machine, unless a clock has found PyG to be faster."""
+    session = seats.session
     may_defer = session.has_twins or session.restricted_layer is not None
     if may_defer and layer_of(module) is not None:
         whole((args, kwargs))  # its passes read memory, a row for every node
     seat = seats.of(module)
-    if (before := active.in_pyg_before) is not None:
-        if ran_in_pyg(module, before):
-            return original(module, *args, **kwargs)
-    elif session.aside.notes and session.aside.has_left(seat.name, *_edges_of(args, kwargs)):
+    aside = session.aside
+    if aside.notes and not runs_again() and aside.has_left(seat.name, *_edges_of(args, kwargs)):
         _set_aside(session, seat.name)
-        note_in_pyg(seats, module)
+        note_in_pyg()
         return original(module, *args, **kwargs)
     known = seat.as_it_was(module)
     x: Any = args[0] if args else kwargs.get("x")
-    if (known is not None and not known.lies_with(x)) or not may_run_again(seats):
+    if known is not None and not known.lies_with(x):
         return original(module, *args, **kwargs)
     if torch.is_grad_enabled() and (not counts_writes(x) if isinstance(x, Tensor) else type(x) is tuple):
         args, kwargs = ordinary(args), {name: ordinary(value) for name, value in kwargs.items()}
@@ -185,11 +205,13 @@ def _run(
     session = seats.session
     key = None if known is None else call_key(known.token, args, kwargs)
     run = None if key is None else session.recall(key)
+    if run is None and now.call is not None and now.call.is_second:
+        run = now.call.prepared
     if run is None:
         given = _edges_of(args, kwargs)[0]
-        if active.in_pyg_before is None and session.aside.is_pygs_turn(seat.name, given):
+        if not runs_again() and session.aside.is_pygs_turn(seat.name, given):
             _set_aside(session, seat.name)
-            note_in_pyg(seats, module)
+            note_in_pyg()
             return original(module, *args, **kwargs)
         if known is not None and key is not None:
             listed = _listed(layer, module, seat, known, key, args, kwargs)
@@ -202,13 +224,15 @@ def _run(
                 _log.info("layer %s runs in PyG: %s", seat.name, run)
             session.not_planned[seat.name] = run
             session.plans.pop(seat.name, None)  # an earlier call may have been planned
-            return _in_pyg(original, module, seats, seat, args, kwargs)
+            return _in_pyg(original, module, seat, args, kwargs)
         if not isinstance(run, _Prepared):
             session.not_planned.pop(seat.name, None)
             return run()
         if not run.lowered.keeps_graph:
             made = call_key(seat.look(module).token, args, kwargs) if key is None else key
             session.keep(made, run.edges, run)
+        elif now.call is not None:
+            now.call.prepared = run  # other layers' constants may take the place of its own
     if session.not_planned:
         session.not_planned.pop(seat.name, None)
     x: Any = args[0] if args else kwargs["x"]
@@ -404,7 +428,6 @@ def _refused_cache(kept: Kept, x: Tensor, num_targets: int, is_swapped: bool) ->
 def _in_pyg(
     original: Callable[..., Any],
     module: Any,
-    seats: Seats,
     seat: Seat,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -414,7 +437,7 @@ def _in_pyg(
     Later calls are planned for as long as the cache is that one: it is the model's, whichever view fills it.
     """
     before = _cache_of(module)
-    note_in_pyg(seats, module)
+    note_in_pyg()
     out = original(module, *args, **kwargs)
     kept, after = seat.kept, _cache_of(module)
     if kept is not None and kept.cache is None:

@@ -26,7 +26,7 @@ from torch_geometric.nn.aggr import Aggregation
 from torch_geometric.nn.dense.linear import Linear
 
 from plait.plan.search import search
-from plait.pyg.active import Seat, active
+from plait.pyg.active import Seat
 from plait.pyg.layers.base import has_hooks, is_lazy
 from plait.pyg.recall import Layer, call_key
 from plait.runtime.edges import Edges
@@ -123,7 +123,6 @@ def _is_usual(session: Session, seat: Seat) -> bool:
         and session.options.memory_limit is None
         and session.choose is search
         and not session.may_defer
-        and active.in_pyg_before is None
         and not (is_training and (seat.is_overwritten is not False or torch.is_anomaly_enabled()))
         and torch._C._autograd._top_saved_tensors_default_hooks(True) is None
         and not is_profiling()

@@ -16,6 +16,7 @@ from plait.ir import Expr, Sparse
 from plait.kernels import launch
 from plait.plan.plan import LayerPlan
 from plait.runtime import executor
+from plait.runtime.again import now
 from plait.runtime.budget import bytes_in
 from plait.runtime.constants import Constants, SparseValue, from_dense
 from plait.runtime.deferred import Deferred, can_defer, held_rows
@@ -42,8 +43,11 @@ def apply(
     session: Session, layer: str, edges: Edges, constants: Constants, forms: tuple[Expr, ...], inputs: Inputs
 ) -> torch.Tensor:
     """The value of one planned expression of a layer."""
-    rows = None if session.restricted_layer is None else session.wanted_rows(layer, constants)
-    if rows is None and edges.quotients is not None and can_defer():
+    rows = None
+    # nothing is left for later inside a checkpoint: whether that pays may be decided before it runs again
+    if session.restricted_layer is not None and now.call is None:
+        rows = session.wanted_rows(layer, constants)
+    if rows is None and edges.quotients is not None and now.call is None and can_defer():
         expressions = with_identity_loops(forms, constants)
         found = edges.quotients.of(layer, constants, expressions, inputs["X"])
         if found is not None:
@@ -114,6 +118,9 @@ def _value(
     token = None if seen is None else seen.token
     key = (*place, token, wanted, numbers)
     run = edges.runs.get(key)
+    earlier = None if now.call is None else now.call.plan()
+    if earlier is not None and (run is None or run.plan is not earlier):
+        return executor.apply(_bound_again(session, earlier, constants, given), given)
     if run is None:
         once = (*place, None, wanted, None)
         of_x = (*place, token, wanted, None)
@@ -126,8 +133,20 @@ def _value(
         session.grow(bytes_in(run.hoisted) + _constant_bytes(constants))
     if session.plans.get(layer) is not run.plan:
         session.plans[layer] = run.plan
+    if now.call is not None:
+        now.call.note(run.plan)
     run.trace = session.trace
     return executor.apply(run, given)
+
+
+def _bound_again(
+    session: Session, plan: LayerPlan, constants: Constants, given: Mapping[str, torch.Tensor]
+) -> executor.Run:
+    """A plan that a checkpoint's first run took, where there is another one by now."""
+    run = executor.Run(plan, constants, session.buffers, place=given["X"].device, may_replay=False)
+    if plan.hoisted.steps or plan.sparse_values:
+        _hoist(run, given, from_dense(given["X"]) if "X" in plan.sparse_values else None)
+    return run
 
 
 def _planned(

@@ -14,6 +14,7 @@ from plait.kernels import launch
 from plait.plan.plan import LayerPlan
 from plait.plan.ways import Way, choose
 from plait.runtime import executor
+from plait.runtime.again import now
 from plait.runtime.constants import Constants, Objects
 from plait.runtime.edges import Edges
 from plait.runtime.problems import of_program
@@ -77,18 +78,25 @@ class Programs:
         key = (self.key, shapes, of_own)
         place = (layer, "program", key, wrt, None, x.dtype, x.device, launch.num_threads())
         run = edges.runs.get(place)
+        earlier = None if now.call is None else now.call.plan()
+        if earlier is not None and (run is None or run.plan is not earlier):
+            return self._bind(session, edges, earlier, x)
         if run is None:
-            plan = self._plan(session, place, edges.graph, x)
-            constants = Constants(edges.graph, None, self.diagonals(), x.dtype, objects=self.objects)
-            may_replay = session.options.memory_limit is None
-            run = executor.Run(
-                plan, constants, session.buffers, place=x.device, orders=edges.orders, may_replay=may_replay
-            )
+            run = self._bind(session, edges, self._plan(session, place, edges.graph, x), x)
             edges.remember(place, run)
+        if now.call is not None:
+            now.call.note(run.plan)
         if session.plans.get(layer) is not run.plan:
             session.plans[layer] = run.plan
         run.trace = session.trace
         return run
+
+    def _bind(self, session: Session, edges: Edges, plan: LayerPlan, x: torch.Tensor) -> executor.Run:
+        constants = Constants(edges.graph, None, self.diagonals(), x.dtype, objects=self.objects)
+        may_replay = session.options.memory_limit is None
+        return executor.Run(
+            plan, constants, session.buffers, place=x.device, orders=edges.orders, may_replay=may_replay
+        )
 
     def _plan(self, session: Session, place: tuple[Any, ...], graph: Graph, x: torch.Tensor) -> LayerPlan:
         """The plan for this graph or, once graphs come and go, the latest one for graphs of its size."""
