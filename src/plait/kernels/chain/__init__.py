@@ -49,9 +49,6 @@ _WAIT = 4
 _MOST_CHUNKS = 64
 _SUM_BYTES = 8 << 20
 _TOTAL_BYTES = 1 << 20  # parts up to this size are added up by one thread
-# gathered rows up to so many bytes are near anyway: asking for them took longer than waiting (2-4% of a
-# chain at 0.3 to 5 MB, gained as much from 10 MB up; one core)
-_NEAR_BYTES = 8 << 20
 
 Take = Callable[[int, int, torch.dtype], torch.Tensor]
 Words = ctypes.Array[ctypes.c_int64]
@@ -169,7 +166,6 @@ class Chain:
         if g is None:
             return words, None
         words[_AT.indptr], words[_AT.indices] = g.pattern.csr
-        words[_AT.asks] = int(g.pattern.num_columns * g.width * self.size > _NEAR_BYTES)
         words[_AT.last_edge] = max(0, g.pattern.num_edges - 1)
         return words, self._constants(words, g)
 

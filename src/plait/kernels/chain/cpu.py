@@ -43,17 +43,14 @@ CHAIN = Arguments(
     "slots done chunks bounds block_rows "
     # the block: gathered where indptr is given, kept where `block` is, in scratch else
     "indptr indices x[] factor target addend[] addend_scale last_edge block_width scratch block[] "
-    # the products' rows; asks = 1: ask for the next block's rows while this one is multiplied
-    "out[] width plus[] bias products sums asks slot_counter done_counter",
+    # the products' rows
+    "out[] width plus[] bias products sums slot_counter done_counter",
     # rows @ w, added to the rows of `out`; rows = 0 means the block in hand
     product=(MOST_PRODUCTS, "rows[] inner w[]"),
     # left.T @ right, added to the chunk's part; left or right = 0 means the block in hand. total: where the
     # parts are added up when all chunks are done, 0 where that is done elsewhere
     sum=(MOST_SUMS, "left[] height right[] across part total"),
 )
-# rows multiplied between two requests for rows of the next block; neighbours of one row asked for at most
-_ASK_ROWS = 8
-_MOST_ASKED = 4
 _HEIGHT = 4  # rows of a product held in registers
 
 
@@ -62,7 +59,6 @@ def kernel(float_bits: int, index_bits: int, mode: str) -> Any:
     """The compiled kernel; mode is plain, edge or source (see kernels/spmm), or rows: nothing is gathered."""
     gathers = mode != "rows"
     gather = _gather(float_bits, index_bits, mode if gathers else "plain")
-    ask = _ask(float_bits, index_bits)
     multiply, accumulate = multiply_rows(float_bits, _HEIGHT), accumulate_rows(float_bits, _HEIGHT)
     bound, total = load_index(64), _total(float_bits)
     size = float_bits // 8
@@ -85,27 +81,23 @@ def kernel(float_bits: int, index_bits: int, mode: str) -> Any:
                     block, stride = a.block + first * a.block_row, a.block_row
                 if gathers:
                     gather(arguments, first, rows, block, stride)
-                for r in range(0, rows, _ASK_ROWS):
-                    few, i = min(_ASK_ROWS, rows - r), first + r
-                    if gathers and a.asks == 1:
-                        ask(arguments, i + rows, min(last, i + rows + few))
-                    to = a.out + i * a.out_row
-                    for k in range(a.products):
-                        p = read_product(arguments, k)
-                        left, left_row = block + r * stride, stride
-                        if p.rows != 0:
-                            left, left_row = p.rows + i * p.rows_row, p.rows_row
-                        above, above_row, q = to, a.out_row, 0
-                        if k == 0:
-                            above, above_row, q = (
-                                a.plus + i * a.plus_row if a.plus != 0 else 0,
-                                a.plus_row,
-                                a.bias,
-                            )
-                        multiply(
-                            left, left_row, few, p.inner, p.w, p.w_row, a.width, to, a.out_row, above,
-                            above_row, q,
-                        )  # fmt: skip
+                to = a.out + first * a.out_row
+                for k in range(a.products):
+                    p = read_product(arguments, k)
+                    left, left_row = block, stride
+                    if p.rows != 0:
+                        left, left_row = p.rows + first * p.rows_row, p.rows_row
+                    above, above_row, q = to, a.out_row, 0
+                    if k == 0:
+                        above, above_row, q = (
+                            a.plus + first * a.plus_row if a.plus != 0 else 0,
+                            a.plus_row,
+                            a.bias,
+                        )
+                    multiply(
+                        left, left_row, rows, p.inner, p.w, p.w_row, a.width, to, a.out_row, above,
+                        above_row, q,
+                    )  # fmt: skip
                 for k in range(a.sums):
                     s = read_sum(arguments, k)
                     left, left_row, right, right_row = block, stride, block, stride
@@ -213,29 +205,3 @@ def _gather(float_bits: int, index_bits: int, mode: str) -> Any:
                     c += narrow
 
     return gather
-
-
-def _ask(float_bits: int, index_bits: int) -> Any:
-    """A numba function: asks for the rows that rows [first, last) will gather, while products are computed.
-
-    The products keep the arithmetic units busy and the gather waits for memory: asked for in time, the next
-    block's rows arrive meanwhile.
-    """
-    index = load_index(index_bits)
-    touch = tile_intrinsic(float_bits, 1, 0, lambda code, args: code.prefetch(args[0], 64, level=2))
-    size = float_bits // 8
-
-    read = CHAIN.reader()
-
-    @njit(inline="never")
-    def ask(arguments, first, last):  # type: ignore[no-untyped-def]
-        a = read(arguments)
-        for i in range(first, last):
-            start = index(a.indptr, i)
-            end = min(index(a.indptr, i + 1), start + _MOST_ASKED)
-            for e in range(start, end):
-                row = a.x + index(a.indices, e) * a.x_row
-                for o in range(0, a.block_width * size, 64):
-                    touch(row + o)
-
-    return ask
