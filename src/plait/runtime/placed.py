@@ -80,10 +80,10 @@ class PlacedGraph:
         from plait.kernels.csr.gpu import pack  # here: it needs triton
 
         edges = edge_index.flip(0) if is_swapped else edge_index
-        key, is_wrong = pack(edges, num_nodes, num_sources)
+        key, is_right = pack(edges, num_nodes, num_sources)
         if key.numel() <= BOUNDED_EDGES:
-            torch._assert_async(is_wrong == 0)
-        elif int(is_wrong):
+            torch._assert_async(is_right)
+        elif not int(is_right):
             raise GraphError(
                 f"edge_index: a source is not in 0..{num_sources - 1} or a target not in 0..{num_nodes - 1}; "
                 "check edge_index against x"
