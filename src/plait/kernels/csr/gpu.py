@@ -26,8 +26,8 @@ except ModuleNotFoundError as error:
     ) from error
 
 __all__ = [
-    "Items", "Rows", "gcn_norm", "inverse_degrees", "pack", "rows_of", "sorted_rows", "transposed",
-    "with_loops", "without_loops",
+    "Items", "Rows", "gcn_norm", "inverse_degrees", "pack", "packed", "rows_of", "sorted_rows",
+    "transposed", "with_loops", "without_loops",
 ]  # fmt: skip
 
 _BOUNDED_EDGES = 1 << 20
@@ -417,6 +417,13 @@ def _ends(rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
         arguments = (rows.indptr, rows.indices, target, source, *counts)
         _run_end(_blocks(rows.num_edges), arguments, {"BLOCK": _BLOCK})
     return target, rows.indices if source is None else source
+
+
+def packed(rows: Rows) -> torch.Tensor:
+    """target << 32 | source of every edge, in their order here."""
+    target, source = _ends(rows)
+    rows.ends = (target, source)
+    return (target.long() << 32) | source
 
 
 def transposed(rows: Rows) -> Rows:
