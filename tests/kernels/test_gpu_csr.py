@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from plait.errors import InputError
 from plait.graph import Graph
@@ -17,6 +20,8 @@ if not torch.cuda.is_available():
 pytest.importorskip("triton", reason="triton is not installed; it comes with CUDA builds of torch")
 
 from plait.kernels.csr import gpu
+from plait.kernels.relaunch import Launcher
+from plait.runtime.placed import PlacedGraph
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -104,3 +109,56 @@ def test_norms_are_finite_where_a_node_has_no_edge() -> None:
 def test_a_wrong_edge_index_is_refused() -> None:
     with pytest.raises(InputError, match=r"\[2, edges\]"):
         gpu.rows_of(torch.zeros(3, dtype=torch.int64), 3)
+
+
+@pytest.mark.parametrize("short", [1, 2, 8, 33, 64])
+def test_short_rows_lie_by_powers_of_two_and_in_their_order(short: int) -> None:
+    rng = np.random.default_rng(short)
+    degrees = rng.integers(0, 3 * short, 700)
+    indptr = np.concatenate([[0], degrees.cumsum()])
+    rows = gpu.Rows(torch.from_numpy(indptr).to(DEVICE), torch.zeros(indptr[-1], device=DEVICE), 1)
+    made = rows.items(short, 50)
+    bits = np.array([max(0, int(d) - 1).bit_length() for d in degrees])
+    expected = np.argsort(np.where(degrees > short, 99, -bits), kind="stable")
+    expected = np.where(degrees[expected] > short, -1, expected)
+    np.testing.assert_array_equal(made.items[made.num_pieces :, 0].cpu(), expected)
+
+
+def test_a_transpose_without_kept_ends_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    edge_index = torch.from_numpy(np.random.default_rng(5).integers(0, 30, (2, 200))).to(DEVICE)
+    for has_loops in (False, True):
+        made = []
+        for most in (1 << 20, -1):
+            monkeypatch.setattr(gpu, "_BOUNDED_EDGES", most)
+            key, _ = gpu.pack(edge_index, 30, 30)
+            rows = gpu.sorted_rows(gpu.with_loops(key, 30) if has_loops else key, 30, 30, has_loops)
+            assert (rows.ends is None) == (most < 0)
+            made.append(gpu.transposed(rows))
+        for name in ("indptr", "indices", "order"):
+            torch.testing.assert_close(getattr(made[0], name), getattr(made[1], name), rtol=0, atol=0)
+
+
+class Counted(TorchDispatchMode):
+    """Counts torch's operations by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counts[function.overloadpacket.__name__] += 1
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_mini_batch_with_loops_is_made_in_fourteen_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both directions, loops and the order of rows: two sorts, and nothing is read."""
+    launched: list[Launcher] = []
+    monkeypatch.setattr(Launcher, "__call__", lambda self, *_, **__: launched.append(self))
+    edge_index = torch.from_numpy(np.random.default_rng(5).integers(0, 30, (2, 200))).to(DEVICE)
+    with Counted() as torchs:
+        looped = PlacedGraph.of(edge_index, 30, 30).with_loops_last()
+        for rows in (looped.rows, looped.transpose.rows):
+            rows.items(32, 512)
+    assert len(launched) == 8
+    del torchs.counts["empty"]
+    assert torchs.counts == {"ones": 1, "_assert_async": 1, "sort": 2, "cumsum": 2}

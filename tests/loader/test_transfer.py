@@ -10,7 +10,9 @@ import torch
 from torch_geometric.data import Data, HeteroData
 
 from plait.errors import InputError
+from plait.loader import NeighborLoader
 from plait.loader.transfer import Transfer
+from plait.pyg.edges import carry, from_edge_list, starts_of
 
 HAS_GPU = torch.cuda.is_available()
 
@@ -70,3 +72,49 @@ def test_a_copy_does_not_wait_for_the_computation() -> None:
     _, event = transfer.start(Data(x=torch.zeros(1000)))
     event.synchronize()
     assert not computed.query()
+
+
+def loader_of(**options: Any) -> NeighborLoader:
+    draw = torch.Generator().manual_seed(0)
+    data = Data(edge_index=torch.randint(0, 200, (2, 3000), generator=draw), num_nodes=200)
+    return NeighborLoader(data, [5, 3], batch_size=16, shuffle=True, seed=0, **options)
+
+
+def check_starts(batch: Any, starts: torch.Tensor | None) -> None:
+    """`starts` are the pointers of the batch's edges by target."""
+    assert starts is not None
+    target = batch.edge_index[1].cpu()
+    assert starts.tolist() == torch.searchsorted(target, torch.arange(batch.num_nodes + 1)).tolist()
+
+
+def test_a_batch_of_the_loader_knows_where_the_edges_of_its_nodes_begin() -> None:
+    for batch in loader_of():
+        check_starts(batch, starts_of(batch.edge_index))
+        batch.edge_index[0, 0] += 1
+        assert starts_of(batch.edge_index) is None  # no longer the edges that were sampled
+
+
+def test_a_pinned_copy_carries_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not HAS_GPU:  # pinned memory needs a device: any copy stands for it
+        monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor.clone())
+    for batch in loader_of():
+        before = batch.edge_index
+        after = before.pin_memory()
+        assert starts_of(after) is None
+        carry(before, after)
+        batch.edge_index = after
+        check_starts(batch, starts_of(after))
+        ours, theirs = (from_edge_list(e, *[batch.num_nodes] * 2, False) for e in (after, before.clone()))
+        assert (ours.indices == theirs.indices).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA device")
+def test_a_moved_batch_carries_the_graph() -> None:
+    for batch in loader_of(device="cuda", prefetch=2):
+        check_starts(batch, starts_of(batch.edge_index))
+        nodes = batch.num_nodes
+        ours, theirs = (
+            from_edge_list(e, nodes, nodes, False) for e in (batch.edge_index, batch.edge_index.clone())
+        )
+        assert torch.equal(ours.rows.indptr, theirs.rows.indptr)  # type: ignore[attr-defined]

@@ -14,7 +14,9 @@ from torch_geometric.nn import GCN, GIN, GraphSAGE
 
 import plait
 from plait.errors import InputError
+from plait.loader import NeighborLoader
 from plait.pyg.captured import TrainingStep, _Slot
+from plait.pyg.edges import starts_of
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -214,3 +216,42 @@ def test_batches_whose_rows_mix_are_refused() -> None:
         step = plait.compile(model, capture=True, loss=loss)
         with pytest.raises(InputError, match="padded"):
             over(step, batches_of(40))
+
+
+def loaded(device: str | None = None) -> NeighborLoader:
+    data = data_of(400, 4000)
+    del data.rows
+    return NeighborLoader(data, [4, 3], batch_size=16, seed=0, device=device, pin_memory=DEVICE == "cuda")
+
+
+def test_a_slot_knows_where_the_edges_of_padding_begin() -> None:
+    for batch in loaded():
+        size = (int(batch.num_nodes), int(batch.num_edges))
+        slot = _Slot(batch, size, (512, 1024), torch.device(DEVICE))
+        slot.fill(batch, size)
+        starts = starts_of(batch.edge_index)
+        assert starts is not None
+        slot.fill_starts(starts)
+        slot.attach()
+        held = starts_of(slot.batch.edge_index)
+        assert held is not None
+        target = slot.batch.edge_index[1].cpu()
+        assert held.tolist() == torch.searchsorted(target, torch.arange(513)).tolist()
+
+
+@needs_gpu
+@pytest.mark.parametrize("device", [None, "cuda"])
+@pytest.mark.parametrize("make", [GCN, GraphSAGE], ids=lambda make: make.__name__)
+def test_batches_of_a_loader_are_captured_without_a_sort(make: Any, device: str | None) -> None:
+    """From pinned memory, and moved by the loader: the losses of PyG's loop over the same batches."""
+    torch.manual_seed(1)
+    model = make(12, 8, 2, 5).to(DEVICE)
+    twin = copy.deepcopy(model)
+    batches = [batch.to(DEVICE) for loader in [loaded()] for _ in range(4) for batch in loader]
+    expected = by_hand(twin, optimizer_of(torch.optim.Adam, twin), [(seeds_loss, b) for b in batches])
+    optimizer = optimizer_of(torch.optim.Adam, model)
+    step = plait.compile(model, capture=True, loss=seeds_loss, optimizer=optimizer)
+    loader = loaded(device)
+    losses = [step(batch).item() for _ in range(4) for batch in loader]
+    assert losses == pytest.approx(expected, rel=2e-3, abs=1e-4)
+    assert all(slot._starts is not None for slot in step._slots.values())

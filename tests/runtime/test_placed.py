@@ -150,3 +150,27 @@ def test_swapped_edges_and_strides() -> None:
     ours = PlacedGraph.of(edges, 3, 3, is_swapped=True)
     source, target = edges.cpu().numpy()
     same(ours, Graph.from_edge_index(target, source, 3, 3))
+
+
+def test_edges_listed_target_by_target_need_no_sort() -> None:
+    """As a sampler lists them: sources in any order inside a row, the last nodes without edges."""
+    rng = np.random.default_rng(2)
+    degrees = np.concatenate([rng.integers(0, 6, 20), np.zeros(9, np.int64)])
+    indptr = np.concatenate([[0], degrees.cumsum()]).astype(np.int32)
+    source, target = rng.integers(0, 29, indptr[-1]), np.repeat(np.arange(29), degrees)
+    source[::5] = target[::5]
+    ours = PlacedGraph.listed(torch.from_numpy(source).to(DEVICE), torch.from_numpy(indptr).to(DEVICE))
+    theirs = Graph.from_edge_index(source, target, 29, 29)
+    np.testing.assert_array_equal(ours.rows.indptr.cpu(), theirs.indptr)
+    np.testing.assert_array_equal(ours.edge_rows().cpu(), theirs.edge_rows())
+    assert ours.order is not None
+    np.testing.assert_array_equal(ours.order.cpu(), np.arange(len(source)))
+    turned, order = ours.transpose, ours.transpose_order.cpu().numpy()
+    np.testing.assert_array_equal(turned.rows.indptr.cpu(), theirs.transpose.indptr)
+    np.testing.assert_array_equal(turned.indices.cpu(), theirs.transpose.indices)
+    np.testing.assert_array_equal(source[order], theirs.transpose.edge_rows())
+    same(ours.without_self_loops(), theirs.without_self_loops())
+    np.testing.assert_array_equal(
+        ours.with_loops_last().trimmed().indices.cpu(),
+        theirs.without_self_loops().with_more_self_loops(1)[0].indices,
+    )

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from plait.errors import InputError
 from plait.plan.padding import fitting, padded_sizes
+from plait.pyg.edges import attach_starts, starts_of
 from plait.runtime.capture import Replay, body_of, make_capturable, settings
 from plait.runtime.placed import BOUNDED_EDGES
 
@@ -89,9 +90,14 @@ class TrainingStep:
     def _parameters(self) -> list[Tensor]:
         return [p for p in self.model.parameters() if p.requires_grad]
 
-    def _replay(self, data: Any, warm: int) -> Replay:
+    def _replay(self, data: Any, warm: int, before: Callable[[], None] | None = None) -> Replay:
+        def loss() -> Tensor:
+            if before is not None:
+                before()
+            return self.loss(self.model, data)
+
         parameters = self._parameters()
-        body = body_of(lambda: self.loss(self.model, data), parameters, self.optimizer)
+        body = body_of(loss, parameters, self.optimizer)
         return Replay(body, self._stream, warm, parameters)
 
     def _run(self, data: Any) -> Tensor:
@@ -110,15 +116,18 @@ class TrainingStep:
         if not self.is_captured:
             return self._run(batch)
         size = (int(batch.num_nodes), int(batch.num_edges))
-        slot = self._slot(batch, size)
+        starts = _starts(batch)
+        slot = self._slot(batch, size, starts is not None)
         if slot is None:
-            return self._run(batch.to(self._stream.device))
+            return self._run(batch.to(self._stream.device, non_blocking=True))
         slot.fill(batch, size)
+        if starts is not None:
+            slot.fill_starts(starts)
         if not self._is_checked:
             self._check_padding(slot, batch, size)
         return slot.replay()
 
-    def _slot(self, batch: Any, size: tuple[int, int]) -> _Slot | None:
+    def _slot(self, batch: Any, size: tuple[int, int], is_listed: bool) -> _Slot | None:
         """Where this batch is copied to; None where it runs as it is."""
         if len(self._seen) < _LOOKED_AT:
             self._seen.append(size)
@@ -128,11 +137,11 @@ class TrainingStep:
         padded = fitting((size[0] + 1, size[1]), self.sizes)
         if padded is None:
             return None
-        key = (padded, _layout(batch, size), self._state())
+        key = (padded, _layout(batch, size), is_listed, self._state())
         slot = self._slots.get(key)
         if slot is None:
             slot = _Slot(batch, size, (padded[0], padded[1]), self._stream.device)
-            slot.replay = self._replay(slot.batch, 2)
+            slot.replay = self._replay(slot.batch, 2, slot.attach)
             self._slots[key] = slot
             while len(self._slots) > _MOST_CAPTURES:
                 self._slots.popitem(last=False)
@@ -216,6 +225,12 @@ def _numbers(given: Mapping[str, Any]) -> dict[str, Any]:
     return {n: v for n, v in given.items() if isinstance(v, int | float | str) and n != "num_nodes"}
 
 
+def _starts(batch: Any) -> Tensor | None:
+    """Where the edges of each target begin, if the batch's sampler listed them so."""
+    edge_index = getattr(batch, "edge_index", None)
+    return starts_of(edge_index) if isinstance(edge_index, Tensor) else None
+
+
 def _layout(batch: Any, size: tuple[int, int]) -> tuple[Any, ...]:
     """What batches of one slot have in common beside their size."""
     parts, given = [], batch.to_dict()
@@ -245,6 +260,7 @@ class _Slot:
         for name, number in _numbers(given).items():
             self.batch[name] = number
         self.batch.num_nodes = padded[0]
+        self._starts: Tensor | None = None  # where the edges of each target begin
         self._used = room  # rows behind which the memory holds zeros: so far none
 
     def fill(self, batch: Any, size: tuple[int, int], is_other: bool = False) -> None:
@@ -273,6 +289,19 @@ class _Slot:
             else:
                 rest.zero_()
         self._used = {"nodes": self.padded[0], "edges": self.padded[1]} if is_other else count
+
+    def fill_starts(self, given: Tensor) -> None:
+        """Copy where a batch's edges begin; padding edges lie last and are those of the first padding node."""
+        if self._starts is None:
+            shape, device = (self.padded[0] + 1,), self.batch.edge_index.device
+            self._starts = torch.empty(shape, dtype=given.dtype, device=device)
+        self._starts[: len(given)].copy_(given, non_blocking=True)
+        self._starts[len(given) :].fill_(self.padded[1])
+
+    def attach(self) -> None:
+        """Has edge_index carry what its sampler said, so that a captured step sorts no edges."""
+        if self._starts is not None:
+            attach_starts(self.batch.edge_index, self._starts)
 
 
 def training_step(model: nn.Module, data: Any, loss: Any, optimizer: Any) -> TrainingStep:

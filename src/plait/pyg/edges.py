@@ -15,7 +15,10 @@ from plait.graph import Graph
 from plait.runtime.identity import identity
 from plait.runtime.placed import PlacedGraph
 
-__all__ = ["Demand", "Given", "attach", "from_edge_list", "is_attached", "is_placed", "read"]
+__all__ = [
+    "Demand", "Given", "attach", "attach_starts", "carry", "from_edge_list", "is_attached", "is_placed", "read",
+    "starts_of",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,7 @@ class _Listed:
         # not edge_index[0]: what edge_index carries must not hold edge_index
         self.source, self.pointer, self.num_nodes = source, pointer, num_nodes
         self.demand = demand
+        self.starts: Tensor | None = None  # the pointers in pinned memory, if they are
         self._graph: Graph | None = None
 
     def __reduce__(self) -> Any:
@@ -70,6 +74,22 @@ class _Listed:
         if self._graph is None:
             self._graph = Graph.from_grouped(self.source, self.pointer, self.num_nodes)
         return self._graph
+
+
+class _Starts:
+    """Where in a GPU's memory the edges of each target begin, of edges listed target after target."""
+
+    def __init__(self, edge_index: Tensor, indptr: Tensor) -> None:
+        self.identity, self.indptr = identity(edge_index)[1:], indptr
+
+    def __reduce__(self) -> Any:
+        return set, ()  # as above
+
+    def graph(self, edge_index: Tensor, num_nodes: int) -> Graph | None:
+        """The graph of edge_index if it is what it was: no sort, and nothing is checked."""
+        if num_nodes != self.indptr.numel() - 1 or self.identity != identity(edge_index)[1:]:
+            return None
+        return cast(Graph, PlacedGraph.listed(edge_index.as_subclass(Tensor)[0], self.indptr))
 
 
 def attach(edge_index: Tensor, source: Any, pointer: Any, num_nodes: int, demand: Demand) -> None:
@@ -83,6 +103,35 @@ def attach(edge_index: Tensor, source: Any, pointer: Any, num_nodes: int, demand
     edge_index.plait_graph = listed  # type: ignore[attr-defined]
 
 
+def attach_starts(edge_index: Tensor, indptr: Tensor) -> None:
+    """Has an edge_index in a GPU's memory carry where its targets' edges begin, [nodes + 1] beside it."""
+    edge_index.plait_graph = _Starts(edge_index, indptr)  # type: ignore[attr-defined]
+
+
+def starts_of(edge_index: Tensor) -> Tensor | None:
+    """Where the edges of each target begin, int32 [nodes + 1], if edge_index carries that."""
+    listed = getattr(edge_index, "plait_graph", None)
+    if not isinstance(listed, _Listed | _Starts) or listed.identity != identity(edge_index)[1:]:
+        return None
+    if isinstance(listed, _Starts):
+        return listed.indptr
+    if listed.starts is None and edge_index.shape[1] < 1 << 31:
+        # nodes that were not expanded have no edges
+        listed.starts = torch.full((listed.num_nodes + 1,), edge_index.shape[1], dtype=torch.int32)
+        listed.starts[: len(listed.pointer)] = torch.from_numpy(listed.pointer)
+    return listed.starts
+
+
+def carry(edge_index: Tensor, copied: Tensor) -> None:
+    """Has a pinned copy of an edge_index carry the graph that came with it, its pointers pinned too."""
+    listed, starts = getattr(edge_index, "plait_graph", None), starts_of(edge_index)
+    if starts is None or not isinstance(listed, _Listed):
+        return
+    made = _Listed(copied, listed.source, listed.pointer, listed.num_nodes, listed.demand)
+    made.starts, made._graph = starts.pin_memory(), listed._graph
+    copied.plait_graph = made  # type: ignore[attr-defined]
+
+
 def is_attached(edge_index: Tensor) -> bool:
     """Whether edge_index, or the tensor of which it is a part, came with its graph."""
     base = edge_index._base
@@ -92,6 +141,8 @@ def is_attached(edge_index: Tensor) -> bool:
 def _attached(edge_index: Tensor, num_nodes: int) -> Graph | None:
     """The graph that came with edge_index, or with the tensor of which it is the first columns."""
     listed, owner = getattr(edge_index, "plait_graph", None), edge_index
+    if isinstance(listed, _Starts):
+        return listed.graph(edge_index, num_nodes)
     if listed is None and edge_index._base is not None:
         owner = edge_index._base
         listed = getattr(owner, "plait_graph", None)

@@ -60,6 +60,7 @@ class PlacedGraph:
         """Of rows, or of packed edges (kernels/csr/gpu.py: pack) from which rows are made when asked for."""
         self.num_nodes, self.num_sources, self.is_turned = num_nodes, num_sources, is_turned
         self._key = key
+        self._is_listed = False  # whether its rows hold the edges in the caller's order
         if rows is not None:
             self.rows = rows
         made = key if rows is None else rows.indices
@@ -80,15 +81,37 @@ class PlacedGraph:
         from plait.kernels.csr.gpu import pack  # here: it needs triton
 
         edges = edge_index.flip(0) if is_swapped else edge_index
-        key, is_wrong = pack(edges, num_nodes, num_sources)
+        key, is_right = pack(edges, num_nodes, num_sources)
         if key.numel() <= BOUNDED_EDGES:
-            torch._assert_async(is_wrong == 0)
-        elif int(is_wrong):
+            torch._assert_async(is_right)
+        elif not int(is_right):
             raise GraphError(
                 f"edge_index: a source is not in 0..{num_sources - 1} or a target not in 0..{num_nodes - 1}; "
                 "check edge_index against x"
             )
         return cls(num_nodes, num_sources, key=key)
+
+    @classmethod
+    def listed(cls, source: Tensor, indptr: Tensor) -> PlacedGraph:
+        """The square graph of edges listed target after target, as a sampler does: two casts and no sort.
+
+        Target v has the edges from indptr[v] to indptr[v + 1]. Sources do not ascend; nothing is checked.
+        """
+        from plait.kernels.csr.gpu import Rows
+
+        count, num_nodes = source.numel(), indptr.numel() - 1
+        order = torch.arange(count, device=source.device, dtype=indptr.dtype)
+        made = cls(num_nodes, num_nodes, Rows(indptr, source.to(indptr.dtype), num_nodes, order))
+        made._is_listed = True
+        return made
+
+    def _packed(self) -> Tensor | None:
+        """Its packed edges in the caller's order, where they are known."""
+        from plait.kernels.csr.gpu import packed
+
+        if self._key is None and self._is_listed:
+            self._key = packed(self.rows)
+        return self._key
 
     def __repr__(self) -> str:
         return f"PlacedGraph({self.num_nodes:,} nodes, {self.num_edges:,} edges on {self.device})"
@@ -151,7 +174,7 @@ class PlacedGraph:
     def with_order(self, order: Any) -> PlacedGraph:
         """The same edges as a graph of its own; its order stays what it is."""
         made = PlacedGraph(self.num_nodes, self.num_sources, self.rows, self._key, self.is_turned)
-        made.is_read = self.is_read
+        made.is_read, made._is_listed = self.is_read, self._is_listed
         return made
 
     def without_self_loops(self) -> PlacedGraph:
@@ -162,8 +185,9 @@ class PlacedGraph:
     def _without_self_loops(self) -> PlacedGraph:
         from plait.kernels.csr.gpu import sorted_rows, without_loops
 
-        assert self._key is not None
-        kept, count = without_loops(self._key, self.num_nodes)
+        key = self._packed()
+        assert key is not None
+        kept, count = without_loops(key, self.num_nodes)
         is_read = self.is_read or self.num_edges > BOUNDED_EDGES
         if is_read and not int(count):
             return self
@@ -174,12 +198,13 @@ class PlacedGraph:
 
     def with_loops_last(self) -> PlacedGraph:
         """This graph with its own loops out and one for each node in; see Graph."""
-        if self.is_read or self._key is None or self.num_edges > BOUNDED_EDGES or not self.is_square:
+        key = self._packed()
+        if self.is_read or key is None or self.num_edges > BOUNDED_EDGES or not self.is_square:
             return self.without_self_loops().with_more_self_loops(1)[0]
         from plait.kernels.csr.gpu import sorted_rows, with_loops
 
         # of a graph that may come once: one sort for both
-        rows = sorted_rows(with_loops(self._key, self.num_nodes), self.num_nodes, self.num_sources, True)
+        rows = sorted_rows(with_loops(key, self.num_nodes), self.num_nodes, self.num_sources, True)
         rows.order = None
         return PlacedGraph(self.num_nodes, self.num_sources, rows)
 
