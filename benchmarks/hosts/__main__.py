@@ -48,6 +48,7 @@ def _arguments() -> argparse.Namespace:
         command.add_argument("--work", type=Path, required=True, help="folder for graphs and logs")
     show = commands.add_parser("show", help="print a record as a table")
     show.add_argument("record", type=Path, nargs="+")
+    show.add_argument("--curves", action="store_true", help="accuracies after every epoch instead of times")
     show.set_defaults(command=_show)
     commands.add_parser("clean", help="remove what killed beds left").set_defaults(command=_clean)
     return parser.parse_args()
@@ -83,10 +84,10 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    from benchmarks.hosts.table import table
+    from benchmarks.hosts.table import curves, table
 
     lines = [json.loads(line) for path in args.record for line in path.read_text().splitlines()]
-    print(table(lines))
+    print(curves(lines) if args.curves else table(lines))
     return 0
 
 

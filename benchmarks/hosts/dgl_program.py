@@ -8,17 +8,17 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import dgl
 import torch
 import torch.distributed as dist
 from benchmarks.hosts.arms import ARMS, Setting
-from benchmarks.hosts.graphs import CLASSES, NAME, WIDTH
-from benchmarks.hosts.rank import Record, set_weights
+from benchmarks.hosts.graphs import CLASSES, NAME, WIDTH, seeds_of
+from benchmarks.hosts.judge import Judge
+from benchmarks.hosts.rank import Record, set_weights, values_of
 from dgl.nn import SAGEConv
-
-_VALIDATED = 2000  # nodes of a rank's validation nodes that are judged
 
 
 class SAGE(torch.nn.Module):
@@ -30,8 +30,12 @@ class SAGE(torch.nn.Module):
             [SAGEConv(WIDTH, setting.hidden, "mean"), SAGEConv(setting.hidden, CLASSES, "mean")]
         )
         self.dropout = torch.nn.Dropout(setting.dropout)
+        set_weights(*self.maps(), setting.hidden, setting.seed)
+
+    def maps(self) -> tuple[list[Any], list[Any]]:
+        """Its linear maps and biases in the order of all systems."""
         linears = [linear for layer in self.layers for linear in (layer.fc_neigh, layer.fc_self)]
-        set_weights(linears, [layer.fc_self.bias for layer in self.layers], setting.hidden, setting.seed)
+        return linears, [layer.fc_self.bias for layer in self.layers]
 
     def forward(self, blocks: Any, x: torch.Tensor) -> torch.Tensor:
         """The scores of the seeds."""
@@ -66,18 +70,6 @@ def batches_of(loader: Any, graph: Any, buffer: Any, seconds: dict[str, float]) 
         yield batch[2], x, y
 
 
-def accuracy(model: Any, loader: Any, graph: Any) -> float:
-    """The share of right answers over all ranks, sampled with the fanouts of training."""
-    model.eval()
-    counts = torch.zeros(2, dtype=torch.float64)
-    with torch.no_grad():
-        for blocks, x, y in batches_of(loader, graph, None, defaultdict(float)):
-            counts += torch.tensor([(model(blocks, x).argmax(1) == y).sum(), y.numel()])
-    dist.all_reduce(counts)
-    model.train()
-    return float(counts[0] / counts[1])
-
-
 def main(folder: str, text: str, output: str, ips: str) -> None:
     """Serves, or trains and records."""
     setting = Setting.from_dict(json.loads(text))
@@ -85,14 +77,13 @@ def main(folder: str, text: str, output: str, ips: str) -> None:
     dgl.distributed.initialize(ips, net_type="socket")  # a server stays here until the end
     dist.init_process_group("gloo")
     torch.manual_seed(setting.seed)
+    dgl.seed(setting.seed)
     graph = dgl.distributed.DistGraph(NAME, part_config=f"{folder}/dgl/{NAME}.json")
-    book = graph.get_partition_book()
-    train = dgl.distributed.node_split(graph.ndata["train_mask"], book, force_even=True)
-    valid = dgl.distributed.node_split(graph.ndata["val_mask"], book, force_even=True)[:_VALIDATED]
+    train = torch.from_numpy(seeds_of(folder, "dgl")[dist.get_rank()])
     sampler = dgl.dataloading.NeighborSampler(list(setting.fanout))
-    options = {"batch_size": setting.batch, "drop_last": False}
-    loader = dgl.dataloading.DistNodeDataLoader(graph, train, sampler, shuffle=True, **options)
-    judged = dgl.dataloading.DistNodeDataLoader(graph, valid, sampler, shuffle=False, **options)
+    loader = dgl.dataloading.DistNodeDataLoader(
+        graph, train, sampler, shuffle=True, batch_size=setting.batch, drop_last=False
+    )
     buffer = None
     if arm.loader == "massive":
         from benchmarks.hosts.massive import Buffer
@@ -105,6 +96,7 @@ def main(folder: str, text: str, output: str, ips: str) -> None:
     model = SAGE(setting)
     trained = torch.nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=setting.learning_rate)
+    judge = Judge(Path(folder, "judge.npz")) if dist.get_rank() == 0 else None
     record = Record(output)
     for epoch in range(setting.epochs):
         seconds: dict[str, float] = defaultdict(float)
@@ -122,8 +114,9 @@ def main(folder: str, text: str, output: str, ips: str) -> None:
                 seconds["compute"] += time.perf_counter() - begin
         measured = record.end()
         extra = loader.report() if arm.loader == "plait" else {}
-        judged_as = accuracy(model, judged, graph)
-        record.write(**measured, **{**seconds, **extra}, epoch=epoch, loss=total / steps, accuracy=judged_as)
+        accuracy = None if judge is None else judge.accuracy(*values_of(*model.maps()))
+        told = {"epoch": epoch, "steps": steps, "loss": total / steps, "accuracy": accuracy}
+        record.write(**measured, **{**seconds, **extra}, **told)
     dist.barrier()
     dgl.distributed.exit_client()
 

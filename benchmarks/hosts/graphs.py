@@ -1,7 +1,8 @@
 """The graphs of the bed, with features and labels that can be learned, divided once for every system.
 
 DGL's METIS divides, as a DistDGL user would have it; plait's parts are made of the same assignment, so all
-arms have the same cut and the same training nodes.
+arms have the same cut. Every part has as many training nodes as the smallest, so that all arms run the same
+steps on the same seeds: plait would repeat some, DGL would have other hosts train on them.
 """
 
 from __future__ import annotations
@@ -11,19 +12,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from benchmarks.hosts import judge
 from benchmarks.hosts.network import BedError
 from numpy.typing import NDArray
 
 from plait.distributed import partition
+from plait.distributed.parts import Parts
 from plait.graph import Graph, LoadedGraph, load
 from plait.graph.partition import assign
 
-__all__ = ["CLASSES", "NAME", "WIDTH", "block_model", "described", "divide", "make"]
+__all__ = ["CLASSES", "NAME", "WIDTH", "block_model", "described", "divide", "even", "make", "seeds_of"]
 
 Array = NDArray[Any]
 
 NAME = "bed"  # of the graph, in DGL's files
 WIDTH, CLASSES = 256, 16
+_SEEDS = "seeds.npz"
 _TRAIN, _VALID = 0.1, 0.01
 _SIGNAL = 0.06  # distance of class means, in units of the noise; neighbours average the noise away
 # Propensities are those of a power law of exponent 1 + 1 / 0.55, none above 130 times the mean.
@@ -121,6 +125,34 @@ def divide(loaded: LoadedGraph, parts: int, folder: Path) -> None:
     for part, (begin, end) in enumerate(bounds):
         assignment[mapping.numpy()[begin:end]] = part
     partition(loaded, parts, folder / "plait", assignment=assignment, overwrite=True)
+    _number_seeds(even(loaded.masks["train"], assignment), folder, mapping.numpy())
+    judge.prepare(loaded, folder / "judge.npz")
+
+
+def even(mask: Array, assignment: Array) -> list[Array]:
+    """The nodes of a mask, part by part, of each as many as the smallest has."""
+    nodes = np.flatnonzero(mask)
+    by_part = [nodes[assignment[nodes] == part] for part in range(int(assignment.max()) + 1)]
+    count = min(map(len, by_part))
+    return [own[:count] for own in by_part]
+
+
+def _number_seeds(seeds: list[Array], folder: Path, mapping: Array) -> None:
+    """Writes the seeds of every part by the numbers of both systems."""
+    numbers = {"dgl": mapping, "plait": Parts(folder / "plait").nodes()}
+    places = {}
+    for system, nodes in numbers.items():
+        places[system] = np.empty(nodes.size, np.int64)
+        places[system][nodes] = np.arange(nodes.size)
+    kept = {f"{system}-{part}": np.sort(p[own]) for system, p in places.items() for part, own in enumerate(seeds)}
+    np.savez(folder / _SEEDS, **kept)
+
+
+def seeds_of(folder: str, system: str) -> list[Array]:
+    """The training nodes of every part by the numbers of a system, "dgl" or "plait"."""
+    with np.load(Path(folder) / _SEEDS) as kept:
+        names = sorted((name for name in kept.files if name.startswith(system)), key=lambda n: int(n.split("-")[1]))
+        return [kept[name] for name in names]
 
 
 def described(folder: Path) -> dict[str, Any]:

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from benchmarks.hosts.arms import ARMS, Setting
-from benchmarks.hosts.graphs import CLASSES, WIDTH
-from benchmarks.hosts.rank import Record, set_weights
+from benchmarks.hosts.graphs import CLASSES, WIDTH, seeds_of
+from benchmarks.hosts.judge import Judge
+from benchmarks.hosts.rank import Record, set_weights, values_of
 from torch_geometric.nn import GraphSAGE
 
 import plait.distributed
 from plait.distributed.train import Trainer
 
 
-def model_of(setting: Setting) -> GraphSAGE:
-    """PyG's GraphSAGE with the first weights of all systems."""
-    model = GraphSAGE(WIDTH, setting.hidden, 2, CLASSES, dropout=setting.dropout)
+def maps_of(model: GraphSAGE) -> tuple[list[Any], list[Any]]:
+    """Its linear maps and biases in the order of all systems."""
     linears = [linear for conv in model.convs for linear in (conv.lin_l, conv.lin_r)]
-    set_weights(linears, [conv.lin_l.bias for conv in model.convs], setting.hidden, setting.seed)
-    return model
+    return linears, [conv.lin_l.bias for conv in model.convs]
 
 
 def main(folder: str, text: str, output: str) -> None:
@@ -30,23 +32,33 @@ def main(folder: str, text: str, output: str) -> None:
     arm = ARMS[setting.arm]
     torch.manual_seed(setting.seed)
     hops = list(reversed(setting.fanout))
-    with plait.distributed.init(f"{folder}/plait", timeout_seconds=120) as session:
-        options = {"batch_size": setting.batch, "seed": setting.seed}
+    with plait.distributed.init(f"{folder}/plait", timeout_seconds=600) as session:
         loader = plait.distributed.NeighborLoader(
-            session, hops, "train", shuffle=True, cache=arm.cache, policy=arm.policy, prefetch=4, **options
+            session,
+            hops,
+            np.concatenate(seeds_of(folder, "plait")),
+            setting.batch,
+            shuffle=True,
+            cache=arm.cache,
+            policy=arm.policy,
+            prefetch=4,
+            seed=setting.seed,
         )
-        judged = plait.distributed.NeighborLoader(session, hops, "val", pad=False, prefetch=2, **options)
-        trainer = Trainer(session, model_of(setting), loader, learning_rate=setting.learning_rate)
+        model = GraphSAGE(WIDTH, setting.hidden, 2, CLASSES, dropout=setting.dropout)
+        set_weights(*maps_of(model), setting.hidden, setting.seed)
+        trainer = Trainer(session, model, loader, learning_rate=setting.learning_rate)
+        judge = Judge(Path(folder, "judge.npz")) if session.rank == 0 else None
         record = Record(output)
         for epoch in range(setting.epochs):
             dist.barrier()
             record.begin()
             report = trainer.epoch()
             measured = record.end()
-            accuracy = trainer.accuracy(judged)
+            accuracy = None if judge is None else judge.accuracy(*values_of(*maps_of(model)))
             record.write(
                 **measured,
                 epoch=epoch,
+                steps=report.steps,
                 loss=report.loss,
                 accuracy=accuracy,
                 sampling=report.sampling,

@@ -16,7 +16,7 @@ from benchmarks.hosts.graphs import CLASSES, WIDTH
 from benchmarks.hosts.network import INTERFACE
 from torch import Tensor
 
-__all__ = ["Record", "first_weights", "received_bytes", "set_weights"]
+__all__ = ["Record", "first_weights", "received_bytes", "set_weights", "values_of"]
 
 
 def first_weights(hidden: int, seed: int) -> list[Tensor]:
@@ -37,6 +37,12 @@ def set_weights(linears: Sequence[Any], biases: Sequence[Any], hidden: int, seed
             linear.weight.copy_(weight)
         for bias in biases:
             bias.zero_()
+
+
+def values_of(linears: Sequence[Any], biases: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Weights and biases as arrays, as `Judge.accuracy` takes them."""
+    weights = [linear.weight.detach().numpy() for linear in linears]
+    return weights, [bias.detach().numpy() for bias in biases]
 
 
 def received_bytes() -> int:

@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,17 @@ _DGL_PORT, _STORE_PORT = 30050, 29555
 def still_lacking(
     settings: Sequence[Setting], lines: Sequence[dict[str, Any]], repeats: int
 ) -> list[Setting]:
-    """The settings that a record lacks, each as often as it lacks it, all once before any twice."""
+    """The settings that a record lacks, each as often as it lacks it, all once before any twice.
+
+    Every repeat has a seed of its own.
+    """
     have = Counter(Setting.from_dict(line["setting"]).key for line in lines)
-    return [setting for turn in range(repeats) for setting in settings if have[setting.key] <= turn]
+    return [
+        replace(setting, seed=setting.seed + turn)
+        for turn in range(repeats)
+        for setting in settings
+        if have[setting.key] <= turn
+    ]
 
 
 def run_all(

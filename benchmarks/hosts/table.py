@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.hosts.arms import ARMS, Setting
 
-__all__ = ["epochs_of", "summary", "table"]
+__all__ = ["curve_of", "curves", "epochs_of", "summary", "table"]
 
 _COLUMNS = ("sampling", "exchange", "stall", "compute", "all_reduce")
 
@@ -24,10 +24,40 @@ def epochs_of(lines: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
         for epoch, ranks in sorted(by_epoch.items()):
             if epoch == 0:
                 continue
-            numbers = {name for name, value in ranks[0].items() if isinstance(value, int | float)}
+            numbers = {name for name, value in ranks[-1].items() if isinstance(value, int | float)}
             mean = {name: statistics.fmean(float(r.get(name, 0.0)) for r in ranks) for name in numbers}
             found.append(mean | {"seconds": max(float(r["seconds"]) for r in ranks)})
     return found
+
+
+def curve_of(line: dict[str, Any]) -> list[float]:
+    """The accuracy of a run after every epoch, which rank 0 tells."""
+    told = sorted((r["epoch"], r["accuracy"]) for r in line["ranks"] if r["rank"] == 0)
+    return [accuracy for _, accuracy in told]
+
+
+def curves(lines: Sequence[dict[str, Any]]) -> str:
+    """A Markdown table of accuracies after every epoch: mean over runs with other seeds, least and most."""
+    by_key: dict[tuple[Any, ...], list[list[float]]] = defaultdict(list)
+    for line in lines:
+        setting = Setting.from_dict(line["setting"])
+        by_key[setting.graph, setting.hosts, setting.hidden, setting.arm].append(curve_of(line))
+    most = max(len(curve) for runs in by_key.values() for curve in runs)
+    rows = [["graph, hosts", "hidden", "arm", "runs", *(f"epoch {epoch + 1}" for epoch in range(most))]]
+    rows.append(["---"] * len(rows[0]))
+    for (graph, hosts, hidden, arm), runs in sorted(by_key.items(), key=_arm_last):
+        cells = [f"{graph}, {hosts}", str(hidden), arm, str(len(runs))]
+        for epoch in range(most):
+            found = [curve[epoch] for curve in runs if epoch < len(curve)]
+            mean = statistics.fmean(found) if found else 0.0
+            cells.append(f"{mean:.3f} [{min(found):.3f}, {max(found):.3f}]" if found else "")
+        rows.append(cells)
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in rows)
+
+
+def _arm_last(item: tuple[tuple[Any, ...], Any]) -> tuple[Any, ...]:
+    graph, hosts, hidden, arm = item[0]
+    return graph, hosts, hidden, list(ARMS).index(arm)
 
 
 def summary(lines: Sequence[dict[str, Any]]) -> dict[tuple[Any, ...], dict[str, float]]:
@@ -40,7 +70,7 @@ def summary(lines: Sequence[dict[str, Any]]) -> dict[tuple[Any, ...], dict[str, 
         epochs = epochs_of(runs)
         names = set().union(*epochs)
         medians = {name: statistics.median(e.get(name, 0.0) for e in epochs) for name in names}
-        last = [max(run["ranks"], key=lambda r: r["epoch"])["accuracy"] for run in runs]
+        last = [curve_of(run)[-1] for run in runs]
         times = [e["seconds"] for e in epochs]
         found[key] = medians | {
             "least": min(times),

@@ -19,7 +19,7 @@ from torch_geometric.nn import GraphSAGE
 import plait
 import plait.distributed as distributed
 from plait.distributed.session import Session
-from plait.errors import ExchangeError
+from plait.errors import ExchangeError, PlaitError
 
 FANOUT, BATCH, SEED = [4, 3], 16, 7
 
@@ -82,7 +82,7 @@ def counted(session: Session) -> None:
     assert counters.rows_in - before[0] == 5
     # the thread may be inside a round: its header is counted before its rows
     for _ in range(200):
-        row_bytes = 4 * session.exchange.local.width
+        row_bytes = (4 if session.wire == "float32" else 2) * session.exchange.local.width
         expected = 24 * counters.rounds + 8 * counters.rows_out + row_bytes * counters.rows_in
         if counters.bytes_in == expected:
             return
@@ -91,12 +91,32 @@ def counted(session: Session) -> None:
 
 
 def rounded(folder: Path, rows: Any, wire: str) -> None:
-    """Remote rows are rounded once to the type they travel in, local ones are not."""
+    """All rows are those of features that were rounded before, on every rank; they travel in half the bytes."""
+    expected = torch.from_numpy(rows).to(getattr(torch, wire)).float().numpy()
     with distributed.init(folder, wire=wire) as session:
-        far = session.exchange.is_far(np.arange(rows.shape[0]))
-        kind = getattr(torch, wire)
-        expected = np.where(far[:, None], torch.from_numpy(rows).to(kind).float().numpy(), rows)
         assert np.array_equal(session.exchange.take(np.arange(rows.shape[0])), expected)
+        for options in ({}, {"cache": 0.25, "prefetch": 3}, {"cache": 10, "policy": "lru", "prefetch": 0}):
+            batches = loader(session, **options)
+            for batch in batches:
+                assert batch.x.dtype == torch.float32
+                assert np.array_equal(batch.x.numpy(), expected[batch.n_id.numpy()]), options
+        plain = loader(session, cache=0.25).cache
+        assert plain is not None
+        assert plain.capacity == round(0.5 * int(session.halo.sum()))
+        counted(session)
+        ddp = torch.nn.parallel.DistributedDataParallel
+        np.save(folder.parent / f"losses-{wire}-{session.rank}.npy", losses(session, ddp, cache=0.25))
+
+
+def too_large(folder: Path) -> None:
+    """Features that float16 cannot hold are an error on every rank that names the one that has them."""
+    try:
+        distributed.init(folder, wire="float16")
+    except PlaitError as error:
+        assert "rank 1: wire='float16': features reach 1e+06" in str(error), error
+        assert "choose bfloat16" in str(error), error
+    else:
+        raise AssertionError("not refused")
 
 
 def loading(session: Session, rows: Any, folder: Path) -> None:
@@ -149,6 +169,7 @@ def everything(folder: Path, rank: int) -> None:
         np.save(folder / f"planned-{rank}.npy", planned)
     for wire in ("float16", "bfloat16"):
         rounded(folder / "parts", rows, wire)
+    too_large(folder / "large")
 
 
 def abandoned(folder: Path, rank: int) -> None:

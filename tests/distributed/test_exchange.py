@@ -31,8 +31,20 @@ def test_one_rank_has_everything_at_hand() -> None:
     exchange.close()
 
 
+def test_rows_in_16_bits_are_rounded_where_they_are_owned() -> None:
+    rows = np.random.default_rng(0).standard_normal((10, 3)).astype(np.float32)
+    local = LocalRows([rows[:4], rows[4:]], 0, "float16")
+    expected = rows.astype(np.float16)
+    ids = np.array([9, 0, 9])
+    assert local.row == ((3,), np.dtype(np.uint16))
+    assert np.array_equal(local.take(ids), expected[ids].view(np.uint16))
+    exchange = Exchange(local, np.array([0, 10]))
+    assert np.array_equal(exchange.take(ids), expected[ids].astype(np.float32))
+    exchange.close()
+
+
 def test_ids_of_all_requests_are_asked_for_once() -> None:
-    requests = [Request(np.array(ids), 3) for ids in ([5, 3, 5], [3, 9])]
+    requests = [Request(np.array(ids), ROWS[:0]) for ids in ([5, 3, 5], [3, 9])]
     ids, inverse = _distinct(requests)
     assert ids.tolist() == [3, 5, 9]
     assert ids[inverse].tolist() == [5, 3, 5, 3, 9]
@@ -41,7 +53,7 @@ def test_ids_of_all_requests_are_asked_for_once() -> None:
 
 @pytest.mark.parametrize("asked", [([2, 5], [7]), ([5, 2], [5, 7]), ([], [3])])
 def test_every_request_gets_its_rows(asked: tuple[list[int], ...]) -> None:
-    requests = [Request(np.array(ids, np.int64), 3) for ids in asked]
+    requests = [Request(np.array(ids, np.int64), ROWS[:0]) for ids in asked]
     ids, inverse = _distinct(requests)
     assert (inverse is None) == (asked != ([5, 2], [5, 7]))
     _hand_out(ROWS[ids], requests, inverse)
@@ -52,7 +64,7 @@ def test_every_request_gets_its_rows(asked: tuple[list[int], ...]) -> None:
 def test_bad_arguments_are_refused() -> None:
     local, bounds = LocalRows([ROWS], 0), np.array([0, 10])
     with pytest.raises(InputError, match="wire"):
-        Exchange(local, bounds, wire="int4")
+        LocalRows([ROWS], 0, wire="int4")
     with pytest.raises(InputError, match="timeout_seconds"):
         Exchange(local, bounds, timeout_seconds=0)
     with pytest.raises(InputError, match="numbered 0 to 9"):
@@ -61,7 +73,7 @@ def test_bad_arguments_are_refused() -> None:
 
 def test_an_answer_that_does_not_come_is_an_error_not_a_wait() -> None:
     with pytest.raises(ExchangeError, match="no answer for 1 rows within"):
-        Request(np.array([4]), 3).wait(0.01)
+        Request(np.array([4]), ROWS[:0]).wait(0.01)
 
 
 def test_nothing_is_asked_for_after_the_end() -> None:

@@ -6,11 +6,13 @@ import io
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from plait.distributed import NeighborLoader, Parts, Session, init, partition
 from plait.distributed.neighbor import joined
@@ -30,6 +32,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     loaded.masks["train"][:50] = False  # parts with unequal numbers of seeds
     part = np.r_[np.zeros(150, np.int64), np.ones(250, np.int64)]
     partition(loaded, 2, place / "parts", assignment=part, file=io.StringIO())
+    large = replace(loaded, x=loaded.x.copy())
+    large.x[200, 3] = 1e6  # of part 1
+    partition(large, 2, place / "large", assignment=part, file=io.StringIO())
     return place
 
 
@@ -77,6 +82,28 @@ def test_two_processes_lose_what_one_loses(two: Path, alone: Session) -> None:
     assert expected[-1] < 0.8 * expected[0]  # it learns
     np.testing.assert_allclose(both[0], expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(np.load(two / "planned-0.npy"), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.parametrize("wire", ["float16", "bfloat16"])
+def test_rows_in_16_bits_train_the_model_on_rounded_features(two: Path, tmp_path: Path, wire: str) -> None:
+    whole = generate.sbm(400, 4, features=8, signal=1.0)
+    parts = Parts(two / "parts")
+    kind = getattr(torch, wire)
+    rounded = torch.from_numpy(whole.x).to(kind).float().numpy()
+    masks = {name: np.isin(np.arange(400), parts.nodes()[parts.split(name)]) for name in ("train", "val")}
+    part = np.r_[np.zeros(150, np.int64), np.ones(250, np.int64)]
+    partition(
+        replace(whole, x=rounded, masks=masks), 2, tmp_path / "parts", assignment=part, file=io.StringIO()
+    )
+    with init(tmp_path / "parts") as before:
+        expected = losses(before, lambda model: model)
+    both = [np.load(two / f"losses-{wire}-{rank}.npy") for rank in range(2)]
+    assert np.array_equal(*both)
+    np.testing.assert_allclose(both[0], expected, rtol=1e-5, atol=1e-6)
+    with init(two / "parts", wire=wire) as narrow:  # one process: to the bit
+        assert losses(narrow, lambda model: model) == expected
 
 
 @pytest.mark.processes

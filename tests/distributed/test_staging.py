@@ -24,7 +24,7 @@ class Pretended:
 
     def request(self, ids: Any) -> list[Request]:
         self.asked.append(ids.tolist())
-        request = Request(ids, 2)
+        request = Request(ids, ROWS[:0])
         request.rows = ROWS[ids]
         request.finish()
         return [request]
@@ -32,7 +32,7 @@ class Pretended:
     def wait(self, requests: Any) -> Any:
         return np.concatenate([request.wait(1) for request in requests])
 
-    def take(self, ids: Any) -> Any:
+    def fetch(self, ids: Any) -> Any:
         far = ids[ids >= 50]
         if far.size:
             self.asked.append(far.tolist())

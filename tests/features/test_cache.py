@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 import threading
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from plait.errors import InputError
 from plait.features import simulate
 from plait.features.cache import Cache
+from plait.features.narrow import narrowed, widened
 
 RNG = np.random.default_rng(1)
 NUM_ROWS = 50
@@ -247,3 +250,55 @@ def test_rows_are_written_where_they_are_wanted(is_placing: bool, policy: str) -
     assert cache.row == ((3,), np.float32) or policy == "none"
     with pytest.raises(InputError, match="room for 2 rows"):
         cache.take([1, 2], np.empty((3, 3), np.float32))
+
+
+@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+@pytest.mark.parametrize("policy", [*ONLINE, "none"])
+def test_rounded_rows_are_those_of_a_source_that_was_rounded_before(policy: str, precision: str) -> None:
+    rows, scores, local = table(), np.arange(NUM_ROWS), np.arange(NUM_ROWS) % 3 == 0
+    before = widened(narrowed(rows, precision), precision)
+    assert not np.array_equal(before, rows)
+    for source in (rows, lambda ids: rows[ids]):
+        given = {"num_rows": NUM_ROWS, "scores": scores, "local": local}
+        cache = Cache(source, 9, policy, precision=precision, **given)
+        plain = Cache(before, 9, policy, **given)
+        for ids in trace():
+            twice = np.concatenate((ids, ids[:2]))
+            for wanted in (ids, twice):
+                got = cache.take(wanted)
+                assert got.dtype == np.float32
+                assert np.array_equal(got, plain.take(wanted))
+        assert cache.row == ((3,), np.dtype(np.float32)) or (policy == "none" and cache.row is None)
+        assert cache.counters.hits == plain.counters.hits
+        assert 2 * cache.counters.remote_bytes == plain.counters.remote_bytes
+
+
+def test_a_rounded_batch_is_written_where_it_is_wanted() -> None:
+    rows = table()
+    cache = Cache(rows, 9, "lru", precision="float16")
+    out = np.full((6, 3), np.nan, np.float32)
+    cache.fill(np.array([4, 1, 4, 49, 0, 1]), out)
+    assert np.array_equal(out, rows.astype(np.float16).astype(np.float32)[[4, 1, 4, 49, 0, 1]])
+    with pytest.raises(InputError, match="float32"):
+        cache.fill(np.arange(6), np.empty((6, 3), np.float16))
+
+
+def test_rows_that_cannot_be_rounded_are_refused() -> None:
+    with pytest.raises(InputError, match="precision='int8' is unknown"):
+        Cache(table(), 9, precision="int8")
+    with pytest.raises(InputError, match="int64 are not rounded"):
+        Cache(np.arange(8).reshape(4, 2), 2, "lru", precision="float16").take([1])
+    with pytest.raises(InputError, match="float16 only 65504"):
+        Cache(table() * np.float32(1e6), 9, "lru", precision="float16").take([1, 2, 3])
+
+
+def test_processes_that_share_a_cache_round_alike() -> None:
+    rows, name = table(), f"rounded-{os.getpid()}"
+    cache = Cache(rows, 9, "lru", shared=name, precision="bfloat16")
+    assert np.array_equal(cache.take([3, 4]), widened(narrowed(rows[3:5], "bfloat16"), "bfloat16"))
+    with pytest.raises(InputError, match="in use for something other"):
+        Cache(rows, 9, "lru", shared=name, precision="float16")
+    again = pickle.loads(pickle.dumps(cache))
+    assert again.precision == "bfloat16"
+    again.close()
+    cache.close()

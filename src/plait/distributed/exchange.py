@@ -1,4 +1,4 @@
-"""Feature rows between processes: a round carries each row once, in the type chosen for the wire.
+"""Feature rows between processes: a round carries each row once, as it is kept: float32, or in 16 bits.
 
 There are several series of rounds (rounds.py), and every rank asks in one of them. Links carry rows both ways
 at once; in a single series a rank that asks a moment after another one waits for the end of the other's
@@ -20,13 +20,14 @@ from torch import Tensor
 from plait.distributed.rounds import COUNTING, Counters, Pending, Rounds
 from plait.distributed.trace import Trace
 from plait.errors import ExchangeError, InputError
+from plait.features.narrow import BITS, PRECISIONS, narrowed_features, widened
 from plait.features.rows import ArrayRows, Row, place
 
 __all__ = ["WIRE", "Exchange", "ExchangeCounters", "LocalRows", "Request"]
 
 Array = NDArray[Any]
 
-WIRE = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+WIRE = ("float32", *PRECISIONS)
 
 # Rows of one rank's requests in one round, so that buffers stay bounded.
 _MOST_BYTES = 1 << 26
@@ -45,21 +46,32 @@ class ExchangeCounters(Counters):
 
 
 class LocalRows:
-    """The rows of neighbouring parts, which are those of the nodes `begin` .. `end` - 1."""
+    """The rows of neighbouring parts, which are those of the nodes `begin` .. `end` - 1.
 
-    def __init__(self, arrays: Sequence[Array], begin: int) -> None:
+    A `wire` of 16 bits rounds them all here and now, own and sent ones alike, so that every process sees the
+    same features; they are then held in memory, in half the bytes of their files.
+    """
+
+    def __init__(self, arrays: Sequence[Array], begin: int, wire: str = "float32") -> None:
         if not arrays:
             raise InputError("arrays: a rank owns at least one part; give its rows")
-        self._arrays = list(arrays)
+        if wire not in WIRE:
+            raise InputError(f"wire={wire!r} is unknown; choose one of {', '.join(WIRE)}")
+        self.precision = None if wire == "float32" else wire
+        self._arrays = [a if self.precision is None else narrowed_features(a, self.precision) for a in arrays]
         sizes = [array.shape[0] for array in arrays]
         self._starts = begin + np.concatenate(([0], np.cumsum(sizes)))
         self.begin, self.end = begin, begin + sum(sizes)
         self.width: int = int(arrays[0].shape[1])
-        self.row: Row = ((self.width,), np.dtype(np.float32))
+        self.row: Row = ((self.width,), np.dtype(np.float32) if self.precision is None else BITS)
+
+    def empty(self, count: int) -> Array:
+        """Room for so many rows."""
+        return np.empty((count, self.width), self.row[1])
 
     def take(self, ids: Array) -> Array:
-        """One row for every id, copied."""
-        out = np.empty((ids.size, self.width), np.float32)
+        """One row for every id, copied, as it is kept."""
+        out = self.empty(ids.size)
         self.place(ids, np.arange(ids.size), out)
         return out
 
@@ -81,9 +93,9 @@ class Request(Pending):
 
     what = "rows"
 
-    def __init__(self, ids: Array, width: int) -> None:
+    def __init__(self, ids: Array, none: Array) -> None:
         super().__init__(int(ids.size))
-        self.ids, self.rows = ids, np.empty((0, width), np.float32)
+        self.ids, self.rows = ids, none
 
     def wait(self, seconds: float) -> Array:
         """The rows; ExchangeError when they could not be had or did not come in time."""
@@ -95,8 +107,8 @@ class Exchange:
     """The feature rows of all nodes, near ones from `local`, the others from the ranks that own them.
 
     `bounds` says which nodes each rank owns. `take(ids)` may be called by any thread at any time; `request`
-    starts the journey and returns at once. `wire` is the type rows travel in; narrower ones halve the bytes
-    and round remote rows, never local ones. All ranks have to `close` it, in any order.
+    starts the journey and returns at once. Rows travel as `local` keeps them. All ranks have to `close` it,
+    in any order.
     """
 
     def __init__(
@@ -105,11 +117,8 @@ class Exchange:
         bounds: Array,
         rank: int = 0,
         *,
-        wire: str = "float32",
         timeout_seconds: float = 300.0,
     ) -> None:
-        if wire not in WIRE:
-            raise InputError(f"wire={wire!r} is unknown; choose one of {', '.join(WIRE)}")
         if timeout_seconds <= 0:
             raise InputError(f"timeout_seconds={timeout_seconds}: give a positive number of seconds")
         self.local, self.bounds, self.rank, self.size = local, bounds, rank, bounds.size - 1
@@ -117,19 +126,24 @@ class Exchange:
         self.counters = ExchangeCounters()
         self._timeout, self._is_closed = float(timeout_seconds), False
         count = min(self.size, _MOST_SERIES)
-        made = (local, bounds, rank, WIRE[wire], self._timeout, self.counters)
+        made = (local, bounds, rank, self._timeout, self.counters)
         self._series = [_RowRounds(*made) for _ in range(count)]  # all ranks make their groups in this order
         self.trace: Trace | None = None  # spans are kept where one is set (report.py)
 
     def take(self, ids: Array) -> Array:
-        """A fresh array whose row i is row ids[i]."""
+        """A fresh float32 array whose row i is row ids[i]."""
+        rows = self.fetch(ids)
+        return rows if self.local.precision is None else widened(rows, self.local.precision)
+
+    def fetch(self, ids: Array) -> Array:
+        """A fresh array whose row i is row ids[i], as rows are kept."""
         wanted = np.asarray(ids, np.int64)
         is_far = self.is_far(wanted)
         if not is_far.any():
             return self.local.take(wanted)
         far = np.flatnonzero(is_far)
         requests = self.request(wanted[far])
-        out = np.empty((wanted.size, self.local.width), np.float32)
+        out = self.local.empty(wanted.size)
         near = np.flatnonzero(~is_far)
         self.local.place(wanted[near], near, out)  # while the others are on their way
         place(self.wait(requests), np.arange(far.size), far, out)
@@ -160,7 +174,7 @@ class Exchange:
             self.trace.add("exchange", begin, end)
         if len(rows) == 1:
             return rows[0]
-        return np.concatenate(rows) if rows else np.empty((0, self.local.width), np.float32)
+        return np.concatenate(rows) if rows else self.local.empty(0)
 
     def close(self) -> None:
         """Ends the exchange once every rank has closed it; a second call does nothing."""
@@ -187,18 +201,18 @@ class _RowRounds(Rounds[Request]):
         local: LocalRows,
         bounds: Array,
         rank: int,
-        wire: torch.dtype,
         timeout_seconds: float,
         counters: ExchangeCounters,
     ) -> None:
-        super().__init__(bounds, rank, max(1, _MOST_BYTES // (4 * max(1, local.width))), timeout_seconds)
-        self.local, self.counters, self._wire = local, counters, wire
+        self._row_bytes = local.width * local.row[1].itemsize
+        super().__init__(bounds, rank, max(1, _MOST_BYTES // max(1, self._row_bytes)), timeout_seconds)
+        self.local, self.counters = local, counters
         self._start()
 
     def request(self, ids: Array) -> list[Request]:
         """The rows of nodes of other ranks, on their way; several requests where they are many."""
         pieces = [ids[begin : begin + self._most] for begin in range(0, ids.size, self._most)]
-        requests = [Request(piece, self.local.width) for piece in pieces]
+        requests = [Request(piece, self.local.empty(0)) for piece in pieces]
         self._enter(requests)
         return requests
 
@@ -213,11 +227,9 @@ class _RowRounds(Rounds[Request]):
     ) -> None:
         """Rows for ids."""
         ids = asked.numpy()
-        sent = torch.from_numpy(self.local.take(ids)).to(self._wire)
-        row_bytes = sent.element_size() * self.local.width
-        raw = sent.view(torch.uint8).view(-1) if sent.numel() else torch.empty(0, dtype=torch.uint8)
-        came = self._all_to_all(raw, counts * row_bytes, wanted * row_bytes)
-        rows = came.view(self._wire).view(-1, self.local.width).to(torch.float32).numpy()
+        raw = torch.from_numpy(self.local.take(ids).reshape(-1).view(np.uint8))
+        came = self._all_to_all(raw, counts * self._row_bytes, wanted * self._row_bytes)
+        rows = came.numpy().view(self.local.row[1]).reshape(-1, self.local.width)
         with COUNTING:
             self.counters.rows_in += int(wanted.sum())
             self.counters.rows_out += ids.size

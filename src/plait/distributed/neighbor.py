@@ -60,7 +60,8 @@ class NeighborLoader(Epochs):
     evaluation wants it.
 
     `input_nodes` is "train", "val", "test", or nodes or a mask by the numbers of the parts. `cache` is the
-    number of remote rows kept near (a share of the halo when below 1) by `policy`. Up to `prefetch` batches
+    number of remote rows kept near by `policy`; below 1 it is a share of the memory of the halo's float32
+    rows, which holds twice as many where the session's `wire` has 16 bits. Up to `prefetch` batches
     are prepared ahead, the rows of `coalesce` of them asked for in one exchange.
 
     `topology` is where the graph's structure lies: "replicated" maps all of it in every process,
@@ -253,8 +254,11 @@ class NeighborLoader(Epochs):
         session = self.session
         if size < 0:
             raise InputError(f"cache={size}: give a number of rows, or a share of the halo below 1")
-        capacity = round(size * int(session.halo.sum())) if 0 < size < 1 else int(size)
-        options: dict[str, Any] = {"local": session.local, "retries": 0}
+        precision = self._staging.precision
+        # a share is one of the memory that the halo's float32 rows would take
+        fold = 1 if precision is None else 2
+        capacity = round(size * fold * int(session.halo.sum())) if 0 < size < 1 else int(size)
+        options: dict[str, Any] = {"local": session.local, "retries": 0, "precision": precision}
         if capacity == 0 or session.size == 1:
             return Cache(self._staging, 0, "none", **options)
         if policy in _SCORED:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
-from plait.distributed.exchange import Exchange, LocalRows
+from plait.distributed.exchange import WIRE, Exchange, LocalRows
 from plait.distributed.frontier import FrontierExchange
 from plait.distributed.parts import Parts, shares
 from plait.distributed.rounds import told
@@ -43,18 +43,17 @@ class Session:
     """
 
     def __init__(
-        self, parts: Parts, rank: int, size: int, wire: str, timeout_seconds: float, ends_group: bool
+        self, parts: Parts, local: LocalRows, rank: int, size: int, timeout_seconds: float, ends_group: bool
     ) -> None:
         every = shares(parts.num_parts, size)
         self.parts, self.rank, self.size, self.owned = parts, rank, size, every[rank]
-        self.wire, self._timeout = wire, timeout_seconds
+        self.wire, self._timeout = local.precision or "float32", timeout_seconds
         self.topology_fits = True
         """Whether every machine has room for the structure of the whole graph."""
         self._frontiers: FrontierExchange | None = None
         self._ends_group = ends_group
         self.bounds = parts.bounds[[share.start for share in every] + [parts.num_parts]]
-        local = LocalRows([parts.x(p) for p in self.owned], int(self.bounds[rank]))
-        self.exchange = Exchange(local, self.bounds, rank, wire=wire, timeout_seconds=timeout_seconds)
+        self.exchange = Exchange(local, self.bounds, rank, timeout_seconds=timeout_seconds)
         atexit.register(self._leave)
 
     def __enter__(self) -> Session:
@@ -162,11 +161,16 @@ def init(
     The default process group is used where there is one, else made (gloo) from torchrun's environment; with
     neither there is one rank. `interface` is the network interface the ranks talk over; without it, and with
     a master on this machine, it is the loopback one. `verify` compares every file with its checksum first.
+
+    `wire` "float16" or "bfloat16" rounds all features to it, wherever they live, and sends and caches them in
+    half the bytes: the model then trains on rounded features, the same for any number of processes.
     """
+    if wire not in WIRE:
+        raise InputError(f"wire={wire!r} is unknown; choose one of {', '.join(WIRE)}")
     made = join(timeout_seconds, interface)
     rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     parts = opened(folder, verify, rank, size)
-    session = Session(parts, rank, size, wire, timeout_seconds, made)
+    session = Session(parts, _rows_of(parts, wire, rank, size), rank, size, timeout_seconds, made)
     _check_agreement(session)
     return session
 
@@ -186,6 +190,20 @@ def opened(folder: str | os.PathLike[str], verify: bool, rank: int, size: int) -
             found.x(part)  # its length, type and shape
     except PlaitError as refusal:
         error = refusal
+    _raise_together(error, rank, size)
+    assert found is not None
+    return found
+
+
+def _rows_of(parts: Parts, wire: str, rank: int, size: int) -> LocalRows:
+    """The feature rows of this rank's parts; where those of one cannot be rounded, an error on all."""
+    found: LocalRows | None = None
+    error: PlaitError | None = None
+    own = shares(parts.num_parts, size)[rank]
+    try:
+        found = LocalRows([parts.x(part) for part in own], int(parts.bounds[own.start]), wire)
+    except PlaitError as refusal:
+        error = InputError(f"wire={wire!r}: {refusal}")
     _raise_together(error, rank, size)
     assert found is not None
     return found
@@ -233,7 +251,8 @@ def _loopback() -> str | None:
 
 def _check_agreement(session: Session) -> None:
     """InputError on every rank when their folders or wire types differ; notes whether the structure fits."""
-    own = [float(b) for b in bytes.fromhex(session.parts.manifest.inputs)] + [float(len(session.wire))]
+    digest = [float(b) for b in bytes.fromhex(session.parts.manifest.inputs)]
+    own = [*digest, float(WIRE.index(session.wire))]
     free = available_bytes()
     every = session.gathered([*own, math.inf if free is None else float(free)])
     least = min(other.pop() for other in every)

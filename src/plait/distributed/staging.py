@@ -43,6 +43,7 @@ class Staging:
         self.exchange = exchange
         self.num_rows = exchange.num_rows
         self.row: Row = exchange.local.row
+        self.precision = exchange.local.precision
         self._groups: list[_Group] = []
         self._staged = 0
         self._last = np.full(exchange.num_rows or 0, -1, np.int32)  # the last batch that a row is staged for
@@ -97,7 +98,7 @@ class Staging:
 
     def take(self, ids: Array) -> Array:
         """A fresh array whose row i is row ids[i]."""
-        out = np.empty((np.size(ids), self.exchange.local.width), np.float32)
+        out = self.exchange.local.empty(np.size(ids))
         self.place(ids, np.arange(out.shape[0]), out)
         return out
 
@@ -118,7 +119,7 @@ class Staging:
                 place(self._rows(group), found[is_here], at[left[is_here]], out)
                 left = left[~is_here]
         if left.size:
-            place(self.exchange.take(wanted[left]), np.arange(left.size), at[left], out)
+            place(self.exchange.fetch(wanted[left]), np.arange(left.size), at[left], out)
 
     def _rows(self, group: _Group) -> Array:
         if group.rows is None:

@@ -15,6 +15,7 @@ from numba import njit
 from numpy.typing import ArrayLike, NDArray
 
 from plait.errors import InputError
+from plait.features.narrow import NarrowRows, check_precision, widened
 from plait.features.policies import LookAhead, Policy
 from plait.features.rows import RetryingRows, Row, as_rows, gather, place
 from plait.features.segment import Segment
@@ -75,6 +76,9 @@ class Cache:
     is an online or a static one ("auto": static where scores are given, else sieve). It is gone when the last
     of them has closed it or ended.
 
+    With `precision` ("float16" or "bfloat16") all float32 rows are rounded to it and kept in half the bytes,
+    so `capacity` rows take half the memory; what is handed out is float32, the same for rows kept and fetched.
+
     Rows of ids where `local` is true are at hand in the source: they pass by the cache uncounted. A source
     that raises is asked `retries` times more. Several threads may take; they are served one after the other.
     """
@@ -94,11 +98,17 @@ class Cache:
         pause_seconds: float = 0.05,
         advice: Advice | None = None,
         shared: str | None = None,
+        precision: str | None = None,
         **params: Any,
     ) -> None:
         if shared is not None and policy == "auto":
             policy = "sieve" if scores is None else "presample"
+        check_precision("precision", precision)
         rows = as_rows(source, num_rows)
+        if precision is not None and getattr(rows, "precision", None) != precision:
+            rows = NarrowRows(rows, precision)
+        self.precision = precision
+        self._narrow: Array | None = None  # where a batch lies until it is widened
         if rows.num_rows is None:
             raise InputError("num_rows is missing: the source does not say how many rows it has")
         self.num_rows: int = rows.num_rows
@@ -129,6 +139,7 @@ class Cache:
         if shared is not None:
             self._ruling = self._attached(shared)
             given = {"num_rows": num_rows, "scores": scores, "local": local, "halo": halo, **params}
+            given["precision"] = precision
             tries = {"retries": retries, "pause_seconds": pause_seconds, "shared": shared}
             self._made_with = ((source, capacity, policy), {**given, **tries})
 
@@ -140,7 +151,8 @@ class Cache:
             )
         row = self._fetched(np.zeros(1, np.int64), 1)  # tells what the rows are
         kept = np.broadcast_to(np.zeros((), row.dtype), (self.capacity, *row.shape[1:]))
-        signature = f"{self.policy} over {self.capacity} of {self.num_rows} rows"
+        kind = self.precision or row.dtype
+        signature = f"{self.policy} over {self.capacity} of {self.num_rows} rows of {kind}"
         arrays = self._rule.arrays()
         mend = weakref.WeakMethod(self._empty_rule)  # a circle would outlive the cache until collected
 
@@ -247,6 +259,8 @@ class Cache:
             self._check_room(wanted.size, out)
         with self._taking:
             unique, inverse = self._distinct(wanted)
+            if self.precision is not None:
+                return self._widened(unique, inverse, self.precision, out)
             rows = self._distinct_rows(unique, out if inverse is None else None)
         if inverse is None:
             return rows
@@ -255,12 +269,19 @@ class Cache:
         gather(rows, inverse, out)
         return out
 
+    def _widened(self, ids: Array, inverse: Array | None, precision: str, out: Array | None) -> Array:
+        """The rows of distinct ids, as often as `inverse` says, in float32."""
+        row = self._source.row
+        if row is not None and (self._narrow is None or self._narrow.shape[0] < ids.size):
+            self._narrow = np.empty((ids.size + ids.size // 8, *row[0]), row[1])
+        rows = self._distinct_rows(ids, None if self._narrow is None else self._narrow[: ids.size])
+        return widened(rows if inverse is None else rows[inverse], precision, out)
+
     @property
     def row(self) -> Row | None:
         """The shape and type of a row; None until the first came from a source that does not say."""
-        if self._kept is not None:
-            return self._kept.shape[1:], self._kept.dtype
-        return self._source.row
+        row = self._source.row if self._kept is None else (self._kept.shape[1:], self._kept.dtype)
+        return row if row is None or self.precision is None else (row[0], np.dtype(np.float32))
 
     def fill(self, ids: ArrayLike, out: Array) -> None:
         """out[i] = row ids[i] of the source."""
