@@ -36,7 +36,6 @@ from plait.distributed.session import join
 from plait.distributed.train import Trainer
 from plait.distributed.wire import measure_network, measure_sharing
 from plait.graph.partition import metis
-from plait.plan import exchange
 
 MODELS: dict[str, Callable[[int, int, int], nn.Module]] = {
     "gcn": lambda a, h, c: GCN(a, h, 2, c),
@@ -46,9 +45,8 @@ MODELS: dict[str, Callable[[int, int, int], nn.Module]] = {
 }
 # what analyze calls it -> what the planner of plait.shard calls it
 SPLITS = {
-    "edge cut": "by nodes",
-    "edge cut, overlapped": "by nodes, overlapped",
-    "feature partition": "by features",
+    "edge cut": "nodes",
+    "feature partition": "features",
 }
 MINI_BATCH = "mini-batch, dependent"
 BATCH, FANOUTS, CLASSES = 1024, (10, 10), 8
@@ -96,29 +94,19 @@ def training(
 def full_graph(
     make: Callable[[], nn.Module], data: Data, split: str, network: Network, part: Any, count: int
 ) -> Any:
-    """One epoch of a full graph over ranks, every layer split the same way where it can be."""
-    whole = exchange._spread
-
-    def only(survivors: Any, is_alone: bool) -> Any:
-        every = whole(survivors, is_alone)
-        return [s for s in every if s.candidate.form.endswith(f", {split}")] or every
-
-    exchange._spread = only
-    try:
-        over = plait.shard(make(), data, part, network=network)
-        share = over.data
-        step = training(
-            over.module, lambda: over(share.x, share.edge_index),
-            lambda out: over.loss(functional.cross_entropy, out, share.y),
-        )  # fmt: skip
-        seconds = timed(step, count, dist.barrier)
-        before, reduced = over.counters.bytes_out, over.counters.reduced_bytes
-        step()
-        sent = over.counters.bytes_out - before
-        weights = over.counters.reduced_bytes - reduced
-        said = sum(c.seconds[c.travels] for c in over.plan.choices.values())
-    finally:
-        exchange._spread = whole
+    """One epoch of a full graph over ranks, every layer split so where it can be."""
+    over = plait.shard(make(), data, part, network=network, split=split)
+    share = over.data
+    step = training(
+        over.module, lambda: over(share.x, share.edge_index),
+        lambda out: over.loss(functional.cross_entropy, out, share.y),
+    )  # fmt: skip
+    seconds = timed(step, count, dist.barrier)
+    before, reduced = over.counters.bytes_out, over.counters.reduced_bytes
+    step()
+    sent = over.counters.bytes_out - before
+    weights = over.counters.reduced_bytes - reduced
+    said = sum(c.seconds[c.travels] for c in over.plan.choices.values())
     return {"seconds": seconds, "bytes": sent, "reduced": weights, "shard_plan_seconds": said}
 
 
@@ -168,7 +156,7 @@ def work(rank: int, ranks: int, port: int, asked: dict[str, Any], folder: str) -
             make = lambda name=name: MODELS[name](asked["width"], asked["hidden"], CLASSES)  # noqa: E731
             runs: dict[str, Any] = {}
             for strategy, split in SPLITS.items():
-                if name != "gat" or split == "by nodes":
+                if name != "gat" or split == "nodes":
                     runs[strategy] = full_graph(make, data, split, network, part, asked["count"])
             runs["all at once"] = alone(make, data, asked["count"])  # one worker each: what sharing costs
             dist.barrier()

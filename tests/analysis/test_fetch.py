@@ -18,6 +18,7 @@ def test_all_neighbours_within_a_hop_are_counted_exactly() -> None:
     part = np.array([0, 0, 1, 1])
     found = drawn(graph, part, np.arange(4), 2, (None,), np.random.default_rng(0))
     assert (found.steps, found.rows, found.sent) == (1, (2.0, 0.0), (0.0, 2.0))
+    assert found.rounds == 1.0  # part 1 reads no row of part 0 and never asks
     single = drawn(graph, part, np.arange(4), 1, (None,), np.random.default_rng(0))
     assert (single.steps, single.rows) == (2, (3.0, 0.0))
 

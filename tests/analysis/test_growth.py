@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from plait.analysis.growth import estimate, grow, measure
+from plait.analysis.growth import _some_of, estimate, grow, measure
 from plait.analysis.statistics import Statistics
 from plait.errors import InputError
 from plait.graph import Graph
@@ -77,3 +77,12 @@ def test_bad_batches_are_refused() -> None:
         grow(Statistics(10, 10), 0, (3,))
     with pytest.raises(InputError, match="at least 1"):
         grow(Statistics(10, 10), 2, (0,))
+
+
+def test_every_choice_of_neighbours_is_as_likely() -> None:
+    """Two of four: six pairs, each drawn one time in six; none has a neighbour twice."""
+    drawn = _some_of(np.full(60_000, 4), 2, np.random.default_rng(0))
+    pairs, counts = np.unique(np.sort(drawn, axis=1), axis=0, return_counts=True)
+    assert pairs.tolist() == [[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]]
+    assert np.abs(counts / 10_000 - 1).max() < 0.05
+    assert np.sort(_some_of(np.array([3, 3]), 2, np.random.default_rng(1))).max() == 2

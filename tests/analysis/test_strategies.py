@@ -53,9 +53,14 @@ def exchanged(graph: Graph, part: Any, work: Workload) -> int:
                 if part[target] != part[source] and (part[target], source) not in sent:
                     sent.add((part[target], source))
                     total += columns * 4
-    weights = sum(load.parameters for load in work.loads) * 4
+    weights = agreed(work)
     parts = int(part.max()) + 1
     return total + 2 * (parts - 1) * weights
+
+
+def agreed(work: Workload) -> int:
+    """Bytes all workers add up in a step: gradients, and how many rows the loss is a mean of."""
+    return sum(load.parameters for load in work.loads) * 4 + 8
 
 
 @pytest.mark.parametrize("model", ["gcn", "sage", "gin", "sgc"])
@@ -78,7 +83,7 @@ def test_a_vertex_cut_sends_sums_to_masters_and_rows_to_copies() -> None:
         owner = part[target] if degree[target] < degree[source] else part[source]
         copies |= {(owner, v) for v in (target, source) if part[v] != owner}
     sent = sum(2 * len(copies) * columns * 4 for load in work.loads for columns in load.gathers)
-    weights = sum(load.parameters for load in work.loads) * 4
+    weights = agreed(work)
     found = by_name(work, cluster(graph, part))["vertex cut"]
     assert found.traffic.total == sent + 2 * 2 * weights
 
@@ -95,7 +100,7 @@ def test_a_feature_partition_sends_every_block_that_changes_its_owner() -> None:
                     for column_owner in range(parts):
                         if row_owner != column_owner:
                             moved += 80 / parts * columns / parts * 4
-    weights = sum(load.parameters for load in work.loads) * 4
+    weights = agreed(work)
     assert found.traffic.total == pytest.approx(moved + 2 * (parts - 1) * weights)
 
 
@@ -144,7 +149,7 @@ def test_separate_graphs_share_nothing_but_weights() -> None:
     several = replace(work, graphs=10)
     found = by_name(several, machines)["mini-batch, independent"]
     assert found.compute_seconds == pytest.approx(work.seconds * 3 / 10)  # 10 graphs: 3 for the fullest
-    weights = sum(load.parameters for load in work.loads) * 4
+    weights = agreed(work)
     assert found.traffic.total == 2 * 3 * weights
 
 
@@ -156,7 +161,7 @@ def test_mini_batches_send_the_rows_that_were_drawn_and_agree_on_weights_at_ever
     steps = 400 // 16
     assert machines.fetch.steps == steps
     rows = machines.fetch.total * (WIDTHS[0] * 4 + 8)  # features come, a number goes out
-    headers = 1.5 * steps * 2 * 3 * 8  # both ask in one round, or each in its own
+    headers = 2 * steps * 2 * 3 * 8  # every batch of both parts lacks rows, and each asks in its own round
     weights = 2 * sum(load.parameters for load in work.loads) * 4 * steps
     assert found.traffic.total == pytest.approx(rows + headers + weights)
     assert not found.same_numbers

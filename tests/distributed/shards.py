@@ -32,7 +32,6 @@ from torch_geometric.nn import (
 import plait
 import plait.distributed.shard  # before ranks are forked, which share what is imported here
 from plait.distributed.session import join
-from plait.plan import exchange
 
 STEPS = 30
 MODELS: dict[str, Callable[[], nn.Module]] = {
@@ -192,19 +191,12 @@ def single_precision(rank: int, size: int, folder: Path) -> None:
 
 def ways(rank: int, size: int, folder: Path) -> None:
     """Whatever the planner could choose gives the same losses, twice to the bit."""
-    data, whole = graph(), exchange._spread
-    for way in ("by nodes", "by nodes, overlapped", "by features"):
-
-        def only(survivors: Any, is_alone: bool, way: str = way) -> Any:
-            every = whole(survivors, is_alone)  # a maximum is never overlapped
-            return [s for s in every if s.candidate.form.endswith(f", {way}")] or every
-
-        exchange._spread = only
+    data = graph()
+    for split in ("nodes, at once", "nodes, overlapped", "features"):
         for name, make in (("norms", Norms), ("weighted", Weighted)):
-            runs = [sharded(make, data, 3)[0] for _ in range(2)]
-            assert runs[0] == runs[1], (way, name)
+            runs = [sharded(make, data, 3, split=split)[0] for _ in range(2)]
+            assert runs[0] == runs[1], (split, name)
             close(runs[0], np.load(folder / f"{name}.npy").tolist()[:3])
-    exchange._spread = whole
 
 
 def odd(rank: int, size: int, folder: Path) -> None:

@@ -137,6 +137,8 @@ def test_bad_arguments_are_refused() -> None:
             plait.shard(*given)
     with pytest.raises(InputError, match="network"):
         plait.shard(model, data, network="fast")
+    with pytest.raises(InputError, match="split: 'edges'; give one of nodes, features"):
+        plait.shard(model, data, split="edges")
     over = plait.shard(model, data)
     with pytest.raises(InputError, match="x is"):
         over(over.data.x[1:], over.data.edge_index)

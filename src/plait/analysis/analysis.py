@@ -26,6 +26,7 @@ from plait.analysis.network import Network, network_of
 from plait.analysis.pipeline import MODES, Schedule, schedule
 from plait.analysis.published import LOCAL, Row
 from plait.analysis.schemes import Scheme, schemes_of
+from plait.analysis.shards import Shards
 from plait.analysis.statistics import Statistics
 from plait.analysis.strategies import Cluster, Strategy, price, stage_times
 from plait.analysis.workload import Workload, workload_of
@@ -60,6 +61,7 @@ class Options:
     parameters: int | None = None  # of the whole model; None: those of the layers that were counted
     threads: int | None = None  # of one worker; None: those of the machine's profile
     sharing: float = 1.0  # how much slower a worker computes while the others on its machine do
+    shards: Mapping[int, Mapping[str, Shards]] = field(default_factory=dict)  # by workers and split
 
 
 @dataclass(frozen=True)
@@ -362,8 +364,10 @@ class _Clusters:
         if fetch is None:
             seeds = max(1.0, self.statistics.nodes * self.options.train_share)
             fetch = expected(self.growth, seeds, workers, self._quality[0])
-        sharing = self.options.sharing
-        return Cluster(workers, self.options.network, edges, vertices, self.growth, fetch, sharing)
+        return Cluster(
+            workers, self.options.network, edges, vertices, self.growth, fetch, self.options.sharing,
+            self.options.shards.get(workers, {}),
+        )  # fmt: skip
 
     def _compared(self, parts: int, edges: cut.EdgeCut, vertices: cut.VertexCut) -> tuple[float, float]:
         """Halos and mirrors of a partition over those of a random one."""

@@ -15,7 +15,11 @@ from plait.graph import Graph
 __all__ = ["Fetch", "drawn", "expected"]
 
 Ints = NDArray[np.int64]
-_BATCHES = 32  # drawn of each part: several epochs where they are short, else a piece of one
+Floats = NDArray[np.float64]
+_BATCHES = 8  # of each part drawn in one pass: an epoch, or a piece of a long one
+_PASSES, _MOST_PASSES = 4, 100
+_MOST_EDGES = 4_000_000  # read while drawing, beyond the least number of passes
+_PRECISION = 0.0025  # of the rows of all parts: standard error over mean at which drawing ends
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,7 @@ class Fetch:
     steps: int
     rows: tuple[float, ...]  # fetched by each part
     sent: tuple[float, ...]  # of each part, by others
+    rounds: float  # batches of any part that lack rows: each asks for them once
     is_drawn: bool
 
     @property
@@ -50,31 +55,79 @@ def drawn(
     own = [seeds[part[seeds] == p] for p in range(parts)]
     most = max(map(len, own))
     steps = max(1, math.ceil(most / batch))
-    rows, sent = np.zeros(parts), np.zeros(parts)
-    for p in range(parts):
-        cuts = _cuts(own[p] if len(own[p]) else seeds, most, batch, rng)
-        share = most / max(1, sum(map(len, cuts)))
-        for cut in cuts:
-            reached = expanded(graph, np.unique(cut), fanouts, rng)
-            owners = np.bincount(part[reached], minlength=parts).astype(float)
-            owners[p] = 0.0
-            rows[p] += owners.sum() * share
-            sent += owners * share
-    return Fetch(steps, tuple(rows), tuple(sent), True)
+    drawing = _Drawing(graph, part, parts, fanouts, rng)
+    while not drawing.is_precise:
+        for p in range(parts):
+            for cut in _cuts(own[p] if len(own[p]) else seeds, most, batch, rng):
+                drawing.draw(p, cut)
+        drawing.end(most)
+    rows, sent, rounds = drawing.means()
+    return Fetch(steps, tuple(rows), tuple(sent), rounds * steps, True)
+
+
+class _Drawing:
+    """Batches drawn so far, by passes: every pass has some batches of each part."""
+
+    def __init__(
+        self, graph: Graph, part: Ints, parts: int, fanouts: Sequence[int | None], rng: np.random.Generator
+    ) -> None:
+        self.graph, self.part, self.parts, self.fanouts, self.rng = graph, part, parts, fanouts, rng
+        self._rows: list[Floats] = []  # of each pass: remote rows by reader and owner, of one epoch
+        self._rounds: list[float] = []  # of each pass: the share of batches that lack rows, summed over parts
+        self._begin()
+        self._read = 0
+
+    def _begin(self) -> None:
+        self._owners = np.zeros((self.parts, self.parts))
+        self._seeds = np.zeros(self.parts)
+        self._batches = np.zeros(self.parts)
+        self._lacking = np.zeros(self.parts)
+
+    def draw(self, p: int, cut: Ints) -> None:
+        """One batch of a part's own seeds."""
+        reached, edges = expanded(self.graph, np.unique(cut), self.fanouts, self.rng)
+        owners = np.bincount(self.part[reached], minlength=self.parts).astype(float)
+        owners[p] = 0.0
+        self._owners[p] += owners
+        self._seeds[p] += len(cut)
+        self._batches[p] += 1
+        self._lacking[p] += owners.any()
+        self._read += edges
+
+    def end(self, most: int) -> None:
+        """The pass is over: an epoch has `most` seeds of every part."""
+        self._rows.append(self._owners * (most / np.maximum(1, self._seeds))[:, None])
+        self._rounds.append(float((self._lacking / np.maximum(1, self._batches)).sum()))
+        self._begin()
+
+    @property
+    def is_precise(self) -> bool:
+        """Whether the rows of an epoch are known well enough, or enough edges were read."""
+        if len(self._rows) < _PASSES:
+            return False
+        totals = np.array([rows.sum() for rows in self._rows])
+        error = totals.std(ddof=1) / math.sqrt(len(totals))
+        return bool(error <= _PRECISION * totals.mean()) or self._is_enough
+
+    @property
+    def _is_enough(self) -> bool:
+        return self._read > _MOST_EDGES or len(self._rows) >= _MOST_PASSES
+
+    def means(self) -> tuple[Floats, Floats, float]:
+        """Rows of an epoch by reader and by owner, and the batches of a step that lack some."""
+        rows = np.mean(self._rows, axis=0)
+        return rows.sum(axis=1), rows.sum(axis=0), float(np.mean(self._rounds))
 
 
 def _cuts(own: Ints, most: int, batch: int, rng: np.random.Generator) -> list[Ints]:
-    """The seeds of some batches, as epochs have them: the last of each may be short."""
-    found: list[Ints] = []
-    while len(found) < _BATCHES:
-        order = np.resize(rng.permutation(own), most)
-        found += [order[k : k + batch] for k in range(0, most, batch)]
-    steps = math.ceil(most / batch)
-    return found[: max(_BATCHES // steps, 1) * steps] if steps <= _BATCHES else found[:_BATCHES]
+    """The seeds of an epoch's batches, the last of which may be short; of a long epoch the first ones."""
+    order = np.resize(rng.permutation(own), most)
+    return [order[k : k + batch] for k in range(0, most, batch)][:_BATCHES]
 
 
 def expected(growth: Growth, seeds: float, parts: int, quality: float = 1.0) -> Fetch:
     """Parts drawn at random, of which a partition leaves the share `quality`: all but one in P is remote."""
     steps = max(1, math.ceil(seeds / parts / max(1, growth.batch)))
     each = seeds / parts / max(1, growth.batch) * growth.nodes[-1] * (1.0 - 1.0 / parts) * min(1.0, quality)
-    return Fetch(steps, (each,) * parts, (each,) * parts, False)
+    rounds = float(steps * parts) if parts > 1 else 0.0
+    return Fetch(steps, (each,) * parts, (each,) * parts, rounds, False)

@@ -75,9 +75,10 @@ def measure(
 
 def expanded(
     graph: Graph, seeds: Ints, fanouts: Sequence[int | None], rng: np.random.Generator
-) -> NDArray[np.int64]:
-    """The nodes within all hops of some seeds, ascending, in one draw."""
-    return np.flatnonzero(_expand(graph, seeds, fanouts, rng)[2])
+) -> tuple[Ints, int]:
+    """The nodes within all hops of some seeds, ascending, in one draw, and how many edges were read."""
+    _, edges, seen = _expand(graph, seeds, fanouts, rng)
+    return np.flatnonzero(seen), sum(edges)
 
 
 def _expand(
@@ -98,7 +99,7 @@ def _expand(
 
 
 def _positions(graph: Graph, rows: Ints, fanout: int | None, rng: np.random.Generator) -> Ints:
-    """Which edges are read: all of a row, or one from each of `fanout` equal stretches of it."""
+    """Which edges are read: all of a row, or `fanout` of them, every choice of so many as likely."""
     starts = graph.indptr[rows].astype(np.int64)
     degrees = graph.indptr[rows + 1].astype(np.int64) - starts
     is_whole = np.full(len(rows), True) if fanout is None else degrees <= fanout
@@ -107,6 +108,16 @@ def _positions(graph: Graph, rows: Ints, fanout: int | None, rng: np.random.Gene
     whole: Ints = np.repeat(starts[is_whole], lengths) + offsets
     if fanout is None:
         return whole
-    places = (np.arange(fanout) + rng.random((int((~is_whole).sum()), fanout))) / fanout
-    drawn = starts[~is_whole, None] + (places * degrees[~is_whole, None]).astype(np.int64)
-    return np.concatenate((whole, drawn.ravel()))
+    chosen = starts[~is_whole, None] + _some_of(degrees[~is_whole], fanout, rng)
+    return np.concatenate((whole, chosen.ravel()))
+
+
+def _some_of(counts: Ints, fanout: int, rng: np.random.Generator) -> Ints:
+    """`fanout` different numbers below each count, by Floyd: a number drawn before becomes the last one."""
+    chosen = np.empty((len(counts), fanout), np.int64)
+    for k in range(fanout):
+        last = counts - fanout + k
+        number = (rng.random(len(counts)) * (last + 1)).astype(np.int64)
+        is_taken = (chosen[:, :k] == number[:, None]).any(axis=1)
+        chosen[:, k] = np.where(is_taken, last, number)
+    return chosen

@@ -7,8 +7,8 @@ of the planner's price) plus its traffic over the network: nothing overlaps, exc
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from plait.analysis.cut import EdgeCut, VertexCut
@@ -16,11 +16,13 @@ from plait.analysis.fetch import Fetch
 from plait.analysis.growth import Growth
 from plait.analysis.network import Network, Traffic, all_gather, all_reduce, all_to_all
 from plait.analysis.pipeline import MODES, Mode, Schedule, schedule
+from plait.analysis.shards import Shards
 from plait.analysis.workload import Load, Workload
 
 __all__ = ["Cluster", "Strategy", "price", "stage_times"]
 
 _OPTIMISER = 4  # copies of the weights: themselves, gradients, two moments
+_NUMBER_BYTES = 8  # of a count that workers add up
 _ID_BYTES, _HEADER = 8, 3  # of a node's number on its way, and the numbers that say how many come
 _ROUND = 4  # messages of a round of fetching: that there is one, how many rows, which, the rows
 
@@ -90,6 +92,7 @@ class Cluster:
     growth: Growth
     fetch: Fetch
     sharing: float = 1.0  # how much slower a worker computes while the others on its machine do
+    shards: Mapping[str, Shards] = field(default_factory=dict)  # plans of plait.shard by split, where known
 
 
 def price(work: Workload, cluster: Cluster) -> list[Strategy]:
@@ -116,8 +119,7 @@ def _strategy(
     **more: Any,
 ) -> Strategy:  # fmt: skip
     """A strategy whose workers agree on the weights once an epoch, unless `others` says what they do."""
-    # gradients are added up at the end, and before it how many rows the loss is a mean of
-    once = all_reduce(work.weight_bytes, cluster.workers) + Traffic(messages=1) if others is None else others
+    once = _agreed(work, cluster.workers) if others is None else others
     traffic = sum(per_layer, once)
     compute += steps * (work.batch_seconds if is_batch else work.step_seconds)
     compute *= cluster.sharing
@@ -135,6 +137,12 @@ def _strategy(
         synchronisations=synchronisations + (1 if others is None else 0),
         **more,
     )
+
+
+def _agreed(work: Workload, workers: int) -> Traffic:
+    """Gradients are added up at the end, and before it how many rows the loss is a mean of: one number."""
+    count = replace(all_reduce(_NUMBER_BYTES, workers), messages=1)
+    return all_reduce(work.weight_bytes, workers) + count
 
 
 def _alone(work: Workload) -> Strategy:
@@ -171,8 +179,11 @@ def _halo_traffic(work: Workload, cut: EdgeCut, load: Load) -> Traffic:
 
 
 def _edge_cut(work: Workload, cluster: Cluster) -> Strategy:
-    cut = cluster.edge_cut
+    cut, planned = cluster.edge_cut, cluster.shards.get("nodes")
     per_layer = [_halo_traffic(work, cut, load) for load in work.loads]
+    exchanges = sum(len(load.gathers) for load in work.loads)
+    if planned is not None:
+        per_layer, exchanges = planned.traffic, planned.exchanges
     share, rows = _shares(cut, work)
     halo = max(cut.halo, default=0.0)
     compute = _graph_seconds(work) * share + _dense_seconds(work) * rows
@@ -186,7 +197,7 @@ def _edge_cut(work: Workload, cluster: Cluster) -> Strategy:
     note = f"{cut.by}: {remote:.2f} remote rows a node, {cut.imbalance:.2f} imbalance"
     return _strategy(
         work, cluster, "edge cut", "data: graph partition", per_layer, compute, memory,
-        sum(len(load.gathers) for load in work.loads), share=share, note=note,
+        exchanges, share=share, note=note,
     )  # fmt: skip
 
 
@@ -227,9 +238,11 @@ def _switch_traffic(work: Workload, workers: int, load: Load) -> Traffic:
 
 
 def _features(work: Workload, cluster: Cluster) -> Strategy:
-    P = cluster.workers
+    P, planned = cluster.workers, cluster.shards.get("features")
     per_layer = [_switch_traffic(work, P, load) for load in work.loads]
     switches = sum(2 * (bool(load.ahead) + bool(load.behind)) for load in work.loads)
+    if planned is not None and planned.is_split:
+        per_layer, switches = planned.traffic, planned.exchanges
     memory = work.graph_bytes + (work.feature_bytes + 2 * work.held_bytes) / P
     return _strategy(
         work, cluster, "feature partition", "data: graph partition", per_layer,
@@ -340,8 +353,8 @@ def _dependent(work: Workload, cluster: Cluster) -> Strategy:
     drawing = sum(growth.edges) * work.sampled_edge_seconds + growth.nodes[-1] * work.looked_up_row_seconds
     # of a remote row its number goes out and its features come back; counts of both go before them
     columns = work.features * work.float_bytes + _ID_BYTES
-    # a worker asks when it needs to, and others that do join it: between one round a step and one each
-    counts = (P + 1) / 2 * fetch.steps * (P - 1) * _ID_BYTES * _HEADER
+    # whoever lacks rows has a round, in which all tell all others how many they want
+    counts = fetch.rounds * (P - 1) * _ID_BYTES * _HEADER
     messages = _ROUND * fetch.steps * (P - 1)
     fetched = Traffic(fetch.total * columns + counts * P, fetch.busiest * columns + counts, messages)
     weights = all_reduce(work.weight_bytes, P) * fetch.steps

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from plait.distributed.rounds import told
-from plait.errors import PlanError
+from plait.graph.division import column_shares
+from plait.plan.exchange import slowest
 
 __all__ = ["Peers", "WireCounters"]
 
@@ -134,14 +135,11 @@ class Peers:
 
     def share_of(self, width: int) -> int:
         """How many of so many columns are this rank's."""
-        return self._shares(width)[self.rank]
-
-    def _shares(self, width: int) -> list[int]:
-        return [width // self.size + (k < width % self.size) for k in range(self.size)]
+        return column_shares(width, self.size)[self.rank]
 
     def to_columns(self, x: Tensor) -> Tensor:
         """This rank's columns of the rows of all nodes."""
-        shares, counts = self._shares(x.shape[1]), np.diff(self.bounds).tolist()
+        shares, counts = column_shares(x.shape[1], self.size), np.diff(self.bounds).tolist()
         out = x.new_empty((self.num_nodes, shares[self.rank]))
         sent = torch.cat([part.reshape(-1) for part in torch.split(x, shares, dim=1)])
         self._trade(
@@ -151,7 +149,7 @@ class Peers:
 
     def to_rows(self, x: Tensor, width: int) -> Tensor:
         """The rows of this rank, all columns; what `to_columns` took apart."""
-        shares, counts = self._shares(width), np.diff(self.bounds).tolist()
+        shares, counts = column_shares(width, self.size), np.diff(self.bounds).tolist()
         came = x.new_empty(self.num_rows * width)
         self._trade(
             came, x.reshape(-1), [self.num_rows * w for w in shares], [n * shares[self.rank] for n in counts]
@@ -211,11 +209,4 @@ class Peers:
 
     def agree(self, prices: Mapping[str, float]) -> Mapping[str, float]:
         """Of what every rank has a price for, the largest."""
-        every = [json.loads(text) for text in self.texts(json.dumps(dict(prices)))]
-        common = [key for key in every[0] if all(key in other for other in every)]
-        if not common:
-            raise PlanError(
-                "the ranks have no plan in common; call the model alike on all of them, with one version of "
-                "plait"
-            )
-        return {key: max(float(other[key]) for other in every) for key in common}
+        return slowest([json.loads(text) for text in self.texts(json.dumps(dict(prices)))])

@@ -19,9 +19,10 @@ from plait.distributed.peers import Peers, WireCounters
 from plait.distributed.rounds import told
 from plait.distributed.session import TIMEOUT_SECONDS, join
 from plait.distributed.shardplan import ShardPlan
-from plait.distributed.share import Division, assigned, data_of, divide, whole_of
+from plait.distributed.share import assigned, data_of, whole_of
 from plait.errors import InputError
-from plait.plan.exchange import Link
+from plait.graph.division import Division, divide
+from plait.plan.exchange import Link, checked_split
 from plait.pyg.planned import install
 from plait.pyg.shard import OverRanks, Share, refused
 from plait.pyg.view import view_of
@@ -37,6 +38,7 @@ def shard(
     parts: Any = None,
     *,
     network: Any = "10gbit",
+    split: str | None = None,
     method: str = "metis",
     seed: int = 0,
     sync_gradients: bool = True,
@@ -50,8 +52,10 @@ def shard(
     Call the result as the model is called, with what `sharded.data` holds: this rank's x, edge_index, y and
     masks. Losses are shares of the loss over all nodes (`sharded.mean`), gradients are summed over ranks at
     the end of `backward()`, and rank 0's parameters are everybody's. `network` is what lies between the ranks
-    ("10gbit", "1gbit,50us"): by its price the planner decides what travels.
+    ("10gbit", "1gbit,50us"): by its price the planner decides what travels, unless `split` does: "nodes" or
+    "features" for every layer that can be split so.
     """
+    checked_split(split)
     if not isinstance(model, nn.Module):
         raise InputError(f"model: {type(model).__name__} is not a torch.nn.Module; pass the model itself")
     reason = refused(model) or norms.refused(model, lambda m: isinstance(m, MessagePassing))
@@ -67,13 +71,13 @@ def shard(
         group = dist.new_group(backend=backend, timeout=timedelta(seconds=timeout_seconds))
     whole = whole_of(data, parts, rank, size)
     part = _agreed(assigned(whole, size, method, seed) if rank == 0 else None, whole.num_nodes, size, group)
-    division = divide(whole, part, size)
+    division = divide(whole.source, whole.target, part, size)
     peers = Peers(division.bounds, division.halo_of(rank), rank, group)
     link = Link(linked.bytes_per_s, linked.latency, size - 1)
     share = data_of(whole, division, rank, device)
     peers.to(device)
     weights = None if whole.data is None else whole.data.get("edge_weight")
-    return Sharded(model, share, division, peers, link, weights, sync_gradients, ends_group)
+    return Sharded(model, share, division, peers, link, weights, sync_gradients, ends_group, split)
 
 
 def _agreed(part: Any, count: int, size: int, group: Any) -> Any:
@@ -102,6 +106,7 @@ class Sharded(nn.Module):
         edge_weight: Tensor | None = None,
         sync_gradients: bool = True,
         ends_group: bool = False,
+        split: str | None = None,
     ) -> None:
         super().__init__()
         install()
@@ -109,7 +114,7 @@ class Sharded(nn.Module):
         self.data, self.division, self._peers, self._link = data, division, peers, link
         self._ends_group = ends_group
         share = Share(division.graph, data.edge_index, data.get("x"), data.get("edge_weight"), edge_weight)
-        self._runs = OverRanks(share, peers, Runs(peers, link))
+        self._runs = OverRanks(share, peers, Runs(peers, link, split))
         session = Session()
         session.over_ranks = self._runs
         self._session = session

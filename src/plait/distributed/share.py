@@ -16,9 +16,10 @@ from plait.distributed.parts import MASKS, Parts, shares
 from plait.distributed.session import opened
 from plait.errors import InputError
 from plait.graph import Graph
+from plait.graph.division import Division
 from plait.graph.partition import assign
 
-__all__ = ["Division", "Whole", "assigned", "data_of", "divide", "whole_of"]
+__all__ = ["Whole", "assigned", "data_of", "whole_of"]
 
 Array = NDArray[Any]
 
@@ -33,42 +34,6 @@ class Whole:
     part: Array | None = None  # of every node, where it is known
     data: Data | None = None
     parts: Parts | None = None
-
-
-@dataclass(frozen=True)
-class Division:
-    """Numbers for all nodes under which every rank's are contiguous, and the graph by these numbers.
-
-    Node i is node nodes[i] of the caller; rank r owns bounds[r] .. bounds[r + 1] - 1, of which the first
-    `inner[r]` have no neighbour elsewhere.
-    """
-
-    nodes: Array
-    bounds: Array
-    inner: Array
-    graph: Graph
-    source: Array
-    target: Array
-
-    def edges_of(self, rank: int) -> Array:
-        """The edges into a rank's nodes, by their numbers in the caller's order."""
-        begin, end = self.bounds[rank], self.bounds[rank + 1]
-        return np.flatnonzero((self.target >= begin) & (self.target < end))
-
-    def halo_of(self, rank: int) -> Array:
-        """Nodes of other ranks with an edge into this one's, ascending."""
-        sources = self.source[self.edges_of(rank)]
-        begin, end = self.bounds[rank], self.bounds[rank + 1]
-        return np.unique(sources[(sources < begin) | (sources >= end)])
-
-    def local_edges(self, rank: int) -> Array:
-        """[2, E]: the edges into a rank's nodes, these numbered from 0 and the halo behind them."""
-        edges, begin = self.edges_of(rank), int(self.bounds[rank])
-        count, halo = int(self.bounds[rank + 1]) - begin, self.halo_of(rank)
-        place = np.empty(self.nodes.size, np.int64)
-        place[begin : begin + count] = np.arange(count)
-        place[halo] = count + np.arange(halo.size)
-        return np.stack((place[self.source[edges]], place[self.target[edges]]))
 
 
 def whole_of(data: Any, parts: Any, rank: int, size: int) -> Whole:
@@ -122,21 +87,6 @@ def assigned(whole: Whole, size: int, method: str, seed: int) -> Array:
     mask = None if whole.data is None else whole.data.get("train_mask")
     train = None if mask is None or mask.dim() != 1 else mask.cpu().numpy()
     return assign(graph, size, method, train=train, seed=seed)
-
-
-def divide(whole: Whole, part: Array, size: int) -> Division:
-    """The nodes rank by rank, inner ones first, in the caller's order beyond that."""
-    is_cut = part[whole.source] != part[whole.target]
-    is_outer = np.zeros(whole.num_nodes, np.int64)
-    is_outer[whole.target[is_cut]] = 1
-    nodes = np.argsort(2 * part + is_outer, kind="stable")
-    number = np.empty_like(nodes)
-    number[nodes] = np.arange(nodes.size)
-    bounds = np.concatenate(([0], np.cumsum(np.bincount(part, minlength=size)))).astype(np.int64)
-    inner = np.bincount(part[is_outer == 0], minlength=size)
-    source, target = number[whole.source], number[whole.target]
-    graph = Graph.from_edge_index(source, target, whole.num_nodes, validate=False)
-    return Division(nodes, bounds, inner, graph, source, target)
 
 
 def data_of(whole: Whole, division: Division, rank: int, device: torch.device) -> Data:

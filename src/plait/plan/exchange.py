@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from plait.cost.price import Price, Pricer
+from plait.errors import InputError, PlanError
 from plait.ir import Barrier, Expr
 from plait.ops.exchange import EXCHANGES, wire_numbers
 from plait.ops.operation import Setting
@@ -28,10 +29,15 @@ from plait.plan.search import Problem, matrices_of, survey
 __all__ = [
     "Choice",
     "Link",
+    "Offer",
     "by_features",
     "by_nodes",
+    "checked_split",
+    "choices_of_ranks",
     "choose_over_ranks",
+    "offer",
     "overlapped",
+    "slowest",
     "spaced",
     "wire_bytes",
 ]
@@ -206,23 +212,35 @@ class _Spread(Candidate):
         return differentiate(self.forward, wrt)
 
 
-def _spread(survivors: Iterable[Survivor], is_alone: bool) -> list[Survivor]:
-    """Every candidate with its exchanges, in both ways."""
+_WAYS: Mapping[str, Callable[[Program], Program | None]] = {
+    "by nodes": by_nodes, "by nodes, overlapped": overlapped, "by features": by_features
+}  # fmt: skip
+_SPLITS: Mapping[str | None, tuple[str, ...]] = {
+    None: tuple(_WAYS), "nodes": ("by nodes", "by nodes, overlapped"), "features": ("by features",),
+    "nodes, at once": ("by nodes",), "nodes, overlapped": ("by nodes, overlapped",),
+}  # fmt: skip
+
+
+def checked_split(split: str | None) -> str | None:
+    """The split as it was given; InputError where there is no such."""
+    if split not in _SPLITS:
+        raise InputError(f"split: {split!r}; give one of {', '.join(filter(None, _SPLITS))}, or None for any")
+    return split
+
+
+def _spread(survivors: Sequence[Survivor], is_alone: bool, split: str | None = None) -> list[Survivor]:
+    """Every candidate with its exchanges, in all ways of a split; in any where none can be split so."""
     found = []
     for survivor in survivors:
         option = survivor.candidate
-        ways = {
-            "by nodes": by_nodes(option.forward),
-            "by nodes, overlapped": overlapped(option.forward),
-            "by features": by_features(option.forward),
-        }
         seen: list[tuple[Step, ...]] = []
-        for name, program in ways.items():
+        for name in _SPLITS[split]:
+            program = _WAYS[name](option.forward)
             if program is not None and program.steps not in seen and not (is_alone and seen):
                 seen.append(program.steps)
                 made = _Spread(option.expr, f"{option.form}, {name}", program)
                 found.append(Survivor(made, survivor.condition))
-    return found
+    return found if found or split is None else _spread(survivors, is_alone)
 
 
 # Prices ---------------------------------------------------------------------------------------------------
@@ -242,38 +260,78 @@ class _Pricer(Pricer):
         return Price(self.link.seconds(size), Work(0.0, size, size), "network", f"{size / 1e6:.3g} MB travel")
 
 
-def choose_over_ranks(problem: Problem, link: Link, agree: Agree) -> tuple[LayerPlan, Choice]:
+@dataclass(frozen=True)
+class Offer:
+    """What one rank could do of a layer: its best plan for everything that could travel."""
+
+    problem: Problem
+    link: Link
+    plans: Mapping[str, LayerPlan]
+
+    @property
+    def prices(self) -> dict[str, float]:
+        """Seconds by what would travel."""
+        known = {key: plan.seconds for key, plan in self.plans.items()}
+        return {**known, **_replicated(self.plans.values(), self.problem, self.link)}
+
+    def settled(self, seconds: Mapping[str, float]) -> tuple[LayerPlan, Choice]:
+        """This rank's part in what costs the slowest rank least, which is the same on every rank."""
+        problem, best = self.problem, self.plans
+        chosen = min((key for key in seconds if key in best), key=lambda key: (seconds[key], key))
+        plan = best[chosen]
+        rejected = tuple(
+            _lost(key, best.get(key), value, seconds[chosen])
+            for key, value in sorted(seconds.items(), key=lambda item: item[1])
+            if key != chosen
+        )
+        because = f"of what could travel this costs the slowest rank least: {chosen}"
+        plan = replace(plan, rejected=rejected, because=because, matrices=matrices_of(plan, problem))
+        once, each = wire_bytes(plan, problem)
+        split = "by " + plan.form.partition(", by ")[2].removesuffix(", chained")
+        choice = Choice(problem.layer, plan.mode, split if each or once else "rows alone", chosen, seconds,
+                        plan, each, sum(once))  # fmt: skip
+        return plan, choice
+
+
+def offer(problem: Problem, link: Link, split: str | None = None) -> Offer:
+    """What a rank could do of a layer; `split`: "nodes" or "features" only, where the layer can."""
+    survivors, _ = prune(problem.forms, problem.wrt, problem.constant, False)
+    spread = _spread(survivors, link.peers == 0, split)
+    plans = [_with_overlap(spaced(plan)) for plan in survey(problem, spread, _Pricer(problem, link))]
+    best: dict[str, LayerPlan] = {}
+    for plan in sorted(plans, key=lambda plan: plan.seconds):
+        best.setdefault(_travels(plan), plan)
+    return Offer(problem, link, best)
+
+
+def slowest(prices: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Of what every rank has a price for, the largest."""
+    common = [key for key in prices[0] if all(key in other for other in prices)]
+    if not common:
+        raise PlanError(
+            "the ranks have no plan in common; call the model alike on all of them, with one version of plait"
+        )
+    return {key: max(float(other[key]) for other in prices) for key in common}
+
+
+def choose_over_ranks(
+    problem: Problem, link: Link, agree: Agree, split: str | None = None
+) -> tuple[LayerPlan, Choice]:
     """The cheapest plan all ranks can take part in; prices are those of the slowest rank.
 
     Ranks plan for their own nodes and machines. What has to be the same everywhere is what travels and when:
     plans are grouped by that, every rank names the price of its best plan of each group, and the group whose
     largest price is smallest is chosen.
     """
-    survivors, _ = prune(problem.forms, problem.wrt, problem.constant, False)
-    plans = [
-        _with_overlap(spaced(plan))
-        for plan in survey(problem, _spread(survivors, link.peers == 0), _Pricer(problem, link))
-    ]
-    best: dict[str, LayerPlan] = {}
-    for plan in sorted(plans, key=lambda plan: plan.seconds):
-        best.setdefault(_travels(plan), plan)
-    prices = {key: plan.seconds for key, plan in best.items()}
-    seconds = agree({**prices, **_replicated(best.values(), problem, link)})
-    # the same on every rank: what all of them have a plan for, ties by name
-    chosen = min((key for key in seconds if key in best), key=lambda key: (seconds[key], key))
-    plan = best[chosen]
-    rejected = tuple(
-        _lost(key, best.get(key), value, seconds[chosen])
-        for key, value in sorted(seconds.items(), key=lambda item: item[1])
-        if key != chosen
-    )
-    because = f"of what could travel this costs the slowest rank least: {chosen}"
-    plan = replace(plan, rejected=rejected, because=because, matrices=matrices_of(plan, problem))
-    once, each = wire_bytes(plan, problem)
-    split = "by " + plan.form.partition(", by ")[2].removesuffix(", chained")
-    choice = Choice(problem.layer, plan.mode, split if each or once else "rows alone", chosen, seconds, plan,
-                    each, sum(once))  # fmt: skip
-    return plan, choice
+    own = offer(problem, link, split)
+    return own.settled(agree(own.prices))
+
+
+def choices_of_ranks(problems: Sequence[Problem], link: Link, split: str | None = None) -> tuple[Choice, ...]:
+    """What all ranks choose together, found in one process from the problem of each."""
+    offers = [offer(problem, link, split) for problem in problems]
+    seconds = slowest([one.prices for one in offers])
+    return tuple(one.settled(seconds)[1] for one in offers)
 
 
 def _replicated(plans: Iterable[LayerPlan], problem: Problem, link: Link) -> dict[str, float]:

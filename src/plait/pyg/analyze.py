@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,14 +11,19 @@ from torch import Tensor, nn
 from plait.analysis.analysis import Analysis, Options, analyse, check_workers, memory_of
 from plait.analysis.layers import layers_of
 from plait.analysis.models import HEADS, layers_by_name
-from plait.analysis.network import network_of
+from plait.analysis.network import Network, network_of
+from plait.analysis.shards import SPLITS, Shards
 from plait.analysis.statistics import Statistics
 from plait.errors import InputError
 from plait.graph import Graph
 from plait.graph.partition import has_metis, metis
 from plait.kernels import launch
+from plait.plan.exchange import Link
 from plait.plan.plan import Plan
+from plait.pyg.call import call_of
 from plait.pyg.compile import explain
+from plait.pyg.foresee import foresee
+from plait.pyg.view import CompiledModel
 from plait.runtime.machine import machine_in_use
 
 __all__ = ["analyze"]
@@ -71,6 +76,11 @@ def analyze(
         name, layers = type(model).__name__, layers_of(plan)
         notes = tuple(note for note in plan.notes if "form" not in note and "twins" not in note)
     parts, by = _partitions(partition, counts, statistics)
+    shards: dict[int, dict[str, Shards]] = {}
+    reason = ""
+    if not isinstance(model, str):
+        shards, reason = _shards(model, data, parts, linked, mode)
+    notes += (f"plait.shard does not run this model, so its bytes are estimates: {reason}",) if reason else ()
     options = Options(
         workers=counts,
         network=linked,
@@ -85,6 +95,7 @@ def analyze(
         parameters=None if isinstance(model, str) else _parameters(model),
         threads=launch.num_threads(),
         sharing=sharing,
+        shards=shards,
         graphs=int(getattr(data, "num_graphs", 1) or 1),
     )
     return analyse(name, layers, statistics, machine, options, notes)
@@ -98,6 +109,24 @@ def _planned(model: nn.Module, data: Any, mode: str) -> Plan:
             "(model='gcn', widths=(128, 64, 16)) to analyse statistics"
         )
     return explain(model, data, mode=mode, forms=("csr",))
+
+
+def _shards(
+    model: nn.Module, data: Any, parts: Mapping[int, Any], network: Network, mode: str
+) -> tuple[dict[int, dict[str, Shards]], str]:
+    """What plait.shard would choose for each of these partitions and splits; or why it would not."""
+    plain = model._plait_model if isinstance(model, CompiledModel) else model
+    call, found = call_of(plain, data), {}
+    if call is None:
+        return {}, "its arguments are not attributes of data"
+    try:
+        for count, part in parts.items():
+            link = Link(network.bytes_per_s, network.latency, count - 1)
+            layers = foresee(plain, call, data, np.asarray(part), link, SPLITS, mode)
+            found[count] = {str(split): Shards(of_layers) for split, of_layers in layers.items()}
+    except InputError as error:
+        return {}, str(error).removeprefix("model: ")
+    return found, ""
 
 
 def _statistics(data: Any) -> Statistics:

@@ -36,7 +36,7 @@ from plait.runtime.identity import counts_writes
 from plait.runtime.session import Options, Session
 from plait.runtime.twins import find_twins
 
-__all__ = ["compile", "explain"]
+__all__ = ["compile", "explain", "rehearse"]
 
 _log = logging.getLogger("plait")
 
@@ -144,6 +144,14 @@ def explain(
     if not session.plans.of(mode) and not is_disabled():
         _look_ahead(compiled, session, call, mode)
     return _analyze(compiled, session, call, mode) if analyze else plan_of(compiled, mode)
+
+
+def rehearse(model: nn.Module, session: Session, call: Call, mode: str) -> None:
+    """Calls the model's layers through a session, once, and leaves everything as it was."""
+    install()
+    is_training = mode == "training"
+    with _quietly(model, call, is_training), torch.set_grad_enabled(is_training):
+        call(view_of(model, session))
 
 
 def _given_call(args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None) -> Call | None:

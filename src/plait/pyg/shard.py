@@ -32,16 +32,16 @@ from torch_geometric.nn import (
 from plait.errors import InputError
 from plait.graph import Graph
 from plait.ir import Expr
-from plait.plan.exchange import Choice
+from plait.plan.exchange import Choice, Link
 from plait.pyg.active import Seat, Seats
 from plait.pyg.layers.base import RULES, Call, Lowered, NotLowered
 from plait.pyg.layers.fused import layer_of
 from plait.pyg.lower import lower
 from plait.pyg.operators import Operator, propagate
 from plait.runtime.constants import Constants
-from plait.runtime.spread import Peers, RankConstants, Runs, extended
+from plait.runtime.spread import Peers, Position, RankConstants, Runs, extended
 
-__all__ = ["OverRanks", "Share", "refused"]
+__all__ = ["OverRanks", "Share", "constants_of", "halo_choice", "refused"]
 
 # a node's result depends on its own row and those of its neighbours, whatever else they are neighbours of
 _ONE_HOP = (
@@ -83,6 +83,14 @@ def _refused(module: Any) -> str | None:
     if any(isinstance(part, _OVER_NODES) for part in module.modules()):
         return " normalises over nodes inside; move the normalisation behind the layer"
     return None
+
+
+def constants_of(share: Share, operator: Operator, is_weighted: bool, dtype: torch.dtype) -> Constants:
+    """An operator's matrices for the whole graph."""
+    with torch.no_grad():
+        made = propagate(operator, share.graph, share.weight_of_all if is_weighted else None, dtype)
+    diagonals = {name: getattr(made, name) for name in "plq" if getattr(made, name) is not None}
+    return Constants(made.graph, made.edge_weight, {**diagonals, **made.extra}, dtype)
 
 
 @dataclass
@@ -174,12 +182,7 @@ class OverRanks:
         """The operator's matrices: made for the whole graph, of which degrees are counted, then cut."""
         key = (operator, is_weighted, dtype)
         if key not in self._constants:
-            share = self.share
-            with torch.no_grad():
-                made = propagate(operator, share.graph, share.weight_of_all if is_weighted else None, dtype)
-            diagonals = {name: getattr(made, name) for name in "plq" if getattr(made, name) is not None}
-            whole = Constants(made.graph, made.edge_weight, {**diagonals, **made.extra}, dtype)
-            self._constants[key] = RankConstants(whole, self.peers)
+            self._constants[key] = RankConstants(constants_of(self.share, *key), self.peers)
         return self._constants[key]
 
     # Passes of their own ----------------------------------------------------------------------
@@ -212,21 +215,27 @@ class OverRanks:
 
     def _note(self, name: str, x: Tensor, travelled: str) -> None:
         """What the layer exchanges, for those who ask."""
-        with_grad = torch.is_grad_enabled()
-        mode = "training" if with_grad else "inference"
+        mode = "training" if torch.is_grad_enabled() else "inference"
         if (name, mode) in self.choices:
             return
-        width, size = x.shape[1], x.element_size()
-        each: tuple[int, ...] = ()
-        once = 0
-        ahead = self.peers.num_shared * width * size
-        back = (self.peers.columns.size - self.peers.num_rows) * width * size
-        said = f"fwd halo x {width}"
-        if travelled != "each":
-            said, once = f"once halo x {width}", ahead if travelled == "once" else 0
-        elif with_grad and x.requires_grad:
-            said, each = f"{said}, bwd haloᵀ x {width}", (ahead, int(back))
-        else:
-            each = (ahead,)
-        seconds = sum(self.runs.link.seconds(max(ahead, back)) for _ in each)
-        self.choices[name, mode] = Choice(name, mode, "by nodes", said, {said: seconds}, None, each, once)
+        self.choices[name, mode] = halo_choice(name, x, travelled, self.peers, self.runs.link)
+
+
+def halo_choice(name: str, x: Tensor, travelled: str, place: Position, link: Link) -> Choice:
+    """What a rank exchanges for a layer with passes of its own, which takes x with its halo behind it."""
+    with_grad = torch.is_grad_enabled()
+    width, size = x.shape[1], x.element_size()
+    each: tuple[int, ...] = ()
+    once = 0
+    ahead = place.num_shared * width * size
+    back = (place.columns.size - place.num_rows) * width * size
+    said = f"fwd halo x {width}"
+    if travelled != "each":
+        said, once = f"once halo x {width}", ahead if travelled == "once" else 0
+    elif with_grad and x.requires_grad:
+        said, each = f"{said}, bwd haloᵀ x {width}", (ahead, int(back))
+    else:
+        each = (ahead,)
+    seconds = sum(link.seconds(max(ahead, back)) for _ in each)
+    mode = "training" if with_grad else "inference"
+    return Choice(name, mode, "by nodes", said, {said: seconds}, None, each, once)

@@ -31,11 +31,11 @@ from plait.runtime.constants import Constants, SparseValue
 from plait.runtime.machine import machine_in_use
 from plait.runtime.problems import with_identity_loops
 
-__all__ = ["Peers", "RankConstants", "Runs", "extended"]
+__all__ = ["Peers", "Position", "RankConstants", "Runs", "extended", "problem_of", "wanted"]
 
 
-class Peers(Protocol):
-    """The other ranks, as layers see them."""
+class Position(Protocol):
+    """Where a rank stands among the others, as the planner sees it."""
 
     @property
     def rank(self) -> int: ...
@@ -62,6 +62,14 @@ class Peers(Protocol):
     def num_nodes(self) -> int:
         """Nodes of all ranks."""
         ...
+
+    def share_of(self, width: int) -> int:
+        """How many of so many columns are this rank's."""
+        ...
+
+
+class Peers(Position, Protocol):
+    """The other ranks, as layers see them."""
 
     def fetch(self, x: Tensor) -> Tensor:
         """The rows of this rank with those of its halo behind them."""
@@ -91,10 +99,6 @@ class Peers(Protocol):
         """Its inverse."""
         ...
 
-    def share_of(self, width: int) -> int:
-        """How many of so many columns are this rank's."""
-        ...
-
     def agree(self, prices: Mapping[str, float]) -> Mapping[str, float]:
         """Of what every rank has a price for, the largest."""
         ...
@@ -111,7 +115,7 @@ class RankConstants(Constants):
     constant of the whole graph.
     """
 
-    def __init__(self, whole: Constants, peers: Peers) -> None:
+    def __init__(self, whole: Constants, peers: Position) -> None:
         self.whole, self.peers = whole, peers
         self._own = slice(peers.begin, peers.begin + peers.num_rows)
         self._place = np.full(peers.num_nodes, -1, np.int64)
@@ -181,7 +185,8 @@ class RankConstants(Constants):
 def _peers(b: Binding) -> Peers:
     constants = b.run.constants
     assert isinstance(constants, RankConstants)
-    return constants.peers
+    peers: Any = constants.peers  # of a rank that runs, not only plans
+    return peers  # type: ignore[no-any-return]
 
 
 @kernel("exchange", "any", "torch.distributed")
@@ -248,7 +253,7 @@ class Runs:
 
     peers: Peers
     link: Link
-    calls: int = 200  # over which work done once is spread
+    split: str | None = None  # the only one that layers may be split by, where they can
     buffers: Buffers = field(default_factory=Buffers)
     choices: dict[tuple[str, str], Choice] = field(default_factory=dict)  # by layer and mode
     _runs: dict[Any, executor.Run] = field(default_factory=dict)
@@ -263,8 +268,7 @@ class Runs:
     ) -> Tensor:
         """The value of one planned expression for this rank's rows; `is_constant`: X is always the same."""
         given = {name: value for name, value in inputs.items() if value is not None}
-        with_grad = torch.is_grad_enabled()
-        wrt = tuple(name for name, value in given.items() if with_grad and value.requires_grad)
+        wrt = wanted(given)
         widths = tuple([value.shape[1:] for value in given.values()])
         key = (layer, forms, id(constants), wrt, is_constant, widths)
         run = self._runs.get(key)  # which holds the constants: their id stays theirs
@@ -281,31 +285,52 @@ class Runs:
         wrt: tuple[str, ...] | None,
         is_constant: bool,
     ) -> executor.Run:
-        x = given["X"]
-        expressions = with_identity_loops(forms, constants.whole)
-        problem = Problem(
-            forms=expressions,
-            sizes=_sizes(expressions[0], given, self.peers, layer),
-            matrices=constants.cost_matrix,
-            machine=machine_in_use(x.device),
-            wrt=wrt,
-            constant=frozenset({"X"} if is_constant else ()),
-            float_bytes=x.element_size(),
-            threads=launch.num_threads() if x.is_cpu else None,
-            calls=self.calls,
-            layer=layer,
-            may_chain=x.is_cpu,
-        )
-        plan, choice = choose_over_ranks(problem, self.link, self.peers.agree)
+        problem = problem_of(layer, constants, forms, given, wrt, is_constant)
+        plan, choice = choose_over_ranks(problem, self.link, self.peers.agree, self.split)
         self.choices[layer, plan.mode] = choice
-        run = executor.Run(plan, constants, self.buffers, place=x.device)
+        run = executor.Run(plan, constants, self.buffers, place=given["X"].device)
         if plan.hoisted.steps:
             with torch.no_grad():
                 run.hoisted = run.hoist(given)
         return run
 
 
-def _sizes(expr: Expr, given: Mapping[str, Tensor], peers: Peers, layer: str) -> dict[str, int]:
+_CALLS = 200  # over which work done once is spread
+
+
+def problem_of(
+    layer: str,
+    constants: RankConstants,
+    forms: tuple[Expr, ...],
+    given: Mapping[str, Tensor],
+    wrt: tuple[str, ...] | None,
+    is_constant: bool,
+) -> Problem:
+    """What one rank has to plan of a layer; `is_constant`: X is always the same."""
+    x = given["X"]
+    expressions = with_identity_loops(forms, constants.whole)
+    return Problem(
+        forms=expressions,
+        sizes=_sizes(expressions[0], given, constants.peers, layer),
+        matrices=constants.cost_matrix,
+        machine=machine_in_use(x.device),
+        wrt=wrt,
+        constant=frozenset({"X"} if is_constant else ()),
+        float_bytes=x.element_size(),
+        threads=launch.num_threads() if x.is_cpu else None,
+        calls=_CALLS,
+        layer=layer,
+        may_chain=x.is_cpu,
+    )
+
+
+def wanted(given: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """The inputs that want a gradient."""
+    with_grad = torch.is_grad_enabled()
+    return tuple(name for name, value in given.items() if with_grad and value.requires_grad)
+
+
+def _sizes(expr: Expr, given: Mapping[str, Tensor], peers: Position, layer: str) -> dict[str, int]:
     """Numbers for the symbolic sizes of a program over ranks."""
     sizes = {
         "N": peers.num_rows, "H": int(peers.columns.size), "G": peers.num_nodes, "S": peers.num_shared,

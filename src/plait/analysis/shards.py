@@ -1,0 +1,53 @@
+"""A model over ranks as plait.shard would run it: what every rank sends in the plans that all agree on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from plait.analysis.network import Traffic
+from plait.ops.exchange import EXCHANGES
+from plait.plan.exchange import Choice
+
+__all__ = ["SPLITS", "Shards"]
+
+SPLITS = ("nodes", "features")
+"""Splits of plait.shard that are strategies of their own: edge cut and feature partition."""
+
+
+@dataclass(frozen=True)
+class Shards:
+    """The choices of all ranks, by layer in the order of their calls."""
+
+    layers: tuple[tuple[Choice, ...], ...]
+
+    @property
+    def traffic(self) -> list[Traffic]:
+        """Of every layer in one step; what is sent once is left out."""
+        return [_traffic(choices) for choices in self.layers]
+
+    @property
+    def exchanges(self) -> int:
+        """Of one step: each waits for all ranks."""
+        return sum(len(choices[0].bytes_each) for choices in self.layers)
+
+    @property
+    def is_split(self) -> bool:
+        """Whether some layer sends columns: else a split by features is one by nodes."""
+        return any("columns" in choice.travels for choices in self.layers for choice in choices[:1])
+
+
+def _traffic(choices: tuple[Choice, ...]) -> Traffic:
+    exchanges = len(choices[0].bytes_each)
+    return Traffic(
+        float(sum(sum(choice.bytes_each) for choice in choices)),
+        max(map(_busier, choices)),
+        exchanges * (len(choices) - 1),
+    )
+
+
+def _busier(choice: Choice) -> float:
+    """Bytes of one rank in the busier direction of each exchange."""
+    if choice.plan is None:
+        return float(len(choice.bytes_each) * max(choice.bytes_each, default=0))
+    steps = (step for step in choice.plan.steps if step.step.op in EXCHANGES)
+    return float(sum(step.price.work.bytes_least for step in steps))
