@@ -60,6 +60,7 @@ class Options:
     parameters: int | None = None  # of the whole model; None: those of the layers that were counted
     threads: int | None = None  # of one worker; None: those of the machine's profile
     sharing: float = 1.0  # how much slower a worker computes while the others on its machine do
+    wire_bytes: int = 4  # of one number of a feature row of mini-batches, which may be narrower than the model's
 
 
 @dataclass(frozen=True)
@@ -362,8 +363,9 @@ class _Clusters:
         if fetch is None:
             seeds = max(1.0, self.statistics.nodes * self.options.train_share)
             fetch = expected(self.growth, seeds, workers, self._quality[0])
-        sharing = self.options.sharing
-        return Cluster(workers, self.options.network, edges, vertices, self.growth, fetch, sharing)
+        asked = self.options
+        parted = (edges, vertices, self.growth, fetch)
+        return Cluster(workers, asked.network, *parted, asked.sharing, asked.wire_bytes)
 
     def _compared(self, parts: int, edges: cut.EdgeCut, vertices: cut.VertexCut) -> tuple[float, float]:
         """Halos and mirrors of a partition over those of a random one."""
