@@ -1,4 +1,4 @@
-"""The bed: `python -m benchmarks.hosts prepare | run | show | clean`, from the repository's root, as root."""
+"""The bed: `python -m benchmarks.hosts prepare | run | show | bound | clean`, from the repository's root, as root."""
 
 from __future__ import annotations
 
@@ -42,7 +42,12 @@ def _arguments() -> argparse.Namespace:
     run.add_argument("--each", type=float, default=150, help="seconds after which one run is given up")
     run.add_argument("--record", type=Path, required=True, help="JSON lines, added to")
     run.set_defaults(command=_run)
-    for command in (prepare, run):
+    bound = commands.add_parser("bound", help="count the rows that optimal replacement would fetch")
+    bound.add_argument("--epochs", type=int, default=6, help="drawn, the first of which is not counted")
+    bound.add_argument("--shares", default="0.25,0.5", help="of the halo that the buffer holds")
+    bound.add_argument("--ahead", default="0,2,4,6", help="batches before one whose rows are still there")
+    bound.set_defaults(command=_bound)
+    for command in (prepare, run, bound):
         command.add_argument("--graph", default="block", help="block, block-small, or the name of --file's")
         command.add_argument("--hosts", default="2", help="numbers of hosts, such as 2,4")
         command.add_argument("--work", type=Path, required=True, help="folder for graphs and logs")
@@ -81,6 +86,18 @@ def _run(args: argparse.Namespace) -> int:
     for setting in left:
         print(f"not run: {json.dumps(setting.to_dict())}", file=sys.stderr)
     return 1 if left else 0
+
+
+def _bound(args: argparse.Namespace) -> int:
+    from benchmarks.hosts.bound import bounds, requests_of, table
+
+    for hosts in map(int, args.hosts.split(",")):
+        setting = Setting(args.graph, hosts, "", 16, "plait-auto", args.epochs)
+        batches, halo = requests_of(args.work, setting, 0)
+        slots = [round(float(share) * halo) for share in args.shares.split(",")]
+        aheads = list(map(int, args.ahead.split(",")))
+        print(table(bounds(batches, slots, aheads, len(batches) // args.epochs), halo))
+    return 0
 
 
 def _show(args: argparse.Namespace) -> int:

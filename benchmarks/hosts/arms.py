@@ -20,6 +20,8 @@ class Arm:
     cache: float = 0.0
     """Share of the halo that is kept."""
     policy: str = "auto"
+    wire: str = "float32"
+    """What plait's rows are sent and kept in."""
 
 
 ARMS = {
@@ -31,6 +33,7 @@ ARMS = {
         Arm("plait-none", "plait", "plait without a cache"),
         Arm("plait-massive", "plait", "plait with MassiveGNN's rule", "", 0.25, "massivegnn"),
         Arm("plait-auto", "plait", "plait with policy auto", "", 0.25, "auto"),
+        Arm("plait-auto-16", "plait", "... and features in float16", "", 0.25, "auto", "float16"),
     )
 }
 

@@ -32,7 +32,7 @@ def main(folder: str, text: str, output: str) -> None:
     arm = ARMS[setting.arm]
     torch.manual_seed(setting.seed)
     hops = list(reversed(setting.fanout))
-    with plait.distributed.init(f"{folder}/plait", timeout_seconds=600) as session:
+    with plait.distributed.init(f"{folder}/plait", wire=arm.wire, timeout_seconds=600) as session:
         loader = plait.distributed.NeighborLoader(
             session,
             hops,

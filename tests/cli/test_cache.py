@@ -23,6 +23,17 @@ def test_the_advice_is_printed_and_fits_a_terminal(capsys: pytest.CaptureFixture
     assert all(len(line) <= 100 for line in out.splitlines())
 
 
+def test_rows_of_16_bits_count_half(capsys: pytest.CaptureFixture[str]) -> None:
+    megabytes = []
+    for wire in ("float32", "float16"):
+        assert main(["cache", *GRAPH, "--network", "1mbit", "--width", "50000", "--wire", wire]) == 0
+        out = capsys.readouterr().out
+        assert f"rows of 50000 {wire}" in out
+        none = next(line.split() for line in out.splitlines() if line.split()[:2] == ["none", "none"])
+        megabytes.append(float(none[4]))
+    assert megabytes[0] == pytest.approx(2 * megabytes[1], rel=0.02)
+
+
 def test_it_says_when_none_is_worth_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cache", *GRAPH, "--network", "100gbit"]) == 0
     assert "recommended: no cache" in capsys.readouterr().out
@@ -55,6 +66,7 @@ def test_it_says_why_the_graph_was_not_partitioned(
     "bad",
     [
         ["--fanout", "a"],
+        ["--wire", "int8"],
         ["--parts", "1"],
         ["--train", "2"],
         ["--network", "fast"],

@@ -61,6 +61,7 @@ class Options:
     parameters: int | None = None  # of the whole model; None: those of the layers that were counted
     threads: int | None = None  # of one worker; None: those of the machine's profile
     sharing: float = 1.0  # how much slower a worker computes while the others on its machine do
+    wire_bytes: int = 4  # of one number of a feature row of mini-batches, which may be narrower than the model's
     shards: Mapping[int, Mapping[str, Shards]] = field(default_factory=dict)  # by workers and split
 
 
@@ -364,9 +365,10 @@ class _Clusters:
         if fetch is None:
             seeds = max(1.0, self.statistics.nodes * self.options.train_share)
             fetch = expected(self.growth, seeds, workers, self._quality[0])
+        asked = self.options
         return Cluster(
-            workers, self.options.network, edges, vertices, self.growth, fetch, self.options.sharing,
-            self.options.shards.get(workers, {}),
+            workers, asked.network, edges, vertices, self.growth, fetch, asked.sharing, asked.wire_bytes,
+            asked.shards.get(workers, {}),
         )  # fmt: skip
 
     def _compared(self, parts: int, edges: cut.EdgeCut, vertices: cut.VertexCut) -> tuple[float, float]:

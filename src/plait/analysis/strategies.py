@@ -92,6 +92,7 @@ class Cluster:
     growth: Growth
     fetch: Fetch
     sharing: float = 1.0  # how much slower a worker computes while the others on its machine do
+    wire_bytes: int = 4  # of one number of a feature row, kept and on its way to a mini-batch
     shards: Mapping[str, Shards] = field(default_factory=dict)  # plans of plait.shard by split, where known
 
 
@@ -352,13 +353,14 @@ def _dependent(work: Workload, cluster: Cluster) -> Strategy:
         held += load.held_bytes * rows
     drawing = sum(growth.edges) * work.sampled_edge_seconds + growth.nodes[-1] * work.looked_up_row_seconds
     # of a remote row its number goes out and its features come back; counts of both go before them
-    columns = work.features * work.float_bytes + _ID_BYTES
+    columns = work.features * cluster.wire_bytes + _ID_BYTES
     # whoever lacks rows has a round, in which all tell all others how many they want
     counts = fetch.rounds * (P - 1) * _ID_BYTES * _HEADER
     messages = _ROUND * fetch.steps * (P - 1)
     fetched = Traffic(fetch.total * columns + counts * P, fetch.busiest * columns + counts, messages)
     weights = all_reduce(work.weight_bytes, P) * fetch.steps
-    memory = work.feature_bytes / P + work.graph_bytes / 2 + held  # edges by target are enough
+    rows_kept = work.nodes * work.features * cluster.wire_bytes / P
+    memory = rows_kept + work.graph_bytes / 2 + held  # edges by target are enough
     inflation = fetch.steps * P * sum(growth.edges) / max(1, work.edges * layers)
     return _strategy(
         work, cluster, "mini-batch, dependent", "data: mini-batch",

@@ -43,6 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--width", type=int, metavar="N", help="features per node (default: the file's, or 128)"
     )
+    parser.add_argument(
+        "--wire", default="float32", help="rows are sent and kept as float32 (default), float16 or bfloat16"
+    )
     parser.add_argument("--network", default="1gbit", help="such as 1gbit or 10gbit,50us (default 1gbit)")
     parser.add_argument(
         "--compute", type=float, default=50.0, metavar="MS", help="computation per batch (default 50 ms)"
@@ -59,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     from plait.loader.remote import remote_trace
     from plait.report.cache import advice_figure, advice_text
 
-    fanout = _fanout(args.fanout)
+    fanout, number_bytes = _fanout(args.fanout), _number_bytes(args.wire)
     loaded = find_graph(args.data, args.data_dir)
     graph = loaded.graph
     part, how = _partition(graph, args.parts, args.assignment)
@@ -76,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     }
     advice = advise(
         trace.batches,
-        4 * width,
+        number_bytes * width,
         args.network,
         epochs=trace.epochs,
         compute_seconds=args.compute / 1e3,
@@ -88,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     )
     print(
         f"{textwrap.fill(title, 100)}\n"
-        f"{graph.num_nodes:,} nodes, {graph.num_edges:,} edges, rows of {width} float32\n"
+        f"{graph.num_nodes:,} nodes, {graph.num_edges:,} edges, rows of {width} {args.wire}\n"
         f"per epoch: {advice.batches} batches of {trace.rows_per_batch:,.0f} rows, "
         f"{advice.none.remote_rows / advice.batches:,.0f} of them remote\n"
         f"per batch: computing is taken to last {args.compute:g} ms, sampling took "
@@ -106,6 +109,14 @@ def _fanout(text: str) -> list[int]:
         return [int(k) for k in text.split(",")]
     except ValueError:
         raise InputError(f"--fanout: {text!r} is not a list of numbers; write for example 15,10,5") from None
+
+
+def _number_bytes(wire: str) -> int:
+    from plait.features.narrow import PRECISIONS
+
+    if wire not in ("float32", *PRECISIONS):
+        raise InputError(f"--wire: {wire!r} is unknown; choose float32, {' or '.join(PRECISIONS)}")
+    return 4 if wire == "float32" else 2
 
 
 def _width(loaded: Any) -> int:

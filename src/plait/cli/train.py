@@ -36,7 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cache", type=float, default=0.25, metavar="ROWS", help="remote rows kept, or a share of the halo"
     )
     parser.add_argument("--policy", default="auto", help="which rows stay (default auto; see plait cache)")
-    parser.add_argument("--wire", default="float32", help="rows travel as float32, float16 or bfloat16")
+    parser.add_argument(
+        "--wire",
+        default="float32",
+        help="float16 or bfloat16: features are rounded to it, sent and cached in half the bytes",
+    )
     parser.add_argument("--prefetch", type=int, default=4, metavar="N", help="batches ahead (default 4)")
     parser.add_argument(
         "--coalesce", type=int, default=2, metavar="N", help="batches per exchange (default 2)"
@@ -199,7 +203,7 @@ def _title(session: Session, loader: NeighborLoader, args: argparse.Namespace, h
     kept = f"{rows:,} remote rows kept ({args.policy})" if rows else "no cache"
     return (
         f"{manifest.name or args.parts}: {manifest.num_nodes:,} nodes in {manifest.parts} parts, "
-        f"{session.size} ranks, {args.model}, {kept}, rows travel as {args.wire}, "
+        f"{session.size} ranks, {args.model}, {kept}, features in {args.wire}, "
         f"topology {loader.topology} (at most {held / 1e6:.3g} of {whole / 1e6:.3g} MB per rank)\n"
         f"{len(loader)} steps of {args.batch} seeds per part, {loader.padding} seeds repeated per epoch; "
         "times in s of the slowest rank, bytes of all"

@@ -55,6 +55,7 @@ def predicted(
         seeds=np.asarray(seeds, np.int64),
         train_share=len(seeds) / max(1, statistics.nodes),
         threads=threads,
+        wire_bytes=session.exchange.local.row[1].itemsize,
     )
     found = analyse(model, layers, statistics, machine, options)
     strategy = next(s for s in found.strategies if s.name == _MINI_BATCH)
