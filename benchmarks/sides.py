@@ -69,7 +69,9 @@ def serve(options: argparse.Namespace) -> None:
         print(json.dumps(answer), flush=True)
 
 
-def open_step(data_dir: str | None, layer: str, graph: str, width_in: int, width_out: int) -> Callable[[], None]:
+def open_step(
+    data_dir: str | None, layer: str, graph: str, width_in: int, width_out: int
+) -> Callable[[], None]:
     """A training step of a compiled layer whose input wants a gradient, run a few times."""
     import plait
     from plait.bench.cases import find_graph
@@ -97,7 +99,9 @@ def sample(step: Callable[[], None], seconds: float, clock: str) -> list[float]:
     return took
 
 
-def compare(before: Side, after: Side, cell: list[Any], options: argparse.Namespace) -> dict[str, list[float]]:
+def compare(
+    before: Side, after: Side, cell: list[Any], options: argparse.Namespace
+) -> dict[str, list[float]]:
     """Medians of the samples of both sides, in turns, the first of a turn changing."""
     sides = {"before": before, "after": after}
     for side in sides.values():
@@ -113,12 +117,14 @@ def compare(before: Side, after: Side, cell: list[Any], options: argparse.Namesp
 def cells(options: argparse.Namespace) -> Iterator[list[Any]]:
     """Layer, graph and widths of every cell asked for."""
     width_in, width_out = map(int, options.widths.split("->"))
-    for graph in options.graphs.split(","):
+    for graph in options.graphs.split():
         for layer in options.layers.split(","):
             yield [layer, graph, width_in, width_out]
 
 
-def summary(cell: list[Any], pairs: list[dict[str, list[float]]], options: argparse.Namespace) -> dict[str, Any]:
+def summary(
+    cell: list[Any], pairs: list[dict[str, list[float]]], options: argparse.Namespace
+) -> dict[str, Any]:
     """A record: the speed of each pair of processes, and of all of them together."""
     speeds = sorted(statistics.median(p["before"]) / statistics.median(p["after"]) for p in pairs)
     turns = sorted(b / a for p in pairs for b, a in zip(p["before"], p["after"], strict=True))
@@ -139,7 +145,9 @@ def summary(cell: list[Any], pairs: list[dict[str, list[float]]], options: argpa
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--before", type=Path, help="the other checkout")
     parser.add_argument("--layers", default=LAYERS)
     parser.add_argument("--graphs", default=GRAPHS)

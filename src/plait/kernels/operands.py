@@ -78,8 +78,7 @@ def read_rows(
         return None
     if tensor.dtype is not dtype or not tensor.is_cpu:
         raise _misfit(name, tensor, dtype)
-    shape = tensor.shape
-    if len(shape) != 2 or shape[1] != width or (shape[0] < rows if may_be_longer else shape[0] != rows):
+    if tensor.shape != (rows, width) and not (may_be_longer and _is_longer(tensor, rows, width)):
         raise _misshapen(name, tensor, f"[{rows}{' or more' if may_be_longer else ''}, {width}]")
     stride = width
     try:
@@ -103,8 +102,7 @@ def write_rows(
         return
     if tensor.dtype is not dtype or not tensor.is_cpu:
         raise _misfit(name, tensor, dtype)
-    shape = tensor.shape
-    if len(shape) != 2 or shape[0] != rows or shape[1] != width:
+    if tensor.shape != (rows, width):
         raise _misshapen(name, tensor, f"[{rows}, {width}]")
     stride = width
     try:
@@ -172,6 +170,10 @@ def read_numbers(
     if not array.flags.c_contiguous:
         raise InputError(f"{name}: its numbers do not follow each other; use numpy.ascontiguousarray")
     words[at] = array.ctypes.data
+
+
+def _is_longer(tensor: Tensor, rows: int, width: int) -> bool:
+    return tensor.dim() == 2 and tensor.shape[0] > rows and tensor.shape[1] == width
 
 
 def _with_whole_rows(tensor: Tensor) -> tuple[Tensor, int]:

@@ -8,6 +8,7 @@ ever handed out twice, and the pool holds little more than was alive at once.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +27,7 @@ _SPARE = 1.25
 _MOST_SPARE = 1.5
 _SLACK = 32 << 20
 _ALONE = 2  # uses of a storage nobody else holds: the pool's tensor and its Python storage object
+_uses: Callable[[int], int] = torch._C._storage_Use_Count
 
 
 @dataclass(slots=True)
@@ -35,7 +37,7 @@ class _Buffer:
     bytes: int
 
     def is_free(self) -> bool:
-        return bool(torch._C._storage_Use_Count(self.handle) <= _ALONE - 1)
+        return _uses(self.handle) < _ALONE
 
 
 class Buffers:
@@ -84,13 +86,14 @@ class Buffers:
 
     def _tightest(self, wanted: int) -> _Buffer | None:
         best: _Buffer | None = None
-        loosest = _LOOSEST if self._most is None else _TIGHT
+        most = wanted * (_LOOSEST if self._most is None else _TIGHT)
         for buffer in self._held:
-            fits = wanted <= buffer.bytes <= loosest * wanted
-            if fits and (best is None or buffer.bytes < best.bytes) and buffer.is_free():
+            size = buffer.bytes
+            if size == wanted:  # most steps ask for the same sizes again
+                if buffer.is_free():
+                    return buffer
+            elif wanted < size <= most and (best is None or size < best.bytes) and buffer.is_free():
                 best = buffer
-                if buffer.bytes == wanted:
-                    break
         return best
 
     def _make_room(self, wanted: int) -> None:

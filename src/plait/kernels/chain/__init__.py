@@ -17,6 +17,7 @@ from plait.kernels.chain import cpu
 from plait.kernels.compiled import address_of
 from plait.kernels.operands import float_bits, read_flat, read_rows, write_flat, write_rows
 from plait.kernels.spmm import Pattern
+from plait.kernels.vector import LINE
 
 __all__ = [
     "ADDEND",
@@ -139,6 +140,7 @@ class Chain:
             "rows" if gathered is None else gathered.mode,
         )
         self.width, self._across, self._inner = width, across, layout.inner
+        self._parts_at, self._part_bytes = _parts_at(layout.shapes, self.chunks, self.size)
         self.words, constants = self._words(layout, where)
         self._word_bytes = ctypes.sizeof(self.words)
         self.held = bounds, constants  # their addresses are among the words
@@ -241,28 +243,44 @@ class Chain:
     def finish(self, words: Words, take: Take) -> list[torch.Tensor]:
         """Run the kernel; returns the sums."""
         threads = min(launch.num_threads(), self.most_threads)
-        if self.scratch_bytes:
-            words[_AT.scratch] = _scratch(threads * self.scratch_bytes)
-        parts = [self._parts(words, k, take) for k in range(len(self.shapes))] if self.shapes else []
+        lent = _scratch(self._part_bytes + threads * self.scratch_bytes)
+        words[_AT.scratch] = lent + self._part_bytes
+        if not self.shapes:
+            _AT.run(self.address, words, threads)
+            return []
+        made = [torch.empty(shape, dtype=self.dtype) for shape in self.shapes]  # the caller keeps them
+        large = [self._place(words, k, total, lent, take) for k, total in enumerate(made)]
         _AT.run(self.address, words, threads)
-        return [made if made is not None else part.sum(0) for made, part in parts]
+        return [one if parts is None else parts.sum(0) for one, parts in zip(made, large, strict=True)]
 
-    def _parts(self, words: Words, k: int, take: Take) -> tuple[torch.Tensor | None, torch.Tensor]:
-        """(memory for a sum or None, its parts, to be added up where there is none).
+    def _place(self, words: Words, k: int, total: torch.Tensor, lent: int, take: Take) -> torch.Tensor | None:
+        """Place a sum and its parts; returns the parts where torch is to add them up.
 
         Small parts are added up by the kernel's last thread: starting torch's threads takes longer.
         """
-        height, width = self.shapes[k]
-        made = part = torch.empty(height, width, dtype=self.dtype)  # fresh memory, which the caller keeps
-        if self.chunks > 1:
-            part = take(self.chunks * height, width, self.dtype)
-        write_flat(words, _PARTS[k], "sums", part, self.dtype, self.chunks * height * width)
-        if part is made:
-            return made, part
-        if part.nbytes > _TOTAL_BYTES:
-            return None, part.view(self.chunks, height, width)
-        write_flat(words, _TOTALS[k], "totals", made, self.dtype, height * width)
-        return made, part
+        (height, width), at = self.shapes[k], self._parts_at[k]
+        if self.chunks == 1:
+            write_flat(words, _PARTS[k], "sums", total, self.dtype, height * width)
+        elif at is not None:
+            words[_PARTS[k]] = lent + at
+            write_flat(words, _TOTALS[k], "totals", total, self.dtype, height * width)
+        else:
+            parts = take(self.chunks * height, width, self.dtype)
+            write_flat(words, _PARTS[k], "sums", parts, self.dtype, self.chunks * height * width)
+            return parts.view(self.chunks, height, width)
+        return None
+
+
+def _parts_at(shapes: list[tuple[int, int]], chunks: int, size: int) -> tuple[list[int | None], int]:
+    """(where the parts of each sum lie in scratch memory, None for too large ones; the bytes of all)."""
+    places: list[int | None] = []
+    end = 0
+    for height, width in shapes:
+        count = chunks * height * width * size
+        is_lent = chunks > 1 and count <= _TOTAL_BYTES
+        places.append(end if is_lent else None)
+        end += -(-count // LINE) * LINE if is_lent else 0
+    return places, end
 
 
 class _Layout(NamedTuple):
