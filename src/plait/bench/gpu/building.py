@@ -10,6 +10,7 @@ import torch
 from plait.bench.gpu.clock import milliseconds
 from plait.bench.gpu.graphs import rmat
 from plait.kernels.csr.gpu import rows_of, transposed
+from plait.runtime.placed import PlacedGraph
 
 __all__ = ["measure"]
 
@@ -50,8 +51,13 @@ def measure() -> Iterator[dict[str, Any]]:
         def forward(edge_index: torch.Tensor = edge_index, num_nodes: int = num_nodes) -> None:
             rows_of(edge_index, num_nodes)
 
+        def looped(edge_index: torch.Tensor = edge_index, num_nodes: int = num_nodes) -> None:
+            graph = PlacedGraph.of(edge_index, num_nodes, num_nodes).with_loops_last()
+            graph.rows.items(32, 512), graph.transpose.rows.items(32, 512)
+
         ms, csr = milliseconds(build), milliseconds(forward)
         yield {
             "kernel": "build", "graph": name, "edges": num_edges, "ms": ms, "csr_ms": csr,
+            "looped_ms": milliseconds(looped),
             "error": 0.0 if is_right else 1.0,
         }  # fmt: skip

@@ -24,23 +24,32 @@ from plait.loader import NeighborLoader
 from plait.measure.device import clock_of
 from plait.measure.timer import time_calls
 
-__all__ = ["epoch", "measure", "steps"]
+__all__ = ["MOVES", "epoch", "epochs", "measure", "steps"]
 
 _HIDDEN, _CLASSES, _CHECKED = 64, 7, 20
 _FEATURES = {"cora": 1433, "pubmed": 500}
 _FANOUT, _BATCH, _WIDTH, _PREFETCH = [15, 10], 1024, 128, 4
 _MODELS: dict[str, Callable[..., nn.Module]] = {"gcn": GCN, "sage": GraphSAGE}
+MOVES: dict[str, dict[str, Any]] = {"pinned": {"pin_memory": True}, "loader": {"device": "cuda"}, "loop": {}}
+"""How batches reach the device: from pinned memory, on the loader's own stream, by the loop from any memory."""
 
 
 def measure(compiles: bool = True) -> Iterator[dict[str, Any]]:
-    """One record per model and graph, then one of an epoch."""
+    """One record per model and graph, of torch.compile and then of all."""
     cases = [(name, kind) for name in _FEATURES for kind in _MODELS]
+    by_compiler = {}
     # first: where plait has been in use, torch.compile may follow PyG's layers less well
-    by_compiler = {case: _compiled_ms(*case) for case in cases} if compiles else {}
+    for name, kind in cases if compiles else ():
+        by_compiler[name, kind] = _compiled_ms(name, kind)
+        yield {"step": kind, "graph": name, "torch.compile": by_compiler[name, kind]}
     for case in cases:
         yield steps(*case, by_compiler.get(case))
-    for by_loader in (False, True):
-        yield epoch(by_loader)
+
+
+def epochs() -> Iterator[dict[str, Any]]:
+    """One record per way that batches reach the device."""
+    for moved in MOVES:
+        yield epoch(moved)
 
 
 def _model(name: str, kind: str, dropout: float) -> nn.Module:
@@ -116,10 +125,10 @@ def steps(name: str, kind: str, compiled_ms: float | None, budget_seconds: float
     return {"step": kind, "graph": name, "loss_error": error, **ms, **ratios}
 
 
-def epoch(by_loader: bool = False, name: str = "ego_twitter", epochs: int = 3) -> dict[str, Any]:
+def epoch(moved: str = "pinned", name: str = "ego_twitter", epochs: int = 3) -> dict[str, Any]:
     """Seconds of an epoch (the fastest of a few, after the first), each way, and of its loading alone.
 
-    by_loader: batches are moved to the device by the loader's threads, not by the loop.
+    A captured step takes pinned batches as they are; for the others the loop moves them.
     """
     graph = find_graph(name).graph
     torch.manual_seed(0)
@@ -158,8 +167,7 @@ def epoch(by_loader: bool = False, name: str = "ego_twitter", epochs: int = 3) -
     }
     loaders = {
         way: NeighborLoader(
-            data, _FANOUT, batch_size=_BATCH, shuffle=True, seed=0, prefetch=_PREFETCH,
-            device="cuda" if by_loader else None,
+            data, _FANOUT, batch_size=_BATCH, shuffle=True, seed=0, prefetch=_PREFETCH, **MOVES[moved]
         )
         for way in ways
     }  # fmt: skip
@@ -170,7 +178,7 @@ def epoch(by_loader: bool = False, name: str = "ego_twitter", epochs: int = 3) -
             torch.cuda.synchronize()
             start = time.perf_counter()
             batches = iter(loaders[way])
-            if not by_loader:
+            if moved == "loop" or (moved == "pinned" and way != "captured"):
                 batches = (batch.to("cuda", non_blocking=True) for batch in loaders[way])
             seen = [step(batch).clone() for batch in batches]
             torch.cuda.synchronize()
@@ -181,7 +189,7 @@ def epoch(by_loader: bool = False, name: str = "ego_twitter", epochs: int = 3) -
     alone = {way: _over(step, drawn) for way, step in ways.items() if way != "loading"}
     error = max(abs(a - b) / abs(a) for a, b in zip(losses["pyg"], losses["captured"], strict=True))
     return {
-        "epoch": "sage", "graph": name, "by_loader": by_loader, "batches": len(drawn),
+        "epoch": "sage", "graph": name, "moved": moved, "batches": len(drawn),
         "edges": int(drawn[0].num_edges), "loss_error": error, **seconds,
         "over pyg": seconds["pyg"] / seconds["captured"],
         "batches at hand": alone, "steps over pyg": alone["pyg"] / alone["captured"],
