@@ -19,6 +19,8 @@ from torch_geometric.data import Data
 from torch_geometric.nn import (
     APPNP,
     GAE,
+    GAT,
+    GCN,
     EdgeConv,
     GATConv,
     GCNConv,
@@ -534,6 +536,91 @@ def test_torch_compile_goes_through_planned_layers_without_a_break() -> None:
         for mine, other in zip(*slopes, strict=True):
             torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
     assert {plan.layer.split()[1] for plan in compiled.plan.layers} == {"GCNConv", "SAGEConv", "GINConv"}
+
+
+class Nested(nn.Module):
+    """A model of PyG's inside, whose forward has defaults, and another method."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.inner, self.last = GCNConv(WIDTH, 8), GCN(8, 8, 2), SAGEConv(8, 3)
+
+    def encode(self, x: Tensor, edge_index: Tensor, scale: float = 1.0) -> Tensor:
+        out: Tensor = self.inner(self.first(x, edge_index).relu(), edge_index) * scale
+        return out
+
+    def forward(self, x: Tensor, edge_index: Tensor, scale: float = 1.0) -> Tensor:
+        out: Tensor = self.last(self.encode(x, edge_index, scale), edge_index)
+        return out
+
+
+def _torch_compiled(module: Any) -> Any:
+    return torch.compile(module, backend="aot_eager")
+
+
+def _child_by_torch(model: Nested) -> Any:
+    model.inner = _torch_compiled(model.inner)
+    return plait.compile(model)
+
+
+def _child_in_place(model: Nested) -> Any:
+    model.inner.compile(backend="aot_eager")
+    return plait.compile(model)
+
+
+def _layer_by_torch(model: Nested) -> Any:
+    model.first = _torch_compiled(model.first)
+    return plait.compile(model)
+
+
+def _root_in_place(model: Nested) -> Any:
+    model.compile(backend="aot_eager")
+    return plait.compile(model)
+
+
+def _compiled_in_place(model: Nested) -> Any:
+    compiled = plait.compile(model)
+    compiled.compile(backend="aot_eager")
+    return compiled
+
+
+WITH_TORCH_COMPILE = {
+    "outside": lambda model: _torch_compiled(plait.compile(model)),
+    "outside its forward": lambda model: _torch_compiled(plait.compile(model).forward),
+    "outside, in place": _compiled_in_place,
+    "a child": _child_by_torch,
+    "a child, in place": _child_in_place,
+    "a layer": _layer_by_torch,
+    "the model": lambda model: plait.compile(_torch_compiled(model)),
+    "the model, in place": _root_in_place,
+}
+
+
+@pytest.mark.parametrize("where", WITH_TORCH_COMPILE)
+def test_torch_compile_outside_and_inside_gives_pygs_answers(where: str) -> None:
+    torch._dynamo.reset()
+    model = Nested()
+    theirs, wanted = copy.deepcopy(model), [*model.parameters()]
+    ours = WITH_TORCH_COMPILE[where](model)
+    for scale in (1.0, 1.0, 2.0):
+        out, expected = ours(X, EDGES, scale=scale), theirs(X, EDGES, scale=scale)
+        torch.testing.assert_close(out, expected)
+        slopes = torch.autograd.grad(out.square().sum(), wanted)
+        for mine, other in zip(
+            slopes, torch.autograd.grad(expected.square().sum(), [*theirs.parameters()]), strict=True
+        ):
+            torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("make", [lambda: GCN(WIDTH, 8, 2, 3), lambda: GAT(WIDTH, 8, 2, 4, heads=2)])
+def test_torch_compile_takes_pygs_own_models_without_a_break(make: Callable[[], nn.Module]) -> None:
+    torch._dynamo.reset()
+    model = make()
+    compiled = plait.compile(model)
+    fast = torch.compile(compiled, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(fast(X, EDGES), model(X, EDGES))
+    assert len(compiled.plan.layers) == 2
 
 
 def test_torch_compile_of_what_a_second_run_would_change_is_right() -> None:

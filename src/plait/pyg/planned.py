@@ -93,20 +93,23 @@ def _set_aside(session: Session, name: str) -> None:
         session.not_planned[name] = next(reversed(notes.values()))
 
 
-def _hide_from_compiler(code: Any) -> None:
-    """torch.compile looks at every frame: at this one it would read the attribute and so open the next."""
+def _hide_from_compiler(code: Any, with_callees: bool = False) -> None:
+    """Keep torch.compile, which looks at every frame, from this one (and from all it calls)."""
     frames: Any = torch._C._dynamo.eval_frame
     if hasattr(frames, "skip_code"):  # torch 2.6
         frames.skip_code(code)
     elif hasattr(frames, "_FrameExecStrategy"):
-        skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.DEFAULT)
-        frames.set_code_exec_strategy(code, skip)
+        action = frames._FrameAction
+        callees = action.SKIP if with_callees else action.DEFAULT
+        frames.set_code_exec_strategy(code, frames._FrameExecStrategy(action.SKIP, callees))
 
 
 @functools.cache
 def install() -> None:
     """Make the layers that have a rule listen for compiled models; once in a process."""
-    _hide_from_compiler(PlannedForward.__get__.__code__)
+    _hide_from_compiler(PlannedForward.__get__.__code__)  # it would read the attribute and so open the next
+    for planned in (_named, _forward):  # met inside a compiled model by what the user gave to torch.compile
+        _hide_from_compiler(planned.__code__, with_callees=True)
     for layer in {*RULES, *FUSED}:
         own = vars(layer).get("forward")
         if isinstance(own, FunctionType):

@@ -51,6 +51,9 @@ class CompiledModel:
         return cls.plait_root(*args, **kwargs)  # `type(self)(...)` in a model's own code makes a plain model
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            # torch.compile finds a view's methods on the model's class and then guards those of the view's
+            return _enter_traced(self._plait_seats, self._plait_model, args, kwargs)
         return _enter(self, super().__call__, args, kwargs)  # type: ignore[misc]
 
     @property
@@ -149,6 +152,8 @@ def _method(owner: type, name: str, original: Any) -> Any:
     """A method of the model that enters it by the view."""
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return _enter_traced(self._plait_seats, getattr(self._plait_model, name), args, kwargs)
         return _enter(self, getattr(super(owner, self), name), args, kwargs)
 
     if not isinstance(original, PlannedForward):
@@ -162,6 +167,8 @@ def _property(owner: type, name: str, original: property) -> property:
     """A property of the model whose getter enters it by the view."""
 
     def getter(self: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return getattr(self._plait_model, name)
         return _enter(self, functools.partial(getattr, super(owner, self), name), (), {})
 
     return property(getter, original.fset, original.fdel, original.__doc__)
@@ -190,8 +197,6 @@ def _rest(view: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: di
 def _enter(view: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What the call gives, its layers planned; matrices held in part are whole when they leave the model."""
     seats: Seats = view._plait_seats
-    if torch.compiler.is_compiling():
-        return _enter_traced(seats, call, args, kwargs)
     before = active.seats
     if before is seats or active.is_resting or is_disabled():
         return call(*args, **kwargs)
