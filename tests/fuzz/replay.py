@@ -65,7 +65,7 @@ _PERMITTED = re.compile(
 )
 # x without its last row or column is refused by its size; PyG takes it where it happens not to read that
 _CUT = re.compile(r"x\.detach\(\)\[.*:-1\]\)")
-_TOO_SMALL = re.compile("holds node \\d+ but num_|check the widths of x|matrix on \\d+ source")
+_TOO_SMALL = re.compile("holds node \\d+ but num_|check the widths of x|on \\d+ source and \\d+ target rows")
 # two calls before one backward pass, and the second writes to what the first was given: PyG may have kept a
 # product of it, a plan says that it reads it (docs/coverage.md)
 _TWICE = re.compile(r"out = (model\(.*\) \+ (model|original)|in_threads)\(")

@@ -168,8 +168,15 @@ original = model; model = plait.compile(model)
 hook = layer(model).register_full_backward_pre_hook(twice)
 out = model(x, edge_index); backward(out)
 """
+EDGES_BEYOND_THE_ROWS = """
+model = AGNNConv()
+edge_index, edge_weight, edge_attr, edge_type = graph('plain', 7, seed=0)
+x = features(7, 4, seed=0)
+original = model; model = plait.compile(model)
+out = (lambda x: model(x, edge_index))(x.detach()[:-1])
+"""
 
 
-@pytest.mark.parametrize("script", [NAN_BEHIND_A_RELU, WRITTEN_UNDER_A_HOOK])
+@pytest.mark.parametrize("script", [NAN_BEHIND_A_RELU, WRITTEN_UNDER_A_HOOK, EDGES_BEYOND_THE_ROWS])
 def test_what_is_no_difference(script: str) -> None:
     replay(script)
