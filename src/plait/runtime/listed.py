@@ -331,4 +331,3 @@ def _multiplied(left: Tensor, right: Tensor | None, addend: Tensor | None = None
         is_bias = addend is not None and addend.dim() == 1
         return linear(left, stored, *((addend, None) if is_bias else (None, addend)))
     return left @ right if addend is None else torch.addmm(addend, left, right)
-

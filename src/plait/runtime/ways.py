@@ -78,7 +78,7 @@ class Programs:
         place = (layer, "program", key, wrt, None, x.dtype, x.device, launch.num_threads())
         run = edges.runs.get(place)
         if run is None:
-            plan = self._plan(session, place, edges.graph, x)
+            plan = self._plan(session, place, edges.graph, x, shapes)
             constants = Constants(edges.graph, None, self.diagonals(), x.dtype, objects=self.objects)
             may_replay = session.options.memory_limit is None
             run = executor.Run(
@@ -90,7 +90,9 @@ class Programs:
         run.trace = session.trace
         return run
 
-    def _plan(self, session: Session, place: tuple[Any, ...], graph: Graph, x: torch.Tensor) -> LayerPlan:
+    def _plan(
+        self, session: Session, place: tuple[Any, ...], graph: Graph, x: torch.Tensor, shapes: Any
+    ) -> LayerPlan:
         """The plan for this graph or, once graphs come and go, the latest one for graphs of its size."""
         counts = {graph.num_nodes: "N", graph.num_sources: "M", graph.num_edges: "E"}
         others = {**self.sizes, **({} if self.objects is None else self.objects.sizes)}
@@ -98,7 +100,7 @@ class Programs:
         # a graph a little larger may not fit a memory limit
         first = MANY_GRAPHS if session.options.memory_limit is None else None
         return session.by_size.plan(
-            self.layer, _counted(place, counts), sizes,
+            self.layer, place if shapes is None else _counted(place, counts), sizes,
             lambda: self._best(session, graph, x, place[3], others), first=first,
         )  # fmt: skip
 
