@@ -42,8 +42,10 @@ def test_the_matrix_and_its_transpose_are_the_references(name: str, loops: str, 
         found = entries(edge_index, given, shape, x, loops, fill, scale)
         assert found is not None
         dense = dense_matrix(edge_index, weight, shape, loops, fill, scale).to(dtype)
-        torch.testing.assert_close(listed_sum(found, nodes, nodes, x), dense @ x)
-        torch.testing.assert_close(listed_sum(found.turned, nodes, nodes, x), dense.t() @ x)
+        torch.testing.assert_close(listed_sum(found, x), dense @ x)
+        torch.testing.assert_close(listed_sum(found.turned, x), dense.t() @ x)
+        bias = torch.randn(width, dtype=dtype)
+        torch.testing.assert_close(listed_sum(found, x, 0.5, bias), dense @ x + 0.5 * x + bias)
 
 
 def test_targets_and_sources_may_be_different_nodes() -> None:
@@ -52,7 +54,7 @@ def test_targets_and_sources_may_be_different_nodes() -> None:
     found = entries(edge_index, None, (2, 4), x, scale="mean")
     assert found is not None
     dense = dense_matrix(edge_index, None, (2, 4), scale="mean").float()
-    torch.testing.assert_close(listed_sum(found, 2, 4, x), dense @ x)
+    torch.testing.assert_close(listed_sum(found, x), dense @ x)
 
 
 @pytest.mark.parametrize("width", [1, 8, 31, 64, 200])
@@ -64,7 +66,7 @@ def test_threads_do_not_change_a_bit(width: int) -> None:
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            sums.append(listed_sum(found, 400, 400, x, 0.5))
+            sums.append(listed_sum(found, x, 0.5))
     finally:
         torch.set_num_threads(before)
     assert torch.equal(sums[0], sums[1])
@@ -93,7 +95,7 @@ def test_any_stride(stride: str) -> None:
     found = entries(edge_index, None, (3, 3), x, "remaining", 1.0, "symmetric")
     assert found is not None
     dense = dense_matrix(edge_index, None, (3, 3), "remaining", 1.0, "symmetric").float()
-    torch.testing.assert_close(listed_sum(found, 3, 3, x), dense @ x)
+    torch.testing.assert_close(listed_sum(found, x), dense @ x)
 
 
 @pytest.mark.parametrize("scale", range(len(SCALES)))
@@ -110,10 +112,12 @@ def test_operands_that_do_not_fit_are_refused() -> None:
     found = entries(edge_index, None, (2, 2), x, scale="mean")
     assert found is not None
     with pytest.raises(InputError, match="x: "):
-        listed_sum(found, 2, 2, torch.zeros(3, 3))
+        listed_sum(found, torch.zeros(3, 3))
     with pytest.raises(InputError, match="convert one of them"):
-        listed_sum(found, 2, 2, x.double())
+        listed_sum(found, x.double())
     with pytest.raises(InputError, match="float32 and float64"):
-        listed_sum(found, 2, 2, x.half())
+        listed_sum(found, x.half())
+    with pytest.raises(InputError, match="bias: "):
+        listed_sum(found, x, bias=torch.zeros(2))
     with pytest.raises(InputError, match="edge_weight"):
         entries(edge_index, torch.ones(3), (2, 2), x)

@@ -27,7 +27,7 @@ FORMS: dict[str, Expr] = {
 def listed() -> Listed:
     found = entries(EDGES, None, (4, 4), torch.zeros(1), "remaining", 1.0, "symmetric")
     assert found is not None
-    return Listed(found, 4, 4)
+    return Listed(found)
 
 
 @pytest.mark.parametrize("width", [2, 9])

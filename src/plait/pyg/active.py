@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +21,18 @@ from plait.runtime.edges import Edges
 from plait.runtime.identity import identity
 from plait.runtime.session import Session
 
-__all__ = ["Kept", "Seat", "Seats", "active", "entered", "name_of", "session", "traced"]
+__all__ = [
+    "Kept",
+    "Seat",
+    "Seats",
+    "active",
+    "entered",
+    "name_of",
+    "parameters_of",
+    "record_of",
+    "session",
+    "traced",
+]
 
 
 _numbers = itertools.count(1)
@@ -61,6 +72,8 @@ class Seat:
     num_copied: int = 0  # inputs copied to find that out
     given: list[tuple[Tensor, int]] = field(default_factory=list)  # the last of them, and their versions
     seen_on_gpu: Any = None  # see pyg/recorded.py
+    written: dict[bool, Layer] = field(default_factory=dict)  # of fused layers, found to be as written
+    found: Layer | None = None  # that of them which the call at hand found unchanged
 
     def as_it_was(self, module: nn.Module) -> Layer | None:
         """The record of a layer that nothing has changed since it was lowered."""
@@ -73,6 +86,16 @@ class Seat:
         if layer is None:
             layer = self.seen[module.training] = Layer(module)
         return layer
+
+    def is_as_written(self, module: nn.Module) -> bool:
+        """Whether a fused layer is what it was when it was found to be what its class says."""
+        layer = self.written.get(module.training)
+        self.found = layer if layer is not None and layer.is_as_it_was(module) else None
+        return self.found is not None
+
+    def note_as_written(self, module: nn.Module) -> None:
+        """It was found to be what its class says."""
+        self.found = self.written[module.training] = Layer(module)
 
 
 class Seats:
@@ -134,6 +157,17 @@ def session() -> Session:
     """The session of the compiled model that is being called."""
     assert active.seats is not None
     return active.seats.session
+
+
+def record_of(module: nn.Module) -> Layer | None:
+    """The record of a fused layer that the call at hand found unchanged."""
+    return None if active.seats is None else active.seats.of(module).found
+
+
+def parameters_of(module: nn.Module) -> Iterable[nn.Parameter]:
+    """The parameters of a layer, from its record where there is one: walking through modules takes longer."""
+    record = record_of(module)
+    return module.parameters() if record is None else record.parameters
 
 
 def name_of(module: nn.Module) -> str:

@@ -47,7 +47,7 @@ class Once:
         if program is None or program.parts != self.lowered.operator.diagonals:
             self.known.may_be_listed = False
             return self.planned()(forms, inputs)
-        return program(inputs, self.matrix)  # type: ignore[arg-type]  # what it reads is there
+        return program.on_list(inputs, self.matrix)
 
 
 def once(
@@ -109,4 +109,4 @@ def _made(operator: Operator, edges: Tensor, weight: Tensor | None, x: Tensor) -
     found = entries(
         edges.detach(), weight, (count, count), x, operator.loops, operator.fill, operator.normalise
     )
-    return None if found is None else Listed(found, count, count)
+    return None if found is None else Listed(found)

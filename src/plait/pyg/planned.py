@@ -18,7 +18,7 @@ from torch.profiler import record_function
 from plait.errors import InputError
 from plait.ir import Expr
 from plait.pyg import autocast, exported, recorded
-from plait.pyg.active import Kept, Seat, Seats, active, entered, traced
+from plait.pyg.active import Kept, Seat, Seats, active, entered, parameters_of, traced
 from plait.pyg.checkpoints import called, note_in_pyg, runs_again
 from plait.pyg.edges import read
 from plait.pyg.layers.base import RULES, Apply, bound_to_torch
@@ -316,12 +316,18 @@ def _prepared(
     names = _parameters(layer)  # type: ignore[arg-type]  # mypy takes a class of modules for unhashable
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     x = given.get("x")
-    if known is None and not lie_with(module.parameters(), x[0] if isinstance(x, tuple | list) else x):
-        return f"{kind}: its parameters are not on the device of x"
     fused = None if known is not None else layer_of(module)
+    is_written = fused is not None and seat.is_as_written(module)
+    if known is None:
+        parameters = parameters_of(module) if is_written else module.parameters()
+        if not lie_with(parameters, x[0] if isinstance(x, tuple | list) else x):
+            return f"{kind}: its parameters are not on the device of x"
     if fused is not None:
         check_widths(module, given)
-        answer = not_as_written(module, fused) or FUSED[fused](module, given)
+        reason = None if is_written else not_as_written(module, fused)
+        if reason is None and not is_written:
+            seat.note_as_written(module)
+        answer = reason or FUSED[fused](module, given)
         return f"{kind}{answer}" if isinstance(answer, str) else answer
     if len(args) > len(names) or "x" not in given or "edge_index" not in given:
         return f"{kind}: called with other arguments than forward's"

@@ -25,7 +25,7 @@ EDGES_PLACE, WEIGHT_PLACE = 5, 6  # where a call's key has the identities of edg
 
 _tokens = itertools.count()
 # what a class computes; a subclass or a patch may bring its own
-_meaning = operator.attrgetter("message", "message_and_aggregate", "aggregate", "update")
+_meaning = operator.attrgetter("message", "message_and_aggregate", "aggregate", "update", "edge_update")
 _is_on_cpu = operator.attrgetter("is_cpu")
 _NOT_LOOKED_AT = ("aggr_module",)  # its class and its hooks say all, and another class is another object
 
@@ -56,7 +56,7 @@ class Layer:
         self._names = [*map(copy.copy, self._named)]
         self._edited = [value for value in edited if not _holds_names(value)]
         self._contents = [*map(contents, self._edited)]
-        self.parameters = [*module.parameters()]
+        self.parameters: list[nn.Parameter] = [*module.parameters()]
 
     def _inside(self) -> Iterator[Any]:
         return itertools.chain.from_iterable(map(dict.values, self._dicts))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -186,11 +187,13 @@ def kernel(
 
     def enter(function: Callable[[Binding, Step, bool], Bound]) -> Callable[[Binding, Step, bool], Bound]:
         _KERNELS.setdefault((operation, device), []).append(Kernel(name, function, refuses))
+        kernels_of.cache_clear()
         return function
 
     return enter
 
 
+@functools.cache
 def kernels_of(operation: str, device: str) -> tuple[Kernel, ...]:
     """The kernels of an operation on a device in order of preference; those for any device come last."""
     return (*_KERNELS.get((operation, device), ()), *_KERNELS.get((operation, "any"), ()))

@@ -16,6 +16,7 @@ from plait.ops.program import Step
 __all__ = ["BoundChain", "ChainOutline", "Env", "turned"]
 
 Take = Callable[[int, int, torch.dtype], torch.Tensor]
+_MOST_SIZES = 16  # numbers of rows that a chain without a graph is kept for
 
 
 def turned(name: str) -> str:
@@ -64,6 +65,16 @@ class ChainOutline:
             known |= {at_right: right, at_left: left}
         # every operand whose address changes; the block in hand has none
         self.operands = [(at, name) for at, name in known.items() if name is not None and name != self.block]
+        self._by_rows: dict[int, BoundChain] = {}
+
+    def without_graph(self, num_rows: int) -> BoundChain:
+        """The chain on so many rows, where it gathers none: graphs of one size share it."""
+        found = self._by_rows.get(num_rows)
+        if found is None:
+            while len(self._by_rows) >= _MOST_SIZES:
+                self._by_rows.pop(next(iter(self._by_rows)), None)
+            found = self._by_rows[num_rows] = BoundChain(self, num_rows, None, {}, lambda env: None)
+        return found
 
     def _side(self, left: str | None, right: str, env: Mapping[str, Any]) -> tuple[str | None, str, bool]:
         """(left, right, turned): vector lanes run over the wider operand, so that one goes right.
@@ -92,9 +103,8 @@ class BoundChain:
         pattern: Pattern | None,
         constants: Mapping[str, torch.Tensor | None],
         scale: Callable[[Env], torch.Tensor | None],
-        take: Take,
     ):
-        self.outline, self.num_rows, self.scale, self.take = outline, num_rows, scale, take
+        self.outline, self.num_rows, self.scale = outline, num_rows, scale
         gathered = None
         if pattern is not None:
             gathered = Gathered(pattern, outline.across, **constants, is_kept=outline.keeps)
@@ -106,12 +116,12 @@ class BoundChain:
             chain.fill(chain.words, at, ones(num_rows, outline.dtype)) for at in outline.columns_of_ones
         ]
 
-    def run(self, env: Env, owns: bool) -> torch.Tensor:
+    def run(self, env: Env, owns: bool, take: Take) -> torch.Tensor:
         """The products' rows, the first sum where there are none; env gets what is made beside.
 
-        With `owns` the added term's buffer becomes the result.
+        With `owns` the added term's buffer becomes the result; `take` lends memory for others.
         """
-        outline, chain, take, num_rows = self.outline, self.chain, self.take, self.num_rows
+        outline, chain, num_rows = self.outline, self.chain, self.num_rows
         words, dtype = chain.start(), outline.dtype
         # kept until the kernel has run: some may be copies
         held: list[Any] = [

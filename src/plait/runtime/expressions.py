@@ -130,7 +130,7 @@ def _value(
         if comes_once:
             key = of_x if run.hoisted else once  # what reads a sparse view of this x serves no other
         edges.remember(key, run)
-        session.grow(bytes_in(run.hoisted) + _constant_bytes(constants))
+        session.grow((bytes_in(run.hoisted) if run.hoisted else 0) + _constant_bytes(constants))
     if session.plans.get(layer) is not run.plan:
         session.plans[layer] = run.plan
     if now.call is not None:

@@ -279,7 +279,7 @@ def _chain(b: Binding, step: Step, owns: bool) -> Bound:
         nonlocal bound
         if bound is None:
             bound = _bound_chain(b, step, env)
-        return bound.run(env, owns)
+        return bound.run(env, owns, b.take)
 
     return run
 
@@ -290,14 +290,14 @@ def _bound_chain(b: Binding, step: Step, env: Env) -> BoundChain:
     if outline is None:
         outline = outlines[step.out] = ChainOutline(step, env)
     if outline.block is None:
-        return BoundChain(outline, env[outline.some].shape[0], None, {}, lambda env: None, b.take)
+        return outline.without_graph(env[outline.some].shape[0])
     pattern, weight = b.matrix(step).operands(step.is_transposed)
     source = b.vector(step, "source")
     if weight is not None and source is not None:
         weight, source = _joined(b, step, pattern, weight, source), None
     constants = {"edge": weight, "source": source, "target": b.vector(step, "target")}
     scale = b.row_scale(step, "block_scale", pattern.num_rows)
-    return BoundChain(outline, pattern.num_rows, pattern, constants, scale, b.take)
+    return BoundChain(outline, pattern.num_rows, pattern, constants, scale)
 
 
 # Rows and columns -----------------------------------------------------------------------------------------

@@ -7,18 +7,19 @@ of runtime/tall.py; the matrix times x and its transpose times a gradient are on
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from plait.errors import PlanError
-from plait.ir import Add, Dense, Expr, Map, MatMul, Scalar, Scale, Sparse, formula, leaves, sort
+from plait.ir import Add, Dense, Expr, Map, MatMul, Scalar, Scale, Sparse, children, formula, leaves, sort
 from plait.ir.build import propagation
 from plait.kernels.listed import Entries, listed_sum
 from plait.runtime.adjoint import mapped
 from plait.runtime.tall import linear
+from plait.runtime.tape import Given, Tape, apply
 from plait.runtime.twice import is_vmapped
 
 __all__ = ["Listed", "Matrix", "Program", "program_of"]
@@ -27,33 +28,46 @@ __all__ = ["Listed", "Matrix", "Program", "program_of"]
 class Listed:
     """The propagation matrix p @ (A + l) @ q of one graph, as a list of entries."""
 
-    __slots__ = ("columns", "entries", "identity", "rows")
+    __slots__ = ("_turned", "entries", "identity")
 
-    def __init__(self, entries: Entries, rows: int, columns: int, identity: float = 0.0):
-        self.entries, self.rows, self.columns, self.identity = entries, rows, columns, identity
+    def __init__(self, entries: Entries, identity: float = 0.0):
+        self.entries, self.identity = entries, identity
+        self._turned: Entries | None = None
+
+    @property
+    def turned(self) -> Entries:
+        """The entries of the transpose."""
+        if self._turned is None:
+            self._turned = self.entries.turned
+        return self._turned
 
     @property
     def with_identity(self) -> Listed:
         """The matrix plus the identity: of square ones."""
-        return Listed(self.entries, self.rows, self.columns, self.identity + 1.0)
+        return Listed(self.entries, self.identity + 1.0)
+
+    def times(self, x: Tensor, identity: float, bias: Tensor | None) -> Tensor:
+        """(matrix + identity) @ x + bias, not recorded."""
+        return listed_sum(self.entries, x, identity, bias)
+
+    def turned_times(self, x: Tensor, identity: float) -> Tensor:
+        """(matrix + identity).T @ x, not recorded."""
+        return listed_sum(self.turned, x, identity)
 
     def __matmul__(self, x: Tensor) -> Tensor:
         """The matrix times x, differentiable in x."""
         return mapped(x, self._times, self._turned_times)
 
     def _times(self, x: Tensor) -> Tensor:
-        if is_vmapped(x):
-            return self._in_torch(x, self.entries, self.rows)
-        return listed_sum(self.entries, self.rows, self.columns, x, self.identity)
+        return self._in_torch(x, self.entries) if is_vmapped(x) else self.times(x, self.identity, None)
 
     def _turned_times(self, x: Tensor) -> Tensor:
-        if is_vmapped(x):
-            return self._in_torch(x, self.entries.turned, self.columns)
-        return listed_sum(self.entries.turned, self.columns, self.rows, x, self.identity)
+        return self._in_torch(x, self.turned) if is_vmapped(x) else self.turned_times(x, self.identity)
 
-    def _in_torch(self, x: Tensor, entries: Entries, rows: int) -> Tensor:
+    def _in_torch(self, x: Tensor, entries: Entries) -> Tensor:
         """The same in torch's operations."""
-        source, target, value, own = entries
+        rows = entries.shape[0]
+        source, target, value, own = entries.source, entries.target, entries.value, entries.own
         gathered = x.index_select(0, source.long())
         if value is not None:
             gathered = gathered * value.unsqueeze(1)
@@ -91,13 +105,61 @@ class Program:
         """The diagonals of its matrix p @ (A + l) @ q."""
         if "A" not in found:
             raise PlanError(f"{formula(expr)}: there is no matrix in it")
-        self._value = _value(expr)
+        self._value, self._expr = _value(expr), expr
+        self._weights = frozenset(_right_operands(expr))
+        self._tapes: dict[tuple[Any, ...], Tape | None] = {}
 
     def __call__(self, inputs: Values, matrix: Matrix) -> Tensor:
+        """The value by operations that torch records one by one."""
         return self._value(inputs, matrix)
+
+    def on_list(self, inputs: Mapping[str, Tensor | None], matrix: Listed) -> Tensor:
+        """The value as one operation of torch's graph; inputs that are None are not read."""
+        values, key = [], []
+        weights, with_grad = self._weights, torch.is_grad_enabled()
+        for name, value in inputs.items():
+            if value is None:
+                continue
+            stored = _stored(value) if name in weights else None
+            wants = with_grad and value.requires_grad
+            if stored is None:
+                values.append(value)
+                key.append((name, value.shape[1:], wants, type(value)))
+            else:
+                values.append(stored)
+                key.append((name, stored.shape, wants, None))
+        place = tuple(key)
+        try:
+            tape = self._tapes[place]
+        except KeyError:
+            tape = self._tapes[place] = self._tape(place)
+        if tape is None:
+            return self._value({name: t for name, t in inputs.items() if t is not None}, matrix)
+        return apply(tape, matrix, values)
+
+    def _tape(self, place: tuple[Any, ...]) -> Tape | None:
+        """The expression written down for such inputs; None where it is none that can be."""
+        if len(self._tapes) >= _MOST_TAPES:
+            self._tapes.clear()
+        if any(kind not in (None, Tensor, nn.Parameter) for *_, kind in place):
+            return None
+        given = [
+            Given(name, shape[0] if kind is None else shape[-1] if shape else 1, wants, kind is None)
+            for name, shape, wants, kind in place
+        ]
+
+        def again(values: Sequence[Tensor], matrix: Matrix) -> Tensor:
+            named = zip(given, values, strict=True)
+            return self({one.name: t.t() if one.is_turned else t for one, t in named}, matrix)
+
+        try:
+            return Tape(self._expr, given, again)
+        except PlanError:
+            return None
 
 
 _MOST_PROGRAMS = 256
+_MOST_TAPES = 256  # of one expression: widths, what wants gradients
 _programs: dict[int, tuple[tuple[Expr, ...], Program | None]] = {}
 
 
@@ -217,6 +279,33 @@ def _spread(expr: Expr) -> tuple[str, Spread] | None:
     return None
 
 
+def _right_operands(expr: Expr) -> Iterator[str]:
+    """Names of the leaves that dense matrices are multiplied by."""
+    if isinstance(expr, MatMul) and isinstance(expr.right, Dense) and sort(expr.left) == "dense":
+        yield expr.right.name
+    for part in children(expr):
+        yield from _right_operands(part)
+
+
+_Turned: Any = type(torch.zeros(1, 1, requires_grad=True).t().grad_fn)
+
+
+def _stored(value: Tensor) -> Tensor | None:
+    """The matrix that `value` is the transpose of: itself what a gradient goes to, or without one.
+
+    The gradient of one that is handed over as it is stored passes one node fewer and is not turned.
+    """
+    node: Any = value.grad_fn
+    if node is None:
+        base = value._base
+        is_turned = base is not None and value.shape == base.shape[::-1] and value.stride(1) != 1
+        return base if is_turned and value.data_ptr() == base.data_ptr() else None
+    if type(node) is not _Turned:
+        return None
+    found: Tensor | None = getattr(node.next_functions[0][0], "variable", None)
+    return found if found is not None and found.dim() == 2 else None
+
+
 def _check_matrix(matrix: Expr) -> None:
     """PlanError unless this is the propagation matrix itself."""
     found = leaves(matrix)
@@ -237,18 +326,8 @@ def _multiplied(left: Tensor, right: Tensor | None, addend: Tensor | None = None
     if right is None:
         return left
     # a weight comes as the transpose of what is stored: its gradient passes one node fewer this way
-    base = right._base
-    if base is not None and _is_turned(right, base):
+    stored = _stored(right)
+    if stored is not None:
         is_bias = addend is not None and addend.dim() == 1
-        return linear(left, base, *((addend, None) if is_bias else (None, addend)))
+        return linear(left, stored, *((addend, None) if is_bias else (None, addend)))
     return left @ right if addend is None else torch.addmm(addend, left, right)
-
-
-def _is_turned(right: Tensor, base: Tensor) -> bool:
-    """Whether `right` is the transpose of the matrix it is a view of."""
-    return (
-        base.dim() == 2
-        and right.shape == base.shape[::-1]
-        and right.stride() == base.stride()[::-1]
-        and right.data_ptr() == base.data_ptr()
-    )

@@ -82,7 +82,7 @@ class Programs:
         if earlier is not None and (run is None or run.plan is not earlier):
             return self._bind(session, edges, earlier, x)
         if run is None:
-            run = self._bind(session, edges, self._plan(session, place, edges.graph, x), x)
+            run = self._bind(session, edges, self._plan(session, place, edges.graph, x, shapes), x)
             edges.remember(place, run)
         if now.call is not None:
             now.call.note(run.plan)
@@ -98,7 +98,9 @@ class Programs:
             plan, constants, session.buffers, place=x.device, orders=edges.orders, may_replay=may_replay
         )
 
-    def _plan(self, session: Session, place: tuple[Any, ...], graph: Graph, x: torch.Tensor) -> LayerPlan:
+    def _plan(
+        self, session: Session, place: tuple[Any, ...], graph: Graph, x: torch.Tensor, shapes: Any
+    ) -> LayerPlan:
         """The plan for this graph or, once graphs come and go, the latest one for graphs of its size."""
         counts = {graph.num_nodes: "N", graph.num_sources: "M", graph.num_edges: "E"}
         others = {**self.sizes, **({} if self.objects is None else self.objects.sizes)}
@@ -106,7 +108,7 @@ class Programs:
         # a graph a little larger may not fit a memory limit
         first = MANY_GRAPHS if session.options.memory_limit is None else None
         return session.by_size.plan(
-            self.layer, _counted(place, counts), sizes,
+            self.layer, place if shapes is None else _counted(place, counts), sizes,
             lambda: self._best(session, graph, x, place[3], others), first=first,
         )  # fmt: skip
 

@@ -356,5 +356,11 @@ def _bounds(
     if gathered is not None:
         # a gathered element waits for memory: as long as some multiply-adds take
         return gathered.pattern.even_bounds(chunks, 1 + row_work // (_WAIT * max(1, gathered.width)))
+    return _equal_cuts(num_rows, chunks)
+
+
+@functools.lru_cache(maxsize=64)
+def _equal_cuts(num_rows: int, chunks: int) -> tuple[np.ndarray[Any, Any], int]:
+    """The same for rows that all cost the same; kept, since chains without a graph are made for every one."""
     bounds = np.linspace(0, num_rows, chunks + 1).astype(np.int64)
     return bounds, bounds.ctypes.data

@@ -7,7 +7,6 @@ a sum is that of the list whoever computes it.
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +15,7 @@ from plait.errors import InputError
 from plait.kernels import launch
 from plait.kernels.compiled import address_of
 from plait.kernels.listed import cpu
-from plait.kernels.operands import float_bits, read_flat, read_rows, write_flat, write_rows
+from plait.kernels.operands import Words, float_bits, read_flat, read_rows
 
 __all__ = ["LOOPS", "SCALES", "Entries", "entries", "listed_sum"]
 
@@ -29,21 +28,59 @@ _SERIAL_BELOW = 1 << 18  # multiply-adds (some 40 us of one core) under which no
 _LEAST_COLUMNS = 8
 
 
-class Entries(NamedTuple):
+class Entries:
     """A sparse matrix as a list: value[e] at (target[e], source[e]) and own[i] at (i, i).
 
-    No `value` stands for ones, no `own` for zeros.
+    No `value` stands for ones, no `own` for zeros. The kernel that made the list has checked it against
+    `shape`, and only `entries` makes one: so its `addresses` are handed to the sums as they are.
     """
 
-    source: Tensor  # int32, as target is
-    target: Tensor
-    value: Tensor | None
-    own: Tensor | None
+    __slots__ = ("_numbers", "_places", "addresses", "dtype", "shape")
+
+    def __init__(
+        self,
+        places: Tensor,
+        numbers: Tensor,
+        shape: tuple[int, int],
+        addresses: tuple[int, int, int, int, int],
+    ):
+        self._places, self._numbers = places, numbers  # [sources | targets], [values | diagonal | ...]
+        self.shape, self.dtype = shape, numbers.dtype
+        self.addresses = addresses
+        """Of source, target and value, the number of entries, the address of own; 0 for what is not there."""
 
     @property
     def turned(self) -> Entries:
         """The transpose."""
-        return Entries(self.target, self.source, self.value, self.own)
+        source, target, *rest = self.addresses
+        return Entries(self._places, self._numbers, self.shape[::-1], (target, source, *rest))  # type: ignore[arg-type]
+
+    @property
+    def source(self) -> Tensor:
+        """The column of every entry, int32."""
+        return self._part(self._places, self.addresses[0], self.addresses[3])
+
+    @property
+    def target(self) -> Tensor:
+        """The row of every entry, int32."""
+        return self._part(self._places, self.addresses[1], self.addresses[3])
+
+    @property
+    def value(self) -> Tensor | None:
+        """The entries, None for ones."""
+        address, count = self.addresses[2:4]
+        return self._part(self._numbers, address, count) if address else None
+
+    @property
+    def own(self) -> Tensor | None:
+        """The diagonal, None for zeros."""
+        address = self.addresses[4]
+        return self._part(self._numbers, address, min(self.shape)) if address else None
+
+    @staticmethod
+    def _part(memory: Tensor, address: int, count: int) -> Tensor:
+        start = (address - memory.data_ptr()) // memory.element_size()
+        return memory[start : start + count]
 
 
 def entries(
@@ -65,11 +102,14 @@ def entries(
     if shape[0] != shape[1] and (loops != "none" or scale == "symmetric"):
         raise InputError(f"shape: {shape}; with loops or a symmetric scale targets and sources are the same")
     dtype, bits, count, (rows, columns) = like.dtype, float_bits("x", like), edge_index.shape[1], shape
-    has_own, has_value = loops != "none", weight is not None or scale != "none"
-    kept_source, kept_target = torch.empty(2, count, dtype=torch.int32)
-    value = torch.empty(count, dtype=dtype) if has_value else None
-    own = torch.empty(rows, dtype=dtype) if has_own else None
-    scales = torch.empty(rows, dtype=dtype) if scale != "none" else None
+    has_own, has_scale = loops != "none", scale != "none"
+    room = count if weight is not None or has_scale else 0  # for values
+    # one piece of memory for the places and one for the numbers: the kernel is told where in them
+    places = torch.empty(2 * count, dtype=torch.int32)
+    numbers = torch.empty(room + rows * (has_own + has_scale), dtype=dtype)
+    source, number, size = places.data_ptr(), numbers.data_ptr(), dtype.itemsize
+    target, value = source + 4 * count, number if room else 0
+    own = number + room * size if has_own else 0
     at = cpu.ENTRIES
     words = at.words()
     words[at.edges], words[at.num_targets], words[at.num_sources], words[at.loops] = (
@@ -78,55 +118,61 @@ def entries(
         columns,
         LOOPS.index(loops),
     )
-    held = [
-        read_flat(words, at.source, "edge_index", edge_index[0], torch.int64, count),
-        read_flat(words, at.target, "edge_index", edge_index[1], torch.int64, count),
-        read_flat(
-            words, at.weight, "edge_weight", None if weight is None else weight.to(dtype), dtype, count
-        ),
-        read_flat(words, at.fill, "fill", _number(fill, dtype), dtype, 1),
-    ]
-    write_flat(words, at.value, "value", value, dtype, count)
-    write_flat(words, at.kept_source, "source", kept_source, torch.int32, count)
-    write_flat(words, at.kept_target, "target", kept_target, torch.int32, count)
-    write_flat(words, at.own, "own", own, dtype, rows)
-    write_flat(words, at.scales, "scales", scales, dtype, rows)
+    held = _place_ends(words, edge_index, count)
+    one = _number(fill, dtype)
+    weight = read_flat(
+        words, at.weight, "edge_weight", None if weight is None else weight.to(dtype), dtype, count
+    )
+    words[at.fill], words[at.value], words[at.own] = one.data_ptr(), value, own
+    words[at.kept_source], words[at.kept_target] = source, target
+    words[at.scales] = number + (room + rows * has_own) * size if has_scale else 0
     at.run(_entries_address(bits, weight is not None, has_own, SCALES.index(scale)), words, 1)
     del held
     kept = words[at.kept]
-    if kept < 0:
-        return None
-    if kept < count:
-        kept_source, kept_target = kept_source[:kept], kept_target[:kept]
-        value = None if value is None else value[:kept]
-    return Entries(kept_source, kept_target, value, own)
+    return None if kept < 0 else Entries(places, numbers, shape, (source, target, value, kept, own))
 
 
-def listed_sum(matrix: Entries, num_rows: int, num_columns: int, x: Tensor, identity: float = 0.0) -> Tensor:
-    """The matrix, plus a multiple of the identity, times x.
+def _place_ends(words: Words, edge_index: Tensor, count: int) -> tuple[Tensor, ...]:
+    """Place both rows of edge_index; returns what is to be held."""
+    at = cpu.ENTRIES
+    if edge_index.is_contiguous():
+        whole = read_flat(words, at.source, "edge_index", edge_index, torch.int64, 2 * count)
+        words[at.target] = words[at.source] + 8 * count
+        return (whole,)
+    places = (at.source, at.target)
+    return tuple(
+        read_flat(words, place, "edge_index", edge_index[k], torch.int64, count)
+        for k, place in enumerate(places)
+    )
 
-    out[i] = (own[i] + identity) * x[i] + the sum over its entries e in row i of value[e] * x[j].
+
+def listed_sum(matrix: Entries, x: Tensor, identity: float = 0.0, bias: Tensor | None = None) -> Tensor:
+    """The matrix, plus a multiple of the identity, times x, and a bias on every row.
+
+    out[i] = bias + (own[i] + identity) * x[i] + the sum over its entries e in row i of value[e] * x[j].
     """
-    source, target, value, own = matrix
-    dtype, bits, count, width = x.dtype, float_bits("x", x), source.shape[0], x.shape[-1]
-    at, out = cpu.SUM, torch.empty(num_rows, width, dtype=dtype)
+    (rows, columns), addresses, dtype = matrix.shape, matrix.addresses, matrix.dtype
+    bits, count, width = float_bits("x", x), addresses[3], x.shape[-1]
+    at = cpu.SUM
     words = at.words()
-    held = [
-        read_rows(words, at.x, "x", x, dtype, num_columns, width),
-        read_flat(words, at.source, "source", source, torch.int32, count),
-        read_flat(words, at.target, "target", target, torch.int32, count),
-        read_flat(words, at.value, "value", value, dtype, count),
-        read_flat(words, at.own, "own", own, dtype, num_rows),
-        read_flat(words, at.identity, "identity", _number(identity, dtype), dtype, 1),
-    ]
-    write_rows(words, at.out, "out", out, dtype, num_rows, width)
-    threads = launch.num_threads() if (count + num_rows) * width > _SERIAL_BELOW else 1
+    words[_LIST] = addresses
+    x = read_rows(words, at.x, "x", x, dtype, columns, width)
+    bias = read_flat(words, at.bias, "bias", bias, dtype, width)
+    out, own = torch.empty(rows, width, dtype=dtype), _number(identity, dtype)
+    words[at.out], words[at.out_row], words[at.identity] = (
+        out.data_ptr(),
+        width * dtype.itemsize,
+        own.data_ptr(),
+    )
+    threads = launch.num_threads() if (count + rows) * width > _SERIAL_BELOW else 1
     piece = width if threads == 1 else max(_LEAST_COLUMNS, -(-width // threads) // 8 * 8)
-    words[at.pieces], words[at.columns], words[at.width] = -(-width // piece) if width else 0, piece, width
-    words[at.rows], words[at.entries] = num_rows, count
-    at.run(_sum_address(bits, value is not None), words, threads)
-    del held
+    words[at.pieces], words[at.columns] = -(-width // piece) if width else 0, piece
+    words[at.width], words[at.rows] = width, rows
+    at.run(_sum_address(bits, addresses[2] != 0), words, threads)
     return out
+
+
+_LIST = slice(cpu.SUM.source, cpu.SUM.own + 1)  # where a sum's arguments are the list's addresses
 
 
 @functools.cache

@@ -19,7 +19,7 @@ ENTRIES = Arguments(
     "edges num_targets num_sources loops source target weight value kept_source kept_target own scales fill "
     "kept"
 )
-SUM = Arguments("pieces columns width x[] out[] rows source target value entries own identity")
+SUM = Arguments("pieces columns width x[] out[] rows source target value entries own identity bias")
 
 REMAINING, ADD = 1, 3  # places in LOOPS
 SYMMETRIC, MEAN = 1, 2  # places in SCALES
@@ -129,25 +129,28 @@ def entries_kernel(float_bits: int, is_weighted: bool, has_own: bool, scale: int
 
 
 def _tile(float_bits: int, lanes: int, is_weighted: bool, is_masked: bool) -> Any:
-    """Writes one tile of columns of all rows: the diagonal's part, then the entries in the list's order."""
+    """Writes one tile of columns of all rows: bias and diagonal, then the entries in the list's order."""
 
     def body(base: CodeGen, args: list[Any]) -> None:
         code = base.of(lanes)
         b = code.builder
-        x, x_stride, out, out_stride, rows, source, target, value, entries, own, count, identity = args
+        x, x_stride, out, out_stride, rows, source, target, value, entries, own, bias, count, identity = args
         mask = code.mask(count) if is_masked else None
         sources, targets = load_index_ir(code, source, 32), load_index_ir(code, target, 32)
+
+        first = code.either(code.is_given(bias), lambda: code.load(bias, mask), code.constant(0.0))
 
         def start(i: Any, carried: list[Any]) -> list[Any]:
             diagonal = code.either(
                 code.is_given(own), lambda: b.fadd(_number(code, own, i), identity), identity
             )
-            row = b.fmul(code.splat(diagonal), code.load(b.add(x, b.mul(i, x_stride)), mask))
+            row = code.load(b.add(x, b.mul(i, x_stride)), mask)
+            row = code.multiply_add(code.splat(diagonal), row, first)
             code.store(row, b.add(out, b.mul(i, out_stride)), mask)
             return carried
 
         def clear(i: Any, carried: list[Any]) -> list[Any]:
-            code.store(code.constant(0.0), b.add(out, b.mul(i, out_stride)), mask)
+            code.store(first, b.add(out, b.mul(i, out_stride)), mask)
             return carried
 
         def add(e: Any, carried: list[Any]) -> list[Any]:
@@ -169,7 +172,7 @@ def _tile(float_bits: int, lanes: int, is_weighted: bool, is_masked: bool) -> An
         code.loop(none, b.select(has_diagonal, none, rows), [], clear)
         code.loop(none, entries, [], add)
 
-    return tile_intrinsic(float_bits, 11, 1, body)
+    return tile_intrinsic(float_bits, 12, 1, body)
 
 
 def _number(code: CodeGen, address: Any, i: Any) -> Any:
@@ -179,7 +182,7 @@ def _number(code: CodeGen, address: Any, i: Any) -> Any:
 
 @functools.cache
 def sum_kernel(float_bits: int, is_weighted: bool) -> Any:
-    """out = (matrix + identity) @ x as a compiled kernel; each piece of columns is one thread's."""
+    """out = (matrix + identity) @ x + bias as a compiled kernel; each piece of columns is one thread's."""
     wide, half, quarter, narrow = (lanes * 32 // float_bits for lanes in (64, 32, 16, 8))
     tile_wide, tile_half, tile_quarter, tile_narrow = (
         _tile(float_bits, lanes, is_weighted, False) for lanes in (wide, half, quarter, narrow)
@@ -201,20 +204,21 @@ def sum_kernel(float_bits: int, is_weighted: bool) -> Any:
             c, last = piece * a.columns, min(a.width, (piece + 1) * a.columns)
             while c < last:
                 rest, x, out = last - c, a.x + c * size, a.out + c * size
+                bias = a.bias + c * size if a.bias else 0
                 if rest >= wide:
-                    tile_wide(x, xs, out, os, rows, source, target, value, count, own, 0, identity)
+                    tile_wide(x, xs, out, os, rows, source, target, value, count, own, bias, 0, identity)
                     c += wide
                 elif rest >= half:
-                    tile_half(x, xs, out, os, rows, source, target, value, count, own, 0, identity)
+                    tile_half(x, xs, out, os, rows, source, target, value, count, own, bias, 0, identity)
                     c += half
                 elif rest >= quarter:
-                    tile_quarter(x, xs, out, os, rows, source, target, value, count, own, 0, identity)
+                    tile_quarter(x, xs, out, os, rows, source, target, value, count, own, bias, 0, identity)
                     c += quarter
                 elif rest >= narrow:
-                    tile_narrow(x, xs, out, os, rows, source, target, value, count, own, 0, identity)
+                    tile_narrow(x, xs, out, os, rows, source, target, value, count, own, bias, 0, identity)
                     c += narrow
                 else:
-                    tile_rest(x, xs, out, os, rows, source, target, value, count, own, rest, identity)
+                    tile_rest(x, xs, out, os, rows, source, target, value, count, own, bias, rest, identity)
                     c += narrow
 
     return run

@@ -17,7 +17,6 @@ from torch_geometric.utils import add_self_loops, remove_self_loops, softmax
 from plait.kernels.attention import MOST_HEADS, Dropout, padded
 from plait.plan.attention import Attention, base_of, ways
 from plait.pyg import active
-from plait.pyg.layers.base import not_plain
 from plait.pyg.layers.fused import (
     FUSED,
     Run,
@@ -25,6 +24,7 @@ from plait.pyg.layers.fused import (
     edges_of,
     is_training,
     layer_of,
+    not_plain,
     refused_edges,
     refused_features,
 )
@@ -180,14 +180,14 @@ def _joined(module: Any, out: Tensor, addend: Tensor | None, bias: Tensor | None
 # GAT -----------------------------------------------------------------------------------------------
 
 
-def _padded(values: Tensor, lanes: int) -> Tensor:
-    return nn.functional.pad(values, (0, lanes - values.shape[-1]))
-
-
-def _folded(weight: Tensor, att: Tensor, lanes: int) -> Tensor:
-    """W a by head: [in, lanes] from weight [heads * out, in] and att [1, heads, out]."""
-    heads, width = att.shape[1:]
-    return _padded(torch.einsum("hfk,hf->kh", weight.view(heads, width, -1), att[0]), lanes)
+def _folded(weight: Tensor, vectors: tuple[Tensor, ...], lanes: int) -> Tensor:
+    """W a by head, side by side: [in, lanes each] of weight [heads * out, in] and vectors [1, heads, out]."""
+    heads, width = vectors[0].shape[1:]
+    att = torch.cat(vectors) if len(vectors) > 1 else vectors[0]
+    by_head = torch.bmm(att.transpose(0, 1), weight.view(heads, width, -1))  # [heads, vectors, in]
+    if lanes > heads:
+        by_head = nn.functional.pad(by_head, (0, 0, 0, 0, 0, lanes - heads))
+    return by_head.permute(2, 1, 0).reshape(weight.shape[1], -1)
 
 
 def _spread(att: Tensor, lanes: int) -> Tensor:
@@ -237,21 +237,18 @@ def _gat_inputs(
     """The weights as the way wants them: scores' vectors beside W, folded into it, or applied to raw rows."""
     lanes, choice = layer.lanes, base_of(run.plan.choice)
     weight = module.lin.weight if module.lin is not None else module.lin_src.weight
-    far = _folded(weight, module.att_src, lanes) if choice != "gat" else None
     if layer.is_single:
-        if far is None:
+        if choice == "gat":
             vectors = torch.cat([_spread(module.att_src, lanes), _spread(module.att_dst, lanes)], 1)
             return {"W": weight.t(), "a": vectors}
-        near = _folded(weight, module.att_dst, lanes)
         if choice == "recompute":
-            return {"W": weight.t(), "a": torch.cat([far, near], 1)}
-        return {"W": torch.cat([weight.t(), far, near], 1)}
-    assert far is not None
-    folded = {"W": torch.cat([weight.t(), far], 1)}
+            return {"W": weight.t(), "a": _folded(weight, (module.att_src, module.att_dst), lanes)}
+        return {"W": torch.cat([weight.t(), _folded(weight, (module.att_src, module.att_dst), lanes)], 1)}
+    folded = {"W": torch.cat([weight.t(), _folded(weight, (module.att_src,), lanes)], 1)}
     if not layer.has_targets:
         return {**folded, "T": call.source.new_zeros((call.edges.graph.num_nodes, lanes))}
     own_weight = module.lin.weight if module.lin is not None else module.lin_dst.weight
-    return {**folded, "U": _folded(own_weight, module.att_dst, lanes)}
+    return {**folded, "U": _folded(own_weight, (module.att_dst,), lanes)}
 
 
 def _gat_pieces(module: Any, call: AttentionCall) -> Any:
@@ -259,11 +256,11 @@ def _gat_pieces(module: Any, call: AttentionCall) -> Any:
     heads, pieces, own = module.heads, Pieces(module, call.edges), call.own
     weight = module.lin.weight if module.lin is not None else module.lin_src.weight
     value = pieces.project("values", call.source, weight.t(), rows="M")
-    far = call.source @ _folded(weight, module.att_src, heads)
+    far = call.source @ _folded(weight, (module.att_src,), heads)
     near = far.new_zeros((call.edges.graph.num_nodes, heads))
     if own is not None:
         weight = module.lin.weight if module.lin is not None else module.lin_dst.weight
-        near = own @ _folded(weight, module.att_dst, heads)
+        near = own @ _folded(weight, (module.att_dst,), heads)
     scores = pieces.pairs("scores", heads, near, far)
     edge = _gat_edge_scores(module, call, padded(heads))
     scores = nn.functional.leaky_relu(scores if edge is None else scores + edge, module.negative_slope)
@@ -281,7 +278,7 @@ def _gat_edge_scores(module: Any, call: AttentionCall, lanes: int) -> Tensor | N
     if attr is None or module.lin_edge is None:
         return None
     attr = attr.view(-1, 1) if attr.dim() == 1 else attr
-    return csr_order(call.edges, attr @ _folded(module.lin_edge.weight, module.att_edge, lanes))
+    return csr_order(call.edges, attr @ _folded(module.lin_edge.weight, (module.att_edge,), lanes))
 
 
 def _gat_weights(module: Any, call: AttentionCall, edge: Tensor | None) -> Tensor:
@@ -289,10 +286,10 @@ def _gat_weights(module: Any, call: AttentionCall, edge: Tensor | None) -> Tenso
     source, target = call.listed.flip(0) if module.flow == "target_to_source" else call.listed
     heads = module.heads
     weight = module.lin.weight if module.lin is not None else module.lin_src.weight
-    scores = (call.source @ _folded(weight, module.att_src, heads))[source]
+    scores = (call.source @ _folded(weight, (module.att_src,), heads))[source]
     if call.own is not None:
         weight = module.lin.weight if module.lin is not None else module.lin_dst.weight
-        scores = scores + (call.own @ _folded(weight, module.att_dst, heads))[target]
+        scores = scores + (call.own @ _folded(weight, (module.att_dst,), heads))[target]
     if edge is not None:
         scores = scores + as_listed(call.edges, edge)[:, :heads]
     scores = nn.functional.leaky_relu(scores, module.negative_slope)

@@ -17,7 +17,8 @@ from plait.errors import InputError
 from plait.graph import Graph
 from plait.pyg import active
 from plait.pyg.edges import is_placed, read
-from plait.pyg.layers.base import bound_to_torch
+from plait.pyg.layers import base
+from plait.pyg.layers.base import NotLowered, bound_to_torch
 from plait.runtime.cuda import why_not
 from plait.runtime.cuda_orders import with_listed_loops
 from plait.runtime.edges import Edges
@@ -35,6 +36,7 @@ __all__ = [
     "fused",
     "is_training",
     "layer_of",
+    "not_plain",
     "refused_edges",
     "refused_features",
 ]
@@ -98,7 +100,7 @@ def refused_features(module: nn.Module, *values: Tensor | None, takes_halves: bo
 
     takes_halves: whether the layer's kernels on a GPU take 16-bit numbers.
     """
-    dtypes = {p.dtype for p in module.parameters()}
+    dtypes = {p.dtype for p in active.parameters_of(module)}
     for value in values:
         if value is None:
             continue
@@ -111,6 +113,17 @@ def refused_features(module: nn.Module, *values: Tensor | None, takes_halves: bo
             return f": features are {value.dtype}; the layer is planned in float32 and float64"
     reason = bound_to_torch()
     return None if reason is None else f": {reason}"
+
+
+def not_plain(module: nn.Module, *names: str) -> NotLowered | None:
+    """The reason against a layer one of whose linear maps is more than that; found out once."""
+    record = active.record_of(module)
+    if record is not None and names in record.lowered:
+        return None
+    stop = base.not_plain(module, *names)
+    if stop is None and record is not None:
+        record.lowered[names] = True
+    return stop
 
 
 def edges_of(
@@ -159,5 +172,5 @@ def is_training(module: nn.Module, *inputs: Tensor | None) -> bool:
     """True when a gradient of the call can be asked for."""
     return torch.is_grad_enabled() and (
         any(t is not None and t.requires_grad for t in inputs)
-        or any(p.requires_grad for p in module.parameters())
+        or any(p.requires_grad for p in active.parameters_of(module))
     )

@@ -15,8 +15,8 @@ from plait.plan.gated import ways
 from plait.plan.messages import End, Messages
 from plait.plan.ways import Way
 from plait.pyg import active
-from plait.pyg.layers.base import has_hooks, is_parametrized, not_plain
-from plait.pyg.layers.fused import Run, edges_of, fused, refused_edges, refused_features
+from plait.pyg.layers.base import has_hooks, is_parametrized
+from plait.pyg.layers.fused import Run, edges_of, fused, not_plain, refused_edges, refused_features
 from plait.pyg.layers.messages import lowered, on_device
 from plait.pyg.layers.pieces import PiecesCall, read_call
 from plait.runtime.edges import Edges

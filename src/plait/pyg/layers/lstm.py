@@ -13,8 +13,8 @@ from torch_geometric.nn.aggr import LSTMAggregation
 
 from plait.plan.lstm import Lists, Shape, ways
 from plait.pyg import active
-from plait.pyg.layers.base import has_hooks, linear_values, not_plain
-from plait.pyg.layers.fused import Run, edges_of, fused, refused_edges, refused_features
+from plait.pyg.layers.base import has_hooks, linear_values
+from plait.pyg.layers.fused import Run, edges_of, fused, not_plain, refused_edges, refused_features
 from plait.runtime import executor
 from plait.runtime.lstm import Prefixes
 from plait.runtime.placed import PlacedGraph

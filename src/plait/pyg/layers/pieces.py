@@ -15,8 +15,8 @@ from plait.kernels.attention import padded
 from plait.plan.pieces import Dots, DotSoftmax, Leaky, Piece, Product, Softmax, Sums, ways
 from plait.pyg import active
 from plait.pyg.edges import from_edge_list, read
-from plait.pyg.layers.base import has_hooks, not_plain
-from plait.pyg.layers.fused import csr_order, edges_of, refused_edges, refused_features
+from plait.pyg.layers.base import has_hooks
+from plait.pyg.layers.fused import csr_order, edges_of, not_plain, refused_edges, refused_features
 from plait.runtime.edges import Edges
 from plait.runtime.orders import EdgeOrders
 from plait.runtime.placed import index_of
