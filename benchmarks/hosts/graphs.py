@@ -144,14 +144,18 @@ def _number_seeds(seeds: list[Array], folder: Path, mapping: Array) -> None:
     for system, nodes in numbers.items():
         places[system] = np.empty(nodes.size, np.int64)
         places[system][nodes] = np.arange(nodes.size)
-    kept = {f"{system}-{part}": np.sort(p[own]) for system, p in places.items() for part, own in enumerate(seeds)}
+    kept = {
+        f"{system}-{part}": np.sort(p[own]) for system, p in places.items() for part, own in enumerate(seeds)
+    }
     np.savez(folder / _SEEDS, **kept)
 
 
 def seeds_of(folder: str, system: str) -> list[Array]:
     """The training nodes of every part by the numbers of a system, "dgl" or "plait"."""
     with np.load(Path(folder) / _SEEDS) as kept:
-        names = sorted((name for name in kept.files if name.startswith(system)), key=lambda n: int(n.split("-")[1]))
+        names = sorted(
+            (name for name in kept.files if name.startswith(system)), key=lambda n: int(n.split("-")[1])
+        )
         return [kept[name] for name in names]
 
 

@@ -93,7 +93,9 @@ def test_curves_have_the_spread_over_seeds() -> None:
             rank["accuracy"] = (0.1, 0.4, last)[rank["epoch"]] if rank["rank"] == 0 else None
     assert curve_of(lines[0]) == [0.1, 0.4, 0.7]
     rows = curves(lines).splitlines()
-    assert rows[2].endswith("| dgl | 2 | 0.100 [0.100, 0.100] | 0.400 [0.400, 0.400] | 0.800 [0.700, 0.900] |")
+    assert rows[2].endswith(
+        "| dgl | 2 | 0.100 [0.100, 0.100] | 0.400 [0.400, 0.400] | 0.800 [0.700, 0.900] |"
+    )
     assert "plait-auto | 1 " in rows[3]
 
 

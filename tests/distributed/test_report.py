@@ -39,7 +39,9 @@ def test_rows_in_16_bits_are_predicted_in_half_the_bytes() -> None:
     assert wide is not None
     assert narrow is not None
     rows, rest = 24 * 4, 8  # of a row, and of its number
-    assert narrow.bytes_of_rows / wide.bytes_of_rows == pytest.approx((rows / 2 + rest) / (rows + rest), rel=0.01)
+    assert narrow.bytes_of_rows / wide.bytes_of_rows == pytest.approx(
+        (rows / 2 + rest) / (rows + rest), rel=0.01
+    )
     assert narrow.seconds < wide.seconds
 
 

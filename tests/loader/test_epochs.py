@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import RandomSampler
 
 from plait.errors import InputError
+from plait.features import simulate
 from plait.features.cache import Cache
 from plait.loader import NeighborLoader
 from plait.loader.epochs import Job, Shuffled, shuffled
@@ -90,6 +91,38 @@ def test_two_iterators_do_not_disturb_each_other() -> None:
     pairs = list(zip(loader, loader, strict=True))
     for k in range(2):
         assert all(torch.equal(pair[k].n_id, n_id) for pair, n_id in zip(pairs, expected[k], strict=True))
+
+
+@pytest.mark.parametrize("prefetch", [0, 3])
+def test_a_cache_may_be_told_of_the_next_epoch(prefetch: int) -> None:
+    data = small_data()
+    given = {"batch_size": 8, "shuffle": True, "seed": 1, "prefetch": prefetch}
+    plain = NeighborLoader(data, [2], **given)
+    cache = Cache(data.x, 20, "lookahead", window=5)
+    seeing = NeighborLoader(data, [2], features=cache, **given)
+    seeing._sees_past_epochs = True
+    batches = []
+    for _ in range(4):
+        for expected, batch in zip(plain, seeing, strict=True):
+            assert torch.equal(batch.n_id, expected.n_id)
+            assert torch.equal(batch.x, expected.x)
+            batches.append(batch.n_id.numpy())
+    # as if all epochs were one, but for the first batches, when the window fills by and by
+    as_one = simulate(batches, 20, "lookahead", window=5).remote_rows
+    assert as_one <= cache.counters.remote_rows <= as_one + 3
+    forgetting = Cache(data.x, 20, "lookahead", window=5)
+    blind = NeighborLoader(data, [2], features=forgetting, **given)
+    assert sum(1 for _ in range(4) for _ in blind) == len(batches)
+    assert forgetting.counters.remote_rows > cache.counters.remote_rows
+    for batch in seeing:  # left early, and resumed elsewhere
+        break
+    seeing.set_epoch(1)
+    plain.set_epoch(1)
+    for expected, batch in zip(plain, seeing, strict=True):
+        assert torch.equal(batch.x, expected.x)
+    next(iter(seeing))
+    for expected, batch in zip(plain, seeing, strict=False):
+        assert torch.equal(batch.x, data.x[batch.n_id])
 
 
 def test_epochs_count_from_zero() -> None:

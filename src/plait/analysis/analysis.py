@@ -61,7 +61,7 @@ class Options:
     parameters: int | None = None  # of the whole model; None: those of the layers that were counted
     threads: int | None = None  # of one worker; None: those of the machine's profile
     sharing: float = 1.0  # how much slower a worker computes while the others on its machine do
-    wire_bytes: int = 4  # of one number of a feature row of mini-batches, which may be narrower than the model's
+    wire_bytes: int = 4  # of one number of a feature row of mini-batches; may be fewer than the model's
     shards: Mapping[int, Mapping[str, Shards]] = field(default_factory=dict)  # by workers and split
 
 

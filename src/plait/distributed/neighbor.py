@@ -102,6 +102,8 @@ class NeighborLoader(Epochs):
         self.seed = seed = _common_seed(session, seed)
         self.topology = _topology(session, topology)
         self._sampler: Sampler | TogetherSampler
+        # samples of two epochs are not drawn together, as those of a partitioned topology are
+        self._sees_past_epochs = self.topology == "replicated"
         if self.topology == "partitioned":
             self._sampler = TogetherSampler(session.frontiers(), num_neighbors, seed=seed, replace=replace)
         else:
@@ -234,10 +236,10 @@ class NeighborLoader(Epochs):
         self._traced("look-up", begin, end)
         return data if self.transform is None else self.transform(data)
 
-    def _revealed(self, samples: Iterator[Any], cache: Cache) -> Iterator[Any]:
+    def _revealed(self, samples: Iterator[Any], cache: Cache, epoch: int, known: Any) -> Iterator[Any]:
         """Samples in the order of their use, the rows that several of them lack asked for together."""
         self._staging.forget()
-        ahead = super()._revealed(samples, cache)
+        ahead = super()._revealed(samples, cache, epoch, known)
         try:
             while group := list(itertools.islice(ahead, self.coalesce)):
                 if self.session.size > 1:

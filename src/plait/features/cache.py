@@ -203,6 +203,11 @@ class Cache:
             self._ahead.append(wanted)
             self._tell()
 
+    @property
+    def known(self) -> int:
+        """Batches that were revealed and not asked for yet."""
+        return len(self._ahead) + (self._rule.known if isinstance(self._rule, LookAhead) else 0)
+
     def missing(self, ids: ArrayLike) -> Array:
         """Those of the ids, each once and ascending, that the source would be asked for now."""
         far = self._far(self._checked(ids))

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -86,6 +87,9 @@ class Epochs:
     device: Any
     _transfer: Transfer
     _workers: DataLoader[Any] | None
+    _sees_past_epochs = False
+    """Whether the cache is told of the next epoch's batches while this one ends; their order must be known."""
+    _early: deque[tuple[Job, Any]] | None = None  # samples of the next epoch that the cache was told of
 
     def _set_out(
         self,
@@ -140,25 +144,25 @@ class Epochs:
         """Makes the next iterator that of `epoch`, as after an interrupted run."""
         if epoch < 0:
             raise InputError(f"epoch={epoch}: epochs count from 0")
-        self.epoch = int(epoch)
+        self.epoch, self._early = int(epoch), None
 
     def __iter__(self) -> Iterator[Any]:
         epoch, self.epoch = self.epoch, self.epoch + 1
         return self._run(epoch)
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy for another process leaves this one's workers behind."""
-        return {**vars(self), "_workers": None}
+        """A copy for another process leaves this one's workers behind, and what was drawn early."""
+        return {**vars(self), "_workers": None, "_early": None}
 
     def _run(self, epoch: int) -> Iterator[Any]:
         loader: Any = self
-        jobs, clock = self._jobs(epoch), _Clock(self.cache)
+        clock = _Clock(self.cache)
         if loader.num_workers > 0:
-            batches: Iterator[Any] = self._from_processes(jobs)
+            batches: Iterator[Any] = self._from_processes(self._jobs(epoch))
         elif self.cache is not None:
-            batches = self._through_cache(jobs, self.cache, clock)
+            batches = self._through_cache(epoch, self.cache, clock)
         else:
-            batches = self._ahead(lambda job: self._transfer.start(self._made(job)), jobs)
+            batches = self._ahead(lambda job: self._transfer.start(self._made(job)), self._jobs(epoch))
         try:
             for batch in clock.waits(batches):
                 self.stalled_seconds = clock.stalled_seconds
@@ -201,10 +205,19 @@ class Epochs:
                 error.add_note(f"raised by plait while preparing {job}")
             raise
 
-    def _through_cache(self, jobs: Iterator[Job], cache: Cache, clock: _Clock) -> Iterator[Any]:
+    def _through_cache(self, epoch: int, cache: Cache, clock: _Clock) -> Iterator[Any]:
         """Samples run far ahead and tell the cache what will be needed; rows are then fetched in order."""
-        cache.forget()
-        samples = self._samples(jobs)
+        known, self._early = self._early or deque(), None
+        if known and known[0][0].epoch != epoch:
+            known = deque()
+        if not known or cache.known != len(known):
+            cache.forget()
+            for drawn in known:
+                self._tell(cache, drawn)
+        jobs: Iterator[Job] = islice(self._jobs(epoch), len(known), None)
+        if self._sees_past_epochs and cache.window:
+            jobs = chain(jobs, islice(self._jobs(epoch + 1), cache.window + 1))
+        revealed = self._revealed(self._samples(jobs), cache, epoch, known)
 
         def finished(drawn: tuple[Job, Any]) -> Any:
             begin = time.perf_counter()
@@ -214,30 +227,37 @@ class Epochs:
             finally:
                 clock.prepare_seconds += time.perf_counter() - begin
 
-        return self._ahead(finished, self._revealed(samples, cache), threads=1)
+        return self._ahead(finished, revealed, threads=1)
 
     def _samples(self, jobs: Iterator[Job]) -> Iterator[tuple[Job, Any]]:
         """Every job with its sample, drawn ahead."""
         return self._ahead(lambda job: (job, self._told(job, lambda: self.draw(job))), jobs)
 
-    def _revealed(self, samples: Iterator[Any], cache: Cache) -> Iterator[Any]:
-        known: deque[Any] = deque()
+    def _revealed(
+        self, samples: Iterator[Any], cache: Cache, epoch: int, known: deque[tuple[Job, Any]]
+    ) -> Iterator[Any]:
+        """The samples of an epoch in the order of their use, each told to the cache long before."""
         try:
             while True:
                 # two for every one that leaves: the window fills during the first batches, none waits for it
                 for _ in range(2):
                     if len(known) > cache.window or (drawn := next(samples, None)) is None:
                         break
-                    nodes = drawn[1].node
-                    cache.reveal((nodes[self.cached_type] if isinstance(nodes, dict) else nodes).numpy())
+                    self._tell(cache, drawn)
                     known.append(drawn)
-                if not known:
+                if not known or known[0][0].epoch != epoch:
+                    self._early = known
                     return
                 yield known.popleft()
         finally:
             close = getattr(samples, "close", None)
             if close is not None:
                 close()
+
+    def _tell(self, cache: Cache, drawn: tuple[Job, Any]) -> None:
+        """Reveals what a sample needs."""
+        nodes = drawn[1].node
+        cache.reveal((nodes[self.cached_type] if isinstance(nodes, dict) else nodes).numpy())
 
     def _from_processes(self, jobs: Iterator[Job]) -> Iterator[Any]:
         loader: Any = self
