@@ -18,6 +18,8 @@ def test_every_step_of_a_layer_has_a_time(layer: str) -> None:
     assert record.result["without_a_time"] == []  # type: ignore[index]
     assert record.result["steps"] >= 2  # type: ignore[index]
     assert record.result["steps_seconds"] > 0.0  # type: ignore[index]
+    assert record.result["calling_seconds"] > 0.0  # type: ignore[index]
+    assert record.result["share_with_calling"] > record.result["share"]  # type: ignore[index]
     assert f"{layer} 8->8" in clocks_line(record)
 
 

@@ -1,11 +1,24 @@
-"""A layer with passes of its own refuses an x of another width before any kernel reads it."""
+"""A layer refuses an x of another width before any kernel reads it, in the caller's words."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from torch import nn
-from torch_geometric.nn import GATConv, GATv2Conv, PNAConv, ResGatedGraphConv, RGCNConv, TransformerConv
+from torch_geometric.nn import (
+    EdgeConv,
+    GATConv,
+    GATv2Conv,
+    GCNConv,
+    GINConv,
+    GraphConv,
+    PNAConv,
+    ResGatedGraphConv,
+    RGCNConv,
+    SAGEConv,
+    TAGConv,
+    TransformerConv,
+)
 
 import plait
 from plait.errors import InputError
@@ -19,6 +32,12 @@ LAYERS = [
     TransformerConv(8, 64, heads=2),
     ResGatedGraphConv(8, 4),
     PNAConv(8, 4, ["mean", "max"], ["identity"], torch.ones(4)),
+    EdgeConv(nn.Sequential(nn.Linear(16, 4), nn.ReLU(), nn.Linear(4, 4))),
+    GCNConv(8, 4),
+    SAGEConv(8, 4),
+    GINConv(nn.Linear(8, 4)),
+    GraphConv(8, 4),
+    TAGConv(8, 4),
 ]
 
 
@@ -32,6 +51,8 @@ def test_another_width_is_an_error_that_names_both(layer: nn.Module, width: int)
 def test_relations_and_pairs_are_checked_too() -> None:
     with pytest.raises(InputError, match="x has 4 columns"):
         plait.compile(RGCNConv(8, 4, 2), None)(torch.randn(10, 4), EDGES, torch.tensor([0, 1, 0, 1]))
+    with pytest.raises(InputError, match="x of the targets has 5 columns, the layer takes 6"):
+        plait.compile(SAGEConv((8, 6), 4), None)((torch.randn(10, 8), torch.randn(10, 5)), EDGES)
     with pytest.raises(InputError, match="x has 5 columns, the layer takes 6"):
         plait.compile(GATv2Conv((8, 6), 2), None)((torch.randn(10, 8), torch.randn(10, 5)), EDGES)
 

@@ -14,6 +14,10 @@ def _record(share: float, missing: list[str]) -> Record:
 
 def test_a_line_says_what_the_steps_are_of_the_layer() -> None:
     assert clocks_line(_record(0.93, [])) == "g gcn 8->4: 2 ms, its 3 steps 93.0% of it"
+    record = _record(0.7, [])
+    called = Record(record.kind, record.case, {**record.result, "share_with_calling": 0.98}, {})  # type: ignore[dict-item]
+    assert clocks_line(called).endswith("its 3 steps 70.0% of it, with calling them 98.0%")
+    assert "within 15% of their layer in 1 of 1" in clocks_text([called])
     assert clocks_line(_record(0.93, ["layer: v1"])).endswith("; without a time: layer: v1")
 
 

@@ -1,8 +1,8 @@
 """plait bench plans --steps: whether the measured steps of a layer add up to the layer's own time.
 
-EXPLAIN ANALYZE puts a time beside every step. What lies between the steps (Python, autograd, gradients added
-up) is nobody's: where it is much of a layer, its steps say little about it. The layer is timed as a user runs
-it, forward and backward, in turn with a run whose steps are timed.
+EXPLAIN ANALYZE puts a time beside every step, and one beside calling them: the Python and the autograd of a
+layer, which are much of a small one. The layer is timed as a user runs it, forward and backward, in turn with
+a run whose steps are timed.
 """
 
 from __future__ import annotations
@@ -33,29 +33,33 @@ _WARM, _LEAST_ROUNDS, _MOST_ROUNDS = 3, 5, 100
 
 
 def add_up(probe: Probe, step: Callable[[], object], budget_seconds: float) -> dict[str, object]:
-    """Seconds of the layer and of its steps together, their ratio, and the steps no clock saw."""
+    """Seconds of the layer, of its steps and of calling them, their shares, and the steps no clock saw."""
     for _ in range(_WARM):
         step()
     alone: list[float] = []
     together: list[float] = []
-    seen: set[tuple[str, str]] = set()
+    calling: list[float] = []
+    seen: set[str] = set()
     begun = time.perf_counter()
     while len(alone) < _LEAST_ROUNDS or (
         len(alone) < _MOST_ROUNDS and time.perf_counter() - begun < budget_seconds
     ):
         step()  # the first call after one with clocks on its steps took longer than those that follow it
         alone.append(wall_clock(step, 1))
-        times = probe.clock(step, 0, 1)
-        together.append(sum(map(sum, times.values())))
-        seen |= set(times)
+        times, beside = probe.spent(step)
+        together.append(sum(seconds for _, seconds in times))
+        calling.append(beside)
+        seen |= {name for name, _ in times}
     steps = [(name, one.step.out) for name, plan in probe.plans.items() for one in plan.steps]
     return {
         "layer_seconds": median(alone),
         "steps_seconds": median(together),
+        "calling_seconds": median(calling),
         "share": median(b / a for a, b in zip(alone, together, strict=True)),
+        "share_with_calling": median((b + c) / a for a, b, c in zip(alone, together, calling, strict=True)),
         "rounds": len(alone),
         "steps": len(steps),
-        "without_a_time": [f"{name}: {value}" for name, value in steps if (name, value) not in seen],
+        "without_a_time": [f"{name}: {value}" for name, value in steps if f"{name}\0{value}" not in seen],
     }
 
 

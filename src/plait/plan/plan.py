@@ -16,7 +16,7 @@ from plait.ops.work import Matrix
 from plait.plan import words
 from plait.plan.dial import Option, Stage, bytes_text, peak_of
 
-__all__ = ["LayerPlan", "Measured", "NotPlanned", "Plan", "PricedStep", "Rejected", "wrapped"]
+__all__ = ["LayerPlan", "Measured", "NotPlanned", "Plan", "PricedStep", "Rejected", "owner", "wrapped"]
 
 _WIDTH = words.WIDTH
 _STEP = 41  # columns of a step's title: what the figures leave, those of EXPLAIN ANALYZE too
@@ -85,6 +85,8 @@ class LayerPlan:
     rejected: tuple[Rejected, ...] = ()
     because: str = ""
     measured: Mapping[str, Measured] = field(default_factory=dict)
+    # seconds of its call ("fwd") and of its gradients' ("bwd") beside the steps, where they were measured
+    calling: Mapping[str, float] = field(default_factory=dict)
     gradient_expr: Expr | None = None  # the equal expression whose gradients are computed, where another one
     matrices: Mapping[str, Matrix] = field(default_factory=dict)  # constants and sparse values, as priced
     choice: str = ""  # the way such a program goes, by name
@@ -142,6 +144,7 @@ class LayerPlan:
                 self._step_dict(step, "forward" if k < self.num_forward else "backward")
                 for k, step in enumerate(self.steps)
             ],
+            "calling": {words.PHASES[phase]: seconds for phase, seconds in self.calling.items()},
             "rejected": [vars_of(r) for r in self.rejected],
         }
 
@@ -180,6 +183,8 @@ class LayerPlan:
             out.append(self._row(step, "once", has_measured))
         for k, step in enumerate(self.steps):
             out.append(self._row(step, "fwd" if k < self.num_forward else "bwd", has_measured))
+        for phase, seconds in self.calling.items():
+            out.append(f"   {f'{phase:<5}{words.CALLING}':<{len(head) - 3}}{_ms(seconds):>12}")
         if self.rejected:
             out.append("   rejected:")
         for loser in self.rejected[:most_rejected]:
@@ -203,7 +208,7 @@ class LayerPlan:
         return text + (f"{_ms(measured.seconds):>12}" if measured and has_measured else "")
 
 
-def _owner(name: str) -> str:
+def owner(name: str) -> str:
     """The layer an expression belongs to: "path Kind" of "path Kind#1" and of "path Kind piece"."""
     return " ".join(name.partition("#")[0].split(" ")[:2])
 
@@ -352,7 +357,7 @@ class Plan:
         return title, self.warnings, self.layers, after
 
     def _layers_text(self) -> str:
-        count = len({_owner(layer.layer) for layer in self.layers})
+        count = len({owner(layer.layer) for layer in self.layers})
         return f"{count} planned layer{'' if count == 1 else 's'}"
 
     def _cost(self) -> str:
@@ -366,13 +371,15 @@ class Plan:
         return text + (f" + {words.milliseconds(once)} once" if once else "")
 
     def _measured(self, whole: float) -> str:
-        """How much of the measured time the steps are."""
-        rows = [row for layer in self.layers for row in layer.rows() if row.phase != "once"]
-        steps = sum(row.measured or 0.0 for row in rows)
+        """Where the measured time went."""
+        seen = [layer.measured.get(one.step.out) for layer in self.layers for one in layer.steps]
+        steps = sum(measured.seconds for measured in seen if measured is not None)
+        calling = sum(sum(layer.calling.values()) for layer in self.layers)
         step = "training step" if self.mode == "training" else "call"
+        taken = [words.milliseconds(part) for part in (steps, calling, max(0.0, whole - steps - calling))]
         return (
-            f"Measured: {words.milliseconds(whole)} per {step}, {words.milliseconds(steps)} of it in the "
-            "steps above; the rest is Python, autograd and what the model does outside the planned layers."
+            f"Measured: {words.milliseconds(whole)} per {step}: {taken[0]} in the steps above, {taken[1]} in "
+            f"calling them, {taken[2]} outside the planned layers, in the model's own code and in torch."
         )
 
     def _memory(self) -> str:

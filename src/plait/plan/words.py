@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TextIO
 
@@ -18,6 +18,8 @@ from plait.ops.program import Program, Step
 from plait.ops.work import size_of
 
 __all__ = [
+    "CALLING",
+    "PHASES",
     "TIE",
     "WIDTH",
     "Row",
@@ -32,6 +34,8 @@ __all__ = [
 
 WIDTH = 100  # columns of a terminal
 TIE = 1.1  # prices of whole layers are off by about this much: closer ones are not told apart
+PHASES = {"once": "once", "fwd": "forward", "bwd": "backward"}
+CALLING = "calling: Python and autograd around the steps"
 _TITLE = 58  # columns of a step's description
 _BAR = 16  # columns of the longest bar
 _EIGHTHS = " ▏▎▍▌▋▊▉"
@@ -50,6 +54,8 @@ class Layer(Protocol):
     def peak_bytes(self) -> int: ...
     @property
     def rejected(self) -> Sequence[Any]: ...
+    @property
+    def calling(self) -> Mapping[str, float]: ...
     def action(self) -> str: ...
     def reason(self) -> str: ...
     def rows(self) -> list[Row]: ...
@@ -416,6 +422,7 @@ class Block:
     cost: str
     sentences: tuple[str, ...]
     rows: tuple[Row, ...]
+    calling: Mapping[str, float]  # by phase
 
 
 def blocks(layers: Iterable[Layer]) -> list[Block]:
@@ -424,7 +431,8 @@ def blocks(layers: Iterable[Layer]) -> list[Block]:
     for layer in layers:
         rows = layer.rows()
         said = [sentence(layer), next_best(layer)]
-        made.append(Block(layer.layer, _cost(layer, rows), tuple(s for s in said if s), tuple(rows)))
+        sentences = tuple(text for text in said if text)
+        made.append(Block(layer.layer, _cost(layer, rows), sentences, tuple(rows), layer.calling))
     return made
 
 
@@ -435,7 +443,7 @@ def _cost(layer: Layer, rows: Sequence[Row]) -> str:
     text = f"{milliseconds(step)} per {each}" if rows else "not priced"
     if once:
         text += f" + {milliseconds(once)} once"
-    measured = sum(row.measured or 0.0 for row in rows if row.phase != "once")
+    measured = sum(row.measured or 0.0 for row in rows if row.phase != "once") + sum(layer.calling.values())
     return text + (f", measured {milliseconds(measured)}" if measured else "")
 
 
@@ -481,18 +489,17 @@ def _lines(
             found.append((f"  {'':<{_TITLE + 10}}{'predicted':>12}{'measured':>12}", "note"))
         for row in block.rows:
             found.append((_row_text(row, longest, has_measured), row.phase))
+        for phase, seconds in block.calling.items():
+            found.append((f"  {PHASES[phase]:<10}{CALLING:<{_TITLE + 12}}{milliseconds(seconds):>12}", phase))
     if after:
         found.append(("", ""))
     return found + [(line, "note") for text in after for line in _wrap(text, "")]
 
 
-_PHASES = {"once": "once", "fwd": "forward", "bwd": "backward"}
-
-
 def _row_text(row: Row, longest: float, has_measured: bool) -> str:
     size = "" if row.size is None else f" ({row.size[0]} x {row.size[1]})"
     whole = row.text + size if len(row.text + size) <= _TITLE else row.text
-    name = f"  {_PHASES[row.phase]:<10}{_cut(whole, _TITLE):<{_TITLE}}"
+    name = f"  {PHASES[row.phase]:<10}{_cut(whole, _TITLE):<{_TITLE}}"
     if has_measured:
         measured = "" if row.measured is None else milliseconds(row.measured)
         return f"{name}{milliseconds(row.price.seconds):>12}{measured:>12}".rstrip()
@@ -535,6 +542,10 @@ def html_text(title: str, warnings: Sequence[str], layers: Sequence[Layer], afte
         parts += [f'<p style="margin:.1em 0">{_escaped(text)}</p>' for text in block.sentences]
         parts.append('<table style="border-collapse:collapse;font-size:90%">')
         parts += [_html_row(row, longest) for row in block.rows]
+        parts += [
+            _html_cells([PHASES[phase], CALLING, "", "", f"measured {milliseconds(seconds)}"], "")
+            for phase, seconds in block.calling.items()
+        ]
         parts.append("</table>")
     parts += [f'<p style="opacity:.7;margin:.4em 0">{_escaped(text)}</p>' for text in after]
     return "".join((*parts, "</div>"))
@@ -548,8 +559,12 @@ def _html_row(row: Row, longest: float) -> str:
         if share
         else ""
     )
-    cells = [_PHASES[row.phase], row.text, size, milliseconds(row.price.seconds)]
+    cells = [PHASES[row.phase], row.text, size, milliseconds(row.price.seconds)]
     cells += [] if row.measured is None else [f"measured {milliseconds(row.measured)}"]
+    return _html_cells(cells, bar)
+
+
+def _html_cells(cells: list[str], bar: str) -> str:
     style = "padding:0 .8em 0 0;text-align:left"
     return (
         "<tr>" + "".join(f'<td style="{style}">{_escaped(c)}</td>' for c in cells)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 import random
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from plait.measure.environment import BusyElsewhere
 from plait.plan.dial import parse_bytes
 from plait.plan.plan import Plan
 from plait.pyg.call import Call, call_of
+from plait.pyg.calling import in_this_thread, timed_calls
 from plait.pyg.captured import TrainingStep, training_step
 from plait.pyg.planned import install, is_disabled
 from plait.pyg.view import CompiledModel, never_planned, plan_of, view_of
@@ -419,7 +419,7 @@ def _quietly(model: nn.Module, call: Call, is_training: bool) -> Iterator[None]:
     inputs = [_Kept(t, True) for t in given if t.is_floating_point() and counts_writes(t)]
     for module in model.modules():
         quiet(module)
-    handle = register_module_forward_pre_hook(_in_this_thread(quiet))
+    handle = register_module_forward_pre_hook(in_this_thread(quiet))
     try:
         yield
     finally:
@@ -465,28 +465,17 @@ def _recorded(ran: list[nn.Module]) -> Iterator[None]:
             ran[:] = [m for m in ran if id(m) not in inside]
         ran.append(module)
 
-    handle = register_module_forward_hook(_in_this_thread(record))
+    handle = register_module_forward_hook(in_this_thread(record))
     try:
         yield
     finally:
         handle.remove()
 
 
-def _in_this_thread(hook: Callable[..., None]) -> Callable[..., None]:
-    """The hook for calls of this thread; a hook on all modules hears of the others' too."""
-    own = threading.get_ident()
-
-    def listen(*args: Any) -> None:
-        if threading.get_ident() == own:
-            hook(*args)
-
-    return listen
-
-
 # EXPLAIN ANALYZE ---------------------------------------------------------------------------------------
 
 
-def _analyze(model: nn.Module, session: Session, call: Call | None, mode: str, repeats: int = 7) -> Plan:
+def _analyze(model: Any, session: Session, call: Call | None, mode: str, repeats: int = 7) -> Plan:
     """Run the model a few times with a clock on every step; the median of each goes beside its price."""
     if call is None:
         raise InputError(
@@ -495,6 +484,7 @@ def _analyze(model: nn.Module, session: Session, call: Call | None, mode: str, r
     if mode == "training" and _is_for_inference(model, call):
         mode = "inference"
     samples: dict[str, list[Any]] = {}
+    beside: dict[str, dict[str, list[float]]] = {}
     whole: list[float] = []
     with (
         BusyElsewhere() as busy,
@@ -506,7 +496,7 @@ def _analyze(model: nn.Module, session: Session, call: Call | None, mode: str, r
             session.trace = trace
             started = time.perf_counter()
             try:
-                with torch.set_grad_enabled(mode == "training"):
+                with torch.set_grad_enabled(mode == "training"), timed_calls(model._plait_seats) as calls:
                     out = call(model)
                     if (wanted_rows := held_rows(out)) is not None:
                         out = wanted_rows
@@ -518,14 +508,20 @@ def _analyze(model: nn.Module, session: Session, call: Call | None, mode: str, r
                 whole.append(time.perf_counter() - started)
                 for name, measured in trace:
                     samples.setdefault(name, []).append(measured)
-    plan = replace(_with_measurements(plan_of(model, mode), samples), measured_seconds=median(whole))
+                for name, times in calls.beside(session.plans, trace).items():
+                    for phase, seconds in times.items():
+                        beside.setdefault(name, {}).setdefault(phase, []).append(seconds)
+    plan = replace(_with_measurements(plan_of(model, mode), samples, beside), measured_seconds=median(whole))
     if busy.share is None or busy.share <= _BUSY:
         return plan
     text = f"other processes used {busy.share:.0%} of the processor while this was measured: times are high"
     return replace(plan, warnings=(*plan.warnings, text))
 
 
-def _with_measurements(plan: Plan, samples: dict[str, list[Any]]) -> Plan:
+def _with_measurements(
+    plan: Plan, samples: dict[str, list[Any]], beside: dict[str, dict[str, list[float]]]
+) -> Plan:
+    """The plan with the median of every step, and of what calling a layer took beside them."""
     layers = []
     for layer in plan.layers:
         measured = {}
@@ -533,5 +529,6 @@ def _with_measurements(plan: Plan, samples: dict[str, list[Any]]) -> Plan:
             owner, _, value = name.partition("\0")
             if owner == layer.layer:
                 measured[value] = sorted(seen, key=lambda m: m.seconds)[len(seen) // 2]
-        layers.append(replace(layer, measured=measured))
+        calling = {phase: median(times) for phase, times in beside.get(layer.layer, {}).items()}
+        layers.append(replace(layer, measured=measured, calling=calling))
     return replace(plan, layers=tuple(layers))

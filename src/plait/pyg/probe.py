@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from plait.plan.plan import LayerPlan
+from plait.plan.plan import LayerPlan, Measured
 from plait.plan.search import Problem, search, survey
 from plait.plan.ways import preferring
+from plait.pyg.active import Seats
+from plait.pyg.calling import timed_calls
 from plait.runtime.machine import forget_machine, machine_in_use, using_machine
 from plait.runtime.session import Session
 
@@ -21,6 +23,7 @@ class Probe:
 
     def __init__(self, compiled: Any) -> None:
         self._session: Session = compiled._plait_plan_session
+        self._seats: Seats = compiled._plait_seats
         self._candidates: dict[str, list[LayerPlan]] = {}
 
     @property
@@ -70,17 +73,25 @@ class Probe:
         seen: dict[tuple[str, str], list[float]] = {}
         for _ in range(warm):
             call()
+        for _ in range(repeats):
+            for name, seconds in self.spent(call)[0]:
+                layer, _, step = name.partition("\0")
+                seen.setdefault((layer, step), []).append(seconds)
+        return seen
+
+    def spent(self, call: Callable[[], object]) -> tuple[list[tuple[str, float]], float]:
+        """(seconds of every step, as plan\\0step, in the order they ran; seconds of calling the layers)."""
+        trace: list[tuple[str, Measured]] = []
+        self._session.trace = trace
         try:
-            for _ in range(repeats):
-                trace: list[tuple[str, Any]] = []
-                self._session.trace = trace
+            with timed_calls(self._seats) as calls:
                 call()
-                for name, measured in trace:
-                    layer, _, step = name.partition("\0")
-                    seen.setdefault((layer, step), []).append(measured.seconds)
         finally:
             self._session.trace = None
-        return seen
+        beside = calls.beside(self.plans, trace)
+        return [(name, step.seconds) for name, step in trace], sum(
+            sum(one.values()) for one in beside.values()
+        )
 
 
 def _ranked(problem: Problem) -> list[LayerPlan]:

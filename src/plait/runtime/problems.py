@@ -158,6 +158,7 @@ def _restrict(forms: tuple[Expr, ...]) -> tuple[Expr, ...]:
     return tuple(restrict(form, selection) for form in forms)
 
 
+_FEATURES = {"the width of X": "x", "the width of R": "x of the targets"}  # as the caller knows them
 _found_leaves: dict[int, tuple[Expr, dict[str, Any]]] = {}
 
 
@@ -171,17 +172,29 @@ def known_leaves(expr: Expr) -> dict[str, Any]:
     return found[1]
 
 
+def _disagreement(sizes: Mapping[str, int]) -> str:
+    """Two sizes that should be equal, in the words of whoever made x and the layer."""
+    features = next((what for what in sizes if what in _FEATURES), None)
+    if features is None:
+        said = ", but ".join(f"{what} is {value}" for what, value in sizes.items())
+    else:
+        taken = next(value for what, value in sizes.items() if what != features)
+        said = f"{_FEATURES[features]} has {sizes[features]} columns, the layer takes {taken}"
+    return f"{said}; check the widths of x and the layer"
+
+
 def _sizes(expr: Expr, given: Mapping[str, torch.Tensor], constants: Constants, layer: str) -> dict[str, int]:
     """Numbers for the symbolic sizes, read off the tensors; InputError where two of them disagree."""
     sizes: dict[str, int] = {}
+    first: dict[str, str] = {}  # what a size was read off
 
     def bind(symbol: str | int, value: int, what: str) -> None:
-        known = symbol if isinstance(symbol, int) else sizes.setdefault(symbol, value)
+        if isinstance(symbol, int):
+            known, other = symbol, "the layer's"
+        else:
+            known, other = sizes.setdefault(symbol, value), first.setdefault(symbol, what)
         if known != value:
-            raise InputError(
-                f"{layer}: {what} is {value}, but {symbol} is {known} elsewhere; "
-                "check the widths of x and the layer"
-            )
+            raise InputError(f"{layer}: {_disagreement({what: value, other: known})}")
 
     for name, value in given.items():
         if value.dtype != given["X"].dtype:

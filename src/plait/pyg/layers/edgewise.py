@@ -20,7 +20,7 @@ from plait.plan.edgewise import EdgeMap, ways
 from plait.pyg import active
 from plait.pyg.edges import from_edge_list
 from plait.pyg.layers.base import aggregation, has_hooks, is_parametrized, is_plain_linear
-from plait.pyg.layers.fused import Run, edges_of, fused, refused_edges, refused_features
+from plait.pyg.layers.fused import Run, check_width, edges_of, fused, refused_edges, refused_features
 from plait.runtime.edges import Edges
 from plait.runtime.nearest import nearest
 from plait.runtime.placed import PlacedGraph
@@ -52,10 +52,7 @@ def prepare(module: Any, given: Mapping[str, Any]) -> Run | str:
     """The call made ready to run, or why it runs in PyG."""
     x, edge_index = given["x"], given["edge_index"]
     parts = _pair(x)
-    reason = refused_edges(edge_index) or _refused_input(module, parts)
-    if reason is not None:
-        return reason
-    found = _taken_apart(module)
+    found = refused_edges(edge_index) or _map_of(module, parts)
     if isinstance(found, str):
         return found
     if parts[0] is not parts[1] and module.flow != "source_to_target":
@@ -68,10 +65,7 @@ def prepare(module: Any, given: Mapping[str, Any]) -> Run | str:
 def prepare_dynamic(module: Any, given: Mapping[str, Any]) -> Run | str:
     """The call made ready to run: the k nearest neighbours are found exactly, anew in every call."""
     parts, batch = _pair(given["x"]), given.get("batch")
-    reason = _refused_input(module, parts)
-    if reason is not None:
-        return reason
-    found = _taken_apart(module)
+    found = _map_of(module, parts)
     if isinstance(found, str):
         return found
     batches = batch if isinstance(batch, tuple) else (batch, batch)
@@ -87,10 +81,15 @@ def _pair(x: Any) -> list[Any]:
     return [x, x] if isinstance(x, Tensor) else list(x) if isinstance(x, tuple | list) and len(x) == 2 else []
 
 
-def _refused_input(module: Any, parts: list[Any]) -> str | None:
+def _map_of(module: Any, parts: list[Any]) -> _Map | str:
+    """The layer's map by its parts, or why the call runs in PyG."""
     if not parts or not all(isinstance(part, Tensor) and part.dim() == 2 for part in parts):
         return ": x is not [nodes, width], nor a pair of such"
-    return refused_features(module, *parts)
+    found = refused_features(module, *parts) or _taken_apart(module)
+    if isinstance(found, _Map):
+        for part in parts:
+            check_width(module, part, found.first.weight.shape[1] // 2)
+    return found
 
 
 def _taken_apart(module: Any) -> _Map | str:

@@ -29,6 +29,7 @@ __all__ = [
     "FUSED",
     "Prepare",
     "Run",
+    "check_width",
     "check_widths",
     "csr_order",
     "degrees_of",
@@ -77,11 +78,17 @@ def check_widths(module: Any, given: Mapping[str, Any]) -> None:
     widths = taken if isinstance(taken, tuple) else (taken, taken)
     for value, width in zip(x if isinstance(x, tuple | list) else (x,), widths, strict=False):
         is_matrix = isinstance(value, Tensor) and value.dim() == 2
-        if is_matrix and isinstance(width, int) and width > 0 and value.shape[1] != width:
-            raise InputError(
-                f"{active.name_of(module)}: x has {value.shape[1]} columns, the layer takes {width}; "
-                "check the widths of x and the layer"
-            )
+        if is_matrix and isinstance(width, int) and width > 0:
+            check_width(module, value, width)
+
+
+def check_width(module: Any, x: Tensor, width: int) -> None:
+    """InputError where x has another number of columns than the layer takes."""
+    if x.shape[1] != width:
+        raise InputError(
+            f"{active.name_of(module)}: x has {x.shape[1]} columns, the layer takes {width}; "
+            "check the widths of x and the layer"
+        )
 
 
 def refused_edges(edge_index: Any) -> str | None:
