@@ -214,7 +214,9 @@ def _dry_run(units: Sequence[Unit], folder: Path) -> None:
     total = 0.0
     for unit in units:
         total += unit.seconds
-        cells = "" if unit.cells is None else f"{len(unit.cells.left(folder))} of {len(unit.cells.grid)} cells"
+        cells = (
+            "" if unit.cells is None else f"{len(unit.cells.left(folder))} of {len(unit.cells.grid)} cells"
+        )
         print(f"{total:6.0f} s  {unit.name:32} {unit.seconds:4.0f} s  {cells}".rstrip())
 
 

@@ -31,7 +31,7 @@ _FEATURES = {"cora": 1433, "pubmed": 500}
 _FANOUT, _BATCH, _WIDTH, _PREFETCH = [15, 10], 1024, 128, 4
 _MODELS: dict[str, Callable[..., nn.Module]] = {"gcn": GCN, "sage": GraphSAGE}
 MOVES: dict[str, dict[str, Any]] = {"pinned": {"pin_memory": True}, "loader": {"device": "cuda"}, "loop": {}}
-"""How batches reach the device: from pinned memory, on the loader's own stream, by the loop from any memory."""
+"""How batches reach the device: from pinned memory, on the loader's own stream, or from any memory."""
 
 
 def measure(compiles: bool = True) -> Iterator[dict[str, Any]]:
