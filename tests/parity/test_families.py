@@ -84,9 +84,7 @@ def answers(net: Any, x: Tensor, more: list[Tensor]) -> list[Tensor | None]:
     return [out, given.grad, *floats, *(p.grad for p in net.parameters())]
 
 
-def agree(
-    family: Family, edge_index: Tensor, nodes: int, dtype: torch.dtype, is_listed: bool = False
-) -> Any:
+def agree(family: Family, edge_index: Tensor, nodes: int, dtype: torch.dtype, is_listed: bool = False) -> Any:
     """The compiled layer after it answered like PyG twice; is_listed: the edges carry where targets begin."""
     torch.manual_seed(0)
     module = family.make().to(DEVICE, dtype)
