@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch_geometric import typing
-from torch_geometric.nn import DynamicEdgeConv, EdgeConv
+from torch_geometric.nn import DynamicEdgeConv, EdgeConv, GATConv, GCNConv, SAGEConv
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when kernels are defined
@@ -21,11 +21,13 @@ pytest.importorskip("triton", reason="triton is not installed; it comes with CUD
 import plait
 from plait.bench.gpu import families
 from plait.cost.machine import gpu_profile
+from plait.pyg.edges import attach_starts
 from plait.pyg.layers.fused import FUSED
 from plait.pyg.lower import supported
 from plait.runtime import cuda_messages, cuda_orders
 from plait.runtime.machine import using_machine
 from plait.runtime.nearest import nearest
+from plait.runtime.placed import PlacedGraph
 from tests.parity.families import FAMILIES, WIDTH, Family
 from tests.parity.harness import as_on_a_gpu, close
 
@@ -82,11 +84,15 @@ def answers(net: Any, x: Tensor, more: list[Tensor]) -> list[Tensor | None]:
     return [out, given.grad, *floats, *(p.grad for p in net.parameters())]
 
 
-def agree(family: Family, edge_index: Tensor, nodes: int, dtype: torch.dtype) -> Any:
-    """The compiled layer after it answered like PyG twice."""
+def agree(family: Family, edge_index: Tensor, nodes: int, dtype: torch.dtype, is_listed: bool = False) -> Any:
+    """The compiled layer after it answered like PyG twice; is_listed: the edges carry where targets begin."""
     torch.manual_seed(0)
     module = family.make().to(DEVICE, dtype)
     x, more = inputs(family, edge_index, nodes, dtype)
+    if is_listed:
+        edges = more[int(family.takes_first)]
+        ends = torch.arange(nodes + 1, device=DEVICE)
+        attach_starts(edges, torch.searchsorted(edges[1].contiguous(), ends, out_int32=True))
     twin, compiled = copy.deepcopy(module), plait.compile(module)
     theirs = answers(twin, x, more)
     for _ in range(2):
@@ -107,6 +113,27 @@ def test_every_family_answers_like_pyg(name: str) -> None:
         compiled = agree(family, drawn_edges("random", 11), 11, dtype)
         assert not compiled.plan.not_planned, compiled.plan.not_planned
         agree(family, drawn_edges("hub", 9), 9, dtype)
+
+
+LINEAR = {
+    "GCNConv": Family(lambda: GCNConv(WIDTH, 4)),
+    "SAGEConv": Family(lambda: SAGEConv(WIDTH, 4)),
+    "SAGEConv max": Family(lambda: SAGEConv(WIDTH, 4, aggr="max")),
+    "GATConv": Family(lambda: GATConv(WIDTH, 4, heads=2)),
+}
+
+
+@pytest.mark.parametrize("name", [*LINEAR, *FAMILIES])
+def test_edges_of_a_sampler_need_no_sort(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Listed target by target, sources in any order, the last nodes without edges."""
+    made: list[int] = []
+    listed = PlacedGraph.listed
+    monkeypatch.setattr(PlacedGraph, "listed", lambda *given: made.append(1) or listed(*given))
+    edge_index = drawn_edges("random", 9)
+    edge_index = edge_index[:, edge_index[1].argsort(stable=True)]
+    compiled = agree((LINEAR | FAMILIES)[name], edge_index, 12, torch.float64, is_listed=True)
+    assert made or not (LINEAR.get(name)), "the graph was made by a sort"
+    assert not compiled.plan.not_planned, compiled.plan.not_planned
 
 
 def test_nearest_neighbours_are_edges_like_others(monkeypatch: pytest.MonkeyPatch) -> None:

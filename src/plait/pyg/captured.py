@@ -291,7 +291,7 @@ class _Slot:
         self._used = {"nodes": self.padded[0], "edges": self.padded[1]} if is_other else count
 
     def fill_starts(self, given: Tensor) -> None:
-        """Copy where a batch's edges begin; padding edges lie last and are those of the first padding node."""
+        """Copy where a batch's edges begin; padding edges lie last, those of the first padding node."""
         if self._starts is None:
             shape, device = (self.padded[0] + 1,), self.batch.edge_index.device
             self._starts = torch.empty(shape, dtype=given.dtype, device=device)

@@ -16,8 +16,8 @@ from plait.runtime.identity import identity
 from plait.runtime.placed import PlacedGraph
 
 __all__ = [
-    "Demand", "Given", "attach", "attach_starts", "carry", "from_edge_list", "is_attached", "is_placed", "read",
-    "starts_of",
+    "Demand", "Given", "attach", "attach_starts", "carry", "from_edge_list", "is_attached", "is_placed",
+    "read", "starts_of",
 ]  # fmt: skip
 
 

@@ -50,6 +50,14 @@ def test_a_dry_run_lists_cells(
     assert "2 of 2 cells" in capsys.readouterr().out
 
 
+def test_profiles_travel_with_the_records(tmp_path: Path) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.mkdir()
+    (one / "machine-card.json").write_text("measured")
+    session._copy_profiles(one, other)
+    assert (other / "machine-card.json").read_text() == "measured"
+
+
 def unit_of(tmp_path: Path, text: str, cell_seconds: float = 0.0) -> Unit:
     """A module that does what `text` says with its second argument, the file of records."""
     (tmp_path / "sleepy.py").write_text(text)

@@ -63,9 +63,9 @@ def main() -> None:
 
 def _measured(only: str | None, graphs: Sequence[str], is_sweep: bool) -> Iterator[dict[str, Any]]:
     """The records of one part, or of all."""
-    for part, measure in _WHOLE.items():
+    for part, whole in _WHOLE.items():
         if only in (None, part) and not is_sweep:
-            yield from measure()
+            yield from whole()
     for name in graphs if only not in _WHOLE else ():
         edge_index, num_nodes = GRAPHS[name]()
         for part, measure in (_SWEEPS if is_sweep else _PARTS).items():

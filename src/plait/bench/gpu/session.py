@@ -5,8 +5,8 @@ python -m plait.bench.gpu.session --output FOLDER --dry-run          what would 
 
 Each unit is a process of its own with a limit: torch.compile follows PyG's layers only where plait was not in
 use, and a unit that hangs costs its own limit. What is finished is in FOLDER/session.jsonl; a second call
-goes on from there, on another machine too if the folder comes along. Suites of cells are resumed cell by
-cell, and a cell that takes longer than its limit is recorded as missing and left behind.
+goes on from there, on another machine too if the folder, of up to eight files, comes along. Suites of cells
+are resumed cell by cell, and a cell that takes longer than its limit is recorded as missing and left behind.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from plait.bench import layers, plans, predict
 from plait.bench.cases import ATTENTION, LayerCase, find_graph, layer_cases, parse_widths
 from plait.bench.gpu.graphs import GRAPHS
 from plait.errors import InputError
+from plait.kernels.compiled import cache_folder
 from plait.measure.environment import environment
 from plait.measure.record import Record, append
 
@@ -167,7 +169,7 @@ def run_unit(unit: Unit, folder: Path, seconds: float) -> int:
 
 def _run_once(unit: Unit, folder: Path, end: float) -> tuple[int, bool]:
     """(exit status, whether a cell took too long)."""
-    variables = os.environ | {"PLAIT_CACHE": str(folder / "cache"), "PYTHONUNBUFFERED": "1"}
+    variables = os.environ | {"PYTHONUNBUFFERED": "1"}
     records = None if unit.cells is None else folder / unit.cells.file
     patience = unit.cells.seconds if unit.cells is not None else 0.0
     size, since = _size(records), time.monotonic()
@@ -187,6 +189,13 @@ def _run_once(unit: Unit, folder: Path, end: float) -> tuple[int, bool]:
         finally:
             _stop(process)
     return process.returncode, False
+
+
+def _copy_profiles(source: Path, target: Path) -> None:
+    """Calibrations of GPUs travel with the records: a later call prices by the same one."""
+    target.mkdir(parents=True, exist_ok=True)
+    for path in source.glob("machine-*.json"):
+        shutil.copy(path, target)
 
 
 def _size(path: Path | None) -> int:
@@ -214,7 +223,9 @@ def _dry_run(units: Sequence[Unit], folder: Path) -> None:
     total = 0.0
     for unit in units:
         total += unit.seconds
-        cells = "" if unit.cells is None else f"{len(unit.cells.left(folder))} of {len(unit.cells.grid)} cells"
+        cells = (
+            "" if unit.cells is None else f"{len(unit.cells.left(folder))} of {len(unit.cells.grid)} cells"
+        )
         print(f"{total:6.0f} s  {unit.name:32} {unit.seconds:4.0f} s  {cells}".rstrip())
 
 
@@ -232,6 +243,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.dry_run:
         _dry_run(units, args.output)
         return 0
+    _copy_profiles(args.output, cache_folder())
     for unit in units:
         left = end - time.monotonic()
         if left < _LEAST_SECONDS:
@@ -242,6 +254,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         spent = round(time.monotonic() - begun, 1)
         with (args.output / "session.jsonl").open("a") as log:
             log.write(json.dumps({"unit": unit.name, "rc": rc, "seconds": spent, "tail": tail}) + "\n")
+        _copy_profiles(cache_folder(), args.output)
         print(f"{unit.name}: rc {rc} after {spent} s", flush=True)
         if rc not in (0, 124):
             print(tail, flush=True)

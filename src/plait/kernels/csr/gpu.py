@@ -97,7 +97,7 @@ class Rows:
         return self._items[short, most]
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _group_of(degree, short, num_groups):  # type: ignore[no-untyped-def]
     """0 for the longest of the short rows, num_groups - 2 for those of up to one edge; last are long rows."""
     # the bits of degree - 1, from a float's exponent: 0 for up to one edge, 1 for 2, 2 for 3 and 4, ...
@@ -291,7 +291,7 @@ def sorted_rows(key: torch.Tensor, num_rows: int, num_columns: int, has_rest: bo
     return rows
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _first_at_least(p_sorted, value, num_sorted, halvings):  # type: ignore[no-untyped-def]
     """How many of num_sorted ascending numbers are less than value; halvings: num_sorted's bits."""
     low = tl.zeros_like(value).to(tl.int64)
@@ -388,7 +388,7 @@ def _turn(  # type: ignore[no-untyped-def]
     p_source, p_order, p_target, p_indptr, p_indices, p_placed, num_rows, num_columns, num_edges, halvings,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The transpose of sorted sources: where its rows begin, its edges' targets, their order in fewer bits."""
+    """The transpose of sorted sources: where rows begin, targets of the edges, their order in fewer bits."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     if tl.program_id(0).to(tl.int64) * BLOCK <= num_columns:
         begin = _first_at_least(p_source, at, num_edges, halvings)

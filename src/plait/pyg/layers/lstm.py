@@ -46,7 +46,8 @@ def _prepare(module: Any, given: Mapping[str, Any]) -> Run | str:
     edges = edges_of(module, edge_index, num_targets, source.shape[0])
     if isinstance(edges.graph, PlacedGraph):
         return (
-            "(aggr='lstm'): on a GPU PyG runs; cuDNN takes padded lists in one call, prefixes many small ones"
+            "(aggr='lstm'): on a GPU PyG runs; every list is run to the longest one's length, which cuDNN "
+            "does in one call and shared prefixes in several launches per element"
         )
     prefixes = edges.prefixes
     if edges.graph.num_edges == 0 or not prefixes.is_listed_by_target:
