@@ -296,6 +296,41 @@ def test_arrays_that_do_not_fit_the_graph_are_refused(tmp_path, arrays):
         load_arrays(path)
 
 
+def test_edges_listed_as_pyg_does_are_a_graph(tmp_path):
+    path = tmp_path / "listed.npz"
+    edges = np.array([[2, 0, 1, 0], [1, 2, 2, 1]])
+    np.savez(path, edge_index=edges, x=np.zeros((5, 3)), y=np.arange(5), edge_weight=np.array([21, 2, 12, 1]))
+    back = load_arrays(path)
+    assert lists_of(back.graph) == {0: [], 1: [0, 2], 2: [0, 1], 3: [], 4: []}
+    assert back.arrays["edge_weight"].tolist() == [1, 21, 2, 12]  # in the order of the CSR
+    assert "edge_index" not in back.arrays
+    assert load(path).fingerprint == back.graph.fingerprint
+    np.savez(path, edge_index=edges)
+    assert load(path).num_nodes == 3  # nothing says that there are more
+    np.savez(path, edge_index=edges, num_nodes=7)
+    assert load(path).num_nodes == 7
+
+
+@pytest.mark.parametrize(
+    ("arrays", "says"),
+    [
+        ({"edge_index": np.array([[0, 5], [1, 1]]), "x": np.zeros((3, 2))}, "src"),
+        ({"edge_index": np.array([[0, 1], [-1, 1]])}, "dst"),
+        ({"edge_index": np.zeros((3, 2), int)}, "edge_index"),
+        ({"edge_index": np.zeros((2, 2))}, "integer"),
+        ({"edge_index": np.array([["a"], ["b"]])}, "integer"),
+        ({"edge_index": np.zeros((2, 2), int), "num_nodes": np.array("x")}, "num_nodes"),
+        ({"x": np.zeros((3, 2))}, "no edge_index"),
+    ],
+)
+def test_edges_that_are_no_graph_are_refused_with_the_file(tmp_path, arrays, says):
+    path = tmp_path / "listed.npz"
+    np.savez(path, **arrays)
+    for read in (load, load_arrays):
+        with pytest.raises(GraphError, match=f"listed.npz.*{says}"):
+            read(path)
+
+
 def test_a_missing_file_is_a_graph_error(tmp_path):
     with pytest.raises(GraphError, match="no such file"):
         load(tmp_path / "nothing.npz")

@@ -84,6 +84,48 @@ def test_an_input_that_training_changes_in_place_is_put_back() -> None:
     assert torch.equal(data.x, x)
 
 
+class Writing(nn.Module):
+    """Keeps its result in what it is given, as models that take a whole Data do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = GCNConv(64, 3)
+
+    def forward(self, data: Any) -> Tensor:
+        data.x = data.z = self.conv(data.x, data.edge_index)
+        return data.x.relu()
+
+
+class WritingDicts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = GCNConv(64, 3)
+
+    def forward(self, x_dict: dict[str, Tensor], edge_index_dict: dict[Any, Tensor]) -> Tensor:
+        x_dict["node"] = self.conv(x_dict["node"], edge_index_dict.pop(("node", "to", "node")))
+        return x_dict["node"]
+
+
+def test_a_model_that_writes_to_its_data_finds_it_as_it_was() -> None:
+    data = graph()
+    x, keys = data.x, set(data.keys())
+    compiled = plait.compile(Writing(), data)
+    plait.explain(compiled, data, analyze=True)
+    assert data.x is x and set(data.keys()) == keys
+    assert len(compiled.plan.layers) == 1
+    compiled(data)
+    assert "z" in data  # the user's own call writes where it says
+
+
+def test_a_model_that_writes_to_dictionaries_is_planned() -> None:
+    plain, data = graph(), HeteroData()
+    data["node"].x, data["node", "to", "node"].edge_index = plain.x, plain.edge_index
+    assert len(plait.explain(WritingDicts(), data, analyze=True).layers) == 1
+    given = {"x_dict": data.x_dict, "edge_index_dict": data.edge_index_dict}
+    plait.explain(WritingDicts(), kwargs=given, analyze=True)
+    assert given["x_dict"]["node"] is plain.x and given["edge_index_dict"]
+
+
 def test_an_input_that_wants_a_gradient_gets_none_from_analyze() -> None:
     data = graph()
     data.x.requires_grad_()

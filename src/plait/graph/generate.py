@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -180,19 +181,26 @@ def parse(text: str) -> LoadedGraph:
     missing = [name for name, what in known.items() if what.default is what.empty and name not in given]
     if missing:
         raise InputError(f"{text!r}: {kind} needs {', '.join(missing)}; add {missing[0]}=...")
-    made = KINDS[kind](**given)
+    try:
+        made = KINDS[kind](**given)
+    except GraphError as error:
+        raise InputError(f"{text!r}: {error}") from error
+    except (ValueError, TypeError, OverflowError, MemoryError) as error:
+        raise InputError(f"{text!r}: {kind} cannot be made of this ({error}); choose other numbers") from error
     return made if isinstance(made, LoadedGraph) else LoadedGraph(made, meta={"name": text})
 
 
 def _value(text: str, value: str) -> int | float | bool | list[int]:
     if value in ("true", "false"):
         return value == "true"
-    if "+" in value[1:] and "e" not in value:  # sizes=100+200+50
-        return [int(part) for part in value.split("+")]
     try:
+        if "+" in value[1:] and "e" not in value:  # sizes=100+200+50
+            return [int(part) for part in value.split("+")]
         number = float(value)
     except ValueError:
-        raise InputError(f"{text!r}: {value!r} is not a number; write e.g. 2e5, 0.57 or true") from None
+        number = math.nan
+    if not math.isfinite(number):
+        raise InputError(f"{text!r}: {value!r} is not a number; write e.g. 2e5, 0.57 or true")
     return int(number) if number.is_integer() and "." not in value else number
 
 

@@ -7,6 +7,9 @@ The shared format (no field `format`): `indptr`, `indices` list in row u the tar
 so the graph by destination is its transpose. In both: features `x` dense, or `x_indptr`, `x_indices`,
 `x_shape` and `x_data` (left out when all ones); labels `y`; `train_mask`, `val_mask`, `test_mask`;
 `graph_ptr` for a disjoint union of graphs; `meta`, a JSON object as a string.
+
+Edges as PyG lists them, `edge_index` [2, edges], are read too, in place of `indptr` and `indices`: by
+`numpy.savez("graph.npz", edge_index=..., x=..., y=...)`. Nodes are as many as `num_nodes`, or rows of x or y, say.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ Array = NDArray[Any]
 
 FORMAT = "plait-graph-1"
 STRUCTURE = ("format", "indptr", "indices", "num_sources", "order")
+LISTED = ("edge_index", "num_nodes")  # in place of those
 MASKS = ("train", "val", "test")
 # What zipfile, zlib and numpy raise on truncated, encrypted or damaged archives (RuntimeError: encrypted;
 # MemoryError: a damaged header that claims more entries than there is memory for).
@@ -117,8 +121,9 @@ def save(path: str | os.PathLike[str], graph: Graph, compress: bool = False, **a
 
 
 def load(path: str | os.PathLike[str]) -> Graph:
-    """The graph in `path`: plait's own format or the shared one."""
-    return _graph(_read(path, STRUCTURE), path)
+    """The graph in `path`: plait's own format, the shared one, or an edge_index."""
+    content = _read(path, STRUCTURE)
+    return _graph(content if "indptr" in content else _read(path, None), path)
 
 
 def load_arrays(path: str | os.PathLike[str]) -> LoadedGraph:
@@ -170,10 +175,16 @@ def _fault(error: BaseException) -> str:
 
 
 def _graph(content: dict[str, Array], path: str | os.PathLike[str]) -> Graph:
-    if "indptr" not in content or "indices" not in content:
-        raise GraphError(f"{path}: has no indptr and indices, so no graph; write it with plait.graph.save")
+    is_listed = "indptr" not in content and "edge_index" in content
+    if not is_listed and ("indptr" not in content or "indices" not in content):
+        raise GraphError(
+            f"{path}: has no indptr and indices, and no edge_index, so no graph; write it with "
+            "numpy.savez(path, edge_index=..., x=..., y=...) or plait.graph.save"
+        )
     kind = str(content["format"]) if "format" in content else None
     try:
+        if is_listed:
+            return _listed_graph(content)
         if kind is None:
             return _shared_graph(content)
         if kind == FORMAT:
@@ -210,8 +221,22 @@ def _shared_graph(content: dict[str, Array]) -> Graph:
     return stored.with_order(lambda: follow(stored.order, stored.transpose_order))
 
 
+def _listed_graph(content: dict[str, Array]) -> Graph:
+    """The graph of an edge_index; its nodes are counted by num_nodes, x or y, else by the largest number."""
+    count = content.get("num_nodes")
+    if count is not None and (count.size != 1 or count.dtype.kind not in "iu"):
+        raise GraphError("num_nodes is not a whole number; store the number of nodes, or leave it out")
+    rows = content["x_shape"][:1] if "x_shape" in content else None
+    sizes = [content[name].shape[0] for name in ("x", "y") if name in content and content[name].ndim]
+    num_nodes = next((int(n.reshape(-1)[0]) for n in (count, rows) if n is not None and n.size), None)
+    if num_nodes is None and sizes:
+        num_nodes = max(sizes)
+    return Graph.from_edge_index(content["edge_index"], num_nodes=num_nodes)
+
+
 def _assemble(graph: Graph, content: dict[str, Array]) -> LoadedGraph:
-    rest = {name: array for name, array in content.items() if name not in STRUCTURE}
+    structure = STRUCTURE if "indptr" in content else LISTED
+    rest = {name: array for name, array in content.items() if name not in structure}
     masks = {name: rest.pop(f"{name}_mask") for name in MASKS if f"{name}_mask" in rest}
     y = rest.pop("y", None)
     if y is not None and y.ndim == 1 and y.dtype.kind in "iu":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ import numpy as np
 import torch.utils.data
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data, Dataset, HeteroData
+from torch_geometric.data.data import BaseData
 
 from plait.errors import InputError
 from plait.graph import Graph
@@ -37,7 +39,7 @@ class Call:
     is_guessed: bool = False  # by position: the names say nothing
 
     def __call__(self, model: nn.Module) -> Any:
-        return model(*self.args, **self.kwargs)
+        return model(*map(_shallow, self.args), **{k: _shallow(v) for k, v in self.kwargs.items()})
 
     @property
     def features(self) -> Tensor | None:
@@ -60,6 +62,11 @@ class Call:
         for value in (*self.args, *self.kwargs.values()):
             parts = value.to_dict().values() if isinstance(value, Data) else (value,)
             yield from (part for part in parts if isinstance(part, Tensor) and part.layout == torch.strided)
+
+
+def _shallow(value: Any) -> Any:
+    """The same tensors in a container of its own: a model may write to what holds them (data.x = ...)."""
+    return copy.copy(value) if isinstance(value, BaseData | dict | list) else value
 
 
 def call_of(model: nn.Module, data: Any) -> Call | None:
