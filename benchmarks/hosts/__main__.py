@@ -1,4 +1,4 @@
-"""The bed: `python -m benchmarks.hosts prepare | run | show | bound | clean`, from the repository's root, as root."""
+"""The bed: `python -m benchmarks.hosts prepare | run | show | bound | clean`, from the root of the project."""
 
 from __future__ import annotations
 

@@ -28,6 +28,8 @@ from benchmarks.hosts.judge import Judge, prepare  # noqa: E402
 from benchmarks.hosts.network import BedError, Hosts, burst_bytes  # noqa: E402
 from benchmarks.hosts.rank import values_of  # noqa: E402
 from benchmarks.hosts.runs import still_lacking  # noqa: E402
+from benchmarks.hosts.shards import row_text  # noqa: E402
+from benchmarks.hosts.shards import summary as summary_of_shards  # noqa: E402
 from benchmarks.hosts.table import curve_of, curves, summary, table  # noqa: E402
 
 
@@ -203,3 +205,15 @@ def test_weights_are_judged_as_pyg_would(tmp_path: Path) -> None:
     expected = (answers == loaded.y)[val].mean()
     found = Judge(tmp_path / "judge.npz").accuracy(*values_of(linears, biases))
     assert found == pytest.approx(expected, abs=1.5 / val.sum())  # a tie may be rounded otherwise
+
+
+def test_the_balance_of_exchange_and_computation_is_that_of_steps_that_wait() -> None:
+    steady = {"by nodes": [(0.1, 0.05)] * 3, "by nodes, overlapped": [(0.08, 0.02)] * 3}
+    told = [{**steady, "as planned": [(0.08, 0.0)] * 3}] * 2
+    told[1] = {**told[1], "by nodes": [(0.12, 0.07)] * 3}  # the slowest host's steps count
+    found = summary_of_shards(told)
+    assert found["by_nodes"] == pytest.approx(120)
+    assert (found["exchange"], found["compute"]) == pytest.approx((60, 60))
+    assert found["gain"] == pytest.approx(1.5)
+    row = row_text({"model": "gcn", "rate": "1gbit", **found})
+    assert "| gcn | 1gbit | 120.0 | 60.0 | 60.0 | 1.00 | 80.0 | 1.50 |" in row

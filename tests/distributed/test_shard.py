@@ -65,6 +65,16 @@ def test_one_rank_needs_no_others() -> None:
     over.close()
 
 
+def test_half_an_environment_of_torchrun_is_refused_with_the_next_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name in ("RANK", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(InputError, match="RANK and MASTER_PORT not set; start the processes with torchrun"):
+        plait.shard(MODELS["gcn"](), graph())
+
+
 def test_the_plan_names_every_layer_and_what_lost() -> None:
     _, over = sharded(MODELS["gcn"], graph(), 1)
     text = str(over.plan)

@@ -230,6 +230,12 @@ def join(timeout_seconds: float, interface: str | None, backend: str = "gloo") -
     """Makes the default process group where torchrun started this process; whether it did."""
     if dist.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return False
+    lacking = [name for name in ("RANK", "MASTER_PORT") if name not in os.environ]
+    if lacking:
+        raise InputError(
+            f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but {' and '.join(lacking)} not set; start the "
+            "processes with torchrun, or unset WORLD_SIZE to run alone"
+        )
     master = os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     if interface is None and (master == "localhost" or master.startswith("127.")):
         interface = _loopback()

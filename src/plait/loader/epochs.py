@@ -88,7 +88,7 @@ class Epochs:
     _transfer: Transfer
     _workers: DataLoader[Any] | None
     _sees_past_epochs = False
-    """Whether the cache is told of the next epoch's batches while this one ends; their order must be known."""
+    """Whether the cache is told of the next epoch's batches while this one ends, their order being known."""
     _early: deque[tuple[Job, Any]] | None = None  # samples of the next epoch that the cache was told of
 
     def _set_out(
