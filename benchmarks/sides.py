@@ -1,6 +1,6 @@
 """Two checkouts of plait side by side: training steps of single layers, in processes that take turns.
 
-    python benchmarks/sides.py --before ../before --graphs pubmed,ego_twitter --layers gcn,sage-max --output FILE
+    python benchmarks/sides.py --before ../before --graphs "pubmed ego_twitter" --layers gcn,tag
 
 Each checkout runs in processes of its own; a sample of one is followed by a sample of the other, so that what
 disturbs the machine disturbs both. Where a process happens to find its memory moves a step by some percent:
@@ -11,6 +11,7 @@ time before over the time after; above 1, the checkout this file lies in is fast
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import os
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 LAYERS = "gcn,sage-max,gin,sgc,tag,gat,gatv2,transformer,rgcn,pna,edgeconv"
-GRAPHS = "pubmed,coauthor_cs,ego_twitter"
+GRAPHS = "pubmed coauthor_cs ego_twitter"
 ATTENTION = ("gat", "gatv2", "transformer")
 HERE = Path(__file__).resolve()
 
@@ -44,7 +45,8 @@ class Side:
     def ask(self, **question: Any) -> Any:
         """The process's answer to one line."""
         process = self._process
-        assert process.stdin is not None and process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
         process.stdin.write(json.dumps(question) + "\n")
         process.stdin.flush()
         return json.loads(process.stdout.readline())
@@ -74,16 +76,25 @@ def open_step(
 ) -> Callable[[], None]:
     """A training step of a compiled layer whose input wants a gradient, run a few times."""
     import plait
-    from plait.bench.cases import find_graph
-    from plait.bench.problem import Forms, Problem, training_step
+    from plait.bench.problem import Problem, training_step
 
-    forms = Forms.of(find_graph(graph, data_dir).graph)
-    problem = Problem(layer, forms, width_in, width_out, heads=4 if layer in ATTENTION else 1)
+    problem = Problem(
+        layer, forms_of(data_dir, graph), width_in, width_out, heads=4 if layer in ATTENTION else 1
+    )
     model = plait.compile(problem.layer)
     step = training_step(model, problem.x, problem.edge_index, *problem.extra, cotangent=problem.cotangent)
     for _ in range(5):
         step()
     return step
+
+
+@functools.lru_cache(maxsize=1)
+def forms_of(data_dir: str | None, graph: str) -> Any:
+    """The graph by its name; the cells of one follow each other."""
+    from plait.bench.cases import find_graph
+    from plait.bench.problem import Forms
+
+    return Forms.of(find_graph(graph, data_dir).graph)
 
 
 def sample(step: Callable[[], None], seconds: float, clock: str) -> list[float]:
@@ -144,7 +155,15 @@ def summary(
     }
 
 
+def line(record: dict[str, Any]) -> str:
+    """A cell on one line."""
+    each = " ".join(f"{speed:.3f}" for speed in record["processes"])
+    spread = f"{record['p20']:.3f} to {record['p80']:.3f}; fastest {record['fastest']:.3f}; processes {each}"
+    return f"{record['cell']:32} {record['speed']:.3f} ({spread}) {1e3 * record['after_seconds']:.3f} ms"
+
+
 def main() -> None:
+    """Compare, print a line per cell and append the records."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -172,9 +191,7 @@ def main() -> None:
         after.close()
     records = [summary(cell, pairs, options) for cell, pairs in found.values()]
     for record in records:
-        each = " ".join(f"{speed:.3f}" for speed in record["processes"])
-        print(f"{record['cell']:32} {record['speed']:.3f} ({record['p20']:.3f} to {record['p80']:.3f}; "
-              f"fastest {record['fastest']:.3f}; processes {each}) {1e3 * record['after_seconds']:.3f} ms")  # fmt: skip
+        print(line(record))
     mean = math.exp(statistics.fmean(math.log(record["speed"]) for record in records))
     print(f"{len(records)} cells, geometric mean {mean:.3f}, least {min(r['speed'] for r in records):.3f}")
     if options.output:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from plait.features.trace import NEVER, next_uses, pack
+from plait.features.trace import pack
 
 BATCHES = [[3, 1, 3], [], [1, 2], [3]]
 
@@ -15,10 +15,6 @@ def test_packing_keeps_first_places_and_batches() -> None:
     assert (len(trace), trace.requests, trace.num_ids) == (4, 5, 4)
     assert trace.counts().tolist() == [0, 2, 1, 2]
     assert [b.tolist() for b in trace.first(2)] == [[3, 1], []]
-
-
-def test_next_uses_name_the_batch_or_never() -> None:
-    assert next_uses(pack(BATCHES)).tolist() == [3, 2, NEVER, NEVER, NEVER]
 
 
 def test_large_ids_are_renumbered_with_their_scores() -> None:

@@ -11,7 +11,6 @@ import torch
 from plait.graph import Graph
 from plait.graph.hag import (
     Schedule,
-    backward_schedule,
     difference_rows,
     difference_schedule,
     level_schedule,
@@ -36,7 +35,6 @@ def schedules(graph: Graph) -> dict[str, Schedule]:
         "tiles of two": tile_schedule(hag, 2),
         "levels": level_schedule(hag, 4),
         "differences": difference_schedule(rows, 3),
-        "differences back": backward_schedule(difference_rows(graph.transpose, least_saving=0), 3),
     }
 
 

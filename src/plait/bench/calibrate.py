@@ -12,7 +12,7 @@ from __future__ import annotations
 import datetime
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ from plait.measure.timer import time_calls
 from plait.pyg.compile import compile
 from plait.pyg.probe import Probe, forget_machine, using_machine
 
-__all__ = ["Progress", "calibrate", "fit_gathers", "inverse", "more_per_edge", "predictors_of"]
+__all__ = ["Progress", "calibrate", "fit_gathers", "predictors_of", "with_gathers"]
 
 Progress = Callable[[str, float], None]
 
@@ -241,22 +241,7 @@ def _fit_sparse(base: MachineProfile, tell: Callable[[float], None]) -> MachineP
         return np.array([predictors_of(case.graph.stats, case.width, machine) for case in cases])
 
     base, solution = fit_gathers(base, predictors, np.maximum(np.array(times), 1e-7))
-    return replace(
-        base,
-        gather_l2_bytes_per_s=inverse(solution["gather_l2"]),
-        gather_l3_bytes_per_s=inverse(solution["gather_l3"]),
-        gather_memory_bytes_per_s=inverse(solution["gather_memory"]),
-        write_bytes_per_s=inverse(solution["write"]),
-        edge_seconds=solution["edge_seconds"],
-        row_seconds=solution["row_seconds"],
-        tile_seconds=solution["tile_seconds"],
-        l3_row_seconds=solution["l3_row_seconds"],
-        memory_row_seconds=solution["memory_row_seconds"],
-        edge_weight_seconds=more_per_edge(extras, "edge"),
-        source_scale_seconds=more_per_edge(extras, "source"),
-        extremum_factor=float(np.median([t["max"] / t["plain"] for _, t in extras])),
-        torch_spmm_factor=float(np.median([t["torch"] / t["plain"] for _, t in extras])),
-    )
+    return with_gathers(base, solution, extras)
 
 
 _CONSTANTS = (
@@ -306,11 +291,33 @@ def _corrected(profile: MachineProfile, tell: Callable[[float], None]) -> Machin
     )
 
 
-def inverse(seconds_per_byte: float) -> float:
+def with_gathers(
+    base: MachineProfile, solution: Mapping[str, float], extras: list[tuple[int, dict[str, float]]]
+) -> MachineProfile:
+    """The profile with what the gathers were fitted to, and what other products took beside plain sums."""
+    return replace(
+        base,
+        gather_l2_bytes_per_s=_inverse(solution["gather_l2"]),
+        gather_l3_bytes_per_s=_inverse(solution["gather_l3"]),
+        gather_memory_bytes_per_s=_inverse(solution["gather_memory"]),
+        write_bytes_per_s=_inverse(solution["write"]),
+        edge_seconds=solution["edge_seconds"],
+        row_seconds=solution["row_seconds"],
+        tile_seconds=solution["tile_seconds"],
+        l3_row_seconds=solution["l3_row_seconds"],
+        memory_row_seconds=solution["memory_row_seconds"],
+        edge_weight_seconds=_more_per_edge(extras, "edge"),
+        source_scale_seconds=_more_per_edge(extras, "source"),
+        extremum_factor=float(np.median([t["max"] / t["plain"] for _, t in extras])),
+        torch_spmm_factor=float(np.median([t["torch"] / t["plain"] for _, t in extras])),
+    )
+
+
+def _inverse(seconds_per_byte: float) -> float:
     return 1.0 / max(seconds_per_byte, 1e-13)
 
 
-def more_per_edge(extras: list[tuple[int, dict[str, float]]], mode: str) -> float:
+def _more_per_edge(extras: list[tuple[int, dict[str, float]]], mode: str) -> float:
     return max(0.0, float(np.median([(t[mode] - t["plain"]) / edges for edges, t in extras])))
 
 

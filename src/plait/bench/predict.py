@@ -5,21 +5,21 @@ from __future__ import annotations
 import copy
 import itertools
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 import torch
 from torch_geometric.data import Data
 
+from plait.bench import plans
 from plait.bench.cases import LayerCase
 from plait.bench.pace import pace, patient
 from plait.bench.problem import Forms, Problem, forms_of, training_step
 from plait.bench.suite import Suite, case_reader
 from plait.errors import PlaitError
-from plait.measure import BusyElsewhere, Record, Timing, environment, time_calls
+from plait.measure import BusyElsewhere, Record, Timing, time_calls
 from plait.measure.device import clock_of
 from plait.plan.plan import Plan
 from plait.pyg.compile import compile, explain
@@ -34,15 +34,10 @@ _PASSES = 9  # of one EXPLAIN ANALYZE
 
 
 @dataclass(frozen=True)
-class Options:
-    """How long a case is measured, where graphs are found and where records go."""
+class Options(plans.Options):
+    """Those of the candidates' comparison; a case is measured longer."""
 
     budget_seconds: float = 5.0
-    data_dir: str | None = None
-    output: Path | None = None
-    resume: bool = False
-    device: str = "cpu"
-    environment: Mapping[str, object] = field(default_factory=environment)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from plait.errors import InputError
 
-__all__ = ["NEVER", "Trace", "next_uses", "pack"]
+__all__ = ["NEVER", "Trace", "pack"]
 
 Array = NDArray[Any]
 
@@ -123,18 +123,3 @@ def _drop_repeats(flat: Any, offsets: Any, seen: Any, ids: Any, kept: Any) -> in
                 total += 1
         kept[b + 1] = total
     return total
-
-
-def next_uses(trace: Trace) -> Array:
-    """For every request the batch in which its row is asked for again, or NEVER."""
-    out = np.empty(trace.requests, np.int32)
-    _next_uses(trace.ids, trace.offsets, np.full(trace.num_ids, NEVER, np.int32), out)
-    return out
-
-
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _next_uses(ids: Any, offsets: Any, upcoming: Any, out: Any) -> None:
-    for b in range(offsets.size - 2, -1, -1):
-        for i in range(offsets[b], offsets[b + 1]):
-            out[i] = upcoming[ids[i]]
-            upcoming[ids[i]] = b

@@ -9,10 +9,9 @@ the machine has, so one description serves AVX-512, AVX2 and NEON. Addresses tra
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
@@ -30,11 +29,11 @@ __all__ = [
     "load_scalar",
     "next_piece",
     "next_rows",
+    "row_intrinsic",
     "thread_rank",
     "tile_intrinsic",
     "tiles",
     "tuple_reader",
-    "width_bytes",
 ]
 
 LINE = 64  # bytes; counters of different threads lie so far apart
@@ -42,10 +41,6 @@ LINE = 64  # bytes; counters of different threads lie so far apart
 I8, I32, I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 _FLOATS = {32: ir.FloatType(), 64: ir.DoubleType()}
 _NUMPY = {32: types.float32, 64: types.float64}
-
-
-def width_bytes(float_bits: int) -> int:
-    return float_bits // 8
 
 
 def tiles(float_bits: int) -> tuple[int, ...]:
@@ -206,6 +201,48 @@ def tile_intrinsic(
     return intrinsic(scope["tile"])
 
 
+def row_intrinsic(
+    float_bits: int,
+    words: int,
+    scalars: int,
+    moving: Mapping[int, int],
+    body: Callable[[CodeGen, list[Any], Any], None],
+    lanes: Sequence[int] | None = None,
+) -> Any:
+    """A numba function that walks the columns of a row in tiles, from wide to narrow, the rest under a mask.
+
+    Its last word is the number of columns. `moving` are the words that go along with them: addresses, and the
+    bits that a column takes there; one that is 0 stays 0. `body` writes the code of one tile of `code.lanes`
+    columns from the other arguments, and from how many of these columns there are (None: all of them).
+    `lanes` (those of `tiles` else) are powers of two, each half of the one before.
+    """
+    widths = tiles(float_bits)[:-1] if lanes is None else lanes
+
+    def row(code: CodeGen, args: list[Any]) -> None:
+        b, width, given = code.builder, args[words - 1], [*args[: words - 1], *args[words:]]
+
+        def tile(column: Any, lanes: int, count: Any = None) -> None:
+            moved = list(given)
+            for k, bits in moving.items():
+                there = b.add(given[k], b.lshr(b.mul(column, code.word(bits)), code.word(3)))
+                moved[k] = b.select(code.is_given(given[k]), there, code.word(0))
+            body(code.of(lanes), moved, count)
+
+        def wide(k: Any, carried: list[Any]) -> list[Any]:
+            tile(b.mul(k, code.word(widths[0])), widths[0])
+            return carried
+
+        code.loop(code.word(0), b.sdiv(width, code.word(widths[0])), [], wide)
+        for narrower in widths[1:]:  # each is there once or not at all
+            with b.if_then(code.is_given(b.and_(width, code.word(narrower)))):
+                tile(b.and_(width, code.word(-2 * narrower)), narrower)
+        rest = b.and_(width, code.word(widths[-1] - 1))
+        with b.if_then(code.is_given(rest)):
+            tile(b.sub(width, rest), widths[-1], rest)
+
+    return tile_intrinsic(float_bits, words, scalars, row)
+
+
 class CodeGen:
     """An LLVM builder with the few moves the row loops need."""
 
@@ -239,7 +276,9 @@ class CodeGen:
         return self.builder.fadd(self.builder.fmul(a, b, flags=("contract",)), c, flags=("contract",))
 
     def mask(self, count: Any) -> Any:
-        """Lanes below `count`."""
+        """Lanes below `count`; None, which stands for no mask, for None."""
+        if count is None:
+            return None
         numbers = ir.Constant(ir.VectorType(I64, self.lanes), list(range(self.lanes)))
         wide = CodeGen.__new__(CodeGen)
         wide.builder, wide.lanes, wide.vector = self.builder, self.lanes, ir.VectorType(I64, self.lanes)
@@ -325,10 +364,6 @@ class CodeGen:
         self.builder.branch(head)
         self.builder.position_at_end(done)
         return list(slots)
-
-
-def float_bits_of(dtype: np.dtype[Any]) -> int:
-    return dtype.itemsize * 8
 
 
 def load_index_ir(code: CodeGen, indices: Any, index_bits: int) -> Any:

@@ -56,11 +56,6 @@ _HARMLESS = frozenset((
 _HOOKS = ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
 
 
-def is_conv(module: object) -> bool:
-    """True for a PyG message-passing layer, lowered or not."""
-    return isinstance(module, MessagePassing)
-
-
 def supported() -> tuple[str, ...]:
     """Names of the layer classes that have a rule."""
     return tuple(sorted({layer.__name__ for layer in (*RULES, *FUSED)}))

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 
-from plait.graph import Graph
 from plait.ops.program import Step
-from plait.ops.work import Matrix
-from plait.plan import relational as plan
 from plait.runtime.bind import Binding, Bound, kernel
 from plait.runtime.chain import Env
-from plait.runtime.constants import SparseValue
 from plait.runtime.cuda import whole_rows
-from plait.runtime.orders import EdgeOrders
 from plait.runtime.placed import PlacedGraph
-from plait.runtime.relational import shares_of
+from plait.runtime.relational import Relations, shares_of
 
 if TYPE_CHECKING:
     from plait.kernels.csr.gpu import Rows
@@ -29,145 +23,24 @@ if TYPE_CHECKING:
 __all__ = ["PlacedRelations"]
 
 
-class PlacedRelations:
-    """The edges of a placed graph by relation: the surface of runtime/relational.py: Relations.
+class PlacedRelations(Relations):
+    """The edges of a placed graph by relation; making them reads a few numbers from the device."""
 
-    Making them reads a few numbers from the device. `order`: where the graph's edges by target are among
-    those given; None: they are in order.
-    """
+    def _pattern(self, column: Tensor, row: Tensor, rows: int, columns: int) -> PlacedGraph:
+        graph = PlacedGraph.of(torch.stack([column, row]), rows, columns)
+        graph.is_read = True
+        return graph
 
-    def __init__(
-        self, source: Tensor, target: Tensor, kind: Tensor, num_targets: int, num_sources: int, count: int,
-        order: Tensor | None = None,
-    ):  # fmt: skip
-        self.source, self.target, self.kind = source.long(), target.long(), kind.long()
-        self.num_targets, self.num_sources, self.count = num_targets, num_sources, count
-        self._order = order
-        self._graphs: dict[str, PlacedGraph] = {}
-        self._values: dict[tuple[str, torch.dtype], Any] = {}
-
-    @cached_property
-    def _mates(self) -> Tensor:
-        """[targets * relations]: edges of one relation into one target."""
-        return torch.bincount(self.target * self.count + self.kind, minlength=self.num_targets * self.count)
-
-    @cached_property
-    def edge_weight(self) -> Tensor:
-        """1 / (edges of its relation into its target): the mean's weight of every edge."""
-        return 1.0 / self._mates[self.target * self.count + self.kind].double()
-
-    @cached_property
-    def sizes(self) -> Mapping[str, int]:
-        """Targets and sources times relations, and the pairs of either with a relation that have edges."""
-        return {
-            "NR": self.num_targets * self.count,
-            "MR": self.num_sources * self.count,
-            "P": self._target_pairs[0].numel(),
-            "Q": self._source_pairs[0].numel(),
-        }
-
-    def cost(self, name: str, whole: Matrix) -> Matrix:
-        """What the cost model knows of a matrix of this name."""
-        return plan.cost(name, whole, self.sizes)
-
-    def value(self, name: str, dtype: torch.dtype) -> Any:
-        """A matrix, a diagonal of means, the rows of relations among pairs, or these relations."""
-        if name == "relations":
-            return self
-        if name in ("target pairs", "source pairs"):
-            return self._groups[name]
-        found = self._values.get((name, dtype))
-        if found is None:
-            found = self._values[name, dtype] = self._value(name, dtype)
-        return found
-
-    def _value(self, name: str, dtype: torch.dtype) -> Any:
-        if name == "means":
-            return (1.0 / self._mates.clamp(min=1).double()).to(dtype)
-        if name == "means of pairs":
-            keys, pair = self._target_pairs
-            return (1.0 / torch.bincount(pair, minlength=keys.numel()).double()).to(dtype)
-        bare = name.replace("Ā", "A")
-        graph = self._graph(bare)
-        if bare == name:
-            return SparseValue(cast(Graph, graph), None)
-        assert graph.order is not None
-        return SparseValue(cast(Graph, graph), self.edge_weight[graph.order.long()].to(dtype))
-
-    def _graph(self, name: str) -> PlacedGraph:
-        """The pattern of a matrix, whether it is weighted or not."""
-        found = self._graphs.get(name)
-        if found is None:
-            column, row, rows, columns = self._edges(name)
-            found = self._graphs[name] = PlacedGraph.of(torch.stack([column, row]), rows, columns)
-            found.is_read = True
-        return found
-
-    def _edges(self, name: str) -> tuple[Tensor, Tensor, int, int]:
-        """(column of every entry, its row, rows, columns)."""
-        targets, sources, sizes = self.num_targets, self.num_sources, self.sizes
-        if name == "A by target":
-            return self.source, self.target * self.count + self.kind, sizes["NR"], sources
-        if name == "A by source":
-            return self.source * self.count + self.kind, self.target, targets, sizes["MR"]
-        keys, pair = self._target_pairs if name in ("A to pairs", "pairs to targets") else self._source_pairs
-        every = torch.arange(keys.numel(), device=keys.device)
-        if name == "A to pairs":
-            return self.source, pair, keys.numel(), sources
-        if name == "pairs to targets":
-            return every, keys % max(1, targets), targets, keys.numel()
-        if name == "sources to pairs":
-            return keys % max(1, sources), every, keys.numel(), sources
-        return pair, self.target, targets, keys.numel()
-
-    @cached_property
-    def _target_pairs(self) -> tuple[Tensor, Tensor]:
-        """(relation * targets + target of every pair with edges, in order; the pair of every edge)."""
-        keys, pair = torch.unique(self.kind * self.num_targets + self.target, return_inverse=True)
-        return keys, pair
-
-    @cached_property
-    def _source_pairs(self) -> tuple[Tensor, Tensor]:
-        """The same of relations and sources."""
-        keys, pair = torch.unique(self.kind * self.num_sources + self.source, return_inverse=True)
-        return keys, pair
-
-    @cached_property
-    def _groups(self) -> dict[str, GroupedRows]:
-        """The pairs of targets and of sources by relation."""
+    def _group(self, bounds: tuple[int, ...]) -> GroupedRows:
         from plait.kernels.gemm.gpu import GroupedRows  # here: it needs triton
 
-        found = {}
-        for name, (keys, _), nodes in (
-            ("target pairs", self._target_pairs, self.num_targets),
-            ("source pairs", self._source_pairs, self.num_sources),
-        ):
-            starts = torch.arange(self.count + 1, device=keys.device) * nodes
-            found[name] = GroupedRows(tuple(torch.searchsorted(keys, starts).tolist()), keys.device)
-        return found
-
-    @cached_property
-    def by_target(self) -> tuple[Tensor, Tensor]:
-        """(relation, mean's weight) of every edge, by target."""
-        if self._order is None:
-            return self.kind, self.edge_weight
-        order = self._order.long()
-        return self.kind[order], self.edge_weight[order]
+        return GroupedRows(bounds, self.kind.device)
 
     @cached_property
     def by_relation(self) -> Rows:
         """[relations, edges]: a one for each edge, numbered by target, in its relation's row."""
-        graph = PlacedGraph.of(
-            torch.stack([torch.arange(self.kind.numel(), device=self.kind.device), self.by_target[0]]),
-            self.count, self.kind.numel(),
-        )  # fmt: skip
-        graph.is_read = True
-        return graph.rows
-
-    def by_source(self, orders: EdgeOrders) -> tuple[Tensor, Tensor]:
-        """The same by source."""
-        turn = cast(Tensor, orders.order).long()
-        return self.by_target[0][turn], self.by_target[1][turn]
+        edges = torch.arange(self.kind.numel(), device=self.kind.device)
+        return self._pattern(edges, self.by_target[0], self.count, self.kind.numel()).rows
 
 
 # Products by relation -------------------------------------------------------------------------------------

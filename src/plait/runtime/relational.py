@@ -27,35 +27,36 @@ from plait.runtime.segments import segment_sum
 
 __all__ = ["Relations", "shares_of"]
 
-Array = np.ndarray[Any, Any]
-
 
 class Relations:
     """The edges of one graph by relation, and the matrices programs read, made when first asked for.
 
-    `order`: where the graph's edges by target are among those given; None: they are in order.
+    `order`: where the graph's edges by target are among those given; None: they are in order. Patterns and
+    groups of pairs are what kernels of the CPU read; runtime/cuda_relations.py makes those of a GPU.
     """
 
     def __init__(
-        self, source: Array, target: Array, kind: Array, num_targets: int, num_sources: int, count: int,
-        order: Array | None = None,
+        self, source: Tensor, target: Tensor, kind: Tensor, num_targets: int, num_sources: int, count: int,
+        order: Any = None,
     ):  # fmt: skip
-        self.source, self.target, self.kind = (a.astype(np.int64) for a in (source, target, kind))
+        # copies: the caller may write to his own, and matrices are made later
+        self.source, self.target, self.kind = (
+            given.to(torch.int64, copy=True) for given in (source, target, kind)
+        )
         self.num_targets, self.num_sources, self.count = num_targets, num_sources, count
-        self._order = order
-        self._graphs: dict[str, Graph] = {}
+        self._order = None if order is None else _long(order)
+        self._graphs: dict[str, Any] = {}
         self._values: dict[tuple[str, torch.dtype], Any] = {}
 
     @cached_property
-    def _mates(self) -> Array:
+    def _mates(self) -> Tensor:
         """[targets * relations]: edges of one relation into one target."""
-        return np.bincount(self.target * self.count + self.kind, minlength=self.num_targets * self.count)
+        return torch.bincount(self.target * self.count + self.kind, minlength=self.num_targets * self.count)
 
     @cached_property
-    def edge_weight(self) -> Array:
+    def edge_weight(self) -> Tensor:
         """1 / (edges of its relation into its target): the mean's weight of every edge."""
-        weight: Array = 1.0 / self._mates[self.target * self.count + self.kind]
-        return weight
+        return 1.0 / self._mates[self.target * self.count + self.kind].double()
 
     @cached_property
     def sizes(self) -> Mapping[str, int]:
@@ -63,8 +64,8 @@ class Relations:
         return {
             "NR": self.num_targets * self.count,
             "MR": self.num_sources * self.count,
-            "P": int(np.count_nonzero(self._mates)),
-            "Q": len(np.unique(self.source * self.count + self.kind)),
+            "P": self._target_pairs[0].numel(),
+            "Q": self._source_pairs[0].numel(),
         }
 
     def cost(self, name: str, whole: Matrix) -> Matrix:
@@ -74,11 +75,11 @@ class Relations:
     # Matrices by name -------------------------------------------------------------------------
 
     def value(self, name: str, dtype: torch.dtype) -> Any:
-        """A matrix, a diagonal of means, the bounds of relations among pairs, or these relations."""
+        """A matrix, a diagonal of means, the groups of relations among pairs, or these relations."""
         if name == "relations":
             return self
         if name in ("target pairs", "source pairs"):
-            return self._bounds(name)
+            return self._groups[name]
         found = self._values.get((name, dtype))
         if found is None:
             found = self._values[name, dtype] = self._value(name, dtype)
@@ -86,25 +87,24 @@ class Relations:
 
     def _value(self, name: str, dtype: torch.dtype) -> Any:
         if name == "means":
-            return torch.from_numpy(1.0 / np.maximum(self._mates, 1)).to(dtype)
+            return (1.0 / self._mates.clamp(min=1).double()).to(dtype)
         if name == "means of pairs":
-            pair = self._target_pairs[1]
-            return torch.from_numpy(1.0 / np.bincount(pair, minlength=self.sizes["P"])).to(dtype)
+            keys, pair = self._target_pairs
+            return (1.0 / torch.bincount(pair, minlength=keys.numel()).double()).to(dtype)
         bare = name.replace("Ā", "A")
-        graph = self._graph(bare)
+        graph = self._graphs.get(bare)
+        if graph is None:
+            graph = self._graphs[bare] = self._pattern(*self._edges(bare))
         if bare == name:
             return SparseValue(graph, None)
-        weight = self.edge_weight if graph.order is None else self.edge_weight[graph.order]
-        return SparseValue(graph, torch.from_numpy(np.ascontiguousarray(weight)).to(dtype))
+        weight = self.edge_weight
+        return SparseValue(graph, (weight if graph.order is None else weight[_long(graph.order)]).to(dtype))
 
-    def _graph(self, name: str) -> Graph:
-        """The pattern of a matrix, whether it is weighted or not."""
-        found = self._graphs.get(name)
-        if found is None:
-            found = self._graphs[name] = Graph.from_edge_index(*self._edges(name))
-        return found
+    def _pattern(self, column: Tensor, row: Tensor, rows: int, columns: int) -> Any:
+        """The graph of these entries."""
+        return Graph.from_edge_index(column.numpy(), row.numpy(), rows, columns)
 
-    def _edges(self, name: str) -> tuple[Array, Array, int, int]:
+    def _edges(self, name: str) -> tuple[Tensor, Tensor, int, int]:
         """(column of every entry, its row, rows, columns)."""
         targets, sources, sizes = self.num_targets, self.num_sources, self.sizes
         if name == "A by target":
@@ -112,42 +112,59 @@ class Relations:
         if name == "A by source":
             return self.source * self.count + self.kind, self.target, targets, sizes["MR"]
         keys, pair = self._target_pairs if name in ("A to pairs", "pairs to targets") else self._source_pairs
-        every = np.arange(len(keys))
+        every = torch.arange(keys.numel(), device=keys.device)
         if name == "A to pairs":
-            return self.source, pair, len(keys), sources
+            return self.source, pair, keys.numel(), sources
         if name == "pairs to targets":
-            return every, keys % max(1, targets), targets, len(keys)
+            return every, keys % max(1, targets), targets, keys.numel()
         if name == "sources to pairs":
-            return keys % max(1, sources), every, len(keys), sources
-        return pair, self.target, targets, len(keys)
+            return keys % max(1, sources), every, keys.numel(), sources
+        return pair, self.target, targets, keys.numel()
 
     @cached_property
-    def _target_pairs(self) -> tuple[Array, Array]:
+    def _target_pairs(self) -> tuple[Tensor, Tensor]:
         """(relation * targets + target of every pair with edges, in order; the pair of every edge)."""
-        return np.unique(self.kind * self.num_targets + self.target, return_inverse=True)
+        keys, pair = torch.unique(self.kind * self.num_targets + self.target, return_inverse=True)
+        return keys, pair
 
     @cached_property
-    def _source_pairs(self) -> tuple[Array, Array]:
+    def _source_pairs(self) -> tuple[Tensor, Tensor]:
         """The same of relations and sources."""
-        return np.unique(self.kind * self.num_sources + self.source, return_inverse=True)
+        keys, pair = torch.unique(self.kind * self.num_sources + self.source, return_inverse=True)
+        return keys, pair
 
-    def _bounds(self, name: str) -> tuple[int, ...]:
-        """Where each relation's pairs begin, and where the last one's end."""
-        is_target = name == "target pairs"
-        keys, _ = self._target_pairs if is_target else self._source_pairs
-        kinds = keys // max(1, self.num_targets if is_target else self.num_sources)
-        return tuple(int(b) for b in np.searchsorted(kinds, np.arange(self.count + 1)))
+    @cached_property
+    def _groups(self) -> dict[str, Any]:
+        """The pairs of targets and of sources by relation."""
+        found = {}
+        for name, (keys, _), nodes in (
+            ("target pairs", self._target_pairs, self.num_targets),
+            ("source pairs", self._source_pairs, self.num_sources),
+        ):
+            starts = torch.arange(self.count + 1, device=keys.device) * nodes
+            found[name] = self._group(tuple(torch.searchsorted(keys, starts).tolist()))
+        return found
+
+    def _group(self, bounds: tuple[int, ...]) -> Any:
+        """Pairs by relation, as products read them: where each one's begin, and where the last one's end."""
+        return bounds
 
     @cached_property
     def by_target(self) -> tuple[Tensor, Tensor]:
         """(relation, mean's weight) of every edge, by target."""
-        order = np.arange(len(self.kind)) if self._order is None else self._order
-        return torch.from_numpy(self.kind[order]), torch.from_numpy(self.edge_weight[order])
+        if self._order is None:
+            return self.kind, self.edge_weight
+        return self.kind[self._order], self.edge_weight[self._order]
 
     def by_source(self, orders: EdgeOrders) -> tuple[Tensor, Tensor]:
         """The same by source."""
-        turn = torch.from_numpy(orders.order.astype(np.int64))
+        turn = _long(orders.order)
         return self.by_target[0][turn], self.by_target[1][turn]
+
+
+def _long(order: Any) -> Tensor:
+    """Numbers of edges, numpy's or torch's, to index a tensor with."""
+    return torch.as_tensor(order).long()
 
 
 # Products by relation -------------------------------------------------------------------------------------

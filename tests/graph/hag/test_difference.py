@@ -9,7 +9,7 @@ import pytest
 
 from plait.errors import GraphError, InputError
 from plait.graph import Graph
-from plait.graph.hag import Differences, Schedule, backward_schedule, difference_rows, difference_schedule
+from plait.graph.hag import Differences, Schedule, difference_rows, difference_schedule
 from plait.graph.hag.reference import aggregate, run
 
 from .graphs import ODD_GRAPHS, graph_of, random_graph, real_graph
@@ -30,7 +30,6 @@ def assert_right(graph: Graph, rows: Differences) -> None:
     assert rows.aggregations <= plain_additions(graph)
     for tile_nodes in (None, 1, 3):
         assert_computes(graph, difference_schedule(rows, tile_nodes))
-        assert_computes(graph.transpose, backward_schedule(rows, tile_nodes))
 
 
 @pytest.mark.parametrize("name", ODD_GRAPHS)
@@ -46,11 +45,8 @@ def test_random_graphs_come_out(seed: int) -> None:
     assert_right(graph, difference_rows(graph, **limits))
 
 
-def test_tiles_are_independent_forward_and_backward() -> None:
+def test_tiles_are_independent() -> None:
     rows = difference_rows(real_graph("chameleon"))
-    backward = backward_schedule(rows, 64)
-    assert backward.num_phases == 2
-    assert_tiles_are_independent(backward)
     assert_tiles_are_independent(difference_schedule(rows, 64))
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from plait.graph.hag import search
-from plait.graph.hag.tiles import Tiles, cluster_tiles, is_nearly_consecutive, labelled_tiles, node_tiles
+from plait.graph.hag.tiles import Tiles, cluster_tiles, is_nearly_consecutive, node_tiles
 
 from .graphs import ODD_GRAPHS, graph_of, random_graph
 
@@ -41,10 +41,3 @@ def test_readers_of_a_sum_are_kept_together_however_the_nodes_are_numbered() -> 
     assert sorted(tiles.order[:4].tolist()) == [0, 2, 4, 6]
     assert not is_nearly_consecutive(Tiles(np.array([0, 7, 1, 6]), np.array([0, 2, 4])))
     assert is_nearly_consecutive(node_tiles(8, 4))
-
-
-def test_labels_become_tiles() -> None:
-    tiles = labelled_tiles(np.array([3, 1, 3, 1, 0]))
-    assert tiles.order.tolist() == [4, 1, 3, 0, 2]
-    assert tiles.start.tolist() == [0, 1, 3, 5]
-    assert labelled_tiles(np.zeros(0, int)).start.tolist() == [0]

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch_geometric.nn import GCNConv
 
-from plait.bench.calibrate import Progress, fit_gathers, inverse, more_per_edge, predictors_of
+from plait.bench.calibrate import Progress, fit_gathers, predictors_of, with_gathers
 from plait.bench.correct import VIEW, correction, samples_on
 from plait.bench.gpu.clock import replayed_milliseconds
 from plait.bench.gpu.graphs import cliques, grid, rmat, uniform
@@ -144,22 +144,7 @@ def _fit_sparse(base: MachineProfile, tell: Callable[[float], None]) -> MachineP
         return np.array([predictors_of(*case, machine) for case in zip(stats, widths, strict=True)])
 
     base, solution = fit_gathers(base, predictors, np.maximum(np.array(times), 1e-7), (1,))
-    return replace(
-        base,
-        gather_l2_bytes_per_s=inverse(solution["gather_l2"]),
-        gather_l3_bytes_per_s=inverse(solution["gather_l3"]),
-        gather_memory_bytes_per_s=inverse(solution["gather_memory"]),
-        write_bytes_per_s=inverse(solution["write"]),
-        edge_seconds=solution["edge_seconds"],
-        row_seconds=solution["row_seconds"],
-        tile_seconds=solution["tile_seconds"],
-        l3_row_seconds=solution["l3_row_seconds"],
-        memory_row_seconds=solution["memory_row_seconds"],
-        edge_weight_seconds=more_per_edge(extras, "edge"),
-        source_scale_seconds=more_per_edge(extras, "source"),
-        extremum_factor=float(np.median([t["max"] / t["plain"] for _, t in extras])),
-        torch_spmm_factor=float(np.median([t["torch"] / t["plain"] for _, t in extras])),
-    )
+    return with_gathers(base, solution, extras)
 
 
 def _time_sparse(rows: Rows, width: int) -> dict[str, float]:

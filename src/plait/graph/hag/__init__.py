@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from plait.graph.hag.difference import Differences, backward_schedule, difference_rows, difference_schedule
-from plait.graph.hag.duplicates import merge_equal_rows
+from plait.graph.hag.difference import Differences, difference_rows, difference_schedule
 from plait.graph.hag.forecast import Forecast, forecast
 from plait.graph.hag.hierarchy import Hag
 from plait.graph.hag.prefix import PrefixLevels, prefix_levels
@@ -16,12 +15,10 @@ __all__ = [
     "Hag",
     "PrefixLevels",
     "Schedule",
-    "backward_schedule",
     "difference_rows",
     "difference_schedule",
     "forecast",
     "level_schedule",
-    "merge_equal_rows",
     "prefix_levels",
     "search",
     "tile_schedule",

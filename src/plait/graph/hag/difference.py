@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from plait.errors import GraphError, InputError
 from plait.graph.hag import fast
 from plait.graph.hag.compiled import compiled
-from plait.graph.hag.schedule import Schedule, chunks
+from plait.graph.hag.schedule import Schedule
 from plait.graph.hag.tiles import usual_tile_nodes
 
 if TYPE_CHECKING:
     from plait.graph.csr import Graph
 
-__all__ = ["Differences", "backward_schedule", "difference_rows", "difference_schedule"]
+__all__ = ["Differences", "difference_rows", "difference_schedule"]
 
 Ints = NDArray[Any]
 
@@ -151,56 +151,6 @@ def difference_schedule(rows: Differences, tile_nodes: int | None = None) -> Sch
         rows.order,
         buffer,
         subtracted,
-    )
-
-
-def backward_schedule(rows: Differences, tile_nodes: int | None = None) -> Schedule:
-    """The transposed product: gradients are summed up the trees, then spread over each row's differences.
-
-    t[v] = g[v] + the t of v's children: shared rows, in tiles of whole trees, from the leaves up. Then
-    out[u] = t of the rows that add u, less t of those that subtract it.
-    """
-    num_nodes, parent = rows.num_nodes, rows.parent
-    size = usual_tile_nodes(num_nodes) if tile_nodes is None else tile_nodes
-    if size < 1:
-        raise InputError(f"tile_nodes={tile_nodes}; a tile holds at least one node")
-    has_children = np.zeros(num_nodes, bool)
-    has_children[parent[parent >= 0]] = True
-    inner = rows.order[::-1][has_children[rows.order[::-1]]]  # children before parents, a tree's root last
-    row_of = np.arange(num_nodes, dtype=np.int32)
-    row_of[inner] = num_nodes + np.arange(inner.size, dtype=np.int32)
-    number = np.full(num_nodes, -1, np.int64)
-    number[inner] = np.arange(inner.size)
-    child = np.flatnonzero(parent >= 0)
-    node = np.repeat(np.arange(num_nodes), np.diff(rows.start))
-    is_subtracted = np.arange(rows.columns.size) >= rows.middle[node]
-    step = np.concatenate((number[inner], number[parent[child]], inner.size + rows.columns.astype(np.int64)))
-    operand = np.concatenate((inner.astype(np.int32), row_of[child], row_of[node]))
-    is_minus = np.concatenate((np.zeros(inner.size + child.size, bool), is_subtracted))
-    order = np.lexsort((operand, is_minus, step))
-    num_steps = inner.size + rows.num_sources
-    start = np.zeros(num_steps + 1, np.int64)
-    np.cumsum(np.bincount(step, minlength=num_steps), out=start[1:])
-    added = np.bincount(step[~is_minus], minlength=num_steps)
-    outputs = np.arange(rows.num_sources, dtype=np.int32)
-    nothing = np.full(inner.size, -1, np.int32)
-    trees = np.flatnonzero(parent[inner] < 0) + 1
-    tree_tiles = trees[np.append(np.diff(trees // size) > 0, True)] if trees.size else trees
-    output_tiles = inner.size + chunks(rows.num_sources, size)[1:]
-    tiles = np.concatenate(([0], tree_tiles, output_tiles))
-    phases = np.unique([0, tree_tiles.size, tree_tiles.size + output_tiles.size])
-    return Schedule(
-        rows.num_sources,
-        num_nodes,
-        inner.size,
-        0,
-        phases.astype(np.int64),
-        tiles.astype(np.int64),
-        start,
-        operand[order],
-        np.concatenate((nothing, outputs)),
-        np.concatenate((row_of[inner], np.full(rows.num_sources, -1, np.int32))),
-        start[:-1] + added,
     )
 
 

@@ -78,11 +78,6 @@ class Schedule:
         return int(np.maximum(np.diff(self.start) - 1, 0).sum())
 
     @property
-    def tile_costs(self) -> Ints:
-        """Rows read and written by every tile."""
-        return np.diff(self.start[self.tiles]) + np.diff(self.tiles)
-
-    @property
     def traffic(self) -> int:
         """Rows read and written by all steps; most of them hit the cache where sums are local."""
         return int(self.operands.size) + self.num_steps

@@ -16,7 +16,6 @@ __all__ = [
     "Tiles",
     "cluster_tiles",
     "is_nearly_consecutive",
-    "labelled_tiles",
     "node_tiles",
     "usual_tile_nodes",
 ]
@@ -62,14 +61,6 @@ def cluster_tiles(hag: Hag, tile_nodes: int, cluster_nodes: int | None = None) -
     num_tiles = _pack(link, size, following, tile_nodes, order, start)
     _sort_tiles(order, start, num_tiles)
     return Tiles(order, start[: num_tiles + 1].copy())
-
-
-def labelled_tiles(label: Ints) -> Tiles:
-    """One tile per label, by label: for partitions made elsewhere, METIS for one."""
-    order = np.argsort(label, kind="stable").astype(np.int32)
-    ends = np.flatnonzero(np.diff(label[order])) + 1
-    start = np.concatenate(([0], ends, [order.size])) if order.size else np.zeros(1)
-    return Tiles(order, start.astype(np.int64))
 
 
 def usual_tile_nodes(num_nodes: int) -> int:

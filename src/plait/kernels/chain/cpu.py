@@ -21,7 +21,7 @@ from numba.extending import intrinsic
 
 from plait.kernels.arguments import Arguments
 from plait.kernels.gemm.cpu import accumulate_rows, multiply_rows
-from plait.kernels.spmm.cpu import sum_tile
+from plait.kernels.spmm.cpu import sum_row
 from plait.kernels.vector import (
     I64,
     CodeGen,
@@ -30,7 +30,6 @@ from plait.kernels.vector import (
     load_scalar,
     next_piece,
     tile_intrinsic,
-    tiles,
 )
 
 __all__ = ["CHAIN", "MOST_PRODUCTS", "MOST_SUMS", "kernel"]
@@ -158,50 +157,19 @@ def _total(float_bits: int) -> Any:
 
 def _gather(float_bits: int, index_bits: int, mode: str) -> Any:
     """A numba function: rows [first, first + rows) of the sparse product, written to `block`."""
-    wide, half, quarter, narrow, _ = tiles(float_bits)
-    tile_wide = sum_tile(float_bits, index_bits, wide, mode, False)
-    tile_half = sum_tile(float_bits, index_bits, half, mode, False)
-    tile_quarter = sum_tile(float_bits, index_bits, quarter, mode, False)
-    tile_narrow = sum_tile(float_bits, index_bits, narrow, mode, False)
-    tile_rest = sum_tile(float_bits, index_bits, narrow, mode, True)
+    write = sum_row(float_bits, index_bits, mode)
     index, scalar = load_index(index_bits), load_scalar(float_bits)
-    size = float_bits // 8
-
     read = CHAIN.reader()
 
     @njit(inline="never")
     def gather(arguments, first, rows, block, stride):  # type: ignore[no-untyped-def]
         a = read(arguments)
-        last = a.last_edge
         for i in range(first, first + rows):
             start, end = index(a.indptr, i), index(a.indptr, i + 1)
             t, s = scalar(a.target, i), scalar(a.addend_scale, i)
-            row, plus = block + (i - first) * stride, a.addend + i * a.addend_row
-            c = 0
-            while c < a.block_width:
-                o = c * size
-                p = plus + o if a.addend != 0 else 0
-                rest = a.block_width - c
-                if rest >= wide:
-                    tile_wide(a.x + o, a.x_row, a.indices, a.factor, start, end, row + o, p, 0, last, 0, t, s)
-                    c += wide
-                elif rest >= half:
-                    tile_half(a.x + o, a.x_row, a.indices, a.factor, start, end, row + o, p, 0, last, 0, t, s)
-                    c += half
-                elif rest >= quarter:
-                    tile_quarter(
-                        a.x + o, a.x_row, a.indices, a.factor, start, end, row + o, p, 0, last, 0, t, s
-                    )
-                    c += quarter
-                elif rest >= narrow:
-                    tile_narrow(
-                        a.x + o, a.x_row, a.indices, a.factor, start, end, row + o, p, 0, last, 0, t, s
-                    )
-                    c += narrow
-                else:
-                    tile_rest(
-                        a.x + o, a.x_row, a.indices, a.factor, start, end, row + o, p, 0, last, rest, t, s
-                    )
-                    c += narrow
+            row, plus = block + (i - first) * stride, a.addend + i * a.addend_row if a.addend != 0 else 0
+            write(
+                a.x, a.x_row, a.indices, a.factor, start, end, row, plus, 0, a.last_edge, a.block_width, t, s
+            )
 
     return gather

@@ -11,7 +11,7 @@ from numba import cfunc, types
 from numba.extending import intrinsic
 
 from plait.kernels.arguments import Arguments
-from plait.kernels.vector import CodeGen, load_index_ir, load_scalar, next_piece, tile_intrinsic
+from plait.kernels.vector import CodeGen, load_index_ir, load_scalar, next_piece, row_intrinsic
 
 __all__ = ["ENTRIES", "SUM", "entries_kernel", "sum_kernel"]
 
@@ -128,14 +128,13 @@ def entries_kernel(float_bits: int, is_weighted: bool, has_own: bool, scale: int
     return run
 
 
-def _tile(float_bits: int, lanes: int, is_weighted: bool, is_masked: bool) -> Any:
-    """Writes one tile of columns of all rows: bias and diagonal, then the entries in the list's order."""
+def _columns(float_bits: int, is_weighted: bool) -> Any:
+    """Writes some columns of all rows: bias and diagonal, then the entries in the list's order."""
 
-    def body(base: CodeGen, args: list[Any]) -> None:
-        code = base.of(lanes)
+    def body(code: CodeGen, args: list[Any], count: Any) -> None:
         b = code.builder
-        x, x_stride, out, out_stride, rows, source, target, value, entries, own, bias, count, identity = args
-        mask = code.mask(count) if is_masked else None
+        x, x_stride, out, out_stride, rows, source, target, value, entries, own, bias, identity = args
+        mask = code.mask(count)
         sources, targets = load_index_ir(code, source, 32), load_index_ir(code, target, 32)
 
         first = code.either(code.is_given(bias), lambda: code.load(bias, mask), code.constant(0.0))
@@ -172,7 +171,8 @@ def _tile(float_bits: int, lanes: int, is_weighted: bool, is_masked: bool) -> An
         code.loop(none, b.select(has_diagonal, none, rows), [], clear)
         code.loop(none, entries, [], add)
 
-    return tile_intrinsic(float_bits, 12, 1, body)
+    lanes = [lanes * 32 // float_bits for lanes in (64, 32, 16, 8)]
+    return row_intrinsic(float_bits, 12, 1, dict.fromkeys((0, 2, 10), float_bits), body, lanes)
 
 
 def _number(code: CodeGen, address: Any, i: Any) -> Any:
@@ -183,42 +183,22 @@ def _number(code: CodeGen, address: Any, i: Any) -> Any:
 @functools.cache
 def sum_kernel(float_bits: int, is_weighted: bool) -> Any:
     """out = (matrix + identity) @ x + bias as a compiled kernel; each piece of columns is one thread's."""
-    wide, half, quarter, narrow = (lanes * 32 // float_bits for lanes in (64, 32, 16, 8))
-    tile_wide, tile_half, tile_quarter, tile_narrow = (
-        _tile(float_bits, lanes, is_weighted, False) for lanes in (wide, half, quarter, narrow)
-    )
-    tile_rest = _tile(float_bits, narrow, is_weighted, True)
+    write = _columns(float_bits, is_weighted)
     scalar, size = load_scalar(float_bits), float_bits // 8
-
     read = SUM.reader()
 
     @cfunc(types.void(types.CPointer(types.int64)))
     def run(arguments):  # type: ignore[no-untyped-def]
         a = read(arguments)
-        source, target, value, count, own = a.source, a.target, a.value, a.entries, a.own
-        xs, os, rows, identity = a.x_row, a.out_row, a.rows, scalar(a.identity, 0)
+        identity = scalar(a.identity, 0)
         while True:
             piece = next_piece(a.team, a.pieces)
             if piece >= a.pieces:
                 break
             c, last = piece * a.columns, min(a.width, (piece + 1) * a.columns)
-            while c < last:
-                rest, x, out = last - c, a.x + c * size, a.out + c * size
-                bias = a.bias + c * size if a.bias else 0
-                if rest >= wide:
-                    tile_wide(x, xs, out, os, rows, source, target, value, count, own, bias, 0, identity)
-                    c += wide
-                elif rest >= half:
-                    tile_half(x, xs, out, os, rows, source, target, value, count, own, bias, 0, identity)
-                    c += half
-                elif rest >= quarter:
-                    tile_quarter(x, xs, out, os, rows, source, target, value, count, own, bias, 0, identity)
-                    c += quarter
-                elif rest >= narrow:
-                    tile_narrow(x, xs, out, os, rows, source, target, value, count, own, bias, 0, identity)
-                    c += narrow
-                else:
-                    tile_rest(x, xs, out, os, rows, source, target, value, count, own, bias, rest, identity)
-                    c += narrow
+            write(
+                a.x + c * size, a.x_row, a.out + c * size, a.out_row, a.rows, a.source, a.target, a.value,
+                a.entries, a.own, a.bias + c * size if a.bias else 0, last - c, identity,
+            )  # fmt: skip
 
     return run

@@ -9,7 +9,6 @@ always summed by one thread in edge order, so the bits do not depend on the numb
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 from numba import cfunc, types
@@ -21,8 +20,8 @@ from plait.kernels.vector import (
     load_index_ir,
     load_scalar,
     next_piece,
+    row_intrinsic,
     tile_intrinsic,
-    tiles,
 )
 
 __all__ = [
@@ -34,9 +33,8 @@ __all__ = [
     "ask_ahead",
     "attained_kernel",
     "extremum_kernel",
-    "five",
     "kernel",
-    "sum_tile",
+    "sum_row",
     "weight_gradient_kernel",
 ]
 
@@ -63,14 +61,14 @@ def _unroll(lanes: int, float_bits: int) -> int:
     return {0: 4, 1: 4, 2: 2}.get(registers, 1)
 
 
-def sum_tile(float_bits: int, index_bits: int, lanes: int, mode: str, is_masked: bool) -> Any:
-    """Writes one tile of one output row; see kernels/spmm/__init__.py for what they mean."""
+def sum_row(float_bits: int, index_bits: int, mode: str) -> Any:
+    """Writes one output row; words: x stride indices factor start end out addend bias last width, then the
+    scalings of the sum and of the added row."""
 
-    def body(base: CodeGen, args: list[Any]) -> None:
-        code = base.of(lanes)
-        b = code.builder
-        (x, stride, indices, factor, start, end, out, addend, bias, last, count, target, addend_scale) = args
-        mask = code.mask(count) if is_masked else None
+    def body(code: CodeGen, args: list[Any], count: Any) -> None:
+        b, lanes = code.builder, code.lanes
+        x, stride, indices, factor, start, end, out, addend, bias, last, target, addend_scale = args
+        mask = code.mask(count)
         index = load_index_ir(code, indices, index_bits)
 
         def step(i: Any, total: Any) -> Any:
@@ -100,7 +98,8 @@ def sum_tile(float_bits: int, index_bits: int, lanes: int, mode: str, is_masked:
         total = code.either(code.is_given(bias), lambda: b.fadd(total, code.load(bias, mask)), total)
         code.store(total, out, mask)
 
-    return tile_intrinsic(float_bits, 11, 2, body)
+    moving = dict.fromkeys((0, 6, 7, 8), float_bits)
+    return row_intrinsic(float_bits, 11, 2, moving, body)
 
 
 def ask_ahead(code: CodeGen, index: Any, i: Any, last: Any, rows: list[tuple[Any, Any]]) -> None:
@@ -134,14 +133,8 @@ def _reduce_row(code: CodeGen, mode: str, unroll: int, start: Any, end: Any, fir
 @functools.cache
 def kernel(float_bits: int, index_bits: int, mode: str) -> Any:
     """The compiled kernel; mode is plain, edge, source, max or min."""
-    wide, half, quarter, narrow, _ = tiles(float_bits)
-    tile_wide = sum_tile(float_bits, index_bits, wide, mode, False)
-    tile_half = sum_tile(float_bits, index_bits, half, mode, False)
-    tile_quarter = sum_tile(float_bits, index_bits, quarter, mode, False)
-    tile_narrow = sum_tile(float_bits, index_bits, narrow, mode, False)
-    tile_rest = sum_tile(float_bits, index_bits, narrow, mode, True)
+    row = sum_row(float_bits, index_bits, mode)
     index, scalar, bound = load_index(index_bits), load_scalar(float_bits), load_index(64)
-    size = float_bits // 8
     uses_edges = mode == "edge"
     read = SPMM.reader()
 
@@ -157,51 +150,22 @@ def kernel(float_bits: int, index_bits: int, mode: str) -> Any:
             for i in range(bound(a.bounds, piece), bound(a.bounds, piece + 1)):
                 start, end = index(a.indptr, i), index(a.indptr, i + 1)
                 t, s = scalar(a.target, i), scalar(a.addend_scale, i)
-                row, plus = a.out + i * a.out_row, a.addend + i * a.addend_row
-                c = 0
-                while c < a.width:
-                    o = c * size
-                    p = plus + o if a.addend != 0 else 0
-                    q = a.bias + o if a.bias != 0 else 0
-                    rest = a.width - c
-                    if rest >= wide:
-                        tile_wide(
-                            a.x + o, a.x_row, a.indices, factor, start, end, row + o, p, q, last, 0, t, s
-                        )
-                        c += wide
-                    elif rest >= half:
-                        tile_half(
-                            a.x + o, a.x_row, a.indices, factor, start, end, row + o, p, q, last, 0, t, s
-                        )
-                        c += half
-                    elif rest >= quarter:
-                        tile_quarter(
-                            a.x + o, a.x_row, a.indices, factor, start, end, row + o, p, q, last, 0, t, s
-                        )
-                        c += quarter
-                    elif rest >= narrow:
-                        tile_narrow(
-                            a.x + o, a.x_row, a.indices, factor, start, end, row + o, p, q, last, 0, t, s
-                        )
-                        c += narrow
-                    else:
-                        tile_rest(
-                            a.x + o, a.x_row, a.indices, factor, start, end, row + o, p, q, last, rest, t, s
-                        )
-                        c += narrow
+                plus = a.addend + i * a.addend_row if a.addend != 0 else 0
+                row(
+                    a.x, a.x_row, a.indices, factor, start, end, a.out + i * a.out_row, plus, a.bias, last,
+                    a.width, t, s,
+                )  # fmt: skip
 
     return run
 
 
-def _extremum_tile(float_bits: int, index_bits: int, lanes: int, mode: str, is_masked: bool) -> Any:
-    """best[i] and how many edges attain it, on one tile; words: x stride indices start end out ties
-    last count."""
+def _extremum_row(float_bits: int, index_bits: int, mode: str) -> Any:
+    """best[i] and how many edges attain it; words: x stride indices start end out ties last width."""
 
-    def body(base: CodeGen, args: list[Any]) -> None:
-        code = base.of(lanes)
-        b = code.builder
-        x, stride, indices, start, end, out, ties, last, count = args
-        mask = code.mask(count) if is_masked else None
+    def body(code: CodeGen, args: list[Any], count: Any) -> None:
+        b, lanes = code.builder, code.lanes
+        x, stride, indices, start, end, out, ties, last = args
+        mask = code.mask(count)
         index = load_index_ir(code, indices, index_bits)
         zero, one = code.constant(0.0), code.constant(1.0)
 
@@ -226,20 +190,19 @@ def _extremum_tile(float_bits: int, index_bits: int, lanes: int, mode: str, is_m
         code.store(best, out, mask)
         code.store(attained, ties, mask)
 
-    return tile_intrinsic(float_bits, 9, 0, body)
+    return row_intrinsic(float_bits, 9, 0, dict.fromkeys((0, 5, 6), float_bits), body)
 
 
-def _attained_tile(float_bits: int, index_bits: int, lanes: int, is_masked: bool) -> Any:
-    """out[j] = sum over targets i of share[i] where best[i] == x[j], plus an added row; one tile.
+def _attained_row(float_bits: int, index_bits: int) -> Any:
+    """out[j] = sum over targets i of share[i] where best[i] == x[j], plus an added row.
 
-    words: best best_stride near indices share share_stride start end out addend last count.
+    words: best best_stride near indices share share_stride start end out addend last width.
     """
 
-    def body(base: CodeGen, args: list[Any]) -> None:
-        code = base.of(lanes)
-        b = code.builder
-        best, best_stride, near, indices, share, share_stride, start, end, out, addend, last, count = args
-        mask = code.mask(count) if is_masked else None
+    def body(code: CodeGen, args: list[Any], count: Any) -> None:
+        b, lanes = code.builder, code.lanes
+        best, best_stride, near, indices, share, share_stride, start, end, out, addend, last = args
+        mask = code.mask(count)
         mine = code.load(near, mask)
         index = load_index_ir(code, indices, index_bits)
         zero = code.constant(0.0)
@@ -256,54 +219,28 @@ def _attained_tile(float_bits: int, index_bits: int, lanes: int, is_masked: bool
         total = code.either(code.is_given(addend), lambda: b.fadd(total, code.load(addend, mask)), total)
         code.store(total, out, mask)
 
-    return tile_intrinsic(float_bits, 12, 0, body)
-
-
-def five(make: Callable[[int, bool], Any], float_bits: int) -> tuple[Any, ...]:
-    """A tile of every width of `tiles`, the last one masked."""
-    *whole, masked = tiles(float_bits)
-    return *(make(lanes, False) for lanes in whole), make(masked, True)
+    return row_intrinsic(float_bits, 12, 0, dict.fromkeys((0, 2, 4, 8, 9), float_bits), body)
 
 
 @functools.cache
 def extremum_kernel(float_bits: int, index_bits: int, mode: str) -> Any:
     """max or min and the number of edges that attain it; words: counter pieces bounds indptr indices
     x x_stride out out_stride ties ties_stride width last_edge."""
-    wide, half, quarter, narrow, masked = five(
-        lambda lanes, is_masked: _extremum_tile(float_bits, index_bits, lanes, mode, is_masked), float_bits
-    )
+    row = _extremum_row(float_bits, index_bits, mode)
     index, bound = load_index(index_bits), load_index(64)
-    size, lanes = float_bits // 8, tiles(float_bits)[0]
     read = EXTREMUM.reader()
 
     @cfunc(types.void(types.CPointer(types.int64)))
     def run(arguments):  # type: ignore[no-untyped-def]
         a = read(arguments)
-        last = a.last_edge
         while True:
             piece = next_piece(a.team, a.pieces)
             if piece >= a.pieces:
                 break
             for i in range(bound(a.bounds, piece), bound(a.bounds, piece + 1)):
-                start, end, c = index(a.indptr, i), index(a.indptr, i + 1), 0
-                while c < a.width:
-                    o = c * size
-                    to, count, rest = a.out + i * a.out_row + o, a.ties + i * a.ties_row + o, a.width - c
-                    if rest >= lanes:
-                        wide(a.x + o, a.x_row, a.indices, start, end, to, count, last, 0)
-                        c += lanes
-                    elif rest >= lanes // 2:
-                        half(a.x + o, a.x_row, a.indices, start, end, to, count, last, 0)
-                        c += lanes // 2
-                    elif rest >= lanes // 4:
-                        quarter(a.x + o, a.x_row, a.indices, start, end, to, count, last, 0)
-                        c += lanes // 4
-                    elif rest >= lanes // 8:
-                        narrow(a.x + o, a.x_row, a.indices, start, end, to, count, last, 0)
-                        c += lanes // 8
-                    else:
-                        masked(a.x + o, a.x_row, a.indices, start, end, to, count, last, rest)
-                        c += lanes // 8
+                start, end = index(a.indptr, i), index(a.indptr, i + 1)
+                to, ties = a.out + i * a.out_row, a.ties + i * a.ties_row
+                row(a.x, a.x_row, a.indices, start, end, to, ties, a.last_edge, a.width)
 
     return run
 
@@ -312,43 +249,24 @@ def extremum_kernel(float_bits: int, index_bits: int, mode: str) -> Any:
 def attained_kernel(float_bits: int, index_bits: int) -> Any:
     """The gradient of max and min on the transpose; words: counter pieces bounds indptr indices
     best best_stride x x_stride share share_stride out out_stride addend addend_stride width last_edge."""
-    wide, half, quarter, narrow, masked = five(
-        lambda lanes, is_masked: _attained_tile(float_bits, index_bits, lanes, is_masked), float_bits
-    )
+    row = _attained_row(float_bits, index_bits)
     index, bound = load_index(index_bits), load_index(64)
-    size, lanes = float_bits // 8, tiles(float_bits)[0]
     read = ATTAINED.reader()
 
     @cfunc(types.void(types.CPointer(types.int64)))
     def run(arguments):  # type: ignore[no-untyped-def]
         a = read(arguments)
-        best_row, share_row, indices, last = a.best_row, a.share_row, a.indices, a.last_edge
         while True:
             piece = next_piece(a.team, a.pieces)
             if piece >= a.pieces:
                 break
             for j in range(bound(a.bounds, piece), bound(a.bounds, piece + 1)):
-                start, end, c = index(a.indptr, j), index(a.indptr, j + 1), 0
-                while c < a.width:
-                    o = c * size
-                    near, to, rest = a.x + j * a.x_row + o, a.out + j * a.out_row + o, a.width - c
-                    best, share = a.best + o, a.share + o
-                    p = a.addend + j * a.addend_row + o if a.addend != 0 else 0
-                    if rest >= lanes:
-                        wide(best, best_row, near, indices, share, share_row, start, end, to, p, last, 0)
-                        c += lanes
-                    elif rest >= lanes // 2:
-                        half(best, best_row, near, indices, share, share_row, start, end, to, p, last, 0)
-                        c += lanes // 2
-                    elif rest >= lanes // 4:
-                        quarter(best, best_row, near, indices, share, share_row, start, end, to, p, last, 0)
-                        c += lanes // 4
-                    elif rest >= lanes // 8:
-                        narrow(best, best_row, near, indices, share, share_row, start, end, to, p, last, 0)
-                        c += lanes // 8
-                    else:
-                        masked(best, best_row, near, indices, share, share_row, start, end, to, p, last, rest)
-                        c += lanes // 8
+                start, end = index(a.indptr, j), index(a.indptr, j + 1)
+                plus = a.addend + j * a.addend_row if a.addend != 0 else 0
+                row(
+                    a.best, a.best_row, a.x + j * a.x_row, a.indices, a.share, a.share_row, start, end,
+                    a.out + j * a.out_row, plus, a.last_edge, a.width,
+                )  # fmt: skip
 
     return run
 

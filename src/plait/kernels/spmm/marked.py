@@ -12,8 +12,8 @@ from llvmlite import ir
 from numba import cfunc, types
 
 from plait.kernels.arguments import PATTERN, Arguments
-from plait.kernels.spmm.cpu import PREFETCH_LANES, ask_ahead, five
-from plait.kernels.vector import CodeGen, load_index, load_index_ir, next_piece, tile_intrinsic, tiles
+from plait.kernels.spmm.cpu import PREFETCH_LANES, ask_ahead
+from plait.kernels.vector import CodeGen, load_index, load_index_ir, next_piece, row_intrinsic
 
 __all__ = ["GATHER", "MARK", "gather_kernel", "mark_kernel", "mark_lanes"]
 
@@ -31,11 +31,11 @@ def mark_lanes(float_bits: int) -> int:
 class _Parts:
     """A tile as registers of `mark_lanes` columns each, and the marks of each."""
 
-    def __init__(self, base: CodeGen, lanes: int, count: Any, is_masked: bool):
-        self.code = base.of(mark_lanes(base.float_bits))
-        self.tile = base.of(lanes)
-        self.number = lanes // self.code.lanes
-        self.mask = self.code.mask(count) if is_masked else None
+    def __init__(self, tile: CodeGen, count: Any):
+        self.code = tile.of(mark_lanes(tile.float_bits))
+        self.tile = tile
+        self.number = tile.lanes // self.code.lanes
+        self.mask = self.code.mask(count)
         self.word = ir.IntType(self.code.lanes)
         self.flags = ir.VectorType(ir.IntType(1), self.code.lanes)
 
@@ -58,20 +58,20 @@ class _Parts:
         return [self.code.constant(value)] * self.number
 
 
-def _mark_tile(float_bits: int, index_bits: int, lanes: int, mode: str, is_masked: bool) -> Any:
+def _mark_row(float_bits: int, index_bits: int, mode: str) -> Any:
     """The extremum, then who attains it; words: x stride indices start end out ties marks marks_stride
-    last count."""
+    last width."""
 
-    def body(base: CodeGen, args: list[Any]) -> None:
-        x, stride, indices, start, end, out, ties, marks, marks_stride, last, count = args
-        parts = _Parts(base, lanes, count, is_masked)
-        code, b = parts.code, base.builder
+    def body(tile: CodeGen, args: list[Any], count: Any) -> None:
+        x, stride, indices, start, end, out, ties, marks, marks_stride, last = args
+        parts = _Parts(tile, count)
+        code, b = parts.code, tile.builder
         index = load_index_ir(code, indices, index_bits)
         zero, one = code.constant(0.0), code.constant(1.0)
 
         def better(i: Any, best: list[Any]) -> list[Any]:
-            if lanes >= PREFETCH_LANES[float_bits]:
-                ask_ahead(parts.tile, index, i, last, [(x, stride)])
+            if tile.lanes >= PREFETCH_LANES[float_bits]:
+                ask_ahead(tile, index, i, last, [(x, stride)])
             row = parts.row(b.add(x, b.mul(index(i), stride)))
             return [code.extremum(mode, p, q) for p, q in zip(best, row, strict=True)]
 
@@ -95,27 +95,27 @@ def _mark_tile(float_bits: int, index_bits: int, lanes: int, mode: str, is_maske
         parts.store(best, out)
         parts.store(attained, ties)
 
-    return tile_intrinsic(float_bits, 11, 0, body)
+    return row_intrinsic(float_bits, 11, 0, dict.fromkeys((0, 5, 6), float_bits) | {7: 1}, body)
 
 
-def _gather_tile(float_bits: int, index_bits: int, lanes: int, is_masked: bool) -> Any:
-    """out[j] = sum over targets i of share[i] where the edge is marked, plus an added row; one tile.
+def _gather_row(float_bits: int, index_bits: int) -> Any:
+    """out[j] = sum over targets i of share[i] where the edge is marked, plus an added row.
 
-    words: share share_stride indices order marks marks_stride start end out addend last count.
+    words: share share_stride indices order marks marks_stride start end out addend last width.
     """
 
-    def body(base: CodeGen, args: list[Any]) -> None:
-        share, stride, indices, order, marks, marks_stride, start, end, out, addend, last, count = args
-        parts = _Parts(base, lanes, count, is_masked)
-        code, b = parts.code, base.builder
+    def body(tile: CodeGen, args: list[Any], count: Any) -> None:
+        share, stride, indices, order, marks, marks_stride, start, end, out, addend, last = args
+        parts = _Parts(tile, count)
+        code, b = parts.code, tile.builder
         index = load_index_ir(code, indices, index_bits)
         place = load_index_ir(code, order, index_bits)
         zero = code.constant(0.0)
 
         def step(e: Any, totals: list[Any]) -> list[Any]:
-            if lanes >= PREFETCH_LANES[float_bits]:
-                ask_ahead(parts.tile, index, e, last, [(share, stride)])
-                ask_ahead(base.of(1), place, e, last, [(marks, marks_stride)])
+            if tile.lanes >= PREFETCH_LANES[float_bits]:
+                ask_ahead(tile, index, e, last, [(share, stride)])
+                ask_ahead(tile.of(1), place, e, last, [(marks, marks_stride)])
             row = parts.row(b.add(share, b.mul(index(e), stride)))
             at, made = parts.marks(b.add(marks, b.mul(place(e), marks_stride))), []
             for k, (value, total) in enumerate(zip(row, totals, strict=True)):
@@ -129,7 +129,7 @@ def _gather_tile(float_bits: int, index_bits: int, lanes: int, is_masked: bool) 
             totals[k] = code.either(code.is_given(addend), plus, totals[k])
         parts.store(totals, out)
 
-    return tile_intrinsic(float_bits, 12, 0, body)
+    return row_intrinsic(float_bits, 12, 0, dict.fromkeys((0, 8, 9), float_bits) | {4: 1}, body)
 
 
 def _plus(parts: _Parts, addend: Any, k: int, total: Any) -> Any:
@@ -140,41 +140,21 @@ def _plus(parts: _Parts, addend: Any, k: int, total: Any) -> Any:
 def mark_kernel(float_bits: int, index_bits: int, mode: str) -> Any:
     """max or min, how many edges attain it, and which; words: counter pieces bounds indptr indices
     marks marks_stride x x_stride out out_stride ties ties_stride width last_edge."""
-    wide, half, quarter, narrow, masked = five(
-        lambda lanes, is_masked: _mark_tile(float_bits, index_bits, lanes, mode, is_masked), float_bits
-    )
+    row = _mark_row(float_bits, index_bits, mode)
     index, bound = load_index(index_bits), load_index(64)
-    size, lanes = float_bits // 8, tiles(float_bits)[0]
     read = MARK.reader()
 
     @cfunc(types.void(types.CPointer(types.int64)))
     def run(arguments):  # type: ignore[no-untyped-def]
         a = read(arguments)
-        last = a.last_edge
         while True:
             piece = next_piece(a.team, a.pieces)
             if piece >= a.pieces:
                 break
             for i in range(bound(a.bounds, piece), bound(a.bounds, piece + 1)):
-                start, end, c = index(a.indptr, i), index(a.indptr, i + 1), 0
-                while c < a.width:
-                    o, m = c * size, a.marks + c // 8
-                    to, many, rest = a.out + i * a.out_row + o, a.ties + i * a.ties_row + o, a.width - c
-                    if rest >= lanes:
-                        wide(a.x + o, a.x_row, a.indices, start, end, to, many, m, a.marks_row, last, 0)
-                        c += lanes
-                    elif rest >= lanes // 2:
-                        half(a.x + o, a.x_row, a.indices, start, end, to, many, m, a.marks_row, last, 0)
-                        c += lanes // 2
-                    elif rest >= lanes // 4:
-                        quarter(a.x + o, a.x_row, a.indices, start, end, to, many, m, a.marks_row, last, 0)
-                        c += lanes // 4
-                    elif rest >= lanes // 8:
-                        narrow(a.x + o, a.x_row, a.indices, start, end, to, many, m, a.marks_row, last, 0)
-                        c += lanes // 8
-                    else:
-                        masked(a.x + o, a.x_row, a.indices, start, end, to, many, m, a.marks_row, last, rest)
-                        c += lanes // 8
+                start, end = index(a.indptr, i), index(a.indptr, i + 1)
+                to, ties = a.out + i * a.out_row, a.ties + i * a.ties_row
+                row(a.x, a.x_row, a.indices, start, end, to, ties, a.marks, a.marks_row, a.last_edge, a.width)
 
     return run
 
@@ -184,45 +164,23 @@ def gather_kernel(float_bits: int, index_bits: int) -> Any:
     """The gradient of max and min on the transpose, by the marks; words: counter pieces bounds indptr indices
     order order_stride marks marks_stride share share_stride out out_stride addend addend_stride width
     last_edge."""
-    wide, half, quarter, narrow, masked = five(
-        lambda lanes, is_masked: _gather_tile(float_bits, index_bits, lanes, is_masked), float_bits
-    )
+    row = _gather_row(float_bits, index_bits)
     index, bound = load_index(index_bits), load_index(64)
-    size, lanes = float_bits // 8, tiles(float_bits)[0]
     read = GATHER.reader()
 
     @cfunc(types.void(types.CPointer(types.int64)))
     def run(arguments):  # type: ignore[no-untyped-def]
         a = read(arguments)
-        last = a.last_edge
         while True:
             piece = next_piece(a.team, a.pieces)
             if piece >= a.pieces:
                 break
             for j in range(bound(a.bounds, piece), bound(a.bounds, piece + 1)):
-                start, end, c = index(a.indptr, j), index(a.indptr, j + 1), 0
-                while c < a.width:
-                    o, m, rest = c * size, a.marks + c // 8, a.width - c
-                    to, s = a.out + j * a.out_row + o, a.share + o
-                    p = a.addend + j * a.addend_row + o if a.addend != 0 else 0
-                    if rest >= lanes:
-                        wide(s, a.share_row, a.indices, a.order, m, a.marks_row, start, end, to, p, last, 0)
-                        c += lanes
-                    elif rest >= lanes // 2:
-                        half(s, a.share_row, a.indices, a.order, m, a.marks_row, start, end, to, p, last, 0)
-                        c += lanes // 2
-                    elif rest >= lanes // 4:
-                        quarter(
-                            s, a.share_row, a.indices, a.order, m, a.marks_row, start, end, to, p, last, 0
-                        )
-                        c += lanes // 4
-                    elif rest >= lanes // 8:
-                        narrow(s, a.share_row, a.indices, a.order, m, a.marks_row, start, end, to, p, last, 0)
-                        c += lanes // 8
-                    else:
-                        masked(
-                            s, a.share_row, a.indices, a.order, m, a.marks_row, start, end, to, p, last, rest
-                        )
-                        c += lanes // 8
+                start, end = index(a.indptr, j), index(a.indptr, j + 1)
+                plus = a.addend + j * a.addend_row if a.addend != 0 else 0
+                row(
+                    a.share, a.share_row, a.indices, a.order, a.marks, a.marks_row, start, end,
+                    a.out + j * a.out_row, plus, a.last_edge, a.width,
+                )  # fmt: skip
 
     return run

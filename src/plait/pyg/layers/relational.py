@@ -28,7 +28,7 @@ from plait.runtime.ways import Programs
 __all__ = ["prepare"]
 
 # what a graph's relations were taken apart into lives as long as the graph
-_RELATIONS: WeakKeyDictionary[Graph, Relations | PlacedRelations] = WeakKeyDictionary()
+_RELATIONS: WeakKeyDictionary[Graph, Relations] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class RelationalCall:
     source: Tensor
     target: Tensor | None  # None: the sources themselves
     edges: Edges
-    relations: Relations | PlacedRelations
+    relations: Relations
 
     @property
     def own(self) -> Tensor:
@@ -92,7 +92,7 @@ def _refused(module: Any, source: Any, target: Any, edge_index: Tensor, edge_typ
 
 def _relations_of(
     module: Any, edge_index: Tensor, edge_type: Tensor, num_targets: int, num_sources: int
-) -> tuple[Edges, Relations | PlacedRelations]:
+) -> tuple[Edges, Relations]:
     """The graph and its edges by relation, built when first met; relations out of range are passed over."""
     session, count = active.session(), module.num_relations
     is_swapped = module.flow == "target_to_source"
@@ -116,13 +116,10 @@ def _relations_of(
     return edges, _RELATIONS[edges.graph]
 
 
-def relations_on(graph: Graph, ends: Tensor, kind: Tensor, count: int) -> Relations | PlacedRelations:
+def relations_on(graph: Graph, ends: Tensor, kind: Tensor, count: int) -> Relations:
     """The edges of a graph, as they are listed, by relation, where the graph is."""
-    sizes = (graph.num_nodes, graph.num_sources, count)
-    if isinstance(graph, PlacedGraph):
-        return PlacedRelations(ends[0], ends[1], kind, *sizes, graph.order)
-    source, target = ends.numpy()
-    return Relations(source, target, kind.numpy(), *sizes, graph.order)
+    made = PlacedRelations if isinstance(graph, PlacedGraph) else Relations
+    return made(ends[0], ends[1], kind, graph.num_nodes, graph.num_sources, count, graph.order)
 
 
 def _run(module: Any, call: RelationalCall) -> Tensor:
