@@ -248,8 +248,13 @@ def pack(edge_index: torch.Tensor, num_rows: int, num_columns: int) -> tuple[tor
     key = torch.empty(num_edges, dtype=torch.int64, device=device)
     is_right = torch.ones(1, dtype=torch.int32, device=device)
     if num_edges:
-        arguments = (edge_index, key, is_right, *edge_index.stride(), num_rows, num_columns, num_edges)
-        _run_pack(_blocks(num_edges), arguments, {"BLOCK": _BLOCK})
+        strides = edge_index.stride()
+        # Triton compiles for strides that are 1 or multiples of 16
+        kinds = [(stride == 1, stride % 16 == 0) for stride in strides]
+        dtype = _index_dtype(num_rows, num_columns, num_edges, *strides)
+        memo = _memo(key, dtype, edge_index.dtype, *kinds)
+        arguments = (edge_index, key, is_right, *strides, num_rows, num_columns, num_edges)
+        _run_pack(_blocks(num_edges), arguments, {"BLOCK": _BLOCK}, memo=memo)
     return key, is_right
 
 
