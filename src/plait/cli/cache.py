@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import textwrap
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from plait.errors import InputError
+from plait.measure.whole import write_whole
 
 if TYPE_CHECKING:
     from plait.graph import Graph
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     )
     print(advice_text(advice))
     if args.plot:
-        _write(Path(args.plot), advice_figure(advice, title))
+        write_whole(Path(args.plot), advice_figure(advice, title), "--plot")
         print(f"figure: {args.plot}")
     return 0
 
@@ -146,14 +146,3 @@ def _partition(graph: Graph, parts: int, assignment: str | None) -> tuple[Any, s
     if not has_metis():
         return by_number, f"{parts} (by node number: pymetis is not installed)"
     return metis(graph, parts, recursive=parts <= _RECURSIVE_PARTS), f"{parts} (METIS)"
-
-
-def _write(path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, path)
-    except OSError as error:
-        raise InputError(f"--plot: cannot write {path} ({error})") from error
-    finally:
-        partial.unlink(missing_ok=True)

@@ -186,7 +186,9 @@ def parse(text: str) -> LoadedGraph:
     except GraphError as error:
         raise InputError(f"{text!r}: {error}") from error
     except (ValueError, TypeError, OverflowError, MemoryError) as error:
-        raise InputError(f"{text!r}: {kind} cannot be made of this ({error}); choose other numbers") from error
+        raise InputError(
+            f"{text!r}: {kind} cannot be made of this ({error}); choose other numbers"
+        ) from error
     return made if isinstance(made, LoadedGraph) else LoadedGraph(made, meta={"name": text})
 
 
