@@ -71,7 +71,11 @@ def test_it_says_why_the_graph_was_not_partitioned(
         ["--train", "2"],
         ["--network", "fast"],
         ["--assignment", "no.npy"],
+        ["--assignment", __file__],
         ["--plot", "no/such/folder/x.svg"],
+        ["--width", "0"],
+        ["--compute", "nan"],
+        ["--compute", "-1"],
     ],
     ids=" ".join,
 )

@@ -42,11 +42,29 @@ def test_an_assignment_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "bad",
-    [["--method", "cut"], ["--parts", "0"], ["--fanout", "a"], ["--assignment", "no.npy"], ["--batch", "0"]],
+    [
+        ["--method", "cut"],
+        ["--parts", "0"],
+        ["--parts", "201"],
+        ["--fanout", "a"],
+        ["--assignment", "no.npy"],
+        ["--assignment", __file__],
+        ["--assignment", "{tmp}/far.npy"],
+        ["--batch", "0"],
+        ["--seed", "-1"],
+        ["--train", "2"],
+        ["--features", "0"],
+    ],
     ids=" ".join,
 )
 def test_bad_arguments_are_one_line(
     bad: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["partition", *GRAPH, "-o", str(tmp_path / "p"), *bad]) == 2
-    assert capsys.readouterr().err.splitlines()[-1].startswith("plait: ")
+    np.save(tmp_path / "far.npy", np.full(200, 7))
+    given = [word.replace("{tmp}", str(tmp_path)) for word in bad]
+    assert main(["partition", *GRAPH, "-o", str(tmp_path / "p"), *given]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("plait: ")
+    assert bad[0].lstrip("-") in line
+    assert "pickle" not in line
+    assert not (tmp_path / "p").exists()  # nothing is left of what was not begun

@@ -39,7 +39,7 @@ class Growth:
 def grow(statistics: Statistics, batch: int, fanouts: Sequence[int | None], seed: int = 0) -> Growth:
     """Measured where the graph is at hand, else estimated; a fan-out of None takes all neighbours."""
     if batch < 1 or any(fanout is not None and fanout < 1 for fanout in fanouts):
-        raise InputError(f"batch={batch}, fanouts={list(fanouts)}: give whole numbers of at least 1")
+        raise InputError(f"batch_size={batch}, fanouts={list(fanouts)}: give whole numbers of at least 1")
     if statistics.graph is not None and statistics.graph.is_square:
         return measure(statistics.graph, batch, fanouts, np.random.default_rng(seed))
     return estimate(statistics, batch, fanouts)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from plait.errors import InputError
+from plait.measure.whole import write_whole
 
 if TYPE_CHECKING:
     from plait.analysis import Analysis
@@ -28,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data-dir", metavar="FOLDER", help="where the graph files are")
     parser.add_argument("--nodes", type=int, metavar="N", help="instead of --data: a graph's number of nodes")
     parser.add_argument("--edges", type=int, metavar="N", help="... of edges, both directions counted")
-    parser.add_argument("--degrees", default="powerlaw", metavar="KIND", help="powerlaw, poisson or regular")
+    parser.add_argument("--degrees", metavar="KIND", help="powerlaw (default), poisson or regular")
     parser.add_argument("--max-degree", type=int, metavar="N", help="the largest degree, where it is known")
     parser.add_argument("--halo", type=float, metavar="SHARE", help="remote rows over owned ones of a part")
     parser.add_argument("--workers", default="4", metavar="N,...", help="numbers of workers (default 4)")
@@ -49,18 +50,11 @@ def run(args: argparse.Namespace) -> int:
     analysis = _of_statistics(args) if args.nodes is not None or args.edges is not None else _of_data(args)
     print(json.dumps(analysis.to_dict(), indent=1) if args.json else analysis)
     if args.html is not None:
-        _write(args.html, analysis)
+        from plait.report.analysis import page_of
+
+        write_whole(args.html, page_of(analysis), "--html")
         print(f"page: {args.html}", file=sys.stderr if args.json else sys.stdout)
     return 0
-
-
-def _write(path: Path, analysis: Analysis) -> None:
-    from plait.report.analysis import page_of
-
-    try:
-        path.write_text(page_of(analysis), encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"--html: cannot write {path} ({error.strerror})") from None
 
 
 def _of_statistics(args: argparse.Namespace) -> Analysis:
@@ -75,10 +69,10 @@ def _of_statistics(args: argparse.Namespace) -> Analysis:
     if args.data is not None:
         raise InputError("--data: give a graph or its --nodes and --edges, not both")
     if args.nodes is None or args.edges is None:
-        raise InputError("--nodes, --edges: give both")
+        raise InputError("--nodes, --edges: one is missing; give both")
     if args.widths is None:
         raise InputError("--widths: needed with --nodes and --edges, for example 128,256,172")
-    statistics = Statistics(args.nodes, args.edges, args.degrees, args.max_degree)
+    statistics = Statistics(args.nodes, args.edges, args.degrees or "powerlaw", args.max_degree)
     machine = profile_in_use(cache_folder())
     layers = layers_by_name(
         args.model,
@@ -104,6 +98,12 @@ def _of_data(args: argparse.Namespace) -> Analysis:
     from plait.bench.task import STACKS, build_stack, explain_data
     from plait.pyg.analyze import analyze
 
+    for name in ("degrees", "max_degree"):
+        if getattr(args, name) is not None:
+            raise InputError(
+                f"--{name.replace('_', '-')}: describes a graph of --nodes and --edges; leave it out, "
+                "--data has degrees of its own"
+            )
     workers = _numbers(args.workers, "--workers")
     widths = None if args.widths is None else _numbers(args.widths, "--widths")
     data, used, note = explain_data(args.data or "sbm", args.data_dir, widths)
@@ -123,14 +123,19 @@ def _of_data(args: argparse.Namespace) -> Analysis:
 def _train_share(seeds: int | None, nodes: int) -> float | None:
     """The share of the nodes that are trained on; None where it was not said."""
     if seeds is not None and not 1 <= seeds <= nodes:
-        raise InputError(f"--train-nodes: {seeds} of {nodes} nodes; give a number between")
+        raise InputError(f"--train-nodes: {seeds} of {nodes} nodes; give 1 to {nodes}")
     return None if seeds is None else seeds / nodes
+
+
+_EXAMPLES = {"--widths": "128,64,16", "--workers": "1,2,4,8", "--fanouts": "15,10"}
 
 
 def _numbers(text: str, flag: str) -> tuple[int, ...]:
     parts = text.replace("->", ",").split(",")
     if not all(part.strip().lstrip("-").isdigit() for part in parts):
-        raise InputError(f"{flag}: {text!r} is not a list of whole numbers; write for example 128,64,16")
+        raise InputError(
+            f"{flag}: {text!r} is not a list of whole numbers; write for example {_EXAMPLES[flag]}"
+        )
     return tuple(int(part) for part in parts)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 from plait.errors import InputError, unknown
 from plait.measure.progress import Meter
 from plait.measure.record import Record
+from plait.measure.whole import write_whole
 
 __all__ = ["add_compare", "add_ops", "check_device", "dated"]
 
@@ -132,7 +132,7 @@ def _ops(args: argparse.Namespace) -> int:
     finally:
         meter.close()
     if args.csv:
-        _write(args.csv, csv_text(records))
+        write_whole(args.csv, csv_text(records), "--csv", makes_folder=True)
     print(ops_text(records))
     if args.suite == "paper" or args.findings:
         _findings(records, args.findings)
@@ -205,18 +205,9 @@ def _findings(records: list[Record], path: Path | None) -> None:
     found = findings(records)
     print("\n" + findings_text(found))
     if path is not None:
-        _write(path, json.dumps([finding.to_dict() for finding in found], indent=1) + "\n")
+        text = json.dumps([finding.to_dict() for finding in found], indent=1) + "\n"
+        write_whole(path, text, "--findings", makes_folder=True)
         print(f"\nfindings: {path}")
-
-
-def _write(path: Path, text: str) -> None:
-    part = path.with_name(f"{path.name}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(text, encoding="utf-8")
-        os.replace(part, path)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror}); check the folder") from None
 
 
 def _compare(args: argparse.Namespace) -> int:

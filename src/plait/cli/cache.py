@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import os
+import math
 import sys
 import textwrap
 from pathlib import Path
@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from plait.cli.partition import read_assignment
 from plait.errors import InputError
+from plait.measure.whole import write_whole
 
 if TYPE_CHECKING:
     from plait.graph import Graph
@@ -63,6 +65,10 @@ def run(args: argparse.Namespace) -> int:
     from plait.report.cache import advice_figure, advice_text
 
     fanout, number_bytes = _fanout(args.fanout), _number_bytes(args.wire)
+    if args.width is not None and args.width < 1:
+        raise InputError(f"--width: {args.width} is not a width; give at least 1")
+    if not 0 <= args.compute < math.inf:
+        raise InputError(f"--compute: {args.compute} is not a time; give milliseconds, 0 or more")
     loaded = find_graph(args.data, args.data_dir)
     graph = loaded.graph
     part, how = _partition(graph, args.parts, args.assignment)
@@ -70,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     trace = remote_trace(graph, fanout, args.batch, part, rank=args.rank, train=train, epochs=args.epochs)
     if trace.is_cut:
         print("note: the trace was cut; it stands for the whole", file=sys.stderr)
-    width = args.width or _width(loaded)
+    width = _width(loaded) if args.width is None else args.width
     mine = train[part[train] == args.rank]
     remote = part != args.rank
     scores = {
@@ -99,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
     )
     print(advice_text(advice))
     if args.plot:
-        _write(Path(args.plot), advice_figure(advice, title))
+        write_whole(Path(args.plot), advice_figure(advice, title), "--plot")
         print(f"figure: {args.plot}")
     return 0
 
@@ -125,11 +131,11 @@ def _width(loaded: Any) -> int:
 
 def _train(loaded: Any, share: float) -> Any:
     """The training nodes of the file, else a seeded share of all nodes."""
+    if not 0 < share <= 1:
+        raise InputError(f"--train: {share} is not a share of the nodes; give more than 0 and up to 1")
     mask = loaded.masks.get("train")
     if mask is not None:
         return np.flatnonzero(mask if mask.ndim == 1 else mask[0])
-    if not 0 < share <= 1:
-        raise InputError(f"--train: {share} is not a share of the nodes; give more than 0 and up to 1")
     count = max(1, round(share * loaded.graph.num_nodes))
     return np.sort(np.random.default_rng(0).choice(loaded.graph.num_nodes, count, replace=False))
 
@@ -139,10 +145,7 @@ def _partition(graph: Graph, parts: int, assignment: str | None) -> tuple[Any, s
     from plait.graph.partition import has_metis, metis
 
     if assignment is not None:
-        try:
-            given = np.load(assignment, allow_pickle=False)
-        except (OSError, ValueError) as error:
-            raise InputError(f"--assignment: {assignment} is not a readable .npy file ({error})") from error
+        given = read_assignment(assignment)
         if given.shape != (graph.num_nodes,) or given.dtype.kind not in "iu":
             raise InputError(
                 f"--assignment: {assignment} has shape {given.shape} and type {given.dtype}; it needs a "
@@ -157,14 +160,3 @@ def _partition(graph: Graph, parts: int, assignment: str | None) -> tuple[Any, s
     if not has_metis():
         return by_number, f"{parts} (by node number: pymetis is not installed)"
     return metis(graph, parts, recursive=parts <= _RECURSIVE_PARTS), f"{parts} (METIS)"
-
-
-def _write(path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, path)
-    except OSError as error:
-        raise InputError(f"--plot: cannot write {path} ({error})") from error
-    finally:
-        partial.unlink(missing_ok=True)

@@ -10,7 +10,7 @@ import numpy as np
 
 from plait.errors import InputError
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["add_arguments", "read_assignment", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         args.output,
         method=args.method,
         seed=args.seed,
-        assignment=_assignment(args.assignment),
+        assignment=None if args.assignment is None else read_assignment(args.assignment),
         fanout=_fanout(args.fanout),
         batch_size=args.batch,
         overwrite=args.overwrite,
@@ -79,28 +79,34 @@ def _completed(loaded: Any, args: argparse.Namespace) -> Any:
     """The graph with the masks and features that were asked for and that it lacks."""
     from dataclasses import replace
 
+    if args.seed < 0:
+        raise InputError(f"--seed: {args.seed}; give a whole number of at least 0")
+    if args.train is not None and not 0 < args.train <= 1:
+        raise InputError(f"--train: {args.train} is not a share of the nodes; give more than 0, up to 1")
+    if args.features is not None and args.features < 1:
+        raise InputError(f"--features: {args.features} is not a width; give at least 1")
     rng, count = np.random.default_rng(args.seed), loaded.graph.num_nodes
     if args.train is not None and not loaded.masks:
-        if not 0 < args.train <= 1:
-            raise InputError(f"--train: {args.train} is not a share of the nodes; give more than 0, up to 1")
         draw = rng.permutation(count) / max(1, count)
         loaded = replace(loaded, masks={"train": draw < args.train, "val": draw >= 1 - (1 - args.train) / 10})
     if args.features is not None and loaded.x is None:
-        if args.features < 1:
-            raise InputError(f"--features: {args.features} is not a width; give at least 1")
         x = rng.standard_normal((count, args.features), dtype=np.float32)
         labels = rng.integers(0, 16, count) if loaded.y is None else loaded.y
         loaded = replace(loaded, x=x, y=labels)
     return loaded
 
 
-def _assignment(path: str | None) -> Any:
-    if path is None:
-        return None
+def read_assignment(path: str) -> Any:
+    """The array in a .npy file."""
     try:
-        return np.load(Path(path), allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise InputError(f"--assignment: {path} is not a readable .npy file ({error})") from error
+        found = np.load(Path(path), allow_pickle=False)
+    except OSError as error:
+        raise InputError(f"--assignment: {path}: {error.strerror}; check the path") from error
+    except (ValueError, EOFError):  # numpy's words may advise to load pickled objects, which run code
+        found = None
+    if not isinstance(found, np.ndarray):
+        raise InputError(f"--assignment: {path} holds no plain array; write it with numpy.save")
+    return found
 
 
 def _fanout(text: str) -> list[int]:

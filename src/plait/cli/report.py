@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import re
 import sys
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plait.errors import InputError
+from plait.measure.whole import write_whole
 
 if TYPE_CHECKING:
     from plait.report.page.draw import Figure
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(
             f"RUN: none of the {len(read.records)} records can be drawn; see `plait bench --help`"
         )
-    _write(args.output, report.html().encode(), "-o")
+    write_whole(args.output, report.html().encode(), "-o")
     print(f"report: {args.output}")
     if args.figures is not None:
         print(_write_figures(args.figures, report.figures))
@@ -73,9 +73,9 @@ def _write_figures(folder: Path, figures: Sequence[Figure]) -> str:
     for figure in figures:
         name = re.sub(r"[^\w.-]+", "-", figure.name)
         text = printed(figure.draw(WIDE)).encode()
-        _write(folder / f"{name}.svg", text, "--figures")
+        write_whole(folder / f"{name}.svg", text, "--figures")
         if converter is not None:
-            _write(folder / f"{name}.png", converter.svg2png(bytestring=text, scale=2), "--figures")
+            write_whole(folder / f"{name}.png", converter.svg2png(bytestring=text, scale=2), "--figures")
     what = "SVG and PNG" if converter else "SVG; for PNG too, install cairosvg"
     return f"figures: {len(figures)} in {folder} ({what})"
 
@@ -85,14 +85,3 @@ def _converter() -> Any:
         return importlib.import_module("cairosvg")
     except (ImportError, OSError):  # OSError: the package is there, the library it draws with is not
         return None
-
-
-def _write(path: Path, content: bytes, flag: str) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        partial.write_bytes(content)
-        os.replace(partial, path)
-    except OSError as error:
-        raise InputError(f"{flag}: cannot write {path} ({error.strerror})") from None
-    finally:
-        partial.unlink(missing_ok=True)

@@ -16,11 +16,19 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from plait.distributed.files import MANIFEST, Manifest, StoredArray, checksum, read_manifest, write_array
-from plait.distributed.layout import Layout, PartStatistics, halo, lay_out, remote_rows, renumbered
+from plait.distributed.layout import (
+    Layout,
+    PartStatistics,
+    check_assignment,
+    halo,
+    lay_out,
+    remote_rows,
+    renumbered,
+)
 from plait.distributed.parts import MASKS, Parts, feature_file, halo_file
 from plait.errors import InputError
 from plait.graph import Graph, LoadedGraph, SparseFeatures, index_dtype, load_arrays
-from plait.graph.partition import assign
+from plait.graph.partition import assign, check_division
 from plait.loader.expand import checked_fanout
 from plait.measure.progress import Meter
 
@@ -58,7 +66,11 @@ def partition(
     checked_fanout(fanout)
     if batch_size < 1:
         raise InputError(f"batch_size={batch_size}: a batch has at least one node")
+    # before anything is written: the folder of a division that cannot be made is not left behind
+    check_division(loaded.graph, parts, method, seed)
     given = None if assignment is None else _given(assignment, loaded.graph.num_nodes)
+    if given is not None:
+        check_assignment(given, parts)
     target = Path(folder)
     digest = _digest(loaded, parts, method, seed, given)
     manifest = _started(target, digest, loaded, parts, method if given is None else "given", seed, overwrite)

@@ -15,7 +15,7 @@ from plait.errors import InputError
 from plait.features.scores import inclusion_probability
 from plait.graph import Graph, index_dtype
 
-__all__ = ["Layout", "PartStatistics", "halo", "lay_out", "remote_rows", "renumbered"]
+__all__ = ["Layout", "PartStatistics", "check_assignment", "halo", "lay_out", "remote_rows", "renumbered"]
 
 Array = NDArray[Any]
 
@@ -58,17 +58,23 @@ class PartStatistics:
 
 def lay_out(part: Array, parts: int) -> Layout:
     """Nodes part by part, in the caller's order inside a part."""
+    check_assignment(part, parts)
+    nodes = np.argsort(part, kind="stable").astype(np.int64)
+    bounds = np.concatenate(([0], np.cumsum(np.bincount(part, minlength=parts)))).astype(np.int64)
+    return Layout(nodes, bounds)
+
+
+def check_assignment(part: Array, parts: int) -> None:
+    """InputError where these are not numbers of so many parts."""
     if part.ndim != 1 or part.dtype.kind not in "iu":
         raise InputError(
             f"assignment has shape {part.shape} and type {part.dtype}; give one part number per node"
         )
     if part.size and not 0 <= part.min() <= part.max() < parts:
         raise InputError(
-            f"assignment: parts are numbered 0 to {parts - 1}, it holds {part.min()}..{part.max()}"
+            f"assignment: parts are numbered 0 to {parts - 1}, it holds {part.min()}..{part.max()}; "
+            "give another number of parts, or other numbers"
         )
-    nodes = np.argsort(part, kind="stable").astype(np.int64)
-    bounds = np.concatenate(([0], np.cumsum(np.bincount(part, minlength=parts)))).astype(np.int64)
-    return Layout(nodes, bounds)
 
 
 def renumbered(graph: Graph, layout: Layout, number: Array, begin: int, end: int) -> tuple[Array, Array]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from plait.errors import InputError
+from plait.measure.whole import write_whole
 
 __all__ = ["Trace", "merged"]
 
@@ -57,10 +57,7 @@ class Trace:
         """This rank's file, `path` with the rank before its ending."""
         whole = Path(path)
         own = whole.with_name(f"{whole.stem}-{self.rank}{whole.suffix or '.json'}")
-        try:
-            own.write_text(json.dumps({"traceEvents": self.events()}), encoding="utf-8")
-        except OSError as error:
-            raise InputError(f"--trace: cannot write {own} ({error.strerror})") from None
+        write_whole(own, json.dumps({"traceEvents": self.events()}), "--trace")
         return own
 
 

@@ -196,9 +196,9 @@ def _check(
 ) -> None:
     if row_bytes < 1 or epochs < 1:
         raise InputError(f"row_bytes={row_bytes}, epochs={epochs}: both are at least 1")
-    if compute_seconds < 0 or sample_seconds < 0:
+    if not 0 <= compute_seconds < math.inf or not 0 <= sample_seconds < math.inf:
         raise InputError(
-            f"compute_seconds={compute_seconds}, sample_seconds={sample_seconds}: time is not negative"
+            f"compute_seconds={compute_seconds}, sample_seconds={sample_seconds}: give seconds, 0 or more"
         )
     if not shares or not all(0 < share <= 1 for share in shares):
         raise InputError(f"shares={list(shares)}: give shares of the rows asked for, above 0 and up to 1")

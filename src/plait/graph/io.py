@@ -8,8 +8,8 @@ so the graph by destination is its transpose. In both: features `x` dense, or `x
 `x_shape` and `x_data` (left out when all ones); labels `y`; `train_mask`, `val_mask`, `test_mask`;
 `graph_ptr` for a disjoint union of graphs; `meta`, a JSON object as a string.
 
-Edges as PyG lists them, `edge_index` [2, edges], are read too, in place of `indptr` and `indices`: by
-`numpy.savez("graph.npz", edge_index=..., x=..., y=...)`. Nodes are as many as `num_nodes`, or rows of x or y, say.
+Edges as PyG lists them, `edge_index` [2, edges], are read too, in place of `indptr` and `indices`: what
+`numpy.savez("graph.npz", edge_index=..., x=..., y=...)` writes. Nodes are counted by `num_nodes`, x or y.
 """
 
 from __future__ import annotations

@@ -14,7 +14,18 @@ from plait.errors import InputError
 if TYPE_CHECKING:
     from plait.graph import Graph
 
-__all__ = ["METHODS", "assign", "balance", "distinct", "fennel", "has_metis", "loads", "metis", "scattered"]
+__all__ = [
+    "METHODS",
+    "assign",
+    "balance",
+    "check_division",
+    "distinct",
+    "fennel",
+    "has_metis",
+    "loads",
+    "metis",
+    "scattered",
+]
 
 METHODS = ("metis", "fennel", "random")
 
@@ -40,14 +51,7 @@ def assign(
     "metis" cuts fewest edges and holds the graph twice; "fennel" streams over the edges and holds one number
     per node; "random" cuts (parts - 1) / parts of all edges.
     """
-    count = _checked_parts(graph, parts)
-    if method not in METHODS:
-        raise InputError(f"method={method!r} is unknown; choose one of {', '.join(METHODS)}")
-    if not graph.is_square:
-        raise InputError(
-            f"graph: {graph.num_nodes} targets and {graph.num_sources} sources are different node sets; "
-            "parts are cut of graphs with one"
-        )
+    count = check_division(graph, parts, method, seed)
     mask = _mask(graph.num_nodes, train)
     if count == 1:
         return np.zeros(graph.num_nodes, np.int64)
@@ -162,6 +166,21 @@ def _limits(weights: NDArray[np.int64], parts: int) -> NDArray[np.int64]:
     """The most a part should hold of every load."""
     most: NDArray[np.int64] = np.ceil(SLACK * weights.sum(axis=0) / parts).astype(np.int64)
     return most
+
+
+def check_division(graph: Graph, parts: int, method: str, seed: int) -> int:
+    """The number of parts, where a graph can be divided so."""
+    count = _checked_parts(graph, parts)
+    if method not in METHODS:
+        raise InputError(f"method={method!r} is unknown; choose one of {', '.join(METHODS)}")
+    if seed < 0:
+        raise InputError(f"seed={seed}: give a whole number of at least 0")
+    if not graph.is_square:
+        raise InputError(
+            f"graph: {graph.num_nodes} targets and {graph.num_sources} sources are different node sets; "
+            "parts are cut of graphs with one"
+        )
+    return count
 
 
 def _checked_parts(graph: Graph, parts: int) -> int:
