@@ -147,7 +147,8 @@ class _Foreseen(OverRanks):
             choices.append(replace(choice, pass_seconds=seconds))
         self.plans.note(dict.fromkeys(self.plans.splits, tuple(choices)))
         width = int(out.shape[1])
-        return x.new_zeros((x.shape[0], width), requires_grad=out.requires_grad)
+        zeros: Tensor = x.new_zeros((x.shape[0], width), requires_grad=out.requires_grad)
+        return zeros
 
 
 def _copy_seconds(x: Tensor, out: Tensor, place: Place, travelled: str) -> float:
