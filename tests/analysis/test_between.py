@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plait.analysis.between import after, looked_up_row_seconds, loss_seconds, sampled_edge_seconds
+from plait.analysis.between import Beside, Passed, after, looked_up_row_seconds, loss_seconds
 from plait.analysis.models import layers_by_name
 from plait.analysis.statistics import Statistics
 from plait.cost.machine import default_profile
@@ -30,5 +30,20 @@ def test_behind_the_last_layer_is_the_loss_and_without_gradients_nothing(is_trai
 
 
 def test_wider_rows_take_longer_to_look_up() -> None:
-    assert 0 < sampled_edge_seconds(MACHINE) < 1e-7
     assert looked_up_row_seconds(MACHINE, 256) > 2 * looked_up_row_seconds(MACHINE, 64)
+
+
+def test_what_was_noted_takes_the_place_of_an_activation() -> None:
+    layers = layers_by_name("gcn", (64, 64, 8), Statistics(1000, 9000), MACHINE)
+    pricer, size = Pricer(MACHINE), 4 * 1000 * 64
+    plain = after(1000, pricer, 1)
+    noted = after(1000, pricer, 1, Beside({layers[0].name: [Passed(size, size)] * 2}, width=32))
+    assert sum(noted(layers[0], False)) == pytest.approx(2 * sum(plain(layers[0], False)))
+    assert noted(layers[1], True) == loss_seconds(1000, 32)  # as wide as the model's result, not the layer's
+
+
+def test_a_product_beside_layers_is_priced_as_one() -> None:
+    pricer = Pricer(MACHINE)
+    ahead, behind = Passed(1, 1, True, (1000, 64, 128)).seconds(pricer, 1)
+    assert behind > ahead > Passed(1, 1).seconds(pricer, 1)[0]
+    assert Passed(4, 4, has_gradient=False).seconds(pricer, 1)[1] == 0.0

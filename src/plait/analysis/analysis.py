@@ -14,13 +14,16 @@ from plait.analysis import cut
 from plait.analysis.advice import Advice, advise
 from plait.analysis.between import (
     BATCH_SECONDS,
+    SAMPLED_EDGE_SECONDS,
+    SPREAD_SECONDS,
     STEP_SECONDS,
+    Beside,
     after,
     looked_up_row_seconds,
-    sampled_edge_seconds,
+    loss_seconds,
 )
 from plait.analysis.fetch import Fetch, drawn, expected
-from plait.analysis.growth import Growth, grow
+from plait.analysis.growth import FANOUT, Growth, fanouts_of, grow
 from plait.analysis.layers import Layer
 from plait.analysis.network import Network, network_of
 from plait.analysis.pipeline import MODES, Schedule, schedule
@@ -38,7 +41,6 @@ from plait.graph import Graph
 __all__ = ["Analysis", "Options", "Roof", "analyse", "check_workers", "memory_of"]
 
 Partition = NDArray[np.int64]
-_FANOUT = 10
 _MOST_DRAWN = 8  # partitions of the pipelines shown: more tell no more
 _CURVE = (1, 2, 4, 8, 16, 32, 64)
 
@@ -63,6 +65,8 @@ class Options:
     sharing: float = 1.0  # how much slower a worker computes while the others on its machine do
     wire_bytes: int = 4  # of one number of a feature row of mini-batches; may be fewer than the model's
     shards: Mapping[int, Mapping[str, Shards]] = field(default_factory=dict)  # by workers and split
+    beside: Beside | None = None  # what the model does beside its layers, where it was called
+    batch_seconds: float | None = None  # of a model's layers and what is beside them, on a drawn mini-batch
 
 
 @dataclass(frozen=True)
@@ -175,6 +179,7 @@ class Analysis:
             "depth": str(row.depth),
             "executed_work": str(row.executed_work),
             "executed_value": row.executed_work(**values),
+            "executed_by": row.executed_by,
             "because": row.because,
         }
 
@@ -244,18 +249,20 @@ def analyse(
     """The analysis of layers that were counted (layers.py, models.py) on a graph or its statistics."""
     counted = [layer for layer in layers if not layer.is_black_box]
     depth = max(1, len(counted))
-    fanouts = options.fanouts or (_FANOUT,) * depth
-    fanouts = fanouts[:depth] + fanouts[-1:] * (depth - len(fanouts))
+    fanouts = fanouts_of(options.fanouts, depth)
     growth = grow(statistics, options.batch_size, fanouts)
     features = counted[0].width_in if counted else 0
     threads = options.threads or machine.threads
     work = workload_of(
         layers, statistics.nodes, statistics.edges, features, graphs=options.graphs,
         parameters=options.parameters,
-        after=after(statistics.nodes, Pricer(machine, threads=options.threads), threads),
-        sampled_edge_seconds=sampled_edge_seconds(machine),
+        after=after(statistics.nodes, Pricer(machine, threads=options.threads), threads, options.beside),
+        sampled_edge_seconds=SAMPLED_EDGE_SECONDS,
+        loss_seconds=_loss_seconds(counted, statistics.nodes, threads, options.beside),
+        planned_batch_seconds=options.batch_seconds,
         looked_up_row_seconds=looked_up_row_seconds(machine, features),
         step_seconds=STEP_SECONDS,
+        spread_seconds=SPREAD_SECONDS,
         batch_seconds=BATCH_SECONDS,
     )  # fmt: skip
     clusters = _Clusters(statistics, options, growth, fanouts)
@@ -268,7 +275,7 @@ def analyse(
     runs = tuple(schedule(stage_times(work, partitions, 0), mode) for mode in MODES) if work.loads else ()
     width = max((layer.width_out for layer in counted), default=1)
     schemes = schemes_of(
-        counted, statistics, growth, fanouts[0] or _FANOUT, clusters(most).edge_cut, width
+        counted, statistics, growth, fanouts[0] or FANOUT, clusters(most).edge_cut, width
     )  # fmt: skip
     return Analysis(
         model=model,
@@ -286,6 +293,14 @@ def analyse(
         schemes=tuple(schemes) if counted else (),
         notes=(*notes, *_notes(layers, statistics, options, clusters)),
     )
+
+
+def _loss_seconds(counted: Sequence[Layer], rows: int, threads: int, beside: Beside | None) -> float:
+    """Of the loss of all rows, forward and backward."""
+    if not counted or "backward" not in counted[-1].phases:
+        return 0.0
+    width = counted[-1].width_out if beside is None or beside.width is None else beside.width
+    return sum(loss_seconds(rows, width)) / threads
 
 
 def _notes(

@@ -6,7 +6,8 @@ keeps is written to fresh pages, which costs more than the numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from plait.analysis.layers import Layer
 from plait.cost.machine import MachineProfile
@@ -15,23 +16,31 @@ from plait.ops.work import Request
 
 __all__ = [
     "BATCH_SECONDS",
+    "PASSES_SECONDS",
+    "SAMPLED_EDGE_SECONDS",
+    "SPREAD_SECONDS",
     "STEP_SECONDS",
+    "Beside",
+    "Passed",
     "after",
     "looked_up_row_seconds",
     "loss_seconds",
-    "sampled_edge_seconds",
 ]
 
 STEP_SECONDS = 0.3e-3  # Python of a training step beside its layers: autograd, the optimiser
-BATCH_SECONDS = 1.5e-3  # the same of a mini-batch: its graph is new, and Python draws and assembles it
-_READS_PER_SAMPLED_EDGE = 1.25  # random reads of memory; the others find what they look for in cache
-_COPIES_PER_ROW = 2  # out of the store, and into the batch
+SPREAD_SECONDS = 0.5e-3  # more of a step over ranks: gradients flattened, the loss a share of a mean
+BATCH_SECONDS = 2.6e-3  # of a step on a mini-batch: its graph is new, and Python draws and assembles it
+PASSES_SECONDS = 0.4e-3  # Python of a layer that is a program of passes, beside the calls of its steps
+SAMPLED_EDGE_SECONDS = 30e-9  # one edge drawn, its end numbered, put in a new graph and its transpose
+_COPIES_PER_ROW = 4  # out of the store and into the batch, found near or far before
+# per byte read or written: relu of 0.5 to 20 MB took 0.11 ns per byte of its result, its gradient 0.3 ns
+_PASSED_BYTE_SECONDS, _RETURNED_BYTE_SECONDS = 0.055e-9, 0.1e-9
 _LOSS_NUMBER_SECONDS = 2.0e-9  # of a row as wide as a vector or wider
-_LOSS_ROW_SECONDS = 180e-9  # of a narrower row, which torch takes number by number
+_LOSS_ROW_SECONDS = 200e-9  # of a narrower row, which torch takes number by number
 _VECTOR = 16
-_FORWARD_SHARE = 0.6
+_FORWARD_SHARE = 0.65
 _KEPT_BYTES = 32 << 20  # glibc gives larger blocks back to the system
-_FRESH_BYTE_SECONDS = 0.5e-9
+_FRESH_BYTE_SECONDS = 0.4e-9
 _FLOAT_BYTES = 4
 
 
@@ -39,13 +48,8 @@ def loss_seconds(rows: int, width: int) -> tuple[float, float]:
     """Seconds of softmax and cross-entropy of so many rows on one core, forward and backward."""
     narrow = width < _VECTOR
     total = rows * (_LOSS_ROW_SECONDS if narrow else width * _LOSS_NUMBER_SECONDS)
-    fresh = _fresh(rows, width)
+    fresh = _fresh_seconds(rows * width * _FLOAT_BYTES)
     return total * _FORWARD_SHARE + fresh, total * (1 - _FORWARD_SHARE) + fresh
-
-
-def sampled_edge_seconds(machine: MachineProfile) -> float:
-    """To draw one edge of a neighbourhood and find its end among the nodes drawn before, on one core."""
-    return _READS_PER_SAMPLED_EDGE * machine.threads * machine.memory_row_seconds
 
 
 def looked_up_row_seconds(machine: MachineProfile, width: int) -> float:
@@ -55,22 +59,66 @@ def looked_up_row_seconds(machine: MachineProfile, width: int) -> float:
     return _COPIES_PER_ROW * machine.threads * (machine.memory_row_seconds + moved)
 
 
-def _fresh(rows: int, width: int) -> float:
-    size = rows * width * _FLOAT_BYTES
+def _fresh_seconds(size: float) -> float:
     return size * _FRESH_BYTE_SECONDS if size > _KEPT_BYTES else 0.0
 
 
-def after(rows: int, pricer: Pricer, threads: int) -> Callable[[Layer, bool], tuple[float, float]]:
-    """Seconds of what follows a layer with so many rows, forward and backward; `True`: the last layer."""
+@dataclass(frozen=True)
+class Passed:
+    """One operation of torch on rows of nodes: bytes read and written, and a dense product's sizes."""
+
+    bytes_in: int
+    bytes_out: int
+    has_gradient: bool = True
+    product: tuple[int, int, int] | None = None  # rows, columns, inner
+
+    def seconds(self, pricer: Pricer, threads: int) -> tuple[float, float]:
+        """Forward, and backward: the gradient of what was read is written, from that of what was written."""
+        if self.product is not None:
+            rows, cols, inner = self.product
+            ahead = pricer.price(Request("gemm", rows, cols, inner)).seconds
+            behind = pricer.price(Request("gemm", rows, inner, cols)).seconds
+            behind += pricer.price(Request("gemm_transposed", inner, cols, rows)).seconds
+            return ahead, behind if self.has_gradient else 0.0
+        call = pricer.machine.call_seconds
+        ahead = (self.bytes_in + self.bytes_out) * _PASSED_BYTE_SECONDS + _fresh_seconds(self.bytes_out)
+        behind = (2 * self.bytes_in + self.bytes_out) * _RETURNED_BYTE_SECONDS + _fresh_seconds(self.bytes_in)
+        return call + ahead / threads, call + behind / threads if self.has_gradient else 0.0
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What a model does beside its layers: operations by the layer before them, and its result's width."""
+
+    after: Mapping[str, Sequence[Passed]]
+    width: int | None = None
+    layers: tuple[str, ...] = ()  # in the order of their calls
+    plan_seconds: float = 0.0  # of the layers as they were planned
+
+
+def after(
+    rows: int, pricer: Pricer, threads: int, beside: Beside | None = None
+) -> Callable[[Layer, bool], tuple[float, float]]:
+    """Seconds of what follows a layer with so many rows, forward and backward; `True`: the last layer.
+
+    Where nobody noted what does, an activation follows, and the loss the last layer.
+    """
+
+    def followed(layer: Layer, is_last: bool) -> Sequence[Passed]:
+        if beside is not None:
+            return beside.after.get(layer.name, ())
+        size = rows * layer.width_out * _FLOAT_BYTES
+        return () if is_last else (Passed(size, size),)
 
     def seconds(layer: Layer, is_last: bool) -> tuple[float, float]:
         is_training = "backward" in layer.phases
-        if is_last:
-            ahead, behind = loss_seconds(rows, layer.width_out)
-            return (ahead / threads, behind / threads) if is_training else (0.0, 0.0)
-        fresh = _fresh(rows, layer.width_out) / threads
-        ahead = pricer.price(Request("relu", rows, layer.width_out)).seconds + fresh
-        behind = pricer.price(Request("relu_backward", rows, layer.width_out)).seconds + fresh
+        parts = [passed.seconds(pricer, threads) for passed in followed(layer, is_last)]
+        python = PASSES_SECONDS / 2 if layer.has_passes else 0.0
+        ahead, behind = (python + sum(part[way] for part in parts) for way in (0, 1))
+        if is_last and is_training:
+            width = layer.width_out if beside is None or beside.width is None else beside.width
+            loss = loss_seconds(rows, width)
+            ahead, behind = ahead + loss[0] / threads, behind + loss[1] / threads
         return ahead, behind if is_training else 0.0
 
     return seconds

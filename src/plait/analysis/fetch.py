@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.analysis.growth import Growth, expanded
+from plait.analysis.growth import Batch, Growth, draw
 from plait.graph import Graph
 
 __all__ = ["Fetch", "drawn", "expected"]
@@ -23,6 +23,16 @@ _PRECISION = 0.0025  # of the rows of all parts: standard error over mean at whi
 
 
 @dataclass(frozen=True)
+class Asked:
+    """Neighbours that parts ask of each other in an epoch where each holds the edges of its own nodes."""
+
+    nodes: float = 0.0  # whose neighbours are asked for
+    edges: float = 0.0  # that come back
+    questions: float = 0.0  # one for every batch, hop and owner that is asked
+    hops: float = 0.0  # of batches that ask anybody
+
+
+@dataclass(frozen=True)
 class Fetch:
     """An epoch of mini-batches whose seeds are a part's own: steps of every part, and remote rows by part."""
 
@@ -31,6 +41,7 @@ class Fetch:
     sent: tuple[float, ...]  # of each part, by others
     rounds: float  # batches of any part that lack rows: each asks for them once
     is_drawn: bool
+    asked: Asked = Asked()
 
     @property
     def total(self) -> float:
@@ -61,8 +72,8 @@ def drawn(
             for cut in _cuts(own[p] if len(own[p]) else seeds, most, batch, rng):
                 drawing.draw(p, cut)
         drawing.end(most)
-    rows, sent, rounds = drawing.means()
-    return Fetch(steps, tuple(rows), tuple(sent), rounds * steps, True)
+    rows, sent, rounds, asked = drawing.means()
+    return Fetch(steps, tuple(rows), tuple(sent), rounds * steps, True, asked)
 
 
 class _Drawing:
@@ -74,6 +85,7 @@ class _Drawing:
         self.graph, self.part, self.parts, self.fanouts, self.rng = graph, part, parts, fanouts, rng
         self._rows: list[Floats] = []  # of each pass: remote rows by reader and owner, of one epoch
         self._rounds: list[float] = []  # of each pass: the share of batches that lack rows, summed over parts
+        self._asked: list[Floats] = []  # of each pass: the fields of `Asked`
         self._begin()
         self._read = 0
 
@@ -82,21 +94,26 @@ class _Drawing:
         self._seeds = np.zeros(self.parts)
         self._batches = np.zeros(self.parts)
         self._lacking = np.zeros(self.parts)
+        self._questions = np.zeros((self.parts, 4))
 
     def draw(self, p: int, cut: Ints) -> None:
         """One batch of a part's own seeds."""
-        reached, edges = expanded(self.graph, np.unique(cut), self.fanouts, self.rng)
-        owners = np.bincount(self.part[reached], minlength=self.parts).astype(float)
+        batch = draw(self.graph, np.unique(cut), self.fanouts, self.rng)
+        owner = self.part[batch.nodes]
+        owners = np.bincount(owner, minlength=self.parts).astype(float)
         owners[p] = 0.0
+        self._questions[p] += _questions(batch, owner, p)
         self._owners[p] += owners
         self._seeds[p] += len(cut)
         self._batches[p] += 1
         self._lacking[p] += owners.any()
-        self._read += edges
+        self._read += len(batch.source)
 
     def end(self, most: int) -> None:
         """The pass is over: an epoch has `most` seeds of every part."""
-        self._rows.append(self._owners * (most / np.maximum(1, self._seeds))[:, None])
+        share = (most / np.maximum(1, self._seeds))[:, None]
+        self._rows.append(self._owners * share)
+        self._asked.append((self._questions * share).sum(axis=0))
         self._rounds.append(float((self._lacking / np.maximum(1, self._batches)).sum()))
         self._begin()
 
@@ -113,10 +130,21 @@ class _Drawing:
     def _is_enough(self) -> bool:
         return self._read > _MOST_EDGES or len(self._rows) >= _MOST_PASSES
 
-    def means(self) -> tuple[Floats, Floats, float]:
-        """Rows of an epoch by reader and by owner, and the batches of a step that lack some."""
+    def means(self) -> tuple[Floats, Floats, float, Asked]:
+        """Rows of an epoch by reader and by owner, batches of a step that lack some, neighbours asked for."""
         rows = np.mean(self._rows, axis=0)
-        return rows.sum(axis=1), rows.sum(axis=0), float(np.mean(self._rounds))
+        asked = Asked(*map(float, np.mean(self._asked, axis=0)))
+        return rows.sum(axis=1), rows.sum(axis=0), float(np.mean(self._rounds)), asked
+
+
+def _questions(batch: Batch, owner: Ints, own: int) -> tuple[int, int, int, int]:
+    """What a batch of part `own` asks of others: nodes, edges, questions and hops, as `Asked` has them."""
+    is_remote = owner != own
+    ends = np.cumsum(batch.nodes_by_hop)[:-1]  # nodes of the last hop are not expanded
+    frontiers = np.split(owner[: ends[-1]], ends[:-1])
+    questions = [len(np.unique(frontier[frontier != own])) for frontier in frontiers]
+    nodes = int(is_remote[: ends[-1]].sum())
+    return nodes, int(is_remote[batch.target].sum()), sum(questions), sum(map(bool, questions))
 
 
 def _cuts(own: Ints, most: int, batch: int, rng: np.random.Generator) -> list[Ints]:
@@ -130,4 +158,15 @@ def expected(growth: Growth, seeds: float, parts: int, quality: float = 1.0) -> 
     steps = max(1, math.ceil(seeds / parts / max(1, growth.batch)))
     each = seeds / parts / max(1, growth.batch) * growth.nodes[-1] * (1.0 - 1.0 / parts) * min(1.0, quality)
     rounds = float(steps * parts) if parts > 1 else 0.0
-    return Fetch(steps, (each,) * parts, (each,) * parts, rounds, False)
+    return Fetch(
+        steps, (each,) * parts, (each,) * parts, rounds, False, _expected(growth, seeds, parts, quality)
+    )
+
+
+def _expected(growth: Growth, seeds: float, parts: int, quality: float) -> Asked:
+    """Of nodes beyond the seeds, which are a part's own, the share that others hold."""
+    remote = (1.0 - 1.0 / parts) * min(1.0, quality)
+    batches, hops = seeds / max(1, growth.batch), len(growth.edges) - 1
+    nodes = (growth.nodes[-2] - growth.nodes[0]) * remote if hops else 0.0
+    asking = batches * hops * (parts > 1)
+    return Asked(batches * nodes, batches * sum(growth.edges[1:]) * remote, asking * (parts - 1), asking)

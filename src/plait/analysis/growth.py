@@ -13,9 +13,16 @@ from plait.errors import InputError
 from plait.graph import Graph
 from plait.graph.partition import distinct
 
-__all__ = ["Growth", "estimate", "expanded", "grow", "measure"]
+__all__ = ["FANOUT", "Batch", "Growth", "draw", "estimate", "fanouts_of", "grow", "measure"]
 
 Ints = NDArray[np.int64]
+FANOUT = 10  # where none was asked for
+
+
+def fanouts_of(asked: Sequence[int | None] | None, layers: int) -> tuple[int | None, ...]:
+    """One fan-out for every layer: those asked for, the last of them again where they are too few."""
+    given = tuple(asked or (FANOUT,))
+    return given[:layers] + given[-1:] * (layers - len(given))
 
 
 @dataclass(frozen=True)
@@ -73,12 +80,41 @@ def measure(
     return Growth(size, tuple(map(float, nodes)), tuple(map(float, edges)), True)
 
 
-def expanded(
-    graph: Graph, seeds: Ints, fanouts: Sequence[int | None], rng: np.random.Generator
-) -> tuple[Ints, int]:
-    """The nodes within all hops of some seeds, ascending, in one draw, and how many edges were read."""
-    _, edges, seen = _expand(graph, seeds, fanouts, rng)
-    return np.flatnonzero(seen), sum(edges)
+@dataclass(frozen=True)
+class Batch:
+    """A drawn mini-batch: its nodes hop by hop, seeds first, and its edges by their places in that list."""
+
+    nodes: Ints
+    source: Ints
+    target: Ints
+    nodes_by_hop: tuple[int, ...]
+    edges_by_hop: tuple[int, ...]
+
+
+def draw(graph: Graph, seeds: Ints, fanouts: Sequence[int | None], rng: np.random.Generator) -> Batch:
+    """The neighbourhood of some seeds, in one draw."""
+    place = np.full(graph.num_nodes, -1, np.int64)
+    place[seeds] = np.arange(len(seeds))
+    hops, ends, frontier = [seeds], [], seeds
+    count = len(seeds)
+    for fanout in fanouts:
+        positions = np.sort(_positions(graph, frontier, fanout, rng))
+        source = graph.indices[positions].astype(np.int64)
+        target = np.searchsorted(graph.indptr, positions, side="right") - 1
+        new = distinct(source[place[source] < 0])
+        place[new] = count + np.arange(len(new))
+        count += len(new)
+        order = np.argsort(place[target], kind="stable")
+        ends.append((place[source[order]], place[target[order]]))
+        hops.append(new)
+        frontier = new
+    return Batch(
+        np.concatenate(hops),
+        np.concatenate([source for source, _ in ends]),
+        np.concatenate([target for _, target in ends]),
+        tuple(map(len, hops)),
+        tuple(len(source) for source, _ in ends),
+    )
 
 
 def _expand(

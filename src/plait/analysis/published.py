@@ -53,6 +53,16 @@ class Row:
     phi_depth: Formula | None = None
     is_equal: bool = True  # the executed form computes the same numbers, not an approximation of them
 
+    @property
+    def executed_by(self) -> str:
+        """What the executed count is one of: plait's programs, or why plait does not run the row's form."""
+        return _NOT_RUN.get((self.table, self.model), "plait's programs")
+
+    @property
+    def is_run(self) -> bool:
+        """Whether plait runs the model as the row has it, so that its executed count is one of a run."""
+        return (self.table, self.model) not in _NOT_RUN
+
     def kernels(self) -> dict[str, Bound]:
         """The four kernels of one layer of a local model (its Table 4 with this row's psi and phi)."""
         if self.psi_work is None or self.psi_depth is None or self.phi_work is None or self.phi_depth is None:
@@ -65,6 +75,23 @@ class Row:
             "vertex update": Bound(n * self.phi_work, self.phi_depth, nothing),
         }
 
+
+_NO_SOFTMAX = "not run: a sum weighted by dot products without a softmax, which no layer of PyG computes"
+_NOT_RUN: Mapping[tuple[str, str], str] = {
+    ("local", "Vanilla attention"): _NO_SOFTMAX,
+    ("global", "Dot product"): _NO_SOFTMAX,
+    ("local", "AGNN"): "not run: PyG's AGNNConv has no weight, the row has; counted with the layer's softmax",
+    ("local", "MoNet"): "not run: PyG's GMMConv takes its Gaussian of edge attributes, the row of h_j",
+    (
+        "local",
+        "G-GCN",
+    ): "not run: PyG's ResGatedGraphConv multiplies h_j by a weight inside the gate and adds "
+    "another of h_i, the row has one weight behind the sum",
+    ("local", "EdgeConv-5"): "not run: as a learned message PyG's EdgeConv multiplies on edges; counted with "
+    "the map split over the ends",
+    ("training", "FastGCN"): "not run: plait has no sampler of layers; counted from what would be drawn",
+    ("training", "GraphSAINT"): "not run: plait has no sampler of walks; counted from walks on the graph",
+}
 
 # Table 4, before psi, the sum and phi are known: W and D of each are symbols. The depth of Aggregate is
 # printed as D_plus log d, where the text gives log d for the whole tree: Row.kernels follows the text.

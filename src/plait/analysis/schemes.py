@@ -44,6 +44,7 @@ class Scheme:
             "steps": self.steps,
             "published": self.published,
             "formula": str(self.row.work),
+            "executed_by": self.row.executed_by,
             "note": self.note,
         }
 

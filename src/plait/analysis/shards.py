@@ -26,6 +26,11 @@ class Shards:
         return [_traffic(choices) for choices in self.layers]
 
     @property
+    def seconds(self) -> float:
+        """What ranks compute in one step, without waiting for rows: they meet after every layer."""
+        return sum(max(map(_computed, choices)) for choices in self.layers)
+
+    @property
     def exchanges(self) -> int:
         """Of one step: each waits for all ranks."""
         return sum(len(choices[0].bytes_each) for choices in self.layers)
@@ -51,3 +56,13 @@ def _busier(choice: Choice) -> float:
         return float(len(choice.bytes_each) * max(choice.bytes_each, default=0))
     steps = (step for step in choice.plan.steps if step.step.op in EXCHANGES)
     return float(sum(step.price.work.bytes_least for step in steps))
+
+
+def _computed(choice: Choice) -> float:
+    """Seconds of one rank in a layer; of exchanges what is done at this end."""
+    if choice.plan is None:
+        return choice.pass_seconds
+    return sum(
+        step.price.copy_seconds if step.step.op in EXCHANGES else step.price.seconds
+        for step in choice.plan.steps
+    )

@@ -24,6 +24,8 @@ __all__ = ["Cluster", "Strategy", "price", "stage_times"]
 _OPTIMISER = 4  # copies of the weights: themselves, gradients, two moments
 _NUMBER_BYTES = 8  # of a count that workers add up
 _ID_BYTES, _HEADER = 8, 3  # of a node's number on its way, and the numbers that say how many come
+_QUESTION_HEAD, _COUNT_BYTES = 4, 4  # numbers before the nodes of a question; of the count of a node's edges
+_ASKING = 5  # messages of a round of questions: that there is one, how long, the nodes, counts, edges
 _ROUND = 4  # messages of a round of fetching: that there is one, how many rows, which, the rows
 
 
@@ -102,7 +104,7 @@ def price(work: Workload, cluster: Cluster) -> list[Strategy]:
     if cluster.workers > 1:
         ways: tuple[Callable[[Workload, Cluster], Strategy | None], ...] = (
             _edge_cut, _vertex_cut, _features, _operator_features, _operator_structure, _ann, _hybrid,
-            _dependent,
+            _dependent, _parted,
         )  # fmt: skip
         made += [found for way in ways if (found := way(work, cluster)) is not None]
         made += [_independent(work, cluster)] if work.graphs >= cluster.workers else []
@@ -122,7 +124,7 @@ def _strategy(
     """A strategy whose workers agree on the weights once an epoch, unless `others` says what they do."""
     once = _agreed(work, cluster.workers) if others is None else others
     traffic = sum(per_layer, once)
-    compute += steps * (work.batch_seconds if is_batch else work.step_seconds)
+    compute += steps * (work.batch_seconds if is_batch else work.step_seconds + work.spread_seconds)
     compute *= cluster.sharing
     return Strategy(
         name=name,
@@ -168,6 +170,10 @@ def _dense_seconds(work: Workload) -> float:
     return sum(load.row_seconds for load in work.loads)
 
 
+def _after_seconds(work: Workload) -> float:
+    return sum(sum(load.after_seconds) for load in work.loads)
+
+
 # Graph-partition parallelism --------------------------------------------------------------------------------
 
 
@@ -190,6 +196,8 @@ def _edge_cut(work: Workload, cluster: Cluster) -> Strategy:
     compute = _graph_seconds(work) * share + _dense_seconds(work) * rows
     # a layer with passes of its own computes its halo's rows again
     compute += sum(sum(l.dense_seconds) for l in work.loads if l.takes_halo) * halo / max(1, work.nodes)
+    if planned is not None:
+        compute = planned.seconds + _after_seconds(work) * rows
     held = (
         work.held_bytes * rows + halo * sum(max(l.gathers, default=0) for l in work.loads) * work.float_bytes
     )
@@ -242,12 +250,13 @@ def _features(work: Workload, cluster: Cluster) -> Strategy:
     P, planned = cluster.workers, cluster.shards.get("features")
     per_layer = [_switch_traffic(work, P, load) for load in work.loads]
     switches = sum(2 * (bool(load.ahead) + bool(load.behind)) for load in work.loads)
+    compute = _narrow_seconds(work, P) + _dense_seconds(work) / P
     if planned is not None and planned.is_split:
         per_layer, switches = planned.traffic, planned.exchanges
+        compute = planned.seconds + _after_seconds(work) / P
     memory = work.graph_bytes + (work.feature_bytes + 2 * work.held_bytes) / P
     return _strategy(
-        work, cluster, "feature partition", "data: graph partition", per_layer,
-        _narrow_seconds(work, P) + _dense_seconds(work) / P, memory,
+        work, cluster, "feature partition", "data: graph partition", per_layer, compute, memory,
         switches, note="every worker holds the whole graph and some columns of every row",
     )  # fmt: skip
 
@@ -342,7 +351,7 @@ def _hybrid(work: Workload, cluster: Cluster) -> Strategy | None:
 
 
 def _dependent(work: Workload, cluster: Cluster) -> Strategy:
-    """Neighbours are sampled around seeds of one graph whose topology everybody holds; features travel."""
+    """Neighbours are sampled around seeds of one graph whose edges everybody holds; features travel."""
     P, growth, fetch, layers = cluster.workers, cluster.growth, cluster.fetch, len(work.loads)
     seconds = flops = held = 0.0
     # PyG's models take all nodes and edges of a batch through every layer
@@ -351,6 +360,10 @@ def _dependent(work: Workload, cluster: Cluster) -> Strategy:
         seconds += (sum(load.graph_seconds) + load.once_seconds) * edges + load.row_seconds * rows
         flops += load.flops * max(edges, rows)
         held += load.held_bytes * rows
+    seconds -= work.loss_seconds * rows
+    if work.planned_batch_seconds is not None:
+        seconds = work.planned_batch_seconds
+    seconds += work.loss_seconds * growth.nodes[0] / max(1, work.nodes)  # of the seeds alone
     drawing = sum(growth.edges) * work.sampled_edge_seconds + growth.nodes[-1] * work.looked_up_row_seconds
     # of a remote row its number goes out and its features come back; counts of both go before them
     columns = work.features * cluster.wire_bytes + _ID_BYTES
@@ -371,6 +384,35 @@ def _dependent(work: Workload, cluster: Cluster) -> Strategy:
         note=f"batches of {growth.batch}: {growth.nodes[-1]:,.0f} nodes each, edges x {inflation:.2f}, "
         f"{fetch.total / max(1, P * fetch.steps):,.0f} of them remote",
     )  # fmt: skip
+
+
+def _parted(work: Workload, cluster: Cluster) -> Strategy:
+    """The same with everybody holding the edges into its own nodes: owners draw the neighbours of theirs.
+
+    A question is its head and the numbers of nodes; the answer is how many edges each has, and their ends and
+    numbers. All ask in one series of rounds: those that ask at the same time share one, others do not.
+    """
+    P, found, fetch = cluster.workers, _dependent(work, cluster), cluster.fetch
+    asked, index = fetch.asked, work.index_bytes
+    head = asked.questions * _QUESTION_HEAD * _ID_BYTES
+    size = asked.nodes * (_ID_BYTES + _COUNT_BYTES) + asked.edges * 2 * index + head
+    rounds = asked.hops * (P + 1) / (2 * P)
+    counts = rounds * (P - 1) * _ID_BYTES * _HEADER
+    messages = _ASKING * asked.hops / P * (P - 1)
+    more = Traffic(size + counts * P, size / P + counts, messages)
+    traffic = found.traffic + more
+    return replace(
+        found,
+        name="mini-batch, topology partitioned",
+        traffic=traffic,
+        traffic_per_layer=(*found.traffic_per_layer[:-1], found.traffic_per_layer[-1] + more)
+        if found.traffic_per_layer
+        else (),
+        seconds_per_epoch=found.compute_seconds + cluster.network.seconds(traffic),
+        memory_per_worker=found.memory_per_worker - work.graph_bytes / 2 * (1 - 1 / P),
+        synchronisations=found.synchronisations + fetch.steps * _ASKING * max(0, len(work.loads) - 1),
+        note=f"{found.note}; neighbours of {asked.nodes / max(1, P * fetch.steps):,.0f} are asked for",
+    )
 
 
 def _independent(work: Workload, cluster: Cluster) -> Strategy:

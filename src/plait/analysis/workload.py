@@ -90,7 +90,10 @@ class Workload:
     sampled_edge_seconds: float = 0.0  # to draw one edge of a mini-batch
     looked_up_row_seconds: float = 0.0  # to bring the features of a node into a mini-batch
     step_seconds: float = 0.0  # of a step of training, whatever its size
+    spread_seconds: float = 0.0  # more of one over several workers
     batch_seconds: float = 0.0  # the same of a step on a mini-batch
+    loss_seconds: float = 0.0  # of all rows; a part of what follows the last layer
+    planned_batch_seconds: float | None = None  # of layers and what follows them, on a batch that was drawn
 
     @property
     def seconds(self) -> float:
@@ -125,7 +128,11 @@ class Workload:
     def widened(self, factor: float) -> Workload:
         loads = tuple(load.widened(factor) for load in self.loads)
         known = None if self.parameters is None else round(self.parameters * factor**2)
-        return replace(self, loads=loads, features=max(1, round(self.features * factor)), parameters=known)
+        batch = None if self.planned_batch_seconds is None else self.planned_batch_seconds * factor
+        return replace(
+            self, loads=loads, features=max(1, round(self.features * factor)), parameters=known,
+            planned_batch_seconds=batch,
+        )  # fmt: skip
 
 
 Seconds = tuple[float, float]

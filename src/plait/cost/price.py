@@ -75,6 +75,7 @@ class Price:
     kind: str = ""  # which correction of the machine profile applies, and what it is a function of
     features: tuple[float, ...] = ()
     uncorrected: float = 0.0
+    copy_seconds: float = 0.0  # the part of an exchange that is spent at this end, packing and unpacking
 
 
 class Pricer:
@@ -111,6 +112,11 @@ class Pricer:
             return self._chain(request)
         price = self._ops.get(request.op, self._stream)(request)
         return self._corrected(price, self._kind(request), request.cols)
+
+    def copy_seconds(self, numbers: float) -> float:
+        """To read so many numbers and write them elsewhere, in one call."""
+        moved = 2 * numbers * self.float_bytes
+        return self.machine.call_seconds + moved * self.slowdown / self.machine.stream_bytes_per_s
 
     def _view(self) -> Price:
         """A step that moves no data: some Python."""

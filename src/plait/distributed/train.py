@@ -17,8 +17,8 @@ from plait.distributed.checkpoint import Checkpoints, Position
 from plait.distributed.neighbor import NeighborLoader
 from plait.distributed.session import Session
 from plait.errors import InputError
-from plait.loader.layered import Layered, can_be_layered
 from plait.pyg.compile import compile as compile_model
+from plait.pyg.layered import Layered, can_be_layered
 
 __all__ = ["MODELS", "EpochReport", "Trainer", "make_model", "of_all", "together"]
 

@@ -16,7 +16,7 @@ from plait.ops.operation import Operation, Reverse, Setting, View, register
 from plait.ops.program import Step
 from plait.ops.work import Amount, Request, row_flops
 
-__all__ = ["EXCHANGES", "wire_numbers"]
+__all__ = ["EXCHANGES", "copied_numbers", "wire_numbers"]
 
 EXCHANGES = ("exchange", "receive", "to_columns", "to_rows")
 """Where the time of an exchange is spent; what was sent asynchronously is waited for in `receive`."""
@@ -33,9 +33,19 @@ def wire_numbers(step: Step, setting: Setting) -> tuple[int, int]:
     return (rows_in - rows) * cols_in, rows * (cols - cols_in)
 
 
+def copied_numbers(step: Step, setting: Setting) -> int:
+    """Numbers this rank picks, packs and puts in place for one such step."""
+    (rows, cols), (rows_in, cols_in) = setting.size(step.out), setting.size(step["x"])
+    if step.op == "exchange":  # a rank's own rows go along with the halo, or are added to
+        return int((setting.sizes["S"] + setting.sizes["N"]) * cols)
+    if step.op == "receive":
+        return int(setting.sizes["S"] * cols)
+    return rows_in * cols_in if step.op == "to_columns" else rows * cols
+
+
 def _request(step: Step, setting: Setting) -> Request:
-    """The busier direction: a link carries both at once."""
-    return Request(step.op, max(wire_numbers(step, setting)), 1)
+    """The busier direction: a link carries both at once; `inner` is what is copied at this end of it."""
+    return Request(step.op, max(wire_numbers(step, setting)), 1, copied_numbers(step, setting))
 
 
 def _flops(step: Step, view: View) -> Mapping[str, Amount]:

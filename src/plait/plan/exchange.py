@@ -73,6 +73,7 @@ class Choice:
     plan: LayerPlan | None
     bytes_each: tuple[int, ...]  # sent by this rank in each exchange of a step, in order
     bytes_once: int = 0
+    pass_seconds: float = 0.0  # of a layer's own passes, where its exchanges are no steps of a plan
 
 
 # Rewrites -------------------------------------------------------------------------------------------------
@@ -257,7 +258,10 @@ class _Pricer(Pricer):
         if not isinstance(request, Request) or request.op not in EXCHANGES:
             return super().price(request)
         size = float(request.rows * request.cols * self.float_bytes)
-        return Price(self.link.seconds(size), Work(0.0, size, size), "network", f"{size / 1e6:.3g} MB travel")
+        copied = self.copy_seconds(request.inner) if self.link.peers else 0.0
+        seconds = self.link.seconds(size) + copied
+        said = f"{size / 1e6:.3g} MB travel"
+        return Price(seconds, Work(0.0, size, size), "network", said, copy_seconds=copied)
 
 
 @dataclass(frozen=True)
@@ -405,7 +409,7 @@ def _with_overlap(plan: LayerPlan) -> LayerPlan:
             sent[priced.step.out] = k
         elif priced.step.op == "receive" and priced.step["x"] in sent:
             meanwhile = sum(s.price.seconds for s in steps[sent[priced.step["x"]] + 1 : k])
-            left = max(0.0, priced.price.seconds - meanwhile)
+            left = max(priced.price.copy_seconds, priced.price.seconds - meanwhile)
             steps[k] = replace(priced, price=replace(priced.price, seconds=left))
     saved = sum(
         before.price.seconds - after.price.seconds for before, after in zip(plan.steps, steps, strict=True)

@@ -146,12 +146,12 @@ def explain(
     return _analyze(compiled, session, call, mode) if analyze else plan_of(compiled, mode)
 
 
-def rehearse(model: nn.Module, session: Session, call: Call, mode: str) -> None:
-    """Calls the model's layers through a session, once, and leaves everything as it was."""
+def rehearse(model: nn.Module, session: Session, call: Call, mode: str) -> Any:
+    """What the model gives, its layers called through a session, once; everything is left as it was."""
     install()
     is_training = mode == "training"
     with _quietly(model, call, is_training), torch.set_grad_enabled(is_training):
-        call(view_of(model, session))
+        return call(view_of(model, session))
 
 
 def _given_call(args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None) -> Call | None:

@@ -1,22 +1,25 @@
 """What plait.shard would choose for every layer of a model, for all ranks of a division, in one process.
 
 The model is called once with the whole graph. Each layer is planned as every rank would plan it, with that
-rank's rows, halo and matrices, and the ranks agree as they do when they run (plan/exchange.py). Nothing is
-computed but layers with passes of their own: rows of the others are zeros, of which only widths matter.
+rank's rows, halo and matrices, and the ranks agree as they do when they run (plan/exchange.py). Layers with
+passes of their own are run on every rank's part, and planned by that. Of rows that leave a layer only the
+width matters: they are zeros.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from plait.cost.price import Pricer
 from plait.errors import InputError
 from plait.graph.division import Place, divide
 from plait.ir import Dense, Expr, leaves
+from plait.kernels import launch
 from plait.ops.work import size_of
 from plait.plan.exchange import Choice, Link, choices_of_ranks
 from plait.plan.search import Problem
@@ -24,6 +27,7 @@ from plait.pyg.call import Call
 from plait.pyg.compile import rehearse
 from plait.pyg.operators import Operator
 from plait.pyg.shard import OverRanks, Share, constants_of, halo_choice, refused
+from plait.runtime.machine import machine_in_use
 from plait.runtime.session import Session
 from plait.runtime.spread import RankConstants, problem_of, wanted
 
@@ -46,7 +50,8 @@ def foresee(
     share = Share(division.graph, data.edge_index, data.get("x"), weight, weight)
     plans = _Plans(link, tuple(splits))
     session = Session()
-    session.over_ranks = _Foreseen(share, division.places, plans)
+    edges = [torch.from_numpy(division.local_edges(rank)) for rank in range(division.size)]
+    session.over_ranks = _Foreseen(share, division.places, edges, plans, session)
     rehearse(model, session, call, mode)
     return {split: tuple(layers) for split, layers in plans.found.items()}
 
@@ -98,11 +103,18 @@ def _rows_of(given: Mapping[str, Tensor], expr: Expr, count: int) -> dict[str, T
 class _Foreseen(OverRanks):
     """Layers called with the rows of all nodes, planned for every rank."""
 
-    def __init__(self, share: Share, places: Sequence[Place], plans: _Plans) -> None:
+    def __init__(
+        self,
+        share: Share,
+        places: Sequence[Place],
+        local_edges: Sequence[Tensor],
+        plans: _Plans,
+        session: Session,
+    ) -> None:
         one: Any = places[0]
         runs: Any = plans
         super().__init__(share, one, runs)
-        self.places, self.plans = places, plans
+        self.places, self.local_edges, self.plans, self.session = places, local_edges, plans, session
         self._of_ranks: dict[Any, tuple[RankConstants, ...]] = {}
         self._has_halo = False
 
@@ -123,8 +135,31 @@ class _Foreseen(OverRanks):
         if self.is_constant(x):
             travelled = "before" if self._has_halo else "once"
             self._has_halo = True
+        del given["edge_index"]  # the whole graph's
         link = self.plans.link
-        choices = tuple(halo_choice(seat.name, x, travelled, place, link) for place in self.places)
-        self.plans.note(dict.fromkeys(self.plans.splits, choices))
-        out: Tensor = here((x, given.pop("edge_index")), given)
-        return out
+        choices = []
+        for place, local in zip(self.places, self.local_edges, strict=True):
+            choice = halo_choice(seat.name, x, travelled, place, link)
+            self.session.plans.clear()
+            out: Tensor = here((x[: place.columns.size], local), given)
+            seconds = sum(plan.seconds for plan in self.session.plans.values())
+            seconds += _copy_seconds(x, out, place, travelled)
+            choices.append(replace(choice, pass_seconds=seconds))
+        self.plans.note(dict.fromkeys(self.plans.splits, tuple(choices)))
+        width = int(out.shape[1])
+        zeros: Tensor = x.new_zeros((x.shape[0], width), requires_grad=out.requires_grad)
+        return zeros
+
+
+def _copy_seconds(x: Tensor, out: Tensor, place: Place, travelled: str) -> float:
+    """To put rows and halo together and to take them apart again, and their gradients."""
+    pricer = Pricer(machine_in_use(x.device), x.element_size(), launch.num_threads() if x.is_cpu else None)
+    rows, every = place.num_rows, int(place.columns.size)
+    seconds = 0.0
+    if travelled == "each":
+        seconds += pricer.copy_seconds(every * x.shape[1])
+        if x.requires_grad:
+            seconds += pricer.copy_seconds((rows + place.num_shared) * x.shape[1])
+    if out.requires_grad:  # the gradient of rows cut off is zeros
+        seconds += pricer.copy_seconds(every * out.shape[1])
+    return seconds

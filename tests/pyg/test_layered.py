@@ -11,8 +11,8 @@ from torch_geometric.nn import GAT, GCN, GIN, GraphSAGE
 import plait
 from plait.distributed.neighbor import joined
 from plait.graph import Graph
-from plait.loader.layered import Layered, can_be_layered
 from plait.loader.sampler import Sampler
+from plait.pyg.layered import Layered, can_be_layered
 from tests.loader.batches import small_data
 
 MODELS = {"sage": GraphSAGE, "gin": GIN, "gat": GAT}
