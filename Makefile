@@ -22,7 +22,7 @@ demo: $(VENV)/.installed
 	$(BIN)/plait demo
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # Sequences drawn anew each time, about 10 a second and process; failing draws are named and kept in .hypothesis.
 fuzz: $(VENV)/.installed

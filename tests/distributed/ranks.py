@@ -1,20 +1,17 @@
-"""What one rank does in the tests of two: `python -m tests.distributed.ranks SCENARIO FOLDER RANK SIZE`."""
+"""What one rank does in the tests of two (tests/distributed/test_neighbor.py)."""
 
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from torch_geometric.nn import GraphSAGE
 
 import plait
@@ -151,10 +148,10 @@ def loading(session: Session, rows: Any, folder: Path) -> None:
     np.save(folder / f"evaluated-{session.rank}.npy", seen)
 
 
-def everything(folder: Path, rank: int) -> None:
+def everything(rank: int, size: int, folder: Path) -> None:
     """All scenarios that end well, in one process: importing torch takes longest."""
     with distributed.init(folder / "parts", timeout_seconds=60) as session:
-        assert (session.rank, session.size) == (rank, 2)
+        assert (session.rank, session.size) == (rank, size)
         rows = every_row(session.parts)
         exchanging(session, rows)
         counted(session)
@@ -168,7 +165,7 @@ def everything(folder: Path, rank: int) -> None:
     too_large(folder / "large")
 
 
-def abandoned(folder: Path, rank: int) -> None:
+def abandoned(rank: int, size: int, folder: Path) -> None:
     """Rank 1 ends without a word; rank 0 is told, soon."""
     session = distributed.init(folder / "parts", timeout_seconds=20)
     begin = time.perf_counter()
@@ -180,12 +177,3 @@ def abandoned(folder: Path, rank: int) -> None:
     except ExchangeError as error:
         (folder / "told.txt").write_text(f"{time.perf_counter() - begin:.1f} {error}")
     os._exit(0)  # the default group has lost a member: destroying it would wait
-
-
-if __name__ == "__main__":
-    scenario, where, number, count = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    store = dist.FileStore(str(where / f"store-{scenario}"), count)
-    dist.init_process_group("gloo", store=store, rank=number, world_size=count, timeout=timedelta(seconds=60))
-    {"everything": everything, "abandoned": abandoned}[scenario](where, number)
-    dist.destroy_process_group()

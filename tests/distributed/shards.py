@@ -282,7 +282,9 @@ def start(scenario: Callable[..., None], size: int, folder: Path) -> list[Any]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.distributed.faults", "tests.distributed.topologies"])
+    context.set_forkserver_preload(
+        [f"tests.distributed.{name}" for name in ("faults", "ranks", "topologies")]
+    )
     ranks = [
         context.Process(target=_rank, args=(scenario, rank, size, folder, port), daemon=True)
         for rank in range(size)

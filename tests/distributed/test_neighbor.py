@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,9 +17,8 @@ from plait.distributed.parts import shares
 from plait.errors import ExchangeError, InputError
 from plait.graph import generate
 from plait.loader import Sampler
-from tests.distributed.ranks import BATCH, FANOUT, SEED, loader, losses
-
-ROOT = Path(__file__).parents[2]
+from tests.distributed.ranks import BATCH, FANOUT, SEED, abandoned, everything, loader, losses
+from tests.distributed.shards import run
 
 
 @pytest.fixture(scope="module")
@@ -43,33 +39,9 @@ def alone(folder: Path) -> Session:
     return init(folder / "parts")
 
 
-def start(scenario: str, folder: Path) -> list[str]:
-    """Runs two ranks; what each of them said, after both ended well."""
-    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tests.distributed.ranks", scenario, str(folder)]
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank), "2"],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        said = [rank.communicate(timeout=240)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert all(rank.returncode == 0 for rank in ranks), "\n".join(said)
-    return said
-
-
 @pytest.fixture(scope="module")
 def two(folder: Path) -> Path:
-    start("everything", folder)
+    run(everything, 2, folder)
     return folder
 
 
@@ -134,7 +106,7 @@ def test_every_node_is_evaluated_once(two: Path, alone: Session) -> None:
 @pytest.mark.processes
 @pytest.mark.slow
 def test_a_rank_that_ends_is_noticed(folder: Path) -> None:
-    start("abandoned", folder)
+    run(abandoned, 2, folder)
     seconds, said = (folder / "told.txt").read_text().split(" ", 1)
     assert float(seconds) < 25
     assert "rank 0: feature rows could not be exchanged" in said

@@ -391,7 +391,17 @@ def scripts(draw: Callable[[Any], Any], steps: int = 9) -> str:
     for _ in range(draw(st.integers(1, steps))):
         lines += [_filled(draw, draw(st.sampled_from(edits)), facts)]
         lines += [_filled(draw, draw(st.sampled_from(calls)), facts)]
-    return "\n".join(lines)
+    return _without_crashes("\n".join(lines))
+
+
+def _without_crashes(script: str) -> str:
+    """The script without what ends the process in PyG's own run, where there is no answer to compare with.
+
+    torch 2.13 crashed inside Tensor.register_hook of the output of a SuperGATConv that had been in float16.
+    """
+    if "SuperGATConv" in script and ".half()" in script:
+        return script.replace("hook = out.register_hook(lambda g: 2 * g); ", "")
+    return script
 
 
 def _filled(draw: Any, rule: Rule, facts: Facts) -> str:

@@ -13,7 +13,7 @@ from torch import nn
 
 from tests.fuzz import replay as worlds
 from tests.fuzz.replay import Difference, Tally, replay
-from tests.fuzz.scripts import LAYERS, RULES, Facts, scripts
+from tests.fuzz.scripts import LAYERS, RULES, Facts, _without_crashes, scripts
 
 SCRIPT = """
 model = Chain(GCNConv(4, 4), F.relu)
@@ -180,3 +180,12 @@ out = (lambda x: model(x, edge_index))(x.detach()[:-1])
 @pytest.mark.parametrize("script", [NAN_BEHIND_A_RELU, WRITTEN_UNDER_A_HOOK, EDGES_BEYOND_THE_ROWS])
 def test_what_is_no_difference(script: str) -> None:
     replay(script)
+
+
+def test_what_crashes_in_pyg_is_not_drawn() -> None:
+    line = "out = model(x); hook = out.register_hook(lambda g: 2 * g); backward(out)"
+    assert any("hook = out.register_hook(lambda g: 2 * g); " in rule.line for rule in RULES)
+    for layer, cast, is_kept in (("SuperGATConv", "half", False), ("SuperGATConv", "float", True),
+                                 ("GATConv", "half", True)):  # fmt: skip
+        script = f"model = {layer}(4, 4)\nmodel = model.{cast}()\n{line}"
+        assert ("register_hook" in _without_crashes(script)) == is_kept

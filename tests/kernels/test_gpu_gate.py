@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from plait.kernels.gate import reference
-from tests.graph.hag.graphs import ODD_GRAPHS
+from tests.kernels.interpreted import GRAPHS
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when kernels are defined
@@ -25,9 +25,9 @@ TINY = Tiles(short=2, most=3, columns=4, slots=2, ahead=1, warps=1)
 
 
 @pytest.mark.parametrize("kind", ["sigmoid", "relu"])
-@pytest.mark.parametrize("name", ODD_GRAPHS)
+@pytest.mark.parametrize("name", GRAPHS)
 def test_outputs_and_gradients_equal_the_reference(name: str, kind: str) -> None:
-    graph, rng, width = ODD_GRAPHS[name], np.random.default_rng(0), 5
+    graph, rng, width = GRAPHS[name], np.random.default_rng(0), 5
     near, grad, addend = (rng.standard_normal((graph.num_nodes, width)) for _ in range(3))
     far, value = (rng.standard_normal((graph.num_sources, width)) for _ in range(2))
     bias, worth = rng.standard_normal(width), value if kind == "sigmoid" else None

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from plait.kernels.gemm import reference
+from tests.kernels.interpreted import RUNS
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when kernels are defined
@@ -43,7 +44,7 @@ def test_products_and_gradients_of_groups(
     given, slope, weight = (torch.from_numpy(a).to(DEVICE) for a in (x, grad, w))
     pieces = rows_.pieces_of(gpu.ROWS)
     for expected, left, is_transposed in ((out, given, False), (to_x, slope, True)):
-        made, again = (
+        runs = [
             gpu.grouped(
                 rows_,
                 pieces,
@@ -53,13 +54,12 @@ def test_products_and_gradients_of_groups(
                 blocks,
                 is_transposed,
             )
-            for _ in range(2)
-        )
-        assert torch.equal(made, again)
-        np.testing.assert_allclose(made.cpu(), expected, rtol=1e-4, atol=1e-4)
+            for _ in range(RUNS)
+        ]
+        assert torch.equal(runs[0], runs[-1])
+        np.testing.assert_allclose(runs[0].cpu(), expected, rtol=1e-4, atol=1e-4)
     for chunk in (32, gpu.chunk_of(rows_, blocks, inner, width)):
-        made, again = (
-            gpu.grouped_weights(rows_, rows_.pieces_of(chunk), given, slope, blocks) for _ in range(2)
-        )
-        assert torch.equal(made, again)
-        np.testing.assert_allclose(made.cpu(), to_w, rtol=1e-4, atol=1e-3)
+        parts = rows_.pieces_of(chunk)
+        runs = [gpu.grouped_weights(rows_, parts, given, slope, blocks) for _ in range(RUNS)]
+        assert torch.equal(runs[0], runs[-1])
+        np.testing.assert_allclose(runs[0].cpu(), to_w, rtol=1e-4, atol=1e-3)

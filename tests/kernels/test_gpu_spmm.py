@@ -11,7 +11,8 @@ import torch
 
 from plait.graph import Graph
 from plait.kernels.spmm import reference
-from tests.graph.hag.graphs import ODD_GRAPHS, graph_of
+from tests.graph.hag.graphs import graph_of
+from tests.kernels.interpreted import GRAPHS
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when kernels are defined
@@ -47,9 +48,9 @@ def poisoned(rows: int, width: int, dtype: torch.dtype = torch.float64) -> torch
 
 
 @pytest.mark.parametrize("reduce", ["max", "min"])
-@pytest.mark.parametrize("name", ODD_GRAPHS)
+@pytest.mark.parametrize("name", GRAPHS)
 def test_extrema_and_their_gradient_equal_the_reference(name: str, reduce: str) -> None:
-    graph, width = ODD_GRAPHS[name], 5
+    graph, width = GRAPHS[name], 5
     x, grad = drawn(graph.num_sources, width, values=2), drawn(graph.num_nodes, width, seed=1)
     csr = (graph.indptr, graph.indices)
     best = reference.extremum(*csr, x, reduce)
