@@ -24,6 +24,9 @@ from plait.runtime.twice import differentiable
 
 __all__ = ["Given", "Sums", "Tape", "apply"]
 
+# the overload itself: finding it at every call takes longer than the operation on a small graph
+_relu_backward: Callable[[Tensor, Tensor, int], Tensor] = torch.ops.aten.threshold_backward.default
+
 
 class Sums(Protocol):
     """A matrix whose products with rows are numbers, not recorded by torch."""
@@ -208,7 +211,7 @@ class Tape:
         out = self._new(self._widths[x], self.wants[x], lambda r, matrix: torch.relu(r[x]))
 
         def back(r: Registers, g: Registers, matrix: Any) -> None:
-            _give(g, x, torch.ops.aten.threshold_backward(g[out], r[out], 0))
+            _give(g, x, _relu_backward(g[out], r[out], 0))
 
         return self._adjoint(out, back, (out,))
 
