@@ -230,6 +230,18 @@ def test_weights_that_keep_changing_are_not_planned_for() -> None:
     assert known.num_weights == 9
 
 
+def test_weights_that_come_once_may_come_with_two_graphs() -> None:
+    model = GCNConv(WIDTH, 4)
+    compiled: Any = plait.compile(model)
+    graphs, x = [graph(0), graph(1)], torch.randn(NODES, WIDTH)
+    for k in range(24):
+        weight = torch.rand(graphs[0].shape[1]) + 0.1
+        for edges in graphs[:: 1 if k % 2 else -1]:
+            torch.testing.assert_close(
+                compiled(x, edges, weight), model(x, edges, weight), rtol=1e-4, atol=1e-5
+            )
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_graphs_and_weights_that_come_go_change_and_come_back(seed: int) -> None:
     draw = torch.Generator().manual_seed(seed)

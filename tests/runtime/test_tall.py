@@ -13,7 +13,7 @@ from plait.runtime.tall import linear
 
 @pytest.fixture(autouse=True)
 def every_product_is_tall(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tall, "_TALL", 0)
+    monkeypatch.setattr(tall, "TALL", 0)
 
 
 @pytest.mark.parametrize(("inner", "width"), [(5, 3), (3, 5), (1, 1), (33, 8), (0, 2)])

@@ -137,9 +137,9 @@ def test_a_pass_runs_again_where_it_is_kept() -> None:
 
 def test_expressions_that_are_no_tape_are_refused() -> None:
     given = [Given("X", 5, False), Given("b", 5, True), Given("c", 5, True)]
-    biases = (Dense(name, 1, "K1", "learnable") for name in "bc")
+    two = total(S @ X, *(Dense(name, 1, "K1", "learnable") for name in "bc"))
     with pytest.raises(PlanError, match="more than one"):
-        Tape(total(S @ X, *biases), given, lambda values, matrix: values[0])
+        Tape(two, given, lambda values, matrix: values[0])
     with pytest.raises(PlanError, match="nothing is computed"):
         Tape(X, given[:1], lambda values, matrix: values[0])
     with pytest.raises(PlanError, match="W: is no input"):

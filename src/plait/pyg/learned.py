@@ -26,7 +26,7 @@ from plait.runtime.listed import program_of
 from plait.runtime.machine import machine_in_use
 from plait.runtime.session import Session
 
-__all__ = ["with_learned_weights"]
+__all__ = ["say_input", "with_learned_weights"]
 
 
 def with_learned_weights(
@@ -61,12 +61,17 @@ def with_learned_weights(
         return _learned(operator, edges, session.buffers, weight, given, dtype).value(forms[0]).to(x.dtype)
 
     def run() -> Tensor:
-        mode = "training" if torch.is_grad_enabled() else "inference"
-        if not _is_learned(session.plans.get(name), graph, mode):
-            session.plans[name] = _plan(name, graph, mode, weight.requires_grad)
+        say_input(session, name, graph, weight)
         return lowered.run(module, apply, x, root)
 
     return run
+
+
+def say_input(session: Session, name: str, graph: Graph, weight: Tensor) -> None:
+    """Note in the plan that a layer's edge_weight is an input."""
+    mode = "training" if torch.is_grad_enabled() else "inference"
+    if not _is_learned(session.plans.get(name), graph, mode):
+        session.plans[name] = _plan(name, graph, mode, weight.requires_grad)
 
 
 def _learned(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +21,7 @@ from plait.pyg.recall import EDGES_PLACE, WEIGHT_PLACE, Layer
 from plait.runtime.listed import Listed, program_of
 from plait.runtime.session import Session
 
-__all__ = ["Once", "once"]
+__all__ = ["Once", "once", "once_weighted"]
 
 # Edges times columns up to which the pass over the list, which no second thread shares, takes no longer than
 # sorting and a sum by rows: 120,000 edges and 32 columns are one and the other.
@@ -29,22 +31,39 @@ _PLAIN = (Tensor, nn.Parameter)
 _FLOATS = (torch.float32, torch.float64)
 
 
+@dataclass(frozen=True, slots=True)
+class _How:
+    """What a layer does on listed edges, found out once: a property or a hash at every call counts."""
+
+    lowered: Lowered
+    operator: int  # its number: layers with equal operators share a matrix
+    diagonals: frozenset[str] | None
+
+
+@functools.cache
+def _number(operator: Operator) -> int:
+    return next(_numbers)
+
+
+_numbers = itertools.count()
+
+
 @dataclass(slots=True)
 class Once:
     """A call on listed edges; `planned` gives what runs expressions that are not evaluated so."""
 
     known: Layer
-    lowered: Lowered
+    how: _How
     matrix: Listed
     planned: Callable[[], Apply]
 
     def __call__(self, module: Any, x: Tensor) -> Tensor:
         """The layer's output."""
-        return self.lowered.run(module, self._apply, x, None)
+        return self.how.lowered.run(module, self._apply, x, None)
 
     def _apply(self, forms: tuple[Expr, ...], inputs: Mapping[str, Tensor | None]) -> Tensor:
         program = program_of(forms)
-        if program is None or program.parts != self.lowered.operator.diagonals:
+        if program is None or program.parts != self.how.diagonals:
             self.known.may_be_listed = False
             return self.planned()(forms, inputs)
         return program.on_list(inputs, self.matrix)
@@ -60,10 +79,9 @@ def once(
     """
     if not known.may_be_listed or not session.lists_edges() or not _fits(x, edges, weight):
         return None
-    lowered = known.lowered.get(_CALLS[weight is not None])
-    if lowered is None:  # not planned yet
+    how = _how(known, module, weight is not None)
+    if how is None:
         return None
-    known.may_be_listed = _is_listed(lowered, module)
     count = x.shape[0]
     graph = (*key[EDGES_PLACE], count, count, False)
     if not known.may_be_listed or graph in session.edges or session.has_sparse_view(x):
@@ -71,12 +89,43 @@ def once(
     listing = session.listings.of(graph, edges, session.num_calls)
     if listing is None:
         return None
-    operator = lowered.operator
-    matrix = listing.matrix((operator, x.dtype, key[WEIGHT_PLACE]), lambda: _made(operator, edges, weight, x))
+    place = (how.operator, x.dtype, key[WEIGHT_PLACE])
+    matrix = listing.matrix(place, lambda: _made(how.lowered.operator, edges, weight, x))
     if matrix is None:
         return None
     session.say_listed()
-    return Once(known, lowered, matrix, planned)
+    return Once(known, how, matrix, planned)
+
+
+def once_weighted(
+    session: Session, known: Layer, module: Any, weight_key: tuple[Any, ...], x: Any, graph: Any,
+    edges: Tensor, weight: Tensor, planned: Callable[[], Apply],
+) -> Once | None:  # fmt: skip
+    """The call on listed edges, where the graph stays and its weights, which want no gradient, come once.
+
+    `graph` is what the session knows of the edges; the same weights may come with another one.
+    """
+    if not known.may_be_listed or type(edges) is not Tensor or not _fits(x, edges, weight):
+        return None
+    how = _how(known, module, True)
+    listing = session.listings.of(weight_key, weight, session.num_calls) if known.may_be_listed else None
+    if how is None or listing is None:
+        return None
+    place = (how.operator, id(graph))
+    matrix = listing.matrix(place, lambda: _made(how.lowered.operator, edges, weight.detach(), x), graph)
+    return None if matrix is None else Once(known, how, matrix, planned)
+
+
+def _how(known: Layer, module: Any, is_weighted: bool) -> _How | None:
+    """What the layer does on listed edges; None where it was not planned yet, or is none that does."""
+    how: _How | None = known.listed.get(is_weighted)
+    if how is None:
+        lowered = known.lowered.get(_CALLS[is_weighted])
+        if lowered is None:
+            return None
+        how = known.listed[is_weighted] = _How(lowered, _number(lowered.operator), lowered.operator.diagonals)
+        known.may_be_listed = _is_listed(lowered, module)
+    return how
 
 
 def _fits(x: Any, edges: Tensor, weight: Any) -> bool:

@@ -23,9 +23,9 @@ from plait.pyg.checkpoints import called, note_in_pyg, runs_again
 from plait.pyg.edges import read
 from plait.pyg.layers.base import RULES, Apply, bound_to_torch
 from plait.pyg.layers.fused import FUSED, Run, check_widths, layer_of
-from plait.pyg.learned import with_learned_weights
+from plait.pyg.learned import say_input, with_learned_weights
 from plait.pyg.lower import Call, Lowered, NotLowered, lower, not_as_written
-from plait.pyg.once import Once, once
+from plait.pyg.once import Once, once, once_weighted
 from plait.pyg.operators import Operator, propagate
 from plait.pyg.overwritten import copied, may_be_overwritten, ordinary
 from plait.pyg.recall import Layer, call_key, lie_with
@@ -380,6 +380,11 @@ def _lowered(
     if wants_weight and weight.is_cuda:
         return f"{kind}: edge_weight wants a gradient, which is planned on a CPU only so far"
     if wants_weight or _come_once(session, edges, lowered, kept, source):
+        once_run = (
+            None if wants_weight or is_bipartite else _weighted_once(seat, module, known, kept, x, edge_index)
+        )
+        if once_run is not None:
+            return once_run
         run = with_learned_weights(
             module, session, seat.name, lowered, edges, weight, source, root, kept.is_sparse
         )
@@ -409,6 +414,31 @@ def _come_once(session: Session, edges: Edges, lowered: Lowered, kept: Kept, x: 
     if (lowered.operator, kept.weight_key, x.dtype) in edges.constants or lowered.operator.diagonals is None:
         return False
     return session.listings.of(kept.weight_key, weight, session.num_calls) is not None
+
+
+def _weighted_once(
+    seat: Seat, module: Any, known: Layer | None, kept: Kept, x: Tensor, edge_index: Tensor
+) -> Run | None:
+    """The call on the edges as they are listed with weights that come once, where the layer allows it."""
+    session = active.seats.session  # type: ignore[union-attr]
+    edges, weight = kept.edges, kept.weight
+    if known is None:
+        return None
+
+    def planned() -> Apply:
+        operator = known.lowered[Call(is_weighted=True)].operator
+        constants = _constants(edges, operator, weight, kept.weight_key, x.dtype)
+        return functools.partial(expressions.apply, session, seat.name, edges, constants)
+
+    found = once_weighted(session, known, module, kept.weight_key, x, edges, edge_index, weight, planned)
+    if found is None:
+        return None
+
+    def run() -> Tensor:
+        say_input(session, seat.name, edges.graph, weight)
+        return found(module, x)
+
+    return run
 
 
 def _cache_of(module: Any) -> Any:

@@ -37,6 +37,7 @@ class Layer:
         self.token = next(_tokens)  # another one for every layer and every state of it
         self.lowered: dict[Any, Any] = {}  # what it computes, by what a call looks like
         self.may_be_listed = True  # on graphs that come once; see pyg/once.py
+        self.listed: dict[bool, Any] = {}  # what is known of that with and without edge weights
         parts = [*_parts(module)]
         self._parts = parts[1:]  # a record must not keep its layer alive
         self._types = [*map(type, parts)]
@@ -48,7 +49,9 @@ class Layer:
         everything = [*self._own, *(value for d in inside for value in d.values())]
         # hooks are kept in dictionaries that stay and fill; of the aggregation they are all that counts
         hooks = [d for part in _unread(module) for d in vars(part).values()]
-        self._sized = [*self._dicts, *(value for value in (*everything, *hooks) if isinstance(value, dict))]
+        sized = [*self._dicts, *(value for value in (*everything, *hooks) if isinstance(value, dict))]
+        self._empty = [d for d in sized if not d]  # most are, and to look whether any is not takes little
+        self._sized = [d for d in sized if d]
         self._sizes = [*map(len, self._sized)]
         # lists stay and are edited, as MixHopConv's powers
         edited = [value for value in everything if isinstance(value, EDITABLE)]
@@ -66,6 +69,7 @@ class Layer:
         own = vars(module)
         return (
             len(own) == len(self._own)
+            and not any(self._empty)
             and [*map(len, self._sized)] == self._sizes
             and all(map(operator.is_, self._own, own.values()))
             and all(map(operator.is_, self._values, self._inside()))

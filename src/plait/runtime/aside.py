@@ -105,13 +105,16 @@ class Aside:
         """Whether PyG runs a call that was never seen before, so that both can be timed."""
         if self.is_off or not isinstance(edges, torch.Tensor) or edges.dim() != 2:
             return False
+        decided = self._kinds.get(_kind(edges))
+        if decided is not None and decided.is_out is not None:
+            return False
         if threading.get_ident() != self._thread or not (edges.is_cpu or edges.is_cuda):
             return False
         if edges.is_cuda and torch.cuda.is_current_stream_capturing():
             return False
         known = _kind(edges)
         kind = self._kinds.setdefault(known, _Kind())
-        if kind.is_out is not None or self._comes_back((layer, id(edges), 0), edges):
+        if self._comes_back((layer, id(edges), 0), edges):
             return False
         if self._anchor is None:
             self._anchor = (layer, known)

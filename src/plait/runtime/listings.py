@@ -23,18 +23,26 @@ _MOST_CALLS = 2  # of the model on one graph: training on it and evaluating it a
 class Listing:
     """One graph as it was handed over, and the matrices of the operators on it."""
 
-    __slots__ = ("calls", "hold", "latest", "matrices")
+    __slots__ = ("calls", "hold", "kept", "latest", "matrices")
 
     def __init__(self, edges: Tensor, gone: list[Any], key: Any, call: int):
         self.hold = Hold(edges, gone, key)
         self.calls, self.latest = 1, call
         self.matrices: dict[Any, Listed | None] = {}
+        self.kept: list[Any] = []  # what keys name by identity
 
-    def matrix(self, key: Any, make: Callable[[], Listed | None]) -> Listed | None:
-        """The matrix of an operator, made when first asked for; None where the edges are not in range."""
-        if key not in self.matrices:
-            self.matrices[key] = make()
-        return self.matrices[key]
+    def matrix(self, key: Any, make: Callable[[], Listed | None], of: Any = None) -> Listed | None:
+        """The matrix of an operator, made when first asked for; None where the edges are not in range.
+
+        `of`: what the key names by identity, which is then kept as long as the matrix.
+        """
+        try:
+            return self.matrices[key]
+        except KeyError:
+            found = self.matrices[key] = make()
+            if of is not None:
+                self.kept.append(of)
+            return found
 
 
 class Listings:

@@ -12,17 +12,17 @@ from torch.nn import functional
 from plait.kernels import gemm as dense
 from plait.runtime.twice import added, differentiable
 
-__all__ = ["linear"]
+__all__ = ["TALL", "linear"]
 
 # Rows from which plait's kernels take less time than MKL's, the call from Python included (64 x 32 and
 # 32 x 8 on one and two threads: as long at 640 rows, 0.5 to 0.85 of it at 4,096).
-_TALL = 2048
+TALL = 2048
 _FLOATS = (torch.float32, torch.float64)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, addend: Tensor | None = None) -> Tensor:
     """x @ weight.T + bias + addend; the weight is [out, in], as PyG stores it, and so is its gradient."""
-    if x.shape[0] < _TALL or x.dtype not in _FLOATS or not x.is_cpu:
+    if x.shape[0] < TALL or x.dtype not in _FLOATS or not x.is_cpu:
         return _by_torch(x, weight, bias, addend)
     result: Tensor = _Linear.apply(x, weight, bias, addend)  # type: ignore[no-untyped-call]
     return result

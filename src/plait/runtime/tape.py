@@ -19,13 +19,13 @@ from plait.errors import PlanError
 from plait.ir import Add, Dense, Expr, Map, MatMul, Scalar, Scale, formula, sort
 from plait.kernels import gemm as dense
 from plait.runtime.identity import counts_writes
+from plait.runtime.tall import TALL
 from plait.runtime.twice import differentiable
 
 __all__ = ["Given", "Sums", "Tape", "apply"]
 
-# Rows from which plait's kernels take less time than MKL's, the call from Python included (64 x 32 and
-# 32 x 8 on one and two threads: as long at 640 rows, 0.5 to 0.85 of it at 4,096).
-TALL = 2048
+# the overload itself: finding it at every call takes longer than the operation on a small graph
+_relu_backward: Callable[[Tensor, Tensor, int], Tensor] = torch.ops.aten.threshold_backward.default
 
 
 class Sums(Protocol):
@@ -211,7 +211,7 @@ class Tape:
         out = self._new(self._widths[x], self.wants[x], lambda r, matrix: torch.relu(r[x]))
 
         def back(r: Registers, g: Registers, matrix: Any) -> None:
-            _give(g, x, torch.ops.aten.threshold_backward(g[out], r[out], 0))
+            _give(g, x, _relu_backward(g[out], r[out], 0))
 
         return self._adjoint(out, back, (out,))
 
