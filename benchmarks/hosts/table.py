@@ -95,7 +95,16 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
         "x DistDGL",
         "x none",
     ]
-    rows = [[*heads, *(name.replace("_", "-") for name in _COLUMNS), "MB in", "hits", "cpu s", f"accuracy after {_JUDGED}"]]
+    rows = [
+        [
+            *heads,
+            *(name.replace("_", "-") for name in _COLUMNS),
+            "MB in",
+            "hits",
+            "cpu s",
+            f"accuracy after {_JUDGED}",
+        ]
+    ]
     for key, row in sorted(found.items(), key=lambda item: _order(item[0])):
         graph, hosts, rate, hidden, arm = key[:5]
         ratios = []
