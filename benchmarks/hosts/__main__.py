@@ -1,4 +1,4 @@
-"""The bed: `python -m benchmarks.hosts prepare | run | show | bound | clean`, from the root of the project."""
+"""The bed: `python -m benchmarks.hosts prepare | run | show | bound | clean`, as root."""
 
 from __future__ import annotations
 
