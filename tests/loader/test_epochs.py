@@ -50,6 +50,13 @@ def test_a_batch_sampler_of_the_user_is_followed() -> None:
     assert [b.n_id[: b.batch_size].tolist() for b in loader] == [[4, 2], [9]]
 
 
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_torchs_own_batch_sampler_may_be_given(prefetch: int) -> None:
+    order = torch.utils.data.BatchSampler([7, 3, 5, 1, 9], 2, drop_last=True)
+    loader = NeighborLoader(small_data(), [2], batch_sampler=order, prefetch=prefetch)
+    assert [batch.input_id.tolist() for batch in loader] == [[7, 3], [5, 1]]
+
+
 def test_without_a_batch_size_every_input_is_a_batch() -> None:
     loader = NeighborLoader(small_data(), [2], torch.tensor([5, 8]), batch_size=None)
     assert [b.n_id[0].item() for b in loader] == [5, 8]
