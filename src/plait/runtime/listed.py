@@ -1,7 +1,8 @@
 """A layer on a graph that comes once: its expression evaluated on the edges as they are listed.
 
-Sorting the edges, planning and binding cost more than a short sum gains from them. Dense products are those
-of runtime/tall.py; the matrix times x and its transpose times a gradient are one pass over the list.
+Sorting the edges, planning and binding cost more than a short sum gains from them. A layer is one
+node of torch's graph (runtime/tape.py); the matrix times x and its transpose times a gradient are one pass
+over the list.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from plait.errors import PlanError
 from plait.ir import Add, Dense, Expr, Map, MatMul, Scalar, Scale, Sparse, children, formula, leaves, sort
 from plait.ir.build import propagation
 from plait.kernels.listed import Entries, listed_sum
 from plait.runtime.adjoint import mapped
-from plait.runtime.tall import linear
 from plait.runtime.tape import Given, Tape, apply
 from plait.runtime.twice import is_vmapped
 
@@ -115,7 +116,8 @@ class Program:
 
     def on_list(self, inputs: Mapping[str, Tensor | None], matrix: Listed) -> Tensor:
         """The value as one operation of torch's graph; inputs that are None are not read."""
-        values, key = [], []
+        values: list[Tensor] = []
+        key: list[tuple[str, torch.Size, bool, type[Tensor] | None]] = []
         weights, with_grad = self._weights, torch.is_grad_enabled()
         for name, value in inputs.items():
             if value is None:
@@ -298,8 +300,9 @@ def _stored(value: Tensor) -> Tensor | None:
     node: Any = value.grad_fn
     if node is None:
         base = value._base
-        is_turned = base is not None and value.shape == base.shape[::-1] and value.stride(1) != 1
-        return base if is_turned and value.data_ptr() == base.data_ptr() else None
+        if base is None or value.shape != base.shape[::-1] or value.stride(1) == 1:
+            return None
+        return base if value.data_ptr() == base.data_ptr() else None
     if type(node) is not _Turned:
         return None
     found: Tensor | None = getattr(node.next_functions[0][0], "variable", None)
@@ -328,6 +331,7 @@ def _multiplied(left: Tensor, right: Tensor | None, addend: Tensor | None = None
     # a weight comes as the transpose of what is stored: its gradient passes one node fewer this way
     stored = _stored(right)
     if stored is not None:
-        is_bias = addend is not None and addend.dim() == 1
-        return linear(left, stored, *((addend, None) if is_bias else (None, addend)))
+        if addend is None or addend.dim() == 1:
+            return functional.linear(left, stored, addend)
+        return functional.linear(left, stored) + addend
     return left @ right if addend is None else torch.addmm(addend, left, right)

@@ -155,7 +155,7 @@ def listed_sum(matrix: Entries, x: Tensor, identity: float = 0.0, bias: Tensor |
     bits, count, width = float_bits("x", x), addresses[3], x.shape[-1]
     at = cpu.SUM
     words = at.words()
-    words[_LIST] = addresses
+    words[_LIST] = addresses  # type: ignore[call-overload]  # any sequence of that length
     x = read_rows(words, at.x, "x", x, dtype, columns, width)
     bias = read_flat(words, at.bias, "bias", bias, dtype, width)
     out, own = torch.empty(rows, width, dtype=dtype), _number(identity, dtype)
