@@ -65,6 +65,14 @@ def test_one_rank_needs_no_others() -> None:
     over.close()
 
 
+def test_rows_are_gathered_where_a_rank_has_none() -> None:
+    _, over = sharded(MODELS["gcn"], graph(), 1)
+    over._peers.num_rows = 0  # all of them live elsewhere
+    assert over.gather(torch.zeros(0, 3, 2)).shape == (240, 3, 2)
+    assert over.gather(torch.zeros(0)).shape == (240,)
+    over.close()
+
+
 def test_the_plan_names_every_layer_and_what_lost() -> None:
     _, over = sharded(MODELS["gcn"], graph(), 1)
     text = str(over.plan)
