@@ -75,6 +75,14 @@ def test_half_an_environment_of_torchrun_is_refused_with_the_next_step(
         plait.shard(MODELS["gcn"](), graph())
 
 
+def test_rows_are_gathered_where_a_rank_has_none() -> None:
+    _, over = sharded(MODELS["gcn"], graph(), 1)
+    over._peers.num_rows = 0  # all of them live elsewhere
+    assert over.gather(torch.zeros(0, 3, 2)).shape == (240, 3, 2)
+    assert over.gather(torch.zeros(0)).shape == (240,)
+    over.close()
+
+
 def test_the_plan_names_every_layer_and_what_lost() -> None:
     _, over = sharded(MODELS["gcn"], graph(), 1)
     text = str(over.plan)

@@ -194,11 +194,10 @@ class Sharded(nn.Module):
 
     def gather(self, rows: Tensor) -> Tensor:
         """Rows of all nodes in the caller's order, on every rank: predictions, embeddings."""
-        flat = rows.detach().reshape(self._peers.num_rows, -1)
-        out = flat.new_zeros((self.num_nodes, flat.shape[1]))
+        out = rows.new_zeros((self.num_nodes, *rows.shape[1:]))  # a rank may have no rows
         begin = self._peers.begin
-        out[torch.from_numpy(self.division.nodes[begin : begin + self._peers.num_rows])] = flat
-        return self._peers.add(out).reshape(self.num_nodes, *rows.shape[1:])
+        out[torch.from_numpy(self.division.nodes[begin : begin + self._peers.num_rows])] = rows.detach()
+        return self._peers.add(out)
 
     def close(self) -> None:
         """Ends the process group if `shard` made it."""
