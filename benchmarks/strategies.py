@@ -2,8 +2,9 @@
 
     python benchmarks/strategies.py --data FOLDER --graphs cora,ego_twitter --models gcn,sage --ranks 2
 
-Processes talk over loopback, which is measured before every model; every process has one thread. A strategy's epoch is the
-median of some, the slowest process's. Bytes are those handed to torch.distributed for other processes.
+Processes talk over loopback, which is measured before every model; every process has one thread. A strategy's
+epoch is the median of some, the slowest process's. Bytes are those handed to torch.distributed for other
+processes.
 """
 
 from __future__ import annotations

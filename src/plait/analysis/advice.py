@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from plait.analysis.network import Network
@@ -146,8 +146,14 @@ def _workers(
 
 
 def _widths(best: Strategy, work: Workload, cluster: Cluster, memory: float) -> list[BreakEven]:
-    """The nearest factors on all widths where another form wins."""
-    found = []
+    """The nearest factors on all widths where another form wins.
+
+    Plans of ranks are those of one width: others are estimated, if estimates have the same winner here.
+    """
+    found: list[BreakEven] = []
+    cluster = replace(cluster, shards={})
+    if _winner(work, cluster, memory).name != best.name:
+        return found
     for factors in (tuple(1 / f for f in _WIDTHS), _WIDTHS):
         for factor in factors:
             winner = _winner(work.widened(factor), cluster, memory)
