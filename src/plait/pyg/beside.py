@@ -23,8 +23,7 @@ def beside(model: nn.Module, call: Call, mode: str) -> Beside:
     session = Session()
     noted = _Noted(session, call.num_nodes, mode == "training")
     session.over_ranks = noted.in_layer
-    with noted:
-        out = rehearse(model, session, call, mode)
+    out = rehearse(model, session, call, mode, noted)
     width = int(out.shape[1]) if isinstance(out, Tensor) and out.dim() == 2 else None
     return Beside(noted.found, width, tuple(noted.layers), noted.plan_seconds)
 
@@ -66,7 +65,12 @@ class _Noted(TorchFunctionMode):
             return False
         if not (torch.is_grad_enabled() if self.is_training else self._depth == 0):
             return False
-        return not out._is_view() and not (args and out is args[0]) and bool(_read(args))
+        return bool(_read(args)) and not any(_shares(out, arg) for arg in args if isinstance(arg, Tensor))
+
+
+def _shares(out: Tensor, given: Tensor) -> bool:
+    """Whether a result lies in the memory of an argument, and so was not written anew."""
+    return out.untyped_storage().data_ptr() == given.untyped_storage().data_ptr()
 
 
 def _read(args: tuple[Any, ...]) -> int:

@@ -8,7 +8,7 @@ import random
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from statistics import median
 from typing import Any, Literal, overload
@@ -146,11 +146,20 @@ def explain(
     return _analyze(compiled, session, call, mode) if analyze else plan_of(compiled, mode)
 
 
-def rehearse(model: nn.Module, session: Session, call: Call, mode: str) -> Any:
-    """What the model gives, its layers called through a session, once; everything is left as it was."""
+def rehearse(
+    model: nn.Module,
+    session: Session,
+    call: Call,
+    mode: str,
+    within: AbstractContextManager[Any] | None = None,
+) -> Any:
+    """What the model gives, its layers called through a session, once; everything is left as it was.
+
+    `within` surrounds the call alone.
+    """
     install()
     is_training = mode == "training"
-    with _quietly(model, call, is_training), torch.set_grad_enabled(is_training):
+    with _quietly(model, call, is_training), torch.set_grad_enabled(is_training), within or nullcontext():
         return call(view_of(model, session))
 
 
