@@ -10,7 +10,7 @@ import pytest
 
 from plait.cost.machine import default_profile
 from plait.cost.price import Pricer, uniform_matrix
-from plait.ops.work import Matrix, Request, Uniform
+from plait.ops.work import ChainRequest, Matrix, Request, Uniform
 from tests.plan.machines import random_machine
 
 MACHINES = [default_profile(), *(random_machine(np.random.default_rng(k)) for k in range(6))]
@@ -45,6 +45,19 @@ def test_a_dense_product_costs_more_with_more_rows_and_at_least_a_call(op: str) 
     prices = [pricer.price(Request(op, rows, 64, 64)).seconds for rows in (0, 1, 100, 10**4, 10**6)]
     assert rises(prices)
     assert prices[0] >= default_profile().call_seconds
+
+
+def test_weights_beyond_the_caches_are_left_to_the_library() -> None:
+    pricer = Pricer(default_profile())
+    assert pricer.price(Request("gemm", 1000, 64, 64)).backend == "plait"
+    assert pricer.price(Request("gemm", 1000, 4096, 4096)).backend == "torch"
+    apart = 2 * pricer.price(Request("gemm", 60, 4096, 4096)).seconds
+    wide, narrow = (
+        pricer.price(ChainRequest(60, width, None, False, ((width, width),) * 2, (), 3 * width)).seconds
+        for width in (4096, 64)
+    )
+    assert wide > apart
+    assert narrow < 2 * pricer.price(Request("gemm", 60, 64, 64)).seconds
 
 
 def test_work_of_a_dense_product_is_exact() -> None:

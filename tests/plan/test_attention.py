@@ -94,3 +94,14 @@ def test_weights_of_their_own_for_either_end_leave_one_way_to_score() -> None:
 
 def test_on_a_gpu_the_backward_pass_begins_with_the_targets_and_raw_rows_are_not_gathered() -> None:
     assert names(device="cuda") == {"gat targets first, lean", "gat folded targets first, lean"}
+
+
+def test_wide_weights_are_not_copied_for_the_scores_of_few_rows() -> None:
+    matrix = Matrix(60, 60, 260, True, Uniform(60), Uniform(60))
+    sizes = {"N": 60, "M": 60, "E": 260}
+    problem = Problem((), sizes, lambda expr: matrix, default_profile(), WRT)
+    layer = replace(Attention("gat", 64, 16, 4), is_single=True)
+    wide = replace(Attention("gat", 4096, 1024, 4), is_single=True)
+    assert choose(problem, ways(wide, WRT)).seconds < 1.0
+    assert base_of(choose(problem, ways(wide, WRT)).choice) == "gat"
+    assert base_of(choose(problem, ways(layer, WRT)).choice) == "gat folded"

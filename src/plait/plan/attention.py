@@ -75,11 +75,16 @@ def ways(layer: Attention, wrt: Sequence[str] | None) -> list[Way]:
     bases: dict[str, Callable[[Attention, str], Program]] = {layer.kind: _rows}
     if layer.kind == "gat":
         bases = {"gat": _gat, "gat folded": _gat_folded} if layer.is_single else {"gat folded": _gat_folded}
+    # [W, W a] is a copy of W; its gradient is split, and that of W a is carried to W and added
+    prepared = layer.inner * layer.columns * (2 if wrt is None else 7)
     found = [
-        Way(base + suffix, _text(base, suffix), write(layer, order), _because(layer, base, suffix))
+        Way(
+            base + suffix, _text(base, suffix), write(layer, order), _because(layer, base, suffix),
+            prepared if write is _gat_folded else 0,
+        )
         for base, write in bases.items()
         for suffix, order in _orders(layer, wrt).items()
-    ]
+    ]  # fmt: skip
     raw = {"gat": ("recompute", _gat_raw), "dot": ("dot recompute", _dot_raw)}.get(layer.kind)
     is_open = layer.can_recompute and layer.device == "cpu" and (layer.kind != "gat" or layer.is_single)
     if raw is None or not is_open:

@@ -39,6 +39,7 @@ class Way:
     text: str
     program: Program
     because: str = ""
+    prepared: int = 0  # numbers that making its weights from the layer's moves in each call, beside its steps
 
 
 @contextmanager
@@ -59,8 +60,15 @@ def survey_ways(problem: Problem, ways: Sequence[Way]) -> list[LayerPlan]:
         plan = _plan(problem, way)
         found = chained(plan, plan, problem, pricer) if problem.may_chain else None
         is_near = found is not None and found.seconds <= WITHIN_ERROR * plan.seconds
-        plans.append(replace(found, form="") if is_near and found is not None else plan)
+        best = replace(found, form="") if is_near and found is not None else plan
+        plans.append(replace(best, seconds=best.seconds + _preparing(problem, way)))
     return sorted(plans, key=lambda plan: plan.seconds)
+
+
+def _preparing(problem: Problem, way: Way) -> float:
+    """Seconds beside the steps; of weights that stay in a core's own cache they are lost in the call's."""
+    moved, machine = way.prepared * problem.float_bytes, problem.machine
+    return moved / machine.stream_bytes_per_s if moved > machine.l2_bytes else 0.0
 
 
 def _plan(problem: Problem, way: Way) -> LayerPlan:
