@@ -266,13 +266,9 @@ def main() -> None:
     for row in rows:
         print(line(row))
     if args.output:
-        args.output.write_text(
-            json.dumps(
-                {"sharing": said[0]["sharing"], "asked": asked, "rows": rows},
-                default=str,
-                indent=1,
-            )
-        )
+        asked = {key: value for key, value in asked.items() if key not in ("data", "output")}
+        record = {"sharing": said[0]["sharing"], "asked": asked, "rows": rows}
+        args.output.write_text(json.dumps(record, default=str, indent=1))
 
 
 if __name__ == "__main__":
