@@ -209,10 +209,22 @@ def _partitions(
     graph, most = statistics.graph, max(counts)
     if partition is not None:
         given = np.asarray(partition.cpu() if isinstance(partition, Tensor) else partition)
+        _check_parts(given, most, statistics.nodes)
         return {most: given}, "given"
     if graph is None or most == 1 or not graph.is_square or not has_metis() or not graph.num_edges:
         return {}, ""
     return {count: metis(graph, count) for count in counts if count > 1}, "METIS"
+
+
+def _check_parts(part: np.ndarray[Any, Any], count: int, nodes: int) -> None:
+    """InputError unless every node has a part from 0 on, below the number of workers."""
+    if part.shape != (nodes,) or part.dtype.kind not in "iu":
+        raise InputError(
+            f"partition: {part.dtype} of shape {part.shape}; give an integer for each of {nodes} nodes"
+        )
+    if part.size and not 0 <= part.min() <= part.max() < count:
+        worst = int(part.max() if part.min() >= 0 else part.min())
+        raise InputError(f"partition: part {worst} of {count}; number them from 0")
 
 
 def _parameters(model: nn.Module) -> int:

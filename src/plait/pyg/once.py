@@ -26,6 +26,7 @@ __all__ = ["Once", "once", "once_weighted"]
 # Edges times columns up to which the pass over the list, which no second thread shares, takes no longer than
 # sorting and a sum by rows: 120,000 edges and 32 columns are one and the other.
 _MOST_SUMMED = 1 << 22
+_PAIR_BYTES = 8  # of an entry's row and column
 _CALLS = {False: Call(), True: Call(is_weighted=True)}
 _PLAIN = (Tensor, nn.Parameter)
 _FLOATS = (torch.float32, torch.float64)
@@ -90,7 +91,7 @@ def once(
     if listing is None:
         return None
     place = (how.operator, x.dtype, key[WEIGHT_PLACE])
-    matrix = listing.matrix(place, lambda: _made(how.lowered.operator, edges, weight, x))
+    matrix = listing.matrix(place, lambda: _made(session, how.lowered.operator, edges, weight, x))
     if matrix is None:
         return None
     session.say_listed()
@@ -112,7 +113,8 @@ def once_weighted(
     if how is None or listing is None:
         return None
     place = (how.operator, id(graph))
-    matrix = listing.matrix(place, lambda: _made(how.lowered.operator, edges, weight.detach(), x), graph)
+    operator, values = how.lowered.operator, weight.detach()
+    matrix = listing.matrix(place, lambda: _made(session, operator, edges, values, x), graph)
     return None if matrix is None else Once(known, how, matrix, planned)
 
 
@@ -152,10 +154,16 @@ def _is_listed(lowered: Lowered, module: Any) -> bool:
     return is_known and not lowered.keeps_graph and module.flow == "source_to_target"
 
 
-def _made(operator: Operator, edges: Tensor, weight: Tensor | None, x: Tensor) -> Listed | None:
+def _made(
+    session: Session, operator: Operator, edges: Tensor, weight: Tensor | None, x: Tensor
+) -> Listed | None:
     """The operator's matrix on the edges; None where they are not in range, as the planned way will say."""
     count = x.shape[0]
     found = entries(
         edges.detach(), weight, (count, count), x, operator.loops, operator.fill, operator.normalise
     )
-    return None if found is None else Listed(found)
+    if found is None:
+        return None
+    size = x.element_size()
+    session.grow(edges.shape[1] * (_PAIR_BYTES + size) + count * size)
+    return Listed(found)

@@ -171,10 +171,11 @@ class Session:
         return kept + self.buffers.bytes_held
 
     def grow(self, more: int) -> None:
-        """Something of about so many bytes was kept; when that may be too much, it is counted and bounded."""
+        """Something of about so many bytes is kept; when that may be too much, all is counted and bounded."""
         self._bytes += more
         if self._bytes > self.cache_limit:
             self._shrink()
+            self._bytes = min(self._bytes + more, self.cache_limit)  # it may not have its place yet
 
     def _shrink(self) -> None:
         """Drop what was used least recently: whole graphs, then what belongs to the latest one."""
