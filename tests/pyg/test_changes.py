@@ -76,6 +76,18 @@ def test_a_plain_tensor_changed_inside_inference_mode_is_seen(layer: nn.Module) 
             edge_index[0, turn] = 2
 
 
+def test_what_is_detached_from_a_tensor_of_inference_mode_is_one_too(layer: nn.Module) -> None:
+    with torch.inference_mode():
+        made = drawn(1, NODES, WIDTH)
+    x, edge_index = made.detach(), drawn_edges(1)  # has a counter, which no write turns
+    model = plait.compile(layer, Data(x=x, edge_index=edge_index))
+    for _ in range(3):
+        model(x, edge_index).sum().backward()
+        with torch.inference_mode():
+            x.mul_(1.5)
+            same(model(x, edge_index), layer(x, edge_index))
+
+
 def test_weights_of_one_call_are_not_those_of_the_next(layer: nn.Module) -> None:
     x, edge_index, weight = drawn(1, NODES, WIDTH), drawn_edges(1), drawn(2, EDGES)
     model = plait.compile(layer)

@@ -69,8 +69,11 @@ def identity(tensor: Tensor, samples: int = _FEW_SAMPLES) -> tuple[Any, ...]:
 def counts_writes(tensor: Tensor) -> bool:
     """Whether torch counts the writes to a tensor: not if it was made under inference_mode.
 
-    `x.data = y` on such a tensor leaves one without a counter that no longer says it is an inference tensor.
+    `x.data = y` on such a tensor leaves one without a counter that no longer says it is an inference tensor;
+    `x.detach()` is one that has a counter nobody turns.
     """
+    if tensor.is_inference():
+        return False
     try:
         tensor._version  # noqa: B018  asking is all there is to it
     except RuntimeError:
