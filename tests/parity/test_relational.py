@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
+from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 from torch_geometric.nn import FastRGCNConv, RGCNConv
 
@@ -183,3 +184,10 @@ def test_frozen_weights_have_no_gradient_and_the_others_theirs(frozen: str) -> N
     module = drawn(RGCNConv(WIDTH, 8, R, num_bases=2), torch.float64)
     getattr(module, frozen).requires_grad_(False)
     agree(module, features(dtype=torch.float64), edges(), kinds(edges()), wants_grad=False, calls=2)
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_edges_may_come_as_an_edge_index_of_pyg(count: int) -> None:
+    layer, x, listed = RGCNConv(4, 4, 2), torch.randn(5, 4), torch.tensor([[0, 1, 2], [1, 2, 0]])
+    given, of_edges = EdgeIndex(listed[:, :count], sparse_size=(5, 5)), torch.zeros(count, dtype=torch.long)
+    torch.testing.assert_close(plait.compile(layer)(x, given, of_edges), layer(x, given, of_edges))

@@ -13,7 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
+from torch_geometric.data import Data
+from torch_geometric.nn import APPNP
 
+import plait
 from plait.errors import InputError
 from tests.runtime import sweep
 from tests.runtime.matrices import KINDS, Function, Pair, gradients, pair
@@ -279,3 +282,21 @@ def test_other_ways_in(name: str, kind: str, is_used: bool) -> None:
         ours, theirs = gradients(out, both.leaves), gradients(expected, both.plain_leaves)
         for mine, their in zip(ours, theirs, strict=True):
             torch.testing.assert_close(mine, their)
+
+
+def test_gradients_of_the_whole_may_be_differentiated_again() -> None:
+    """A hook on the layer's output reaches the whole matrix; its second derivatives had been 0, unsaid."""
+    edge_index, x = torch.randint(0, 5, (2, 9)), torch.randn(5, 4)
+    model = nn.ModuleDict({"conv": APPNP(2, 0.1)})
+    model.forward = lambda x, edge_index: model["conv"](x, edge_index[:, ::2])  # type: ignore[method-assign]
+    model["conv"].register_full_backward_pre_hook(lambda module, grads: tuple(2 * g for g in grads))
+    rows = torch.arange(5) % 2 == 1
+    compiled = plait.compile(model, Data(x=x, edge_index=edge_index), rows=rows, mode="training")
+
+    def curvature(called: Any) -> Tensor:
+        loss = lambda x: called(x, edge_index).tanh().sum()  # noqa: E731
+        return torch.autograd.functional.hvp(loss, x, torch.ones_like(x))[1]
+
+    expected = curvature(model)
+    assert expected.abs().max() > 0.1
+    torch.testing.assert_close(curvature(compiled), expected)

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch_geometric import EdgeIndex
 
 from plait.errors import GraphError, InputError
 from plait.graph import Graph
@@ -17,7 +18,7 @@ from plait.runtime.placed import PlacedGraph
 
 __all__ = [
     "Demand", "Given", "attach", "attach_starts", "carry", "from_edge_list", "is_attached", "is_placed",
-    "read", "starts_of",
+    "plain", "read", "starts_of",
 ]  # fmt: skip
 
 
@@ -89,7 +90,7 @@ class _Starts:
         """The graph of edge_index if it is what it was: no sort, and nothing is checked."""
         if num_nodes != self.indptr.numel() - 1 or self.identity != identity(edge_index)[1:]:
             return None
-        return cast(Graph, PlacedGraph.listed(edge_index.as_subclass(Tensor)[0], self.indptr))
+        return cast(Graph, PlacedGraph.listed(plain(edge_index)[0], self.indptr))
 
 
 def attach(edge_index: Tensor, source: Any, pointer: Any, num_nodes: int, demand: Demand) -> None:
@@ -208,23 +209,30 @@ def is_placed(edge_index: Tensor) -> bool:
     return edge_index.is_cuda
 
 
+def plain(edge_index: Tensor) -> Tensor:
+    """The numbers alone of PyG's EdgeIndex, whose own arithmetic knows few cases; all else as it is."""
+    if isinstance(edge_index, EdgeIndex):
+        return cast(Tensor, edge_index.as_tensor())
+    return edge_index.as_subclass(Tensor)
+
+
 def from_edge_list(edge_index: Tensor, num_nodes: int, num_sources: int, is_swapped: bool) -> Graph:
     """The graph of [sources, targets], where the edges are; is_swapped: the other way round."""
     if num_nodes == num_sources and not is_swapped:
         graph = _attached(edge_index, num_nodes)
         if graph is not None:
             return graph
-    plain = edge_index.as_subclass(Tensor)
-    if is_placed(plain):  # it has the part of a Graph's surface that planned layers use on a GPU
-        return cast(Graph, PlacedGraph.of(plain, num_nodes, num_sources, is_swapped))
-    source, target = plain.numpy()
+    pair = plain(edge_index)
+    if is_placed(pair):  # it has the part of a Graph's surface that planned layers use on a GPU
+        return cast(Graph, PlacedGraph.of(pair, num_nodes, num_sources, is_swapped))
+    source, target = pair.numpy()
     if is_swapped:
         source, target = target, source
     try:
         return Graph.from_edge_index(source, target, num_nodes, num_sources)
     except GraphError as error:  # it speaks of arrays and counts; the caller has edge_index and x
         raise GraphError(
-            f"edge_index: nodes {int(plain.min())} to {int(plain.max())} on {num_sources} source and "
+            f"edge_index: nodes {int(pair.min())} to {int(pair.max())} on {num_sources} source and "
             f"{num_nodes} target rows of x; check edge_index against x, or give x a row for every node"
         ) from error
 

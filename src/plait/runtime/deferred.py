@@ -82,7 +82,6 @@ class _Node(torch.autograd.Function):
         return _empty(source)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         source: Source = ctx.source
         with torch.enable_grad():
@@ -95,8 +94,9 @@ _node: Callable[..., Tensor] = super(torch.autograd.Function, _Node).apply
 
 
 def _gradients(made: Tensor, inputs: tuple[Tensor, ...], grad: Tensor) -> list[Tensor | None]:
-    """The gradient of each input."""
-    return [*torch.autograd.grad(made, inputs, grad, allow_unused=True)]
+    """The gradient of each input, to be differentiated again where torch is asked for that."""
+    is_again = torch.is_grad_enabled()
+    return [*torch.autograd.grad(made, inputs, grad, allow_unused=True, create_graph=is_again)]
 
 
 def _empty(source: Source) -> Tensor:

@@ -14,7 +14,7 @@ from plait.graph import Graph
 from plait.kernels.attention import padded
 from plait.plan.pieces import Dots, DotSoftmax, Leaky, Piece, Product, Softmax, Sums, ways
 from plait.pyg import active
-from plait.pyg.edges import from_edge_list, read
+from plait.pyg.edges import from_edge_list, plain, read
 from plait.pyg.layers.base import has_hooks
 from plait.pyg.layers.fused import csr_order, edges_of, not_plain, refused_edges, refused_features
 from plait.runtime.edges import Edges
@@ -93,7 +93,7 @@ def _edges_of_relations(
 
     def build() -> tuple[Graph, None]:
         is_known = (edge_type >= 0) & (edge_type < count)
-        pairs = edge_index.as_subclass(Tensor)[:, is_known] * count + edge_type[is_known]
+        pairs = plain(edge_index)[:, is_known] * count + edge_type[is_known]
         return from_edge_list(pairs, num_targets * count, num_sources * count, is_swapped), None
 
     session: Session = active.session()

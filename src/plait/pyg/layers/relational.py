@@ -16,7 +16,7 @@ from plait.graph import Graph
 from plait.plan.relational import RelationalLayer, ways
 from plait.plan.ways import Way
 from plait.pyg import active
-from plait.pyg.edges import from_edge_list, read
+from plait.pyg.edges import from_edge_list, plain, read
 from plait.pyg.layers.base import aggregation, is_parametrized
 from plait.pyg.layers.fused import Run, fused, refused_edges, refused_features
 from plait.runtime.cuda_relations import PlacedRelations
@@ -99,7 +99,7 @@ def _relations_of(
     given = read(edge_index, edge_type, num_targets, num_sources, is_swapped)
 
     def build() -> tuple[Graph, None]:
-        kind, ends = edge_type, edge_index.as_subclass(Tensor)
+        kind, ends = edge_type, plain(edge_index)
         is_known = (kind >= 0) & (kind < count)
         if bool(is_known.all()):
             shared = session.edges_for(given.key, given.owners, given.build).graph
