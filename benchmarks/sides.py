@@ -33,6 +33,7 @@ class Side:
     """One checkout's process: open a cell, then take samples of its step."""
 
     def __init__(self, checkout: Path, options: argparse.Namespace) -> None:
+        self._checkout = checkout
         words = [sys.executable, str(HERE), "--serve", "--threads", str(options.threads)]
         words += ["--data-dir", options.data_dir] if options.data_dir else []
         path = {**os.environ, "PYTHONPATH": str(checkout.resolve() / "src")}
@@ -49,7 +50,10 @@ class Side:
         assert process.stdout is not None
         process.stdin.write(json.dumps(question) + "\n")
         process.stdin.flush()
-        return json.loads(process.stdout.readline())
+        line = process.stdout.readline()
+        if not line:
+            raise SystemExit(f"the process of {self._checkout} ended; its own error is above")
+        return json.loads(line)
 
     def close(self) -> None:
         """End the process."""
@@ -168,8 +172,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--before", type=Path, help="the other checkout")
-    parser.add_argument("--layers", default=LAYERS)
-    parser.add_argument("--graphs", default=GRAPHS)
+    parser.add_argument("--layers", help="names, by commas", default=LAYERS)
+    parser.add_argument("--graphs", help="names or generators, by spaces", default=GRAPHS)
     parser.add_argument("--widths", default="64->64")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--processes", type=int, default=2, help="pairs of processes, one after the other")
