@@ -392,7 +392,8 @@ class Pricer:
             seconds = max(flops / rate, moved / self.machine.stream_bytes_per_s) + self.machine.call_seconds
             options.append((seconds, backend))
         seconds, backend = min(options)
-        reason = "tall blocks in registers" if backend == "plait" else "MKL is faster at this shape"
+        by_torch = "MKL is faster at this shape" if "plait" in tables else "torch's dense product"
+        reason = "tall blocks in registers" if backend == "plait" else by_torch
         return Price(seconds, work, backend, reason)
 
     def _gemms(self, request: Request) -> Price:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,6 +31,7 @@ from plait.runtime import relational as relational
 from plait.runtime.bind import Binding, bind
 from plait.runtime.buffers import Buffers
 from plait.runtime.chain import ChainOutline, Env, turned
+from plait.runtime.clock import clock_of
 from plait.runtime.constants import Constants
 from plait.runtime.evaluate import evaluate, gradients_depend_on
 from plait.runtime.identity import counts_writes
@@ -284,21 +284,14 @@ class Compiled:
                 env.pop(name, None)
 
     def _run_timed(self, env: Env, trace: list[tuple[str, Measured]]) -> None:
+        clock, sizes = clock_of(self.run_of.place, len(self.calls)), []
         for out, call, dead in self.calls:
-            wait = torch.cuda.synchronize if self.run_of.place.type == "cuda" else _nothing
-            wait()
-            started = time.perf_counter()
-            result = env[out] = call(env)
-            wait()
-            seconds = time.perf_counter() - started
-            size = result.nbytes if isinstance(result, torch.Tensor) else 0
-            trace.append((f"{self.run_of.plan.layer}\0{out}", Measured(seconds, size)))
+            result = env[out] = clock.time(call, env)
+            sizes.append(result.nbytes if isinstance(result, torch.Tensor) else 0)
             for name in dead:
                 env.pop(name, None)
-
-
-def _nothing() -> None:
-    """A CPU has done a step when its call returns."""
+        for (out, _, _), size, seconds in zip(self.calls, sizes, clock.seconds(), strict=True):
+            trace.append((f"{self.run_of.plan.layer}\0{out}", Measured(seconds, size)))
 
 
 def _owns(step: Step, program: Program, dead: tuple[str, ...]) -> str | None:
