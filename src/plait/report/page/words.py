@@ -153,7 +153,7 @@ def findings(
     told += _unsure(samples)
     if odd:
         told.append(
-            f"{_counted(odd, 'record was', 'records were')} left out: not of the form their kind promises."
+            f"{_counted(odd, 'record was', 'records were')} left out: they lack fields that their kind requires."
         )
     return told + [f"{remark[0].upper()}{remark[1:]}." for remark in run.remarks]
 
