@@ -64,9 +64,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"\n{_table(results, args.epochs)}")
     print(f"\n{_NEXT}")
     if busy.share is not None and busy.share > 0.1:
-        print(
-            f"\nother processes used {100 * busy.share:.0f}% of the processor: times would be shorter without them"
-        )
+        print(f"\nother processes used {100 * busy.share:.0f}% of the processor: times are too high")
     return 0
 
 

@@ -283,7 +283,7 @@ def _because(layer: Attention, base: str, suffix: str) -> str:
 def _reason(layer: Attention, base: str) -> str:
     if base == "dot recompute":
         wide = 2 * layer.columns
-        return f"raw rows of {layer.inner} columns are all heads' keys and values; projected ones would have {wide}"
+        return f"raw rows of {layer.inner} columns are all heads' keys and values; projected: {wide}"
     if base == "recompute":
         return f"raw rows of {layer.inner} columns serve all heads; projected ones have {layer.columns}"
     if base == "gat folded":

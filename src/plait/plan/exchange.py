@@ -313,7 +313,7 @@ def slowest(prices: Sequence[Mapping[str, float]]) -> dict[str, float]:
     common = [key for key in prices[0] if all(key in other for other in prices)]
     if not common:
         raise PlanError(
-            "the ranks have no plan in common; call the model the same way on all of them, with one version of plait"
+            "the ranks have no plan in common; call the model the same way on all, with one version of plait"
         )
     return {key: max(float(other[key]) for other in prices) for key in common}
 

@@ -80,7 +80,7 @@ def epoch_figure(analysis: Analysis) -> Figure | None:
         bars.append(_Bar(named(s) + mark, parts, seconds_text(s.seconds_per_epoch)))
     caption = (
         f"Predicted seconds of an epoch with {analysis.workers} workers, fastest first. Blue: arithmetic of "
-        "the most loaded worker. Orange: its time on the network, which nothing overlaps. A star: sampling or "
+        "the most loaded worker. Orange: its time on the network, which nothing overlaps. A star: sampled or "
         "stale rows, so not the numbers one worker computes."
     )
     return Figure(

@@ -228,7 +228,7 @@ class Report:
         if not found:
             return ""
         text = (
-            "Time against one size, everything else fixed; axes are logarithmic. A ring marks where the dense "
+            "Time against one size, everything else fixed; axes are logarithmic. A ring marks where dense "
             "and the fastest sparse way take equally long."
         )
         blocks = [tag("p", text)]
