@@ -21,7 +21,7 @@ def test_a_healthy_machine_is_told_so(capsys: pytest.CaptureFixture[str]) -> Non
         "thread pool",
         "machine profile",
         "extras",
-        "everything plait needs is here",
+        "everything plait needs is installed",
     ):
         assert part in out
     assert all(len(line) <= 100 for line in out.splitlines())

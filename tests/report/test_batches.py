@@ -20,7 +20,7 @@ def test_each_bar_is_a_line_and_a_missed_one_is_marked() -> None:
     kept, missed = (line for line in text.splitlines() if line.startswith("sampling"))
     assert kept.split()[-2:] == [">=", "2.5"]
     assert missed.split()[-4:] == ["140", "<=", "100", "missed"]
-    assert text.endswith("1 of 2 bars hold")
+    assert text.endswith("1 of 2 targets are met")
 
 
 def test_a_case_is_told_in_words_that_differ() -> None:

@@ -194,7 +194,7 @@ def _edge_cut(work: Workload, cluster: Cluster) -> Strategy:
     share, rows = _shares(cut, work)
     halo = max(cut.halo, default=0.0)
     compute = _graph_seconds(work) * share + _dense_seconds(work) * rows
-    # a layer with passes of its own computes its halo's rows again
+    # a layer that is not a matrix expression computes its halo's rows again
     compute += sum(sum(l.dense_seconds) for l in work.loads if l.takes_halo) * halo / max(1, work.nodes)
     if planned is not None:
         compute = planned.seconds + _after_seconds(work) * rows

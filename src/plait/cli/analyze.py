@@ -31,7 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--edges", type=int, metavar="N", help="... of edges, both directions counted")
     parser.add_argument("--degrees", metavar="KIND", help="powerlaw (default), poisson or regular")
     parser.add_argument("--max-degree", type=int, metavar="N", help="the largest degree, where it is known")
-    parser.add_argument("--halo", type=float, metavar="SHARE", help="remote rows over owned ones of a part")
+    parser.add_argument(
+        "--halo", type=float, metavar="SHARE", help="remote rows of a part divided by its own"
+    )
     parser.add_argument("--workers", default="4", metavar="N,...", help="numbers of workers (default 4)")
     parser.add_argument("--network", default="10gbit", metavar="NAME", help="10gbit, 100gbit,5us, 2GB/s, ...")
     parser.add_argument("--memory", default="16GB", metavar="BYTES", help="of one worker (default 16GB)")

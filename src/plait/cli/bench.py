@@ -36,12 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     layers.add_argument("--widths", nargs="+", metavar="IN:OUT", help="default 64:64 256:32 32:256")
     layers.add_argument("--modes", nargs="+", metavar="MODE", help="inference training")
     layers.add_argument("--repeats", type=int, help="samples per peer instead of as many as needed")
-    layers.add_argument("--warmup", type=int, default=3, help="calls before the clock starts (default 3)")
+    layers.add_argument("--warmup", type=int, default=3, help="untimed calls first (default 3)")
     layers.add_argument(
         "--budget", type=float, default=5.0, metavar="SECONDS", help="time per cell after warm-up (default 5)"
     )
     layers.add_argument(
-        "--predict", action="store_true", help="no peers: the price of every step beside its time"
+        "--predict", action="store_true", help="no peers: the price of every step next to its time"
     )
     _add_device(layers)
     layers.set_defaults(measure=_layers)
@@ -123,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
             "bench: name a kind: plait bench ops, layers, models, plans, loops, batches or compare"
         )
     if args.resume and args.output is None:
-        raise InputError("--resume: give --output FILE, the records to go on from")
+        raise InputError("--resume: give --output FILE, the records to continue from")
     use_threads(args.num_threads)
     return int(args.measure(args))
 

@@ -43,10 +43,10 @@ def add_ops(parser: argparse.ArgumentParser) -> None:
     """The arguments of plait bench ops."""
     what = parser.add_argument_group("what to run")
     what.add_argument("--suite", metavar="NAME", help="quick paper calibrate full (default quick)")
-    what.add_argument("--op", nargs="+", metavar="NAME", help="these operations alone, at the sizes below")
+    what.add_argument("--op", nargs="+", metavar="NAME", help="only these operations, at the sizes below")
     what.add_argument("--variants", nargs="+", metavar="NAME", help="only these implementations")
     what.add_argument("--device", default="cpu", help="cpu or cuda (default cpu)")
-    what.add_argument("--list", action="store_true", help="name the operations and their variants, and leave")
+    what.add_argument("--list", action="store_true", help="list the operations and their variants, and exit")
     sizes = parser.add_argument_group("sizes of --op (defaults differ by operation)")
     for name in (*_SIZES, *_SHARES, *_NAMES):
         kind: Any = _count if name in _SIZES else _number if name in _SHARES else str
@@ -57,15 +57,15 @@ def add_ops(parser: argparse.ArgumentParser) -> None:
         "--budget",
         type=float,
         metavar="SECONDS",
-        help="clock time per group of implementations timed together, after warm-up",
+        help="time per group of implementations timed together, after warm-up",
     )
     how.add_argument("--repeats", type=int, help="samples per variant instead of as many as needed")
-    how.add_argument("--warmup", type=int, default=2, help="calls before the clock starts (default 2)")
+    how.add_argument("--warmup", type=int, default=2, help="untimed calls first (default 2)")
     how.add_argument(
         "--clock", metavar="NAME", default="wall",
-        help="wall, or processor: the seconds of one thread alone, for a machine that is not quiet",
+        help="wall, or processor: processor time of one thread, for a machine that is not quiet",
     )  # fmt: skip
-    how.add_argument("--cold", action="store_true", help="flush the last cache before every sample")
+    how.add_argument("--cold", action="store_true", help="flush the last-level cache before every sample")
     how.add_argument("--no-memory", action="store_true", help="leave out the peak memory of each variant")
     how.add_argument("--num-threads", type=int, metavar="N", help="threads of torch and plait")
     out = parser.add_argument_group("results")

@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     train = _train(loaded, args.train)
     trace = remote_trace(graph, fanout, args.batch, part, rank=args.rank, train=train, epochs=args.epochs)
     if trace.is_cut:
-        print("note: the trace was cut; it stands for the whole", file=sys.stderr)
+        print("note: the trace was cut short; it represents the whole", file=sys.stderr)
     width = _width(loaded) if args.width is None else args.width
     mine = train[part[train] == args.rank]
     remote = part != args.rank

@@ -21,7 +21,7 @@ __all__ = ["add_arguments", "run"]
 
 _NEXT = """Where to look next:
   plait explain --model gat --data sbm       the plan of another model; --data FILE.npz for your own graph
-  plait explain ... --analyze                the measured time of every step beside its prediction
+  plait explain ... --analyze                the measured time of every step next to its prediction
   plait calibrate                            prices for this machine instead of the built-in ones
   examples/                                  six models beside their PyG originals
   docs/coverage.md, docs/planning.md         what is planned, and how"""
@@ -64,9 +64,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"\n{_table(results, args.epochs)}")
     print(f"\n{_NEXT}")
     if busy.share is not None and busy.share > 0.1:
-        print(
-            f"\nother processes used {100 * busy.share:.0f}% of the processor: times would be better without"
-        )
+        print(f"\nother processes used {100 * busy.share:.0f}% of the processor: times are too high")
     return 0
 
 

@@ -46,7 +46,10 @@ def run(args: argparse.Namespace) -> int:
             troubles.append(f"{part}: {text}")
     print(used)
     print(_optional_table())
-    print("\n" + ("everything plait needs is here" if not troubles else "needs care\n" + "\n".join(troubles)))
+    print(
+        "\n"
+        + ("everything plait needs is installed" if not troubles else "needs care\n" + "\n".join(troubles))
+    )
     return 1 if troubles else 0
 
 
@@ -111,7 +114,7 @@ def _kept_kernels() -> str:
 
     trouble = distrust(kernel_folder())
     if trouble is not None:
-        raise PlaitError(f"compiled anew by every process: {trouble}")
+        raise PlaitError(f"compiled again by every process: {trouble}")
     return str(kernel_folder())
 
 

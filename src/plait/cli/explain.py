@@ -24,7 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data-dir", metavar="FOLDER", help="where the graph files are")
     parser.add_argument("--mode", choices=("training", "inference"), default="training")
     parser.add_argument("--memory-limit", metavar="BYTES", help="of the whole model, such as 8GB or 512MiB")
-    parser.add_argument("--analyze", action="store_true", help="run it and put the measured time beside")
+    parser.add_argument(
+        "--analyze", action="store_true", help="run it and show measured times next to predicted ones"
+    )
     parser.add_argument(
         "--verbose", action="store_true", help="formulas, kernels and every rejected plan with its price"
     )

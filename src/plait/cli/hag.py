@@ -25,12 +25,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument(
         "--all", metavar="FOLDER", help="every graph of a folder: is the planner's choice ever below CSR?"
     )
-    which.add_argument("--train", metavar="FILE", help="train models on a union of graphs, beside the peers")
+    which.add_argument(
+        "--train", metavar="FILE", help="train models on a union of graphs and compare with the peers"
+    )
     parser.add_argument(
         "--layers", default=None, metavar="NAME,...", help="of --all (gcn,gin,sage-max) and --train (gcn,gin)"
     )
     parser.add_argument(
-        "--output", metavar="FILE", help="where --all, --train and --device cuda add their JSON lines"
+        "--output", metavar="FILE", help="append the JSON lines of --all, --train and --device cuda here"
     )
     parser.add_argument(
         "--device", choices=("cpu", "cuda"), default="cpu", help="where --data is timed (cpu)"
@@ -97,7 +99,7 @@ def _twins(graph: Graph) -> str:
     started = time.perf_counter()
     twins = closed_twins(graph)
     if twins is None:
-        return "twins: none are looked for in a directed graph\n"
+        return "twins: not searched for, the graph is directed\n"
     left = twins.between(graph).num_edges
     return (
         f"twins: {graph.num_nodes:,} nodes are {twins.num_classes:,} classes, {graph.num_edges:,} edges "
@@ -160,7 +162,7 @@ def _capacity(text: str | None) -> float | None:
         return int(text) if text.lstrip("+-").isdigit() else float(text)
     except ValueError:
         raise InputError(
-            f"--capacity: {text!r} is no number; give a count, or a share of the nodes such as 0.25"
+            f"--capacity: {text!r} is not a number; give a count, or a share of the nodes such as 0.25"
         ) from None
 
 

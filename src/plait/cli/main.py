@@ -19,15 +19,15 @@ __all__ = ["build_parser", "main"]
 COMMANDS = {
     "demo": ("plait.cli.demo", "train four models with PyG and with plait on a built-in graph"),
     "explain": ("plait.cli.explain", "print the plan of a model on a graph"),
-    "analyze": ("plait.cli.analyze", "count work and depth, and price every form of parallelism"),
+    "analyze": ("plait.cli.analyze", "count work and depth, and price every parallelisation strategy"),
     "bench": ("plait.cli.bench", "compare plait with its peers, layer by layer or as whole models"),
     "report": ("plait.cli.report", "draw records and plans as one HTML page"),
     "calibrate": ("plait.cli.calibrate", "measure this machine, so that plans are priced for it"),
     "hag": ("plait.cli.hag", "count and time what summing shared neighbours once would save on a graph"),
-    "cache": ("plait.cli.cache", "say whether caching remote features would pay, which rule and what size"),
+    "cache": ("plait.cli.cache", "advise whether to cache remote features, with which policy and size"),
     "partition": ("plait.cli.partition", "divide a graph into parts that several machines train on"),
     "train": ("plait.cli.train", "train on the parts of a graph, in one process or several under torchrun"),
-    "doctor": ("plait.cli.doctor", "say what is installed, what is used and what is missing"),
+    "doctor": ("plait.cli.doctor", "show what is installed, what is used and what is missing"),
 }
 
 
@@ -71,7 +71,7 @@ def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         prog="plait",
         description="A query planner for graph neural networks: the same PyG model and results, faster.",
     )
-    parser.add_argument("--version", action="store_true", help="print the version and leave")
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
     parser.set_defaults(run=lambda args: _bare(parser, args))
     commands = parser.add_subparsers(metavar="COMMAND", title="commands")
     named = next((word for word in arguments if not word.startswith("-")), None)

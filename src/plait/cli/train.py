@@ -53,13 +53,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="(default 0)")
     parser.add_argument("--no-compile", action="store_true", help="run the layers in PyG")
     parser.add_argument("--num-threads", type=int, metavar="N", help="torch's threads, per process")
-    parser.add_argument("--interface", metavar="NAME", help="the network interface ranks talk over")
+    parser.add_argument("--interface", metavar="NAME", help="the network interface that ranks use")
     parser.add_argument(
         "--timeout", type=float, default=300.0, metavar="S", help="seconds a rank waits for others"
     )
-    parser.add_argument("--verify", action="store_true", help="compare all files with their checksums first")
+    parser.add_argument("--verify", action="store_true", help="verify the checksums of all files first")
     parser.add_argument(
-        "--checkpoint", metavar="FOLDER", help="keep checkpoints here, and go on from the newest one there"
+        "--checkpoint", metavar="FOLDER", help="keep checkpoints here, and continue from the newest one"
     )
     parser.add_argument("--every", type=int, metavar="N", help="a checkpoint every N steps (default 100)")
     parser.add_argument("--every-minutes", type=float, metavar="M", help="... or every M minutes")
@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what every thread did and when, for chrome://tracing; one per rank",
     )
     parser.add_argument(
-        "--network", metavar="NAME", help="10gbit, 1gbit,50us, ...: print what the analysis predicts beside"
+        "--network", metavar="NAME", help="10gbit, 1gbit,50us, ...: also print what the analysis predicts"
     )
 
 

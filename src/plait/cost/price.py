@@ -254,7 +254,7 @@ class Pricer:
         summed = matrix.columns * request.cols * size / m.stream_bytes_per_s * self.slowdown
         product = self._sparse_seconds(request, matrix, request.cols)
         work = self._sparse_work(request, matrix)
-        return Price(product + turned + summed, work, "plait", "non-zeros of the features alone")
+        return Price(product + turned + summed, work, "plait", "only the non-zeros of the features")
 
     def _ties(self, request: Request) -> Price:
         """The gradient of max and min: like a product that reads two rows an edge."""
@@ -285,7 +285,7 @@ class Pricer:
             return self._pass(replace(request, cols=request.inner))
         rows = (request.rows, request.cols) if matrix is None else (matrix.edges, request.inner)
         streamed = self._stream(Request(request.op, *rows, parts=request.parts))
-        return replace(streamed, backend="plait", because="rows of edges lie in order")
+        return replace(streamed, backend="plait", because="rows per edge are read in order")
 
     def _blocks(self, request: Request) -> Price:
         """Rows of edges made in blocks: their products, and what streams beside them."""
@@ -370,7 +370,7 @@ class Pricer:
         work = _total(Work(0.0, 0.0, 0.0), parts)
         each = _LENGTHS[f"{request.op} {request.kind}".rstrip()]
         seconds = sum(part.seconds for part in parts) + request.calls * each
-        return Price(seconds, work, "torch", "one length after the other")
+        return Price(seconds, work, "torch", "one list length after another")
 
     # Dense products ---------------------------------------------------------------------------
 

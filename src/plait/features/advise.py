@@ -164,7 +164,9 @@ def _choose(none: Point, points: Sequence[Point], compute_seconds: float) -> tup
     best = min(p.epoch_seconds for p in usable)
     if none.epoch_seconds <= best * _TOLERANCE:
         hidden = (
-            "fetching hides behind the computation" if none.stall_seconds == 0 else "no cache fetches less"
+            "fetching is hidden behind the computation"
+            if none.stall_seconds == 0
+            else "no cache fetches less"
         )
         return (
             None,
@@ -174,7 +176,7 @@ def _choose(none: Point, points: Sequence[Point], compute_seconds: float) -> tup
     chosen = min(good, key=lambda p: (p.capacity, p.remote_rows))
     saved = 1 - chosen.epoch_seconds / none.epoch_seconds
     return chosen, (
-        f"{chosen.share:.0%} of the rows asked for, hit rate {chosen.hit_rate:.0%}, epoch "
+        f"{chosen.share:.0%} of the requested rows, hit rate {chosen.hit_rate:.0%}, epoch "
         f"{none.epoch_seconds:.3g} -> {chosen.epoch_seconds:.3g} s ({saved:.0%} less), "
         f"stall {chosen.stall_seconds:.3g} s"
     )
@@ -201,7 +203,7 @@ def _check(
             f"compute_seconds={compute_seconds}, sample_seconds={sample_seconds}: give seconds, 0 or more"
         )
     if not shares or not all(0 < share <= 1 for share in shares):
-        raise InputError(f"shares={list(shares)}: give shares of the rows asked for, above 0 and up to 1")
+        raise InputError(f"shares={list(shares)}: give shares of the requested rows, above 0 and up to 1")
     unknown = [name for name in policies if name not in POLICIES or name in ("none", "auto")]
     if unknown:
         raise InputError(

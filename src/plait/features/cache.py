@@ -488,7 +488,7 @@ def _check_alike(rows: Array, others: Array) -> None:
     if rows.shape[1:] != others.shape[1:] or rows.dtype != others.dtype:
         raise InputError(
             f"source returned rows of shape {rows.shape[1:]} and type {rows.dtype} after rows of "
-            f"{others.shape[1:]} and {others.dtype}; all rows must be alike"
+            f"{others.shape[1:]} and {others.dtype}; all rows must have the same shape and type"
         )
 
 
@@ -496,7 +496,7 @@ def _first_choice(policy: str, window: int, advice: Advice | None) -> Choice | N
     """Where "auto" starts; None for every other rule."""
     if policy != "auto":
         if advice is not None:
-            raise InputError(f"advice: policy={policy!r} is followed as it is; use policy='auto'")
+            raise InputError(f"advice: policy={policy!r} never switches; use policy='auto'")
         return None
     if advice is None:
         return Choice(Setting("lookahead", window), None, "nothing measured yet")

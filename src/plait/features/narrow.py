@@ -39,8 +39,8 @@ def narrowed(rows: Array, precision: str) -> Array:
     """The bits of float32 rows, rounded to nearest; InputError where float16 cannot hold a finite number."""
     if rows.dtype != np.float32:
         raise InputError(
-            f"rows of type {rows.dtype} are not rounded to {precision}: whole numbers would become others; "
-            "give float32 features, or leave the precision as it is"
+            f"rows of type {rows.dtype} are not rounded to {precision}: whole numbers would change; "
+            "give float32 features, or leave the precision out"
         )
     if precision == "bfloat16":
         return _to_bfloat16(rows)

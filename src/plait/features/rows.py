@@ -163,7 +163,7 @@ class RetryingRows:
                 if attempt == self._retries:
                     raise InputError(
                         f"source failed {attempt + 1} times in a row for {count} rows, "
-                        f"last with {type(error).__name__}: {error}; mend the source or raise retries"
+                        f"last with {type(error).__name__}: {error}; fix the source or raise retries"
                     ) from error
             time.sleep(self._pause * 2**attempt)
         raise AssertionError("unreachable")
@@ -274,5 +274,5 @@ def _check_file(array: Array) -> None:
     if size < needed:
         raise InputError(
             f"source: {name} has {size} bytes now, but {needed} were mapped; it shrank while in use, "
-            "write it again and open it anew"
+            "write it again and reopen it"
         )

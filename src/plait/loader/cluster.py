@@ -174,13 +174,13 @@ def _read(path: Path, num_nodes: int, parts: int) -> Any:
         part = np.load(path, allow_pickle=False)
     except (OSError, ValueError) as error:
         raise InputError(
-            f"save_dir: {path} is not a readable .npy file ({error}); delete it to partition anew"
+            f"save_dir: {path} is not a readable .npy file ({error}); delete it to partition again"
         ) from error
     is_fit = part.shape == (num_nodes,) and part.dtype.kind in "iu"
     if not is_fit or (part.size and not 0 <= part.min() <= part.max() < parts):
         raise InputError(
-            f"save_dir: {path} has shape {part.shape} and type {part.dtype}; it is no partition of "
-            f"{num_nodes} nodes into {parts}, delete it to partition anew"
+            f"save_dir: {path} has shape {part.shape} and type {part.dtype}; it is not a partition of "
+            f"{num_nodes} nodes into {parts}, delete it to partition again"
         )
     return part.astype(np.int64)
 

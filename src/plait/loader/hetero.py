@@ -105,7 +105,7 @@ class HeteroSampler(Expander):
 
     def _count(self, kind: str) -> int:
         if kind not in self.num_nodes:
-            raise InputError(f"{kind!r} is no node type; there are {', '.join(self.num_nodes)}")
+            raise InputError(f"{kind!r} is not a node type; there are {', '.join(self.num_nodes)}")
         return self.num_nodes[kind]
 
     def _relation(
@@ -207,7 +207,9 @@ def _by_relation(fanout: Any, edge_types: Sequence[EdgeType]) -> dict[EdgeType, 
         fanout = dict.fromkeys(edge_types, fanout)
     unknown, missing = set(fanout) - set(edge_types), set(edge_types) - set(fanout)
     if unknown or missing:
-        what = f"{sorted(unknown)[0]} is no edge type" if unknown else f"{sorted(missing)[0]} has no fanout"
+        what = (
+            f"{sorted(unknown)[0]} is not an edge type" if unknown else f"{sorted(missing)[0]} has no fanout"
+        )
         raise InputError(f"fanout: {what}; give one list for every edge type: {list(edge_types)}")
     checked = {kind: checked_fanout(fanout[kind], f"fanout[{kind!r}]") for kind in edge_types}
     if len({len(hops) for hops in checked.values()}) > 1:

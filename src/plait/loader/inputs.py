@@ -162,7 +162,7 @@ def checked_nodes(data: Data | HeteroData, given: Any) -> tuple[Any, int]:
         return nodes, _count_nodes(nodes, int(data.num_nodes))
     kind, members = (given, None) if isinstance(given, str) else _pair("input_nodes", given, "a node type")
     if kind not in data.node_types:
-        raise InputError(f"input_nodes: {kind!r} is no node type; there are {', '.join(data.node_types)}")
+        raise InputError(f"input_nodes: {kind!r} is not a node type; there are {', '.join(data.node_types)}")
     count = int(data[kind].num_nodes)
     if members is None:
         return (kind, None), count
@@ -222,7 +222,7 @@ def _link_type(data: HeteroData, links: Any) -> tuple[Any, Any]:
         kind, given = _pair("edge_label_index", links, "an edge type")
     kind = canonical(data, kind)
     if kind not in data.edge_types:
-        raise InputError(f"edge_label_index: {kind!r} is no edge type; there are {data.edge_types}")
+        raise InputError(f"edge_label_index: {kind!r} is not an edge type; there are {data.edge_types}")
     return kind, given
 
 

@@ -26,7 +26,7 @@ class Transfer:
             self.device = None if device is None else torch.device(device)
         except (RuntimeError, TypeError) as error:
             raise InputError(
-                f"device={device!r} is no device of torch ({error}); write for example cuda:0"
+                f"device={device!r} is not a device of torch ({error}); write for example cuda:0"
             ) from error
         self._is_cuda = self.device is not None and self.device.type == "cuda"
         if self._is_cuda and not torch.cuda.is_available():

@@ -220,7 +220,7 @@ _MULTI = "plait.kernels.multi.reference"
 register(
     Operation(
         "aggregate", ("matrix", "x"), _aggregate_flops, _aggregate_depth, _aggregate_request, _of_aggregate,
-        reference=f"{_MULTI}:aggregate", says="all aggregators of neighbours' rows",
+        reference=f"{_MULTI}:aggregate", says="apply all aggregators to neighbours' rows",
     ),
     Operation(
         "aggregate_shares", ("matrix", "grad", "made", "ties?"), _shares_flops, _shares_depth,
@@ -233,20 +233,20 @@ register(
     ),
     Operation(
         "aggregate_messages", _MESSAGE, _messages_flops, _messages_depth, _messages_request, _of_messages,
-        reference=f"{_MULTI}:aggregate", says="all aggregators of messages in blocks",
+        reference=f"{_MULTI}:aggregate", says="apply all aggregators to blocks of messages",
     ),
     Operation(
         "aggregate_messages_back", (*_MESSAGE, "grad"), _messages_back_flops, _messages_depth,
         _messages_back_request, reference=f"{_MULTI}:aggregate_backward",
-        says="messages again, for gradients",
+        says="compute messages again, for gradients",
     ),
     Operation(
         "weigh", ("x", "scales", "addend?"), _weigh_flops, _weigh_depth, _weigh_request, _of_weigh,
-        overwrites="addend", says="weigh the parts and add them up",
+        overwrites="addend", says="sum the weighted parts",
     ),
     Operation(
         "weighed_copies", ("x", "scales", "addend?"), _copies_flops, _copies_depth, _copies_request,
-        _of_copies, overwrites="addend", says="copies weighed row by row",
+        _of_copies, overwrites="addend", says="scale copies row by row",
     ),
     Operation(
         "row_dots", ("wide", "narrow"), _dots_flops, _dots_depth, _dots_request,

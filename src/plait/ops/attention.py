@@ -344,7 +344,7 @@ register(
     ),
     Operation(
         "edge_order", ("x",), _nothing, lambda step, view: 0, _order_request,
-        says="gradients of edges in the order of edge_index",
+        says="put edge gradients in the order of edge_index",
     ),
     Operation(
         "heads", ("x", "w", "bias?", "own?", "skip?", "skip_bias?"), _heads_flops, _heads_depth,

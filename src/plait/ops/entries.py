@@ -90,7 +90,7 @@ def _of_normalise(reverse: Reverse, step: Step, grad: str) -> None:
 register(
     Operation(
         "entry_sums", ("matrix", "entries", "x"), _sums_flops, sums_depth, _sums_request, _of_sums,
-        says="sum neighbours' rows by the matrix's entries",
+        says="sum neighbours' rows weighted by matrix entries",
     ),
     Operation(
         "entry_dots", ("matrix", "near", "far"), _dots_flops, _dots_depth, _dots_request,

@@ -114,7 +114,7 @@ register(
     ),
     Operation(
         "gate_targets", (*_ENDS, "grad"), _targets_flops, _depth, _request,
-        reference=f"{_GATE}:gate_backward", says="gates again, for the gradient of the targets",
+        reference=f"{_GATE}:gate_backward", says="evaluate gates again, for the targets' gradients",
     ),
     Operation(
         "gate_sources", (*_ENDS, "grad"), _sources_flops, _depth, _request,

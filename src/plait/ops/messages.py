@@ -122,19 +122,19 @@ _ENDS = ("matrix", "function", "near?", "far", "attr?", "p*")
 register(
     Operation(
         "messages", _ENDS, _flops, _depth, _request, _of_messages,
-        says="make messages in blocks, reduce them",
+        says="compute messages in blocks and reduce them",
     ),
     Operation(
         "messages_back", (*_ENDS, "best?", "grad"), _back_flops, _depth, _request,
-        says="messages again, gradients back",
+        says="compute messages again, send gradients back",
     ),
     Operation(
         "attained", (*_ENDS, "w", "bias?"), _flops, _depth, _request, _of_attained,
-        says="messages in blocks, extrema marked",
+        says="compute messages in blocks, mark the extrema",
     ),
     Operation(
         "attained_back", (*_ENDS, "w", "bias?", "marks", "grad"), _back_flops, _depth, _request,
-        says="gradients back to the marked",
+        says="send gradients back to the marked messages",
     ),
     Operation(
         "per_edge", ("matrix", "x"), _per_edge_flops, lambda step, view: 1, _per_edge_request, _of_per_edge,

@@ -165,7 +165,7 @@ register(
     ),
     Operation(
         "edge_sums", ("matrix", "weight", "far"), _sums_flops, sums_depth, _gather_request, _of_sums,
-        says="sum rows by the weights of edges",
+        says="sum rows weighted by edge",
     ),
     Operation(
         "edge_softmax", ("matrix", "scores"), _softmax_flops, _softmax_depth, _softmax_request, _of_softmax,
@@ -181,6 +181,6 @@ register(
     ),
     Operation(
         "leaky_scores_back", (*_LEAKY, "grad"), _leaky_back_flops, _leaky_depth, _leaky_request,
-        says="rows of edges again, gradients of the scores",
+        says="compute edge rows again, gradients of the scores",
     ),
 )  # fmt: skip

@@ -274,7 +274,7 @@ def _text(base: str, suffix: str) -> str:
 def _because(layer: Attention, base: str, suffix: str) -> str:
     reason = _reason(layer, base)
     if "lean" in suffix:
-        return f"{reason}; the backward pass scores the edges again instead of keeping numbers of them"
+        return f"{reason}; the backward pass scores the edges again instead of keeping a number for each"
     if suffix:
         return f"{reason}; few edges per target, so the backward pass begins with the targets"
     return reason
@@ -283,11 +283,11 @@ def _because(layer: Attention, base: str, suffix: str) -> str:
 def _reason(layer: Attention, base: str) -> str:
     if base == "dot recompute":
         wide = 2 * layer.columns
-        return f"raw rows of {layer.inner} columns are all heads' keys and values; projected, {wide}"
+        return f"raw rows of {layer.inner} columns are all heads' keys and values; projected: {wide}"
     if base == "recompute":
         return f"raw rows of {layer.inner} columns serve all heads; projected ones have {layer.columns}"
     if base == "gat folded":
         return f"scores come from {layer.inner} input columns by W a, not from {layer.columns} projected ones"
     if base == "gat":
         return f"scores come from {layer.columns} projected columns, not from {layer.inner} input ones"
-    return "scores need the projected rows of both ends; nothing of edges x width is kept"
+    return "scores need the projected rows of both ends; nothing of size edges x width is kept"

@@ -20,7 +20,7 @@ FORMS = {
     "fused": "0/1 matrix, scalings fused into the product, loops as an added term",
     "fused, loops inside": "0/1 matrix with its loops, scalings fused into the product",
     "rows": "0/1 matrix, rows scaled before and after, loops as an added term",
-    "plain": "the matrix as it is",
+    "plain": "the matrix unchanged",
 }
 
 

@@ -91,7 +91,7 @@ def turn(stages: Sequence[Stage], limit: int) -> Dialled:
 def refusal(limit: int, least: int) -> PlanError:
     """What is said of a limit that no choice meets; `least`: one that can be met."""
     return PlanError(
-        f"memory_limit: {bytes_text(limit)} is too little; the leanest way to run all layers needs {least} "
+        f"memory_limit: {bytes_text(limit)} is too small; the leanest way to run all layers needs {least} "
         f"bytes ({bytes_text(least)}): raise the limit to that, or train on mini-batches"
     )
 
@@ -148,7 +148,7 @@ def parse_bytes(limit: int | str, argument: str = "memory_limit") -> int:
     found = _bytes_in(limit)
     if found is None or found < 1:
         raise InputError(
-            f"{argument}: {limit!r} is no amount of memory; pass bytes as a positive int, or text such as "
+            f"{argument}: {limit!r} is not an amount of memory; pass bytes as a positive int, or text like "
             '"8GB", "512 MB" or "2GiB"'
         )
     return found

@@ -58,9 +58,9 @@ _TEXT = {
 _BECAUSE = {
     "linear": "a linear map commutes with the reduction: no edge is projected",
     "rectified": "the first layer splits into both ends, the last commutes with the sum",
-    "rectified again": "nothing beside the projected rows is kept",
+    "rectified again": "nothing besides the projected rows is kept",
     "blocks": "the first layer splits into both ends; edges go in blocks that stay in cache",
-    "marked": "one bit per edge and column, kept, saves a product per edge in the backward pass",
+    "marked": "keeping one bit per edge and column saves a product per edge in the backward pass",
 }
 
 

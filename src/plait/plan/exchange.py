@@ -260,7 +260,7 @@ class _Pricer(Pricer):
         size = float(request.rows * request.cols * self.float_bytes)
         copied = self.copy_seconds(request.inner) if self.link.peers else 0.0
         seconds = self.link.seconds(size) + copied
-        said = f"{size / 1e6:.3g} MB travel"
+        said = f"{size / 1e6:.3g} MB sent"
         return Price(seconds, Work(0.0, size, size), "network", said, copy_seconds=copied)
 
 
@@ -288,7 +288,7 @@ class Offer:
             for key, value in sorted(seconds.items(), key=lambda item: item[1])
             if key != chosen
         )
-        because = f"of what could travel this costs the slowest rank least: {chosen}"
+        because = f"of all possible exchanges this costs the slowest rank least: {chosen}"
         plan = replace(plan, rejected=rejected, because=because, matrices=matrices_of(plan, problem))
         once, each = wire_bytes(plan, problem)
         split = "by " + plan.form.partition(", by ")[2].removesuffix(", chained")
@@ -313,7 +313,7 @@ def slowest(prices: Sequence[Mapping[str, float]]) -> dict[str, float]:
     common = [key for key in prices[0] if all(key in other for other in prices)]
     if not common:
         raise PlanError(
-            "the ranks have no plan in common; call the model alike on all of them, with one version of plait"
+            "the ranks have no plan in common; call the model the same way on all, with one version of plait"
         )
     return {key: max(float(other[key]) for other in prices) for key in common}
 
@@ -356,7 +356,7 @@ def _replicated(plans: Iterable[LayerPlan], problem: Problem, link: Link) -> dic
 
 def _lost(travels: str, plan: LayerPlan | None, seconds: float, best: float) -> Rejected:
     """What all ranks could have done instead, as this one would have."""
-    why = f"{seconds / max(best, 1e-12):.2f} x the chosen plan over ranks; travels: {travels}"
+    why = f"{seconds / max(best, 1e-12):.2f} x the chosen plan over ranks; sends: {travels}"
     if plan is None:
         return Rejected(travels, seconds, None, why)
     return Rejected(plan.describe(), seconds, plan.peak_bytes, why)

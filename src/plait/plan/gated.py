@@ -13,9 +13,9 @@ from plait.plan.ways import Way
 __all__ = ["ways"]
 
 _BECAUSE = {
-    "keep": "numbers per node and column, kept, save a pass over all edges",
-    "gate again": "nothing beside the projected rows is kept",
-    "infer": "one projection serves gate, value and skip; nothing of edges x width exists",
+    "keep": "keeping one number per node and column saves a pass over all edges",
+    "gate again": "nothing besides the projected rows is kept",
+    "infer": "one projection serves gate, value and skip; nothing of size edges x width is stored",
 }
 
 

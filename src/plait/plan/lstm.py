@@ -52,7 +52,7 @@ def ways(shape: Shape, lists: Lists, is_training: bool) -> list[Way]:
             "prefixes",
             f"lstm over {lists.steps:,} distinct prefixes ({lists.padded:,} padded elements)",
             _program(shape, is_training, ""),
-            f"neighbour lists share their beginnings, {saved:.2f}x fewer steps",
+            f"neighbour lists share prefixes, {saved:.2f}x fewer steps",
         ),
         Way(
             "padded",

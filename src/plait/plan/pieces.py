@@ -43,7 +43,7 @@ class Dots:
     columns: int  # of either row, all heads together
 
     name, text = "edge dots", "(X1ᵢ · Xⱼ) by head"
-    because = "one number per edge and head is kept, no rows of edges"
+    because = "one number per edge and head is kept, no row per edge"
 
     def program(self) -> Program:
         draft = Draft("M")
@@ -92,7 +92,7 @@ class Sums:
     def text(self) -> str:
         return "Σ E ∘ (rows of edges) by head" if self.of_edges else "Σ E Xⱼ by head"
 
-    name, because = "edge sums", "no row of an edge is ever written"
+    name, because = "edge sums", "no row per edge is ever written"
 
     def program(self) -> Program:
         draft = Draft("M")
@@ -111,7 +111,7 @@ class Softmax:
     lanes: int
 
     name, text = "edge softmax", "softmax(X) over the edges of each target"
-    because = "one pass over numbers of edges and heads"
+    because = "one pass over one number per edge and head"
 
     def program(self) -> Program:
         draft = Draft("M")
@@ -131,7 +131,7 @@ class Leaky:
     has_bias: bool = False
 
     name = "leaky scores"
-    because = "numbers of edges and heads are kept; rows of edges are made again for gradients"
+    because = "one number per edge and head is kept; rows per edge are computed again for gradients"
 
     @property
     def text(self) -> str:

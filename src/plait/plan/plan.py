@@ -388,7 +388,7 @@ class Plan:
 
     def _machine(self) -> str:
         first = self.layers[0]
-        default = " (built-in default; `plait calibrate` measures this one)"
+        default = " (built-in default; `plait calibrate` measures yours)"
         return first.machine + (default if first.is_default_machine else "")
 
 

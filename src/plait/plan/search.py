@@ -155,7 +155,7 @@ def search(problem: Problem) -> LayerPlan:
         ]
         + [
             Rejected(f"{formula(p.candidate.expr)} [{p.candidate.form}]", None, None,
-                     f"for every input beaten by {formula(p.beaten_by.expr)} [{p.beaten_by.form}]")
+                     f"beaten for every input by {formula(p.beaten_by.expr)} [{p.beaten_by.form}]")
             for p in pruned
         ]
     )  # fmt: skip
@@ -319,7 +319,7 @@ def _reason(best: LayerPlan, ranked: list[LayerPlan]) -> str:
     """Why the winner won, in words: the step where the runner-up of another association pays more."""
     others = [plan for plan in ranked[1:] if plan.expr != best.expr] or ranked[1:]
     if not others:
-        return "every other candidate is beaten whatever the graph"
+        return "every other candidate is beaten on any graph"
     rival = others[0]
     heavy = max(rival.steps, key=lambda s: s.price.seconds, default=None)
     own = max(best.steps, key=lambda s: s.price.seconds, default=None)

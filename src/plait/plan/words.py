@@ -110,7 +110,7 @@ def why(plan: Any) -> str:
         return f"{columns} is cheaper than {wide}"
     if each.gathers[0].op == "chain":
         return f"one pass gathers {_columns(narrow)} per edge and multiplies them while they are in cache"
-    return f"{columns} instead of {wide} is made up for by cheaper products" + (
+    return f"{columns} instead of {wide} is outweighed by cheaper products" + (
         ": x is mostly zeros" if is_sparse else ""
     )
 
@@ -226,7 +226,7 @@ _CHOICES = {
     "dot softmax": "multiply the rows of both ends of every edge, normalise over the edges of each target",
     "edge softmax": "normalise over the edges of each target",
     "leaky scores": "score edges in blocks that stay in cache, and normalise over the edges of each target",
-    "edge sums": "sum rows by the weights of their edges",
+    "edge sums": "sum rows weighted by edge",
     "keep": f"multiply by the weights once per node, then gate and sum {_PASS}",
     "gate again": f"multiply once per node, gate and sum {_PASS}, and again for gradients",
     "infer": f"multiply by the weights once per node, then gate and sum {_PASS}",
@@ -236,7 +236,7 @@ _CHOICES = {
     "blocks": "apply the first layer once per node, the rest per edge in blocks that stay in cache",
     "marked": "apply the first layer once per node, the rest per edge in blocks that stay in cache",
     "messages": "multiply by the weights once per node, then make messages in blocks of edges",
-    "softmax": "make messages in blocks of edges, weighed by a softmax over each target's",
+    "softmax": "make messages in blocks of edges, weighted by a softmax over each target's edges",
     "sums": "make messages once per node instead of once per edge, then aggregate",
     "aggregate": "aggregate by relation first, then multiply by all weights at once",
     "transform": "multiply by all weights at once first, then aggregate",
@@ -246,7 +246,7 @@ _CHOICES = {
     "bases": "aggregate once per basis, then multiply by all bases at once",
     "after": "aggregate with all aggregators in one gather, multiply, then scale by degree",
     "before": "aggregate with all aggregators in one gather, scale by degree, then multiply",
-    "prefixes": "run the LSTM once per distinct beginning of the neighbour lists",
+    "prefixes": "run the LSTM once per distinct prefix of the neighbour lists",
     "padded": "run the LSTM over padded neighbour lists, as PyG does",
     "edge weights as an input": "aggregate with learned edge weights",
 }
@@ -299,12 +299,12 @@ def _product_text(weight: str) -> str:
 
 
 _EXCHANGE = {
-    ("exchange", False): "rows of other ranks arrive",
-    ("exchange", True): "gradients of lent rows return",
-    ("send", False): "rows that others need set out",
-    ("send", True): "gradients of borrowed rows set out",
-    ("receive", False): "wait for rows of other ranks",
-    ("receive", True): "wait for gradients of lent rows",
+    ("exchange", False): "receive rows from other ranks",
+    ("exchange", True): "receive gradients of the rows sent",
+    ("send", False): "start sending rows that others need",
+    ("send", True): "start sending gradients of received rows",
+    ("receive", False): "wait for rows from other ranks",
+    ("receive", True): "wait for gradients of the rows sent",
 }
 _OTHER = {
     "combine": "add the parts",
@@ -316,8 +316,8 @@ _OTHER = {
     "stack": "put weights side by side",
     "rows_of": "take weights apart",
     "dot": "sum of products",
-    "to_columns": "trade rows for columns of all rows",
-    "to_rows": "trade columns back for rows",
+    "to_columns": "exchange rows for columns of all rows",
+    "to_rows": "exchange columns back for rows",
 }
 _BACK = {
     "extremum_share": "split gradients between ties",
@@ -391,7 +391,7 @@ def next_best(layer: Layer) -> str:
         text = chosen.words if named is not None else "the same with other kernels"
         lines.append(f"Next best: {text}, {_times(chosen.seconds / own)} slower")
     if small:
-        lines.append(f"Faster or slower, but over memory_limit: {_counted(len(small), 'way', 'ways')}")
+        lines.append(f"Not considered, over memory_limit: {_counted(len(small), 'way', 'ways')}")
     return ". ".join(lines) + "."
 
 

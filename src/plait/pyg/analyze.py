@@ -68,7 +68,7 @@ def analyze(
     if mode not in ("training", "inference"):
         raise InputError(f"mode: {mode!r}; pass 'training' or 'inference'")
     if halo is not None and not 0 <= halo < float("inf"):
-        raise InputError(f"halo: {halo!r}; give remote rows over owned ones, a number of at least 0")
+        raise InputError(f"halo: {halo!r}; give remote rows divided by owned ones, a number of at least 0")
     if not 1 <= sharing < float("inf"):
         raise InputError(
             f"sharing: {sharing!r}; give how many times slower a worker is, a number of at least 1"

@@ -42,7 +42,7 @@ class TrainingStep:
         self._data = data
         parameters = [p for p in model.parameters() if p.requires_grad]
         if not parameters:
-            raise InputError("model: no parameter wants a gradient; a training step needs one")
+            raise InputError("model: no parameter requires a gradient; a training step needs one")
         self.is_captured = all(p.is_cuda for p in parameters)
         if self.is_captured and optimizer is not None:
             make_capturable(optimizer)

@@ -200,7 +200,7 @@ def _check_sparse_size(edge_index: Any, sizes: tuple[int, int]) -> None:
     if any(one is not None and one != other for one, other in zip(said, sizes, strict=True)):
         raise InputError(
             f"edge_index: its sparse_size is {tuple(said)}, but x has rows for {sizes} nodes; "
-            "make it anew with EdgeIndex(..., sparse_size=...)"
+            "build it again with EdgeIndex(..., sparse_size=...)"
         )
 
 

@@ -77,7 +77,7 @@ def lower(module: nn.Module, call: Call) -> Lowered | NotLowered:
 
 
 def not_as_written(module: nn.Module, layer: type[nn.Module]) -> str | None:
-    """Why a layer with passes of its own is not what its class says, if so."""
+    """Why a layer that is not a matrix expression differs from its class, if it does."""
     reason = _watched(module) or _changed(module, layer)
     if reason is None and is_lazy(module):
         reason = ": in_channels is not known yet; the layer runs once in PyG first"

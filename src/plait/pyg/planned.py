@@ -378,7 +378,7 @@ def _lowered(
             known.lowered[call] = lowered
     wants_weight = weight is not None and weight.requires_grad and torch.is_grad_enabled()
     if wants_weight and weight.is_cuda:
-        return f"{kind}: edge_weight wants a gradient, which is planned on a CPU only so far"
+        return f"{kind}: edge_weight requires a gradient, which is planned only on a CPU so far"
     if wants_weight or _come_once(session, edges, lowered, kept, source):
         once_run = (
             None if wants_weight or is_bipartite else _weighted_once(seat, module, known, kept, x, edge_index)
@@ -521,7 +521,7 @@ def _refused(x: Tensor, root: Tensor | None, edge_weight: Tensor | None) -> str 
         if value.device.type not in ("cpu", "cuda"):
             return f"{name} is on {value.device}; plait runs on CPUs and on CUDA devices"
         if value.device != x.device:
-            return f"{name} is on {value.device}, x on {x.device}; PyG says what it wants"
+            return f"{name} is on {value.device}, x on {x.device}; PyG raises its own error"
         if value.layout != torch.strided:
             return f"{name} is a sparse tensor, which is not lowered"
     if x.dtype not in (*_FLOATS, *_HALVES):
@@ -539,9 +539,9 @@ def _refused_edges(edge_index: Any, edge_weight: Tensor | None, x: Tensor) -> st
     """Forms of edges that PyG treats by rules of their own."""
     if not isinstance(edge_index, Tensor):
         kind = type(edge_index).__name__
-        return f"edges as {kind} follow rules of their own; pass edge_index, torch CSR or COO"
+        return f"edges as {kind} are not lowered; pass edge_index, torch CSR or COO"
     if edge_index.device != x.device:
-        return f"edge_index is on {edge_index.device}, x on {x.device}; PyG says what it wants"
+        return f"edge_index is on {edge_index.device}, x on {x.device}; PyG raises its own error"
     if edge_index.layout == torch.strided:
         return None
     if x.is_cuda:
@@ -549,7 +549,7 @@ def _refused_edges(edge_index: Any, edge_weight: Tensor | None, x: Tensor) -> st
     if edge_index.layout not in (torch.sparse_csr, torch.sparse_coo):
         return f"a matrix of layout {edge_index.layout} is not lowered; pass torch CSR or COO"
     if edge_weight is not None:
-        return "edge_weight beside a sparse matrix, which has values of its own, is not lowered"
+        return "edge_weight together with a sparse matrix, which has its own values, is not lowered"
     return None
 
 

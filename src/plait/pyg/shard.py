@@ -222,7 +222,7 @@ class OverRanks:
 
 
 def halo_choice(name: str, x: Tensor, travelled: str, place: Position, link: Link) -> Choice:
-    """What a rank exchanges for a layer with passes of its own, which takes x with its halo behind it."""
+    """What a rank exchanges for a layer that is not a matrix expression, given x followed by its halo."""
     with_grad = torch.is_grad_enabled()
     width, size = x.shape[1], x.element_size()
     each: tuple[int, ...] = ()

@@ -285,7 +285,7 @@ def _warnings(session: Session) -> list[str]:
     found = _about_machine(session)
     then, now = session.plans.threads, launch.num_threads()
     if then is not None and then != now:
-        found.append(f"planned for {then} threads, now there are {now}: the next call plans anew")
+        found.append(f"planned for {then} threads, now there are {now}: the next call makes a new plan")
     return found
 
 

@@ -37,7 +37,7 @@ def batches_text(records: Sequence[Record]) -> str:
             table.add(record.case["part"], case_text(record), name, value, limit, mark)
     bars = [bar for record in records for bar in _bars(record)]
     broken = [bar for bar in bars if not bar["holds"]]
-    return f"{table}\n\n{len(bars) - len(broken)} of {len(bars)} bars hold"
+    return f"{table}\n\n{len(bars) - len(broken)} of {len(bars)} targets are met"
 
 
 def batches_line(record: Record) -> str:

@@ -88,7 +88,7 @@ def _axes() -> list[str]:
     across = "capacity of the cache, as a share of the distinct remote rows"
     middle = f'x="20" y="{_y(0.5)}" text-anchor="middle" transform="rotate(-90 20 {_y(0.5)})"'
     parts.append(f'<text x="{_x(0.5)}" y="{_y(0) + 40}" text-anchor="middle">{across}</text>')
-    parts.append(f"<text {middle}>hit rate, share of the rows asked for</text>")
+    parts.append(f"<text {middle}>hit rate, share of the requested rows</text>")
     return parts
 
 

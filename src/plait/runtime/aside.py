@@ -141,7 +141,7 @@ class Aside:
             own, theirs = (1e3 * min(kind.seconds[way]) for way in (False, True))
             self.notes[known] = (
                 f"new graphs of up to {2 ** known[1]:,} edges run in PyG "
-                f"{'' if known[0] else 'without gradients '}while each comes once: "
+                f"{'' if known[0] else 'without gradients '}if seen only once: "
                 f"a step took {own:.2f} ms by plait and {theirs:.2f} ms by PyG"
             )
 

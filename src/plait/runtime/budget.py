@@ -32,7 +32,9 @@ def cache_limit(asked: int | None = None) -> int:
     except ValueError:
         limit = -1
     if limit < 0:
-        raise InputError(f"{VARIABLE}: {text!r} is no number of bytes; set it to one, 0 or more, or unset it")
+        raise InputError(
+            f"{VARIABLE}: {text!r} is not a number of bytes; set it to one, 0 or more, or unset it"
+        )
     return limit
 
 

@@ -161,7 +161,7 @@ class Constants:
                 return self._sum(terms)
             case Add(terms):
                 return torch.stack([self.vector(term) for term in terms]).sum(0)
-        raise PlanError(f"{formula(expr)}: no constant is computed so")
+        raise PlanError(f"{formula(expr)}: no constant is computed this way")
 
     def _scaled(self, body: Expr, factor: float) -> Any:
         value = self.value(body)

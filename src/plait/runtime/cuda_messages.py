@@ -30,7 +30,7 @@ def _no_form(b: Binding, step: Step) -> str | None:
     if form[0] == "score" and step.get("attr") is not None:
         return "scores with features of edges are made in blocks"
     makes = dict(step.option("makes", ()))
-    return "the temperature wants a gradient" if form[0] == "softmax" and "p0" in makes else None
+    return "the temperature requires a gradient" if form[0] == "softmax" and "p0" in makes else None
 
 
 class _Known:

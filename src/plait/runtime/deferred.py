@@ -479,7 +479,7 @@ def found_in(value: Any) -> Iterator[Deferred]:
 def whole(value: Any) -> Any:
     """The value itself, every deferred matrix in it completed; containers stay the very same objects."""
     for matrix in found_in(value):
-        matrix.complete("a layer with passes of its own")
+        matrix.complete("a layer that is not a matrix expression")
     return value
 
 

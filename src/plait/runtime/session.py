@@ -225,8 +225,8 @@ class Session:
         if not self._has_said_listed:
             self._has_said_listed = True
             self.notes.append(
-                "new graphs: small ones that come once are summed in the order their edges are listed, "
-                "without a plan; the plans above are for graphs that come back"
+                "new graphs: small ones seen only once are summed in the order of their edge list, "
+                "without a plan; the plans above are for graphs seen again"
             )
 
     def find_forms(self) -> bool:

@@ -75,10 +75,12 @@ def _capacity(capacity: float | None, num_nodes: int) -> int:
         return int(np.iinfo(np.int32).max)
     if isinstance(capacity, bool) or not isinstance(capacity, (int, float, np.integer, np.floating)):
         raise InputError(
-            f"capacity={capacity!r} is no number; pass a count, a fraction of the nodes, or None"
+            f"capacity={capacity!r} is not a number; pass a count, a fraction of the nodes, or None"
         )
     if math.isnan(capacity) or capacity < 0:
-        raise InputError(f"capacity={capacity} is negative or no number; pass 0 for the plain graph or None")
+        raise InputError(
+            f"capacity={capacity} is negative or not a number; pass 0 for the plain graph or None"
+        )
     if isinstance(capacity, (int, np.integer)):
         return min(int(capacity), int(np.iinfo(np.int32).max))
     share = float(capacity) * num_nodes
@@ -89,7 +91,7 @@ def _depth(max_depth: int | None) -> int:
     if max_depth is None:
         return int(np.iinfo(np.int32).max)
     if isinstance(max_depth, bool) or not isinstance(max_depth, (int, np.integer)) or max_depth < 0:
-        raise InputError(f"max_depth={max_depth!r} is no depth; pass 0 or more, or None for no limit")
+        raise InputError(f"max_depth={max_depth!r} is not a depth; pass 0 or more, or None for no limit")
     return min(int(max_depth), int(np.iinfo(np.int32).max))
 
 
@@ -101,4 +103,4 @@ def _check_choices(order: str, mode: str, min_count: int, time_budget: float | N
     if isinstance(min_count, bool) or not isinstance(min_count, (int, np.integer)) or min_count < 2:
         raise InputError(f"min_count={min_count!r} saves nothing; pass 2 (additions) or more (3: traffic)")
     if time_budget is not None and (math.isnan(time_budget) or time_budget < 0):
-        raise InputError(f"time_budget={time_budget} is no time; pass seconds or None")
+        raise InputError(f"time_budget={time_budget} is not a time; pass seconds or None")

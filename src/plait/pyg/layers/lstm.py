@@ -51,7 +51,7 @@ def _prepare(module: Any, given: Mapping[str, Any]) -> Run | str:
         )
     prefixes = edges.prefixes
     if edges.graph.num_edges == 0 or not prefixes.is_listed_by_target:
-        return "(aggr='lstm'): there are no edges, or they are not sorted by target; PyG says what it wants"
+        return "(aggr='lstm'): there are no edges, or they are not sorted by target; PyG raises its own error"
     inputs = _inputs(module, source, root, is_pair)
     programs = Programs(
         active.name_of(module), ("lstm",),

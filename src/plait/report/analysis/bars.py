@@ -79,12 +79,12 @@ def epoch_figure(analysis: Analysis) -> Figure | None:
         parts = ((s.compute_seconds, "own", tips[0]), (s.communication_seconds, "torch", tips[1]))
         bars.append(_Bar(named(s) + mark, parts, seconds_text(s.seconds_per_epoch)))
     caption = (
-        f"Predicted seconds of an epoch with {analysis.workers} workers, fastest first. Blue: the fullest "
-        "worker's arithmetic. Orange: its time on the network, which nothing hides. A star: sampling or "
+        f"Predicted seconds of an epoch with {analysis.workers} workers, fastest first. Blue: arithmetic of "
+        "the most loaded worker. Orange: its time on the network, which nothing overlaps. A star: sampled or "
         "stale rows, so not the numbers one worker computes."
     )
     return Figure(
-        "epoch", "An epoch by form of parallelism", caption,
+        "epoch", "An epoch by strategy", caption,
         lambda width: _bars(bars, lambda v: short(v, "s"), "Seconds of an epoch by strategy", False, width),
     )  # fmt: skip
 
@@ -108,7 +108,7 @@ def traffic_figure(analysis: Analysis) -> Figure | None:
         "Bytes all workers send in an epoch, and how often they wait for each other. The axis is logarithmic."
     )
     return Figure(
-        "communication", "What each form sends", caption,
+        "communication", "What each strategy sends", caption,
         lambda width: _bars(bars, lambda v: short(v, "B"), "Bytes sent by strategy", True, width),
     )  # fmt: skip
 

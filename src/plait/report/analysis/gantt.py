@@ -26,13 +26,13 @@ def gantt_figure(analysis: Analysis) -> Figure | None:
         return None
     partitions = 1 + max((run.partition for run in analysis.pipelines[0].runs), default=0)
     caption = (
-        f"The forward pass over {partitions} partitions of the graph, a lane for each worker: one for every "
+        f"The forward pass over {partitions} partitions of the graph, one row per worker and one worker per "
         "stage of every layer. A box is one partition (its number inside, where it fits). Blue: graph "
         "operation. Orange: neural operation. Green: non-linearity, or the loss. Gaps are waiting, the "
         "bubble. Micro is between the stages of a layer, macro between layers. One time axis for all four."
     )
     return Figure(
-        "pipelines", "Pipelines: who waits for whom", caption, lambda width: _gantt(analysis, width)
+        "pipelines", "Pipelines: which stage waits for which", caption, lambda width: _gantt(analysis, width)
     )
 
 

@@ -67,7 +67,7 @@ def _head(analysis: Analysis) -> str:
     return tag(
         "header",
         tag("p", "plait analyze", class_="mark-word"),
-        tag("h1", "Which form of parallelism pays"),
+        tag("h1", "Which strategy pays"),
         tag("p", html.escape(lead), class_="lead"),
         tag("ul", *numbers, class_="numbers"),
         tag("ul", *(tag("li", html.escape(line)) for line in told), class_="findings"),
@@ -81,7 +81,7 @@ def _numbers(analysis: Analysis) -> list[tuple[str, str]]:
     best, alone = named[analysis.advice.winner], named["one worker"]
     gain = alone.seconds_per_epoch / max(best.seconds_per_epoch, 1e-300)
     return [
-        (html.escape(best.name), "is the fastest form that computes the same numbers"),
+        (html.escape(best.name), "is the fastest strategy that computes the same numbers"),
         (seconds_text(best.seconds_per_epoch), "predicted for an epoch"),
         (f"{gain:.2f}×", f"one worker's speed, with {best.workers}"),
         (bytes_text(best.traffic.total), "sent in an epoch by all workers"),
@@ -173,5 +173,5 @@ def _tables(analysis: Analysis) -> str:
         blocks.append(_table("An epoch of training", head, schemes))
     if rows:
         names = ("model", "work, published", "here", "work, executed", "here", "why they differ")
-        blocks.append(_table("The paper's bounds beside what is executed", names, rows))
+        blocks.append(_table("The paper's bounds next to what is executed", names, rows))
     return "".join(blocks)

@@ -32,11 +32,11 @@ def roofline_figure(analysis: Analysis) -> Figure | None:
         return None
     caption = (
         "Each dot is one pass of one layer: operations per byte that must move, against operations per "
-        "second at the predicted time. On the slope memory is the limit, under the level arithmetic; the "
-        "height missing to the roof is what gathers and calls cost."
+        "second at the predicted time. On the slope memory is the limit, below the flat roof arithmetic; the "
+        "distance to the roof is what gathers and calls cost."
     )
     return Figure(
-        "roofline", "Where the layers stand under the roof of the machine", caption,
+        "roofline", "Layers under the roofline of the machine", caption,
         lambda width: _roofline(analysis, points, width),
     )  # fmt: skip
 

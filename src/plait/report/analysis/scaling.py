@@ -37,11 +37,11 @@ def scaling_figure(analysis: Analysis) -> Figure | None:
     lines = _scaling_lines(analysis, counts)
     caption = (
         "Predicted seconds of an epoch against the number of workers, both logarithmic. The dashed grey line "
-        "is one worker's time shared out perfectly. Where a curve turns up, the network costs more than the "
-        "workers bring."
+        "is one worker's time divided perfectly. Where a curve turns up, the network costs more than the "
+        "workers gain."
     )
     return Figure(
-        "scaling", "How the forms scale", caption, lambda width: _scaling(analysis, counts, lines, width)
+        "scaling", "How the strategies scale", caption, lambda width: _scaling(analysis, counts, lines, width)
     )
 
 
@@ -115,14 +115,14 @@ def _axis_seconds(value: float) -> str:
 
 
 def _marks(workers: int, ideal: Sequence[tuple[int, float]], x: Scale, y: Scale) -> list[str]:
-    """The number of workers asked for, and one worker's time shared out perfectly."""
+    """The number of workers asked for, and one worker's time divided perfectly."""
     upright = f"M{x(workers):.1f} {y.end}V{y.start}"
     level = path_of([(x(count), y(seconds)) for count, seconds in ideal])
     look = {"fill": "none", "stroke": "var(--faint)", "stroke_width": 1.5, "stroke_dasharray": "5 4"}
     return [
         tag("path", d=upright, stroke="var(--rule)", fill="none"),
         label(f"{workers} workers", x(workers) - 5, y.end + 2, text_anchor="end"),
-        tag("path", titled("one worker's time, shared out perfectly"), d=level, **look),
+        tag("path", titled("one worker's time, divided perfectly"), d=level, **look),
     ]
 
 

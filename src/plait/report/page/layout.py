@@ -130,7 +130,7 @@ class Report:
             "header",
             tag("p", "plait report", class_="mark-word")
             + tag("button", "dark", type="button", id="theme", aria_label="switch between light and dark"),
-            tag("h1", "What was measured, and what it says"),
+            tag("h1", "What was measured, and the result"),
             tag("p", html.escape(words.lead(self.run, self.samples)), class_="lead"),
             tag("p", html.escape(warning), class_="banner", role="note") if warning else "",
             tag("ul", *numbers, class_="numbers") if numbers else "",
@@ -228,7 +228,7 @@ class Report:
         if not found:
             return ""
         text = (
-            "Time against one size, all else held still; axes are logarithmic. A ring marks where the dense "
+            "Time against one size, everything else fixed; axes are logarithmic. A ring marks where dense "
             "and the fastest sparse way take equally long."
         )
         blocks = [tag("p", text)]

@@ -125,7 +125,7 @@ def roofline_figures(points: Sequence[Point], streams: Mapping[str, float]) -> l
         if members:
             caption = (
                 "Each dot is one measured operation: arithmetic per byte that must move, against arithmetic "
-                "per second. The level is the fastest rate measured. Filled: plait."
+                "per second. The flat roof is the fastest rate measured. Filled: plait."
             )
             stream = streams.get(device)
             if stream is not None:

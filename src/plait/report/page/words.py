@@ -152,9 +152,7 @@ def findings(
     told += _wrong(samples) + _crossed(sweeps) + _planner(samples, predictions)
     told += _unsure(samples)
     if odd:
-        told.append(
-            f"{_counted(odd, 'record was', 'records were')} left out: not of the form their kind promises."
-        )
+        told.append(f"{_counted(odd, 'record was', 'records were')} left out: they lack required fields.")
     return told + [f"{remark[0].upper()}{remark[1:]}." for remark in run.remarks]
 
 
