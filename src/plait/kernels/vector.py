@@ -327,6 +327,14 @@ class CodeGen:
             where = self.builder.inttoptr(self.builder.add(address, self.word(offset)), pointer)
             self.builder.call(function, [where] + [ir.Constant(I32, k) for k in (int(is_written), level, 1)])
 
+    def ask_ahead(self, rows: list[tuple[Any, Any]], index: Any, i: Any, last: Any, ahead: int) -> None:
+        """Ask for the (start, stride) rows of the edge `ahead` places on, beyond the row's own end too."""
+        b = self.builder
+        later = b.add(i, self.word(ahead))
+        j = index(b.select(b.icmp_signed("<", later, last), later, last))
+        for start, stride in rows:
+            self.prefetch(b.add(start, b.mul(j, stride)), self.lanes * self.float_bits // 8)
+
     def either(self, condition: Any, value: Callable[[], Any], otherwise: Any) -> Any:
         """`value()` where the condition holds, `otherwise` (already computed) where not."""
         before = self.builder.block

@@ -110,28 +110,18 @@ def _sums_kernel(float_bits: int, index_bits: int, lanes: int) -> Any:
 
 @functools.cache
 def _softmax_kernel(float_bits: int, index_bits: int, lanes: int, is_gradient: bool) -> Any:
-    index, bound = load_index(index_bits), load_index(64)
     forward, backward = softmax.softmax(float_bits, lanes), softmax.softmax_gradient(float_bits, lanes)
     slot = lanes * float_bits // 8
-    read = _SOFTMAX.reader()
 
-    @cfunc(types.void(types.CPointer(types.int64)))
-    def run(arguments):  # type: ignore[no-untyped-def]
-        a = read(arguments)
-        while True:
-            piece = next_piece(a.team, a.pieces)
-            if piece >= a.pieces:
-                break
-            for i in range(bound(a.bounds, piece), bound(a.bounds, piece + 1)):
-                start, end = index(a.indptr, i), index(a.indptr, i + 1)
-                at = start * slot
-                if start < end:
-                    if is_gradient:
-                        backward(a.out + at, a.values + at, a.gradient + at, end - start)
-                    else:
-                        forward(a.out + at, a.values + at, end - start)
+    def each(a: Any, i: Any, start: Any, end: Any) -> None:
+        at = start * slot
+        if start < end:
+            if is_gradient:
+                backward(a.out + at, a.values + at, a.gradient + at, end - start)
+            else:
+                forward(a.out + at, a.values + at, end - start)
 
-    return run
+    return _SOFTMAX.row_kernel(index_bits, each)
 
 
 @functools.cache

@@ -9,11 +9,10 @@ import functools
 from typing import Any
 
 from llvmlite import ir
-from numba import cfunc, types
 
 from plait.kernels.arguments import PATTERN, Arguments
 from plait.kernels.spmm.cpu import PREFETCH_LANES, ask_ahead
-from plait.kernels.vector import CodeGen, load_index, load_index_ir, next_piece, row_intrinsic
+from plait.kernels.vector import CodeGen, load_index_ir, row_intrinsic
 
 __all__ = ["GATHER", "MARK", "gather_kernel", "mark_kernel", "mark_lanes"]
 
@@ -138,49 +137,24 @@ def _plus(parts: _Parts, addend: Any, k: int, total: Any) -> Any:
 
 @functools.cache
 def mark_kernel(float_bits: int, index_bits: int, mode: str) -> Any:
-    """max or min, how many edges attain it, and which; words: counter pieces bounds indptr indices
-    marks marks_stride x x_stride out out_stride ties ties_stride width last_edge."""
+    """max or min, how many edges attain it, and which."""
     row = _mark_row(float_bits, index_bits, mode)
-    index, bound = load_index(index_bits), load_index(64)
-    read = MARK.reader()
 
-    @cfunc(types.void(types.CPointer(types.int64)))
-    def run(arguments):  # type: ignore[no-untyped-def]
-        a = read(arguments)
-        while True:
-            piece = next_piece(a.team, a.pieces)
-            if piece >= a.pieces:
-                break
-            for i in range(bound(a.bounds, piece), bound(a.bounds, piece + 1)):
-                start, end = index(a.indptr, i), index(a.indptr, i + 1)
-                to, ties = a.out + i * a.out_row, a.ties + i * a.ties_row
-                row(a.x, a.x_row, a.indices, start, end, to, ties, a.marks, a.marks_row, a.last_edge, a.width)
+    def each(a: Any, i: Any, start: Any, end: Any) -> None:
+        to, ties = a.out + i * a.out_row, a.ties + i * a.ties_row
+        row(a.x, a.x_row, a.indices, start, end, to, ties, a.marks, a.marks_row, a.last_edge, a.width)
 
-    return run
+    return MARK.row_kernel(index_bits, each)
 
 
 @functools.cache
 def gather_kernel(float_bits: int, index_bits: int) -> Any:
-    """The gradient of max and min on the transpose, by the marks; words: counter pieces bounds indptr indices
-    order order_stride marks marks_stride share share_stride out out_stride addend addend_stride width
-    last_edge."""
+    """The gradient of max and min on the transpose, by the marks."""
     row = _gather_row(float_bits, index_bits)
-    index, bound = load_index(index_bits), load_index(64)
-    read = GATHER.reader()
 
-    @cfunc(types.void(types.CPointer(types.int64)))
-    def run(arguments):  # type: ignore[no-untyped-def]
-        a = read(arguments)
-        while True:
-            piece = next_piece(a.team, a.pieces)
-            if piece >= a.pieces:
-                break
-            for j in range(bound(a.bounds, piece), bound(a.bounds, piece + 1)):
-                start, end = index(a.indptr, j), index(a.indptr, j + 1)
-                plus = a.addend + j * a.addend_row if a.addend != 0 else 0
-                row(
-                    a.share, a.share_row, a.indices, a.order, a.marks, a.marks_row, start, end,
-                    a.out + j * a.out_row, plus, a.last_edge, a.width,
-                )  # fmt: skip
+    def each(a: Any, j: Any, start: Any, end: Any) -> None:
+        plus = a.addend + j * a.addend_row if a.addend != 0 else 0
+        row(a.share, a.share_row, a.indices, a.order, a.marks, a.marks_row, start, end,
+            a.out + j * a.out_row, plus, a.last_edge, a.width)  # fmt: skip
 
-    return run
+    return GATHER.row_kernel(index_bits, each)
