@@ -48,6 +48,7 @@ _LENGTHS = {
 # passes over blocks of edges with products by edge
 _BLOCKS = ("messages", "messages_back", "attained", "attained_back", "leaky_scores", "leaky_scores_back")
 _KEPT = 0.6  # of a pass over sources, where the weights and slopes of its edges were kept
+_BY_BIT = 2.0  # times of a product by set bits beside one in tall blocks
 _SCORE = 5.0  # edge times of one score: exponential, weight
 _SHARED_HEAD = 0.35  # a further head on a row that is already gathered, against gathering it
 
@@ -348,6 +349,8 @@ class Pricer:
         """Blocks of edges: rows of both ends, products by edge, sums; and all of it back."""
         matrix, is_back = request.matrix, request.op.endswith("back")
         assert matrix is not None
+        if request.kind == "rectified":
+            return self._tiles(request, matrix, is_back)
         edges, columns = matrix.edges, request.inner
         gather = replace(request, op="spmm", cols=columns)
         products = [self._gemm(Request("gemm", edges, b, a)) for a, b in request.products]
@@ -359,6 +362,19 @@ class Pricer:
         parts = products + [self._stream(part) for part in streams]
         seconds = self._sparse_seconds(gather, matrix, columns) + sum(part.seconds for part in parts)
         return Price(seconds, _total(self._sparse_work(gather, matrix), parts), "plait", "blocks in cache")
+
+    def _tiles(self, request: Request, matrix: Matrix, is_back: bool) -> Price:
+        """Tiles of edges: their product stays in cache; backwards two gathers, and products of set bits."""
+        ((inner, outer),) = request.products
+        gather = replace(request, op="spmm", cols=inner)
+        rows, times = (min(matrix.rows, matrix.edges), 3 * _BY_BIT) if is_back else (matrix.edges, 1.0)
+        flops = 2.0 * rows * inner * outer
+        seconds = times * flops / self._rate(self.machine.gemm, inner, outer)
+        seconds += (1 + is_back) * self._sparse_seconds(gather, matrix, inner)
+        reduced = self._stream(Request("stream", matrix.rows, outer, parts=2))
+        work = _total(self._sparse_work(gather, matrix), [reduced])
+        work = replace(work, flops=work.flops + (3 if is_back else 1) * flops)
+        return Price(seconds + reduced.seconds, work, "plait", "tiles in cache")
 
     def _recurrence(self, request: Request) -> Price:
         """Gates of so many steps, all of one length together: the states' products, passes over the gates."""

@@ -235,6 +235,7 @@ _CHOICES = {
     "rectified again": "apply the first layer once per node, sum over edges, and again for gradients",
     "blocks": "apply the first layer once per node, the rest per edge in blocks that stay in cache",
     "marked": "apply the first layer once per node, the rest per edge in blocks that stay in cache",
+    "tiles": "apply the first layer once per node, the rest per edge in tiles that stay in cache",
     "messages": "multiply by the weights once per node, then make messages in blocks of edges",
     "softmax": "make messages in blocks of edges, weighted by a softmax over each target's edges",
     "sums": "make messages once per node instead of once per edge, then aggregate",

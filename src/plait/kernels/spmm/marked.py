@@ -14,7 +14,7 @@ from plait.kernels.arguments import PATTERN, Arguments
 from plait.kernels.spmm.cpu import PREFETCH_LANES, ask_ahead
 from plait.kernels.vector import CodeGen, load_index_ir, row_intrinsic
 
-__all__ = ["GATHER", "MARK", "gather_kernel", "mark_kernel", "mark_lanes"]
+__all__ = ["GATHER", "MARK", "Parts", "gather_kernel", "mark_kernel", "mark_lanes"]
 
 MARK = Arguments(f"{PATTERN} marks[] x[] out[] ties[] width last_edge")
 GATHER = Arguments(f"{PATTERN} order marks[] share[] out[] addend[] width last_edge")
@@ -27,7 +27,7 @@ def mark_lanes(float_bits: int) -> int:
     return _REGISTER_BITS // float_bits
 
 
-class _Parts:
+class Parts:
     """A tile as registers of `mark_lanes` columns each, and the marks of each."""
 
     def __init__(self, tile: CodeGen, count: Any):
@@ -63,7 +63,7 @@ def _mark_row(float_bits: int, index_bits: int, mode: str) -> Any:
 
     def body(tile: CodeGen, args: list[Any], count: Any) -> None:
         x, stride, indices, start, end, out, ties, marks, marks_stride, last = args
-        parts = _Parts(tile, count)
+        parts = Parts(tile, count)
         code, b = parts.code, tile.builder
         index = load_index_ir(code, indices, index_bits)
         zero, one = code.constant(0.0), code.constant(1.0)
@@ -105,7 +105,7 @@ def _gather_row(float_bits: int, index_bits: int) -> Any:
 
     def body(tile: CodeGen, args: list[Any], count: Any) -> None:
         share, stride, indices, order, marks, marks_stride, start, end, out, addend, last = args
-        parts = _Parts(tile, count)
+        parts = Parts(tile, count)
         code, b = parts.code, tile.builder
         index = load_index_ir(code, indices, index_bits)
         place = load_index_ir(code, order, index_bits)
@@ -131,7 +131,7 @@ def _gather_row(float_bits: int, index_bits: int) -> Any:
     return row_intrinsic(float_bits, 12, 0, dict.fromkeys((0, 8, 9), float_bits) | {4: 1}, body)
 
 
-def _plus(parts: _Parts, addend: Any, k: int, total: Any) -> Any:
+def _plus(parts: Parts, addend: Any, k: int, total: Any) -> Any:
     return parts.code.builder.fadd(total, parts.code.load(parts.at(addend, k), parts.mask))
 
 
