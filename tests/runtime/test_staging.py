@@ -40,9 +40,10 @@ def test_values_arrive_as_they_were(rows: int) -> None:
 
 def test_narrow_values_take_half_the_bytes() -> None:
     edges = torch.randint(0, 90, (2, 50))
-    (moved,) = Staging(DEVICE).move([edges], [True])
-    assert moved.dtype is torch.int32
-    assert torch.equal(moved.cpu().long(), edges)
+    for given in (edges, edges.int(), edges.t().contiguous().t()):
+        (moved,) = Staging(DEVICE).move([given], [True])
+        assert moved.dtype is torch.int32
+        assert torch.equal(moved.cpu().long(), edges)
 
 
 def test_a_call_writes_over_the_last_one_and_grows_where_it_must() -> None:

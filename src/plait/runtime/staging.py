@@ -35,7 +35,10 @@ class Staging:
 
         narrow: int64 values that are known to fit int32 come as int32, in half the bytes.
         """
-        kinds = [torch.int32 if is_narrow else v.dtype for v, is_narrow in zip(values, narrow, strict=True)]
+        kinds = [
+            torch.int32 if is_narrow and value.dtype is torch.int64 else value.dtype
+            for value, is_narrow in zip(values, narrow, strict=True)
+        ]
         places, end = _places([v.numel() * kind.itemsize for v, kind in zip(values, kinds, strict=True)])
         block = self._block(end)
         packed = block.numpy()
@@ -80,7 +83,7 @@ def _places(sizes: Sequence[int]) -> tuple[list[tuple[int, int]], int]:
 
 def _pack(value: Tensor, kind: torch.dtype, room: np.ndarray[Any, Any]) -> None:
     """Write a tensor to bytes; numpy's copies cost a tenth of torch's to start."""
-    if value.dtype is torch.int64 and kind is torch.int32:
+    if kind is not value.dtype:
         np.copyto(room.view(np.int32).reshape(value.shape), value.detach().numpy(), casting="same_kind")
         return
     room[:] = value.detach().contiguous().view(-1).view(torch.uint8).numpy()
