@@ -12,7 +12,7 @@ from plait.plan.program import differentiate, schedule
 
 __all__ = ["FORMS", "Candidate", "associations", "candidates", "restrict"]
 
-# expressions kept in a closure; beyond it (long polynomials) only sweeps of the given forms are used
+# most expressions in a closure; beyond it (long polynomials) only sweeps of the given forms are used
 _MOST = 20
 
 FORMS = {
@@ -81,7 +81,7 @@ def _has_loops(expr: Expr) -> bool:
 
 
 def _loops_may_go_inside(expr: Expr) -> bool:
-    """Only loops of ones keep a 0/1 matrix 0/1; the leaf's name says so (`l` is general, `i` is one)."""
+    """Only loops of ones keep a 0/1 matrix 0/1; the leaf's name tells (`l` is general, `i` is ones)."""
     return any(
         isinstance(part, Add)
         and sort(part) == "sparse"
@@ -137,7 +137,7 @@ def _written(expr: Expr) -> list[tuple[str, Expr, bool]]:
 
 
 def restrict(expr: Expr, selection: Expr) -> Expr:
-    """selection @ expr with the selection pushed inwards: only the rows that are wanted are computed.
+    """selection @ expr with the selection pushed inwards: only the selected rows are computed.
 
     law: E @ (S @ X) == fold(E @ S) @ X, E @ (X @ W) == (E @ X) @ W, E @ (X + Y) == E @ X + E @ Y
     """

@@ -1,4 +1,4 @@
-"""Attention in pieces, each a program of a few steps: between them a layer has operations of its own.
+"""Attention in pieces, each a program of a few steps: between them a layer runs operations of torch.
 
 The far rows are the input X, the near rows X1; the features or weights of edges are E.
 """
@@ -14,7 +14,7 @@ from plait.plan.ways import Way
 
 __all__ = ["DotSoftmax", "Dots", "Leaky", "Piece", "Product", "Softmax", "Sums", "ways"]
 
-_OF_EDGES: dict[str, Any] = {"of_edges": True, "is_shared": True}  # rows of edges serve all heads
+_OF_EDGES: dict[str, Any] = {"of_edges": True, "is_shared": True}  # rows per edge serve all heads
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Product:
 
 @dataclass(frozen=True)
 class Dots:
-    """X1ᵢ · Xⱼ by edge and head."""
+    """X1ᵢ · Xⱼ per edge and head."""
 
     heads: int
     lanes: int
@@ -54,7 +54,7 @@ class Dots:
 class DotSoftmax(Dots):
     """softmax(X1ᵢ · Xⱼ + Yᵢ · E): the features of an edge are one row for all heads."""
 
-    edge_width: int | None = None  # of the features of edges; None: there are none
+    edge_width: int | None = None  # of the edge features; None: there are none
 
     name = "dot softmax"
 
@@ -121,12 +121,12 @@ class Softmax:
 
 @dataclass(frozen=True)
 class Leaky:
-    """softmax(leaky(X1ᵢ U + c + Xⱼ + E W) a): rows of edges are made in blocks and again for gradients."""
+    """softmax(leaky(X1ᵢ U + c + Xⱼ + E W) a): rows per edge are made in blocks and again for gradients."""
 
     lanes: int
     columns: int
     slope: float
-    edge_width: int | None = None  # of the features of edges; None: there are none
+    edge_width: int | None = None  # of the edge features; None: there are none
     inner: int | None = None  # columns that the targets' rows are projected from; None: they come as they are
     has_bias: bool = False
 
