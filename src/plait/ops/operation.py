@@ -1,4 +1,4 @@
-"""What is declared of an operation, and the table they are all found in."""
+"""What is declared of an operation, and the table of all operations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["TABLE", "Operation", "Pattern", "Reverse", "Setting", "View", "opera
 
 @dataclass(frozen=True)
 class Pattern:
-    """A sparse matrix, in numbers or symbols; degree is that of its fullest row."""
+    """A sparse matrix, in numbers or symbols; degree is that of its longest row."""
 
     rows: Amount
     edges: Amount
@@ -31,7 +31,7 @@ class View(Protocol):
     def pattern(self, name: str, is_transposed: bool) -> Pattern | None: ...
 
     def keeps(self, name: str) -> bool:
-        """Whether anybody reads a result that a step may leave out."""
+        """Whether anything reads a result that a step may leave out."""
         ...
 
 
@@ -65,7 +65,7 @@ class Reverse(Protocol):
     ) -> str: ...
 
     def fresh(self, of: str, shaped: Shape) -> str:
-        """A name for what a step makes beside its result."""
+        """A name for what a step makes besides its result."""
         ...
 
     def part(self, name: str, start: int, value: str) -> None:
@@ -86,14 +86,14 @@ class Operation:
     flops: Callable[[Step, View], Mapping[str, Amount]]
     depth: Callable[[Step, View], Amount]
     request: Callable[[Step, Setting], Request | ChainRequest | None]
-    """What the price depends on; None: no data moves."""
+    """What the price depends on; None where no data moves."""
     gradient: Callable[[Reverse, Step, str], None] | None = None
     overwrites: str = ""
-    """The role whose buffer may become the result, where nobody reads it afterwards."""
+    """The role whose buffer may become the result, where nothing reads it afterwards."""
     may_hoist: bool = False
     is_view: bool = False
     reference: str = ""
-    """Where a plain loop computes the same."""
+    """The module with a plain loop that computes the same."""
     says: str = ""
     """What a step of it does, in the words of a printed plan."""
 
@@ -104,7 +104,7 @@ class Operation:
             )
 
     def check(self, step: Step) -> None:
-        """PlanError where the step has a role that the operation does not know, or lacks one."""
+        """Raises PlanError if the step has a role that the operation does not know, or lacks one."""
         known = {role.rstrip("?*"): role for role in self.roles}
         given = {role if role in known else role.rstrip("0123456789") for role, _ in step.reads}
         missing = [name for name, role in known.items() if role == name and name not in given]
@@ -118,7 +118,7 @@ TABLE: dict[str, Operation] = {}
 
 
 def register(*rows: Operation) -> None:
-    """Enter operations into the table; PlanError where one of that name is there already."""
+    """Adds operations to the table; PlanError if one of that name is there already."""
     for row in rows:
         if row.name in TABLE:
             raise PlanError(f"operation {row.name!r} is in the table already; use its row, or another name")
