@@ -19,7 +19,7 @@ _WIDTHS = (2.0, 4.0, 8.0, 16.0)
 
 @dataclass(frozen=True)
 class BreakEven:
-    """Where the winner stops winning: "below 1.2e8 bytes a second one worker is faster"."""
+    """Where the winner stops winning: "below 1.2e8 bytes per second one worker is faster"."""
 
     what: str  # bandwidth, workers or width
     side: str  # "below" or "from" (for workers and width: at that value)

@@ -47,7 +47,7 @@ _CURVE = (1, 2, 4, 8, 16, 32, 64)
 
 @dataclass(frozen=True)
 class Options:
-    """What is asked beside model and graph."""
+    """What is asked besides model and graph."""
 
     workers: tuple[int, ...] = (4,)
     network: Network = field(default_factory=lambda: network_of("10gbit"))
@@ -65,13 +65,13 @@ class Options:
     sharing: float = 1.0  # how much slower a worker computes while the others on its machine do
     wire_bytes: int = 4  # of one number of a feature row of mini-batches; may be fewer than the model's
     shards: Mapping[int, Mapping[str, Shards]] = field(default_factory=dict)  # by workers and split
-    beside: Beside | None = None  # what the model does beside its layers, where it was called
-    batch_seconds: float | None = None  # of a model's layers and what is beside them, on a drawn mini-batch
+    beside: Beside | None = None  # what the model does outside its layers, where it was called
+    batch_seconds: float | None = None  # of a model's layers and what is outside them, on a drawn mini-batch
 
 
 @dataclass(frozen=True)
 class Roof:
-    """What the machine can do at most: operations and bytes a second."""
+    """What the machine can do at most: operations and bytes per second."""
 
     flops_per_s: float
     bytes_per_s: float

@@ -35,7 +35,7 @@ class EdgeCut:
 
     @property
     def imbalance(self) -> float:
-        """Edges of the fullest part over the mean."""
+        """Edges of the largest part over the mean."""
         mean = sum(self.edges) / self.parts
         return max(self.edges) / mean if mean else 1.0
 

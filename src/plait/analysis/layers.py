@@ -95,7 +95,7 @@ def _parameters(plan: LayerPlan) -> int:
     return sum(_numbers(leaf, plan.sizes) for leaf in learnt)
 
 
-_ROWS = ("X", "X1", "Y", "E", "T")  # inputs of programs that are no parameters
+_ROWS = ("X", "X1", "Y", "E", "T")  # inputs of programs that are not parameters
 
 
 def _numbers(leaf: Any, sizes: Mapping[str, int]) -> int:

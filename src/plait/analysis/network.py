@@ -76,7 +76,7 @@ _HELP = f"name one of {', '.join(NAMED)}, or write e.g. 40gbit, 5GB/s or 40gbit,
 
 
 def network_of(given: Any) -> Network:
-    """A network by name ("10gbit"), by figures ("40gbit,10us"), as (bytes a second, latency), or itself."""
+    """A network by name ("10gbit"), by figures ("40gbit,10us"), as (bytes per second, latency), or itself."""
     if isinstance(given, Network):
         return _checked(given)
     if isinstance(given, tuple | list) and len(given) == 2:

@@ -1,7 +1,7 @@
 """The taxonomy of parallel training, priced: what each form sends, holds, waits for and takes.
 
-An epoch is one pass over all nodes, forward and backward. Seconds are those of the fullest worker (its share
-of the planner's price) plus its traffic over the network: nothing overlaps, except where a pipeline says so.
+An epoch is one pass over all nodes, forward and backward. Seconds are those of the most loaded worker (its
+share of the planner's price) plus its communication. Nothing overlaps, except inside a pipeline.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ def _edge_cut(work: Workload, cluster: Cluster) -> Strategy:
 
 
 def _shares(cut: EdgeCut, work: Workload) -> tuple[float, float]:
-    """The fullest part's share of the edges and of the nodes."""
+    """The largest part's share of the edges and of the nodes."""
     return max(cut.edges) / max(1.0, sum(cut.edges)), max(cut.nodes) / max(1.0, sum(cut.nodes))
 
 

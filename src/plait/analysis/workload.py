@@ -40,7 +40,7 @@ class Load:
         return sum(self.graph_seconds) + self.row_seconds
 
     def narrow_seconds(self, workers: int) -> float:
-        """Of the products with the graph, each with one part in so many of the columns and all edges.
+        """Of the products with the graph, each with one part in this many of the columns and all edges.
 
         Rows are gathered by cache lines: one that fills no line takes as long as one that does.
         """
@@ -86,7 +86,7 @@ class Workload:
     float_bytes: int = 4
     index_bytes: int = 4
     graphs: int = 1  # separate graphs in the data
-    parameters: int | None = None  # of the whole model, where it is at hand; else those of the layers
+    parameters: int | None = None  # of the whole model, where it is available; else those of the layers
     sampled_edge_seconds: float = 0.0  # to draw one edge of a mini-batch
     looked_up_row_seconds: float = 0.0  # to bring the features of a node into a mini-batch
     step_seconds: float = 0.0  # of a step of training, whatever its size

@@ -1,4 +1,4 @@
-"""Measures what the passes of attention take beside their prices, on made-up graphs.
+"""Measures what the passes of attention take compared with their prices, on made-up graphs.
 
 The prices of such a pass (cost/price.py) compare it with a sparse product of the same rows by rough factors.
 Here every candidate of GAT, GATv2 and Transformer is trained with a clock on each step; the geometric mean of

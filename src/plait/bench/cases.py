@@ -67,7 +67,7 @@ MODEL_GRAPHS = ("cora", "citeseer", "pubmed", "amazon_photo", "coauthor_cs", "fl
 
 @dataclass(frozen=True, order=True)
 class LayerCase:
-    """One cell of the layers grid: a middle layer, so its input wants a gradient in training.
+    """One cell of the layers grid: a middle layer, so its input needs a gradient in training.
 
     width_out is the width of the whole output: a head of an attention layer has width_out / heads of it.
     """

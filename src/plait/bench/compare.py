@@ -2,7 +2,7 @@
 
 A change is held against three things. The lane's own noise: how far its visits within a run were apart (a
 run that visited once: thirds of its samples). The drift of its kind: most lanes of two runs are the same
-code, so the middle of the ratios of lanes alike (bound by the host or not, of the same direction, of about
+code, so the middle of the ratios of similar lanes (bound by the host or not, of the same direction, of about
 the same time) is the machine's shift there, and their scatter around it what happens without a change. And
 the number of lanes: of many, some are far out by chance (Benjamini and Hochberg 1995).
 """
@@ -141,7 +141,7 @@ def compare(before: Sequence[Record], after: Sequence[Record]) -> Comparison:
 
 @dataclass(frozen=True)
 class _Drift:
-    """What happens to lanes alike without a change, in logarithms."""
+    """What happens to similar lanes without a change, in logarithms."""
 
     shift: float
     scatter: float
@@ -172,7 +172,7 @@ def _drifts(pairs: Sequence[tuple[_Lane, _Lane]]) -> list[_Drift]:
 def _doubt(old: _Lane, new: _Lane, drift: _Drift) -> float:
     """The chance of a ratio this far from the drift without a change, by Student's distribution."""
     away = abs(math.log(new.median / old.median) - drift.shift)
-    # the scatter of lanes alike has the noise of a usual lane in it
+    # the scatter of similar lanes has the noise of a usual lane in it
     noise = max(drift.scatter, math.hypot(_own_noise(old), _own_noise(new)))
     return _student_tails(away / noise) if noise > 0.0 else float(away == 0.0)
 

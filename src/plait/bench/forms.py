@@ -1,6 +1,6 @@
 """plait hag --all: does the planner's choice of a graph form ever lose against CSR, search included?
 
-Every graph meets a layer in the middle of a model (its input wants a gradient), compiled with CSR alone and
+Every graph meets a layer in the middle of a model (its input needs a gradient), compiled with CSR alone and
 with every usual form; a step is forward and backward. Unions of labelled graphs also train whole models,
 two layers and a mean over each graph, beside the peers.
 """

@@ -1,7 +1,7 @@
 """plait bench plans: every surviving candidate of a layer run, the planner's choice against the best.
 
 regret = measured time of the chosen plan / measured time of the fastest candidate, interleaved. A layer alone
-has an input that wants a gradient. In a whole model on real features the input stays the same: there sparse
+has an input that needs a gradient. In a whole model on real features the input stays the same: there sparse
 views of it, and products computed once, are candidates too.
 """
 

@@ -219,7 +219,7 @@ class Problem:
 
     @cached_property
     def x(self) -> Tensor:
-        """The input: a hidden activation, so it wants a gradient."""
+        """The input: a hidden activation, so it needs a gradient."""
         features = hidden_features(self.forms.num_nodes, self.width_in, device=self.edge_index.device)
         return features.requires_grad_()
 

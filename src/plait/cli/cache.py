@@ -22,7 +22,7 @@ __all__ = ["add_arguments", "run"]
 
 # METIS takes about a second per million edges; larger graphs are cut by node number.
 _METIS_EDGES = 10_000_000
-# Up to so many parts recursive bisection cuts fewer edges, as METIS's manual says.
+# Up to this many parts recursive bisection cuts fewer edges, as METIS's manual says.
 _RECURSIVE_PARTS = 8
 
 

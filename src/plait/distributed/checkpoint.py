@@ -39,7 +39,7 @@ _NAME = re.compile(r"step-(\d{10})")
 
 @dataclass(frozen=True)
 class Position:
-    """Where training stands: so many batches of this epoch are done, and so many steps of all epochs.
+    """Where training stands: this many batches of this epoch are done, and this many steps of all epochs.
 
     `loss` is this rank's sum over the epoch's batches so far, for whoever reports their mean.
     """
@@ -51,7 +51,7 @@ class Position:
 
 
 class Checkpoints:
-    """The state of a model and its optimizer, kept in `folder` every so many steps or minutes.
+    """The state of a model and its optimizer, kept in `folder` every this many steps or minutes.
 
     Every rank makes one with the same arguments and calls `after_step` after each of its steps; `resume`
     loads the newest checkpoint that is whole, on all ranks the same. The last `keep` are left there. The

@@ -36,7 +36,7 @@ __all__ = ["partition"]
 
 Array = NDArray[Any]
 
-# Feature rows are gathered and written so many bytes at a time.
+# Feature rows are gathered and written this many bytes at a time.
 _BLOCK_BYTES = 1 << 25
 _WHOLE = ("nodes.npy", "indptr.npy", "indices.npy", "y.npy", *(f"{name}_mask.npy" for name in MASKS))
 _OF_PART = re.compile(r"part-\d+\.(x|halo)\.npy")

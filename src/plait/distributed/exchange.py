@@ -66,7 +66,7 @@ class LocalRows:
         self.row: Row = ((self.width,), np.dtype(np.float32) if self.precision is None else BITS)
 
     def empty(self, count: int) -> Array:
-        """Room for so many rows."""
+        """Room for this many rows."""
         return np.empty((count, self.width), self.row[1])
 
     def take(self, ids: Array) -> Array:

@@ -134,7 +134,7 @@ class Peers:
     # Columns ----------------------------------------------------------------------------------
 
     def share_of(self, width: int) -> int:
-        """How many of so many columns are this rank's."""
+        """How many of this many columns are this rank's."""
         return column_shares(width, self.size)[self.rank]
 
     def to_columns(self, x: Tensor) -> Tensor:

@@ -79,7 +79,7 @@ class Cache:
     With `precision` ("float16" or "bfloat16") all float32 rows are rounded to it and kept in half the bytes,
     so `capacity` rows take half the memory; what is handed out is float32, alike for rows kept and fetched.
 
-    Rows of ids where `local` is true are at hand in the source: they pass by the cache uncounted. A source
+    Rows of ids where `local` is true are available in the source: they pass by the cache uncounted. A source
     that raises is asked `retries` times more. Several threads may take; they are served one after the other.
     """
 

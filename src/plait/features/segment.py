@@ -2,7 +2,7 @@
 
 Every user holds a shared lock on the file for as long as it lives, which the kernel drops when a process
 dies, however it dies. Whoever closes and can have the file alone removes it; what a killed last user left
-behind is taken for stale and made anew by the next.
+behind is treated as stale and made again by the next.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def segment_path(name: str) -> Path:
 
 
 def _opened(path: Path) -> tuple[int, bool]:
-    """The file with a shared lock on it, and whether it was made anew."""
+    """The file with a shared lock on it, and whether it was made again."""
     import fcntl
 
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)

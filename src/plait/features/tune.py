@@ -25,7 +25,7 @@ Array = NDArray[Any]
 # differ by a few per cent from noise alone.
 _OFF_SHARE = 0.25
 _OFF_EPOCH = 0.05
-# What must be saved of an epoch before a cache changes its rule: it starts learning anew.
+# What must be saved of an epoch before a cache changes its rule: it starts learning again.
 _WORTHWHILE = 0.03
 
 

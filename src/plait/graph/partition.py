@@ -31,7 +31,7 @@ METHODS = ("metis", "fennel", "random")
 
 # A part may hold this much more than its share of nodes, of edges and of training nodes.
 SLACK = 1.05
-# METIS takes one whole-number weight per node; so many units are one average node.
+# METIS takes one whole-number weight per node; this many units are one average node.
 _UNITS = 16
 # Passes of Fennel over the nodes: on an sbm of 200,000 nodes and 3.6 M edges in 4 parts they cut 52, 32, 20
 # and 17% of the edges, two more passes no other; METIS cuts 17% in ten times the time.

@@ -37,7 +37,7 @@ def propagation(
 def polynomial(matrix: Expr, x: Expr, weights: Sequence[Expr | None]) -> tuple[Expr, ...]:
     """The equal forms of sum over k of matrix^k @ x @ weights[k] (None: no such term).
 
-    Powers first (each power formed once, then its weight), Horner (weights first, one product a power), and
+    Powers first (each power formed once, then its weight), Horner (weights first, one product per power), and
     the powers side by side times the stacked weights.
     """
     powers = [x]

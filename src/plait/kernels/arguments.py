@@ -102,7 +102,7 @@ class Arguments:
         return ctypes.addressof(block) + place * 8
 
     def run(self, address: int, block: ctypes.Array[ctypes.c_int64], threads: int) -> None:
-        """Run the kernel at `address` on so many threads; returns when all are done."""
+        """Run the kernel at `address` on this many threads; returns when all are done."""
         try:
             team, block[0], counters = self._local.teams[threads]
         except (AttributeError, KeyError):

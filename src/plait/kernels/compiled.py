@@ -1,7 +1,7 @@
 """Machine code of kernels, compiled once per machine and kept on disk.
 
 numba's own cache does not recognise functions that are built from pieces (each process would compile them
-anew), so the finished object code is stored here instead: plain bytes under the user's cache folder, named
+again), so the finished object code is stored here instead: plain bytes under the user's cache folder, named
 by a digest of the operation's sources, the versions and the processor. A changed source is another name.
 
 What is loaded is run, so it comes only from files that nobody else can have written (kernels/trusted.py);

@@ -159,7 +159,7 @@ def write_flat(
 def read_numbers(
     words: Words, at: int, name: str, array: np.ndarray[Any, Any] | None, bits: int, count: int
 ) -> None:
-    """Place the address of `count` edge or node numbers of so many bits, zero for None."""
+    """Place the address of `count` edge or node numbers of this many bits, zero for None."""
     if array is None:
         words[at] = 0
         return

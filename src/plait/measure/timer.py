@@ -23,7 +23,7 @@ Clock = Callable[[Call, int], float]
 _RESAMPLES = 1000
 _CONFIDENCE = 0.95
 # A variant this many times slower than the fastest needs no third digit: it gets one warm-up call and few
-# samples, so that the time goes to the close calls (PyG's max on a 2.7 M-edge graph takes 10 s a step).
+# samples, so that the time goes to the close calls (PyG's max on a 2.7 M-edge graph takes 10 s per step).
 _SLOW_RATIO = 8.0
 _SLOW_REPEATS = 3
 _PATIENCE = 3.0
@@ -128,7 +128,7 @@ def time_calls(
 ) -> dict[str, Timing]:
     """The timing of every variant, taken in interleaved rounds so that a slow spell of the machine hits all.
 
-    A round takes one sample of each variant, in an order drawn anew: who runs behind whom matters (the same
+    A round takes one sample of each variant, in an order drawn again: who runs behind whom matters (the same
     product took 12% longer always behind another's). A sample is as many
     calls in a row as fill `min_sample_seconds`: a 50 µs call is timed warm, as a training loop runs it,
     and above the noise of the clock. Rounds go on until every variant's `spread` is below `target_spread`,

@@ -73,7 +73,7 @@ class Seat:
     given: list[tuple[Tensor, int]] = field(default_factory=list)  # the last of them, and their versions
     seen_on_gpu: Any = None  # see pyg/recorded.py
     written: dict[bool, Layer] = field(default_factory=dict)  # of fused layers, found to be as written
-    found: Layer | None = None  # that of them which the call at hand found unchanged
+    found: Layer | None = None  # that of them which the current call found unchanged
 
     def as_it_was(self, module: nn.Module) -> Layer | None:
         """The record of a layer that nothing has changed since it was lowered."""
@@ -81,7 +81,7 @@ class Seat:
         return layer if layer is not None and layer.is_as_it_was(module) else None
 
     def look(self, module: nn.Module) -> Layer:
-        """The layer as it is, recorded anew where it has changed."""
+        """The layer as it is, recorded again where it has changed."""
         layer = self.as_it_was(module)
         if layer is None:
             layer = self.seen[module.training] = Layer(module)
@@ -160,7 +160,7 @@ def session() -> Session:
 
 
 def record_of(module: nn.Module) -> Layer | None:
-    """The record of a fused layer that the call at hand found unchanged."""
+    """The record of a fused layer that the current call found unchanged."""
     return None if active.seats is None else active.seats.of(module).found
 
 

@@ -1,4 +1,4 @@
-"""What a model does beside its layers: torch's operations on rows of nodes, noted while it is called once."""
+"""What a model does outside its layers: torch's operations on rows of nodes, recorded in one call."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class _Noted(TorchFunctionMode):
 
 
 def _shares(out: Tensor, given: Tensor) -> bool:
-    """Whether a result lies in the memory of an argument, and so was not written anew."""
+    """Whether a result lies in the memory of an argument, and so was not written again."""
     return out.untyped_storage().data_ptr() == given.untyped_storage().data_ptr()
 
 

@@ -1,4 +1,4 @@
-"""The clock around planned layers: what calling one takes beside its steps, forwards and backwards."""
+"""The clock around planned layers: what calling one takes besides its steps, forwards and backwards."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ class TrainingStep:
         return body_of(lambda: self.loss(self.model, data), self._parameters(), self.optimizer)()
 
     def _state(self) -> tuple[Any, ...]:
-        """What a captured step has taken for constant."""
+        """What a captured step has treated as constant."""
         modes = tuple([module.training for module in self.model.modules()])
         places = tuple([(p.data_ptr(), p.requires_grad) for p in self.model.parameters()])
         return modes, places, settings(self.optimizer)
@@ -232,7 +232,7 @@ def _starts(batch: Any) -> Tensor | None:
 
 
 def _layout(batch: Any, size: tuple[int, int]) -> tuple[Any, ...]:
-    """What batches of one slot have in common beside their size."""
+    """What batches of one slot have in common besides their size."""
     parts, given = [], batch.to_dict()
     for name, value in sorted(_tensors(given).items()):
         kind = _kind_of(name, value, size)

@@ -53,7 +53,7 @@ def note_in_pyg() -> None:
 
 
 def runs_again() -> bool:
-    """Whether the layer runs a second time for a checkpoint: nothing is decided anew."""
+    """Whether the layer runs a second time for a checkpoint: nothing is decided again."""
     return now.call is not None and now.call.is_second
 
 

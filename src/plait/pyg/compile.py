@@ -530,7 +530,7 @@ def _analyze(model: Any, session: Session, call: Call | None, mode: str, repeats
 def _with_measurements(
     plan: Plan, samples: dict[str, list[Any]], beside: dict[str, dict[str, list[float]]]
 ) -> Plan:
-    """The plan with the median of every step, and of what calling a layer took beside them."""
+    """The plan with the median of every step, and of what calling a layer took besides them."""
     layers = []
     for layer in plan.layers:
         measured = {}

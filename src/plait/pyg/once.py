@@ -1,4 +1,4 @@
-"""Calls on graphs that come once: the layer's expression on listed edges (runtime/listed.py)."""
+"""Calls on graphs seen only once: the layer's expression on listed edges (runtime/listed.py)."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def once(
 ) -> Once | None:  # fmt: skip
     """The call on listed edges, where its graph comes once and is small; None: it is planned.
 
-    `key` recognises the call (`call_key`), so `edges` is an edge list and `weight` wants no gradient.
+    `key` recognises the call (`call_key`), so `edges` is an edge list and `weight` needs no gradient.
     """
     if not known.may_be_listed or not session.lists_edges() or not _fits(x, edges, weight):
         return None
@@ -102,7 +102,7 @@ def once_weighted(
     session: Session, known: Layer, module: Any, weight_key: tuple[Any, ...], x: Any, graph: Any,
     edges: Tensor, weight: Tensor, planned: Callable[[], Apply],
 ) -> Once | None:  # fmt: skip
-    """The call on listed edges, where the graph stays and its weights, which want no gradient, come once.
+    """The call on listed edges, where the graph stays and its weights, which need no gradient, come once.
 
     `graph` is what the session knows of the edges; the same weights may come with another one.
     """

@@ -419,7 +419,7 @@ def _come_once(session: Session, edges: Edges, lowered: Lowered, kept: Kept, x: 
 def _weighted_once(
     seat: Seat, module: Any, known: Layer | None, kept: Kept, x: Tensor, edge_index: Tensor
 ) -> Run | None:
-    """The call on the edges as they are listed with weights that come once, where the layer allows it."""
+    """The call on the edges as they are listed with weights seen only once, where the layer allows it."""
     session = active.seats.session  # type: ignore[union-attr]
     edges, weight = kept.edges, kept.weight
     if known is None:

@@ -36,7 +36,7 @@ class Layer:
     def __init__(self, module: nn.Module):
         self.token = next(_tokens)  # another one for every layer and every state of it
         self.lowered: dict[Any, Any] = {}  # what it computes, by what a call looks like
-        self.may_be_listed = True  # on graphs that come once; see pyg/once.py
+        self.may_be_listed = True  # on graphs seen only once; see pyg/once.py
         self.listed: dict[bool, Any] = {}  # what is known of that with and without edge weights
         parts = [*_parts(module)]
         self._parts = parts[1:]  # a record must not keep its layer alive

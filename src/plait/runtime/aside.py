@@ -24,7 +24,7 @@ __all__ = ["Aside"]
 _WARM_UP = 8  # new inputs by plait before any is timed: kernels are loaded and plans made
 _BLOCK = 3  # steps one after the other the same way; the first of them is not timed
 _ROUNDS = 4  # blocks each way, where it is a close thing
-# Where PyG takes so many times as long, a round says enough. Against plait all rounds are wanted: while
+# Where PyG takes this many times as long, a round says enough. Against plait all rounds are wanted: while
 # another program holds the cores, threads that wait for each other make any one of them look slow.
 _CLEAR = 1.5
 _LONGEST_SECONDS = 0.05  # a step that takes longer is not one whose binding counts
@@ -43,7 +43,7 @@ class _Kind:
 
     @property
     def is_by_pyg(self) -> bool:
-        """Which way the step at hand goes while it is not decided: blocks in turns."""
+        """Which way the current step goes while it is not decided: blocks in turns."""
         after = self.steps - _WARM_UP
         return after >= 0 and after // _BLOCK % 2 == 1
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Binding", "Bound", "Kernel", "bind", "kernel", "kernels_of"]
 
 Bound = Callable[[Env], Any]
-"""A step as a function of the values at hand; it may put further results into them."""
+"""A step as a function of the available values; it may put further results into them."""
 
 
 class Binding:

@@ -1,4 +1,4 @@
-"""How many bytes a compiled model may keep beside its parameters, and how many something holds."""
+"""How many bytes a compiled model may keep besides its parameters, and how many something holds."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class Buffers:
         return sum(buffer.bytes for buffer in self._held)
 
     def limit_to(self, most: int) -> None:
-        """Hold at most so many bytes beside what is in use; what is free and too much goes."""
+        """Hold at most this many bytes besides what is in use; what is free and too much goes."""
         with self._lock:
             self._most = most
             self._make_room(0)

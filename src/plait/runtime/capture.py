@@ -156,7 +156,7 @@ def make_capturable(optimizer: torch.optim.Optimizer) -> None:
 
 
 def settings(optimizer: torch.optim.Optimizer | None) -> tuple[Any, ...]:
-    """What a captured optimiser step has taken for constant: a change needs another capture."""
+    """What a captured optimiser step has treated as constant: a change needs another capture."""
     if optimizer is None:
         return ()
     return tuple(

@@ -112,7 +112,7 @@ class Constants:
     forms: dict[str, Form] = field(default_factory=dict)  # other ways to run products with A, A + i, max
     form_text: dict[str, str] = field(default_factory=dict)  # what was said about them, for the plans
     unit_loops: bool | None = None  # whether l is all one, where that is known already
-    objects: Objects | None = None  # what a program reads beside A
+    objects: Objects | None = None  # what a program reads besides A
     _values: dict[str, Any] = field(default_factory=dict)
     _matrices: dict[str, Matrix] = field(default_factory=dict)
 

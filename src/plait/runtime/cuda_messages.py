@@ -1,7 +1,7 @@
 """Messages of a known form on a GPU, by Triton: gathered, made, added up and dropped in one pass.
 
 Steps without a form, or with what these kernels do not compute, run in blocks of edges (runtime/messages.py).
-The rows that features of edges add to a message are made a block at a time.
+The rows that edge features add to a message are made a block at a time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from plait.runtime.messages import BoundMessages
 
 __all__: list[str] = []
 
-_EDGE_ROWS_BYTES = 2 << 30  # of rows that features of edges make; every block adds to all sources once more
+_EDGE_ROWS_BYTES = 2 << 30  # of rows that edge features make; every block adds to all sources once more
 
 
 def _no_form(b: Binding, step: Step) -> str | None:
@@ -52,7 +52,7 @@ class _Known:
         return found
 
     def edge_rows(self, env: Env, block: PlacedBlock) -> Tensor | None:
-        """What features of edges add to the rows of a block: themselves, or by the function's weight."""
+        """What edge features add to the rows of a block: themselves, or by the function's weight."""
         if not self.has_edges:
             return None
         attr: Tensor = env[self.of.attr][block.edges]

@@ -121,7 +121,7 @@ def can_defer() -> bool:
 
 
 def _taken(tensor: Tensor) -> dict[str, Any]:
-    """What a deferred matrix carries beside the user's own attributes, removed from it."""
+    """What a deferred matrix carries besides the user's own attributes, removed from it."""
     own = tensor.__dict__
     return {name: own.pop(name) for name in ("source", "is_whole") if name in own}
 

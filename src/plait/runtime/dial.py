@@ -26,7 +26,7 @@ _LEANEST = Allowance(0, 0)  # nothing fits it, and the leanest is taken then
 
 @dataclass(frozen=True)
 class Trail:
-    """What one run showed: the planned calls in order, and what was alive beside what their plans hold."""
+    """What one run showed: the planned calls in order, and what was alive besides what their plans hold."""
 
     calls: tuple[tuple[str, int], ...] = ()  # (layer, bytes that others saved for gradients up to then)
     given_bytes: int = 0  # parameters, their gradients, buffers, arguments
@@ -124,7 +124,7 @@ def _copied_shapes(node: Any) -> set[torch.Size]:
     """Shapes of inputs that are copies of a result which the node before saved itself.
 
     A layer's input is copied until its first backward pass has shown that nobody writes to it
-    (pyg/overwritten.py): such copies are no part of a later step.
+    (pyg/overwritten.py): such copies are not part of a later step.
     """
     copies = [before for before, _ in node.next_functions if before is not None]
     copies = [before for before in copies if before.name() == "CloneBackward0"]
@@ -152,7 +152,7 @@ class Dial:
     is_late: bool = False  # a call ended while one was awaited, and its plans were not looked at
 
     def wait_for(self, checkpoint: Any) -> None:
-        """Choose nothing anew while the checkpoint lives: its second run must save what its first one did."""
+        """Keep all choices while the checkpoint lives: its second run must save what its first one did."""
         if self.limit is not None:
             self._awaited.add(checkpoint)
 
@@ -168,7 +168,7 @@ class Dial:
         return None if share is None else share.peak_bytes
 
     def turn(self, session: Session, mode: str) -> bool:
-        """Choose anew from what the latest run showed; True where layers are to be planned again.
+        """Choose again from what the latest run showed; True where layers are to be planned again.
 
         PlanError where the limit cannot be met.
         """
@@ -194,7 +194,7 @@ class Dial:
         if self._leanest[mode] > self.limit:
             raise refusal(self.limit, self._leanest[mode])
         for edges in session.edges.values():
-            vars(edges).pop("orders", None)  # made anew, only what is asked for
+            vars(edges).pop("orders", None)  # made again, only what is asked for
         layers = [layer for own, layer in self.shares if own == mode]
         self._is_leanest.add(mode)
         return self._set(session, mode, dict.fromkeys(layers, _LEANEST))

@@ -138,7 +138,7 @@ def _kept(plan: LayerPlan) -> tuple[str, ...]:
 
 @dataclass
 class Run:
-    """A plan bound to one graph: its constants, its buffers, the values hoisted for the inputs at hand."""
+    """A plan bound to one graph: its constants, its buffers, the values hoisted for the current inputs."""
 
     plan: LayerPlan
     constants: Constants
@@ -226,7 +226,7 @@ class _Inputs:
 
 
 Placed = tuple[tuple[Step, bool, tuple[str, ...]], ...]
-"""Steps in order, whether each may overwrite its operand, and the values that nobody reads after it."""
+"""Steps in order, whether each may overwrite its operand, and the values that nothing reads after it."""
 
 
 def _placed(program: Program, keep: tuple[str, ...]) -> Placed:
@@ -382,7 +382,7 @@ def _in_torch(
 
 
 class _Rest:
-    """What a program's backward pass needs beside what autograd saved for it.
+    """What a program's backward pass needs besides what autograd saved for it.
 
     The output: it goes to the caller, and where he wrote to it, it is computed again. Inputs that only a
     derivative of the derivative reads: they may change until one is asked for.
@@ -468,9 +468,9 @@ def _rows_contiguous(grad: torch.Tensor, buffers: Buffers) -> torch.Tensor:
 def apply(
     run: Run, inputs: Mapping[str, torch.Tensor], given: Mapping[str, Any] | None = None
 ) -> torch.Tensor:
-    """The value of the planned expression; differentiable where inputs are. `given`: what is no tensor."""
+    """The value of the planned expression; differentiable where inputs are. `given`: what is not a tensor."""
     if run.plan.backward is None:
-        env = Env(inputs, **run.hoisted, **(given or {}))  # no input wants a gradient: nothing is recorded
+        env = Env(inputs, **run.hoisted, **(given or {}))  # no input needs a gradient: nothing is recorded
         run.forward(env)
         return run.output(env)
     names, values = [], []

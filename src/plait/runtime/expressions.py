@@ -216,7 +216,7 @@ def _plan_by_size(session: Session, asked: Asked) -> LayerPlan:
 
 
 def _plan(session: Session, asked: Asked, calls: int) -> LayerPlan:
-    """The cheapest plan when what is hoisted serves so many calls."""
+    """The cheapest plan when what is hoisted serves this many calls."""
     plan = session.choose(asked.problem(session.dial, calls))
     _log.debug("layer %s planned: predicted %.3g ms", asked.layer, 1e3 * plan.seconds)
     return plan

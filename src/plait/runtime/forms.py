@@ -68,8 +68,8 @@ _SAFE_RATIO, _SAFE_SHARE, _RISKY_SHARE = 2.15, 0.7, 0.1
 """The search may take a share of the seconds it is expected to save: the larger one from the traffic ratio on
 that has never lost against CSR yet, and then more than the usual budget too."""
 _TRAFFIC_TO_TIME = 0.3
-"""Part of the saved row traffic taken to show as time, on the low side: at width 64, one thread, it was 0.33
-on tu_collab and 0.47 on web_cnr2000 forward; on ego_twitter the form lost."""
+"""Share of the saved row traffic assumed to show as time, on the low side: at width 64, one thread, it was
+0.33 on tu_collab and 0.47 on web_cnr2000 forward; on ego_twitter the form lost."""
 _FORECAST_SECONDS, _FORECAST_SECONDS_PER_EDGE = 0.05, 8e-9
 _LARGEST_FORECAST = 0.02  # of the run's seconds
 # Of one thread on web_cnr2000: the fast search (3e-7) with transpose, placing and timed check, and the exact

@@ -122,7 +122,7 @@ def _word_at(typing: Any, address: Any) -> Any:
 def _sampled(address: int, words: int, samples: int) -> int:
     """A number made of `samples` words, a run of neighbours at each of _PLACES places spread evenly.
 
-    A place is a page that is not at hand; its neighbours cost nothing more.
+    A place is a page that is not in memory; its neighbours cost nothing more.
     """
     factor = np.uint64(0x9E3779B97F4A7C15)
     length = max(1, min(samples // _PLACES, words // _PLACES))

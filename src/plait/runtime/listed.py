@@ -161,7 +161,7 @@ class Program:
 
 
 _MOST_PROGRAMS = 256
-_MOST_TAPES = 256  # of one expression: widths, what wants gradients
+_MOST_TAPES = 256  # of one expression: widths, what needs gradients
 _programs: dict[int, tuple[tuple[Expr, ...], Program | None]] = {}
 
 

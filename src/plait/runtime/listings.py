@@ -1,4 +1,4 @@
-"""Graphs that come once, kept as lists of edges while a call of the model lasts and a little longer.
+"""Graphs seen only once, kept as lists of edges while a call of the model lasts and a little longer.
 
 A graph that keeps coming back is worth sorting and planning for: it is handed on after a few calls.
 """

@@ -29,7 +29,7 @@ _MEANINGS: dict[str, Meaning] = {}
 
 
 def meaning(operation: str) -> Callable[[Meaning], Meaning]:
-    """Enters what an operation computes, as a function of the step, the values at hand and the edges."""
+    """Enters what an operation computes, as a function of the step, the available values and the edges."""
 
     def enter(function: Meaning) -> Meaning:
         _MEANINGS[operation] = function

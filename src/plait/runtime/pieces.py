@@ -2,7 +2,7 @@
 
 Where a layer's scores are of a kind no fused pass computes, or its weights are asked for, the layer is
 lowered to these: dots of the two ends of every edge, a softmax over each target's edges, sums by weights.
-Numbers of edges and heads are kept, rows of edges are not.
+One number per edge and head is kept, rows per edge are not.
 """
 
 from __future__ import annotations

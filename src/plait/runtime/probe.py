@@ -1,8 +1,8 @@
 """The built-in profile scaled to a machine it was not measured on, by a probe of under a second.
 
-A probe tells how fast this machine copies, gathers, multiplies and calls beside the machine of the profile;
-each kind of rate is scaled by its own ratio. It is coarse (`plait calibrate` measures layers, kernels and
-caches), done once, and kept beside the kernels.
+A probe measures how fast this machine copies, gathers, multiplies and calls relative to the machine of the
+profile, and each kind of rate is scaled by its own ratio. It is coarse (`plait calibrate` measures layers,
+kernels and caches), done once, and kept next to the kernels.
 """
 
 from __future__ import annotations

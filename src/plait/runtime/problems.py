@@ -31,7 +31,7 @@ DENSEST = 0.4  # non-zeros above this share are never worth a sparse view, whate
 _MOST_EXPRESSIONS = 512
 
 Signature = tuple[tuple[str, torch.Size, bool], ...]
-"""The inputs of a call: name, shape, whether it wants a gradient."""
+"""The inputs of a call: name, shape, whether it needs a gradient."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Asked:
     fixed: frozenset[str] = frozenset()  # inputs that are the same at every call
 
     def problem(self, dial: Dial, calls: int) -> Problem:
-        """What is to be searched, where what is hoisted serves so many calls."""
+        """What is to be searched, where what is hoisted serves this many calls."""
         constants, x = self.constants, self.given["X"]
         expressions = with_identity_loops(self.forms, constants)
         if constants.rows is not None:
@@ -79,7 +79,7 @@ def of_program(
     sizes: Mapping[str, int],
     dial: Dial,
 ) -> Problem:
-    """What is to be chosen from for a layer that is a program; `wrt`: what wants gradients, None for none."""
+    """What is to be chosen from for a layer that is a program; `wrt`: what needs gradients, None for none."""
     backward = graph.stats if graph.is_symmetric else graph.transpose.stats
     matrix = Matrix(
         graph.num_nodes, graph.num_sources, graph.num_edges, True, graph.stats, backward,

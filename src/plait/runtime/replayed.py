@@ -204,7 +204,7 @@ noted = _Noted()
 
 
 class Captured:
-    """A call as a graph: `replay` computes its results anew, where `made` says they lie."""
+    """A call as a graph: `replay` computes its results again, where `made` says they lie."""
 
     def __init__(self, results: Sequence[Tensor | None], replay: Callable[[], None]):
         kept: dict[int, torch.UntypedStorage] = {}

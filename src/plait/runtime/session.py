@@ -39,7 +39,7 @@ from plait.runtime.watched import Inputs, Numbers, Watched
 
 __all__ = ["MANY_GRAPHS", "Options", "Session"]
 
-MANY_GRAPHS = 4  # graphs from which on each is taken to come once, until it comes back
+MANY_GRAPHS = 4  # graphs from which on each is assumed to be seen only once, until it comes back
 _MOST_GRAPHS = 16
 _MOST_CALLS = 512
 _LEFT = 0.75  # of the bytes allowed, after things were dropped
@@ -48,7 +48,7 @@ _LEFT = 0.75  # of the bytes allowed, after things were dropped
 _GRAPH_BYTES = {"edge": 48, "node": 48}
 _IDENTITY = 7  # parts of a tensor's identity, with which the key of a graph begins
 _TOKEN = 4  # where the key of a run says for which state of the input it was made
-_MANY_WHOLES = 3  # results asked for all rows before `rows` may be taken to gain nothing
+_MANY_WHOLES = 3  # results asked for all rows before `rows` may be assumed to gain nothing
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Session:
         self.shared: dict[Any, Any] = {}  # what the layers of one call of the model share
         self._calls: dict[Any, Edges] = {}  # calls seen before, and their graphs, which know the answers
         self._met = 0  # graphs built so far
-        self._gone: list[Any] = []  # keys of graphs whose tensors are no more
+        self._gone: list[Any] = []  # keys of graphs whose tensors are gone
         self._bytes = 0  # kept since it was last counted, and what was counted then
         self.by_size = BySize()
         self.plans = Plans()
@@ -171,7 +171,7 @@ class Session:
         return kept + self.buffers.bytes_held
 
     def grow(self, more: int) -> None:
-        """Something of about so many bytes is kept; when that may be too much, all is counted and bounded."""
+        """About this many more bytes are kept; if that may be too much, everything is counted and bounded."""
         self._bytes += more
         if self._bytes > self.cache_limit:
             self._shrink()
@@ -195,11 +195,11 @@ class Session:
             return True
         return any(edges.drop_oldest() for edges in list(self.edges.values()))
 
-    # Graphs that come once --------------------------------------------------------------------
+    # Graphs seen only once --------------------------------------------------------------------
 
     @property
     def meets_many_graphs(self) -> bool:
-        """Whether a new graph is taken to come once."""
+        """Whether a new graph is assumed to be seen only once."""
         return self._met >= MANY_GRAPHS
 
     def lists_edges(self) -> bool:
@@ -230,7 +230,7 @@ class Session:
             )
 
     def find_forms(self) -> bool:
-        """Look for other forms of the graphs planned so far; where one is found, plans are made anew."""
+        """Look for other forms of the graphs planned so far; where one is found, plans are made again."""
         known = [*self.edges.values(), *(e.smaller for e in self.edges.values() if e.smaller is not None)]
         changed = [edges for edges in known if adopt(self.forms, edges.runs.values())]
         for edges in changed:
@@ -274,7 +274,7 @@ class Session:
         return seen
 
     def _drop_stale(self) -> None:
-        """Forget what was hoisted for inputs that are no more, or no more the same."""
+        """Forget what was hoisted for inputs that are gone or have changed."""
         stale = set(self.watched.stale)
         self.watched.stale.clear()
         for edges in list(self.edges.values()):

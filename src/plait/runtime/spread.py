@@ -1,6 +1,6 @@
 """Planned expressions over ranks: the constants of one rank's rows, the kernels of exchanges, the runs.
 
-Runs are kept for as long as the model is: whether a run is made anew decides what travels, and that has to
+Runs are kept for as long as the model is: whether a run is made again decides what travels, and that has to
 happen on all ranks in the same call.
 """
 
@@ -64,7 +64,7 @@ class Position(Protocol):
         ...
 
     def share_of(self, width: int) -> int:
-        """How many of so many columns are this rank's."""
+        """How many of this many columns are this rank's."""
         ...
 
 
@@ -325,7 +325,7 @@ def problem_of(
 
 
 def wanted(given: Mapping[str, Tensor]) -> tuple[str, ...]:
-    """The inputs that want a gradient."""
+    """The inputs that need a gradient."""
     with_grad = torch.is_grad_enabled()
     return tuple(name for name, value in given.items() if with_grad and value.requires_grad)
 

@@ -1,7 +1,7 @@
 """An expression with one matrix as a list of operations, and one node of torch's graph for all of them.
 
 Every node of autograd that is written in Python costs some 20 us in a step, as much as a sum over a small
-graph. Here an expression is written down once for its widths and for what wants a gradient: the operations in
+graph. Here an expression is written down once for its widths and for what needs a gradient: the operations in
 order, those that compute the gradients in the opposite order, and what is saved between the two.
 """
 

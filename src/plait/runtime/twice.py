@@ -28,7 +28,7 @@ _IN_PLACE = (
 Again = Callable[[Any, Tensor, Sequence[Any]], tuple[Tensor, tuple[Any, ...]]]
 """(ctx, gradient, saved tensors) -> (the output in torch operations, the inputs of forward in their order).
 
-Inputs that are no tensors, or that nobody asks for, may be None.
+Inputs that are not tensors, or that nobody asks for, may be None.
 """
 
 
@@ -88,5 +88,5 @@ def _alias(value: Any) -> Any:
 
 
 def added(shape: Sequence[int], like: Tensor) -> Tensor:
-    """Zeros that want a gradient: they stand for an input that no gradient depends on and nobody saved."""
+    """Zeros that need a gradient: they stand for an input that no gradient depends on and nobody saved."""
     return torch.zeros(tuple(shape), dtype=like.dtype, device=like.device, requires_grad=True)

@@ -23,7 +23,7 @@ _SECONDS, _SECONDS_PER_NODE, _SECONDS_PER_EDGE = 0.005, 4e-7, 1e-8
 _LARGEST_SEARCH = 0.02  # of the run's seconds
 _CHECK_SECONDS = 2.0
 _LIKELY = 0.5
-"""Part of what free sums would gain that a search for shared ones is taken to find."""
+"""Part of what free sums would gain that a search for shared ones is assumed to find."""
 _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
 """Largest difference, as a share of the largest entry, that another order of summation may leave."""
 

@@ -56,7 +56,7 @@ def check_unchanged(value: Tensor | None, seen: tuple[int, int] | None) -> None:
 
 
 def _is_trained(value: Tensor) -> bool:
-    """Whether it is a leaf that wants gradients, or a view of one, as layers turn their weights."""
+    """Whether it is a leaf that needs gradients, or a view of one, as layers turn their weights."""
     owner = value._base if value._base is not None else value
     return owner.is_leaf and owner.requires_grad
 

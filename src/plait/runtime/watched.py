@@ -1,7 +1,7 @@
 """Inputs that stay the same from call to call, and those that seem to and do not.
 
-An input is taken for constant when it comes back as it was. One that keeps changing in place (features
-masked anew at every step) would have everything derived from it made anew as often, so from its second
+An input is treated as constant when it comes back as it was. One that keeps changing in place (features
+masked again at every step) would have everything derived from it made again as often, so from its second
 change on it has to come back four times as often as after the one before.
 """
 
@@ -47,7 +47,7 @@ class Numbers:
         self._seen: dict[str, tuple[tuple[float, ...], int]] = {}
 
     def steady(self, layer: str, numbers: tuple[float, ...]) -> bool:
-        """Whether a layer's numbers may be taken for constant."""
+        """Whether a layer's numbers may be treated as constant."""
         known, changes = self._seen.get(layer, (numbers, 0))
         if known != numbers:
             changes += 1

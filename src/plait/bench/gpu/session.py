@@ -66,7 +66,7 @@ class Cells:
 
 @dataclass(frozen=True)
 class Unit:
-    """A process that measures something in at most so many seconds."""
+    """A process that measures something in at most this many seconds."""
 
     name: str
     seconds: float

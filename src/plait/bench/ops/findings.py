@@ -226,7 +226,7 @@ def _collisions(points: list[_Point]) -> Finding | None:
 
 
 def _reductions(points: list[_Point]) -> Finding | None:
-    """What each reduction costs beside a sum, at the study's square shape."""
+    """What each reduction costs compared with a sum, at the study's square shape."""
     base = {
         point.op: point
         for point in points

@@ -88,7 +88,7 @@ def _planned(inputs: Inputs, kind: str) -> Callable[[], Tensor]:
     import plait
 
     edge_index, x = _edge_index(inputs), inputs["x"]
-    # one that wants a gradient, as a hidden activation does: what is known to be constant is computed once
+    # one that needs a gradient, as a hidden activation does: what is known to be constant is computed once
     wanting = x if x.requires_grad else x.detach().clone().requires_grad_()
     stand_in = torch.zeros_like(wanting).requires_grad_()
     data = Data(x=stand_in, edge_index=edge_index, num_nodes=inputs.case.size("nodes"))

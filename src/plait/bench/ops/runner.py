@@ -52,7 +52,7 @@ Bout = tuple[Case, ...]
 class Options:
     """How cases are run. `stream` keeps the copy bandwidths measured in this run.
 
-    With several `visits` a bout is drawn and timed anew after others had their turn, for a share of the
+    With several `visits` a bout is drawn and timed again after others had their turn, for a share of the
     budget each time: what differs between visits is what differs between runs (pages, clock, neighbours).
     """
 
@@ -414,7 +414,7 @@ def _fate(variant: Variant, inputs: Inputs, checker: _Checker) -> str | None:
 
 
 def _rates(line: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str, object]:
-    """Achieved bytes a second, counting each once, and their share of the copy's."""
+    """Achieved bytes per second, counting each once, and their share of the copy's."""
     if line.get("status") != "ok" or "bytes_least" not in line:
         return {}
     rate = line["bytes_least"] / line["seconds"]["median_seconds"]

@@ -29,7 +29,7 @@ __all__ = ["Differences", "difference_rows", "difference_schedule"]
 Ints = NDArray[Any]
 
 _ORDERS, _NEIGHBOURS = 6, 4
-"""Rows are compared with so many successors in each of so many MinHash orders."""
+"""Rows are compared with this many successors in each of this many MinHash orders."""
 
 
 @dataclass(frozen=True, eq=False)

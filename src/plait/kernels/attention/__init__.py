@@ -107,7 +107,7 @@ def _address(name: str, float_bits: int, index_bits: int, lanes: int, kind: str,
 
 
 def _fixed(scores: Scores, heads: int, lanes: int, width: int, is_shared: bool) -> int:
-    """The columns of a head if kernels are made for so many, 0 where they take any number."""
+    """The columns of a head if kernels are made for this many, 0 where they take any number."""
     is_plain = heads == lanes and not is_shared and not scores.is_shared
     is_even = scores.kind == "gat" or scores.width(heads) == width
     is_single = scores.far.element_size() == 4

@@ -37,7 +37,7 @@ class AttentionTiles:
 
 @functools.cache
 def tiles_of(pass_name: str, kind: str, heads: int, columns: int, element_size: int) -> AttentionTiles:
-    """The tiles of a pass (forward, targets, sources) for so many heads of so many columns.
+    """The tiles of a pass (forward, targets, sources) for this many heads of this many columns.
 
     From 52 settings per pass on an H200 (4 heads of 32; two R-MAT graphs, a mesh, cliques): 8 numbers of each
     row in a thread, 16 where rows are of 16 bits or the scores are computed without them.

@@ -277,7 +277,7 @@ def combine(float_bits: int, index_bits: int, lanes: int, is_own: bool) -> Any:
 def keep(float_bits: int, lanes: int) -> Any:
     """kept[e] = (a, a m products): a = weights / total of the target, m the dropout factor.
 
-    The second, whose sum `inner` gets, is no gradient yet: `settle` makes it one when the sum over all edges
+    The second, summed into `inner`, is not a gradient yet: `settle` makes it one when the sum over all edges
     of the row is known.
     """
 

@@ -327,7 +327,7 @@ def sums_sources(
     eps: float = 0.0,
     tiles: Tiles | None = None,
 ) -> torch.Tensor:
-    """The gradients of the sources' rows, of messages without rows of edges."""
+    """The gradients of the sources' rows, of messages without rows per edge."""
     of = _Launch(transpose, form, far, eps, tiles)
     if not of.is_empty:
         arguments = (

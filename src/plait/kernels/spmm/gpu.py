@@ -58,7 +58,7 @@ class Tiles:
 
 @functools.cache
 def tiles_of(width: int, element_size: int = 4) -> Tiles:
-    """The tiles for rows of so many columns.
+    """The tiles for rows of this many columns.
 
     Of 84 to 282 settings per graph and width on an H200 (two R-MAT graphs, a mesh, cliques; widths 16 to 256,
     float32) this one was within 11% of the best, but for one R-MAT graph at 16 and 64 columns, where Python

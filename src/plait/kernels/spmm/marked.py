@@ -20,7 +20,7 @@ __all__ = ["GATHER", "MARK", "gather_kernel", "mark_kernel", "mark_lanes"]
 MARK = Arguments(f"{PATTERN} marks[] x[] out[] ties[] width last_edge")
 GATHER = Arguments(f"{PATTERN} order marks[] share[] out[] addend[] width last_edge")
 
-_REGISTER_BITS = 512  # marks are written and read so many columns' worth of bits at a time
+_REGISTER_BITS = 512  # marks are written and read this many columns' worth of bits at a time
 
 
 def mark_lanes(float_bits: int) -> int:

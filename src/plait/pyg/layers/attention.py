@@ -36,7 +36,7 @@ from plait.runtime.ways import Programs
 
 __all__ = ["prepare"]
 
-_EDGE_ROWS_BYTES = 4 << 30  # of projected features of edges; with their gradient twice that
+_EDGE_ROWS_BYTES = 4 << 30  # of projected edge features; with their gradient twice that
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def _refused(
 def _dropout(module: Any, call: AttentionCall) -> Dropout | None:
     """This call's draw of attention dropout, if the layer has any.
 
-    On a GPU the seed is drawn there, by torch's generator: nobody waits, and a CUDA graph draws anew.
+    On a GPU the seed is drawn there, by torch's generator: nobody waits, and a CUDA graph draws again.
     """
     if not module.training or module.dropout <= 0.0:
         return None
@@ -150,7 +150,7 @@ def _dropout(module: Any, call: AttentionCall) -> Dropout | None:
 
 
 def _run(module: Any, call: AttentionCall, layer: Attention, edge: Tensor | None = None) -> executor.Run:
-    """The layer's program on this graph; parameters want gradients all together or not at all."""
+    """The layer's program on this graph; parameters need gradients all together or not at all."""
     wrt: tuple[str, ...] = ()
     if is_training(module, call.source, call.target, edge):
         own = {"X": call.source, "X1": call.target, "E": edge}
@@ -344,7 +344,7 @@ def _gatv2(module: Any, call: AttentionCall) -> Any:
 
 
 def _rows_of_edges(module: Any, call: AttentionCall) -> Tensor | None:
-    """[edges, heads * width]: projected features of edges, for the fused passes of a GPU.
+    """[edges, heads * width]: projected edge features, for the fused passes of a GPU.
 
     None where there are none, and where they would take more memory than is theirs: the layer then goes in
     pieces, which keep a number per edge and head.
@@ -359,7 +359,7 @@ def _rows_of_edges(module: Any, call: AttentionCall) -> Tensor | None:
 
 
 def _gatv2_pieces(module: Any, call: AttentionCall, own: Tensor) -> Any:
-    """With features of edges inside leaky, or with the weights asked for."""
+    """With edge features inside leaky, or with the weights asked for."""
     pieces, heads, left, right = Pieces(module, call.edges), module.heads, module.lin_l, module.lin_r
     far = pieces.project("sources", call.source, left.weight.t(), left.bias, rows="M")
     is_same = module.share_weights and not call.is_bipartite
@@ -375,7 +375,7 @@ def _gatv2_pieces(module: Any, call: AttentionCall, own: Tensor) -> Any:
 
 
 def _edge_rows(call: AttentionCall) -> Tensor | None:
-    """Features of edges as rows, edges by target."""
+    """Edge features as rows, edges by target."""
     attr = call.edge_attr
     if attr is None:
         return None
@@ -451,7 +451,7 @@ def _scaled_query(module: Any) -> tuple[Tensor, Tensor | None]:
 
 
 def _transformer_pieces(module: Any, call: AttentionCall, own: Tensor) -> Any:
-    """With features of edges, which meet W once a node: q . (W e) = (q W) . e, sum(W e) = W sum(e)."""
+    """With edge features, which meet W once per node: q . (W e) = (q W) . e, sum(W e) = W sum(e)."""
     pieces, heads = Pieces(module, call.edges), module.heads
     query = pieces.project("queries", own, *_beside([_scaled_query(module)]), rows="N")
     key = pieces.project("keys", call.source, module.lin_key.weight.t(), module.lin_key.bias, rows="M")

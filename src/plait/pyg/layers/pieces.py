@@ -31,7 +31,7 @@ _FUNCTIONS = (torch.relu, torch.tanh, torch.sigmoid, nn.functional.relu, nn.func
 
 @dataclass(frozen=True)
 class PiecesCall:
-    """A call of such a layer: features of both ends, the graph, features of edges by target."""
+    """A call of such a layer: features of both ends, the graph, edge features by target."""
 
     module: Any
     source: Tensor
