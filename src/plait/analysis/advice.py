@@ -27,6 +27,7 @@ class BreakEven:
     instead: str
 
     def to_dict(self) -> dict[str, Any]:
+        """The limit as plain data."""
         return {"what": self.what, "side": self.side, "value": self.value, "instead": self.instead}
 
 
@@ -39,6 +40,7 @@ class Advice:
     break_even: tuple[BreakEven, ...]
 
     def to_dict(self) -> dict[str, Any]:
+        """The advice as plain data."""
         found = [limit.to_dict() for limit in self.break_even]
         return {"winner": self.winner, "because": self.because, "break_even": found}
 

@@ -82,13 +82,16 @@ class Roof:
         return self.flops_per_s / self.bytes_per_s
 
     def attainable(self, intensity: float) -> float:
+        """Most operations per second at this many operations per byte."""
         return min(self.flops_per_s, intensity * self.bytes_per_s)
 
     def bound(self, intensity: float) -> str:
+        """Whether memory or arithmetic is the limit."""
         return "memory" if intensity < self.ridge else "arithmetic"
 
     @classmethod
     def of(cls, machine: MachineProfile) -> Roof:
+        """The roof of a machine profile."""
         best = max(max(map(max, rates.gflops)) for rates in machine.gemm.values())
         return cls(best * 1e9, machine.stream_bytes_per_s)
 
@@ -114,6 +117,7 @@ class Analysis:
 
     @property
     def workers(self) -> int:
+        """The largest number of workers analysed."""
         return max(self.options.workers)
 
     @property

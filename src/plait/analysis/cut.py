@@ -31,6 +31,7 @@ class EdgeCut:
 
     @property
     def parts(self) -> int:
+        """The number of parts."""
         return len(self.nodes)
 
     @property
@@ -56,10 +57,12 @@ class VertexCut:
 
     @property
     def parts(self) -> int:
+        """The number of parts."""
         return len(self.edges)
 
     @property
     def nodes(self) -> float:
+        """The number of nodes."""
         return sum(self.owned)
 
     @property

@@ -21,6 +21,7 @@ class Network:
     latency: float
 
     def seconds(self, traffic: Traffic) -> float:
+        """Seconds of this traffic for the busiest worker."""
         return traffic.busiest / self.bytes_per_s + traffic.messages * self.latency
 
 

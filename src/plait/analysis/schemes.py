@@ -37,6 +37,7 @@ class Scheme:
     note: str
 
     def to_dict(self) -> dict[str, Any]:
+        """The scheme as plain data."""
         return {
             "scheme": self.row.model,
             "work": self.work,

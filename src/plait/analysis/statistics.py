@@ -35,14 +35,17 @@ class Bins:
 
     @property
     def nodes(self) -> float:
+        """The number of nodes."""
         return float(self.count.sum())
 
     @property
     def edges(self) -> float:
+        """The number of edges."""
         return float(self.degree @ self.count)
 
     @property
     def largest(self) -> int:
+        """The largest degree."""
         return math.ceil(float(self.degree.max(initial=0.0)))
 
     @classmethod

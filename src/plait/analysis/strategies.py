@@ -50,6 +50,7 @@ class Strategy:
 
     @property
     def communication_seconds(self) -> float:
+        """Seconds of an epoch spent communicating."""
         return max(0.0, self.seconds_per_epoch - self.compute_seconds)
 
     def largest_nodes(self, nodes: int, memory: float) -> float:
@@ -62,6 +63,7 @@ class Strategy:
         return self.compute_seconds + network.seconds(self.traffic)
 
     def to_dict(self, nodes: int, memory: float) -> dict[str, Any]:
+        """The strategy as plain data."""
         largest = self.largest_nodes(nodes, memory)
         return {
             "family": self.family,

@@ -61,6 +61,7 @@ class Phase:
         return self.flops / self.bytes_least if self.bytes_least else 0.0
 
     def to_dict(self) -> dict[str, Any]:
+        """The pass as plain data."""
         return {
             "flops": self.flops,
             "bytes": self.bytes_least,

@@ -33,10 +33,12 @@ class Load:
 
     @property
     def gathers(self) -> tuple[int, ...]:
+        """Widths of all products with the graph, forward and backward."""
         return self.ahead + self.behind
 
     @property
     def seconds(self) -> float:
+        """Seconds of the layer on one worker."""
         return sum(self.graph_seconds) + self.row_seconds
 
     def narrow_seconds(self, workers: int) -> float:
@@ -97,14 +99,17 @@ class Workload:
 
     @property
     def seconds(self) -> float:
+        """Seconds of all layers on one worker."""
         return sum(load.seconds for load in self.loads)
 
     @property
     def flops(self) -> float:
+        """Operations of all layers."""
         return sum(load.flops for load in self.loads)
 
     @property
     def weight_bytes(self) -> float:
+        """Bytes of the parameters."""
         known = sum(load.parameters for load in self.loads) if self.parameters is None else self.parameters
         return float(known * self.float_bytes)
 
@@ -115,10 +120,12 @@ class Workload:
 
     @property
     def feature_bytes(self) -> float:
+        """Bytes of the input features."""
         return float(self.nodes * self.features * self.float_bytes)
 
     @property
     def held_bytes(self) -> float:
+        """Bytes that all layers keep and make."""
         return sum(load.held_bytes for load in self.loads)
 
     def rows_bytes(self, columns: float) -> float:
@@ -126,6 +133,7 @@ class Workload:
         return self.nodes * columns * self.float_bytes
 
     def widened(self, factor: float) -> Workload:
+        """The workload with all widths times `factor`."""
         loads = tuple(load.widened(factor) for load in self.loads)
         known = None if self.parameters is None else round(self.parameters * factor**2)
         batch = None if self.planned_batch_seconds is None else self.planned_batch_seconds * factor

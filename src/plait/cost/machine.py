@@ -133,10 +133,12 @@ class MachineProfile:
         return math.exp(min(_MOST_CORRECTED, max(-_MOST_CORRECTED, exponent)))
 
     def to_dict(self) -> dict[str, Any]:
+        """The profile as plain data."""
         return {"format": FORMAT, **asdict(self)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], where: str) -> MachineProfile:
+        """The profile in `data`; ProfileError, naming `where`, if it is damaged."""
         if data.get("format") != FORMAT:
             raise ProfileError(
                 f"profile {where}: format {data.get('format')!r} is not {FORMAT!r}; run `plait calibrate`"
@@ -202,6 +204,7 @@ def _check_numbers(values: Mapping[str, Any], where: str) -> None:
 
 
 def profile_path(cache_folder: Path) -> Path:
+    """The file of this machine's calibration."""
     return cache_folder / "machine.json"
 
 

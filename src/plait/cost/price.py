@@ -179,7 +179,7 @@ class Pricer:
         return Price(seconds, work, "plait", because, slab if is_slabbed else 0, seconds, request.cols)
 
     def _by_form(self, request: Request, matrix: Matrix, work: Work) -> Price | None:
-        """The product in the chosen form of the matrix: the CSR kernel's seconds divided by the timed gain."""
+        """The product in the chosen form of the matrix: the CSR kernel's seconds over the timed gain."""
         form = {"spmm": matrix.form, "extremum": matrix.form_of_extrema}.get(request.op)
         if form is None or matrix.is_weighted or form.gain(request.cols) <= 1.0:
             return None

@@ -26,9 +26,11 @@ class Pattern:
 class View(Protocol):
     """The sizes of a program's values, as numbers or as formulas."""
 
-    def size(self, name: str) -> tuple[Amount, Amount]: ...
+    def size(self, name: str) -> tuple[Amount, Amount]:
+        """Rows and columns of a value."""
 
-    def pattern(self, name: str, is_transposed: bool) -> Pattern | None: ...
+    def pattern(self, name: str, is_transposed: bool) -> Pattern | None:
+        """The pattern of a sparse value; None for a dense one."""
 
     def keeps(self, name: str) -> bool:
         """Whether anything reads a result that a step may leave out."""
@@ -56,13 +58,16 @@ class Reverse(Protocol):
     forward: Program
     needed: set[str]
 
-    def share(self, name: str | None, value: str, scale: str | None = None, factor: float = 1.0) -> None: ...
+    def share(self, name: str | None, value: str, scale: str | None = None, factor: float = 1.0) -> None:
+        """Adds `factor * scale * value` to the gradient of `name`."""
 
-    def product(self, name: str, op: str, reads: list[tuple[str, str | None]], **extra: object) -> None: ...
+    def product(self, name: str, op: str, reads: list[tuple[str, str | None]], **extra: object) -> None:
+        """Adds a product to the gradient of `name`."""
 
     def add(
         self, op: str, of: str, reads: Iterable[tuple[str, str | None]], shaped: Shape, **extra: object
-    ) -> str: ...
+    ) -> str:
+        """Adds a step for the gradient of `of`; returns the name of its result."""
 
     def fresh(self, of: str, shaped: Shape) -> str:
         """A name for what a step makes besides its result."""

@@ -34,6 +34,7 @@ class Step:
     options: tuple[tuple[str, Any], ...] = ()  # further options of the operation, by name
 
     def get(self, role: str) -> str | None:
+        """The operand in this role; None if there is none."""
         for name, operand in self.reads:
             if name == role:
                 return operand

@@ -28,20 +28,23 @@ Amount = Any  # a number, or a formula of one (ops/symbolic.py): the counts belo
 class Locality(Protocol):
     """The graph statistics that the cost model needs."""
 
-    def miss_rate(self, cache_rows: int) -> float: ...
+    def miss_rate(self, cache_rows: int) -> float:
+        """The share of gathered rows that miss a cache of this many rows."""
 
 
 class Form(Protocol):
     """What the cost model needs to know of another form of a 0/1 matrix."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The name of the form."""
 
     def gain(self, width: int) -> float:
         """How many times faster than the CSR kernel it was measured; 1 where it should not be used."""
         ...
 
-    def because(self, width: int) -> str: ...
+    def because(self, width: int) -> str:
+        """Why it is used at this width."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,7 @@ class Uniform:
     columns: int
 
     def miss_rate(self, cache_rows: int) -> float:
+        """The share of gathered rows that miss a cache of this many rows."""
         return max(0.0, 1.0 - cache_rows / max(1, self.columns))
 
 
@@ -71,6 +75,7 @@ class Matrix:
     form_of_extrema: Form | None = None  # of max and min, forward only
 
     def transposed(self) -> Matrix:
+        """What is known of the transposed matrix."""
         return Matrix(
             self.columns,
             self.rows,

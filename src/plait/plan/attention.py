@@ -63,10 +63,12 @@ class Attention:
 
     @property
     def columns(self) -> int:
+        """Columns of all heads together."""
         return self.heads * self.width
 
     @property
     def lanes(self) -> int:
+        """Heads as the device's kernels lay them out."""
         return padded(self.heads) if self.device == "cpu" else self.heads
 
 

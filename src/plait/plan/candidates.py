@@ -34,10 +34,12 @@ class Candidate:
 
     @property
     def name(self) -> str:
+        """The expression as text."""
         return f"{formula(self.expr)}"
 
     @functools.lru_cache(maxsize=64)  # noqa: B019  candidates live as long as the process: they are cached by form
     def backward(self, wrt: tuple[str, ...]) -> Program:
+        """The program of the gradients of the inputs `wrt`."""
         return differentiate(self.forward, wrt)
 
     def __hash__(self) -> int:

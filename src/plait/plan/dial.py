@@ -42,6 +42,7 @@ class Allowance:
     peak_bytes: int
 
     def admits(self, kept_bytes: int, peak_bytes: int) -> bool:
+        """Whether an option that keeps and needs these bytes fits."""
         return kept_bytes <= self.kept_bytes and peak_bytes <= self.peak_bytes
 
 

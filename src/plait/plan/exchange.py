@@ -2,9 +2,9 @@
 
 Every rank holds the rows of its own nodes. A product with the graph needs rows of other ranks' nodes too, and
 there are three ways to bring both together. The missing rows are sent before the product ("by nodes") or
-while the product with a rank's own rows is computed ("by nodes, overlapped"); or every rank takes some columns
-of all rows, multiplies them by the whole graph and sends them back ("by features"). Which values are sent
-follows from the association: before the update they are as wide as the input, after it as wide as the output.
+while the product with a rank's own rows is computed ("by nodes, overlapped"); or every rank takes some
+columns of all rows, multiplies them by the whole graph and sends them back ("by features"). Which values are
+sent follows from the association: before the update they are as wide as the input, after it as the output.
 """
 
 from __future__ import annotations

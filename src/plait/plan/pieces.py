@@ -29,6 +29,7 @@ class Product:
     name, text, because = "project", "X W", "all edges of a node read the same product"
 
     def program(self) -> Program:
+        """The piece as a program."""
         draft = Draft()
         x, w = draft.input("X", self.rows, self.inner), draft.input("W", self.inner, self.columns)
         return draft.program(draft.gemm(x, w, draft.input("b", 1, self.columns) if self.has_bias else None))
@@ -46,6 +47,7 @@ class Dots:
     because = "one number per edge and head is kept, no row per edge"
 
     def program(self) -> Program:
+        """The piece as a program."""
         draft = Draft("M")
         return draft.program(_dots(draft, self))
 
@@ -60,9 +62,11 @@ class DotSoftmax(Dots):
 
     @property
     def text(self) -> str:  # type: ignore[override]
+        """The formula of the piece."""
         return f"softmax(X1ᵢ · Xⱼ{'' if self.edge_width is None else ' + Yᵢ · E'})"
 
     def program(self) -> Program:
+        """The piece as a program."""
         draft = Draft("M")
         scores, shape = _dots(draft, self), ("E", self.lanes)
         if self.edge_width is not None:
@@ -90,11 +94,13 @@ class Sums:
 
     @property
     def text(self) -> str:
+        """The formula of the piece."""
         return "Σ E ∘ (rows of edges) by head" if self.of_edges else "Σ E Xⱼ by head"
 
     name, because = "edge sums", "no row per edge is ever written"
 
     def program(self) -> Program:
+        """The piece as a program."""
         draft = Draft("M")
         weight = draft.input("E", "E", self.lanes)
         width = self.columns // self.heads if self.of_edges else self.columns
@@ -114,6 +120,7 @@ class Softmax:
     because = "one pass over one number per edge and head"
 
     def program(self) -> Program:
+        """The piece as a program."""
         draft = Draft("M")
         reads = {"matrix": draft.matrix(), "scores": draft.input("X", "E", self.lanes)}
         return draft.program(draft.add("edge_softmax", reads, ("E", self.lanes)))
@@ -135,10 +142,12 @@ class Leaky:
 
     @property
     def text(self) -> str:
+        """The formula of the piece."""
         near = "X1ᵢ" if self.inner is None else "X1ᵢ U"
         return f"softmax(leaky({near} + Xⱼ{'' if self.edge_width is None else ' + E W'}) a)"
 
     def program(self) -> Program:
+        """The piece as a program."""
         draft = Draft("M")
         reads: dict[str, str | None] = {
             "matrix": draft.matrix(), "near": self._near(draft),

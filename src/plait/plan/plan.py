@@ -31,6 +31,7 @@ class PricedStep:
     price: Price
 
     def title(self) -> str:
+        """The operation, its matrix and the size of its result, as text."""
         rows, cols = self.size
         if self.step.op == "chain":
             return f"{_chain_title(self.step)} -> {rows}x{cols}"
@@ -95,6 +96,7 @@ class LayerPlan:
     kept_output: int = 0  # of kept_bytes: the output's
 
     def describe(self) -> str:
+        """The formula with its graph form, as text."""
         if self.expr is None:
             return self.text
         sparse = ", sparse features" if self.sparse_values else ""
@@ -125,6 +127,7 @@ class LayerPlan:
         return found
 
     def to_dict(self) -> dict[str, Any]:
+        """Everything about the layer as plain data: choice, steps, prices, rejected candidates."""
         return {
             "layer": self.layer,
             "expression": self.describe() if self.expr is None else formula(self.expr),
@@ -226,6 +229,7 @@ def _chain_title(step: Step) -> str:
 
 
 def vars_of(rejected: Rejected) -> dict[str, Any]:
+    """A rejected candidate as plain data."""
     return {
         "candidate": rejected.candidate,
         "seconds": rejected.seconds,
@@ -258,6 +262,7 @@ class Plan:
 
     @property
     def seconds(self) -> float:
+        """Predicted seconds of a step of all planned layers."""
         return sum(layer.seconds for layer in self.layers)
 
     @property
@@ -290,6 +295,7 @@ class Plan:
         return self if self.mode == "inference" and self.layers else self.other
 
     def to_dict(self) -> dict[str, Any]:
+        """The whole plan as plain data."""
         return {
             "format": "plait-plan-1",
             "seconds": self.seconds,
@@ -303,10 +309,11 @@ class Plan:
         }
 
     def to_json(self) -> str:
+        """The whole plan as JSON."""
         return json.dumps(self.to_dict(), indent=1)
 
     def show(self, formulas: bool = False, file: TextIO | None = None) -> None:
-        """Print the plan, in colour where the terminal has it; `formulas` adds formulas and rejected plans."""
+        """Print the plan, in colour where the terminal has it; `formulas` adds formulas and losers."""
         stream = sys.stdout if file is None else file
         if formulas:
             print(self.formulas(), file=stream)
@@ -405,6 +412,8 @@ def _cut(text: str, width: int) -> str:
 
 
 def wrapped(text: str, first: str, rest: str | None = None) -> list[str]:
+    """The lines of a text, wrapped and indented."""
+
     import textwrap
 
     return textwrap.wrap(

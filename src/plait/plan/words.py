@@ -45,20 +45,37 @@ class Layer(Protocol):
     """The attributes of a layer's plan that are printed (plan.py)."""
 
     @property
-    def layer(self) -> str: ...
+    def layer(self) -> str:
+        """The layer's path and kind."""
+
     @property
-    def mode(self) -> str: ...
+    def mode(self) -> str:
+        """ "training" or "inference"."""
+
     @property
-    def seconds(self) -> float: ...
+    def seconds(self) -> float:
+        """Predicted seconds per step."""
+
     @property
-    def peak_bytes(self) -> int: ...
+    def peak_bytes(self) -> int:
+        """Predicted peak memory."""
+
     @property
-    def rejected(self) -> Sequence[Any]: ...
+    def rejected(self) -> Sequence[Any]:
+        """The candidates that lost."""
+
     @property
-    def calling(self) -> Mapping[str, float]: ...
-    def action(self) -> str: ...
-    def reason(self) -> str: ...
-    def rows(self) -> list[Row]: ...
+    def calling(self) -> Mapping[str, float]:
+        """Measured seconds around the steps, by phase."""
+
+    def action(self) -> str:
+        """What the layer does, in words."""
+
+    def reason(self) -> str:
+        """Why that is the cheapest order, in words."""
+
+    def rows(self) -> list[Row]:
+        """The steps in words."""
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 Dense products are timed on a grid of shapes, sparse ones on made-up graphs as CUDA graphs, without Python;
 the model's constants are fitted as on a CPU (bench/calibrate.py). What a step costs on top of its kernels is
-measured with a layer on a graph of two nodes. Last, layers are trained, and how long their steps took compared
-with the model becomes its correction.
+measured with a layer on a graph of two nodes. Last, layers are trained, and the time of their steps
+compared with the model becomes its correction.
 """
 
 from __future__ import annotations
