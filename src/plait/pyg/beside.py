@@ -43,7 +43,7 @@ class _Noted(TorchFunctionMode):
     def in_layer(
         self, module: Any, seats: Any, here: Any, names: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """The layer as it is run by one process; what it leaves to torch counts as following it."""
+        """Runs the layer as one process does; operations it leaves to torch count as following it."""
         self.layers.append(seats.of(module).name)
         self.session.plans.clear()
         self._depth += 1
@@ -60,7 +60,7 @@ class _Noted(TorchFunctionMode):
         return out
 
     def _counts(self, out: Any, args: tuple[Any, ...]) -> bool:
-        """Whether it computed rows; planned steps run without gradients, and are priced elsewhere."""
+        """Whether it computed rows; planned steps run without gradients and are priced elsewhere."""
         if not isinstance(out, Tensor) or not out.is_floating_point() or out.numel() < self._least:
             return False
         if not (torch.is_grad_enabled() if self.is_training else self._depth == 0):

@@ -25,14 +25,14 @@ _LOOKED_AT = 32  # batches whose sizes choose those that batches are padded to
 _MOST_SIZES = 4
 _MOST_CAPTURES = 8
 _NODES, _EDGES = 128, 1024  # sizes are multiples of these
-_ROOM = 1.02  # the largest size beside the largest batch seen
+_ROOM = 1.02  # the largest size relative to the largest batch seen
 
 
 class TrainingStep:
     """One training step: loss(model, data), its backward pass and the optimiser, replayed as a CUDA graph.
 
-    `step()` runs it on the data handed to compile, `step(batch)` on a mini-batch. Both return the loss, a
-    tensor that the next step of the same size writes to: read it with .item() now and then, not each time.
+    `step()` runs it on the data given to compile, `step(batch)` on a mini-batch. Both return the loss, a
+    tensor that the next step of the same size overwrites: read it with .item() occasionally, not every step.
     On a CPU, and where a batch fits no captured size, the same step runs without a capture.
     """
 
@@ -47,7 +47,7 @@ class TrainingStep:
             make_capturable(optimizer)
         session = getattr(model, "_plait_plan_session", None)
         if self.is_captured and session is not None:
-            session.aside.is_off = True  # what PyG may have less of, Python, is not replayed
+            session.aside.is_off = True  # PyG's possible advantage, less Python, does not matter in a replay
         self._stream: Any = None
         if self.is_captured:
             self._stream = torch.cuda.Stream(parameters[0].device)  # type: ignore[no-untyped-call]
@@ -128,7 +128,7 @@ class TrainingStep:
         return slot.replay()
 
     def _slot(self, batch: Any, size: tuple[int, int], is_listed: bool) -> _Slot | None:
-        """Where this batch is copied to; None where it runs as it is."""
+        """The slot this batch is copied to; None where it runs without one."""
         if len(self._seen) < _LOOKED_AT:
             self._seen.append(size)
             if len(self._seen) == _LOOKED_AT:
@@ -200,7 +200,7 @@ def _mixes_rows(model: nn.Module) -> str | None:
 
 @dataclass(frozen=True)
 class _Kind:
-    """Along which dimension an attribute of a batch counts nodes or edges; of neither: -1."""
+    """The dimension along which an attribute of a batch counts nodes or edges; -1 for neither."""
 
     dimension: int
     counts: str  # "nodes", "edges" or ""
@@ -264,7 +264,7 @@ class _Slot:
         self._used = room  # rows behind which the memory holds zeros: so far none
 
     def fill(self, batch: Any, size: tuple[int, int], is_other: bool = False) -> None:
-        """Copy a batch here; is_other: padding rows hold something else than zeros, to see who reads them."""
+        """Copy a batch here; is_other: padding rows are not zero, to detect code that reads them."""
         nodes, edges = size
         count = {"nodes": nodes, "edges": edges}
         for name, kind, place in self._parts:
@@ -299,7 +299,7 @@ class _Slot:
         self._starts[len(given) :].fill_(self.padded[1])
 
     def attach(self) -> None:
-        """Has edge_index carry what its sampler said, so that a captured step sorts no edges."""
+        """Attach what the sampler knows to edge_index, so that a captured step sorts no edges."""
         if self._starts is not None:
             attach_starts(self.batch.edge_index, self._starts)
 

@@ -58,7 +58,7 @@ def foresee(
 
 @dataclass
 class _Plans:
-    """Stands for `Runs`: plans expressions for all ranks and runs none."""
+    """Replaces `Runs`: plans expressions for all ranks and runs none."""
 
     link: Link
     splits: tuple[str | None, ...]

@@ -34,7 +34,7 @@ _FLOATS = (torch.float32, torch.float64)
 
 @dataclass(frozen=True, slots=True)
 class _How:
-    """What a layer does on listed edges, found out once: a property or a hash at every call counts."""
+    """What a layer does on an edge list, found once: even a property or a hash at every call would cost."""
 
     lowered: Lowered
     operator: int  # its number: layers with equal operators share a matrix
@@ -119,7 +119,7 @@ def once_weighted(
 
 
 def _how(known: Layer, module: Any, is_weighted: bool) -> _How | None:
-    """What the layer does on listed edges; None where it was not planned yet, or is none that does."""
+    """What the layer does on an edge list; None where it was not planned yet or does not support it."""
     how: _How | None = known.listed.get(is_weighted)
     if how is None:
         lowered = known.lowered.get(_CALLS[is_weighted])
@@ -157,7 +157,7 @@ def _is_listed(lowered: Lowered, module: Any) -> bool:
 def _made(
     session: Session, operator: Operator, edges: Tensor, weight: Tensor | None, x: Tensor
 ) -> Listed | None:
-    """The operator's matrix on the edges; None where they are not in range, as the planned way will say."""
+    """The operator's matrix on the edges; None where they are out of range, which planning will report."""
     count = x.shape[0]
     found = entries(
         edges.detach(), weight, (count, count), x, operator.loops, operator.fill, operator.normalise

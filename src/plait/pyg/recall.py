@@ -1,7 +1,7 @@
-"""Calls seen before: a layer as it was lowered, the arguments it was called with, and what came of it.
+"""Calls seen before: the layer as it was lowered, its arguments, and how the call was run.
 
 Lowering a layer looks at its options, hooks and submodules and takes longer than a small product. Here the
-same is found out by comparing identities: nothing that was looked at is another object than it was.
+same is found by comparing identities: everything that was looked at is still the same object.
 """
 
 from __future__ import annotations

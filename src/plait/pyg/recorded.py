@@ -4,8 +4,8 @@ Programs are replayed as they are (runtime/replayed.py), but around them a layer
 its weights and finds its plan: on the host of an H200 a training step of GATConv took 2.0 ms so, most of it
 for small launches of parameter algebra and their gradients. A call that keeps coming back, of a layer that
 did not change, on the same edges and at the same addresses, is captured as a whole and replayed. Results lie
-in memory of the capture, which is written to again only when nobody holds it. Whatever is not as it was when
-it was captured runs as usual, and so does a backward pass that is differentiated again.
+in memory of the capture, which is overwritten only when nothing holds it any more. If anything differs from
+the capture the call runs normally, and so does a backward pass that is differentiated again.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def replayed(
 
 
 def _is_usual(session: Session, seat: Seat) -> bool:
-    """Whether nothing asks for more than the numbers: clocks, profilers, hooks, limits, other graphs."""
+    """Whether a replay is allowed: no clocks, profilers, hooks, limits or enclosing CUDA graphs."""
     is_training = torch.is_grad_enabled()
     return (
         session.trace is None
@@ -266,7 +266,7 @@ class Recorder:
 
 
 class _CannotRecordError(Exception):
-    """Something of the call is not as a replay needs it."""
+    """The call cannot be replayed."""
 
 
 class _Turn:
@@ -321,7 +321,7 @@ class _Recording:
         return self._seen is None or (self._seen[0]() is x and self._seen[1] == x._version)
 
     def take(self) -> bool:
-        """Whether nobody needs what the last call left; if so it is taken."""
+        """Takes the memory if the results of the last call are no longer needed; whether it did."""
         if (self._turn is not None and self._turn() is not None) or not self._forward.is_free():
             return False
         self._number += 1

@@ -100,7 +100,7 @@ def prepare(module: Any, given: Mapping[str, Any]) -> Run | str:
 
 
 def _refused_matrix(module: Any, edge_index: Any, edge_attr: Any, wants_weights: bool) -> str | None:
-    """Why edges are none that attention takes: an edge list, or a torch matrix whose values it ignores."""
+    """Why attention cannot take these edges: it takes edge lists and torch matrices (ignoring their values)."""
     is_matrix = isinstance(edge_index, Tensor) and edge_index.layout in (torch.sparse_csr, torch.sparse_coo)
     if not is_matrix:
         return refused_edges(edge_index)
@@ -116,7 +116,7 @@ def _refused_matrix(module: Any, edge_index: Any, edge_attr: Any, wants_weights:
 def _refused(
     module: Any, layer: _Layer, x: Any, edge_index: Any, edge_attr: Any, wants_weights: bool
 ) -> str | None:
-    """What the fused path does not take."""
+    """Why the fused path does not take this call."""
     parts = [x] if isinstance(x, Tensor) else list(x) if isinstance(x, tuple | list) and len(x) == 2 else []
     if not parts or not isinstance(parts[0], Tensor):
         return ": x is not a tensor or a pair of tensors"
@@ -234,7 +234,7 @@ def _gat(module: Any, call: AttentionCall) -> Any:
 def _gat_inputs(
     module: Any, call: AttentionCall, layer: Attention, run: executor.Run
 ) -> dict[str, Tensor | None]:
-    """The weights as the way wants them: scores' vectors beside W, folded into it, or applied to raw rows."""
+    """The weights as the way reads them: attention vectors next to W, folded in, or applied to raw rows."""
     lanes, choice = layer.lanes, base_of(run.plan.choice)
     weight = module.lin.weight if module.lin is not None else module.lin_src.weight
     if layer.is_single:
@@ -273,7 +273,7 @@ def _gat_pieces(module: Any, call: AttentionCall) -> Any:
 
 
 def _gat_edge_scores(module: Any, call: AttentionCall, lanes: int) -> Tensor | None:
-    """One score an edge and head from its features: they meet W and a first, so no edge is projected."""
+    """One score per edge and head from its features: W a is multiplied first, so no edge is projected."""
     attr = call.edge_attr
     if attr is None or module.lin_edge is None:
         return None
@@ -346,8 +346,8 @@ def _gatv2(module: Any, call: AttentionCall) -> Any:
 def _rows_of_edges(module: Any, call: AttentionCall) -> Tensor | None:
     """[edges, heads * width]: projected edge features, for the fused passes of a GPU.
 
-    None where there are none, and where they would take more memory than is theirs: the layer then goes in
-    pieces, which keep a number per edge and head.
+    None where there are none, or where they would take too much memory: the layer then runs in pieces, which
+    keep one number per edge and head.
     """
     attr, has_limit = call.edge_attr, active.session().options.memory_limit is not None
     if attr is None or call.wants_weights or column_of(call.edges.graph) == "cpu" or has_limit:
@@ -477,7 +477,7 @@ def _each_head(call: AttentionCall, rows: Tensor, w: Tensor) -> Tensor:
     """Rows of heads side by side, each by its own matrix of w[heads, in, out].
 
     On a GPU as one product with a block-diagonal matrix: the gradient of w then is one product over all rows,
-    not a batch of narrow ones whose long sums nobody divides.
+    not a batch of narrow ones whose long sums run on few threads.
     """
     if column_of(call.edges.graph) != "cpu":
         whole: Tensor = torch.block_diag(*w)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Layers with messages of their own, in blocks of edges: GENConv, FiLMConv, CGConv; and GatedGraphConv."""
+"""Layers with special messages, in blocks of edges: GENConv, FiLMConv, CGConv; and GatedGraphConv."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """PNAConv: several aggregators of linear messages in one pass, degree scalers after the weights.
 
 A message W_a x_i + W_b x_j + b is the neighbour's part shifted by the target's: mean, max and min shift with
-it, a sum degree times, variance and deviation not at all. The shift then meets the aggregators' weights as
+it, a sum by degree times it, variance and deviation not at all. The shift is multiplied with the weights as
 one small matrix, so the targets' part is never computed. Ties between messages are those of the neighbours'
 parts; torch counts its zero-filled output as one more where the extremum is exactly 0, which is not followed.
 
