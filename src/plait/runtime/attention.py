@@ -66,7 +66,7 @@ def _attend(b: Binding, step: Step, owns: bool) -> Bound:
 
 @kernel("attend_dots", "cpu")
 def _attend_dots(b: Binding, step: Step, owns: bool) -> Bound:
-    """The dots lie among the statistics, where the passes over edges look for them."""
+    """The dot products are stored with the statistics, where the passes over edges read them."""
     grad, out, statistics = step["grad"], step["out"], step["statistics"]
     addend, bias, heads = step.get("addend") or "", step.get("bias") or "", step.option("heads")
 

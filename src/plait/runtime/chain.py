@@ -25,7 +25,7 @@ def turned(name: str) -> str:
 
 
 class Env(dict[str, Any]):
-    """Values by name; one that is there the other way round is transposed when it is asked for."""
+    """Values by name; one stored transposed is transposed back when it is read."""
 
     def __missing__(self, name: str) -> Any:
         other = self.get(turned(name))

@@ -261,7 +261,7 @@ class Constants:
         self._matrices.clear()
 
     def cost_matrix(self, expr: Expr) -> Matrix:
-        """What the cost model needs to know of a constant, not computed where the graph's numbers do."""
+        """What the cost model needs of a constant, not computed where the graph's statistics suffice."""
         key = formula(expr)
         if key not in self._matrices:
             self._matrices[key] = self._cost_matrix(expr)

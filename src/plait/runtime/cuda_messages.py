@@ -1,4 +1,4 @@
-"""Messages of a known form on a GPU, by Triton: gathered, made, added up and dropped in one pass.
+"""Messages of known functions on a GPU, by Triton: gathered, computed, summed and dropped in one pass.
 
 Steps without a form, or with what these kernels do not compute, run in blocks of edges (runtime/messages.py).
 The rows that edge features add to a message are made a block at a time.

@@ -1,4 +1,4 @@
-"""What a compiled model holds in a step, seen in one run, and each layer's share of its memory limit."""
+"""What a compiled model holds in a step, observed in one run, and each layer's share of its memory limit."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Trail:
 
 
 def follow(outputs: Iterable[torch.Tensor], given: Iterable[torch.Tensor]) -> Trail:
-    """The trail of a run from what it gave: autograd's graph knows who saved what, in which order.
+    """The trail of a run, from its output: autograd's graph knows which node saved what, in which order.
 
     Gradients are computed in the reverse order, so what was first saved after a layer is gone when that
     layer's turn comes.
@@ -144,7 +144,7 @@ class Dial:
     limit: int | None
     trails: dict[str, Trail] = field(default_factory=dict)
     shares: dict[tuple[str, str], Allowance] = field(default_factory=dict)
-    is_paused: bool = False  # somebody else looks at every run
+    is_paused: bool = False  # every run is observed elsewhere
     _version: int = -1  # of the plans that were looked at last
     _leanest: dict[str, int] = field(default_factory=dict)  # peak of the leanest, by mode
     _is_leanest: set[str] = field(default_factory=set)  # modes that are left at that
@@ -278,7 +278,7 @@ class _Layer:
 def _layer(plan: LayerPlan, trail: Trail, others: int) -> _Layer:
     """A layer with the options of its plan.
 
-    Plans of layers with passes of their own do not say what is kept: a trail has it, else all counts as kept.
+    Plans of program layers do not say what is kept: the trail does, otherwise everything counts as kept.
     """
     priced = [
         (plan.seconds, plan.peak_bytes, getattr(plan, "kept_bytes", None), getattr(plan, "kept_output", 0))

@@ -1,6 +1,6 @@
 """One graph as a compiled model met it: its CSR, the constants of operators on it, the runs bound to it.
 
-What belongs to the user's tensors is dropped with them; of the rest the oldest goes when there is much of it.
+What belongs to the user's tensors is dropped with them; of the rest the oldest is dropped first.
 """
 
 from __future__ import annotations

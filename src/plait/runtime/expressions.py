@@ -128,7 +128,7 @@ def _value(
         asked = Asked(layer, constants, forms, given, signature)
         run = _planned(session, edges, asked, seen, rows, numbers, comes_once)
         if comes_once:
-            key = of_x if run.hoisted else once  # what reads a sparse view of this x serves no other
+            key = of_x if run.hoisted else once  # what reads a sparse view of this x serves only this x
         edges.remember(key, run)
         session.grow((bytes_in(run.hoisted) if run.hoisted else 0) + _constant_bytes(constants))
     if session.plans.get(layer) is not run.plan:

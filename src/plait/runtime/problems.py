@@ -1,4 +1,4 @@
-"""What a search is asked: an expression or a program on a graph, with sizes, prices and what is constant."""
+"""The input of a search: an expression or a program on a graph, with sizes, prices and what is constant."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def known_leaves(expr: Expr) -> dict[str, Any]:
 
 
 def _disagreement(sizes: Mapping[str, int]) -> str:
-    """Two sizes that should be equal, in the words of whoever made x and the layer."""
+    """Two sizes that should be equal, described in terms of x and the layer."""
     features = next((what for what in sizes if what in _FEATURES), None)
     if features is None:
         said = ", but ".join(f"{what} is {value}" for what, value in sizes.items())

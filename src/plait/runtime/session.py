@@ -1,4 +1,4 @@
-"""One compiled model's memory: the graphs it has met, the inputs that stay the same, plans and buffers.
+"""The state of one compiled model: the graphs it has seen, constant inputs, plans and buffers.
 
 Graphs are recognised by the tensor that holds them (runtime/identity.py: nothing is hashed per call). What
 belongs to a tensor is dropped with it, and what belongs to tensors that stay is bounded in bytes
@@ -100,7 +100,7 @@ class Session:
         self.over_ranks: Callable[..., Any] | None = None  # runs layers of which each rank has some rows
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Session:
-        """A copied model starts with empty caches: it may meet other graphs."""
+        """A copied model starts with empty caches: it may be used on other graphs."""
         return type(self)(self.options)
 
     def __reduce__(self) -> Any:
@@ -111,7 +111,7 @@ class Session:
     def edges_for(
         self, key: Any, owners: tuple[Any, ...], build: Callable[[], tuple[Graph, torch.Tensor | None]]
     ) -> Edges:
-        """The graph known by `key`, built when first met; the least recently used one is forgotten."""
+        """The graph with this key, built when first needed; the least recently used one is dropped."""
         while self._gone:
             self._forget_graph(self._gone.pop())
         found = self.edges.get(key)
@@ -203,11 +203,11 @@ class Session:
         return self._met >= MANY_GRAPHS
 
     def lists_edges(self) -> bool:
-        """Whether layers read the edges of a new graph as they are listed."""
+        """Whether layers read the edges of a new graph unsorted."""
         return self.meets_many_graphs and self.lists_values()
 
     def lists_values(self) -> bool:
-        """Whether a layer may run without a plan where what it is called with comes once."""
+        """Whether a layer may run without a plan on inputs seen only once."""
         return (
             self.trace is None
             and self.choose is search
@@ -221,7 +221,7 @@ class Session:
         return self.watched.has_view(x)
 
     def say_listed(self) -> None:
-        """Note in the plan that small graphs which come once are not planned for."""
+        """Note in the plan that small graphs seen only once are not planned for."""
         if not self._has_said_listed:
             self._has_said_listed = True
             self.notes.append(
@@ -243,7 +243,7 @@ class Session:
         return bool(changed)
 
     def use_twins(self, edges: Edges, quotients: Quotients | None) -> None:
-        """Run the layers on this graph by its twins, or not; plans made the other way are dropped."""
+        """Run the layers on this graph with its twins, or without; plans made otherwise are dropped."""
         edges.quotients, edges.smaller = quotients, None
         edges.runs.clear()
         edges.plans.clear()
@@ -261,7 +261,7 @@ class Session:
     # Inputs that stay the same ----------------------------------------------------------------
 
     def watch(self, x: torch.Tensor) -> Watched | None:
-        """The record of an input that is constant as far as anyone can tell, or None."""
+        """The record of an input that appears to be constant, or None."""
         if x.requires_grad or x.grad_fn is not None:
             return None
         is_given = self.constant_input() is x
@@ -300,7 +300,7 @@ class Session:
         numbers = tuple(t.item() for t in scalars)
         return numbers if not numbers or self._numbers.steady(layer, numbers) else None
 
-    # Rows that are wanted first ------------------------------------------------------------------
+    # Rows that are needed first ------------------------------------------------------------------
 
     def wanted_rows(self, layer: str, constants: Constants) -> WantedRows | None:
         """The rows the loss needs, where this layer computes only those; None for all."""
@@ -311,7 +311,7 @@ class Session:
         return self._rows
 
     def count_wanted(self) -> None:
-        """Some rows of a result were computed first."""
+        """Note that some rows of a result were computed first."""
         self._asked[0] += 1
 
     def hear_of_whole(self, name: str) -> None:

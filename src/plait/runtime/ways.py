@@ -1,4 +1,4 @@
-"""Runs the layers that are programs: of the ways to compute one the cheapest, bound to its graph once."""
+"""Runs the layers that are programs: the cheapest way to compute one, bound to its graph once."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Programs:
         inputs: Mapping[str, torch.Tensor],
         given: Mapping[str, Any] | None = None,
     ) -> torch.Tensor:
-        """The value of the layer, whichever way it goes; `given`: what is not a tensor."""
+        """The value of the layer by its chosen way; `given`: arguments that are not tensors."""
         run = self.bound(session, edges, inputs)
         if self.own is not None:
             inputs = {**inputs, **self.own(run.plan.choice)}

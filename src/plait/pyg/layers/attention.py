@@ -100,7 +100,7 @@ def prepare(module: Any, given: Mapping[str, Any]) -> Run | str:
 
 
 def _refused_matrix(module: Any, edge_index: Any, edge_attr: Any, wants_weights: bool) -> str | None:
-    """Why attention cannot take these edges: it takes edge lists and torch matrices (ignoring their values)."""
+    """Why attention cannot take these edges: it takes edge lists and torch matrices (ignoring values)."""
     is_matrix = isinstance(edge_index, Tensor) and edge_index.layout in (torch.sparse_csr, torch.sparse_coo)
     if not is_matrix:
         return refused_edges(edge_index)
