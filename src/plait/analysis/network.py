@@ -41,7 +41,7 @@ class Traffic:
 
 
 def all_reduce(size: float, workers: int) -> Traffic:
-    """Every worker gets the sum of everybody's `size` bytes: a ring sends 2 (P - 1) / P of them each.
+    """Every worker gets the sum of all workers' `size` bytes: a ring sends 2 (P - 1) / P of them each.
 
     Each of its 2 (P - 1) steps is two messages: gloo cuts what it passes on in two, to add while it sends.
     """

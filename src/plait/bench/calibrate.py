@@ -120,7 +120,7 @@ def _described(profile: MachineProfile, attention: dict[str, float], busy: float
 
 
 def _seconds(call: Callable[[], object], budget: float = 0.08) -> float:
-    # the fast end of the samples: what the machine does when nobody else wants it
+    # the fast end of the samples: what the machine does when nothing else runs
     return time_calls({"it": call}, warmup=2, min_repeats=5, budget_seconds=budget)["it"].p20
 
 

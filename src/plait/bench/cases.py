@@ -167,6 +167,6 @@ def data_folders(data_dir: str | None = None) -> list[Path]:
         return [Path(data_dir)]
     named = os.environ.get("PLAIT_DATA")
     choices = [Path(named)] if named else []
-    # beside the current folder, and beside the checkout plait runs from
+    # next to the current folder, and next to the checkout plait runs from
     choices += [Path("..") / "shared" / "data", Path(__file__).parents[4] / "shared" / "data"]
     return [folder for folder in choices if folder.is_dir()]

@@ -1,4 +1,4 @@
-"""plait bench layers --predict: the price of every step and layer beside what it took."""
+"""plait bench layers --predict: the price of every step and layer next to its measured time."""
 
 from __future__ import annotations
 

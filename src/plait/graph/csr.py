@@ -162,7 +162,7 @@ class Graph:
         return io.load(path)
 
     def save(self, path: str | os.PathLike[str], **arrays: Any) -> None:
-        """Write the graph, and arrays beside it, to an npz file that `load` and `load_arrays` read."""
+        """Write the graph and further arrays to an npz file that `load` and `load_arrays` read."""
         from plait.graph import io
 
         io.save(path, self, **arrays)

@@ -1,4 +1,4 @@
-"""Nodes to parts of equal size with few edges between them: METIS (by way of pymetis), Fennel, random."""
+"""Assigns nodes to equal parts with few edges between them: METIS (through pymetis), Fennel, random."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def _checked_parts(graph: Graph, parts: int) -> int:
 
 
 def _mask(num_nodes: int, train: ArrayLike | None) -> NDArray[np.bool_]:
-    """The training nodes as a mask; none given is none."""
+    """The training nodes as a mask; empty if none are given."""
     mask = np.zeros(num_nodes, bool)
     if train is None:
         return mask

@@ -1,8 +1,8 @@
 """What a kernel is called with: declared once by name, filled and read by that name.
 
-A kernel takes the address of a block of int64 words. Nobody numbers them: `Arguments` gives every name its
-place, `arguments.width` is where the caller writes the width, and inside the kernel `a = read(block)` is a
-named tuple of all of them, `a.width`.
+A kernel takes the address of a block of int64 words. They are not numbered by hand: `Arguments` gives every
+name its place, `arguments.width` is where the caller writes the width, and inside the kernel `a =
+read(block)` is a named tuple of all of them, `a.width`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A kernel takes addresses on trust. So every tensor whose address is written into an argument block passes one
 of the functions below: its device, dtype and size are those the kernel expects, and its elements lie as the
 kernel walks them. An operand that is only read is copied where it lies otherwise; one that is written is
-refused, since nobody would see what is written to a copy.
+refused, since a result written to a copy would be lost.
 
 Rows may be any distance apart, and those that are read may overlap (an expanded row is read with stride
 zero); the elements of one row follow each other. Everything else lies in one piece.

@@ -68,7 +68,7 @@ def stride_of(tensor: torch.Tensor | None) -> int:
 def unit_of(*tensors: torch.Tensor | None) -> int:
     """What the strides of these are multiples of, up to 16: rows are then read in vectors.
 
-    Triton sees for itself whether a number is a multiple of 16. Rows of 128 columns beside 8 scores are 136
+    Triton detects whether a number is a multiple of 16. Rows of 128 columns next to 8 scores are 136
     apart, and read number by number the forward pass of GAT took twice as long.
     """
     bits = 16

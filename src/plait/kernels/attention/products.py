@@ -122,7 +122,7 @@ def _dot_tile(float_bits: int, index_bits: int, lanes: int, heads: int, is_leaky
             rows = []
             for e in range(edges):
                 at = b.add(start, b.add(k, code.word(e)))
-                # past the block's end the last edge is taken again; nobody reads those sums
+                # past the block's end the last edge is taken again; those sums are not read
                 at = b.select(b.icmp_signed("<", at, final), at, final)
                 ask_row(code, far, far_row, row_bytes, index(later_edge(code, at, last)))
                 rows.append(b.add(far, b.mul(index(at), far_row)))

@@ -42,7 +42,7 @@ MOST_PRODUCTS, MOST_SUMS = cpu.MOST_PRODUCTS, cpu.MOST_SUMS
 
 # multiply-adds (some 20 us of one core) under which waking a second thread does not pay
 _SERIAL_BELOW = 1 << 20
-# bytes of the block's rows and those beside them: they stay in the second-level cache of a core
+# bytes of the block's rows and other rows of the chain: they stay in the second-level cache of a core
 _BLOCK_BYTES = 128 << 10
 _LEAST_ROWS, _MOST_ROWS = 16, 128
 _ROWS_PER_CHUNK = 256

@@ -126,7 +126,7 @@ class _Step:
         return b.select(b.icmp_signed("<", start, end), best, code.constant(0.0))
 
     def counts(self, r: Any) -> Any:
-        """The address of the counts of row r: ones for an input, beside the partial extremum otherwise."""
+        """The address of the counts of row r: ones for an input, otherwise next to the partial extremum."""
         b = self.code.builder
         offset = self["slot_counts"]
         if self.variant.has_shared:

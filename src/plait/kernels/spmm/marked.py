@@ -59,7 +59,7 @@ class _Parts:
 
 
 def _mark_row(float_bits: int, index_bits: int, mode: str) -> Any:
-    """The extremum, then who attains it; words: x stride indices start end out ties marks marks_stride
+    """The extremum, then which edges attain it; words: x stride indices start end out ties marks marks_stride
     last width."""
 
     def body(tile: CodeGen, args: list[Any], count: Any) -> None:

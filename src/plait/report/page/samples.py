@@ -365,7 +365,7 @@ def _threads(case: Mapping[str, Any]) -> str:
 
 
 def _of_forms(record: Record, group: str) -> list[Sample]:
-    """A training step through the form of the graph beside the peers; plait on CSR is not a peer of plait."""
+    """A training step with the form of the graph against the peers; plait on CSR is not a peer of plait."""
     case: Mapping[str, Any] = record.case
     sides: Any = record.result["sides"]
     names = {name: SUBJECT if name == "forms" else name for name in sides if name != "csr"}
