@@ -98,7 +98,7 @@ class Roof:
 
 @dataclass(frozen=True)
 class Analysis:
-    """Work and depth of every layer, every form of parallelism priced, and which one pays."""
+    """Work and depth of every layer, the price of every parallelisation strategy, and which one pays."""
 
     model: str
     statistics: Statistics

@@ -101,7 +101,7 @@ def after(
 ) -> Callable[[Layer, bool], tuple[float, float]]:
     """Seconds of what follows a layer with this many rows, forward and backward; `True`: the last layer.
 
-    Where nobody noted what does, an activation follows, and the loss the last layer.
+    Where nothing was recorded, an activation is assumed to follow, and the loss after the last layer.
     """
 
     def followed(layer: Layer, is_last: bool) -> Sequence[Passed]:

@@ -14,7 +14,7 @@ __all__ = ["NAMED", "Network", "Traffic", "all_gather", "all_reduce", "all_to_al
 
 @dataclass(frozen=True)
 class Network:
-    """Bytes a second each worker can send while it receives as many, and seconds until a message arrives."""
+    """Bytes per second each worker can send while receiving as many, and a message's latency in seconds."""
 
     name: str
     bytes_per_s: float

@@ -1,4 +1,4 @@
-"""Training schemes on a graph: what an epoch of each really computes, beside the paper's bound (Table 2).
+"""Training schemes on a graph: what an epoch of each really computes, next to the paper's bound (Table 2).
 
 Shares of the planned layers: a layer's work on edges scales with the edges a scheme reads for it, its work on
 rows with the rows it computes. An epoch has every node as a target once.

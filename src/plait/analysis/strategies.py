@@ -353,7 +353,7 @@ def _hybrid(work: Workload, cluster: Cluster) -> Strategy | None:
 
 
 def _dependent(work: Workload, cluster: Cluster) -> Strategy:
-    """Neighbours are sampled around seeds of one graph whose edges everybody holds; features travel."""
+    """Neighbours are sampled around seeds of one graph whose edges every worker holds; features are sent."""
     P, growth, fetch, layers = cluster.workers, cluster.growth, cluster.fetch, len(work.loads)
     seconds = flops = held = 0.0
     # PyG's models take all nodes and edges of a batch through every layer
@@ -369,7 +369,7 @@ def _dependent(work: Workload, cluster: Cluster) -> Strategy:
     drawing = sum(growth.edges) * work.sampled_edge_seconds + growth.nodes[-1] * work.looked_up_row_seconds
     # of a remote row its number goes out and its features come back; counts of both go before them
     columns = work.features * cluster.wire_bytes + _ID_BYTES
-    # whoever lacks rows has a round, in which all tell all others how many they want
+    # a worker that lacks rows starts a round, in which all tell the others how many they need
     counts = fetch.rounds * (P - 1) * _ID_BYTES * _HEADER
     messages = _ROUND * fetch.steps * (P - 1)
     fetched = Traffic(fetch.total * columns + counts * P, fetch.busiest * columns + counts, messages)
@@ -389,7 +389,7 @@ def _dependent(work: Workload, cluster: Cluster) -> Strategy:
 
 
 def _parted(work: Workload, cluster: Cluster) -> Strategy:
-    """The same with everybody holding the edges into its own nodes: owners draw the neighbours of theirs.
+    """The same with every worker holding the edges into its own nodes: owners draw the neighbours of theirs.
 
     A question is its head and the numbers of nodes; the answer is how many edges each has, and their ends and
     numbers. All ask in one series of rounds: those that ask at the same time share one, others do not.

@@ -250,7 +250,7 @@ def _symbolic(size: str | int) -> Formula:
 
 
 def fullest_row(matrix: Matrix) -> int:
-    """The most entries of a row; all its columns where nobody counted (sparse features)."""
+    """The most entries of a row; all its columns where they were not counted (sparse features)."""
     counted = getattr(matrix.locality, "degree_max", None)
     return matrix.columns if counted is None else int(counted) + int(matrix.loops > 0)
 

@@ -1,4 +1,4 @@
-"""A graph to a folder of parts: assign, renumber, write, measure; a second run goes on where one stopped."""
+"""Writes a graph as a folder of parts: assign, renumber, write, measure; a second run continues the first."""
 
 from __future__ import annotations
 

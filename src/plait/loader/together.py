@@ -1,7 +1,7 @@
 """Samples of several batches drawn hop by hop together, their neighbours requested from the nodes' owners.
 
 The samples are those of `Sampler` on the whole graph: the edges a node gets depend on (seed,
-epoch, batch, hop, node) and not on which process draws them, and places are given in the order of the frontier.
+epoch, batch, hop, node) and not on which process draws them, and places follow the order of the frontier.
 """
 
 from __future__ import annotations
