@@ -316,7 +316,7 @@ def _notes(
         found.append(f"black boxes, in no count below: {', '.join(boxes)}")
     if statistics.graph is None:
         found.append(
-            f"no graph at hand: degrees are assumed {statistics.degrees}, cuts are those of random "
+            f"without a graph: degrees are assumed {statistics.degrees}, cuts are those of random "
             "partitions unless halo= is given; a partitioner finds smaller ones"
         )
     elif not options.partitions and max(options.workers) > 1:

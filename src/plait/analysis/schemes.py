@@ -74,10 +74,10 @@ def schemes_of(
     )
     reached = growth.nodes[-1] / max(1, growth.batch)
     told = "measured" if growth.is_measured else "estimated"
-    add("GraphSAGE", batches * sampled, fanout, batches, f"{reached:.1f} nodes a target, {told}")
+    add("GraphSAGE", batches * sampled, fanout, batches, f"{reached:.1f} nodes per target, {told}")
     drawn = min(growth.batch, nodes)  # as many vertices of every layer as targets
     layerwise = sum(_work(x, drawn * mean * drawn / nodes / edges, drawn / nodes, True) for x in counted)
-    add("FastGCN", batches * layerwise, fanout, batches, f"{drawn} vertices a layer and batch")
+    add("FastGCN", batches * layerwise, fanout, batches, f"{drawn} vertices per layer and batch")
     kept = 1.0 - cut.cut_edges / edges
     clustered = sum(_work(layer, kept, 1.0, False) for layer in counted)
     add(

@@ -205,7 +205,7 @@ def _edge_cut(work: Workload, cluster: Cluster) -> Strategy:
     )
     memory = work.feature_bytes * rows + work.graph_bytes * share + held
     remote = sum(cut.halo) / max(1, work.nodes)
-    note = f"{cut.by}: {remote:.2f} remote rows a node, {cut.imbalance:.2f} imbalance"
+    note = f"{cut.by}: {remote:.2f} remote rows per node, {cut.imbalance:.2f} imbalance"
     return _strategy(
         work, cluster, "edge cut", "data: graph partition", per_layer, compute, memory,
         exchanges, share=share, note=note,
@@ -234,7 +234,7 @@ def _vertex_cut(work: Workload, cluster: Cluster) -> Strategy:
     return _strategy(
         work, cluster, "vertex cut", "data: graph partition", per_layer, compute, memory,
         2 * sum(len(load.gathers) for load in work.loads), share=edges,
-        note=f"{cut.by}: {cut.replication:.2f} copies of a node",
+        note=f"{cut.by}: {cut.replication:.2f} copies per node",
     )  # fmt: skip
 
 
@@ -279,7 +279,7 @@ def _operator_features(work: Workload, cluster: Cluster) -> Strategy:
         work, cluster, "operator, features", "model: operator", per_layer,
         _narrow_seconds(work, P) + _dense_seconds(work) / P, memory,
         sum(len(load.gathers) + 3 for load in work.loads), others=Traffic(),
-        note="columns of every product are shared out, its result is gathered by all",
+        note="columns of every product are divided, its result is gathered by all workers",
     )  # fmt: skip
 
 
@@ -295,7 +295,7 @@ def _operator_structure(work: Workload, cluster: Cluster) -> Strategy:
     return _strategy(
         work, cluster, "operator, structure", "model: operator", per_layer, work.seconds / P, memory,
         sum(len(load.gathers) + 3 for load in work.loads),
-        note="edges of every sum are shared out, partial sums are added up by all",
+        note="edges of every sum are divided, partial sums are reduced over all workers",
     )  # fmt: skip
 
 
@@ -311,7 +311,7 @@ def _ann(work: Workload, cluster: Cluster) -> Strategy:
     return _strategy(
         work, cluster, "ANN", "model: ANN", per_layer, compute, memory, 2 * len(work.loads),
         share=alone + (1 - alone) / P, others=Traffic(),
-        note="weights are shared out; everybody repeats the products with the graph",
+        note="weights are divided; every worker repeats the products with the graph",
     )  # fmt: skip
 
 
@@ -413,7 +413,7 @@ def _parted(work: Workload, cluster: Cluster) -> Strategy:
         seconds_per_epoch=found.compute_seconds + cluster.network.seconds(traffic),
         memory_per_worker=found.memory_per_worker - work.graph_bytes / 2 * (1 - 1 / P),
         synchronisations=found.synchronisations + fetch.steps * _ASKING * max(0, len(work.loads) - 1),
-        note=f"{found.note}; neighbours of {asked.nodes / max(1, P * fetch.steps):,.0f} are asked for",
+        note=f"{found.note}; neighbours of {asked.nodes / max(1, P * fetch.steps):,.0f} are requested",
     )
 
 
