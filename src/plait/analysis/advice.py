@@ -133,7 +133,7 @@ def _winner(work: Workload, cluster: Cluster, memory: float) -> Strategy:
 def _workers(
     best: Strategy, work: Workload, cluster: Cluster, memory: float, cluster_of: Callable[[int], Cluster]
 ) -> list[BreakEven]:
-    """The nearest smaller and larger numbers of workers (halves and doubles) where another form wins."""
+    """The nearest smaller and larger numbers of workers (halves and doubles) where another strategy wins."""
     found = []
     for step in (0.5, 2.0):
         count = cluster.workers * step
@@ -148,7 +148,7 @@ def _workers(
 
 
 def _widths(best: Strategy, work: Workload, cluster: Cluster, memory: float) -> list[BreakEven]:
-    """The nearest factors on all widths where another form wins.
+    """The nearest factors on all widths where another strategy wins.
 
     Plans of ranks are those of one width: others are estimated, if estimates have the same winner here.
     """

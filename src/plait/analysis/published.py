@@ -51,11 +51,11 @@ class Row:
     psi_depth: Formula | None = None
     phi_work: Formula | None = None
     phi_depth: Formula | None = None
-    is_equal: bool = True  # the executed form computes the same numbers, not an approximation of them
+    is_equal: bool = True  # what is executed computes the same numbers, not an approximation of them
 
     @property
     def executed_by(self) -> str:
-        """What the executed count is one of: plait's programs, or why plait does not run the row's form."""
+        """What the executed count is one of: plait's programs, or why plait does not run the row."""
         return _NOT_RUN.get((self.table, self.model), "plait's programs")
 
     @property

@@ -1,4 +1,4 @@
-"""The taxonomy of parallel training, priced: what each form sends, holds, waits for and takes.
+"""The taxonomy of parallel training, priced: what each strategy sends, holds, waits for and takes.
 
 An epoch is one pass over all nodes, forward and backward. Seconds are those of the most loaded worker (its
 share of the planner's price) plus its communication. Nothing overlaps, except inside a pipeline.
@@ -31,7 +31,7 @@ _ROUND = 4  # messages of a round of fetching: that there is one, how many rows,
 
 @dataclass(frozen=True)
 class Strategy:
-    """One form of parallelism on this model, graph and network."""
+    """One parallelisation strategy on this model, graph and network."""
 
     name: str
     family: str
@@ -101,7 +101,7 @@ class Cluster:
 
 
 def price(work: Workload, cluster: Cluster) -> list[Strategy]:
-    """Every form that can be used here, the fastest first."""
+    """Every strategy that can be used here, the fastest first."""
     made = [_alone(work)]
     if cluster.workers > 1:
         ways: tuple[Callable[[Workload, Cluster], Strategy | None], ...] = (

@@ -217,7 +217,7 @@ def _node_arrays(loaded: LoadedGraph) -> dict[str, Array]:
 
 
 def _loaded(data: Any) -> LoadedGraph:
-    """The graph with what is known of its nodes, from any of the forms `partition` takes."""
+    """The graph with what is known of its nodes, from any of the types `partition` takes."""
     if isinstance(data, LoadedGraph):
         return data
     if isinstance(data, str | os.PathLike):

@@ -12,7 +12,7 @@ from plait.plan.program import differentiate, schedule
 
 __all__ = ["FORMS", "Candidate", "associations", "candidates", "restrict"]
 
-# most expressions in a closure; beyond it (long polynomials) only sweeps of the given forms are used
+# most expressions in a closure; beyond it (long polynomials) only sweeps of the given ones are used
 _MOST = 20
 
 FORMS = {
@@ -51,7 +51,7 @@ class Candidate:
 
 @functools.lru_cache(maxsize=256)
 def associations(forms: tuple[Expr, ...]) -> tuple[Expr, ...]:
-    """The closure of the given equal forms under the association rules, breadth first, given forms first."""
+    """The closure of equal expressions under the association rules, breadth first, given ones first."""
     found = dict.fromkeys(forms)
     queue = list(forms)
     while queue and len(found) <= _MOST:

@@ -149,8 +149,8 @@ def parse_bytes(limit: int | str, argument: str = "memory_limit") -> int:
     found = _bytes_in(limit)
     if found is None or found < 1:
         raise InputError(
-            f"{argument}: {limit!r} is not an amount of memory; pass bytes as a positive int, or text like "
-            '"8GB", "512 MB" or "2GiB"'
+            f"{argument}: {limit!r} is not an amount of memory; pass bytes as a positive int, or text "
+            'such as "8GB", "512 MB" or "2GiB"'
         )
     return found
 

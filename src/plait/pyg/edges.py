@@ -250,7 +250,7 @@ def _read_matrix(adj_t: Tensor, sizes: tuple[int, int, bool]) -> Given:
 
 def _from_matrix(adj_t: Tensor) -> tuple[Graph, Tensor | None]:
     """The graph of a matrix, and its values where they are not all one."""
-    # entries and values of one and the same form: coalescing sorts and joins them
+    # entries and values of one and the same matrix: coalescing sorts and joins them
     matrix = adj_t.coalesce() if adj_t.layout == torch.sparse_coo else adj_t
     values = matrix.values()
     return Graph.from_any(matrix), None if _are_ones(values) else values

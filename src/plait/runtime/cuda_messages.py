@@ -1,6 +1,6 @@
 """Messages of known functions on a GPU, by Triton: gathered, computed, summed and dropped in one pass.
 
-Steps without a form, or with what these kernels do not compute, run in blocks of edges (runtime/messages.py).
+Steps of other functions run in blocks of edges (runtime/messages.py).
 The rows that edge features add to a message are made a block at a time.
 """
 
@@ -34,7 +34,7 @@ def _no_form(b: Binding, step: Step) -> str | None:
 
 
 class _Known:
-    """A step of a known form, bound to a graph."""
+    """A step of a known function, bound to a graph."""
 
     def __init__(self, b: Binding, step: Step):
         self.of, (self.form, self.eps) = BoundMessages(b, step), step.option("form")
@@ -47,7 +47,7 @@ class _Known:
         return whole_rows(env[self.of.near]), whole_rows(env[self.of.far])
 
     def temperature(self, env: Env) -> Tensor:
-        """One number on the device; of forms that have none, any other."""
+        """One number on the device; for functions that have none, any number."""
         found: Tensor = env[self.of.parameters[0][1] if self.is_soft else self.of.far]
         return found
 

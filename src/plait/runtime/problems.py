@@ -147,7 +147,7 @@ def _renamed(expr: Expr) -> Expr:
 
 
 def with_identity_loops(forms: tuple[Expr, ...], constants: Constants) -> tuple[Expr, ...]:
-    """The forms with loops that are all one named so: they keep a 0/1 matrix 0/1."""
+    """The expressions with loops of ones named `i`: they keep a 0/1 matrix 0/1."""
     return _identity_loops(forms) if constants.weight is None and constants.has_unit_loops else forms
 
 

@@ -45,7 +45,7 @@ def _build(kind: str, inputs: Inputs) -> nn.Module:
 def _inputs(case: Case, draw: Draw) -> dict[str, Tensor]:
     nodes = case.size("nodes")
     source, target = draw.edges()
-    # no self loops and no repeats, as data sets come: PyG's own forms disagree about what those mean
+    # no self loops and no repeats, as data sets come: PyG's own formats disagree about what those mean
     keys = torch.unique((target.long() * nodes + source.long())[source != target])
     source, target = (keys % nodes).to(source.dtype), (keys // nodes).to(source.dtype)
     x = draw.normal(nodes, case.size("width"))

@@ -228,7 +228,7 @@ _run_forward, _run_targets, _run_sources = Launcher(_forward), Launcher(_targets
 
 
 class _Launch:
-    """What the launches of a form share: tiles, programs, partial results, constants."""
+    """What the launches of a kind share: tiles, programs, partial results, constants."""
 
     def __init__(
         self, pattern: Pattern | Rows, form: str, far: torch.Tensor, eps: float, tiles: Tiles | None

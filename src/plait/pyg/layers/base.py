@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 Apply = Callable[[tuple[Expr, ...], Mapping[str, "Tensor | None"]], Tensor]
-"""Runs one planned expression; the forms are equal, the planner picks."""
+"""Runs one planned expression out of equal ones; the planner picks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ def number_in(value: Tensor) -> float:
 
 
 def with_bias(forms: tuple[Expr, ...], has_bias: bool) -> tuple[Expr, ...]:
-    """Every form with the bias row added, where there is one."""
+    """Every expression with the bias row added, where there is one."""
     return tuple(total(form, bias()) for form in forms) if has_bias else forms
 
 

@@ -48,7 +48,7 @@ def lowered(
 
 
 def on_device(call: PiecesCall, name: str, number: float = 0.0) -> tuple[str, float] | None:
-    """The form of messages that a GPU's kernels know; None where the layer runs on a CPU."""
+    """The kind of messages that GPU kernels know; None where the layer runs on a CPU."""
     return (name, number) if column_of(call.edges.graph) != "cpu" else None
 
 
