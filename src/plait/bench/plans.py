@@ -141,7 +141,7 @@ def regret_of_model(
 ) -> Regret:
     """Every candidate of every layer, the other layers as planned; at most `most` of a layer, by price.
 
-    Each is timed beside the chosen plans alone: what is computed once may be as large as the features.
+    Each is timed only against the chosen plans: what is computed once may be as large as the features.
     """
     task = load_task(loaded, case.graph)
     model = build_model(case.model, task.x.shape[1], task.num_classes)

@@ -1,4 +1,4 @@
-"""plait itself, handed what a user hands it: the layer as PyG constructs it, and the data."""
+"""plait itself, given what a user gives it: the layer as PyG constructs it, and the data."""
 
 from __future__ import annotations
 
