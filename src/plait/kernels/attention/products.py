@@ -59,8 +59,8 @@ def scores(float_bits: int, index_bits: int, lanes: int, role: str) -> Any:
     """GAT: block[k] = leaky(far[j] + near + edge), most = max(most, block); backward, raw keeps the sum.
 
     role: forward, or whose gradients the pass computes. Of sources: the far row is the target's statistics,
-    its first slot is added and its second, the largest score, subtracted. Value rows needed next are asked
-    for.
+    its first slot is added and its second, the largest score, subtracted. Value rows needed next are
+    prefetched.
     """
 
     def body(base: CodeGen, args: list[Any]) -> None:

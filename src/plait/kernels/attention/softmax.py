@@ -338,7 +338,7 @@ def settle(float_bits: int, lanes: int) -> Any:
 
 
 def recall(float_bits: int, index_bits: int, lanes: int) -> Any:
-    """(weights, products) of a block from what was kept; total += products; gathered rows are asked for."""
+    """(weights, products) of a block from what was kept; total += products; gathered rows are prefetched."""
 
     @tile(float_bits, lanes, 17, 1)
     def made(

@@ -100,7 +100,7 @@ class Gathered:
     edge: torch.Tensor | None = None
     source: torch.Tensor | None = None
     target: torch.Tensor | None = None
-    is_kept: bool = False  # its rows are wanted afterwards
+    is_kept: bool = False  # its rows are needed afterwards
 
     @property
     def mode(self) -> str:
@@ -321,7 +321,7 @@ def _layout(
 
 
 class _Scratch(threading.local):
-    """Memory of one calling thread for the blocks of its team; grows to what was asked for at most."""
+    """Memory of one calling thread for the blocks of its team; grows to the most that was needed."""
 
     memory = torch.empty(0, dtype=torch.uint8)
 

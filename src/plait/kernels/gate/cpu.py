@@ -66,7 +66,7 @@ def _gate(code: CodeGen, kind: str, z: Any) -> tuple[Any, Any]:
 
 
 def _ask(code: CodeGen, rows: list[tuple[Any, Any]], index: Any, i: Any, last: Any) -> None:
-    """Ask for the rows some edges ahead; past the row's end lie the edges of the rows that come next."""
+    """Prefetch the rows some edges ahead; past the row's end lie the edges of the rows that come next."""
     b = code.builder
     ahead = b.add(i, code.word(_AHEAD))
     j = index(b.select(b.icmp_signed("<", ahead, last), ahead, last))

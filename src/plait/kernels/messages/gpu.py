@@ -303,7 +303,7 @@ def sums_targets(
     eps: float = 0.0,
     tiles: Tiles | None = None,
 ) -> None:
-    """The gradients of the targets' rows and of the edges', where they are asked for."""
+    """The gradients of the targets' rows and of the edges', where they are needed."""
     of = _Launch(pattern, form, far, eps, tiles)
     if of.is_empty:
         return

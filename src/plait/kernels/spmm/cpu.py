@@ -43,15 +43,15 @@ EXTREMUM = Arguments(f"{PATTERN} x[] out[] ties[] width last_edge")
 ATTAINED = Arguments(f"{PATTERN} best[] x[] share[] out[] addend[] width last_edge")
 WEIGHT_GRADIENT = Arguments(f"{PATTERN} x[] grad[] out width")
 
-# Tiles this wide ask for the rows of later edges, those of the next nodes among them: 10% of a product whose
+# Tiles this wide prefetch the rows of later edges, those of the next nodes among them: 10% of a product whose
 # rows are near, 20 to 40% of one whose rows another step has pushed out (one core). A narrower tile has
 # too little to add up meanwhile: 16 columns lost as often as they gained.
 PREFETCH_LANES = {32: 32, 64: 16}
-_WIDE_BYTES = 512  # a row of this many bytes is many lines to ask for: fewer edges ahead
+_WIDE_BYTES = 512  # a row of this many bytes is many lines to prefetch: fewer edges ahead
 
 
 def _ahead(lanes: int, float_bits: int) -> int:
-    """Edges from the one that is added to the one that is asked for."""
+    """Edges from the one that is added to the one that is prefetched."""
     return 8 if lanes * float_bits // 8 >= _WIDE_BYTES else 16
 
 
