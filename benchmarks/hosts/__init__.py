@@ -1,1 +1,1 @@
-"""Several hosts on one machine: arms of distributed training compared over links of a stated rate."""
+"""Several hosts on one machine: systems of distributed training compared over links of a stated rate."""

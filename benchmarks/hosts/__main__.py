@@ -1,4 +1,4 @@
-"""The bed: `python -m benchmarks.hosts prepare | run | show | bound | clean`, as root."""
+"""The test bed: `python -m benchmarks.hosts prepare | run | show | bound | clean`, as root."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.hosts.network import BedError, clean, requirements
 
 
 def main() -> int:
-    """Runs one command; 2 where the bed cannot be made."""
+    """Runs one command; 2 where the test bed cannot be made."""
     args = _arguments()
     # an ordinary exit, so that hosts are removed
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -32,7 +32,7 @@ def _arguments() -> argparse.Namespace:
     prepare = commands.add_parser("prepare", help="make a graph and divide it for every number of hosts")
     prepare.add_argument("--file", type=Path, help="the npz file of a graph that is not made here")
     prepare.set_defaults(command=_prepare)
-    run = commands.add_parser("run", help="run arms that the record lacks")
+    run = commands.add_parser("run", help="run what the record lacks")
     run.add_argument("--rate", default="1gbit", help="of every link, such as 1gbit,10gbit,unlimited")
     run.add_argument("--hidden", default="16", help="hidden widths, such as 16,128")
     run.add_argument("--arms", default=",".join(ARMS), help=f"of {', '.join(ARMS)}")

@@ -1,4 +1,4 @@
-"""What is compared: an arm is a training program of one system with its settings."""
+"""What is compared: training programs of several systems, each with its settings (`Arm`)."""
 
 from __future__ import annotations
 

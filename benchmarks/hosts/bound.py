@@ -1,11 +1,11 @@
 """The fewest rows any policy can fetch for the batches of a host: optimal replacement, counted exactly.
 
 A row that one batch used and a later one will use again can be kept in between, in one of the buffer's slots.
-Keeping it spares one fetch, whichever row it is, so the most fetches are spared by the most such intervals of
+Keeping it saves one fetch, whichever row it is, so the most fetches are saved by the most such intervals of
 which no more than the slots overlap. Dropping the interval that ends last whenever there are too many is
 optimal (Belady's rule; for intervals Faigle and Nawijn's), and only the ends of intervals matter for it.
 
-Rows on their way serve all batches that are being prepared together, at no slot's cost.
+Rows on their way serve all batches that are being prepared together, without occupying a slot.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def fewest_rows(batches: Sequence[Array], slots: int, ahead: int = 0) -> Array:
     The rows of `ahead` batches before the one being made are still there, and cost no slot.
     """
     count = len(batches)
-    ends = np.zeros(count, np.int64)  # how many of the kept rows are wanted next by each batch
+    ends = np.zeros(count, np.int64)  # how many of the kept rows are needed next by each batch
     fetched = np.array([rows.size for rows in batches])
     for number, wanted in enumerate(next_batches(batches)):
         fetched[number] -= ends[number]

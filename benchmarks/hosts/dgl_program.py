@@ -1,4 +1,4 @@
-"""DistDGL's arms, one host: `-m benchmarks.hosts.dgl_program FOLDER SETTING OUTPUT IPS`."""
+"""DistDGL's programs, one host: `-m benchmarks.hosts.dgl_program FOLDER SETTING OUTPUT IPS`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class SAGE(torch.nn.Module):
 
 
 def batches_of(loader: Any, graph: Any, buffer: Any, seconds: dict[str, float]) -> Iterator[Any]:
-    """(blocks, x, y) of every batch of an epoch, fetched as the arm does it."""
+    """(blocks, x, y) of every batch of an epoch, fetched as the system does it."""
 
     def fetch(batch: Any) -> tuple[Any, Any]:
         nodes, seeds, _ = batch

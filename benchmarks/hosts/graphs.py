@@ -1,8 +1,8 @@
-"""The graphs of the bed, with features and labels that can be learned, divided once for every system.
+"""The graphs of the test bed, with features and labels that can be learned, divided once for every system.
 
 DGL's METIS divides, as a DistDGL user would have it; plait's parts are made of the same assignment, so all
-arms have the same cut. Every part has as many training nodes as the smallest, so that all arms run the same
-steps on the same seeds: plait would repeat some, DGL would have other hosts train on them.
+systems have the same cut. Every part has as many training nodes as the smallest, so that all systems run the
+same steps on the same seeds: plait would repeat some, DGL would have other hosts train on them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How good weights are: exact answers for all validation nodes, by the same arithmetic for every system.
+"""Evaluates weights: exact results for all validation nodes, by the same arithmetic for every system.
 
 Sampled answers would compare how systems sample: a batch of PyG's draws 25 neighbours of a seed for both
 layers, DGL draws 10 of them again for the first.

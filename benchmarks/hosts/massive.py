@@ -22,7 +22,7 @@ GAMMA, DELTA = 0.995, 32
 
 
 class Buffer:
-    """Feature rows of `tensor`, a share of the halo's kept here; `take` is the way in."""
+    """Feature rows of `tensor`, a share of the halo's kept here; read them with `take`."""
 
     def __init__(self, graph: Any, tensor: Any, share: float) -> None:
         local = graph.local_partition
@@ -61,7 +61,7 @@ class Buffer:
         return out
 
     def _swap(self, tired: np.ndarray, lacking: np.ndarray) -> torch.Tensor:
-        """Lets tired rows go for those missed most; the rows of `lacking`, pulled with the new ones."""
+        """Replaces low-scored rows by those missed most; the rows of `lacking`, pulled with the new ones."""
         new = np.flatnonzero(self._miss > 0)
         new = new[np.argsort(-self._miss[new], kind="stable")][: tired.size]
         tired = tired[: new.size]

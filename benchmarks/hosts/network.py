@@ -1,8 +1,8 @@
 """Hosts as network namespaces behind one switch, every link limited by `tc tbf`; gone afterwards.
 
 A host has its own network, its own shared memory and its own process numbers, so that killing its first
-process ends all of it. The kernel ends hosts whose bed was killed; the names such a bed leaves behind are
-removed by the next one.
+process ends all of it. The kernel ends hosts whose test bed was killed; the names such a test bed leaves
+behind are removed by the next one.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _PR_SET_PDEATHSIG = 1
 
 
 class BedError(Exception):
-    """What keeps the bed from being made, and the next step."""
+    """What keeps the test bed from being made, and the next step."""
 
 
 def requirements() -> None:
-    """BedError where a bed cannot be made here."""
+    """BedError where a test bed cannot be made here."""
     if os.name != "posix" or not Path("/proc/self/ns/net").exists():
         raise BedError("network namespaces are Linux's; run the bed on Linux")
     if os.geteuid() != 0:

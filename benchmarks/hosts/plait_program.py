@@ -1,4 +1,4 @@
-"""plait's arms, one rank: `python -m benchmarks.hosts.plait_program FOLDER SETTING OUTPUT`."""
+"""plait's systems, one rank: `python -m benchmarks.hosts.plait_program FOLDER SETTING OUTPUT`."""
 
 from __future__ import annotations
 

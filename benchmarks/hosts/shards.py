@@ -1,6 +1,6 @@
 """Full graphs over hosts: what overlapping the exchange with the product of own rows gains, at which rate.
 
-    python -m benchmarks.hosts.shards --folder /tmp/bed/ego_twitter-2/plait --rate 500mbit,1gbit,2gbit
+    python -m benchmarks.hosts.shards --folder /tmp/test bed/ego_twitter-2/plait --rate 500mbit,1gbit,2gbit
 
 Every host runs the same steps in three ways by turns: rows are waited for ("by nodes"), rows travel while own
 rows are multiplied ("overlapped"), and as planned. Of a step by nodes, what it waits for rows is the exchange

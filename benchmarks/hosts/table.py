@@ -1,4 +1,4 @@
-"""Records of the bed as a table: medians over epochs, ratios to DistDGL and to plait without a cache."""
+"""Records of the test bed as a table: medians over epochs, ratios to DistDGL and to plait without a cache."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def curves(lines: Sequence[dict[str, Any]]) -> str:
         setting = Setting.from_dict(line["setting"])
         by_key[setting.graph, setting.hosts, setting.hidden, setting.arm].append(curve_of(line))
     most = max(len(curve) for runs in by_key.values() for curve in runs)
-    rows = [["graph, hosts", "hidden", "arm", "runs", *(f"epoch {epoch + 1}" for epoch in range(most))]]
+    rows = [["graph, hosts", "hidden", "system", "runs", *(f"epoch {epoch + 1}" for epoch in range(most))]]
     rows.append(["---"] * len(rows[0]))
     for (graph, hosts, hidden, arm), runs in sorted(by_key.items(), key=_arm_last):
         cells = [f"{graph}, {hosts}", str(hidden), arm, str(len(runs))]
@@ -89,7 +89,7 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
         "graph, hosts",
         "hidden",
         "rate",
-        "arm",
+        "system",
         "epochs",
         "seconds [least, most]",
         "x DistDGL",

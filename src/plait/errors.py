@@ -26,14 +26,14 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 
 
 def _likeness(name: str, known: str) -> tuple[float, bool, int]:
-    """How alike two names are; of equally close ones "gnc" and "gcm" are rather gcn than sgc."""
+    """How similar two names are; of equally close ones, "gnc" and "gcm" mean gcn rather than sgc."""
     ratio = difflib.SequenceMatcher(None, name, known).ratio()
     shared = next((k for k, (a, b) in enumerate(zip(name, known, strict=False)) if a != b), len(known))
     return ratio, sorted(name) == sorted(known), shared
 
 
 def unknown(flag: str, name: str, names: Iterable[str]) -> str:
-    """The message for a name that is none of those known."""
+    """The message for an unknown name."""
     known = list(names)
     return f"{flag}: unknown name {name!r}; {did_you_mean(name, known)}known are {', '.join(known)}"
 

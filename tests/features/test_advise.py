@@ -53,7 +53,7 @@ def test_the_smallest_cache_that_is_as_good_is_recommended() -> None:
 def test_a_fetch_that_hides_wants_none() -> None:
     advice = advise(HOT, 100, "100gbit", compute_seconds=1)
     assert advice.recommended is None
-    assert "hides behind the computation" in advice.line
+    assert "hidden behind the computation" in advice.line
 
 
 def test_rows_never_used_again_want_none() -> None:

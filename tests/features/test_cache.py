@@ -165,7 +165,7 @@ def test_a_failing_source_leaves_the_cache_right(policy: str) -> None:
 def test_a_source_that_changes_its_rows_is_refused() -> None:
     cache = Cache(lambda ids: np.zeros((ids.size, 3 if 0 in ids else 2)), 4, num_rows=9)
     cache.take(np.array([0, 1]))
-    with pytest.raises(InputError, match="alike"):
+    with pytest.raises(InputError, match="same shape and type"):
         cache.take(np.array([5]))
 
 

@@ -168,7 +168,7 @@ def test_without_data_the_first_calls_settle_it() -> None:
         compiled(data.x, data.edge_index).sum().backward()
     assert choices(compiled) == ["keep", "keep"]
     refused = plait.compile(model, memory_limit="1 MB")
-    with pytest.raises(PlanError, match=r"memory_limit: 1\.00 MB is too little"):
+    with pytest.raises(PlanError, match=r"memory_limit: 1\.00 MB is too small"):
         refused(data.x, data.edge_index)
 
 

@@ -19,7 +19,7 @@ _WIDTHS = (2.0, 4.0, 8.0, 16.0)
 
 @dataclass(frozen=True)
 class BreakEven:
-    """Where the winner stops winning: "below 1.2e8 bytes a second one worker is faster"."""
+    """Where the winner stops winning: "below 1.2e8 bytes per second one worker is faster"."""
 
     what: str  # bandwidth, workers or width
     side: str  # "below" or "from" (for workers and width: at that value)
@@ -27,6 +27,7 @@ class BreakEven:
     instead: str
 
     def to_dict(self) -> dict[str, Any]:
+        """The limit as plain data."""
         return {"what": self.what, "side": self.side, "value": self.value, "instead": self.instead}
 
 
@@ -39,6 +40,7 @@ class Advice:
     break_even: tuple[BreakEven, ...]
 
     def to_dict(self) -> dict[str, Any]:
+        """The advice as plain data."""
         found = [limit.to_dict() for limit in self.break_even]
         return {"winner": self.winner, "because": self.because, "break_even": found}
 
@@ -131,7 +133,7 @@ def _winner(work: Workload, cluster: Cluster, memory: float) -> Strategy:
 def _workers(
     best: Strategy, work: Workload, cluster: Cluster, memory: float, cluster_of: Callable[[int], Cluster]
 ) -> list[BreakEven]:
-    """The nearest smaller and larger numbers of workers (halves and doubles) where another form wins."""
+    """The nearest smaller and larger numbers of workers (halves and doubles) where another strategy wins."""
     found = []
     for step in (0.5, 2.0):
         count = cluster.workers * step
@@ -146,7 +148,7 @@ def _workers(
 
 
 def _widths(best: Strategy, work: Workload, cluster: Cluster, memory: float) -> list[BreakEven]:
-    """The nearest factors on all widths where another form wins.
+    """The nearest factors on all widths where another strategy wins.
 
     Plans of ranks are those of one width: others are estimated, if estimates have the same winner here.
     """

@@ -47,7 +47,7 @@ _CURVE = (1, 2, 4, 8, 16, 32, 64)
 
 @dataclass(frozen=True)
 class Options:
-    """What is asked beside model and graph."""
+    """What is asked besides model and graph."""
 
     workers: tuple[int, ...] = (4,)
     network: Network = field(default_factory=lambda: network_of("10gbit"))
@@ -65,13 +65,13 @@ class Options:
     sharing: float = 1.0  # how much slower a worker computes while the others on its machine do
     wire_bytes: int = 4  # of one number of a feature row of mini-batches; may be fewer than the model's
     shards: Mapping[int, Mapping[str, Shards]] = field(default_factory=dict)  # by workers and split
-    beside: Beside | None = None  # what the model does beside its layers, where it was called
-    batch_seconds: float | None = None  # of a model's layers and what is beside them, on a drawn mini-batch
+    beside: Beside | None = None  # what the model does outside its layers, where it was called
+    batch_seconds: float | None = None  # of a model's layers and what is outside them, on a drawn mini-batch
 
 
 @dataclass(frozen=True)
 class Roof:
-    """What the machine can do at most: operations and bytes a second."""
+    """What the machine can do at most: operations and bytes per second."""
 
     flops_per_s: float
     bytes_per_s: float
@@ -82,20 +82,23 @@ class Roof:
         return self.flops_per_s / self.bytes_per_s
 
     def attainable(self, intensity: float) -> float:
+        """Most operations per second at this many operations per byte."""
         return min(self.flops_per_s, intensity * self.bytes_per_s)
 
     def bound(self, intensity: float) -> str:
+        """Whether memory or arithmetic is the limit."""
         return "memory" if intensity < self.ridge else "arithmetic"
 
     @classmethod
     def of(cls, machine: MachineProfile) -> Roof:
+        """The roof of a machine profile."""
         best = max(max(map(max, rates.gflops)) for rates in machine.gemm.values())
         return cls(best * 1e9, machine.stream_bytes_per_s)
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """Work and depth of every layer, every form of parallelism priced, and which one pays."""
+    """Work and depth of every layer, the price of every parallelisation strategy, and which one pays."""
 
     model: str
     statistics: Statistics
@@ -114,6 +117,7 @@ class Analysis:
 
     @property
     def workers(self) -> int:
+        """The largest number of workers analysed."""
         return max(self.options.workers)
 
     @property
@@ -312,7 +316,7 @@ def _notes(
         found.append(f"black boxes, in no count below: {', '.join(boxes)}")
     if statistics.graph is None:
         found.append(
-            f"no graph at hand: degrees are assumed {statistics.degrees}, cuts are those of random "
+            f"without a graph: degrees are assumed {statistics.degrees}, cuts are those of random "
             "partitions unless halo= is given; a partitioner finds smaller ones"
         )
     elif not options.partitions and max(options.workers) > 1:

@@ -1,4 +1,4 @@
-"""Seconds of what happens beside layers: activations, the loss, the optimiser, drawing mini-batches.
+"""Seconds of what happens outside layers: activations, the loss, the optimiser, drawing mini-batches.
 
 Rates of torch 2.13 on one core of Zen 4, forward and backward together; what fills more than the allocator
 keeps is written to fresh pages, which costs more than the numbers.
@@ -27,7 +27,7 @@ __all__ = [
     "loss_seconds",
 ]
 
-STEP_SECONDS = 0.3e-3  # Python of a training step beside its layers: autograd, the optimiser
+STEP_SECONDS = 0.3e-3  # Python of a training step outside its layers: autograd, the optimiser
 SPREAD_SECONDS = 0.5e-3  # more of a step over ranks: gradients flattened, the loss a share of a mean
 BATCH_SECONDS = 2.6e-3  # of a step on a mini-batch: its graph is new, and Python draws and assembles it
 PASSES_SECONDS = 0.4e-3  # Python of a layer that is a program of passes, beside the calls of its steps
@@ -45,7 +45,7 @@ _FLOAT_BYTES = 4
 
 
 def loss_seconds(rows: int, width: int) -> tuple[float, float]:
-    """Seconds of softmax and cross-entropy of so many rows on one core, forward and backward."""
+    """Seconds of softmax and cross-entropy of this many rows on one core, forward and backward."""
     narrow = width < _VECTOR
     total = rows * (_LOSS_ROW_SECONDS if narrow else width * _LOSS_NUMBER_SECONDS)
     fresh = _fresh_seconds(rows * width * _FLOAT_BYTES)
@@ -88,7 +88,7 @@ class Passed:
 
 @dataclass(frozen=True)
 class Beside:
-    """What a model does beside its layers: operations by the layer before them, and its result's width."""
+    """What a model does outside its layers: operations by the layer before them, and its result's width."""
 
     after: Mapping[str, Sequence[Passed]]
     width: int | None = None
@@ -99,9 +99,9 @@ class Beside:
 def after(
     rows: int, pricer: Pricer, threads: int, beside: Beside | None = None
 ) -> Callable[[Layer, bool], tuple[float, float]]:
-    """Seconds of what follows a layer with so many rows, forward and backward; `True`: the last layer.
+    """Seconds of what follows a layer with this many rows, forward and backward; `True`: the last layer.
 
-    Where nobody noted what does, an activation follows, and the loss the last layer.
+    Where nothing was recorded, an activation is assumed to follow, and the loss after the last layer.
     """
 
     def followed(layer: Layer, is_last: bool) -> Sequence[Passed]:

@@ -31,11 +31,12 @@ class EdgeCut:
 
     @property
     def parts(self) -> int:
+        """The number of parts."""
         return len(self.nodes)
 
     @property
     def imbalance(self) -> float:
-        """Edges of the fullest part over the mean."""
+        """Edges of the largest part over the mean."""
         mean = sum(self.edges) / self.parts
         return max(self.edges) / mean if mean else 1.0
 
@@ -56,10 +57,12 @@ class VertexCut:
 
     @property
     def parts(self) -> int:
+        """The number of parts."""
         return len(self.edges)
 
     @property
     def nodes(self) -> float:
+        """The number of nodes."""
         return sum(self.owned)
 
     @property

@@ -45,6 +45,7 @@ class Fetch:
 
     @property
     def total(self) -> float:
+        """Remote rows fetched by all parts."""
         return sum(self.rows)
 
     @property

@@ -35,7 +35,7 @@ class Growth:
     is_measured: bool
 
     def rows(self, layer: int, layers: int) -> float:
-        """Rows that layer 0, ... of so many computes."""
+        """Rows that layer 0, ... of this many computes."""
         return self.nodes[min(layers - 1 - layer, len(self.nodes) - 1)]
 
     def edges_of(self, layer: int, layers: int) -> float:
@@ -44,7 +44,7 @@ class Growth:
 
 
 def grow(statistics: Statistics, batch: int, fanouts: Sequence[int | None], seed: int = 0) -> Growth:
-    """Measured where the graph is at hand, else estimated; a fan-out of None takes all neighbours."""
+    """Measured where the graph is available, else estimated; a fan-out of None takes all neighbours."""
     if batch < 1 or any(fanout is not None and fanout < 1 for fanout in fanouts):
         raise InputError(f"batch_size={batch}, fanouts={list(fanouts)}: give whole numbers of at least 1")
     if statistics.graph is not None and statistics.graph.is_square:
@@ -135,7 +135,7 @@ def _expand(
 
 
 def _positions(graph: Graph, rows: Ints, fanout: int | None, rng: np.random.Generator) -> Ints:
-    """Which edges are read: all of a row, or `fanout` of them, every choice of so many as likely."""
+    """Which edges are read: all of a row, or `fanout` of them, every choice of this many as likely."""
     starts = graph.indptr[rows].astype(np.int64)
     degrees = graph.indptr[rows + 1].astype(np.int64) - starts
     is_whole = np.full(len(rows), True) if fanout is None else degrees <= fanout

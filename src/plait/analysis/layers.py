@@ -32,21 +32,26 @@ class Layer:
 
     @property
     def forward(self) -> Phase:
+        """The forward pass; empty for a black box."""
         return self.phases.get("forward", EMPTY)
 
     @property
     def backward(self) -> Phase:
+        """The backward pass; empty for a black box."""
         return self.phases.get("backward", EMPTY)
 
     @property
     def is_black_box(self) -> bool:
+        """Whether the layer runs in PyG and is not counted."""
         return not self.phases
 
     @property
     def is_exact(self) -> bool:
+        """Whether all its counts are exact."""
         return bool(self.phases) and all(phase.is_exact for phase in self.phases.values())
 
     def to_dict(self) -> dict[str, Any]:
+        """The layer as plain data."""
         return {
             "name": self.name,
             "expression": self.text,
@@ -95,7 +100,7 @@ def _parameters(plan: LayerPlan) -> int:
     return sum(_numbers(leaf, plan.sizes) for leaf in learnt)
 
 
-_ROWS = ("X", "X1", "Y", "E", "T")  # inputs of programs that are no parameters
+_ROWS = ("X", "X1", "Y", "E", "T")  # inputs of programs that are not parameters
 
 
 def _numbers(leaf: Any, sizes: Mapping[str, int]) -> int:

@@ -14,13 +14,14 @@ __all__ = ["NAMED", "Network", "Traffic", "all_gather", "all_reduce", "all_to_al
 
 @dataclass(frozen=True)
 class Network:
-    """Bytes a second each worker can send while it receives as many, and seconds until a message arrives."""
+    """Bytes per second each worker can send while receiving as many, and a message's latency in seconds."""
 
     name: str
     bytes_per_s: float
     latency: float
 
     def seconds(self, traffic: Traffic) -> float:
+        """Seconds of this traffic for the busiest worker."""
         return traffic.busiest / self.bytes_per_s + traffic.messages * self.latency
 
 
@@ -40,7 +41,7 @@ class Traffic:
 
 
 def all_reduce(size: float, workers: int) -> Traffic:
-    """Every worker gets the sum of everybody's `size` bytes: a ring sends 2 (P - 1) / P of them each.
+    """Every worker gets the sum of all workers' `size` bytes: a ring sends 2 (P - 1) / P of them each.
 
     Each of its 2 (P - 1) steps is two messages: gloo cuts what it passes on in two, to add while it sends.
     """
@@ -76,7 +77,7 @@ _HELP = f"name one of {', '.join(NAMED)}, or write e.g. 40gbit, 5GB/s or 40gbit,
 
 
 def network_of(given: Any) -> Network:
-    """A network by name ("10gbit"), by figures ("40gbit,10us"), as (bytes a second, latency), or itself."""
+    """A network by name ("10gbit"), by figures ("40gbit,10us"), as (bytes per second, latency), or itself."""
     if isinstance(given, Network):
         return _checked(given)
     if isinstance(given, tuple | list) and len(given) == 2:

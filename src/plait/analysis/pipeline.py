@@ -27,6 +27,7 @@ class Mode:
 
     @property
     def name(self) -> str:
+        """The mode in words."""
         sides = (("async" if flag else "sync") for flag in (self.is_micro_async, self.is_macro_async))
         return "{} micro, {} macro".format(*sides)
 
@@ -58,14 +59,17 @@ class Schedule:
 
     @property
     def makespan(self) -> float:
+        """Seconds until the last run ends."""
         return max((run.end for run in self.runs), default=0.0)
 
     @property
     def busy(self) -> float:
+        """Seconds of all runs together."""
         return sum(run.end - run.start for run in self.runs)
 
     @property
     def bubble(self) -> float:
+        """The share of the workers' time spent waiting."""
         whole = self.workers * self.makespan
         return 1.0 - self.busy / whole if whole else 0.0
 

@@ -1,4 +1,4 @@
-"""The work-depth tables of Besta and Hoefler (arXiv 2205.09702 v4), row by row, beside exact counts.
+"""The work-depth tables of Besta and Hoefler (arXiv 2205.09702 v4), row by row, next to exact counts.
 
 `work` and `depth` are the bounds as published, constants and O() left out. `executed_work` and
 `executed_depth` count what an implementation that computes nothing twice carries out (plait's programs, where
@@ -51,11 +51,11 @@ class Row:
     psi_depth: Formula | None = None
     phi_work: Formula | None = None
     phi_depth: Formula | None = None
-    is_equal: bool = True  # the executed form computes the same numbers, not an approximation of them
+    is_equal: bool = True  # what is executed computes the same numbers, not an approximation of them
 
     @property
     def executed_by(self) -> str:
-        """What the executed count is one of: plait's programs, or why plait does not run the row's form."""
+        """What the executed count is one of: plait's programs, or why plait does not run the row."""
         return _NOT_RUN.get((self.table, self.model), "plait's programs")
 
     @property
@@ -309,7 +309,7 @@ GLOBAL: tuple[Row, ...] = (
 
 # Training schemes, one iteration over all vertices: Table 2 -------------------------------------------------
 
-# forward L (2mk + 2nk²), backward L (2mk + 4nk²); nobody asks for the gradient of the first layer's features
+# forward L (2mk + 2nk²), backward L (2mk + 4nk²); the gradient of the first layer's features is not needed
 _FULL = (L * (4 * m * k + 6 * n * k**2) - 2 * m * k - 2 * n * k**2, L * (3 * _WEIGHTED + 3 * _PRODUCT))
 _SAMPLED = (
     "bounds of sampling keep the whole graph's Lmk though at most c edges of a vertex are read, and count a "

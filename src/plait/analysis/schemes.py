@@ -1,4 +1,4 @@
-"""Training schemes on a graph: what an epoch of each really computes, beside the paper's bound (Table 2).
+"""Training schemes on a graph: what an epoch of each really computes, next to the paper's bound (Table 2).
 
 Shares of the planned layers: a layer's work on edges scales with the edges a scheme reads for it, its work on
 rows with the rows it computes. An epoch has every node as a target once.
@@ -37,6 +37,7 @@ class Scheme:
     note: str
 
     def to_dict(self) -> dict[str, Any]:
+        """The scheme as plain data."""
         return {
             "scheme": self.row.model,
             "work": self.work,
@@ -73,10 +74,10 @@ def schemes_of(
     )
     reached = growth.nodes[-1] / max(1, growth.batch)
     told = "measured" if growth.is_measured else "estimated"
-    add("GraphSAGE", batches * sampled, fanout, batches, f"{reached:.1f} nodes a target, {told}")
+    add("GraphSAGE", batches * sampled, fanout, batches, f"{reached:.1f} nodes per target, {told}")
     drawn = min(growth.batch, nodes)  # as many vertices of every layer as targets
     layerwise = sum(_work(x, drawn * mean * drawn / nodes / edges, drawn / nodes, True) for x in counted)
-    add("FastGCN", batches * layerwise, fanout, batches, f"{drawn} vertices a layer and batch")
+    add("FastGCN", batches * layerwise, fanout, batches, f"{drawn} vertices per layer and batch")
     kept = 1.0 - cut.cut_edges / edges
     clustered = sum(_work(layer, kept, 1.0, False) for layer in counted)
     add(

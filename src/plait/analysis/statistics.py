@@ -35,14 +35,17 @@ class Bins:
 
     @property
     def nodes(self) -> float:
+        """The number of nodes."""
         return float(self.count.sum())
 
     @property
     def edges(self) -> float:
+        """The number of edges."""
         return float(self.degree @ self.count)
 
     @property
     def largest(self) -> int:
+        """The largest degree."""
         return math.ceil(float(self.degree.max(initial=0.0)))
 
     @classmethod
@@ -110,7 +113,7 @@ class Statistics:
 
     @classmethod
     def of(cls, graph: Graph) -> Statistics:
-        """The statistics of a graph at hand."""
+        """The statistics of a given graph."""
         largest = int(graph.degrees.max()) if graph.num_nodes else 0
         return cls(graph.num_nodes, graph.num_edges, "measured", largest, graph=graph)
 
@@ -128,7 +131,7 @@ class Statistics:
 
     @cached_property
     def out_bins(self) -> Bins:
-        """Of the out-degrees: how often a row is gathered; without a graph, taken to be the same."""
+        """Of the out-degrees: how often a row is gathered; without a graph, assumed to be the same."""
         return self.bins if self.graph is None else Bins.of(self.graph.out_degrees)
 
     def locality(self, is_transposed: bool = False) -> Any:

@@ -1,7 +1,7 @@
-"""The taxonomy of parallel training, priced: what each form sends, holds, waits for and takes.
+"""The taxonomy of parallel training, priced: what each strategy sends, holds, waits for and takes.
 
-An epoch is one pass over all nodes, forward and backward. Seconds are those of the fullest worker (its share
-of the planner's price) plus its traffic over the network: nothing overlaps, except where a pipeline says so.
+An epoch is one pass over all nodes, forward and backward. Seconds are those of the most loaded worker (its
+share of the planner's price) plus its communication. Nothing overlaps, except inside a pipeline.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ROUND = 4  # messages of a round of fetching: that there is one, how many rows,
 
 @dataclass(frozen=True)
 class Strategy:
-    """One form of parallelism on this model, graph and network."""
+    """One parallelisation strategy on this model, graph and network."""
 
     name: str
     family: str
@@ -50,6 +50,7 @@ class Strategy:
 
     @property
     def communication_seconds(self) -> float:
+        """Seconds of an epoch spent communicating."""
         return max(0.0, self.seconds_per_epoch - self.compute_seconds)
 
     def largest_nodes(self, nodes: int, memory: float) -> float:
@@ -62,6 +63,7 @@ class Strategy:
         return self.compute_seconds + network.seconds(self.traffic)
 
     def to_dict(self, nodes: int, memory: float) -> dict[str, Any]:
+        """The strategy as plain data."""
         largest = self.largest_nodes(nodes, memory)
         return {
             "family": self.family,
@@ -99,7 +101,7 @@ class Cluster:
 
 
 def price(work: Workload, cluster: Cluster) -> list[Strategy]:
-    """Every form that can be used here, the fastest first."""
+    """Every strategy that can be used here, the fastest first."""
     made = [_alone(work)]
     if cluster.workers > 1:
         ways: tuple[Callable[[Workload, Cluster], Strategy | None], ...] = (
@@ -203,7 +205,7 @@ def _edge_cut(work: Workload, cluster: Cluster) -> Strategy:
     )
     memory = work.feature_bytes * rows + work.graph_bytes * share + held
     remote = sum(cut.halo) / max(1, work.nodes)
-    note = f"{cut.by}: {remote:.2f} remote rows a node, {cut.imbalance:.2f} imbalance"
+    note = f"{cut.by}: {remote:.2f} remote rows per node, {cut.imbalance:.2f} imbalance"
     return _strategy(
         work, cluster, "edge cut", "data: graph partition", per_layer, compute, memory,
         exchanges, share=share, note=note,
@@ -211,7 +213,7 @@ def _edge_cut(work: Workload, cluster: Cluster) -> Strategy:
 
 
 def _shares(cut: EdgeCut, work: Workload) -> tuple[float, float]:
-    """The fullest part's share of the edges and of the nodes."""
+    """The largest part's share of the edges and of the nodes."""
     return max(cut.edges) / max(1.0, sum(cut.edges)), max(cut.nodes) / max(1.0, sum(cut.nodes))
 
 
@@ -232,7 +234,7 @@ def _vertex_cut(work: Workload, cluster: Cluster) -> Strategy:
     return _strategy(
         work, cluster, "vertex cut", "data: graph partition", per_layer, compute, memory,
         2 * sum(len(load.gathers) for load in work.loads), share=edges,
-        note=f"{cut.by}: {cut.replication:.2f} copies of a node",
+        note=f"{cut.by}: {cut.replication:.2f} copies per node",
     )  # fmt: skip
 
 
@@ -277,7 +279,7 @@ def _operator_features(work: Workload, cluster: Cluster) -> Strategy:
         work, cluster, "operator, features", "model: operator", per_layer,
         _narrow_seconds(work, P) + _dense_seconds(work) / P, memory,
         sum(len(load.gathers) + 3 for load in work.loads), others=Traffic(),
-        note="columns of every product are shared out, its result is gathered by all",
+        note="columns of every product are divided, its result is gathered by all workers",
     )  # fmt: skip
 
 
@@ -293,7 +295,7 @@ def _operator_structure(work: Workload, cluster: Cluster) -> Strategy:
     return _strategy(
         work, cluster, "operator, structure", "model: operator", per_layer, work.seconds / P, memory,
         sum(len(load.gathers) + 3 for load in work.loads),
-        note="edges of every sum are shared out, partial sums are added up by all",
+        note="edges of every sum are divided, partial sums are reduced over all workers",
     )  # fmt: skip
 
 
@@ -309,7 +311,7 @@ def _ann(work: Workload, cluster: Cluster) -> Strategy:
     return _strategy(
         work, cluster, "ANN", "model: ANN", per_layer, compute, memory, 2 * len(work.loads),
         share=alone + (1 - alone) / P, others=Traffic(),
-        note="weights are shared out; everybody repeats the products with the graph",
+        note="weights are divided; every worker repeats the products with the graph",
     )  # fmt: skip
 
 
@@ -351,7 +353,7 @@ def _hybrid(work: Workload, cluster: Cluster) -> Strategy | None:
 
 
 def _dependent(work: Workload, cluster: Cluster) -> Strategy:
-    """Neighbours are sampled around seeds of one graph whose edges everybody holds; features travel."""
+    """Neighbours are sampled around seeds of one graph whose edges every worker holds; features are sent."""
     P, growth, fetch, layers = cluster.workers, cluster.growth, cluster.fetch, len(work.loads)
     seconds = flops = held = 0.0
     # PyG's models take all nodes and edges of a batch through every layer
@@ -367,7 +369,7 @@ def _dependent(work: Workload, cluster: Cluster) -> Strategy:
     drawing = sum(growth.edges) * work.sampled_edge_seconds + growth.nodes[-1] * work.looked_up_row_seconds
     # of a remote row its number goes out and its features come back; counts of both go before them
     columns = work.features * cluster.wire_bytes + _ID_BYTES
-    # whoever lacks rows has a round, in which all tell all others how many they want
+    # a worker that lacks rows starts a round, in which all tell the others how many they need
     counts = fetch.rounds * (P - 1) * _ID_BYTES * _HEADER
     messages = _ROUND * fetch.steps * (P - 1)
     fetched = Traffic(fetch.total * columns + counts * P, fetch.busiest * columns + counts, messages)
@@ -387,7 +389,7 @@ def _dependent(work: Workload, cluster: Cluster) -> Strategy:
 
 
 def _parted(work: Workload, cluster: Cluster) -> Strategy:
-    """The same with everybody holding the edges into its own nodes: owners draw the neighbours of theirs.
+    """The same with every worker holding the edges into its own nodes: owners draw the neighbours of theirs.
 
     A question is its head and the numbers of nodes; the answer is how many edges each has, and their ends and
     numbers. All ask in one series of rounds: those that ask at the same time share one, others do not.
@@ -411,7 +413,7 @@ def _parted(work: Workload, cluster: Cluster) -> Strategy:
         seconds_per_epoch=found.compute_seconds + cluster.network.seconds(traffic),
         memory_per_worker=found.memory_per_worker - work.graph_bytes / 2 * (1 - 1 / P),
         synchronisations=found.synchronisations + fetch.steps * _ASKING * max(0, len(work.loads) - 1),
-        note=f"{found.note}; neighbours of {asked.nodes / max(1, P * fetch.steps):,.0f} are asked for",
+        note=f"{found.note}; neighbours of {asked.nodes / max(1, P * fetch.steps):,.0f} are requested",
     )
 
 

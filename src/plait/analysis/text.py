@@ -115,7 +115,7 @@ def _strategies(analysis: Analysis) -> Iterator[str]:
             f"{_short(found.traffic.total):>9}{room + _short(found.memory_per_worker):>9}"
             f"{found.synchronisations:>7}{_short(found.largest_nodes(nodes, memory)):>11}"
         )
-    yield "* samples or uses rows of an earlier step: other numbers than one worker; ! more than a worker has"
+    yield "* samples or uses rows of an earlier step: not one worker's numbers; ! exceeds a worker's memory"
     for found in analysis.strategies:
         if found.note:
             yield from wrapped(f"{found.name}: {found.note}", "  ")
@@ -125,7 +125,7 @@ def _pipelines(analysis: Analysis) -> Iterator[str]:
     if not analysis.pipelines:
         return
     yield ""
-    yield f"{'pipeline of the forward pass, a worker a stage':<48}{'makespan':>10}{'bubble':>8}"
+    yield f"{'forward pipeline, one worker per stage':<48}{'makespan':>10}{'bubble':>8}"
     for run in analysis.pipelines:
         yield f"{run.mode.name:<48}{_time(run.makespan):>10}{run.bubble:>8.0%}"
 

@@ -61,6 +61,7 @@ class Phase:
         return self.flops / self.bytes_least if self.bytes_least else 0.0
 
     def to_dict(self) -> dict[str, Any]:
+        """The pass as plain data."""
         return {
             "flops": self.flops,
             "bytes": self.bytes_least,
@@ -135,7 +136,7 @@ def _is_estimated(step: Step, plan: LayerPlan) -> bool:
 
     How many non-zeros a hoisted product of sparse features has is one of the planner's; what an extremum
     does about ties depends on the degrees (runtime/executor.py) and is counted as if it counted them all.
-    Operations outside `_CHECKED`, and scores that are not GAT's, were not held to a counted run.
+    Operations outside `_CHECKED`, and scores that are not GAT's, were not checked against a counted run.
     """
     hoisted = {step.out for step in plan.hoisted.steps}
     is_guessed = any(name in plan.sparse_values and name in hoisted for _, name in step.reads)
@@ -143,7 +144,7 @@ def _is_estimated(step: Step, plan: LayerPlan) -> bool:
     return is_guessed or is_unchecked or (step.op.startswith("extremum") and plan.backward is not None)
 
 
-# held to programs run on numbers that count (tests/analysis/counting.py, carried.py)
+# checked against programs run on numbers that count (tests/analysis/counting.py, carried.py)
 _CHECKED = frozenset({
     "spmm", "gemm", "gemm_transposed", "scale", "scale_rows", "combine", "stack", "concat", "rows_of",
     "columns_of", "relu", "relu_backward", "colsum", "dot", "extremum", "extremum_share", "extremum_gather",
@@ -214,7 +215,7 @@ class _Formulas(_View):
         return Pattern(symbol("n"), edges, degree, matrix.is_weighted)
 
     def _names(self, name: str) -> tuple[str, str, str]:
-        """The symbols of a matrix: entries, those of its fullest row and column; numbered from the second."""
+        """The symbols of a matrix: entries, those of its longest row and column; numbered from the second."""
         is_graph = name in self.program.constants
         distinct: list[tuple[int, int]] = []
         for other, matrix in self.matrices.items():
@@ -249,7 +250,7 @@ def _symbolic(size: str | int) -> Formula:
 
 
 def fullest_row(matrix: Matrix) -> int:
-    """The most entries of a row; all its columns where nobody counted (sparse features)."""
+    """The most entries of a row; all its columns where they were not counted (sparse features)."""
     counted = getattr(matrix.locality, "degree_max", None)
     return matrix.columns if counted is None else int(counted) + int(matrix.loops > 0)
 

@@ -33,14 +33,16 @@ class Load:
 
     @property
     def gathers(self) -> tuple[int, ...]:
+        """Widths of all products with the graph, forward and backward."""
         return self.ahead + self.behind
 
     @property
     def seconds(self) -> float:
+        """Seconds of the layer on one worker."""
         return sum(self.graph_seconds) + self.row_seconds
 
     def narrow_seconds(self, workers: int) -> float:
-        """Of the products with the graph, each with one part in so many of the columns and all edges.
+        """Of the products with the graph, each with one part in this many of the columns and all edges.
 
         Rows are gathered by cache lines: one that fills no line takes as long as one that does.
         """
@@ -86,7 +88,7 @@ class Workload:
     float_bytes: int = 4
     index_bytes: int = 4
     graphs: int = 1  # separate graphs in the data
-    parameters: int | None = None  # of the whole model, where it is at hand; else those of the layers
+    parameters: int | None = None  # of the whole model, where it is available; else those of the layers
     sampled_edge_seconds: float = 0.0  # to draw one edge of a mini-batch
     looked_up_row_seconds: float = 0.0  # to bring the features of a node into a mini-batch
     step_seconds: float = 0.0  # of a step of training, whatever its size
@@ -97,14 +99,17 @@ class Workload:
 
     @property
     def seconds(self) -> float:
+        """Seconds of all layers on one worker."""
         return sum(load.seconds for load in self.loads)
 
     @property
     def flops(self) -> float:
+        """Operations of all layers."""
         return sum(load.flops for load in self.loads)
 
     @property
     def weight_bytes(self) -> float:
+        """Bytes of the parameters."""
         known = sum(load.parameters for load in self.loads) if self.parameters is None else self.parameters
         return float(known * self.float_bytes)
 
@@ -115,10 +120,12 @@ class Workload:
 
     @property
     def feature_bytes(self) -> float:
+        """Bytes of the input features."""
         return float(self.nodes * self.features * self.float_bytes)
 
     @property
     def held_bytes(self) -> float:
+        """Bytes that all layers keep and make."""
         return sum(load.held_bytes for load in self.loads)
 
     def rows_bytes(self, columns: float) -> float:
@@ -126,6 +133,7 @@ class Workload:
         return self.nodes * columns * self.float_bytes
 
     def widened(self, factor: float) -> Workload:
+        """The workload with all widths times `factor`."""
         loads = tuple(load.widened(factor) for load in self.loads)
         known = None if self.parameters is None else round(self.parameters * factor**2)
         batch = None if self.planned_batch_seconds is None else self.planned_batch_seconds * factor

@@ -1,1 +1,1 @@
-"""Compares plait with its peers on the same weights, checked against each other before the clock starts."""
+"""Compares plait with its peers on the same weights; results are compared before anything is timed."""

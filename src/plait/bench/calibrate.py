@@ -3,8 +3,8 @@
 Dense products are timed on a grid of shapes. Sparse products are timed on made-up graphs that differ in what
 the model distinguishes (rows found in the second or third cache level or in memory, long and short rows, wide
 and narrow) and its constants are fitted to the logarithms of the times. Last, a few layers are trained, and
-what their steps took beside the model is kept as a correction (bench/correct.py). Other programs are watched:
-a profile taken while they were busy says so.
+how long their steps took compared with the model is kept as a correction (bench/correct.py). The load from
+other programs is watched, and a profile taken while they were busy says so.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _described(profile: MachineProfile, attention: dict[str, float], busy: float
 
 
 def _seconds(call: Callable[[], object], budget: float = 0.08) -> float:
-    # the fast end of the samples: what the machine does when nobody else wants it
+    # the fast end of the samples: what the machine does when nothing else runs
     return time_calls({"it": call}, warmup=2, min_repeats=5, budget_seconds=budget)["it"].p20
 
 
@@ -187,7 +187,7 @@ def _dense_rate(inner: int, width: int, is_transposed: bool) -> dict[str, float]
 
 
 def _call_seconds() -> float:
-    """What a step costs beside its kernel: the steps of a layer trained on a graph of two nodes."""
+    """What a step costs on top of its kernel: the steps of a layer trained on a graph of two nodes."""
     compiled: Any = compile(GCNConv(4, 4), None)
     x = torch.zeros(2, 4, requires_grad=True)
     edge_index = torch.tensor([[0, 1], [1, 0]])
@@ -294,7 +294,7 @@ def _corrected(profile: MachineProfile, tell: Callable[[float], None]) -> Machin
 def with_gathers(
     base: MachineProfile, solution: Mapping[str, float], extras: list[tuple[int, dict[str, float]]]
 ) -> MachineProfile:
-    """The profile with what the gathers were fitted to, and what other products took beside plain sums."""
+    """The profile with the fitted gathers, and what other products took compared with plain sums."""
     return replace(
         base,
         gather_l2_bytes_per_s=_inverse(solution["gather_l2"]),

@@ -1,4 +1,4 @@
-"""Measures what the passes of attention take beside their prices, on made-up graphs.
+"""Measures what the passes of attention take compared with their prices, on made-up graphs.
 
 The prices of such a pass (cost/price.py) compare it with a sparse product of the same rows by rough factors.
 Here every candidate of GAT, GATv2 and Transformer is trained with a clock on each step; the geometric mean of
@@ -28,7 +28,7 @@ __all__ = ["attention_factors", "made_up_graphs"]
 _WIDTHS = ((48, 48), (128, 24), (24, 160))
 _HEADS = (4,)
 _WARM, _REPEATS = 2, 4
-_TOO_DEAR = 3.0  # times the cheapest price: nobody will choose it, and it takes longest to measure
+_TOO_DEAR = 3.0  # times the cheapest price: it will not be chosen, and takes longest to measure
 _CANDIDATES = {GATConv: 8, GATv2Conv: 3, TransformerConv: 5}
 
 

@@ -67,7 +67,7 @@ MODEL_GRAPHS = ("cora", "citeseer", "pubmed", "amazon_photo", "coauthor_cs", "fl
 
 @dataclass(frozen=True, order=True)
 class LayerCase:
-    """One cell of the layers grid: a middle layer, so its input wants a gradient in training.
+    """One cell of the layers grid: a middle layer, so its input needs a gradient in training.
 
     width_out is the width of the whole output: a head of an attention layer has width_out / heads of it.
     """
@@ -167,6 +167,6 @@ def data_folders(data_dir: str | None = None) -> list[Path]:
         return [Path(data_dir)]
     named = os.environ.get("PLAIT_DATA")
     choices = [Path(named)] if named else []
-    # beside the current folder, and beside the checkout plait runs from
+    # next to the current folder, and next to the checkout plait runs from
     choices += [Path("..") / "shared" / "data", Path(__file__).parents[4] / "shared" / "data"]
     return [folder for folder in choices if folder.is_dir()]

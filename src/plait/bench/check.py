@@ -1,4 +1,4 @@
-"""Compares a runner's output and gradients with the reference's: a wrong answer is never timed.
+"""Compares a runner's output and gradients with the reference's: a wrong result is never timed.
 
 An answer is right where every part (the output, each gradient) is within TOLERANCE of PyG's in float32. Where
 a part is not, both are held against PyG in float64: it is right there if its error is within TOLERANCE or

@@ -1,6 +1,6 @@
 """plait bench plans --steps: whether the measured steps of a layer add up to the layer's own time.
 
-EXPLAIN ANALYZE puts a time beside every step, and one beside calling them: the Python and the autograd of a
+EXPLAIN ANALYZE gives a time for every step, and one for calling them: the Python and the autograd of a
 layer, which are much of a small one. The layer is timed as a user runs it, forward and backward, in turn with
 a run whose steps are timed.
 """

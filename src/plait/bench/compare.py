@@ -1,10 +1,10 @@
-"""plait bench compare: what became faster or slower between two runs, beyond what the machine does by itself.
+"""plait bench compare: what became faster or slower between two runs, beyond the machine's own drift.
 
-A change is held against three things. The lane's own noise: how far its visits within a run were apart (a
-run that visited once: thirds of its samples). The drift of its kind: most lanes of two runs are the same
-code, so the middle of the ratios of lanes alike (bound by the host or not, of the same direction, of about
+A change is judged against three things. The series's own noise: how far its visits within a run were apart (a
+run that visited once: thirds of its samples). The drift of its kind: most series of two runs are the same
+code, so the middle of the ratios of similar series (bound by the host or not, of the same direction, of about
 the same time) is the machine's shift there, and their scatter around it what happens without a change. And
-the number of lanes: of many, some are far out by chance (Benjamini and Hochberg 1995).
+the number of series: of many, some are far out by chance (Benjamini and Hochberg 1995).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FALSE_SHARE = 0.1
 # Degrees of freedom of the noise: few visits know it badly, and drift has heavy tails.
 _FREEDOM = 6
 _MAD_TO_SIGMA = 1.4826
-# Lanes alike that tell the drift, and how few say nothing about it.
+# Similar series that determine the drift, and the number below which they do not.
 _ALIKE = 24
 _ENOUGH = 8
 _PARTS = 3  # a single visit is split into
@@ -79,7 +79,7 @@ class _Lane:
 
 @dataclass(frozen=True)
 class Change:
-    """One lane in both runs: time after / time before, its 95% interval, and what to make of it."""
+    """One series in both runs: time after / time before, its 95% interval, and what to make of it."""
 
     case: Mapping[str, Any]
     before_seconds: float
@@ -97,7 +97,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All lanes two runs have in common; `shift` and `drift` (a factor) are the machine's own."""
+    """All series two runs have in common; `shift` and `drift` (a factor) are the machine's own."""
 
     changes: tuple[Change, ...]
     shift: float
@@ -106,12 +106,12 @@ class Comparison:
     only_after: int
 
     def count(self, verdict: str) -> int:
-        """How many lanes have that verdict: faster, slower, same or crowded."""
+        """How many series have that verdict: faster, slower, same or crowded."""
         return sum(change.verdict == verdict for change in self.changes)
 
 
 def compare(before: Sequence[Record], after: Sequence[Record]) -> Comparison:
-    """The lanes of two runs matched by case; InputError when they have none in common."""
+    """The series of two runs matched by case; InputError when they have none in common."""
     old, new = _lanes(before), _lanes(after)
     common = [key for key in old if key in new]
     if not common:
@@ -141,7 +141,7 @@ def compare(before: Sequence[Record], after: Sequence[Record]) -> Comparison:
 
 @dataclass(frozen=True)
 class _Drift:
-    """What happens to lanes alike without a change, in logarithms."""
+    """What happens to similar series without a change, in logarithms."""
 
     shift: float
     scatter: float
@@ -155,7 +155,7 @@ def _drift(ratios: Sequence[float]) -> _Drift:
 
 
 def _drifts(pairs: Sequence[tuple[_Lane, _Lane]]) -> list[_Drift]:
-    """For every pair the drift of those alike: of its class, the nearest in time; of all where few are."""
+    """For every pair the drift of similar ones: the nearest in time of its class, or all if there are few."""
     ratios = [math.log(b.median / a.median) for a, b in pairs]
     sizes = [math.log(a.median) for a, _ in pairs]
     classes = [(a.is_hosts or b.is_hosts, str(a.case.get("direction"))) for a, b in pairs]
@@ -172,13 +172,13 @@ def _drifts(pairs: Sequence[tuple[_Lane, _Lane]]) -> list[_Drift]:
 def _doubt(old: _Lane, new: _Lane, drift: _Drift) -> float:
     """The chance of a ratio this far from the drift without a change, by Student's distribution."""
     away = abs(math.log(new.median / old.median) - drift.shift)
-    # the scatter of lanes alike has the noise of a usual lane in it
+    # the scatter of similar series has the noise of a usual series in it
     noise = max(drift.scatter, math.hypot(_own_noise(old), _own_noise(new)))
     return _student_tails(away / noise) if noise > 0.0 else float(away == 0.0)
 
 
 def _own_noise(lane: _Lane) -> float:
-    """Standard error of a lane's time by its visits, or by its interval where it kept no samples."""
+    """Standard error of a series's time by its visits, or by its interval where it kept no samples."""
     visits = lane.visits
     if len(visits) < 2:
         low, high = lane.interval
@@ -231,7 +231,7 @@ def _ratio(old: _Lane, new: _Lane) -> tuple[float, float, float]:
 
 
 def _lanes(records: Sequence[Record]) -> dict[str, _Lane]:
-    """Every timed lane by its case; a case measured twice in a run counts its measurements."""
+    """Every timed series by its case; a case measured twice in a run counts its measurements."""
     found: dict[str, _Lane] = {}
     seen: Counter[str] = Counter()
     for record in records:

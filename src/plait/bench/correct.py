@@ -1,4 +1,4 @@
-"""The learned part of the cost model: what steps of real training loops take beside what the model says.
+"""The learned part of the cost model: steps of real training loops compared with their modelled times.
 
 Kernels timed alone find their operands in cache; in a training loop they do not, and what lies between is a
 matter of sizes. So a few layers are trained on made-up graphs with a clock on every step, and for each kind

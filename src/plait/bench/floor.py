@@ -1,4 +1,4 @@
-"""The least a layer could take on this machine: its dense products and gathers at their measured rates.
+"""The least time of a layer on this machine: its dense products and gathers at their measured rates.
 
 The planner chooses once more for a machine on which calls, edges and rows cost nothing of their own; what is
 left of its price is arithmetic and memory traffic. A layer's time over this says how much is left to win.

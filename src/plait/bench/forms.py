@@ -1,8 +1,8 @@
 """plait hag --all: does the planner's choice of a graph form ever lose against CSR, search included?
 
-Every graph meets a layer in the middle of a model (its input wants a gradient), compiled with CSR alone and
+Every graph meets a layer in the middle of a model (its input needs a gradient), compiled with CSR alone and
 with every usual form; a step is forward and backward. Unions of labelled graphs also train whole models,
-two layers and a mean over each graph, beside the peers.
+two layers and a mean over each graph, compared with the peers.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def run(paths: Sequence[Path], options: Options) -> Iterator[Record]:
 
 
 def train(path: Path, models: Sequence[str], options: Options) -> Iterator[Record]:
-    """A record of every model trained on a union of labelled graphs, beside the peers."""
+    """A record of every model trained on a union of labelled graphs, compared with the peers."""
     loaded = find_graph(str(path))
     _warm_up(models)
     for model in models:

@@ -1,4 +1,4 @@
-"""plait bench models: whole two-layer models trained on real features, preparation inside the clock."""
+"""plait bench models: whole two-layer models trained on real features, preparation included."""
 
 from __future__ import annotations
 

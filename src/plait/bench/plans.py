@@ -1,7 +1,7 @@
 """plait bench plans: every surviving candidate of a layer run, the planner's choice against the best.
 
 regret = measured time of the chosen plan / measured time of the fastest candidate, interleaved. A layer alone
-has an input that wants a gradient. In a whole model on real features the input stays the same: there sparse
+has an input that needs a gradient. In a whole model on real features the input stays the same: there sparse
 views of it, and products computed once, are candidates too.
 """
 
@@ -141,7 +141,7 @@ def regret_of_model(
 ) -> Regret:
     """Every candidate of every layer, the other layers as planned; at most `most` of a layer, by price.
 
-    Each is timed beside the chosen plans alone: what is computed once may be as large as the features.
+    Each is timed only against the chosen plans: what is computed once may be as large as the features.
     """
     task = load_task(loaded, case.graph)
     model = build_model(case.model, task.x.shape[1], task.num_classes)

@@ -1,4 +1,4 @@
-"""plait bench layers --predict: the price of every step and layer beside what it took."""
+"""plait bench layers --predict: the price of every step and layer next to its measured time."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _visit(case: LayerCase, forms: Forms, budget_seconds: float) -> _Visit | str
     """The layer compiled, analysed and timed; or why it could not be."""
     patient(budget_seconds)
     problem = Problem(case.layer, forms, case.width_in, case.width_out)
-    # a hidden activation, which wants a gradient: nothing may be computed beforehand
+    # a hidden activation, which needs a gradient: nothing may be computed beforehand
     data = Data(x=problem.x, edge_index=problem.edge_index, num_nodes=problem.num_nodes)
     try:
         layer = compile(copy.deepcopy(problem.layer), data, mode=case.mode)

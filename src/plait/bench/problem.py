@@ -133,7 +133,7 @@ def _prime_from(least: int) -> int:
 
 
 class Forms:
-    """The forms of one graph that peers prepare once and share over layers, each made when asked for."""
+    """Representations of one graph that peers prepare once and share over layers, made when needed."""
 
     def __init__(self, edge_index: Tensor, num_nodes: int, is_symmetric: bool) -> None:
         self.edge_index = edge_index
@@ -143,11 +143,11 @@ class Forms:
 
     @classmethod
     def of(cls, graph: Graph) -> Forms:
-        """The forms of a plait graph."""
+        """The representations of a plait graph."""
         return cls(edge_index_of(graph), graph.num_nodes, graph.is_symmetric)
 
     def to(self, device: str) -> Forms:
-        """The same edges on a device; forms made so far are made again there."""
+        """The same edges on a device; representations made so far are made again there."""
         if self.edge_index.device.type == device:
             return self
         return Forms(self.edge_index.to(device), self.num_nodes, self.is_symmetric)
@@ -219,7 +219,7 @@ class Problem:
 
     @cached_property
     def x(self) -> Tensor:
-        """The input: a hidden activation, so it wants a gradient."""
+        """The input: a hidden activation, so it needs a gradient."""
         features = hidden_features(self.forms.num_nodes, self.width_in, device=self.edge_index.device)
         return features.requires_grad_()
 

@@ -1,6 +1,6 @@
 """plait hag --device cuda: one product by torch's CSR, plait's CSR and a form, checked, then timed.
 
-Backward is the product with the transposed matrix, made beforehand for everyone: torch's own backward would
+Backward is the product with the transposed matrix, built beforehand for all: torch's own backward would
 build it again every time.
 """
 

@@ -1,4 +1,4 @@
-"""A call tried in a process of its own: what kills that process is recorded, and the run goes on."""
+"""A call tried in a separate process: what kills that process is recorded, and the run continues."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SECONDS = 120.0  # a call that takes longer is let go: it was not killed
 def fate(call: Callable[[], object], seconds: float = _SECONDS) -> str | None:
     """What kills a process that makes this call, None where nothing does.
 
-    A segmentation fault or an illegal instruction in somebody else's library ends the process, and no
+    A segmentation fault or an illegal instruction in another library ends the process, and no
     `except` sees it. So the call is made in a forked child first, off the clock and on one thread (the
     parent's OpenMP workers do not exist there); its errors are the business of the call that follows here.
     Nothing is tried where processes do not fork, nor once CUDA is in use, which does not outlive a fork.

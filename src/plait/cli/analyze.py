@@ -22,24 +22,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", default="gcn", metavar="NAME", help="gcn, sage, gin, gat, ... (default gcn)"
     )
-    parser.add_argument("--widths", metavar="IN,...,OUT", help="default: the features, 64, the classes")
+    parser.add_argument(
+        "--widths", metavar="IN,...,OUT", help="default: number of features, 64, number of classes"
+    )
     parser.add_argument(
         "--data", metavar="FILE|GENERATOR", help="an npz file, a name, or sbm, rmat:... (default sbm)"
     )
     parser.add_argument("--data-dir", metavar="FOLDER", help="where the graph files are")
-    parser.add_argument("--nodes", type=int, metavar="N", help="instead of --data: a graph's number of nodes")
-    parser.add_argument("--edges", type=int, metavar="N", help="... of edges, both directions counted")
+    parser.add_argument("--nodes", type=int, metavar="N", help="instead of --data: the number of nodes")
+    parser.add_argument(
+        "--edges", type=int, metavar="N", help="the number of edges, counting both directions"
+    )
     parser.add_argument("--degrees", metavar="KIND", help="powerlaw (default), poisson or regular")
-    parser.add_argument("--max-degree", type=int, metavar="N", help="the largest degree, where it is known")
+    parser.add_argument("--max-degree", type=int, metavar="N", help="the largest degree, if known")
     parser.add_argument(
         "--halo", type=float, metavar="SHARE", help="remote rows of a part divided by its own"
     )
     parser.add_argument("--workers", default="4", metavar="N,...", help="numbers of workers (default 4)")
     parser.add_argument("--network", default="10gbit", metavar="NAME", help="10gbit, 100gbit,5us, 2GB/s, ...")
-    parser.add_argument("--memory", default="16GB", metavar="BYTES", help="of one worker (default 16GB)")
-    parser.add_argument("--batch-size", type=int, default=1024, metavar="N", help="seeds of a mini-batch")
-    parser.add_argument("--train-nodes", type=int, metavar="N", help="seeds of an epoch (default all)")
-    parser.add_argument("--fanouts", metavar="N,...", help="neighbours sampled in each hop (default 10)")
+    parser.add_argument(
+        "--memory", default="16GB", metavar="BYTES", help="memory of one worker (default 16GB)"
+    )
+    parser.add_argument("--batch-size", type=int, default=1024, metavar="N", help="seeds per mini-batch")
+    parser.add_argument("--train-nodes", type=int, metavar="N", help="seeds per epoch (default all)")
+    parser.add_argument("--fanouts", metavar="N,...", help="neighbours sampled per hop (default 10)")
     parser.add_argument("--mode", choices=("training", "inference"), default="training")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write figures and tables as one page")
     parser.add_argument("--json", action="store_true", help="print JSON")

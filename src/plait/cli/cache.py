@@ -22,7 +22,7 @@ __all__ = ["add_arguments", "run"]
 
 # METIS takes about a second per million edges; larger graphs are cut by node number.
 _METIS_EDGES = 10_000_000
-# Up to so many parts recursive bisection cuts fewer edges, as METIS's manual says.
+# Up to this many parts recursive bisection cuts fewer edges, as METIS's manual says.
 _RECURSIVE_PARTS = 8
 
 
@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
         f"{graph.num_nodes:,} nodes, {graph.num_edges:,} edges, rows of {width} {args.wire}\n"
         f"per epoch: {advice.batches} batches of {trace.rows_per_batch:,.0f} rows, "
         f"{advice.none.remote_rows / advice.batches:,.0f} of them remote\n"
-        f"per batch: computing is taken to last {args.compute:g} ms, sampling took "
+        f"per batch: computing is assumed to take {args.compute:g} ms, sampling took "
         f"{trace.sample_seconds * 1e3:.1f} ms here\n"
     )
     print(advice_text(advice))

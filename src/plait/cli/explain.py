@@ -17,13 +17,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="gcn",
         help="gcn, sage, sage-max, gin, sgc, tag, gat, gatv2, transformer (default gcn)",
     )
-    parser.add_argument("--widths", metavar="IN,...,OUT", help="default: the features, 64, the classes")
+    parser.add_argument(
+        "--widths", metavar="IN,...,OUT", help="default: number of features, 64, number of classes"
+    )
     parser.add_argument(
         "--data", default="sbm", metavar="FILE|GENERATOR", help="an npz file, a name, or sbm, rmat:..."
     )
     parser.add_argument("--data-dir", metavar="FOLDER", help="where the graph files are")
     parser.add_argument("--mode", choices=("training", "inference"), default="training")
-    parser.add_argument("--memory-limit", metavar="BYTES", help="of the whole model, such as 8GB or 512MiB")
+    parser.add_argument(
+        "--memory-limit", metavar="BYTES", help="memory limit of the whole model, such as 8GB or 512MiB"
+    )
     parser.add_argument(
         "--analyze", action="store_true", help="run it and show measured times next to predicted ones"
     )

@@ -23,32 +23,46 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--data", metavar="FILE|GENERATOR", help="an npz file, a name, or sbm, ...")
     which.add_argument(
-        "--all", metavar="FOLDER", help="every graph of a folder: is the planner's choice ever below CSR?"
+        "--all",
+        metavar="FOLDER",
+        help="check on every graph of a folder that the planner's choice never loses to CSR",
     )
     which.add_argument(
         "--train", metavar="FILE", help="train models on a union of graphs and compare with the peers"
     )
     parser.add_argument(
-        "--layers", default=None, metavar="NAME,...", help="of --all (gcn,gin,sage-max) and --train (gcn,gin)"
+        "--layers",
+        default=None,
+        metavar="NAME,...",
+        help="layers for --all (default gcn,gin,sage-max) and --train (default gcn,gin)",
     )
     parser.add_argument(
         "--output", metavar="FILE", help="append the JSON lines of --all, --train and --device cuda here"
     )
     parser.add_argument(
-        "--device", choices=("cpu", "cuda"), default="cpu", help="where --data is timed (cpu)"
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="device on which --data is timed (default cpu)",
     )
     parser.add_argument("--data-dir", metavar="FOLDER", help="where the graph files are")
     parser.add_argument(
-        "--capacity", metavar="N", help="most sums: a count, or a share of the nodes such as 0.25"
-    )
-    parser.add_argument("--max-depth", type=int, default=10, metavar="N", help="longest chain of sums (10)")
-    parser.add_argument(
-        "--min-count", type=int, default=6, metavar="N", help="rows that must share a sum (6)"
+        "--capacity", metavar="N", help="most shared sums: a count, or a share of the nodes such as 0.25"
     )
     parser.add_argument(
-        "--time-budget", type=float, default=30.0, metavar="SECONDS", help="of the search (30)"
+        "--max-depth", type=int, default=10, metavar="N", help="longest chain of sums (default 10)"
     )
-    parser.add_argument("--widths", default="16,64,256", metavar="N,...", help="columns that are timed")
+    parser.add_argument(
+        "--min-count", type=int, default=6, metavar="N", help="least rows that share a sum (default 6)"
+    )
+    parser.add_argument(
+        "--time-budget",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="time limit of the search (default 30)",
+    )
+    parser.add_argument("--widths", default="16,64,256", metavar="N,...", help="widths to time")
     parser.add_argument("--num-threads", type=int, metavar="N", help="threads of torch and plait")
 
 
@@ -186,9 +200,12 @@ def _counts(graph: Graph, found: hag.Hag, forward: hag.Schedule, searched: float
     table.add("levels", 0, found.num_levels)
     own = graph.indptr.nbytes + graph.indices.nbytes
     table.add(
-        "memory, one way", bytes_text(own), bytes_text(forward.bytes), f"{own / max(1, forward.bytes):.2f}x"
+        "memory, one direction",
+        bytes_text(own),
+        bytes_text(forward.bytes),
+        f"{own / max(1, forward.bytes):.2f}x",
     )
-    table.add("sums in scratch at once", None, f"{forward.num_slots:,}")
+    table.add("most sums in scratch at once", None, f"{forward.num_slots:,}")
     table.add("sums that several tiles read", None, f"{forward.num_shared:,}")
     table.add("tiles, phases", None, f"{forward.num_tiles:,}, {forward.num_phases}")
     ended = "" if found.is_complete else ", ended by --time-budget"
@@ -209,7 +226,9 @@ def _times(
     from plait.runtime.forms import Use, timed
 
     table = Table(
-        ["width", "way", "csr", "hag", "gain"], title=f"one product, {num_threads()} threads", align="rlrrr"
+        ["width", "direction", "csr", "hag", "gain"],
+        title=f"one product, {num_threads()} threads",
+        align="rlrrr",
     )
     turned = graph.transpose
     ways = {
@@ -239,7 +258,9 @@ def _device_times(
     from plait.report.table import Table, seconds_text
 
     table = Table(
-        ["width", "way", "torch csr", "csr", "hag", "gain"], title="one product on the GPU", align="rlrrrr"
+        ["width", "direction", "torch csr", "csr", "hag", "gain"],
+        title="one product on the GPU",
+        align="rlrrrr",
     )
     case = {"graph": Path(args.data).stem, "num_nodes": graph.num_nodes, "num_edges": graph.num_edges}
     case |= {"rows_read": int(forward.operands.size), "steps": forward.num_steps}

@@ -32,7 +32,7 @@ COMMANDS = {
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse with a guess where a name is none of the choices; commands' parsers are of this class too."""
+    """argparse with a suggestion where a name is not one of the choices; commands' parsers use it too."""
 
     def error(self, message: str) -> NoReturn:
         found = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message)

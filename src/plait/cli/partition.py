@@ -19,8 +19,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--data", required=True, metavar="FILE|GENERATOR", help="an npz file, a name, or sbm:..., rmat:..."
     )
     parser.add_argument("--data-dir", metavar="FOLDER", help="where the graph files are")
-    parser.add_argument("--parts", type=int, default=4, metavar="K", help="how many (default 4)")
-    parser.add_argument("-o", "--output", required=True, metavar="FOLDER", help="where the parts go")
+    parser.add_argument("--parts", type=int, default=4, metavar="K", help="number of parts (default 4)")
+    parser.add_argument(
+        "-o", "--output", required=True, metavar="FOLDER", help="folder to write the parts to"
+    )
     parser.add_argument(
         "--method",
         default="metis",
@@ -30,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--assignment", metavar="FILE.npy", help="the part of every node, instead of a method"
     )
     parser.add_argument(
-        "--seed", type=int, default=0, help="of the method random, and of --train (default 0)"
+        "--seed", type=int, default=0, help="seed of the method random and of --train (default 0)"
     )
     parser.add_argument(
         "--train", type=float, metavar="SHARE", help="mark this share of the nodes when the file has no masks"
@@ -42,9 +44,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="random features and 16 random labels, to time exchanges",
     )
     parser.add_argument(
-        "--fanout", default="10,25", metavar="K,...", help="for the expected bytes (default 10,25)"
+        "--fanout",
+        default="10,25",
+        metavar="K,...",
+        help="neighbours per hop, for the expected bytes (default 10,25)",
     )
-    parser.add_argument("--batch", type=int, default=1000, metavar="N", help="as well (default 1000)")
+    parser.add_argument(
+        "--batch",
+        type=int,
+        default=1000,
+        metavar="N",
+        help="seeds per batch, for the expected bytes (default 1000)",
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace parts of another graph")
 
 

@@ -21,7 +21,9 @@ __all__ = ["add_arguments", "line", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Parts, model, sampling, exchange."""
-    parser.add_argument("--parts", required=True, metavar="FOLDER", help="what plait partition wrote")
+    parser.add_argument(
+        "--parts", required=True, metavar="FOLDER", help="the folder that plait partition wrote"
+    )
     parser.add_argument("--model", default="sage", help="sage (default), gcn, gin or gat")
     parser.add_argument("--hidden", type=int, default=128, metavar="N", help="hidden width (default 128)")
     parser.add_argument("--dropout", type=float, default=0.5, help="(default 0.5)")
@@ -41,7 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="float32",
         help="float16 or bfloat16: features are rounded to it, sent and cached in half the bytes",
     )
-    parser.add_argument("--prefetch", type=int, default=4, metavar="N", help="batches ahead (default 4)")
+    parser.add_argument(
+        "--prefetch", type=int, default=4, metavar="N", help="batches prepared ahead (default 4)"
+    )
     parser.add_argument(
         "--coalesce", type=int, default=2, metavar="N", help="batches per exchange (default 2)"
     )
@@ -63,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--every", type=int, metavar="N", help="a checkpoint every N steps (default 100)")
     parser.add_argument("--every-minutes", type=float, metavar="M", help="... or every M minutes")
-    parser.add_argument("--keep", type=int, default=2, metavar="N", help="checkpoints left (default 2)")
+    parser.add_argument("--keep", type=int, default=2, metavar="N", help="checkpoints to keep (default 2)")
     parser.add_argument("--output", metavar="FILE.jsonl", help="one record per rank and epoch")
     parser.add_argument(
         "--trace",

@@ -1,4 +1,4 @@
-"""Which family of processors this is: what decides whether the built-in profile speaks of this machine."""
+"""The family of this processor, which decides whether the built-in profile applies to this machine."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ _OPTIONAL = {
     "turned_byte_seconds",
 }  # fmt: skip
 NUM_FEATURES = 3  # of a step, for its correction (cost/price.py)
-# a copy in cache against one in memory; outside what it was fitted to, a line leads anywhere
+# a copy in cache against one in memory; beyond the fitted range a line may lead anywhere
 _MOST_CORRECTED = math.log(6.0)
 
 
@@ -72,12 +72,12 @@ def _between(grid: tuple[int, ...], value: int) -> tuple[int, float]:
 
 @dataclass(frozen=True)
 class MachineProfile:
-    """Rates of one machine and its number of threads: bandwidths in bytes a second, times in seconds."""
+    """Rates of one machine and its number of threads: bandwidths in bytes per second, times in seconds."""
 
     name: str
     threads: int
     l2_bytes: int  # of one core
-    l3_bytes: int  # what gathers see of it: page tables and neighbours take their part
+    l3_bytes: int  # the part gathers can use: page tables and neighbours take the rest
     stream_bytes_per_s: float  # reads plus writes of a copy larger than every cache
     gather_l2_bytes_per_s: float  # gathered rows that hit the second-level cache
     gather_l3_bytes_per_s: float
@@ -97,20 +97,20 @@ class MachineProfile:
     is_default: bool = False
     # by kind of step: logarithm of seen over modelled seconds, linear in the step's features (cost/price.py)
     correction: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    # per gathered row found in the third level or in memory: what it takes however short it is
+    # per gathered row found in the third-level cache or in memory: its time however short it is
     l3_row_seconds: float = 0.0
     memory_row_seconds: float = 0.0
-    view_seconds: float = 0.0  # of a step that moves no data; 0: a fifth of a call
+    view_seconds: float = 0.0  # of a step that moves no data; 0 means a fifth of a call
     turned_byte_seconds: float = 0.0  # per byte read or written when a weight is transposed; 0: as in a copy
 
     @property
     def disturbance(self) -> str | None:
-        """Why this calibration is not to be trusted, where something disturbed it."""
+        """Why this calibration should not be trusted, if something disturbed it."""
         found = self.measured.get("disturbed")
         return str(found) if found else None
 
     def without_overheads(self) -> MachineProfile:
-        """The same machine if calls, edges and rows cost nothing beside arithmetic and memory traffic."""
+        """The same machine if calls, edges and rows cost nothing besides arithmetic and memory traffic."""
         nothing = dict.fromkeys(
             ("edge_seconds", "row_seconds", "tile_seconds", "edge_weight_seconds", "source_scale_seconds"),
             0.0,
@@ -125,7 +125,7 @@ class MachineProfile:
         return float(value) if is_number else 1.0
 
     def correction_of(self, kind: str, features: tuple[float, ...]) -> float:
-        """What to multiply a modelled time by; 1 for a kind that has no correction."""
+        """The factor for a modelled time; 1 for a kind of step without a correction."""
         found = self.correction.get(kind)
         if found is None:
             return 1.0
@@ -133,10 +133,12 @@ class MachineProfile:
         return math.exp(min(_MOST_CORRECTED, max(-_MOST_CORRECTED, exponent)))
 
     def to_dict(self) -> dict[str, Any]:
+        """The profile as plain data."""
         return {"format": FORMAT, **asdict(self)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], where: str) -> MachineProfile:
+        """The profile in `data`; ProfileError, naming `where`, if it is damaged."""
         if data.get("format") != FORMAT:
             raise ProfileError(
                 f"profile {where}: format {data.get('format')!r} is not {FORMAT!r}; run `plait calibrate`"
@@ -166,7 +168,7 @@ class MachineProfile:
         return cls(**values)
 
     def save(self, path: Path) -> None:
-        """Write beside, then rename: a profile is whole or absent."""
+        """Write to a temporary file, then rename it: a profile is complete or absent."""
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, suffix=".json") as file:
             json.dump(self.to_dict(), file, indent=1)
@@ -188,7 +190,7 @@ def _rates(table: Mapping[str, Any]) -> Rates:
 
 
 def _check_numbers(values: Mapping[str, Any], where: str) -> None:
-    """Every number is one; what seconds are divided by (rates, sizes, threads) is not zero."""
+    """Check that every field is a number, and that divisors (rates, sizes, threads) are not zero."""
     for known in fields(MachineProfile):
         if known.type not in ("int", "float"):
             continue
@@ -202,11 +204,12 @@ def _check_numbers(values: Mapping[str, Any], where: str) -> None:
 
 
 def profile_path(cache_folder: Path) -> Path:
+    """The file of this machine's calibration."""
     return cache_folder / "machine.json"
 
 
 def gpu_profile_path(cache_folder: Path, name: str) -> Path:
-    """Where the calibration of a GPU is kept, by what the driver calls it."""
+    """The file of a GPU's calibration, named after the driver's name for the card."""
     word = "".join(letter if letter.isalnum() else "-" for letter in name.lower())
     return cache_folder / f"machine-{word}.json"
 
@@ -227,7 +230,7 @@ def load_profile(path: Path) -> MachineProfile:
 
 
 def default_profile() -> MachineProfile:
-    """The profile that comes with plait."""
+    """The built-in profile."""
     text = resources.files("plait.cost").joinpath("profiles/default.json").read_text()
     return MachineProfile.from_dict(json.loads(text), "default.json")
 
@@ -239,7 +242,7 @@ def profile_in_use(cache_folder: Path) -> MachineProfile:
 
 
 def gpu_profile(name: str, capability: tuple[int, int]) -> MachineProfile:
-    """What is known of a GPU by its generation; the profile's own words say where its numbers come from."""
+    """The built-in profile of a GPU's generation; its `measured` field says where the numbers come from."""
     known = {(9, 0): "hopper", (8, 0): "ampere", (8, 9): "ada"}
     generation = known.get(capability, "hopper" if capability[0] >= 9 else "ampere")
     text = resources.files("plait.cost").joinpath("profiles", f"{generation}.json").read_text()

@@ -25,8 +25,8 @@ from plait.ops.work import (
 
 __all__ = ["Price", "Pricer", "uniform_matrix"]
 
-# Times of passes over the edges beside a sparse product of the same columns, by operation and kind: from a
-# few timings on a busy machine, at widths 64 and 256; not fitted.
+# Times of passes over the edges relative to a sparse product of the same width, by operation and kind: from
+# a few timings on a busy machine, at widths 64 and 256; not fitted.
 _PASSES = {
     "gate": 1.1, "gate kept": 1.4, "gate_targets": 1.1, "gate_sources": 1.8,
     "attend gat": 1.1, "attend leaky": 1.9, "attend dot": 0.8,
@@ -40,12 +40,12 @@ _PASSES = {
 }  # fmt: skip
 
 
-# Seconds one length of a recurrence costs beside its arithmetic: some dozen torch calls, where torch's own
+# Seconds one length of a recurrence costs on top of its arithmetic: some dozen torch calls, where torch's own
 # LSTM makes few. Measured on lists of 30 to 60 elements of 40 to 100 nodes, one thread.
 _LENGTHS = {
     "sequence": 60e-6, "sequence padded": 17e-6, "sequence_back": 110e-6, "sequence_back padded": 40e-6,
 }  # fmt: skip
-# passes over blocks of edges with products by edge
+# passes over blocks of edges with products per edge
 _BLOCKS = ("messages", "messages_back", "attained", "attained_back", "leaky_scores", "leaky_scores_back")
 _KEPT = 0.6  # of a pass over sources, where the weights and slopes of its edges were kept
 _BY_BIT = 2.0  # times of a product by set bits beside one in tall blocks
@@ -54,7 +54,7 @@ _SHARED_HEAD = 0.35  # a further head on a row that is already gathered, against
 
 
 def _targets_first(edges_per_target: float) -> float:
-    """Backward passes of attention that begin with the targets beside those that begin with the sources.
+    """Backward passes of attention that begin with the targets relative to those that begin with the sources.
 
     Timed on one core, 4 heads of 16: 0.57-0.82 at 2 edges per target, 0.77-0.95 at 4.5, 0.94-1.04 at 9,
     1.12-1.19 at 31.
@@ -106,7 +106,7 @@ class Pricer:
         }
 
     def price(self, request: Request | ChainRequest | None) -> Price:
-        """What a step costs; None asks for one that moves no data."""
+        """The price of a step; None stands for a step that moves no data."""
         if request is None:
             return self._view()
         if isinstance(request, ChainRequest):
@@ -115,37 +115,37 @@ class Pricer:
         return self._corrected(price, self._kind(request), request.cols)
 
     def copy_seconds(self, numbers: float) -> float:
-        """To read so many numbers and write them elsewhere, in one call."""
+        """The price of copying this many numbers in one call."""
         moved = 2 * numbers * self.float_bytes
         return self.machine.call_seconds + moved * self.slowdown / self.machine.stream_bytes_per_s
 
     def _view(self) -> Price:
-        """A step that moves no data: some Python."""
+        """The price of a step that moves no data: Python only."""
         seconds = self.machine.view_seconds or 0.2 * self.machine.call_seconds
         return Price(seconds, Work(0.0, 0.0, 0.0), "view", "no data moves")
 
     def _kind(self, request: Request) -> str:
         """The kind of step a correction was fitted for.
 
-        All ways to scale a sparse product are one kind: pruning rests on their order in the model.
+        All ways to scale a sparse product are one kind, because pruning relies on their order in the model.
         """
         if request.op not in self._ops:
             return f"stream:{request.op}"
         return f"{request.op} {request.kind}" if request.kind else request.op
 
     def _corrected(self, price: Price, kind: str, cols: int) -> Price:
-        """The price by the model times what this machine's steps were seen to take beside it."""
+        """The price by the model times what this machine's steps were seen to take relative to it."""
         features = self._features(price.work.bytes_least, cols)
         factor, call = self.machine.correction_of(kind, features), self.machine.call_seconds
         factor *= self.machine.pass_factor(kind)
-        beyond = max(0.0, price.seconds - call)  # the call is what it is
+        beyond = max(0.0, price.seconds - call)  # the cost of the call is not corrected
         return replace(
             price, seconds=price.seconds + beyond * (factor - 1.0), kind=kind, features=features,
             gather_seconds=price.gather_seconds * factor, uncorrected=price.seconds,
         )  # fmt: skip
 
     def _features(self, moved: float, cols: int) -> tuple[float, ...]:
-        """What the correction may depend on: 1, bytes against the L3, columns; sizes as powers of two."""
+        """The features of the correction: 1, bytes relative to the L3, columns; sizes as log2."""
         held = math.log2(max(moved, 1.0) / self.machine.l3_bytes)
         return 1.0, min(4.0, max(-8.0, held)), math.log2(max(1, cols)) - 6.0
 
@@ -180,7 +180,7 @@ class Pricer:
         return Price(seconds, work, "plait", because, slab if is_slabbed else 0, seconds, request.cols)
 
     def _by_form(self, request: Request, matrix: Matrix, work: Work) -> Price | None:
-        """The product in the form the matrix was given: the CSR kernel's seconds over the timed gain."""
+        """The product in the chosen form of the matrix: the CSR kernel's seconds over the timed gain."""
         form = {"spmm": matrix.form, "extremum": matrix.form_of_extrema}.get(request.op)
         if form is None or matrix.is_weighted or form.gain(request.cols) <= 1.0:
             return None
@@ -222,7 +222,7 @@ class Pricer:
         tiles = max(0.0, row_bytes / lanes_bytes - 1.0)
         per_edge = m.edge_seconds + m.tile_seconds * tiles
         if matrix.is_weighted:
-            # between two products of a step the weights leave the cache: they stream from memory
+            # between two products of a step the edge weights leave the cache: they stream from memory
             per_edge += m.edge_weight_seconds + size / m.stream_bytes_per_s
         elif request.has_source:
             per_edge += m.source_scale_seconds
@@ -238,14 +238,14 @@ class Pricer:
         )
         if request.op == "extremum":
             seconds *= m.extremum_factor
-        # a further pass is one more kernel call, a tenth of what a step costs beside its kernel
+        # a further pass is one more kernel call, a tenth of what a step costs on top of its kernel
         return seconds * self.slowdown + m.call_seconds * (1 + 0.1 * max(0, passes - 1))
 
     def _sparse_features(self, request: Request) -> Price:
         """A product with sparse features, or with their transpose for the weight's gradient.
 
-        PyG's weights lie [out, in]: the kernel gathers rows of the transposed copy, and what it makes of the
-        gradient is transposed again. What is gathered is summed first, because 0 * NaN is NaN.
+        PyG stores weights as [out, in]: the kernel gathers rows of a transposed copy, and the gradient it
+        computes is transposed back. What is gathered is summed first, because 0 * NaN is NaN.
         """
         matrix, m, size = request.matrix, self.machine, self.float_bytes
         assert matrix is not None
@@ -258,7 +258,7 @@ class Pricer:
         return Price(product + turned + summed, work, "plait", "only the non-zeros of the features")
 
     def _ties(self, request: Request) -> Price:
-        """The gradient of max and min: like a product that reads two rows an edge."""
+        """The gradient of max and min: like a product that reads two rows per edge."""
         matrix = request.matrix
         assert matrix is not None
         work = self._sparse_work(request, matrix)
@@ -280,7 +280,7 @@ class Pricer:
         return Price(seconds, work, "plait", "one pass over the edges")
 
     def _piece(self, request: Request) -> Price:
-        """A pass over edges that gathers `inner` columns, or reads rows of edges in their order."""
+        """A pass over edges that gathers `inner` columns, or reads rows per edge in their order."""
         matrix = request.matrix
         if matrix is not None and not request.kind:
             return self._pass(replace(request, cols=request.inner))
@@ -289,7 +289,7 @@ class Pricer:
         return replace(streamed, backend="plait", because="rows per edge are read in order")
 
     def _blocks(self, request: Request) -> Price:
-        """Rows of edges made in blocks: their products, and what streams beside them."""
+        """Rows per edge computed in blocks: their products, and what is streamed with them."""
         matrix = request.matrix
         assert matrix is not None
         streamed = self._stream(request)
@@ -304,14 +304,14 @@ class Pricer:
         return Price(product.seconds + streamed.seconds, work, "plait", "blocks of edges in cache")
 
     def _gather(self, request: Request, cols: int) -> float:
-        """Seconds of a sparse product that gathers so many columns, by the same matrix."""
+        """Seconds of a sparse product that gathers this many columns, by the same matrix."""
         return self.price(Request("spmm", request.rows, cols, matrix=request.matrix, addends=1)).seconds
 
     def _attention(self, request: Request, matrix: Matrix, kind: str, variant: str) -> float:
         """Seconds of a pass of attention; `variant` where the backward pass begins with the targets.
 
-        Then both passes together take the time of those that begin with the sources times what they were
-        seen to take beside them, which depends on the edges per target.
+        In that case both passes take the time of the passes that begin with the sources, times a measured
+        ratio that depends on the edges per target.
         """
         scored = matrix.edges * request.parts * _SCORE * self.machine.edge_seconds * self.slowdown
         sharing = 1.0 + _SHARED_HEAD * (request.inner - 1)
@@ -356,7 +356,7 @@ class Pricer:
         products = [self._gemm(Request("gemm", edges, b, a)) for a, b in request.products]
         products *= 3 if is_back else 1
         if request.kind == "marked":
-            products.pop()  # who attained the extremum is known without the last product
+            products.pop()  # which edge attained the extremum is known without the last product
         streams = [Request("stream", edges, columns, parts=4 if is_back else 2)]
         streams.append(Request("stream", edges, request.cols, parts=3 if is_back else 1))
         parts = products + [self._stream(part) for part in streams]
@@ -377,7 +377,7 @@ class Pricer:
         return Price(seconds + reduced.seconds, work, "plait", "tiles in cache")
 
     def _recurrence(self, request: Request) -> Price:
-        """Gates of so many steps, all of one length together: the states' products, passes over the gates."""
+        """Gates of this many steps, all of one length together: products of states, passes over the gates."""
         states, gates = (
             Request("gemm", request.rows, request.cols, request.inner),
             replace(request, op="gates"),
@@ -413,7 +413,7 @@ class Pricer:
         return Price(seconds, work, backend, reason)
 
     def _gemms(self, request: Request) -> Price:
-        """As many products as there are parts, of the rows' share each."""
+        """One product per part, each on its share of the rows."""
         op = "gemm_transposed" if request.op == "relate_weights" else "gemm"
         one = self._gemm(replace(request, op=op, rows=max(1, request.rows // request.parts)))
         work = _times(one.work, request.parts)
@@ -445,7 +445,7 @@ class Pricer:
         return self._corrected(price, "chain_gather", request.gather.cols)
 
     def _chained_gather(self, gather: Request, chain: ChainRequest) -> Price:
-        """The sparse product inside: nothing is written unless kept; rows that pass by share the L2."""
+        """The sparse product inside: nothing is written unless kept; the chain's other rows share the L2."""
         matrix = gather.matrix
         assert matrix is not None
         share = gather.cols / max(1, gather.cols + chain.beside)
@@ -460,12 +460,12 @@ class Pricer:
         return Price(max(seconds, 0.0), work, "plait", "")
 
     def _rate(self, tables: Mapping[str, Rates], inner: int, cols: int) -> float:
-        """Multiply-adds of plait's own kernel, in flops a second."""
+        """Multiply-adds of plait's own kernel, in flops per second."""
         rate = tables["plait"].at(inner, cols) * 1e9 * 4 / self.float_bytes / self.slowdown
         return rate / self._reread(inner, cols)
 
     def _reread(self, inner: int, cols: int) -> float:
-        """How much longer plait's kernel takes with a weight that the caches do not hold.
+        """How much longer plait's kernel takes with a weight larger than the caches.
 
         Each of its blocks of rows reads all of the weight: 1.5 to 4 times MKL's time from 2048 x 2048 on.
         """
@@ -494,5 +494,5 @@ def _total(first: Work, parts: Sequence[Price]) -> Work:
 
 
 def uniform_matrix(rows: int, columns: int, edges: int, is_weighted: bool) -> Matrix:
-    """A matrix of evenly drawn columns, for sparse features."""
+    """A matrix with columns drawn uniformly, as a model of sparse features."""
     return Matrix(rows, columns, edges, is_weighted, Uniform(columns), Uniform(rows))

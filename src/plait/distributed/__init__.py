@@ -1,4 +1,4 @@
-"""Several machines on torch.distributed: parts of a graph, feature rows exchanged, mini-batches trained on.
+"""Several machines with torch.distributed: parts of a graph, exchange of feature rows, mini-batches.
 
 Names are loaded when first used: partitioning needs no torch.
 """

@@ -1,8 +1,8 @@
-"""Checkpoints of training over ranks, by torch.distributed.checkpoint: whole or not there.
+"""Checkpoints of training over ranks, by torch.distributed.checkpoint: complete or absent.
 
 All ranks write into a folder with a name of its own; when everything in it is on disk, rank 0 lists every
-file with its checksum and renames the folder. What has the final name is whole, whenever a process is killed.
-On several machines the folder has to be a shared one.
+file with its checksum and renames the folder. A folder with the final name is complete, whenever a process is
+killed. On several machines the folder has to be shared.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _NAME = re.compile(r"step-(\d{10})")
 
 @dataclass(frozen=True)
 class Position:
-    """Where training stands: so many batches of this epoch are done, and so many steps of all epochs.
+    """Where training stands: this many batches of this epoch are done, and this many steps of all epochs.
 
-    `loss` is this rank's sum over the epoch's batches so far, for whoever reports their mean.
+    `loss` is this rank's sum over the epoch's batches so far, for reporting their mean.
     """
 
     epoch: int = 0
@@ -51,11 +51,11 @@ class Position:
 
 
 class Checkpoints:
-    """The state of a model and its optimizer, kept in `folder` every so many steps or minutes.
+    """The state of a model and its optimizer, kept in `folder` every this many steps or minutes.
 
     Every rank makes one with the same arguments and calls `after_step` after each of its steps; `resume`
     loads the newest checkpoint that is whole, on all ranks the same. The last `keep` are left there. The
-    state of each rank's random numbers is kept too, so that dropout goes on as it would have.
+    state of each rank's random numbers is kept too, so that dropout continues as it would have.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Checkpoints:
         return by_steps or by_clock
 
     def after_step(self, position: Position) -> bool:
-        """Saves where it is time to; whether it did. All ranks call it after the same steps."""
+        """Saves if it is due; whether it did. All ranks call it after the same steps."""
         is_due = self.is_due(position.step)
         if self.every_minutes is not None and self.size > 1:
             told = torch.tensor([int(is_due)])
@@ -162,7 +162,7 @@ class Checkpoints:
     def resume(self) -> Position | None:
         """Loads the newest checkpoint that is whole; None where there is none.
 
-        Damaged ones are passed over. The number of ranks has to be the one it was written by.
+        Damaged ones are skipped. The number of ranks has to be the one it was written by.
         """
         chosen: list[str] = []
         self._all(lambda: chosen.extend(self._newest()) if self.rank == 0 else None, f"read {self.folder}")
@@ -206,7 +206,7 @@ class Checkpoints:
     def _all(self, work: Callable[[], Any], what: str, is_collective: bool = False) -> None:
         """Does the work on every rank; CheckpointError on all of them, naming who failed and why.
 
-        A collective of torch's tells everybody itself.
+        A collective of torch reports failures on all ranks itself.
         """
         said = ""
         try:
@@ -240,7 +240,7 @@ class Checkpoints:
 
 @contextlib.contextmanager
 def _without_warning(size: int) -> Iterator[None]:
-    """torch warns that one process is one process."""
+    """Suppresses torch's warning about running in a single process."""
     with warnings.catch_warnings():
         if size == 1:
             warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)

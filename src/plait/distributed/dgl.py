@@ -81,9 +81,9 @@ class PulledRows:
 
 
 class Ahead:
-    """Stands for a DistTensor: rows that were fetched ahead are handed out, all else is asked of it.
+    """Replaces a DistTensor: returns rows that were fetched ahead, and reads everything else from it.
 
-    What `expect` announced is given once, to whoever indexes with that very tensor of nodes.
+    What `expect` announced is returned once, when indexed with that very tensor of nodes.
     """
 
     def __init__(self, tensor: Any, cache: Cache | None = None) -> None:
@@ -92,7 +92,7 @@ class Ahead:
         self._expected: tuple[Tensor, Tensor] | None = None
 
     def expect(self, nodes: Tensor, rows: Tensor) -> None:
-        """These rows are what will be asked for next."""
+        """Announce the rows that will be asked for next."""
         self._expected = (nodes, rows)
 
     def fetch(self, nodes: Tensor) -> Tensor:
@@ -139,7 +139,7 @@ class _Drawn:
 class Prefetched(Epochs):
     """The batches of a DistNodeDataLoader in their order, with the rows they need fetched `ahead`.
 
-    What it yields is what the loader yields. Indexing `graph.ndata[name]` with a batch's own tensors of nodes
+    It yields what the loader yields. Indexing `graph.ndata[name]` with a batch's own tensors of nodes
     finds the rows there. A batch is sampled many ahead of its use where the cache looks ahead.
     """
 

@@ -1,4 +1,4 @@
-"""A graph to a folder of parts: assign, renumber, write, measure; a second run goes on where one stopped."""
+"""Writes a graph as a folder of parts: assign, renumber, write, measure; a second run continues the first."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ __all__ = ["partition"]
 
 Array = NDArray[Any]
 
-# Feature rows are gathered and written so many bytes at a time.
+# Feature rows are gathered and written this many bytes at a time.
 _BLOCK_BYTES = 1 << 25
 _WHOLE = ("nodes.npy", "indptr.npy", "indices.npy", "y.npy", *(f"{name}_mask.npy" for name in MASKS))
 _OF_PART = re.compile(r"part-\d+\.(x|halo)\.npy")
@@ -217,7 +217,7 @@ def _node_arrays(loaded: LoadedGraph) -> dict[str, Array]:
 
 
 def _loaded(data: Any) -> LoadedGraph:
-    """The graph with what is known of its nodes, from any of the forms `partition` takes."""
+    """The graph with what is known of its nodes, from any of the types `partition` takes."""
     if isinstance(data, LoadedGraph):
         return data
     if isinstance(data, str | os.PathLike):

@@ -1,4 +1,4 @@
-"""Feature rows between processes: a round carries each row once, as it is kept: float32, or in 16 bits.
+"""Exchanges feature rows between processes: a round carries each row once, in float32 or in 16 bits.
 
 There are several series of rounds (rounds.py), and every rank asks in one of them. Links carry rows both ways
 at once; in a single series a rank that asks a moment after another one waits for the end of the other's
@@ -48,7 +48,7 @@ class ExchangeCounters(Counters):
 class LocalRows:
     """The rows of neighbouring parts, which are those of the nodes `begin` .. `end` - 1.
 
-    A `wire` of 16 bits rounds them all here and now, own and sent ones alike, so that every process sees the
+    A `wire` of 16 bits rounds them all at once, own and sent ones, so that every process sees the
     same features; they are then held in memory, in half the bytes of their files.
     """
 
@@ -66,7 +66,7 @@ class LocalRows:
         self.row: Row = ((self.width,), np.dtype(np.float32) if self.precision is None else BITS)
 
     def empty(self, count: int) -> Array:
-        """Room for so many rows."""
+        """Room for this many rows."""
         return np.empty((count, self.width), self.row[1])
 
     def take(self, ids: Array) -> Array:
@@ -107,7 +107,7 @@ class Exchange:
     """The feature rows of all nodes, near ones from `local`, the others from the ranks that own them.
 
     `bounds` says which nodes each rank owns. `take(ids)` may be called by any thread at any time; `request`
-    starts the journey and returns at once. Rows travel as `local` keeps them. All ranks have to `close` it,
+    starts fetching and returns at once. Rows are sent as `local` keeps them. All ranks have to `close` it,
     in any order.
     """
 
@@ -185,7 +185,7 @@ class Exchange:
             rounds.join()
 
     def abandon(self) -> None:
-        """Stops asking and waits for nobody; the threads end with the process."""
+        """Stops asking without waiting for others; the threads end with the process."""
         for rounds in self._series:
             rounds.abandon()
 

@@ -65,7 +65,7 @@ def lay_out(part: Array, parts: int) -> Layout:
 
 
 def check_assignment(part: Array, parts: int) -> None:
-    """InputError where these are not numbers of so many parts."""
+    """InputError where these are not numbers of this many parts."""
     if part.ndim != 1 or part.dtype.kind not in "iu":
         raise InputError(
             f"assignment has shape {part.shape} and type {part.dtype}; give one part number per node"

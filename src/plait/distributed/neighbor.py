@@ -1,4 +1,4 @@
-"""Mini-batches of every rank's own seeds over the whole graph, the same whoever draws them."""
+"""Mini-batches of every rank's own seeds over the whole graph, the same whichever process draws them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class NeighborLoader(Epochs):
     With `pad` (the default) all parts have as many seeds as the largest: a smaller part repeats its first
     seeds of the epoch, `padding` in all, so that every rank runs `len(loader)` steps and a mean over ranks is
     the mean over seeds. Without it ranks run as many steps as they have seeds for, none of them twice, as
-    evaluation wants it.
+    evaluation needs.
 
     `input_nodes` is "train", "val", "test", or nodes or a mask by the numbers of the parts. `cache` is the
     number of remote rows kept near by `policy`; below 1 it is a share of the memory of the halo's float32
@@ -160,7 +160,7 @@ class NeighborLoader(Epochs):
         """The seeds of a part in the order of the epoch, padded."""
         own = self._inputs[part]
         if self.pad and own.size == 0:
-            own = np.concatenate(self._inputs)  # a part without seeds lends a hand with those of the others
+            own = np.concatenate(self._inputs)  # a part without seeds takes seeds of the others
         if self.shuffle:
             key = int(stream_key(self.seed, epoch, 0x5EED, part))
             own = np.random.Generator(np.random.Philox(key)).permutation(own)
@@ -366,7 +366,7 @@ def _nodes(given: ArrayLike, count: int) -> Array:
 
 
 def _common_seed(session: Session, seed: int | None) -> int:
-    """The seed as given; without one that of rank 0, so that all ranks draw alike."""
+    """The seed as given; without one that of rank 0, so that all ranks draw the same."""
     if seed is not None:
         return seed
     return int(session.gathered([float(picked_seed(None) % 2**52)])[0][0])

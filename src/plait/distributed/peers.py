@@ -1,7 +1,7 @@
-"""Rows, columns and sums between the ranks of a full graph: everything a sharded model says to the others.
+"""Exchanges rows, columns and sums between the ranks of a full graph: all communication of a sharded model.
 
 The order of additions is fixed (own row first, then what came from rank 0, 1, ...), so equal runs give equal
-bits. Everything travels as plain numbers or JSON: nothing received is unpickled.
+bits. Everything is sent as plain numbers or JSON: nothing received is unpickled.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class Peers:
     # Columns ----------------------------------------------------------------------------------
 
     def share_of(self, width: int) -> int:
-        """How many of so many columns are this rank's."""
+        """How many of this many columns are this rank's."""
         return column_shares(width, self.size)[self.rank]
 
     def to_columns(self, x: Tensor) -> Tensor:
@@ -208,5 +208,5 @@ class Peers:
         ]
 
     def agree(self, prices: Mapping[str, float]) -> Mapping[str, float]:
-        """Of what every rank has a price for, the largest."""
+        """The largest price of each group that every rank has a price for."""
         return slowest([json.loads(text) for text in self.texts(json.dumps(dict(prices)))])

@@ -1,4 +1,4 @@
-"""What the analysis predicts of an epoch of mini-batches, to stand beside what was measured."""
+"""What the analysis predicts for an epoch of mini-batches, to compare with what was measured."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Rounds of an exchange between ranks: who wants something rings, all take part, whoever waits is told.
+"""Rounds of an exchange between ranks: a rank that needs something notifies the others, and all take part.
 
-A thread runs the rounds on a process group of its own: how much each rank wants of each other one, what it
-wants, the answers; all of it by all_to_all. A rank that wants something rings the others, which join with
-whatever they want by then, or nothing; so nobody has to ask in step with the others, and while no rank wants
-anything nothing is sent. Everything travels as plain numbers: nothing received is unpickled.
+A thread runs the rounds on a separate process group: how much each rank needs from each other one, what it
+needs, the answers; all by all_to_all. A rank that needs something notifies the others ("rings"), which join
+with whatever they need by then, or nothing. So ranks need not ask in step, and while no rank needs anything
+nothing is sent. Everything is sent as plain numbers: nothing received is unpickled.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class Rounds(Generic[Asked]):
             thread.join(self._timeout)
 
     def abandon(self) -> None:
-        """Stops asking and waits for nobody; the threads end with the process."""
+        """Stops asking without waiting for others; the threads end with the process."""
         self._threads = []
         self._fail(ExchangeError(f"rank {self.rank}: the exchange was abandoned after an error"))
 
@@ -151,7 +151,7 @@ class Rounds(Generic[Asked]):
         """Answers `asked`, cut by rank as `counts` says, takes the others' answers and ends the requests."""
         raise NotImplementedError
 
-    # For whoever asks -----------------------------------------------------------------------------
+    # For callers ----------------------------------------------------------------------------------
 
     def _enter(self, requests: Sequence[Asked]) -> None:
         """The requests will be in one of the next rounds."""
@@ -175,7 +175,7 @@ class Rounds(Generic[Asked]):
     # The threads ----------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        """Rounds until no rank asks any more; an error ends them and reaches everybody who waits."""
+        """Rounds until no rank asks any more; an error ends them and is raised in every waiting thread."""
         try:
             number, is_last = 0, False
             while not is_last:
@@ -190,7 +190,7 @@ class Rounds(Generic[Asked]):
             self._fail(self._lost(error))
 
     def _listen(self) -> None:
-        """Hears the bells of other ranks."""
+        """Receives the notifications of other ranks."""
         bell = torch.empty(1, dtype=torch.int64)
         try:
             while True:

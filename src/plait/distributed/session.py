@@ -31,13 +31,13 @@ __all__ = ["Session", "init", "join"]
 
 # How long one rank waits for another, in DDP's all-reduce and in exchanges, before it gives up.
 TIMEOUT_SECONDS = 300.0
-_LONGEST = 1000  # bytes of a rank's error that the others are told
+_LONGEST = 1000  # bytes of a rank's error that are sent to the others
 # The graph's structure is replicated where it takes no more of the memory that is free on any machine.
 _TOPOLOGY_SHARE = 0.5
 
 
 class Session:
-    """What `init` returns: the parts of this rank and the way to the rows of the others.
+    """What `init` returns: the parts of this rank, and access to the rows of the others.
 
     Rank r of `size` owns the neighbouring parts `owned`. All ranks close it at the end; a `with` block does.
     """
@@ -141,7 +141,7 @@ class Session:
             self._frontiers.abandon()
 
     def _leave(self) -> None:
-        """At the end of the process: whoever ends with an error waits for nobody."""
+        """At the end of the process: a process that ends with an error does not wait for others."""
         if hasattr(sys, "last_value"):
             self.abandon()
         else:

@@ -51,9 +51,9 @@ def shard(
     the rank of every node, or the folder of `plait partition`, from which each rank reads its own features.
     Call the result as the model is called, with what `sharded.data` holds: this rank's x, edge_index, y and
     masks. Losses are shares of the loss over all nodes (`sharded.mean`), gradients are summed over ranks at
-    the end of `backward()`, and rank 0's parameters are everybody's. `network` is what lies between the ranks
-    ("10gbit", "1gbit,50us"): by its price the planner decides what travels, unless `split` does: "nodes" or
-    "features" for every layer that can be split so.
+    the end of `backward()`, and all ranks start from rank 0's parameters. `network` describes the network
+    ("10gbit", "1gbit,50us"), from which the planner decides what is sent, unless `split` does: "nodes" or
+    "features" for every layer that can be split this way.
     """
     checked_split(split)
     if not isinstance(model, nn.Module):

@@ -103,7 +103,7 @@ class Staging:
         return out
 
     def place(self, ids: Array, at: Array, out: Array) -> None:
-        """out[at] = the rows of `ids`; those at hand are copied before any is waited for."""
+        """out[at] = the rows of `ids`; those available are copied before any is waited for."""
         wanted = np.asarray(ids, np.int64)
         with self._lock:
             groups = list(self._groups)

@@ -64,8 +64,8 @@ def make_model(name: str, width: int, hidden: int, layers: int, classes: int, dr
 class Trainer:
     """Trains `model` on the batches of `loader`; gradients are averaged over ranks after every step.
 
-    Rank 0's parameters are everybody's. With `compiled` layers run planned by plait. Where the model allows
-    it, every layer computes the rows that later ones read and no others.
+    All ranks start from rank 0's parameters. With `compiled` layers run planned by plait. Where the model
+    allows it, every layer computes the rows that later ones read and no others.
     """
 
     def __init__(

@@ -25,7 +25,7 @@ def measure_network(group: Any = None, sizes: tuple[int, ...] = _SIZES) -> Netwo
     """The network as all_to_all of `group` (default: all ranks) sees it, the same on every rank.
 
     All ranks call it together and are otherwise idle. Every rank sends to every other at once, as exchanges
-    do, so what comes out is bytes a second per rank while all of them send. Between two exchanges every rank
+    do, so the result is bytes per second and rank while all of them send. Between two exchanges every rank
     computes for a moment, as it does between layers: a thread that has to be woken takes longer to answer.
     """
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)

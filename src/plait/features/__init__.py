@@ -1,4 +1,4 @@
-"""Feature rows near the device: which to keep (pure rules), what that saves (simulation), where they are."""
+"""Feature rows close to the device: which to keep (pure policies), what that saves (simulation), cache."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Whether a feature cache would pay, and which: policies replayed on a trace and priced for a network.
 
 step = max(compute, sample + latency + rows x bytes / bandwidth): batches are prepared while the last one is
-computed, so a fetch costs only what sticks out behind the computation. That part is the stall.
+computed, so a fetch costs only the time that it exceeds the computation. That part is the stall.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class _Price:
 
 
 def _choose(none: Point, points: Sequence[Point], compute_seconds: float) -> tuple[Point | None, str]:
-    """The smallest capacity, then the fastest policy, that is as good as any; Belady's rule needs a seer."""
+    """The smallest capacity, then the fastest policy, as good as any (not Belady's: it needs the future)."""
     usable = [p for p in points if p.policy != "belady"]
     if not usable:
         return None, "no row is fetched from far away"

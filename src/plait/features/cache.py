@@ -64,7 +64,7 @@ class Counters:
 
 
 class Cache:
-    """Rows of `source`, of which `capacity` are kept near by `policy`; `take(ids)` is the way in.
+    """Rows of `source`, of which `policy` keeps `capacity` close; read them with `take(ids)`.
 
     The source is an array, the path of a .npy file, or a function from an int64 array of ids to rows; then
     `num_rows` says how many there are. "auto" and "lookahead" keep what is needed soonest: tell them with
@@ -77,10 +77,11 @@ class Cache:
     of them has closed it or ended.
 
     With `precision` ("float16" or "bfloat16") all float32 rows are rounded to it and kept in half the bytes,
-    so `capacity` rows take half the memory; what is handed out is float32, alike for rows kept and fetched.
+    so `capacity` rows take half the memory; `take` returns float32, the same for cached and fetched rows.
 
-    Rows of ids where `local` is true are at hand in the source: they pass by the cache uncounted. A source
-    that raises is asked `retries` times more. Several threads may take; they are served one after the other.
+    Rows of ids where `local` is true are available in the source: they bypass the cache and are not counted.
+    A source that raises is asked `retries` times more. Several threads may take; they are served one after
+    the other.
     """
 
     def __init__(
@@ -195,7 +196,7 @@ class Cache:
         )
 
     def reveal(self, ids: ArrayLike) -> None:
-        """Tells the rule of the batch after the last one it was told of; other rules have no use for it."""
+        """Tells the rule the next batch after the last one it knows; other rules ignore it."""
         if not isinstance(self._rule, LookAhead):
             return
         wanted = _first_places(self._far(self._checked(ids)))

@@ -59,7 +59,7 @@ def push(ahead: Any, behind: Any, sentinel: Any, slot: Any) -> None:
 
 @njit(cache=True, nogil=True, inline="always")  # type: ignore[untyped-decorator]
 def settle(slot_of: Any, id_of: Any, slot: Any, row: Any) -> None:
-    """Gives the slot to `row`; whoever had it loses it."""
+    """Gives the slot to `row`; the row that had it loses it."""
     if id_of[slot] >= 0:
         slot_of[id_of[slot]] = -1
     id_of[slot] = row
@@ -68,7 +68,7 @@ def settle(slot_of: Any, id_of: Any, slot: Any, row: Any) -> None:
 
 @njit(cache=True, nogil=True, inline="always")  # type: ignore[untyped-decorator]
 def vacant(state: Any, capacity: Any) -> Any:
-    """The next slot nobody had yet, now taken; -1 when there is none."""
+    """The next unused slot, now taken; -1 when there is none."""
     slot = state[0] if state[0] < capacity else -1
     state[0] += int(slot >= 0)
     return slot

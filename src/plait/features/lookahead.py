@@ -90,7 +90,7 @@ def _enlarge(state: State, first: int, end: int, incoming: int) -> None:
 def step(state: State, slot_of: Array, id_of: Array, ids: Array, slots: Array, held: Array) -> int:
     """The number of empty slots filled by the batch, which was revealed before.
 
-    Rows that are `held`, one truth value each or no value at all, push nobody out.
+    Rows that are `held`, one truth value each or no value at all, evict nothing.
     """
     return int(
         _step(

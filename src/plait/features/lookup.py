@@ -107,7 +107,7 @@ class HashTable(SlotTable):
         _hash_drop(self._cells, np.asarray(ids, np.int64))
 
     def _sweep(self, incoming: int) -> None:
-        """Builds the table anew without tombstones, larger when the live ids need it."""
+        """Builds the table again without tombstones, larger when the live ids need it."""
         pairs = self._cells.reshape(-1, 2)
         live = pairs[pairs[:, 0] >= 0]
         size = self.num_cells

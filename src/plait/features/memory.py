@@ -13,7 +13,7 @@ __all__ = ["prefetch"]
 
 @intrinsic  # type: ignore[untyped-decorator]
 def prefetch(typing_context: Any, array: Any, index: Any) -> Any:
-    """Asks for array[index] ahead of its use; numba has no word for it."""
+    """Prefetches array[index]; numba has no function for it."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, args[0]).data

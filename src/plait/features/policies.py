@@ -94,7 +94,7 @@ class Static(Policy):
     """Keeps the rows with the largest positive scores once they have been fetched, and never lets go.
 
     Nothing is fetched ahead of need. Rows tied at the limit share the slots left to them in order of arrival,
-    which favours the hotter ones (counts from few batches tie a lot); slots nobody claims go to anyone.
+    which favours the hotter ones (counts from few batches tie a lot); unclaimed slots go to any row.
     """
 
     is_plain = True

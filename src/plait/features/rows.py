@@ -144,7 +144,7 @@ class RetryingRows:
         self._tried(lambda: source.place(ids, at, out), ids.size)
 
     def held(self, ids: Array) -> Array:
-        """Which of the rows the source has at hand until they are asked for again, one truth value each.
+        """Which of the rows the source has available until they are asked for again, one truth value each.
 
         An empty array where it says nothing of it.
         """

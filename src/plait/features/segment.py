@@ -1,8 +1,8 @@
 """Arrays that all processes of a machine see: a file in memory, found by name, gone with its last user.
 
 Every user holds a shared lock on the file for as long as it lives, which the kernel drops when a process
-dies, however it dies. Whoever closes and can have the file alone removes it; what a killed last user left
-behind is taken for stale and made anew by the next.
+dies, however it dies. The last user to close removes the file; what a killed last user left
+behind is treated as stale and made again by the next.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Segment:
             except BaseException:
                 _left(self._fd, self._path, self._lock.path)
                 raise
-        # also at exit and when dropped: whoever leaves last leaves nothing behind
+        # also at exit and when dropped: the last user leaves nothing behind
         self._finalizer = weakref.finalize(self, _close, self._fd, self._path, self._lock, os.getpid())
 
     def _mapped(self, digest: bytes, signature: str, arrays: Sequence[Array], is_new: bool) -> list[Array]:
@@ -138,12 +138,12 @@ def segment_path(name: str) -> Path:
 
 
 def _opened(path: Path) -> tuple[int, bool]:
-    """The file with a shared lock on it, and whether it was made anew."""
+    """The file with a shared lock on it, and whether it was made again."""
     import fcntl
 
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     is_alone = _locked_alone(fd)
-    if is_alone:  # nobody uses it: new, or left by a process that was killed
+    if is_alone:  # not in use: new, or left by a process that was killed
         os.ftruncate(fd, 0)
     fcntl.flock(fd, fcntl.LOCK_SH)
     return fd, is_alone

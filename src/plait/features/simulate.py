@@ -83,7 +83,7 @@ def simulate(
 ) -> Outcome:
     """The outcome of replaying `trace` (one array of row ids per batch) with room for `capacity` rows.
 
-    A batch is looked up as a whole; its rows are at hand whether or not they are kept. The cache starts
+    A batch is looked up as a whole; its rows are available whether or not they are kept. The cache starts
     empty, so every row costs at least one fetch. `scores` (one number per id, larger is hotter, 0 for rows
     never to be chosen) serve degree, presample, vip and massivegnn; without them they are counted from the
     first tenth of the trace. Parameters: random(seed), massivegnn(gamma, delta, rounded, halo),

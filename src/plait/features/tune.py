@@ -1,6 +1,6 @@
 """Whether a cache should change its rule between two epochs: a measured epoch in, a choice with reason out.
 
-A batch is prepared while the last one is computed, so an epoch stalls for what sticks out:
+A batch is prepared while the last one is computed, so an epoch stalls only for the excess:
 stall = batches x max(0, prepare + rows x seconds per row - compute). All but the rows is measured; the rows
 of another rule come from replaying the epoch's trace. Pure: nothing here holds a row or a clock.
 """
@@ -25,7 +25,7 @@ Array = NDArray[Any]
 # differ by a few per cent from noise alone.
 _OFF_SHARE = 0.25
 _OFF_EPOCH = 0.05
-# What must be saved of an epoch before a cache changes its rule: it starts learning anew.
+# What must be saved of an epoch before a cache changes its rule: it starts learning again.
 _WORTHWHILE = 0.03
 
 

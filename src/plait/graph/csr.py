@@ -162,7 +162,7 @@ class Graph:
         return io.load(path)
 
     def save(self, path: str | os.PathLike[str], **arrays: Any) -> None:
-        """Write the graph, and arrays beside it, to an npz file that `load` and `load_arrays` read."""
+        """Write the graph and further arrays to an npz file that `load` and `load_arrays` read."""
         from plait.graph import io
 
         io.save(path, self, **arrays)
@@ -296,8 +296,8 @@ class Graph:
     def with_loops_last(self) -> Graph:
         """This graph with one edge v -> v for each node that is a source and a target, and no other loop.
 
-        `order` numbers the edges as PyG lists them then: those that are no loops in the caller's order, and
-        after them the loops node by node (`remove_self_loops` and `add_self_loops`).
+        `order` numbers the edges as PyG then lists them: those that are not self loops in the caller's order,
+        followed by the loops node by node (`remove_self_loops` and `add_self_loops`).
         """
         return self._with_loops_last
 

@@ -96,12 +96,12 @@ class Place:
         return np.concatenate((own, self.halo)).astype(np.int64)
 
     def share_of(self, width: int) -> int:
-        """How many of so many columns are this rank's."""
+        """How many of this many columns are this rank's."""
         return column_shares(width, self.size)[self.rank]
 
 
 def column_shares(width: int, size: int) -> list[int]:
-    """How many of so many columns each rank takes."""
+    """How many of this many columns each rank takes."""
     return [width // size + (rank < width % size) for rank in range(size)]
 
 

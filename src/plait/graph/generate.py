@@ -1,4 +1,4 @@
-"""Graphs made up on the spot: for tests, benchmarks and the demo; randomness comes in as `rng`."""
+"""Synthetic graphs for tests, benchmarks and the demo; randomness comes in as `rng`."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def cliques(count: int, size: int) -> Graph:
 def regular(n: int, degree: int, rng: Rng = 0) -> Graph:
     """Every node sends and receives exactly `degree` edges; no repeats, no self loops.
 
-    A circulant graph on a random ring: node ring[i] hears ring[i - s] for `degree` random strides s.
+    A circulant graph on a random ring: node ring[i] has edges from ring[i - s] for `degree` random strides s.
     """
     _require(0 <= degree < n, f"degree={degree}: choose 0 .. n - 1 = {n - 1}")
     generator = np.random.default_rng(rng)

@@ -95,7 +95,7 @@ class LoadedGraph:
 def save(path: str | os.PathLike[str], graph: Graph, compress: bool = False, **arrays: Any) -> None:
     """Write `graph` and named arrays (x, y, train_mask, ...; meta as a dict) to `path`, all or nothing.
 
-    x may be a SparseFeatures. One `edge_...` entry per edge is taken to be in the graph's CSR order.
+    x may be a SparseFeatures. One `edge_...` entry per edge is assumed to be in the graph's CSR order.
     """
     content: dict[str, Any] = {
         "format": np.array(FORMAT),

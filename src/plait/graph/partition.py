@@ -1,4 +1,4 @@
-"""Nodes to parts of equal size with few edges between them: METIS (by way of pymetis), Fennel, random."""
+"""Assigns nodes to equal parts with few edges between them: METIS (through pymetis), Fennel, random."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ METHODS = ("metis", "fennel", "random")
 
 # A part may hold this much more than its share of nodes, of edges and of training nodes.
 SLACK = 1.05
-# METIS takes one whole-number weight per node; so many units are one average node.
+# METIS takes one whole-number weight per node; this many units are one average node.
 _UNITS = 16
 # Passes of Fennel over the nodes: on an sbm of 200,000 nodes and 3.6 M edges in 4 parts they cut 52, 32, 20
 # and 17% of the edges, two more passes no other; METIS cuts 17% in ten times the time.
@@ -192,7 +192,7 @@ def _checked_parts(graph: Graph, parts: int) -> int:
 
 
 def _mask(num_nodes: int, train: ArrayLike | None) -> NDArray[np.bool_]:
-    """The training nodes as a mask; none given is none."""
+    """The training nodes as a mask; empty if none are given."""
     mask = np.zeros(num_nodes, bool)
     if train is None:
         return mask

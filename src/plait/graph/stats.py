@@ -1,4 +1,4 @@
-"""The numbers about a graph that the cost model reads: degrees, and how soon sources come back."""
+"""The numbers about a graph that the cost model reads: degrees, and how soon sources are read again."""
 
 from __future__ import annotations
 
@@ -57,8 +57,9 @@ class GraphStats:
         At least the compulsory misses distinct_sources / num_edges, and never rising with cache_rows. Read
         off miss_curve; without one, off the footprint by working-set theory (Denning 1968): the cache
         holds the sources of the last w edges where footprint(w) = cache_rows, and a read misses when it
-        enlarges the footprint, at rate footprint'(w). The theory takes all stretches of the edge list to
-        be alike, which a web graph's are not (16,384 rows on web_cnr2000: 0.08 where the truth is 0.29).
+        enlarges the footprint, at rate footprint'(w). The theory assumes that all stretches of the edge list
+        are alike, which does not hold for web graphs (16,384 rows on web_cnr2000: 0.08 where the truth is
+        0.29).
         """
         if not self.num_edges:
             return 0.0

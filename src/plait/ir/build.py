@@ -35,9 +35,9 @@ def propagation(
 
 
 def polynomial(matrix: Expr, x: Expr, weights: Sequence[Expr | None]) -> tuple[Expr, ...]:
-    """The equal forms of sum over k of matrix^k @ x @ weights[k] (None: no such term).
+    """Equal expressions for the sum over k of matrix^k @ x @ weights[k] (None: no such term).
 
-    Powers first (each power formed once, then its weight), Horner (weights first, one product a power), and
+    Powers first (each power formed once, then its weight), Horner (weights first, one product per power), and
     the powers side by side times the stacked weights.
     """
     powers = [x]
@@ -60,7 +60,7 @@ def polynomial(matrix: Expr, x: Expr, weights: Sequence[Expr | None]) -> tuple[E
 
 
 def chebyshev(matrix: Expr, x: Expr, weights: Sequence[Dense]) -> tuple[Expr, ...]:
-    """The equal forms of sum over k of T_k(matrix) @ x @ weights[k].
+    """Equal expressions for the sum over k of T_k(matrix) @ x @ weights[k].
 
     The recurrence on x, the basis side by side times the stacked weights, and Clenshaw's on the weights.
     """

@@ -1,4 +1,4 @@
-"""The value of an expression in numpy: the meaning every law and every plan is held to."""
+"""The value of an expression in numpy: the meaning every law and plan is checked against."""
 
 from __future__ import annotations
 

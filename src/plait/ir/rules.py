@@ -26,7 +26,7 @@ __all__ = ["ASSOCIATIONS", "RULES", "Rule", "everywhere", "split_product", "swee
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rewrite at the root: another form of the same matrix, or None where it does not apply."""
+    """A rewrite at the root: another expression of the same matrix, or None where it does not apply."""
 
     name: str
     law: str

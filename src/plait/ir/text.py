@@ -1,4 +1,4 @@
-"""Expressions as text: the short form people read, by which constants are known too."""
+"""Expressions as short text for people, by which constants are identified too."""
 
 from __future__ import annotations
 

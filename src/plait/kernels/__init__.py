@@ -1,1 +1,1 @@
-"""Arrays in, arrays out: one folder an operation, the reference beside the fast code."""
+"""Arrays in, arrays out: one folder per operation, the reference next to the fast code."""

@@ -1,8 +1,8 @@
 """What a kernel is called with: declared once by name, filled and read by that name.
 
-A kernel takes the address of a block of int64 words. Nobody numbers them: `Arguments` gives every name its
-place, `arguments.width` is where the caller writes the width, and inside the kernel `a = read(block)` is a
-named tuple of all of them, `a.width`.
+A kernel takes the address of a block of int64 words. They are not numbered by hand: `Arguments` gives every
+name its place, `arguments.width` is where the caller writes the width, and inside the kernel `a =
+read(block)` is a named tuple of all of them, `a.width`.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Arguments:
         return ctypes.addressof(block) + place * 8
 
     def run(self, address: int, block: ctypes.Array[ctypes.c_int64], threads: int) -> None:
-        """Run the kernel at `address` on so many threads; returns when all are done."""
+        """Run the kernel at `address` on this many threads; returns when all are done."""
         try:
             team, block[0], counters = self._local.teams[threads]
         except (AttributeError, KeyError):

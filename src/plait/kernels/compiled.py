@@ -1,7 +1,7 @@
 """Machine code of kernels, compiled once per machine and kept on disk.
 
 numba's own cache does not recognise functions that are built from pieces (each process would compile them
-anew), so the finished object code is stored here instead: plain bytes under the user's cache folder, named
+again), so the finished object code is stored here instead: plain bytes under the user's cache folder, named
 by a digest of the operation's sources, the versions and the processor. A changed source is another name.
 
 What is loaded is run, so it comes only from files that nobody else can have written (kernels/trusted.py);
@@ -25,7 +25,7 @@ from plait.kernels.trusted import distrust, read_trusted
 __all__ = ["address_of", "cache_folder", "kernel_folder"]
 
 _SYMBOL = "plait_kernel"
-# sources that all machine code is made from; the others beside them hand arguments over
+# sources that all machine code is made from; the other files only pass arguments
 _SHARED = ("arguments.py", "compiled.py", "vector.py")
 _NOT_COMPILED = ("__init__.py", "reference.py", "gpu.py")
 _SEAL_BYTES = 16  # a digest of the code stands before it
@@ -151,7 +151,7 @@ def _load(code: bytes) -> int:
 
 
 def _write(path: Path, code: bytes) -> None:
-    """Write beside, then rename; a folder that is read-only or not trusted costs the compilation next time.
+    """Write to a temporary file, then rename; a read-only or untrusted folder costs a compilation next time.
 
     The folder is made for this user alone, and so are temporary files.
     """

@@ -5,7 +5,7 @@ of the team calls it with the same block and they share out the work by counters
 piece never changes a result: pieces write disjoint outputs.
 
 torch, MKL and these kernels then use the same OpenMP workers. A second pool (numba's own threading
-layer) would fight the first for the cores: its workers spin while ours want to run. And a forked
+layer) would compete with the first for the cores: its workers spin while ours need to run. And a forked
 DataLoader worker is as safe here as in torch: it runs with one thread, which never enters the pool.
 """
 

@@ -3,7 +3,7 @@
 A kernel takes addresses on trust. So every tensor whose address is written into an argument block passes one
 of the functions below: its device, dtype and size are those the kernel expects, and its elements lie as the
 kernel walks them. An operand that is only read is copied where it lies otherwise; one that is written is
-refused, since nobody would see what is written to a copy.
+refused, since a result written to a copy would be lost.
 
 Rows may be any distance apart, and those that are read may overlap (an expanded row is read with stride
 zero); the elements of one row follow each other. Everything else lies in one piece.
@@ -159,7 +159,7 @@ def write_flat(
 def read_numbers(
     words: Words, at: int, name: str, array: np.ndarray[Any, Any] | None, bits: int, count: int
 ) -> None:
-    """Place the address of `count` edge or node numbers of so many bits, zero for None."""
+    """Place the address of `count` edge or node numbers of this many bits, zero for None."""
     if array is None:
         words[at] = 0
         return

@@ -139,7 +139,7 @@ def tuple_reader(names: tuple[str, ...]) -> Any:
 
 
 def group_reader(names: tuple[str, ...], first: int) -> Any:
-    """A numba function of a block and k: the k-th run of so many words behind `first`, with these names."""
+    """A numba function of a block and k: the k-th run of this many words behind `first`, with these names."""
     fields, load = _named_words(names)
 
     @intrinsic  # type: ignore[untyped-decorator]

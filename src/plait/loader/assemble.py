@@ -53,7 +53,7 @@ class Assembler:
         self._fill_nodes(None, self.data._store, data._store, out.node)
         self._fill_edges(self.data._store, data._store, out.row, out.col, out.edge)
         self._attach_graph(data._store, out)
-        store = data._store  # Data's own setters look every name up twice, 0.1 ms a batch
+        store = data._store  # Data's own setters look every name up twice, 0.1 ms per batch
         if "n_id" not in store:
             store["n_id"] = out.node
         if out.edge is not None and "e_id" not in store:

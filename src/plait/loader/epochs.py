@@ -59,7 +59,7 @@ class Shuffled(RandomSampler):
 
 
 def shuffled(size: int, seed: int, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a DataLoader with shuffle=True replaced by an order of our own.
+    """The arguments of a DataLoader with shuffle=True replaced by plait's own order.
 
     A sampler or a generator the user brought is left to rule; a dataset or collate_fn is the loader's own.
     """

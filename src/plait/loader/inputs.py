@@ -1,4 +1,4 @@
-"""What users hand to a loader, checked: data or stores, seed nodes, seed links, features from outside."""
+"""A loader's arguments, checked: data or stores, seed nodes, seed links, features from outside."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def _rows_of(data: Any, features: Any) -> Tensor:
     if not isinstance(held, ArrayRows):
         raise InputError("features: inference reads an array or a .npy file; write the rows to one first")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a mapped file is read-only, and nobody writes to x here
+        warnings.simplefilter("ignore")  # a mapped file is read-only, and nothing writes to x here
         return torch.from_numpy(held.array)
 
 

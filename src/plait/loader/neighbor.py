@@ -1,4 +1,4 @@
-"""Mini-batches of nodes with their sampled neighbourhoods, PyG's NeighborLoader in all but the engine."""
+"""Mini-batches of nodes with their sampled neighbourhoods: PyG's NeighborLoader on another sampler."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class NeighborLoader(SampledEpochs, PyGNeighborLoader):  # type: ignore[misc]  #
     hold; `features` gives rows from outside `data` (an array, the path of a .npy file, a function of ids, a
     PyG FeatureStore, a plait Cache; a dict by attribute name, one alone is `x`; for HeteroData a dict by node
     type of those); `seed` fixes all draws (without it one is taken from torch's generator); `method="labor"`
-    and `batch_dependency` are the sampler's; `device` has batches copied there while the last one is computed
-    on. The batches are the same whatever prefetch and num_workers are.
+    and `batch_dependency` are the sampler's; `device` is where batches are copied while the previous one is
+    being used. The batches are the same whatever prefetch and num_workers are.
     """
 
     def __init__(

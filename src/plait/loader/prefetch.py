@@ -66,7 +66,7 @@ class Prefetch(Generic[Job, Result]):
             result = self._taken()
             self._top_up()
             return result
-        except BaseException:  # also StopIteration and Ctrl-C: whoever leaves, leaves no thread
+        except BaseException:  # also StopIteration and Ctrl-C: no thread is left behind
             self.close()
             raise
 

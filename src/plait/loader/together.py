@@ -1,7 +1,7 @@
-"""Samples of several batches drawn hop by hop together, their neighbours asked of whoever owns the nodes.
+"""Samples of several batches drawn hop by hop together, their neighbours requested from the nodes' owners.
 
-The samples are those of `Sampler` on the whole graph: which edges a node is given is a function of (seed,
-epoch, batch, hop, node), whoever draws them, and places are given in the order of the frontier.
+The samples are those of `Sampler` on the whole graph: the edges a node gets depend on (seed,
+epoch, batch, hop, node) and not on which process draws them, and places follow the order of the frontier.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ STAMP_LIMIT = 1 << 23
 
 
 class Neighbours(Protocol):
-    """Whoever knows the in-edges of all nodes."""
+    """Something that knows the in-edges of all nodes."""
 
     @property
     def num_nodes(self) -> int: ...

@@ -1,8 +1,8 @@
-"""Whether the machine runs at its own pace, or shares its cores with somebody unseen.
+"""Whether the machine runs at its usual pace, or an unseen neighbour shares its cores.
 
 A virtual machine's neighbours come and go by the second: the same sparse product took 0.6 and 1.1 ms
 seconds apart, for ten seconds at a time, while copies and dense products took what they always take, and
-nothing in the system's own figures told. A probe of the same kind tells (its time and that of a training
+nothing in the system's own figures showed it. A probe of the same kind does (its time and that of a training
 step correlate by 0.82 to 0.95), so times taken meanwhile can be taken again.
 """
 
@@ -19,7 +19,7 @@ _FIRST_PROBES = 10
 
 
 class Pace:
-    """A probe of known work, beside the shortest time it ever took."""
+    """A probe of known work, relative to the shortest time it ever took."""
 
     def __init__(self, probe: Callable[[], float], patience_seconds: float = 0.0):
         """`probe` returns the seconds of some fixed work; `patience_seconds` is what waiting may use up."""

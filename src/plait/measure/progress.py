@@ -1,4 +1,4 @@
-"""Shows how far a long run is: a bar on a terminal, a plain line now and then elsewhere."""
+"""Shows the progress of a long run: a bar on a terminal, an occasional plain line elsewhere."""
 
 from __future__ import annotations
 

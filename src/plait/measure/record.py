@@ -37,7 +37,7 @@ class Record:
 
     @classmethod
     def from_json(cls, line: str) -> Record:
-        """The record of a line; InputError when it is none of ours."""
+        """The record of a line; InputError if it is not one."""
         try:
             fields = json.loads(line)
         except json.JSONDecodeError as error:
@@ -87,7 +87,7 @@ def write(path: str | os.PathLike[str], records: Iterable[Record]) -> None:
 
 
 def read(path: str | os.PathLike[str]) -> list[Record]:
-    """All records of the file; lines that are none of ours are skipped with one warning that counts them."""
+    """All records of the file; other lines are skipped with one warning that counts them."""
     try:
         text = Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError as error:

@@ -23,7 +23,7 @@ Clock = Callable[[Call, int], float]
 _RESAMPLES = 1000
 _CONFIDENCE = 0.95
 # A variant this many times slower than the fastest needs no third digit: it gets one warm-up call and few
-# samples, so that the time goes to the close calls (PyG's max on a 2.7 M-edge graph takes 10 s a step).
+# samples, so that the time goes to the close calls (PyG's max on a 2.7 M-edge graph takes 10 s per step).
 _SLOW_RATIO = 8.0
 _SLOW_REPEATS = 3
 _PATIENCE = 3.0
@@ -128,8 +128,8 @@ def time_calls(
 ) -> dict[str, Timing]:
     """The timing of every variant, taken in interleaved rounds so that a slow spell of the machine hits all.
 
-    A round takes one sample of each variant, in an order drawn anew: who runs behind whom matters (the same
-    product took 12% longer always behind another's). A sample is as many
+    A round takes one sample of each variant, in a new random order: which variant runs after which matters
+    (the same product took 12% longer always behind another's). A sample is as many
     calls in a row as fill `min_sample_seconds`: a 50 µs call is timed warm, as a training loop runs it,
     and above the noise of the clock. Rounds go on until every variant's `spread` is below `target_spread`,
     but at least `min_repeats` and at most until `budget_seconds` (over all variants) or `max_repeats` are
@@ -211,7 +211,7 @@ class _Lane:
 def _round(
     lanes: list[_Lane], before: Call | Mapping[str, Call] | None, is_settled: bool, clock: Clock
 ) -> dict[_Lane, float]:
-    """The seconds of one sample of each lane."""
+    """The seconds of one sample of each series."""
     taken = {}
     for lane in lanes:
         ahead = before.get(lane.name) if isinstance(before, Mapping) else before
@@ -224,12 +224,12 @@ def _round(
 
 
 def _spent(taken: Mapping[_Lane, float]) -> float:
-    """Seconds that count against a budget: those of the close lanes."""
+    """Seconds that count against a budget: those of the close series."""
     return sum(seconds for lane, seconds in taken.items() if not lane.is_slow)
 
 
 def _running(lanes: list[_Lane], target_spread: float, repeats: int | None) -> list[_Lane]:
-    """The lanes of the next round: the close ones while any of them is not done, the slow ones apart."""
+    """The series of the next round: the close ones while any of them is not done, the slow ones apart."""
     close = [lane for lane in lanes if not lane.is_slow]
     settled = [lane.is_done(target_spread, repeats) for lane in close]  # a list: all take their look together
     if all(settled):
@@ -246,7 +246,7 @@ def _warm_up(
     clock: Clock,
     spares_slow: bool,
 ) -> list[_Lane]:
-    """A lane per variant; the slow ones are known after the first call and spared the rest of the warm-up."""
+    """One series per variant; slow ones are known after the first call and skip the rest of the warm-up."""
     seconds = {name: clock(call, 1) for name, call in variants.items()} if warmup else {}
     done = dict.fromkeys(variants, min(warmup, 1))
     for _ in range(warmup - 1):

@@ -1,6 +1,6 @@
-"""The operations: what each reads and makes, its exact work and its gradient, declared once."""
+"""The table of operations: what each reads and makes, its exact work and its gradient, declared once."""
 
-# imported for the rows they enter into the table
+# imported because they add their rows to the table
 from plait.ops import aggregators as aggregators
 from plait.ops import attention as attention
 from plait.ops import chain as chain

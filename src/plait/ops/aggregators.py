@@ -1,7 +1,7 @@
 """The operations of layers with several aggregators and degree scalers, and their gradients.
 
-`names` are the aggregators, `kept` what lies side by side in a tower's columns: the names, and the mean where
-a variance needs it for its gradient. `sections` are the rows that the backward pass keeps per tower.
+`names` are the aggregators. `kept` lists what lies side by side in a tower's columns: the names, and the mean
+where a variance needs it for its gradient. `sections` are the rows that the backward pass keeps per tower.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _messages_request(step: Step, setting: Setting) -> Request:
 
 
 def _of_messages(reverse: Reverse, step: Step, grad: str) -> None:
-    """Messages are made again; gradients of nodes', edges' and parameters' rows come from one pass."""
+    """Messages are computed again; one pass gives the gradients of node rows, edge rows and parameters."""
     wanted = [(role, name) for role, name in step.reads if role != "matrix" and name in reverse.needed]
     if not wanted:
         return
@@ -137,7 +137,7 @@ def _of_messages(reverse: Reverse, step: Step, grad: str) -> None:
 
 
 def _messages_back_flops(step: Step, view: View) -> Mapping[str, Amount]:
-    # the messages again, two products for each of theirs; the shares of the aggregates
+    # the messages again, two products for each of their products; the shares of the aggregates
     edges, columns = pattern_of(step, view).edges, _columns(step)
     each = 2 * _of_edges(_names(step))
     return {
@@ -152,7 +152,7 @@ def _messages_back_request(step: Step, setting: Setting) -> Request:
     return Request(step.op, matrix.edges, _columns(step), 3 * _inner(step), matrix, parts=parts)
 
 
-# Rows weighed one by one ----------------------------------------------------------------------------------
+# Rows scaled one by one -----------------------------------------------------------------------------------
 
 
 def _weigh_flops(step: Step, view: View) -> Mapping[str, Amount]:
@@ -176,7 +176,7 @@ def _of_weigh(reverse: Reverse, step: Step, grad: str) -> None:
 def _of_scaled(
     reverse: Reverse, step: Step, grad: str, adjoint: str, dots: Sequence[tuple[str, str]]
 ) -> None:
-    """The gradients of a product of rows and their scales: x by its adjoint, a scale by a dot of two rows."""
+    """The gradients of rows times scales: of x by the adjoint, of a scale by a dot product of two rows."""
     reverse.share(step.get("addend"), grad)
     x, scales, shapes = step["x"], step["scales"], reverse.forward.shapes
     if x in reverse.needed:

@@ -1,10 +1,10 @@
 """The operations of attention: softmax of scores over each target's edges, weighted sums, and the gradients.
 
-kind says how an edge is scored: "gat" adds single numbers of both ends, "leaky" bends the sum of their rows
-(GATv2), "dot" multiplies them (Transformer). `order` says how the backward pass goes about it:
+`kind` says how an edge is scored: "gat" adds one number of each end, "leaky" applies a leaky ReLU to the sum
+of their rows (GATv2), "dot" takes their dot product (Transformer). `order` says how the backward pass works:
 
-sources         over sources first, which needs the output; a number per edge and head is kept for targets
-lean            the same with nothing of an edge kept: the pass over targets computes it again
+sources         over sources first, which needs the output; one number per edge and head is kept for targets
+lean            the same with nothing kept per edge: the pass over targets computes it again
 targets         over targets first, which needs no output; two numbers per edge and head are kept for sources
 targets, lean   the same with nothing kept: the pass over sources computes it again
 """
@@ -23,8 +23,8 @@ __all__ = ["padded"]
 Reads = list[tuple[str, str | None]]
 
 _SOFTMAX = 4  # operations per edge and head: largest score, minus it, exponential, sum
-_AGAIN = 3  # the same from what was kept: minus the largest, exponential, over the sum
-_SCORE = {"gat": 3, "leaky": 0, "dot": 0}  # per edge and head: both ends added, compared, bent
+_AGAIN = 3  # the same from kept values: minus the largest, exponential, divided by the sum
+_SCORE = {"gat": 3, "leaky": 0, "dot": 0}  # per edge and head: add both ends, compare, apply the slope
 _BENT = {"gat": 0, "leaky": 5, "dot": 2}  # per edge and column of a score made from rows
 _ENDS = ("matrix", "far", "near", "value", "edge", "att")
 
@@ -44,7 +44,7 @@ def _columns(step: Step, view: View) -> Amount:
 
 
 def _score(step: Step) -> int:
-    """Operations per edge and head until its score is there; what an edge brings is one more addition."""
+    """Operations per edge and head to compute its score; a term from the edge itself is one more addition."""
     kind = step.option("kind")
     return _SCORE[kind] + int(kind == "gat" and step.get("edge") is not None)
 
@@ -61,7 +61,7 @@ def _attend_flops(step: Step, view: View) -> Mapping[str, Amount]:
 
 
 def _sources_flops(step: Step, view: View) -> Mapping[str, Amount]:
-    """Weights again, the gradient of a weight (a dot), through softmax and score, sums of gradients."""
+    """Weights again, the gradient of a weight (a dot product), softmax and score, sums of gradients."""
     kind, heads, edges = step.option("kind"), step.option("heads"), pattern_of(step, view).edges
     columns = _columns(step, view)
     # gat: the gradient of a source's score is a sum of its own
@@ -98,7 +98,7 @@ def _dots_flops(step: Step, view: View) -> Mapping[str, Amount]:
 
 
 def _depth(step: Step, view: View) -> Amount:
-    """A score, two trees over the edges of the fullest row (softmax, sum), a few operations between them."""
+    """A score, two trees over the edges of the longest row (softmax, sum), a few operations between them."""
     kind, tree = step.option("kind"), ceil_log2(pattern_of(step, view).degree)
     score = 2 if kind == "gat" else 2 + ceil_log2(_columns(step, view))
     return score + tree + 3 + tree + 1
@@ -219,7 +219,7 @@ def _targets_first(reverse: Reverse, step: Step, reads: Reads, is_lean: bool) ->
 
 
 def _back_to_sources(reverse: Reverse, step: Step, reads: Reads, slopes: str | None) -> None:
-    """The pass over sources: gradients of values, of what sources give to scores, of the scores."""
+    """The pass over sources: gradients of values, of the sources' parts of scores, of the scores."""
     shapes, value, far = reverse.forward.shapes, step["value"], step["far"]
     part = _att_part(reverse, step)
     to_far = None if far == value else reverse.fresh(far, shapes[far])

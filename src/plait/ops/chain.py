@@ -13,7 +13,7 @@ __all__ = ["unchained"]
 
 
 def unchained(step: Step) -> tuple[Step, ...]:
-    """The steps a chain stands for, in order; any other step alone."""
+    """The steps that a chain combines, in order; for any other step, just that step."""
     if step.op != "chain":
         return (step,)
     parts = []
@@ -50,7 +50,7 @@ def _flops(step: Step, view: View) -> Mapping[str, Amount]:
 
 
 def _depth(step: Step, view: View) -> Amount:
-    """Of its parts one after the other: a bound, exact where each reads the one before."""
+    """The depth of its parts one after another: a bound, exact where each reads the one before."""
     return sum(operation(part.op).depth(part, view) for part in unchained(step))
 
 

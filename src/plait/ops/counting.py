@@ -11,14 +11,14 @@ __all__ = ["after", "ceil_log2", "dense", "no_depth", "no_request", "pattern_of"
 
 
 def pattern_of(step: Step, view: View) -> Pattern:
-    """The pattern of a step's sparse matrix, the way round that the step reads it."""
+    """The pattern of a step's sparse matrix, transposed if the step reads it transposed."""
     found = view.pattern(step["matrix"], step.is_transposed)
     assert found is not None
     return found
 
 
 def sums_depth(step: Step, view: View) -> Amount:
-    """The longest chain in sums over neighbours of products: one of them, then the fullest row's sum."""
+    """The longest chain in sums over neighbours of products: one of them, then the longest row's sum."""
     return 1 + ceil_log2(pattern_of(step, view).degree)
 
 
@@ -28,12 +28,12 @@ def no_depth(step: Step, view: View) -> Amount:
 
 
 def no_request(step: Step, setting: Setting) -> None:
-    """What the price of a step depends on that moves no data."""
+    """Returns None: the price of a step that moves no data depends on nothing."""
     return None
 
 
 def after(step: Step) -> int:
-    """Operations per entry that join a product's result: scaling, added term, its scaling, bias."""
+    """Operations per entry fused into a product's result: scaling, added term, its scaling, bias."""
     return sum(step.get(role) is not None for role in ("target", "addend", "addend_scale", "bias"))
 
 
@@ -46,7 +46,7 @@ def dense(view: View, left: str, is_transposed: bool, rows: Amount, inner: Amoun
 
 
 def summed(view: View, left: str, is_transposed: bool) -> Amount:
-    """How many terms an entry of a dense product sums: the inner width, or the fullest sparse row."""
+    """How many terms an entry of a dense product sums: the inner width, or the longest sparse row."""
     pattern = view.pattern(left, is_transposed)
     if pattern is not None:
         return pattern.degree

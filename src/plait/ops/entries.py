@@ -1,7 +1,7 @@
-"""The operations of matrices whose values are inputs: sums over neighbours, dots of rows, normalisation.
+"""The operations of matrices whose values are inputs: neighbour sums, dot products of rows, normalisation.
 
-The entries of such a matrix are one column: the values of its edges by target and, with the option `has_own`,
-those on its diagonal behind them. The option `identity` is a number more on the diagonal.
+The entries of such a matrix are one column: the values of its edges by target, followed, with the option
+`has_own`, by those on its diagonal. The option `identity` is a number added to the diagonal.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The rows of exchanges between ranks that each hold some nodes: halos, and all rows of some columns.
+"""The operations that exchange rows between ranks: halos, and all rows of some columns.
 
 Sizes of a program over ranks: N rows of this rank's nodes, B of its halo, H of both, G of all nodes, S that
 other ranks need of this one, and K/P of this rank's columns of a matrix K wide.
 
-`exchange` brings rows and halo together. `send` and `receive` are its two ends, so that something else can be
-done while rows travel; of gradients each is the other's: receiving a halo is undone by sending its gradients.
+`exchange` brings rows and halo together. `send` and `receive` are its two halves, so that other work can be
+done in between. Each is the gradient of the other: the gradient of receiving a halo is sending its gradients.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def wire_numbers(step: Step, setting: Setting) -> tuple[int, int]:
 
 
 def copied_numbers(step: Step, setting: Setting) -> int:
-    """Numbers this rank picks, packs and puts in place for one such step."""
+    """Numbers this rank gathers, packs and scatters for one such step."""
     (rows, cols), (rows_in, cols_in) = setting.size(step.out), setting.size(step["x"])
-    if step.op == "exchange":  # a rank's own rows go along with the halo, or are added to
+    if step.op == "exchange":  # a rank's own rows are copied with the halo, or added to
         return int((setting.sizes["S"] + setting.sizes["N"]) * cols)
     if step.op == "receive":
         return int(setting.sizes["S"] * cols)
@@ -44,7 +44,7 @@ def copied_numbers(step: Step, setting: Setting) -> int:
 
 
 def _request(step: Step, setting: Setting) -> Request:
-    """The busier direction: a link carries both at once; `inner` is what is copied at this end of it."""
+    """The busier direction, since a link carries both at once; `inner` is what is copied at this end."""
     return Request(step.op, max(wire_numbers(step, setting)), 1, copied_numbers(step, setting))
 
 
@@ -52,7 +52,7 @@ def _flops(step: Step, view: View) -> Mapping[str, Amount]:
     rows, cols = view.size(step["x"])
     if not step.is_transposed or step.op == "send":
         return {"vertex update": row_flops(rows, cols, 0)}
-    # gradients of rows lent to other ranks are added up; over all ranks as many as come back from halos
+    # gradients of rows sent to other ranks are added up; over all ranks as many as halos return
     halo = rows - view.size(step.out)[0] if step.op == "exchange" else rows
     return {"vertex update": halo * cols}
 
@@ -84,7 +84,7 @@ def _of_rows(reverse: Reverse, step: Step, grad: str) -> None:
 
 
 def _back(reverse: Reverse, step: Step, grad: str, op: str, is_transposed: bool = False) -> None:
-    """Gradients travel the way the rows came."""
+    """Gradients are sent the way the rows came."""
     x = step["x"]
     if x in reverse.needed:
         shaped = reverse.forward.shapes[x]

@@ -1,6 +1,6 @@
 """The operations of gated sums: act(near[i] + far[j]) * value[j] over the edges, and their gradients.
 
-The option `act` is sigmoid, or relu, which has no value: what it lets through is the sum itself.
+The option `act` is sigmoid, or relu, which has no value: the message is the rectified sum itself.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _targets_flops(step: Step, view: View) -> Mapping[str, Amount]:
 
 
 def _sources_flops(step: Step, view: View) -> Mapping[str, Amount]:
-    # both sums times the gradient of the target; the value is multiplied by once per row
+    # both sums times the target's gradient; the multiplication by the value is once per row
     (rows, cols), edges = view.size(step.out), pattern_of(step, view).edges
     act, slope, value = _of_act(step)
     return {
@@ -66,7 +66,7 @@ def _request(step: Step, setting: Setting) -> Request:
     matrix = setting.matrix(step["matrix"], step.is_transposed)
     act = "" if step.option("act", "sigmoid") == "sigmoid" else step.option("act")
     kind = f"{act} kept".strip() if step.op == "gate" and step.more else act
-    is_single = step.get("value") is None and step.op != "gate_sources"  # else two rows are read for an edge
+    is_single = step.get("value") is None and step.op != "gate_sources"  # else two rows per edge
     return Request(step.op, rows, (1 if is_single else 2) * cols, matrix=matrix, addends=1, kind=kind)
 
 

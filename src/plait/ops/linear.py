@@ -133,7 +133,7 @@ def _of_gemm(reverse: Reverse, step: Step, grad: str) -> None:
         reverse.product(step["x"], "gemm", [("x", grad), ("w", w)], is_transposed=True)
 
 
-# Rows and columns beside each other -----------------------------------------------------------------------
+# Rows and columns side by side --------------------------------------------------------------------------
 
 
 def _nothing(step: Step, view: View) -> Mapping[str, Amount]:
@@ -155,7 +155,7 @@ def _of_concat(reverse: Reverse, step: Step, grad: str) -> None:
 
 
 def _of_parts(reverse: Reverse, step: Step, grad: str, op: str, role: str) -> None:
-    """Every part's gradient is a view of the whole's."""
+    """The gradient of every part is a view of the gradient of the whole."""
     others = tuple((f"{role}{k}", name) for k, (_, name) in enumerate(step.reads))
     for k, (_, part) in enumerate(step.reads):
         if part in reverse.needed:

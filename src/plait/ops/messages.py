@@ -1,9 +1,9 @@
 """The operations of learned messages: a function of both ends of an edge, in blocks, reduced by target.
 
-The operand `function` is no tensor: (rows of the targets, of the sources, of the edges, *parameters) -> rows.
-What it computes by edge is told in the option `products`: (inner, columns) of its dense products. With
-`is_paired` it gets the sum of both ends' rows instead, and the parameters. `attained` has `act` in its place
-where a kernel knows that function by name.
+The operand `function` is not a tensor but a callable: (rows of the targets, of the sources, of the edges,
+*parameters) -> rows. The option `products` lists its dense products per edge as (inner, columns). With
+`is_paired` the function gets the sum of both ends' rows instead, and the parameters. `attained` has the
+option `act` instead where a kernel knows the function by name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__: list[str] = []
 
 
 def _columns(step: Step, view: View | Setting) -> Amount:
-    """Columns that are gathered for an edge; a pair of rows is added up on the way."""
+    """Columns gathered per edge; a pair of rows is added while gathering."""
     names = [step.get("near"), step["far"], step.get("attr")]
     widths = [view.size(name)[1] for name in names if name is not None]
     return widths[-1] if step.option("is_paired") else sum(widths)
@@ -34,7 +34,7 @@ def _products(step: Step) -> tuple[tuple[int, int], ...]:
 
 
 def _flops(step: Step, view: View) -> Mapping[str, Amount]:
-    """Its products, one operation per number that a message is made of, and the reduction."""
+    """The products of the function, one operation per number of a message, and the reduction."""
     edges, cols = pattern_of(step, view).edges, view.size(step.out)[1]
     made = sum((dense_flops(edges, a, b) for a, b in _products(step)), 0)
     return {"edge update": made + edges * _columns(step, view), "aggregate": edges * cols}
@@ -87,7 +87,7 @@ def _of_attained(reverse: Reverse, step: Step, grad: str) -> None:
 
 
 def _back(reverse: Reverse, step: Step, grad: str, op: str) -> None:
-    """One pass over the blocks: gradients of the sources and of all else that needs one."""
+    """One pass over the blocks gives the gradients of the sources and of everything else that needs one."""
     shapes, far = reverse.forward.shapes, step["far"]
     reads = list(step.reads)
     if step.more:

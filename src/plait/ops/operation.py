@@ -1,4 +1,4 @@
-"""What is declared of an operation, and the table they are all found in."""
+"""What is declared of an operation, and the table of all operations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["TABLE", "Operation", "Pattern", "Reverse", "Setting", "View", "opera
 
 @dataclass(frozen=True)
 class Pattern:
-    """A sparse matrix, in numbers or symbols; degree is that of its fullest row."""
+    """A sparse matrix, in numbers or symbols; degree is that of its longest row."""
 
     rows: Amount
     edges: Amount
@@ -26,12 +26,14 @@ class Pattern:
 class View(Protocol):
     """The sizes of a program's values, as numbers or as formulas."""
 
-    def size(self, name: str) -> tuple[Amount, Amount]: ...
+    def size(self, name: str) -> tuple[Amount, Amount]:
+        """Rows and columns of a value."""
 
-    def pattern(self, name: str, is_transposed: bool) -> Pattern | None: ...
+    def pattern(self, name: str, is_transposed: bool) -> Pattern | None:
+        """The pattern of a sparse value; None for a dense one."""
 
     def keeps(self, name: str) -> bool:
-        """Whether anybody reads a result that a step may leave out."""
+        """Whether anything reads a result that a step may leave out."""
         ...
 
 
@@ -56,16 +58,19 @@ class Reverse(Protocol):
     forward: Program
     needed: set[str]
 
-    def share(self, name: str | None, value: str, scale: str | None = None, factor: float = 1.0) -> None: ...
+    def share(self, name: str | None, value: str, scale: str | None = None, factor: float = 1.0) -> None:
+        """Adds `factor * scale * value` to the gradient of `name`."""
 
-    def product(self, name: str, op: str, reads: list[tuple[str, str | None]], **extra: object) -> None: ...
+    def product(self, name: str, op: str, reads: list[tuple[str, str | None]], **extra: object) -> None:
+        """Adds a product to the gradient of `name`."""
 
     def add(
         self, op: str, of: str, reads: Iterable[tuple[str, str | None]], shaped: Shape, **extra: object
-    ) -> str: ...
+    ) -> str:
+        """Adds a step for the gradient of `of`; returns the name of its result."""
 
     def fresh(self, of: str, shaped: Shape) -> str:
-        """A name for what a step makes beside its result."""
+        """A name for what a step makes besides its result."""
         ...
 
     def part(self, name: str, start: int, value: str) -> None:
@@ -86,14 +91,14 @@ class Operation:
     flops: Callable[[Step, View], Mapping[str, Amount]]
     depth: Callable[[Step, View], Amount]
     request: Callable[[Step, Setting], Request | ChainRequest | None]
-    """What the price depends on; None: no data moves."""
+    """What the price depends on; None where no data moves."""
     gradient: Callable[[Reverse, Step, str], None] | None = None
     overwrites: str = ""
-    """The role whose buffer may become the result, where nobody reads it afterwards."""
+    """The role whose buffer may become the result, where nothing reads it afterwards."""
     may_hoist: bool = False
     is_view: bool = False
     reference: str = ""
-    """Where a plain loop computes the same."""
+    """The module with a plain loop that computes the same."""
     says: str = ""
     """What a step of it does, in the words of a printed plan."""
 
@@ -104,7 +109,7 @@ class Operation:
             )
 
     def check(self, step: Step) -> None:
-        """PlanError where the step has a role that the operation does not know, or lacks one."""
+        """Raises PlanError if the step has a role that the operation does not know, or lacks one."""
         known = {role.rstrip("?*"): role for role in self.roles}
         given = {role if role in known else role.rstrip("0123456789") for role, _ in step.reads}
         missing = [name for name, role in known.items() if role == name and name not in given]
@@ -118,7 +123,7 @@ TABLE: dict[str, Operation] = {}
 
 
 def register(*rows: Operation) -> None:
-    """Enter operations into the table; PlanError where one of that name is there already."""
+    """Adds operations to the table; PlanError if one of that name is there already."""
     for row in rows:
         if row.name in TABLE:
             raise PlanError(f"operation {row.name!r} is in the table already; use its row, or another name")

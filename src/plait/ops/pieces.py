@@ -1,8 +1,8 @@
-"""The operations of attention in pieces: dots of the ends of edges, sums by weights, softmax, leaky scores.
+"""The operations of attention in pieces: dot products per edge, weighted sums, softmax, leaky scores.
 
 Values of edges are [edges, lanes], one number per head, heads padded to a power of two. The option `heads`
 counts the heads; `is_shared`: a far row serves all heads; `is_out_shared`: a result row is the sum over them;
-`of_edges`: the far rows are those of the edges themselves, read in order.
+`of_edges`: the far rows are rows per edge, read in order.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BEND = 2  # a comparison, a product
 
 
 def _gathered(step: Step, view: View | Setting) -> Amount:
-    """Columns that an edge is worked on with, of all heads together."""
+    """Columns processed per edge, all heads together."""
     if step.op == "edge_dots":
         return view.size(step["near"])[1]
     columns = view.size(step["far"])[1]
@@ -53,7 +53,7 @@ def _gather_request(step: Step, setting: Setting) -> Request:
 
 
 def _options(step: Step, **more: Any) -> tuple[tuple[str, Any], ...]:
-    """Heads and which rows are gathered, as a step says, and which of them are shared."""
+    """The heads of a step, which rows it gathers, and which of them all heads share."""
     same = {name: step.option(name) for name in ("heads", "of_edges") if step.option(name)}
     return tuple({**same, **{name: True for name, value in more.items() if value}}.items())
 
@@ -144,7 +144,7 @@ def _leaky_request(step: Step, setting: Setting) -> Request:
 
 
 def _of_leaky(reverse: Reverse, step: Step, grad: str) -> None:
-    """One pass over the blocks makes what is needed of the gradients; the option `makes` has their roles."""
+    """One pass over the blocks computes the needed gradients; the option `makes` names their roles."""
     shapes = reverse.forward.shapes
     wanted = {role: name for role, name in step.reads if role != "matrix" and name in reverse.needed}
     (_, first), *rest = wanted.items()

@@ -30,17 +30,18 @@ class Step:
     is_transposed: bool = False  # the matrix (spmm) or the weight (gemm) is used transposed
     factors: tuple[float, ...] = ()  # coefficients of `combine`
     reduce: str = "sum"
-    more: tuple[str, ...] = ()  # what it makes beside `out`
-    options: tuple[tuple[str, Any], ...] = ()  # what else the operation is to know, by name
+    more: tuple[str, ...] = ()  # what it makes besides `out`
+    options: tuple[tuple[str, Any], ...] = ()  # further options of the operation, by name
 
     def get(self, role: str) -> str | None:
+        """The operand in this role; None if there is none."""
         for name, operand in self.reads:
             if name == role:
                 return operand
         return None
 
     def option(self, name: str, default: Any = None) -> Any:
-        """What the operation was told under this name."""
+        """The option of this name."""
         for own, value in self.options:
             if own == name:
                 return value
@@ -55,7 +56,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Program:
-    """Steps in order; `shapes` of every value, `constants` by name, the value(s) it is run for."""
+    """Steps in order; `shapes` of every value, `constants` by name, and the values that are its results."""
 
     steps: tuple[Step, ...]
     outputs: tuple[str, ...]

@@ -1,6 +1,6 @@
-"""The operations of layers whose edges have relations, each with weights of its own.
+"""The operations of layers whose edges have relations, each relation with its own weights.
 
-`relate` multiplies rows by their relation's weights. How rows, columns and relations lie is its `layout`:
+`relate` multiplies rows by their relation's weights. Its `layout` says how rows, columns and relations lie:
 "inner": a row holds the inputs of all relations side by side, their products are added up; "outer": it holds
 one input, and its products with all relations' weights go side by side; "rows": every row is of one relation,
 and `groups` says where each relation's rows begin. Weights of `blocks` diagonal blocks lie below one another.
@@ -19,7 +19,7 @@ __all__: list[str] = []
 
 
 def _times(step: Step) -> int:
-    """How often a row of `relate` meets weights: once per block, and per relation where it holds them all."""
+    """How often a row of `relate` is multiplied: once per block, and per relation where it holds them all."""
     blocks = int(step.option("blocks"))
     return blocks if step.option("layout") == "rows" else blocks * int(step.option("relations"))
 
@@ -80,7 +80,7 @@ def _weights_request(step: Step, setting: Setting) -> Request:
 
 
 def _sums_flops(step: Step, view: View) -> Mapping[str, Amount]:
-    # every edge is weighed by its relation's share of each basis
+    # every edge is weighted by its relation's share of each basis
     (rows, cols), edges = view.size(step.out), pattern_of(step, view).edges
     each = (cols if step.op == "basis_sums" else cols * step.option("bases")) * edges
     weights = edges * step.option("bases") * int(step.option("is_mean"))

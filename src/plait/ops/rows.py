@@ -36,7 +36,7 @@ def _of_join(reverse: Reverse, step: Step, grad: str) -> None:
 
 
 def _joined(step: Step, setting: Setting) -> Request | None:
-    """Parts that are written where they belong are not moved; the incoming gradient lies elsewhere."""
+    """Parts written in place are not moved; the incoming gradient lies elsewhere."""
     moved = [name for _, name in step.reads if name == "grad"]
     if not moved:
         return None

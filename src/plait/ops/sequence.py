@@ -1,6 +1,6 @@
-"""The operations of the sequence aggregator: an LSTM over the distinct beginnings of neighbour lists.
+"""The operations of the sequence aggregator: an LSTM over the distinct prefixes of neighbour lists.
 
-The operand `lists` is no tensor: its size is (distinct beginnings, elements of the longest list).
+The operand `lists` is not a tensor: its size is (distinct prefixes, elements of the longest list).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _back_flops(step: Step, view: View) -> Mapping[str, Amount]:
 
 
 def _depth(step: Step, view: View) -> Amount:
-    """One length after the other: a product, its gates, the cell and the state."""
+    """One list length after another: a product, its gates, the cell and the state."""
     (_, length), (units, _) = view.size(step["lists"]), _units(step, view)
     return length * (ceil_log2(units) + _LOGISTIC + _TANH + 5)
 
@@ -54,7 +54,7 @@ def _request(step: Step, setting: Setting) -> Request:
 
 
 def _of_sequence(reverse: Reverse, step: Step, grad: str) -> None:
-    """One pass back over the lengths gives all gradients; those of weights only where they are needed."""
+    """One pass back over the lengths gives all gradients; those of weights only if they are needed."""
     shapes, x = reverse.forward.shapes, step["x"]
     more = {}
     for role in ("w", "bias"):

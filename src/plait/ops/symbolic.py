@@ -1,7 +1,7 @@
 """Costs as formulas: exact polynomials in n, m, d, k, ... and their logarithms, to print and to evaluate.
 
 Written here rather than taken from sympy: a cost needs sums, products, whole or symbolic powers and log2,
-which is this file; sympy takes half a second to import and is no dependency of plait's own.
+which is this file; sympy takes half a second to import and is not a dependency of plait.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Formula:
         return result
 
     def __call__(self, **values: Any) -> Any:
-        """The number it stands for: a whole number stays one, log is to base 2 (and 0 of what is below 1)."""
+        """The value of the formula: integers stay integers, log is to base 2 (and 0 below 1)."""
         total: Any = sum((_value(m, values) * factor for m, factor in self.terms.items()), Fraction(0))
         is_whole = isinstance(total, Fraction) and total.denominator == 1
         return int(total) if is_whole else float(total)

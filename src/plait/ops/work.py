@@ -26,31 +26,35 @@ Amount = Any  # a number, or a formula of one (ops/symbolic.py): the counts belo
 
 
 class Locality(Protocol):
-    """What the cost model asks of a graph's statistics."""
+    """The graph statistics that the cost model needs."""
 
-    def miss_rate(self, cache_rows: int) -> float: ...
+    def miss_rate(self, cache_rows: int) -> float:
+        """The share of gathered rows that miss a cache of this many rows."""
 
 
 class Form(Protocol):
-    """What the cost model asks of another way to run the products with a 0/1 matrix."""
+    """What the cost model needs to know of another form of a 0/1 matrix."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The name of the form."""
 
     def gain(self, width: int) -> float:
-        """How many times faster than the CSR kernel it was timed to be; 1 where it is not to be used."""
+        """How many times faster than the CSR kernel it was measured; 1 where it should not be used."""
         ...
 
-    def because(self, width: int) -> str: ...
+    def because(self, width: int) -> str:
+        """Why it is used at this width."""
 
 
 @dataclass(frozen=True, slots=True)
 class Uniform:
-    """The locality of a pattern whose columns are drawn evenly from `columns`."""
+    """The locality of a pattern whose columns are drawn uniformly from `columns`."""
 
     columns: int
 
     def miss_rate(self, cache_rows: int) -> float:
+        """The share of gathered rows that miss a cache of this many rows."""
         return max(0.0, 1.0 - cache_rows / max(1, self.columns))
 
 
@@ -71,6 +75,7 @@ class Matrix:
     form_of_extrema: Form | None = None  # of max and min, forward only
 
     def transposed(self) -> Matrix:
+        """What is known of the transposed matrix."""
         return Matrix(
             self.columns,
             self.rows,
@@ -88,7 +93,7 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Operations, bytes that must move (each operand once), bytes if no gathered row is found in cache."""
+    """Operations, bytes that must move (each operand once), bytes if no gathered row is in cache."""
 
     flops: float
     bytes_least: float
@@ -109,7 +114,7 @@ class Request:
     parts: int = 1
     is_sparse_left: bool = False
     kind: str = ""  # which of an operation's variants
-    calls: int = 1  # pieces the work is cut into, one after the other
+    calls: int = 1  # parts that the work is cut into, one after another
     products: tuple[tuple[int, int], ...] = ()  # (inner, columns) of what is multiplied for every edge
 
 
@@ -120,7 +125,7 @@ class ChainRequest:
     rows: int
     cols: int
     gather: Request | None
-    is_kept: bool  # the gathered rows are wanted afterwards
+    is_kept: bool  # the gathered rows are needed afterwards
     products: tuple[tuple[int, int], ...]
     sums: tuple[tuple[int, int], ...]
     beside: int  # columns of all other rows that pass by, read or written

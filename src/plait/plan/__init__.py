@@ -1,1 +1,1 @@
-"""What: candidates, pruning, search, and the Plan that explains itself."""
+"""The planner: candidates, pruning, programs, search, and the Plan that explains itself."""

@@ -1,11 +1,11 @@
 """Ways to run attention layers: which rows are gathered, where the scores come from, what backward keeps.
 
-gat             project once, gather the projected rows (heads x out wide); scores from the projected rows
-gat folded      the same with the scores' vectors folded into W: scores come with the projection
+gat             project once and gather the projected rows (heads x out columns); scores from these rows
+gat folded      the same with the attention vectors folded into W: scores come with the projection
 recompute       gather the raw rows once for all heads, project each head after: wins where the input is
                 narrower than a head's output; Transformer's raw rows are keys too, scored by x (Q Kᵀ)
 leaky, dot      GATv2 and Transformer: the scores need the projected rows of both ends
-... lean, ... targets first: how the backward pass goes about it (ops/attention.py)
+... lean, ... targets first: how the backward pass works (ops/attention.py)
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ class Attention:
     heads: int
     slope: float = 0.2
     outer: int | None = None  # columns of the targets' own rows; None: the targets are the sources
-    is_single: bool = True  # gat: one weight for both ends of one node set, so that every way is open
-    has_targets: bool = True  # gat: the targets' scores are made from rows; else they are given
+    is_single: bool = True  # gat: one weight for both ends, one node set: all ways are possible
+    has_targets: bool = True  # gat: the targets' scores are computed from rows; else they are given
     is_near_far: bool = False  # leaky: one projection serves both ends
     has_edge: bool = False
     has_residual: bool = False
     has_bias: bool = False  # inside the layer's program
     has_projection_bias: bool = False
     has_skip: bool = False  # dot: own rows, projected, are added
-    has_query_bias: bool = False  # dot recompute: what every query gets
+    has_query_bias: bool = False  # dot recompute: added to every query
     has_value_bias: bool = False
     has_skip_bias: bool = False
     can_recompute: bool = True
@@ -63,15 +63,17 @@ class Attention:
 
     @property
     def columns(self) -> int:
+        """Columns of all heads together."""
         return self.heads * self.width
 
     @property
     def lanes(self) -> int:
+        """Heads as the device's kernels lay them out."""
         return padded(self.heads) if self.device == "cpu" else self.heads
 
 
 def ways(layer: Attention, wrt: Sequence[str] | None) -> list[Way]:
-    """Every legal way to compute the layer on its device; `wrt`: the inputs that want gradients."""
+    """Every legal way to compute the layer on its device; `wrt`: the inputs that need gradients."""
     bases: dict[str, Callable[[Attention, str], Program]] = {layer.kind: _rows}
     if layer.kind == "gat":
         bases = {"gat": _gat, "gat folded": _gat_folded} if layer.is_single else {"gat folded": _gat_folded}
@@ -91,7 +93,7 @@ def ways(layer: Attention, wrt: Sequence[str] | None) -> list[Way]:
         return found
     name, write_raw = raw
     for suffix, order in _orders(layer, wrt).items():
-        # a pass over sources is not made for their own sake where x wants no gradient: it makes the edges'
+        # a pass over sources is not made for their own sake where x needs no gradient: it makes the edges'
         is_asked = order == "lean" or wrt is None or "X" in wrt or layer.kind == "gat"
         if not order.startswith("targets") and is_asked:
             because = _because(layer, name, suffix)
@@ -100,7 +102,7 @@ def ways(layer: Attention, wrt: Sequence[str] | None) -> list[Way]:
 
 
 def _orders(layer: Attention, wrt: Sequence[str] | None) -> dict[str, str]:
-    """How the backward pass may go, by what is said of it in a way's name."""
+    """The variants of the backward pass, by the suffix of a way's name."""
     if wrt is None:
         return {"": "sources"}
     wants_edge = "E" in wrt
@@ -110,7 +112,7 @@ def _orders(layer: Attention, wrt: Sequence[str] | None) -> dict[str, str]:
 
 
 def base_of(choice: str) -> str:
-    """A way's name without what it says of the backward pass."""
+    """A way's name without the suffix for the backward pass."""
     return next((choice.removesuffix(s) for s in reversed(_ORDERS) if s and choice.endswith(s)), choice)
 
 
@@ -118,7 +120,7 @@ def base_of(choice: str) -> str:
 
 
 class _Writer(Draft):
-    """A draft of an attention layer: its inputs by what it is made of."""
+    """A draft of an attention layer, with its inputs."""
 
     def __init__(self, layer: Attention, order: str):
         super().__init__("N" if layer.outer is None else "M")
@@ -231,7 +233,7 @@ def _rows(layer: Attention, order: str) -> Program:
 
 
 def _dot_raw(layer: Attention, order: str) -> Program:
-    """Raw rows are the keys and values of all heads; what their biases add is added once per target."""
+    """Raw rows are the keys and values of all heads; the terms of their biases are added once per target."""
     draft, queries = _Writer(layer, order), layer.heads * layer.inner
     bias = draft.input("q", 1, queries) if layer.has_query_bias else None
     query = draft.gemm(draft.own, draft.input("M", draft.width_of(draft.own), queries), bias)
@@ -247,7 +249,7 @@ def _dot_raw(layer: Attention, order: str) -> Program:
 
 
 def unit_ways(width: int, device: str, wrt: Sequence[str] | None) -> list[Way]:
-    """AGNN: dots of unit rows F and of the same times a number, B, weigh the rows X themselves."""
+    """AGNN: the rows X are weighted by dot products of unit rows F with B, the same rows times a number."""
     because = "the pass of dots, on unit rows"
     text = "softmax(β cos(X, X)) X"
     found = []

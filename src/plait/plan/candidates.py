@@ -12,7 +12,7 @@ from plait.plan.program import differentiate, schedule
 
 __all__ = ["FORMS", "Candidate", "associations", "candidates", "restrict"]
 
-# expressions kept in a closure; beyond it (long polynomials) only sweeps of the given forms are used
+# most expressions in a closure; beyond it (long polynomials) only sweeps of the given ones are used
 _MOST = 20
 
 FORMS = {
@@ -34,10 +34,12 @@ class Candidate:
 
     @property
     def name(self) -> str:
+        """The expression as text."""
         return f"{formula(self.expr)}"
 
     @functools.lru_cache(maxsize=64)  # noqa: B019  candidates live as long as the process: they are cached by form
     def backward(self, wrt: tuple[str, ...]) -> Program:
+        """The program of the gradients of the inputs `wrt`."""
         return differentiate(self.forward, wrt)
 
     def __hash__(self) -> int:
@@ -49,7 +51,7 @@ class Candidate:
 
 @functools.lru_cache(maxsize=256)
 def associations(forms: tuple[Expr, ...]) -> tuple[Expr, ...]:
-    """The closure of the given equal forms under the association rules, breadth first, given forms first."""
+    """The closure of equal expressions under the association rules, breadth first, given ones first."""
     found = dict.fromkeys(forms)
     queue = list(forms)
     while queue and len(found) <= _MOST:
@@ -81,7 +83,7 @@ def _has_loops(expr: Expr) -> bool:
 
 
 def _loops_may_go_inside(expr: Expr) -> bool:
-    """Only loops of ones keep a 0/1 matrix 0/1; the leaf's name says so (`l` is general, `i` is one)."""
+    """Only loops of ones keep a 0/1 matrix 0/1; the leaf's name tells (`l` is general, `i` is ones)."""
     return any(
         isinstance(part, Add)
         and sort(part) == "sparse"
@@ -137,7 +139,7 @@ def _written(expr: Expr) -> list[tuple[str, Expr, bool]]:
 
 
 def restrict(expr: Expr, selection: Expr) -> Expr:
-    """selection @ expr with the selection pushed inwards: only the rows that are wanted are computed.
+    """selection @ expr with the selection pushed inwards: only the selected rows are computed.
 
     law: E @ (S @ X) == fold(E @ S) @ X, E @ (X @ W) == (E @ X) @ W, E @ (X + Y) == E @ X + E @ Y
     """

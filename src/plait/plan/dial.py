@@ -1,7 +1,7 @@
-"""The memory dial: one way for every layer of a model, so that a step fits a limit and takes least time.
+"""The memory dial: one variant of every layer, so that a training step fits a limit and takes least time.
 
 A training step holds what every layer keeps for its backward pass, all at once when the last layer has run,
-and beside it what one layer needs while it works. Gradients are computed last layer first and what a layer
+and in addition what one layer needs while it works. Gradients are computed last layer first and what a layer
 kept is dropped after it, so while layer k works, in either pass, only layers up to k hold anything.
 """
 
@@ -36,18 +36,19 @@ _AMOUNT = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)\s*", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Allowance:
-    """What one layer may hold: for its backward pass, and at its peak (that included)."""
+    """What one layer may hold: for its backward pass, and at its peak (including the former)."""
 
     kept_bytes: int
     peak_bytes: int
 
     def admits(self, kept_bytes: int, peak_bytes: int) -> bool:
+        """Whether an option that keeps and needs these bytes fits."""
         return kept_bytes <= self.kept_bytes and peak_bytes <= self.peak_bytes
 
 
 @dataclass(frozen=True)
 class Option:
-    """One way to compute a layer: its price, what it keeps, and what it needs beside that while it works."""
+    """One variant of a layer: its price, what it keeps, and what it needs in addition while it runs."""
 
     seconds: float
     kept_bytes: int
@@ -56,7 +57,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Stage:
-    """A layer in the order of the forward pass, with what is alive while it works whatever is chosen."""
+    """A layer in the order of the forward pass, with what is alive during it whatever is chosen."""
 
     layer: str
     options: tuple[Option, ...]
@@ -73,10 +74,10 @@ class Dialled:
 
 
 def turn(stages: Sequence[Stage], limit: int) -> Dialled:
-    """The options of least seconds in total whose peak is within the limit; PlanError where there are none.
+    """The fastest choice of options whose peak is within the limit; PlanError where there is none.
 
-    Exact: of the choices for the first k layers only those are followed that no other one beats in both
-    seconds and bytes kept, which is all that the layers behind them can tell apart.
+    Exact: of the choices for the first k layers, only those are followed that no other one beats in both
+    seconds and bytes kept, because nothing else affects the layers after them.
     """
     front: list[_Partial] = [_Partial(0.0, 0, 0, ())]
     for stage in stages:
@@ -89,7 +90,7 @@ def turn(stages: Sequence[Stage], limit: int) -> Dialled:
 
 
 def refusal(limit: int, least: int) -> PlanError:
-    """What is said of a limit that no choice meets; `least`: one that can be met."""
+    """The error for a limit that no choice meets; `least` is one that can be met."""
     return PlanError(
         f"memory_limit: {bytes_text(limit)} is too small; the leanest way to run all layers needs {least} "
         f"bytes ({bytes_text(least)}): raise the limit to that, or train on mini-batches"
@@ -105,7 +106,7 @@ def least_peak(stages: Sequence[Stage]) -> int:
 
 
 def peak_of(stages: Sequence[Stage], chosen: Sequence[Option]) -> int:
-    """Most bytes alive at once where every stage takes the option given for it."""
+    """Most bytes alive at once if every stage takes the option given for it."""
     partial = _Partial(0.0, 0, 0, ())
     for stage, option in zip(stages, chosen, strict=True):
         partial = partial.then(stage, option)
@@ -128,7 +129,7 @@ class _Partial:
 
 
 def _unbeaten(partials: list[_Partial], by_peak: bool) -> list[_Partial]:
-    """Those that no other one equals or beats in bytes kept and in seconds, or in peak."""
+    """Those that no other one equals or beats in bytes kept, seconds and peak together."""
     found: list[_Partial] = []
 
     def cost(partial: _Partial) -> float:
@@ -148,8 +149,8 @@ def parse_bytes(limit: int | str, argument: str = "memory_limit") -> int:
     found = _bytes_in(limit)
     if found is None or found < 1:
         raise InputError(
-            f"{argument}: {limit!r} is not an amount of memory; pass bytes as a positive int, or text like "
-            '"8GB", "512 MB" or "2GiB"'
+            f"{argument}: {limit!r} is not an amount of memory; pass bytes as a positive int, or text "
+            'such as "8GB", "512 MB" or "2GiB"'
         )
     return found
 

@@ -14,7 +14,7 @@ __all__ = ["Draft"]
 
 
 class Draft:
-    """Steps in the order they are asked for; every method returns the name of what its step makes.
+    """Steps in the order of the calls; every method returns the name of the value its step computes.
 
     Numbers of rows are "N" (targets), "M" (sources) and "E" (edges), so that a program serves graphs of any
     size; numbers of columns are numbers.
@@ -29,14 +29,14 @@ class Draft:
         self._views: dict[tuple[str, int, int], str] = {}
 
     def input(self, name: str, rows: str | int, columns: str | int) -> str:
-        """A tensor the call hands over; a vector is a matrix of one row."""
+        """A tensor argument of the call; a vector is a matrix of one row."""
         if name not in self.inputs:
             self.inputs.append(name)
         self.shapes[name] = (rows, columns)
         return name
 
     def object(self, name: str, rows: str | int, columns: str | int) -> str:
-        """What the call hands over that is no tensor; its size is what work and prices depend on."""
+        """An argument of the call that is not a tensor; work and prices depend on its size."""
         self.shapes[name] = (rows, columns)
         return name
 
@@ -66,7 +66,7 @@ class Draft:
         factors: tuple[float, ...] = (),
         **options: Any,
     ) -> str:
-        """A step of this operation; `more`: what it makes beside its result, by a suffix of its name."""
+        """A step of this operation; `more`: what it makes besides its result, by a suffix of its name."""
         out = f"v{len(self.steps)}"
         made = {f"{out}|{suffix}": shaped for suffix, shaped in more}
         given = tuple((role, name) for role, name in reads.items() if name is not None)
@@ -79,7 +79,7 @@ class Draft:
         return out
 
     def columns(self, x: str, start: int, width: int) -> str:
-        """Some columns of a value; the same ones are one value, however often they are asked for."""
+        """Some columns of a value; asking for the same columns twice gives the same value."""
         found = self._views.get((x, start, width))
         if found is None:
             rows, whole = self.shapes[x]
@@ -99,7 +99,7 @@ class Draft:
         return self.add("reshape", {"x": x}, shape, width=shape[1])
 
     def join(self, parts: Sequence[str]) -> str:
-        """Values side by side, each written where it belongs."""
+        """Values side by side, each written in place."""
         if len(parts) == 1:
             return parts[0]
         widths = [int(self.shapes[name][1]) for name in parts]
@@ -108,5 +108,5 @@ class Draft:
         return self.add("join", reads, (self.shapes[parts[0]][0], sum(widths)), starts=starts)
 
     def program(self, out: str) -> Program:
-        """What was written, run for the value of this name."""
+        """The program so far, with the value of this name as its result."""
         return Program(tuple(self.steps), (out,), self.shapes, self.constants, tuple(self.inputs))

@@ -1,11 +1,11 @@
-"""Ways to run learned maps of edges (EdgeConv): what of the map is done by node, what by edge.
+"""Ways to run learned maps of edges (EdgeConv): which part of the map is done per node, which per edge.
 
 linear           the whole map is linear: it commutes with the reduction, edges only pick projected rows
-rectified        first layer by node, ReLU and sum in one pass over edges, the last layer by node
-rectified again  the same; what ReLU lets through is not kept: backward goes over targets too
-blocks           first layer by node, the rest in blocks of edges; a last linear layer after a sum by node
-marked           blocks of a map that ends in a linear layer, under an extremum: bits remember who attained it
-tiles            the same of ReLU and a linear layer, all in one pass; gradients go over the set bits alone
+rectified        first layer per node, ReLU and sum in one pass over edges, the last layer per node
+rectified again  the same, but the signs of ReLU are not kept: backward has a pass over targets too
+blocks           first layer per node, the rest in blocks of edges; a last linear layer after a sum per node
+marked           blocks of a map ending in a linear layer, under an extremum: bits mark the edges attaining it
+tiles            the same for ReLU and a linear layer, all in one pass; gradients visit only the marked edges
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ __all__ = ["EdgeMap", "ways"]
 
 @dataclass(frozen=True)
 class EdgeMap:
-    """A learned map of [x_i, x_j - x_i] taken apart, in numbers."""
+    """The parts of a learned map of [x_i, x_j - x_i], as numbers."""
 
     kind: str  # linear, rectified or blocks
     reduce: str
     inner: int
     outer: int | None  # columns of the targets' rows; None: they are the sources'
     width: int  # columns after the map's first layer
-    by_edge: tuple[tuple[int, int], ...] = ()  # (in, out) of the linear maps that are done by edge
-    parameters: tuple[tuple[int, int], ...] = ()  # sizes of what the map reads by edge, a last V and c apart
+    by_edge: tuple[tuple[int, int], ...] = ()  # (in, out) of the linear maps done per edge
+    parameters: tuple[tuple[int, int], ...] = ()  # sizes of what the map reads per edge, except a last V, c
     last: int | None = None  # columns after a linear layer that follows the sum
     has_bias: bool = True
     has_last_bias: bool = True
-    can_mark: bool = False  # the map ends in a linear layer by edge, under an extremum
+    can_mark: bool = False  # the map ends in a linear layer per edge, under an extremum
     act: str = ""  # what is between the first layer and that one, where a kernel knows it
     is_everywhere: bool = True  # every target has an edge
 
     @property
     def counts_bias(self) -> bool:
-        """Whether the last bias enters a target as often as the column T says; else once everywhere."""
+        """Whether the last bias is added to a target as often as the column T says; else once everywhere."""
         return (
             self.last is not None and self.has_last_bias and (self.reduce == "sum" or not self.is_everywhere)
         )
@@ -128,7 +128,7 @@ def _linear(draft: Draft, map_: EdgeMap) -> str:
     if map_.reduce in ("sum", "mean"):
         reads |= {"target": draft.diagonal("t") if map_.reduce == "mean" else None, "addend": own}
         return draft.add("spmm", reads, shape)
-    # a projected row of 0 is no message of 0, with which what PyG fills in would tie
+    # a projected row of 0 is not a message of 0, which would tie with PyG's fill value
     most = draft.add(
         "extremum", reads, shape, more=[("ties", shape)], reduce=map_.reduce, counts_zero=False
     )  # fmt: skip
@@ -136,7 +136,7 @@ def _linear(draft: Draft, map_: EdgeMap) -> str:
 
 
 def _per_edge(draft: Draft, map_: EdgeMap, x: str) -> str:
-    """What every message of a target has in it, as often as the reduction counts it."""
+    """The part common to all messages of a target, as often as the reduction counts it."""
     if map_.reduce != "sum" and map_.is_everywhere:
         return x
     reads = {"matrix": draft.matrix(), "x": x}
@@ -191,5 +191,5 @@ def _last(draft: Draft, map_: EdgeMap, x: str, columns: int) -> str:
     bias = draft.input("c", 1, columns)
     if not map_.counts_bias:
         return draft.gemm(x, w, bias)
-    # as a product with the column of counts, which chains with the other
+    # as a product with the column of counts, which can be chained with the other product
     return draft.gemm(x, w, addend=draft.gemm(draft.input("T", "N", 1), bias))

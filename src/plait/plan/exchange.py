@@ -1,10 +1,10 @@
 """Programs over ranks: exchanges written into a layer's candidates, priced, and agreed on by all ranks.
 
 Every rank holds the rows of its own nodes. A product with the graph needs rows of other ranks' nodes too, and
-there are three ways to bring both together: the rows it lacks travel before the product ("by nodes") or while
-the product with a rank's own rows is computed ("by nodes, overlapped"); or every rank takes some columns of
-all rows, multiplies them by the whole graph and gives them back ("by features"). Which values travel follows
-from the association: before the update they are as wide as the input, after it as wide as the output.
+there are three ways to bring both together. The missing rows are sent before the product ("by nodes") or
+while the product with a rank's own rows is computed ("by nodes, overlapped"); or every rank takes some
+columns of all rows, multiplies them by the whole graph and sends them back ("by features"). Which values are
+sent follows from the association: before the update they are as wide as the input, after it as the output.
 """
 
 from __future__ import annotations
@@ -45,25 +45,25 @@ __all__ = [
 _AT_ONCE = ("exchange", "to_columns", "to_rows")
 
 Agree = Callable[[Mapping[str, float]], Mapping[str, float]]
-"""Prices of this rank by what would travel -> of what all ranks have a price for, those of the slowest."""
+"""This rank's prices by what would be sent -> the slowest rank's, for what every rank has a price for."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """What lies between ranks: bytes a second each way, seconds until a message arrives, other ranks."""
+    """The network: bytes per second in each direction, latency in seconds, number of other ranks."""
 
     bytes_per_s: float
     latency: float
     peers: int
 
     def seconds(self, size: float) -> float:
-        """An exchange of which this rank sends or receives so many bytes."""
+        """An exchange of which this rank sends or receives this many bytes."""
         return size / self.bytes_per_s + self.peers * self.latency
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What one layer exchanges, with what lost: seconds of the slowest rank by what would travel."""
+    """What one layer exchanges, and the alternatives: seconds of the slowest rank by what would be sent."""
 
     layer: str
     mode: str
@@ -73,14 +73,14 @@ class Choice:
     plan: LayerPlan | None
     bytes_each: tuple[int, ...]  # sent by this rank in each exchange of a step, in order
     bytes_once: int = 0
-    pass_seconds: float = 0.0  # of a layer's own passes, where its exchanges are no steps of a plan
+    pass_seconds: float = 0.0  # of a layer's passes, where its exchanges are not steps of a plan
 
 
 # Rewrites -------------------------------------------------------------------------------------------------
 
 
 def by_nodes(program: Program) -> Program:
-    """The program with the halo of every value that is multiplied by the graph brought in before."""
+    """The program with the halo of every value fetched before it is multiplied by the graph."""
     writer = _Writer(program)
     for step in program.steps:
         matrix = step.get("matrix")
@@ -96,10 +96,10 @@ def by_nodes(program: Program) -> Program:
 
 
 def overlapped(program: Program) -> Program:
-    """The program with halos under way while products with a rank's own rows are computed.
+    """The program with halos being sent while products with a rank's own rows are computed.
 
-    A @ X is split by columns: own(A) @ X needs nothing of others, and remote(A) @ halo is added to it. A
-    maximum is not split so and waits for its halo.
+    A @ X is split by columns: own(A) @ X needs nothing from others, and remote(A) @ halo is added to it. A
+    maximum is not split this way and waits for its halo.
     """
     writer = _Writer(program)
     for step in program.steps:
@@ -136,7 +136,7 @@ class _Writer:
         self.constants: dict[str, Expr] = dict(program.constants)
 
     def once(self, op: str, x: str, name: str, rows: str, cols: str | None = None) -> str:
-        """The exchanged value, made where it is first needed."""
+        """The exchanged value, created where it is first needed."""
         if name not in self.shapes:
             self.shapes[name] = (rows, self.shapes[x][1] if cols is None else cols)
             self.steps.append(Step(op, name, (("x", x),)))
@@ -149,7 +149,7 @@ class _Writer:
         return other
 
     def split(self, step: Step) -> None:
-        """A product as that with own rows and that with the halo, which is on its way meanwhile."""
+        """A product split into one with a rank's own rows and one with the halo, which arrives meanwhile."""
         reads, x = dict(step.reads), step["x"]
         sent = self.once("send", x, f"{x}@sent", "B")
         own = {**reads, "matrix": self.constant("own", reads["matrix"])}
@@ -165,7 +165,7 @@ class _Writer:
         self.steps.append(replace(step, reads=tuple(halo.items())))
 
     def by_columns(self, step: Step, cols: str) -> None:
-        """A product with the whole graph of some columns, given back by rows; what joins it comes after."""
+        """A product of some columns with the whole graph, sent back as rows; fused terms come after."""
         reads = dict(step.reads)
         x = self.once("to_columns", step["x"], f"{step['x']}@columns", "G", cols)
         inner = {"matrix": self.constant("all", reads["matrix"]), "x": x}
@@ -175,7 +175,7 @@ class _Writer:
         if "factor" in reads:
             inner["factor"] = reads["factor"]
         after = [role for role in ("addend", "bias") if role in reads]
-        # the next product with the graph takes up these columns as they are, unless something is added first
+        # the next product with the graph can use these columns directly, unless something is added first
         made = f"{step.out}@product" if after else f"{step.out}@columns"
         more = tuple(f"{name}@columns" for name in step.more)
         self.shapes.update(dict.fromkeys((made, *more), ("G", cols)))
@@ -207,7 +207,7 @@ class _Writer:
 
 @dataclass(frozen=True, eq=False)
 class _Spread(Candidate):
-    """A candidate with its exchanges, whose gradients travel too."""
+    """A candidate with its exchanges, those of gradients included."""
 
     def backward(self, wrt: tuple[str, ...]) -> Program:  # type: ignore[override]
         return differentiate(self.forward, wrt)
@@ -223,14 +223,14 @@ _SPLITS: Mapping[str | None, tuple[str, ...]] = {
 
 
 def checked_split(split: str | None) -> str | None:
-    """The split as it was given; InputError where there is no such."""
+    """The given split; InputError if it is unknown."""
     if split not in _SPLITS:
         raise InputError(f"split: {split!r}; give one of {', '.join(filter(None, _SPLITS))}, or None for any")
     return split
 
 
 def _spread(survivors: Sequence[Survivor], is_alone: bool, split: str | None = None) -> list[Survivor]:
-    """Every candidate with its exchanges, in all ways of a split; in any where none can be split so."""
+    """Every candidate with its exchanges under this split; under any split where this one is impossible."""
     found = []
     for survivor in survivors:
         option = survivor.candidate
@@ -266,7 +266,7 @@ class _Pricer(Pricer):
 
 @dataclass(frozen=True)
 class Offer:
-    """What one rank could do of a layer: its best plan for everything that could travel."""
+    """One rank's options for a layer: its best plan for each set of values that could be sent."""
 
     problem: Problem
     link: Link
@@ -274,12 +274,12 @@ class Offer:
 
     @property
     def prices(self) -> dict[str, float]:
-        """Seconds by what would travel."""
+        """Seconds by what would be sent."""
         known = {key: plan.seconds for key, plan in self.plans.items()}
         return {**known, **_replicated(self.plans.values(), self.problem, self.link)}
 
     def settled(self, seconds: Mapping[str, float]) -> tuple[LayerPlan, Choice]:
-        """This rank's part in what costs the slowest rank least, which is the same on every rank."""
+        """This rank's plan in the group that costs the slowest rank least (the same on every rank)."""
         problem, best = self.problem, self.plans
         chosen = min((key for key in seconds if key in best), key=lambda key: (seconds[key], key))
         plan = best[chosen]
@@ -298,7 +298,7 @@ class Offer:
 
 
 def offer(problem: Problem, link: Link, split: str | None = None) -> Offer:
-    """What a rank could do of a layer; `split`: "nodes" or "features" only, where the layer can."""
+    """A rank's options for a layer; `split`: only "nodes" or "features", where the layer allows it."""
     survivors, _ = prune(problem.forms, problem.wrt, problem.constant, False)
     spread = _spread(survivors, link.peers == 0, split)
     plans = [_with_overlap(spaced(plan)) for plan in survey(problem, spread, _Pricer(problem, link))]
@@ -309,7 +309,7 @@ def offer(problem: Problem, link: Link, split: str | None = None) -> Offer:
 
 
 def slowest(prices: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Of what every rank has a price for, the largest."""
+    """The largest price of each group that every rank has a price for."""
     common = [key for key in prices[0] if all(key in other for other in prices)]
     if not common:
         raise PlanError(
@@ -323,23 +323,23 @@ def choose_over_ranks(
 ) -> tuple[LayerPlan, Choice]:
     """The cheapest plan all ranks can take part in; prices are those of the slowest rank.
 
-    Ranks plan for their own nodes and machines. What has to be the same everywhere is what travels and when:
-    plans are grouped by that, every rank names the price of its best plan of each group, and the group whose
-    largest price is smallest is chosen.
+    Ranks plan for their own nodes and machines. They must agree on what is sent and when: plans are grouped
+    by that, every rank gives the price of its best plan of each group, and the group whose largest price is
+    smallest is chosen.
     """
     own = offer(problem, link, split)
     return own.settled(agree(own.prices))
 
 
 def choices_of_ranks(problems: Sequence[Problem], link: Link, split: str | None = None) -> tuple[Choice, ...]:
-    """What all ranks choose together, found in one process from the problem of each."""
+    """What all ranks would choose together, computed in one process from the problem of each."""
     offers = [offer(problem, link, split) for problem in problems]
     seconds = slowest([one.prices for one in offers])
     return tuple(one.settled(seconds)[1] for one in offers)
 
 
 def _replicated(plans: Iterable[LayerPlan], problem: Problem, link: Link) -> dict[str, float]:
-    """The price of all rows going to all ranks instead of halos: to be shown; it is never less."""
+    """The price of sending all rows to all ranks instead of halos: shown only, since it is never less."""
     halos = [plan for plan in plans if "halo" in _travels(plan) and "columns" not in _travels(plan)]
     if not halos:
         return {}
@@ -355,7 +355,7 @@ def _replicated(plans: Iterable[LayerPlan], problem: Problem, link: Link) -> dic
 
 
 def _lost(travels: str, plan: LayerPlan | None, seconds: float, best: float) -> Rejected:
-    """What all ranks could have done instead, as this one would have."""
+    """The groups that lost, with this rank's plan in each."""
     why = f"{seconds / max(best, 1e-12):.2f} x the chosen plan over ranks; sends: {travels}"
     if plan is None:
         return Rejected(travels, seconds, None, why)
@@ -363,9 +363,9 @@ def _lost(travels: str, plan: LayerPlan | None, seconds: float, best: float) -> 
 
 
 def spaced(plan: LayerPlan) -> LayerPlan:
-    """The plan with rows setting out as early as they can and waited for as late as they can.
+    """The plan with rows sent as early and awaited as late as possible.
 
-    Exchanges keep their order among each other: on that all ranks rely, whether they overlap or not.
+    Exchanges keep their relative order, on which all ranks rely whether they overlap or not.
     """
     forward, backward = plan.forward, plan.backward
     first = _order(forward.steps)
@@ -379,7 +379,7 @@ def spaced(plan: LayerPlan) -> LayerPlan:
 
 
 def _order(steps: Sequence[Step]) -> list[int]:
-    """The steps by number: what leads to a `send` first, a `receive` when nothing else is left to do."""
+    """The order of the steps: what leads to a `send` first, a `receive` only when nothing else can run."""
     made = {name: k for k, step in enumerate(steps) for name in (step.out, *step.more)}
     needs = [{made[name] for _, name in step.reads if name in made} - {k} for k, step in enumerate(steps)]
     for one_end in ("send", "receive"):
@@ -401,7 +401,7 @@ def _order(steps: Sequence[Step]) -> list[int]:
 
 
 def _with_overlap(plan: LayerPlan) -> LayerPlan:
-    """The plan with what is computed between sending and receiving taken off the price of receiving."""
+    """The plan with what runs between sending and receiving subtracted from the price of receiving."""
     steps = list(plan.steps)
     sent: dict[str, int] = {}
     for k, priced in enumerate(steps):
@@ -418,14 +418,14 @@ def _with_overlap(plan: LayerPlan) -> LayerPlan:
 
 
 def _travels(plan: LayerPlan) -> str:
-    """What the plan exchanges, in the order of time: equal on all ranks that take part."""
+    """What the plan exchanges, in order: equal on all ranks that take part."""
     programs = [("once", plan.hoisted), ("fwd", plan.forward), ("bwd", plan.backward)]
     found = []
     for phase, program in programs:
         for step in () if program is None else program.steps:
             if step.op in EXCHANGES:
                 assert program is not None
-                # whether rows are waited for at once is each rank's own business
+                # whether to wait for rows at once is each rank's own choice
                 name = {"to_columns": "columns", "to_rows": "rows"}.get(step.op, "halo")
                 # of columns the width of the whole: a rank's own share differs
                 of = step.out if step.op == "to_rows" else step["x"]

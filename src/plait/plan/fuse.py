@@ -20,9 +20,9 @@ MOST_SUMS = 3
 
 
 def fuse(program: Program, keep: Collection[str], apart: Collection[str] = ()) -> Program:
-    """The program with what can be chained chained.
+    """The program with steps chained where possible.
 
-    `keep` names the values somebody else reads, `apart` those made or multiplied in another way (sparse
+    `keep` names the values something else reads, `apart` those made or multiplied in another way (sparse
     features, other graph forms): their steps stay as they are.
     """
     fuser = _Fuser(program, frozenset(keep), frozenset(apart))
@@ -79,7 +79,7 @@ class _Fuser:
                 chain.products.append(step)
         self._link_products(chain)
         self._add_sums(chain)
-        # a gather with nothing behind it is better off with the sparse product's own kernel
+        # a gather with nothing after it is better run by the sparse product's own kernel
         if chain.products or any(block in _operands(step) for step in chain.sums):
             self._take(chain)
 
@@ -104,7 +104,7 @@ class _Fuser:
         return self.program.shapes[name][0]
 
     def _link_products(self, chain: _Chain) -> None:
-        """A product added to the chain's, or that the chain's is added to, where nobody else reads it."""
+        """A product added to the chain's, or that the chain's is added to, where nothing else reads it."""
         if not chain.products:
             return
         (product,) = chain.products
@@ -127,7 +127,7 @@ class _Fuser:
         return self.program.steps[self.place[name]] if name in self.place else None
 
     def _add_sums(self, chain: _Chain) -> None:
-        """Weight and bias gradients made of rows that pass by anyway."""
+        """Weight and bias gradients computed from rows that are in the chain anyway."""
         rows = self._rows_of(chain.parts[0].out)
         passing = chain.operands()
         for step in self.program.steps:
@@ -140,7 +140,7 @@ class _Fuser:
     # Placing them -------------------------------------------------------------------------------
 
     def _take(self, chain: _Chain) -> None:
-        """Keep the chain if it can run where its last part stands; drop the sums that cannot come along."""
+        """Keep the chain if it can run in the place of its last part; drop the sums that cannot."""
         while not self._can_run(chain):
             if not chain.sums:
                 return
@@ -156,7 +156,7 @@ class _Fuser:
         block = None if chain.gather is None else chain.gather.out
         for step in chain.parts:
             for name in _operands(step):
-                # of what the chain makes it reads only its block and its own unfinished product
+                # of the chain's results it reads only the block and its own unfinished product
                 if name in inside and name != block and name not in linked:
                     return False
             readers = self.readers.get(step.out, [])
@@ -165,7 +165,7 @@ class _Fuser:
         return True
 
     def steps(self) -> tuple[Step, ...]:
-        """The program's steps, every chain where its last part stood."""
+        """The program's steps, with every chain in the place of its last part."""
         result = []
         for step in self.program.steps:
             chain = self.absorbed.get(step.out)

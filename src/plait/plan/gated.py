@@ -1,7 +1,7 @@
 """Ways to run gated layers (ResGatedGraphConv): one projection, one pass over edges, what backward keeps.
 
 keep        the forward pass also sums the gate's derivative, nodes x width: backward is one pass
-gate again  nothing more is kept; backward goes over targets too
+gate again  nothing more is kept; backward has a pass over targets too
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Ways to run SAGE with an LSTM over every node's neighbours: shared beginnings once, or padded lists.
+"""Ways to run SAGE with an LSTM over every node's neighbours: shared prefixes once, or padded lists.
 
-prefixes  every distinct beginning of the neighbour lists is run once
-padded    all lists padded to one length and run alone, as PyG does: never run here, it is PyG's
+prefixes  every distinct prefix of the neighbour lists is run once
+padded    all lists padded to one length and run separately, as PyG does: priced only, PyG runs it
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["Lists", "Shape", "ways"]
 
 @dataclass(frozen=True)
 class Lists:
-    """The neighbour lists in numbers: distinct beginnings, padded elements, elements of the longest list."""
+    """The neighbour lists in numbers: distinct prefixes, padded elements, elements of the longest list."""
 
     steps: int
     padded: int
@@ -25,13 +25,13 @@ class Lists:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """What the programs' P, L and D stand for."""
+        """The values of P, L and D in the programs."""
         return {"P": self.steps, "L": self.padded, "D": self.length}
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Columns of a layer: what comes in, what the LSTM reads and keeps, what goes out."""
+    """Widths of a layer: its input, what the LSTM reads and keeps, its output."""
 
     inner: int
     units: int
@@ -45,7 +45,7 @@ class Shape:
 
 
 def ways(shape: Shape, lists: Lists, is_training: bool) -> list[Way]:
-    """Shared beginnings, and padded lists."""
+    """Shared prefixes, and padded lists."""
     saved = lists.padded / max(1, lists.steps)
     return [
         Way(

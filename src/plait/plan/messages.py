@@ -1,8 +1,8 @@
-"""Ways to run layers with messages of their own: projections by node, messages in blocks of edges.
+"""Ways to run layers with special messages: projections per node, messages in blocks of edges.
 
-messages  a function of both ends and of the edge, made in blocks, summed, and made again for gradients
+messages  a function of both ends and the edge, computed in blocks, summed, and computed again for gradients
 softmax   the largest score of each target first, then sums of powers and of messages times them
-sums      nothing is left of the function by edge: projected rows of neighbours are summed
+sums      nothing of the function depends on the edge: projected rows of neighbours are summed
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ __all__ = ["End", "Messages", "ways"]
 
 @dataclass(frozen=True)
 class End:
-    """Rows that messages read of one end of an edge, or of the edge itself."""
+    """The rows that messages read from one end of an edge, or from the edge itself."""
 
     width: int
-    inner: int | None = None  # columns they are projected from; None: they come as they are
+    inner: int | None = None  # columns they are projected from; None: they are not projected
     has_bias: bool = False
 
 
 @dataclass(frozen=True)
 class Messages:
-    """A layer of messages in numbers.
+    """The sizes of a layer of messages.
 
     The sources' rows are X W + b, the targets' Y U + c (of X where there is no Y), the edges' E V + d; the
     function's parameters are P0, P1 and so on. The targets' Y S + s is added to the sums.
@@ -75,7 +75,7 @@ def _program(layer: Messages) -> Program:
 
 
 def _softmax(draft: Draft, layer: Messages, reads: dict[str, str | None]) -> str:
-    """[sums of powers | sums of messages times them]; the largest score cancels, so it has no gradient."""
+    """[sums of exponentials | sums of messages times them]; the largest score cancels and has no gradient."""
     width = layer.columns // 2
     scores = reads | {"function": draft.object("score", "E", width)}
     names = ("score", "softmax")

@@ -13,11 +13,11 @@ _MOST_POINTS = 256  # batches looked at one by one; of more, neighbours are join
 def padded_sizes(
     sizes: Sequence[Size], most: int, weights: Sequence[float] | None = None
 ) -> tuple[Size, ...]:
-    """At most `most` sizes, ascending, of which every given one fits one, with the least padding in all.
+    """At most `most` sizes, ascending, so that every given size fits one with the least total padding.
 
     A size has one number per dimension (nodes, edges); `weights` are the costs of one more of each, 1 if not
-    given. Batches are sorted by cost and cut in runs, each padded to its largest in every dimension. With one
-    dimension no choice of sizes pads less.
+    given. Batches are sorted by cost and cut into groups, each padded to its largest in every dimension. With
+    one dimension this is optimal.
     """
     if not sizes or most < 1:
         return ()
@@ -26,7 +26,7 @@ def padded_sizes(
     points = _joined(ranked)
     best: list[tuple[float, tuple[int, ...]]] = [
         (0.0, ())
-    ]  # (padded cost of the first j points, where runs end)
+    ]  # (padded cost of the first j points, where groups end)
     best += [_run(points, 0, j, weights) for j in range(1, len(points) + 1)]
     for _ in range(1, most):
         best = [best[0], *(_best_cut(points, best, j, weights) for j in range(1, len(points) + 1))]
@@ -60,7 +60,7 @@ def _largest(points: Sequence[tuple[int, Size]], first: int, last: int) -> Size:
 def _run(
     points: Sequence[tuple[int, Size]], first: int, last: int, weights: Sequence[float]
 ) -> tuple[float, tuple[int, ...]]:
-    """(cost of the points [first, last) padded to their largest, where the run ends)."""
+    """(cost of the points [first, last) padded to their largest, where the group ends)."""
     count = sum(number for number, _ in points[first:last])
     return count * _cost(_largest(points, first, last), weights), (last,)
 
@@ -71,11 +71,11 @@ def _best_cut(
     last: int,
     weights: Sequence[float],
 ) -> tuple[float, tuple[int, ...]]:
-    """The cheapest way to pad the first `last` points with one run more than `best` has."""
+    """The cheapest way to pad the first `last` points with one group more than `best` has."""
     options = [best[last]]
     largest = [0.0] * len(weights)
     count = 0
-    for first in range(last - 1, -1, -1):  # the last run grows from the right
+    for first in range(last - 1, -1, -1):  # the last group grows from the right
         number, size = points[first]
         count += number
         largest = [max(a, b) for a, b in zip(largest, size, strict=True)]

@@ -1,4 +1,4 @@
-"""Attention in pieces, each a program of a few steps: between them a layer has operations of its own.
+"""Attention in pieces, each a program of a few steps: between them a layer runs operations of torch.
 
 The far rows are the input X, the near rows X1; the features or weights of edges are E.
 """
@@ -14,7 +14,7 @@ from plait.plan.ways import Way
 
 __all__ = ["DotSoftmax", "Dots", "Leaky", "Piece", "Product", "Softmax", "Sums", "ways"]
 
-_OF_EDGES: dict[str, Any] = {"of_edges": True, "is_shared": True}  # rows of edges serve all heads
+_OF_EDGES: dict[str, Any] = {"of_edges": True, "is_shared": True}  # rows per edge serve all heads
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class Product:
     name, text, because = "project", "X W", "all edges of a node read the same product"
 
     def program(self) -> Program:
+        """The piece as a program."""
         draft = Draft()
         x, w = draft.input("X", self.rows, self.inner), draft.input("W", self.inner, self.columns)
         return draft.program(draft.gemm(x, w, draft.input("b", 1, self.columns) if self.has_bias else None))
@@ -36,7 +37,7 @@ class Product:
 
 @dataclass(frozen=True)
 class Dots:
-    """X1ᵢ · Xⱼ by edge and head."""
+    """X1ᵢ · Xⱼ per edge and head."""
 
     heads: int
     lanes: int
@@ -46,6 +47,7 @@ class Dots:
     because = "one number per edge and head is kept, no row per edge"
 
     def program(self) -> Program:
+        """The piece as a program."""
         draft = Draft("M")
         return draft.program(_dots(draft, self))
 
@@ -54,15 +56,17 @@ class Dots:
 class DotSoftmax(Dots):
     """softmax(X1ᵢ · Xⱼ + Yᵢ · E): the features of an edge are one row for all heads."""
 
-    edge_width: int | None = None  # of the features of edges; None: there are none
+    edge_width: int | None = None  # of the edge features; None: there are none
 
     name = "dot softmax"
 
     @property
     def text(self) -> str:  # type: ignore[override]
+        """The formula of the piece."""
         return f"softmax(X1ᵢ · Xⱼ{'' if self.edge_width is None else ' + Yᵢ · E'})"
 
     def program(self) -> Program:
+        """The piece as a program."""
         draft = Draft("M")
         scores, shape = _dots(draft, self), ("E", self.lanes)
         if self.edge_width is not None:
@@ -90,11 +94,13 @@ class Sums:
 
     @property
     def text(self) -> str:
+        """The formula of the piece."""
         return "Σ E ∘ (rows of edges) by head" if self.of_edges else "Σ E Xⱼ by head"
 
     name, because = "edge sums", "no row per edge is ever written"
 
     def program(self) -> Program:
+        """The piece as a program."""
         draft = Draft("M")
         weight = draft.input("E", "E", self.lanes)
         width = self.columns // self.heads if self.of_edges else self.columns
@@ -114,6 +120,7 @@ class Softmax:
     because = "one pass over one number per edge and head"
 
     def program(self) -> Program:
+        """The piece as a program."""
         draft = Draft("M")
         reads = {"matrix": draft.matrix(), "scores": draft.input("X", "E", self.lanes)}
         return draft.program(draft.add("edge_softmax", reads, ("E", self.lanes)))
@@ -121,12 +128,12 @@ class Softmax:
 
 @dataclass(frozen=True)
 class Leaky:
-    """softmax(leaky(X1ᵢ U + c + Xⱼ + E W) a): rows of edges are made in blocks and again for gradients."""
+    """softmax(leaky(X1ᵢ U + c + Xⱼ + E W) a): rows per edge are made in blocks and again for gradients."""
 
     lanes: int
     columns: int
     slope: float
-    edge_width: int | None = None  # of the features of edges; None: there are none
+    edge_width: int | None = None  # of the edge features; None: there are none
     inner: int | None = None  # columns that the targets' rows are projected from; None: they come as they are
     has_bias: bool = False
 
@@ -135,10 +142,12 @@ class Leaky:
 
     @property
     def text(self) -> str:
+        """The formula of the piece."""
         near = "X1ᵢ" if self.inner is None else "X1ᵢ U"
         return f"softmax(leaky({near} + Xⱼ{'' if self.edge_width is None else ' + E W'}) a)"
 
     def program(self) -> Program:
+        """The piece as a program."""
         draft = Draft("M")
         reads: dict[str, str | None] = {
             "matrix": draft.matrix(), "near": self._near(draft),

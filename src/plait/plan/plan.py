@@ -1,4 +1,4 @@
-"""The Plan: what was chosen, what lost and by how much; it prints its own argument."""
+"""The Plan: what was chosen, what lost and by how much, and why; it prints itself."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from plait.plan.dial import Option, Stage, bytes_text, peak_of
 __all__ = ["LayerPlan", "Measured", "NotPlanned", "Plan", "PricedStep", "Rejected", "owner", "wrapped"]
 
 _WIDTH = words.WIDTH
-_STEP = 41  # columns of a step's title: what the figures leave, those of EXPLAIN ANALYZE too
+_STEP = 41  # columns of a step's title: the room that the figures leave, those of EXPLAIN ANALYZE included
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class PricedStep:
     price: Price
 
     def title(self) -> str:
+        """The operation, its matrix and the size of its result, as text."""
         rows, cols = self.size
         if self.step.op == "chain":
             return f"{_chain_title(self.step)} -> {rows}x{cols}"
@@ -47,14 +48,14 @@ class Rejected:
     seconds: float | None
     peak_bytes: int | None
     why: str
-    words: str = ""  # what it would have done, where it does something else than the chosen plan
+    words: str = ""  # what it would have done, where that differs from the chosen plan
     kept_bytes: int | None = None  # for the backward pass, hoisted values included
     kept_output: int = 0  # of these, the output's
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a step took when it was run: seconds, and the bytes it allocated at its peak."""
+    """What a step took when it ran: seconds, and the bytes it allocated at its peak."""
 
     seconds: float
     peak_bytes: int = 0
@@ -85,16 +86,17 @@ class LayerPlan:
     rejected: tuple[Rejected, ...] = ()
     because: str = ""
     measured: Mapping[str, Measured] = field(default_factory=dict)
-    # seconds of its call ("fwd") and of its gradients' ("bwd") beside the steps, where they were measured
+    # seconds of its call ("fwd") and of its gradients' ("bwd") besides the steps, where they were measured
     calling: Mapping[str, float] = field(default_factory=dict)
     gradient_expr: Expr | None = None  # the equal expression whose gradients are computed, where another one
     matrices: Mapping[str, Matrix] = field(default_factory=dict)  # constants and sparse values, as priced
-    choice: str = ""  # the way such a program goes, by name
+    choice: str = ""  # the name of the chosen way
     text: str = ""  # and its formula
     kept_bytes: int = 0  # of peak_bytes: from the forward to the backward pass, hoisted values included
     kept_output: int = 0  # of kept_bytes: the output's
 
     def describe(self) -> str:
+        """The formula with its graph form, as text."""
         if self.expr is None:
             return self.text
         sparse = ", sparse features" if self.sparse_values else ""
@@ -125,6 +127,7 @@ class LayerPlan:
         return found
 
     def to_dict(self) -> dict[str, Any]:
+        """Everything about the layer as plain data: choice, steps, prices, rejected candidates."""
         return {
             "layer": self.layer,
             "expression": self.describe() if self.expr is None else formula(self.expr),
@@ -209,7 +212,7 @@ class LayerPlan:
 
 
 def owner(name: str) -> str:
-    """The layer an expression belongs to: "path Kind" of "path Kind#1" and of "path Kind piece"."""
+    """The layer an expression belongs to: "path Kind" for "path Kind#1" and "path Kind piece"."""
     return " ".join(name.partition("#")[0].split(" ")[:2])
 
 
@@ -226,6 +229,7 @@ def _chain_title(step: Step) -> str:
 
 
 def vars_of(rejected: Rejected) -> dict[str, Any]:
+    """A rejected candidate as plain data."""
     return {
         "candidate": rejected.candidate,
         "seconds": rejected.seconds,
@@ -253,20 +257,21 @@ class Plan:
     model: str = "model"
     other: Plan | None = None  # the plan of the other mode, where the model ran in both
     memory_limit: int | None = None
-    model_peak: int | None = None  # most bytes alive in a step, where a run of the model was looked at
+    model_peak: int | None = None  # most bytes alive in a step, where a run of the model was observed
     measured_seconds: float | None = None  # of a whole step of the model, with a clock on the layers' steps
 
     @property
     def seconds(self) -> float:
+        """Predicted seconds of a step of all planned layers."""
         return sum(layer.seconds for layer in self.layers)
 
     @property
     def peak_bytes(self) -> int:
         """Most bytes alive in one step of the whole model.
 
-        What every layer keeps for its gradient counts at once, and beside it what one of them needs while it
-        works; of a compiled model also parameters, their gradients, arguments, graphs and constants, and what
-        its own code between the layers saves.
+        The sum of what all layers keep for their gradients, plus what one of them needs while it runs. For a
+        compiled model also parameters, their gradients, arguments, graphs and constants, and what its own
+        code between the layers saves.
         """
         if self.model_peak is not None:
             return self.model_peak
@@ -290,6 +295,7 @@ class Plan:
         return self if self.mode == "inference" and self.layers else self.other
 
     def to_dict(self) -> dict[str, Any]:
+        """The whole plan as plain data."""
         return {
             "format": "plait-plan-1",
             "seconds": self.seconds,
@@ -303,10 +309,11 @@ class Plan:
         }
 
     def to_json(self) -> str:
+        """The whole plan as JSON."""
         return json.dumps(self.to_dict(), indent=1)
 
     def show(self, formulas: bool = False, file: TextIO | None = None) -> None:
-        """Print the plan, in colour where the terminal has any; `formulas` adds brackets and every loser."""
+        """Print the plan, in colour where the terminal has it; `formulas` adds formulas and losers."""
         stream = sys.stdout if file is None else file
         if formulas:
             print(self.formulas(), file=stream)
@@ -405,6 +412,8 @@ def _cut(text: str, width: int) -> str:
 
 
 def wrapped(text: str, first: str, rest: str | None = None) -> list[str]:
+    """The lines of a text, wrapped and indented."""
+
     import textwrap
 
     return textwrap.wrap(

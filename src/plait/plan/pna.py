@@ -1,10 +1,10 @@
 """Ways to run layers with several aggregators and degree scalers (PNAConv).
 
-after   the aggregates meet every scaler's weights at once, the scalers weigh the results
-before  scaled copies of the aggregates meet the weights in one product: less to write where outputs are wide
+after   one product with the weights of all scalers, whose results are then scaled
+before  one product of scaled copies of the aggregates with the weights: less to write where outputs are wide
 
-A message is the neighbour's part shifted by the target's: mean, max and min shift with it, a sum degree
-times, variance and deviation not at all. Messages with features of edges, or of more than one layer, are made
+A message is the neighbour's part shifted by the target's part: mean, max and min shift by it, a sum by degree
+times it, variance and deviation not at all. Messages with edge features, or of more than one layer, are made
 in blocks of edges in either way; nothing shifts out of messages of several layers.
 """
 
@@ -19,19 +19,19 @@ from plait.plan.ways import Way
 
 __all__ = ["SHIFTED", "Towers", "ways"]
 
-SHIFTED = ("mean", "max", "min")  # aggregators that a shift of every message enters once
+SHIFTED = ("mean", "max", "min")  # aggregators that shift as their messages do
 _TEXT = {"after": "Σₖ Sₖ (X Dₖ + agg(X V) Wₖ) + X C", "before": "X C + [Sₖ (agg(X V) + X U) …] W"}
 
 
 @dataclass(frozen=True)
 class Towers:
-    """Such a layer in numbers; width and outer are those of one tower."""
+    """The sizes of such a layer; width and outer are those of one tower."""
 
     width: int  # columns of x that a tower reads, and of its messages
     outer: int  # columns of a tower's output
     towers: int
     names: tuple[str, ...]
-    kept: tuple[str, ...]  # the names, and what the kernel keeps beside them
+    kept: tuple[str, ...]  # the names, and what the kernel keeps besides them
     sections: int  # rows that the backward pass gathers for an edge
     scalers: int
     is_divided: bool  # every tower reads its own columns of x
@@ -46,22 +46,22 @@ class Towers:
 
     @property
     def is_in_blocks(self) -> bool:
-        """Whether messages are made by edge."""
+        """Whether messages are computed per edge."""
         return self.edge_width > 0 or self.message_layers > 1
 
     @property
     def has_shift(self) -> bool:
-        """Whether the target's part enters an aggregate once."""
+        """Whether some aggregate shifts by the target's part."""
         return self.message_layers == 1 and any(name in SHIFTED for name in self.names)
 
     @property
     def has_summed_shift(self) -> bool:
-        """Whether it enters one degree times."""
+        """Whether some aggregate shifts by degree times the target's part."""
         return self.message_layers == 1 and "sum" in self.names
 
 
 def ways(towers: Towers, is_training: bool) -> list[Way]:
-    """Where the scalers weigh."""
+    """Whether the scalers are applied before or after the product."""
     because = f"{len(towers.names)} aggregators share one gather" + (
         ", messages are made in blocks of edges" if towers.is_in_blocks else ""
     )
@@ -102,7 +102,7 @@ class _Writer:
         return self.draft.columns(self.x, t * self.of.width, self.of.width) if self.of.is_divided else self.x
 
     def _by_tower(self, w: str, bias: str | None = None) -> str:
-        """[N, columns]: every tower's rows by its weights, side by side."""
+        """[N, columns]: every tower's rows times its weights, side by side."""
         of, draft = self.of, self.draft
         if not of.is_divided:
             shift = None if bias is None else draft.input(bias, 1, of.columns)
@@ -145,7 +145,7 @@ class _Writer:
         return {f"w{k}": name for k, name in enumerate(names)}
 
     def _after(self, t: int, found: str) -> str:
-        """The own part, and the weighed sum of the aggregates by every scaler's weights, shifts included."""
+        """The node's own part, plus the scaled products of the aggregates with the weights."""
         of, draft = self.of, self.draft
         groups = of.scalers * of.outer
         scales = draft.input("S", "N", of.scalers * (2 if of.has_summed_shift else 1))
@@ -164,7 +164,7 @@ class _Writer:
         return self.draft.add("weigh", reads, ("N", self.of.outer))
 
     def _before(self, t: int, found: str) -> str:
-        """The own part, and scaled copies of the aggregates, shifted, by the weights."""
+        """The node's own part, plus scaled and shifted copies of the aggregates times the weights."""
         of, draft = self.of, self.draft
         inner = len(of.names) * of.width
         if of.has_shift or of.has_summed_shift:

@@ -141,7 +141,7 @@ class _Writer:
             target = expr.left
             inner = expr.right
             if not (isinstance(inner, MatMul) and sort(inner.left) == "sparse" and self.fuse):
-                # a named factor comes with products that are fused only
+                # a named factor occurs only with fused products
                 scale = target if factor is None else Fold(Scale(factor, _bare(target)))
                 reads = [("scale", self.constant(scale)), ("x", self.emit(inner))]
                 value = self.add("scale_rows", reads, shape(expr))
@@ -185,14 +185,14 @@ class _Writer:
     def sum(self, terms: tuple[Expr, ...], out: Shape) -> str:
         """A chain: every product takes the sum so far as its added term, the last one the bias."""
         biases = [t for t in terms if isinstance(t, Dense) and t.rows == 1]
-        # a term that another one is made of is computed once, for both
+        # a term that is part of another one is computed once for both
         inner = {part for term in terms for part in walk(term) if part is not term}
         plain = [t for t in terms if t not in biases and (t in inner or not self.is_fusable(t))]
         products = [t for t in terms if t not in biases and t not in plain]
         if len(biases) > 1:
             raise PlanError("a sum takes one bias")
         bias = self.input(biases[0]) if biases else None
-        # a sparse product last: its epilogue adds for free, also with a scaling per row
+        # a sparse product last: it adds for free when it writes its result, also with a scaling per row
         products.sort(key=lambda term: sort(_product(term).left) != "dense")
         pending, scale = self.plain_terms(plain, bool(products) and self.takes_scale(products[0]), out)
         if not products:
@@ -295,7 +295,7 @@ def schedule(expr: Expr, fuse: bool = True) -> Program:
 
 
 def hoist(program: Program, constant_inputs: frozenset[str]) -> tuple[Program, Program]:
-    """(what can be computed once, the rest) when these inputs stay the same from call to call."""
+    """(what can be computed once, the rest) if these inputs stay the same from call to call."""
     known = set(constant_inputs)
     once, each = [], []
     for step in program.steps:
@@ -372,7 +372,7 @@ class _Reverse:
         return value
 
     def share(self, name: str | None, value: str, scale: str | None = None, factor: float = 1.0) -> None:
-        """The gradient of `name` gains `factor * scale * value`, nothing computed if it is the only share."""
+        """Adds `factor * scale * value` to the gradient of `name`; lazily, if it is the only part."""
         if name is None or name not in self.needed:
             return
         if name not in self.grads:
@@ -389,7 +389,7 @@ class _Reverse:
         self.grads[name] = (total, None, 1.0)
 
     def product(self, name: str, op: str, reads: list[tuple[str, str | None]], **extra: object) -> None:
-        """The gradient of `name` gains a product; an earlier share becomes its added term."""
+        """Adds a product to the gradient of `name`; an earlier part becomes its added term."""
         shaped = self.forward.shapes[name]
         addend = scale = None
         if name in self.grads:
@@ -413,8 +413,8 @@ class _Reverse:
 def differentiate(forward: Program, wrt: Iterable[str]) -> Program:
     """The program that computes the gradients of the inputs `wrt` from the gradient `grad` of the output.
 
-    Nothing is computed for an input nobody asked for. Values of the forward pass that it reads are those the
-    runtime must keep; `outputs` are the gradients in the order of `wrt` ("" where an input has none).
+    Nothing is computed for inputs not in `wrt`. The runtime must keep the values of the forward pass that it
+    reads; `outputs` are the gradients in the order of `wrt` ("" where an input has none).
     """
     wanted = list(wrt)
     needed = set(wanted)

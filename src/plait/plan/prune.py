@@ -1,8 +1,8 @@
-"""Input-oblivious pruning: a candidate that another beats for every input is dropped, no graph seen.
+"""Pruning before any graph is seen: a candidate that another one beats for every input is dropped.
 
 A candidate's cost is a multiset of primitives with symbolic sizes. One beats another under an ordering of the
 widths (K1 <= K2, say) if each of its primitives can be paired with one of the other's of the same kind and no
-smaller size. Whoever is beaten under every ordering is dropped; the orderings under which a survivor is
+smaller size. A candidate beaten under every ordering is dropped; the orderings under which a survivor is
 unbeaten are its condition.
 """
 
@@ -43,7 +43,7 @@ _NO_DEARER = {("spmm", "spmm source"), ("spmm", "spmm edge")}
 
 
 def _primitives(program: Program, fixed: Mapping[str, str]) -> list[Primitive]:
-    """What a program does; `fixed` names constant operands that may be sparse, whose products stand alone."""
+    """The primitives of a program; `fixed` names constant operands that may be sparse, priced separately."""
     found: list[Primitive] = []
     for step in program.steps:
         rows, cols = program.shapes[step.out]
@@ -83,7 +83,7 @@ def _no_larger(a: Size, b: Size, order: tuple[str, ...]) -> bool:
 
 
 def _covers(cheap: list[Primitive], dear: list[Primitive], order: tuple[str, ...]) -> bool:
-    """Whether every primitive of `cheap` pairs with its own primitive of `dear` that is no smaller."""
+    """Whether every primitive of `cheap` has a partner of its own in `dear` that is no smaller."""
     left = list(dear)
     for kind, sizes in sorted(cheap, key=lambda p: _weight(p[1], order), reverse=True):
         for k, (other, large) in enumerate(left):
@@ -110,7 +110,7 @@ def prune(
 ) -> tuple[tuple[Survivor, ...], tuple[Pruned, ...]]:
     """(survivors with their conditions, dropped with who beats them); wrt None: inference.
 
-    `is_sparse`: constant inputs have a sparse view, so a product with one costs what its non-zeros cost.
+    `is_sparse`: constant inputs have a sparse view, so a product with one is priced by its non-zeros.
     """
     options = candidates(forms)
     costs = [_all_primitives(option, wrt, constant, is_sparse) for option in options]
@@ -149,7 +149,7 @@ def _first_beater(
 def _all_primitives(
     option: Candidate, wrt: tuple[str, ...] | None, constant: frozenset[str], is_sparse: bool
 ) -> list[Primitive]:
-    once, each = hoist(option.forward, constant)  # what is hoisted is no part of a step
+    once, each = hoist(option.forward, constant)  # what is hoisted is not part of a step
     fixed: dict[str, str] = {}
     if is_sparse:
         fixed = {**{name: f" of {name}" for name in constant}, **dict.fromkeys(once.outputs, " of hoisted")}

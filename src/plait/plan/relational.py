@@ -2,7 +2,7 @@
 
 aggregate        a row for each (target, relation), then one product with the weights below each other
 transform        one product with the weights side by side, then one pass that picks the relation's columns
-... pairs        the same with rows only for the pairs that have edges, and a product for each relation
+... pairs        the same with rows only for pairs that have edges, and one product per relation
 bases            rows aggregated once for every basis, weighted by the relation's share of it
 rows             x names rows of the weights: they are the projected rows already
 
@@ -31,7 +31,7 @@ _TEXT = {
     "bases": "[B₁X … BₖX] [V₁ … Vₖ]ᵀ",
     "rows": "[A₁ … Aᵣ] [W₁ … Wᵣ]ᵀ",
 }
-_SHAPES = {  # of the matrices beside A, by name; those with a bar are weighted, for means
+_SHAPES = {  # shapes of the matrices other than A, by name; those with a bar are weighted, for means
     "A by target": ("NR", "M"), "A by source": ("N", "MR"),
     "A to pairs": ("P", "M"), "pairs to targets": ("N", "P"),
     "sources to pairs": ("Q", "M"), "A from pairs": ("N", "Q"),
@@ -57,7 +57,7 @@ class RelationalLayer:
 
 @dataclass(frozen=True)
 class _Thinned:
-    """The locality of rows each of which became `times` rows that are read in turn."""
+    """The locality of rows each of which was split into `times` rows that are read one after another."""
 
     base: Locality
     times: float
@@ -67,7 +67,7 @@ class _Thinned:
 
 
 def cost(name: str, whole: Matrix, sizes: Mapping[str, int]) -> Matrix:
-    """What the cost model knows of a matrix beside A: A with targets or sources taken apart by relation."""
+    """What the cost model knows of a matrix other than A: A with targets or sources split by relation."""
     known = name.replace("Ā", "A")
     counts = {"N": whole.rows, "M": whole.columns, **sizes}
     rows, columns = (counts[size] for size in _SHAPES[known])

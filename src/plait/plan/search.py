@@ -39,30 +39,30 @@ __all__ = [
 ]
 
 _SAME_PRICE = 1.03
-# What chains cost is known better than what lies between them. Over 54 layers timed with all their candidates
-# any value from 1.03 on chooses equally well; at 1.1 a chained plan 8% slower was taken on real features.
+# Chains are priced more accurately than separate steps. Over 54 layers timed with all their candidates, any
+# value from 1.03 on chooses equally well; at 1.1 a chained plan that is 8% slower was taken on real features.
 WITHIN_ERROR = 1.05
-_WORTH_FUSING = 1.6  # fusing gains less than this: dearer plans are not looked at
+_WORTH_FUSING = 1.6  # fusing gains less than this: more expensive plans are not considered
 _PARTNERS = 2  # cheapest forward and backward passes that are tried with each other
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A layer to be planned: equal forms, sizes, matrices of constants, what is asked."""
+    """A layer to be planned: equal expressions, sizes, matrices of constants, and what must be computed."""
 
     forms: tuple[Expr, ...]
     sizes: Sizes
     matrices: Callable[[Expr], Matrix]  # what the cost model knows of a constant
     machine: MachineProfile
-    wrt: tuple[str, ...] | None = None  # inputs that want a gradient; None: inference
+    wrt: tuple[str, ...] | None = None  # inputs that need a gradient; None: inference
     constant: frozenset[str] = frozenset()  # inputs that are the same at every call
     # sparse views of constant inputs (and their products)
     features: Mapping[str, Matrix] = field(default_factory=dict)
     float_bytes: int = 4
     threads: int | None = None
     memory_limit: int | None = None
-    allowance: Allowance | None = None  # its share of the model's limit; the leanest where nothing fits
-    calls: int = 200  # calls over which hoisted work is spread
+    allowance: Allowance | None = None  # its share of the model's limit; if nothing fits, the leanest wins
+    calls: int = 200  # calls over which the cost of hoisted work is spread
     layer: str = "layer"
     may_chain: bool = True  # there are kernels that keep blocks of rows in cache
     _known: dict[tuple[int, bool], tuple[Expr, Matrix]] = field(
@@ -118,7 +118,7 @@ def survey(
 ) -> list[LayerPlan]:
     """Every candidate that no other beats for all inputs, priced for this one; chained ones too.
 
-    Others may be given, and another way to price their steps.
+    Other candidates may be given, and another pricing of their steps.
     """
     if survivors is None:
         survivors, _ = prune(problem.forms, problem.wrt, problem.constant, bool(problem.features))
@@ -170,7 +170,7 @@ def rejected_plan(plan: LayerPlan, candidate: str, why: str, said: str = "") -> 
 
 
 def within(problem: Problem, plans: Sequence[LayerPlan]) -> list[LayerPlan]:
-    """The plans that fit what the layer may hold; of none that do, the leanest, where a share was given."""
+    """The plans that fit what the layer may hold; if none does and a share was given, the leanest."""
     limit, share = problem.memory_limit, problem.allowance
     fitting = [plan for plan in plans if limit is None or plan.peak_bytes <= limit]
     if share is None:
@@ -182,7 +182,7 @@ def within(problem: Problem, plans: Sequence[LayerPlan]) -> list[LayerPlan]:
 
 
 def too_much(plan: LayerPlan, problem: Problem) -> str:
-    """Why a plan was not looked at: it does not fit."""
+    """Why a plan was not considered: it does not fit."""
     limit, needs = problem.memory_limit, f"needs {plan.peak_bytes / 1e6:.1f} MB"
     if limit is not None and plan.peak_bytes > limit:
         return f"{needs}, more than memory_limit={limit}"
@@ -190,7 +190,7 @@ def too_much(plan: LayerPlan, problem: Problem) -> str:
 
 
 def _said(ranked: list[LayerPlan]) -> list[tuple[LayerPlan, str]]:
-    """The losers, the nearest of them that do something else with what that is.
+    """The rejected plans; the nearest ones that do something else also say what they do.
 
     Only the nearest tie and the nearest that is slower are ever named, so the others are left without words.
     """
@@ -209,7 +209,7 @@ def _said(ranked: list[LayerPlan]) -> list[tuple[LayerPlan, str]]:
 
 
 def matrices_of(plan: LayerPlan, problem: Problem) -> dict[str, Matrix]:
-    """The sparse matrices a plan multiplies by, by name; their forms stay with the graph."""
+    """The sparse matrices a plan multiplies by, by name; their forms belong to the graph."""
     found = {name: problem.features[_origin(name, plan.hoisted)] for name in plan.sparse_values}
     for program in (plan.hoisted, plan.forward, plan.backward):
         for step in () if program is None else program.steps:
@@ -221,12 +221,12 @@ def matrices_of(plan: LayerPlan, problem: Problem) -> dict[str, Matrix]:
 
 
 def _preferred(ranked: list[LayerPlan], is_limited: bool) -> LayerPlan:
-    """The cheapest plan; among prices the model cannot tell apart a chained one that moves the fewest bytes,
+    """The cheapest plan; among near-equal prices a chained one that moves the fewest bytes,
     or, where memory is limited, the leanest.
 
-    Seen over layers timed with all their candidates: of two prices that close, the plan whose rows stay in
-    cache was mostly the faster one. Of two chained ones it was that with less traffic: what else happens on
-    the machine makes memory dearer, never cheaper.
+    Over layers timed with all their candidates: of two near-equal prices, the plan whose rows stay in cache
+    was mostly the faster one, and of two chained plans the one with less traffic: other load on the machine
+    makes memory slower, never faster.
     """
     near = [plan for plan in ranked if plan.seconds <= WITHIN_ERROR * ranked[0].seconds]
     near = [plan for plan in near if plan.form.endswith("chained")] or near
@@ -241,7 +241,7 @@ def _bytes_moved(plan: LayerPlan) -> float:
 
 
 def _with_chains(plans: list[LayerPlan], problem: Problem, pricer: Pricer) -> list[LayerPlan]:
-    """The plans, those that may win fused, and the best forward beside the best backward of any of them.
+    """The plans, fused where they may win, and the best forward pass with the best backward pass.
 
     All candidates compute the same values, so the gradients may follow another association than the values,
     as long as they read nothing but inputs.
@@ -303,7 +303,7 @@ def chained(forward: LayerPlan, backward: LayerPlan, problem: Problem, pricer: P
 
 
 def _apart(plan: LayerPlan, steps: tuple[PricedStep, ...]) -> set[str]:
-    """Values whose steps run on other kernels: sparse features, graph forms, torch's products, slabs."""
+    """Values whose steps run on kernels that do not chain: sparse features, graph forms, torch, slabs."""
     other = {
         s.step.out for s in steps if s.step.op == "spmm" and (s.price.backend != "plait" or s.price.slab)
     }
@@ -335,7 +335,7 @@ def _reason(best: LayerPlan, ranked: list[LayerPlan]) -> str:
 
 
 def _priced(survivor: Survivor, problem: Problem, pricer: Pricer) -> list[LayerPlan]:
-    """The candidate with dense and, where a constant operand has a sparse view, with sparse features."""
+    """The candidate with dense features and, where a constant operand has a sparse view, with sparse ones."""
     plans = [_plan(survivor, problem, pricer, use_sparse=False)]
     if problem.features:
         sparse = _plan(survivor, problem, pricer, use_sparse=True)
@@ -444,8 +444,8 @@ def memory_of(
 ) -> Memory:
     """What a plan keeps, hoisted values included, and its peak: values live from birth to last use.
 
-    What the backward pass reads stays until it is through (autograd holds it), beside the gradient that comes
-    in. The inputs are not counted: they belong to others.
+    What the backward pass reads stays until its end (autograd holds it), as does the incoming gradient. The
+    inputs are not counted, because they belong to the caller.
     """
     hoisted = sum(_bytes(once, v, problem, sparse) for v in once.outputs)
     size = functools.partial(_bytes, problem=problem, sparse=sparse)
@@ -463,7 +463,7 @@ def memory_of(
 
 
 def _most_alive(program: Program, keep: Iterable[str], size: Callable[[Program, str], int]) -> int:
-    """Most bytes of what a program makes that are alive at once; `keep` stays to its end."""
+    """Most bytes of a program's values that are alive at once; those in `keep` stay to its end."""
     steps, lies_in = program.steps, _memory(program, keep)
     born: dict[str, int] = {}
     last: dict[str, int] = {}
@@ -483,7 +483,7 @@ def _most_alive(program: Program, keep: Iterable[str], size: Callable[[Program, 
 
 def _memory(program: Program, keep: Iterable[str]) -> dict[str, str]:
     """Value -> the one in whose memory it lies: a view in what it shows, a part in what it is joined to, a
-    result in the operand that its step overwrites, where nobody reads that afterwards."""
+    result in the operand that its step overwrites, where nothing reads that afterwards."""
     made = {name for step in program.steps for name in (step.out, *step.more)}
     last = {name: k for k, step in enumerate(program.steps) for _, name in step.reads}
     stays = set(keep)
@@ -513,7 +513,7 @@ def _bytes(program: Program, name: str, problem: Problem, sparse: Mapping[str, M
 
 
 def best_by_exhaustion(problem: Problem) -> list[tuple[Candidate, float]]:
-    """Every candidate, pruned ones too, with its price: what tests hold the pruning to."""
+    """Every candidate, pruned ones too, with its price: for tests of the pruning."""
     pricer = Pricer(problem.machine, problem.float_bytes, problem.threads)
     found = []
     for candidate in candidates(problem.forms):

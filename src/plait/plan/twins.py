@@ -31,7 +31,7 @@ __all__ = ["closed", "is_equal_on_twins", "on_representatives"]
 
 @functools.lru_cache(maxsize=256)
 def closed(forms: tuple[Expr, ...]) -> tuple[Expr, ...]:
-    """The forms with a node and its neighbours summed by one matrix: A @ X + X == (A + i) @ X."""
+    """The expressions with a node and its neighbours summed by one matrix: A @ X + X == (A + i) @ X."""
     return tuple(_closed(form) for form in forms)
 
 
@@ -51,7 +51,7 @@ def _closed(expr: Expr) -> Expr:
 
 @functools.lru_cache(maxsize=256)
 def is_equal_on_twins(forms: tuple[Expr, ...], is_input_equal: bool) -> bool:
-    """Whether every form's rows are equal on twins, for any X or for an X whose rows already are."""
+    """Whether every expression's rows are equal on twins, for any X or for an X whose rows already are."""
     return all(_reads(form, is_input_equal) == _EQUAL for form in forms)
 
 
@@ -98,7 +98,7 @@ def _is_closed(matrix: Expr) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def on_representatives(forms: tuple[Expr, ...]) -> tuple[Expr, ...]:
-    """The forms with the class sizes on the right of A + i, where a scaling q does not carry them already."""
+    """The expressions with the class sizes on the right of A + i, unless a scaling q carries them already."""
     return tuple(form if "q" in leaves(form) else _weighted(form) for form in forms)
 
 

@@ -1,4 +1,4 @@
-"""Candidates that are programs already: layers that are more than a matrix expression, priced and chosen."""
+"""Prices and chooses among candidates that are programs: layers that are more than a matrix expression."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _preferred: ContextVar[int] = ContextVar("preferred", default=0)
 
 @dataclass(frozen=True)
 class Way:
-    """One legal way to compute a layer: its name, its formula, its program, why one would."""
+    """One legal way to compute a layer: its name, its formula, its program, and the reason for it."""
 
     name: str
     text: str
     program: Program
     because: str = ""
-    prepared: int = 0  # numbers that making its weights from the layer's moves in each call, beside its steps
+    prepared: int = 0  # numbers moved in each call to make its weights from the layer's, besides its steps
 
 
 @contextmanager
@@ -53,7 +53,7 @@ def preferring(rank: int) -> Iterator[None]:
 
 
 def survey_ways(problem: Problem, ways: Sequence[Way]) -> list[LayerPlan]:
-    """Every way as a plan, its products of the same rows chained unless that is dearer, by price."""
+    """Every way as a plan, ordered by price; products of the same rows are chained unless that costs more."""
     pricer = step_pricer(problem)
     plans = []
     for way in ways:
@@ -66,7 +66,7 @@ def survey_ways(problem: Problem, ways: Sequence[Way]) -> list[LayerPlan]:
 
 
 def _preparing(problem: Problem, way: Way) -> float:
-    """Seconds beside the steps; of weights that stay in a core's own cache they are lost in the call's."""
+    """Seconds besides the steps; for weights that fit a core's cache they vanish in the call."""
     moved, machine = way.prepared * problem.float_bytes, problem.machine
     return moved / machine.stream_bytes_per_s if moved > machine.l2_bytes else 0.0
 
@@ -103,7 +103,7 @@ def unpriced(
     mode: str,
     machine: MachineProfile,
 ) -> LayerPlan:
-    """The plan of a layer that goes one way only and whose steps are not the planner's: it has none."""
+    """The plan of a layer with a single way whose steps are not planned: it has no steps."""
     return replace(
         direct(_NONE, ()), layer=layer, sizes=sizes, mode=mode, machine=machine.name,
         is_default_machine=machine.is_default, because=because, choice=choice, text=text,
@@ -111,7 +111,7 @@ def unpriced(
 
 
 def direct(program: Program, wrt: tuple[str, ...], layer: str = "") -> LayerPlan:
-    """A part of a layer that is run as it is: one program, nothing to choose from, nothing priced."""
+    """A part of a layer without alternatives: one program, neither chosen nor priced."""
     return LayerPlan(
         layer=layer, expr=None, form="", condition="", forward=program,
         backward=differentiate(program, wrt) if wrt else None, hoisted=_NONE, steps=(), hoisted_steps=(),
@@ -121,7 +121,7 @@ def direct(program: Program, wrt: tuple[str, ...], layer: str = "") -> LayerPlan
 
 
 def choose(problem: Problem, ways: Sequence[Way]) -> LayerPlan:
-    """The cheapest way that fits the memory limit, with the losers and their prices."""
+    """The cheapest way that fits the memory limit, with the rejected ways and their prices."""
     ranked, limit = survey_ways(problem, ways), problem.memory_limit
     fitting = within(problem, ranked)
     if not fitting:

@@ -1,6 +1,6 @@
-"""A plan in plain words: for every layer what is done and why, what it costs, and what would have cost more.
+"""A plan in words: for every layer what is done and why, what it costs, and what would have cost more.
 
-The formulas, their brackets and every loser are in `LayerPlan.lines`; this is what `print(plan)` shows.
+The formulas and every rejected plan are in `LayerPlan.lines`; this is what `print(plan)` shows.
 """
 
 from __future__ import annotations
@@ -42,23 +42,40 @@ _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 class Layer(Protocol):
-    """What plans of layers have in common (plan.py)."""
+    """The attributes of a layer's plan that are printed (plan.py)."""
 
     @property
-    def layer(self) -> str: ...
+    def layer(self) -> str:
+        """The layer's path and kind."""
+
     @property
-    def mode(self) -> str: ...
+    def mode(self) -> str:
+        """ "training" or "inference"."""
+
     @property
-    def seconds(self) -> float: ...
+    def seconds(self) -> float:
+        """Predicted seconds per step."""
+
     @property
-    def peak_bytes(self) -> int: ...
+    def peak_bytes(self) -> int:
+        """Predicted peak memory."""
+
     @property
-    def rejected(self) -> Sequence[Any]: ...
+    def rejected(self) -> Sequence[Any]:
+        """The candidates that lost."""
+
     @property
-    def calling(self) -> Mapping[str, float]: ...
-    def action(self) -> str: ...
-    def reason(self) -> str: ...
-    def rows(self) -> list[Row]: ...
+    def calling(self) -> Mapping[str, float]:
+        """Measured seconds around the steps, by phase."""
+
+    def action(self) -> str:
+        """What the layer does, in words."""
+
+    def reason(self) -> str:
+        """Why that is the cheapest order, in words."""
+
+    def rows(self) -> list[Row]:
+        """The steps in words."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +93,7 @@ class Row:
 
 
 def order(hoisted: Program, forward: Program, is_training: bool) -> str:
-    """What a matrix expression does, as an order to somebody: "multiply by W first, then aggregate"."""
+    """What a matrix expression does, in the imperative: "multiply by W first, then aggregate"."""
     once, each = _Trail(hoisted), _Trail(forward, hoisted)
     if hoisted.steps and not forward.steps:
         return "compute the whole layer once and reuse it"
@@ -93,7 +110,7 @@ def order(hoisted: Program, forward: Program, is_training: bool) -> str:
 
 
 def why(plan: Any) -> str:
-    """Why the order of a LayerPlan is the cheap one, from what it gathers."""
+    """Why the order of a LayerPlan is the cheapest, from the columns it gathers."""
     is_sparse = bool(plan.sparse_values)
     each = _Trail(plan.forward, plan.hoisted)
     if plan.hoisted.steps:
@@ -253,7 +270,7 @@ _CHOICES = {
 }
 
 
-# how the backward pass goes about it (ops/attention.py); the longest first
+# how the backward pass works (ops/attention.py); the longest first
 _SUFFIXES = {
     " targets first, lean": ", the gradients of the targets first, keeping less in memory",
     " targets first": ", the gradients of the targets first",
@@ -262,7 +279,7 @@ _SUFFIXES = {
 
 
 def of_choice(choice: str, text: str) -> str:
-    """What a candidate with passes of its own does; its formula where there are no words for it."""
+    """What a way of a program layer does; its formula where there is no description."""
     base, more = choice, ""
     for suffix, words in _SUFFIXES.items():
         if choice.endswith(suffix):
@@ -372,7 +389,7 @@ def sentence(layer: Layer) -> str:
 
 
 def next_best(layer: Layer) -> str:
-    """The cheapest plan that does something else and by how much it is slower; ties are called ties."""
+    """The cheapest plan that does something else and how much slower it is; ties are named."""
     priced = sorted((r for r in layer.rejected if r.seconds is not None), key=lambda r: r.seconds)
     small = [r for r in priced if "limit" in r.why]
     priced = [r for r in priced if r not in small]
@@ -397,7 +414,7 @@ def next_best(layer: Layer) -> str:
 
 
 def closest_ratio(layer: Layer) -> float:
-    """How many times dearer the nearest plan is that does something else; infinite where there is none."""
+    """Price ratio of the nearest plan that does something else; infinite where there is none."""
     own = max(layer.seconds, 1e-12)
     others = [
         r.seconds for r in layer.rejected if r.seconds is not None and r.words not in ("", layer.action())
@@ -462,7 +479,7 @@ def coloured_text(title: str, warnings: Sequence[str], layers: Sequence[Layer], 
 
 
 def has_colour(stream: TextIO) -> bool:
-    """Whether a stream is a terminal that shows colours (NO_COLOR and TERM=dumb say no)."""
+    """Whether a stream is a terminal with colours (NO_COLOR and TERM=dumb turn them off)."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     return bool(getattr(stream, "isatty", lambda: False)())
@@ -528,7 +545,7 @@ def _wrap(text: str, first: str) -> list[str]:
 
 
 def html_text(title: str, warnings: Sequence[str], layers: Sequence[Layer], after: Sequence[str]) -> str:
-    """The same as HTML, for a notebook: no scripts, nothing loaded, readable on light and dark."""
+    """The print as HTML for a notebook: no scripts, nothing loaded, readable on light and dark."""
     shown = blocks(layers)
     longest = max((r.price.seconds for b in shown for r in b.rows if r.phase != "once"), default=0.0)
     parts = ['<div style="font-family:system-ui,sans-serif;max-width:60em">']

@@ -1,1 +1,1 @@
-"""The front door: PyG layers become expressions; the words of PyG stop here."""
+"""The front door: PyG layers become expressions; PyG's vocabulary stops here."""

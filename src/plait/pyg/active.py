@@ -1,7 +1,7 @@
 """Which compiled model is being called in this thread: its layers are planned while that call lasts.
 
 The layers stay the user's own objects. The same layer runs in PyG when it is reached through the original
-model, and planned when the call came in through the compiled one.
+model, and planned when it is reached through the compiled one.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class Kept:
     shared: tuple[Any, ...] = ()  # (tensor of the cache, its identity) where it has the caller's memory
 
     def is_as_made(self) -> bool:
-        """Whether nobody wrote to the edges that PyG's cache shares with the caller."""
+        """Whether the edges that PyG's cache shares with the caller are unchanged."""
         return not self.shared or identity(self.shared[0]) == self.shared[1]
 
     def has_its_weight(self) -> bool:
-        """Whether edge_weight is what it was when the cache was made."""
+        """Whether edge_weight is unchanged since the cache was made."""
         return self.weight is None or identity(self.weight) == self.made_from
 
 
@@ -72,8 +72,8 @@ class Seat:
     num_copied: int = 0  # inputs copied to find that out
     given: list[tuple[Tensor, int]] = field(default_factory=list)  # the last of them, and their versions
     seen_on_gpu: Any = None  # see pyg/recorded.py
-    written: dict[bool, Layer] = field(default_factory=dict)  # of fused layers, found to be as written
-    found: Layer | None = None  # that of them which the call at hand found unchanged
+    written: dict[bool, Layer] = field(default_factory=dict)  # of fused layers, found to be unmodified
+    found: Layer | None = None  # that of them which the current call found unchanged
 
     def as_it_was(self, module: nn.Module) -> Layer | None:
         """The record of a layer that nothing has changed since it was lowered."""
@@ -81,20 +81,20 @@ class Seat:
         return layer if layer is not None and layer.is_as_it_was(module) else None
 
     def look(self, module: nn.Module) -> Layer:
-        """The layer as it is, recorded anew where it has changed."""
+        """The layer as it is, recorded again where it has changed."""
         layer = self.as_it_was(module)
         if layer is None:
             layer = self.seen[module.training] = Layer(module)
         return layer
 
     def is_as_written(self, module: nn.Module) -> bool:
-        """Whether a fused layer is what it was when it was found to be what its class says."""
+        """Whether a fused layer is unchanged since it was found to be unmodified."""
         layer = self.written.get(module.training)
         self.found = layer if layer is not None and layer.is_as_it_was(module) else None
         return self.found is not None
 
     def note_as_written(self, module: nn.Module) -> None:
-        """It was found to be what its class says."""
+        """Note that the layer was found to be unmodified."""
         self.found = self.written[module.training] = Layer(module)
 
 
@@ -130,11 +130,11 @@ class Seats:
 
 class _Active(threading.local):
     seats: Seats | None = None
-    is_resting: bool = False  # a call of a compiled model is PyG's as a whole
+    is_resting: bool = False  # a whole call of a compiled model is left to PyG
 
 
 class _Traced:
-    """What stands for `active` while torch.compile traces: it follows attributes of plain objects only."""
+    """Replaces `active` while torch.compile traces, which follows attributes of plain objects only."""
 
     seats: Seats | None = None
 
@@ -145,7 +145,7 @@ traced = _Traced()
 
 @contextmanager
 def entered(seats: Seats) -> Iterator[None]:
-    """Calls inside come in through the compiled model that these are the layers of."""
+    """Marks the calls inside as coming through the compiled model of these layers."""
     before, active.seats = active.seats, seats
     try:
         yield
@@ -160,7 +160,7 @@ def session() -> Session:
 
 
 def record_of(module: nn.Module) -> Layer | None:
-    """The record of a fused layer that the call at hand found unchanged."""
+    """The record of a fused layer that the current call found unchanged."""
     return None if active.seats is None else active.seats.of(module).found
 
 

@@ -1,4 +1,4 @@
-"""plait.analyze: work, depth and every form of parallelism of a model on a graph, priced."""
+"""plait.analyze: work and depth of a model on a graph, and the price of every parallelisation strategy."""
 
 from __future__ import annotations
 
@@ -53,15 +53,15 @@ def analyze(
     sharing: float = 1.0,
     mode: str = "training",
 ) -> Analysis:
-    """What a model does on a graph and which form of parallelism pays; it prints itself.
+    """What a model computes on a graph and which parallelisation strategy pays; the result prints itself.
 
     `model` is a PyG model, or the name of one of the paper's ("gcn", "gat", ...) with `widths`. `data` is a
-    PyG Data, a plait Graph, or `Statistics(nodes, edges, degrees="powerlaw")` of a graph that is not here.
-    `network` is a name ("10gbit"), figures ("40gbit,10us") or (bytes a second, latency). `partition` (an
+    PyG Data, a plait Graph, or `Statistics(nodes, edges, degrees="powerlaw")` of a graph not at hand.
+    `network` is a name ("10gbit"), figures ("40gbit,10us") or (bytes per second, latency). `partition` (an
     owner for each node; default: METIS where pymetis is installed) says what an edge cut sends; `halo`
-    (remote rows over owned ones) does so for statistics. `batch_size` and `fanouts` are those of sampled
-    mini-batches, `train_share` the share of the nodes they start from. `sharing` is how many times slower a
-    worker computes while the others do: more than 1 where they share a machine (`distributed.wire`).
+    (remote rows divided by owned ones) does so for statistics. `batch_size` and `fanouts` are those of
+    sampled mini-batches, `train_share` the share of the nodes they start from. `sharing` is how many times
+    slower a worker computes while the others do: more than 1 where they share a machine (`distributed.wire`).
     """
     statistics = _statistics(data)
     counts = check_workers(list(workers) if isinstance(workers, Sequence) else workers, statistics.nodes)
@@ -110,7 +110,7 @@ def analyze(
 
 
 def _planned(model: nn.Module, data: Any, mode: str) -> Plan:
-    """The plan on CSR kernels: other forms of a graph are chosen by time on this machine, not by counts."""
+    """The plan on CSR kernels: other graph forms are chosen by timing on this machine, not by counts."""
     if isinstance(data, Statistics | Graph):
         raise InputError(
             "data: a PyG model is planned on tensors; pass a Data with x and edge_index, or name the model "
@@ -127,7 +127,7 @@ def _called(
     fanouts: Sequence[int | None] | None,
     mode: str,
 ) -> dict[str, Any]:
-    """What the model does beside its layers, and seconds of a mini-batch: by calling it on both."""
+    """What the model does outside its layers, and the seconds of a mini-batch, found by calling it."""
     plain = model._plait_model if isinstance(model, CompiledModel) else model
     call = call_of(plain, data)
     if call is None:
@@ -144,7 +144,7 @@ def _called(
 def _batch_seconds(
     model: nn.Module, data: Any, graph: Graph, size: int, fanouts: Sequence[int | None], mode: str
 ) -> float | None:
-    """The price of a model's layers, and of what is beside them, on a batch drawn around random seeds."""
+    """The price of a model's layers, and of what is outside them, on a batch drawn around random seeds."""
     rng, pricer = np.random.default_rng(0), Pricer(machine_in_use(), threads=launch.num_threads())
     batch = draw(graph, rng.choice(graph.num_nodes, min(size, graph.num_nodes), False), fanouts, rng)
     edges = torch.from_numpy(np.stack((batch.source, batch.target)))
@@ -205,7 +205,7 @@ def _widths_of(data: Any) -> tuple[int, ...]:
 def _partitions(
     partition: Any, counts: tuple[int, ...], statistics: Statistics
 ) -> tuple[dict[int, np.ndarray[Any, np.dtype[np.int64]]], str]:
-    """The owner of every node, by number of parts: given, or METIS's; empty where neither is at hand."""
+    """The owner of every node, by number of parts: given, or METIS's; empty where neither is available."""
     graph, most = statistics.graph, max(counts)
     if partition is not None:
         given = np.asarray(partition.cpu() if isinstance(partition, Tensor) else partition)
@@ -228,7 +228,7 @@ def _check_parts(part: np.ndarray[Any, Any], count: int, nodes: int) -> None:
 
 
 def _parameters(model: nn.Module) -> int:
-    """Numbers that are trained, those of layers that run in PyG too."""
+    """The number of trained parameters, including layers that run in PyG."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 

@@ -1,9 +1,9 @@
-"""Layers under torch.autocast: planned in the parameters' own precision, answered in the type PyG answers in.
+"""Layers under torch.autocast: computed in the parameters' own precision, returned in PyG's result type.
 
-Autocast rounds the operands of products to 16 bits and leaves sums as they come. A planned layer reads its
-inputs in float32, is exact to float32 and rounds once, at its end: its answers are nearer to those without
-autocast than PyG's, and of the same type. Which type that is depends on the layer, its options and what it is
-called with; PyG itself says so, on two nodes.
+Autocast rounds the operands of products to 16 bits. A planned layer reads its inputs in float32, computes in
+float32 and rounds once, at its end: its results are closer to those without autocast than PyG's, and of the
+same type. The type depends on the layer, its options and its arguments; it is found by running PyG on two
+nodes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def run(
     if not isinstance(first, Tensor):
         return None
     kind = first.device.type
-    if not torch.is_autocast_enabled(kind):  # that of another device: nothing of this layer follows it
+    if not torch.is_autocast_enabled(kind):  # autocast of another device: it does not affect this layer
         with torch.autocast("cuda" if kind == "cpu" else "cpu", enabled=False):
             return forward(layer, original, module, *args, **kwargs)
     kept = (vars(module).get(name) for name in _FEATURES)
@@ -71,7 +71,7 @@ def run(
 def _known_types(
     original: Callable[..., Any], module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], low: torch.dtype
 ) -> Any:
-    """The types of PyG's results for such a call, asked once; None where they cannot be known."""
+    """The types of PyG's results for such a call, found once; None where they cannot be found."""
     options = tuple((name, value) for name, value in vars(module).items() if type(value) in _PLAIN)
     key = (low, options, _outline(args), tuple(sorted((k, _outline(v)) for k, v in kwargs.items())))
     found = _types.setdefault(module, {})
@@ -83,7 +83,7 @@ def _known_types(
 
 
 def _outline(value: Any) -> Any:
-    """What of an argument the types of results may depend on."""
+    """The properties of an argument that the types of results may depend on."""
     if isinstance(value, tuple | list):
         return tuple(map(_outline, value))
     if isinstance(value, Tensor):
@@ -103,7 +103,7 @@ def _asked(original: Callable[..., Any], module: Any, args: tuple[Any, ...], kwa
         small = {name: _small(name, value) for name, value in given.items()}
         with torch.no_grad(), torch.random.fork_rng(devices):
             return _types_in(original(copy.deepcopy(module), **small))
-    except Exception:  # whatever a layer refuses about two nodes, it runs in PyG on the user's
+    except Exception:  # if a layer fails on two nodes for any reason, it runs in PyG on the user's graph
         return None
     finally:
         active.seats = seats

@@ -1,4 +1,4 @@
-"""What a model does beside its layers: torch's operations on rows of nodes, noted while it is called once."""
+"""What a model does outside its layers: torch's operations on rows of nodes, recorded in one call."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class _Noted(TorchFunctionMode):
     def in_layer(
         self, module: Any, seats: Any, here: Any, names: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """The layer as it is run by one process; what it leaves to torch counts as following it."""
+        """Runs the layer as one process does; operations it leaves to torch count as following it."""
         self.layers.append(seats.of(module).name)
         self.session.plans.clear()
         self._depth += 1
@@ -60,7 +60,7 @@ class _Noted(TorchFunctionMode):
         return out
 
     def _counts(self, out: Any, args: tuple[Any, ...]) -> bool:
-        """Whether it computed rows; planned steps run without gradients, and are priced elsewhere."""
+        """Whether it computed rows; planned steps run without gradients and are priced elsewhere."""
         if not isinstance(out, Tensor) or not out.is_floating_point() or out.numel() < self._least:
             return False
         if not (torch.is_grad_enabled() if self.is_training else self._depth == 0):
@@ -69,7 +69,7 @@ class _Noted(TorchFunctionMode):
 
 
 def _shares(out: Tensor, given: Tensor) -> bool:
-    """Whether a result lies in the memory of an argument, and so was not written anew."""
+    """Whether a result lies in the memory of an argument, and so was not written again."""
     return out.untyped_storage().data_ptr() == given.untyped_storage().data_ptr()
 
 

@@ -20,7 +20,7 @@ from plait.graph import Graph
 
 __all__ = ["Call", "call_of"]
 
-# other names of forward's parameters, and the attribute of Data they mean
+# other names for forward's parameters, and the attribute of Data they stand for
 _ALIASES = {
     **dict.fromkeys(("input", "inputs", "feat", "feats", "features", "feature", "node_features", "h"), "x"),
     **dict.fromkeys(("adj", "edges", "edge", "edge_list", "ei", "graph", "g"), "edge_index"),
@@ -36,7 +36,7 @@ class Call:
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any] = field(default_factory=dict)
-    is_guessed: bool = False  # by position: the names say nothing
+    is_guessed: bool = False  # by position: the names are not used
 
     def __call__(self, model: nn.Module) -> Any:
         return model(*map(_shallow, self.args), **{k: _shallow(v) for k, v in self.kwargs.items()})
@@ -72,7 +72,7 @@ def _shallow(value: Any) -> Any:
 def call_of(model: nn.Module, data: Any) -> Call | None:
     """The call of a model on data: attributes named like forward's parameters, or the data itself.
 
-    None where the names are not to be found; InputError where `data` cannot be what was meant.
+    None where the names are not found; InputError where `data` cannot be what was meant.
     """
     _check(data)
     names, kind = _parameters(model), type(model).__name__
@@ -125,7 +125,7 @@ def _parameters(model: nn.Module) -> list[str]:
 
 
 def _check(data: Any) -> None:
-    """InputError for what is certainly no graph, with what to pass instead."""
+    """InputError for what is certainly not a graph, saying what to pass instead."""
     kind = type(data).__name__
     if data is None:
         raise InputError(f"data: missing; {_WANTED}, or args=(x, edge_index)")

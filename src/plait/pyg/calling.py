@@ -1,4 +1,4 @@
-"""The clock around planned layers: what calling one takes beside its steps, forwards and backwards."""
+"""The clock around planned layers: what calling one takes besides its steps, forwards and backwards."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _end(begun: list[float], clock: Callable[[], float], calls: Calls, name: str
 
 
 def in_this_thread(hook: Callable[..., None]) -> Callable[..., None]:
-    """The hook for calls of this thread; a hook on all modules hears of the others' too."""
+    """The hook for calls of this thread; a global module hook is called for other threads too."""
     own = threading.get_ident()
 
     def listen(*args: Any) -> None:

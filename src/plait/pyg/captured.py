@@ -26,14 +26,14 @@ _LOOKED_AT = 32  # batches whose sizes choose those that batches are padded to
 _MOST_SIZES = 4
 _MOST_CAPTURES = 8
 _NODES, _EDGES = 128, 1024  # sizes are multiples of these
-_ROOM = 1.02  # the largest size beside the largest batch seen
+_ROOM = 1.02  # the largest size relative to the largest batch seen
 
 
 class TrainingStep:
     """One training step: loss(model, data), its backward pass and the optimiser, replayed as a CUDA graph.
 
-    `step()` runs it on the data handed to compile, `step(batch)` on a mini-batch. Both return the loss, a
-    tensor that the next step of the same size writes to: read it with .item() now and then, not each time.
+    `step()` runs it on the data given to compile, `step(batch)` on a mini-batch. Both return the loss, a
+    tensor that the next step of the same size overwrites: read it with .item() occasionally, not every step.
     On a CPU, and where a batch fits no captured size, the same step runs without a capture.
     """
 
@@ -48,7 +48,7 @@ class TrainingStep:
             make_capturable(optimizer)
         session = getattr(model, "_plait_plan_session", None)
         if self.is_captured and session is not None:
-            session.aside.is_off = True  # what PyG may have less of, Python, is not replayed
+            session.aside.is_off = True  # PyG's possible advantage, less Python, does not matter in a replay
         self._stream: Any = None
         if self.is_captured:
             self._stream = torch.cuda.Stream(parameters[0].device)  # type: ignore[no-untyped-call]
@@ -106,7 +106,7 @@ class TrainingStep:
         return body_of(lambda: self.loss(self.model, data), self._parameters(), self.optimizer)()
 
     def _state(self) -> tuple[Any, ...]:
-        """What a captured step has taken for constant."""
+        """What a captured step has treated as constant."""
         modes = tuple([module.training for module in self.model.modules()])
         places = tuple([(p.data_ptr(), p.requires_grad) for p in self.model.parameters()])
         return modes, places, settings(self.optimizer)
@@ -127,7 +127,7 @@ class TrainingStep:
         return slot.replay()
 
     def _slot(self, batch: Any, size: tuple[int, int], is_listed: bool) -> _Slot | None:
-        """Where this batch is copied to; None where it runs as it is."""
+        """The slot this batch is copied to; None where it runs without one."""
         if len(self._seen) < _LOOKED_AT:
             self._seen.append(size)
             if len(self._seen) == _LOOKED_AT:
@@ -199,7 +199,7 @@ def _mixes_rows(model: nn.Module) -> str | None:
 
 @dataclass(frozen=True)
 class _Kind:
-    """Along which dimension an attribute of a batch counts nodes or edges; of neither: -1."""
+    """The dimension along which an attribute of a batch counts nodes or edges; -1 for neither."""
 
     dimension: int
     counts: str  # "nodes", "edges" or ""
@@ -231,7 +231,7 @@ def _starts(batch: Any) -> Tensor | None:
 
 
 def _layout(batch: Any, size: tuple[int, int]) -> tuple[Any, ...]:
-    """What batches of one slot have in common beside their size."""
+    """What batches of one slot have in common besides their size."""
     parts, given = [], batch.to_dict()
     for name, value in sorted(_tensors(given).items()):
         kind = _kind_of(name, value, size)
@@ -268,7 +268,7 @@ class _Slot:
     ) -> None:
         """Copy a batch here, with where the edges of each target begin if that is known.
 
-        is_other: padding rows hold something else than zeros, to see who reads them.
+        is_other: padding rows are not zero, to detect code that reads them.
         """
         given = [batch[name].as_subclass(Tensor) for name, _, _ in self._parts]
         values = self._on_device(given, starts)
@@ -318,7 +318,7 @@ class _Slot:
         self._starts[len(given) :].fill_(self.padded[1])
 
     def attach(self) -> None:
-        """Has edge_index carry what its sampler said, so that a captured step sorts no edges."""
+        """Attach what the sampler knows to edge_index, so that a captured step sorts no edges."""
         if self._starts is not None:
             attach_starts(self.batch.edge_index, self._starts)
 

@@ -1,4 +1,4 @@
-"""Activation checkpointing: what ran planned must run planned again when the backward pass asks for it."""
+"""Activation checkpointing: what ran planned must run planned again when the backward pass recomputes it."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def in_checkpoint() -> bool:
 def called(seats: Seats, module: Any) -> Called | None:
     """The notes on a call of a layer: new ones in a checkpoint's first run, the same in its second.
 
-    None where the hooks on saved tensors are somebody else's. A checkpoint compares what its function saves
-    the first time and in the backward pass. The second run does not come in through the compiled model by
-    itself, so its function is wrapped to do so; where that cannot be done both runs are PyG's.
+    None where the hooks on saved tensors are not a checkpoint's. A checkpoint compares what its function
+    saves the first time and in the backward pass. The second run does not go through the compiled model by
+    itself, so its function is wrapped to do so; where that is impossible, both runs are left to PyG.
     """
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     if hooks is None:
@@ -53,7 +53,7 @@ def note_in_pyg() -> None:
 
 
 def runs_again() -> bool:
-    """Whether the layer runs a second time for a checkpoint: nothing is decided anew."""
+    """Whether the layer runs a second time for a checkpoint: nothing is decided again."""
     return now.call is not None and now.call.is_second
 
 

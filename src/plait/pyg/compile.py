@@ -90,14 +90,14 @@ def compile(
 
     `data` (a PyG Data with x and edge_index) lets the plan be made now; without it, it is made at the first
     call. `rows` (a mask or node numbers) names the rows the loss needs: in training the last layer computes
-    only those, and the others when anything but those rows is asked for. `memory_limit`, bytes or
+    only those, and the others when something else reads them. `memory_limit`, bytes or
     text such as "8GB" or "512 MiB", bounds what a step of the whole model holds: layers keep less and compute
     more where that is needed (docs/planning.md). `epochs` is how many steps work done once is spread over.
     `mode` is "training" or "inference" for the plan made now (default: model.training). `forms` names the
-    graph forms that may be used, where a timed check says so: "csr", "hag" (shared neighbours summed once),
-    "twins" (nodes no layer can tell apart computed once), and, only where named, "diff" (rows as
-    differences: often faster, but outliers cancel); without "csr" the others are used untimed.
-    The compiled model is a second view of the one handed in: parameters, children, hooks and modes are the
+    graph forms that may be used, where a timed check finds them faster: "csr", "hag" (shared neighbours
+    summed once), "twins" (nodes no layer can tell apart computed once), and, only if named, "diff" (rows as
+    differences: often faster, but outliers lose digits); without "csr" the others are used untimed.
+    The compiled model is a second view of the given one: parameters, children, hooks and modes are the
     same objects, whichever view changes them. Called through the compiled view, by any of its methods, layers
     run planned; called through the original, the very same layers run in PyG.
     `capture=True` returns a training step instead (docs/gpu.md): `.step()` runs `loss(model, data)`, its
@@ -128,7 +128,7 @@ def explain(
     kwargs: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Plan:
-    """The plan of a model on a graph; with analyze=True it is run and every step has its measured time.
+    """The plan of a model on a graph; with analyze=True it is run and every step gets its measured time.
 
     `data` is a PyG Data whose attributes are named like the parameters of the model's forward; `args` and
     `kwargs`, where given, are what the model is called with instead. `options` are those of `compile`.
@@ -153,7 +153,7 @@ def rehearse(
     mode: str,
     within: AbstractContextManager[Any] | None = None,
 ) -> Any:
-    """What the model gives, its layers called through a session, once; everything is left as it was.
+    """The model's output from one call with its layers planned by a session; all state is restored.
 
     `within` surrounds the call alone.
     """
@@ -164,7 +164,7 @@ def rehearse(
 
 
 def _given_call(args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None) -> Call | None:
-    """The call with what the user named, if anything."""
+    """The call with the user's own arguments, if any were given."""
     if args is None and kwargs is None:
         return None
     if not isinstance(args, tuple | list | None):
@@ -203,7 +203,7 @@ def _row_numbers(rows: Tensor | None, data: Any) -> Tensor | None:
         )
     if rows.numel() and (int(rows.min()) < 0 or (count is not None and int(rows.max()) >= count)):
         raise InputError(f"rows: node numbers must lie in 0..{(count or 0) - 1}")
-    # a row named twice is wanted once; its gradient would count twice
+    # a row named twice is computed once; otherwise its gradient would count twice
     once: Tensor = torch.unique(rows.long().cpu())
     return once
 
@@ -265,7 +265,7 @@ def _plan_ahead(model: nn.Module, session: Session, call: Call | None, mode: str
                              "planned at the first call"]  # fmt: skip
             return
         if has_layers:
-            raise  # a model of other things is not plait's to complain about
+            raise  # no warning for a model that has nothing to do with graphs
     if not any(isinstance(m, MessagePassing) for m in ran):
         session.notes += ["no PyG layer was found in the model: nothing to plan"]
         return
@@ -288,7 +288,7 @@ def _turn_dial(
     quietly: Callable[[], AbstractContextManager[None]],
     mode: str,
 ) -> None:
-    """Under memory_limit: see what a step holds, choose the ways that fit, and run again until they stay."""
+    """Under memory_limit: observe what a step holds, choose variants that fit, and repeat until they stay."""
     if session.options.memory_limit is None:
         return
     for turns in range(_MOST_TURNS):
@@ -308,7 +308,7 @@ def _follow(model: nn.Module, session: Session, call: Call, out: Any, mode: str)
     given = [*model.parameters(), *model.buffers(), *call.tensors()]
     try:
         session.dial.trails[mode] = follow(outputs, [t for t in given if not is_lazy(t)])
-    except RuntimeError:  # a tensor of somebody else's kind
+    except RuntimeError:  # a foreign tensor subclass
         if session.options.memory_limit is not None:
             raise  # else it is a prediction that nobody asked for
 
@@ -316,7 +316,7 @@ def _follow(model: nn.Module, session: Session, call: Call, out: Any, mode: str)
 def _runs_in_training(model: nn.Module, session: Session, call: Call, ran: list[nn.Module]) -> bool:
     """Whether the model could be run in training mode; what ran is then in `ran`.
 
-    It cannot where a normalisation wants more than one row, say; then the run without dropout has to do.
+    It cannot where, say, a normalisation needs more than one row; then the run without dropout is used.
     """
     try:
         with _quietly(model, call, True), _recorded(ran), torch.enable_grad():
@@ -335,7 +335,7 @@ def _run_once(
     with_grad: bool,
     backward: bool = False,
 ) -> Any:
-    """What the model gives, with the gradients behind it where asked for; nobody's own .grad is touched."""
+    """The model's output, with gradients computed if asked for; no .grad is touched."""
     with quietly(), torch.set_grad_enabled(with_grad):
         out = call(model)
         if backward and (wanted_rows := held_rows(out)) is not None:
@@ -346,7 +346,7 @@ def _run_once(
 
 
 def _gradients(model: nn.Module, call: Call, out: Tensor) -> tuple[Tensor | None, ...]:
-    """The gradients a training step computes; nothing is added to anybody's .grad."""
+    """The gradients a training step computes; nothing is added to any .grad."""
     wanted: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
     wanted += [tensor for tensor in call.tensors() if tensor.requires_grad]
     if not wanted:
@@ -372,7 +372,7 @@ def _has_reentrant_checkpoint(out: Tensor) -> bool:
 
 
 def _by_backward(wanted: list[Tensor], out: Tensor) -> tuple[Tensor | None, ...]:
-    """The same by `backward`, with everybody's .grad as it was."""
+    """The same by `backward`, with every .grad restored."""
     before = [tensor.grad for tensor in wanted]
     try:
         for tensor in wanted:
@@ -387,7 +387,7 @@ def _by_backward(wanted: list[Tensor], out: Tensor) -> tuple[Tensor | None, ...]
 def _restrict_last(
     model: Any, session: Session, ran: list[nn.Module], num_nodes: int, run: Callable[[], object]
 ) -> None:
-    """Let the last layer compute the wanted rows first, where nothing after it asks for all of them."""
+    """Let the last layer compute the requested rows first, where nothing after it needs all of them."""
     layers = [m for m in ran if isinstance(m, MessagePassing)]
     if not layers:
         return
@@ -406,7 +406,7 @@ def _restrict_last(
 
 @contextmanager
 def _quietly(model: nn.Module, call: Call, is_training: bool) -> Iterator[None]:
-    """The mode asked for; afterwards random states, buffers, inputs and the layers' caches are as before.
+    """Runs in the requested mode; afterwards random states, buffers, inputs and layer caches are restored.
 
     In training the modules' own modes stay where the model is in training already: a part that was put in
     evaluation mode trains so. Modules that no tree of children leads to (in lists, closures) are found when
@@ -485,7 +485,7 @@ def _recorded(ran: list[nn.Module]) -> Iterator[None]:
 
 
 def _analyze(model: Any, session: Session, call: Call | None, mode: str, repeats: int = 7) -> Plan:
-    """Run the model a few times with a clock on every step; the median of each goes beside its price."""
+    """Run the model a few times and time every step; the median of each is stored with its price."""
     if call is None:
         raise InputError(
             "analyze: the model's arguments are not attributes of data; give them as args=(x, edge_index)"
@@ -530,7 +530,7 @@ def _analyze(model: Any, session: Session, call: Call | None, mode: str, repeats
 def _with_measurements(
     plan: Plan, samples: dict[str, list[Any]], beside: dict[str, dict[str, list[float]]]
 ) -> Plan:
-    """The plan with the median of every step, and of what calling a layer took beside them."""
+    """The plan with the median of every step, and of what calling a layer took besides them."""
     layers = []
     for layer in plan.layers:
         measured = {}

@@ -1,4 +1,4 @@
-"""What an option holds that may be edited where it is: lists, sets, dictionaries of plain values."""
+"""The contents of options that may be edited in place: lists, sets, dictionaries of plain values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The edges of a call, whatever PyG form they come in: graph, weights, what recognises them."""
+"""The edges of a call in any of PyG's representations: graph, weights, and the key that recognises them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Given:
-    """Edges as they were handed over; `build` makes the graph (and a matrix's weights) when first met."""
+    """Edges as given; `build` makes the graph (and a matrix's weights) when first needed."""
 
     key: tuple[Any, ...]
     owners: tuple[Tensor, ...]
@@ -47,16 +47,16 @@ class Demand:
     latest: Callable[[], Graph | None] = _nothing
 
     def prepare(self, graph: Graph) -> None:
-        """Derives of a graph what was asked of the latest one."""
+        """Derives from a graph what was derived from the latest one."""
         latest = self.latest()
         if latest is not None:
             graph.anticipate(latest)
 
 
 class _Listed:
-    """The edges of a batch as its sampler listed them, target by target, which spares the graph a sort.
+    """The edges of a batch as its sampler listed them, target by target, so the graph needs no sort.
 
-    Kept on edge_index under `plait_graph`, and good for as long as edge_index is what it was.
+    Kept on edge_index under `plait_graph`, and valid as long as edge_index is unchanged.
     """
 
     def __init__(self, edge_index: Tensor, source: Any, pointer: Any, num_nodes: int, demand: Demand) -> None:
@@ -87,7 +87,7 @@ class _Starts:
         return set, ()  # as above
 
     def graph(self, edge_index: Tensor, num_nodes: int) -> Graph | None:
-        """The graph of edge_index if it is what it was: no sort, and nothing is checked."""
+        """The graph of edge_index if it is unchanged: no sort, and nothing is checked."""
         if num_nodes != self.indptr.numel() - 1 or self.identity != identity(edge_index)[1:]:
             return None
         return cast(Graph, PlacedGraph.listed(plain(edge_index)[0], self.indptr))
@@ -105,7 +105,7 @@ def attach(edge_index: Tensor, source: Any, pointer: Any, num_nodes: int, demand
 
 
 def attach_starts(edge_index: Tensor, indptr: Tensor) -> None:
-    """Has an edge_index in a GPU's memory carry where its targets' edges begin, [nodes + 1] beside it."""
+    """Attach to an edge_index on a GPU the positions where its targets' edges begin, [nodes + 1]."""
     edge_index.plait_graph = _Starts(edge_index, indptr)  # type: ignore[attr-defined]
 
 
@@ -124,7 +124,7 @@ def starts_of(edge_index: Tensor) -> Tensor | None:
 
 
 def carry(edge_index: Tensor, copied: Tensor) -> None:
-    """Has a pinned copy of an edge_index carry the graph that came with it, its pointers pinned too."""
+    """Attach to a pinned copy of an edge_index the graph that came with it, its pointers pinned too."""
     listed, starts = getattr(edge_index, "plait_graph", None), starts_of(edge_index)
     if starts is None or not isinstance(listed, _Listed):
         return
@@ -210,7 +210,7 @@ def is_placed(edge_index: Tensor) -> bool:
 
 
 def plain(edge_index: Tensor) -> Tensor:
-    """The numbers alone of PyG's EdgeIndex, whose own arithmetic knows few cases; all else as it is."""
+    """The plain tensor of PyG's EdgeIndex, which supports few operations; anything else unchanged."""
     if isinstance(edge_index, EdgeIndex):
         return cast(Tensor, edge_index.as_tensor())
     return edge_index.as_subclass(Tensor)
@@ -230,7 +230,7 @@ def from_edge_list(edge_index: Tensor, num_nodes: int, num_sources: int, is_swap
         source, target = target, source
     try:
         return Graph.from_edge_index(source, target, num_nodes, num_sources)
-    except GraphError as error:  # it speaks of arrays and counts; the caller has edge_index and x
+    except GraphError as error:  # its message is about arrays and counts; the caller has edge_index and x
         raise GraphError(
             f"edge_index: nodes {int(pair.min())} to {int(pair.max())} on {num_sources} source and "
             f"{num_nodes} target rows of x; check edge_index against x, or give x a row for every node"
@@ -250,7 +250,7 @@ def _read_matrix(adj_t: Tensor, sizes: tuple[int, int, bool]) -> Given:
 
 def _from_matrix(adj_t: Tensor) -> tuple[Graph, Tensor | None]:
     """The graph of a matrix, and its values where they are not all one."""
-    # entries and values of one and the same form: coalescing sorts and joins them
+    # entries and values of one and the same matrix: coalescing sorts and joins them
     matrix = adj_t.coalesce() if adj_t.layout == torch.sparse_coo else adj_t
     values = matrix.values()
     return Graph.from_any(matrix), None if _are_ones(values) else values

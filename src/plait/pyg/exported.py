@@ -1,4 +1,4 @@
-"""A planned layer under torch.compile: one operator, so that tracing goes on around it without a break.
+"""A planned layer under torch.compile: one operator, so that tracing continues without a graph break.
 
 The operator's gradient runs the layer once more and differentiates that: a traced graph has no place for what
 a planned forward pass keeps. Layers whose second run would differ from the first (dropout, batch statistics)

@@ -58,7 +58,7 @@ def foresee(
 
 @dataclass
 class _Plans:
-    """Stands for `Runs`: plans expressions for all ranks and runs none."""
+    """Replaces `Runs`: plans expressions for all ranks and runs none."""
 
     link: Link
     splits: tuple[str | None, ...]
@@ -95,7 +95,7 @@ class _Plans:
 
 
 def _rows_of(given: Mapping[str, Tensor], expr: Expr, count: int) -> dict[str, Tensor]:
-    """The inputs as a rank with so many nodes has them."""
+    """The inputs as a rank with this many nodes has them."""
     by_node = [name for name, leaf in leaves(expr).items() if isinstance(leaf, Dense) and leaf.rows == "N"]
     return {name: value[:count] if name in by_node else value for name, value in given.items()}
 

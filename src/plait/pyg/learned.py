@@ -1,4 +1,4 @@
-"""Layers whose edge_weight wants a gradient or keeps changing: an input of the expression, not a constant."""
+"""Layers whose edge_weight needs a gradient or keeps changing: an input of the expression, not a constant."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from plait.pyg.layers.fused import FUSED
 
 __all__ = ["Apply", "Call", "Lowered", "NotLowered", "lower", "not_as_written", "supported"]
 
-# imported for the layers they register
+# imported because they register layers
 _PARTS_OF_RULES = (
     convolution,
     polynomial,
@@ -65,8 +65,8 @@ def lower(module: nn.Module, call: Call) -> Lowered | NotLowered:
     """What the layer computes in such a call, or why that is not lowered.
 
     With flow="target_to_source" the caller hands edges over swapped, so that row 0 names the node a message
-    leaves; rules whose normalisation looks at one end of the edge know. The answer holds while the module's
-    options, hooks and training flag stay as they are.
+    leaves; rules whose normalisation looks at one end of the edge take that into account. The result is valid
+    while the module's options, hooks and training flag are unchanged.
     """
     found = _rule_of(module)
     if found is None:
@@ -98,7 +98,7 @@ def _rule_of(module: nn.Module) -> tuple[type[nn.Module], Rule] | None:
 
 
 def _changed(module: Any, layer: type[Any]) -> str | None:
-    """Why the module is not the layer its class says, if so."""
+    """Why the module differs from PyG's layer, if it does."""
     cls, own = module.__class__, vars(module)  # of a compiled root: the class of the model it is a view of
     for name in _methods(layer):
         if name in own or getattr(cls, name, None) is not getattr(layer, name):

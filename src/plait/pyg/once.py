@@ -1,4 +1,4 @@
-"""Calls on graphs that come once: the layer's expression on listed edges (runtime/listed.py)."""
+"""Calls on graphs seen only once: the layer's expression on listed edges (runtime/listed.py)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _FLOATS = (torch.float32, torch.float64)
 
 @dataclass(frozen=True, slots=True)
 class _How:
-    """What a layer does on listed edges, found out once: a property or a hash at every call counts."""
+    """What a layer does on an edge list, found once: even a property or a hash at every call would cost."""
 
     lowered: Lowered
     operator: int  # its number: layers with equal operators share a matrix
@@ -76,7 +76,7 @@ def once(
 ) -> Once | None:  # fmt: skip
     """The call on listed edges, where its graph comes once and is small; None: it is planned.
 
-    `key` recognises the call (`call_key`), so `edges` is an edge list and `weight` wants no gradient.
+    `key` recognises the call (`call_key`), so `edges` is an edge list and `weight` needs no gradient.
     """
     if not known.may_be_listed or not session.lists_edges() or not _fits(x, edges, weight):
         return None
@@ -102,7 +102,7 @@ def once_weighted(
     session: Session, known: Layer, module: Any, weight_key: tuple[Any, ...], x: Any, graph: Any,
     edges: Tensor, weight: Tensor, planned: Callable[[], Apply],
 ) -> Once | None:  # fmt: skip
-    """The call on listed edges, where the graph stays and its weights, which want no gradient, come once.
+    """The call on listed edges, where the graph stays and its weights, which need no gradient, come once.
 
     `graph` is what the session knows of the edges; the same weights may come with another one.
     """
@@ -119,7 +119,7 @@ def once_weighted(
 
 
 def _how(known: Layer, module: Any, is_weighted: bool) -> _How | None:
-    """What the layer does on listed edges; None where it was not planned yet, or is none that does."""
+    """What the layer does on an edge list; None where it was not planned yet or does not support it."""
     how: _How | None = known.listed.get(is_weighted)
     if how is None:
         lowered = known.lowered.get(_CALLS[is_weighted])
@@ -157,7 +157,7 @@ def _is_listed(lowered: Lowered, module: Any) -> bool:
 def _made(
     session: Session, operator: Operator, edges: Tensor, weight: Tensor | None, x: Tensor
 ) -> Listed | None:
-    """The operator's matrix on the edges; None where they are not in range, as the planned way will say."""
+    """The operator's matrix on the edges; None where they are out of range, which planning will report."""
     count = x.shape[0]
     found = entries(
         edges.detach(), weight, (count, count), x, operator.loops, operator.fill, operator.normalise

@@ -1,8 +1,8 @@
 """Inputs that a model writes to before the backward pass, as in `h += conv(h)`: the layer gets a copy.
 
 A planned backward pass may read a layer's input where PyG's keeps a product of it and lets the input change.
-Nobody can tell beforehand what a caller will do with it, so a layer's input is copied until its first
-backward pass, or the call after it, shows whether it was written to, and from then on only if it was.
+Since it is unknown what a caller will do with it, a layer's input is copied until its first backward pass, or
+the call after it, shows whether it was written to, and from then on only if it was.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from plait.runtime.identity import counts_writes
 
 __all__ = ["copied", "may_be_overwritten", "ordinary"]
 
-_MOST_COPIES = 32  # calls without a backward pass behind them, after which nobody seems to want one
+_MOST_COPIES = 32  # calls without a backward pass after which none is expected any more
 
 
 def ordinary(value: Any) -> Any:
-    """Copies of the numbers made in inference_mode, which autograd does not take; all else as it is."""
+    """Copies of tensors made in inference_mode, which autograd does not accept; anything else unchanged."""
     if type(value) is tuple:
         return tuple(map(ordinary, value))
     is_copied = isinstance(value, Tensor) and value.is_floating_point() and not counts_writes(value)
@@ -44,7 +44,7 @@ def may_be_overwritten(seat: Seat, x: Any, constant: Tensor | None) -> bool:
 
 
 def copied(seat: Seat, x: Any, run: Callable[[Any], Any]) -> Any:
-    """What the layer makes of a copy of x; its backward pass will tell whether later calls need one."""
+    """The layer's result on a copy of x; its backward pass will show whether later calls need one."""
     found = _listed(x)
     copies = {id(value): value.clone() for value in found if type(value) is Tensor}
     given = [copies.get(id(value), value) for value in found]

@@ -46,12 +46,12 @@ _HALVES = (torch.bfloat16, torch.float16)
 
 
 def is_disabled() -> bool:
-    """PLAIT_DISABLE=1 gives back plain PyG."""
+    """Whether PLAIT_DISABLE=1 asks for plain PyG."""
     return os.environ.get("PLAIT_DISABLE", "") not in ("", "0")
 
 
 class PlannedForward:
-    """Takes the place of a layer class's `forward`, and gives that to everyone but a compiled model's calls.
+    """Replaces a layer class's `forward`; returns PyG's own except inside calls of a compiled model.
 
     A descriptor, not a wrapper: `GCNConv.forward` and `layer.forward` are PyG's own function and method to
     TorchScript, to `inspect` and to the original model. Inside a compiled model's call, modules with hooks,
@@ -87,7 +87,7 @@ def _edges_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def _set_aside(session: Session, name: str) -> None:
-    """Say that a layer runs in PyG because that is faster, or to find out whether it is."""
+    """Note that a layer runs in PyG because that is faster, or to find out whether it is."""
     notes = session.aside.notes
     if notes and name not in session.not_planned:
         session.not_planned[name] = next(reversed(notes.values()))
@@ -106,7 +106,7 @@ def _hide_from_compiler(code: Any, with_callees: bool = False) -> None:
 
 @functools.cache
 def install() -> None:
-    """Make the layers that have a rule listen for compiled models; once in a process."""
+    """Install the descriptor on all layer classes that have a rule; once per process."""
     _hide_from_compiler(PlannedForward.__get__.__code__)  # it would read the attribute and so open the next
     for planned in (_named, _forward):  # met inside a compiled model by what the user gave to torch.compile
         _hide_from_compiler(planned.__code__, with_callees=True)
@@ -129,14 +129,14 @@ def _named(
 def _forward(
     layer: type[nn.Module], original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """The call planned, or PyG's answer and the reason noted."""
+    """The planned result, or PyG's with the reason noted."""
     if torch.is_inference_mode_enabled():
         # what is kept from call to call must serve training too, where such tensors are refused
         with torch.inference_mode(False), torch.no_grad():
             return _forward(layer, original, module, *args, **kwargs)
     seats = active.seats
     if seats is None or torch._C._get_tracing_state() is not None or torch._C._len_torch_dispatch_stack():
-        return original(module, *args, **kwargs)  # whoever traces sees PyG's operations
+        return original(module, *args, **kwargs)  # tracers see PyG's operations
     if autocast.is_on():
         made = autocast.run(_forward, layer, original, module, args, kwargs)
         if made is not None:
@@ -164,7 +164,7 @@ def _here(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """The same on one machine, unless a clock has found PyG to be faster."""
+    """The same on one machine, unless timing has found PyG to be faster."""
     session = seats.session
     may_defer = session.has_twins or session.restricted_layer is not None
     if may_defer and layer_of(module) is not None:
@@ -419,7 +419,7 @@ def _come_once(session: Session, edges: Edges, lowered: Lowered, kept: Kept, x: 
 def _weighted_once(
     seat: Seat, module: Any, known: Layer | None, kept: Kept, x: Tensor, edge_index: Tensor
 ) -> Run | None:
-    """The call on the edges as they are listed with weights that come once, where the layer allows it."""
+    """The call on the edges as they are listed with weights seen only once, where the layer allows it."""
     session = active.seats.session  # type: ignore[union-attr]
     edges, weight = kept.edges, kept.weight
     if known is None:
@@ -471,7 +471,7 @@ def _in_pyg(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """PyG's answer, which fills the cache of a layer with cached=True.
+    """PyG's result, which fills the cache of a layer with cached=True.
 
     Later calls are planned for as long as the cache is that one: it is the model's, whichever view fills it.
     """
@@ -514,7 +514,7 @@ def _features(x: Any) -> tuple[Tensor | None, Tensor | None, bool]:
 
 
 def _refused(x: Tensor, root: Tensor | None, edge_weight: Tensor | None) -> str | None:
-    """What plait's CPU path does not take; PyG does, or says why not."""
+    """Why plait does not take these arguments; PyG takes them or raises its own error."""
     for name, value in (("x", x), ("x[1]", root), ("edge_weight", edge_weight)):
         if value is None:
             continue
@@ -536,7 +536,7 @@ def _refused(x: Tensor, root: Tensor | None, edge_weight: Tensor | None) -> str 
 
 
 def _refused_edges(edge_index: Any, edge_weight: Tensor | None, x: Tensor) -> str | None:
-    """Forms of edges that PyG treats by rules of their own."""
+    """Why this representation of edges is not planned."""
     if not isinstance(edge_index, Tensor):
         kind = type(edge_index).__name__
         return f"edges as {kind} are not lowered; pass edge_index, torch CSR or COO"

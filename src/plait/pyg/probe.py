@@ -1,4 +1,4 @@
-"""What benchmarks may ask of a compiled model: its plans, another candidate, the seconds of every step."""
+"""What benchmarks can read from a compiled model: its plans, other candidates, the seconds of every step."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Calls seen before: a layer as it was lowered, the arguments it was called with, and what came of it.
+"""Calls seen before: the layer as it was lowered, its arguments, and how the call was run.
 
 Lowering a layer looks at its options, hooks and submodules and takes longer than a small product. Here the
-same is found out by comparing identities: nothing that was looked at is another object than it was.
+same is found by comparing identities: everything that was looked at is still the same object.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Layer:
     def __init__(self, module: nn.Module):
         self.token = next(_tokens)  # another one for every layer and every state of it
         self.lowered: dict[Any, Any] = {}  # what it computes, by what a call looks like
-        self.may_be_listed = True  # on graphs that come once; see pyg/once.py
+        self.may_be_listed = True  # on graphs seen only once; see pyg/once.py
         self.listed: dict[bool, Any] = {}  # what is known of that with and without edge weights
         parts = [*_parts(module)]
         self._parts = parts[1:]  # a record must not keep its layer alive

@@ -4,8 +4,8 @@ Programs are replayed as they are (runtime/replayed.py), but around them a layer
 its weights and finds its plan: on the host of an H200 a training step of GATConv took 2.0 ms so, most of it
 for small launches of parameter algebra and their gradients. A call that keeps coming back, of a layer that
 did not change, on the same edges and at the same addresses, is captured as a whole and replayed. Results lie
-in memory of the capture, which is written to again only when nobody holds it. Whatever is not as it was when
-it was captured runs as usual, and so does a backward pass that is differentiated again.
+in memory of the capture, which is overwritten only when nothing holds it any more. If anything differs from
+the capture the call runs normally, and so does a backward pass that is differentiated again.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ class Seen:
     """What is known of one layer's calls on a GPU."""
 
     counts: dict[Any, int] = field(default_factory=dict)
-    states: dict[bool, Layer] = field(default_factory=dict)  # of layers that are no matrix expression
+    states: dict[bool, Layer] = field(default_factory=dict)  # of layers that are not matrix expressions
     num_states: int = 0
-    failures: dict[Any, int] = field(default_factory=dict)  # by call: captured in vain, or not to be captured
+    failures: dict[Any, int] = field(default_factory=dict)  # by call: capture failed, or is ruled out
     is_off: bool = field(default_factory=lambda: os.environ.get("PLAIT_REPLAY", "") == "0")
 
     def fail(self, key: Any, times: int = 1) -> None:
-        """Such a call was captured in vain; its next attempt is counted from the beginning."""
+        """Note that capturing this call failed; the count towards the next attempt starts again."""
         if len(self.failures) >= _MOST_SEEN:
             self.failures.clear()
         self.failures[key] = self.failures.get(key, 0) + times
@@ -116,7 +116,7 @@ def replayed(
 
 
 def _is_usual(session: Session, seat: Seat) -> bool:
-    """Whether nothing asks for more than the numbers: clocks, profilers, hooks, limits, other graphs."""
+    """Whether a replay is allowed: no clocks, profilers, hooks, limits or enclosing CUDA graphs."""
     is_training = torch.is_grad_enabled()
     return (
         session.trace is None
@@ -163,7 +163,7 @@ def may_be_recorded(module: nn.Module, parameters: Sequence[Tensor], edges: Tens
 
 
 def _place(x: Tensor, parameters: Sequence[Tensor], buffers: Sequence[Tensor]) -> tuple[Any, ...]:
-    """Where a call's tensors lie, and what else it has taken for constant."""
+    """Where a call's tensors lie, and what else it has treated as constant."""
     return (
         x.data_ptr(), x.stride(), x.requires_grad, torch.is_grad_enabled(), _settings(x),
         *[(p.data_ptr(), p.requires_grad) for p in parameters],
@@ -241,7 +241,7 @@ class Recorder:
         return None
 
     def fail(self) -> None:
-        """Something was captured in vain, or cannot be; after a few times nothing is any more."""
+        """Note a failed capture; after a few of them nothing is captured any more."""
         self._failures += 1
         self.is_off = self._failures >= _MOST_FAILURES
 
@@ -266,7 +266,7 @@ class Recorder:
 
 
 class _CannotRecordError(Exception):
-    """Something of the call is not as a replay needs it."""
+    """The call cannot be replayed."""
 
 
 class _Turn:
@@ -282,7 +282,7 @@ class _Recording:
         self._owner, self._stream = owner, owner.stream(x.device)
         is_training = torch.is_grad_enabled()
         self._wants_x = is_training and x.requires_grad
-        # an input that wants no gradient may be taken for constant: products of it are made once
+        # an input that needs no gradient may be treated as constant: products of it are made once
         self._seen = None if self._wants_x else (weakref.ref(x), x._version)
         # leaves of the capture's own: those of the model belong to the stream that trains it
         self._x: Tensor | None = owner.at(x).requires_grad_() if self._wants_x else x
@@ -317,11 +317,11 @@ class _Recording:
         self.hands_copies = False
 
     def reads(self, x: Tensor) -> bool:
-        """Whether it was made for this very input, where that may have been taken for constant."""
+        """Whether it was made for this very input, where that may have been treated as constant."""
         return self._seen is None or (self._seen[0]() is x and self._seen[1] == x._version)
 
     def take(self) -> bool:
-        """Whether nobody needs what the last call left; if so it is taken."""
+        """Takes the memory if the results of the last call are no longer needed; whether it did."""
         if (self._turn is not None and self._turn() is not None) or not self._forward.is_free():
             return False
         self._number += 1

@@ -1,6 +1,6 @@
-"""Layers of a model whose nodes are spread over ranks: what travels before or inside each of them.
+"""Layers of a model whose nodes are spread over ranks: what is exchanged before or inside each of them.
 
-A layer that is a matrix expression has its exchanges planned (plan/exchange.py). One with passes of its own
+A layer that is a matrix expression has its exchanges planned (plan/exchange.py). Any other layer
 gets the rows of its halo before it runs, on a graph of this rank's nodes and their halo, and keeps the rows
 of its own nodes; that is exact where a node's result depends on no more than its neighbours' rows.
 """
@@ -205,7 +205,7 @@ class OverRanks:
         return out[: self.peers.num_rows]
 
     def _extended(self, x: Tensor) -> tuple[Tensor, str]:
-        """The rows with their halo, and when it travels: at each call, once and now, or it did before."""
+        """The rows with their halo, and when it is sent: at each call, once now, or earlier."""
         if not self.is_constant(x):
             return extended(x, self.peers), "each"
         if self._known is not None:
@@ -214,7 +214,7 @@ class OverRanks:
         return self._known, "once"
 
     def _note(self, name: str, x: Tensor, travelled: str) -> None:
-        """What the layer exchanges, for those who ask."""
+        """Record what the layer exchanges."""
         mode = "training" if torch.is_grad_enabled() else "inference"
         if (name, mode) in self.choices:
             return

@@ -1,7 +1,7 @@
 """A compiled model: a second view of the user's own model, through which its layers run planned.
 
 The view has the model's `__dict__`, the very same object, and so its parameters, children, hooks and flags:
-nothing is copied and nothing can get out of step. Its class is derived from the model's; every method of that
+nothing is copied and the two cannot diverge. Its class is derived from the model's; every method of that
 class, called on the view, marks the view as the one being called. What the view adds lies in slots.
 """
 
@@ -281,7 +281,7 @@ def _plan_in(view: Any, mode: str) -> Plan:
 
 
 def _warnings(session: Session) -> list[str]:
-    """What makes the prices doubtful: another machine's profile, other settings than now."""
+    """Reasons to doubt the prices: another machine's profile, settings that have changed."""
     found = _about_machine(session)
     then, now = session.plans.threads, launch.num_threads()
     if then is not None and then != now:
@@ -289,11 +289,11 @@ def _warnings(session: Session) -> list[str]:
     return found
 
 
-_SCALING_ERROR = 1.3  # what scaled prices of two plans may be off beside each other
+_SCALING_ERROR = 1.3  # how far scaled prices of two plans may be off relative to each other
 
 
 def _about_machine(session: Session) -> list[str]:
-    """What to know of the profile, in one line: calibrated elsewhere, or scaled from another family."""
+    """A one-line warning about the profile: calibrated elsewhere, or scaled from another family."""
     machine, (name, _) = machine_in_use(), processor()
     if not machine.is_default:
         elsewhere = machine.measured.get("environment", {}).get("cpu", name)
@@ -310,7 +310,7 @@ def _about_machine(session: Session) -> list[str]:
 
 
 def never_planned(view: Any) -> dict[str, str]:
-    """The layers of the model whose `forward` is none that plait has a rule for."""
+    """The layers of the model that plait has no rule for."""
     found = {}
     for path, module in view.named_modules():
         cls = module.__class__

@@ -1,4 +1,4 @@
-"""The table of plait bench batches: what was measured, beside what was promised."""
+"""The table of plait bench batches: what was measured, next to its targets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lines of plait bench plans --steps: what the steps of a layer take together beside the layer."""
+"""The lines of plait bench plans --steps: the sum of a layer's steps compared with the layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lines of plait bench layers --predict: predicted beside measured, and how far apart they are."""
+"""The lines of plait bench layers --predict: predicted next to measured, and how far apart they are."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Does it: binds a plan to a graph and carries it out under torch autograd."""
+"""The runtime: binds a plan to a graph and carries it out under torch autograd."""

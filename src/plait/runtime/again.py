@@ -1,8 +1,8 @@
-"""What a checkpoint's function must do alike in both of its runs: which plans its layers took.
+"""What a checkpoint's function must repeat in its second run: the plans its layers took.
 
 A checkpoint runs its function a second time in the backward pass and insists that the same tensors are saved.
-In between plait may learn something: a graph is forgotten, an input is found to stay the same, a clock has
-decided. So every call of a layer inside a checkpoint is noted, and its second run follows the notes.
+In between plait may learn something: a graph is forgotten, an input is found to be constant, a timed check
+has ended. So every call of a layer inside a checkpoint is recorded, and its second run follows the record.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Called", "now"]
 
 @dataclass(slots=True, eq=False)
 class Called:
-    """How one call of a layer ran inside a checkpoint, and where its second run has got to."""
+    """How one call of a layer ran inside a checkpoint, and how far its second run has got."""
 
     is_pygs: bool = False
     prepared: Any = None  # the call made ready, where that depends on what was called in between
@@ -31,7 +31,7 @@ class Called:
 
     @property
     def is_second(self) -> bool:
-        """Whether everything is to run as it did before."""
+        """Whether everything must run as it did before."""
         return self.place is not None
 
     def plan(self) -> LayerPlan | None:
@@ -42,7 +42,7 @@ class Called:
         return self.plans[self.place - 1]
 
     def note(self, plan: LayerPlan) -> None:
-        """The first run took this plan."""
+        """Record that the first run took this plan."""
         if self.place is None:
             self.plans.append(plan)
 

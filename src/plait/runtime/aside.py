@@ -1,10 +1,10 @@
-"""Stepping aside: where inputs keep changing and calls are short, PyG may be faster, and then it runs.
+"""Leaving calls to PyG: where inputs keep changing and calls are short, PyG may be faster, and then it runs.
 
-A graph that comes once has to be sorted and bound before anything is gained from it. Whether that pays is not
-priced but timed, as the user sees it: from one call of a layer to its next, with all that lies between, a few
-steps by plait and a few by PyG in turns. Only calls that were never seen before are timed and stepped aside
-from; a graph that comes back is run by its plan. PLAIT_ASIDE=0 leaves everything to plait: the two ways round
-differently, so which of them was quicker shows in the last bits of a result.
+A graph seen only once has to be sorted and bound before anything is gained from it. Whether that pays is not
+priced but timed as the user sees it: from one call of a layer to the next, with everything in between, a few
+steps by plait and a few by PyG alternately. Only calls that were never seen before are timed and left to PyG;
+a graph that is seen again is run by its plan. PLAIT_ASIDE=0 leaves everything to plait: the two round
+differently, so which of them was faster shows in the last bits of a result.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ import torch
 __all__ = ["Aside"]
 
 _WARM_UP = 8  # new inputs by plait before any is timed: kernels are loaded and plans made
-_BLOCK = 3  # steps one after the other the same way; the first of them is not timed
-_ROUNDS = 4  # blocks each way, where it is a close thing
-# Where PyG takes so many times as long, a round says enough. Against plait all rounds are wanted: while
-# another program holds the cores, threads that wait for each other make any one of them look slow.
+_BLOCK = 3  # consecutive steps by the same side; the first of them is not timed
+_ROUNDS = 4  # blocks per side, where it is close
+# If PyG takes this many times as long, one round is enough. A decision against plait needs all rounds: while
+# another program holds the cores, threads that wait for each other make any single round look slow.
 _CLEAR = 1.5
-_LONGEST_SECONDS = 0.05  # a step that takes longer is not one whose binding counts
+_LONGEST_SECONDS = 0.05  # in longer steps the cost of binding does not matter
 _MARGIN = 1.02  # what PyG has to be faster by
 _MOST_SEEN = 64
-_RESTS_AFTER = 32  # calls of layers left to PyG one after the other, before whole calls of the model are
+_RESTS_AFTER = 32  # consecutive calls of layers left to PyG before whole calls of the model are
 
 
 @dataclass
@@ -43,12 +43,12 @@ class _Kind:
 
     @property
     def is_by_pyg(self) -> bool:
-        """Which way the step at hand goes while it is not decided: blocks in turns."""
+        """Which side runs the current step while it is undecided: alternating blocks."""
         after = self.steps - _WARM_UP
         return after >= 0 and after // _BLOCK % 2 == 1
 
     def decide(self) -> None:
-        """Compare the quickest steps after each round: what other programs add is in neither."""
+        """Compare the fastest steps after each round: they contain no time of other programs."""
         rounds, rest = divmod(self.steps - _WARM_UP, 2 * _BLOCK)
         if rounds < 1 or rest:
             return
@@ -60,7 +60,7 @@ class _Kind:
 class Aside:
     """Which of a model's calls PyG runs because it is faster; one decision for each size of graph."""
 
-    # this thread's time: it takes part in everything that is computed, and other programs are not in it
+    # processor time of this thread: it takes part in all work, and other programs do not count
     def __init__(self, clock: Callable[[], float] = time.thread_time) -> None:
         self._clock, self.is_off = clock, os.environ.get("PLAIT_ASIDE", "") == "0"
         self._kinds: dict[tuple[bool, int], _Kind] = {}
@@ -72,7 +72,7 @@ class Aside:
         self.notes: dict[tuple[bool, int], str] = {}
 
     def has_left(self, layer: str, edges: Any, weight: Any) -> bool:
-        """Whether such a call is PyG's; asked before anything else is found out about it."""
+        """Whether such a call is left to PyG; asked before anything else is done with it."""
         if not self.notes or not isinstance(edges, torch.Tensor) or edges.dim() != 2:
             return False
         is_left = _kind(edges) in self.notes and not self._comes_back((layer, id(edges), id(weight)), edges)
@@ -80,9 +80,10 @@ class Aside:
         return is_left
 
     def rests(self, args: tuple[Any, ...]) -> bool:
-        """Whether a call of the whole model is PyG's, as those of all its layers have been for a while.
+        """Whether a whole call of the model is left to PyG, as all its layers have been for a while.
 
-        The first edge list among the arguments stands for all: any other one that was not left had counted.
+        The first edge list among the arguments represents all: any other that was not left to PyG has
+        counted.
         """
         if self._num_left < _RESTS_AFTER:
             return False
@@ -92,7 +93,7 @@ class Aside:
         return False
 
     def _comes_back(self, key: tuple[str, int, int], edges: torch.Tensor) -> bool:
-        """Whether such a call was made before: its plan will pay, whoever was quicker at the first."""
+        """Whether such a call was made before: then its plan pays, whichever side was faster at first."""
         known = self._seen.get(key)
         if known is not None and known() is edges:
             return True
@@ -120,7 +121,7 @@ class Aside:
             self._anchor = (layer, known)
         if self._anchor == (layer, known):
             self._next_step(known, kind, edges.is_cuda)
-        elif layer == self._anchor[0]:  # another size: what was begun is not a step of either
+        elif layer == self._anchor[0]:  # another size: the step that was begun belongs to neither
             self._anchor, self._started = (layer, known), None
             self._next_step(known, kind, edges.is_cuda)
         return kind.is_by_pyg if kind.is_out is None else kind.is_out
@@ -147,7 +148,7 @@ class Aside:
 
 
 def _device_clock() -> float:
-    """Seconds by the wall once the device has done its part: steps of a GPU run on after their calls."""
+    """Wall-clock seconds after the device is done: GPU steps continue after their calls return."""
     torch.cuda.synchronize()
     return time.perf_counter()
 

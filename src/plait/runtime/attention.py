@@ -25,7 +25,7 @@ __all__ = ["scores_of"]
 
 
 def scores_of(step: Step) -> Any:
-    """The scores of a step as a function of the values at hand."""
+    """The scores of a step as a function of the available values."""
     kind, slope, is_shared = step.option("kind"), step.option("slope"), bool(step.option("is_shared"))
     far, near = step["far"], step["near"] if kind != "gat" else ""
     edge, att = step.get("edge") or "", step.get("att") or ""
@@ -66,7 +66,7 @@ def _attend(b: Binding, step: Step, owns: bool) -> Bound:
 
 @kernel("attend_dots", "cpu")
 def _attend_dots(b: Binding, step: Step, owns: bool) -> Bound:
-    """The dots lie among the statistics, where the passes over edges look for them."""
+    """The dot products are stored with the statistics, where the passes over edges read them."""
     grad, out, statistics = step["grad"], step["out"], step["statistics"]
     addend, bias, heads = step.get("addend") or "", step.get("bias") or "", step.option("heads")
 
@@ -226,7 +226,7 @@ def _attend_in_torch(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
     rows = value.index_select(0, sources)
     if (
         own is not None and kind != "gat"
-    ):  # rows of edges are added to the sources' and, of dots, to the values
+    ):  # rows per edge are added to the sources' and, of dots, to the values
         far = far + env[own]
         rows = rows + env[own] if kind == "dot" else rows
     if kind == "gat":

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 __all__ = ["Binding", "Bound", "Kernel", "bind", "kernel", "kernels_of"]
 
 Bound = Callable[[Env], Any]
-"""A step as a function of the values at hand; it may put further results into them."""
+"""A step as a function of the available values; it may put further results into them."""
 
 
 class Binding:
-    """A program on one graph and device: what kernels ask for when a step is bound to them."""
+    """A program on one graph and device: what kernels need when a step is bound to them."""
 
     def __init__(self, program: Program, run: Run, may_pool: bool = True):
         self.program, self.run, self.device = program, run, run.place.type
@@ -43,23 +43,23 @@ class Binding:
         return self.run.orders
 
     def price(self, step: Step) -> Price | None:
-        """What the planner said of the step, if it was asked."""
+        """The planner's price of the step, if it has one."""
         return self.run.outline.prices.get(step.out)
 
     def backend(self, step: Step) -> str:
-        """The kernel the planner priced the step for; "" where it was not asked."""
+        """The kernel the planner priced the step for; "" where it was not priced."""
         price = self.price(step)
         return "" if price is None else price.backend
 
     def out(self, step: Step, env: Env, owns: bool, rows: int, cols: int, like: torch.Tensor) -> torch.Tensor:
-        """Where a result of this size goes: into the added term's memory, or into memory of its own."""
+        """Memory for a result of this size: that of the added term, or fresh memory."""
         if owns:
             result: torch.Tensor = env[step["addend"]]
             return result
         return self.take(rows, cols, like.dtype)
 
     def room(self, env: Env, name: str, rows: int, cols: int, like: torch.Tensor) -> torch.Tensor:
-        """Where a value of this name goes: among the columns it will be joined with, or by itself."""
+        """Memory for a value of this name: among the columns it will be joined with, or separate."""
         place = self._places.get(name)
         if place is None:
             return self.take(rows, cols, like.dtype)
@@ -74,7 +74,7 @@ class Binding:
         return self.room(env, name, like.shape[0], like.shape[1], like)
 
     def placed_in(self, joined: str) -> set[str]:
-        """Values that may have been written where a join wants them."""
+        """Values that may have been written directly into a join."""
         return {name for name, place in self._places.items() if place[0] == joined}
 
     def is_part(self, name: str) -> bool:
@@ -138,7 +138,7 @@ def _places(program: Program) -> dict[str, tuple[str, int, int]]:
 
 
 def _fresh(place: torch.device) -> Callable[[int, int, torch.dtype], torch.Tensor]:
-    """Memory of its own for every result."""
+    """Fresh memory for every result."""
     return lambda rows, cols, dtype: torch.empty((rows, cols), dtype=dtype, device=place)
 
 
@@ -165,9 +165,9 @@ class Kernel:
 
     name: str
     bind: Callable[[Binding, Step, bool], Bound]
-    """The flag: the result may be written where the operand that the operation overwrites lies."""
+    """The flag: whether the result may be written over the operand that the operation overwrites."""
     refuses: Callable[[Binding, Step], str | None]
-    """Why it does not run this step, if so."""
+    """Why it does not run this step; None if it does."""
 
 
 _KERNELS: dict[tuple[str, str], list[Kernel]] = {}
@@ -183,7 +183,7 @@ def kernel(
     name: str = "plait",
     refuses: Callable[[Binding, Step], str | None] = _never,
 ) -> Callable[[Callable[[Binding, Step, bool], Bound]], Callable[[Binding, Step, bool], Bound]]:
-    """Enters a kernel of an operation on a device, after those that are preferred to it."""
+    """Registers a kernel of an operation on a device, after the preferred ones."""
 
     def enter(function: Callable[[Binding, Step, bool], Bound]) -> Callable[[Binding, Step, bool], Bound]:
         _KERNELS.setdefault((operation, device), []).append(Kernel(name, function, refuses))
@@ -200,7 +200,7 @@ def kernels_of(operation: str, device: str) -> tuple[Kernel, ...]:
 
 
 def bind(binding: Binding, step: Step, owns: bool) -> Bound:
-    """The step on the first kernel of its operation that takes it; PlanError with reasons where none does."""
+    """The step bound to the first kernel that accepts it; PlanError with reasons if none does."""
     reasons = []
     for option in kernels_of(step.op, binding.device):
         reason = option.refuses(binding, step)

@@ -1,4 +1,4 @@
-"""How many bytes a compiled model may keep beside its parameters, and how many something holds."""
+"""How many bytes a compiled model may keep besides its parameters, and how many something holds."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def cache_limit(asked: int | None = None) -> int:
 
 
 def _memory_bytes() -> int:
-    """The machine's memory; 0 where the system does not tell."""
+    """The machine's memory; 0 where the system does not report it."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):

@@ -1,8 +1,8 @@
-"""Memory that is used again: the kernel's page faults on fresh memory cost more than the sums written to it.
+"""Reused memory: page faults on fresh memory cost more than the sums written to it.
 
-A buffer handed out shares its storage with the pool; it is free again when nobody else holds that storage any
-more (the user dropped the tensor, autograd dropped what it saved). Nothing has to be given back, nothing is
-ever handed out twice, and the pool holds little more than was alive at once.
+A buffer shares its storage with the pool; it is free again when nothing else holds that storage any more (the
+user dropped the tensor, autograd dropped what it saved). Nothing has to be returned explicitly, no buffer is
+handed out twice, and the pool holds little more than was alive at once.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Buffers:
         self._headroom = headroom
         self._held: list[_Buffer] = []
         self._most_alive = 0
-        self._most: int | None = None  # bytes held at most, where somebody set a limit
+        self._most: int | None = None  # most bytes held, where a limit was set
         self._spare = _SPARE
         self._dropped: set[int] = set()  # sizes
         # a model may be called from several threads: a buffer found free is taken before another one looks
@@ -115,13 +115,13 @@ class Buffers:
         return sum(buffer.bytes for buffer in self._held)
 
     def limit_to(self, most: int) -> None:
-        """Hold at most so many bytes beside what is in use; what is free and too much goes."""
+        """Hold at most this many bytes besides what is in use; free buffers beyond that are dropped."""
         with self._lock:
             self._most = most
             self._make_room(0)
 
     def trim(self) -> None:
-        """Drop the buffers that nobody uses."""
+        """Drop the buffers that are not in use."""
         with self._lock:
             self._held = [buffer for buffer in self._held if not buffer.is_free()]
 

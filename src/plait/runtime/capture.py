@@ -1,4 +1,4 @@
-"""A training step as one CUDA graph: run a few times as it is, captured once, replayed from then on.
+"""A training step as one CUDA graph: run normally a few times, captured once, replayed from then on.
 
 The first calls are steps like any other: kernels are compiled, plans made and optimiser states created by
 them, so nothing has to be undone before the capture, which computes nothing itself. torch moves its random
@@ -71,7 +71,7 @@ class Replay:
         self._grads = [parameter.grad for parameter in self._parameters]
 
     def _hand_over(self) -> None:
-        """The gradients where the caller looks for them, whoever dropped them since."""
+        """Put the gradients back where the caller looks for them, even if .grad was cleared."""
         for parameter, grad in zip(self._parameters, self._grads, strict=True):
             if parameter.grad is not grad:
                 parameter.grad = grad
@@ -94,7 +94,7 @@ def _no_waiting() -> Iterator[None]:
 
 
 def _refused(error: RuntimeError) -> Exception:
-    """What to tell the user: the line of the step that cannot be captured; other errors as they are."""
+    """The error for the user, naming the line that cannot be captured; other errors unchanged."""
     text = str(error).partition("\n")[0]
     is_wait = "synchronizing CUDA operation" in text
     if isinstance(error, torch.OutOfMemoryError) or not (is_wait or "captur" in text):
@@ -156,7 +156,7 @@ def make_capturable(optimizer: torch.optim.Optimizer) -> None:
 
 
 def settings(optimizer: torch.optim.Optimizer | None) -> tuple[Any, ...]:
-    """What a captured optimiser step has taken for constant: a change needs another capture."""
+    """What a captured optimiser step has treated as constant: a change needs another capture."""
     if optimizer is None:
         return ()
     return tuple(

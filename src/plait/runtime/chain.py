@@ -25,7 +25,7 @@ def turned(name: str) -> str:
 
 
 class Env(dict[str, Any]):
-    """Values by name; one that is there the other way round is transposed when it is asked for."""
+    """Values by name; one stored transposed is transposed back when it is read."""
 
     def __missing__(self, name: str) -> Any:
         other = self.get(turned(name))
@@ -68,7 +68,7 @@ class ChainOutline:
         self._by_rows: dict[int, BoundChain] = {}
 
     def without_graph(self, num_rows: int) -> BoundChain:
-        """The chain on so many rows, where it gathers none: graphs of one size share it."""
+        """The chain on this many rows, where it gathers none: graphs of one size share it."""
         found = self._by_rows.get(num_rows)
         if found is None:
             while len(self._by_rows) >= _MOST_SIZES:
@@ -117,7 +117,7 @@ class BoundChain:
         ]
 
     def run(self, env: Env, owns: bool, take: Take) -> torch.Tensor:
-        """The products' rows, the first sum where there are none; env gets what is made beside.
+        """The products' rows, the first sum where there are none; env gets what is made besides.
 
         With `owns` the added term's buffer becomes the result; `take` lends memory for others.
         """

@@ -112,7 +112,7 @@ class Constants:
     forms: dict[str, Form] = field(default_factory=dict)  # other ways to run products with A, A + i, max
     form_text: dict[str, str] = field(default_factory=dict)  # what was said about them, for the plans
     unit_loops: bool | None = None  # whether l is all one, where that is known already
-    objects: Objects | None = None  # what a program reads beside A
+    objects: Objects | None = None  # what a program reads besides A
     _values: dict[str, Any] = field(default_factory=dict)
     _matrices: dict[str, Matrix] = field(default_factory=dict)
 
@@ -261,7 +261,7 @@ class Constants:
         self._matrices.clear()
 
     def cost_matrix(self, expr: Expr) -> Matrix:
-        """What the cost model needs to know of a constant, not computed where the graph's numbers do."""
+        """What the cost model needs of a constant, not computed where the graph's statistics suffice."""
         key = formula(expr)
         if key not in self._matrices:
             self._matrices[key] = self._cost_matrix(expr)

@@ -15,7 +15,7 @@ __all__ = ["whole_rows", "why_not"]
 
 
 def why_not() -> str | None:
-    """Why nothing can be planned on a GPU here, if so."""
+    """Why nothing can be planned on this GPU; None if it can."""
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed (it comes with CUDA builds of torch)"
     return None

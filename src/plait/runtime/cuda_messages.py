@@ -1,7 +1,7 @@
-"""Messages of a known form on a GPU, by Triton: gathered, made, added up and dropped in one pass.
+"""Messages of known functions on a GPU, by Triton: gathered, computed, summed and dropped in one pass.
 
-Steps without a form, or with what these kernels do not compute, run in blocks of edges (runtime/messages.py).
-The rows that features of edges add to a message are made a block at a time.
+Steps of other functions run in blocks of edges (runtime/messages.py).
+The rows that edge features add to a message are made a block at a time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from plait.runtime.messages import BoundMessages
 
 __all__: list[str] = []
 
-_EDGE_ROWS_BYTES = 2 << 30  # of rows that features of edges make; every block adds to all sources once more
+_EDGE_ROWS_BYTES = 2 << 30  # of rows that edge features make; every block adds to all sources once more
 
 
 def _no_form(b: Binding, step: Step) -> str | None:
@@ -34,7 +34,7 @@ def _no_form(b: Binding, step: Step) -> str | None:
 
 
 class _Known:
-    """A step of a known form, bound to a graph."""
+    """A step of a known function, bound to a graph."""
 
     def __init__(self, b: Binding, step: Step):
         self.of, (self.form, self.eps) = BoundMessages(b, step), step.option("form")
@@ -47,12 +47,12 @@ class _Known:
         return whole_rows(env[self.of.near]), whole_rows(env[self.of.far])
 
     def temperature(self, env: Env) -> Tensor:
-        """One number on the device; of forms that have none, any other."""
+        """One number on the device; for functions that have none, any number."""
         found: Tensor = env[self.of.parameters[0][1] if self.is_soft else self.of.far]
         return found
 
     def edge_rows(self, env: Env, block: PlacedBlock) -> Tensor | None:
-        """What features of edges add to the rows of a block: themselves, or by the function's weight."""
+        """What edge features add to the rows of a block: themselves, or by the function's weight."""
         if not self.has_edges:
             return None
         attr: Tensor = env[self.of.attr][block.edges]

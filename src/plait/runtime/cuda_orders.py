@@ -227,7 +227,7 @@ class PlacedOrders:
         return numbers.clamp_(max=1) if is_once else numbers
 
     def row_blocks(self, width: int, element_size: int) -> list[PlacedBlock]:
-        """Blocks whose gathered rows of so many columns take a fixed part of the memory."""
+        """Blocks whose gathered rows of this many columns take a fixed part of the memory."""
         return self.blocks(max(1, _BLOCK_BYTES // max(1, width * element_size)))
 
     wide_blocks = row_blocks

@@ -18,7 +18,7 @@ __all__: list[str] = []
 
 
 def _scores_of(step: Step) -> Any:
-    """The scores of a step as a function of the values at hand, all rows whole."""
+    """The scores of a step as a function of the available values, all rows whole."""
     kind, slope, far, near = step.option("kind"), step.option("slope"), step["far"], step["near"]
     edge, att = step.get("edge"), step.get("att")
 

@@ -1,7 +1,7 @@
-"""A matrix of which some rows are held, and the whole of it made the moment anything else is asked for.
+"""A matrix that holds some of its rows and computes the rest as soon as anything needs it.
 
-`Deferred` is a Tensor to everyone. Functions known to treat every row alone (`runtime/rowwise.py`) run on the
-rows held and give another such matrix. For every other function it *becomes* the whole matrix before the
+`Deferred` looks like any Tensor. Functions known to be row-wise (`runtime/rowwise.py`) run on the rows it
+holds and give another such matrix. For every other function it *becomes* the whole matrix before the
 call: the same Python object, an ordinary Tensor from then on, so that writes, hooks, views, storage and
 containers mean what they mean for any tensor. It has no memory of its own until then: code that bypasses
 torch's Python functions (`autograd.Function.apply`, C++ extensions) arrives in `__torch_dispatch__`, which
@@ -47,7 +47,7 @@ class Source:
     inputs: tuple[Tensor, ...]
     """The tensors that the whole's gradient reaches, all of which want one."""
     watch: Callable[[str], None] | None
-    """Hears of functions that need the whole matrix."""
+    """Called with functions that need the whole matrix."""
 
     def __init__(self) -> None:
         self.is_used = False  # something was computed from the rows held
@@ -61,7 +61,7 @@ class Source:
     def then(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], held: Tensor
     ) -> Source | None:
-        """The source of func(*args, **kwargs), which treats rows alone; `held` are its rows. Or None."""
+        """The source of func(*args, **kwargs), a row-wise function; `held` are its rows. Or None."""
         raise NotImplementedError
 
     def special(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -121,13 +121,13 @@ def can_defer() -> bool:
 
 
 def _taken(tensor: Tensor) -> dict[str, Any]:
-    """What a deferred matrix carries beside the user's own attributes, removed from it."""
+    """What a deferred matrix carries besides the user's own attributes, removed from it."""
     own = tensor.__dict__
     return {name: own.pop(name) for name in ("source", "is_whole") if name in own}
 
 
 class Deferred(Tensor):
-    """See the module."""
+    """A tensor that holds some of its rows; see the module docstring."""
 
     source: Source
     is_whole: bool  # it has become the whole matrix, but its rows were used before
@@ -153,7 +153,7 @@ class Deferred(Tensor):
             return getattr(node, "source", None) is source and self._version == 0
 
     def complete(self, name: str = "") -> None:
-        """Become the whole matrix, which the function of this name asks for."""
+        """Become the whole matrix, which the function of this name needs."""
         if self.is_whole:
             return
         source, is_held = self.source, self.is_held()
@@ -290,7 +290,7 @@ def _by_rows(func: Any, met: list[Deferred], args: tuple[Any, ...], kwargs: dict
 def _rows_through(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], count: int
 ) -> Tensor | None:
-    """The function of the rows held, or None where it is no matrix of as many rows."""
+    """The function of the rows held, or None where the result is not a matrix with as many rows."""
     try:
         held = func(*_with_rows(args), **_with_rows(kwargs))
     except (RuntimeError, ValueError, TypeError, IndexError):
@@ -319,7 +319,7 @@ def _mapped(
 def _changed(
     met: list[Deferred], func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """The first matrix, changed in place by a function that treats rows alone; or NotImplemented."""
+    """The first matrix, changed in place by a row-wise function; or NotImplemented."""
     first, before = met[0], met[0].source
     if before.is_used or not rowwise.keeps_rows(func, Deferred, args, kwargs):
         return NotImplemented

@@ -1,4 +1,4 @@
-"""What a compiled model holds in a step, seen in one run, and each layer's share of its memory limit."""
+"""What a compiled model holds in a step, observed in one run, and each layer's share of its memory limit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LEANEST = Allowance(0, 0)  # nothing fits it, and the leanest is taken then
 
 @dataclass(frozen=True)
 class Trail:
-    """What one run showed: the planned calls in order, and what was alive beside what their plans hold."""
+    """What one run showed: the planned calls in order, and what was alive besides what their plans hold."""
 
     calls: tuple[tuple[str, int], ...] = ()  # (layer, bytes that others saved for gradients up to then)
     given_bytes: int = 0  # parameters, their gradients, buffers, arguments
@@ -37,7 +37,7 @@ class Trail:
 
 
 def follow(outputs: Iterable[torch.Tensor], given: Iterable[torch.Tensor]) -> Trail:
-    """The trail of a run from what it gave: autograd's graph knows who saved what, in which order.
+    """The trail of a run, from its output: autograd's graph knows which node saved what, in which order.
 
     Gradients are computed in the reverse order, so what was first saved after a layer is gone when that
     layer's turn comes.
@@ -124,7 +124,7 @@ def _copied_shapes(node: Any) -> set[torch.Size]:
     """Shapes of inputs that are copies of a result which the node before saved itself.
 
     A layer's input is copied until its first backward pass has shown that nobody writes to it
-    (pyg/overwritten.py): such copies are no part of a later step.
+    (pyg/overwritten.py): such copies are not part of a later step.
     """
     copies = [before for before, _ in node.next_functions if before is not None]
     copies = [before for before in copies if before.name() == "CloneBackward0"]
@@ -144,7 +144,7 @@ class Dial:
     limit: int | None
     trails: dict[str, Trail] = field(default_factory=dict)
     shares: dict[tuple[str, str], Allowance] = field(default_factory=dict)
-    is_paused: bool = False  # somebody else looks at every run
+    is_paused: bool = False  # every run is observed elsewhere
     _version: int = -1  # of the plans that were looked at last
     _leanest: dict[str, int] = field(default_factory=dict)  # peak of the leanest, by mode
     _is_leanest: set[str] = field(default_factory=set)  # modes that are left at that
@@ -152,7 +152,7 @@ class Dial:
     is_late: bool = False  # a call ended while one was awaited, and its plans were not looked at
 
     def wait_for(self, checkpoint: Any) -> None:
-        """Choose nothing anew while the checkpoint lives: its second run must save what its first one did."""
+        """Keep all choices while the checkpoint lives: its second run must save what its first one did."""
         if self.limit is not None:
             self._awaited.add(checkpoint)
 
@@ -168,7 +168,7 @@ class Dial:
         return None if share is None else share.peak_bytes
 
     def turn(self, session: Session, mode: str) -> bool:
-        """Choose anew from what the latest run showed; True where layers are to be planned again.
+        """Choose again from what the latest run showed; True where layers are to be planned again.
 
         PlanError where the limit cannot be met.
         """
@@ -194,7 +194,7 @@ class Dial:
         if self._leanest[mode] > self.limit:
             raise refusal(self.limit, self._leanest[mode])
         for edges in session.edges.values():
-            vars(edges).pop("orders", None)  # made anew, only what is asked for
+            vars(edges).pop("orders", None)  # made again, only what is asked for
         layers = [layer for own, layer in self.shares if own == mode]
         self._is_leanest.add(mode)
         return self._set(session, mode, dict.fromkeys(layers, _LEANEST))
@@ -278,7 +278,7 @@ class _Layer:
 def _layer(plan: LayerPlan, trail: Trail, others: int) -> _Layer:
     """A layer with the options of its plan.
 
-    Plans of layers with passes of their own do not say what is kept: a trail has it, else all counts as kept.
+    Plans of program layers do not say what is kept: the trail does, otherwise everything counts as kept.
     """
     priced = [
         (plan.seconds, plan.peak_bytes, getattr(plan, "kept_bytes", None), getattr(plan, "kept_output", 0))

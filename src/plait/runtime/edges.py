@@ -1,6 +1,6 @@
 """One graph as a compiled model met it: its CSR, the constants of operators on it, the runs bound to it.
 
-What belongs to the user's tensors is dropped with them; of the rest the oldest goes when there is much of it.
+What belongs to the user's tensors is dropped with them; of the rest the oldest is dropped first.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["Edges"]
 _MOST_RUNS = 64
 _MOST_PROGRAMS = 512  # a layer in pieces has up to six, in training and in inference
 _MOST_CONSTANTS = 32
-_MANY_WEIGHTS = 8  # weights on one graph, counted for each operator, from which on each is taken to come once
+_MANY_WEIGHTS = 8  # distinct weights on one graph and operator after which each is assumed to be used once
 
 
 @dataclass
@@ -51,7 +51,7 @@ class Edges:
     remembered: dict[Any, Edges] = field(default_factory=dict)  # the session's, of all graphs
     weights: dict[Any, Hold] = field(default_factory=dict)  # of the constants
     num_weights: int = 0  # weights that constants were made for so far
-    gone: list[Any] = field(default_factory=list)  # keys of constants whose weights are no more
+    gone: list[Any] = field(default_factory=list)  # keys of constants whose weights are gone
     products: dict[Graph, Products] = field(default_factory=dict)  # with weights that are inputs
 
     @functools.cached_property

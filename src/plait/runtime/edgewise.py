@@ -1,4 +1,4 @@
-"""A last linear layer of messages under an extremum: one bit per edge and column remembers who attained it.
+"""A last linear layer of messages under an extremum: one bit per edge and column marks where.
 
 Blocks of edges go through the map, a product and the extremum at once; the backward pass makes the rows
 before the product again, the product not. Products run on plait's own kernel, whose bits do not depend on a

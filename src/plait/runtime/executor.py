@@ -1,4 +1,4 @@
-"""Carries out a plan under torch autograd: one function per expression, steps on their backends."""
+"""Carries out a plan under torch autograd: one autograd function per expression, each step on its kernel."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ _CPU = torch.device("cpu")
 
 
 class Outline:
-    """What a plan decides about its runs whatever the graph: the order of calls, what is kept and saved.
+    """The part of a plan's run that does not depend on the graph: order of calls, what is kept and saved.
 
-    Where graphs come and go, a plan is bound to a new one at every step and this part stays.
+    Where graphs change at every step, a plan is bound to each new one and this part is reused.
     """
 
     def __init__(self, plan: LayerPlan):
@@ -138,7 +138,7 @@ def _kept(plan: LayerPlan) -> tuple[str, ...]:
 
 @dataclass
 class Run:
-    """A plan bound to one graph: its constants, its buffers, the values hoisted for the inputs at hand."""
+    """A plan bound to one graph: its constants, its buffers, the values hoisted for the current inputs."""
 
     plan: LayerPlan
     constants: Constants
@@ -226,7 +226,7 @@ class _Inputs:
 
 
 Placed = tuple[tuple[Step, bool, tuple[str, ...]], ...]
-"""Steps in order, whether each may overwrite its operand, and the values that nobody reads after it."""
+"""Steps in order, whether each may overwrite its operand, and the values that nothing reads after it."""
 
 
 def _placed(program: Program, keep: tuple[str, ...]) -> Placed:
@@ -252,7 +252,7 @@ class Compiled:
         self._replayed = Replayed(self.run, capture) if is_replayed else None
 
     def run_on_gpu(self, env: Env) -> None:
-        """The same, replayed where the values lie where they lay before."""
+        """The same, replayed if the values are at the same addresses as before."""
         replayed, index = self._replayed, self.run_of.place.index
         if replayed is None or self.run_of.trace is not None or is_profiling():
             return self.run(env)
@@ -295,7 +295,7 @@ class Compiled:
 
 
 def _owns(step: Step, program: Program, dead: tuple[str, ...]) -> str | None:
-    """The value whose memory the step may write its result to: nobody reads it again, nor twice in the step.
+    """The value whose memory the step may write its result to: it is not read again, nor twice in the step.
 
     A sparse product gathers from x while it writes: an added term that is x too must stay as it is.
     """
@@ -375,9 +375,9 @@ def _in_torch(
 
 
 class _Rest:
-    """What a program's backward pass needs beside what autograd saved for it.
+    """What a program's backward pass needs besides what autograd saved for it.
 
-    The output: it goes to the caller, and where he wrote to it, it is computed again. Inputs that only a
+    The output: it goes to the caller, and if it was written to, it is computed again. Inputs that only a
     derivative of the derivative reads: they may change until one is asked for.
     """
 
@@ -450,7 +450,7 @@ def _stored(value: torch.Tensor) -> torch.Tensor | None:
 
 
 def _rows_contiguous(grad: torch.Tensor, buffers: Buffers) -> torch.Tensor:
-    """Kernels want rows of contiguous elements; the gradient of a sum is one number, strides zero."""
+    """Kernels need rows of contiguous elements; the gradient of a sum is one number with strides of zero."""
     if grad.stride(1) == 1 and (grad.shape[0] <= 1 or grad.stride(0) >= grad.shape[1]):
         return grad
     if not grad.is_cpu:
@@ -461,9 +461,9 @@ def _rows_contiguous(grad: torch.Tensor, buffers: Buffers) -> torch.Tensor:
 def apply(
     run: Run, inputs: Mapping[str, torch.Tensor], given: Mapping[str, Any] | None = None
 ) -> torch.Tensor:
-    """The value of the planned expression; differentiable where inputs are. `given`: what is no tensor."""
+    """The value of the planned expression; differentiable where inputs are. `given`: what is not a tensor."""
     if run.plan.backward is None:
-        env = Env(inputs, **run.hoisted, **(given or {}))  # no input wants a gradient: nothing is recorded
+        env = Env(inputs, **run.hoisted, **(given or {}))  # no input needs a gradient: nothing is recorded
         run.forward(env)
         return run.output(env)
     names, values = [], []
@@ -472,6 +472,6 @@ def apply(
         names.append(name if stored is None else turned(name))
         values.append(value if stored is None else stored)
     layout = run.layouts.get(tuple(names)) or run.layout(tuple(names), values)
-    if torch._C._are_functorch_transforms_active():  # torch says what it lacks
+    if torch._C._are_functorch_transforms_active():  # torch raises the error
         return _Expression.apply(run, layout, given, *values)  # type: ignore[no-any-return, no-untyped-call]
     return _expression(run, layout, given, *values)

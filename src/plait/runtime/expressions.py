@@ -128,7 +128,7 @@ def _value(
         asked = Asked(layer, constants, forms, given, signature)
         run = _planned(session, edges, asked, seen, rows, numbers, comes_once)
         if comes_once:
-            key = of_x if run.hoisted else once  # what reads a sparse view of this x serves no other
+            key = of_x if run.hoisted else once  # what reads a sparse view of this x serves only this x
         edges.remember(key, run)
         session.grow((bytes_in(run.hoisted) if run.hoisted else 0) + _constant_bytes(constants))
     if session.plans.get(layer) is not run.plan:
@@ -216,7 +216,7 @@ def _plan_by_size(session: Session, asked: Asked) -> LayerPlan:
 
 
 def _plan(session: Session, asked: Asked, calls: int) -> LayerPlan:
-    """The cheapest plan when what is hoisted serves so many calls."""
+    """The cheapest plan when what is hoisted serves this many calls."""
     plan = session.choose(asked.problem(session.dial, calls))
     _log.debug("layer %s planned: predicted %.3g ms", asked.layer, 1e3 * plan.seconds)
     return plan

@@ -34,7 +34,7 @@ class Classes:
         self.groups: list[tuple[Tensor, int, pooled.Groups]] = []
 
     def is_all_of(self, index: Tensor) -> bool:
-        """One row per class in the order of the classes is nothing that a user would ask for."""
+        """No user would index one row per class in the order of the classes, so this is False."""
         return False
 
     def spread(self, x: Tensor) -> Tensor:

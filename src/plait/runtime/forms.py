@@ -1,4 +1,4 @@
-"""Which form the products with a graph's 0/1 matrix get: a forecast, a search within a budget, a timed check.
+"""The form of products with a graph's 0/1 matrix: a forecast, a search within a budget, a timed check.
 
 The plain form (csr) reads every neighbour of every node. The hierarchical form (hag) sums shared neighbours
 once; whether the fewer sums are also less time depends on the graph, the width and the machine, so it is used
@@ -9,8 +9,8 @@ Maxima and minima have a form of their own, forward only: their gradient asks of
 the extremum. How many do is counted through the partial extrema, where they cover no neighbour twice.
 
 Differences (diff) take a row from a similar one, adding and subtracting what they do not share. They are
-found sooner and often run faster, but subtraction cancels: with one input in a thousand a million times
-larger than the rest, float32 rows came out wrong by 8% (tu_collab), and NaN reaches rows that are no
+found faster and often run faster, but subtraction cancels digits: with one input in a thousand a million
+times larger than the rest, float32 rows came out wrong by 8% (tu_collab), and NaN reaches rows that are no
 neighbours of it. So they are used only where asked for. A hierarchy only adds: its worst errors were 0.4 to
 2 times CSR's on the same inputs.
 """
@@ -59,7 +59,7 @@ NAMES = ("csr", "hag", "diff", "twins")
 USUAL = ("csr", "hag", "twins")
 
 MARGIN = 1.05
-"""Least measured gain for which a form is used: a timing of a busy machine is a few per cent wrong."""
+"""Least measured gain for which a form is used: timings on a busy machine are off by a few per cent."""
 LEAST_TRAFFIC = 1.15
 """Least saving in rows read and written for which a form is timed at all: a gain without one is noise."""
 FEWEST_CALLS = 50
@@ -68,8 +68,8 @@ _SAFE_RATIO, _SAFE_SHARE, _RISKY_SHARE = 2.15, 0.7, 0.1
 """The search may take a share of the seconds it is expected to save: the larger one from the traffic ratio on
 that has never lost against CSR yet, and then more than the usual budget too."""
 _TRAFFIC_TO_TIME = 0.3
-"""Part of the saved row traffic taken to show as time, on the low side: at width 64, one thread, it was 0.33
-on tu_collab and 0.47 on web_cnr2000 forward; on ego_twitter the form lost."""
+"""Share of the saved row traffic assumed to show as time, on the low side: at width 64, one thread, it was
+0.33 on tu_collab and 0.47 on web_cnr2000 forward; on ego_twitter the form lost."""
 _FORECAST_SECONDS, _FORECAST_SECONDS_PER_EDGE = 0.05, 8e-9
 _LARGEST_FORECAST = 0.02  # of the run's seconds
 # Of one thread on web_cnr2000: the fast search (3e-7) with transpose, placing and timed check, and the exact
@@ -159,7 +159,7 @@ def chosen_names(names: Iterable[str] | None) -> tuple[str, ...]:
 
 
 class _Found(NamedTuple):
-    """What a search came to; the graph is kept, so that its id stays its own."""
+    """The result of a search; the graph is kept, so that its id stays unique."""
 
     graph: Graph
     form: Form | None
@@ -267,12 +267,12 @@ class Forms:
             return expected.reason
         ratio = expected.expected_traffic_ratio
         gain = 1.0 + _TRAFFIC_TO_TIME * (ratio - 1.0)
-        # timed, not priced: the profile was 1.7x off on tu_collab, and the decision hangs on it
+        # timed, not priced: the profile was 1.7x off on tu_collab, and the decision depends on it
         saved = self.calls * sum(count * csr(use) for use, count in uses.items()) * (1.0 - 1.0 / gain)
         is_safe = ratio >= _SAFE_RATIO
         share, most = (_SAFE_SHARE, _LONGEST_SECONDS) if is_safe else (_RISKY_SHARE, self.budget_seconds)
         least = UNION_SECONDS_PER_EDGE
-        if not is_union(graph):  # no components to keep in cache: of web_cnr2000's forecast half came true
+        if not is_union(graph):  # no components to keep in cache: web_cnr2000 got half of its forecast
             share, least = share / 2, _FAST_SECONDS_PER_EDGE
         budget = min(most, share * saved)
         if budget < graph.num_edges * least:  # a search that is cut short saves little
@@ -437,7 +437,7 @@ def csr_seconds(pattern: Callable[[bool], Pattern], use: Use, dtype: torch.dtype
         {"csr": lambda: _by_csr(rows, use, x, out, torch.empty_like(out) if use.is_counted else None)},
         warmup=1, min_repeats=2, max_repeats=3, budget_seconds=_CHECK_SECONDS / 4,
     )  # fmt: skip
-    return timing["csr"].p20  # the quick ones: what other programs add is not there to be saved
+    return timing["csr"].p20  # the fastest ones: time added by other programs cannot be saved
 
 
 def adopt(forms: Forms, runs: Iterable[Run]) -> bool:

@@ -1,14 +1,14 @@
-"""What recognises a tensor: its object, memory and version, and a look at some of its elements.
+"""What identifies a tensor: its object, memory and version, and a sample of its elements.
 
 torch counts the writes to a tensor, but not all of them: none to a tensor made under `inference_mode`, none
 through `x.data`, `x.numpy()` or another library that shares the memory. Therefore
 
-- memory is known by its storage, not by its address: whoever keeps something for a tensor keeps a `Hold`,
-  and as long as it does the same identity never means another storage;
+- memory is identified by its storage, not by its address: code that keeps something for a tensor keeps a
+  `Hold`, and while it does, the same identity never means another storage;
 - tensors without a version counter are compared with a copy, one pass over them;
 - of the others `SAMPLES` words spread over the tensor are part of the identity. A write that no counter sees
-  and that changes none of these words is missed: to see every one of them each call would have to read all of
-  its inputs. After such a write make a new tensor, or call `x.add_(0)`, which counts.
+  and that changes none of these words is missed: to see every write, each call would have to read all its
+  inputs. After such a write make a new tensor, or call `x.add_(0)`, which counts.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _MOST_COPIES = 8
 
 
 def identity(tensor: Tensor, samples: int = _FEW_SAMPLES) -> tuple[Any, ...]:
-    """Another value for another tensor, other memory, and other contents as far as anyone can tell."""
+    """A value that differs for another tensor, other memory, and other contents as far as can be detected."""
     if tensor.layout is not torch.strided:
         # the parts are other objects each time they are asked for
         parts = [part for entry in _parts(tensor) for part in identity(entry)[1:]]
@@ -70,7 +70,7 @@ def counts_writes(tensor: Tensor) -> bool:
     """Whether torch counts the writes to a tensor: not if it was made under inference_mode.
 
     `x.data = y` on such a tensor leaves one without a counter that no longer says it is an inference tensor;
-    `x.detach()` is one that has a counter nobody turns.
+    `x.detach()` has a counter that never advances.
     """
     if tensor.is_inference():
         return False
@@ -122,7 +122,7 @@ def _word_at(typing: Any, address: Any) -> Any:
 def _sampled(address: int, words: int, samples: int) -> int:
     """A number made of `samples` words, a run of neighbours at each of _PLACES places spread evenly.
 
-    A place is a page that is not at hand; its neighbours cost nothing more.
+    A place is a page that is not in memory; its neighbours cost nothing more.
     """
     factor = np.uint64(0x9E3779B97F4A7C15)
     length = max(1, min(samples // _PLACES, words // _PLACES))
@@ -186,8 +186,8 @@ _weak: Callable[[torch.UntypedStorage], Any] = StorageWeakRef
 class Hold:
     """Keeps a tensor's identity its own without keeping the tensor or its memory.
 
-    When the tensor is gone, nobody can hand it over again: `gone` is then added to `dead`, for whoever keeps
-    something for it.
+    When the tensor is gone, it cannot be passed again: `gone` is then added to `dead`, so that what was kept
+    for it can be dropped.
     """
 
     __slots__ = ("_storages", "_tensor")

@@ -1,4 +1,4 @@
-"""Sums over neighbours whose edge weights want a gradient, and expressions made of them.
+"""Sums over neighbours whose edge weights need a gradient, and expressions made of them.
 
 `Products` are those of one graph: its pattern with values that are an input, as programs (ops/entries.py).
 `Weighted` is such a matrix, multiplied as `A @ x`; `Learned` evaluates expressions with several matrices.
@@ -90,7 +90,7 @@ class Weighted:
 
 
 class Learned(Evaluation):
-    """A layer's expression evaluated under autograd: its matrix has values that want a gradient.
+    """A layer's expression evaluated under autograd: its matrix has values that need a gradient.
 
     `diagonals` are the leaves p, l, q, ...; they may depend on the values as the normalisation does.
     """

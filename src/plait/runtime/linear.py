@@ -18,8 +18,8 @@ from plait.runtime.constants import SparseValue, is_finite
 
 __all__ = ["marks_of"]
 
-# Edges per row up to which an extremum marks who attains it: one bit per edge and column, at most half the
-# memory of the counts of ties. The second look at more neighbours takes as long as the gradient saves (a step
+# Edges per row up to which an extremum marks where it is attained: one bit per edge and column, at most half
+# the memory of the tie counts. The second look at more neighbours takes as long as the gradient saves (a step
 # of SAGE by maxima, 256 columns, one core: 9 and 12% less at 4 edges per row, 4% more at 31).
 _MOST_MARKED = 16
 

@@ -1,6 +1,6 @@
-"""A layer on a graph that comes once: its expression evaluated on the edges as they are listed.
+"""A layer on a graph seen only once: its expression evaluated directly on the unsorted edge list.
 
-Sorting the edges, planning and binding cost more than a short sum gains from them. A layer is one
+Sorting the edges, planning and binding cost more than a short sum gains from it. A layer is one
 node of torch's graph (runtime/tape.py); the matrix times x and its transpose times a gradient are one pass
 over the list.
 """
@@ -98,7 +98,7 @@ Pair = Callable[[Values, Matrix], "tuple[Tensor, Tensor | None]"]
 
 
 class Program:
-    """An expression as calls on its inputs and on the one matrix in it; PlanError where it is no such one."""
+    """An expression as calls on its inputs and on the one matrix in it; PlanError if there is none."""
 
     def __init__(self, expr: Expr):
         found = leaves(expr)
@@ -140,7 +140,7 @@ class Program:
         return apply(tape, matrix, values)
 
     def _tape(self, place: tuple[Any, ...]) -> Tape | None:
-        """The expression written down for such inputs; None where it is none that can be."""
+        """The tape of the expression for such inputs; None where there is none."""
         if len(self._tapes) >= _MOST_TAPES:
             self._tapes.clear()
         if any(kind not in (None, Tensor, nn.Parameter) for *_, kind in place):
@@ -161,7 +161,7 @@ class Program:
 
 
 _MOST_PROGRAMS = 256
-_MOST_TAPES = 256  # of one expression: widths, what wants gradients
+_MOST_TAPES = 256  # of one expression: widths, what needs gradients
 _programs: dict[int, tuple[tuple[Expr, ...], Program | None]] = {}
 
 

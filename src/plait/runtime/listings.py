@@ -1,6 +1,6 @@
-"""Graphs that come once, kept as lists of edges while a call of the model lasts and a little longer.
+"""Graphs seen only once, kept as lists of edges while a call of the model lasts and a little longer.
 
-A graph that keeps coming back is worth sorting and planning for: it is handed on after a few calls.
+A graph that is seen again and again is worth sorting and planning for, which happens after a few calls.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Listings:
         return len(self._kept)
 
     def of(self, key: Any, edges: Tensor, call: int) -> Listing | None:
-        """The listing of a graph in the model's call with this number; None when it has come too often."""
+        """The listing of a graph in the model's call with this number; None if it was seen too often."""
         while self._gone:
             self._kept.pop(self._gone.pop(), None)
         found = self._kept.get(key)

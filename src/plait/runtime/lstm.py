@@ -33,7 +33,7 @@ class Prefixes:
 
     @cached_property
     def is_listed_by_target(self) -> bool:
-        """Whether the caller's edges come target after target, which PyG demands of sequences."""
+        """Whether the caller's edges are sorted by target, which PyG requires for sequences."""
         order = self.graph.order
         if order is None:
             return True

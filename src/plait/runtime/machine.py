@@ -49,6 +49,6 @@ def using_machine(machine: MachineProfile) -> Iterator[None]:
 
 
 def forget_machine() -> None:
-    """Read the machine profile anew at the next plan (after a calibration)."""
+    """Read the machine profile again at the next plan (after a calibration)."""
     _own_machine.cache_clear()
     _gpu.cache_clear()

@@ -1,4 +1,4 @@
-"""What operations mean, in torch's own: for derivatives of derivatives, and as the oracle of every kernel.
+"""What operations compute, in terms of torch: for higher derivatives, and as the oracle for every kernel.
 
 A layer that is a matrix expression has its meaning in the expression (runtime/evaluate.py). A layer that is
 a program has it here, step by step: slow, of edges times width in memory, and differentiable to any order.
@@ -29,7 +29,7 @@ _MEANINGS: dict[str, Meaning] = {}
 
 
 def meaning(operation: str) -> Callable[[Meaning], Meaning]:
-    """Enters what an operation computes, as a function of the step, the values at hand and the edges."""
+    """Enters what an operation computes, as a function of the step, the available values and the edges."""
 
     def enter(function: Meaning) -> Meaning:
         _MEANINGS[operation] = function

@@ -120,7 +120,7 @@ class BoundMessages:
         return [env[name] for _, name in self.parameters]
 
     def cut(self, env: Env) -> list[Tensor]:
-        """The parameters cut off from where they came from; those whose gradient is asked for want one."""
+        """The parameters detached; those whose gradient is needed require one."""
         return [env[name].detach().requires_grad_(role in self.makes) for role, name in self.parameters]
 
 

@@ -182,12 +182,12 @@ class EdgeOrders:
         return self._counts[dtype, is_once]
 
     def row_blocks(self, width: int, element_size: int) -> list[EdgeBlock]:
-        """Blocks whose gathered rows of so many columns stay in the second cache."""
+        """Blocks whose gathered rows of this many columns stay in the second cache."""
         columns = 1 << max(4, (max(1, width) - 1).bit_length())
         return self.blocks(max(64, _BLOCK_FLOATS // columns))
 
     def wide_blocks(self, width: int, element_size: int) -> list[EdgeBlock]:
-        """Blocks for a map whose widest rows have so many columns."""
+        """Blocks for a map whose widest rows have this many columns."""
         return self.blocks(max(_LEAST_EDGES, _BLOCK_BYTES // max(1, width * element_size)))
 
     def blocks(self, count: int) -> list[EdgeBlock]:

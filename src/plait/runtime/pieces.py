@@ -1,8 +1,8 @@
-"""Attention in pieces: its kernels on a CPU, and what they mean.
+"""Attention in pieces: its kernels on a CPU, and their meaning in torch.
 
-Where a layer's scores are of a kind no fused pass computes, or its weights are asked for, the layer is
-lowered to these: dots of the two ends of every edge, a softmax over each target's edges, sums by weights.
-Numbers of edges and heads are kept, rows of edges are not.
+Where no fused pass computes a layer's scores, or its attention weights are requested, the layer is
+lowered to these: dot products of both ends of every edge, a softmax over each target's edges, weighted sums.
+One number per edge and head is kept, rows per edge are not.
 """
 
 from __future__ import annotations

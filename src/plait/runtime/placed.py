@@ -46,7 +46,7 @@ class PlacedGraph:
     Rows are targets, sources ascend inside a row. Like a Graph it never changes.
     """
 
-    is_symmetric = False  # nobody waits for the device to tell
+    is_symmetric = False  # finding out would wait for the device
     has_self_loops = True  # as above: there may be some
 
     def __init__(
@@ -248,7 +248,7 @@ class PlacedGraph:
         from plait.kernels.csr.gpu import transposed
 
         whole = self.trimmed()
-        # of a transpose nobody needs the transpose for anything else: it is not kept
+        # the transpose of a transpose is needed for nothing else: it is not kept
         return _stats(whole.rows, transposed(whole.rows) if self.is_turned else whole.transpose.rows)
 
 

@@ -86,7 +86,7 @@ class BySize:
         owner: Any = None,
         first: int | None = 1,
     ) -> LayerPlan:
-        """The latest plan for such sizes, made anew for the `first` graphs that have them; None: for all.
+        """The latest plan for such sizes, made again for the `first` graphs that have them; None: for all.
 
         `place` tells apart what else plans depend on; `owner` is what it names by identity, kept alive.
         """

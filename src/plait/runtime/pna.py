@@ -128,7 +128,7 @@ def _aggregate_messages_back(b: Binding, step: Step, owns: bool) -> Bound:
     return run
 
 
-# Rows weighed one by one ----------------------------------------------------------------------------------
+# Rows scaled one by one -----------------------------------------------------------------------------------
 
 
 @kernel("weigh", "any", "torch")

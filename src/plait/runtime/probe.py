@@ -1,8 +1,8 @@
 """The built-in profile scaled to a machine it was not measured on, by a probe of under a second.
 
-A probe tells how fast this machine copies, gathers, multiplies and calls beside the machine of the profile;
-each kind of rate is scaled by its own ratio. It is coarse (`plait calibrate` measures layers, kernels and
-caches), done once, and kept beside the kernels.
+A probe measures how fast this machine copies, gathers, multiplies and calls relative to the machine of the
+profile, and each kind of rate is scaled by its own ratio. It is coarse (`plait calibrate` measures layers,
+kernels and caches), done once, and kept next to the kernels.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ __all__ = ["machine_for", "probe", "scaled"]
 
 _ROWS, _WIDTH, _INNER = 1 << 18, 32, 256
 _SECONDS = 0.15  # of each of the four
-_LEAST, _MOST = 0.05, 50.0  # a ratio outside is a mistake of the probe, not a machine
+_LEAST, _MOST = 0.05, 50.0  # a ratio outside is an error of the probe, not a real machine
 
 
 def machine_for(cache_folder: Path) -> MachineProfile:
-    """The calibrated profile, or the built-in one, scaled where it speaks of another kind of machine.
+    """The calibrated profile, or the built-in one, scaled where it was measured on another kind of machine.
 
-    PLAIT_PROBE=0 keeps the built-in profile as it is.
+    PLAIT_PROBE=0 uses the built-in profile unscaled.
     """
     if profile_path(cache_folder).exists():
         return load_profile(profile_path(cache_folder))

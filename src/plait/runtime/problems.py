@@ -1,4 +1,4 @@
-"""What a search is asked: an expression or a program on a graph, with sizes, prices and what is constant."""
+"""The input of a search: an expression or a program on a graph, with sizes, prices and what is constant."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DENSEST = 0.4  # non-zeros above this share are never worth a sparse view, whate
 _MOST_EXPRESSIONS = 512
 
 Signature = tuple[tuple[str, torch.Size, bool], ...]
-"""The inputs of a call: name, shape, whether it wants a gradient."""
+"""The inputs of a call: name, shape, whether it needs a gradient."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Asked:
     fixed: frozenset[str] = frozenset()  # inputs that are the same at every call
 
     def problem(self, dial: Dial, calls: int) -> Problem:
-        """What is to be searched, where what is hoisted serves so many calls."""
+        """What is to be searched, where what is hoisted serves this many calls."""
         constants, x = self.constants, self.given["X"]
         expressions = with_identity_loops(self.forms, constants)
         if constants.rows is not None:
@@ -79,7 +79,7 @@ def of_program(
     sizes: Mapping[str, int],
     dial: Dial,
 ) -> Problem:
-    """What is to be chosen from for a layer that is a program; `wrt`: what wants gradients, None for none."""
+    """What is to be chosen from for a layer that is a program; `wrt`: what needs gradients, None for none."""
     backward = graph.stats if graph.is_symmetric else graph.transpose.stats
     matrix = Matrix(
         graph.num_nodes, graph.num_sources, graph.num_edges, True, graph.stats, backward,
@@ -147,7 +147,7 @@ def _renamed(expr: Expr) -> Expr:
 
 
 def with_identity_loops(forms: tuple[Expr, ...], constants: Constants) -> tuple[Expr, ...]:
-    """The forms with loops that are all one named so: they keep a 0/1 matrix 0/1."""
+    """The expressions with loops of ones named `i`: they keep a 0/1 matrix 0/1."""
     return _identity_loops(forms) if constants.weight is None and constants.has_unit_loops else forms
 
 
@@ -173,7 +173,7 @@ def known_leaves(expr: Expr) -> dict[str, Any]:
 
 
 def _disagreement(sizes: Mapping[str, int]) -> str:
-    """Two sizes that should be equal, in the words of whoever made x and the layer."""
+    """Two sizes that should be equal, described in terms of x and the layer."""
     features = next((what for what in sizes if what in _FEATURES), None)
     if features is None:
         said = ", but ".join(f"{what} is {value}" for what, value in sizes.items())

@@ -26,7 +26,7 @@ _NO_GRAPH = Graph.from_edge_index([], [], 0)
 
 
 class Projector:
-    """x @ w + bias on plait's tall product, in a pooled buffer; bound once for what wants gradients."""
+    """x @ w + bias on plait's tall product, in a pooled buffer; bound once for what needs gradients."""
 
     def __init__(self, buffers: Buffers):
         self._buffers = buffers

@@ -22,7 +22,7 @@ from plait.runtime.folded import Classes, Folded
 __all__ = ["MOST_LEFT", "Quotient", "Quotients"]
 
 MOST_LEFT = 0.85
-"""Twins are looked at where at most this share of the nodes is left: spreading the result costs a pass."""
+"""Twins are considered where at most this share of the nodes remains: spreading the result costs a pass."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Quotients:
         self.layers: set[str] = set()
         """The layers that ran on representatives."""
         self._classes: dict[int, tuple[Graph, Classes | None]] = {}
-        # what a key names by identity is kept beside the answer, so that its id stays its own
+        # what a key names by identity is kept with the answer, so that its id stays unique
         self._found: dict[Any, tuple[Constants, tuple[Expr, ...], Quotient | None]] = {}
         self._small: dict[int, Constants] = {}
         self.classes = self._classes_of(graph)

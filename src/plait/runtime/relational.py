@@ -39,7 +39,7 @@ class Relations:
         self, source: Tensor, target: Tensor, kind: Tensor, num_targets: int, num_sources: int, count: int,
         order: Any = None,
     ):  # fmt: skip
-        # copies: the caller may write to his own, and matrices are made later
+        # copies: the caller may write to the originals, and matrices are made later
         self.source, self.target, self.kind = (
             given.to(torch.int64, copy=True) for given in (source, target, kind)
         )

@@ -2,9 +2,9 @@
 
 On the host of an H200 a step of a layer took 60 to 100 us to issue and less to run. A training loop hands a
 program the same tensors at the same addresses again and again: torch's allocator sees to that. So a program
-that met the same addresses a few times is captured, and replayed when they come back. Its results then lie
-in memory of its own; like a buffer (runtime/buffers.py) it is written to again only when nobody holds it any
-more, otherwise the program runs as usual. PLAIT_REPLAY=0 leaves all of this out.
+that saw the same addresses a few times is captured, and replayed when they recur. Its results then lie in
+memory of the capture; like a buffer (runtime/buffers.py) it is overwritten only when nothing holds it any
+more, otherwise the program runs normally. PLAIT_REPLAY=0 switches all of this off.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class _Captured:
     handles: tuple[int, ...]  # of the storages of the results
 
     def is_free(self) -> bool:
-        """Whether nobody holds a result of an earlier run."""
+        """Whether no result of an earlier run is still held."""
         return all(torch._C._storage_Use_Count(handle) <= _FREE for handle in self.handles)
 
 
@@ -204,7 +204,7 @@ noted = _Noted()
 
 
 class Captured:
-    """A call as a graph: `replay` computes its results anew, where `made` says they lie."""
+    """A call as a graph: `replay` computes its results again, where `made` says they lie."""
 
     def __init__(self, results: Sequence[Tensor | None], replay: Callable[[], None]):
         kept: dict[int, torch.UntypedStorage] = {}
@@ -217,11 +217,11 @@ class Captured:
         return self._uses.keys().isdisjoint(_storages(tensors))
 
     def settle(self) -> None:
-        """Nobody holds a result yet but whoever keeps this: what is held beyond that is in use."""
+        """Count the holders of the results now: any further one means that a result is in use."""
         self._uses = {handle: torch._C._storage_Use_Count(handle) for handle in self._uses}
 
     def is_free(self) -> bool:
-        """Whether nobody holds a result of an earlier replay."""
+        """Whether no result of an earlier replay is still held."""
         return all(torch._C._storage_Use_Count(handle) <= uses for handle, uses in self._uses.items())
 
 
@@ -284,7 +284,7 @@ def _as_graph(body: Callable[[], T], stream: torch.cuda.Stream) -> tuple[torch.c
 
 
 def _leave_capture(device: torch.device) -> None:
-    """Give torch's random numbers back: after a capture that failed they wait for its end for ever."""
+    """Restore torch's random state, which a failed capture leaves waiting for its end for ever."""
     generator = torch.cuda.default_generators[device.index or 0]
     generator.graphsafe_set_state(generator.clone_state())
 

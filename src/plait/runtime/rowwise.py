@@ -1,4 +1,4 @@
-"""Which of torch's functions treat every row of a matrix alone."""
+"""Which of torch's functions are row-wise."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ ASKED = frozenset(
     Tensor.is_contiguous, Tensor.storage_offset, Tensor.__hash__, torch.is_floating_point, torch.is_complex,
     torch.numel,
 ))  # fmt: skip
-"""Questions about a matrix that its values do not enter."""
+"""Properties of a matrix that do not depend on its values."""
 
 
 def keeps_rows(func: Any, deferred: type[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -98,7 +98,7 @@ def keeps_rows(func: Any, deferred: type[Tensor], args: tuple[Any, ...], kwargs:
     if func is functional.layer_norm:
         return len(_argument("normalized_shape", 1, (), args, kwargs)) == 1
     if func is functional.dropout:
-        # an active one draws for every row; the rows held could not draw as they would
+        # active dropout draws for every row; the rows held would draw different numbers
         drops = _argument("p", 1, 0.5, args, kwargs) != 0 and _argument("training", 2, True, args, kwargs)
         return not drops and not _is_inplace(func, args, kwargs)
     return func is Tensor.to and len(args) == 2 and isinstance(args[1], torch.dtype) and not kwargs

@@ -1,4 +1,4 @@
-"""One compiled model's memory: the graphs it has met, the inputs that stay the same, plans and buffers.
+"""The state of one compiled model: the graphs it has seen, constant inputs, plans and buffers.
 
 Graphs are recognised by the tensor that holds them (runtime/identity.py: nothing is hashed per call). What
 belongs to a tensor is dropped with it, and what belongs to tensors that stay is bounded in bytes
@@ -39,7 +39,7 @@ from plait.runtime.watched import Inputs, Numbers, Watched
 
 __all__ = ["MANY_GRAPHS", "Options", "Session"]
 
-MANY_GRAPHS = 4  # graphs from which on each is taken to come once, until it comes back
+MANY_GRAPHS = 4  # graphs from which on each is assumed to be seen only once, until it comes back
 _MOST_GRAPHS = 16
 _MOST_CALLS = 512
 _LEFT = 0.75  # of the bytes allowed, after things were dropped
@@ -48,7 +48,7 @@ _LEFT = 0.75  # of the bytes allowed, after things were dropped
 _GRAPH_BYTES = {"edge": 48, "node": 48}
 _IDENTITY = 7  # parts of a tensor's identity, with which the key of a graph begins
 _TOKEN = 4  # where the key of a run says for which state of the input it was made
-_MANY_WHOLES = 3  # results asked for all rows before `rows` may be taken to gain nothing
+_MANY_WHOLES = 3  # results asked for all rows before `rows` may be assumed to gain nothing
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Session:
         self.shared: dict[Any, Any] = {}  # what the layers of one call of the model share
         self._calls: dict[Any, Edges] = {}  # calls seen before, and their graphs, which know the answers
         self._met = 0  # graphs built so far
-        self._gone: list[Any] = []  # keys of graphs whose tensors are no more
+        self._gone: list[Any] = []  # keys of graphs whose tensors are gone
         self._bytes = 0  # kept since it was last counted, and what was counted then
         self.by_size = BySize()
         self.plans = Plans()
@@ -100,7 +100,7 @@ class Session:
         self.over_ranks: Callable[..., Any] | None = None  # runs layers of which each rank has some rows
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Session:
-        """A copied model starts with empty caches: it may meet other graphs."""
+        """A copied model starts with empty caches: it may be used on other graphs."""
         return type(self)(self.options)
 
     def __reduce__(self) -> Any:
@@ -111,7 +111,7 @@ class Session:
     def edges_for(
         self, key: Any, owners: tuple[Any, ...], build: Callable[[], tuple[Graph, torch.Tensor | None]]
     ) -> Edges:
-        """The graph known by `key`, built when first met; the least recently used one is forgotten."""
+        """The graph with this key, built when first needed; the least recently used one is dropped."""
         while self._gone:
             self._forget_graph(self._gone.pop())
         found = self.edges.get(key)
@@ -171,7 +171,7 @@ class Session:
         return kept + self.buffers.bytes_held
 
     def grow(self, more: int) -> None:
-        """Something of about so many bytes is kept; when that may be too much, all is counted and bounded."""
+        """About this many more bytes are kept; if that may be too much, everything is counted and bounded."""
         self._bytes += more
         if self._bytes > self.cache_limit:
             self._shrink()
@@ -195,19 +195,19 @@ class Session:
             return True
         return any(edges.drop_oldest() for edges in list(self.edges.values()))
 
-    # Graphs that come once --------------------------------------------------------------------
+    # Graphs seen only once --------------------------------------------------------------------
 
     @property
     def meets_many_graphs(self) -> bool:
-        """Whether a new graph is taken to come once."""
+        """Whether a new graph is assumed to be seen only once."""
         return self._met >= MANY_GRAPHS
 
     def lists_edges(self) -> bool:
-        """Whether layers read the edges of a new graph as they are listed."""
+        """Whether layers read the edges of a new graph unsorted."""
         return self.meets_many_graphs and self.lists_values()
 
     def lists_values(self) -> bool:
-        """Whether a layer may run without a plan where what it is called with comes once."""
+        """Whether a layer may run without a plan on inputs seen only once."""
         return (
             self.trace is None
             and self.choose is search
@@ -221,7 +221,7 @@ class Session:
         return self.watched.has_view(x)
 
     def say_listed(self) -> None:
-        """Note in the plan that small graphs which come once are not planned for."""
+        """Note in the plan that small graphs seen only once are not planned for."""
         if not self._has_said_listed:
             self._has_said_listed = True
             self.notes.append(
@@ -230,7 +230,7 @@ class Session:
             )
 
     def find_forms(self) -> bool:
-        """Look for other forms of the graphs planned so far; where one is found, plans are made anew."""
+        """Look for other forms of the graphs planned so far; where one is found, plans are made again."""
         known = [*self.edges.values(), *(e.smaller for e in self.edges.values() if e.smaller is not None)]
         changed = [edges for edges in known if adopt(self.forms, edges.runs.values())]
         for edges in changed:
@@ -243,7 +243,7 @@ class Session:
         return bool(changed)
 
     def use_twins(self, edges: Edges, quotients: Quotients | None) -> None:
-        """Run the layers on this graph by its twins, or not; plans made the other way are dropped."""
+        """Run the layers on this graph with its twins, or without; plans made otherwise are dropped."""
         edges.quotients, edges.smaller = quotients, None
         edges.runs.clear()
         edges.plans.clear()
@@ -261,7 +261,7 @@ class Session:
     # Inputs that stay the same ----------------------------------------------------------------
 
     def watch(self, x: torch.Tensor) -> Watched | None:
-        """The record of an input that is constant as far as anyone can tell, or None."""
+        """The record of an input that appears to be constant, or None."""
         if x.requires_grad or x.grad_fn is not None:
             return None
         is_given = self.constant_input() is x
@@ -274,7 +274,7 @@ class Session:
         return seen
 
     def _drop_stale(self) -> None:
-        """Forget what was hoisted for inputs that are no more, or no more the same."""
+        """Forget what was hoisted for inputs that are gone or have changed."""
         stale = set(self.watched.stale)
         self.watched.stale.clear()
         for edges in list(self.edges.values()):
@@ -300,7 +300,7 @@ class Session:
         numbers = tuple(t.item() for t in scalars)
         return numbers if not numbers or self._numbers.steady(layer, numbers) else None
 
-    # Rows that are wanted first ------------------------------------------------------------------
+    # Rows that are needed first ------------------------------------------------------------------
 
     def wanted_rows(self, layer: str, constants: Constants) -> WantedRows | None:
         """The rows the loss needs, where this layer computes only those; None for all."""
@@ -311,7 +311,7 @@ class Session:
         return self._rows
 
     def count_wanted(self) -> None:
-        """Some rows of a result were computed first."""
+        """Note that some rows of a result were computed first."""
         self._asked[0] += 1
 
     def hear_of_whole(self, name: str) -> None:

@@ -1,7 +1,7 @@
 """Planned expressions over ranks: the constants of one rank's rows, the kernels of exchanges, the runs.
 
-Runs are kept for as long as the model is: whether a run is made anew decides what travels, and that has to
-happen on all ranks in the same call.
+Runs are kept as long as the model: whether a run is made again decides what is sent, and that has to happen
+on all ranks in the same call.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["Peers", "Position", "RankConstants", "Runs", "extended", "problem_of
 
 
 class Position(Protocol):
-    """Where a rank stands among the others, as the planner sees it."""
+    """A rank's position among the others, as the planner sees it."""
 
     @property
     def rank(self) -> int: ...
@@ -64,7 +64,7 @@ class Position(Protocol):
         ...
 
     def share_of(self, width: int) -> int:
-        """How many of so many columns are this rank's."""
+        """How many of this many columns are this rank's."""
         ...
 
 
@@ -80,7 +80,7 @@ class Peers(Position, Protocol):
         ...
 
     def send(self, x: Tensor, is_back: bool) -> Any:
-        """Rows that others need set out, or gradients of the halo go back; nothing is waited for."""
+        """Start sending rows that others need, or gradients of the halo; does not wait."""
         ...
 
     def receive(self, sent: Any) -> Tensor:
@@ -100,7 +100,7 @@ class Peers(Position, Protocol):
         ...
 
     def agree(self, prices: Mapping[str, float]) -> Mapping[str, float]:
-        """Of what every rank has a price for, the largest."""
+        """The largest price of each group that every rank has a price for."""
         ...
 
 
@@ -325,7 +325,7 @@ def problem_of(
 
 
 def wanted(given: Mapping[str, Tensor]) -> tuple[str, ...]:
-    """The inputs that want a gradient."""
+    """The inputs that need a gradient."""
     with_grad = torch.is_grad_enabled()
     return tuple(name for name, value in given.items() if with_grad and value.requires_grad)
 

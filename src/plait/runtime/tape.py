@@ -1,8 +1,8 @@
 """An expression with one matrix as a list of operations, and one node of torch's graph for all of them.
 
-Every node of autograd that is written in Python costs some 20 us in a step, as much as a sum over a small
-graph. Here an expression is written down once for its widths and for what wants a gradient: the operations in
-order, those that compute the gradients in the opposite order, and what is saved between the two.
+Every autograd node written in Python costs about 20 us per step, as much as a sum over a small graph. Here an
+expression is recorded once for its widths and for what needs a gradient: the operations in order, those that
+compute the gradients in reverse order, and what is saved between the two.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ Backward = Callable[[Registers, Registers, Any], None]
 class Tape:
     """The operations of an expression over registers: its inputs, then what is computed, its value last.
 
-    PlanError where the expression is none that is written so.
+    PlanError where the expression cannot be written this way.
     """
 
     def __init__(self, expr: Expr, inputs: Sequence[Given], again: Again):

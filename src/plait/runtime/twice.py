@@ -28,17 +28,17 @@ _IN_PLACE = (
 Again = Callable[[Any, Tensor, Sequence[Any]], tuple[Tensor, tuple[Any, ...]]]
 """(ctx, gradient, saved tensors) -> (the output in torch operations, the inputs of forward in their order).
 
-Inputs that are no tensors, or that nobody asks for, may be None.
+Inputs that are not tensors, or that are not needed, may be None.
 """
 
 
 def is_vmapped(x: Tensor) -> bool:
-    """Whether x stands for several tensors at once, which torch's own operations alone can read."""
+    """Whether x is a batch under vmap, which only torch's own operations can read."""
     return bool(_are_transforms_active() or _is_batched(x))
 
 
 def differentiable(compute: Again) -> Callable[[Callable[[Any, Tensor], Any]], Callable[[Any, Tensor], Any]]:
-    """Decorates a backward pass: where it is to be differentiated itself, it is that of `compute` instead.
+    """Decorates a backward pass: if it is differentiated itself, `compute` is differentiated instead.
 
     It runs in the types of the forward pass, which ran without autocast: a loss.backward() inside of a
     torch.autocast would have it compute messages again in 16 bits, which kernels do not take.
@@ -88,5 +88,5 @@ def _alias(value: Any) -> Any:
 
 
 def added(shape: Sequence[int], like: Tensor) -> Tensor:
-    """Zeros that want a gradient: they stand for an input that no gradient depends on and nobody saved."""
+    """Zeros that need a gradient: they stand for an input that no gradient depends on and nobody saved."""
     return torch.zeros(tuple(shape), dtype=like.dtype, device=like.device, requires_grad=True)

@@ -1,4 +1,4 @@
-"""Whether a model's layers run on the representatives of twins: looked for, checked, timed, then decided."""
+"""Whether a model's layers run on the representatives of twins: searched, checked, timed, decided."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from plait.runtime.session import Session
 __all__ = ["find_twins"]
 
 _SECONDS, _SECONDS_PER_NODE, _SECONDS_PER_EDGE = 0.005, 4e-7, 1e-8
-"""What looking for twins takes (tu_collab, one thread: 0.15 s for 24.6 M edges)."""
+"""The cost of searching for twins (tu_collab, one thread: 0.15 s for 24.6 M edges)."""
 _LARGEST_SEARCH = 0.02  # of the run's seconds
 _CHECK_SECONDS = 2.0
 _LIKELY = 0.5
-"""Part of what free sums would gain that a search for shared ones is taken to find."""
+"""Part of what free sums would gain that a search for shared ones is assumed to find."""
 _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
 """Largest difference, as a share of the largest entry, that another order of summation may leave."""
 
@@ -34,8 +34,8 @@ Call = Callable[..., Any]
 def find_twins(session: Session, run: Call) -> None:
     """Let layers run on representatives where a timed step of the whole model says that it is faster.
 
-    A model whose code between layers does something to whole matrices that plait does not see through gives
-    other values or gradients then, or fails; it keeps whole matrices.
+    A model whose own code needs whole matrices in a way plait cannot detect would give other values or
+    gradients, or fail; this is checked, and such a model keeps whole matrices.
     """
     forms = session.forms
     if "twins" not in forms.names or (forms.calls < FEWEST_CALLS and not forms.is_forced):
@@ -64,7 +64,7 @@ def _not_worth_looking(session: Session, edges: Edges) -> str | None:
 
 
 def _decide(session: Session, edges: Edges, quotients: Quotients, run: Call) -> str:
-    """Use the twins, or not; why, in words."""
+    """Decide whether to use the twins; returns the reason in words."""
     assert quotients.classes is not None
     twins = quotients.classes.twins
     counts = f"{twins.num_nodes:,} nodes are {twins.num_classes:,} classes of twins"

@@ -1,4 +1,4 @@
-"""The rows a loss reads, held; the other rows are computed from the same inputs when they are asked for."""
+"""Holds the rows a loss reads; the other rows are computed from the same inputs when they are needed."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def check_unchanged(value: Tensor | None, seen: tuple[int, int] | None) -> None:
 
 
 def _is_trained(value: Tensor) -> bool:
-    """Whether it is a leaf that wants gradients, or a view of one, as layers turn their weights."""
+    """Whether it is a leaf that needs gradients, or a view of one, as layers turn their weights."""
     owner = value._base if value._base is not None else value
     return owner.is_leaf and owner.requires_grad
 
@@ -65,7 +65,7 @@ class _Kept:
     """An input as it is now, for later: a copy of what optimisers change, a watch on what is large.
 
     Tensors with a row for every node are not copied. Where one was changed in place since, the rows that
-    were not computed from it are lost: an error, never other values.
+    were not computed from it are lost: that is an error, never silently wrong values.
     """
 
     def __init__(self, value: Tensor, count: int):

@@ -1,8 +1,8 @@
-"""Inputs that stay the same from call to call, and those that seem to and do not.
+"""Inputs that are constant from call to call, and those that only seem to be.
 
-An input is taken for constant when it comes back as it was. One that keeps changing in place (features
-masked anew at every step) would have everything derived from it made anew as often, so from its second
-change on it has to come back four times as often as after the one before.
+An input is treated as constant when it is seen again unchanged. One that keeps changing in place (features
+masked at every step) would have everything derived from it computed again each time, so from its second
+change on it has to be seen unchanged four times as often as after the previous change.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Watched:
     is_examined: bool = False
 
     def is_constant(self, is_given: bool) -> bool:
-        """Whether it came back often enough; one that was handed over with the model need not at first."""
+        """Whether it was seen often enough; an input given to compile need not be, at first."""
         if self.changes < _TRUSTED_CHANGES:
             return is_given or self.sightings > 1
         return self.sightings > min(_MOST_PATIENCE, 1 << 2 * self.changes - 1)
@@ -47,7 +47,7 @@ class Numbers:
         self._seen: dict[str, tuple[tuple[float, ...], int]] = {}
 
     def steady(self, layer: str, numbers: tuple[float, ...]) -> bool:
-        """Whether a layer's numbers may be taken for constant."""
+        """Whether a layer's numbers may be treated as constant."""
         known, changes = self._seen.get(layer, (numbers, 0))
         if known != numbers:
             changes += 1
@@ -69,7 +69,7 @@ class Inputs:
         return len(self._seen)
 
     def look(self, x: Tensor, is_given: bool) -> Watched | None:
-        """The record of an input that is constant as far as anyone can tell, or None."""
+        """The record of an input that appears to be constant, or None."""
         if not counts_writes(x):  # changes in place are not counted: looking at all of it costs what it saves
             return None
         if self._dead:

@@ -1,4 +1,4 @@
-"""Runs the layers that are programs: of the ways to compute one the cheapest, bound to its graph once."""
+"""Runs the layers that are programs: the cheapest way to compute one, bound to its graph once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["Programs"]
 _log = logging.getLogger("plait")
 
 Ways = Callable[[tuple[str, ...] | None], Sequence[Way]]
-"""The ways to compute a layer, by the names of the inputs that want gradients (None: inference)."""
+"""The ways to compute a layer, by the names of the inputs that need gradients (None: inference)."""
 
 Own = Callable[[str], Mapping[str, torch.Tensor]]
 """The inputs of a way alone, by its name: weights as it reads them."""
@@ -33,11 +33,11 @@ Own = Callable[[str], Mapping[str, torch.Tensor]]
 
 @dataclass(slots=True)
 class Programs:
-    """A layer that is a program, as one call brings it: its ways, and what they read beside their inputs.
+    """A layer that is a program, as one call brings it: its ways, and what they read besides their inputs.
 
-    `key` tells apart what the ways depend on beside the inputs' shapes, and which of a way's own inputs want
-    gradients. `sizes`: numbers of rows that programs name beside those of nodes and edges. `objects`: the
-    graph's matrices beside A; `diagonals`: its constants, a number for every target.
+    `key` tells apart what the ways depend on besides the inputs' shapes, and which of a way's own inputs need
+    gradients. `sizes`: numbers of rows that programs name besides those of nodes and edges. `objects`: the
+    graph's matrices other than A; `diagonals`: its constants, a number for every target.
     """
 
     layer: str
@@ -55,7 +55,7 @@ class Programs:
         inputs: Mapping[str, torch.Tensor],
         given: Mapping[str, Any] | None = None,
     ) -> torch.Tensor:
-        """The value of the layer, whichever way it goes; `given`: what is no tensor."""
+        """The value of the layer by its chosen way; `given`: arguments that are not tensors."""
         run = self.bound(session, edges, inputs)
         if self.own is not None:
             inputs = {**inputs, **self.own(run.plan.choice)}
@@ -118,7 +118,7 @@ class Programs:
         """The cheapest way on this graph."""
         wanted = dict.fromkeys(wrt)
         if self.own is not None and torch.is_grad_enabled():
-            # made to be asked whether they want gradients: a checkpoint must not see what they save
+            # made to be asked whether they need gradients: a checkpoint must not see what they save
             with torch.autograd.graph.saved_tensors_hooks(_same, _same):
                 found = [self.own(way.name) for way in self.ways(("X",))]
             wanted |= {name: None for more in found for name, t in more.items() if t.requires_grad}

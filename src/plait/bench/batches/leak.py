@@ -1,4 +1,4 @@
-"""Epoch after epoch and break after break: what stays behind."""
+"""Repeated epochs and early breaks: which memory, threads and files are left behind."""
 
 from __future__ import annotations
 

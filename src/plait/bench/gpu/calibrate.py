@@ -1,9 +1,9 @@
 """Measures a GPU and writes the profile the cost model reads: plait calibrate --device cuda.
 
 Dense products are timed on a grid of shapes, sparse ones on made-up graphs as CUDA graphs, without Python;
-the model's constants are fitted as on a CPU (bench/calibrate.py). What a step costs beside its kernels is
-what those of a layer take on a graph of two nodes. Last, layers are trained and what their steps took beside
-the model becomes its correction.
+the model's constants are fitted as on a CPU (bench/calibrate.py). What a step costs on top of its kernels is
+measured with a layer on a graph of two nodes. Last, layers are trained, and the time of their steps
+compared with the model becomes its correction.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _dense_rates(is_transposed: bool) -> Rates:
 
 
 def _call_seconds() -> float:
-    """What a step costs beside its kernel: the steps of a layer trained on a graph of two nodes."""
+    """What a step costs on top of its kernel: the steps of a layer trained on a graph of two nodes."""
     compiled: Any = compile(GCNConv(4, 4).cuda(), None)
     x = torch.zeros(2, 4, requires_grad=True, device="cuda")
     edge_index, ones = torch.tensor([[0, 1], [1, 0]], device="cuda"), torch.ones(2, 4, device="cuda")

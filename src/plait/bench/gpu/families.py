@@ -72,7 +72,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "FA": (lambda: FAConv(_WIDTH), "first"),
     "GMM": (lambda: GMMConv(_WIDTH, _WIDTH, dim=_FEATURES, kernel_size=3), "features"),
 }
-"""The layer, and what it takes beside x and the edges."""
+"""The layer, and what it takes besides x and the edges."""
 
 
 def measure(name: str, edge_index: Tensor, num_nodes: int) -> Iterator[dict[str, Any]]:

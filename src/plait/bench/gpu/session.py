@@ -1,4 +1,4 @@
-"""Everything worth measuring on a GPU that is lent by the minute: one command, resumed where it was cut.
+"""Everything worth measuring on a GPU in limited time: one command, resumed where it stopped.
 
 python -m plait.bench.gpu.session --output FOLDER --seconds 570      as much as fits, the most wanted first
 python -m plait.bench.gpu.session --output FOLDER --dry-run          what would run; checks every argument
@@ -66,7 +66,7 @@ class Cells:
 
 @dataclass(frozen=True)
 class Unit:
-    """A process that measures something in at most so many seconds."""
+    """A process that measures something in at most this many seconds."""
 
     name: str
     seconds: float

@@ -123,7 +123,7 @@ def _value_zeros(points: list[_Point]) -> Finding | None:
         shown = {f"{zeros:.0%} zeros": f"{change:+.1%}" for zeros, change in changes.items()}
         rows.append({"op": op, "variant": variant, **shown})
         behind += values.values()
-        # extrema count ties, of which zeros make many: told in the figures, apart from the question
+        # extrema count ties, of which zeros make many: reported in the figures, apart from the question
         if variant == "torch" and op not in ("scatter_max", "scatter_min"):
             far = max(others, key=lambda zeros: abs(changes[zeros]))
             largest[op] = abs(changes[far])
@@ -226,7 +226,7 @@ def _collisions(points: list[_Point]) -> Finding | None:
 
 
 def _reductions(points: list[_Point]) -> Finding | None:
-    """What each reduction costs beside a sum, at the study's square shape."""
+    """What each reduction costs compared with a sum, at the study's square shape."""
     base = {
         point.op: point
         for point in points

@@ -1,4 +1,4 @@
-"""The tensors of one case, drawn on its device from a fixed seed, and the forms variants share."""
+"""The tensors of one case, drawn on its device from a fixed seed, and what variants share."""
 
 from __future__ import annotations
 

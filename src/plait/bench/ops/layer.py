@@ -45,7 +45,7 @@ def _build(kind: str, inputs: Inputs) -> nn.Module:
 def _inputs(case: Case, draw: Draw) -> dict[str, Tensor]:
     nodes = case.size("nodes")
     source, target = draw.edges()
-    # no self loops and no repeats, as data sets come: PyG's own forms disagree about what those mean
+    # no self loops and no repeats, as data sets come: PyG's own formats disagree about what those mean
     keys = torch.unique((target.long() * nodes + source.long())[source != target])
     source, target = (keys % nodes).to(source.dtype), (keys // nodes).to(source.dtype)
     x = draw.normal(nodes, case.size("width"))
@@ -88,7 +88,7 @@ def _planned(inputs: Inputs, kind: str) -> Callable[[], Tensor]:
     import plait
 
     edge_index, x = _edge_index(inputs), inputs["x"]
-    # one that wants a gradient, as a hidden activation does: what is known to be constant is computed once
+    # one that needs a gradient, as a hidden activation does: what is known to be constant is computed once
     wanting = x if x.requires_grad else x.detach().clone().requires_grad_()
     stand_in = torch.zeros_like(wanting).requires_grad_()
     data = Data(x=stand_in, edge_index=edge_index, num_nodes=inputs.case.size("nodes"))

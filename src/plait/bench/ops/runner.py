@@ -41,7 +41,7 @@ KIND = "op"
 # below 1e-5; half precision keeps 11 (bfloat16: 8) bits of each intermediate.
 TOLERANCE = {"float64": 1e-10, "float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
 _ROOM = 0.8  # of the free memory
-_APART = 16  # bouts between two visits to the same one
+_APART = 16  # groups between two visits to the same one
 
 Call = Callable[[], Any]
 # Cases whose variants are timed together, in interleaved rounds.
@@ -52,7 +52,7 @@ Bout = tuple[Case, ...]
 class Options:
     """How cases are run. `stream` keeps the copy bandwidths measured in this run.
 
-    With several `visits` a bout is drawn and timed anew after others had their turn, for a share of the
+    With several `visits` a group is drawn and timed again after others had their turn, for a share of the
     budget each time: what differs between visits is what differs between runs (pages, clock, neighbours).
     """
 
@@ -73,7 +73,7 @@ class Options:
 def run(
     bouts: Sequence[Bout], options: Options, watch: Callable[[list[Record]], None] = lambda records: None
 ) -> list[Record]:
-    """The records of all bouts, one per case and variant; handed to `watch` and written bout by bout."""
+    """The records of all groups, one per case and variant; handed to `watch` and written group by group."""
     groups = {group_of(_settled(bout)) for bout in bouts}
     records = [record for record in _finished(options) if record.result.get("group") in groups]
     todo = left(bouts, options)
@@ -111,7 +111,7 @@ def _together(lane: Sequence[Record]) -> Record:
 
 
 def left(bouts: Sequence[Bout], options: Options) -> list[Bout]:
-    """The bouts still to be measured: each once, less those a resumed run already has."""
+    """The groups still to be measured: each once, less those a resumed run already has."""
     done = {str(record.result.get("group")) for record in _finished(options)}
     todo: dict[str, Bout] = {}
     for bout in map(_settled, bouts):
@@ -172,7 +172,7 @@ def _largest(case: Case, room: float) -> tuple[str, int]:
 
 
 def measure(bout: Bout, options: Options, visit: int = 0) -> list[Record]:
-    """A record for every variant of every case of a bout, all timed side by side.
+    """A record for every variant of every case of a group, all timed side by side.
 
     Memory and the copy are measured at the first visit.
     """
@@ -181,7 +181,7 @@ def measure(bout: Bout, options: Options, visit: int = 0) -> list[Record]:
     group = group_of(bout)
     with _threads(bout[0].threads):
         lanes = [lane for case in bout for lane in _lanes(case, options)]
-        # variant by variant: a lane right behind one on the same operands would find them in the cache, and
+        # variant by variant: a series right behind one on the same operands would find them in the cache, and
         # of several cases the first variant of each would not (a scatter of 4 MB took 0.34 ms for 0.19)
         order = list(dict.fromkeys(lane.variant for lane in lanes))
         ready = sorted((lane for lane in lanes if lane.call), key=lambda lane: order.index(lane.variant))
@@ -265,7 +265,7 @@ def _share_memory(lanes: Sequence[_Lane]) -> None:
 
 
 def _loader(held: Mapping[str, Tensor], values: Mapping[str, Tensor], call: Call) -> Call:
-    """Writes the values, and makes one call: the lane before a sample is then its own, not another's."""
+    """Writes the values, and makes one call: the series before a sample is then its own, not another's."""
 
     def load() -> None:
         with torch.no_grad():
@@ -295,7 +295,7 @@ def _work_facts(operation: Operation, case: Case) -> dict[str, object]:
 
 
 def _time(lanes: Sequence[_Lane], case: Case, options: Options) -> dict[str, object]:
-    """Time and weigh the lanes into their lines; what is common to them is returned."""
+    """Time and weigh the series into their lines; what is common to them is returned."""
     clock = processor_clock if options.has_processor_clock else clock_of(case.device)
     calls: dict[str, Call] = {str(k): _with_gradients(lane) for k, lane in enumerate(lanes)}
     with BusyElsewhere() as busy:
@@ -330,7 +330,7 @@ def _loads(lanes: Sequence[_Lane]) -> dict[str, Call]:
 
 
 def _with_gradients(lane: _Lane) -> Call:
-    """The call under the gradient mode of its case: entering it costs a microsecond, in every lane alike."""
+    """The call under the gradient mode of its case: entering it costs a microsecond in every series."""
     call, is_on = lane.call, lane.case.direction != "forward"
     assert call is not None
     if not is_on:
@@ -414,7 +414,7 @@ def _fate(variant: Variant, inputs: Inputs, checker: _Checker) -> str | None:
 
 
 def _rates(line: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str, object]:
-    """Achieved bytes a second, counting each once, and their share of the copy's."""
+    """Achieved bytes per second, counting each once, and their share of the copy's."""
     if line.get("status") != "ok" or "bytes_least" not in line:
         return {}
     rate = line["bytes_least"] / line["seconds"]["median_seconds"]

@@ -13,9 +13,9 @@ from plait.errors import InputError
 
 __all__ = ["BUDGETS", "SUITES", "VISITS", "bouts_of"]
 
-# Seconds of the clock per bout, after warm-up, where --budget does not say.
+# Seconds of the clock per group, after warm-up, where --budget does not say.
 BUDGETS = {"quick": 0.4, "paper": 1.5, "calibrate": 0.5, "full": 1.0}
-# How often a bout is visited: runs of this suite are compared with each other.
+# How often a group is visited: runs of this suite are compared with each other.
 VISITS = {"quick": 2}
 _DENSITIES = (0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
 _VALUE_ZEROS = (0.0, 0.5, 0.9, 0.99)
@@ -24,7 +24,7 @@ _SCATTERS = ("scatter_add", "scatter_mean", "scatter_max", "scatter_min", "scatt
 
 
 def bouts_of(suite: str, device: str = "cpu") -> list[Bout]:
-    """The bouts of a suite; an unknown one is refused with the known ones."""
+    """The groups of a suite; an unknown one is refused with the known ones."""
     if suite not in SUITES:
         raise InputError(f"--suite: unknown suite {suite!r}; known are {', '.join(SUITES)}")
     return [tuple(replace(case, suite=suite) for case in bout) for bout in SUITES[suite](device)]
@@ -35,7 +35,7 @@ def _directions(op: str) -> tuple[str, ...]:
 
 
 def _alone(op: str, device: str, **sizes: Any) -> Iterator[Bout]:
-    """Every direction of an operation at one size, each its own bout."""
+    """Every direction of an operation at one size, each its own group."""
     for direction in _directions(op):
         yield (make_case(op, device=device, direction=direction, **sizes),)
 
@@ -47,7 +47,7 @@ def _grid(op: str, device: str, **axes: Sequence[Any]) -> Iterator[Bout]:
 
 
 def _together(op: str, device: str, name: str, values: Sequence[Any], **sizes: Any) -> Bout:
-    """One bout over the values of a size: what differs is that size, not the minute it was measured in."""
+    """One group over the values of a size: what differs is that size, not the minute it was measured in."""
     return tuple(make_case(op, device=device, **sizes, **{name: value}) for value in values)
 
 

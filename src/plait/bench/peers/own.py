@@ -1,4 +1,4 @@
-"""plait itself, handed what a user hands it: the layer as PyG constructs it, and the data."""
+"""plait itself, given what a user gives it: the layer as PyG constructs it, and the data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["compiled"]
 def compiled(problem: Problem, mode: str) -> Runner:
     """plait.compile of the layer.
 
-    The features in `data` are a stand-in of the input's shape that wants a gradient, as a hidden activation
+    The features in `data` are a stand-in of the input's shape that needs a gradient, as a hidden activation
     does: nothing may be multiplied beforehand because the input is thought to be constant. A layer that
     takes more than x and edges is planned at its first call, as everything is checked before it is timed.
     """

@@ -1,4 +1,4 @@
-"""What a peer hands over to be checked and timed."""
+"""What a peer provides to be checked and timed."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ __all__ = ["Differences", "difference_rows", "difference_schedule"]
 Ints = NDArray[Any]
 
 _ORDERS, _NEIGHBOURS = 6, 4
-"""Rows are compared with so many successors in each of so many MinHash orders."""
+"""Rows are compared with this many successors in each of this many MinHash orders."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -261,7 +261,7 @@ def _take_lightest(by_weight: Ints, one: Ints, other: Ints, link: Ints, is_taken
 
 @compiled
 def _orient(start: Ints, ends: Ints, parent: Ints, order: Ints) -> None:
-    """Walk from the root, node number parent.size, and name everybody's parent; its children get -1."""
+    """Walk from the root, node number parent.size, and set every node's parent; its children get -1."""
     root = parent.size
     is_seen = np.zeros(root + 1, np.bool_)
     is_seen[root] = True

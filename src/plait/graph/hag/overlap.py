@@ -1,6 +1,6 @@
 """Max and min: covers may overlap, so a row may read any partial result whose inputs are all its own.
 
-The disjoint search comes first. Every row, of a node or of a partial result, is then covered anew by the
+The disjoint search comes first. Every row, of a node or of a partial result, is then covered again by the
 fewest columns that lie inside it (greedy set cover); a row keeps its list unless the new one is shorter. What
 the nodes read after that is merged and covered once more. A round that saves no addition is dropped.
 """

@@ -1,4 +1,4 @@
-"""Ordered aggregation: neighbour lists that begin alike share the beginning (a trie of the lists).
+"""Ordered aggregation: neighbour lists with a common prefix share it (a trie of the lists).
 
 Every distinct prefix is computed once, which is the fewest steps an ordered aggregator can take. A prefix
 becomes an aggregation node where lists part or end; the elements between two such places are one row.

@@ -107,7 +107,7 @@ def _address(name: str, float_bits: int, index_bits: int, lanes: int, kind: str,
 
 
 def _fixed(scores: Scores, heads: int, lanes: int, width: int, is_shared: bool) -> int:
-    """The columns of a head if kernels are made for so many, 0 where they take any number."""
+    """The columns of a head if kernels are made for this many, 0 where they take any number."""
     is_plain = heads == lanes and not is_shared and not scores.is_shared
     is_even = scores.kind == "gat" or scores.width(heads) == width
     is_single = scores.far.element_size() == 4
@@ -207,7 +207,7 @@ def attend_sources(
 ) -> torch.Tensor | None:
     """The pass over sources: gradients of value, of the scores, and of what the source gives to the scores.
 
-    slopes[edges, lanes] get the scores' gradients in the transpose's order (None: nobody reads them);
+    slopes[edges, lanes] get the scores' gradients in the transpose's order (None: not needed);
     score_grad is None for leaky, whose far rows are the values; where far is the shared value itself, it is
     value_grad, which then gets the sum of both. order[t] is the row-order position of the
     transpose's edge t; only dropout and scores of edges need it. statistics needs all four slots (see

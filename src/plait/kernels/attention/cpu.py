@@ -7,7 +7,7 @@ the gradient rows gives the gradients of values and scores together, because the
 gradient is grad . output, known per node. A row is always summed by one thread in edge order, so the bits do
 not depend on the number of threads.
 
-Where nodes have few edges the backward pass begins at the other end (targets.py) and keeps two numbers an
+Where nodes have few edges the backward pass begins at the other end (targets.py) and keeps two numbers per
 edge and head; the pass over sources then only sums rows by them.
 
 kind: gat (score = leaky(source + target + edge)), leaky (GATv2: att . leaky(near + far)), dot (near . far).

@@ -83,7 +83,7 @@ def _forward(  # type: ignore[no-untyped-def]
             p_far, p_value, p_edge, b_near, b_att, other, o_other, m_other, o_cell, m_cell, o_head, m_head,
             far_stride, value_stride, edge_stride, SLOPE, KIND, ACC,
         )  # fmt: skip
-        # the next ones are asked for while these are worked on
+        # the next ones are prefetched while these are worked on
         source = tl.load(p_indices + o_other + step, mask=o_other + step < last, other=0).to(tl.int64)
         other = tl.load(p_indices + o_other + 2 * step, mask=o_other + 2 * step < last, other=0).to(tl.int64)
         score = tl.where(m_edge[:, None], score, LOWEST)

@@ -37,7 +37,7 @@ class AttentionTiles:
 
 @functools.cache
 def tiles_of(pass_name: str, kind: str, heads: int, columns: int, element_size: int) -> AttentionTiles:
-    """The tiles of a pass (forward, targets, sources) for so many heads of so many columns.
+    """The tiles of a pass (forward, targets, sources) for this many heads of this many columns.
 
     From 52 settings per pass on an H200 (4 heads of 32; two R-MAT graphs, a mesh, cliques): 8 numbers of each
     row in a thread, 16 where rows are of 16 bits or the scores are computed without them.
@@ -68,7 +68,7 @@ def stride_of(tensor: torch.Tensor | None) -> int:
 def unit_of(*tensors: torch.Tensor | None) -> int:
     """What the strides of these are multiples of, up to 16: rows are then read in vectors.
 
-    Triton sees for itself whether a number is a multiple of 16. Rows of 128 columns beside 8 scores are 136
+    Triton detects whether a number is a multiple of 16. Rows of 128 columns next to 8 scores are 136
     apart, and read number by number the forward pass of GAT took twice as long.
     """
     bits = 16

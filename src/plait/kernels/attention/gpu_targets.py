@@ -1,9 +1,9 @@
 """Attention's backward pass over targets on a GPU, the first of two: gradients of near and of edges.
 
 Kept from forward to backward: log(sum(exp(score))) per node and head, and grad . out, which is the softmax
-gradient's sum term. The weights are recomputed, and kept for the pass over sources where it wants them.
+gradient's sum term. The weights are recomputed, and kept for the pass over sources where it needs them.
 GATv2's gradient of `att` needs nothing per edge: the sum over edges of ds * leaky(near[i] + far[j]) is the
-sum over targets of near[i] times the sum of ds * leaky', plus the same over sources; only rows of edges,
+sum over targets of near[i] times the sum of ds * leaky', plus the same over sources; only rows per edge,
 where there are any, add theirs edge by edge.
 """
 

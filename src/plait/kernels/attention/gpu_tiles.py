@@ -80,7 +80,7 @@ def _mixed(h):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def halves(p_seed):  # type: ignore[no-untyped-def]
-    """The low and the high 32 bits of the seed, which lies on the device: a CUDA graph draws it anew."""
+    """The low and the high 32 bits of the seed, which lies on the device: a CUDA graph draws it again."""
     if p_seed is not None:  # noqa: SIM108 - Triton compiles one branch alone
         seed = tl.load(p_seed)
     else:

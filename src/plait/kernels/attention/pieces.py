@@ -1,7 +1,7 @@
 """Attention in pieces, for scores that no fused pass computes: dots of edges, sums by weights, softmax.
 
-Values of edges are [edges, lanes]: one number a head, heads padded to a power of two, edges by target. A side
-that is "shared" has one row for all heads instead of a part for each.
+Values of edges are [edges, lanes]: one number per head, heads padded to a power of two, edges by target. A
+side that is "shared" has one row for all heads instead of a part for each.
 """
 
 from __future__ import annotations

@@ -59,8 +59,8 @@ def scores(float_bits: int, index_bits: int, lanes: int, role: str) -> Any:
     """GAT: block[k] = leaky(far[j] + near + edge), most = max(most, block); backward, raw keeps the sum.
 
     role: forward, or whose gradients the pass computes. Of sources: the far row is the target's statistics,
-    its first slot is added and its second, the largest score, subtracted. Value rows needed next are asked
-    for.
+    its first slot is added and its second, the largest score, subtracted. Value rows needed next are
+    prefetched.
     """
 
     def body(base: CodeGen, args: list[Any]) -> None:
@@ -122,7 +122,7 @@ def _dot_tile(float_bits: int, index_bits: int, lanes: int, heads: int, is_leaky
             rows = []
             for e in range(edges):
                 at = b.add(start, b.add(k, code.word(e)))
-                # past the block's end the last edge is taken again; nobody reads those sums
+                # past the block's end the last edge is taken again; those sums are not read
                 at = b.select(b.icmp_signed("<", at, final), at, final)
                 ask_row(code, far, far_row, row_bytes, index(later_edge(code, at, last)))
                 rows.append(b.add(far, b.mul(index(at), far_row)))

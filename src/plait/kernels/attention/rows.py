@@ -21,11 +21,11 @@ __all__ = [
 
 BLOCK = 64  # edges: their rows of 64 float32 fill half of a first-level cache
 FLAT = 16  # lanes of a pass over a block's scores
-# Rows ahead of the one in hand whose own operands are asked for: parts of a projected row lie apart, which
+# Rows ahead of the one in hand whose own operands are prefetched: parts of a projected row lie apart, which
 # the machine's own guesses do not follow (the pass over the sources of a road network took twice as long)
 ROWS_AHEAD = 8
 _AHEAD = 16  # edges; past the row's end lie the edges of the rows that come next
-_LINES_AHEAD = 8  # cache lines of a row that are asked for early
+_LINES_AHEAD = 8  # cache lines of a row that are prefetched
 
 
 def chunk_lanes(float_bits: int) -> int:
@@ -102,7 +102,7 @@ def clear(float_bits: int) -> Any:
 
 
 def ask(float_bits: int) -> Any:
-    """(address, bytes): asks for these bytes, the first cache lines of them."""
+    """(address, bytes): prefetches these bytes, the first cache lines of them."""
 
     @tile(float_bits, 1, 2)
     def made(code: CodeGen, address: Any, count: Any) -> None:
@@ -112,7 +112,7 @@ def ask(float_bits: int) -> Any:
 
 
 def _ask_lines(code: CodeGen, address: Any, count: Any) -> None:
-    """Ask for `count` bytes from an address on, at most LINES_AHEAD cache lines."""
+    """Prefetch `count` bytes from an address on, at most LINES_AHEAD cache lines."""
     b = code.builder
     lines = b.sdiv(b.add(count, code.word(63)), code.word(64))
     most = code.word(_LINES_AHEAD)
@@ -231,12 +231,12 @@ def place_of(code: CodeGen, order: Any, k: Any, index_bits: int) -> Any:
 
 
 def ask_row(code: CodeGen, base: Any, stride: Any, row_bytes: Any, j: Any) -> None:
-    """Ask for the first cache lines of row j; a row of `row_bytes` may be shorter."""
+    """Prefetch the first cache lines of row j; a row of `row_bytes` may be shorter."""
     _ask_lines(code, code.builder.add(base, code.builder.mul(j, stride)), row_bytes)
 
 
 def later_edge(code: CodeGen, k: Any, last: Any) -> Any:
-    """The edge whose row is asked for while k is in hand."""
+    """The edge whose row is prefetched while k is processed."""
     b = code.builder
     ahead = b.add(k, code.word(_AHEAD))
     return b.select(b.icmp_signed("<", ahead, last), ahead, last)

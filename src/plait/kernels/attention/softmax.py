@@ -277,7 +277,7 @@ def combine(float_bits: int, index_bits: int, lanes: int, is_own: bool) -> Any:
 def keep(float_bits: int, lanes: int) -> Any:
     """kept[e] = (a, a m products): a = weights / total of the target, m the dropout factor.
 
-    The second, whose sum `inner` gets, is no gradient yet: `settle` makes it one when the sum over all edges
+    The second, summed into `inner`, is not a gradient yet: `settle` makes it one when the sum over all edges
     of the row is known.
     """
 
@@ -338,7 +338,7 @@ def settle(float_bits: int, lanes: int) -> Any:
 
 
 def recall(float_bits: int, index_bits: int, lanes: int) -> Any:
-    """(weights, products) of a block from what was kept; total += products; gathered rows are asked for."""
+    """(weights, products) of a block from what was kept; total += products; gathered rows are prefetched."""
 
     @tile(float_bits, lanes, 17, 1)
     def made(

@@ -1,7 +1,7 @@
 """Gradients of what the targets give to the scores, over the edges of each target.
 
 `targets` sums by the slopes that the pass over sources left; `again` needs none. Where nodes have few edges,
-`again` comes first and keeps two numbers an edge and head for the sources (cpu.py: sources): neither the
+`again` comes first and keeps two numbers per edge and head for the sources (cpu.py: sources): neither the
 output nor a pass over it is needed then and nothing of an edge is computed twice, but the rows of values are
 gathered once more.
 """

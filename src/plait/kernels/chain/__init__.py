@@ -42,7 +42,7 @@ MOST_PRODUCTS, MOST_SUMS = cpu.MOST_PRODUCTS, cpu.MOST_SUMS
 
 # multiply-adds (some 20 us of one core) under which waking a second thread does not pay
 _SERIAL_BELOW = 1 << 20
-# bytes of the block's rows and those beside them: they stay in the second-level cache of a core
+# bytes of the block's rows and other rows of the chain: they stay in the second-level cache of a core
 _BLOCK_BYTES = 128 << 10
 _LEAST_ROWS, _MOST_ROWS = 16, 128
 _ROWS_PER_CHUNK = 256
@@ -100,7 +100,7 @@ class Gathered:
     edge: torch.Tensor | None = None
     source: torch.Tensor | None = None
     target: torch.Tensor | None = None
-    is_kept: bool = False  # its rows are wanted afterwards
+    is_kept: bool = False  # its rows are needed afterwards
 
     @property
     def mode(self) -> str:
@@ -321,7 +321,7 @@ def _layout(
 
 
 class _Scratch(threading.local):
-    """Memory of one calling thread for the blocks of its team; grows to what was asked for at most."""
+    """Memory of one calling thread for the blocks of its team; grows to the most that was needed."""
 
     memory = torch.empty(0, dtype=torch.uint8)
 

@@ -129,7 +129,7 @@ def finished(typing_context: Any, counter: Any) -> Any:
 
 
 def _total(float_bits: int) -> Any:
-    """A numba function: out[count] = the sum of so many parts of `count` numbers, one after the other."""
+    """A numba function: out[count] = the sum of this many parts of `count` numbers, one after the other."""
     lanes = 64 if float_bits == 32 else 32
     size = float_bits // 8
 

@@ -94,7 +94,7 @@ def _marks_address(float_bits: int, index_bits: int, is_back: bool) -> int:
 
 
 def mark_bytes(width: int) -> int:
-    """Bytes of an edge's marks, one bit a column."""
+    """Bytes of an edge's marks, one bit per column."""
     return -(-width // cpu.LANES_MARKED) * cpu.LANES_MARKED // 8
 
 

@@ -1,4 +1,4 @@
-"""Rows of a block of edges on the CPU: sums of both ends' rows, who attains an extremum, the way back."""
+"""Rows of a block of edges on the CPU: sums of both ends, which edges attain an extremum, gradients."""
 
 from __future__ import annotations
 

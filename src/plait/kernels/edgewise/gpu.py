@@ -1,4 +1,4 @@
-"""Rows of a block of edges on a GPU by Triton: the sum of both ends, and who attained an extremum."""
+"""Rows of a block of edges on a GPU by Triton: the sum of both ends, and which edges attained an extremum."""
 
 from __future__ import annotations
 

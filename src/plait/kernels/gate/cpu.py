@@ -1,10 +1,10 @@
 """Gated sums over edges on the CPU: act(near[i] + far[j]) * value[j], without a row per edge.
 
-Forward goes over targets and, in training, sums the gate's derivative beside the gate: the gradient of the
+Forward goes over targets and, in training, also sums the gate's derivative: the gradient of the
 target's part is then grad times that sum, so backward needs one more pass only, over sources. A row is summed
 by one thread in edge order, so the bits do not depend on the number of threads.
 
-kind: sigmoid (value gathered beside far) or relu (no value: the message is the gate itself).
+kind: sigmoid (value gathered with far) or relu (no value: the message is the gate itself).
 """
 
 from __future__ import annotations

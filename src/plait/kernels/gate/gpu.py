@@ -121,7 +121,7 @@ _run_gated, _run_sources = Launcher(_gated), Launcher(_gated_sources)
 
 
 def _tiles(width: int, element_size: int) -> Tiles:
-    """Those of a product; no two operands are asked for at once, so a wider program holds as many."""
+    """Those of a product; no two operands are loaded at once, so a wider program holds as many."""
     return tiles_of(min(width, 128), element_size)
 
 

@@ -5,7 +5,7 @@ splitting. Here a block of a few rows times a tile of columns stays in registers
 streams from the first cache levels: 160-210 GFLOP/s on two Zen 4 cores where MKL gives 90-170, and
 two to one for the weight gradient at 32 x 256 (ad-hoc timings, not recorded).
 The machine's own prefetching stops at every page and does not guess the next block of rows, so the rows to
-come and those to be written are asked for while the present ones are multiplied: a quarter of the time of a
+come and those to be written are prefetched while the present ones are multiplied: a quarter of the time of a
 product that reads 256 columns from memory (one core).
 Results do not depend on the number of threads: rows are independent, and the weight gradient adds
 its partial sums, whose number depends on the rows alone, in a fixed order.
@@ -33,13 +33,13 @@ __all__ = [
 
 GEMM = Arguments("rows x[] w[] inner width out[] addend[] bias piece_rows")
 TRANSPOSED = Arguments("rows left[] right[] height width out chunks step")
-# bits of a tile's row from which on it asks for rows to come; a narrower one has too little else to do
+# bits of a tile's row from which on it prefetches rows; a narrower one has too little else to do
 _LEAST_ASKING = 1024
 
 
 @dataclass(frozen=True)
 class _Asks:
-    """What a block asks for on its way along the inner dimension."""
+    """What a block prefetches on its way along the inner dimension."""
 
     level: int  # of the caches, see CodeGen.prefetch
     writes: bool  # also for the rows of `out` that the next block writes
@@ -53,7 +53,7 @@ def _block(float_bits: int, rows: int, lanes: int, is_masked: bool, asks: _Asks)
 
     words: x, x_row (stride between the block's rows), x_inner (stride along the inner dimension),
     w, w_stride, inner, out, out_stride, addend, addend_stride, bias, count (lanes when masked),
-    then two addresses to ask for, of bytes read and of bytes written, each before how far it moves a step.
+    then two addresses to prefetch, of bytes read and of bytes written, each before how far it moves a step.
     """
 
     def body(base: CodeGen, args: list[Any]) -> None:
@@ -108,7 +108,7 @@ def _blocks(float_bits: int, rows: int, asks: _Asks) -> tuple[Any, ...]:
 def multiply_rows(float_bits: int, height: int) -> Any:
     """A numba function: out[rows, width] = x[rows, inner] @ w + addend + bias, `height` rows at a time.
 
-    The next block's rows of x and of out are asked for on the way.
+    The next block's rows of x and of out are prefetched on the way.
     """
     wide, half, narrow, rest = _blocks(float_bits, height, _NEXT_BLOCK)
     wide1, half1, narrow1, rest1 = _blocks(float_bits, 1, _NEXT_BLOCK)
@@ -123,7 +123,7 @@ def multiply_rows(float_bits: int, height: int) -> Any:
         while i < rows:
             block = height if i + height <= rows else 1
             xi, oi, c = x + i * xs, out + i * os, 0
-            f, t = xi + height * xs, oi + height * os  # asked for, step by step
+            f, t = xi + height * xs, oi + height * os  # prefetched, step by step
             while c < width:
                 o = c * size
                 p = addend + i * ps + o if addend != 0 else 0
@@ -165,7 +165,7 @@ def multiply_rows(float_bits: int, height: int) -> Any:
 def accumulate_rows(float_bits: int, tall: int) -> Any:
     """A numba function: out[height, width] (+)= left[rows, height].T @ right[rows, width].
 
-    As many rows of `right` as it reads, those that follow, are asked for on the way.
+    As many rows of `right` as it reads, those that follow, are prefetched on the way.
     """
     wide, half, narrow, rest = _blocks(float_bits, tall, _NEXT_ROWS)
     wide1, half1, narrow1, rest1 = _blocks(float_bits, 1, _NEXT_ROWS)

@@ -34,7 +34,7 @@ class GroupedRows:
         self._pieces: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def pieces_of(self, most: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The groups in pieces of so many rows, made once: see _cut."""
+        """The groups in pieces of this many rows, made once: see _cut."""
         found = self._pieces.get(most)
         if found is None:
             found = self._pieces[most] = self._cut(most)

@@ -1,6 +1,6 @@
 """Products by head on the CPU: a block of rows goes through the products of all heads while it is in cache.
 
-Head by head, each of a few dozen columns, the rows of all heads would be read and written once a head.
+Head by head, each of a few dozen columns, the rows of all heads would be read and written once per head.
 """
 
 from __future__ import annotations

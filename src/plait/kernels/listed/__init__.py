@@ -1,7 +1,7 @@
-"""Sums over edges in the order they are listed: for graphs that come once, nothing is sorted.
+"""Sums over edges in the order they are listed: for graphs seen only once, nothing is sorted.
 
 Threads share out the columns, and each walks the whole list: no two write to the same place, and the order of
-a sum is that of the list whoever computes it.
+a sum is the same whichever thread computes it.
 """
 
 from __future__ import annotations

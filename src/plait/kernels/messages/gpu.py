@@ -228,7 +228,7 @@ _run_forward, _run_targets, _run_sources = Launcher(_forward), Launcher(_targets
 
 
 class _Launch:
-    """What the launches of a form share: tiles, programs, partial results, constants."""
+    """What the launches of a kind share: tiles, programs, partial results, constants."""
 
     def __init__(
         self, pattern: Pattern | Rows, form: str, far: torch.Tensor, eps: float, tiles: Tiles | None
@@ -303,7 +303,7 @@ def sums_targets(
     eps: float = 0.0,
     tiles: Tiles | None = None,
 ) -> None:
-    """The gradients of the targets' rows and of the edges', where they are asked for."""
+    """The gradients of the targets' rows and of the edges', where they are needed."""
     of = _Launch(pattern, form, far, eps, tiles)
     if of.is_empty:
         return
@@ -327,7 +327,7 @@ def sums_sources(
     eps: float = 0.0,
     tiles: Tiles | None = None,
 ) -> torch.Tensor:
-    """The gradients of the sources' rows, of messages without rows of edges."""
+    """The gradients of the sources' rows, of messages without rows per edge."""
     of = _Launch(transpose, form, far, eps, tiles)
     if not of.is_empty:
         arguments = (

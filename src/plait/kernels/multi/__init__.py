@@ -40,7 +40,7 @@ class Layout:
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """The names, and the mean where it is kept beside them."""
+        """The names, and the mean where it is kept with them."""
         return (*self.names, "mean") if self.has_spread and "mean" not in self.names else self.names
 
     @property

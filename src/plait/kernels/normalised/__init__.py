@@ -22,7 +22,7 @@ class Places(NamedTuple):
     rows: Array
     columns: Array
     loop_order: Array
-    """The numbers of the edges v -> v that are no entries of A, in the list's order for each node."""
+    """The numbers of the edges v -> v that are not entries of A, in the list's order for each node."""
     loop_nodes: Array
     num_nodes: int
 
@@ -34,7 +34,7 @@ class Normalised(NamedTuple):
     raw: Array
     """The weights in the order of the entries."""
     loops: Array
-    """Empty where there are none beside A; then there is no diagonal."""
+    """Empty where there are none besides A; then there is no diagonal."""
     scales: Array
 
 

@@ -64,7 +64,7 @@ def gradient(
             s = scales[i]
             if by_own.size:
                 work[i] += by_own[i] * plain[i] * (s + s)
-            # torch differentiates 0 ** -0.5 to NaN, whoever masks the infinity afterwards
+            # torch differentiates 0 ** -0.5 to NaN, even if the infinity is masked afterwards
             work[i] = -half * work[i] * s * s * s if s != 0 else raw.dtype.type(np.nan)
     for k in range(order.size):
         i = rows[k]

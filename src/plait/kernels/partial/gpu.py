@@ -1,7 +1,7 @@
 """Schedules of partial sums on a GPU by Triton: sums, maxima and minima, scalings, added term, bias fused in.
 
 One program sums a few rows at a time, a block of columns each; rows of one block have similar lengths, so
-none waits long for another, and four operands of each are asked for before the first is added. Operands are
+none waits long for another, and four operands of each are loaded before the first is added. Operands are
 added in their order by one thread: the result does not depend on how the device is scheduled.
 """
 

@@ -129,7 +129,7 @@ class _Key(NamedTuple):
 
 
 def _group_of_row(rows: _Rows, is_grouped: Ints, group: int) -> Ints:
-    """Components in their order, so many to a group that it has `group` rows or a component's last."""
+    """Components in their order, this many to a group that it has `group` rows or a component's last."""
     component = rows.component[rows.step]
     counts = np.bincount(component[is_grouped], minlength=rows.component.size)
     return ((np.cumsum(counts) - counts) // group)[component]

@@ -27,7 +27,7 @@ __all__ = [
 
 # multiply-adds (some 30 us of one core) under which waking a second thread does not pay
 _SERIAL_BELOW = 1 << 19
-_EDGE_COST = 32  # columns an edge costs beside those it adds
+_EDGE_COST = 32  # columns an edge costs besides those it adds
 _PIECE_COST = 1 << 13  # edges (a row counts as 4) in one piece of work
 _FEW_PIECES, _LEAST_COST = 16, 1 << 10  # a small graph is cut finer: two pieces wait for the slower thread
 _ROW_COST = 4
@@ -55,7 +55,7 @@ class Pattern:
 
     @functools.cached_property
     def csr(self) -> tuple[int, int]:
-        """The addresses of indptr and indices; they are asked for on every call, numpy computes them anew."""
+        """The addresses of indptr and indices, kept because numpy would compute them again on every call."""
         return self.indptr.ctypes.data, self.indices.ctypes.data
 
     @functools.cached_property
@@ -64,9 +64,9 @@ class Pattern:
         return len(self.bounds) - 1, self.bounds.ctypes.data, *self.csr
 
     def even_bounds(self, most: int, row_cost: int) -> tuple[np.ndarray[Any, Any], int]:
-        """(row numbers that cut the rows into so many chunks of about equal cost, their address).
+        """(row numbers that cut the rows into this many chunks of about equal cost, their address).
 
-        A row costs its edges and `row_cost` more, for what is done to it beside the gather.
+        A row costs its edges and `row_cost` more, for what is done to it besides the gather.
         """
         found = self._even.get((most, row_cost))
         if found is None:
@@ -276,7 +276,7 @@ def _gather_address(float_bits: int, index_bits: int) -> int:
 
 
 def marks_bytes(width: int, dtype: torch.dtype) -> int:
-    """Bytes of one edge's marks: a bit a column, in whole words."""
+    """Bytes of one edge's marks: one bit per column, in whole words."""
     lanes = marked.mark_lanes(dtype.itemsize * 8)
     return -(-width // lanes) * (lanes // 8)
 

@@ -40,11 +40,11 @@ EXTREMUM = Arguments(f"{PATTERN} x[] out[] ties[] width last_edge")
 ATTAINED = Arguments(f"{PATTERN} best[] x[] share[] out[] addend[] width last_edge")
 WEIGHT_GRADIENT = Arguments(f"{PATTERN} x[] grad[] out width")
 
-# Tiles this wide ask for the rows of later edges, those of the next nodes among them: 10% of a product whose
+# Tiles this wide prefetch the rows of later edges, those of the next nodes among them: 10% of a product whose
 # rows are near, 20 to 40% of one whose rows another step has pushed out (one core). A narrower tile has
 # too little to add up meanwhile: 16 columns lost as often as they gained.
 PREFETCH_LANES = {32: 32, 64: 16}
-_WIDE_BYTES = 512  # a row of so many bytes is many lines to ask for: fewer edges ahead
+_WIDE_BYTES = 512  # a row of this many bytes is many lines to prefetch: fewer edges ahead
 
 
 def _unroll(lanes: int, float_bits: int) -> int:
@@ -149,7 +149,7 @@ def _extremum_row(float_bits: int, index_bits: int, mode: str) -> Any:
             if lanes >= PREFETCH_LANES[float_bits]:
                 ask_ahead(code, index, i, last, [(x, stride)])
             row = code.load(b.add(x, b.mul(index(i), stride)), mask)
-            # one that is better starts to count anew; NaN is never attained
+            # one that is better starts to count again; NaN is never attained
             is_better = b.fcmp_ordered(">" if mode == "max" else "<", row, best)
             counted = b.select(is_better, zero, attained)
             is_attained = b.or_(is_better, b.fcmp_ordered("==", row, best))

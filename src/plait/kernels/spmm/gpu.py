@@ -1,7 +1,7 @@
 """Sparse times dense on a GPU by Triton: sums, means, maxima and minima over neighbours, and their gradients.
 
 A program has SLOTS rows of accumulators. It gives one to each of SLOTS short rows, or all of them to one
-piece of a long row and adds them up at the end (kernels/csr: Items). Either way a warp asks for several
+piece of a long row and adds them up at the end (kernels/csr: Items). Either way a warp loads several
 rows of x before it adds the first, and nothing is reduced across threads inside the loop over edges.
 """
 
@@ -46,7 +46,7 @@ _COUNTS = ("num_pieces", "num_items")
 @dataclass(frozen=True)
 class Tiles:
     """How a launch is cut: rows of up to `short` edges share a program, longer ones go in pieces of `most`;
-    a program holds `slots` rows of `columns` columns and asks for `ahead` operands of each at a time."""
+    a program holds `slots` rows of `columns` columns and loads `ahead` operands of each at a time."""
 
     short: int
     most: int
@@ -58,7 +58,7 @@ class Tiles:
 
 @functools.cache
 def tiles_of(width: int, element_size: int = 4) -> Tiles:
-    """The tiles for rows of so many columns.
+    """The tiles for rows of this many columns.
 
     Of 84 to 282 settings per graph and width on an H200 (two R-MAT graphs, a mesh, cliques; widths 16 to 256,
     float32) this one was within 11% of the best, but for one R-MAT graph at 16 and 64 columns, where Python

@@ -19,7 +19,7 @@ __all__ = ["GATHER", "MARK", "Parts", "gather_kernel", "mark_kernel", "mark_lane
 MARK = Arguments(f"{PATTERN} marks[] x[] out[] ties[] width last_edge")
 GATHER = Arguments(f"{PATTERN} order marks[] share[] out[] addend[] width last_edge")
 
-_REGISTER_BITS = 512  # marks are written and read so many columns' worth of bits at a time
+_REGISTER_BITS = 512  # marks are written and read this many columns' worth of bits at a time
 
 
 def mark_lanes(float_bits: int) -> int:
@@ -58,7 +58,7 @@ class Parts:
 
 
 def _mark_row(float_bits: int, index_bits: int, mode: str) -> Any:
-    """The extremum, then who attains it; words: x stride indices start end out ties marks marks_stride
+    """The extremum, then which edges attain it; words: x stride indices start end out ties marks marks_stride
     last width."""
 
     def body(tile: CodeGen, args: list[Any], count: Any) -> None:

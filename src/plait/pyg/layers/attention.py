@@ -36,7 +36,7 @@ from plait.runtime.ways import Programs
 
 __all__ = ["prepare"]
 
-_EDGE_ROWS_BYTES = 4 << 30  # of projected features of edges; with their gradient twice that
+_EDGE_ROWS_BYTES = 4 << 30  # of projected edge features; with their gradient twice that
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def prepare(module: Any, given: Mapping[str, Any]) -> Run | str:
 
 
 def _refused_matrix(module: Any, edge_index: Any, edge_attr: Any, wants_weights: bool) -> str | None:
-    """Why edges are none that attention takes: an edge list, or a torch matrix whose values it ignores."""
+    """Why attention cannot take these edges: it takes edge lists and torch matrices (ignoring values)."""
     is_matrix = isinstance(edge_index, Tensor) and edge_index.layout in (torch.sparse_csr, torch.sparse_coo)
     if not is_matrix:
         return refused_edges(edge_index)
@@ -116,7 +116,7 @@ def _refused_matrix(module: Any, edge_index: Any, edge_attr: Any, wants_weights:
 def _refused(
     module: Any, layer: _Layer, x: Any, edge_index: Any, edge_attr: Any, wants_weights: bool
 ) -> str | None:
-    """What the fused path does not take."""
+    """Why the fused path does not take this call."""
     parts = [x] if isinstance(x, Tensor) else list(x) if isinstance(x, tuple | list) and len(x) == 2 else []
     if not parts or not isinstance(parts[0], Tensor):
         return ": x is not a tensor or a pair of tensors"
@@ -139,7 +139,7 @@ def _refused(
 def _dropout(module: Any, call: AttentionCall) -> Dropout | None:
     """This call's draw of attention dropout, if the layer has any.
 
-    On a GPU the seed is drawn there, by torch's generator: nobody waits, and a CUDA graph draws anew.
+    On a GPU the seed is drawn there, by torch's generator: nobody waits, and a CUDA graph draws again.
     """
     if not module.training or module.dropout <= 0.0:
         return None
@@ -150,7 +150,7 @@ def _dropout(module: Any, call: AttentionCall) -> Dropout | None:
 
 
 def _run(module: Any, call: AttentionCall, layer: Attention, edge: Tensor | None = None) -> executor.Run:
-    """The layer's program on this graph; parameters want gradients all together or not at all."""
+    """The layer's program on this graph; parameters need gradients all together or not at all."""
     wrt: tuple[str, ...] = ()
     if is_training(module, call.source, call.target, edge):
         own = {"X": call.source, "X1": call.target, "E": edge}
@@ -234,7 +234,7 @@ def _gat(module: Any, call: AttentionCall) -> Any:
 def _gat_inputs(
     module: Any, call: AttentionCall, layer: Attention, run: executor.Run
 ) -> dict[str, Tensor | None]:
-    """The weights as the way wants them: scores' vectors beside W, folded into it, or applied to raw rows."""
+    """The weights as the way reads them: attention vectors next to W, folded in, or applied to raw rows."""
     lanes, choice = layer.lanes, base_of(run.plan.choice)
     weight = module.lin.weight if module.lin is not None else module.lin_src.weight
     if layer.is_single:
@@ -273,7 +273,7 @@ def _gat_pieces(module: Any, call: AttentionCall) -> Any:
 
 
 def _gat_edge_scores(module: Any, call: AttentionCall, lanes: int) -> Tensor | None:
-    """One score an edge and head from its features: they meet W and a first, so no edge is projected."""
+    """One score per edge and head from its features: W a is multiplied first, so no edge is projected."""
     attr = call.edge_attr
     if attr is None or module.lin_edge is None:
         return None
@@ -344,10 +344,10 @@ def _gatv2(module: Any, call: AttentionCall) -> Any:
 
 
 def _rows_of_edges(module: Any, call: AttentionCall) -> Tensor | None:
-    """[edges, heads * width]: projected features of edges, for the fused passes of a GPU.
+    """[edges, heads * width]: projected edge features, for the fused passes of a GPU.
 
-    None where there are none, and where they would take more memory than is theirs: the layer then goes in
-    pieces, which keep a number per edge and head.
+    None where there are none, or where they would take too much memory: the layer then runs in pieces, which
+    keep one number per edge and head.
     """
     attr, has_limit = call.edge_attr, active.session().options.memory_limit is not None
     if attr is None or call.wants_weights or column_of(call.edges.graph) == "cpu" or has_limit:
@@ -359,7 +359,7 @@ def _rows_of_edges(module: Any, call: AttentionCall) -> Tensor | None:
 
 
 def _gatv2_pieces(module: Any, call: AttentionCall, own: Tensor) -> Any:
-    """With features of edges inside leaky, or with the weights asked for."""
+    """With edge features inside leaky, or with the weights asked for."""
     pieces, heads, left, right = Pieces(module, call.edges), module.heads, module.lin_l, module.lin_r
     far = pieces.project("sources", call.source, left.weight.t(), left.bias, rows="M")
     is_same = module.share_weights and not call.is_bipartite
@@ -375,7 +375,7 @@ def _gatv2_pieces(module: Any, call: AttentionCall, own: Tensor) -> Any:
 
 
 def _edge_rows(call: AttentionCall) -> Tensor | None:
-    """Features of edges as rows, edges by target."""
+    """Edge features as rows, edges by target."""
     attr = call.edge_attr
     if attr is None:
         return None
@@ -451,7 +451,7 @@ def _scaled_query(module: Any) -> tuple[Tensor, Tensor | None]:
 
 
 def _transformer_pieces(module: Any, call: AttentionCall, own: Tensor) -> Any:
-    """With features of edges, which meet W once a node: q . (W e) = (q W) . e, sum(W e) = W sum(e)."""
+    """With edge features, which meet W once per node: q . (W e) = (q W) . e, sum(W e) = W sum(e)."""
     pieces, heads = Pieces(module, call.edges), module.heads
     query = pieces.project("queries", own, *_beside([_scaled_query(module)]), rows="N")
     key = pieces.project("keys", call.source, module.lin_key.weight.t(), module.lin_key.bias, rows="M")
@@ -477,7 +477,7 @@ def _each_head(call: AttentionCall, rows: Tensor, w: Tensor) -> Tensor:
     """Rows of heads side by side, each by its own matrix of w[heads, in, out].
 
     On a GPU as one product with a block-diagonal matrix: the gradient of w then is one product over all rows,
-    not a batch of narrow ones whose long sums nobody divides.
+    not a batch of narrow ones whose long sums run on few threads.
     """
     if column_of(call.edges.graph) != "cpu":
         whole: Tensor = torch.block_diag(*w)  # type: ignore[no-untyped-call]

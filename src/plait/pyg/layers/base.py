@@ -1,4 +1,4 @@
-"""What every lowering rule shares: the call it looks at, its answer, the leaves, and what stops a layer."""
+"""What lowering rules share: the call they look at, their result, the leaves, and reasons against a layer."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 Apply = Callable[[tuple[Expr, ...], Mapping[str, "Tensor | None"]], Tensor]
-"""Runs one planned expression; the forms are equal, the planner picks."""
+"""Runs one planned expression out of equal ones; the planner picks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +119,12 @@ def bias(cols: str = "K2") -> Dense:
 
 
 def scalar(name: str) -> Scalar:
-    """A number of the layer that nothing learns but somebody may schedule: an input, not part of the plan."""
+    """A number of the layer that is not learned but may be scheduled: an input, not part of the plan."""
     return Scalar(name, None, "data")
 
 
 def scalar_value(value: float, x: Tensor) -> Tensor:
-    """The value of such a number beside features x; half precision is summed in float32."""
+    """The value of such a number for features x; half precision is summed in float32."""
     return torch.tensor(value, dtype=x.dtype if x.dtype.itemsize > 2 else torch.float32)
 
 
@@ -146,7 +146,7 @@ def number_in(value: Tensor) -> float:
 
 
 def with_bias(forms: tuple[Expr, ...], has_bias: bool) -> tuple[Expr, ...]:
-    """Every form with the bias row added, where there is one."""
+    """Every expression with the bias row added, where there is one."""
     return tuple(total(form, bias()) for form in forms) if has_bias else forms
 
 
@@ -206,7 +206,7 @@ def is_parametrized(module: nn.Module) -> bool:
 
 def is_lazy(module: nn.Module) -> bool:
     """True while a parameter waits for the first input to learn its size."""
-    # walked by hand: `parameters()` collects names nobody asks for, and this runs at every call
+    # walked by hand: `parameters()` collects names that are not needed, and this runs at every call
     own = module._parameters.values()
     return any(isinstance(p, nn.parameter.UninitializedParameter) for p in own) or any(
         child is not None and is_lazy(child) for child in module._modules.values()

@@ -63,7 +63,7 @@ def prepare(module: Any, given: Mapping[str, Any]) -> Run | str:
 
 @fused(DynamicEdgeConv)
 def prepare_dynamic(module: Any, given: Mapping[str, Any]) -> Run | str:
-    """The call made ready to run: the k nearest neighbours are found exactly, anew in every call."""
+    """The call made ready to run: the k nearest neighbours are found exactly, again in every call."""
     parts, batch = _pair(given["x"]), given.get("batch")
     found = _map_of(module, parts)
     if isinstance(found, str):
@@ -251,7 +251,7 @@ def _call(
 
     if is_plain_linear(layer):
         return keys((layer.weight, layer.bias)), lambda rows, w, b: project(rows, w.t(), b)
-    if getattr(layer, "inplace", False):  # rows that want a gradient are not written to
+    if getattr(layer, "inplace", False):  # rows that need a gradient are not written to
         layer = copy.copy(layer)
         layer.inplace = False
     named = dict(layer.named_parameters())

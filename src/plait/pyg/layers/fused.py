@@ -1,4 +1,4 @@
-"""Layers that bring their own passes over the edges: how they register, what a call needs.
+"""Layers with special passes over the edges: how they register, and what a call needs.
 
 A layer here is more than a matrix expression (attention, gates, relations, learned messages). Its module
 under `pyg/layers` names a `prepare` that takes the call's arguments by name and answers with the call made
@@ -54,7 +54,7 @@ _ONLY: dict[type[nn.Module], Callable[[Any], bool]] = {}
 
 
 def fused(layer: type[nn.Module], only: Callable[[Any], bool] | None = None) -> Callable[[Prepare], Prepare]:
-    """Registers a layer class with passes of its own; `only` picks its modules where the rest have a rule."""
+    """Registers a layer class with special passes; `only` picks its modules where the rest have a rule."""
 
     def register(prepare: Prepare) -> Prepare:
         FUSED[layer] = prepare
@@ -72,7 +72,7 @@ def layer_of(module: nn.Module) -> type[nn.Module] | None:
 
 
 def check_widths(module: Any, given: Mapping[str, Any]) -> None:
-    """InputError where x is not as wide as the layer says it takes; kernels read rows by their address."""
+    """InputError where x does not have the width the layer expects; kernels read rows by address."""
     taken = getattr(module, "in_channels", getattr(module, "channels", None))
     x = given.get("x")
     widths = taken if isinstance(taken, tuple) else (taken, taken)
@@ -92,7 +92,7 @@ def check_width(module: Any, x: Tensor, width: int) -> None:
 
 
 def refused_edges(edge_index: Any) -> str | None:
-    """Why edges are none that such layers take: an edge list."""
+    """Why such layers cannot take these edges: they need an edge list."""
     if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
         return ": a sparse adj_t is not lowered for this layer; pass edge_index"
     if edge_index.device.type not in ("cpu", "cuda") or edge_index.dim() != 2 or edge_index.shape[0] != 2:
@@ -103,7 +103,7 @@ def refused_edges(edge_index: Any) -> str | None:
 
 
 def refused_features(module: nn.Module, *values: Tensor | None, takes_halves: bool = False) -> str | None:
-    """Why tensors of numbers are none that such layers take: dense, of the parameters' type.
+    """Why such layers cannot take these tensors: they must be dense and of the parameters' type.
 
     takes_halves: whether the layer's kernels on a GPU take 16-bit numbers.
     """
@@ -141,7 +141,7 @@ def edges_of(
     has_loops: bool = False,
     is_listed: bool = False,
 ) -> Edges:
-    """The graph of a call, built when first met; has_loops: own loops out, one for each node in.
+    """The graph of a call, built when first needed; has_loops: with self loops replaced by one per node.
 
     is_listed: values of edges come with the call or are asked for. A graph on a GPU is then exact and knows
     its edges' numbers, which making it waits for; without, it may hold loops behind its last row.

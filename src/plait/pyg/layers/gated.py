@@ -1,4 +1,4 @@
-"""ResGatedGraphConv: gates over edges from one projection of the nodes; with features of edges in blocks."""
+"""ResGatedGraphConv: gates over edges from one projection of the nodes; with edge features in blocks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def prepare(module: Any, given: Mapping[str, Any]) -> Run | str:
     if not parts or not all(isinstance(part, Tensor) for part in parts):
         return ": x is not a tensor or a pair of tensors"
     attr = given.get("edge_attr")
-    # features of edges are lowered in blocks, by functions of torch
+    # edge features are lowered in blocks, by functions of torch
     reason = refused_edges(edge_index) or refused_features(module, *parts, attr, takes_halves=attr is None)
     reason = reason or _refused(module, parts, attr)
     if reason is not None:

@@ -115,7 +115,7 @@ def _layers(network: Any) -> list[Any]:
 def _kinds(network: Any) -> tuple[str, ...]:
     """The linear map `network` begins with and the ReLUs and linear maps that follow it in a Sequential.
 
-    Nothing where somebody could tell that they are computed elsewhere.
+    Nothing where a hook or subclass could notice that they are computed elsewhere.
     """
     forward = getattr(type(network), "forward", None)
     is_known = is_plain_linear(network) or forward in (nn.Sequential.forward, MLP.forward)

@@ -1,4 +1,4 @@
-"""Layers with messages of their own, in blocks of edges: GENConv, FiLMConv, CGConv; and GatedGraphConv."""
+"""Layers with special messages, in blocks of edges: GENConv, FiLMConv, CGConv; and GatedGraphConv."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def lowered(
 
 
 def on_device(call: PiecesCall, name: str, number: float = 0.0) -> tuple[str, float] | None:
-    """The form of messages that a GPU's kernels know; None where the layer runs on a CPU."""
+    """The kind of messages that GPU kernels know; None where the layer runs on a CPU."""
     return (name, number) if column_of(call.edges.graph) != "cpu" else None
 
 

@@ -1,4 +1,4 @@
-"""Layers that aggregate neighbours and treat the node itself apart: SAGE, GraphConv, ClusterGCN, LE."""
+"""Layers that aggregate neighbours and treat the node itself separately: SAGE, GraphConv, ClusterGCN, LE."""
 
 from __future__ import annotations
 

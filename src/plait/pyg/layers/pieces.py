@@ -1,4 +1,4 @@
-"""What layers lowered to pieces share: the call they look at, and the pieces, each planned by itself."""
+"""What layers lowered to pieces share: the call they look at, and the pieces, each planned separately."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _FUNCTIONS = (torch.relu, torch.tanh, torch.sigmoid, nn.functional.relu, nn.func
 
 @dataclass(frozen=True)
 class PiecesCall:
-    """A call of such a layer: features of both ends, the graph, features of edges by target."""
+    """A call of such a layer: features of both ends, the graph, edge features by target."""
 
     module: Any
     source: Tensor
@@ -103,7 +103,7 @@ def _edges_of_relations(
 
 
 def is_elementwise(act: Any) -> bool:
-    """Whether a map is known to treat every number alone."""
+    """Whether a map is known to be elementwise."""
     return act in _FUNCTIONS if not isinstance(act, nn.Module) else (
         type(act) in _ELEMENTWISE and not has_hooks(act)
     )  # fmt: skip
@@ -131,7 +131,7 @@ def as_listed(edges: Edges, values: Tensor) -> Tensor:
 
 
 class Pieces:
-    """The pieces of one layer's call, each a program of its own, named after the layer and what it makes."""
+    """The pieces of one layer's call, each a separate program, named after the layer and its result."""
 
     def __init__(self, module: Any, edges: Edges):
         self._layer, self._edges, self._session = active.name_of(module), edges, active.session()

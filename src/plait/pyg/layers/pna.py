@@ -1,11 +1,11 @@
 """PNAConv: several aggregators of linear messages in one pass, degree scalers after the weights.
 
 A message W_a x_i + W_b x_j + b is the neighbour's part shifted by the target's: mean, max and min shift with
-it, a sum degree times, variance and deviation not at all. The shift then meets the aggregators' weights as
+it, a sum by degree times it, variance and deviation not at all. The shift is multiplied with the weights as
 one small matrix, so the targets' part is never computed. Ties between messages are those of the neighbours'
 parts; torch counts its zero-filled output as one more where the extremum is exactly 0, which is not followed.
 
-Features of edges are added to the neighbour's part in blocks of edges. Where messages have more than one
+Edge features are added to the neighbour's part in blocks of edges. Where messages have more than one
 layer (pre_layers) nothing shifts out of them: the first layer is split by ends, the others run in blocks.
 """
 
@@ -153,7 +153,7 @@ class _Call:
 
     @property
     def wants(self) -> tuple[bool, ...]:
-        """Which of the tensors behind `weights` want a gradient."""
+        """Which of the tensors behind `weights` need a gradient."""
         last = [(self.module.lin.weight, self.module.lin.bias)] if self.is_folded else []
         if self.of.edge_width:
             last.append((self.module.edge_encoder.weight, self.module.edge_encoder.bias))
@@ -203,7 +203,7 @@ class _Call:
         return message
 
     def _edge_map(self, t: int) -> Tensor:
-        """[width, edge_dim]: features of edges to a tower's messages, the encoder folded in."""
+        """[width, edge_dim]: edge features to a tower's messages, the encoder folded in."""
         made: Tensor = self.pre[t][0][:, 2 * self.of.width :] @ self.module.edge_encoder.weight
         return made
 

@@ -1,4 +1,4 @@
-"""Pipelines over time: a lane for every worker, a box for every partition."""
+"""Pipelines over time: a row for every worker, a box for every partition."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _gantt(analysis: Analysis, width: int) -> str:
 
 
 def _chart(run: Schedule, x: Scale, top: float, is_wide: bool) -> tuple[list[str], float]:
-    """One mode: its name and figures, then a lane for every worker; and where it ends."""
+    """One mode: its name and figures, then a row for every worker; and where it ends."""
     lane = 15.0
     told = f"{run.mode.name}: {seconds_text(run.makespan)}, {run.bubble:.0%} waiting"
     edge = x.start if is_wide else 2

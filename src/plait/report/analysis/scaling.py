@@ -46,7 +46,7 @@ def scaling_figure(analysis: Analysis) -> Figure | None:
 
 
 def _scaling_lines(analysis: Analysis, counts: Sequence[int]) -> list[tuple[str, list[tuple[int, float]]]]:
-    """The fastest forms at the number of workers asked for, each with its seconds by number of workers."""
+    """The fastest strategies at the requested number of workers, with seconds by number of workers."""
     lines: list[tuple[str, list[tuple[int, float]]]] = []
     for strategy in analysis.strategies:
         if strategy.workers == 1 or len(lines) == _MOST_LINES:
@@ -64,7 +64,7 @@ def _scaling_lines(analysis: Analysis, counts: Sequence[int]) -> list[tuple[str,
 
 @dataclass(frozen=True)
 class _Line:
-    """One form as it is drawn."""
+    """One strategy as it is drawn."""
 
     name: str
     points: Sequence[tuple[int, float]]

@@ -185,7 +185,7 @@ class Report:
         return _section("ratios", "Against the best peer", blocks)
 
     def _bars(self) -> str:
-        """Mini-batches: what was promised of them beside what was measured, the worst case of each."""
+        """Mini-batches: targets next to what was measured, the worst case of each."""
         found = [
             (record.case, bar)
             for record in self.run.records

@@ -1,4 +1,4 @@
-"""The colours of the page, by name, in light and in dark; told apart by colour-blind readers."""
+"""The colours of the page, by name, in light and in dark; distinguishable for colour-blind readers."""
 
 from __future__ import annotations
 

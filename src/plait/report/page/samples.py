@@ -221,7 +221,7 @@ def _are_findings(content: object) -> bool:
 
 
 def is_whole(plan: Mapping[str, Any]) -> bool:
-    """Whether layers and steps of a plan are of the form `Plan.to_dict` gives them."""
+    """Whether layers and steps of a plan have the fields of `Plan.to_dict`."""
     layers = plan.get("layers")
     if layers is None or not _are_rows(layers) or not _are_rows(plan.get("not_planned")):
         return False
@@ -243,7 +243,7 @@ def _records(path: Path) -> tuple[list[Record], list[str]]:
 
 
 def samples_of(run: Run) -> tuple[list[Sample], int]:
-    """All numbers of the run, and how many records had another form than their kind promises."""
+    """All numbers of the run, and how many records lack fields that their kind requires."""
     readers = {
         "op": _of_op, "layer": _of_layer, "model": _of_model, "plan": _of_plan, "predict": _of_predict,
         "forms": _of_forms, "loop": _of_loop,
@@ -365,7 +365,7 @@ def _threads(case: Mapping[str, Any]) -> str:
 
 
 def _of_forms(record: Record, group: str) -> list[Sample]:
-    """A training step through the form of the graph beside the peers; plait on CSR is no peer of plait."""
+    """A training step with the form of the graph against the peers; plait on CSR is not a peer of plait."""
     case: Mapping[str, Any] = record.case
     sides: Any = record.result["sides"]
     names = {name: SUBJECT if name == "forms" else name for name in sides if name != "csr"}
