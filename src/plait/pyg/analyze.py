@@ -135,8 +135,9 @@ def _called(
     noted = beside(plain, call, mode)
     found: dict[str, Any] = {"beside": noted}
     if statistics.graph is not None and statistics.graph.is_square and isinstance(data.get("x"), Tensor):
-        count = len(noted.layers)
-        hops = fanouts_of(fanouts, count)
+        if not noted.layers:  # nothing is planned: there are no seconds
+            return found
+        hops = fanouts_of(fanouts, len(noted.layers))
         found["batch_seconds"] = _batch_seconds(plain, data, statistics.graph, batch_size, hops, mode)
     return found
 
