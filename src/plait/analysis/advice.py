@@ -80,7 +80,8 @@ def _because(
         rival = candidates[1]
         ratio = rival.seconds_per_epoch / max(best.seconds_per_epoch, 1e-300)
         parts.append(
-            f"{ratio:.2f} x faster than {rival.name}: {_seconds(best.compute_seconds)} of work and "
+            f"{_seconds(best.seconds_per_epoch)} per epoch, {ratio:.2f} x faster than {rival.name}: "
+            f"{_seconds(best.compute_seconds)} of computing and "
             f"{_seconds(best.communication_seconds)} on the network, against "
             f"{_seconds(rival.compute_seconds)} and {_seconds(rival.communication_seconds)}"
         )
@@ -90,6 +91,12 @@ def _because(
         parts.append(f"{gain:.2f} x faster than one worker")
     if alone is not None and alone.memory_per_worker > memory:
         parts.append(f"one worker would need {alone.memory_per_worker / 1e9:.1f} GB")
+    own = next((s for s in candidates if s.run_by), None)
+    if best.run_by:
+        parts.append(f"{best.run_by} runs it")
+    elif own is not None:
+        told = f"{own.name}, {_seconds(own.seconds_per_epoch)} ({own.run_by})"
+        parts.append(f"plait has no way to run it: the fastest form it runs is {told}")
     if not best.same_numbers:
         parts.append("it changes what is learnt, but no other form fits")
     if best.memory_per_worker > memory:

@@ -265,7 +265,7 @@ def executed(model: str, table: str) -> Executed:
     return Executed(found.work * layers, found.depth * layers, found.by)
 
 
-_DRAWN = "plait's programs on what the analysis draws; plait has no such sampler"
+_DRAWN = "plait's programs on what the analysis draws: plait has no such sampler"
 _LAYERED = ("GCN", "GraphSAGE mean", "GIN", "CommNet", "Dot product", "EdgeConv-1")
 
 

@@ -173,7 +173,8 @@ def _is_estimated(step: Step, plan: LayerPlan) -> bool:
 _CHECKED = frozenset({
     "spmm", "gemm", "gemm_transposed", "scale", "scale_rows", "combine", "stack", "concat", "rows_of",
     "columns_of", "relu", "relu_backward", "colsum", "dot", "extremum", "extremum_share", "extremum_gather",
-    "columns", "join", "attend", "attend_dots", "attend_again", "attend_sources", "attend_targets",
+    "columns", "join", "edge_dots", "edge_sums", "gate", "attend", "attend_dots", "attend_again",
+    "attend_sources", "attend_targets",
 })  # fmt: skip
 
 
