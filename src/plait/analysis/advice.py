@@ -135,6 +135,11 @@ def _winner(work: Workload, cluster: Cluster, memory: float) -> Strategy:
     return _contenders(price(work, cluster), memory)[0]
 
 
+def _is_too_large(winner: Strategy, best: Strategy, memory: float) -> bool:
+    """Whether nothing fits any more, of which no form is the best."""
+    return best.memory_per_worker <= memory < winner.memory_per_worker
+
+
 def _workers(
     best: Strategy, work: Workload, cluster: Cluster, memory: float, cluster_of: Callable[[int], Cluster]
 ) -> list[BreakEven]:
@@ -144,6 +149,8 @@ def _workers(
         count = cluster.workers * step
         while 2 <= count <= min(_MOST_WORKERS, work.nodes):
             winner = _winner(work, cluster_of(int(count)), memory)
+            if _is_too_large(winner, best, memory):
+                break
             if winner.name != best.name:
                 side = "below" if step < 1 else "from"
                 found.append(BreakEven("workers", side, float(int(count)), winner.name))
@@ -164,6 +171,8 @@ def _widths(best: Strategy, work: Workload, cluster: Cluster, memory: float) -> 
     for factors in (tuple(1 / f for f in _WIDTHS), _WIDTHS):
         for factor in factors:
             winner = _winner(work.widened(factor), cluster, memory)
+            if _is_too_large(winner, best, memory):
+                break
             if winner.name != best.name:
                 side = "below" if factor < 1 else "from"
                 found.append(BreakEven("width", side, factor, winner.name))

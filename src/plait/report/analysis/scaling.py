@@ -123,8 +123,14 @@ def _marks(workers: int, ideal: Sequence[tuple[int, float]], x: Scale, y: Scale)
         tag("path", d=upright, stroke="var(--rule)", fill="none"),
         label(f"{workers} workers", x(workers) - 5, y.end + 2, text_anchor="end"),
         tag("path", titled("one worker's time, shared out perfectly"), d=level, **look),
-        label("perfect scaling", x(ideal[-1][0]) - 4, y(ideal[-1][1]) + 15, text_anchor="end"),
+        # left of a falling line is below it, where no form gets
+        label("perfect scaling", (x.start + x.end) / 2 - 8, _between(ideal, y) + 5, text_anchor="end"),
     ]
+
+
+def _between(ends: Sequence[tuple[int, float]], y: Scale) -> float:
+    """The height of a line's middle."""
+    return (y(ends[0][1]) + y(ends[-1][1])) / 2
 
 
 def _legend(lines: Sequence[_Line], left: float, top: float) -> list[str]:
