@@ -68,10 +68,17 @@ def _depth(step: Step, view: View) -> Amount:
 def _request(step: Step, setting: Setting) -> Request:
     rows, cols = setting.size(step.out)
     matrix = setting.matrix(step["matrix"], False)
-    kind = "rectified" if step.option("act") else "marked" if step.get("marks") is not None else ""
     return Request(
-        step.op, rows, cols, _columns(step, setting), matrix, kind=kind, products=_products(step)
+        step.op, rows, cols, _columns(step, setting), matrix, kind=_kind(step), products=_products(step)
     )  # fmt: skip
+
+
+def _kind(step: Step) -> str:
+    """What its kernels are: one pass for a known form, tiles for a known map, with marks, or blocks."""
+    form = step.option("form")
+    if form is not None and (form[0] == "softmax" or step.get("attr") is None):
+        return str(form[0])
+    return "rectified" if step.option("act") else "marked" if step.get("marks") is not None else ""
 
 
 # Gradients ------------------------------------------------------------------------------------------------

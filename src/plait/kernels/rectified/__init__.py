@@ -265,7 +265,7 @@ def target_gradients(
     words = at.words()
     held = _place_back(words, at, (pattern.num_rows, pattern.num_columns), near, far, turned, share, marks)
     write_rows(words, at.out, "out", out, dtype, pattern.num_rows, inner)
-    words[at.width] = width
+    words[at.width], words[at.last_edge] = width, max(0, pattern.num_edges - 1)
     words[at.indptr], words[at.indices] = pattern.csr
     by_memory = max(1, _SUM_BYTES // max(1, width * inner * size))
     chunks = min(max(1, pattern.num_edges // _EDGES_PER_CHUNK), by_memory, _MOST_CHUNKS)

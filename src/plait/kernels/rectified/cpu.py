@@ -40,7 +40,7 @@ ATTAIN = Arguments(
 # cuts[k]: a row, its first tile, the tile after its last
 JOIN = Arguments("rows cuts table out[] ties[] marks[] parts part_ties width")
 _BACK = "near[] far[] inner turned[] share[] marks[] mark_words"
-TARGETS = Arguments(f"chunks bounds indptr indices {_BACK} width out[] part part_bias")
+TARGETS = Arguments(f"chunks bounds indptr indices {_BACK} width out[] part part_bias last_edge")
 SOURCES = Arguments(f"{PATTERN} order {_BACK} out[] last_edge")
 
 _HEIGHT = 4  # rows of a product held in registers
@@ -324,8 +324,11 @@ def _back(float_bits: int, index_bits: int, is_target: bool) -> Any:
         scalar = code.scalar.as_pointer()
 
         def step(e: Any, totals: list[Any]) -> list[Any]:
-            if not is_target and code.lanes >= PREFETCH_LANES[float_bits]:
-                ask_ahead(code.of(1), place, e, last, [(marks, marks_stride)])
+            if code.lanes >= PREFETCH_LANES[float_bits]:
+                ask_ahead(code, index, e, last, [(other, other_stride)])
+                if not is_target:
+                    ask_ahead(code, index, e, last, [(share, share_stride)])
+                    ask_ahead(code.of(1), place, e, last, [(marks, marks_stride)])
             bits = b.add(marks, b.mul(place(e), marks_stride))
 
             def more() -> Any:
@@ -337,13 +340,13 @@ def _back(float_bits: int, index_bits: int, is_target: bool) -> Any:
                 def each(column: Any, total: Any) -> Any:
                     number = b.load(b.gep(given, [column]))
                     g = code.splat(number)
+                    row = code.load(b.add(turned, b.mul(column, turned_stride)), mask)
                     if is_target:
                         to = b.add(part, b.mul(column, turned_stride))
                         code.store(code.multiply_add(g, rectified, code.load(to, mask)), to, mask)
                         with b.if_then(is_first):
                             at = b.gep(b.inttoptr(part_bias, scalar), [column])
                             b.store(b.fadd(b.load(at), number), at)
-                    row = code.load(b.add(turned, b.mul(column, turned_stride)), mask)
                     return code.multiply_add(g, row, total)
 
                 through = _set_bits(code, bits, words, zero, each)
@@ -384,7 +387,7 @@ def targets(float_bits: int, index_bits: int) -> Any:
                 row(
                     own, a.far, a.far_row, a.indices, 0, start, end, a.turned, turned,
                     a.share + i * a.share_row, 0, a.marks, a.marks_row, a.mark_words, a.out + i * a.out_row, part,
-                    part_bias, own, 0, a.inner,
+                    part_bias, own, a.last_edge, a.inner,
                 )  # fmt: skip
 
     return run
