@@ -93,6 +93,4 @@ def test_rows_of_edges_are_refused_where_messages_read_none() -> None:
     forward, _ = patterns("random")
     edge = torch.zeros(forward.num_edges, 3)
     with pytest.raises(InputError, match="edge: messages of the form 'film'"):
-        k.sums(
-            forward, "film", torch.zeros(N, 6), torch.zeros(M, 3), edge, torch.ones(2), torch.empty(N, 3)
-        )
+        k.sums(forward, "film", torch.zeros(N, 6), torch.zeros(M, 3), edge, torch.ones(2), torch.empty(N, 3))

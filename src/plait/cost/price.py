@@ -368,9 +368,9 @@ class Pricer:
         return Price(seconds, _total(self._sparse_work(gather, matrix), parts), "plait", "blocks in cache")
 
     def _form(self, request: Request, matrix: Matrix, is_back: bool) -> Price:
-        """Messages of a known form: one pass over the edges; backwards over targets, and over sources."""
-        columns = request.inner if not is_back else 2 * request.inner
-        seconds = self._gather(request, columns) * _FORMS[request.kind] * (1.5 if is_back else 1.0)
+        """Messages of a known form: a pass over the edges; backwards over targets, and over sources."""
+        columns = (1 + is_back) * request.inner
+        seconds = self._gather(request, columns) * _FORMS[request.kind] * (1.0 + 0.5 * is_back)
         work = self._sparse_work(replace(request, cols=columns), matrix)
         return Price(seconds, work, "plait", "one pass over the edges")
 

@@ -51,7 +51,7 @@ def _back_flops(step: Step, view: View) -> Mapping[str, Amount]:
 
 
 def _marked_flops(step: Step, view: View) -> Mapping[str, Amount]:
-    """Rows again, in both passes; an edge per target and column attains the extremum: three products of these."""
+    """Rows again, in both passes; one edge per target and column has a gradient: three products of these."""
     edges, columns = pattern_of(step, view).edges, _columns(step, view)
     rows, cols = view.size(step["grad"])
     return {

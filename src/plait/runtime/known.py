@@ -5,11 +5,11 @@ Steps without a form, or with what these kernels do not compute, run in blocks o
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from plait.kernels import messages as kernels
 from plait.kernels import spmm as sparse
+from plait.kernels.messages import sums as _sums
+from plait.kernels.messages import sums_sources, sums_targets
 from plait.ops.program import Step
 from plait.runtime.bind import Binding, Bound, kernel
 from plait.runtime.chain import Env
@@ -60,7 +60,7 @@ def _messages(b: Binding, step: Step, owns: bool) -> Bound:
     def run(env: Env) -> Tensor:
         near, far, edge = known.rows(env)
         out = b.take(pattern.num_rows, columns, far.dtype)
-        return kernels.sums(pattern, known.form, near, far, edge, known.numbers(env), out)
+        return _sums(pattern, known.form, near, far, edge, known.numbers(env), out)
 
     return scores if known.form == "score" else run
 
@@ -79,12 +79,12 @@ def _messages_back(b: Binding, step: Step, owns: bool) -> Bound:
         if "attr" in makes and edge is not None:
             to_edge = env[makes["attr"]] = b.like(edge)
         if to_near is not None or to_edge is not None:
-            kernels.sums_targets(
+            sums_targets(
                 orders.pattern, known.form, near, far, edge, numbers, given, to_near, to_edge
             )  # fmt: skip
         order = None if edge is None else orders.order
         to_far = b.room_like(env, step.out, far)
-        return kernels.sums_sources(
+        return sums_sources(
             orders.transpose, order, known.form, near, far, edge, numbers, given, to_far
         )  # fmt: skip
 

@@ -13,7 +13,7 @@ from plait.kernels import launch
 from plait.kernels.compiled import address_of
 from plait.kernels.messages import cpu
 from plait.kernels.messages.reference import FORMS
-from plait.kernels.operands import Words, float_bits, read_flat, read_numbers, read_rows, write_rows
+from plait.kernels.operands import float_bits, read_flat, read_numbers, read_rows, write_rows
 from plait.kernels.spmm import Pattern
 
 __all__ = ["FORMS", "sums", "sums_sources", "sums_targets"]

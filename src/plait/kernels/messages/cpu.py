@@ -1,7 +1,7 @@
 """Sums of known messages on the CPU, and their gradients: made in registers, added up, never written.
 
-Rows of nodes and edges hold one or two sections of `width` columns side by side (reference.py: FORMS); a column
-of a message reads that column of every section. A row is summed by one thread in edge order.
+Rows of nodes and edges hold one or two sections of `width` columns side by side (reference.py: FORMS); a
+column of a message reads that column of every section. A row is summed by one thread in edge order.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _logistic(code: CodeGen, z: Any) -> Any:
 
 
 def _softplus(code: CodeGen, z: Any) -> Any:
-    """max(z, 0) + log1p(u), u = e^-|z|; log1p(u) = 2 artanh(u / (2 + u)), whose argument is a third at most."""
+    """max(z, 0) + log1p(u), u = e^-|z|; log1p(u) = 2 artanh(u / (2 + u)), of a third at most."""
     b, zero, two = code.builder, code.constant(0.0), code.constant(2.0)
     negative = code.extremum("min", z, b.fsub(zero, z))
     u = _power(code, negative)
@@ -219,8 +219,8 @@ def _target_row(float_bits: int, index_bits: int, form: str, has_edges: bool) ->
 
 
 def _source_row(float_bits: int, index_bits: int, form: str, has_edges: bool) -> Any:
-    """words: far near near_stride edge edge_stride order indices start end grad grad_stride out across numbers
-    last width."""
+    """words: far near near_stride edge edge_stride order indices start end grad grad_stride out across
+    numbers last width."""
     of_near, of_far, _, of_out = FORMS[form]
 
     def body(code: CodeGen, args: list[Any], count: Any) -> None:
