@@ -51,7 +51,7 @@ def _back_flops(step: Step, view: View) -> Mapping[str, Amount]:
 
 
 def _marked_flops(step: Step, view: View) -> Mapping[str, Amount]:
-    """Rows again, in both passes; an edge per target and column attains the extremum: three products of these."""
+    """Rows again, in both passes; one edge per target and column has a gradient: three products of these."""
     edges, columns = pattern_of(step, view).edges, _columns(step, view)
     rows, cols = view.size(step["grad"])
     return {
@@ -68,10 +68,17 @@ def _depth(step: Step, view: View) -> Amount:
 def _request(step: Step, setting: Setting) -> Request:
     rows, cols = setting.size(step.out)
     matrix = setting.matrix(step["matrix"], False)
-    kind = "rectified" if step.option("act") else "marked" if step.get("marks") is not None else ""
     return Request(
-        step.op, rows, cols, _columns(step, setting), matrix, kind=kind, products=_products(step)
+        step.op, rows, cols, _columns(step, setting), matrix, kind=_kind(step), products=_products(step)
     )  # fmt: skip
+
+
+def _kind(step: Step) -> str:
+    """What its kernels are: one pass for a known form, tiles for a known map, with marks, or blocks."""
+    form = step.option("form")
+    if form is not None and (form[0] == "softmax" or step.get("attr") is None):
+        return str(form[0])
+    return "rectified" if step.option("act") else "marked" if step.get("marks") is not None else ""
 
 
 # Gradients ------------------------------------------------------------------------------------------------

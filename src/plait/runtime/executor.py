@@ -23,6 +23,7 @@ from plait.runtime import cuda_relations as cuda_relations
 from plait.runtime import edgewise as edgewise
 from plait.runtime import entries as entries
 from plait.runtime import gated as gated
+from plait.runtime import known as known
 from plait.runtime import lstm as lstm
 from plait.runtime import messages as messages
 from plait.runtime import pieces as pieces

@@ -18,7 +18,7 @@ from llvmlite import ir
 from plait.kernels.arguments import PATTERN, Arguments
 from plait.kernels.vector import CodeGen, load_index_ir, row_intrinsic
 
-__all__ = ["FORWARD", "SOURCES", "forward", "sources"]
+__all__ = ["FORWARD", "SOURCES", "exponential", "forward", "sources"]
 
 _EDGES = f"{PATTERN} last_edge width"
 FORWARD = Arguments(f"{_EDGES} near[] far[] value[] out[] slopes[] addend[] bias")
@@ -27,7 +27,7 @@ SOURCES = Arguments(f"{_EDGES} own[] value[] near[] grad[] far_out[] value_out[]
 _AHEAD = 8  # edges
 
 
-def _exp(code: CodeGen, z: Any) -> Any:
+def exponential(code: CodeGen, z: Any) -> Any:
     """e^z for z within +-87 (float64: +-708): 2^n times a Taylor polynomial of the rest, good to 2 ulp."""
     b, bits = code.builder, code.float_bits
     degree, magic, bias, shift = {32: (6, 12582912.0, 127, 23), 64: (13, 6755399441055744.0, 1023, 52)}[bits]
@@ -59,7 +59,7 @@ def _gate(code: CodeGen, kind: str, z: Any) -> tuple[Any, Any]:
     bounded = code.extremum(
         "max", code.extremum("min", b.fsub(zero, z), code.constant(edge)), code.constant(-edge)
     )
-    t = _exp(code, bounded)
+    t = exponential(code, bounded)
     s = b.fdiv(one, b.fadd(one, t))
     return s, b.fmul(s, b.fmul(s, t))  # 1 - s = s t, without the cancellation
 

@@ -1,4 +1,4 @@
-"""Messages relu(near[i] + far[j]) @ w + bias under a maximum or minimum: tiles of edges that stay in cache."""
+"""Messages relu(near[i] + far[j]) @ w + bias under a maximum or minimum, in tiles of edges in cache."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numba import njit
 
 from plait.errors import InputError
 from plait.kernels import launch
@@ -82,27 +83,40 @@ class _Tiles:
 
     @classmethod
     def of(cls, indptr: np.ndarray[Any, Any], most: int) -> _Tiles:
-        """Tiles of at most so many edges, and of at most as many rows and a half."""
-        rows, table, cuts, part, row = len(indptr) - 1, [], [], 0, 0
-        starts = indptr.astype(np.int64)
-        while row < rows:
-            begin = int(starts[row])
-            last = int(np.searchsorted(starts, begin + most, side="right")) - 1
-            last = min(last, row + most)
-            if last > row:
-                table.append((row, last, begin, -1))
-                row = last
-                continue
-            first = len(table)
-            for edge in range(begin, int(starts[row + 1]), most):
-                table.append((row, row + 1, edge, part))
-                part += 1
-            cuts.append((row, first, len(table)))
-            row += 1
-        table.append((rows, rows, int(starts[-1]), -1))
-        return cls(
-            np.array(table, np.int64).reshape(-1, 4), np.array(cuts, np.int64).reshape(-1, 3)
-        )  # fmt: skip
+        """Tiles of at most so many edges and rows."""
+        rows = len(indptr) - 1
+        edges = int(indptr[-1])
+        # two tiles in a row hold more than `most` edges or rows, unless one ends before a row that is cut
+        room = 4 * ((edges + rows) // most + 1) + 2
+        table, cuts = np.empty((room, 4), np.int64), np.empty((edges // most + 1, 3), np.int64)
+        tiles, many = _cut(indptr, most, table, cuts)
+        return cls(table[: tiles + 1].copy(), cuts[:many].copy())
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _cut(indptr: Any, most: int, table: Any, cuts: Any) -> tuple[int, int]:
+    """(tiles, rows that are cut); see _Tiles."""
+    rows, row, tiles, many, part = indptr.size - 1, 0, 0, 0, 0
+    while row < rows:
+        begin = indptr[row]
+        last = row
+        while last < rows and last - row < most and indptr[last + 1] - begin <= most:
+            last += 1
+        if last > row:
+            table[tiles, 0], table[tiles, 1], table[tiles, 2], table[tiles, 3] = row, last, begin, -1
+            tiles += 1
+            row = last
+            continue
+        first = tiles
+        for edge in range(begin, indptr[row + 1], most):
+            table[tiles, 0], table[tiles, 1], table[tiles, 2], table[tiles, 3] = row, row + 1, edge, part
+            tiles += 1
+            part += 1
+        cuts[many, 0], cuts[many, 1], cuts[many, 2] = row, first, tiles
+        many += 1
+        row += 1
+    table[tiles, 0], table[tiles, 1], table[tiles, 2], table[tiles, 3] = rows, rows, indptr[rows], -1
+    return tiles, many
 
 
 _tiles: weakref.WeakKeyDictionary[Pattern, dict[int, _Tiles]] = weakref.WeakKeyDictionary()
@@ -265,7 +279,7 @@ def target_gradients(
     words = at.words()
     held = _place_back(words, at, (pattern.num_rows, pattern.num_columns), near, far, turned, share, marks)
     write_rows(words, at.out, "out", out, dtype, pattern.num_rows, inner)
-    words[at.width] = width
+    words[at.width], words[at.last_edge] = width, max(0, pattern.num_edges - 1)
     words[at.indptr], words[at.indices] = pattern.csr
     by_memory = max(1, _SUM_BYTES // max(1, width * inner * size))
     chunks = min(max(1, pattern.num_edges // _EDGES_PER_CHUNK), by_memory, _MOST_CHUNKS)

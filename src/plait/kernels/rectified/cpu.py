@@ -1,7 +1,7 @@
 """relu(near[i] + far[j]) @ w + bias of every edge under a maximum or minimum, and its gradients, on the CPU.
 
-Forwards a tile of edges is gathered, multiplied and reduced while it is in the first caches; a bit per edge and
-column remembers who attained the extremum. Few do: a target hands its gradient to one edge per column, so
+Forwards a tile of edges is gathered, multiplied and reduced while it is in the first caches; one bit per edge
+and column remembers who attained the extremum. Few do: a target hands its gradient to one edge per column, so
 backwards the products with `w` go over the set bits alone, and an edge without any is not even gathered.
 The gradients of the sources are made on the transpose from the same bits: nothing of edges x width is kept.
 """
@@ -40,7 +40,7 @@ ATTAIN = Arguments(
 # cuts[k]: a row, its first tile, the tile after its last
 JOIN = Arguments("rows cuts table out[] ties[] marks[] parts part_ties width")
 _BACK = "near[] far[] inner turned[] share[] marks[] mark_words"
-TARGETS = Arguments(f"chunks bounds indptr indices {_BACK} width out[] part part_bias")
+TARGETS = Arguments(f"chunks bounds indptr indices {_BACK} width out[] part part_bias last_edge")
 SOURCES = Arguments(f"{PATTERN} order {_BACK} out[] last_edge")
 
 _HEIGHT = 4  # rows of a product held in registers
@@ -62,7 +62,10 @@ def _relu(code: CodeGen, x: Any) -> Any:
 
 
 def _rectify(float_bits: int, index_bits: int) -> Any:
-    """out[e] = relu(near + far[j]); words: near far far_stride indices start end out out_stride last width."""
+    """out[e] = relu(near + far[j]).
+
+    words: near far far_stride indices start end out out_stride last width.
+    """
 
     def body(code: CodeGen, args: list[Any], count: Any) -> None:
         near, far, stride, indices, start, end, out, out_stride, last = args
@@ -84,8 +87,8 @@ def _rectify(float_bits: int, index_bits: int) -> Any:
 def _extreme(float_bits: int, mode: str, has_marks: bool) -> Any:
     """The extremum of rows that follow each other, how many attain it and which.
 
-    words: rows stride count out ties marks marks_stride is_part width. Of a part of a row the ties are counted
-    as they are: what torch adds to them is added when the parts are joined.
+    words: rows stride count out ties marks marks_stride is_part width. Of a part of a row the ties are
+    counted as they are: what torch adds to them is added when the parts are joined.
     """
 
     def body(tile: CodeGen, args: list[Any], columns: Any) -> None:
@@ -123,7 +126,7 @@ def _extreme(float_bits: int, mode: str, has_marks: bool) -> Any:
 
 
 def _shared(code: CodeGen, extreme: Any, attained: Any, is_part: Any) -> Any:
-    """Among how many the gradient is shared: torch counts its zero-filled output where the extremum is zero."""
+    """Among how many the gradient is shared: torch counts its zero-filled output where that is attained."""
     b, zero, one = code.builder, code.constant(0.0), code.constant(1.0)
     many = b.fadd(attained, b.select(b.fcmp_ordered("==", extreme, zero), one, zero))
     many = b.select(b.fcmp_ordered("==", many, zero), one, many)
@@ -194,10 +197,10 @@ def attain(float_bits: int, index_bits: int, mode: str, has_marks: bool) -> Any:
 
 
 def _join(float_bits: int, mode: str, has_marks: bool) -> Any:
-    """A row that was cut: the extremum of its parts; marks and ties of parts that do not reach it are dropped.
+    """A row that was cut: the extremum of its parts; marks and ties of parts below it are dropped.
 
-    words: parts part_ties stride first last table out ties marks marks_stride width; the row's tiles are those
-    from first to last, and so are its parts, counted from the first one's.
+    words: parts part_ties stride first last table out ties marks marks_stride width; the row's tiles are
+    those from first to last.
     """
 
     def body(tile: CodeGen, args: list[Any], columns: Any) -> None:
@@ -262,8 +265,8 @@ def join(float_bits: int, mode: str, has_marks: bool) -> Any:
                 break
             i = word(a.cuts, 3 * k)
             row(
-                a.parts, a.part_ties, a.width * size, word(a.cuts, 3 * k + 1), word(a.cuts, 3 * k + 2), a.table,
-                a.out + i * a.out_row, a.ties + i * a.ties_row, a.marks, a.marks_row, a.width,
+                a.parts, a.part_ties, a.width * size, word(a.cuts, 3 * k + 1), word(a.cuts, 3 * k + 2),
+                a.table, a.out + i * a.out_row, a.ties + i * a.ties_row, a.marks, a.marks_row, a.width,
             )  # fmt: skip
 
     return run
@@ -306,12 +309,12 @@ def _is_marked(code: CodeGen, marks: Any, words: Any) -> Any:
 
 
 def _back(float_bits: int, index_bits: int, is_target: bool) -> Any:
-    """out = the sum over a node's edges of relu'(own + other) * sum over marked columns c of share[c] turned[c].
+    """out = sum over a node's edges of relu'(own + other) * sum over marked columns c of share[c] turned[c].
 
     words: own other other_stride indices order start end turned turned_stride share share_stride marks
-    marks_stride words out part part_bias first last width. At a target (`other` are sources, order 0) the marks
-    lie in the edges' order and share is its own row (stride 0); part[c] += share[c] relu(own + other) and
-    part_bias[c] += share[c] are the gradients of w and of the bias. `first`: `own` before columns moved it.
+    marks_stride words out part part_bias first last width. At a target (`other` are sources, order 0) the
+    marks lie in the edges' order and share is its own row (stride 0); part[c] += share[c] relu(own + other)
+    and part_bias[c] += share[c] are the gradients of w and of the bias. `first`: `own` at column 0.
     """
 
     def body(code: CodeGen, args: list[Any], count: Any) -> None:
@@ -324,8 +327,11 @@ def _back(float_bits: int, index_bits: int, is_target: bool) -> Any:
         scalar = code.scalar.as_pointer()
 
         def step(e: Any, totals: list[Any]) -> list[Any]:
-            if not is_target and code.lanes >= PREFETCH_LANES[float_bits]:
-                ask_ahead(code.of(1), place, e, last, [(marks, marks_stride)])
+            if code.lanes >= PREFETCH_LANES[float_bits]:
+                ask_ahead(code, index, e, last, [(other, other_stride)])
+                if not is_target:
+                    ask_ahead(code, index, e, last, [(share, share_stride)])
+                    ask_ahead(code.of(1), place, e, last, [(marks, marks_stride)])
             bits = b.add(marks, b.mul(place(e), marks_stride))
 
             def more() -> Any:
@@ -337,13 +343,13 @@ def _back(float_bits: int, index_bits: int, is_target: bool) -> Any:
                 def each(column: Any, total: Any) -> Any:
                     number = b.load(b.gep(given, [column]))
                     g = code.splat(number)
+                    row = code.load(b.add(turned, b.mul(column, turned_stride)), mask)
                     if is_target:
                         to = b.add(part, b.mul(column, turned_stride))
                         code.store(code.multiply_add(g, rectified, code.load(to, mask)), to, mask)
                         with b.if_then(is_first):
                             at = b.gep(b.inttoptr(part_bias, scalar), [column])
                             b.store(b.fadd(b.load(at), number), at)
-                    row = code.load(b.add(turned, b.mul(column, turned_stride)), mask)
                     return code.multiply_add(g, row, total)
 
                 through = _set_bits(code, bits, words, zero, each)
@@ -383,8 +389,8 @@ def targets(float_bits: int, index_bits: int) -> Any:
                 own = a.near + i * a.near_row
                 row(
                     own, a.far, a.far_row, a.indices, 0, start, end, a.turned, turned,
-                    a.share + i * a.share_row, 0, a.marks, a.marks_row, a.mark_words, a.out + i * a.out_row, part,
-                    part_bias, own, 0, a.inner,
+                    a.share + i * a.share_row, 0, a.marks, a.marks_row, a.mark_words,
+                    a.out + i * a.out_row, part, part_bias, own, a.last_edge, a.inner,
                 )  # fmt: skip
 
     return run
@@ -408,8 +414,8 @@ def sources(float_bits: int, index_bits: int) -> Any:
                 own = a.far + j * a.far_row
                 row(
                     own, a.near, a.near_row, a.indices, a.order, start, end, a.turned, a.turned_row, a.share,
-                    a.share_row, a.marks, a.marks_row, a.mark_words, a.out + j * a.out_row, 0, 0, own, a.last_edge,
-                    a.inner,
+                    a.share_row, a.marks, a.marks_row, a.mark_words, a.out + j * a.out_row, 0, 0, own,
+                    a.last_edge, a.inner,
                 )  # fmt: skip
 
     return run
