@@ -143,7 +143,6 @@ def _lanes(float_bits: int) -> tuple[int, ...]:
     return 2048 // float_bits, 1024 // float_bits, 512 // float_bits
 
 
-@functools.cache
 def forward(float_bits: int, index_bits: int, kind: str, mode: str) -> Any:
     """out[i] = sum of act(near[i] + far[j]) * value[j] + addend[i] + bias; slopes[i] with act'."""
     row = _forward_row(float_bits, index_bits, kind, mode)
@@ -157,7 +156,6 @@ def forward(float_bits: int, index_bits: int, kind: str, mode: str) -> Any:
     return FORWARD.row_kernel(index_bits, each)
 
 
-@functools.cache
 def sources(float_bits: int, index_bits: int, kind: str) -> Any:
     """Gradients seen from the sources, on the transpose: of far and, where there is one, of value."""
     row = _source_row(float_bits, index_bits, kind)
