@@ -104,11 +104,7 @@ def _merge_nodes(
 
 
 def cover_again(
-    hag: Hag,
-    graph: Graph,
-    inline: bool,
-    is_wide: bool = False,
-    deadline: float = float("inf"),
+    hag: Hag, graph: Graph, inline: bool, is_wide: bool = False, deadline: float = float("inf")
 ) -> Hag:
     """`hag` with every row covered by the fewest columns inside it; idempotent, so covers may overlap.
 

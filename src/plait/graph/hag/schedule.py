@@ -10,13 +10,7 @@ from numpy.typing import NDArray
 
 from plait.errors import InputError
 from plait.graph.hag.compiled import compiled
-from plait.graph.hag.tiles import (
-    Tiles,
-    cluster_tiles,
-    is_nearly_consecutive,
-    node_tiles,
-    usual_tile_nodes,
-)
+from plait.graph.hag.tiles import Tiles, cluster_tiles, is_nearly_consecutive, node_tiles, usual_tile_nodes
 
 if TYPE_CHECKING:
     from plait.graph.hag.hierarchy import Hag
