@@ -12,16 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from plait.cost.machine import MachineProfile, Rates
-from plait.ops.work import (
-    ChainRequest,
-    Matrix,
-    Request,
-    Uniform,
-    Work,
-    dense_flops,
-    row_flops,
-    sparse_flops,
-)
+from plait.ops.work import ChainRequest, Matrix, Request, Uniform, Work, dense_flops, row_flops, sparse_flops
 
 __all__ = ["Price", "Pricer", "uniform_matrix"]
 

@@ -8,6 +8,7 @@ the machine has, so one description serves AVX-512, AVX2 and NEON. Addresses tra
 
 from __future__ import annotations
 
+import math
 from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -274,6 +275,25 @@ class CodeGen:
     def multiply_add(self, a: Any, b: Any, c: Any) -> Any:
         """a*b + c, contracted to one instruction where the machine has it; NaN and infinity are kept."""
         return self.builder.fadd(self.builder.fmul(a, b, flags=("contract",)), c, flags=("contract",))
+
+    def exp(self, z: Any, degree: int) -> Any:
+        """e^z within +-87 (float64: +-708): 2^n times a Taylor polynomial of the rest, ln 2 / 2 at most."""
+        b, bits = self.builder, self.float_bits
+        magic, bias, shift = {32: (12582912.0, 127, 23), 64: (6755399441055744.0, 1023, 52)}[bits]
+        # ln 2 in two parts, the first with trailing zeros, so that n times it is exact
+        high = {32: 0.693359375, 64: 0.6931471803691238}[bits]
+        low = math.log(2) - high if bits == 32 else 1.9082149292705877e-10
+        whole = ir.VectorType(ir.IntType(bits), self.lanes)
+        shifted = self.multiply_add(z, self.constant(math.log2(math.e)), self.constant(magic))
+        n = b.fsub(shifted, self.constant(magic))
+        r = self.multiply_add(n, self.constant(-high), z)
+        r = self.multiply_add(n, self.constant(-low), r)
+        result = self.constant(1.0 / math.factorial(degree))
+        for k in range(degree - 1, -1, -1):
+            result = self.multiply_add(result, r, self.constant(1.0 / math.factorial(k)))
+        exponent = b.add(b.bitcast(shifted, whole), ir.Constant(whole, [bias] * self.lanes))
+        power = b.bitcast(b.shl(exponent, ir.Constant(whole, [shift] * self.lanes)), self.vector)
+        return b.fmul(result, power)
 
     def mask(self, count: Any) -> Any:
         """Lanes below `count`; None, which stands for no mask, for None."""

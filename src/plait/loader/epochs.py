@@ -306,13 +306,7 @@ class _Clock:
         seconds, rows = (now - then for now, then in zip(_fetched(cache), self._before, strict=True))
         whole = time.perf_counter() - self._begin
         return Seen(
-            self.batches,
-            whole,
-            self.stalled_seconds,
-            self.prepare_seconds,
-            seconds,
-            int(rows),
-            is_overlapped,
+            self.batches, whole, self.stalled_seconds, self.prepare_seconds, seconds, int(rows), is_overlapped
         )
 
 

@@ -178,10 +178,7 @@ def _never(binding: Binding, step: Step) -> None:
 
 
 def kernel(
-    operation: str,
-    device: str,
-    name: str = "plait",
-    refuses: Callable[[Binding, Step], str | None] = _never,
+    operation: str, device: str, name: str = "plait", refuses: Callable[[Binding, Step], str | None] = _never
 ) -> Callable[[Callable[[Binding, Step, bool], Bound]], Callable[[Binding, Step, bool], Bound]]:
     """Registers a kernel of an operation on a device, after the preferred ones."""
 

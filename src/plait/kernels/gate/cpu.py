@@ -10,41 +10,18 @@ kind: sigmoid (value gathered with far) or relu (no value: the message is the ga
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any
-
-from llvmlite import ir
 
 from plait.kernels.arguments import PATTERN, Arguments
 from plait.kernels.vector import CodeGen, load_index_ir, row_intrinsic
 
-__all__ = ["FORWARD", "SOURCES", "exponential", "forward", "sources"]
+__all__ = ["FORWARD", "SOURCES", "forward", "sources"]
 
 _EDGES = f"{PATTERN} last_edge width"
 FORWARD = Arguments(f"{_EDGES} near[] far[] value[] out[] slopes[] addend[] bias")
 SOURCES = Arguments(f"{_EDGES} own[] value[] near[] grad[] far_out[] value_out[]")
 
 _AHEAD = 8  # edges
-
-
-def exponential(code: CodeGen, z: Any) -> Any:
-    """e^z for z within +-87 (float64: +-708): 2^n times a Taylor polynomial of the rest, good to 2 ulp."""
-    b, bits = code.builder, code.float_bits
-    degree, magic, bias, shift = {32: (6, 12582912.0, 127, 23), 64: (13, 6755399441055744.0, 1023, 52)}[bits]
-    # ln 2 in two parts, the first with trailing zeros, so that n times it is exact
-    high = {32: 0.693359375, 64: 0.6931471803691238}[bits]
-    low = math.log(2) - high if bits == 32 else 1.9082149292705877e-10
-    whole = ir.VectorType(ir.IntType(bits), code.lanes)
-    shifted = code.multiply_add(z, code.constant(math.log2(math.e)), code.constant(magic))
-    n = b.fsub(shifted, code.constant(magic))
-    r = code.multiply_add(n, code.constant(-high), z)
-    r = code.multiply_add(n, code.constant(-low), r)
-    result = code.constant(1.0 / math.factorial(degree))
-    for k in range(degree - 1, -1, -1):
-        result = code.multiply_add(result, r, code.constant(1.0 / math.factorial(k)))
-    exponent = b.add(b.bitcast(shifted, whole), ir.Constant(whole, [bias] * code.lanes))
-    power = b.bitcast(b.shl(exponent, ir.Constant(whole, [shift] * code.lanes)), code.vector)
-    return b.fmul(result, power)
 
 
 def _gate(code: CodeGen, kind: str, z: Any) -> tuple[Any, Any]:
@@ -59,7 +36,7 @@ def _gate(code: CodeGen, kind: str, z: Any) -> tuple[Any, Any]:
     bounded = code.extremum(
         "max", code.extremum("min", b.fsub(zero, z), code.constant(edge)), code.constant(-edge)
     )
-    t = exponential(code, bounded)
+    t = code.exp(bounded, {32: 6, 64: 13}[code.float_bits])  # good to 2 ulp
     s = b.fdiv(one, b.fadd(one, t))
     return s, b.fmul(s, b.fmul(s, t))  # 1 - s = s t, without the cancellation
 
@@ -143,7 +120,6 @@ def _lanes(float_bits: int) -> tuple[int, ...]:
     return 2048 // float_bits, 1024 // float_bits, 512 // float_bits
 
 
-@functools.cache
 def forward(float_bits: int, index_bits: int, kind: str, mode: str) -> Any:
     """out[i] = sum of act(near[i] + far[j]) * value[j] + addend[i] + bias; slopes[i] with act'."""
     row = _forward_row(float_bits, index_bits, kind, mode)
@@ -157,7 +133,6 @@ def forward(float_bits: int, index_bits: int, kind: str, mode: str) -> Any:
     return FORWARD.row_kernel(index_bits, each)
 
 
-@functools.cache
 def sources(float_bits: int, index_bits: int, kind: str) -> Any:
     """Gradients seen from the sources, on the transpose: of far and, where there is one, of value."""
     row = _source_row(float_bits, index_bits, kind)

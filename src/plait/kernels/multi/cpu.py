@@ -126,7 +126,6 @@ def _lanes(float_bits: int) -> tuple[int, int]:
     return 1024 // float_bits, 512 // float_bits
 
 
-@functools.cache
 def forward(float_bits: int, index_bits: int, has_ties: bool) -> Any:
     """Every wanted aggregator of every row, and how many edges attain its extrema."""
     row = _forward_row(float_bits, index_bits, has_ties)
@@ -189,7 +188,6 @@ def _shares_tile(float_bits: int, lanes: int, has_spread: bool, has_ends: bool) 
     return tile_intrinsic(float_bits, 13, 0, body)
 
 
-@functools.cache
 def shares(float_bits: int, index_bits: int, has_spread: bool, has_ends: bool) -> Any:
     """Every target's gradients as rows side by side: a, b, max, its share, min, its share."""
     lanes = _lanes(float_bits)[0]
@@ -257,7 +255,6 @@ def _source_row(float_bits: int, index_bits: int, has_spread: bool, has_ends: bo
     return row_intrinsic(float_bits, 10, 0, moving, body, _lanes(float_bits))
 
 
-@functools.cache
 def sources(float_bits: int, index_bits: int, has_spread: bool, has_ends: bool) -> Any:
     """out[j] = sum over targets of a + b x[j] + the extrema's shares where x[j] attains them."""
     row = _source_row(float_bits, index_bits, has_spread, has_ends)

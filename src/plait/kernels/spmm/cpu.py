@@ -8,7 +8,6 @@ always summed by one thread in edge order, so the bits do not depend on the numb
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 from plait.kernels.arguments import PATTERN, Arguments
@@ -118,7 +117,6 @@ def _reduce_row(code: CodeGen, mode: str, unroll: int, start: Any, end: Any, fir
     return totals[0]
 
 
-@functools.cache
 def kernel(float_bits: int, index_bits: int, mode: str) -> Any:
     """The compiled kernel; mode is plain, edge, source, max or min."""
     row = sum_row(float_bits, index_bits, mode)
@@ -197,7 +195,6 @@ def _attained_row(float_bits: int, index_bits: int) -> Any:
     return row_intrinsic(float_bits, 12, 0, dict.fromkeys((0, 2, 4, 8, 9), float_bits), body)
 
 
-@functools.cache
 def extremum_kernel(float_bits: int, index_bits: int, mode: str) -> Any:
     """max or min and the number of edges that attain it."""
     row = _extremum_row(float_bits, index_bits, mode)
@@ -209,7 +206,6 @@ def extremum_kernel(float_bits: int, index_bits: int, mode: str) -> Any:
     return EXTREMUM.row_kernel(index_bits, each)
 
 
-@functools.cache
 def attained_kernel(float_bits: int, index_bits: int) -> Any:
     """The gradient of max and min on the transpose."""
     row = _attained_row(float_bits, index_bits)
@@ -247,7 +243,6 @@ def _dot_tile(float_bits: int, lanes: int) -> Any:
     return tile_intrinsic(float_bits, 5, 0, body)
 
 
-@functools.cache
 def weight_gradient_kernel(float_bits: int, index_bits: int) -> Any:
     """out[e] = grad[i] . x[j]."""
     lanes = 32 if float_bits == 32 else 16

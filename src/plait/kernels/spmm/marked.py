@@ -135,7 +135,6 @@ def _plus(parts: Parts, addend: Any, k: int, total: Any) -> Any:
     return parts.code.builder.fadd(total, parts.code.load(parts.at(addend, k), parts.mask))
 
 
-@functools.cache
 def mark_kernel(float_bits: int, index_bits: int, mode: str) -> Any:
     """max or min, how many edges attain it, and which."""
     row = _mark_row(float_bits, index_bits, mode)
@@ -147,7 +146,6 @@ def mark_kernel(float_bits: int, index_bits: int, mode: str) -> Any:
     return MARK.row_kernel(index_bits, each)
 
 
-@functools.cache
 def gather_kernel(float_bits: int, index_bits: int) -> Any:
     """The gradient of max and min on the transpose, by the marks."""
     row = _gather_row(float_bits, index_bits)
