@@ -6,10 +6,12 @@ import pytest
 import torch
 from torch import nn
 from torch_geometric.nn import (
+    CGConv,
     EdgeConv,
     GATConv,
     GATv2Conv,
     GCNConv,
+    GENConv,
     GINConv,
     GraphConv,
     PNAConv,
@@ -55,6 +57,25 @@ def test_relations_and_pairs_are_checked_too() -> None:
         plait.compile(SAGEConv((8, 6), 4), None)((torch.randn(10, 8), torch.randn(10, 5)), EDGES)
     with pytest.raises(InputError, match="x has 5 columns, the layer takes 6"):
         plait.compile(GATv2Conv((8, 6), 2), None)((torch.randn(10, 8), torch.randn(10, 5)), EDGES)
+
+
+@pytest.mark.parametrize("is_sorted", [True, False])
+@pytest.mark.parametrize("rows", [3, 5])
+@pytest.mark.parametrize(
+    "layer",
+    [
+        GENConv(8, 8, edge_dim=2),
+        CGConv(8, 2),
+        TransformerConv(8, 2, heads=2, edge_dim=2),
+        ResGatedGraphConv(8, 4, edge_dim=2),
+        PNAConv(8, 4, ["mean", "max"], ["identity"], torch.ones(4), edge_dim=2),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_every_edge_has_its_row_of_features(layer: nn.Module, rows: int, is_sorted: bool) -> None:
+    edges = EDGES[:, EDGES[1].argsort()] if is_sorted else EDGES
+    with pytest.raises(InputError, match=f"edge_attr: {rows} rows for 4 edges"):
+        plait.compile(layer, None)(torch.randn(10, 8), edges, torch.randn(rows, 2))
 
 
 def test_a_dense_product_reads_nothing_beyond_its_operands() -> None:

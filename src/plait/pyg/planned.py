@@ -81,16 +81,30 @@ def is_planned(layer: type[nn.Module]) -> bool:
 
 
 def _edges_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    """The edges and the third argument of a call, None where they are not there."""
-    edges = args[1] if len(args) > 1 else kwargs.get("edge_index")
-    return edges, args[2] if len(args) > 2 else kwargs.get("edge_weight")
+    """The edges and the argument behind them, None where they are not; FAConv has features before them."""
+    at = 2 if len(args) > 2 and _is_matrix(args[1]) else 1
+    edges = args[at] if len(args) > at else kwargs.get("edge_index")
+    return edges, args[at + 1] if len(args) > at + 1 else kwargs.get("edge_weight")
+
+
+def _is_matrix(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.layout is torch.strided and value.is_floating_point()
 
 
 def _set_aside(session: Session, name: str) -> None:
-    """Say that a layer runs in PyG because that is faster, or to find out whether it is."""
-    notes = session.aside.notes
-    if notes and name not in session.not_planned:
-        session.not_planned[name] = next(reversed(notes.values()))
+    """Say that a layer runs in PyG because that is faster."""
+    if session.not_planned.get(name) != session.aside.reason:
+        session.not_planned[name] = session.aside.reason
+        session.plans.pop(name, None)
+
+
+def _is_tried_again(module: Any, known: Layer | None) -> bool:
+    """Whether a layer may turn out slower than PyG on a small graph that comes back: with passes of its own.
+
+    Not with dropout inside, which draws other numbers than PyG's: a clock must not choose between the two.
+    """
+    draws = module.training and float(getattr(module, "dropout", 0.0) or 0.0) > 0.0
+    return known is None and not draws and layer_of(module) is not None
 
 
 def _hide_from_compiler(code: Any, with_callees: bool = False) -> None:
@@ -212,8 +226,7 @@ def _run(
         run = now.call.prepared
     if run is None:
         given = _edges_of(args, kwargs)[0]
-        if not runs_again() and session.aside.is_pygs_turn(seat.name, given):
-            _set_aside(session, seat.name)
+        if not runs_again() and session.aside.is_pygs_turn(seat.name, given, _is_tried_again(module, known)):
             note_in_pyg()
             return original(module, *args, **kwargs)
         if known is not None and key is not None:
