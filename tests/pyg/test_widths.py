@@ -81,3 +81,15 @@ def test_every_edge_has_its_row_of_features(layer: nn.Module, rows: int, is_sort
 def test_a_dense_product_reads_nothing_beyond_its_operands() -> None:
     with pytest.raises(InputError, match="x has 3 columns, w 4 rows"):
         gemm(torch.zeros(2, 3), torch.zeros(4, 5), torch.zeros(2, 5))
+
+
+@pytest.mark.parametrize("layer", [GCNConv(8, 4), GATConv(8, 4), GINConv(nn.Linear(8, 4))])
+def test_arguments_that_forward_does_not_take_are_refused_as_in_pyg(layer: nn.Module) -> None:
+    x, compiled = torch.randn(10, 8), plait.compile(layer, None)
+    for _ in range(2):  # before the layer's call is known, and after
+        for args, named in (((x, EDGES), {"edge_wieght": torch.ones(4)}), ((x, EDGES), {"x": x}),
+                            ((x, EDGES, None, None, None, None), {})):  # fmt: skip
+            for model in (layer, compiled):
+                with pytest.raises(TypeError):
+                    model(*args, **named)
+        compiled(x, EDGES)

@@ -327,6 +327,8 @@ def _prepared(
     """The call made ready to be planned, or why it runs in PyG; `known`: the layer as it was and still is."""
     kind = module.__class__.__name__
     names = _parameters(layer)  # type: ignore[arg-type]  # mypy takes a class of modules for unhashable
+    if len(args) > len(names) or not kwargs.keys() <= set(names[len(args) :]):
+        return f"{kind}: forward takes {', '.join(names)}; PyG says what is wrong"
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     x = given.get("x")
     fused = None if known is not None else layer_of(module)
