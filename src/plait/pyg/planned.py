@@ -202,7 +202,9 @@ def _here(
         if out is not None:
             return out
     if may_be_overwritten(seat, x, session.constant_input()):
-        rest, named = args[1:], {name: value for name, value in kwargs.items() if name != "x"}
+        rest, named = args[1:], kwargs
+        if not args:
+            named = {name: value for name, value in kwargs.items() if name != "x"}
         run = functools.partial(_run, layer, original, module, seats, seat, known)
         return copied(seat, x, lambda copy: run((copy, *rest), named))
     return _run(layer, original, module, seats, seat, known, args, kwargs)
