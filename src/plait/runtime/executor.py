@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -243,14 +244,25 @@ def _placed(program: Program, keep: tuple[str, ...]) -> Placed:
 
 
 class Compiled:
-    """A program as a list of calls on one graph."""
+    """A program as a list of calls on one graph.
+
+    It refers to its run weakly, as what it binds does: in a cycle the graphs that come once would wait for
+    the collector, and every step would be computed in memory that no cache holds.
+    """
 
     def __init__(self, program: Program, run: Run, placed: Placed, may_pool: bool = True):
-        self.run_of, self.program = run, program
+        self._run, self.program = weakref.ref(run), program
         binding = Binding(program, run, may_pool)
         self.calls = [(step.out, bind(binding, step, owns), dead) for step, owns, dead in placed]
         is_replayed = run.place.type == "cuda" and run.may_replay
         self._replayed = Replayed(self.run, capture) if is_replayed else None
+
+    @property
+    def run_of(self) -> Run:
+        """The run it is part of, which lasts as long as anyone carries it out."""
+        run = self._run()
+        assert run is not None
+        return run
 
     def run_on_gpu(self, env: Env) -> None:
         """The same, replayed if the values are at the same addresses as before."""
