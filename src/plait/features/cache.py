@@ -84,7 +84,7 @@ class Cache:
 
     Rows of ids where `local` is true are available in the source: they bypass the cache and are not counted.
     A source that raises is asked `retries` times more. Several threads may take; they are served one after
-    the other. What is taken within `lending()` serves later batches too, until `reclaim` hands it to its user.
+    the other. What is taken within `lending()` serves later batches too, until `reclaim` hands it over.
     """
 
     def __init__(

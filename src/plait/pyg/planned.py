@@ -99,7 +99,7 @@ def _set_aside(session: Session, name: str) -> None:
 
 
 def _is_tried_again(module: Any, known: Layer | None) -> bool:
-    """Whether a layer has passes of its own, which may be slower than PyG on a small graph that is seen again.
+    """Whether a layer has passes of its own, which may be slower than PyG on a small graph seen again.
 
     Not with dropout inside, which draws other numbers than PyG's: a clock must not choose between the two.
     """
