@@ -14,8 +14,9 @@ from plait.runtime.clock import DeviceClock, HostClock, clock_of, now
 class Played:
     """torch.cuda's part of it: every event lies so many milliseconds after the one before."""
 
-    def __init__(self, *gaps: float) -> None:
+    def __init__(self, *gaps: float, is_awake: bool = False) -> None:
         self.gaps, self.at, self.slept, self.waited = list(gaps), 0.0, 0, 0
+        self.is_awake = is_awake
 
     def _sleep(self, cycles: int) -> None:
         self.slept += cycles
@@ -33,6 +34,9 @@ class _Event:
         self.device.at += self.device.gaps.pop(0)
         self.at = self.device.at
 
+    def query(self) -> bool:
+        return self.device.is_awake
+
     def synchronize(self) -> None:
         self.device.waited += 1
 
@@ -47,6 +51,21 @@ def test_a_device_s_steps_are_timed_between_events_less_an_empty_pair() -> None:
     assert timed.seconds() == pytest.approx([1e-4, 5e-4, 0.0])  # below the events' resolution: nothing ran
     assert device.slept > 0
     assert device.waited == 1
+
+
+def test_a_device_that_was_awake_too_early_sleeps_longer_the_next_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(clock, "_ahead_seconds", [1e-4])
+    slept = []
+    for is_awake in (False, True, False):
+        device = Played(0, 0, 0, 0.1, is_awake=is_awake)
+        timed = DeviceClock(1, device)
+        timed.time(abs, -1)
+        timed.seconds()
+        slept.append(device.slept)
+    assert slept[1] == slept[0]
+    assert slept[2] == 2 * slept[0]
 
 
 def test_waiting_for_a_device_is_no_time_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -168,15 +168,16 @@ def _beyond(seconds: float, call: float) -> float:
     return max(seconds - call, 0.2 * seconds, 1e-7)
 
 
-def correction(found: Sequence[Sample]) -> dict[str, tuple[float, ...]]:
+def correction(found: Sequence[Sample], least: int = _LEAST_SAMPLES) -> dict[str, tuple[float, ...]]:
     """Coefficients for each kind of step where they help on graphs left out of the fit.
 
-    A line in fewer features is kept where it does better there: few graphs teach few coefficients.
+    A line in fewer features is kept where it does better there: few graphs teach few coefficients. Kinds with
+    fewer than `least` samples have none.
     """
     result = {}
     for kind in sorted({sample.kind for sample in found} - {VIEW}):
         own = [sample for sample in found if sample.kind == kind]
-        if len(own) < _LEAST_SAMPLES:
+        if len(own) < least:
             continue
         errors = {used: _held_out_error(own, used) for used in range(1, NUM_FEATURES + 1)}
         used = min(errors, key=errors.__getitem__)

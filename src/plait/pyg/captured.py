@@ -15,7 +15,6 @@ from plait.plan.padding import fitting, padded_sizes
 from plait.pyg.edges import attach_starts, starts_of
 from plait.runtime.capture import Replay, body_of, make_capturable, settings
 from plait.runtime.placed import BOUNDED_EDGES
-from plait.runtime.staging import Staging
 
 __all__ = ["TrainingStep", "training_step"]
 
@@ -261,7 +260,6 @@ class _Slot:
         self.batch.num_nodes = padded[0]
         self._starts: Tensor | None = None  # where the edges of each target begin
         self._used = room  # rows behind which the memory holds zeros: so far none
-        self._staging = Staging(device)
 
     def fill(
         self, batch: Any, size: tuple[int, int], starts: Tensor | None = None, is_other: bool = False
@@ -270,23 +268,11 @@ class _Slot:
 
         is_other: padding rows are not zero, to detect code that reads them.
         """
-        given = [batch[name].as_subclass(Tensor) for name, _, _ in self._parts]
-        values = self._on_device(given, starts)
-        for (name, kind, place), value in zip(self._parts, values, strict=False):
-            self._fill_part(name, kind, place, value, size, is_other)
+        for name, kind, place in self._parts:
+            self._fill_part(name, kind, place, batch[name], size, is_other)
         if starts is not None:
-            self._fill_starts(values[-1])
+            self._fill_starts(starts)
         self._used = dict(zip(("nodes", "edges"), self.padded if is_other else size, strict=True))
-
-    def _on_device(self, values: list[Tensor], starts: Tensor | None) -> list[Tensor]:
-        """The values, `starts` last, where the slot can copy them from without waiting."""
-        # numbers of this batch's own nodes fit 32 bits
-        narrow = [name == "edge_index" for name, _, _ in self._parts]
-        if starts is not None:
-            values, narrow = [*values, starts], [*narrow, False]
-        if any(value.device.type != "cpu" for value in values):
-            return values
-        return self._staging.move(values, narrow)
 
     def _fill_part(
         self, name: str, kind: _Kind, place: Tensor, value: Tensor, size: tuple[int, int], is_other: bool

@@ -11,8 +11,9 @@ import torch
 __all__ = ["DeviceClock", "HostClock", "StepClock", "clock_of", "now"]
 
 # The device is kept waiting this long per step, so that Python has issued all steps before the first one
-# runs. A step takes Python 20 to 60 microseconds on the slowest host seen.
-_AHEAD_SECONDS = 1e-4
+# runs; twice as long from then on whenever it was found awake too early.
+_ahead_seconds = [5e-4]
+_LONGEST_AHEAD_SECONDS = 2e-2
 _CYCLES_PER_SECOND = 2e9  # of current GPUs, within a third
 _RESOLUTION_SECONDS = 1e-6  # events are no finer: below it a step has launched nothing
 
@@ -64,7 +65,7 @@ class DeviceClock:
         self._cuda = cuda
         self._begun = time.perf_counter()
         self._pairs: list[tuple[Any, Any]] = []
-        cuda._sleep(int(steps * _AHEAD_SECONDS * _CYCLES_PER_SECOND))
+        cuda._sleep(int((1 + steps) * _ahead_seconds[0] * _CYCLES_PER_SECOND))
         self._nothing = self._pair()
         for event in self._nothing:
             event.record()
@@ -85,6 +86,8 @@ class DeviceClock:
         """The seconds of every call so far, less what lies between two events with nothing in between."""
         if not self._pairs:
             return []
+        if self._nothing[0].query():  # the device was awake before the last step was issued
+            _ahead_seconds[0] = min(2 * _ahead_seconds[0], _LONGEST_AHEAD_SECONDS)
         self._pairs[-1][1].synchronize()
         gap = _elapsed(*self._nothing)
         found = [_elapsed(*pair) - gap for pair in self._pairs]

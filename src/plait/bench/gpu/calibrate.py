@@ -86,7 +86,7 @@ def calibrate_gpu(tell: Progress, save: bool = True) -> MachineProfile:
     views = [sample.seen for sample in found if sample.kind == VIEW]
     profile = replace(
         profile,
-        correction=correction(found),
+        correction=correction(found, least=len(_TRAINED)),  # a layer of attention on each
         view_seconds=float(np.median(views)) if views else 0.0,
         measured={
             "by": "plait calibrate --device cuda",
