@@ -284,7 +284,11 @@ def test_bad_input_is_refused_with_the_next_step(given: dict[str, Any], message:
 
 @pytest.mark.parametrize(
     ("links", "message"),
-    [(None, "name one"), (("a", "b", "c"), "not an edge type"), ((WRITES, torch.tensor([[41], [0]])), "0 to 39")],
+    [
+        (None, "name one"),
+        (("a", "b", "c"), "not an edge type"),
+        ((WRITES, torch.tensor([[41], [0]])), "0 to 39"),
+    ],
 )
 def test_bad_links_are_refused(links: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
