@@ -2,9 +2,11 @@
 
     python benchmarks/strategies.py --data FOLDER --graphs cora,ego_twitter --models gcn,sage --ranks 2
 
-Processes talk over loopback, which is measured before every model; every process has one thread. A strategy's
-epoch is the median of some, the slowest process's. Bytes are those handed to torch.distributed for other
-processes.
+Processes talk over loopback, which is measured before every model; every process has one thread. The strategies
+of a model take turns in several rounds, so that a slow minute of a shared machine falls on all of them; each
+turn is the median of some epochs, the slowest process's, and a strategy's epoch is its fastest turn. Of the
+network the fastest measurement is taken for the same reason. Bytes are those handed to torch.distributed for
+other processes.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -92,61 +95,83 @@ def training(
     return step
 
 
+@dataclass
+class Turns:
+    """A strategy that takes its turn in every round: one turn's seconds, and what one epoch sends."""
+
+    turn: Callable[[], float]
+    sent: Callable[[], dict[str, Any]]
+    seconds: list[float] = field(default_factory=list)
+
+    def told(self) -> dict[str, Any]:
+        return {**self.sent(), "turns": self.seconds}
+
+
 def full_graph(
     make: Callable[[], nn.Module], data: Data, split: str, network: Network, part: Any, count: int
-) -> Any:
-    """One epoch of a full graph over ranks, every layer split so where it can be."""
+) -> Turns:
+    """A full graph over ranks, every layer split so where it can be."""
     over = plait.shard(make(), data, part, network=network, split=split)
     share = over.data
     step = training(
         over.module, lambda: over(share.x, share.edge_index),
         lambda out: over.loss(functional.cross_entropy, out, share.y),
     )  # fmt: skip
-    seconds = timed(step, count, dist.barrier)
-    before, reduced = over.counters.bytes_out, over.counters.reduced_bytes
-    step()
-    sent = over.counters.bytes_out - before
-    weights = over.counters.reduced_bytes - reduced
-    said = sum(c.seconds[c.travels] for c in over.plan.choices.values())
-    return {"seconds": seconds, "bytes": sent, "reduced": weights, "shard_plan_seconds": said}
+
+    def sent() -> dict[str, Any]:
+        before, reduced = over.counters.bytes_out, over.counters.reduced_bytes
+        step()
+        return {
+            "bytes": over.counters.bytes_out - before,
+            "reduced": over.counters.reduced_bytes - reduced,
+            "shard_plan_seconds": sum(c.seconds[c.travels] for c in over.plan.choices.values()),
+        }
+
+    return Turns(lambda: timed(step, count, dist.barrier), sent)
 
 
-def alone(make: Callable[[], nn.Module], data: Data, count: int) -> dict[str, float]:
-    """One epoch of one process, while the others wait."""
+def alone(make: Callable[[], nn.Module], data: Data, count: int, is_asked: bool = True) -> Turns:
+    """One process; `is_asked`: this one, else it waits."""
     model = plait.compile(make(), data)
     step = training(
         model, lambda: model(data.x, data.edge_index), lambda out: functional.cross_entropy(out, data.y)
     )
-    return {"seconds": timed(step, count, lambda: None), "bytes": 0, "reduced": 0}
+
+    def turn() -> float:
+        dist.barrier()
+        seconds = timed(step, count, lambda: None) if is_asked else 0.0
+        dist.barrier()
+        return seconds
+
+    return Turns(turn, lambda: {"bytes": 0, "reduced": 0})
 
 
-def mini_batches(make: Callable[[], nn.Module], folder: Path, epochs: int) -> dict[str, float]:
-    """An epoch of sampled batches, features partitioned, nothing cached and nothing fetched ahead twice."""
-    with init(folder) as session:
-        loader = NeighborLoader(
-            session, list(FANOUTS), "train", BATCH, shuffle=True, seed=0, prefetch=0, coalesce=1
-        )
-        trainer = Trainer(session, make(), loader)
-        reports = [trainer.epoch() for _ in range(epochs + 3)][3:]
-        weights = 4 * sum(p.numel() for p in trainer.model.parameters()) * len(loader)
-        return {
-            "seconds": statistics.median(r.seconds for r in reports),
-            "bytes": statistics.mean(r.bytes_out for r in reports),
-            "reduced": weights,
-            "parts": {
+def mini_batches(make: Callable[[], nn.Module], folder: Path, epochs: int) -> Turns:
+    """Sampled batches, features partitioned, nothing cached and nothing fetched ahead twice."""
+    found: dict[str, Any] = {}
+
+    def turn() -> float:
+        with init(folder) as session:
+            loader = NeighborLoader(
+                session, list(FANOUTS), "train", BATCH, shuffle=True, seed=0, prefetch=0, coalesce=1
+            )
+            trainer = Trainer(session, make(), loader)
+            reports = [trainer.epoch() for _ in range(epochs + 3)][3:]
+            found["bytes"] = statistics.mean(r.bytes_out for r in reports)
+            found["reduced"] = 4 * sum(p.numel() for p in trainer.model.parameters()) * len(loader)
+            found["parts"] = {
                 name: statistics.median(getattr(r, name) for r in reports)
                 for name in ("steps", "sampling", "look_up", "exchange", "stall", "compute", "all_reduce")
-            },
-        }
+            }
+            return statistics.median(r.seconds for r in reports)
+
+    return Turns(turn, lambda: found)
 
 
-def between_ranks(times: int = 4) -> Network:
-    """The network as it is now: on a machine that is shared, latencies double from one minute to the next."""
+def between_ranks(times: int = 6) -> Network:
+    """The network as it is where nothing disturbs it: latencies of a shared machine double for minutes."""
     found = [measure_network() for _ in range(times)]
-    rate, latency = (
-        statistics.mean(getattr(one, name) for one in found) for name in ("bytes_per_s", "latency")
-    )
-    return Network("measured", rate, latency)
+    return Network("measured", max(n.bytes_per_s for n in found), min(n.latency for n in found))
 
 
 def work(rank: int, ranks: int, port: int, asked: dict[str, Any], folder: str) -> None:
@@ -154,7 +179,7 @@ def work(rank: int, ranks: int, port: int, asked: dict[str, Any], folder: str) -
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(ranks))
     torch.set_num_threads(1)
     join(300.0, "lo")
-    sharing, found = measure_sharing(), []
+    sharing, found = statistics.median(measure_sharing() for _ in range(5)), []
     for graph in asked["graphs"]:
         data = load(Path(asked["data"]), graph, asked["width"])
         part = metis(plait.Graph.from_edge_index(*data.edge_index.numpy(), num_nodes=data.num_nodes), ranks)
@@ -164,19 +189,21 @@ def work(rank: int, ranks: int, port: int, asked: dict[str, Any], folder: str) -
         dist.barrier()
         for name in asked["models"]:
             make = lambda name=name: MODELS[name](asked["width"], asked["hidden"], CLASSES)  # noqa: E731
-            runs: dict[str, Any] = {}
-            network = between_ranks()
-            for strategy, split in SPLITS.items():
-                if name != "gat" or split == "nodes":
-                    runs[strategy] = full_graph(make, data, split, network, part, asked["count"])
-            runs["all at once"] = alone(make, data, asked["count"])  # one worker each: what sharing costs
-            dist.barrier()
-            if rank == 0:
-                runs["one worker"] = alone(make, data, asked["count"])
-            dist.barrier()
-            runs[MINI_BATCH] = mini_batches(make, parts, 8)
+            network, count = between_ranks(), asked["count"]
+            runs = {
+                strategy: full_graph(make, data, split, network, part, count)
+                for strategy, split in SPLITS.items()
+                if name != "gat" or split == "nodes"
+            }
+            runs["all at once"] = alone(make, data, count)  # one worker each: what sharing costs
+            runs["one worker"] = alone(make, data, count, rank == 0)
+            runs[MINI_BATCH] = mini_batches(make, parts, count)
+            for _ in range(asked["rounds"]):
+                for run in runs.values():
+                    run.seconds.append(run.turn())
             linked = [network.bytes_per_s, network.latency]
-            found.append({"graph": graph, "model": name, "network": linked, "runs": runs})
+            told = {strategy: run.told() for strategy, run in runs.items()}
+            found.append({"graph": graph, "model": name, "network": linked, "runs": told})
     said = {
         "rank": rank,
         "sharing": sharing,
@@ -224,6 +251,17 @@ def line(row: dict[str, Any]) -> str:
     return text + "".join(f" {name} {value:.4f}" for name, value in parts.items())
 
 
+def ranking(rows: list[dict[str, Any]]) -> str:
+    """The order of the strategies of one model, as predicted and as measured."""
+    known = [row for row in rows if row["predicted_seconds"]]
+    said, seen = (
+        [row["strategy"] for row in sorted(known, key=lambda row: row[key])]
+        for key in ("predicted_seconds", "seconds")
+    )
+    order = "right" if said == seen else f"wrong, measured {' < '.join(seen)}"
+    return f"{rows[0]['graph']} {rows[0]['model']}: {' < '.join(said)}: {order}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--data", required=True, help="folder of graphs as npz files")
@@ -232,7 +270,8 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--hidden", type=int, default=64)
-    parser.add_argument("--count", type=int, default=7, help="epochs timed")
+    parser.add_argument("--count", type=int, default=7, help="epochs of a turn")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of every strategy")
     parser.add_argument("--output", type=Path, help="a JSON record")
     args = parser.parse_args()
     asked = {**vars(args), "graphs": args.graphs.split(","), "models": args.models.split(","), "output": None}
@@ -251,12 +290,13 @@ def main() -> None:
         told = predicted(entry["graph"], entry["model"], asked, network, said[0]["sharing"])
         for strategy, run in entry["runs"].items():
             ranks = [one["found"][number]["runs"].get(strategy, run) for one in said]
-            seconds = max(one["seconds"] for one in ranks)
+            turns = [max(turn) for turn in zip(*(one["turns"] for one in ranks), strict=True)]
             sent = sum(one["bytes"] for one in ranks) if strategy != "one worker" else 0
             sent += 2 * (args.ranks - 1) * run["reduced"]
             base = told.get(strategy)
             rows.append({
-                "graph": entry["graph"], "model": entry["model"], "strategy": strategy, "seconds": seconds,
+                "graph": entry["graph"], "model": entry["model"], "strategy": strategy,
+                "seconds": min(turns), "turns": turns,
                 "predicted_seconds": base and base["seconds_per_epoch"], "bytes": sent,
                 "predicted_bytes": base and base["bytes_per_epoch"],
                 "shard_plan_seconds": run.get("shard_plan_seconds"), "parts": run.get("parts"),
@@ -265,6 +305,10 @@ def main() -> None:
     print("ratios are predicted over measured")
     for row in rows:
         print(line(row))
+    for entry in said[0]["found"]:
+        print(
+            ranking([row for row in rows if (row["graph"], row["model"]) == (entry["graph"], entry["model"])])
+        )
     if args.output:
         asked = {key: value for key, value in asked.items() if key not in ("data", "output")}
         record = {"sharing": said[0]["sharing"], "asked": asked, "rows": rows}

@@ -82,8 +82,6 @@ ELSEWHERE = {
     "ops/linear.py": "analysis/test_work.py",
     "ops/program.py": "plan/test_program.py",
     # the second column of the table, held against PyG as a whole
-    "kernels/messages/gpu.py": "kernels/test_gpu_messages.py",
-    "kernels/messages/reference.py": "kernels/test_gpu_messages.py",
     "runtime/cuda_messages.py": "parity/test_families.py",
     "runtime/cuda_orders.py": "parity/test_families.py",
     "runtime/cuda_pieces.py": "parity/test_families.py",

@@ -5,7 +5,8 @@ Keeping it saves one fetch, whichever row it is, so the most fetches are saved b
 which no more than the slots overlap. Dropping the interval that ends last whenever there are too many is
 optimal (Belady's rule; for intervals Faigle and Nawijn's), and only the ends of intervals matter for it.
 
-Rows on their way serve all batches that are being prepared together, without occupying a slot.
+Rows of batches in preparation, on their way or made and waiting for their use, serve later ones at no slot's
+cost: a slot is needed from the moment that the batch is used.
 """
 
 from __future__ import annotations
@@ -73,10 +74,14 @@ def fewest_rows(batches: Sequence[Array], slots: int, ahead: int = 0) -> Array:
     count = len(batches)
     ends = np.zeros(count, np.int64)  # how many of the kept rows are needed next by each batch
     fetched = np.array([rows.size for rows in batches])
-    for number, wanted in enumerate(next_batches(batches)):
+    upcoming = next_batches(batches)
+    for number in range(count):
         fetched[number] -= ends[number]
         ends[number] = 0
-        ends += np.bincount(wanted[(wanted > number + ahead) & (wanted < count)], minlength=count)
+        if number < ahead:
+            continue  # no batch is used yet
+        wanted = upcoming[number - ahead]
+        ends += np.bincount(wanted[(wanted > number) & (wanted < count)], minlength=count)
         over = int(ends.sum()) - slots
         for last in range(count - 1, number, -1):
             if over <= 0:
@@ -84,8 +89,9 @@ def fewest_rows(batches: Sequence[Array], slots: int, ahead: int = 0) -> Array:
             dropped = min(over, int(ends[last]))
             ends[last] -= dropped
             over -= dropped
-        soon = wanted[wanted <= number + ahead]
-        fetched -= np.bincount(soon, minlength=count)[:count]
+    for number, wanted in enumerate(upcoming):
+        soon = wanted[wanted <= min(number + ahead, count - 1)]
+        fetched -= np.bincount(soon, minlength=count)
     return fetched
 
 

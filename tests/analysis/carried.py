@@ -194,7 +194,7 @@ def _join(step: Step, o: _Operands) -> dict[str, Array]:
     return {step.out: o.tally.array(np.concatenate([o(name) for _, name in step.reads], axis=1))}
 
 
-# Attention (kind "gat") -------------------------------------------------------------------------------------
+# Attention (kind "gat"; forward also "dot") ----------------------------------------------------------------
 
 
 def _leaky(total: Array, slope: float, o: _Operands) -> Array:
@@ -231,7 +231,22 @@ class _Edges:
         return [(i, cut, indices[cut]) for i, cut in enumerate(cuts)]
 
 
+def _attend_dot(step: Step, o: _Operands) -> dict[str, Array]:
+    assert step.option("heads") == 1
+    near, far, value = (o(step[role]) for role in ("near", "far", "value"))
+    out = o.zeros(len(near), value.shape[1])
+    for i, _, sources in _by_row(o):
+        if len(sources):
+            scores = np.add.reduce(near[i] * far[sources], axis=1).reshape(-1, 1)
+            powers = np.exp(scores - np.maximum.reduce(scores, axis=0))
+            inverse = np.float32(1) / np.add.reduce(powers, axis=0)
+            out[i] = np.add.reduce(powers * value[sources], axis=0) * inverse
+    return {step.out: _joined(step, out, o)}
+
+
 def _attend(step: Step, o: _Operands) -> dict[str, Array]:
+    if step.option("kind") == "dot":
+        return _attend_dot(step, o)
     e = _Edges(step, o)
     out = o.zeros(e.pattern.num_rows, e.heads, e.value.shape[2])
     for i, _, sources in e.rows():
@@ -301,6 +316,56 @@ def _attend_targets(step: Step, o: _Operands) -> dict[str, Array]:
     return {step.out: out}
 
 
+# Single passes over edges -----------------------------------------------------------------------------------
+
+
+def _by_row(o: _Operands) -> list[tuple[int, slice, Array]]:
+    pattern = o.binding.orders.pattern
+    cuts = [slice(int(a), int(b)) for a, b in zip(pattern.indptr[:-1], pattern.indptr[1:], strict=True)]
+    return [(i, cut, pattern.indices[cut]) for i, cut in enumerate(cuts)]
+
+
+def _edge_dots(step: Step, o: _Operands) -> dict[str, Array]:
+    near, far = o(step["near"]), o(step["far"])
+    out = o.zeros(o.binding.orders.pattern.num_edges, 1)
+    for i, cut, sources in _by_row(o):
+        out[cut, 0] = np.add.reduce(near[i] * far[sources], axis=1)
+    return {step.out: out}
+
+
+def _edge_sums(step: Step, o: _Operands) -> dict[str, Array]:
+    weight, far = o(step["weight"])[:, :1], o(step["far"])
+    out = o.zeros(o.binding.orders.pattern.num_rows, far.shape[1])
+    for i, cut, sources in _by_row(o):
+        out[i] = np.add.reduce(weight[cut] * far[sources], axis=0)
+    return {step.out: out}
+
+
+def _gate(step: Step, o: _Operands) -> dict[str, Array]:
+    near, far = o(step["near"]), o(step["far"])
+    out = o.zeros(*near.shape)
+    for i, _, sources in _by_row(o):
+        total = near[i] + far[sources]
+        if step.option("act", "sigmoid") == "relu":
+            messages = np.maximum(total, np.float32(0))
+        else:
+            messages = np.float32(1) / (np.float32(1) + np.exp(-total)) * o(step["value"])[sources]
+        out[i] = np.add.reduce(messages, axis=0)
+    return {step.out: _joined(step, out, o)}
+
+
+def _extremum(step: Step, o: _Operands) -> dict[str, Array]:
+    assert step.reduce == "max"
+    pattern, _ = o.binding.matrix(step).operands(step.is_transposed)
+    x = o(step["x"])
+    out = o.zeros(pattern.num_rows, x.shape[1])
+    for i in range(pattern.num_rows):
+        near = pattern.indices[pattern.indptr[i] : pattern.indptr[i + 1]]
+        if len(near):
+            out[i] = np.maximum.reduce(x[near], axis=0)
+    return {step.out: out}
+
+
 _LOOPS: dict[str, Callable[[Step, _Operands], dict[str, Array]]] = {
     "spmm": _spmm,
     "gemm": _gemm,
@@ -312,6 +377,10 @@ _LOOPS: dict[str, Callable[[Step, _Operands], dict[str, Array]]] = {
     "colsum": _colsum,
     "columns": _columns,
     "join": _join,
+    "edge_dots": _edge_dots,
+    "edge_sums": _edge_sums,
+    "gate": _gate,
+    "extremum": _extremum,
     "attend": _attend,
     "attend_dots": _attend_dots,
     "attend_again": _attend_again,

@@ -8,7 +8,7 @@ import pytest
 
 from plait.analysis.layers import layers_of
 from plait.analysis.models import NAMES, layers_by_name
-from plait.analysis.published import find
+from plait.analysis.published import LOCAL, find
 from plait.analysis.statistics import Statistics
 from plait.cost.machine import default_profile
 from plait.errors import InputError
@@ -50,11 +50,23 @@ def test_planned_layers_are_near_their_executed_formula(model: str, row: str, al
 
 
 def test_formulas_of_fused_layers_evaluate_to_their_counts() -> None:
-    for model in ("gat", "gatv2", "transformer", "g-gcn"):
-        for layer in layers_by_name(model, (32, 16, 8), SMALL, MACHINE):
-            for phase in layer.phases.values():
-                assert phase.formulas["flops"](**phase.values) == phase.flops
-                assert phase.is_exact == (model == "gat")  # the others are held to no counted run
+    for model in ("gat", "vanilla-attention", "gatv2", "transformer", "g-gcn", "agnn", "monet", "edgeconv-5"):
+        for layer in layers_by_name(model, (32, 16, 8), SMALL, MACHINE)[1:]:
+            for name, phase in layer.phases.items():
+                assert phase.formulas["flops"](**phase.values) == phase.flops, model
+                assert phase.formulas["depth"](**phase.values) == phase.depth, model
+                is_checked = model in ("gat", "vanilla-attention", "monet")
+                is_checked |= model in ("g-gcn", "edgeconv-5") and name == "forward"
+                assert phase.is_exact == is_checked, model  # the others are held to no counted run
+
+
+@pytest.mark.parametrize("model", ["vanilla-attention", "agnn", "monet", "g-gcn", "edgeconv-5"])
+def test_models_only_the_paper_has_are_counted_as_their_rows_are(model: str) -> None:
+    layer = layers_by_name(model, (64, 64, 64), SMALL, MACHINE)[1]
+    row = next(row for row in LOCAL if row.model.lower().replace(" ", "-") == model)
+    values = {"n": SMALL.nodes, "m": SMALL.edges, "d": layer.forward.values["d"], "k": 64, "L": 1}
+    assert layer.forward.flops == row.executed_work(**values)
+    assert layer.forward.depth == row.executed_depth(**values)
 
 
 @pytest.mark.parametrize("degrees", ["powerlaw", "poisson", "regular"])

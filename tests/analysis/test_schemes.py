@@ -1,19 +1,28 @@
-"""analysis/schemes.py: epochs of training schemes on graphs where they can be counted by hand."""
+"""analysis/schemes.py: epochs of training schemes counted by hand, and by running what they draw."""
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
+import torch
+from torch import nn
+from torch_geometric.nn import GraphConv
 
+import plait
 from plait.analysis.cut import edge_cut, expected_edge_cut
 from plait.analysis.growth import grow
 from plait.analysis.models import layers_by_name
 from plait.analysis.published import SCHEMES
-from plait.analysis.schemes import Scheme, schemes_of
+from plait.analysis.schemes import Scheme, drawn_rows, edges_between, schemes_of, walked
 from plait.analysis.statistics import Statistics
 from plait.cost.machine import default_profile
 from plait.graph import Graph
+from plait.pyg.probe import Probe
 from tests.analysis.test_growth import random_graph
+from tests.analysis.test_training_steps import Counts
+from tests.analysis.test_training_steps import counts as counts
 
 MACHINE = default_profile()
 
@@ -75,3 +84,73 @@ def test_walks_on_a_ring_visit_chains() -> None:
     graph = Graph.from_edge_index(np.arange(nodes), (np.arange(nodes) + 1) % nodes, num_nodes=nodes)
     note = found(Statistics.of(graph), 10)["GraphSAINT"].note
     assert "visit 30 nodes with 20 edges" in note
+
+
+# What is drawn, run -----------------------------------------------------------------------------------------
+
+WIDTH = 16
+
+
+class Layers(nn.Module):
+    """Sums of neighbours' rows times a weight, layer by layer, each on the edges drawn for it."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(GraphConv(WIDTH, WIDTH, bias=False) for _ in range(count))
+
+    def forward(self, x: torch.Tensor, blocks: list[tuple[torch.Tensor, int]]) -> torch.Tensor:
+        for conv, (edges, rows) in zip(self.convs, blocks, strict=True):
+            x = conv((x, None), edges, size=(x.shape[0], rows))
+        return x
+
+
+def _block(graph: Graph, sources: np.ndarray, targets: np.ndarray) -> tuple[torch.Tensor, int]:
+    """The edges between two sets of nodes, both numbered from 0, and how many targets there are."""
+    chosen = edges_between(graph, sources, targets)
+    place = [np.cumsum(mask) - 1 for mask in (sources, targets)]
+    ends = (place[0][graph.indices[chosen]], place[1][graph.edge_rows()[chosen]])
+    return torch.from_numpy(np.stack(ends).astype(np.int64)), int(targets.sum())
+
+
+def _executed(blocks: list[tuple[torch.Tensor, int]], rows: int, counts: Counts) -> int:
+    """Operations of a training step on these blocks, carried out by loops that count.
+
+    Of equal prices the planner takes any: here the association whose gradients need no second pass.
+    """
+    model, x = plait.compile(Layers(len(blocks)), forms=("csr",)), torch.randn(rows, WIDTH)
+    found = []
+
+    def step() -> None:
+        counts.flops.clear()
+        model(x, blocks).sum().backward()
+        found.append(sum(counts.flops.values()))
+
+    for rank in range(6):
+        Probe(model).take(rank, step)
+    return min(found)
+
+
+def test_vertices_drawn_by_layer_are_trained_on_as_counted(counts: Counts) -> None:
+    graph, rng = random_graph(300, 4000), np.random.default_rng(0)
+    sets = [drawn_rows(300, 60, rng) for _ in range(3)]
+    blocks = [_block(graph, *pair) for pair in itertools.pairwise(sets)]
+    scheme = found(Statistics.of(graph), 60)["FastGCN"]
+    assert scheme.work == pytest.approx(scheme.steps * _executed(blocks, 60, counts))
+
+
+def test_walked_subgraphs_are_trained_on_as_counted(counts: Counts) -> None:
+    graph = random_graph(300, 4000)
+    seen = walked(graph, 40, np.random.default_rng(0))
+    blocks = [_block(graph, seen, seen)] * 2
+    scheme = found(Statistics.of(graph), 40)["GraphSAINT"]
+    assert scheme.work == pytest.approx(scheme.steps * _executed(blocks, int(seen.sum()), counts))
+
+
+def test_clusters_are_trained_on_as_counted(counts: Counts) -> None:
+    """The sums of features inside a cluster are made once, not in every epoch."""
+    graph, flops = random_graph(300, 4000), 0
+    for part in range(4):
+        own = np.arange(300) % 4 == part
+        edges, rows = _block(graph, own, own)
+        flops += _executed([(edges, rows)] * 2, rows, counts) - edges.shape[1] * WIDTH
+    assert found(Statistics.of(graph))["Cluster-GCN"].work == pytest.approx(flops)

@@ -152,14 +152,16 @@ def test_a_killed_bed_is_cleaned_up_by_the_next(tmp_path: Path) -> None:
     assert not any(line.startswith("sleep 998877") for line in io.StringIO(left))
 
 
-def _fewest_by_trying(batches: list[Any], slots: int) -> int:
+def _fewest_by_trying(batches: list[Any], slots: int, ahead: int = 0) -> int:
     """The fewest rows fetched, over everything that can be kept after every batch."""
     states: dict[frozenset[int], int] = {frozenset(): 0}
-    for rows in batches:
-        wanted, after = frozenset(rows.tolist()), {}
+    sets = [frozenset(rows.tolist()) for rows in batches]
+    for number, wanted in enumerate(sets):
+        free: frozenset[int] = frozenset().union(*sets[max(0, number - ahead) : number])
+        after: dict[frozenset[int], int] = {}
         for kept, fetched in states.items():
-            now = fetched + len(wanted - kept)
-            here = sorted(kept | wanted)
+            now = fetched + len(wanted - kept - free)
+            here = sorted(kept | wanted | free)
             for chosen in itertools.combinations(here, min(slots, len(here))):
                 state = frozenset(chosen)
                 after[state] = min(now, after.get(state, now))
@@ -175,6 +177,8 @@ def test_the_bound_is_the_best_of_all_ways_to_keep_rows(seed: int) -> None:
         expected = _fewest_by_trying(batches, slots)
         assert fewest_rows(batches, slots).sum() == expected
         assert simulate(batches, slots, "belady").remote_rows == expected
+        for ahead in (1, 2):
+            assert fewest_rows(batches, slots, ahead).sum() == _fewest_by_trying(batches, slots, ahead)
     assert fewest_rows(batches, 0).sum() == sum(rows.size for rows in batches)
 
 

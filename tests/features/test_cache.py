@@ -302,3 +302,95 @@ def test_processes_that_share_a_cache_round_alike() -> None:
     assert again.precision == "bfloat16"
     again.close()
     cache.close()
+
+
+class Counting:
+    """Rows of an array, and how many of them were asked for."""
+
+    def __init__(self, rows: Any) -> None:
+        self.rows, self.num_rows, self.asked = rows, rows.shape[0], 0
+
+    def take(self, ids: Any) -> Any:
+        self.asked += ids.size
+        return self.rows[ids]
+
+
+def _pipeline(cache: Cache, rows: Any, batches: list[Any], ahead: int) -> None:
+    """Takes batches while `ahead` others wait; what is handed out is written to."""
+    made: list[tuple[Any, Any]] = []
+    for number in range(len(batches) + ahead):
+        if number < len(batches):
+            with cache.lending() as lent:
+                made.append((cache.take(batches[number]), lent))
+            assert np.array_equal(made[-1][0], rows[batches[number]])
+        if number >= ahead:
+            out, lent = made[number - ahead]
+            cache.reclaim(lent)
+            out[:] = np.nan
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2, 4])
+def test_batches_that_wait_lend_their_rows_and_take_no_slots(ahead: int) -> None:
+    """As few rows as any policy can: kept when their batch is used, for those that need them soonest."""
+    rows, batches = table(), trace(60)
+    source: Any = Counting(rows)
+    cache = Cache(source, 9, window=len(batches))
+    for ids in batches:
+        cache.reveal(ids)
+    _pipeline(cache, rows, batches, ahead)
+    assert cache.counters.hits + source.asked == cache.counters.requests
+    assert source.asked == _fewest(batches, 9, ahead)
+    assert cache.known == 0
+
+
+def _fewest(batches: list[Any], slots: int, ahead: int) -> int:
+    """Rows fetched by one who keeps, of all that is at hand, what is needed soonest after its batch left."""
+    sets = [set(ids.tolist()) for ids in batches]
+    kept: set[int] = set()
+    fetched = 0
+
+    def next_use(row: int, number: int) -> int:
+        return next((k for k in range(number + 1, len(sets)) if row in sets[k]), len(sets))
+
+    for number, wanted in enumerate(sets):
+        free: set[int] = set().union(*sets[max(0, number - ahead) : number])
+        fetched += len(wanted - kept - free)
+        if number >= ahead:
+            lent: set[int] = set().union(*sets[number - ahead + 1 : number + 1])
+            here = sorted((kept | sets[number - ahead]) - lent, key=lambda row: next_use(row, number))
+            kept = set(here[:slots])
+    return fetched
+
+
+@pytest.mark.parametrize("policy", ["auto", "lru", "presample", "none"])
+def test_lending_changes_no_row_whatever_comes_between(policy: str) -> None:
+    rows, batches = table(), trace(40)
+    cache = Cache(rows, 9 if policy != "none" else 0, policy, scores=np.arange(NUM_ROWS))
+    for number, ids in enumerate(batches):
+        cache.reveal(ids if number % 7 else batches[0])  # some are not what was announced
+    repeated = [np.concatenate((ids, ids[::2])) for ids in batches]
+    _pipeline(cache, rows, repeated, 3)
+    with cache.lending() as lent:
+        first = cache.take(repeated[0])
+    cache.withdraw()
+    first[:] = np.nan
+    cache.reclaim(lent)  # waits no more: nothing of it is kept
+    cache.forget()
+    _pipeline(cache, rows, batches, 2)
+    cache.clear()
+    _pipeline(cache, rows, batches[:3], 1)
+
+
+def test_what_is_taken_outside_is_not_lent() -> None:
+    rows = table()
+    source: Any = Counting(rows)
+    cache = Cache(source, 2, window=4)
+    for ids in ([1, 2, 3], [3, 4], [1, 3]):
+        cache.reveal(np.array(ids))
+    with cache.lending() as lent:
+        cache.take(np.array([1, 2, 3]))
+    assert cache.missing(np.array([1, 4])).tolist() == [4]
+    outside = cache.take(np.array([5, 6]))  # nobody announced it: what waited is forgotten
+    outside[:] = np.nan
+    cache.reclaim(lent)
+    assert np.array_equal(cache.take(np.array([5, 6, 1])), rows[[5, 6, 1]])

@@ -74,6 +74,7 @@ def assert_equal(
     edge: bool = False,
     dropout: Dropout | None = None,
     is_kept: bool = False,
+    has_bias: bool = False,
     tiles: gpu.AttentionTiles | None = TINY,
     tolerance: float = 1e-10,
     seed: int = 0,
@@ -104,7 +105,9 @@ def assert_equal(
     )  # fmt: skip
     sums = torch.float64 if dtype == torch.float64 else torch.float32
     out, statistics = empty(graph.num_nodes, heads * columns), empty(graph.num_nodes, 2, heads, of=sums)
-    gpu.attend(rows, scores, value, out, statistics, heads, tiles=tiles)
+    added = np.random.default_rng(5).standard_normal((1, heads, columns)) if has_bias else None
+    bias = None if added is None else place(added).flatten()
+    gpu.attend(rows, scores, value, out, statistics, heads, tiles=tiles, bias=bias)
     got = {"near": empty(*scores.near.shape), "value": empty(*value.shape)}  # type: ignore[union-attr]
     got["far"] = empty(*scores.far.shape)
     kept = empty(graph.num_edges, 2, heads, of=sums) if is_kept else None
@@ -112,7 +115,7 @@ def assert_equal(
     grad = place(arrays["grad"])
     att = gpu.attend_targets(
         rows, scores, value, out, grad, statistics, got["near"], heads,
-        edge_grad=got["edge"] if edge else None, kept=kept, tiles=tiles,
+        bias=bias, edge_grad=got["edge"] if edge else None, kept=kept, tiles=tiles,
     )  # fmt: skip
     turned = transposed(rows)
     other = gpu.attend_sources(
@@ -124,7 +127,7 @@ def assert_equal(
         assert att is not None
         assert other is not None
         got["att"] = att + other
-    got["out"], wanted["out"] = out, expected
+    got["out"], wanted["out"] = out, expected if added is None else expected + added
     for name in sorted(checks | {"out"}):
         want = wanted[name].reshape(got[name].shape)
         scale = max(1.0, float(np.abs(want).max(initial=0.0)))
@@ -153,6 +156,11 @@ def test_dropout_and_kept_weights_equal_the_reference(kind: str, is_kept: bool) 
     assert_equal(SMALL, kind, 3, 4, dropout=dropout, is_kept=is_kept)
     if is_kept:  # without either it is a shape of the test above
         assert_equal(SMALL, kind, 2, 4, is_kept=is_kept)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_bias_is_added_to_every_row_and_is_no_part_of_the_gradients(kind: str) -> None:
+    assert_equal(SMALL, kind, 3, 5, has_bias=True)
 
 
 @pytest.mark.parametrize("is_kept", [False, True])

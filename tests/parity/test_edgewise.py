@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -146,14 +147,26 @@ def test_a_target_without_edges_has_nothing_of_its_own_row(name: str, aggr: str)
     assert bool((compiled(x, listed)[0] == 0).all())
 
 
-@pytest.mark.parametrize("choice", ["blocks", "marked"])
+def leaky() -> nn.Module:
+    return nn.Sequential(nn.Linear(2 * WIDTH, 9), nn.LeakyReLU(), nn.Linear(9, 7))
+
+
+@pytest.mark.parametrize(
+    ("choice", "map_"),
+    [("blocks", rectified), ("tiles", rectified), ("blocks", leaky), ("marked", leaky)],
+)
 @pytest.mark.parametrize("aggr", ["max", "min"])
-def test_marks_and_recomputed_blocks_compute_the_same(
-    choice: str, aggr: str, monkeypatch: pytest.MonkeyPatch
+def test_tiles_marks_and_recomputed_blocks_compute_the_same(
+    choice: str, map_: Callable[[], nn.Module], aggr: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     choose(choice, monkeypatch)
-    compiled = agree(drawn(EdgeConv(rectified(), aggr=aggr)), features(), edges(count=2000))
-    assert compiled.plan.layers[0].choice == choice
+    for given in (edges(count=2000), edges(), edges()[:, :0]):
+        compiled = agree(drawn(EdgeConv(map_(), aggr=aggr)), features(), given)
+        assert compiled.plan.layers[0].choice == choice
+    frozen = drawn(EdgeConv(map_(), aggr=aggr)).requires_grad_(False)
+    agree(frozen, features(), edges())
+    if map_ is rectified:
+        return
     wide = nn.Sequential(nn.Linear(2 * WIDTH, 9), nn.Linear(9, 17, bias=False), nn.ReLU(), nn.Linear(17, 21))
     agree(drawn(EdgeConv(wide, aggr=aggr), torch.float64), features(dtype=torch.float64), edges())
 

@@ -8,7 +8,25 @@ import pytest
 import torch
 from torch import nn
 from torch_geometric.data import Batch, Data
-from torch_geometric.nn import GATConv, GCNConv, GINConv, MessagePassing, SAGEConv
+from torch_geometric.nn import (
+    AGNNConv,
+    CGConv,
+    EdgeConv,
+    FiLMConv,
+    GATConv,
+    GATv2Conv,
+    GCNConv,
+    GENConv,
+    GINConv,
+    GMMConv,
+    MessagePassing,
+    MFConv,
+    PNAConv,
+    ResGatedGraphConv,
+    SAGEConv,
+    SuperGATConv,
+    TransformerConv,
+)
 
 import plait
 from plait.analysis import Statistics
@@ -75,6 +93,65 @@ def test_a_layer_without_a_rule_is_a_black_box() -> None:
     assert odd.is_black_box
     assert any("black boxes" in note and "second" in note for note in found.notes)
     assert found.to_dict()["layers"][1]["is_black_box"]
+
+
+class One(nn.Module):
+    """A layer, with features of edges where it takes them."""
+
+    def __init__(self, conv: nn.Module) -> None:
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, x: Any, edge_index: Any) -> Any:
+        return self.conv(x, edge_index)
+
+
+class OfEdges(One):
+    def forward(self, x: Any, edge_index: Any, edge_attr: Any) -> Any:  # type: ignore[override]
+        return self.conv(x, edge_index, edge_attr)
+
+
+def _map(inner: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(inner, 8), nn.ReLU(), nn.Linear(8, 8))
+
+
+WITH_PASSES: dict[str, Any] = {
+    "EdgeConv, one layer": lambda: One(EdgeConv(nn.Sequential(nn.Linear(24, 8), nn.ReLU()), aggr="sum")),
+    "EdgeConv, max": lambda: One(EdgeConv(_map(24))),
+    "EdgeConv, linear": lambda: One(EdgeConv(nn.Linear(24, 8))),
+    "SuperGAT": lambda: One(SuperGATConv(12, 4, heads=2)),
+    "AGNN": lambda: One(AGNNConv()),
+    "FiLM": lambda: One(FiLMConv(12, 8)),
+    "CGConv": lambda: One(CGConv(12)),
+    "GENConv": lambda: One(GENConv(12, 8)),
+    "PNA": lambda: One(PNAConv(12, 8, ["mean", "max", "std"], ["identity"], torch.ones(9, dtype=torch.long))),
+    "Transformer": lambda: One(TransformerConv(12, 4, heads=2)),
+    "ResGated": lambda: One(ResGatedGraphConv(12, 8)),
+    "GMM": lambda: OfEdges(GMMConv(12, 8, dim=3, kernel_size=2)),
+    "GAT of edges": lambda: OfEdges(GATConv(12, 4, edge_dim=3)),
+    "GATv2 of edges": lambda: OfEdges(GATv2Conv(12, 4, edge_dim=3)),
+}
+
+
+@pytest.mark.parametrize("name", list(WITH_PASSES))
+@pytest.mark.parametrize("workers", [1, 4])
+def test_layers_with_passes_of_their_own_are_counted_and_shared_out(name: str, workers: int) -> None:
+    given = data()
+    given.edge_attr = torch.rand(given.num_edges, 3)
+    found = plait.analyze(WITH_PASSES[name](), given, workers)
+    assert all(layer.forward.flops > 0 and layer.forward.depth > 0 for layer in found.layers)
+    assert any(layer.forward.gathers for layer in found.layers)
+    assert str(found)
+    assert found.to_dict()["strategies"]["one worker"]["seconds_per_epoch"] > 0
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_a_model_of_black_boxes_alone_is_marked_so(workers: int) -> None:
+    found = plait.analyze(One(MFConv(12, 4)), data(), workers)
+    assert [layer.is_black_box for layer in found.layers] == [True]
+    assert found.advice is None
+    assert "black boxes, in no count below: conv MFConv" in str(found)
+    assert "one worker" not in str(found)
 
 
 def test_a_name_and_statistics_need_no_graph() -> None:

@@ -152,7 +152,7 @@ def test_a_padded_batch_has_the_loss_of_the_batch() -> None:
         slot = _Slot(batch, size, (128, 1024), torch.device(DEVICE))
         model = GraphSAGE(12, 8, 2, 5).to(DEVICE)
         for is_other in (False, True, False):
-            slot.fill(batch, size, is_other)
+            slot.fill(batch, size, is_other=is_other)
             assert slot.batch.edge_index.max() < 128
             assert slot.batch.num_nodes == 128
             torch.testing.assert_close(seeds_loss(model, slot.batch), seeds_loss(model, batch))
@@ -228,10 +228,9 @@ def test_a_slot_knows_where_the_edges_of_padding_begin() -> None:
     for batch in loaded():
         size = (int(batch.num_nodes), int(batch.num_edges))
         slot = _Slot(batch, size, (512, 1024), torch.device(DEVICE))
-        slot.fill(batch, size)
         starts = starts_of(batch.edge_index)
         assert starts is not None
-        slot.fill_starts(starts)
+        slot.fill(batch, size, starts)
         slot.attach()
         held = starts_of(slot.batch.edge_index)
         assert held is not None

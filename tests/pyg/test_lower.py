@@ -218,6 +218,12 @@ def _hooked_linear() -> nn.Module:
     return module
 
 
+def _renamed() -> nn.Module:
+    layer = GraphConv(4, 3)
+    layer.aggr = "mean"  # as PyG's GraphSAINT example does: on edge lists the layer goes on adding
+    return layer
+
+
 def _replaced_linear() -> nn.Module:
     module = GCNConv(4, 4)
     module.lin = nn.Sequential(module.lin, nn.ReLU())
@@ -254,6 +260,7 @@ PAIR, WEIGHTED, SPARSE = Call(is_bipartite=True), Call(is_weighted=True), Call(i
         (_hooked_message, Call(), "hook on message"),
         (_hooked_linear, Call(), "lin is watched"),
         (_replaced_linear, Call(), "replaced"),
+        (_renamed, Call(), "it still aggregates by SumAggregation"),
         (_explained, Call(), "explainer"),
         (_patched, Call(), "message"),
         (lambda: SAGEConv(4, 4, aggr="lstm"), Call(), "lstm"),

@@ -465,7 +465,7 @@ def test_a_checkpoint_does_not_rest_in_pyg_the_first_time_only() -> None:
     x = X.half()
     compiled(x, EDGES)
     aside = compiled._plait_plan_session.aside
-    aside.notes[True, EDGES.shape[1].bit_length()] = "PyG is quicker"
+    aside.notes[True, EDGES.shape[1].bit_length(), False] = "PyG is quicker"
     again = EDGES.clone()
     for edges in (*(EDGES.clone() for _ in range(31)), again):
         compiled(x, edges)  # left to PyG, and seen from then on

@@ -6,10 +6,12 @@ import pytest
 import torch
 from torch import nn
 from torch_geometric.nn import (
+    CGConv,
     EdgeConv,
     GATConv,
     GATv2Conv,
     GCNConv,
+    GENConv,
     GINConv,
     GraphConv,
     PNAConv,
@@ -57,6 +59,37 @@ def test_relations_and_pairs_are_checked_too() -> None:
         plait.compile(GATv2Conv((8, 6), 2), None)((torch.randn(10, 8), torch.randn(10, 5)), EDGES)
 
 
+@pytest.mark.parametrize("is_sorted", [True, False])
+@pytest.mark.parametrize("rows", [3, 5])
+@pytest.mark.parametrize(
+    "layer",
+    [
+        GENConv(8, 8, edge_dim=2),
+        CGConv(8, 2),
+        TransformerConv(8, 2, heads=2, edge_dim=2),
+        ResGatedGraphConv(8, 4, edge_dim=2),
+        PNAConv(8, 4, ["mean", "max"], ["identity"], torch.ones(4), edge_dim=2),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_every_edge_has_its_row_of_features(layer: nn.Module, rows: int, is_sorted: bool) -> None:
+    edges = EDGES[:, EDGES[1].argsort()] if is_sorted else EDGES
+    with pytest.raises(InputError, match=f"edge_attr: {rows} rows for 4 edges"):
+        plait.compile(layer, None)(torch.randn(10, 8), edges, torch.randn(rows, 2))
+
+
 def test_a_dense_product_reads_nothing_beyond_its_operands() -> None:
     with pytest.raises(InputError, match="x has 3 columns, w 4 rows"):
         gemm(torch.zeros(2, 3), torch.zeros(4, 5), torch.zeros(2, 5))
+
+
+@pytest.mark.parametrize("layer", [GCNConv(8, 4), GATConv(8, 4), GINConv(nn.Linear(8, 4))])
+def test_arguments_that_forward_does_not_take_are_refused_as_in_pyg(layer: nn.Module) -> None:
+    x, compiled = torch.randn(10, 8), plait.compile(layer, None)
+    for _ in range(2):  # before the layer's call is known, and after
+        for args, named in (((x, EDGES), {"edge_wieght": torch.ones(4)}), ((x, EDGES), {"x": x}),
+                            ((x, EDGES, None, None, None, None), {})):  # fmt: skip
+            for model in (layer, compiled):
+                with pytest.raises(TypeError):
+                    model(*args, **named)
+        compiled(x, EDGES)

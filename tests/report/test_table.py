@@ -68,6 +68,7 @@ def test_seconds_have_three_digits_and_a_unit(seconds: float, text: str) -> None
 def test_sizes_rates_and_ratios_have_units() -> None:
     assert bytes_text(12_400_000) == "12.4 MB"
     assert bytes_text(1.25e9) == "1.25 GB"
+    assert bytes_text(4.52e12) == "4.52 TB"
     assert amount(2.41e9, "FLOP/s") == "2.41 GFLOP/s"
     assert amount(12.0, "B/s") == "12.0 B/s"
     assert amount(math.nan, "B/s") == "- B/s"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
-from torch_geometric.nn import GCNConv
+from torch_geometric.nn import GCNConv, TransformerConv
 
 import plait
 from plait.runtime import aside as module
@@ -126,7 +126,7 @@ def test_a_resting_model_is_pygs_until_a_graph_comes_back() -> None:
     layer = GCNConv(3, 2)
     compiled = plait.compile(layer)
     session = compiled._plait_plan_session
-    session.aside.notes[(True, 2)] = "left for this test"
+    session.aside.notes[(True, 2, False)] = "left for this test"
     x, made = torch.randn(3, 3), [torch.tensor([[0, 1], [1, k % 3]]) for k in range(60)]
     for each in made:
         torch.testing.assert_close(compiled(x, each), layer(x, each))
@@ -143,3 +143,62 @@ def test_a_much_slower_way_is_tried_for_one_block_only() -> None:
     assert sum(clock.step() for _ in range(100)) == module._BLOCK
     near = Clock(0.010, 0.011)
     assert sum(near.step() for _ in range(100)) == module._BLOCK * module._ROUNDS
+
+
+def test_a_small_graph_that_comes_back_is_pygs_in_slow_layers_only() -> None:
+    clock, listed = Clock(0.003, 0.001), edges()
+
+    def step(graph: Tensor) -> bool:
+        names = {"first": False, "fused": True}  # layers whose calls are remembered never ask again
+        ways = {n: clock.aside.has_left(n, graph, None) for n in names}
+        turn = ways["fused"] or clock.aside.is_pygs_turn("fused", graph, is_tried_again=True)
+        clock.now += clock.cost[turn]
+        assert not ways["first"]
+        return turn
+
+    asked = [step(listed) for _ in range(80)]
+    assert not any(asked[: module._WARM_UP])
+    assert all(asked[60:])
+    large = edges(module._SMALL_EDGES + 1)
+    assert not any(step(large) for _ in range(80)), "passes of their own pay on it"
+    assert clock.aside.reason.startswith("graphs of up to 128 edges run in PyG: a step took 3.00 ms")
+
+
+def test_training_and_inference_in_turns_on_a_small_graph_are_decided_too() -> None:
+    aside_clock, listed = Clock(0.003, 0.001), edges()
+    aside = aside_clock.aside
+    turns: list[bool] = []
+    for _ in range(80):
+        for has_gradients in (True, False):
+            with torch.set_grad_enabled(has_gradients):
+                turns.append(aside.has_left("a", listed, None) or aside.is_pygs_turn("a", listed, True))
+            aside_clock.now += aside_clock.cost[turns[-1]]
+    assert all(turns[-20:])
+
+
+def test_features_are_no_edges() -> None:
+    aside = Clock(0.003, 0.001).aside
+    assert not any(aside.is_pygs_turn("fa", torch.zeros(4, 5), True) for _ in range(100))
+    assert not aside._kinds
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_a_layer_slower_on_a_small_graph_is_left_and_says_so(
+    dropout: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MARGIN_AGAIN", 0.0)  # PyG counts as quicker whatever it takes
+    monkeypatch.setattr(module, "_CLEAR", float("inf"))
+    layer = TransformerConv(4, 3, heads=2, dropout=dropout)
+    model, listed = plait.compile(layer), torch.randint(0, 9, (2, 20))
+    x = torch.randn(9, 4)
+    for _ in range(50):
+        out = model(x, listed)
+        out.sum().backward()
+    if dropout:  # other numbers are drawn than PyG's: a clock must not choose between the two
+        assert model.plan.layers
+        return
+    torch.testing.assert_close(out, layer(x, listed), rtol=1e-5, atol=1e-6)
+    assert not model.plan.layers
+    assert "graphs of up to 32 edges run in PyG" in model.plan.not_planned[0].reason
+    assert model(x, torch.randint(0, 9, (2, 6000))).shape == (9, 6)
+    assert model.plan.layers

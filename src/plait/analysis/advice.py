@@ -82,7 +82,8 @@ def _because(
         rival = candidates[1]
         ratio = rival.seconds_per_epoch / max(best.seconds_per_epoch, 1e-300)
         parts.append(
-            f"{ratio:.2f} x faster than {rival.name}: {_seconds(best.compute_seconds)} of work and "
+            f"{_seconds(best.seconds_per_epoch)} per epoch, {ratio:.2f} x faster than {rival.name}: "
+            f"{_seconds(best.compute_seconds)} of computing and "
             f"{_seconds(best.communication_seconds)} on the network, against "
             f"{_seconds(rival.compute_seconds)} and {_seconds(rival.communication_seconds)}"
         )
@@ -92,6 +93,12 @@ def _because(
         parts.append(f"{gain:.2f} x faster than one worker")
     if alone is not None and alone.memory_per_worker > memory:
         parts.append(f"one worker would need {alone.memory_per_worker / 1e9:.1f} GB")
+    own = next((s for s in candidates if s.run_by), None)
+    if best.run_by:
+        parts.append(f"{best.run_by} runs it")
+    elif own is not None:
+        told = f"{own.name}, {_seconds(own.seconds_per_epoch)} ({own.run_by})"
+        parts.append(f"plait has no way to run it: the fastest form it runs is {told}")
     if not best.same_numbers:
         parts.append("it changes what is learnt, but no other form fits")
     if best.memory_per_worker > memory:
@@ -130,6 +137,11 @@ def _winner(work: Workload, cluster: Cluster, memory: float) -> Strategy:
     return _contenders(price(work, cluster), memory)[0]
 
 
+def _is_too_large(winner: Strategy, best: Strategy, memory: float) -> bool:
+    """Whether nothing fits any more, of which no form is the best."""
+    return best.memory_per_worker <= memory < winner.memory_per_worker
+
+
 def _workers(
     best: Strategy, work: Workload, cluster: Cluster, memory: float, cluster_of: Callable[[int], Cluster]
 ) -> list[BreakEven]:
@@ -139,6 +151,8 @@ def _workers(
         count = cluster.workers * step
         while 2 <= count <= min(_MOST_WORKERS, work.nodes):
             winner = _winner(work, cluster_of(int(count)), memory)
+            if _is_too_large(winner, best, memory):
+                break
             if winner.name != best.name:
                 side = "below" if step < 1 else "from"
                 found.append(BreakEven("workers", side, float(int(count)), winner.name))
@@ -159,6 +173,8 @@ def _widths(best: Strategy, work: Workload, cluster: Cluster, memory: float) -> 
     for factors in (tuple(1 / f for f in _WIDTHS), _WIDTHS):
         for factor in factors:
             winner = _winner(work.widened(factor), cluster, memory)
+            if _is_too_large(winner, best, memory):
+                break
             if winner.name != best.name:
                 side = "below" if factor < 1 else "from"
                 found.append(BreakEven("width", side, factor, winner.name))

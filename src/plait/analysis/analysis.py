@@ -38,7 +38,7 @@ from plait.cost.price import Pricer
 from plait.errors import InputError
 from plait.graph import Graph
 
-__all__ = ["Analysis", "Options", "Roof", "analyse", "check_workers", "memory_of"]
+__all__ = ["Analysis", "Options", "Roof", "analyse", "check_workers", "halo_of", "memory_of"]
 
 Partition = NDArray[np.int64]
 _MOST_DRAWN = 8  # partitions of the pipelines shown: more tell no more
@@ -221,6 +221,14 @@ def check_workers(workers: Any, nodes: int) -> tuple[int, ...]:
         if count > max(1, nodes):
             raise InputError(f"workers: {count} workers for {nodes} nodes; give at most one for each node")
     return tuple(sorted({int(count) for count in asked}))
+
+
+def halo_of(given: Any) -> float | None:
+    """Remote rows over owned ones, where they are given."""
+    is_number = isinstance(given, int | float) and not isinstance(given, bool)
+    if given is not None and (not is_number or not 0 <= given < math.inf):
+        raise InputError(f"halo: {given!r}; give remote rows over owned ones, a number of at least 0")
+    return None if given is None else float(given)
 
 
 _MEMORY_UNITS = {"": 1.0, "B": 1.0, "MB": 1e6, "GB": 1e9, "TB": 1e12, "MIB": 2.0**20, "GIB": 2.0**30}

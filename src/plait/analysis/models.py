@@ -1,7 +1,7 @@
 """Models by name, planned from statistics alone: no tensor, no graph and no torch.
 
-Most are planned as plait would run them. Four of the paper's models that plait has no rule for in the paper's
-form (vanilla attention, AGNN, MoNet, EdgeConv-5) are counted by their formulas (published.py) and marked so.
+Models that PyG has are planned as plait would run them. Those that only the paper has in that form (vanilla
+attention, AGNN with a weight, MoNet, G-GCN, EdgeConv-5) are planned from the programs of executed.py.
 """
 
 from __future__ import annotations
@@ -11,26 +11,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from plait.analysis import executed
 from plait.analysis.layers import Layer, layers_of
-from plait.analysis.published import find
 from plait.analysis.statistics import Statistics
-from plait.analysis.work import KERNELS, Phase
 from plait.cost.machine import MachineProfile
-from plait.cost.price import Pricer
 from plait.errors import InputError, unknown
 from plait.ir import Add, Aggregate, Dense, Diagonal, Expr, Map, MatMul, Scale, Sparse, leaves, total
 from plait.ir.build import chebyshev, number, polynomial, propagation
-from plait.ops.work import Matrix, Request
-from plait.plan import attention, gated
+from plait.ops.work import Matrix
+from plait.plan import attention
 from plait.plan.plan import LayerPlan, Plan
 from plait.plan.search import Problem, search
-from plait.plan.ways import choose
+from plait.plan.ways import Way, choose
 
 __all__ = ["HEADS", "NAMES", "layers_by_name"]
 
 HEADS = 4
 _POWERS = 2  # of polynomial models
-_WEIGHTS = ("W", "b", "V", "M", "q", "v", "a", "c")  # of layers that are programs
+_WEIGHTS = ("W", "b", "V", "M", "q", "v", "a", "c", "W1", "W2", "U")  # of layers that are programs
 _STEPS = 10  # of iterations that stand for an inverse
 
 X = Dense("X", "N", "K1")
@@ -107,11 +105,11 @@ _EXPRESSIONS: dict[str, Callable[[], tuple[Expr, ...]]] = {
 # the inverse as an iteration on X W: two layers and one matrix, since all associations of ten steps are many
 _ITERATED = ("auto-regress", "ppnp", "arma", "parwalks")
 _ATTENTION = {"gat": "gat", "gatv2": "leaky", "transformer": "dot"}
-_GATED = ("g-gcn",)
-_BY_FORMULA = {
-    "vanilla-attention": "Vanilla attention", "agnn": "AGNN", "monet": "MoNet", "edgeconv-5": "EdgeConv-5"
+_WRITTEN = {
+    "g-gcn": "G-GCN", "vanilla-attention": "Vanilla attention", "agnn": "AGNN", "monet": "MoNet",
+    "edgeconv-5": "EdgeConv-5",
 }  # fmt: skip
-NAMES = (*_EXPRESSIONS, *_ITERATED, *_ATTENTION, *_GATED, *_BY_FORMULA)
+NAMES = (*_EXPRESSIONS, *_ITERATED, *_ATTENTION, *_WRITTEN)
 
 
 @dataclass(frozen=True)
@@ -159,11 +157,9 @@ def layers_by_name(
     found: list[Layer] = []
     for k, (inner, width) in enumerate(itertools.pairwise(widths)):
         place = _Place(f"layer {k} {model}", inner, width, k == 0, is_training, statistics, machine, threads)
-        if model in _BY_FORMULA:
-            found.append(_by_formula(model, place))
-        else:
-            plans: Any = tuple(_plans(model, place, heads))
-            found += layers_of(Plan(plans))
+        plans: Any = tuple(_plans(model, place, heads))
+        made = layers_of(Plan(plans))
+        found += made if model not in _WRITTEN else [_with_rows(made[0], _WRITTEN[model], place)]
     return found
 
 
@@ -193,13 +189,14 @@ def _problem(forms: tuple[Expr, ...], place: _Place) -> Problem:
 
 def _passes(model: str, place: _Place, heads: int) -> LayerPlan:
     # attention sees a node itself too
-    matrix = place.pattern(model in ("gat", "gatv2"), True)
+    matrix = place.pattern(model in ("gat", "gatv2"), model in _ATTENTION)
     own = () if place.is_first else ("X",)
     wrt = (*own, *_WEIGHTS) if place.is_training else None
-    if model in _GATED:
-        ways = gated.ways(
-            place.inner, None, place.width, has_skip=True, has_bias=True, is_training=place.is_training
-        )
+    if model in _WRITTEN:
+        # what torch makes of the rows wants gradients where the rows do
+        wrt = None if wrt is None else (*wrt, *(("F", "B") if own else ()))
+        program = executed.LAYERS[_WRITTEN[model]](place.inner, place.width)
+        ways = [Way(model, model, program, "the form the paper's table has")]
     else:
         kind, width = _ATTENTION[model], place.width // heads
         ways = attention.ways(attention.Attention(kind, place.inner, width, heads, has_bias=True), wrt)
@@ -211,38 +208,18 @@ def _passes(model: str, place: _Place, heads: int) -> LayerPlan:
     return choose(problem, ways)
 
 
-def _by_formula(model: str, place: _Place) -> Layer:
-    """A layer of the paper by its exact formula, all its widths the larger one; backwards twice the work."""
-    row, found = find(_BY_FORMULA[model]), place.statistics
-    wide = max(place.inner, place.width)
-    values = {"n": found.nodes, "m": found.edges, "d": found.bins.largest, "k": wide, "L": 1}
-    pricer = Pricer(place.machine, threads=place.threads)
-    gather = pricer.price(Request("spmm", found.nodes, wide, matrix=place.pattern(False, True)))
-    dense = pricer.price(Request("gemm", found.nodes, place.width, place.inner))
-    flops, rows = int(row.executed_work(**values)), found.nodes * wide
-    summed = min(flops, found.edges * wide)
-    ahead = Phase(
-        flops=flops,
-        copies=0,
-        depth=int(row.executed_depth(**values)),
-        bytes_least=gather.work.bytes_least + dense.work.bytes_least,
-        bytes_gathered=gather.work.bytes_gathered + dense.work.bytes_gathered,
-        seconds=2 * gather.seconds + dense.seconds,
-        kernels=dict(zip(KERNELS, (0, 0, summed, flops - summed), strict=True)),
-        gathers=(wide,),
-        gather_seconds=2 * gather.seconds,
-        formulas={"flops": row.executed_work, "depth": row.executed_depth},
-        values=values,
-        is_exact=False,
-    )
-    back = replace(
-        ahead, flops=2 * flops, depth=2 * ahead.depth, bytes_least=2 * ahead.bytes_least,
-        bytes_gathered=2 * ahead.bytes_gathered, seconds=2 * ahead.seconds,
-        kernels={name: 2 * count for name, count in ahead.kernels.items()},
-        gather_seconds=2 * ahead.gather_seconds, formulas={},
+def _with_rows(layer: Layer, model: str, place: _Place) -> Layer:
+    """The layer with what torch makes of its rows or weights first; gradients of that are left out."""
+    if model not in executed.BESIDE:
+        return layer
+    rows, ahead = executed.BESIDE[model], layer.forward
+    values = {"n": place.statistics.nodes, "k": place.inner}
+    kernels = {**ahead.kernels, "vertex update": ahead.kernels["vertex update"] + rows.work(**values)}
+    more = {"flops": rows.work, "depth": rows.depth}
+    ahead = replace(
+        ahead, flops=sum(kernels.values()), depth=ahead.depth + rows.depth(**values), kernels=kernels,
+        formulas={name: ahead.formulas[name] + formula for name, formula in more.items()},
+        values={**ahead.values, **values},
     )  # fmt: skip
-    phases = {"forward": ahead, **({"backward": back} if place.is_training else {})}
-    return Layer(
-        place.name, f"{row.formula}, by formula", phases, place.inner, place.width,
-        2 * place.inner * place.width, 4 * 3 * rows, "counted by the paper's formula, not by a program",
-    )  # fmt: skip
+    note = f"{rows.text}: counted forward, not in the seconds"
+    return replace(layer, phases={**layer.phases, "forward": ahead}, note=note)

@@ -6,12 +6,14 @@ rows with the rows it computes. An epoch has every node as a target once.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from plait.analysis.cut import EdgeCut
 from plait.analysis.growth import Growth, grow
@@ -19,8 +21,11 @@ from plait.analysis.layers import Layer
 from plait.analysis.published import SCHEMES, Row
 from plait.analysis.statistics import Statistics
 from plait.analysis.work import Phase
+from plait.graph import Graph
 
-__all__ = ["Scheme", "schemes_of"]
+__all__ = ["Scheme", "drawn_rows", "edges_between", "schemes_of", "walked"]
+
+Mask = NDArray[np.bool_]
 
 _WALK = 2  # steps of GraphSAINT's walks
 
@@ -56,7 +61,7 @@ def schemes_of(
     """Full batch, GraphSAGE, FastGCN, Cluster-GCN and GraphSAINT on these layers."""
     counted = [layer for layer in layers if not layer.is_black_box]
     nodes, edges = max(1, statistics.nodes), max(1, statistics.edges)
-    L, mean = len(counted), edges / nodes
+    L = len(counted)
     batches = math.ceil(nodes / max(1, growth.batch))
     degree = max(1, statistics.bins.largest)
     values = {"n": nodes, "m": edges, "d": degree, "k": width, "L": L, "c": fanout, "W_pre": 0, "D_pre": 0}
@@ -75,8 +80,10 @@ def schemes_of(
     reached = growth.nodes[-1] / max(1, growth.batch)
     told = "measured" if growth.is_measured else "estimated"
     add("GraphSAGE", batches * sampled, fanout, batches, f"{reached:.1f} nodes per target, {told}")
-    drawn = min(growth.batch, nodes)  # as many vertices of every layer as targets
-    layerwise = sum(_work(x, drawn * mean * drawn / nodes / edges, drawn / nodes, True) for x in counted)
+    drawn, between = _layerwise(statistics, growth.batch, L)  # as many vertices of every layer as targets
+    layerwise = sum(
+        _work(layer, read / edges, drawn / nodes, True) for layer, read in zip(counted, between, strict=True)
+    )
     add("FastGCN", batches * layerwise, fanout, batches, f"{drawn} vertices per layer and batch")
     kept = 1.0 - cut.cut_edges / edges
     clustered = sum(_work(layer, kept, 1.0, False) for layer in counted)
@@ -120,6 +127,28 @@ def _limited(phase: Phase, most: int) -> int:
     return int(formula(**capped))
 
 
+def _layerwise(statistics: Statistics, size: int, layers: int) -> tuple[int, list[float]]:
+    """How many vertices FastGCN draws for every layer of a batch, and the edges it reads for each."""
+    graph, drawn = statistics.graph, min(size, statistics.nodes)
+    if graph is None or not graph.is_square:
+        return drawn, [statistics.edges * (drawn / max(1, statistics.nodes)) ** 2] * layers
+    rng = np.random.default_rng(0)
+    sets = [drawn_rows(graph.num_nodes, drawn, rng) for _ in range(layers + 1)]
+    return drawn, [float(edges_between(graph, *pair).sum()) for pair in itertools.pairwise(sets)]
+
+
+def drawn_rows(nodes: int, count: int, rng: np.random.Generator) -> Mask:
+    """Which nodes are drawn, every choice of so many as likely."""
+    chosen = np.zeros(nodes, bool)
+    chosen[rng.choice(nodes, count, False)] = True
+    return chosen
+
+
+def edges_between(graph: Graph, sources: Mask, targets: Mask) -> Mask:
+    """Which edges run from one set of nodes to another."""
+    return targets[graph.edge_rows()] & sources[graph.indices]
+
+
 def _walked(statistics: Statistics, roots: int) -> tuple[float, float]:
     """Nodes that short walks from random roots visit, and the edges between them."""
     graph = statistics.graph
@@ -132,16 +161,19 @@ def _walked(statistics: Statistics, roots: int) -> tuple[float, float]:
         visited = 1.0 - (1.0 - min(1.0, found.nodes[0] / max(1.0, bins.nodes))) * np.exp(-bins.degree * read)
         share = float((bins.degree * bins.count) @ visited) / max(1.0, bins.edges)
         return rate * bins.nodes, statistics.edges * share**2
-    rng = np.random.default_rng(0)
+    seen = walked(graph, roots, np.random.default_rng(0))
+    return float(seen.sum()), float(edges_between(graph, seen, seen).sum())
+
+
+def walked(graph: Graph, roots: int, rng: np.random.Generator) -> Mask:
+    """Which nodes GraphSAINT's walks from random roots visit."""
     at = rng.choice(graph.num_nodes, min(roots, graph.num_nodes), False)
     seen = np.zeros(graph.num_nodes, bool)
     seen[at] = True
     for _ in range(_WALK):
         degrees = graph.degrees[at]
         at, degrees = at[degrees > 0], degrees[degrees > 0]
-        at = graph.indices[graph.indptr[at] + (rng.random(at.size) * degrees).astype(np.int64)].astype(
-            np.int64
-        )
+        places = graph.indptr[at] + (rng.random(at.size) * degrees).astype(np.int64)
+        at = graph.indices[places].astype(np.int64)
         seen[at] = True
-    inside = seen[graph.edge_rows()] & seen[graph.indices]
-    return float(seen.sum()), float(inside.sum())
+    return seen

@@ -47,6 +47,7 @@ class Strategy:
     same_numbers: bool = True  # as one worker computes; else staleness or sampling changes the training
     note: str = ""
     bubble: float | None = None
+    run_by: str = ""  # what of plait runs it; "": nothing does, it is priced only
 
     @property
     def communication_seconds(self) -> float:
@@ -82,6 +83,7 @@ class Strategy:
             "same_numbers": self.same_numbers,
             "bubble": self.bubble,
             "note": self.note,
+            "run_by": self.run_by or None,
         }
 
 
@@ -156,7 +158,7 @@ def _alone(work: Workload) -> Strategy:
     seconds = work.seconds + work.step_seconds
     return Strategy(
         "one worker", "none", 1, nothing, Traffic(), seconds, seconds, work.flops, memory,
-        _OPTIMISER * work.weight_bytes, 0,
+        _OPTIMISER * work.weight_bytes, 0, run_by="plait.compile",
     )  # fmt: skip
 
 
@@ -208,7 +210,7 @@ def _edge_cut(work: Workload, cluster: Cluster) -> Strategy:
     note = f"{cut.by}: {remote:.2f} remote rows per node, {cut.imbalance:.2f} imbalance"
     return _strategy(
         work, cluster, "edge cut", "data: graph partition", per_layer, compute, memory,
-        exchanges, share=share, note=note,
+        exchanges, share=share, note=note, run_by="plait.shard",
     )  # fmt: skip
 
 
@@ -260,6 +262,7 @@ def _features(work: Workload, cluster: Cluster) -> Strategy:
     return _strategy(
         work, cluster, "feature partition", "data: graph partition", per_layer, compute, memory,
         switches, note="every worker holds the whole graph and some columns of every row",
+        run_by="" if planned is not None and not planned.is_split else "plait.shard",
     )  # fmt: skip
 
 
@@ -382,7 +385,7 @@ def _dependent(work: Workload, cluster: Cluster) -> Strategy:
         [*([Traffic()] * (layers - 1)), fetched][-layers:] if layers else [],
         fetch.steps * (seconds + drawing), memory, fetch.steps * 4,
         share=fetch.steps * flops / max(1.0, work.flops), others=weights, steps=fetch.steps, is_batch=True,
-        same_numbers=False,
+        same_numbers=False, run_by="plait.distributed",
         note=f"batches of {growth.batch}: {growth.nodes[-1]:,.0f} nodes each, edges x {inflation:.2f}, "
         f"{fetch.total / max(1, P * fetch.steps):,.0f} of them remote",
     )  # fmt: skip

@@ -31,19 +31,20 @@ def _all(analysis: Analysis) -> Iterator[str]:
     yield f"machine: {analysis.machine}"
     network = analysis.options.network
     yield (
-        f"network: {network.name}, {_short(network.bytes_per_s)}B/s, {network.latency * 1e6:g} µs; "
-        f"{analysis.workers} workers of {_short(analysis.options.memory)}B"
+        f"network: {network.name}, {_unit(network.bytes_per_s, 'B/s')}, {network.latency * 1e6:g} µs a "
+        f"message; {analysis.workers} workers with {_unit(analysis.options.memory, 'B')} each"
     )
     for note in analysis.notes:
         yield from wrapped(f"note: {note}", "")
+    yield from _advice(analysis)
     yield ""
     yield from _work(analysis)
     yield from _formulas(analysis.layers)
     yield from _published(analysis)
-    yield from _strategies(analysis)
+    if analysis.work.loads:  # of black boxes alone there is nothing to price
+        yield from _strategies(analysis)
     yield from _pipelines(analysis)
     yield from _schemes(analysis)
-    yield from _advice(analysis)
 
 
 def _work(analysis: Analysis) -> Iterator[str]:
@@ -70,9 +71,14 @@ def _work(analysis: Analysis) -> Iterator[str]:
     if any(not layer.is_exact and not layer.is_black_box for layer in analysis.layers):
         yield "~ counted by formulas of the layer's sizes, not step by step"
     roof = analysis.roof
+    yield from wrapped(
+        "work W: operations; depth D: the longest chain of dependent ones; W/D: how many could run at once, "
+        f"on average; W/{p}+D: steps {p} processors need at most (Brent)",
+        "",
+    )
     yield (
-        f"the machine does at most {_short(roof.flops_per_s)}flop/s and {_short(roof.bytes_per_s)}B/s: below "
-        f"{roof.ridge:.1f} flop/B memory is the limit"
+        f"the machine does at most {_unit(roof.flops_per_s, 'flop/s')} and {_unit(roof.bytes_per_s, 'B/s')}: "
+        f"below {roof.ridge:.1f} flop/B memory is the limit"
     )
 
 
@@ -102,20 +108,25 @@ def _published(analysis: Analysis) -> Iterator[str]:
 def _strategies(analysis: Analysis) -> Iterator[str]:
     yield ""
     yield (
-        f"{'strategy':<34}{'epoch':>10}{'work':>10}{'network':>10}{'sent':>9}{'memory':>9}{'syncs':>7}"
-        f"{'fits nodes':>11}"
+        f"{'strategy':<35}{'epoch':>9}{'compute':>10}{'network':>10}{'sent':>9}{'memory':>9}{'syncs':>7}"
+        f"{'max nodes':>11}"
     )
     nodes, memory = analysis.statistics.nodes, analysis.options.memory
     for found in analysis.strategies:
         mark = " " if found.same_numbers else "*"
         room = "" if found.memory_per_worker <= memory else "!"
         yield (
-            f"{_cut(found.name, 33):<33}{mark}{_time(found.seconds_per_epoch):>10}"
+            f"{_cut(found.name, 34):<34}{mark}{_time(found.seconds_per_epoch):>9}"
             f"{_time(found.compute_seconds):>10}{_time(found.communication_seconds):>10}"
-            f"{_short(found.traffic.total):>9}{room + _short(found.memory_per_worker):>9}"
+            f"{_short(found.traffic.total) + 'B':>9}{room + _short(found.memory_per_worker) + 'B':>9}"
             f"{found.synchronisations:>7}{_short(found.largest_nodes(nodes, memory)):>11}"
         )
-    yield "* samples or uses rows of an earlier step: not one worker's numbers; ! exceeds a worker's memory"
+    yield from wrapped(
+        "an epoch is its compute (the fullest worker's) and its network time; sent: by all workers; "
+        "memory: of one; syncs: times all wait for all; max nodes: of a graph like this one that would fit",
+        "",
+    )
+    yield "* samples or uses rows of an earlier step: other numbers than one worker; ! more than a worker has"
     for found in analysis.strategies:
         if found.note:
             yield from wrapped(f"{found.name}: {found.note}", "  ")
@@ -146,7 +157,7 @@ def _advice(analysis: Analysis) -> Iterator[str]:
     if analysis.advice is None:
         return
     yield ""
-    yield from wrapped(f"best: {analysis.advice.winner}: {analysis.advice.because}", "")
+    yield from wrapped(f"best: {analysis.advice.winner}, {analysis.advice.because}", "")
     for limit in analysis.advice.break_even:
         yield from wrapped(limit_text(limit), "  ")
 
@@ -154,11 +165,11 @@ def _advice(analysis: Analysis) -> Iterator[str]:
 def limit_text(limit: BreakEven) -> str:
     """A break-even in words."""
     if limit.what == "bandwidth":
-        on = " on" if limit.side == "from" else ""
-        return f"{limit.side} {_short(limit.value)}B/s{on} {limit.instead} is faster"
+        side = "above" if limit.side == "from" else "below"
+        return f"{side} {_unit(limit.value, 'B/s')} {limit.instead} would be faster"
     if limit.what == "workers":
-        return f"with {limit.value:g} workers {limit.instead} is faster"
-    return f"with widths {limit.value:g} times as large {limit.instead} is faster"
+        return f"with {limit.value:g} workers {limit.instead} would be best"
+    return f"with layers {limit.value:g} times as wide {limit.instead} would be best"
 
 
 def _short(value: float) -> str:
@@ -168,6 +179,11 @@ def _short(value: float) -> str:
         if abs(value) >= scale * 0.9995:
             return f"{_three(value / scale)}{prefix}"
     return _three(value)
+
+
+def _unit(value: float, unit: str) -> str:
+    text = _short(value)
+    return f"{text[:-1]} {text[-1]}{unit}" if text[-1].isalpha() else f"{text} {unit}"
 
 
 def _three(value: float) -> str:

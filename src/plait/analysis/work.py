@@ -19,7 +19,7 @@ from plait.ops.symbolic import Formula, symbol
 from plait.ops.work import Matrix, Sizes, size_of
 from plait.plan.plan import LayerPlan, PricedStep
 
-__all__ = ["KERNELS", "Phase", "count", "of_layer"]
+__all__ = ["KERNELS", "Phase", "count", "of_layer", "symbolic"]
 
 KERNELS = ("scatter", "edge update", "aggregate", "vertex update")
 
@@ -93,15 +93,13 @@ def count(program: Program, plan: LayerPlan, priced: Iterable[PricedStep]) -> Ph
     formulas = _Formulas(program, plan.matrices, plan.backward is not None)
     steps = [part for step in program.steps for part in unchained(step)]
     kernels = dict.fromkeys(KERNELS, 0)
-    flops, copies, gathers = Formula({}), 0, []
+    copies, gathers = 0, []
     for step in steps:
-        row = operation(step.op)
-        for kernel, amount in row.flops(step, numbers).items():
+        for kernel, amount in operation(step.op).flops(step, numbers).items():
             kernels[kernel] += amount
-        flops += sum(row.flops(step, formulas).values(), Formula({}))
         copies += _copies(step, numbers)
-        if step.get("matrix") is not None:
-            gathers.append(_gathered(step, numbers))
+        if step.get("matrix") is not None and (columns := _gathered(step, numbers)):
+            gathers.append(columns)
     depth, depth_formula = _critical_path(program, steps, numbers, formulas)
     prices = [step.price for step in priced]
     return Phase(
@@ -114,21 +112,49 @@ def count(program: Program, plan: LayerPlan, priced: Iterable[PricedStep]) -> Ph
         kernels=kernels,
         gathers=tuple(gathers),
         gather_seconds=sum(_gather_seconds(step) for step in priced),
-        formulas={"flops": flops, "depth": depth_formula},
+        formulas={"flops": _flops(steps, formulas), "depth": depth_formula},
         values=formulas.values(numbers),
         is_exact=not any(_is_estimated(step, plan) for step in steps),
     )
 
 
+def symbolic(
+    program: Program, matrices: Mapping[str, Matrix], sizes: Sizes, is_training: bool = False
+) -> tuple[Formula, Formula]:
+    """Flops and depth of a program as formulas; `sizes` decide which of two paths is the longest."""
+    formulas = _Formulas(program, matrices, is_training)
+    steps = [part for step in program.steps for part in unchained(step)]
+    numbers = _Numbers(program, matrices, is_training, sizes)
+    return _flops(steps, formulas), _critical_path(program, steps, numbers, formulas)[1]
+
+
+def _flops(steps: Iterable[Step], formulas: _Formulas) -> Formula:
+    amounts = (amount for step in steps for amount in operation(step.op).flops(step, formulas).values())
+    return sum(amounts, Formula({}))
+
+
 def _gathered(step: Step, numbers: _Numbers) -> int:
-    """Columns of the rows that a product with the graph reads at the other end of an edge, each row once."""
-    if step.get("x") is not None:
-        return numbers.size(step["x"])[1]
-    if step.is_transposed:  # gradients of the targets, and their rows where those are read again
-        ends = {step["grad"], *([] if step.option("kind") in ("gat", None) else [step["near"]])}
+    """Columns of the rows that a pass over the graph reads at the other end of an edge, or sends there.
+
+    0 where it reads a row's own edges only: a softmax, rows counted by their edges, shares of a target.
+    """
+    if step.op in _OF_OWN_EDGES:
+        return 0
+    if step.op in _BOTH_ENDS_BACK:  # one pass over targets: gradients of the sources are sent there
+        roles: tuple[str, ...] = ("far",)
+    elif step.get("shares") is not None:
+        roles = ("shares",)
+    elif step.is_transposed and step.get("grad") is not None:
+        # gradients of the targets, and their rows where those are read again
+        roles = ("grad",) if step.option("kind") in ("gat", None) else ("grad", "near")
     else:
-        ends = {step["far"], step["value"]}
-    return sum(numbers.size(name)[1] for name in ends)
+        roles = ("x", "far", "value")
+    ends = {step.get(role) for role in roles} - {None}
+    return sum(numbers.size(str(name))[1] for name in ends)
+
+
+_OF_OWN_EDGES = ("edge_softmax", "edge_softmax_back", "per_edge", "aggregate_shares")
+_BOTH_ENDS_BACK = ("messages_back", "attained_back", "aggregate_messages_back", "leaky_scores_back")
 
 
 def _is_estimated(step: Step, plan: LayerPlan) -> bool:
@@ -148,7 +174,8 @@ def _is_estimated(step: Step, plan: LayerPlan) -> bool:
 _CHECKED = frozenset({
     "spmm", "gemm", "gemm_transposed", "scale", "scale_rows", "combine", "stack", "concat", "rows_of",
     "columns_of", "relu", "relu_backward", "colsum", "dot", "extremum", "extremum_share", "extremum_gather",
-    "columns", "join", "attend", "attend_dots", "attend_again", "attend_sources", "attend_targets",
+    "columns", "join", "edge_dots", "edge_sums", "gate", "attend", "attend_dots", "attend_again",
+    "attend_sources", "attend_targets",
 })  # fmt: skip
 
 

@@ -48,15 +48,7 @@ GRAPHS = (
     "road_luxembourg",
     "tu_proteins",
 )
-DEVICE_GRAPHS = (
-    "rmat-arxiv",
-    "grid-road",
-    "cliques",
-    "rmat-reddit",
-    "ego_twitter",
-    "web_cnr2000",
-    "pubmed",
-)
+DEVICE_GRAPHS = ("rmat-arxiv", "grid-road", "cliques", "rmat-reddit", "ego_twitter", "web_cnr2000", "pubmed")
 WIDTHS = ((64, 64), (256, 32), (32, 256))
 MODES = ("inference", "training")
 

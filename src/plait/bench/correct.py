@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch_geometric.data import Data
-from torch_geometric.nn import GCNConv, GINConv, SAGEConv, TAGConv
+from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GINConv, SAGEConv, TAGConv, TransformerConv
 
 from plait.bench.pace import at_pace
 from plait.bench.problem import edge_index_of, hidden_features, training_step
@@ -31,10 +31,13 @@ from plait.pyg.probe import Probe, machine_in_use
 __all__ = ["VIEW", "Sample", "correction", "samples", "samples_of_features", "samples_on"]
 
 MakeEdges = Callable[[], "tuple[torch.Tensor, int]"]
+Layers = Callable[[int, int], Iterator[nn.Module]]
+Choose = Callable[[Problem], LayerPlan]
 
 VIEW = "view"  # steps that move no data: they take what they take
 
 _WIDTHS = ((48, 48), (192, 32), (32, 192))
+_ATTENDED, _HEADS = ((64, 64),), 4  # few: each width is a kernel to compile for each pass
 # (rows, columns, share of non-zeros) of made-up features, from bags of words to tables
 _FEATURES = ((3_000, 1_500, 0.012), (8_000, 800, 0.3), (2_000, 8_000, 0.002), (12_000, 400, 0.1),
              (6_000, 2_500, 0.01))  # fmt: skip
@@ -67,10 +70,15 @@ def _layers(inner: int, outer: int) -> Iterator[nn.Module]:
     yield TAGConv(inner, outer, K=2)
 
 
+def _attending(inner: int, outer: int) -> Iterator[nn.Module]:
+    for kind in (GATConv, GATv2Conv, TransformerConv):
+        yield kind(inner, outer // _HEADS, heads=_HEADS)
+
+
 def samples(graphs: Sequence[Graph], tell: Callable[[float], None]) -> list[Sample]:
     """Steps of middle layers trained on these graphs: the planner's choice, and the best without chains."""
     listed = [(functools.partial(edge_index_of, graph), graph.num_nodes) for graph in graphs]
-    return _samples(listed, (search, _unchained), at_pace, tell)
+    return _samples(listed, ((_layers, _WIDTHS, (search, _unchained)),), at_pace, tell)
 
 
 def samples_of_features(tell: Callable[[float], None]) -> list[Sample]:
@@ -91,30 +99,34 @@ def samples_of_features(tell: Callable[[float], None]) -> list[Sample]:
 
 
 def samples_on(graphs: Sequence[MakeEdges], tell: Callable[[float], None]) -> list[Sample]:
-    """The same on a device, where functions make its edges: the planner's choice and its second one."""
+    """The same on a device, where functions make its edges: the planner's choice and its second one.
+
+    Layers of attention too: what their passes cost beside a sparse product is not that of a CPU.
+    """
     listed = [(make, -1) for make in graphs]
-    return _samples(listed, (search, _second), lambda measure: measure(), tell)
+    families = ((_layers, _WIDTHS, (search, _second)), (_attending, _ATTENDED, (search,)))
+    return _samples(listed, families, lambda measure: measure(), tell)
 
 
 def _samples(
     graphs: Sequence[tuple[Callable[[], Any], int]],
-    choices: Sequence[Callable[[Problem], LayerPlan]],
+    families: Sequence[tuple[Layers, Sequence[tuple[int, int]], Sequence[Choose]]],
     taken: Callable[[Callable[[], list[Sample]]], list[Sample]],
     tell: Callable[[float], None],
 ) -> list[Sample]:
     found: list[Sample] = []
-    total = len(graphs) * len(_WIDTHS)
+    cases = [(layers, widths, choices) for layers, grid, choices in families for widths in grid]
     for number, (make, num_nodes) in enumerate(graphs):
         edge_index = make()
         if isinstance(edge_index, tuple):
             edge_index, num_nodes = edge_index
-        for k, (inner, outer) in enumerate(_WIDTHS):
+        for k, (layers, (inner, outer), choices) in enumerate(cases):
             x = hidden_features(num_nodes, inner, device=edge_index.device).requires_grad_()
-            for layer in _layers(inner, outer):
+            for layer in layers(inner, outer):
                 for choose in choices:
                     compiled = compile(layer.to(edge_index.device), None, forms=["csr"])
                     found += taken(functools.partial(_steps, compiled, choose, x, edge_index, number))
-            tell((number * len(_WIDTHS) + k + 1) / total)
+            tell((number + (k + 1) / len(cases)) / len(graphs))
     return found
 
 
@@ -134,9 +146,7 @@ def _sparsely(problem: Problem) -> LayerPlan:
     return min(plans, key=lambda plan: plan.seconds)
 
 
-def _steps(
-    compiled: Any, choose: Callable[[Problem], LayerPlan], x: torch.Tensor, edges: torch.Tensor, graph: int
-) -> list[Sample]:
+def _steps(compiled: Any, choose: Choose, x: torch.Tensor, edges: torch.Tensor, graph: int) -> list[Sample]:
     probe = Probe(compiled)
     probe.choose_by(choose)
     seen = probe.clock(training_step(compiled, x, edges), _WARM, _REPEATS)

@@ -28,13 +28,7 @@ from plait.bench.peers import PEERS, SameAs, Unavailable, prepare
 from plait.bench.problem import Forms, Problem, build_layer, edge_index_of, hidden_features
 from plait.errors import InputError
 from plait.graph import Graph, LoadedGraph
-from plait.measure import (
-    BusyElsewhere,
-    Record,
-    append,
-    environment,
-    time_calls,
-)
+from plait.measure import BusyElsewhere, Record, append, environment, time_calls
 from plait.pyg.probe import Probe
 
 __all__ = ["EPOCHS", "KIND", "LAYERS", "LEAST", "FormCase", "Options", "graphs_in", "run", "train"]

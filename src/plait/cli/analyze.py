@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +20,8 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Model, graph or its statistics, workers and network."""
+    # "--network -5gbit" is a wrong value, not an option without one: analyze says what is wrong with it
+    parser._negative_number_matcher = re.compile(r"^-[\d.]")
     parser.add_argument(
         "--model", default="gcn", metavar="NAME", help="gcn, sage, gin, gat, ... (default gcn)"
     )
@@ -67,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _of_statistics(args: argparse.Namespace) -> Analysis:
     """A graph that is not here: no tensor and no torch."""
-    from plait.analysis.analysis import Options, analyse, check_workers, memory_of
+    from plait.analysis.analysis import Options, analyse, check_workers, halo_of, memory_of
     from plait.analysis.models import layers_by_name
     from plait.analysis.network import network_of
     from plait.analysis.statistics import Statistics
@@ -93,7 +96,7 @@ def _of_statistics(args: argparse.Namespace) -> Analysis:
         workers=check_workers(_numbers(args.workers, "--workers"), statistics.nodes),
         network=network_of(args.network),
         memory=memory_of(args.memory),
-        halo=args.halo,
+        halo=halo_of(args.halo),
         batch_size=args.batch_size,
         fanouts=_fanouts(args.fanouts),
         train_share=_train_share(args.train_nodes, statistics.nodes) or 1.0,

@@ -88,11 +88,7 @@ def run(args: argparse.Namespace) -> int:
     if args.epochs < 1 or args.hidden < 1:
         raise InputError(f"--epochs {args.epochs}, --hidden {args.hidden}: both are at least 1")
     with init(
-        args.parts,
-        wire=args.wire,
-        timeout_seconds=args.timeout,
-        interface=args.interface,
-        verify=args.verify,
+        args.parts, wire=args.wire, timeout_seconds=args.timeout, interface=args.interface, verify=args.verify
     ) as session:
         _train(session, args)
     return 0
@@ -228,11 +224,7 @@ def line(epoch: int, report: EpochReport, accuracy: float | None, told: Predicti
 
 
 def _append(
-    path: Path,
-    epoch: int,
-    reports: list[EpochReport],
-    accuracy: float | None,
-    told: Prediction | None = None,
+    path: Path, epoch: int, reports: list[EpochReport], accuracy: float | None, told: Prediction | None = None
 ) -> None:
     """One line per rank; what was predicted is in each."""
     known = {} if told is None else {f"predicted_{name}": value for name, value in asdict(told).items()}

@@ -12,16 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from plait.cost.machine import MachineProfile, Rates
-from plait.ops.work import (
-    ChainRequest,
-    Matrix,
-    Request,
-    Uniform,
-    Work,
-    dense_flops,
-    row_flops,
-    sparse_flops,
-)
+from plait.ops.work import ChainRequest, Matrix, Request, Uniform, Work, dense_flops, row_flops, sparse_flops
 
 __all__ = ["Price", "Pricer", "uniform_matrix"]
 
@@ -47,7 +38,10 @@ _LENGTHS = {
 }  # fmt: skip
 # passes over blocks of edges with products per edge
 _BLOCKS = ("messages", "messages_back", "attained", "attained_back", "leaky_scores", "leaky_scores_back")
+# times of a pass of a known message beside a sparse product of as many columns; not fitted
+_FORMS = {"score": 1.0, "film": 1.2, "softmax": 2.0, "gated": 1.5, "crystal": 2.5}
 _KEPT = 0.6  # of a pass over sources, where the weights and slopes of its edges were kept
+_BY_BIT = 2.0  # times of a product by set bits beside one in tall blocks
 _SCORE = 5.0  # edge times of one score: exponential, weight
 _SHARED_HEAD = 0.35  # a further head on a row that is already gathered, against gathering it
 
@@ -348,6 +342,10 @@ class Pricer:
         """Blocks of edges: rows of both ends, products by edge, sums; and all of it back."""
         matrix, is_back = request.matrix, request.op.endswith("back")
         assert matrix is not None
+        if request.kind in _FORMS:
+            return self._form(request, matrix, is_back)
+        if request.kind == "rectified":
+            return self._tiles(request, matrix, is_back)
         edges, columns = matrix.edges, request.inner
         gather = replace(request, op="spmm", cols=columns)
         products = [self._gemm(Request("gemm", edges, b, a)) for a, b in request.products]
@@ -359,6 +357,26 @@ class Pricer:
         parts = products + [self._stream(part) for part in streams]
         seconds = self._sparse_seconds(gather, matrix, columns) + sum(part.seconds for part in parts)
         return Price(seconds, _total(self._sparse_work(gather, matrix), parts), "plait", "blocks in cache")
+
+    def _form(self, request: Request, matrix: Matrix, is_back: bool) -> Price:
+        """Messages of a known form: a pass over the edges; backwards over targets, and over sources."""
+        columns = (1 + is_back) * request.inner
+        seconds = self._gather(request, columns) * _FORMS[request.kind] * (1.0 + 0.5 * is_back)
+        work = self._sparse_work(replace(request, cols=columns), matrix)
+        return Price(seconds, work, "plait", "one pass over the edges")
+
+    def _tiles(self, request: Request, matrix: Matrix, is_back: bool) -> Price:
+        """Tiles of edges: their product stays in cache; backwards two gathers, and products of set bits."""
+        ((inner, outer),) = request.products
+        gather = replace(request, op="spmm", cols=inner)
+        rows, times = (min(matrix.rows, matrix.edges), 3 * _BY_BIT) if is_back else (matrix.edges, 1.0)
+        flops = 2.0 * rows * inner * outer
+        seconds = times * flops / self._rate(self.machine.gemm, inner, outer)
+        seconds += (1 + is_back) * self._sparse_seconds(gather, matrix, inner)
+        reduced = self._stream(Request("stream", matrix.rows, outer, parts=2))
+        work = _total(self._sparse_work(gather, matrix), [reduced])
+        work = replace(work, flops=work.flops + (3 if is_back else 1) * flops)
+        return Price(seconds + reduced.seconds, work, "plait", "tiles in cache")
 
     def _recurrence(self, request: Request) -> Price:
         """Gates of this many steps, all of one length together: products of states, passes over the gates."""
@@ -392,7 +410,8 @@ class Pricer:
             seconds = max(flops / rate, moved / self.machine.stream_bytes_per_s) + self.machine.call_seconds
             options.append((seconds, backend))
         seconds, backend = min(options)
-        reason = "tall blocks in registers" if backend == "plait" else "MKL is faster at this shape"
+        by_torch = "MKL is faster at this shape" if "plait" in tables else "torch's dense product"
+        reason = "tall blocks in registers" if backend == "plait" else by_torch
         return Price(seconds, work, backend, reason)
 
     def _gemms(self, request: Request) -> Price:

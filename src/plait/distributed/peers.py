@@ -61,6 +61,7 @@ class Peers:
         self.columns: Array = np.concatenate((np.arange(self.begin, end), halo)).astype(np.int64)
         self.counters = WireCounters()
         self.device = torch.device("cpu")
+        self._nodes = np.diff(bounds).tolist()
         self._wanted = np.diff(np.searchsorted(halo, bounds)).tolist()
         self._lent, self._shared = self._lend(halo)
         self.num_shared = sum(self._lent)
@@ -139,23 +140,21 @@ class Peers:
 
     def to_columns(self, x: Tensor) -> Tensor:
         """This rank's columns of the rows of all nodes."""
-        shares, counts = column_shares(x.shape[1], self.size), np.diff(self.bounds).tolist()
-        out = x.new_empty((self.num_nodes, shares[self.rank]))
-        sent = torch.cat([part.reshape(-1) for part in torch.split(x, shares, dim=1)])
-        self._trade(
-            out.view(-1), sent, [n * shares[self.rank] for n in counts], [self.num_rows * w for w in shares]
-        )
+        shares = column_shares(x.shape[1], self.size)
+        own, counts = shares[self.rank], [self.num_rows * w for w in shares]
+        out, sent = x.new_empty((self.num_nodes, own)), x.new_empty(x.numel())
+        for place, columns in zip(torch.split(sent, counts), torch.split(x, shares, dim=1), strict=True):
+            place.view(columns.shape).copy_(columns)
+        self._trade(out.view(-1), sent, [n * own for n in self._nodes], counts)
         return out
 
     def to_rows(self, x: Tensor, width: int) -> Tensor:
         """The rows of this rank, all columns; what `to_columns` took apart."""
-        shares, counts = column_shares(width, self.size), np.diff(self.bounds).tolist()
-        came = x.new_empty(self.num_rows * width)
-        self._trade(
-            came, x.reshape(-1), [self.num_rows * w for w in shares], [n * shares[self.rank] for n in counts]
-        )
-        parts = torch.split(came, [self.num_rows * w for w in shares])
-        return torch.cat([p.view(self.num_rows, w) for p, w in zip(parts, shares, strict=True)], dim=1)
+        shares = column_shares(width, self.size)
+        expected, came = [self.num_rows * w for w in shares], x.new_empty(self.num_rows * width)
+        self._trade(came, x.reshape(-1), expected, [n * shares[self.rank] for n in self._nodes])
+        parts = zip(torch.split(came, expected), shares, strict=True)
+        return torch.cat([part.view(self.num_rows, w) for part, w in parts], dim=1)
 
     # What travels -----------------------------------------------------------------------------
 

@@ -119,15 +119,7 @@ def advise(
     )
     recommended, reason = _choose(none, points, compute_seconds)
     return Advice(
-        none,
-        points,
-        recommended,
-        reason,
-        batches,
-        distinct,
-        row_bytes,
-        compute_seconds,
-        sample_seconds,
+        none, points, recommended, reason, batches, distinct, row_bytes, compute_seconds, sample_seconds
     )
 
 

@@ -6,6 +6,8 @@ import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,6 +23,7 @@ from plait.features.rows import RetryingRows, Row, as_rows, gather, place
 from plait.features.segment import Segment
 from plait.features.simulate import WINDOW_BATCHES, make_policy
 from plait.features.tune import Choice, Seen, Setting, can_gain, candidates, disagrees, retune, warm_rows
+from plait.features.waiting import Lent, Waiting
 
 if TYPE_CHECKING:
     from plait.features.advise import Advice
@@ -81,7 +84,7 @@ class Cache:
 
     Rows of ids where `local` is true are available in the source: they bypass the cache and are not counted.
     A source that raises is asked `retries` times more. Several threads may take; they are served one after
-    the other.
+    the other. What is taken within `lending()` serves later batches too, until `reclaim` hands it over.
     """
 
     def __init__(
@@ -133,6 +136,8 @@ class Cache:
         self._stamp = np.zeros(self.num_rows, np.int64)
         self._place = np.empty(self.num_rows, np.int32)
         self._batch = 0
+        self._waiting: Waiting | None = None  # batches that were taken within lending() and are not used yet
+        self._lending = threading.local()
         self._taking = threading.Lock()  # batches are served in turn
         # the rule is told of later batches, by other threads and processes, while one is being fetched
         self._ruling: Segment | threading.Lock = threading.Lock()
@@ -214,8 +219,42 @@ class Cache:
         far = self._far(self._checked(ids))
         if self.policy != "none":
             with self._ruling:
-                far = far[self._rule.slot_of[far] < 0]
+                far = far[(self._rule.slot_of[far] < 0) & ~self._waits(far)]
         return np.unique(far)
+
+    @contextmanager
+    def lending(self, is_allowed: bool = True) -> Iterator[list[Lent]]:
+        """Within it, what this thread takes serves later batches until the list is given to `reclaim`.
+
+        Nobody may write to it before. Only look-ahead, which knows who will need the rows, lends any.
+        """
+        lent: list[Lent] = []
+        self._lending.batches = lent if is_allowed else None
+        try:
+            yield lent
+        finally:
+            self._lending.batches = None
+
+    def reclaim(self, batches: list[Lent]) -> None:
+        """Ends the lending of batches, the first to be made first: the rule keeps of them what it wants."""
+        with self._ruling:
+            for lent in batches:
+                while self._waiting is not None and lent in self._waiting:
+                    first = self._waiting.first()
+                    self._keep(first.ids, first.at, first.rows, is_made=True)
+
+    def withdraw(self) -> None:
+        """Ends the lending of batches that nobody will use."""
+        with self._ruling:
+            self._lend_none()
+
+    def _lend_none(self) -> None:
+        if self._waiting is not None:
+            self._waiting.clear()
+
+    def _waits(self, ids: Array) -> Array:
+        """Which of the rows a batch has that was lent."""
+        return np.zeros(ids.size, bool) if self._waiting is None else self._waiting.has(ids)
 
     def forget(self) -> None:
         """Drops what was revealed and not asked for, as when an epoch was left early; the rows stay."""
@@ -252,6 +291,7 @@ class Cache:
         self._new_rule = partial(make_policy, setting.policy, self.capacity, self.num_rows, heat, **params)
         self._rule, self._is_filled = self._new_rule(), True
         self._ahead.clear()
+        self._lend_none()
         held = old.id_of[old.id_of >= 0].astype(np.int64)
         if held.size == 0 or self._kept is None or setting.policy == "none":
             return
@@ -267,13 +307,24 @@ class Cache:
             unique, inverse = self._distinct(wanted)
             if self.precision is not None:
                 return self._widened(unique, inverse, self.precision, out)
-            rows = self._distinct_rows(unique, out if inverse is None else None)
+            lent = getattr(self._lending, "batches", None)
+            rows = self._distinct_rows(unique, out if inverse is None else None, lent)
         if inverse is None:
             return rows
         if out is None:
             out = np.empty((wanted.size, *rows.shape[1:]), rows.dtype)
         gather(rows, inverse, out)
+        if lent:
+            self._now_in(lent[-1], inverse, out)
         return out
+
+    def _now_in(self, lent: Lent, inverse: Array, out: Array) -> None:
+        """Lends the rows from `out`, where out[i] is what was row inverse[i], instead of a second copy."""
+        place_of = np.empty(int(inverse.max()) + 1, np.int64)
+        place_of[inverse] = np.arange(inverse.size)
+        with self._ruling:
+            assert self._waiting is not None
+            self._waiting.move(lent, place_of[lent.at], out)
 
     def _widened(self, ids: Array, inverse: Array | None, precision: str, out: Array | None) -> Array:
         """The rows of distinct ids, as often as `inverse` says, in float32."""
@@ -304,10 +355,12 @@ class Cache:
         self._empty_rule()
         self._is_filled = False
         self._ahead.clear()
+        self._lend_none()
 
     def _forget(self) -> None:
         """A fresh look-ahead rule that holds the same rows in the same slots and knows no future."""
         rule = self._rule
+        self._lend_none()
         if not isinstance(rule, LookAhead) or (rule.known == 0 and not self._ahead):
             self._ahead.clear()
             return
@@ -328,48 +381,83 @@ class Cache:
         while self._ahead and rule.known <= rule.window:
             rule.reveal(self._ahead.popleft())
 
-    def _distinct_rows(self, ids: Array, out: Array | None) -> Array:
-        """One row per distinct id, in `out` where it is given: near ones from here, the others fetched."""
+    def _distinct_rows(self, ids: Array, out: Array | None, lent: list[Lent] | None = None) -> Array:
+        """One row per distinct id, in `out` where it is given: near ones from here, the others fetched.
+
+        With `lent` they are lent from there to later batches and enter it.
+        """
         far = self._far(ids)
         self._note(far)
         if far.size == 0 or self.policy == "none":
             rows = self._fetched(ids, far.size, None, out)
-            self._count(far, np.full(far.size, -1, np.int32), 0)
+            self._count(far, np.zeros(far.size, bool))
             return rows
         self._prefill()
         at = np.arange(far.size) if self._local is None else np.flatnonzero(~self._local[ids])
         missing = np.ones(ids.size, bool)
         with self._ruling:
-            slots = self._rule.slot_of[far]
-            is_near = slots >= 0
-            if self._kept is not None and is_near.any():
-                if out is None:
-                    out = np.empty((ids.size, *self._kept.shape[1:]), self._kept.dtype)
-                missing[at[is_near]] = False
-                # copied now: another process may move them later
-                place(self._kept, slots[is_near], at[is_near], out)
+            # copied now: others may move them later
+            is_near, out = self._copied(far, at, ids.size, out)
+        missing[at[is_near]] = False
         # fetched before the rule moves: when the source fails, the cache is as it was
         lacking = None if missing.all() else np.flatnonzero(missing)
         rows = self._fetched(ids, int(far.size - is_near.sum()), lacking, out)
-        self._move(far, slots, at, rows)
+        self._count(far, is_near)
+        with self._ruling:
+            if lent is None or not self._lend(far, at, rows, lent):
+                self._keep(far, at, rows)
         return rows
 
-    def _move(self, far: Array, slots: Array, at: Array, rows: Array) -> None:
+    def _copied(self, far: Array, at: Array, count: int, out: Array | None) -> tuple[Array, Array | None]:
+        """Which of the ids are in slots or lent, and room for `count` rows, where these are at `at`."""
+        slots = self._rule.slot_of[far]
+        has_slot, waits = slots >= 0, self._waits(far)
+        waits &= ~has_slot
+        is_near = has_slot | waits
+        if self._kept is None or not is_near.any():
+            return np.zeros(far.size, bool), out
+        if out is None:
+            out = np.empty((count, *self._kept.shape[1:]), self._kept.dtype)
+        place(self._kept, slots[has_slot], at[has_slot], out)
+        if waits.any():
+            assert self._waiting is not None
+            self._waiting.place(far[waits], at[waits], out)
+        return is_near, out
+
+    def _lend(self, far: Array, at: Array, rows: Array, lent: list[Lent]) -> bool:
+        """Whether the batch, whose remote rows are rows[at], can wait: it can when the rule knows it."""
+        rule = self._rule
+        if not isinstance(rule, LookAhead):
+            return False
+        self._tell()
+        after = 0 if self._waiting is None else len(self._waiting)
+        announced = rule.announced(after)
+        if announced is None or not np.array_equal(announced, far):
+            return False
+        if self._waiting is None:
+            self._waiting = Waiting(self.num_rows)
+        self._storage(rows)
+        lent.append(self._waiting.add(far, at, rows))
+        rule.release(rule.slot_of[far])
+        return True
+
+    def _keep(self, far: Array, at: Array, rows: Array, is_made: bool = False) -> None:
         """Lets the rule keep what it wants of the batch, whose remote rows are rows[at]."""
-        with self._ruling:
-            rule = self._rule
-            if isinstance(rule, LookAhead):
-                self._tell()
-                if rule.known and not np.array_equal(rule._revealed[0], far):
-                    self._forget()  # not the batch that was announced
-                    rule = self._rule
-            held = (self._source.held(far),) if isinstance(rule, LookAhead) else ()
-            step = rule.step(far, *held)
-            kept = self._storage(rows)
-            place(rows, at[step.positions], step.places, kept)
-            self._count(far, slots, step.evicted)
-            if step.extra.size:
-                self._keep_extra(rule, step.extra.astype(np.int64), step.extra_places)
+        rule = self._rule
+        given: dict[str, Any] = {}
+        if isinstance(rule, LookAhead):
+            self._tell()
+            waiting = 0 if self._waiting is None or not is_made else len(self._waiting)
+            announced = rule.announced()
+            if announced is not None and not np.array_equal(announced, far):
+                self._forget()  # not the batch that was announced
+                rule = self._rule
+            given = {"held": self._source.held(far, is_made), "waiting": waiting}
+        step = rule.step(far, **given)
+        place(rows, at[step.positions], step.places, self._storage(rows))
+        self.counters.evictions += step.evicted
+        if step.extra.size:
+            self._keep_extra(rule, step.extra.astype(np.int64), step.extra_places)
 
     def _keep_extra(self, rule: Policy, ids: Array, places: Array) -> None:
         try:
@@ -433,16 +521,15 @@ class Cache:
             self._kept = np.empty((self.capacity, *like.shape[1:]), like.dtype)
         return self._kept
 
-    def _count(self, far: Array, slots: Array, evicted: int) -> None:
+    def _count(self, far: Array, is_near: Array) -> None:
         c = self.counters
         c.batches += 1
         c.requests += far.size
-        c.hits += int((slots >= 0).sum())
-        c.evictions += evicted
+        c.hits += int(is_near.sum())
         if self._halo is not None:
             inside = self._halo[far]
             c.halo_requests += int(inside.sum())
-            c.halo_hits += int((slots[inside] >= 0).sum())
+            c.halo_hits += int(is_near[inside].sum())
 
     def _note(self, far: Array) -> None:
         if self.choice is not None and self._rows_seen < _TRACE_ROWS:

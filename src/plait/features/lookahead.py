@@ -1,8 +1,9 @@
 """The state and kernels of the look-ahead rule: slots in lists by next use, or by count when none is known.
 
 List b % (window + 1) holds the resident rows whose next use is batch b; list window + 1 + c those with no
-known use that c batches asked for. The first to leave is the coldest without a known use, else the one
-needed last.
+known use that c batches asked for, and list window + 1 those that a batch has which was made and waits: its
+copy serves whoever needs them before it leaves. The first to leave are those, then the coldest without a
+known use, then the one needed last.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from plait.features.eviction import push, settle, unlink
 from plait.features.trace import NEVER
 
-__all__ = ["State", "reveal", "start", "step"]
+__all__ = ["State", "release", "reveal", "start", "step"]
 
 Array = NDArray[Any]
 
@@ -87,10 +88,18 @@ def _enlarge(state: State, first: int, end: int, incoming: int) -> None:
     state.uses = longer
 
 
-def step(state: State, slot_of: Array, id_of: Array, ids: Array, slots: Array, held: Array) -> int:
+def release(state: State, slots: Array) -> None:
+    """Lets the rows in these slots (-1: none) be the first to leave: a batch that waits has copies."""
+    _release(slots, state.ahead, state.behind, state.list_of, state.window)
+
+
+def step(
+    state: State, slot_of: Array, id_of: Array, ids: Array, slots: Array, held: Array, waiting: int
+) -> int:
     """The number of empty slots filled by the batch, which was revealed before.
 
-    Rows that are `held`, one truth value each or no value at all, evict nothing.
+    Rows that are `held`, one truth value each or no value at all, push nobody out; those that one of the
+    next `waiting` batches needs, which are made, want no slot.
     """
     return int(
         _step(
@@ -106,8 +115,20 @@ def step(state: State, slot_of: Array, id_of: Array, ids: Array, slots: Array, h
             state.uses,
             state.numbers,
             state.window,
+            waiting,
         )
     )
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _release(slots: Any, ahead: Any, behind: Any, list_of: Any, window: int) -> None:
+    capacity = list_of.size
+    for i in range(slots.size):
+        slot = slots[i]
+        if slot >= 0:
+            unlink(ahead, behind, slot)
+            list_of[slot] = window + 1
+            push(ahead, behind, capacity + window + 1, slot)
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
@@ -166,16 +187,19 @@ def _step(
     uses: Any,
     numbers: Any,
     window: int,
+    waiting: int,
 ) -> Any:
     capacity = id_of.size
     mask = uses.size - 1
     now, first = numbers[0], numbers[2]
+    made = now + waiting  # the last batch that is
     cold = capacity + window + 1
     for i in range(ids.size):
         if slots[i] >= 0:
             slot = slots[i]
+            use = int(uses[(first + i) & mask])
             unlink(ahead, behind, slot)
-            list_of[slot] = _list_for(uses[(first + i) & mask], count[ids[i]], window)
+            list_of[slot] = window + 1 if use <= made else _list_for(use, count[ids[i]], window)
             push(ahead, behind, capacity + list_of[slot], slot)
     coldest = 0  # no resident without a known use has a smaller count
     farthest = now + window  # no resident has a later known use
@@ -185,6 +209,8 @@ def _step(
             continue
         use = int(uses[(first + i) & mask])
         heat = min(int(count[ids[i]]), _COUNTS - 1)
+        if use <= made:
+            continue
         if numbers[4] < capacity:
             slot = numbers[4]
             numbers[4] += 1

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from plait.errors import InputError
 from plait.features.memory import prefetch
+from plait.features.rows import all_below
 
 __all__ = ["DirectTable", "HashTable", "SlotTable", "slot_table"]
 
@@ -68,7 +69,7 @@ class DirectTable(SlotTable):
 
     def _checked(self, ids: ArrayLike) -> Array:
         array = np.asarray(ids)
-        if array.size and not _all_below(array, self.num_ids):
+        if array.size and not all_below(array, self.num_ids):
             raise InputError(f"ids: some are not between 0 and {self.num_ids - 1}, the range of this table")
         return array
 
@@ -119,15 +120,6 @@ class HashTable(SlotTable):
 
 def _no_cells(count: int) -> Array:
     return np.full(2 * count, _EMPTY, np.int64)
-
-
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _all_below(ids: Any, bound: int) -> bool:
-    # one unsigned comparison covers both ends; no early exit, so that the loop is vectorised
-    bad = 0
-    for i in range(ids.size):
-        bad += int(np.uint64(ids[i]) >= np.uint64(bound))
-    return bad == 0
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]

@@ -253,6 +253,10 @@ class LookAhead(Policy):
         """How many batches after the current one have been revealed."""
         return len(self._revealed)
 
+    def announced(self, after: int = 0) -> Array | None:
+        """The batch that comes `after` so many others, where it has been revealed."""
+        return self._revealed[after] if after < len(self._revealed) else None
+
     def reveal(self, ids: Array) -> None:
         """Tells the rule the batch after the last one it knows."""
         if len(self._revealed) > self.window:
@@ -260,15 +264,22 @@ class LookAhead(Policy):
         self._revealed.append(ids)
         lookahead.reveal(self._state, self.slot_of, ids)
 
-    def step(self, ids: Array, held: Array = _NONE_HELD) -> Step:
-        """As any rule's; rows of the batch that are `held` elsewhere until they are needed take no slot."""
+    def release(self, slots: Array) -> None:
+        """Takes back slots (-1: none) whose rows a batch has that is made and not stepped yet."""
+        lookahead.release(self._state, slots)
+
+    def step(self, ids: Array, held: Array = _NONE_HELD, waiting: int = 0) -> Step:
+        """As any rule's; rows of the batch that are `held` elsewhere until they are needed take no slot.
+
+        Nor do those that one of the next `waiting` batches has, which are made already.
+        """
         if not self._revealed:
             self.reveal(ids)
         if self._revealed.popleft().size != ids.size:
             raise InputError("step: this is not the batch that was revealed next; batches come in order")
         slots = np.empty(ids.size, np.int32)
         hits = int(eviction.look_up(self.slot_of, ids, slots))
-        filled = lookahead.step(self._state, self.slot_of, self.id_of, ids, slots, held)
+        filled = lookahead.step(self._state, self.slot_of, self.id_of, ids, slots, held, waiting)
         return self._answer(ids, slots, hits, filled)
 
 

@@ -16,7 +16,10 @@ from numpy.typing import ArrayLike, NDArray
 from plait.errors import InputError
 from plait.features.memory import prefetch
 
-__all__ = ["ArrayRows", "FunctionRows", "RetryingRows", "Row", "Rows", "as_rows", "gather", "place", "row_of"]
+__all__ = [
+    "ArrayRows", "FunctionRows", "RetryingRows", "Row", "Rows", "all_below", "as_rows", "gather", "place",
+    "row_of",
+]  # fmt: skip
 
 Array = NDArray[Any]
 
@@ -143,13 +146,14 @@ class RetryingRows:
         source: Any = self._rows
         self._tried(lambda: source.place(ids, at, out), ids.size)
 
-    def held(self, ids: Array) -> Array:
-        """Which of the rows the source has available until they are asked for again, one truth value each.
+    def held(self, ids: Array, is_made: bool = False) -> Array:
+        """Which of the rows the source has at hand until they are asked for again, one truth value each.
 
-        An empty array where it says nothing of it.
+        `is_made` where they are rows of a batch that was made before the one being made now, which may be
+        the one to ask for them. An empty array where the source says nothing of it.
         """
         source: Any = self._rows
-        found: Array = source.held(ids) if hasattr(source, "held") else np.empty(0, np.bool_)
+        found: Array = source.held(ids, is_made) if hasattr(source, "held") else np.empty(0, np.bool_)
         return found
 
     def _tried(self, work: Callable[[], Any], count: int) -> Any:
@@ -174,7 +178,7 @@ def gather(array: Array, ids: Array, out: Array) -> None:
     _check_file(array)
     if ids.size == 0:
         return
-    if not _all_below(ids, array.shape[0]):
+    if not all_below(ids, array.shape[0]):
         raise InputError(f"ids: some are not between 0 and {array.shape[0] - 1}, the rows there are")
     row_bytes = array.dtype.itemsize * math.prod(array.shape[1:])
     if not (array.flags.c_contiguous and out.flags.c_contiguous) or row_bytes == 0:
@@ -188,9 +192,9 @@ def place(array: Array, ids: Array, at: Array, out: Array) -> None:
     """out[at[i]] = array[ids[i]] without the interpreter lock, which numpy would hold; no place twice."""
     if ids.size == 0:
         return
-    if not _all_below(ids, array.shape[0]):
+    if not all_below(ids, array.shape[0]):
         raise InputError(f"ids: some are not between 0 and {array.shape[0] - 1}, the rows there are")
-    if not _all_below(at, out.shape[0]):
+    if not all_below(at, out.shape[0]):
         raise InputError(f"at: some are not between 0 and {out.shape[0] - 1}, the rows of out")
     row_bytes = array.dtype.itemsize * math.prod(array.shape[1:])
     if not (array.flags.c_contiguous and out.flags.c_contiguous) or row_bytes == 0:
@@ -211,7 +215,9 @@ def _words(array: Array, word: Any) -> Array:
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _all_below(ids: Any, bound: int) -> bool:
+def all_below(ids: Any, bound: int) -> bool:
+    """Whether all ids are in [0, bound)."""
+    # one unsigned comparison covers both ends; no early exit, so that the loop is vectorised
     bad = 0
     for i in range(ids.size):
         bad += int(np.uint64(ids[i]) >= np.uint64(bound))

@@ -193,8 +193,7 @@ def _stable_sort(
     shares = np.searchsorted(starts, cuts)
     shares[0], shares[-1] = 0, buckets
     _each(
-        parts,
-        lambda part: _inside_buckets(near, shift, starts, shares[part], shares[part + 1], indptr, out),
+        parts, lambda part: _inside_buckets(near, shift, starts, shares[part], shares[part + 1], indptr, out)
     )
     return indptr
 

@@ -39,11 +39,7 @@ class Graph:
     """Number of columns; num_nodes unless targets and sources are different node sets."""
 
     def __init__(
-        self,
-        indptr: Ints,
-        indices: Ints,
-        num_sources: int,
-        order: Ints | Callable[[], Ints] | None = None,
+        self, indptr: Ints, indices: Ints, num_sources: int, order: Ints | Callable[[], Ints] | None = None
     ) -> None:
         """Keeps and trusts its arguments; `order` may be a function that makes it when first asked.
 

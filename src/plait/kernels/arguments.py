@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from numba import cfunc, njit, types
+
 from plait.kernels.launch import launch, thread_number
-from plait.kernels.vector import LINE, group_reader, tuple_reader
+from plait.kernels.vector import LINE, group_reader, load_index, next_piece, tuple_reader
 
 __all__ = ["PATTERN", "Arguments"]
 
@@ -77,6 +79,26 @@ class Arguments:
         """A numba function of a block and k: a named tuple of the group's arguments, its k-th repetition."""
         first, names = self._groups[group]
         return group_reader(names, first)
+
+    def row_kernel(self, index_bits: int, row: Callable[[Any, Any, Any, Any], None]) -> Any:
+        """The kernel over a pattern that runs row(arguments, i, start, end) for row i and its edges.
+
+        Threads claim pieces of rows. `row` is compiled into that loop: a call would hand all arguments over.
+        """
+        read, index, bound = self.reader(), load_index(index_bits), load_index(64)
+        inside = njit(forceinline=True)(row)
+
+        @cfunc(types.void(types.CPointer(types.int64)))  # type: ignore[untyped-decorator]
+        def run(arguments: Any) -> None:
+            a = read(arguments)
+            while True:
+                piece = next_piece(a.team, a.pieces)
+                if piece >= a.pieces:
+                    break
+                for i in range(bound(a.bounds, piece), bound(a.bounds, piece + 1)):
+                    inside(a, i, index(a.indptr, i), index(a.indptr, i + 1))
+
+        return run
 
     def words(self) -> ctypes.Array[ctypes.c_int64]:
         """This thread's block, to be filled and then run."""

@@ -22,7 +22,7 @@ from typing import Any
 from plait.errors import PlaitError
 from plait.kernels.trusted import distrust, read_trusted
 
-__all__ = ["address_of", "cache_folder", "kernel_folder"]
+__all__ = ["address_of", "cache_folder", "kernel_folder", "stored"]
 
 _SYMBOL = "plait_kernel"
 # sources that all machine code is made from; the other files only pass arguments
@@ -59,6 +59,20 @@ def address_of(name: str, build: Callable[[], Any], uses: tuple[str, ...] = ()) 
         code = _object_code(build())
         _write(path, code)
     return _load(code)
+
+
+def stored(name: str, build: Callable[..., Any], uses: tuple[str, ...] = ()) -> Callable[..., int]:
+    """`build` as a function of the same arguments, by position: the address of the kernel it makes."""
+
+    @functools.cache
+    def address(*given: object) -> int:
+        def built() -> Any:
+            return build(*given)
+
+        built.__module__ = build.__module__
+        return address_of("-".join([name, *map(str, given)]), built, uses)
+
+    return address
 
 
 def _seal(code: bytes) -> bytes:

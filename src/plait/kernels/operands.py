@@ -12,7 +12,7 @@ zero); the elements of one row follow each other. Everything else lies in one pi
 from __future__ import annotations
 
 import ctypes
-from typing import Any, overload
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from plait.errors import InputError
 __all__ = ["Words", "float_bits", "read_flat", "read_numbers", "read_rows", "write_flat", "write_rows"]
 
 Words = ctypes.Array[ctypes.c_int64]
+Given = TypeVar("Given", Tensor, Tensor | None)
 
 _BITS = {torch.float32: 32, torch.float64: 64}
 
@@ -37,38 +38,16 @@ def float_bits(name: str, tensor: Tensor) -> int:
     return bits
 
 
-@overload
 def read_rows(
     words: Words,
     at: int,
     name: str,
-    tensor: Tensor,
+    tensor: Given,
     dtype: torch.dtype,
     rows: int,
     width: int,
     may_be_longer: bool = False,
-) -> Tensor: ...
-@overload
-def read_rows(
-    words: Words,
-    at: int,
-    name: str,
-    tensor: Tensor | None,
-    dtype: torch.dtype,
-    rows: int,
-    width: int,
-    may_be_longer: bool = False,
-) -> Tensor | None: ...
-def read_rows(
-    words: Words,
-    at: int,
-    name: str,
-    tensor: Tensor | None,
-    dtype: torch.dtype,
-    rows: int,
-    width: int,
-    may_be_longer: bool = False,
-) -> Tensor | None:
+) -> Given:
     """Place the address of a matrix and the bytes between its rows, zeros for None.
 
     Returns the tensor that was placed, a copy perhaps: hold it until the kernel has run.
@@ -116,15 +95,7 @@ def write_rows(
     words[at], words[at + 1] = address, stride * dtype.itemsize
 
 
-@overload
-def read_flat(words: Words, at: int, name: str, tensor: Tensor, dtype: torch.dtype, count: int) -> Tensor: ...
-@overload
-def read_flat(
-    words: Words, at: int, name: str, tensor: Tensor | None, dtype: torch.dtype, count: int
-) -> Tensor | None: ...
-def read_flat(
-    words: Words, at: int, name: str, tensor: Tensor | None, dtype: torch.dtype, count: int
-) -> Tensor | None:
+def read_flat(words: Words, at: int, name: str, tensor: Given, dtype: torch.dtype, count: int) -> Given:
     """Place the address of `count` elements in one piece, zero for None; returns what is to be held."""
     if tensor is None:
         words[at] = 0

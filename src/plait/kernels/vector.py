@@ -8,6 +8,7 @@ the machine has, so one description serves AVX-512, AVX2 and NEON. Addresses tra
 
 from __future__ import annotations
 
+import math
 from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -275,6 +276,25 @@ class CodeGen:
         """a*b + c, contracted to one instruction where the machine has it; NaN and infinity are kept."""
         return self.builder.fadd(self.builder.fmul(a, b, flags=("contract",)), c, flags=("contract",))
 
+    def exp(self, z: Any, degree: int) -> Any:
+        """e^z within +-87 (float64: +-708): 2^n times a Taylor polynomial of the rest, ln 2 / 2 at most."""
+        b, bits = self.builder, self.float_bits
+        magic, bias, shift = {32: (12582912.0, 127, 23), 64: (6755399441055744.0, 1023, 52)}[bits]
+        # ln 2 in two parts, the first with trailing zeros, so that n times it is exact
+        high = {32: 0.693359375, 64: 0.6931471803691238}[bits]
+        low = math.log(2) - high if bits == 32 else 1.9082149292705877e-10
+        whole = ir.VectorType(ir.IntType(bits), self.lanes)
+        shifted = self.multiply_add(z, self.constant(math.log2(math.e)), self.constant(magic))
+        n = b.fsub(shifted, self.constant(magic))
+        r = self.multiply_add(n, self.constant(-high), z)
+        r = self.multiply_add(n, self.constant(-low), r)
+        result = self.constant(1.0 / math.factorial(degree))
+        for k in range(degree - 1, -1, -1):
+            result = self.multiply_add(result, r, self.constant(1.0 / math.factorial(k)))
+        exponent = b.add(b.bitcast(shifted, whole), ir.Constant(whole, [bias] * self.lanes))
+        power = b.bitcast(b.shl(exponent, ir.Constant(whole, [shift] * self.lanes)), self.vector)
+        return b.fmul(result, power)
+
     def mask(self, count: Any) -> Any:
         """Lanes below `count`; None, which stands for no mask, for None."""
         if count is None:
@@ -326,6 +346,14 @@ class CodeGen:
         for offset in range(0, bytes_ahead, 64):
             where = self.builder.inttoptr(self.builder.add(address, self.word(offset)), pointer)
             self.builder.call(function, [where] + [ir.Constant(I32, k) for k in (int(is_written), level, 1)])
+
+    def ask_ahead(self, rows: list[tuple[Any, Any]], index: Any, i: Any, last: Any, ahead: int) -> None:
+        """Ask for the (start, stride) rows of the edge `ahead` places on, beyond the row's own end too."""
+        b = self.builder
+        later = b.add(i, self.word(ahead))
+        j = index(b.select(b.icmp_signed("<", later, last), later, last))
+        for start, stride in rows:
+            self.prefetch(b.add(start, b.mul(j, stride)), self.lanes * self.float_bits // 8)
 
     def either(self, condition: Any, value: Callable[[], Any], otherwise: Any) -> Any:
         """`value()` where the condition holds, `otherwise` (already computed) where not."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ from plait.loader.transfer import Transfer
 
 if TYPE_CHECKING:
     from plait.features.cache import Cache
+    from plait.features.waiting import Lent
 
 __all__ = ["Epochs", "Job", "Shuffled", "shuffled"]
 
@@ -218,16 +219,39 @@ class Epochs:
         if self._sees_past_epochs and cache.window:
             jobs = chain(jobs, islice(self._jobs(epoch + 1), cache.window + 1))
         revealed = self._revealed(self._samples(jobs), cache, epoch, known)
+        lent: deque[list[Lent]] = deque()
 
         def finished(drawn: tuple[Job, Any]) -> Any:
             begin = time.perf_counter()
             job, sample = drawn
             try:
-                return self._told(job, lambda: self._transfer.start(self.fill(sample)))
+                with cache.lending(self._lends) as batches:
+                    made = self._told(job, lambda: self._transfer.start(self.fill(sample)))
+                lent.append(batches)
+                return made
             finally:
                 clock.prepare_seconds += time.perf_counter() - begin
 
-        return self._ahead(finished, revealed, threads=1)
+        return self._reclaimed(self._ahead(finished, revealed, threads=1), cache, lent)
+
+    @property
+    def _lends(self) -> bool:
+        """Whether batches that wait lend their rows to later ones: nobody writes to them until they leave."""
+        return self.prefetch > 0 and getattr(self, "transform", None) is None
+
+    def _reclaimed(
+        self, batches: Iterator[Any], cache: Cache, lent: deque[list[Lent]]
+    ) -> Generator[Any, None, None]:
+        """The batches, each taken back from those it was lent to before it is handed out."""
+        try:
+            for batch in batches:
+                cache.reclaim(lent.popleft())
+                yield batch
+        finally:
+            close = getattr(batches, "close", None)
+            if close is not None:
+                close()
+            cache.withdraw()
 
     def _samples(self, jobs: Iterator[Job]) -> Iterator[tuple[Job, Any]]:
         """Every job with its sample, drawn ahead."""
@@ -306,13 +330,7 @@ class _Clock:
         seconds, rows = (now - then for now, then in zip(_fetched(cache), self._before, strict=True))
         whole = time.perf_counter() - self._begin
         return Seen(
-            self.batches,
-            whole,
-            self.stalled_seconds,
-            self.prepare_seconds,
-            seconds,
-            int(rows),
-            is_overlapped,
+            self.batches, whole, self.stalled_seconds, self.prepare_seconds, seconds, int(rows), is_overlapped
         )
 
 

@@ -54,7 +54,8 @@ class Expander:
         method: str,
         direction: str,
         temporal_strategy: str,
-        is_temporal: bool,
+        node_time: Any,
+        edge_time: Any,
         disjoint: bool,
         batch_dependency: int,
         layer_dependency: bool,
@@ -64,8 +65,10 @@ class Expander:
         self.method = one_of("method", method, METHODS)
         self.direction = one_of("direction", direction, DIRECTIONS)
         self.temporal_strategy = one_of("temporal_strategy", temporal_strategy, STRATEGIES)
-        self.is_temporal = is_temporal
-        self.disjoint = bool(disjoint) or is_temporal
+        if node_time is not None and edge_time is not None:
+            raise InputError("node_time and edge_time were both given; choose the one that dates a neighbour")
+        self.is_temporal = node_time is not None or edge_time is not None
+        self.disjoint = bool(disjoint) or self.is_temporal
         self.batch_dependency = whole("batch_dependency", batch_dependency, least=1)
         self.layer_dependency = bool(layer_dependency)
         self.seed = whole("seed", seed, least=0)
@@ -80,6 +83,14 @@ class Expander:
             raise InputError(
                 "direction='induced' is not defined for disjoint or temporal samples; use 'directional'"
             )
+
+    def _has_no_times(self, seed_time: Any) -> bool:
+        """Whether samples do not depend on times; seed_time is refused then."""
+        if seed_time is not None and not self.is_temporal:
+            raise InputError(
+                "seed_time was given to a sampler without times; build it with node_time or edge_time"
+            )
+        return not self.is_temporal
 
     def _choice(self) -> dict[str, Any]:
         """The settings a relation chooses by."""

@@ -70,19 +70,11 @@ class HeteroSampler(Expander):
     ) -> None:
         if not graphs:
             raise InputError("graphs is empty; give a Graph for every (source, relation, target)")
-        if node_time is not None and edge_time is not None:
-            raise InputError("node_time and edge_time were both given; choose the one that dates a neighbour")
         self._set_out(
-            replace=replace,
-            method=method,
-            direction=direction,
-            temporal_strategy=temporal_strategy,
-            is_temporal=node_time is not None or edge_time is not None,
-            disjoint=disjoint,
-            batch_dependency=batch_dependency,
-            layer_dependency=layer_dependency,
-            seed=seed,
-        )
+            replace=replace, method=method, direction=direction, temporal_strategy=temporal_strategy,
+            node_time=node_time, edge_time=edge_time, disjoint=disjoint, batch_dependency=batch_dependency,
+            layer_dependency=layer_dependency, seed=seed,
+        )  # fmt: skip
         if self.direction == "bidirectional":
             raise InputError("direction='bidirectional' is made of a directional sample; draw that")
         self.node_types, self.edge_types = tuple(num_nodes), tuple(graphs)
@@ -181,11 +173,7 @@ class HeteroSampler(Expander):
 
     def _checked_times(self, seeds: dict[str, Array], seed_time: Mapping[str, ArrayLike] | None) -> Array:
         """One time per tree."""
-        if not self.is_temporal:
-            if seed_time is not None:
-                raise InputError(
-                    "seed_time was given to a sampler without times; build it with node_time or edge_time"
-                )
+        if self._has_no_times(seed_time):
             return _NONE
         times = []
         for kind, ids in seeds.items():

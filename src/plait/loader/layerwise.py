@@ -59,12 +59,7 @@ _INDEX_BYTES = 160
 
 
 def inference(
-    model: nn.Module,
-    data: Any,
-    *,
-    memory_limit: int = DEFAULT_LIMIT,
-    features: Any = None,
-    **kwargs: Any,
+    model: nn.Module, data: Any, *, memory_limit: int = DEFAULT_LIMIT, features: Any = None, **kwargs: Any
 ) -> Any:
     """model(x, edge_index, **kwargs) without gradients, dropout off, for all nodes of `data`.
 

@@ -59,40 +59,19 @@ class LinkNeighborLoader(SampledEpochs, PyGLinkNeighborLoader):  # type: ignore[
         if (edge_label_time is None) != (time_attr is None):
             raise InputError("edge_label_time and time_attr go together; give both or neither")
         plain, neighbor_sampler = self._prepared(
-            data,
-            num_neighbors,
-            neighbor_sampler,
-            features=features,
-            seed=seed,
-            prefetch=prefetch,
-            budget_bytes=budget_bytes,
-            device=device,
-            replace=replace,
-            subgraph_type=subgraph_type,
-            disjoint=disjoint,
-            temporal_strategy=temporal_strategy,
-            time_attr=time_attr,
-            weight_attr=weight_attr,
-            directed=directed,
-            method=method,
-            batch_dependency=batch_dependency,
-        )
+            data, num_neighbors, neighbor_sampler, features=features, seed=seed, prefetch=prefetch,
+            budget_bytes=budget_bytes, device=device, replace=replace, subgraph_type=subgraph_type,
+            disjoint=disjoint, temporal_strategy=temporal_strategy, time_attr=time_attr,
+            weight_attr=weight_attr, directed=directed, method=method, batch_dependency=batch_dependency,
+        )  # fmt: skip
         links, count = checked_links(plain, edge_label_index, edge_label, edge_label_time)
         super().__init__(
-            plain,
-            num_neighbors,
-            edge_label_index=links,
-            edge_label=edge_label,
-            edge_label_time=edge_label_time,
-            neg_sampling=neg_sampling,
-            neg_sampling_ratio=neg_sampling_ratio,
-            time_attr=time_attr,
-            transform=transform,
-            transform_sampler_output=transform_sampler_output,
-            filter_per_worker=filter_per_worker,
-            neighbor_sampler=neighbor_sampler,
+            plain, num_neighbors, edge_label_index=links, edge_label=edge_label,
+            edge_label_time=edge_label_time, neg_sampling=neg_sampling, neg_sampling_ratio=neg_sampling_ratio,
+            time_attr=time_attr, transform=transform, transform_sampler_output=transform_sampler_output,
+            filter_per_worker=filter_per_worker, neighbor_sampler=neighbor_sampler,
             **shuffled(count, self.seed, kwargs),
-        )
+        )  # fmt: skip
         self._check_workers()
 
     def _drawn(self, inputs: Any, job: Job) -> Any:

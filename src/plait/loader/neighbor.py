@@ -62,41 +62,21 @@ class NeighborLoader(SampledEpochs, PyGNeighborLoader):  # type: ignore[misc]  #
                 "input_time was given without time_attr; name the attribute that dates neighbours"
             )
         plain, neighbor_sampler = self._prepared(
-            data,
-            num_neighbors,
-            neighbor_sampler,
-            features=features,
-            seed=seed,
-            prefetch=prefetch,
-            budget_bytes=budget_bytes,
-            device=device,
-            replace=replace,
-            subgraph_type=subgraph_type,
-            disjoint=disjoint,
-            temporal_strategy=temporal_strategy,
-            time_attr=time_attr,
-            weight_attr=weight_attr,
-            directed=directed,
-            method=method,
-            batch_dependency=batch_dependency,
-        )
+            data, num_neighbors, neighbor_sampler, features=features, seed=seed, prefetch=prefetch,
+            budget_bytes=budget_bytes, device=device, replace=replace, subgraph_type=subgraph_type,
+            disjoint=disjoint, temporal_strategy=temporal_strategy, time_attr=time_attr,
+            weight_attr=weight_attr, directed=directed, method=method, batch_dependency=batch_dependency,
+        )  # fmt: skip
         nodes, count = checked_nodes(plain, input_nodes)
         if input_time is not None and input_time.numel() != count:
             raise InputError(
                 f"input_time has {input_time.numel()} entries for {count} input nodes; give one each"
             )
         super().__init__(
-            plain,
-            num_neighbors,
-            input_nodes=nodes,
-            input_time=input_time,
-            transform=transform,
-            transform_sampler_output=transform_sampler_output,
-            filter_per_worker=filter_per_worker,
-            neighbor_sampler=neighbor_sampler,
-            time_attr=time_attr,
-            **shuffled(count, self.seed, kwargs),
-        )
+            plain, num_neighbors, input_nodes=nodes, input_time=input_time, transform=transform,
+            transform_sampler_output=transform_sampler_output, filter_per_worker=filter_per_worker,
+            neighbor_sampler=neighbor_sampler, time_attr=time_attr, **shuffled(count, self.seed, kwargs),
+        )  # fmt: skip
         self._check_workers()
 
     def _drawn(self, inputs: Any, job: Job) -> Any:

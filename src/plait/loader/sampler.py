@@ -89,21 +89,13 @@ class Sampler(Expander):
                 f"graph: sampling needs one node set, this one has {graph.num_nodes} targets and "
                 f"{graph.num_sources} sources; give it to HeteroSampler as a relation"
             )
-        if node_time is not None and edge_time is not None:
-            raise InputError("node_time and edge_time were both given; choose the one that dates a neighbour")
         self.graph = graph
         self.fanout = checked_fanout(fanout)
         self._set_out(
-            replace=replace,
-            method=method,
-            direction=direction,
-            temporal_strategy=temporal_strategy,
-            is_temporal=node_time is not None or edge_time is not None,
-            disjoint=disjoint,
-            batch_dependency=batch_dependency,
-            layer_dependency=layer_dependency,
-            seed=seed,
-        )
+            replace=replace, method=method, direction=direction, temporal_strategy=temporal_strategy,
+            node_time=node_time, edge_time=edge_time, disjoint=disjoint, batch_dependency=batch_dependency,
+            layer_dependency=layer_dependency, seed=seed,
+        )  # fmt: skip
         self._node_time: Array | None = None
         if node_time is not None:
             self._node_time = per_item("node_time", node_time, graph.num_nodes, "node")
@@ -160,11 +152,7 @@ class Sampler(Expander):
         return sample
 
     def _checked_times(self, nodes: Array, seed_time: ArrayLike | None) -> Array:
-        if not self.is_temporal:
-            if seed_time is not None:
-                raise InputError(
-                    "seed_time was given to a sampler without times; build it with node_time or edge_time"
-                )
+        if self._has_no_times(seed_time):
             return _NONE
         if seed_time is None:
             if self._node_time is None:

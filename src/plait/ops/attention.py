@@ -205,8 +205,8 @@ def _targets_first(reverse: Reverse, step: Step, reads: Reads, is_lean: bool) ->
     to_edge = reverse.fresh(str(edge), shapes[edge]) if is_lean and wants_edge and edge is not None else None
     more = (*part, *(name for name in (kept, to_edge) if name is not None))
     options = (*step.options, ("is_first", True), ("kept", kept), ("to_edge", to_edge))
-    # the output without what was added to it: on some devices it gives a target's part of the softmax
-    told: Reads = [*reads, ("out", step.out)] if is_lean else reads
+    # less the bias, the output tells a target's part of the softmax on some devices
+    told: Reads = [*reads, ("out", step.out), ("bias", step.get("bias"))] if is_lean else reads
     made = reverse.add("attend_again", near, told, shapes[near], more=more, options=options)
     _give(reverse, step, near, made, part)
     if {step["value"], step["far"]} & reverse.needed or part:
@@ -339,7 +339,7 @@ register(
         says="sum the gradients of scores by target",
     ),
     Operation(
-        "attend_again", (*_BACK, "out?"), _again_flops, _depth, _request,
+        "attend_again", (*_BACK, "out?", "bias?"), _again_flops, _depth, _request,
         reference=f"{_REFERENCE}:attend_backward", says="score edges again, for the targets' gradients",
     ),
     Operation(

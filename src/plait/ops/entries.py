@@ -49,8 +49,7 @@ def _of_sums(reverse: Reverse, step: Step, grad: str) -> None:
         reads = [("matrix", step["matrix"]), ("entries", entries), ("x", grad)]
         turned = not step.is_transposed
         reverse.share(
-            x,
-            reverse.add("entry_sums", x, reads, shapes[x], is_transposed=turned, options=step.options),
+            x, reverse.add("entry_sums", x, reads, shapes[x], is_transposed=turned, options=step.options)
         )
 
 

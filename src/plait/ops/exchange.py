@@ -40,7 +40,8 @@ def copied_numbers(step: Step, setting: Setting) -> int:
         return int((setting.sizes["S"] + setting.sizes["N"]) * cols)
     if step.op == "receive":
         return int(setting.sizes["S"] * cols)
-    return rows_in * cols_in if step.op == "to_columns" else rows * cols
+    # all of a rank's rows are packed or unpacked, and those columns of them that stay here copied once more
+    return rows_in * (cols_in + cols) if step.op == "to_columns" else rows * (cols + cols_in)
 
 
 def _request(step: Step, setting: Setting) -> Request:

@@ -2,7 +2,8 @@
 
 The operand `function` is not a tensor but a callable: (rows of the targets, of the sources, of the edges,
 *parameters) -> rows. The option `products` lists its dense products per edge as (inner, columns). With
-`is_paired` the function gets the sum of both ends' rows instead, and the parameters.
+`is_paired` the function gets the sum of both ends' rows instead, and the parameters. `attained` has the
+option `act` instead where a kernel knows the function by name.
 """
 
 from __future__ import annotations
@@ -44,7 +45,19 @@ def _back_flops(step: Step, view: View) -> Mapping[str, Amount]:
     edges, columns = pattern_of(step, view).edges, _columns(step, view)
     made = sum((3 * dense_flops(edges, a, b) for a, b in _products(step)), 0)
     again = 0 if step.get("marks") is None else dense_flops(edges, *_products(step)[-1])
+    if step.option("act"):
+        return _marked_flops(step, view)
     return {"edge update": made - again + 3 * edges * columns, "aggregate": 2 * edges * columns}
+
+
+def _marked_flops(step: Step, view: View) -> Mapping[str, Amount]:
+    """Rows again, in both passes; one edge per target and column has a gradient: three products of these."""
+    edges, columns = pattern_of(step, view).edges, _columns(step, view)
+    rows, cols = view.size(step["grad"])
+    return {
+        "edge update": 3 * dense_flops(rows, columns, cols) + 4 * edges * columns,
+        "aggregate": 2 * edges * columns,
+    }
 
 
 def _depth(step: Step, view: View) -> Amount:
@@ -55,10 +68,17 @@ def _depth(step: Step, view: View) -> Amount:
 def _request(step: Step, setting: Setting) -> Request:
     rows, cols = setting.size(step.out)
     matrix = setting.matrix(step["matrix"], False)
-    kind = "marked" if step.get("marks") is not None else ""
     return Request(
-        step.op, rows, cols, _columns(step, setting), matrix, kind=kind, products=_products(step)
+        step.op, rows, cols, _columns(step, setting), matrix, kind=_kind(step), products=_products(step)
     )  # fmt: skip
+
+
+def _kind(step: Step) -> str:
+    """What its kernels are: one pass for a known form, tiles for a known map, with marks, or blocks."""
+    form = step.option("form")
+    if form is not None and (form[0] == "softmax" or step.get("attr") is None):
+        return str(form[0])
+    return "rectified" if step.option("act") else "marked" if step.get("marks") is not None else ""
 
 
 # Gradients ------------------------------------------------------------------------------------------------
@@ -118,6 +138,7 @@ def _of_per_edge(reverse: Reverse, step: Step, grad: str) -> None:
 
 
 _ENDS = ("matrix", "function", "near?", "far", "attr?", "p*")
+_MARKED = ("matrix", "function?", *_ENDS[2:], "w", "bias?")
 
 register(
     Operation(
@@ -129,11 +150,11 @@ register(
         says="compute messages again, send gradients back",
     ),
     Operation(
-        "attained", (*_ENDS, "w", "bias?"), _flops, _depth, _request, _of_attained,
+        "attained", _MARKED, _flops, _depth, _request, _of_attained,
         says="compute messages in blocks, mark the extrema",
     ),
     Operation(
-        "attained_back", (*_ENDS, "w", "bias?", "marks", "grad"), _back_flops, _depth, _request,
+        "attained_back", (*_MARKED, "marks", "grad"), _back_flops, _depth, _request,
         says="send gradients back to the marked messages",
     ),
     Operation(

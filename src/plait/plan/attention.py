@@ -138,12 +138,12 @@ class _Writer(Draft):
         added: Mapping[str, str | None] = MappingProxyType({}),
         is_shared: bool = False,
     ) -> str:
-        """The pass over the edges, and what is added to it (separately where the kernel cannot add it)."""
+        """The pass over the edges; a GPU's adds a bias, other rows are added to it in a step of their own."""
         layer = self.layer
         columns = layer.heads * self.width_of(value) if is_shared else self.width_of(value)
         inside = {"addend": added.get("addend"), "bias": added.get("bias")}
-        is_fused = layer.device == "cpu"
-        # gat: one number per head; else rows like those of the nodes, which only GPU kernels take
+        is_fused = layer.device == "cpu" or not inside["addend"]
+        # gat: one number per head; else rows like those of the nodes, which only a GPU's kernels take
         width = layer.lanes if layer.kind == "gat" else layer.columns
         edge = self.input("E", "E", width) if layer.has_edge else None
         reads = {"matrix": self.matrix(), "far": far, "near": near, "value": value, "edge": edge, "att": att}
@@ -152,13 +152,10 @@ class _Writer(Draft):
             more=[("statistics", ("N", 4 * padded(layer.heads)))], kind=layer.kind, heads=layer.heads,
             slope=layer.slope, is_shared=is_shared, order=self.order,
         )  # fmt: skip
-        if is_fused or not any(inside.values()):
+        if is_fused:
             return out
-        terms = [out, *([inside["addend"]] if inside["addend"] else [])]
-        summed = {f"x{k}": name for k, name in enumerate(terms)}
-        return self.add(
-            "combine", {**summed, "bias": inside["bias"]}, ("N", columns), factors=(1.0,) * len(terms)
-        )
+        summed = {"x0": out, "x1": inside["addend"], "bias": inside["bias"]}
+        return self.add("combine", summed, ("N", columns), factors=(1.0, 1.0))
 
     def width_of(self, name: str) -> int:
         return int(self.shapes[name][1])

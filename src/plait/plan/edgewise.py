@@ -5,6 +5,7 @@ rectified        first layer per node, ReLU and sum in one pass over edges, the 
 rectified again  the same, but the signs of ReLU are not kept: backward has a pass over targets too
 blocks           first layer per node, the rest in blocks of edges; a last linear layer after a sum per node
 marked           blocks of a map ending in a linear layer, under an extremum: bits mark the edges attaining it
+tiles            the same for ReLU and a linear layer, all in one pass; gradients visit only the marked edges
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class EdgeMap:
     has_bias: bool = True
     has_last_bias: bool = True
     can_mark: bool = False  # the map ends in a linear layer per edge, under an extremum
+    act: str = ""  # what is between the first layer and that one, where a kernel knows it
     is_everywhere: bool = True  # every target has an edge
 
     @property
@@ -54,6 +56,7 @@ _TEXT = {
     "rectified again": "(Σ relu(X (W₁ - W₂) + X W₂)) V, recomputed",
     "blocks": "reduce(f(X (W₁ - W₂) + X W₂))",
     "marked": "reduce(f(X (W₁ - W₂) + X W₂) V), marks kept",
+    "tiles": "reduce(relu(X (W₁ - W₂) + X W₂) V), in tiles",
 }
 _BECAUSE = {
     "linear": "a linear map commutes with the reduction: no edge is projected",
@@ -61,6 +64,7 @@ _BECAUSE = {
     "rectified again": "nothing besides the projected rows is kept",
     "blocks": "the first layer splits into both ends; edges go in blocks that stay in cache",
     "marked": "keeping one bit per edge and column saves a product per edge in the backward pass",
+    "tiles": "edges are multiplied and reduced in cache; few attain the extremum and have a gradient",
 }
 
 
@@ -69,7 +73,9 @@ def ways(map_: EdgeMap, is_training: bool) -> list[Way]:
     names = [map_.kind]
     if is_training and map_.kind == "rectified":
         names.append("rectified again")
-    if is_training and map_.can_mark:
+    if map_.can_mark and map_.act:
+        names.append("tiles")
+    elif map_.can_mark and is_training:
         names.append("marked")
     return [Way(name, _TEXT[name], _program(map_, name, is_training), _BECAUSE[name]) for name in names]
 
@@ -84,7 +90,9 @@ def _program(map_: EdgeMap, name: str, is_training: bool) -> Program:
         reads = {"matrix": draft.matrix(), "near": near, "far": far}
         out = draft.add("gate", reads, ("N", map_.width), more=more, act="relu")
     else:
-        out = _blocks(draft, map_, near, far, name == "marked", is_training)
+        out = _tiles(draft, map_, near, far, is_training) if name == "tiles" else _blocks(
+            draft, map_, near, far, name == "marked", is_training
+        )  # fmt: skip
     if map_.reduce == "mean":
         out = draft.add("scale_rows", {"scale": draft.diagonal("t"), "x": out}, draft.shapes[out])
     return draft.program(out if map_.last is None else _last(draft, map_, out, map_.last))
@@ -150,14 +158,29 @@ def _blocks(draft: Draft, map_: EdgeMap, near: str, far: str, is_marked: bool, i
     is_sum = map_.reduce in ("sum", "mean")
     more = [] if is_sum or not is_training else [("ties", shape)]
     if is_marked:
-        inner, outer = map_.by_edge[-1]
-        reads |= {"w": draft.input("V", inner, outer)}
-        reads |= {"bias": draft.input("c", 1, outer) if map_.has_last_bias else None}
-        more.append(("marks", ("E", -(-outer // 32))))  # a bit each
+        reads |= _product(draft, map_)
+        more.append(("marks", ("E", -(-map_.columns // 32))))  # a bit each
     return draft.add(
         "attained" if is_marked else "messages", reads, shape, more=more,
         reduce="sum" if is_sum else map_.reduce, is_paired=True, widest=widest, products=map_.by_edge,
     )  # fmt: skip
+
+
+def _tiles(draft: Draft, map_: EdgeMap, near: str, far: str, is_training: bool) -> str:
+    shape = ("N", map_.columns)
+    more = [("ties", shape), ("marks", ("E", 2 * -(-map_.columns // 64)))] if is_training else []
+    reads = {"matrix": draft.matrix(), "near": near, "far": far, **_product(draft, map_)}
+    return draft.add(
+        "attained", reads, shape, more=more, reduce=map_.reduce, is_paired=True, act=map_.act,
+        products=map_.by_edge,
+    )  # fmt: skip
+
+
+def _product(draft: Draft, map_: EdgeMap) -> dict[str, str | None]:
+    """The last linear layer as an operand of the step that makes the messages."""
+    inner, outer = map_.by_edge[-1]
+    bias = draft.input("c", 1, outer) if map_.has_last_bias else None
+    return {"w": draft.input("V", inner, outer), "bias": bias}
 
 
 def _last(draft: Draft, map_: EdgeMap, x: str, columns: int) -> str:

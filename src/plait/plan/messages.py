@@ -45,7 +45,7 @@ class Messages:
     is_mean: bool = False
     is_pair: bool = False  # the targets' rows are a matrix of their own
     relations: int = 1  # nodes are pairs (node, relation); the projected rows of a node hold all of its pairs
-    form: tuple[str, float] | None = None  # name and number of a function that has a kernel on the device
+    form: tuple[str, float] | None = None  # name and number of a function that kernels know
 
 
 def ways(layer: Messages, text: str, because: str) -> list[Way]:

@@ -10,12 +10,15 @@ import os
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from plait.cost.price import Price
 from plait.ops.operation import operation
 from plait.ops.program import Program, Step
 from plait.ops.work import size_of
+
+if TYPE_CHECKING:
+    from plait.plan.plan import LayerPlan
 
 __all__ = [
     "CALLING",
@@ -39,43 +42,6 @@ CALLING = "calling: Python and autograd around the steps"
 _TITLE = 58  # columns of a step's description
 _BAR = 16  # columns of the longest bar
 _EIGHTHS = " ▏▎▍▌▋▊▉"
-
-
-class Layer(Protocol):
-    """The attributes of a layer's plan that are printed (plan.py)."""
-
-    @property
-    def layer(self) -> str:
-        """The layer's path and kind."""
-
-    @property
-    def mode(self) -> str:
-        """ "training" or "inference"."""
-
-    @property
-    def seconds(self) -> float:
-        """Predicted seconds per step."""
-
-    @property
-    def peak_bytes(self) -> int:
-        """Predicted peak memory."""
-
-    @property
-    def rejected(self) -> Sequence[Any]:
-        """The candidates that lost."""
-
-    @property
-    def calling(self) -> Mapping[str, float]:
-        """Measured seconds around the steps, by phase."""
-
-    def action(self) -> str:
-        """What the layer does, in words."""
-
-    def reason(self) -> str:
-        """Why that is the cheapest order, in words."""
-
-    def rows(self) -> list[Row]:
-        """The steps in words."""
 
 
 @dataclass(frozen=True)
@@ -252,6 +218,7 @@ _CHOICES = {
     "rectified again": "apply the first layer once per node, sum over edges, and again for gradients",
     "blocks": "apply the first layer once per node, the rest per edge in blocks that stay in cache",
     "marked": "apply the first layer once per node, the rest per edge in blocks that stay in cache",
+    "tiles": "apply the first layer once per node, the rest per edge in tiles that stay in cache",
     "messages": "multiply by the weights once per node, then make messages in blocks of edges",
     "softmax": "make messages in blocks of edges, weighted by a softmax over each target's edges",
     "sums": "make messages once per node instead of once per edge, then aggregate",
@@ -380,39 +347,39 @@ def milliseconds(seconds: float) -> str:
     return f"{value:.{digits}f} ms"
 
 
-def sentence(layer: Layer) -> str:
+def sentence(layer: LayerPlan) -> str:
     """What a layer does and why: "Multiply by W first, then aggregate: ..."."""
     text, reason = layer.action(), layer.reason()
     text = text[:1].upper() + text[1:]
     return f"{text}: {reason}." if reason else f"{text}."
 
 
-def next_best(layer: Layer) -> str:
+def next_best(layer: LayerPlan) -> str:
     """The cheapest plan that does something else and how much slower it is; ties are named."""
-    priced = sorted((r for r in layer.rejected if r.seconds is not None), key=lambda r: r.seconds)
-    small = [r for r in priced if "limit" in r.why]
-    priced = [r for r in priced if r not in small]
+    by_price = [(r.seconds, r) for r in layer.rejected if r.seconds is not None]
+    by_price.sort(key=lambda pair: pair[0])
+    small = [r for _, r in by_price if "limit" in r.why]
+    priced = [pair for pair in by_price if "limit" not in pair[1].why]
     if not priced and not small:
         return ""
     own = max(layer.seconds, 1e-12)
-    tied = [r for r in priced if r.seconds <= TIE * own]
-    others = [r for r in priced if r.seconds > TIE * own]
+    tied = [r for seconds, r in priced if seconds <= TIE * own]
+    others = [(seconds, r.words) for seconds, r in priced if seconds > TIE * own]
     lines = []
     if tied:
         named = next((r.words for r in tied if r.words and r.words != layer.action()), "")
         variants = f"with {_counted(len(tied), 'variant', 'variants')} of the same order"
         lines.append(f"A tie (prices within 10%) {f'with: {named}' if named else variants}")
     if others:
-        named = next((r for r in others if r.words and r.words != layer.action()), None)
-        chosen = named or others[0]
-        text = chosen.words if named is not None else "the same with other kernels"
-        lines.append(f"Next best: {text}, {_times(chosen.seconds / own)} slower")
+        same = (others[0][0], "the same with other kernels")
+        seconds, text = next((pair for pair in others if pair[1] and pair[1] != layer.action()), same)
+        lines.append(f"Next best: {text}, {_times(seconds / own)} slower")
     if small:
         lines.append(f"Not considered, over memory_limit: {_counted(len(small), 'way', 'ways')}")
     return ". ".join(lines) + "."
 
 
-def closest_ratio(layer: Layer) -> float:
+def closest_ratio(layer: LayerPlan) -> float:
     """Price ratio of the nearest plan that does something else; infinite where there is none."""
     own = max(layer.seconds, 1e-12)
     others = [
@@ -442,7 +409,7 @@ class Block:
     calling: Mapping[str, float]  # by phase
 
 
-def blocks(layers: Iterable[Layer]) -> list[Block]:
+def blocks(layers: Iterable[LayerPlan]) -> list[Block]:
     """The layers as blocks of a print."""
     made = []
     for layer in layers:
@@ -453,7 +420,7 @@ def blocks(layers: Iterable[Layer]) -> list[Block]:
     return made
 
 
-def _cost(layer: Layer, rows: Sequence[Row]) -> str:
+def _cost(layer: LayerPlan, rows: Sequence[Row]) -> str:
     step = sum(row.price.seconds for row in rows if row.phase != "once")
     once = sum(row.price.seconds for row in rows if row.phase == "once")
     each = "training step" if layer.mode == "training" else "call"
@@ -464,12 +431,14 @@ def _cost(layer: Layer, rows: Sequence[Row]) -> str:
     return text + (f", measured {milliseconds(measured)}" if measured else "")
 
 
-def plain_text(title: str, warnings: Sequence[str], layers: Sequence[Layer], after: Sequence[str]) -> str:
+def plain_text(title: str, warnings: Sequence[str], layers: Sequence[LayerPlan], after: Sequence[str]) -> str:
     """The whole print, without colour."""
     return "\n".join(text for text, _ in _lines(title, warnings, layers, after))
 
 
-def coloured_text(title: str, warnings: Sequence[str], layers: Sequence[Layer], after: Sequence[str]) -> str:
+def coloured_text(
+    title: str, warnings: Sequence[str], layers: Sequence[LayerPlan], after: Sequence[str]
+) -> str:
     """The whole print for a terminal that has colours."""
     return "\n".join(
         f"\x1b[{_COLOURS[kind]}m{text}\x1b[0m" if kind in _COLOURS and text else text
@@ -488,7 +457,7 @@ _COLOURS = {"title": "1", "warning": "33", "layer": "1;36", "once": "2", "note":
 
 
 def _lines(
-    title: str, warnings: Sequence[str], layers: Sequence[Layer], after: Sequence[str]
+    title: str, warnings: Sequence[str], layers: Sequence[LayerPlan], after: Sequence[str]
 ) -> list[tuple[str, str]]:
     """(text, kind of line) of everything that is shown."""
     found = [(line, "warning") for text in warnings for line in _wrap(f"warning: {text}", "")]
@@ -543,7 +512,7 @@ def _wrap(text: str, first: str) -> list[str]:
 # Notebooks ---------------------------------------------------------------------------------------------
 
 
-def html_text(title: str, warnings: Sequence[str], layers: Sequence[Layer], after: Sequence[str]) -> str:
+def html_text(title: str, warnings: Sequence[str], layers: Sequence[LayerPlan], after: Sequence[str]) -> str:
     """The print as HTML for a notebook: no scripts, nothing loaded, readable on light and dark."""
     shown = blocks(layers)
     longest = max((r.price.seconds for b in shown for r in b.rows if r.phase != "once"), default=0.0)

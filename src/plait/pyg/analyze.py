@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from plait.analysis.analysis import Analysis, Options, analyse, check_workers, memory_of
+from plait.analysis.analysis import Analysis, Options, analyse, check_workers, halo_of, memory_of
 from plait.analysis.between import PASSES_SECONDS
 from plait.analysis.growth import draw, fanouts_of
 from plait.analysis.layers import layers_of
@@ -67,8 +67,6 @@ def analyze(
     counts = check_workers(list(workers) if isinstance(workers, Sequence) else workers, statistics.nodes)
     if mode not in ("training", "inference"):
         raise InputError(f"mode: {mode!r}; pass 'training' or 'inference'")
-    if halo is not None and not 0 <= halo < float("inf"):
-        raise InputError(f"halo: {halo!r}; give remote rows divided by owned ones, a number of at least 0")
     if not 1 <= sharing < float("inf"):
         raise InputError(
             f"sharing: {sharing!r}; give how many times slower a worker is, a number of at least 1"
@@ -94,7 +92,7 @@ def analyze(
         memory=limit,
         partitions=parts,
         partitioned_by=by,
-        halo=halo,
+        halo=halo_of(halo),
         batch_size=batch_size,
         fanouts=None if fanouts is None else tuple(fanouts),
         train_share=_train_share(data) if train_share is None else train_share,
@@ -135,8 +133,9 @@ def _called(
     noted = beside(plain, call, mode)
     found: dict[str, Any] = {"beside": noted}
     if statistics.graph is not None and statistics.graph.is_square and isinstance(data.get("x"), Tensor):
-        count = len(noted.layers)
-        hops = fanouts_of(fanouts, count)
+        if not noted.layers:  # nothing is planned: there are no seconds
+            return found
+        hops = fanouts_of(fanouts, len(noted.layers))
         found["batch_seconds"] = _batch_seconds(plain, data, statistics.graph, batch_size, hops, mode)
     return found
 

@@ -84,8 +84,9 @@ def call_of(model: nn.Module, data: Any) -> Call | None:
         return Call((data,))
     if isinstance(data, HeteroData):
         raise InputError(
-            f"data: HeteroData, but {kind}.forward takes {', '.join(names)}; pass a Data, or a model made by "
-            "to_hetero, whose forward takes x_dict and edge_index_dict"
+            f"data: HeteroData, but {kind}.forward takes {', '.join(names)}; pass a Data for layers on one "
+            "kind of node, or name the arguments x_dict and edge_index_dict, as to_hetero does (compile "
+            "works without data too: the plan is then made at the first call; explain takes args=)"
         )
     if isinstance(data, Data) and data.x is None and any(_ALIASES.get(n, n) == "x" for n in missing):
         raise InputError(

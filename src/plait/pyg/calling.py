@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from plait.plan.plan import LayerPlan, Measured, PricedStep, owner
 from plait.pyg.active import Seats
 from plait.pyg.planned import is_planned
+from plait.runtime.clock import now
 
 __all__ = ["Calls", "in_this_thread", "timed_calls"]
 
@@ -58,7 +58,7 @@ def _total(name: str, priced: Sequence[PricedStep], steps: Mapping[str, float]) 
 
 
 @contextmanager
-def timed_calls(seats: Seats, clock: Callable[[], float] = time.perf_counter) -> Iterator[Calls]:
+def timed_calls(seats: Seats, clock: Callable[[], float] = now) -> Iterator[Calls]:
     """Seconds of the planned layers that this thread calls meanwhile, and of their nodes of torch's graph."""
     calls = Calls()
     begun: list[list[float]] = []  # of each layer that is running: when it began, seconds of those inside it

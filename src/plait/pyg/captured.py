@@ -15,6 +15,7 @@ from plait.plan.padding import fitting, padded_sizes
 from plait.pyg.edges import attach_starts, starts_of
 from plait.runtime.capture import Replay, body_of, make_capturable, settings
 from plait.runtime.placed import BOUNDED_EDGES
+from plait.runtime.staging import Staging
 
 __all__ = ["TrainingStep", "training_step"]
 
@@ -120,9 +121,7 @@ class TrainingStep:
         slot = self._slot(batch, size, starts is not None)
         if slot is None:
             return self._run(batch.to(self._stream.device, non_blocking=True))
-        slot.fill(batch, size)
-        if starts is not None:
-            slot.fill_starts(starts)
+        slot.fill(batch, size, starts)
         if not self._is_checked:
             self._check_padding(slot, batch, size)
         return slot.replay()
@@ -164,7 +163,7 @@ class TrainingStep:
             losses = []
             with torch.no_grad(), torch.random.fork_rng(devices=[self._stream.device]):
                 for is_other in (False, True):
-                    slot.fill(batch, size, is_other)
+                    slot.fill(batch, size, is_other=is_other)
                     torch.manual_seed(0)
                     losses.append(self.loss(self.model, slot.batch).detach().clone())
                 for buffer, value in kept:
@@ -262,35 +261,55 @@ class _Slot:
         self.batch.num_nodes = padded[0]
         self._starts: Tensor | None = None  # where the edges of each target begin
         self._used = room  # rows behind which the memory holds zeros: so far none
+        self._staging = Staging(device)
 
-    def fill(self, batch: Any, size: tuple[int, int], is_other: bool = False) -> None:
-        """Copy a batch here; is_other: padding rows are not zero, to detect code that reads them."""
-        nodes, edges = size
-        count = {"nodes": nodes, "edges": edges}
-        for name, kind, place in self._parts:
-            value = batch[name]
-            if not kind.counts:
-                place.copy_(value, non_blocking=True)
-                continue
-            used = count[kind.counts]
-            place.narrow(kind.dimension, 0, used).copy_(value, non_blocking=True)
-            last = (
-                place.shape[kind.dimension] if name == "edge_index" or is_other else self._used[kind.counts]
-            )
-            if last <= used:
-                continue  # zeros already
-            rest = place.narrow(kind.dimension, used, last - used)
-            if name == "edge_index":
-                rest.fill_(nodes)  # loops of the first padding node
-            elif is_other and place.is_floating_point():
-                rest.fill_(1e3)
-            elif is_other and used and kind.counts == "nodes":
-                rest.copy_(place[used - 1].expand_as(rest))
-            else:
-                rest.zero_()
-        self._used = {"nodes": self.padded[0], "edges": self.padded[1]} if is_other else count
+    def fill(
+        self, batch: Any, size: tuple[int, int], starts: Tensor | None = None, is_other: bool = False
+    ) -> None:
+        """Copy a batch here, with where the edges of each target begin if that is known.
 
-    def fill_starts(self, given: Tensor) -> None:
+        is_other: padding rows are not zero, to detect code that reads them.
+        """
+        given = [batch[name].as_subclass(Tensor) for name, _, _ in self._parts]
+        values = self._on_device(given, starts)
+        for (name, kind, place), value in zip(self._parts, values, strict=False):
+            self._fill_part(name, kind, place, value, size, is_other)
+        if starts is not None:
+            self._fill_starts(values[-1])
+        self._used = dict(zip(("nodes", "edges"), self.padded if is_other else size, strict=True))
+
+    def _on_device(self, values: list[Tensor], starts: Tensor | None) -> list[Tensor]:
+        """The values, `starts` last, where the slot can copy them from without waiting."""
+        # numbers of this batch's own nodes fit 32 bits
+        narrow = [name == "edge_index" for name, _, _ in self._parts]
+        if starts is not None:
+            values, narrow = [*values, starts], [*narrow, False]
+        if any(value.device.type != "cpu" for value in values):
+            return values
+        return self._staging.move(values, narrow)
+
+    def _fill_part(
+        self, name: str, kind: _Kind, place: Tensor, value: Tensor, size: tuple[int, int], is_other: bool
+    ) -> None:
+        if not kind.counts:
+            place.copy_(value, non_blocking=True)
+            return
+        used = size[0] if kind.counts == "nodes" else size[1]
+        place.narrow(kind.dimension, 0, used).copy_(value, non_blocking=True)
+        last = place.shape[kind.dimension] if name == "edge_index" or is_other else self._used[kind.counts]
+        if last <= used:
+            return  # zeros already
+        rest = place.narrow(kind.dimension, used, last - used)
+        if name == "edge_index":
+            rest.fill_(size[0])  # loops of the first padding node
+        elif is_other and place.is_floating_point():
+            rest.fill_(1e3)
+        elif is_other and used and kind.counts == "nodes":
+            rest.copy_(place[used - 1].expand_as(rest))
+        else:
+            rest.zero_()
+
+    def _fill_starts(self, given: Tensor) -> None:
         """Copy where a batch's edges begin; padding edges lie last, those of the first padding node."""
         if self._starts is None:
             shape, device = (self.padded[0] + 1,), self.batch.edge_index.device

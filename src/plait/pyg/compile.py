@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 import random
-import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -29,6 +28,7 @@ from plait.pyg.calling import in_this_thread, timed_calls
 from plait.pyg.captured import TrainingStep, training_step
 from plait.pyg.planned import install, is_disabled
 from plait.pyg.view import CompiledModel, never_planned, plan_of, view_of
+from plait.runtime.clock import now
 from plait.runtime.deferred import held_rows
 from plait.runtime.dial import follow
 from plait.runtime.forms import chosen_names
@@ -503,7 +503,7 @@ def _analyze(model: Any, session: Session, call: Call | None, mode: str, repeats
         for repeat in range(repeats + 2):
             trace: list[tuple[str, Any]] = []
             session.trace = trace
-            started = time.perf_counter()
+            started = now()
             try:
                 with torch.set_grad_enabled(mode == "training"), timed_calls(model._plait_seats) as calls:
                     out = call(model)
@@ -514,7 +514,7 @@ def _analyze(model: Any, session: Session, call: Call | None, mode: str, repeats
             finally:
                 session.trace = None
             if repeat >= 2:
-                whole.append(time.perf_counter() - started)
+                whole.append(now() - started)
                 for name, measured in trace:
                     samples.setdefault(name, []).append(measured)
                 for name, times in calls.beside(session.plans, trace).items():

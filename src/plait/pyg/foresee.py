@@ -50,7 +50,10 @@ def foresee(
     share = Share(division.graph, data.edge_index, data.get("x"), weight, weight)
     plans = _Plans(link, tuple(splits))
     session = Session()
-    edges = [torch.from_numpy(division.local_edges(rank)) for rank in range(division.size)]
+    edges = [
+        (torch.from_numpy(division.local_edges(rank)), torch.from_numpy(division.edges_of(rank)))
+        for rank in range(division.size)
+    ]
     session.over_ranks = _Foreseen(share, division.places, edges, plans, session)
     rehearse(model, session, call, mode)
     return {split: tuple(layers) for split, layers in plans.found.items()}
@@ -107,7 +110,7 @@ class _Foreseen(OverRanks):
         self,
         share: Share,
         places: Sequence[Place],
-        local_edges: Sequence[Tensor],
+        local_edges: Sequence[tuple[Tensor, Tensor]],
         plans: _Plans,
         session: Session,
     ) -> None:
@@ -138,10 +141,11 @@ class _Foreseen(OverRanks):
         del given["edge_index"]  # the whole graph's
         link = self.plans.link
         choices = []
-        for place, local in zip(self.places, self.local_edges, strict=True):
+        for place, (local, numbers) in zip(self.places, self.local_edges, strict=True):
             choice = halo_choice(seat.name, x, travelled, place, link)
             self.session.plans.clear()
-            out: Tensor = here((x[: place.columns.size], local), given)
+            own = {name: self._of_edges(value, numbers) for name, value in given.items()}
+            out: Tensor = here((x[: place.columns.size], local), own)
             seconds = sum(plan.seconds for plan in self.session.plans.values())
             seconds += _copy_seconds(x, out, place, travelled)
             choices.append(replace(choice, pass_seconds=seconds))
@@ -149,6 +153,13 @@ class _Foreseen(OverRanks):
         width = int(out.shape[1])
         zeros: Tensor = x.new_zeros((x.shape[0], width), requires_grad=out.requires_grad)
         return zeros
+
+    def _of_edges(self, value: Any, numbers: Tensor) -> Any:
+        """What a rank has of an argument: of features of edges, those of its own edges."""
+        is_by_edge = (
+            isinstance(value, Tensor) and value.dim() and len(value) == self.share.edge_index.shape[1]
+        )
+        return value[numbers] if is_by_edge else value
 
 
 def _copy_seconds(x: Tensor, out: Tensor, place: Place, travelled: str) -> float:

@@ -81,16 +81,30 @@ def is_planned(layer: type[nn.Module]) -> bool:
 
 
 def _edges_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    """The edges and the third argument of a call, None where they are not there."""
-    edges = args[1] if len(args) > 1 else kwargs.get("edge_index")
-    return edges, args[2] if len(args) > 2 else kwargs.get("edge_weight")
+    """The edges and the argument behind them, None where they are not; FAConv has features before them."""
+    at = 2 if len(args) > 2 and _is_matrix(args[1]) else 1
+    edges = args[at] if len(args) > at else kwargs.get("edge_index")
+    return edges, args[at + 1] if len(args) > at + 1 else kwargs.get("edge_weight")
+
+
+def _is_matrix(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.layout is torch.strided and value.is_floating_point()
 
 
 def _set_aside(session: Session, name: str) -> None:
-    """Note that a layer runs in PyG because that is faster, or to find out whether it is."""
-    notes = session.aside.notes
-    if notes and name not in session.not_planned:
-        session.not_planned[name] = next(reversed(notes.values()))
+    """Note that a layer runs in PyG because that is faster."""
+    if session.not_planned.get(name) != session.aside.reason:
+        session.not_planned[name] = session.aside.reason
+        session.plans.pop(name, None)
+
+
+def _is_tried_again(module: Any, known: Layer | None) -> bool:
+    """Whether a layer has passes of its own, which may be slower than PyG on a small graph seen again.
+
+    Not with dropout inside, which draws other numbers than PyG's: a clock must not choose between the two.
+    """
+    draws = module.training and float(getattr(module, "dropout", 0.0) or 0.0) > 0.0
+    return known is None and not draws and layer_of(module) is not None
 
 
 def _hide_from_compiler(code: Any, with_callees: bool = False) -> None:
@@ -188,7 +202,9 @@ def _here(
         if out is not None:
             return out
     if may_be_overwritten(seat, x, session.constant_input()):
-        rest, named = args[1:], {name: value for name, value in kwargs.items() if name != "x"}
+        rest, named = args[1:], kwargs
+        if not args:
+            named = {name: value for name, value in kwargs.items() if name != "x"}
         run = functools.partial(_run, layer, original, module, seats, seat, known)
         return copied(seat, x, lambda copy: run((copy, *rest), named))
     return _run(layer, original, module, seats, seat, known, args, kwargs)
@@ -212,8 +228,7 @@ def _run(
         run = now.call.prepared
     if run is None:
         given = _edges_of(args, kwargs)[0]
-        if not runs_again() and session.aside.is_pygs_turn(seat.name, given):
-            _set_aside(session, seat.name)
+        if not runs_again() and session.aside.is_pygs_turn(seat.name, given, _is_tried_again(module, known)):
             note_in_pyg()
             return original(module, *args, **kwargs)
         if known is not None and key is not None:
@@ -314,6 +329,8 @@ def _prepared(
     """The call made ready to be planned, or why it runs in PyG; `known`: the layer as it was and still is."""
     kind = module.__class__.__name__
     names = _parameters(layer)  # type: ignore[arg-type]  # mypy takes a class of modules for unhashable
+    if len(args) > len(names) or not kwargs.keys() <= set(names[len(args) :]):
+        return f"{kind}: forward takes {', '.join(names)}; PyG says what is wrong"
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     x = given.get("x")
     fused = None if known is not None else layer_of(module)

@@ -25,6 +25,7 @@ class Probe:
         self._session: Session = compiled._plait_plan_session
         self._seats: Seats = compiled._plait_seats
         self._candidates: dict[str, list[LayerPlan]] = {}
+        self._session.aside.is_off = True  # what is measured are plait's own steps
 
     @property
     def plans(self) -> Mapping[str, LayerPlan]:

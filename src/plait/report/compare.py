@@ -2,50 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from plait.report.ops import case_text
 from plait.report.table import Table, seconds_text
 
+if TYPE_CHECKING:
+    from plait.bench.compare import Comparison
+
 __all__ = ["compare_text"]
-
-
-class Change(Protocol):
-    """One series in both runs."""
-
-    @property
-    def case(self) -> Mapping[str, Any]: ...
-    @property
-    def before_seconds(self) -> float: ...
-    @property
-    def after_seconds(self) -> float: ...
-    @property
-    def ratio(self) -> float: ...
-    @property
-    def low(self) -> float: ...
-    @property
-    def high(self) -> float: ...
-    @property
-    def verdict(self) -> str: ...
-    @property
-    def is_changed(self) -> bool: ...
-
-
-class Comparison(Protocol):
-    """Two runs side by side."""
-
-    @property
-    def changes(self) -> Sequence[Change]: ...
-    @property
-    def shift(self) -> float: ...
-    @property
-    def drift(self) -> float: ...
-    @property
-    def only_before(self) -> int: ...
-    @property
-    def only_after(self) -> int: ...
-    def count(self, verdict: str) -> int: ...
 
 
 def compare_text(comparison: Comparison, show_all: bool = False) -> str:

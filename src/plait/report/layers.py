@@ -13,18 +13,16 @@ from plait.measure import Record
 from plait.report.table import Table, ratio_text
 
 __all__ = [
-    "SUBJECT",
-    "Cell",
-    "cell_line",
-    "geometric_mean",
-    "layers_text",
-    "left_out",
-    "load_warning",
-    "megabytes",
-]
+    "COLUMNS", "SUBJECT", "Cell", "cell_line", "fastest", "geometric_mean", "layers_text", "left_out",
+    "load_warning", "megabytes", "times_text",
+]  # fmt: skip
 
 SUBJECT = "plait"
 DEFAULT = "pyg-default"
+COLUMNS = {
+    "as-is": (DEFAULT,), "once": ("pyg",), "csr": ("pyg-csr",), "DGL": ("dgl", "dgl-ops"),
+    "plait": (SUBJECT,),
+}  # fmt: skip
 _SETTLED = 0.95
 _CROWDED = 0.1
 _LEGEND = (
@@ -101,10 +99,14 @@ def layers_text(records: Sequence[Record]) -> str:
 def cell_line(record: Record) -> str:
     """One cell as a line for a running log."""
     cell = Cell.of(record)
-    times = " ".join(f"{name} {seconds * 1e3:.3g}" for name, seconds in cell.seconds.items())
+    return f"{cell.label}: {times_text(cell, 1e3, 'ms')}"
+
+
+def times_text(cell: Cell, scale: float, unit: str) -> str:
+    """The time of every peer, and how many times faster than the best of them plait is."""
+    times = " ".join(f"{name} {seconds * scale:.3g}" for name, seconds in cell.seconds.items())
     best = cell.ratio(None)
-    tail = f"; best peer / plait {best:.2f}" if best == best else ""
-    return f"{cell.label}: {times} ms{tail}"
+    return f"{times} {unit}" + (f"; best peer / plait {best:.2f}" if best == best else "")
 
 
 def _is_of(name: str, family: str | None) -> bool:
@@ -117,37 +119,25 @@ def _cell_tables(cells: Sequence[Cell]) -> Iterator[str]:
     for cell in cells:
         groups[cell.case["layer"], cell.case["mode"]].append(cell)
     for (layer, mode), members in groups.items():
-        head = [
-            "graph",
-            "widths",
-            "as-is",
-            "once",
-            "csr",
-            "DGL",
-            "plait",
-            "best peer",
-            "/best",
-            "/PyG",
-            "/as-is",
-            "floors",
-        ]
+        head = ["graph", "widths", *COLUMNS, "best peer", "/best", "/PyG", "/as-is", "floors"]
         table = Table(head, title=f"{layer}, {mode}")
         for cell in members:
             widths = f"{cell.case['width_in']}->{cell.case['width_out']}"
             ratios = [cell.ratio(None), cell.ratio("pyg"), cell.ratio_to_default, cell.over_floor]
-            columns = (("pyg-default",), ("pyg",), ("pyg-csr",), ("dgl", "dgl-ops"), (SUBJECT,))
-            times = [_milliseconds(cell, names) for names in columns]
+            times = fastest(cell, 1e3)
             table.add(cell.case["graph"], widths, *times, cell.best_peer or "-", *map(ratio_text, ratios))
         yield str(table)
 
 
-def _milliseconds(cell: Cell, names: Sequence[str]) -> str:
-    """The fastest of these peers; "wrong" when one was and none was timed."""
-    times = [cell.seconds[name] * 1e3 for name in names if name in cell.seconds]
-    if times:
-        return f"{min(times):.3g}" if min(times) < 1e3 else f"{min(times):.0f}"
-    is_wrong = any(cell.lines.get(name, {}).get("status") == "wrong" for name in names)
-    return "wrong" if is_wrong else "-"
+def fastest(cell: Cell, scale: float = 1.0) -> Iterator[str]:
+    """The times in COLUMNS, the fastest peer of each; "wrong" when one was and none was timed."""
+    for names in COLUMNS.values():
+        times = [cell.seconds[name] * scale for name in names if name in cell.seconds]
+        is_wrong = any(cell.lines.get(name, {}).get("status") == "wrong" for name in names)
+        if times:
+            yield f"{min(times):.3g}" if min(times) < 1e3 else f"{min(times):.0f}"
+        else:
+            yield "wrong" if is_wrong else "-"
 
 
 def _means_table(cells: Sequence[Cell]) -> Table:

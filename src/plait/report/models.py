@@ -6,7 +6,17 @@ import math
 from collections.abc import Iterable, Sequence
 
 from plait.measure import Record
-from plait.report.layers import SUBJECT, Cell, geometric_mean, left_out, load_warning, megabytes
+from plait.report.layers import (
+    COLUMNS,
+    SUBJECT,
+    Cell,
+    fastest,
+    geometric_mean,
+    left_out,
+    load_warning,
+    megabytes,
+    times_text,
+)  # fmt: skip
 from plait.report.table import Table, ratio_text
 
 __all__ = ["model_line", "models_text"]
@@ -27,37 +37,26 @@ def models_text(records: Sequence[Record]) -> str:
 def model_line(record: Record) -> str:
     """One cell as a line for a running log."""
     cell = Cell.of(record)
-    times = " ".join(f"{name} {seconds:.3g}" for name, seconds in cell.seconds.items())
-    best = cell.ratio(None)
-    tail = f"; best peer / plait {best:.2f}" if best == best else ""
-    return f"{cell.case['graph']} {cell.case['model']}: {times} s{tail}"
+    return f"{cell.case['graph']} {cell.case['model']}: {times_text(cell, 1.0, 's')}"
 
 
 def _seconds_table(cells: Sequence[Cell]) -> Table:
     epochs = ", ".join(map(str, sorted({int(cell.case["epochs"]) for cell in cells})))
     table = Table(
-        ["graph", "model", "as-is", "once", "csr", "DGL", "plait", "best peer", "/best", "/PyG", "loss diff"],
+        ["graph", "model", *COLUMNS, "best peer", "/best", "/PyG", "loss diff"],
         title=f"seconds for {epochs} epochs, preparation included; ratios are peer / plait",
     )
-    columns = (("pyg-default",), ("pyg",), ("pyg-csr",), ("dgl", "dgl-ops"), (SUBJECT,))
     for cell in cells:
-        times = [_seconds(cell, names) for names in columns]
         difference = cell.lines.get(SUBJECT, {}).get("max_loss_difference")
         shown = "-" if difference is None else f"{difference:.0e}"
         ratios = (ratio_text(cell.ratio(None)), ratio_text(cell.ratio("pyg")))
-        table.add(cell.case["graph"], cell.case["model"], *times, cell.best_peer or "-", *ratios, shown)
+        own = (cell.case["graph"], cell.case["model"], *fastest(cell))
+        table.add(*own, cell.best_peer or "-", *ratios, shown)
     if any(SUBJECT in cell.seconds for cell in cells):
         table.rule()
         means = (geometric_mean(cell.ratio(family) for cell in cells) for family in (None, "pyg"))
         table.add("geometric mean", *[""] * 7, *map(ratio_text, means))
     return table
-
-
-def _seconds(cell: Cell, names: Sequence[str]) -> str:
-    times = [cell.seconds[name] for name in names if name in cell.seconds]
-    if times:
-        return f"{min(times):.3g}"
-    return "wrong" if any(cell.lines.get(name, {}).get("status") == "wrong" for name in names) else "-"
 
 
 def _memory_table(cells: Sequence[Cell]) -> Table:

@@ -7,10 +7,13 @@ import io
 import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from plait.measure import Record
 from plait.report.table import Table, ratio_text
+
+if TYPE_CHECKING:
+    from plait.bench.ops.findings import Finding
 
 __all__ = ["bout_line", "case_text", "catalogue_text", "csv_text", "findings_text", "ops_text"]
 
@@ -157,19 +160,6 @@ def catalogue_text(operations: Sequence[tuple[str, str, Sequence[str]]]) -> str:
     for name, about, variants in operations:
         table.add(name, about, " ".join(variants))
     return str(table)
-
-
-class Finding(Protocol):
-    """What a finding shows: a question, its answer in words, and whether the figures settle it."""
-
-    @property
-    def question(self) -> str: ...
-
-    @property
-    def answer(self) -> str: ...
-
-    @property
-    def figures(self) -> Sequence[Mapping[str, Any]]: ...
 
 
 def findings_text(findings: Sequence[Finding]) -> str:

@@ -89,8 +89,11 @@ def seconds_text(seconds: float) -> str:
 
 
 def bytes_text(count: float) -> str:
-    """A size in decimal megabytes or gigabytes: "0.31 MB", "12.4 MB", "1.25 GB"."""
-    return f"{_digits(count / 1e9)} GB" if abs(count) >= 1e9 else f"{_digits(count / 1e6)} MB"
+    """A size in decimal megabytes, gigabytes or terabytes: "0.31 MB", "12.4 MB", "1.25 GB", "4.52 TB"."""
+    for scale, unit in ((1e12, "TB"), (1e9, "GB")):
+        if abs(count) >= scale:
+            return f"{_digits(count / scale)} {unit}"
+    return f"{_digits(count / 1e6)} MB"
 
 
 def ratio_text(ratio: float) -> str:

@@ -2,9 +2,10 @@
 
 A graph seen only once has to be sorted and bound before anything is gained from it. Whether that pays is not
 priced but timed as the user sees it: from one call of a layer to the next, with everything in between, a few
-steps by plait and a few by PyG alternately. Only calls that were never seen before are timed and left to PyG;
-a graph that is seen again is run by its plan. PLAIT_ASIDE=0 leaves everything to plait: the two round
-differently, so which of them was faster shows in the last bits of a result.
+steps by plait and a few by PyG alternately. A graph that is seen again is run by its plan, except a small one
+in layers with passes of their own, whose calls cost more Python than PyG's on a few hundred edges.
+PLAIT_ASIDE=0 leaves everything to plait: the two round differently, so which of them was faster shows in the
+last bits of a result.
 """
 
 from __future__ import annotations
@@ -29,8 +30,14 @@ _ROUNDS = 4  # blocks per side, where it is close
 _CLEAR = 1.5
 _LONGEST_SECONDS = 0.05  # in longer steps the cost of binding does not matter
 _MARGIN = 1.02  # what PyG has to be faster by
+_MARGIN_AGAIN = 1.05  # the same on a graph that comes back, where results that stay the same bits count too
 _MOST_SEEN = 64
+_SMALL_EDGES = 4096  # of graphs that come back and are timed: with more, passes of their own pay
 _RESTS_AFTER = 32  # consecutive calls of layers left to PyG before whole calls of the model are
+
+
+_Size = tuple[bool, int, bool]
+"""(with gradients, bits of the number of edges, comes back): calls that are timed together."""
 
 
 @dataclass
@@ -40,6 +47,9 @@ class _Kind:
     steps: int = 0
     seconds: dict[bool, list[float]] = field(default_factory=lambda: {True: [], False: []})  # by: is PyG
     is_out: bool | None = None  # None: not decided
+    layers: set[str] = field(default_factory=set)  # those timed on graphs that come back
+    anchor: str = ""  # the first of them: its next call ends the step
+    started: tuple[float, bool] | None = None  # when that began, and whether PyG runs it
 
     @property
     def is_by_pyg(self) -> bool:
@@ -47,14 +57,26 @@ class _Kind:
         after = self.steps - _WARM_UP
         return after >= 0 and after // _BLOCK % 2 == 1
 
+    def note(self, now: float) -> None:
+        """The step that began at `started` ends now."""
+        if self.started is None:
+            return
+        began, was_pyg = self.started
+        is_first = (self.steps - _WARM_UP) % _BLOCK == 0
+        if self.steps >= _WARM_UP and not is_first:
+            self.seconds[was_pyg].append(now - began)
+        self.steps += 1
+        self.decide()
+
     def decide(self) -> None:
         """Compare the fastest steps after each round: they contain no time of other programs."""
         rounds, rest = divmod(self.steps - _WARM_UP, 2 * _BLOCK)
         if rounds < 1 or rest:
             return
+        margin = _MARGIN_AGAIN if self.layers else _MARGIN
         own, theirs = (min(self.seconds[way], default=0.0) for way in (False, True))
         if rounds >= _ROUNDS or theirs > _CLEAR * own > 0.0:
-            self.is_out = 0.0 < theirs < _LONGEST_SECONDS and own > _MARGIN * theirs
+            self.is_out = 0.0 < theirs < _LONGEST_SECONDS and own > margin * theirs
 
 
 class Aside:
@@ -63,21 +85,27 @@ class Aside:
     # processor time of this thread: it takes part in all work, and other programs do not count
     def __init__(self, clock: Callable[[], float] = time.thread_time) -> None:
         self._clock, self.is_off = clock, os.environ.get("PLAIT_ASIDE", "") == "0"
-        self._kinds: dict[tuple[bool, int], _Kind] = {}
-        self._anchor: tuple[str, tuple[bool, int]] | None = None  # whose next call ends the step
+        self._kinds: dict[_Size, _Kind] = {}
+        self._anchor: tuple[str, _Size] | None = None  # whose next call ends the step
         self._started: tuple[float, bool] | None = None  # when the step began, and whether PyG runs it
         self._seen: dict[tuple[str, int, int], weakref.ref[Any]] = {}
         self._thread = threading.get_ident()
         self._num_left = 0  # calls of layers left to PyG since one was not
-        self.notes: dict[tuple[bool, int], str] = {}
+        self.notes: dict[_Size, str] = {}
+        self.reason = ""  # why the latest call that was left was
 
     def has_left(self, layer: str, edges: Any, weight: Any) -> bool:
         """Whether such a call is left to PyG; asked before anything else is done with it."""
-        if not self.notes or not isinstance(edges, torch.Tensor) or edges.dim() != 2:
+        if not self.notes or not _is_list_of_edges(edges):
             return False
-        is_left = _kind(edges) in self.notes and not self._comes_back((layer, id(edges), id(weight)), edges)
-        self._num_left = self._num_left + 1 if is_left else 0
-        return is_left
+        known = _kind(edges, comes_back=True)
+        if not self._was_slow(layer, edges, known):
+            known = _kind(edges)
+            if known not in self.notes or self._comes_back((layer, id(edges), id(weight)), edges):
+                self._num_left = 0
+                return False
+        self._num_left, self.reason = self._num_left + 1, self.notes[known]
+        return True
 
     def rests(self, args: tuple[Any, ...]) -> bool:
         """Whether a whole call of the model is left to PyG, as all its layers have been for a while.
@@ -89,7 +117,7 @@ class Aside:
             return False
         for value in args:
             if type(value) is torch.Tensor and value.dtype is torch.int64 and value.dim() == 2:
-                return _kind(value) in self.notes and not self._comes_back(("", id(value), 0), value)
+                return _kind(value, self._comes_back(("", id(value), 0), value)) in self.notes
         return False
 
     def _comes_back(self, key: tuple[str, int, int], edges: torch.Tensor) -> bool:
@@ -102,20 +130,31 @@ class Aside:
         self._seen[key] = weakref.ref(edges)
         return False
 
-    def is_pygs_turn(self, layer: str, edges: Any) -> bool:
-        """Whether PyG runs a call that was never seen before, so that both can be timed."""
-        if self.is_off or not isinstance(edges, torch.Tensor) or edges.dim() != 2:
+    def _was_slow(self, layer: str, edges: torch.Tensor, known: _Size) -> bool:
+        """Whether a layer was timed to be slower than PyG on small graphs that come back, as this does."""
+        is_timed = known in self.notes and layer in self._kinds[known].layers
+        return is_timed and self._comes_back((layer, id(edges), 0), edges)
+
+    def is_pygs_turn(self, layer: str, edges: Any, is_tried_again: bool = False) -> bool:
+        """Whether PyG runs a call, so that both can be timed.
+
+        is_tried_again: on a graph that comes back too, if it is small.
+        """
+        if self.is_off or not _is_list_of_edges(edges):
             return False
+        is_tried_again = is_tried_again and edges.is_cpu and edges.shape[1] <= _SMALL_EDGES
         decided = self._kinds.get(_kind(edges))
-        if decided is not None and decided.is_out is not None:
+        if decided is not None and decided.is_out is not None and not is_tried_again:
             return False
         if threading.get_ident() != self._thread or not (edges.is_cpu or edges.is_cuda):
             return False
         if edges.is_cuda and torch.cuda.is_current_stream_capturing():
             return False
+        if self._comes_back((layer, id(edges), 0), edges):
+            return is_tried_again and self._is_pygs_again(layer, _kind(edges, comes_back=True))
         known = _kind(edges)
         kind = self._kinds.setdefault(known, _Kind())
-        if self._comes_back((layer, id(edges), 0), edges):
+        if kind.is_out is not None:
             return False
         if self._anchor is None:
             self._anchor = (layer, known)
@@ -126,25 +165,37 @@ class Aside:
             self._next_step(known, kind, edges.is_cuda)
         return kind.is_by_pyg if kind.is_out is None else kind.is_out
 
-    def _next_step(self, known: tuple[bool, int], kind: _Kind, is_cuda: bool) -> None:
+    def _is_pygs_again(self, layer: str, known: _Size) -> bool:
+        """The same for a graph that came before; steps of training and of inference may take turns."""
+        kind = self._kinds.setdefault(known, _Kind())
+        kind.layers.add(layer)
+        kind.anchor = kind.anchor or layer
+        if kind.is_out is None and layer == kind.anchor:
+            now = self._clock()
+            kind.note(now)
+            kind.started = (now, kind.is_by_pyg)
+            self._say(known, kind)
+        return kind.is_by_pyg if kind.is_out is None else kind.is_out
+
+    def _next_step(self, known: _Size, kind: _Kind, is_cuda: bool) -> None:
         now = _device_clock() if is_cuda else self._clock()
-        if self._started is not None:
-            began, was_pyg = self._started
-            is_first = (kind.steps - _WARM_UP) % _BLOCK == 0
-            if kind.steps >= _WARM_UP and not is_first:
-                kind.seconds[was_pyg].append(now - began)
-            kind.steps += 1
-            kind.decide()
+        kind.started = self._started
+        kind.note(now)
         self._started = (now, kind.is_by_pyg)
         if kind.is_out is not None:
             self._anchor = self._started = None
-        if kind.is_out:
-            own, theirs = (1e3 * min(kind.seconds[way]) for way in (False, True))
-            self.notes[known] = (
-                f"new graphs of up to {2 ** known[1]:,} edges run in PyG "
-                f"{'' if known[0] else 'without gradients '}if seen only once: "
-                f"a step took {own:.2f} ms by plait and {theirs:.2f} ms by PyG"
-            )
+        self._say(known, kind)
+
+    def _say(self, known: _Size, kind: _Kind) -> None:
+        if not kind.is_out:
+            return
+        own, theirs = (1e3 * min(kind.seconds[way]) for way in (False, True))
+        of = "graphs" if known[2] else "new graphs"
+        when = ("" if known[0] else " without gradients") + ("" if known[2] else " while each comes once")
+        self.notes[known] = (
+            f"{of} of up to {2 ** known[1]:,} edges run in PyG{when}: "
+            f"a step took {own:.2f} ms by plait and {theirs:.2f} ms by PyG"
+        )
 
 
 def _device_clock() -> float:
@@ -153,6 +204,13 @@ def _device_clock() -> float:
     return time.perf_counter()
 
 
-def _kind(edges: torch.Tensor) -> tuple[bool, int]:
-    """Calls that are timed together: with or without gradients, edges of the same order of magnitude."""
-    return torch.is_grad_enabled(), edges.shape[1].bit_length()
+def _is_list_of_edges(value: Any) -> bool:
+    """Whether calls can be told apart by it: a matrix, but not one of features."""
+    if not isinstance(value, torch.Tensor) or value.dim() != 2:
+        return False
+    return value.layout is not torch.strided or not value.is_floating_point()
+
+
+def _kind(edges: torch.Tensor, comes_back: bool = False) -> _Size:
+    """With or without gradients, edges of the same order of magnitude."""
+    return torch.is_grad_enabled(), edges.shape[1].bit_length(), comes_back

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -29,12 +30,20 @@ class Binding:
     """A program on one graph and device: what kernels need when a step is bound to them."""
 
     def __init__(self, program: Program, run: Run, may_pool: bool = True):
-        self.program, self.run, self.device = program, run, run.place.type
+        self.program, self.device = program, run.place.type
+        self._run = weakref.ref(run)  # not the run, which holds what is bound: see executor.Compiled
         self.buffers = run.buffers
         # torch pools a GPU's memory itself
         self.take = run.buffers.take if may_pool and self.device == "cpu" else _fresh(run.place)
         self._known: dict[str, Any] = {}  # constants by name, looked up once
         self._places = _places(program)
+
+    @property
+    def run(self) -> Run:
+        """The run that is bound, which lasts as long as anyone carries it out."""
+        run = self._run()
+        assert run is not None
+        return run
 
     @property
     def orders(self) -> EdgeOrders:
@@ -178,10 +187,7 @@ def _never(binding: Binding, step: Step) -> None:
 
 
 def kernel(
-    operation: str,
-    device: str,
-    name: str = "plait",
-    refuses: Callable[[Binding, Step], str | None] = _never,
+    operation: str, device: str, name: str = "plait", refuses: Callable[[Binding, Step], str | None] = _never
 ) -> Callable[[Callable[[Binding, Step, bool], Bound]], Callable[[Binding, Step, bool], Bound]]:
     """Registers a kernel of an operation on a device, after the preferred ones."""
 

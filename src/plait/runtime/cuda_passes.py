@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,18 +33,24 @@ def _scores_of(step: Step) -> Any:
     return scores
 
 
+def _bias_of(step: Step) -> Callable[[Env], Tensor | None]:
+    """What is added to every row of the output, one number after the other."""
+    name = step.get("bias")
+    return lambda env: None if name is None else env[name].reshape(-1).contiguous()
+
+
 @kernel("attend", "cuda", "triton")
 def _attend(b: Binding, step: Step, owns: bool) -> Bound:
     from plait.kernels.attention import gpu  # here: it needs triton
 
     rows, scores, heads = b.matrix(step).operands(False)[0], _scores_of(step), step.option("heads")
-    value_name, statistics_name = step["value"], step.more[0]
+    value_name, statistics_name, bias = step["value"], step.more[0], _bias_of(step)
 
     def run(env: Env) -> Tensor:
         value = whole_rows(env[value_name])
         statistics = env[statistics_name] = gpu.statistics_of(rows, value, heads)
         out = b.take(rows.num_rows, value.shape[1], value.dtype)
-        return gpu.attend(rows, scores(env), value, out, statistics, heads)
+        return gpu.attend(rows, scores(env), value, out, statistics, heads, bias=bias(env))
 
     return run
 
@@ -56,7 +63,7 @@ def _attend_again(b: Binding, step: Step, owns: bool) -> Bound:
     rows, scores, heads = b.matrix(step).operands(False)[0], _scores_of(step), step.option("heads")
     value, grad, statistics, near, out = (step[r] for r in ("value", "grad", "statistics", "near", "out"))
     to_att = step.more[0] if step.option("kind") == "leaky" else ""
-    to_edge, edge = step.option("to_edge"), step.get("edge")
+    to_edge, edge, bias = step.option("to_edge"), step.get("edge"), _bias_of(step)
 
     def run(env: Env) -> Tensor:
         to_near = b.room_like(env, step.out, env[near])
@@ -64,7 +71,7 @@ def _attend_again(b: Binding, step: Step, owns: bool) -> Bound:
             env[to_edge] = torch.empty_like(env[edge], memory_format=torch.contiguous_format)
         made = gpu.attend_targets(
             rows, scores(env), whole_rows(env[value]), env[out], whole_rows(env[grad]), env[statistics],
-            to_near, heads, edge_grad=None if to_edge is None else env[to_edge],
+            to_near, heads, bias=bias(env), edge_grad=None if to_edge is None else env[to_edge],
         )  # fmt: skip
         if to_att and made is not None:
             env[to_att] = made.to(to_near.dtype).reshape(1, -1)

@@ -62,6 +62,17 @@ class Edges:
         return EdgeOrders(self.graph)
 
     @functools.cached_property
+    def listed(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """(the listed edge at each place by target, the place of each listed edge); None where they agree."""
+        order = self.graph.order
+        if order is None:
+            return None
+        numbers = order if isinstance(order, torch.Tensor) else torch.from_numpy(order)
+        places = torch.empty_like(numbers)
+        places[numbers.long()] = torch.arange(len(numbers), dtype=numbers.dtype, device=numbers.device)
+        return numbers, places
+
+    @functools.cached_property
     def prefixes(self) -> Prefixes:
         """The neighbour lists as recurrent aggregators read them."""
         return Prefixes(self.graph)

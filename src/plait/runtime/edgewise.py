@@ -12,6 +12,7 @@ from torch import Tensor
 
 from plait.kernels import edgewise as kernels
 from plait.kernels import gemm as dense
+from plait.kernels import rectified
 from plait.kernels import spmm as sparse
 from plait.ops.program import Step
 from plait.runtime.bind import Binding, Bound, kernel
@@ -21,6 +22,27 @@ from plait.runtime.messages import BoundMessages, Gradients, made, messages_in_t
 from plait.runtime.orders import EdgeOrders
 
 __all__: list[str] = []
+
+
+def _by_function(b: Binding, step: Step) -> str | None:
+    return None if step.option("act") else "the map is a function of rows"
+
+
+@kernel("attained", "cpu", "tiles", refuses=_by_function)
+def _tiles(b: Binding, step: Step, owns: bool) -> Bound:
+    near, far, w, bias = step["near"], step["far"], step["w"], step.get("bias") or ""
+    pattern, columns = b.orders.pattern, int(b.program.shapes[step.out][1])
+
+    def run(env: Env) -> Tensor:
+        dtype = env[far].dtype
+        out, ties, marks = b.take(pattern.num_rows, columns, dtype), None, None
+        if step.more:
+            ties = env[step.more[0]] = b.like(out)
+            marks = env[step.more[1]] = b.take(pattern.num_edges, rectified.mark_bytes(columns), torch.uint8)
+        rows = env[near], env[far]
+        return rectified.attain(pattern, step.reduce, *rows, env[w], env.get(bias), out, ties, marks)
+
+    return run
 
 
 @kernel("attained", "cpu")
@@ -41,6 +63,25 @@ def _attained(b: Binding, step: Step, owns: bool) -> Bound:
             sparse.extremum(block.to_targets, y, out[block.rows], counts[block.rows], step.reduce)
             kernels.mark(block.to_targets, out[block.rows], y, bits[block.edges])
         return out
+
+    return run
+
+
+@kernel("attained_back", "cpu", "tiles", refuses=_by_function)
+def _tiles_back(b: Binding, step: Step, owns: bool) -> Bound:
+    near, far, w, marks, grad = (step[role] for role in ("near", "far", "w", "marks", "grad"))
+    makes: dict[str, str] = dict(step.option("makes", ()))
+    orders = b.orders
+
+    def run(env: Env) -> Tensor:
+        given = env[near], env[far], env[w].t(), env[grad], env[marks]
+        if makes:
+            to_near = b.room_like(env, makes.get("near", ""), given[0])
+            of_w, of_bias = rectified.target_gradients(orders.pattern, *given, to_near)
+            made = {"near": to_near, "w": of_w.t(), "bias": of_bias}
+            env.update({name: made[role] for role, name in makes.items()})
+        to_far = b.room_like(env, step.out, given[1])
+        return rectified.source_gradients(orders.transpose, orders.order, *given, to_far)
 
     return run
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +24,7 @@ from plait.runtime import cuda_relations as cuda_relations
 from plait.runtime import edgewise as edgewise
 from plait.runtime import entries as entries
 from plait.runtime import gated as gated
+from plait.runtime import known as known
 from plait.runtime import lstm as lstm
 from plait.runtime import messages as messages
 from plait.runtime import pieces as pieces
@@ -32,6 +33,7 @@ from plait.runtime import relational as relational
 from plait.runtime.bind import Binding, bind
 from plait.runtime.buffers import Buffers
 from plait.runtime.chain import ChainOutline, Env, turned
+from plait.runtime.clock import clock_of
 from plait.runtime.constants import Constants
 from plait.runtime.evaluate import evaluate, gradients_depend_on
 from plait.runtime.identity import counts_writes
@@ -242,14 +244,25 @@ def _placed(program: Program, keep: tuple[str, ...]) -> Placed:
 
 
 class Compiled:
-    """A program as a list of calls on one graph."""
+    """A program as a list of calls on one graph.
+
+    It refers to its run weakly, as what it binds does: in a cycle the graphs that come once would wait for
+    the collector, and every step would be computed in memory that no cache holds.
+    """
 
     def __init__(self, program: Program, run: Run, placed: Placed, may_pool: bool = True):
-        self.run_of, self.program = run, program
+        self._run, self.program = weakref.ref(run), program
         binding = Binding(program, run, may_pool)
         self.calls = [(step.out, bind(binding, step, owns), dead) for step, owns, dead in placed]
         is_replayed = run.place.type == "cuda" and run.may_replay
         self._replayed = Replayed(self.run, capture) if is_replayed else None
+
+    @property
+    def run_of(self) -> Run:
+        """The run it is part of, which lasts as long as anyone carries it out."""
+        run = self._run()
+        assert run is not None
+        return run
 
     def run_on_gpu(self, env: Env) -> None:
         """The same, replayed if the values are at the same addresses as before."""
@@ -284,21 +297,14 @@ class Compiled:
                 env.pop(name, None)
 
     def _run_timed(self, env: Env, trace: list[tuple[str, Measured]]) -> None:
+        clock, sizes = clock_of(self.run_of.place, len(self.calls)), []
         for out, call, dead in self.calls:
-            wait = torch.cuda.synchronize if self.run_of.place.type == "cuda" else _nothing
-            wait()
-            started = time.perf_counter()
-            result = env[out] = call(env)
-            wait()
-            seconds = time.perf_counter() - started
-            size = result.nbytes if isinstance(result, torch.Tensor) else 0
-            trace.append((f"{self.run_of.plan.layer}\0{out}", Measured(seconds, size)))
+            result = env[out] = clock.time(call, env)
+            sizes.append(result.nbytes if isinstance(result, torch.Tensor) else 0)
             for name in dead:
                 env.pop(name, None)
-
-
-def _nothing() -> None:
-    """A CPU has done a step when its call returns."""
+        for (out, _, _), size, seconds in zip(self.calls, sizes, clock.seconds(), strict=True):
+            trace.append((f"{self.run_of.plan.layer}\0{out}", Measured(seconds, size)))
 
 
 def _owns(step: Step, program: Program, dead: tuple[str, ...]) -> str | None:

@@ -246,11 +246,7 @@ class Forms:
         return _Found(graph, best, "; ".join(self.notes[said:]))
 
     def _budget(
-        self,
-        graph: Graph,
-        seconds: tuple[float, float],
-        uses: Counter[Use],
-        csr: Callable[[Use], float],
+        self, graph: Graph, seconds: tuple[float, float], uses: Counter[Use], csr: Callable[[Use], float]
     ) -> _Budget | str:
         """Seconds a search may take, or why there is none."""
         if self.is_forced:

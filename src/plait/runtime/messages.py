@@ -246,13 +246,13 @@ def messages_in_torch(step: Step, env: Env, edges: EdgeOrders) -> Tensor:
     """[edges, columns]: every message at once, recorded by torch."""
     near, far, attr = env.get(step.get("near") or ""), env[step["far"]], env.get(step.get("attr") or "")
     values = [env[name] for role, name in step.reads if role[0] == "p"]
+    name = step.get("function")
+    function: Message = torch.relu if name is None else env[name]
     if not step.option("is_paired"):
-        return all_messages(edges, env[step["function"]], near, far, attr, values)
+        return all_messages(edges, function, near, far, attr, values)
     assert near is not None
     sources, targets = ends(edges, far)
-    rows: Tensor = env[step["function"]](
-        near.index_select(0, targets) + far.index_select(0, sources), *values
-    )
+    rows: Tensor = function(near.index_select(0, targets) + far.index_select(0, sources), *values)
     return rows
 
 

@@ -133,8 +133,11 @@ class Session:
 
     def _forget_graph(self, key: Any) -> None:
         edges = self.edges.pop(key, None)
-        for call in () if edges is None else list(edges.calls):
+        if edges is None:
+            return
+        for call in list(edges.calls):
             self._calls.pop(call, None)
+        edges.calls.clear()  # the answers hold their graph: in a cycle it would wait for the collector
 
     def keep(self, call: Any, edges: Edges, answer: Any) -> None:
         """Remember how a call on this graph is answered, until the graph is forgotten; None: do not."""

@@ -10,15 +10,7 @@ from typing import Any
 
 from plait.errors import InputError
 
-__all__ = [
-    "CHOICES",
-    "DIRECTIONS",
-    "DTYPE_BYTES",
-    "Case",
-    "case_of",
-    "group_of",
-    "with_graph_sizes",
-]
+__all__ = ["CHOICES", "DIRECTIONS", "DTYPE_BYTES", "Case", "case_of", "group_of", "with_graph_sizes"]
 
 DIRECTIONS = ("forward", "backward", "step")
 DTYPE_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4}

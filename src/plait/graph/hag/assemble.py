@@ -23,17 +23,8 @@ Ints = NDArray[Any]
 def plain(graph: Graph, order: str, indices: Ints | None = None, is_complete: bool = True) -> Hag:
     """The graph itself as a hierarchy without aggregation nodes; `indices` where another order is meant."""
     column = graph.indices if indices is None else indices
-    return Hag(
-        graph.num_nodes,
-        graph.num_sources,
-        graph.indptr.astype(np.int64),
-        column.astype(np.int32),
-        np.zeros(0, np.int32),
-        order,
-        graph.num_edges,
-        graph.fingerprint,
-        is_complete,
-    )
+    csr = graph.indptr.astype(np.int64), column.astype(np.int32), np.zeros(0, np.int32)
+    return Hag.of(graph, csr, order, is_complete)
 
 
 def assemble(
@@ -51,20 +42,8 @@ def assemble(
     The rows of `work` are the outputs' rows over inputs and those columns.
     """
     csr = _joined(graph.num_nodes, work, parts_start, parts)
-    indptr, indices, level = hierarchy_csr(
-        *csr, graph.num_nodes, graph.num_sources, inline, capacity=capacity
-    )
-    return Hag(
-        graph.num_nodes,
-        graph.num_sources,
-        indptr,
-        indices,
-        level,
-        order,
-        graph.num_edges,
-        graph.fingerprint,
-        is_complete,
-    )
+    found = hierarchy_csr(*csr, graph.num_nodes, graph.num_sources, inline, capacity=capacity)
+    return Hag.of(graph, found, order, is_complete)
 
 
 def _joined(num_nodes: int, work: WorkingRows, parts_start: Ints, parts: Ints) -> tuple[Ints, Ints]:

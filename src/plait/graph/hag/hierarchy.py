@@ -49,6 +49,12 @@ class Hag:
     is_complete: bool = True
     """False when a time budget ended the search early."""
 
+    @classmethod
+    def of(cls, graph: Graph, csr: tuple[Ints, Ints, Ints], order: str, is_complete: bool = True) -> Hag:
+        """The hierarchy of a graph with these (indptr, indices, level)."""
+        sizes = graph.num_nodes, graph.num_sources
+        return cls(*sizes, *csr, order, graph.num_edges, graph.fingerprint, is_complete)
+
     @property
     def num_aggregation_nodes(self) -> int:
         """Number of partial sums."""
@@ -141,12 +147,7 @@ class Hag:
         if self.order != "set":
             raise InputError(f'hag.transpose: no gradient runs along order="{self.order}"; search with "set"')
         self._check_belongs(graph)
-        indptr, indices, level = _reversed(self)
-        back = graph.transpose
-        return Hag(
-            self.num_sources, self.num_nodes, indptr, indices, level, self.order, self.num_graph_edges,
-            back.fingerprint, self.is_complete,
-        )  # fmt: skip
+        return Hag.of(graph.transpose, _reversed(self), self.order, self.is_complete)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the hierarchy to an npz file at `path`, replacing it in one step."""

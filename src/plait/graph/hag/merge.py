@@ -105,7 +105,7 @@ def _share_done(state: _State, num_sources: int, capacity: int, first_count: int
 
 
 def _start(rows: Rows, num_sources: int, depth: Ints | None, max_depth: int) -> _State:
-    start, lists = invert(rows, num_sources)
+    start, lists = invert(rows.start, rows.length, rows.columns, num_sources)
     # room for new columns grows by doubling; few graphs ask for more than a quarter of their nodes
     size = num_sources + max(num_sources // 4, 64)
     weight = np.bincount(rows.columns, np.repeat(rows.weight, rows.length), num_sources).astype(np.int32)

@@ -99,25 +99,12 @@ def _merge_nodes(
     old_start = hag.indptr[num_nodes:] - end
     new_start = old_start[-1] + 2 * np.arange(1, merged.left.size + 1)
     parts = np.concatenate((hag.indices[end:], np.column_stack((merged.left, merged.right)).reshape(-1)))
-    joined = assemble(
-        graph,
-        work,
-        np.concatenate((old_start, new_start)),
-        parts,
-        "idempotent",
-        inline=False,
-        is_complete=True,
-    )
-    return replace(joined, is_complete=hag.is_complete and merged.is_complete)
+    parts_start, is_complete = np.concatenate((old_start, new_start)), hag.is_complete and merged.is_complete
+    return assemble(graph, work, parts_start, parts, "idempotent", inline=False, is_complete=is_complete)
 
 
 def cover_again(
-    hag: Hag,
-    graph: Graph,
-    inline: bool,
-    is_wide: bool = False,
-    deadline: float = float("inf"),
-    progress: Progress | None = None,
+    hag: Hag, graph: Graph, inline: bool, is_wide: bool = False, deadline: float = float("inf")
 ) -> Hag:
     """`hag` with every row covered by the fewest columns inside it; idempotent, so covers may overlap.
 
@@ -137,8 +124,6 @@ def cover_again(
         _cover_rows(
             cover, first, last, hag.num_nodes, graph_indptr, graph.indices, new_indices, length, is_wide
         )
-        if progress is not None:
-            progress(last / num_rows)
     indptr = np.zeros(num_rows + 1, np.int64)
     np.cumsum(length, out=indptr[1:])
     room = np.diff(hag.indptr)

@@ -44,19 +44,10 @@ def share_prefixes(graph: Graph, capacity: int, max_depth: int) -> Hag:
     row_parent = number[row_parent]
     csr = _tree_csr(graph, indptr, indices, depth, parent, row, row_parent)
     is_kept = _chosen(depth, parent, row_parent, capacity, max_depth)
-    new_indptr, new_indices, level = hierarchy_csr(
+    found = hierarchy_csr(
         *csr, graph.num_nodes, graph.num_sources, inline=False, keep_order=True, is_kept=is_kept
     )
-    return Hag(
-        graph.num_nodes,
-        graph.num_sources,
-        new_indptr,
-        new_indices,
-        level,
-        "sequence",
-        graph.num_edges,
-        graph.fingerprint,
-    )
+    return Hag.of(graph, found, "sequence")
 
 
 @dataclass(frozen=True, eq=False)

@@ -54,12 +54,12 @@ def working_rows(indptr: Ints, indices: Ints, drop_repeats: bool = False) -> Wor
     return WorkingRows(rows, node, row)
 
 
-def invert(rows: Rows, num_sources: int) -> tuple[Ints, Ints]:
+def invert(row_start: Ints, length: Ints, columns: Ints, num_columns: int) -> tuple[Ints, Ints]:
     """(start, lists): the rows of every column, ascending, column c at lists[start[c] : start[c + 1]]."""
-    start = np.zeros(num_sources + 1, np.int64)
-    np.cumsum(np.bincount(rows.columns, minlength=num_sources), out=start[1:])
-    lists = np.empty(rows.columns.size, np.int32)
-    _fill_lists(rows.start, rows.length, rows.columns, start[:-1].copy(), lists)
+    start = np.zeros(num_columns + 1, np.int64)
+    np.cumsum(np.bincount(columns, minlength=num_columns), out=start[1:])
+    lists = np.empty(columns.size, np.int32)
+    _fill_lists(row_start, length, columns, start[:-1].copy(), lists)
     return start, lists
 
 

@@ -10,13 +10,7 @@ from numpy.typing import NDArray
 
 from plait.errors import InputError
 from plait.graph.hag.compiled import compiled
-from plait.graph.hag.tiles import (
-    Tiles,
-    cluster_tiles,
-    is_nearly_consecutive,
-    node_tiles,
-    usual_tile_nodes,
-)
+from plait.graph.hag.tiles import Tiles, cluster_tiles, is_nearly_consecutive, node_tiles, usual_tile_nodes
 
 if TYPE_CHECKING:
     from plait.graph.hag.hierarchy import Hag
@@ -153,31 +147,11 @@ def _place(hag: Hag, tiles: Tiles, home: Ints, tile_nodes: int) -> Schedule:
     csr = (hag.indptr, hag.indices, hag.num_nodes, hag.num_sources)
     _emit_shared(*csr, shared_sums, row_of_sum, start, operands, buffer)
     step_of_tile = np.zeros(tiles.start.size, np.int64)
-    num_slots = _emit_tiles(
-        *csr,
-        tiles.order,
-        tiles.start,
-        row_of_sum,
-        shared_sums.size,
-        start,
-        operands,
-        node,
-        buffer,
-        step_of_tile,
-    )
+    steps = (start, operands, node, buffer)
+    num_slots = _emit_tiles(*csr, *tiles, row_of_sum, shared_sums.size, *steps, step_of_tile)
     phases, pieces = _cut_phases(hag.level[shared_sums], step_of_tile, tile_nodes)
-    return Schedule(
-        hag.num_nodes,
-        hag.num_sources,
-        shared_sums.size,
-        int(num_slots),
-        phases,
-        pieces,
-        start,
-        operands,
-        node,
-        buffer,
-    )
+    sizes = (hag.num_nodes, hag.num_sources, shared_sums.size, int(num_slots))
+    return Schedule(*sizes, phases, pieces, *steps)
 
 
 def _cut_phases(shared_levels: Ints, step_of_tile: Ints, tile_nodes: int) -> tuple[Ints, Ints]:

@@ -8,17 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plait.graph.hag.compiled import compiled
+from plait.graph.hag.rows import invert
 
 if TYPE_CHECKING:
     from plait.graph.hag.hierarchy import Hag
 
-__all__ = [
-    "Tiles",
-    "cluster_tiles",
-    "is_nearly_consecutive",
-    "node_tiles",
-    "usual_tile_nodes",
-]
+__all__ = ["Tiles", "cluster_tiles", "is_nearly_consecutive", "node_tiles", "usual_tile_nodes"]
 
 Ints = NDArray[Any]
 
@@ -40,7 +35,8 @@ def cluster_tiles(hag: Hag, tile_nodes: int, cluster_nodes: int | None = None) -
     """
     cluster_nodes = tile_nodes if cluster_nodes is None else min(cluster_nodes, tile_nodes)
     num_sums = hag.num_aggregation_nodes
-    reader_start, readers = _readers(hag)
+    length = np.diff(hag.indptr).astype(np.int32)
+    reader_start, readers = invert(hag.indptr[:-1], length, hag.indices, hag.num_sources + num_sums)
     link = np.arange(hag.num_nodes, dtype=np.int32)
     size = np.ones(hag.num_nodes, np.int32)
     following = np.full(hag.num_nodes, -1, np.int32)
@@ -80,25 +76,6 @@ def node_tiles(num_nodes: int, tile_nodes: int) -> Tiles:
     """Tiles of consecutive nodes; right where the nodes' own order is local already."""
     start = np.minimum(np.arange(0, num_nodes + tile_nodes, tile_nodes, dtype=np.int64), num_nodes)
     return Tiles(np.arange(num_nodes, dtype=np.int32), start if num_nodes else start[:1])
-
-
-def _readers(hag: Hag) -> tuple[Ints, Ints]:
-    """(start, readers): the rows that read every column, ascending."""
-    num_columns = hag.num_sources + hag.num_aggregation_nodes
-    start = np.zeros(num_columns + 1, np.int64)
-    np.cumsum(np.bincount(hag.indices, minlength=num_columns), out=start[1:])
-    readers = np.empty(hag.num_edges, np.int32)
-    _fill_readers(hag.indptr, hag.indices, start[:-1].copy(), readers)
-    return start, readers
-
-
-@compiled
-def _fill_readers(indptr: Ints, indices: Ints, position: Ints, readers: Ints) -> None:
-    for row in range(indptr.size - 1):
-        for e in range(indptr[row], indptr[row + 1]):
-            column = indices[e]
-            readers[position[column]] = row
-            position[column] += 1
 
 
 @compiled

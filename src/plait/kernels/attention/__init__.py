@@ -13,7 +13,7 @@ import torch
 from plait.kernels import launch
 from plait.kernels.arguments import Arguments
 from plait.kernels.attention import cpu, targets
-from plait.kernels.compiled import address_of
+from plait.kernels.compiled import address_of, stored
 from plait.kernels.operands import float_bits, read_flat, read_numbers, read_rows, write_flat, write_rows
 from plait.kernels.spmm import Pattern
 
@@ -114,9 +114,7 @@ def _fixed(scores: Scores, heads: int, lanes: int, width: int, is_shared: bool) 
     return width if is_plain and is_even and is_single and width in _FIXED_WIDTHS else 0
 
 
-@functools.cache
-def _dots_address(float_bits: int) -> int:
-    return address_of(f"attention-dots-f{float_bits}", lambda: cpu.row_dots(float_bits))
+_dots_address = stored("attention-dots", cpu.row_dots)
 
 
 def _numbers(scores: Scores, dtype: torch.dtype) -> torch.Tensor:

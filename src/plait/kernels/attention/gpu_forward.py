@@ -38,7 +38,7 @@ __all__ = ["attend", "statistics_of"]
 
 @triton.jit(do_not_specialize=COUNTS)  # type: ignore[untyped-decorator]
 def _forward(  # type: ignore[no-untyped-def]
-    p_far, p_near, p_value, p_att, p_edge, p_out, p_statistics, p_parts, p_part_statistics,
+    p_far, p_near, p_value, p_att, p_edge, p_bias, p_out, p_statistics, p_parts, p_part_statistics,
     p_indices, p_items, far_stride, near_stride, value_stride, edge_stride, out_stride,
     num_pieces, num_items, heads, columns, p_seed, threshold,
     SLOPE: tl.constexpr, SCALE: tl.constexpr, KIND: tl.constexpr, DROPS: tl.constexpr, ACC: tl.constexpr,
@@ -109,14 +109,15 @@ def _forward(  # type: ignore[no-untyped-def]
         else:
             row_of = tl.max(row, 0) + tl.zeros((1,), row.dtype)
             write_row(top_of, powers_of, total_of, row_of, o_cell, m_cell, o_head, heads,
-                       p_out, p_statistics, out_stride)  # fmt: skip
+                       p_bias, p_out, p_statistics, out_stride)  # fmt: skip
     else:
-        write_row(largest, powers, total, row, o_cell, m_cell, o_head, heads, p_out, p_statistics, out_stride)
+        write_row(largest, powers, total, row, o_cell, m_cell, o_head, heads,
+                   p_bias, p_out, p_statistics, out_stride)  # fmt: skip
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _merge(  # type: ignore[no-untyped-def]
-    p_parts, p_part_statistics, p_splits, p_out, p_statistics, out_stride, heads, columns,
+    p_parts, p_part_statistics, p_splits, p_bias, p_out, p_statistics, out_stride, heads, columns,
     ACC: tl.constexpr, LOWEST: tl.constexpr, SLOTS: tl.constexpr,
     CHUNKS: tl.constexpr, HEADS: tl.constexpr, LANES: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
@@ -145,7 +146,8 @@ def _merge(  # type: ignore[no-untyped-def]
         total = total * over(shrink) + b_part * over(weight)
         largest = top
     largest, powers, total = merged(largest, powers, total)
-    write_row(largest, powers, total, row, o_cell, m_cell, o_head, heads, p_out, p_statistics, out_stride)
+    write_row(largest, powers, total, row, o_cell, m_cell, o_head, heads,
+               p_bias, p_out, p_statistics, out_stride)  # fmt: skip
 
 
 _run_forward, _run_merge = Launcher(_forward), Launcher(_merge)
@@ -164,8 +166,10 @@ def attend(
     statistics: torch.Tensor,
     heads: int,
     tiles: AttentionTiles | None = None,
+    *,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """out[i, h] = sum over edges of softmax(score)[h] * value[j, h]; statistics: see statistics_of.
+    """out[i, h] = sum over edges of softmax(score)[h] * value[j, h] + bias; statistics: see statistics_of.
 
     scores.near: [targets, heads] (gat) or [targets, heads * columns]. leaky takes its far rows from `value`.
     scores.edge: [edges, heads] (gat) or rows that are added to far, for dot to value too.
@@ -183,14 +187,15 @@ def attend(
     unit = unit_of(value, out, *wide)
     own = unit if wide else 1
     arguments = (
-        scores.far, scores.near, value, scores.att, scores.edge, out, statistics, parts, part_statistics,
-        rows.indices, items.items, scores.far.stride(0) // own, stride_of(scores.near) // own,
-        value.stride(0) // unit, stride_of(scores.edge), out.stride(0) // unit, items.num_pieces,
-        items.num_pieces + items.num_short, heads, columns, *draws_of(scores),
+        scores.far, scores.near, value, scores.att, scores.edge, bias, out, statistics, parts,
+        part_statistics, rows.indices, items.items, scores.far.stride(0) // own,
+        stride_of(scores.near) // own, value.stride(0) // unit, stride_of(scores.edge),
+        out.stride(0) // unit, items.num_pieces, items.num_pieces + items.num_short,
+        heads, columns, *draws_of(scores),
     )  # fmt: skip
     constants = kind_of(scores) | numbers | shape | {"UNIT": unit}
     _run_forward((items.grid(tiles.slots),), arguments, constants, tiles.warps)
     if items.num_splits:
-        merged = (parts, part_statistics, items.splits, out, statistics, out.stride(0), heads, columns)
+        merged = (parts, part_statistics, items.splits, bias, out, statistics, out.stride(0), heads, columns)
         _run_merge((items.num_splits,), merged, numbers | shape | {"SLOTS": 8}, 1)
     return out

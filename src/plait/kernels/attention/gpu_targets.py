@@ -115,7 +115,7 @@ def _write_edge(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=COUNTS)  # type: ignore[untyped-decorator]
 def _targets(  # type: ignore[no-untyped-def]
-    p_far, p_near, p_value, p_att, p_edge, p_out, p_grad, p_statistics, p_near_grad, p_near_parts,
+    p_far, p_near, p_value, p_att, p_edge, p_bias, p_out, p_grad, p_statistics, p_near_grad, p_near_parts,
     p_att_parts, p_edge_grad, p_kept, p_indices, p_items,
     far_stride, near_stride, value_stride, edge_stride, out_stride, grad_stride, near_grad_stride,
     near_parts_stride, edge_grad_stride,
@@ -139,6 +139,8 @@ def _targets(  # type: ignore[no-untyped-def]
     m_stat = m_row[:, None] & m_head
     b_grad = tl.load(p_grad + at_row * grad_stride + o_cell, mask=m_own, other=0.0).to(ACC)
     b_out = tl.load(p_out + at_row * out_stride + o_cell, mask=m_own, other=0.0).to(ACC)
+    if p_bias is not None:
+        b_out -= tl.load(p_bias + o_cell, mask=m_cell, other=0.0).to(ACC)
     p_own = p_statistics + node[:, None] * (2 * heads) + o_head[None, :]
     log = tl.load(p_own, mask=m_stat, other=0.0)
     mean = by_head(b_grad * b_out)
@@ -217,14 +219,15 @@ def attend_targets(
     near_grad: torch.Tensor,
     heads: int,
     *,
+    bias: torch.Tensor | None = None,
     edge_grad: torch.Tensor | None = None,
     kept: torch.Tensor | None = None,
     tiles: AttentionTiles | None = None,
 ) -> torch.Tensor | None:
     """The pass over targets, the first backwards: near_grad, edge_grad and the second statistic.
 
-    out is what `attend` wrote, without a bias. kept[edges, 2, heads] gets the weights and the gradients of
-    the scores for attend_sources. Returns the targets' part of att's gradient (leaky only).
+    out is what `attend` wrote, with the same bias. kept[edges, 2, heads] gets the weights and the gradients
+    of the scores for attend_sources. Returns the targets' part of att's gradient (leaky only).
     """
     columns, rows = head_columns(scores, value, heads), rows_on(pattern, value.device)
     tiles = tiles_of("targets", scores.kind, heads, columns, value.element_size()) if tiles is None else tiles
@@ -237,7 +240,7 @@ def attend_targets(
         unit = unit_of(value, out, grad, *wide, near_grad if wide else None)
         own = unit if wide else 1
         arguments = (
-            scores.far, scores.near, value, scores.att, scores.edge, out, grad, statistics,
+            scores.far, scores.near, value, scores.att, scores.edge, bias, out, grad, statistics,
             near_grad, near_parts, att_parts, edge_grad, kept, rows.indices, items.items,
             scores.far.stride(0) // own, stride_of(scores.near) // own, value.stride(0) // unit,
             stride_of(scores.edge), out.stride(0) // unit, grad.stride(0) // unit, near_grad.stride(0) // own,

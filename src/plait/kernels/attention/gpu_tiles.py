@@ -132,14 +132,17 @@ def merged(largest, powers, total):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def write_row(  # type: ignore[no-untyped-def]
-    largest, powers, total, row, o_cell, m_cell, o_head, heads, p_out, p_statistics, out_stride
+    largest, powers, total, row, o_cell, m_cell, o_head, heads, p_bias, p_out, p_statistics, out_stride
 ):
     """out and the first statistic of some rows: [rows, HEADS], [CHUNKS, rows, HEADS, LANES]."""
     node = row.to(tl.int64)
     m_row = row >= 0
     inverse = tl.where(powers > 0, 1.0 / tl.where(powers > 0, powers, 1.0), 0.0)
     p_row = p_out + node[None, :, None, None] * out_stride
-    tl.store(p_row + o_cell, total * over(inverse), mask=m_row[None, :, None, None] & m_cell)
+    made = total * over(inverse)
+    if p_bias is not None:
+        made += tl.load(p_bias + o_cell, mask=m_cell, other=0.0).to(total.dtype)
+    tl.store(p_row + o_cell, made, mask=m_row[None, :, None, None] & m_cell)
     p_own = p_statistics + node[:, None] * (2 * heads) + o_head[None, :]
     log = largest + tl.log(tl.where(powers > 0, powers, 1.0))
     tl.store(p_own, log, mask=m_row[:, None] & (o_head < heads)[None, :])

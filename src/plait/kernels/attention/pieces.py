@@ -6,7 +6,6 @@ side that is "shared" has one row for all heads instead of a part for each.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from plait.kernels import launch
 from plait.kernels.arguments import PATTERN, Arguments
 from plait.kernels.attention import products, rows, softmax
 from plait.kernels.attention.rows import BLOCK
-from plait.kernels.compiled import address_of
+from plait.kernels.compiled import stored
 from plait.kernels.operands import float_bits as bits_of
 from plait.kernels.operands import read_flat, read_numbers, read_rows, write_flat, write_rows
 from plait.kernels.spmm import Pattern
@@ -37,7 +36,6 @@ def padded(heads: int) -> int:
     return 1 << (heads - 1).bit_length()
 
 
-@functools.cache
 def _dots_kernel(float_bits: int, index_bits: int, lanes: int) -> Any:
     index, bound, scalar = load_index(index_bits), load_index(64), load_scalar(float_bits)
     block_of = rows.block(float_bits, lanes)
@@ -71,7 +69,6 @@ def _dots_kernel(float_bits: int, index_bits: int, lanes: int) -> Any:
     return run
 
 
-@functools.cache
 def _sums_kernel(float_bits: int, index_bits: int, lanes: int) -> Any:
     index, bound, scalar = load_index(index_bits), load_index(64), load_scalar(float_bits)
     block_of = rows.block(float_bits, lanes)
@@ -108,41 +105,24 @@ def _sums_kernel(float_bits: int, index_bits: int, lanes: int) -> Any:
     return run
 
 
-@functools.cache
 def _softmax_kernel(float_bits: int, index_bits: int, lanes: int, is_gradient: bool) -> Any:
-    index, bound = load_index(index_bits), load_index(64)
     forward, backward = softmax.softmax(float_bits, lanes), softmax.softmax_gradient(float_bits, lanes)
     slot = lanes * float_bits // 8
-    read = _SOFTMAX.reader()
 
-    @cfunc(types.void(types.CPointer(types.int64)))
-    def run(arguments):  # type: ignore[no-untyped-def]
-        a = read(arguments)
-        while True:
-            piece = next_piece(a.team, a.pieces)
-            if piece >= a.pieces:
-                break
-            for i in range(bound(a.bounds, piece), bound(a.bounds, piece + 1)):
-                start, end = index(a.indptr, i), index(a.indptr, i + 1)
-                at = start * slot
-                if start < end:
-                    if is_gradient:
-                        backward(a.out + at, a.values + at, a.gradient + at, end - start)
-                    else:
-                        forward(a.out + at, a.values + at, end - start)
+    def each(a: Any, i: Any, start: Any, end: Any) -> None:
+        at = start * slot
+        if start < end:
+            if is_gradient:
+                backward(a.out + at, a.values + at, a.gradient + at, end - start)
+            else:
+                forward(a.out + at, a.values + at, end - start)
 
-    return run
+    return _SOFTMAX.row_kernel(index_bits, each)
 
 
-@functools.cache
-def _address(name: str, float_bits: int, index_bits: int, lanes: int) -> int:
-    build = {
-        "dots": lambda: _dots_kernel(float_bits, index_bits, lanes),
-        "sums": lambda: _sums_kernel(float_bits, index_bits, lanes),
-        "softmax": lambda: _softmax_kernel(float_bits, index_bits, lanes, False),
-        "softmax-gradient": lambda: _softmax_kernel(float_bits, index_bits, lanes, True),
-    }[name]
-    return address_of(f"edge-{name}-f{float_bits}-i{index_bits}-h{lanes}", build)
+_dots_address = stored("edge-dots", _dots_kernel)
+_sums_address = stored("edge-sums", _sums_kernel)
+_softmax_address = stored("edge-softmax", _softmax_kernel)
 
 
 def _threads(pattern: Pattern, width: int) -> int:
@@ -156,16 +136,12 @@ def edge_dots(
     lanes, size, dtype, edges = padded(heads), near.element_size(), near.dtype, pattern.num_edges
     width = near.shape[-1] // heads
     columns = heads * width
-    address = _address("dots", bits_of("near", near), pattern.index_bits, lanes)
+    address = _dots_address(bits_of("near", near), pattern.index_bits, lanes)
     out = torch.empty((edges, lanes), dtype=dtype)
     at = _DOTS
     words = at.over(pattern.addresses)
-    words[at.last_edge], words[at.order], words[at.heads], words[at.width] = (
-        max(0, edges - 1),
-        0,
-        heads,
-        width,
-    )
+    words[at.last_edge], words[at.order] = max(0, edges - 1), 0
+    words[at.heads], words[at.width] = heads, width
     words[at.near_head], words[at.far_head] = width * size, 0 if is_shared else width * size
     held = (
         read_rows(words, at.near, "near", near, dtype, pattern.num_rows, columns),
@@ -199,15 +175,13 @@ def edge_sums(
     size, dtype, rows, edges = far.element_size(), far.dtype, pattern.num_rows, pattern.num_edges
     width, lanes = far.shape[-1] if far_is_shared else far.shape[-1] // heads, weight.shape[1]
     columns = width if out_is_shared else heads * width
-    address = _address("sums", bits_of("far", far), pattern.index_bits, lanes)
+    address = _sums_address(bits_of("far", far), pattern.index_bits, lanes)
     out = torch.empty((rows, columns), dtype=dtype) if out is None else out
     at = _SUMS
     words = at.over(pattern.addresses)
     words[at.last_edge], words[at.heads], words[at.width] = max(0, edges - 1), heads, width
-    words[at.far_head], words[at.out_head] = (
-        0 if far_is_shared else width * size,
-        0 if out_is_shared else width * size,
-    )
+    words[at.far_head] = 0 if far_is_shared else width * size
+    words[at.out_head] = 0 if out_is_shared else width * size
     read_numbers(words, at.order, "order", order, pattern.index_bits, edges)
     held = (
         read_flat(words, at.weight, "weight", weight, dtype, edges * lanes),
@@ -222,20 +196,18 @@ def edge_sums(
 
 def edge_softmax(pattern: Pattern, scores: torch.Tensor) -> torch.Tensor:
     """The softmax of [edges, lanes] over the edges of each row."""
-    return _run_softmax("softmax", pattern, scores, None)
+    return _run_softmax(pattern, scores, None)
 
 
 def edge_softmax_gradient(pattern: Pattern, weight: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
     """weight * (grad - sum over the row of weight * grad)."""
-    return _run_softmax("softmax-gradient", pattern, weight, grad)
+    return _run_softmax(pattern, weight, grad)
 
 
-def _run_softmax(
-    name: str, pattern: Pattern, values: torch.Tensor, grad: torch.Tensor | None
-) -> torch.Tensor:
+def _run_softmax(pattern: Pattern, values: torch.Tensor, grad: torch.Tensor | None) -> torch.Tensor:
     dtype, lanes = values.dtype, values.shape[-1]
     count = pattern.num_edges * lanes
-    address = _address(name, bits_of("values", values), pattern.index_bits, lanes)
+    address = _softmax_address(bits_of("values", values), pattern.index_bits, lanes, grad is not None)
     out = torch.empty(values.shape, dtype=dtype)
     at = _SOFTMAX
     words = at.over(pattern.addresses)

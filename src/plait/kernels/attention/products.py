@@ -21,7 +21,7 @@ from plait.kernels.attention.rows import (
     nth,
     place_of,
     shuffle,
-)
+)  # fmt: skip
 from plait.kernels.vector import I32, CodeGen, load_index_ir, tile_intrinsic
 
 __all__ = ["grouped_dots", "grouped_sums", "scores"]
@@ -99,7 +99,9 @@ def scores(float_bits: int, index_bits: int, lanes: int, role: str) -> Any:
     return tile_intrinsic(float_bits, 15, 1, body)
 
 
-def _dot_tile(float_bits: int, index_bits: int, lanes: int, heads: int, is_leaky: bool, chunk: int) -> Any:
+def _dot_tile(
+    float_bits: int, index_bits: int, lanes: int, is_leaky: bool, heads: int, chunk: int = 0
+) -> Any:
     """block[k][0..heads) = near . far[j], or att . leaky(near + far[j]), by head; four sums at a time.
 
     A head's row is taken `chunk` numbers at once, 0: as many as a vector holds.
@@ -131,11 +133,9 @@ def _dot_tile(float_bits: int, index_bits: int, lanes: int, heads: int, is_leaky
                 result = []
                 for h in range(heads):
                     own = code.load(b.add(b.add(near, b.mul(near_head, code.word(h))), offset), mask)
-                    weight = (
-                        code.load(b.add(b.add(att, b.mul(att_head, code.word(h))), offset), mask)
-                        if is_leaky
-                        else own
-                    )
+                    weight = own
+                    if is_leaky:
+                        weight = code.load(b.add(b.add(att, b.mul(att_head, code.word(h))), offset), mask)
                     for e in range(edges):
                         other = code.load(b.add(b.add(rows[e], b.mul(far_head, code.word(h))), offset), mask)
                         term = _leaky(code, b.fadd(own, other), steep) if is_leaky else other
@@ -166,16 +166,6 @@ def _store_sums(code: CodeGen, four: Any, block: Any, k: Any, heads: int, lanes:
         b.store(value, b.inttoptr(b.add(to, code.word(place)), code.scalar.as_pointer()))
 
 
-def _dots(float_bits: int, index_bits: int, lanes: int, heads: int, chunk: int = 0) -> Any:
-    """block[k][h] = near[h] . far[j][h] for `heads` (1, 2 or 4) heads from the given addresses."""
-    return _dot_tile(float_bits, index_bits, lanes, heads, False, chunk)
-
-
-def _leaky_dots(float_bits: int, index_bits: int, lanes: int, heads: int, chunk: int = 0) -> Any:
-    """block[k][h] = att[h] . leaky(near[h] + far[j][h])."""
-    return _dot_tile(float_bits, index_bits, lanes, heads, True, chunk)
-
-
 def _aggregate(
     float_bits: int, index_bits: int, lanes: int, heads: int, width: int, is_masked: bool, is_step: bool
 ) -> Any:
@@ -195,11 +185,7 @@ def _aggregate(
         size = float_bits // 8
         mask = code.mask(rest) if is_masked else None
         index = load_index_ir(code, indices, index_bits)
-        own = (
-            [code.load(b.add(near, b.mul(near_head, code.word(h))), mask) for h in range(heads)]
-            if is_step
-            else []
-        )
+        own = [code.load(b.add(near, b.mul(near_head, code.word(h))), mask) for h in range(heads * is_step)]
         steep = code.splat(slope)
 
         def step(k: Any, sums: list[Any]) -> list[Any]:
@@ -239,8 +225,8 @@ def _aggregate(
 
 def _fixed_dots(float_bits: int, index_bits: int, lanes: int, is_leaky: bool, fixed: int) -> Any:
     """grouped_dots of `lanes` heads side by side, each of `fixed` columns."""
-    make, group = _leaky_dots if is_leaky else _dots, min(4, lanes)
-    tile = make(float_bits, index_bits, lanes, group, min(fixed, 512 // float_bits))
+    group = min(4, lanes)
+    tile = _dot_tile(float_bits, index_bits, lanes, is_leaky, group, min(fixed, 512 // float_bits))
     size = float_bits // 8
     head = fixed * size
 
@@ -260,10 +246,10 @@ def grouped_dots(float_bits: int, index_bits: int, lanes: int, is_leaky: bool, f
     """A numba function: the dots of every head of a block, four, two or one head at a time."""
     if fixed:
         return _fixed_dots(float_bits, index_bits, lanes, is_leaky, fixed)
-    make = _leaky_dots if is_leaky else _dots
-    one = make(float_bits, index_bits, lanes, 1)
-    two = make(float_bits, index_bits, lanes, 2) if lanes >= 2 else one
-    four = make(float_bits, index_bits, lanes, 4) if lanes >= 4 else one
+    make = partial(_dot_tile, float_bits, index_bits, lanes, is_leaky)
+    one = make(1)
+    two = make(2) if lanes >= 2 else one
+    four = make(4) if lanes >= 4 else one
     size = float_bits // 8
 
     @njit

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -15,8 +17,8 @@ from plait.kernels.vector import I32, I64, CodeGen, lane, load_index_ir, tile_in
 
 __all__ = [
     "BLOCK", "FLAT", "ROWS_AHEAD", "ask", "ask_row", "bend", "block", "by_chunks", "chunk_lanes", "clear",
-    "each", "finish", "greater", "later_edge", "nth", "place_of", "row_dots", "scale_row", "shuffle",
-    "stack_floats", "tile",
+    "each", "finish", "greater", "later_edge", "nth", "over_heads", "place_of", "row_dots", "scale_row",
+    "shuffle", "stack_floats", "tile",
 ]  # fmt: skip
 
 BLOCK = 64  # edges: their rows of 64 float32 fill half of a first-level cache
@@ -38,6 +40,29 @@ def tile(float_bits: int, lanes: int, words: int, scalars: int = 0) -> Callable[
 
     def made(body: Callable[..., None]) -> Any:
         return tile_intrinsic(float_bits, words, scalars, lambda base, args: body(base.of(lanes), *args))
+
+    return made
+
+
+def over_heads(scalars: int = 0) -> Callable[[Callable[..., None]], Callable[[int, int], Any]]:
+    """Makes a builder of (float bits, heads) of a function that writes code for all heads, as `tile` does.
+
+    Its arguments are words, the last `scalars` of them floats.
+    """
+
+    def made(body: Callable[..., None]) -> Callable[[int, int], Any]:
+        words = len(inspect.signature(body).parameters) - 1 - scalars
+        return functools.wraps(body)(lambda float_bits, lanes: tile(float_bits, lanes, words, scalars)(body))
+
+    return made
+
+
+def over_chunks(scalars: int = 0) -> Callable[[Callable[..., None]], Callable[[int], Any]]:
+    """The same for a row in vectors of as many numbers as are taken at once: a builder of float bits."""
+
+    def made(body: Callable[..., None]) -> Callable[[int], Any]:
+        build = over_heads(scalars)(body)
+        return functools.wraps(body)(lambda float_bits: build(float_bits, chunk_lanes(float_bits)))
 
     return made
 
@@ -90,25 +115,17 @@ def _with(code: CodeGen, op: Any, value: Any, others: tuple[Any, ...], offset: A
     return value
 
 
-def clear(float_bits: int) -> Any:
+@over_chunks()
+def clear(code: CodeGen, row: Any, width: Any) -> None:
     """(row, width): row = 0."""
-
-    @tile(float_bits, chunk_lanes(float_bits), 2)
-    def made(code: CodeGen, row: Any, width: Any) -> None:
-        zero = code.constant(0.0)
-        _each_chunk(code, width, lambda offset, mask: code.store(zero, code.builder.add(row, offset), mask))
-
-    return made
+    zero = code.constant(0.0)
+    _each_chunk(code, width, lambda offset, mask: code.store(zero, code.builder.add(row, offset), mask))
 
 
-def ask(float_bits: int) -> Any:
+@over_chunks()
+def ask(code: CodeGen, address: Any, count: Any) -> None:
     """(address, bytes): prefetches these bytes, the first cache lines of them."""
-
-    @tile(float_bits, 1, 2)
-    def made(code: CodeGen, address: Any, count: Any) -> None:
-        _ask_lines(code, address, count)
-
-    return made
+    _ask_lines(code, address, count)
 
 
 def _ask_lines(code: CodeGen, address: Any, count: Any) -> None:
@@ -120,83 +137,67 @@ def _ask_lines(code: CodeGen, address: Any, count: Any) -> None:
     each(code, lines, lambda line: code.prefetch(b.add(address, b.mul(line, code.word(64))), 1))
 
 
-def scale_row(float_bits: int) -> Any:
+@over_chunks(1)
+def scale_row(code: CodeGen, row: Any, width: Any, factor: Any) -> None:
     """(row, width, factor): row *= factor."""
+    b = code.builder
 
-    @tile(float_bits, chunk_lanes(float_bits), 2, 1)
-    def made(code: CodeGen, row: Any, width: Any, factor: Any) -> None:
-        b = code.builder
+    def chunk(offset: Any, mask: Any) -> None:
+        to = b.add(row, offset)
+        code.store(b.fmul(code.load(to, mask), code.splat(factor)), to, mask)
 
-        def chunk(offset: Any, mask: Any) -> None:
-            to = b.add(row, offset)
-            code.store(b.fmul(code.load(to, mask), code.splat(factor)), to, mask)
-
-        _each_chunk(code, width, chunk)
-
-    return made
+    _each_chunk(code, width, chunk)
 
 
-def finish(float_bits: int) -> Any:
+@over_chunks(1)
+def finish(code: CodeGen, row: Any, width: Any, addend: Any, bias: Any, factor: Any) -> None:
     """(row, width, addend, bias, factor): row = factor * row + addend + bias; addresses may be 0."""
+    b = code.builder
 
-    @tile(float_bits, chunk_lanes(float_bits), 4, 1)
-    def made(code: CodeGen, row: Any, width: Any, addend: Any, bias: Any, factor: Any) -> None:
-        b = code.builder
+    def chunk(offset: Any, mask: Any) -> None:
+        to = b.add(row, offset)
+        value = b.fmul(code.load(to, mask), code.splat(factor))
+        code.store(_with(code, b.fadd, value, (addend, bias), offset, mask), to, mask)
 
-        def chunk(offset: Any, mask: Any) -> None:
-            to = b.add(row, offset)
-            value = b.fmul(code.load(to, mask), code.splat(factor))
-            code.store(_with(code, b.fadd, value, (addend, bias), offset, mask), to, mask)
-
-        _each_chunk(code, width, chunk)
-
-    return made
+    _each_chunk(code, width, chunk)
 
 
-def row_dots(float_bits: int) -> Any:
+@over_chunks()
+def row_dots(code: CodeGen, out: Any, grad: Any, row: Any, addend: Any, bias: Any, width: Any) -> None:
     """(out, grad, row, addend, bias, width): out = grad . (row - addend - bias), one number."""
+    b = code.builder
 
-    @tile(float_bits, chunk_lanes(float_bits), 6)
-    def made(code: CodeGen, out: Any, grad: Any, row: Any, addend: Any, bias: Any, width: Any) -> None:
-        b = code.builder
+    def chunk(offset: Any, mask: Any, total: list[Any]) -> list[Any]:
+        value = _with(code, b.fsub, code.load(b.add(row, offset), mask), (addend, bias), offset, mask)
+        return [code.multiply_add(code.load(b.add(grad, offset), mask), value, total[0])]
 
-        def chunk(offset: Any, mask: Any, total: list[Any]) -> list[Any]:
-            value = _with(code, b.fsub, code.load(b.add(row, offset), mask), (addend, bias), offset, mask)
-            return [code.multiply_add(code.load(b.add(grad, offset), mask), value, total[0])]
-
-        (total,) = by_chunks(code, width, [code.constant(0.0)], chunk)
-        size = code.lanes
-        while size > 1:
-            size //= 2
-            low = shuffle(code, total, total, list(range(size)))
-            total = b.fadd(low, shuffle(code, total, total, list(range(size, 2 * size))))
-        value = b.extract_element(total, ir.Constant(I32, 0))
-        b.store(value, b.inttoptr(out, code.scalar.as_pointer()))
-
-    return made
+    (total,) = by_chunks(code, width, [code.constant(0.0)], chunk)
+    size = code.lanes
+    while size > 1:
+        size //= 2
+        low = shuffle(code, total, total, list(range(size)))
+        total = b.fadd(low, shuffle(code, total, total, list(range(size, 2 * size))))
+    value = b.extract_element(total, ir.Constant(I32, 0))
+    b.store(value, b.inttoptr(out, code.scalar.as_pointer()))
 
 
-def bend(float_bits: int) -> Any:
+@over_chunks()
+def bend(
+    code: CodeGen, out: Any, steps: Any, near: Any, att: Any, sums: Any, width: Any, is_added: Any,
+) -> None:  # fmt: skip
     """(out, steps, near, att, sums, width, is_added): out (+)= att * steps; sums += near * steps."""
+    b = code.builder
 
-    @tile(float_bits, chunk_lanes(float_bits), 7)
-    def made(
-        code: CodeGen, out: Any, steps: Any, near: Any, att: Any, sums: Any, width: Any, is_added: Any
-    ) -> None:
-        b = code.builder
+    def chunk(offset: Any, mask: Any) -> None:
+        def row(base: Any) -> Any:
+            return code.load(b.add(base, offset), mask)
 
-        def chunk(offset: Any, mask: Any) -> None:
-            def row(base: Any) -> Any:
-                return code.load(b.add(base, offset), mask)
+        s = row(steps)
+        before = code.either(code.is_given(is_added), lambda: row(out), code.constant(0.0))
+        code.store(code.multiply_add(row(att), s, before), b.add(out, offset), mask)
+        code.store(code.multiply_add(row(near), s, row(sums)), b.add(sums, offset), mask)
 
-            s = row(steps)
-            before = code.either(code.is_given(is_added), lambda: row(out), code.constant(0.0))
-            code.store(code.multiply_add(row(att), s, before), b.add(out, offset), mask)
-            code.store(code.multiply_add(row(near), s, row(sums)), b.add(sums, offset), mask)
-
-        _each_chunk(code, width, chunk)
-
-    return made
+    _each_chunk(code, width, chunk)
 
 
 def stack_floats(float_bits: int, count: int) -> Any:

@@ -6,7 +6,6 @@ A row's edges are taken in blocks of at most BLOCK: the numbers of a block lie i
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from llvmlite import ir
@@ -18,10 +17,11 @@ from plait.kernels.attention.rows import (
     greater,
     later_edge,
     nth,
+    over_heads,
     place_of,
     shuffle,
     tile,
-)
+)  # fmt: skip
 from plait.kernels.vector import I32, CodeGen, load_index_ir, tile_intrinsic
 
 __all__ = [
@@ -47,27 +47,11 @@ def _folded(code: CodeGen, flat: Any, lanes: int) -> Any:
 
 
 def _exp(code: CodeGen, z: Any) -> Any:
-    """e^z for z <= 0: 2^n times a Taylor polynomial of the rest, good to the last place; 0 far below."""
-    b, bits = code.builder, code.float_bits
-    degree, magic, bias, shift, lowest = {
-        32: (7, 12582912.0, 127, 23, -87.3),
-        64: (13, 6755399441055744.0, 1023, 52, -708.3),
-    }[bits]
-    # ln 2 in two parts, the first with trailing zeros, so that n times it is exact
-    high = {32: 0.693359375, 64: 0.6931471803691238}[bits]
-    low = math.log(2) - high if bits == 32 else 1.9082149292705877e-10
-    whole = ir.VectorType(ir.IntType(bits), code.lanes)
-    shifted = code.multiply_add(z, code.constant(math.log2(math.e)), code.constant(magic))
-    n = b.fsub(shifted, code.constant(magic))
-    r = code.multiply_add(n, code.constant(-high), z)
-    r = code.multiply_add(n, code.constant(-low), r)
-    result = code.constant(1.0 / math.factorial(degree))
-    for k in range(degree - 1, -1, -1):
-        result = code.multiply_add(result, r, code.constant(1.0 / math.factorial(k)))
-    exponent = b.add(b.bitcast(shifted, whole), ir.Constant(whole, [bias] * code.lanes))
-    power = b.bitcast(b.shl(exponent, ir.Constant(whole, [shift] * code.lanes)), code.vector)
-    is_tiny = b.fcmp_ordered("<", z, code.constant(lowest))
-    return b.select(is_tiny, code.constant(0.0), b.fmul(result, power))
+    """e^z for z <= 0, good to the last place; 0 far below."""
+    degree, lowest = {32: (7, -87.3), 64: (13, -708.3)}[code.float_bits]
+    power = code.exp(z, degree)
+    is_tiny = code.builder.fcmp_ordered("<", z, code.constant(lowest))
+    return code.builder.select(is_tiny, code.constant(0.0), power)
 
 
 def _kept(code: CodeGen, position: Any, seed: Any, threshold: Any) -> Any:
@@ -103,40 +87,28 @@ def _dropout_factor(code: CodeGen, position: Any, seed: Any, threshold: Any, sca
     return code.either(code.is_given(threshold), factor, code.constant(1.0))
 
 
-def fill(float_bits: int, lanes: int) -> Any:
+@over_heads(1)
+def fill(code: CodeGen, address: Any, value: Any) -> None:
     """(address, value): the value in every head."""
-
-    @tile(float_bits, lanes, 1, 1)
-    def made(code: CodeGen, address: Any, value: Any) -> None:
-        code.store(code.splat(value), address)
-
-    return made
+    code.store(code.splat(value), address)
 
 
-def copy(float_bits: int, lanes: int) -> Any:
+@over_heads()
+def copy(code: CodeGen, to: Any, source: Any) -> None:
     """(to, from): a copy of every head."""
-
-    @tile(float_bits, lanes, 2)
-    def made(code: CodeGen, to: Any, source: Any) -> None:
-        code.store(code.load(source), to)
-
-    return made
+    code.store(code.load(source), to)
 
 
-def largest(float_bits: int, lanes: int) -> Any:
+@over_heads()
+def largest(code: CodeGen, block: Any, count: Any, most: Any) -> None:
     """(block, count, most): most = max(most, every edge of the block), by head."""
+    slot = code.lanes * code.float_bits // 8
 
-    @tile(float_bits, lanes, 3)
-    def made(code: CodeGen, block: Any, count: Any, most: Any) -> None:
-        slot = lanes * float_bits // 8
+    def step(k: Any, carried: list[Any]) -> list[Any]:
+        return [greater(code, code.load(nth(code, block, k, slot)), carried[0])]
 
-        def step(k: Any, carried: list[Any]) -> list[Any]:
-            return [greater(code, code.load(nth(code, block, k, slot)), carried[0])]
-
-        (top,) = code.loop(code.word(0), count, [code.load(most)], step)
-        code.store(top, most)
-
-    return made
+    (top,) = code.loop(code.word(0), count, [code.load(most)], step)
+    code.store(top, most)
 
 
 def subtract_largest(float_bits: int, index_bits: int, lanes: int) -> Any:
@@ -184,50 +156,36 @@ def exponential(float_bits: int, lanes: int, is_relative: bool) -> Any:
     return tile_intrinsic(float_bits, 4, 0, body)
 
 
-def rescale(float_bits: int, lanes: int) -> Any:
+@over_heads()
+def rescale(code: CodeGen, before: Any, most: Any, total: Any) -> None:
     """(before, most, total): before = exp(before - most), the factor of all summed so far; total *= it."""
-
-    @tile(float_bits, lanes, 3)
-    def made(code: CodeGen, before: Any, most: Any, total: Any) -> None:
-        factor = _exp(code, code.builder.fsub(code.load(before), code.load(most)))
-        code.store(factor, before)
-        code.store(code.builder.fmul(code.load(total), factor), total)
-
-    return made
+    factor = _exp(code, code.builder.fsub(code.load(before), code.load(most)))
+    code.store(factor, before)
+    code.store(code.builder.fmul(code.load(total), factor), total)
 
 
-def store_statistics(float_bits: int, lanes: int) -> Any:
+@over_heads()
+def store_statistics(code: CodeGen, row: Any, most: Any, total: Any) -> None:
     """(row of statistics, most, total): slot 1 = most, slot 2 = 1 / total, which is left in `total` too."""
-
-    @tile(float_bits, lanes, 3)
-    def made(code: CodeGen, row: Any, most: Any, total: Any) -> None:
-        b, slot = code.builder, lanes * float_bits // 8
-        inverse = b.fdiv(code.constant(1.0), code.load(total))
-        code.store(code.load(most), b.add(row, code.word(slot)))
-        code.store(inverse, b.add(row, code.word(2 * slot)))
-        code.store(inverse, total)
-
-    return made
+    b, slot = code.builder, code.lanes * code.float_bits // 8
+    inverse = b.fdiv(code.constant(1.0), code.load(total))
+    code.store(code.load(most), b.add(row, code.word(slot)))
+    code.store(inverse, b.add(row, code.word(2 * slot)))
+    code.store(inverse, total)
 
 
-def drop(float_bits: int, lanes: int) -> Any:
+@over_heads(1)
+def drop(code: CodeGen, block: Any, start: Any, count: Any, seed: Any, threshold: Any, scale: Any) -> None:
     """(block, start, count, seed, threshold, scale): dropout of the weights of the edges from `start`."""
+    b = code.builder
 
-    @tile(float_bits, lanes, 5, 1)
-    def made(
-        code: CodeGen, block: Any, start: Any, count: Any, seed: Any, threshold: Any, scale: Any
-    ) -> None:
-        b = code.builder
+    def step(k: Any) -> None:
+        to = nth(code, block, k, code.lanes * code.float_bits // 8)
+        kept = _kept(code, b.add(start, k), seed, threshold)
+        scaled = b.fmul(code.load(to), code.splat(scale))
+        code.store(b.select(kept, scaled, code.constant(0.0)), to)
 
-        def step(k: Any) -> None:
-            to = nth(code, block, k, lanes * float_bits // 8)
-            kept = _kept(code, b.add(start, k), seed, threshold)
-            scaled = b.fmul(code.load(to), code.splat(scale))
-            code.store(b.select(kept, scaled, code.constant(0.0)), to)
-
-        each(code, count, step)
-
-    return made
+    each(code, count, step)
 
 
 def combine(float_bits: int, index_bits: int, lanes: int, is_own: bool) -> Any:
@@ -274,67 +232,59 @@ def combine(float_bits: int, index_bits: int, lanes: int, is_own: bool) -> Any:
     return tile_intrinsic(float_bits, 12, 2, body)
 
 
-def keep(float_bits: int, lanes: int) -> Any:
+@over_heads(1)
+def keep(
+    code: CodeGen, kept: Any, weights: Any, products: Any, own: Any, start: Any, count: Any, inner: Any,
+    seed: Any, threshold: Any, scale: Any,
+) -> None:  # fmt: skip
     """kept[e] = (a, a m products): a = weights / total of the target, m the dropout factor.
 
     The second, summed into `inner`, is not a gradient yet: `settle` makes it one when the sum over all edges
     of the row is known.
     """
+    b, slot = code.builder, code.lanes * code.float_bits // 8
+    inverse = code.load(b.add(own, code.word(2 * slot)))
 
-    @tile(float_bits, lanes, 9, 1)
-    def made(
-        code: CodeGen, kept: Any, weights: Any, products: Any, own: Any, start: Any, count: Any, inner: Any,
-        seed: Any, threshold: Any, scale: Any,
-    ) -> None:  # fmt: skip
-        b, slot = code.builder, lanes * float_bits // 8
-        inverse = code.load(b.add(own, code.word(2 * slot)))
+    def step(k: Any, carried: list[Any]) -> list[Any]:
+        at, from_block = b.add(start, k), b.mul(k, code.word(slot))
+        a = b.fmul(code.load(b.add(weights, from_block)), inverse)
+        m = _dropout_factor(code, at, seed, threshold, scale)
+        part = b.fmul(b.fmul(a, m), code.load(b.add(products, from_block)))
+        to = nth(code, kept, at, 2 * slot)
+        code.store(a, to)
+        code.store(part, b.add(to, code.word(slot)))
+        return [b.fadd(carried[0], part)]
 
-        def step(k: Any, carried: list[Any]) -> list[Any]:
-            at, from_block = b.add(start, k), b.mul(k, code.word(slot))
-            a = b.fmul(code.load(b.add(weights, from_block)), inverse)
-            m = _dropout_factor(code, at, seed, threshold, scale)
-            part = b.fmul(b.fmul(a, m), code.load(b.add(products, from_block)))
-            to = nth(code, kept, at, 2 * slot)
-            code.store(a, to)
-            code.store(part, b.add(to, code.word(slot)))
-            return [b.fadd(carried[0], part)]
-
-        (summed,) = code.loop(code.word(0), count, [code.load(inner)], step)
-        code.store(summed, inner)
-
-    return made
+    (summed,) = code.loop(code.word(0), count, [code.load(inner)], step)
+    code.store(summed, inner)
 
 
-def settle(float_bits: int, lanes: int) -> Any:
+@over_heads(1)
+def settle(
+    code: CodeGen, kept: Any, products: Any, raw: Any, start: Any, count: Any, inner: Any, total: Any,
+    slope: Any,
+) -> None:  # fmt: skip
     """products[k] = kept's second number - a inner, bent by leaky where `raw` is given; total += these."""
+    b, slot = code.builder, code.lanes * code.float_bits // 8
+    whole = code.load(inner)
 
-    @tile(float_bits, lanes, 7, 1)
-    def made(
-        code: CodeGen, kept: Any, products: Any, raw: Any, start: Any, count: Any, inner: Any, total: Any,
-        slope: Any,
-    ) -> None:  # fmt: skip
-        b, slot = code.builder, lanes * float_bits // 8
-        whole = code.load(inner)
+    def step(k: Any, carried: list[Any]) -> list[Any]:
+        in_block = b.mul(k, code.word(slot))
+        edge = nth(code, kept, b.add(start, k), 2 * slot)
+        second = b.add(edge, code.word(slot))
+        d = b.fsub(code.load(second), b.fmul(code.load(edge), whole))
 
-        def step(k: Any, carried: list[Any]) -> list[Any]:
-            in_block = b.mul(k, code.word(slot))
-            edge = nth(code, kept, b.add(start, k), 2 * slot)
-            second = b.add(edge, code.word(slot))
-            d = b.fsub(code.load(second), b.fmul(code.load(edge), whole))
+        def bent() -> Any:
+            is_up = b.fcmp_ordered(">", code.load(b.add(raw, in_block)), code.constant(0.0))
+            return b.fmul(d, b.select(is_up, code.constant(1.0), code.splat(slope)))
 
-            def bent() -> Any:
-                is_up = b.fcmp_ordered(">", code.load(b.add(raw, in_block)), code.constant(0.0))
-                return b.fmul(d, b.select(is_up, code.constant(1.0), code.splat(slope)))
+        d = code.either(code.is_given(raw), bent, d)
+        code.store(d, second)
+        code.store(d, b.add(products, in_block))
+        return [b.fadd(carried[0], d)]
 
-            d = code.either(code.is_given(raw), bent, d)
-            code.store(d, second)
-            code.store(d, b.add(products, in_block))
-            return [b.fadd(carried[0], d)]
-
-        (summed,) = code.loop(code.word(0), count, [code.load(total)], step)
-        code.store(summed, total)
-
-    return made
+    (summed,) = code.loop(code.word(0), count, [code.load(total)], step)
+    code.store(summed, total)
 
 
 def recall(float_bits: int, index_bits: int, lanes: int) -> Any:
@@ -386,64 +336,52 @@ def gather_heads(float_bits: int, index_bits: int, lanes: int) -> Any:
     return made
 
 
-def store_heads(float_bits: int, lanes: int) -> Any:
+@over_heads()
+def store_heads(code: CodeGen, to: Any, block: Any, count: Any) -> None:
     """(to, block, count): a copy of the block's edges."""
-
-    @tile(float_bits, lanes, 3)
-    def made(code: CodeGen, to: Any, block: Any, count: Any) -> None:
-        slot = lanes * float_bits // 8
-        each(code, count, lambda k: code.store(code.load(nth(code, block, k, slot)), nth(code, to, k, slot)))
-
-    return made
+    slot = code.lanes * code.float_bits // 8
+    each(code, count, lambda k: code.store(code.load(nth(code, block, k, slot)), nth(code, to, k, slot)))
 
 
-def softmax(float_bits: int, lanes: int) -> Any:
+@over_heads()
+def softmax(code: CodeGen, out: Any, values: Any, count: Any) -> None:
     """(out, scores, count): out = exp(scores - largest) / sum, by head, over `count` edges."""
+    b, slot = code.builder, code.lanes * code.float_bits // 8
 
-    @tile(float_bits, lanes, 3)
-    def made(code: CodeGen, out: Any, values: Any, count: Any) -> None:
-        b, slot = code.builder, lanes * float_bits // 8
+    def higher(k: Any, most: list[Any]) -> list[Any]:
+        return [greater(code, code.load(nth(code, values, k, slot)), most[0])]
 
-        def higher(k: Any, most: list[Any]) -> list[Any]:
-            return [greater(code, code.load(nth(code, values, k, slot)), most[0])]
+    (top,) = code.loop(code.word(0), count, [code.constant(float("-inf"))], higher)
 
-        (top,) = code.loop(code.word(0), count, [code.constant(float("-inf"))], higher)
+    def power(k: Any, total: list[Any]) -> list[Any]:
+        e = _exp(code, b.fsub(code.load(nth(code, values, k, slot)), top))
+        code.store(e, nth(code, out, k, slot))
+        return [b.fadd(total[0], e)]
 
-        def power(k: Any, total: list[Any]) -> list[Any]:
-            e = _exp(code, b.fsub(code.load(nth(code, values, k, slot)), top))
-            code.store(e, nth(code, out, k, slot))
-            return [b.fadd(total[0], e)]
+    (total,) = code.loop(code.word(0), count, [code.constant(0.0)], power)
+    inverse = b.fdiv(code.constant(1.0), total)
 
-        (total,) = code.loop(code.word(0), count, [code.constant(0.0)], power)
-        inverse = b.fdiv(code.constant(1.0), total)
+    def divide(k: Any) -> None:
+        at = nth(code, out, k, slot)
+        code.store(b.fmul(code.load(at), inverse), at)
 
-        def divide(k: Any) -> None:
-            at = nth(code, out, k, slot)
-            code.store(b.fmul(code.load(at), inverse), at)
-
-        each(code, count, divide)
-
-    return made
+    each(code, count, divide)
 
 
-def softmax_gradient(float_bits: int, lanes: int) -> Any:
+@over_heads()
+def softmax_gradient(code: CodeGen, out: Any, weights: Any, gradient: Any, count: Any) -> None:
     """(out, weights, gradient, count): out = weights * (gradient - sum of weights * gradient), by head."""
+    b, slot = code.builder, code.lanes * code.float_bits // 8
 
-    @tile(float_bits, lanes, 4)
-    def made(code: CodeGen, out: Any, weights: Any, gradient: Any, count: Any) -> None:
-        b, slot = code.builder, lanes * float_bits // 8
+    def both(k: Any) -> tuple[Any, Any]:
+        return code.load(nth(code, weights, k, slot)), code.load(nth(code, gradient, k, slot))
 
-        def both(k: Any) -> tuple[Any, Any]:
-            return code.load(nth(code, weights, k, slot)), code.load(nth(code, gradient, k, slot))
+    (total,) = code.loop(
+        code.word(0), count, [code.constant(0.0)], lambda k, t: [code.multiply_add(*both(k), t[0])]
+    )
 
-        (total,) = code.loop(
-            code.word(0), count, [code.constant(0.0)], lambda k, t: [code.multiply_add(*both(k), t[0])]
-        )
+    def step(k: Any) -> None:
+        own, other = both(k)
+        code.store(b.fmul(own, b.fsub(other, total)), nth(code, out, k, slot))
 
-        def step(k: Any) -> None:
-            own, other = both(k)
-            code.store(b.fmul(own, b.fsub(other, total)), nth(code, out, k, slot))
-
-        each(code, count, step)
-
-    return made
+    each(code, count, step)

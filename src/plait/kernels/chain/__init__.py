@@ -14,7 +14,7 @@ import torch
 
 from plait.kernels import launch
 from plait.kernels.chain import cpu
-from plait.kernels.compiled import address_of
+from plait.kernels.compiled import stored
 from plait.kernels.operands import float_bits, read_flat, read_rows, write_flat, write_rows
 from plait.kernels.spmm import Pattern
 from plait.kernels.vector import LINE
@@ -56,14 +56,7 @@ Words = ctypes.Array[ctypes.c_int64]
 Pair = tuple["torch.Tensor | None", "torch.Tensor | None"]
 
 
-@functools.cache
-def _address(float_bits: int, index_bits: int, mode: str) -> int:
-    return address_of(
-        f"chain-{mode}-f{float_bits}-i{index_bits}", lambda: cpu.kernel(float_bits, index_bits, mode),
-        uses=("spmm", "gemm"),
-    )  # fmt: skip
-
-
+_address = stored("chain", cpu.kernel, uses=("spmm", "gemm"))
 _AT = cpu.CHAIN
 
 

@@ -22,15 +22,7 @@ from numba.extending import intrinsic
 from plait.kernels.arguments import Arguments
 from plait.kernels.gemm.cpu import accumulate_rows, multiply_rows
 from plait.kernels.spmm.cpu import sum_row
-from plait.kernels.vector import (
-    I64,
-    CodeGen,
-    fetch_add,
-    load_index,
-    load_scalar,
-    next_piece,
-    tile_intrinsic,
-)
+from plait.kernels.vector import I64, CodeGen, fetch_add, load_index, load_scalar, next_piece, tile_intrinsic
 
 __all__ = ["CHAIN", "MOST_PRODUCTS", "MOST_SUMS", "kernel"]
 

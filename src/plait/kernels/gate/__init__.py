@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 
 from plait.kernels import launch
-from plait.kernels.compiled import address_of
+from plait.kernels.compiled import stored
 from plait.kernels.gate import cpu
 from plait.kernels.operands import float_bits, read_flat, read_rows, write_rows
 from plait.kernels.spmm import Pattern
@@ -17,19 +15,8 @@ __all__ = ["gate", "gate_sources"]
 _SERIAL_BELOW = 1 << 16  # edges times columns; a gate costs some twenty operations
 
 
-@functools.cache
-def _forward_address(float_bits: int, index_bits: int, kind: str, mode: str) -> int:
-    return address_of(
-        f"gate-{kind}-{mode}-f{float_bits}-i{index_bits}",
-        lambda: cpu.forward(float_bits, index_bits, kind, mode),
-    )
-
-
-@functools.cache
-def _sources_address(float_bits: int, index_bits: int, kind: str) -> int:
-    return address_of(
-        f"gate-sources-{kind}-f{float_bits}-i{index_bits}", lambda: cpu.sources(float_bits, index_bits, kind)
-    )
+_forward_address = stored("gate", cpu.forward)
+_sources_address = stored("gate-sources", cpu.sources)
 
 
 def _threads(pattern: Pattern, width: int) -> int:

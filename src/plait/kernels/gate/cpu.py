@@ -10,14 +10,10 @@ kind: sigmoid (value gathered with far) or relu (no value: the message is the ga
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any
 
-from llvmlite import ir
-from numba import cfunc, types
-
 from plait.kernels.arguments import PATTERN, Arguments
-from plait.kernels.vector import CodeGen, load_index, load_index_ir, next_piece, tile_intrinsic
+from plait.kernels.vector import CodeGen, load_index_ir, row_intrinsic
 
 __all__ = ["FORWARD", "SOURCES", "forward", "sources"]
 
@@ -26,26 +22,6 @@ FORWARD = Arguments(f"{_EDGES} near[] far[] value[] out[] slopes[] addend[] bias
 SOURCES = Arguments(f"{_EDGES} own[] value[] near[] grad[] far_out[] value_out[]")
 
 _AHEAD = 8  # edges
-
-
-def _exp(code: CodeGen, z: Any) -> Any:
-    """e^z for z within +-87 (float64: +-708): 2^n times a Taylor polynomial of the rest, good to 2 ulp."""
-    b, bits = code.builder, code.float_bits
-    degree, magic, bias, shift = {32: (6, 12582912.0, 127, 23), 64: (13, 6755399441055744.0, 1023, 52)}[bits]
-    # ln 2 in two parts, the first with trailing zeros, so that n times it is exact
-    high = {32: 0.693359375, 64: 0.6931471803691238}[bits]
-    low = math.log(2) - high if bits == 32 else 1.9082149292705877e-10
-    whole = ir.VectorType(ir.IntType(bits), code.lanes)
-    shifted = code.multiply_add(z, code.constant(math.log2(math.e)), code.constant(magic))
-    n = b.fsub(shifted, code.constant(magic))
-    r = code.multiply_add(n, code.constant(-high), z)
-    r = code.multiply_add(n, code.constant(-low), r)
-    result = code.constant(1.0 / math.factorial(degree))
-    for k in range(degree - 1, -1, -1):
-        result = code.multiply_add(result, r, code.constant(1.0 / math.factorial(k)))
-    exponent = b.add(b.bitcast(shifted, whole), ir.Constant(whole, [bias] * code.lanes))
-    power = b.bitcast(b.shl(exponent, ir.Constant(whole, [shift] * code.lanes)), code.vector)
-    return b.fmul(result, power)
 
 
 def _gate(code: CodeGen, kind: str, z: Any) -> tuple[Any, Any]:
@@ -60,30 +36,20 @@ def _gate(code: CodeGen, kind: str, z: Any) -> tuple[Any, Any]:
     bounded = code.extremum(
         "max", code.extremum("min", b.fsub(zero, z), code.constant(edge)), code.constant(-edge)
     )
-    t = _exp(code, bounded)
+    t = code.exp(bounded, {32: 6, 64: 13}[code.float_bits])  # good to 2 ulp
     s = b.fdiv(one, b.fadd(one, t))
     return s, b.fmul(s, b.fmul(s, t))  # 1 - s = s t, without the cancellation
 
 
-def _ask(code: CodeGen, rows: list[tuple[Any, Any]], index: Any, i: Any, last: Any) -> None:
-    """Prefetch the rows some edges ahead; past the row's end lie the edges of the rows that come next."""
-    b = code.builder
-    ahead = b.add(i, code.word(_AHEAD))
-    j = index(b.select(b.icmp_signed("<", ahead, last), ahead, last))
-    for base, stride in rows:
-        code.prefetch(b.add(base, b.mul(j, stride)), code.lanes * code.float_bits // 8)
+def _forward_row(float_bits: int, index_bits: int, kind: str, mode: str) -> Any:
+    """One target's row; mode: sum, both (and the derivative's sum) or slopes (that one alone).
 
+    words: near far far_row value value_row indices start end last out slopes addend bias width.
+    """
 
-def _forward_tile(float_bits: int, index_bits: int, kind: str, mode: str, lanes: int, is_masked: bool) -> Any:
-    """One tile of one target's row; mode: sum, both (and the derivative's sum) or slopes (that one alone)."""
-
-    def body(base: CodeGen, args: list[Any]) -> None:
-        code = base.of(lanes)
-        b = code.builder
-        near, far, far_row, value, value_row, indices, start, end, last, out, slopes, addend, bias, count = (
-            args
-        )
-        mask = code.mask(count) if is_masked else None
+    def body(code: CodeGen, args: list[Any], count: Any) -> None:
+        b, mask = code.builder, code.mask(count)
+        near, far, far_row, value, value_row, indices, start, end, last, out, slopes, addend, bias = args
         index = load_index_ir(code, indices, index_bits)
         own, zero = code.load(near, mask), code.constant(0.0)
         has_value = kind == "sigmoid"
@@ -91,7 +57,7 @@ def _forward_tile(float_bits: int, index_bits: int, kind: str, mode: str, lanes:
 
         def step(i: Any, sums: list[Any]) -> list[Any]:
             j = index(i)
-            _ask(code, gathered, index, i, last)
+            code.ask_ahead(gathered, index, i, last, _AHEAD)
             act, slope = _gate(code, kind, b.fadd(own, code.load(b.add(far, b.mul(j, far_row)), mask)))
             wanted = {"sum": [act], "both": [act, slope], "slopes": [slope]}[mode]
             if not has_value:
@@ -109,30 +75,30 @@ def _forward_tile(float_bits: int, index_bits: int, kind: str, mode: str, lanes:
         total = code.either(code.is_given(bias), functools.partial(_plus, code, total, bias, mask), total)
         code.store(total, out, mask)
 
-    return tile_intrinsic(float_bits, 14, 0, body)
+    moving = dict.fromkeys((0, 1, 3, 9, 10, 11, 12), float_bits)
+    return row_intrinsic(float_bits, 14, 0, moving, body, _lanes(float_bits))
 
 
 def _plus(code: CodeGen, total: Any, address: Any, mask: Any) -> Any:
     return code.builder.fadd(total, code.load(address, mask))
 
 
-def _source_tile(float_bits: int, index_bits: int, kind: str, lanes: int, is_masked: bool) -> Any:
-    """One tile of one source's row: far_out = value * sum of grad act', value_out = sum of grad act."""
+def _source_row(float_bits: int, index_bits: int, kind: str) -> Any:
+    """One source's row: far_out = value * sum of grad act', value_out = sum of grad act.
 
-    def body(base: CodeGen, args: list[Any]) -> None:
-        code = base.of(lanes)
-        b = code.builder
-        own, value, near, near_row, grad, grad_row, indices, start, end, last, far_out, value_out, count = (
-            args
-        )
-        mask = code.mask(count) if is_masked else None
+    words: own value near near_row grad grad_row indices start end last far_out value_out width.
+    """
+
+    def body(code: CodeGen, args: list[Any], count: Any) -> None:
+        b, mask = code.builder, code.mask(count)
+        own, value, near, near_row, grad, grad_row, indices, start, end, last, far_out, value_out = args
         index = load_index_ir(code, indices, index_bits)
         mine, zero = code.load(own, mask), code.constant(0.0)
         has_value = kind == "sigmoid"
 
         def step(i: Any, sums: list[Any]) -> list[Any]:
             j = index(i)
-            _ask(code, [(near, near_row), (grad, grad_row)], index, i, last)
+            code.ask_ahead([(near, near_row), (grad, grad_row)], index, i, last, _AHEAD)
             act, slope = _gate(code, kind, b.fadd(mine, code.load(b.add(near, b.mul(j, near_row)), mask)))
             g = code.load(b.add(grad, b.mul(j, grad_row)), mask)
             terms = [slope, act] if has_value else [slope]
@@ -145,108 +111,35 @@ def _source_tile(float_bits: int, index_bits: int, kind: str, lanes: int, is_mas
         else:
             code.store(sums[0], far_out, mask)
 
-    return tile_intrinsic(float_bits, 13, 0, body)
+    moving = dict.fromkeys((0, 1, 2, 4, 10, 11), float_bits)
+    return row_intrinsic(float_bits, 13, 0, moving, body, _lanes(float_bits))
 
 
-def _lanes(float_bits: int) -> int:
-    """Columns of a whole tile: four vector registers of 512 bits."""
-    return 2048 // float_bits
+def _lanes(float_bits: int) -> tuple[int, ...]:
+    """Columns of a tile: four vector registers of 512 bits, two or one."""
+    return 2048 // float_bits, 1024 // float_bits, 512 // float_bits
 
 
-@functools.cache
 def forward(float_bits: int, index_bits: int, kind: str, mode: str) -> Any:
     """out[i] = sum of act(near[i] + far[j]) * value[j] + addend[i] + bias; slopes[i] with act'."""
-    wide = _lanes(float_bits)
-    narrow = wide // 4
-    tile_wide = _forward_tile(float_bits, index_bits, kind, mode, wide, False)
-    tile_narrow = _forward_tile(float_bits, index_bits, kind, mode, narrow, False)
-    tile_rest = _forward_tile(float_bits, index_bits, kind, mode, narrow, True)
-    index, bound = load_index(index_bits), load_index(64)
-    size = float_bits // 8
-    read = FORWARD.reader()
+    row = _forward_row(float_bits, index_bits, kind, mode)
 
-    @cfunc(types.void(types.CPointer(types.int64)))
-    def run(arguments):  # type: ignore[no-untyped-def]
-        a = read(arguments)
-        while True:
-            piece = next_piece(a.team, a.pieces)
-            if piece >= a.pieces:
-                break
-            for i in range(bound(a.bounds, piece), bound(a.bounds, piece + 1)):
-                start, end = index(a.indptr, i), index(a.indptr, i + 1)
-                n, to, d = a.near + i * a.near_row, a.out + i * a.out_row, a.slopes + i * a.slopes_row
-                c = 0
-                while c < a.width:
-                    o = c * size
-                    p = a.addend + i * a.addend_row + o if a.addend != 0 else 0
-                    q = a.bias + o if a.bias != 0 else 0
-                    rest = a.width - c
-                    if rest >= wide:
-                        tile_wide(
-                            n + o, a.far + o, a.far_row, a.value + o, a.value_row, a.indices, start, end,
-                            a.last_edge, to + o, d + o, p, q, 0,
-                        )  # fmt: skip
-                        c += wide
-                    elif rest >= narrow:
-                        tile_narrow(
-                            n + o, a.far + o, a.far_row, a.value + o, a.value_row, a.indices, start, end,
-                            a.last_edge, to + o, d + o, p, q, 0,
-                        )  # fmt: skip
-                        c += narrow
-                    else:
-                        tile_rest(
-                            n + o, a.far + o, a.far_row, a.value + o, a.value_row, a.indices, start, end,
-                            a.last_edge, to + o, d + o, p, q, rest,
-                        )  # fmt: skip
-                        c += narrow
+    def each(a: Any, i: Any, start: Any, end: Any) -> None:
+        plus = a.addend + i * a.addend_row if a.addend != 0 else 0
+        to, slopes = a.out + i * a.out_row, a.slopes + i * a.slopes_row
+        row(a.near + i * a.near_row, a.far, a.far_row, a.value, a.value_row, a.indices, start, end,
+            a.last_edge, to, slopes, plus, a.bias, a.width)  # fmt: skip
 
-    return run
+    return FORWARD.row_kernel(index_bits, each)
 
 
-@functools.cache
 def sources(float_bits: int, index_bits: int, kind: str) -> Any:
     """Gradients seen from the sources, on the transpose: of far and, where there is one, of value."""
-    wide = _lanes(float_bits)
-    narrow = wide // 4
-    tile_wide = _source_tile(float_bits, index_bits, kind, wide, False)
-    tile_narrow = _source_tile(float_bits, index_bits, kind, narrow, False)
-    tile_rest = _source_tile(float_bits, index_bits, kind, narrow, True)
-    index, bound = load_index(index_bits), load_index(64)
-    size = float_bits // 8
-    read = SOURCES.reader()
+    row = _source_row(float_bits, index_bits, kind)
 
-    @cfunc(types.void(types.CPointer(types.int64)))
-    def run(arguments):  # type: ignore[no-untyped-def]
-        a = read(arguments)
-        while True:
-            piece = next_piece(a.team, a.pieces)
-            if piece >= a.pieces:
-                break
-            for j in range(bound(a.bounds, piece), bound(a.bounds, piece + 1)):
-                start, end = index(a.indptr, j), index(a.indptr, j + 1)
-                m, v = a.own + j * a.own_row, a.value + j * a.value_row
-                f, w = a.far_out + j * a.far_out_row, a.value_out + j * a.value_out_row
-                c = 0
-                while c < a.width:
-                    o = c * size
-                    rest = a.width - c
-                    if rest >= wide:
-                        tile_wide(
-                            m + o, v + o, a.near + o, a.near_row, a.grad + o, a.grad_row, a.indices, start,
-                            end, a.last_edge, f + o, w + o, 0,
-                        )  # fmt: skip
-                        c += wide
-                    elif rest >= narrow:
-                        tile_narrow(
-                            m + o, v + o, a.near + o, a.near_row, a.grad + o, a.grad_row, a.indices, start,
-                            end, a.last_edge, f + o, w + o, 0,
-                        )  # fmt: skip
-                        c += narrow
-                    else:
-                        tile_rest(
-                            m + o, v + o, a.near + o, a.near_row, a.grad + o, a.grad_row, a.indices, start,
-                            end, a.last_edge, f + o, w + o, rest,
-                        )  # fmt: skip
-                        c += narrow
+    def each(a: Any, j: Any, start: Any, end: Any) -> None:
+        row(a.own + j * a.own_row, a.value + j * a.value_row, a.near, a.near_row, a.grad, a.grad_row,
+            a.indices, start, end, a.last_edge, a.far_out + j * a.far_out_row,
+            a.value_out + j * a.value_out_row, a.width)  # fmt: skip
 
-    return run
+    return SOURCES.row_kernel(index_bits, each)

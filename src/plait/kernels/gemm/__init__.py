@@ -9,7 +9,7 @@ import torch
 
 from plait.errors import InputError
 from plait.kernels import launch
-from plait.kernels.compiled import address_of
+from plait.kernels.compiled import stored
 from plait.kernels.gemm import cpu
 from plait.kernels.operands import float_bits, read_flat, read_rows, write_flat, write_rows
 
@@ -32,11 +32,8 @@ _FEW_SUMMED = 1 << 20  # numbers of which torch adds up the columns faster
 _TRANSPOSED_STEP = 128
 
 
-@functools.cache
-def _address(float_bits: int, rows: int, is_transposed: bool) -> int:
-    build = cpu.transposed_kernel if is_transposed else cpu.kernel
-    name = f"gemm{'_tn' if is_transposed else ''}-f{float_bits}-r{rows}"
-    return address_of(name, lambda: build(float_bits, rows))
+_address = stored("gemm", cpu.kernel)
+_transposed_address = stored("gemm_tn", cpu.transposed_kernel)
 
 
 def gemm(
@@ -54,7 +51,7 @@ def gemm(
     (rows, inner), (height, width) = x.shape, w.shape
     if inner != height:
         raise InputError(f"x has {inner} columns, w {height} rows; check the widths of x and the layer")
-    address, dtype = _address(float_bits("x", x), block_height(inner), False), x.dtype
+    address, dtype = _address(float_bits("x", x), block_height(inner)), x.dtype
     at = cpu.GEMM
     words = at.words()
     words[at.rows], words[at.inner], words[at.width], words[at.piece_rows] = rows, inner, width, _PIECE_ROWS
@@ -107,7 +104,7 @@ def gemm_transposed(
         partial = torch.empty(chunks * height, width, dtype=left.dtype)
     else:
         partial = take(chunks * height, width, left.dtype)
-    address, dtype = _address(float_bits("left", left), 4, True), left.dtype
+    address, dtype = _transposed_address(float_bits("left", left), 4), left.dtype
     at = cpu.TRANSPOSED
     words = at.words()
     words[at.rows], words[at.height], words[at.width], words[at.chunks], words[at.step] = (

@@ -22,14 +22,7 @@ from numba import cfunc, njit, types
 from plait.kernels.arguments import Arguments
 from plait.kernels.vector import CodeGen, next_piece, next_rows, tile_intrinsic
 
-__all__ = [
-    "GEMM",
-    "TRANSPOSED",
-    "accumulate_rows",
-    "kernel",
-    "multiply_rows",
-    "transposed_kernel",
-]
+__all__ = ["GEMM", "TRANSPOSED", "accumulate_rows", "kernel", "multiply_rows", "transposed_kernel"]
 
 GEMM = Arguments("rows x[] w[] inner width out[] addend[] bias piece_rows")
 TRANSPOSED = Arguments("rows left[] right[] height width out chunks step")

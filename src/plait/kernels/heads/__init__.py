@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-from typing import Any
-
 import torch
 
 from plait.kernels import launch
-from plait.kernels.compiled import address_of
+from plait.kernels.compiled import stored
 from plait.kernels.gemm import SERIAL_BELOW, block_height, transposed_chunks
 from plait.kernels.heads import cpu
 from plait.kernels.operands import float_bits, read_flat, read_rows, write_flat, write_rows
@@ -19,12 +16,8 @@ _PIECE_ROWS = 192  # a multiple of a block's height; 256 columns of them are a f
 _STEP_ROWS = 128
 
 
-@functools.cache
-def _address(name: str, float_bits: int, height: int) -> int:
-    build: Any = {"forward": cpu.forward, "backward": cpu.backward}[name]
-    return address_of(
-        f"heads-{name}-f{float_bits}-r{height}", lambda: build(float_bits, height), uses=("gemm",)
-    )
+_forward_address = stored("heads", cpu.forward, uses=("gemm",))
+_backward_address = stored("heads-back", cpu.backward, uses=("gemm",))
 
 
 def project_heads(
@@ -43,7 +36,7 @@ def project_heads(
     x [N, heads * inner], w [inner, heads * width], out [N, heads * width].
     """
     rows, (inner, columns), dtype = x.shape[0], w.shape, x.dtype
-    address = _address("forward", float_bits("x", x), block_height(inner))
+    address = _forward_address(float_bits("x", x), block_height(inner))
     # a head's matrix in one piece: a tile of rows that lie 1 KB apart falls on a few sets of the first cache
     packed = w.reshape(inner, heads, columns // heads).transpose(0, 1).contiguous()
     at = cpu.FORWARD
@@ -88,7 +81,7 @@ def project_heads_backward(
     """
     rows, columns = grad.shape
     inner, width, dtype = w.shape[0], columns // heads, grad.dtype
-    address = _address("backward", float_bits("grad", grad), block_height(width))
+    address = _backward_address(float_bits("grad", grad), block_height(width))
     turned = w.t().contiguous()  # by head, [width, inner]
     own_inner = 0 if own is None else own.shape[1]
     chunks = transposed_chunks(rows, inner + own_inner + 1, columns)

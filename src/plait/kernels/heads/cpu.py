@@ -5,7 +5,6 @@ Head by head, each of a few dozen columns, the rows of all heads would be read a
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 from numba import cfunc, types
@@ -22,7 +21,6 @@ BACKWARD = Arguments(
 )
 
 
-@functools.cache
 def forward(float_bits: int, height: int) -> Any:
     """out[:, h] = x[:, h] @ w[h] + bias, to which own @ skip + skip_bias is added where it is given."""
     multiply = multiply_rows(float_bits, height)
@@ -57,7 +55,6 @@ def forward(float_bits: int, height: int) -> Any:
     return run
 
 
-@functools.cache
 def backward(float_bits: int, height: int) -> Any:
     """to_x[:, h] = grad[:, h] @ wt[h]; sums by chunk: x[:, h].T @ grad[:, h], own.T @ grad, grad."""
     multiply, accumulate = multiply_rows(float_bits, height), accumulate_rows(float_bits, 4)

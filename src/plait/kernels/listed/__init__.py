@@ -13,7 +13,7 @@ from torch import Tensor
 
 from plait.errors import InputError
 from plait.kernels import launch
-from plait.kernels.compiled import address_of
+from plait.kernels.compiled import stored
 from plait.kernels.listed import cpu
 from plait.kernels.operands import Words, float_bits, read_flat, read_rows
 
@@ -175,16 +175,8 @@ def listed_sum(matrix: Entries, x: Tensor, identity: float = 0.0, bias: Tensor |
 _LIST = slice(cpu.SUM.source, cpu.SUM.own + 1)  # where a sum's arguments are the list's addresses
 
 
-@functools.cache
-def _entries_address(bits: int, is_weighted: bool, has_own: bool, scale: int) -> int:
-    name = f"entries-f{bits}-{SCALES[scale]}{'-weighted' * is_weighted}{'-own' * has_own}"
-    return address_of(name, lambda: cpu.entries_kernel(bits, is_weighted, has_own, scale))
-
-
-@functools.cache
-def _sum_address(bits: int, is_weighted: bool) -> int:
-    name = f"listed-f{bits}{'-weighted' * is_weighted}"
-    return address_of(name, lambda: cpu.sum_kernel(bits, is_weighted))
+_entries_address = stored("entries", cpu.entries_kernel)
+_sum_address = stored("listed", cpu.sum_kernel)
 
 
 @functools.lru_cache(maxsize=64)

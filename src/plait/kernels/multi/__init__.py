@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 import torch
 
 from plait.kernels import launch
-from plait.kernels.compiled import address_of
+from plait.kernels.compiled import stored
 from plait.kernels.multi import cpu
 from plait.kernels.operands import float_bits, read_rows, write_rows
 from plait.kernels.spmm import Pattern
@@ -58,20 +57,9 @@ class Layout:
         return [names.index(n) * self.width * size if n in names else -1 for n in cpu.AGGREGATORS]
 
 
-@functools.cache
-def _forward_address(float_bits: int, index_bits: int, has_ties: bool) -> int:
-    name = f"multi-{'ties' if has_ties else 'plain'}-f{float_bits}-i{index_bits}"
-    return address_of(name, lambda: cpu.forward(float_bits, index_bits, has_ties))
-
-
-@functools.cache
-def _backward_address(step: str, float_bits: int, index_bits: int, has_spread: bool, has_ends: bool) -> int:
-    build = {"shares": cpu.shares, "sources": cpu.sources}[step]
-    flags = f"{'b' if has_spread else ''}{'m' if has_ends else ''}"
-    return address_of(
-        f"multi-{step}{flags}-f{float_bits}-i{index_bits}",
-        lambda: build(float_bits, index_bits, has_spread, has_ends),
-    )
+_forward_address = stored("multi", cpu.forward)
+_shares_address = stored("multi-shares", cpu.shares)
+_sources_address = stored("multi-sources", cpu.sources)
 
 
 def _threads(work: int) -> int:
@@ -88,11 +76,8 @@ def aggregate(
     bits, dtype, rows, size = float_bits("x", x), x.dtype, pattern.num_rows, x.element_size()
     at = cpu.FORWARD
     words = at.over(pattern.addresses)
-    words[at.last_edge], words[at.width], words[at.towers] = (
-        max(0, pattern.num_edges - 1),
-        layout.width,
-        layout.towers,
-    )
+    words[at.last_edge] = max(0, pattern.num_edges - 1)
+    words[at.width], words[at.towers] = layout.width, layout.towers
     x = read_rows(words, at.x, "x", x, dtype, pattern.num_columns, layout.columns, True)
     write_rows(words, at.out, "out", out, dtype, rows, len(layout.kept) * layout.columns)
     words[at.tower] = len(layout.kept) * layout.width * size
@@ -119,11 +104,7 @@ def aggregate_shares(
     columns = len(layout.kept) * layout.columns
     at = cpu.SHARES
     words = at.words()
-    words[at.rows], words[at.piece_rows], words[at.indptr] = (
-        pattern.num_rows,
-        _PIECE_ROWS,
-        pattern.addresses[2],
-    )
+    words[at.rows], words[at.piece_rows], words[at.indptr] = rows, _PIECE_ROWS, pattern.addresses[2]
     words[at.width], words[at.towers] = layout.width, layout.towers
     grad = read_rows(words, at.grad, "grad", grad, dtype, rows, columns)
     out = read_rows(words, at.out, "out", out, dtype, rows, columns)
@@ -131,7 +112,7 @@ def aggregate_shares(
     words[at.mean : at.ties] = [*layout.offsets(size)]
     ties = read_rows(words, at.ties, "ties", ties, dtype, rows, 2 * layout.columns)
     write_rows(words, at.shares, "shares", shares, dtype, rows, layout.sections * layout.columns)
-    address = _backward_address("shares", bits, pattern.index_bits, layout.has_spread, layout.has_ends)
+    address = _shares_address(bits, pattern.index_bits, layout.has_spread, layout.has_ends)
     at.run(address, words, _threads(pattern.num_rows * shares.shape[1]))
     return shares
 
@@ -143,15 +124,12 @@ def aggregate_sources(
     bits, dtype, rows, columns = float_bits("x", x), x.dtype, transpose.num_rows, layout.columns
     at = cpu.SOURCES
     words = at.over(transpose.addresses)
-    words[at.last_edge], words[at.width], words[at.towers] = (
-        max(0, transpose.num_edges - 1),
-        layout.width,
-        layout.towers,
-    )
+    words[at.last_edge] = max(0, transpose.num_edges - 1)
+    words[at.width], words[at.towers] = layout.width, layout.towers
     x = read_rows(words, at.x, "x", x, dtype, rows, columns)
     sections = layout.sections * columns
     shares = read_rows(words, at.shares, "shares", shares, dtype, transpose.num_columns, sections, True)
     write_rows(words, at.out, "out", out, dtype, rows, columns)
-    address = _backward_address("sources", bits, transpose.index_bits, layout.has_spread, layout.has_ends)
+    address = _sources_address(bits, transpose.index_bits, layout.has_spread, layout.has_ends)
     at.run(address, words, _threads((transpose.num_edges + rows) * columns))
     return out

@@ -17,7 +17,7 @@ from llvmlite import ir
 from numba import cfunc, types
 
 from plait.kernels.arguments import PATTERN, Arguments
-from plait.kernels.vector import CodeGen, load_index, load_index_ir, next_piece, next_rows, tile_intrinsic
+from plait.kernels.vector import CodeGen, load_index, load_index_ir, next_rows, row_intrinsic, tile_intrinsic
 
 __all__ = ["AGGREGATORS", "FORWARD", "SHARES", "SOURCES", "forward", "sections", "shares", "sources"]
 
@@ -63,13 +63,13 @@ def _counted(code: CodeGen, name: str, row: Any, best: Any, ties: Any) -> Any:
     return b.select(is_better, one, more)
 
 
-def _forward_tile(float_bits: int, index_bits: int, lanes: int, is_masked: bool, has_ties: bool) -> Any:
-    def body(base: CodeGen, args: list[Any]) -> None:
-        code = base.of(lanes)
-        b = code.builder
+def _forward_row(float_bits: int, index_bits: int, has_ties: bool) -> Any:
+    """One tower of one target; words: x x_row indices start end last out ties ties_step offsets... width."""
+
+    def body(code: CodeGen, args: list[Any], count: Any) -> None:
+        b, mask = code.builder, code.mask(count)
         x, x_row, indices, start, end, last, out, ties, ties_step = args[:9]
-        offsets, count = dict(zip(AGGREGATORS, args[9:15], strict=True)), args[15]
-        mask = code.mask(count) if is_masked else None
+        offsets = dict(zip(AGGREGATORS, args[9:], strict=True))
         index = load_index_ir(code, indices, index_bits)
         zero = code.constant(0.0)
         is_empty = b.icmp_signed(">=", start, end)
@@ -81,9 +81,7 @@ def _forward_tile(float_bits: int, index_bits: int, lanes: int, is_masked: bool,
 
         def step(i: Any, carried: list[Any]) -> list[Any]:
             total, off, squares, most, least = carried[:5]
-            ahead = b.add(i, code.word(_AHEAD))
-            ahead = b.select(b.icmp_signed("<", ahead, last), ahead, last)
-            code.prefetch(b.add(x, b.mul(index(ahead), x_row)), lanes * float_bits // 8)
+            code.ask_ahead([(x, x_row)], index, i, last, _AHEAD)
             row = code.load(b.add(x, b.mul(index(i), x_row)), mask)
             apart = b.fsub(row, base_row)
             result = [
@@ -119,58 +117,28 @@ def _forward_tile(float_bits: int, index_bits: int, lanes: int, is_masked: bool,
             code.store(sums[5], ties, mask)
             code.store(sums[6], b.add(ties, ties_step), mask)
 
-    return tile_intrinsic(float_bits, 16, 0, body)
+    moving = dict.fromkeys((0, 6, 7), float_bits)
+    return row_intrinsic(float_bits, 16, 0, moving, body, _lanes(float_bits))
 
 
-def _lanes(float_bits: int) -> int:
-    """Columns of a whole tile: two vector registers of 512 bits, for up to six accumulators."""
-    return 1024 // float_bits
+def _lanes(float_bits: int) -> tuple[int, int]:
+    """Columns of a tile: two vector registers of 512 bits, for up to six accumulators, or one."""
+    return 1024 // float_bits, 512 // float_bits
 
 
-@functools.cache
 def forward(float_bits: int, index_bits: int, has_ties: bool) -> Any:
     """Every wanted aggregator of every row, and how many edges attain its extrema."""
-    wide = _lanes(float_bits)
-    tile = _forward_tile(float_bits, index_bits, wide, False, has_ties)
-    tile_rest = _forward_tile(float_bits, index_bits, wide // 2, True, has_ties)
-    index, bound = load_index(index_bits), load_index(64)
+    row = _forward_row(float_bits, index_bits, has_ties)
     size = float_bits // 8
-    read = FORWARD.reader()
 
-    @cfunc(types.void(types.CPointer(types.int64)))
-    def run(arguments):  # type: ignore[no-untyped-def]
-        a = read(arguments)
+    def each(a: Any, i: Any, start: Any, end: Any) -> None:
         step = a.width * size
-        while True:
-            piece = next_piece(a.team, a.pieces)
-            if piece >= a.pieces:
-                break
-            for i in range(bound(a.bounds, piece), bound(a.bounds, piece + 1)):
-                start, end = index(a.indptr, i), index(a.indptr, i + 1)
-                for t in range(a.towers):
-                    far, to, count = (
-                        a.x + t * step,
-                        a.out + i * a.out_row + t * a.tower,
-                        a.ties + i * a.ties_row + 2 * t * step,
-                    )
-                    c = 0
-                    while c < a.width:
-                        o = c * size
-                        rest = a.width - c
-                        if rest >= wide:
-                            tile(
-                                far + o, a.x_row, a.indices, start, end, a.last_edge, to + o, count + o,
-                                step, a.mean, a.sum, a.var, a.std, a.max, a.min, 0,
-                            )  # fmt: skip
-                            c += wide
-                        else:
-                            tile_rest(
-                                far + o, a.x_row, a.indices, start, end, a.last_edge, to + o, count + o,
-                                step, a.mean, a.sum, a.var, a.std, a.max, a.min, rest,
-                            )  # fmt: skip
-                            c += wide // 2
+        for t in range(a.towers):
+            to, ties = a.out + i * a.out_row + t * a.tower, a.ties + i * a.ties_row + 2 * t * step
+            row(a.x + t * step, a.x_row, a.indices, start, end, a.last_edge, to, ties, step,
+                a.mean, a.sum, a.var, a.std, a.max, a.min, a.width)  # fmt: skip
 
-    return run
+    return FORWARD.row_kernel(index_bits, each)
 
 
 def _shares_tile(float_bits: int, lanes: int, has_spread: bool, has_ends: bool) -> Any:
@@ -220,10 +188,9 @@ def _shares_tile(float_bits: int, lanes: int, has_spread: bool, has_ends: bool) 
     return tile_intrinsic(float_bits, 13, 0, body)
 
 
-@functools.cache
 def shares(float_bits: int, index_bits: int, has_spread: bool, has_ends: bool) -> Any:
     """Every target's gradients as rows side by side: a, b, max, its share, min, its share."""
-    lanes = _lanes(float_bits)
+    lanes = _lanes(float_bits)[0]
     tile = _shares_tile(float_bits, lanes, has_spread, has_ends)
     index = load_index(index_bits)
     size = float_bits // 8
@@ -254,14 +221,12 @@ def shares(float_bits: int, index_bits: int, has_spread: bool, has_ends: bool) -
     return run
 
 
-def _source_tile(
-    float_bits: int, index_bits: int, lanes: int, is_masked: bool, has_spread: bool, has_ends: bool
-) -> Any:
-    def body(base: CodeGen, args: list[Any]) -> None:
-        code = base.of(lanes)
-        b = code.builder
-        own, rows, rows_row, step, indices, start, end, last, out, count = args
-        mask = code.mask(count) if is_masked else None
+def _source_row(float_bits: int, index_bits: int, has_spread: bool, has_ends: bool) -> Any:
+    """One tower of one source; words: own rows rows_row step indices start end last out width."""
+
+    def body(code: CodeGen, args: list[Any], count: Any) -> None:
+        b, mask = code.builder, code.mask(count)
+        own, rows, rows_row, step, indices, start, end, last, out = args
         index = load_index_ir(code, indices, index_bits)
         mine, zero = code.load(own, mask), code.constant(0.0)
         parts = sections(has_spread, has_ends)
@@ -273,7 +238,7 @@ def _source_tile(
             row = b.add(rows, b.mul(index(i), rows_row))
             at = [b.mul(step, code.word(k)) for k in range(parts)]
             for offset in at:
-                code.prefetch(b.add(next_row, offset), lanes * float_bits // 8)
+                code.prefetch(b.add(next_row, offset), code.lanes * float_bits // 8)
             total = b.fadd(sums[0], code.load(row, mask))
             if has_spread:
                 total = code.multiply_add(code.load(b.add(row, at[1]), mask), mine, total)
@@ -286,51 +251,20 @@ def _source_tile(
         (total,) = code.loop(start, end, [zero], edge)
         code.store(total, out, mask)
 
-    return tile_intrinsic(float_bits, 10, 0, body)
+    moving = dict.fromkeys((0, 1, 8), float_bits)
+    return row_intrinsic(float_bits, 10, 0, moving, body, _lanes(float_bits))
 
 
-@functools.cache
 def sources(float_bits: int, index_bits: int, has_spread: bool, has_ends: bool) -> Any:
     """out[j] = sum over targets of a + b x[j] + the extrema's shares where x[j] attains them."""
-    wide = _lanes(float_bits)
-    tile = _source_tile(float_bits, index_bits, wide, False, has_spread, has_ends)
-    tile_rest = _source_tile(float_bits, index_bits, wide // 2, True, has_spread, has_ends)
-    index, bound = load_index(index_bits), load_index(64)
-    size = float_bits // 8
-    parts = sections(has_spread, has_ends)
-    read = SOURCES.reader()
+    row = _source_row(float_bits, index_bits, has_spread, has_ends)
+    size, parts = float_bits // 8, sections(has_spread, has_ends)
 
-    @cfunc(types.void(types.CPointer(types.int64)))
-    def run(arguments):  # type: ignore[no-untyped-def]
-        a = read(arguments)
+    def each(a: Any, j: Any, start: Any, end: Any) -> None:
         step = a.width * size
-        while True:
-            piece = next_piece(a.team, a.pieces)
-            if piece >= a.pieces:
-                break
-            for j in range(bound(a.bounds, piece), bound(a.bounds, piece + 1)):
-                start, end = index(a.indptr, j), index(a.indptr, j + 1)
-                for t in range(a.towers):
-                    own, s, to = (
-                        a.x + j * a.x_row + t * step,
-                        a.shares + parts * t * step,
-                        a.out + j * a.out_row + t * step,
-                    )
-                    c = 0
-                    while c < a.width:
-                        o = c * size
-                        rest = a.width - c
-                        if rest >= wide:
-                            tile(
-                                own + o, s + o, a.shares_row, step, a.indices, start, end, a.last_edge,
-                                to + o, 0,
-                            )  # fmt: skip
-                            c += wide
-                        else:
-                            tile_rest(
-                                own + o, s + o, a.shares_row, step, a.indices, start, end, a.last_edge,
-                                to + o, rest,
-                            )  # fmt: skip
-                            c += wide // 2
+        for t in range(a.towers):
+            own, to = a.x + j * a.x_row + t * step, a.out + j * a.out_row + t * step
+            row(own, a.shares + parts * t * step, a.shares_row, step, a.indices, start, end, a.last_edge, to,
+                a.width)  # fmt: skip
 
-    return run
+    return SOURCES.row_kernel(index_bits, each)

@@ -386,11 +386,7 @@ def aggregate(
 
 
 def aggregate_shares(
-    pattern: Pattern | Rows,
-    layout: Layout,
-    grad: torch.Tensor,
-    made: torch.Tensor,
-    ties: torch.Tensor | None,
+    pattern: Pattern | Rows, layout: Layout, grad: torch.Tensor, made: torch.Tensor, ties: torch.Tensor | None
 ) -> torch.Tensor:
     """[rows, sections * columns]: the gradients of rows as the pass over sources reads them."""
     rows, columns = rows_on(pattern, grad.device), layout.columns

@@ -11,7 +11,7 @@ from numba import njit
 
 from plait.kernels import launch
 from plait.kernels.arguments import Arguments
-from plait.kernels.compiled import address_of
+from plait.kernels.compiled import stored
 from plait.kernels.operands import Words, float_bits, read_flat, read_rows, write_flat, write_rows
 from plait.kernels.spmm import cpu, marked
 
@@ -113,11 +113,12 @@ def _cut(indptr: Any, pieces: int, row_cost: int, cuts: Any) -> int:
     return count
 
 
-@functools.cache
-def _address(float_bits: int, index_bits: int, mode: str) -> int:
-    return address_of(
-        f"spmm-{mode}-f{float_bits}-i{index_bits}", lambda: cpu.kernel(float_bits, index_bits, mode)
-    )
+_address = stored("spmm", cpu.kernel)
+_extremum_address = stored("ties", cpu.extremum_kernel)
+_attained_address = stored("attained", cpu.attained_kernel)
+_mark_address = stored("mark", marked.mark_kernel)
+_gather_address = stored("marked", marked.gather_kernel)
+_weight_address = stored("sddmm", cpu.weight_gradient_kernel)
 
 
 def _threads(pattern: Pattern, width: int) -> int:
@@ -195,18 +196,6 @@ def _run_slabs(words: Words, address: int, threads: int, slab: int, size: int) -
                 words[place] += slab * size
 
 
-@functools.cache
-def _extremum_address(float_bits: int, index_bits: int, mode: str) -> int:
-    name = f"ties-{mode}-f{float_bits}-i{index_bits}"
-    return address_of(name, lambda: cpu.extremum_kernel(float_bits, index_bits, mode))
-
-
-@functools.cache
-def _attained_address(float_bits: int, index_bits: int) -> int:
-    name = f"attained-f{float_bits}-i{index_bits}"
-    return address_of(name, lambda: cpu.attained_kernel(float_bits, index_bits))
-
-
 def _finish(at: Arguments, words: Words, address: int, pattern: Pattern, width: int) -> None:
     """Fill in the width and the last edge, and run it."""
     words[at.width], words[at.last_edge] = width, max(0, pattern.num_edges - 1)
@@ -263,18 +252,6 @@ def extremum_gather(
     return out
 
 
-@functools.cache
-def _mark_address(float_bits: int, index_bits: int, mode: str) -> int:
-    name = f"mark-{mode}-f{float_bits}-i{index_bits}"
-    return address_of(name, lambda: marked.mark_kernel(float_bits, index_bits, mode))
-
-
-@functools.cache
-def _gather_address(float_bits: int, index_bits: int) -> int:
-    name = f"marked-f{float_bits}-i{index_bits}"
-    return address_of(name, lambda: marked.gather_kernel(float_bits, index_bits))
-
-
 def marks_bytes(width: int, dtype: torch.dtype) -> int:
     """Bytes of one edge's marks: one bit per column, in whole words."""
     lanes = marked.mark_lanes(dtype.itemsize * 8)
@@ -305,12 +282,6 @@ def marked_gather(
     addend = read_rows(words, at.addend, "addend", addend, dtype, rows, width)
     _finish(at, words, address, transpose, width)
     return out
-
-
-@functools.cache
-def _weight_address(float_bits: int, index_bits: int) -> int:
-    name = f"sddmm-f{float_bits}-i{index_bits}"
-    return address_of(name, lambda: cpu.weight_gradient_kernel(float_bits, index_bits))
 
 
 def weight_gradient(pattern: Pattern, x: torch.Tensor, grad: torch.Tensor, out: torch.Tensor) -> torch.Tensor:

@@ -8,10 +8,7 @@ always summed by one thread in edge order, so the bits do not depend on the numb
 
 from __future__ import annotations
 
-import functools
 from typing import Any
-
-from numba import cfunc, types
 
 from plait.kernels.arguments import PATTERN, Arguments
 from plait.kernels.vector import (
@@ -19,7 +16,6 @@ from plait.kernels.vector import (
     load_index,
     load_index_ir,
     load_scalar,
-    next_piece,
     row_intrinsic,
     tile_intrinsic,
 )
@@ -48,11 +44,6 @@ WEIGHT_GRADIENT = Arguments(f"{PATTERN} x[] grad[] out width")
 # too little to add up meanwhile: 16 columns lost as often as they gained.
 PREFETCH_LANES = {32: 32, 64: 16}
 _WIDE_BYTES = 512  # a row of this many bytes is many lines to prefetch: fewer edges ahead
-
-
-def _ahead(lanes: int, float_bits: int) -> int:
-    """Edges from the one that is added to the one that is prefetched."""
-    return 8 if lanes * float_bits // 8 >= _WIDE_BYTES else 16
 
 
 def _unroll(lanes: int, float_bits: int) -> int:
@@ -103,12 +94,8 @@ def sum_row(float_bits: int, index_bits: int, mode: str) -> Any:
 
 
 def ask_ahead(code: CodeGen, index: Any, i: Any, last: Any, rows: list[tuple[Any, Any]]) -> None:
-    """Ask for the rows of an edge some places on, the last one at most."""
-    b = code.builder
-    ahead = b.add(i, code.word(_ahead(code.lanes, code.float_bits)))
-    j = index(b.select(b.icmp_signed("<", ahead, last), ahead, last))
-    for start, stride in rows:
-        code.prefetch(b.add(start, b.mul(j, stride)), code.lanes * code.float_bits // 8)
+    """Ask for the rows of an edge some places on."""
+    code.ask_ahead(rows, index, i, last, 8 if code.lanes * code.float_bits // 8 >= _WIDE_BYTES else 16)
 
 
 def _reduce_row(code: CodeGen, mode: str, unroll: int, start: Any, end: Any, first: float, step: Any) -> Any:
@@ -130,33 +117,19 @@ def _reduce_row(code: CodeGen, mode: str, unroll: int, start: Any, end: Any, fir
     return totals[0]
 
 
-@functools.cache
 def kernel(float_bits: int, index_bits: int, mode: str) -> Any:
     """The compiled kernel; mode is plain, edge, source, max or min."""
     row = sum_row(float_bits, index_bits, mode)
-    index, scalar, bound = load_index(index_bits), load_scalar(float_bits), load_index(64)
-    uses_edges = mode == "edge"
-    read = SPMM.reader()
+    scalar, uses_edges = load_scalar(float_bits), mode == "edge"
 
-    @cfunc(types.void(types.CPointer(types.int64)))
-    def run(arguments):  # type: ignore[no-untyped-def]
-        a = read(arguments)
-        last = a.last_edge
+    def each(a: Any, i: Any, start: Any, end: Any) -> None:
         factor = a.edge if uses_edges else a.source
-        while True:
-            piece = next_piece(a.team, a.pieces)
-            if piece >= a.pieces:
-                break
-            for i in range(bound(a.bounds, piece), bound(a.bounds, piece + 1)):
-                start, end = index(a.indptr, i), index(a.indptr, i + 1)
-                t, s = scalar(a.target, i), scalar(a.addend_scale, i)
-                plus = a.addend + i * a.addend_row if a.addend != 0 else 0
-                row(
-                    a.x, a.x_row, a.indices, factor, start, end, a.out + i * a.out_row, plus, a.bias, last,
-                    a.width, t, s,
-                )  # fmt: skip
+        t, s = scalar(a.target, i), scalar(a.addend_scale, i)
+        plus = a.addend + i * a.addend_row if a.addend != 0 else 0
+        row(a.x, a.x_row, a.indices, factor, start, end, a.out + i * a.out_row, plus, a.bias, a.last_edge,
+            a.width, t, s)  # fmt: skip
 
-    return run
+    return SPMM.row_kernel(index_bits, each)
 
 
 def _extremum_row(float_bits: int, index_bits: int, mode: str) -> Any:
@@ -222,53 +195,27 @@ def _attained_row(float_bits: int, index_bits: int) -> Any:
     return row_intrinsic(float_bits, 12, 0, dict.fromkeys((0, 2, 4, 8, 9), float_bits), body)
 
 
-@functools.cache
 def extremum_kernel(float_bits: int, index_bits: int, mode: str) -> Any:
-    """max or min and the number of edges that attain it; words: counter pieces bounds indptr indices
-    x x_stride out out_stride ties ties_stride width last_edge."""
+    """max or min and the number of edges that attain it."""
     row = _extremum_row(float_bits, index_bits, mode)
-    index, bound = load_index(index_bits), load_index(64)
-    read = EXTREMUM.reader()
 
-    @cfunc(types.void(types.CPointer(types.int64)))
-    def run(arguments):  # type: ignore[no-untyped-def]
-        a = read(arguments)
-        while True:
-            piece = next_piece(a.team, a.pieces)
-            if piece >= a.pieces:
-                break
-            for i in range(bound(a.bounds, piece), bound(a.bounds, piece + 1)):
-                start, end = index(a.indptr, i), index(a.indptr, i + 1)
-                to, ties = a.out + i * a.out_row, a.ties + i * a.ties_row
-                row(a.x, a.x_row, a.indices, start, end, to, ties, a.last_edge, a.width)
+    def each(a: Any, i: Any, start: Any, end: Any) -> None:
+        to, ties = a.out + i * a.out_row, a.ties + i * a.ties_row
+        row(a.x, a.x_row, a.indices, start, end, to, ties, a.last_edge, a.width)
 
-    return run
+    return EXTREMUM.row_kernel(index_bits, each)
 
 
-@functools.cache
 def attained_kernel(float_bits: int, index_bits: int) -> Any:
-    """The gradient of max and min on the transpose; words: counter pieces bounds indptr indices
-    best best_stride x x_stride share share_stride out out_stride addend addend_stride width last_edge."""
+    """The gradient of max and min on the transpose."""
     row = _attained_row(float_bits, index_bits)
-    index, bound = load_index(index_bits), load_index(64)
-    read = ATTAINED.reader()
 
-    @cfunc(types.void(types.CPointer(types.int64)))
-    def run(arguments):  # type: ignore[no-untyped-def]
-        a = read(arguments)
-        while True:
-            piece = next_piece(a.team, a.pieces)
-            if piece >= a.pieces:
-                break
-            for j in range(bound(a.bounds, piece), bound(a.bounds, piece + 1)):
-                start, end = index(a.indptr, j), index(a.indptr, j + 1)
-                plus = a.addend + j * a.addend_row if a.addend != 0 else 0
-                row(
-                    a.best, a.best_row, a.x + j * a.x_row, a.indices, a.share, a.share_row, start, end,
-                    a.out + j * a.out_row, plus, a.last_edge, a.width,
-                )  # fmt: skip
+    def each(a: Any, j: Any, start: Any, end: Any) -> None:
+        plus = a.addend + j * a.addend_row if a.addend != 0 else 0
+        row(a.best, a.best_row, a.x + j * a.x_row, a.indices, a.share, a.share_row, start, end,
+            a.out + j * a.out_row, plus, a.last_edge, a.width)  # fmt: skip
 
-    return run
+    return ATTAINED.row_kernel(index_bits, each)
 
 
 def _dot_tile(float_bits: int, lanes: int) -> Any:
@@ -296,30 +243,19 @@ def _dot_tile(float_bits: int, lanes: int) -> Any:
     return tile_intrinsic(float_bits, 5, 0, body)
 
 
-@functools.cache
 def weight_gradient_kernel(float_bits: int, index_bits: int) -> Any:
-    """out[e] = grad[i] . x[j]; counter pieces bounds indptr indices x x_stride grad grad_stride out width."""
+    """out[e] = grad[i] . x[j]."""
     lanes = 32 if float_bits == 32 else 16
     tile = _dot_tile(float_bits, lanes)
-    index, bound = load_index(index_bits), load_index(64)
+    index = load_index(index_bits)
     size = float_bits // 8
-    read = WEIGHT_GRADIENT.reader()
 
-    @cfunc(types.void(types.CPointer(types.int64)))
-    def run(arguments):  # type: ignore[no-untyped-def]
-        a = read(arguments)
-        while True:
-            piece = next_piece(a.team, a.pieces)
-            if piece >= a.pieces:
-                break
-            for i in range(bound(a.bounds, piece), bound(a.bounds, piece + 1)):
-                for e in range(index(a.indptr, i), index(a.indptr, i + 1)):
-                    far = a.x + index(a.indices, e) * a.x_row
-                    for c in range(0, a.width, lanes):
-                        o = c * size
-                        tile(
-                            a.grad + i * a.grad_row + o, far + o, a.out + e * size, a.width - c,
-                            1 if c == 0 else 0,
-                        )  # fmt: skip
+    def each(a: Any, i: Any, start: Any, end: Any) -> None:
+        for e in range(start, end):
+            far = a.x + index(a.indices, e) * a.x_row
+            for c in range(0, a.width, lanes):
+                o = c * size
+                is_first = 1 if c == 0 else 0
+                tile(a.grad + i * a.grad_row + o, far + o, a.out + e * size, a.width - c, is_first)
 
-    return run
+    return WEIGHT_GRADIENT.row_kernel(index_bits, each)

@@ -9,13 +9,12 @@ import functools
 from typing import Any
 
 from llvmlite import ir
-from numba import cfunc, types
 
 from plait.kernels.arguments import PATTERN, Arguments
 from plait.kernels.spmm.cpu import PREFETCH_LANES, ask_ahead
-from plait.kernels.vector import CodeGen, load_index, load_index_ir, next_piece, row_intrinsic
+from plait.kernels.vector import CodeGen, load_index_ir, row_intrinsic
 
-__all__ = ["GATHER", "MARK", "gather_kernel", "mark_kernel", "mark_lanes"]
+__all__ = ["GATHER", "MARK", "Parts", "gather_kernel", "mark_kernel", "mark_lanes"]
 
 MARK = Arguments(f"{PATTERN} marks[] x[] out[] ties[] width last_edge")
 GATHER = Arguments(f"{PATTERN} order marks[] share[] out[] addend[] width last_edge")
@@ -28,7 +27,7 @@ def mark_lanes(float_bits: int) -> int:
     return _REGISTER_BITS // float_bits
 
 
-class _Parts:
+class Parts:
     """A tile as registers of `mark_lanes` columns each, and the marks of each."""
 
     def __init__(self, tile: CodeGen, count: Any):
@@ -64,7 +63,7 @@ def _mark_row(float_bits: int, index_bits: int, mode: str) -> Any:
 
     def body(tile: CodeGen, args: list[Any], count: Any) -> None:
         x, stride, indices, start, end, out, ties, marks, marks_stride, last = args
-        parts = _Parts(tile, count)
+        parts = Parts(tile, count)
         code, b = parts.code, tile.builder
         index = load_index_ir(code, indices, index_bits)
         zero, one = code.constant(0.0), code.constant(1.0)
@@ -106,7 +105,7 @@ def _gather_row(float_bits: int, index_bits: int) -> Any:
 
     def body(tile: CodeGen, args: list[Any], count: Any) -> None:
         share, stride, indices, order, marks, marks_stride, start, end, out, addend, last = args
-        parts = _Parts(tile, count)
+        parts = Parts(tile, count)
         code, b = parts.code, tile.builder
         index = load_index_ir(code, indices, index_bits)
         place = load_index_ir(code, order, index_bits)
@@ -132,55 +131,28 @@ def _gather_row(float_bits: int, index_bits: int) -> Any:
     return row_intrinsic(float_bits, 12, 0, dict.fromkeys((0, 8, 9), float_bits) | {4: 1}, body)
 
 
-def _plus(parts: _Parts, addend: Any, k: int, total: Any) -> Any:
+def _plus(parts: Parts, addend: Any, k: int, total: Any) -> Any:
     return parts.code.builder.fadd(total, parts.code.load(parts.at(addend, k), parts.mask))
 
 
-@functools.cache
 def mark_kernel(float_bits: int, index_bits: int, mode: str) -> Any:
-    """max or min, how many edges attain it, and which; words: counter pieces bounds indptr indices
-    marks marks_stride x x_stride out out_stride ties ties_stride width last_edge."""
+    """max or min, how many edges attain it, and which."""
     row = _mark_row(float_bits, index_bits, mode)
-    index, bound = load_index(index_bits), load_index(64)
-    read = MARK.reader()
 
-    @cfunc(types.void(types.CPointer(types.int64)))
-    def run(arguments):  # type: ignore[no-untyped-def]
-        a = read(arguments)
-        while True:
-            piece = next_piece(a.team, a.pieces)
-            if piece >= a.pieces:
-                break
-            for i in range(bound(a.bounds, piece), bound(a.bounds, piece + 1)):
-                start, end = index(a.indptr, i), index(a.indptr, i + 1)
-                to, ties = a.out + i * a.out_row, a.ties + i * a.ties_row
-                row(a.x, a.x_row, a.indices, start, end, to, ties, a.marks, a.marks_row, a.last_edge, a.width)
+    def each(a: Any, i: Any, start: Any, end: Any) -> None:
+        to, ties = a.out + i * a.out_row, a.ties + i * a.ties_row
+        row(a.x, a.x_row, a.indices, start, end, to, ties, a.marks, a.marks_row, a.last_edge, a.width)
 
-    return run
+    return MARK.row_kernel(index_bits, each)
 
 
-@functools.cache
 def gather_kernel(float_bits: int, index_bits: int) -> Any:
-    """The gradient of max and min on the transpose, by the marks; words: counter pieces bounds indptr indices
-    order order_stride marks marks_stride share share_stride out out_stride addend addend_stride width
-    last_edge."""
+    """The gradient of max and min on the transpose, by the marks."""
     row = _gather_row(float_bits, index_bits)
-    index, bound = load_index(index_bits), load_index(64)
-    read = GATHER.reader()
 
-    @cfunc(types.void(types.CPointer(types.int64)))
-    def run(arguments):  # type: ignore[no-untyped-def]
-        a = read(arguments)
-        while True:
-            piece = next_piece(a.team, a.pieces)
-            if piece >= a.pieces:
-                break
-            for j in range(bound(a.bounds, piece), bound(a.bounds, piece + 1)):
-                start, end = index(a.indptr, j), index(a.indptr, j + 1)
-                plus = a.addend + j * a.addend_row if a.addend != 0 else 0
-                row(
-                    a.share, a.share_row, a.indices, a.order, a.marks, a.marks_row, start, end,
-                    a.out + j * a.out_row, plus, a.last_edge, a.width,
-                )  # fmt: skip
+    def each(a: Any, j: Any, start: Any, end: Any) -> None:
+        plus = a.addend + j * a.addend_row if a.addend != 0 else 0
+        row(a.share, a.share_row, a.indices, a.order, a.marks, a.marks_row, start, end,
+            a.out + j * a.out_row, plus, a.last_edge, a.width)  # fmt: skip
 
-    return run
+    return GATHER.row_kernel(index_bits, each)

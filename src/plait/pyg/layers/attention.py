@@ -20,6 +20,7 @@ from plait.pyg import active
 from plait.pyg.layers.fused import (
     FUSED,
     Run,
+    as_listed,
     csr_order,
     edges_of,
     is_training,
@@ -28,7 +29,7 @@ from plait.pyg.layers.fused import (
     refused_edges,
     refused_features,
 )
-from plait.pyg.layers.pieces import Pieces, as_listed
+from plait.pyg.layers.pieces import Pieces
 from plait.runtime import executor
 from plait.runtime.edges import Edges
 from plait.runtime.placed import column_of

@@ -32,6 +32,7 @@ __all__ = [
     "is_lazy",
     "is_parametrized",
     "is_plain_linear",
+    "is_renamed",
     "linear_values",
     "neighbours",
     "not_plain",
@@ -175,6 +176,12 @@ def aggregation(module: Any) -> str | None:
     found = _REDUCE.get(type(module.aggr_module))
     name = module.aggr if isinstance(module.aggr, str) else None
     return found if _NAMED.get(name or "", found) == found else None
+
+
+def is_renamed(module: Any) -> bool:
+    """Whether `aggr` names another aggregation than the layer was made with."""
+    found = _REDUCE.get(type(module.aggr_module))
+    return found is not None and aggregation(module) is None
 
 
 def has_hooks(module: nn.Module) -> bool:

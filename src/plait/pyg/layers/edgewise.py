@@ -213,8 +213,13 @@ def _sizes(
         parameters=tuple((1, *value.shape)[-2:] for value in parameters),
         last=None if map_.last is None else map_.last.weight.shape[0],
         has_bias=map_.first.bias is not None, has_last_bias="c" in values,
-        can_mark=map_.can_mark, is_everywhere=is_all,
+        can_mark=map_.can_mark, act="relu" if _is_rectified(map_) else "", is_everywhere=is_all,
     )  # fmt: skip
+
+
+def _is_rectified(map_: _Map) -> bool:
+    """Whether ReLU is all there is between two linear layers."""
+    return map_.can_mark and [type(layer) for layer in map_.by_edge[:-1]] == [nn.ReLU]
 
 
 def _joined(project: Projector, layers: tuple[Any, ...]) -> tuple[Callable[..., Tensor], list[Tensor]]:

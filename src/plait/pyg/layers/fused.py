@@ -19,6 +19,7 @@ from plait.pyg import active
 from plait.pyg.edges import is_placed, read
 from plait.pyg.layers import base
 from plait.pyg.layers.base import NotLowered, bound_to_torch
+from plait.runtime.adjoint import mapped
 from plait.runtime.cuda import why_not
 from plait.runtime.cuda_orders import with_listed_loops
 from plait.runtime.edges import Edges
@@ -29,6 +30,7 @@ __all__ = [
     "FUSED",
     "Prepare",
     "Run",
+    "as_listed",
     "check_width",
     "check_widths",
     "csr_order",
@@ -166,8 +168,27 @@ def edges_of(
 
 def csr_order(edges: Edges, values: Tensor) -> Tensor:
     """Values in the order of the listed edges, in the order of the rows."""
-    order = edges.graph.order
-    return values if order is None else values[index_of(order)]
+    if values.shape[0] != edges.graph.num_edges:
+        raise InputError(
+            f"edge_attr: {values.shape[0]} rows for {edges.graph.num_edges} edges; pass one for each edge"
+        )
+    if edges.listed is None:
+        return values
+    order, places = edges.listed
+    return _permuted(values, order, places)
+
+
+def as_listed(edges: Edges, values: Tensor) -> Tensor:
+    """Values of edges by target, in the order of the listed edges."""
+    if edges.listed is None:
+        return values
+    order, places = edges.listed
+    return _permuted(values, places, order)
+
+
+def _permuted(values: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
+    """values[order]; torch would add gradients up one by one, where a permutation's are gathered too."""
+    return mapped(values, lambda x: x.index_select(0, order), lambda x: x.index_select(0, inverse))
 
 
 def degrees_of(edges: Edges, dtype: torch.dtype) -> Tensor:

@@ -17,7 +17,7 @@ from plait.plan.ways import Way
 from plait.pyg import active
 from plait.pyg.layers.base import has_hooks, is_parametrized
 from plait.pyg.layers.fused import Run, edges_of, fused, not_plain, refused_edges, refused_features
-from plait.pyg.layers.messages import lowered, on_device
+from plait.pyg.layers.messages import lowered
 from plait.pyg.layers.pieces import PiecesCall, read_call
 from plait.runtime.edges import Edges
 from plait.runtime.ways import Programs
@@ -113,7 +113,7 @@ def _with_edges(call: PiecesCall) -> Tensor:
         inputs |= {"S": module.lin_skip.weight.t(), "s": sum(biases[1:], biases[0]) if biases else None}
     layer = Messages(
         "messages", width, End(2 * width, inner, True), End(width, outer, True), End(call.attr.shape[1]),
-        skip, of_edges, of_edges, is_pair=call.is_pair, form=on_device(call, "gated"),
+        skip, of_edges, of_edges, is_pair=call.is_pair, form=("gated", 0.0),
     )  # fmt: skip
     out = lowered(
         call, layer, inputs, "Σ σ(Kᵢ + Qⱼ + E Wₖ) ∘ (Vⱼ + E Wᵥ), in blocks",

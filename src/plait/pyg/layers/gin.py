@@ -69,13 +69,7 @@ def _gin(module: Any, call: Call) -> Lowered | NotLowered:
 
 
 def _run_gin(
-    reduce: str,
-    call: Call,
-    kinds: tuple[str, ...],
-    module: Any,
-    apply: Apply,
-    x: Tensor,
-    root: Tensor | None,
+    reduce: str, call: Call, kinds: tuple[str, ...], module: Any, apply: Apply, x: Tensor, root: Tensor | None
 ) -> Tensor:
     values: dict[str, Tensor | None] = {"X": x}
     eps = module.eps

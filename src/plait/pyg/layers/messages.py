@@ -19,10 +19,9 @@ from plait.pyg.layers.base import Apply, Call, Lowered, NotLowered, is_plain_lin
 from plait.pyg.layers.fused import Run, degrees_of, fused
 from plait.pyg.layers.neighbourhood import operator, reduction
 from plait.pyg.layers.pieces import Pieces, PiecesCall, is_elementwise, mean_scale, read_call
-from plait.runtime.placed import column_of
 from plait.runtime.ways import Programs
 
-__all__ = ["crystal", "film", "gen", "lowered", "on_device"]
+__all__ = ["crystal", "film", "gen", "lowered"]
 
 _BLOCKS = (
     "projections are done once per node; messages are made in blocks of edges and made again for gradients"
@@ -45,11 +44,6 @@ def lowered(
         diagonals=lambda: {"t": call.orders.inverse_degrees.to(call.source.dtype)},
     )  # fmt: skip
     return programs.value(active.session(), call.edges, values, functions)
-
-
-def on_device(call: PiecesCall, name: str, number: float = 0.0) -> tuple[str, float] | None:
-    """The kind of messages that GPU kernels know; None where the layer runs on a CPU."""
-    return (name, number) if column_of(call.edges.graph) != "cpu" else None
 
 
 def _is_relu(act: Any) -> bool:
@@ -139,7 +133,7 @@ def _soft(call: PiecesCall) -> Tensor:
     layer = Messages(
         "softmax", 2 * call.module.out_channels, **ends,  # type: ignore[arg-type]
         parameters=((1, t.numel()),), is_pair=call.is_pair,
-        form=on_device(call, "softmax", float(eps)) if is_known else None,
+        form=("softmax", float(eps)) if is_known else None,
     )  # fmt: skip
     text = "softmax(t M) M by channel, M = relu(X + E) + ε, in blocks"
     made = lowered(call, layer, inputs | {"P0": t}, text, score=score, message=powers)
@@ -216,7 +210,7 @@ def _film(call: PiecesCall, scale: Tensor | None) -> Tensor:
     layer = Messages(
         "sums" if is_linear else "messages", width, End(count * width, call.source.shape[1]),
         None if is_linear else End(2 * width), is_mean=scale is not None and not is_linear,
-        is_pair=call.is_pair, relations=count, form=on_device(call, "film") if _is_relu(act) else None,
+        is_pair=call.is_pair, relations=count, form=("film", 0.0) if _is_relu(act) else None,
     )  # fmt: skip
     inputs = {"X": call.source, "W": torch.cat([linear.weight for linear in module.lins]).t()}
     text = "γ ∘ (A X W) + β" if is_linear else "Σ act(γᵢ (X W)ⱼ + βᵢ), in blocks"
@@ -271,7 +265,7 @@ def _crystal(call: PiecesCall, scale: Tensor | None) -> Tensor:
     layer = Messages(
         "messages", width, End(2 * width, inner), End(2 * width, width, bias is not None),
         None if dim == 0 else End(dim), parameters=of_edges, products=of_edges, is_mean=scale is not None,
-        is_pair=call.is_pair, form=on_device(call, "crystal"),
+        is_pair=call.is_pair, form=("crystal", 0.0),
     )  # fmt: skip
     inputs = {
         "X": call.source, "W": weights[:, width : width + inner].t(), "U": weights[:, :width].t(), "c": bias,

@@ -19,6 +19,7 @@ from plait.pyg.layers.base import (
     aggregation,
     bias,
     features,
+    is_renamed,
     linear_values,
     neighbours,
     not_plain,
@@ -40,6 +41,11 @@ def reduction(module: Any, call: Call) -> str | NotLowered:
     """How the layer aggregates, or why that is not lowered."""
     name = type(module).__name__
     reduce = aggregation(module)
+    if reduce is None and is_renamed(module):
+        return NotLowered(
+            f"{name}(aggr={module.aggr!r}): set after the layer was made, which PyG follows on sparse "
+            f"matrices alone; on edge lists it still aggregates by {type(module.aggr_module).__name__}"
+        )
     if reduce is None:
         return NotLowered(f"{name}(aggr={module.aggr!r}): only sum, mean, max and min are lowered")
     if reduce in ("max", "min") and call.is_weighted:

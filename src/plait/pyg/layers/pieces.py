@@ -19,11 +19,10 @@ from plait.pyg.layers.base import has_hooks
 from plait.pyg.layers.fused import csr_order, edges_of, not_plain, refused_edges, refused_features
 from plait.runtime.edges import Edges
 from plait.runtime.orders import EdgeOrders
-from plait.runtime.placed import index_of
 from plait.runtime.session import Session
 from plait.runtime.ways import Programs
 
-__all__ = ["Pieces", "PiecesCall", "as_listed", "is_elementwise", "mean_scale", "read_call"]
+__all__ = ["Pieces", "PiecesCall", "is_elementwise", "mean_scale", "read_call"]
 
 _ELEMENTWISE = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus)
 _FUNCTIONS = (torch.relu, torch.tanh, torch.sigmoid, nn.functional.relu, nn.functional.elu)
@@ -117,17 +116,6 @@ def mean_scale(call: PiecesCall) -> Tensor | str | None:
     if kind is MeanAggregation:
         return call.orders.inverse_degrees.to(call.source.dtype)
     return f"(aggr={call.module.aggr!r}): lowered with sums and means only"
-
-
-def as_listed(edges: Edges, values: Tensor) -> Tensor:
-    """Values of edges by target, in the order of the listed edges."""
-    order = edges.graph.order
-    if order is None:
-        return values
-    numbers = index_of(order)
-    back = torch.empty_like(numbers)
-    back[numbers] = torch.arange(len(numbers), device=numbers.device)
-    return values[back]
 
 
 class Pieces:

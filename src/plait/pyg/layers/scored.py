@@ -16,8 +16,8 @@ from torch_geometric.utils import add_self_loops, remove_self_loops
 from plait.kernels.attention import padded
 from plait.plan.attention import unit_ways
 from plait.pyg import active
-from plait.pyg.layers.fused import Run, fused
-from plait.pyg.layers.pieces import Pieces, PiecesCall, as_listed, mean_scale, read_call
+from plait.pyg.layers.fused import Run, as_listed, fused
+from plait.pyg.layers.pieces import Pieces, PiecesCall, mean_scale, read_call
 from plait.runtime.placed import column_of
 from plait.runtime.ways import Programs
 

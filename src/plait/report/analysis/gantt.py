@@ -26,10 +26,10 @@ def gantt_figure(analysis: Analysis) -> Figure | None:
         return None
     partitions = 1 + max((run.partition for run in analysis.pipelines[0].runs), default=0)
     caption = (
-        f"The forward pass over {partitions} partitions of the graph, one row per worker and one worker per "
-        "stage of every layer. A box is one partition (its number inside, where it fits). Blue: graph "
-        "operation. Orange: neural operation. Green: non-linearity, or the loss. Gaps are waiting, the "
-        "bubble. Micro is between the stages of a layer, macro between layers. One time axis for all four."
+        f"The forward pass over {partitions} partitions of the graph, a row for each worker: one worker for "
+        "every stage of every layer. A box is one partition (its number inside, where it fits); a gap is a "
+        "worker that waits. Micro says whether the stages of a layer wait for all partitions (sync) or not "
+        "(async), macro whether the next layer does. All four share one time axis: shorter is better."
     )
     return Figure(
         "pipelines", "Pipelines: which stage waits for which", caption, lambda width: _gantt(analysis, width)
@@ -41,18 +41,31 @@ def _gantt(analysis: Analysis, width: int) -> str:
     left, right = (130.0, width - 16.0) if is_wide else (74.0, width - 8.0)
     longest = max(run.makespan for run in analysis.pipelines)
     x = Scale(0.0, longest, left, right, False)
-    parts, top = [], 26.0
+    parts, top = _legend(2.0, is_wide), 46.0
     bottom = top
     for run in analysis.pipelines:
         drawn, bottom = _chart(run, x, top, is_wide)
         parts += drawn
         top = bottom + 30.0
     grid = [
-        tag("path", d=f"M{x(t):.1f} 30V{bottom:.1f}", stroke="var(--grid)", fill="none")
+        tag("path", d=f"M{x(t):.1f} 50V{bottom:.1f}", stroke="var(--grid)", fill="none")
         + label(short(t, "s"), x(t), bottom + 16, text_anchor="middle")
         for t in x.ticks(76.0)
     ]
-    return svg(width, bottom + 24, *grid, *parts, title="Four pipelines of the forward pass over time")
+    grid.append(label("time since the forward pass began →", right, bottom + 33, text_anchor="end"))
+    return svg(width, bottom + 42, *grid, *parts, title="Four pipelines of the forward pass over time")
+
+
+def _legend(left: float, is_wide: bool) -> list[str]:
+    """What the colours are, in one line."""
+    drawn = []
+    for stage, text in _NAMED.items():
+        told, room = (text[0], 8.0) if is_wide else (text[1], 4.0)
+        colour = f"var(--{_STAGE_COLOURS[stage]})"
+        drawn.append(tag("path", d=f"M{left:.1f} 6h11v11h-11z", fill=colour))
+        drawn.append(label(told, left + 16, 15.5, fill="var(--ink)"))
+        left += 16 + 6.6 * len(told) + room
+    return drawn
 
 
 def _chart(run: Schedule, x: Scale, top: float, is_wide: bool) -> tuple[list[str], float]:
@@ -97,5 +110,11 @@ _MEANING = {
     (True, False): "a partition goes through a layer alone; layers wait",
     (False, True): "a layer starts early; its stages wait for all",
     (True, True): "no partition waits for another",
+}
+# of each stage, at a desk and on a phone
+_NAMED = {
+    "graph": ("graph operation (gathering neighbours)", "graph operation"),
+    "neural": ("neural operation (products with weights)", "weights"),
+    "activation": ("non-linearity, or the loss", "non-linearity, loss"),
 }
 _BRIEF = {"graph": "graph", "neural": "neural", "activation": "active"}

@@ -94,7 +94,7 @@ def _findings(analysis: Analysis) -> list[str]:
 
     lines = []
     if analysis.advice is not None:
-        lines.append(f"{analysis.advice.winner}: {analysis.advice.because}.")
+        lines.append(f"{analysis.advice.winner}, {analysis.advice.because}.")
         limits = [limit_text(limit) for limit in analysis.advice.break_even]
         lines += [f"{text[0].upper()}{text[1:]}." for text in limits]
     return lines + [f"Note: {note}." for note in analysis.notes]
@@ -138,7 +138,7 @@ def _tables(analysis: Analysis) -> str:
             s.name, s.family, seconds_text(s.seconds_per_epoch), bytes_text(s.traffic.total),
             bytes_text(s.memory_per_worker), str(s.synchronisations),
             "any" if math.isinf(s.largest_nodes(nodes, memory)) else short(s.largest_nodes(nodes, memory)),
-            "yes" if s.same_numbers else "no", s.note,
+            "yes" if s.same_numbers else "no", s.run_by or "–", s.note,
         )
         for s in analysis.strategies
     ]  # fmt: skip
@@ -152,7 +152,18 @@ def _tables(analysis: Analysis) -> str:
         _table("Layers", ("pass", "work", "flop", "bytes", "depth", "W/D", "flop as a formula"), layers),
         _table(
             "Strategies",
-            ("form", "family", "epoch", "sent", "memory", "syncs", "nodes that fit", "same numbers", "how"),
+            (
+                "form",
+                "family",
+                "epoch",
+                "sent",
+                "memory",
+                "syncs",
+                "nodes that fit",
+                "same numbers",
+                "run by",
+                "how",
+            ),
             strategies,
         ),
     ]

@@ -36,9 +36,9 @@ def scaling_figure(analysis: Analysis) -> Figure | None:
         return None
     lines = _scaling_lines(analysis, counts)
     caption = (
-        "Predicted seconds of an epoch against the number of workers, both logarithmic. The dashed grey line "
-        "is one worker's time divided perfectly. Where a curve turns up, the network costs more than the "
-        "workers gain."
+        "Predicted time of an epoch by number of workers, both axes logarithmic; lower is better. The dashed "
+        "grey line is perfect scaling: one worker's time divided by the number of workers. Where a curve "
+        "flattens or turns up, the network costs more than further workers bring."
     )
     return Figure(
         "scaling", "How the strategies scale", caption, lambda width: _scaling(analysis, counts, lines, width)
@@ -100,7 +100,7 @@ def _scaling(
     seconds = [s for line in lines for _, s in line.points] + [s for _, s in ideal]
     x = Scale(counts[0], counts[-1], left, right)
     y = Scale(*padded(seconds, 1.15), height - 48, 34.0)
-    parts = [_Counts(x, y, "workers →", "seconds of an epoch ↑", "{:g}".format, _axis_seconds, counts).axes()]
+    parts = [_Counts(x, y, "workers →", "time of an epoch ↑", "{:g}".format, _axis_seconds, counts).axes()]
     parts += _marks(analysis.workers, ideal, x, y)
     parts += [mark for line in lines for mark in line.drawn(x, y)]
     title = "Seconds of an epoch against workers"
@@ -123,7 +123,14 @@ def _marks(workers: int, ideal: Sequence[tuple[int, float]], x: Scale, y: Scale)
         tag("path", d=upright, stroke="var(--rule)", fill="none"),
         label(f"{workers} workers", x(workers) - 5, y.end + 2, text_anchor="end"),
         tag("path", titled("one worker's time, divided perfectly"), d=level, **look),
+        # left of a falling line is below it, which no strategy reaches
+        label("perfect scaling", (x.start + x.end) / 2 - 8, _between(ideal, y) + 5, text_anchor="end"),
     ]
+
+
+def _between(ends: Sequence[tuple[int, float]], y: Scale) -> float:
+    """The height of a line's middle."""
+    return (y(ends[0][1]) + y(ends[-1][1])) / 2
 
 
 def _legend(lines: Sequence[_Line], left: float, top: float) -> list[str]:

@@ -200,12 +200,7 @@ def _cell(found: Sequence[Contest], row: Row, column: str) -> _Cell:
 def grid_html(grid: Grid) -> str:
     """The map as a table: it shrinks with the filters and is read aloud as what it is."""
     head = "".join(
-        tag(
-            "th",
-            tag("span", _breakable(column)),
-            scope="col",
-            data_graph=graph,
-        )
+        tag("th", tag("span", _breakable(column)), scope="col", data_graph=graph)
         for column, graph in grid.columns.items()
     )
     rows = []
@@ -215,11 +210,7 @@ def grid_html(grid: Grid) -> str:
         for column, graph in grid.columns.items():
             cell = _cell(grid.cells.get((row, column), ()), row, column)
             cells += tag(
-                "td",
-                html.escape(cell.text),
-                class_=f"h {cell.colour}",
-                data_tip=cell.tip,
-                data_graph=graph,
+                "td", html.escape(cell.text), class_=f"h {cell.colour}", data_tip=cell.tip, data_graph=graph
             )
         rows.append(tag("tr", cells, data_op=row.op, data_device=row.device))
     longest = max((len(f"{row.op} {row.detail}") for row in grid.rows), default=0)

@@ -399,12 +399,7 @@ def _figure(figure: Figure, marks: str = ".mark", **facets: object) -> str:
     )
     name = re.sub(r"[^a-z0-9-]+", "-", figure.name.lower())
     return tag(
-        "figure",
-        _caption(figure.title, figure.caption),
-        drawings,
-        id=name,
-        data_shrinks=marks,
-        **facets,
+        "figure", _caption(figure.title, figure.caption), drawings, id=name, data_shrinks=marks, **facets
     )
 
 

@@ -61,14 +61,7 @@ DARK = {
     "on-light": "#eceae5",
     "on-deep": "#10141a",
 }
-_FAMILIES = {
-    "plait": "own",
-    "torch": "torch",
-    "native": "torch",
-    "pyg": "pyg",
-    "dgl": "dgl",
-    "dense": "ink",
-}
+_FAMILIES = {"plait": "own", "torch": "torch", "native": "torch", "pyg": "pyg", "dgl": "dgl", "dense": "ink"}
 # ratio below which a cell has this class
 _STEPS = (
     (0.5, "slow3"),

@@ -199,14 +199,7 @@ def _sweep_svg(sweep: Sweep) -> str:
     x = Scale(min(sizes), max(sizes), left, right, axis.is_log)
     y = Scale(*padded(times, 1.3), height - 44, 26.0)
     as_share = sweep.axis in ("density", "value_sparsity")
-    frame = Frame(
-        x,
-        y,
-        f"{axis.words} →",
-        "time ↑",
-        percent if as_share else short,
-        lambda v: short(v, "s"),
-    )
+    frame = Frame(x, y, f"{axis.words} →", "time ↑", percent if as_share else short, lambda v: short(v, "s"))
     parts = [frame.axes()]
     ends: list[tuple[float, str]] = []
     seen: dict[str, int] = defaultdict(int)
