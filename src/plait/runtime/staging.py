@@ -12,7 +12,7 @@ from torch import Tensor
 __all__ = ["Staging"]
 
 _RING = 3  # blocks of pinned memory: one is filled while copies from the others may still run
-_ALIGNED = 16  # bytes: device kernels load so many at once
+_ALIGNED = 16  # bytes: device kernels load this many at once
 
 
 class Staging:
