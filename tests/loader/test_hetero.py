@@ -263,10 +263,10 @@ def test_a_type_no_edge_reaches_is_empty() -> None:
 
 LOADER_BAD: list[tuple[dict[str, Any], str]] = [
     ({"input_nodes": None}, "name one"),
-    ({"input_nodes": "journal"}, "no node type"),
+    ({"input_nodes": "journal"}, "not a node type"),
     ({"input_nodes": ("paper", torch.tensor([60]))}, "0 to 59"),
     ({"num_neighbors": {CITES: [2]}}, "has no fanout"),
-    ({"num_neighbors": {("a", "b", "c"): [2]}}, "no edge type"),
+    ({"num_neighbors": {("a", "b", "c"): [2]}}, "not an edge type"),
     ({"num_neighbors": []}, "fanout"),
     ({"time_attr": "when"}, "no node type and no edge type"),
     ({"weight_attr": "heavy"}, "no edge type has"),
@@ -284,7 +284,11 @@ def test_bad_input_is_refused_with_the_next_step(given: dict[str, Any], message:
 
 @pytest.mark.parametrize(
     ("links", "message"),
-    [(None, "name one"), (("a", "b", "c"), "no edge type"), ((WRITES, torch.tensor([[41], [0]])), "0 to 39")],
+    [
+        (None, "name one"),
+        (("a", "b", "c"), "not an edge type"),
+        ((WRITES, torch.tensor([[41], [0]])), "0 to 39"),
+    ],
 )
 def test_bad_links_are_refused(links: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
@@ -297,7 +301,7 @@ def test_bad_links_are_refused(links: Any, message: str) -> None:
         ({"fanout": {CITES: [1], WRITES: [1, 2]}}, "no fanout"),
         ({"direction": "bidirectional"}, "directional"),
         ({"node_time": {"paper": np.arange(3)}}, "one number per node"),
-        ({"node_time": {"journal": np.arange(3)}}, "no node type"),
+        ({"node_time": {"journal": np.arange(3)}}, "not a node type"),
         ({"node_time": {"paper": np.arange(60)}, "edge_time": {CITES: np.arange(300)}}, "both"),
         ({"weight": {CITES: -np.ones(300)}}, "negative"),
     ],

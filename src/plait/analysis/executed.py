@@ -29,7 +29,7 @@ Repeated = Callable[[int, Size, Size], Program]  # of how many steps, and the wi
 
 
 class _Layer(Draft):
-    """A draft of one layer on rows X of so many columns."""
+    """A draft of one layer on rows X of this many columns."""
 
     def __init__(self, inner: Size, is_weighted: bool = False) -> None:
         super().__init__()
@@ -214,7 +214,7 @@ def _polynomial(powers: int, inner: Size, width: Size, first: int = 0) -> Progra
 
 
 def _iterated(steps: int, inner: Size, width: Size) -> Program:
-    """v becomes a A v + b X: so many terms of the inverse's series."""
+    """v becomes a A v + b X: this many terms of the inverse's series."""
     draft = _Layer(inner, is_weighted=True)
     value = draft.x
     for _ in range(steps):

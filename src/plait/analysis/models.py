@@ -193,7 +193,7 @@ def _passes(model: str, place: _Place, heads: int) -> LayerPlan:
     own = () if place.is_first else ("X",)
     wrt = (*own, *_WEIGHTS) if place.is_training else None
     if model in _WRITTEN:
-        # what torch makes of the rows wants gradients where the rows do
+        # what torch makes of the rows needs gradients where the rows do
         wrt = None if wrt is None else (*wrt, *(("F", "B") if own else ()))
         program = executed.LAYERS[_WRITTEN[model]](place.inner, place.width)
         ways = [Way(model, model, program, "the form the paper's table has")]

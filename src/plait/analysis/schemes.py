@@ -138,7 +138,7 @@ def _layerwise(statistics: Statistics, size: int, layers: int) -> tuple[int, lis
 
 
 def drawn_rows(nodes: int, count: int, rng: np.random.Generator) -> Mask:
-    """Which nodes are drawn, every choice of so many as likely."""
+    """Which nodes are drawn, every choice of this many as likely."""
     chosen = np.zeros(nodes, bool)
     chosen[rng.choice(nodes, count, False)] = True
     return chosen

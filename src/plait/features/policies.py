@@ -254,7 +254,7 @@ class LookAhead(Policy):
         return len(self._revealed)
 
     def announced(self, after: int = 0) -> Array | None:
-        """The batch that comes `after` so many others, where it has been revealed."""
+        """The batch that comes `after` this many others, where it has been revealed."""
         return self._revealed[after] if after < len(self._revealed) else None
 
     def reveal(self, ids: Array) -> None:

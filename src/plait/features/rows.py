@@ -147,7 +147,7 @@ class RetryingRows:
         self._tried(lambda: source.place(ids, at, out), ids.size)
 
     def held(self, ids: Array, is_made: bool = False) -> Array:
-        """Which of the rows the source has at hand until they are asked for again, one truth value each.
+        """Which of the rows the source has available until they are asked for again, one truth value each.
 
         `is_made` where they are rows of a batch that was made before the one being made now, which may be
         the one to ask for them. An empty array where the source says nothing of it.

@@ -56,7 +56,7 @@ def analyze(
     """What a model computes on a graph and which parallelisation strategy pays; the result prints itself.
 
     `model` is a PyG model, or the name of one of the paper's ("gcn", "gat", ...) with `widths`. `data` is a
-    PyG Data, a plait Graph, or `Statistics(nodes, edges, degrees="powerlaw")` of a graph not at hand.
+    PyG Data, a plait Graph, or `Statistics(nodes, edges, degrees="powerlaw")` of a graph not in memory.
     `network` is a name ("10gbit"), figures ("40gbit,10us") or (bytes per second, latency). `partition` (an
     owner for each node; default: METIS where pymetis is installed) says what an edge cut sends; `halo`
     (remote rows divided by owned ones) does so for statistics. `batch_size` and `fanouts` are those of

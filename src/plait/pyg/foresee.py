@@ -155,7 +155,7 @@ class _Foreseen(OverRanks):
         return zeros
 
     def _of_edges(self, value: Any, numbers: Tensor) -> Any:
-        """What a rank has of an argument: of features of edges, those of its own edges."""
+        """What a rank has of an argument: of edge features, those of its own edges."""
         is_by_edge = (
             isinstance(value, Tensor) and value.dim() and len(value) == self.share.edge_index.shape[1]
         )

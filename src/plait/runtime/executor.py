@@ -246,7 +246,7 @@ def _placed(program: Program, keep: tuple[str, ...]) -> Placed:
 class Compiled:
     """A program as a list of calls on one graph.
 
-    It refers to its run weakly, as what it binds does: in a cycle the graphs that come once would wait for
+    It refers to its run weakly, as what it binds does: in a cycle the graphs seen only once would wait for
     the collector, and every step would be computed in memory that no cache holds.
     """
 

@@ -58,7 +58,7 @@ def _back_address(float_bits: int, index_bits: int, is_target: bool) -> int:
 
 
 def mark_bytes(width: int) -> int:
-    """Bytes of an edge's marks: one bit a column, in whole words of 64."""
+    """Bytes of an edge's marks: one bit per column, in whole words of 64."""
     return -(-width // 64) * 8
 
 
@@ -83,7 +83,7 @@ class _Tiles:
 
     @classmethod
     def of(cls, indptr: np.ndarray[Any, Any], most: int) -> _Tiles:
-        """Tiles of at most so many edges and rows."""
+        """Tiles of at most this many edges and rows."""
         rows = len(indptr) - 1
         edges = int(indptr[-1])
         # two tiles in a row hold more than `most` edges or rows, unless one ends before a row that is cut
@@ -248,7 +248,7 @@ def _place_back(
     share: torch.Tensor,
     marks: torch.Tensor,
 ) -> list[torch.Tensor]:
-    """Place what both gradients read, of so many targets and sources; hold what is returned."""
+    """Place what both gradients read, of this many targets and sources; hold what is returned."""
     dtype, (width, inner) = far.dtype, turned.shape
     words[at.inner], words[at.mark_words] = inner, mark_bytes(width) // 8
     edges = marks.shape[0]
