@@ -256,7 +256,8 @@ def compared(layer: nn.Module, model: nn.Module, x: torch.Tensor, edges: torch.T
 
 
 LAYERS = [
-    lambda: GCNConv(4, 3), lambda: SAGEConv(4, 3), lambda: SAGEConv(4, 3, aggr="max"), lambda: GraphConv(4, 3),
+    lambda: GCNConv(4, 3), lambda: SAGEConv(4, 3), lambda: SAGEConv(4, 3, aggr="max"),
+    lambda: GraphConv(4, 3),
     lambda: SGConv(4, 3, K=2), lambda: GCNConv(4, 1), lambda: GCNConv(1, 3), lambda: TAGConv(4, 3, K=2),
     lambda: ARMAConv(4, 3, num_stacks=2), lambda: SAGEConv(4, 3, project=True, normalize=True),
     lambda: GINConv(nn.Linear(4, 3), train_eps=True),

@@ -66,8 +66,8 @@ class Layer:
         self._contents = [*map(contents, self._edited)]
         self.parameters: list[nn.Parameter] = [*module.parameters()]
 
-    def recipe(self, lowered: Lowered, x: Tensor) -> Recipe | None | EllipsisType:
-        """What the layer gives to its expression beside x; None: more than a recipe says, ...: not known yet."""
+    def recipe(self, lowered: Lowered, x: Tensor) -> Recipe | EllipsisType | None:
+        """What the layer gives to its expression; None: what no recipe says, ...: it is not known yet."""
         found = self.recipes.get((id(lowered), x.shape[1], x.dtype))
         return ... if found is None or found[0] is not lowered else found[1]
 
