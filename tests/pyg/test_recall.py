@@ -294,6 +294,16 @@ def test_parameters_are_read_as_they_are_at_every_call(make: Callable[[], Any], 
     look()
 
 
+@pytest.mark.parametrize("are_new", [False, True], ids=["one graph", "new graphs"])
+def test_numbers_in_buffers_are_read_at_every_call(are_new: bool) -> None:
+    """A GIN layer with eps = 0 has an expression of its own."""
+    layer = GINConv(nn.Linear(4, 3))
+    model, x = plait.compile(layer), x_of()
+    for eps in (0.0, 0.0, 0.0, 0.0, 0.0, 0.5, 0.5, 0.0, 0.25):
+        layer.eps.fill_(eps)
+        compared(layer, model, x + 0, EDGES.clone() if are_new else EDGES)
+
+
 def test_a_weight_that_is_given_another_shape_is_planned_for_anew() -> None:
     layer = GCNConv(4, 3, bias=False)
     model, x = plait.compile(layer), x_of()

@@ -68,6 +68,8 @@ class Layer:
 
     def recipe(self, lowered: Lowered, x: Tensor) -> Recipe | EllipsisType | None:
         """What the layer gives to its expression; None: what no recipe says, ...: it is not known yet."""
+        if not lowered.is_steady:
+            return None
         found = self.recipes.get((id(lowered), x.shape[1], x.dtype))
         return ... if found is None or found[0] is not lowered else found[1]
 
