@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +12,17 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch_geometric.nn import APPNP, GCNConv, GINConv, GraphConv, SAGEConv, SGConv
+from torch_geometric.nn import (
+    APPNP,
+    ARMAConv,
+    GATConv,
+    GCNConv,
+    GINConv,
+    GraphConv,
+    SAGEConv,
+    SGConv,
+    TAGConv,
+)
 
 import plait
 from plait.pyg import planned
@@ -227,3 +238,95 @@ def test_copies_and_pickles_go_without_what_was_seen() -> None:
         torch.testing.assert_close(other(x, EDGES), expected)
         torch.testing.assert_close(other(x, EDGES), expected)
     torch.testing.assert_close(model(x, EDGES), expected)
+
+
+def compared(layer: nn.Module, model: nn.Module, x: torch.Tensor, edges: torch.Tensor = EDGES) -> None:
+    """Outputs and gradients of both agree; parameters that want none get none."""
+    found: dict[str, list[Any]] = {}
+    for name, run in (("pyg", layer), ("plait", model)):
+        layer.zero_grad()
+        out = run(x, edges)
+        if out.requires_grad:
+            out.square().sum().backward()
+        found[name] = [
+            out.detach(),
+            *(None if p.grad is None else p.grad.clone() for p in layer.parameters()),
+        ]
+    torch.testing.assert_close(found["plait"], found["pyg"])
+
+
+LAYERS = [
+    lambda: GCNConv(4, 3), lambda: SAGEConv(4, 3), lambda: SAGEConv(4, 3, aggr="max"),
+    lambda: GraphConv(4, 3),
+    lambda: SGConv(4, 3, K=2), lambda: GCNConv(4, 1), lambda: GCNConv(1, 3), lambda: TAGConv(4, 3, K=2),
+    lambda: ARMAConv(4, 3, num_stacks=2), lambda: SAGEConv(4, 3, project=True, normalize=True),
+    lambda: GINConv(nn.Linear(4, 3), train_eps=True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("make", LAYERS)
+@pytest.mark.parametrize("are_new", [False, True], ids=["one graph", "new graphs"])
+def test_parameters_are_read_as_they_are_at_every_call(make: Callable[[], Any], are_new: bool) -> None:
+    torch.manual_seed(3)
+    layer = make()
+    model, x = plait.compile(layer), x_of(getattr(layer, "in_channels", 4))
+
+    def look() -> None:
+        for _ in range(3):
+            compared(layer, model, x + 0, EDGES.clone() if are_new else EDGES)
+
+    for _ in range(3):
+        look()
+    some = [*layer.parameters()][-1]
+    for change in (
+        lambda: some.requires_grad_(False),
+        lambda: layer.requires_grad_(False),
+        lambda: layer.requires_grad_(True),
+        lambda: some.data.mul_(2.0),
+        lambda: setattr(some, "data", torch.randn_like(some)),
+        lambda: layer.double().float(),
+    ):
+        change()
+        look()
+        with torch.no_grad():
+            torch.testing.assert_close(model(x, EDGES), layer(x, EDGES))
+    x.requires_grad_()
+    look()
+
+
+@pytest.mark.parametrize("are_new", [False, True], ids=["one graph", "new graphs"])
+def test_numbers_in_buffers_are_read_at_every_call(are_new: bool) -> None:
+    """A GIN layer with eps = 0 has an expression of its own."""
+    layer = GINConv(nn.Linear(4, 3))
+    model, x = plait.compile(layer), x_of()
+    for eps in (0.0, 0.0, 0.0, 0.0, 0.0, 0.5, 0.5, 0.0, 0.25):
+        layer.eps.fill_(eps)
+        compared(layer, model, x + 0, EDGES.clone() if are_new else EDGES)
+
+
+def test_a_weight_that_is_given_another_shape_is_planned_for_anew() -> None:
+    layer = GCNConv(4, 3, bias=False)
+    model, x = plait.compile(layer), x_of()
+    for _ in range(4):
+        compared(layer, model, x + 0)
+    layer.lin.weight.data = torch.randn(2, 4)
+    layer.zero_grad()
+    for _ in range(4):
+        compared(layer, model, x + 0)
+
+
+def test_graphs_that_come_once_are_freed_when_they_go() -> None:
+    """Not when the collector runs: what a step computes would lie in memory that no cache holds."""
+    for layer in (SAGEConv(4, 3, aggr="max"), GATConv(4, 3)):
+        model, x = plait.compile(layer), x_of(nodes=50)
+        for _ in range(6):
+            model(x, torch.randint(0, 50, (2, 300))).sum().backward()
+        gc.collect()
+        gc.disable()
+        try:
+            before = len(gc.get_objects())
+            for _ in range(20):
+                model(x, torch.randint(0, 50, (2, 300))).sum().backward()
+            assert len(gc.get_objects()) - before < 100
+        finally:
+            gc.enable()

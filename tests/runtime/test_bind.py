@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -41,6 +42,16 @@ def test_a_step_without_a_kernel_on_its_device_says_so() -> None:
     step = Step("gemm", "v0", (("x", "X"), ("w", "W")))
     with pytest.raises(PlanError, match=r"gemm -> v0 cannot run on abacus: there is no kernel"):
         bind(binding("abacus", step), step, False)
+
+
+def test_what_is_bound_does_not_keep_its_run() -> None:
+    """Else the two would wait for the collector, and with them the graph."""
+    run: Any = _Run("cpu")
+    bound = Binding(Program((), (), {}, {}), run)
+    assert bound.run is run
+    before = weakref.ref(run)
+    del run
+    assert before() is None
 
 
 def test_the_first_kernel_that_takes_a_step_runs_it_and_reasons_are_given_where_none_does() -> None:

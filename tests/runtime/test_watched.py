@@ -38,7 +38,32 @@ def test_inputs_that_are_gone_are_forgotten() -> None:
     for _ in range(10):
         inputs.look(torch.rand(20, 3), is_given=False)
     assert len(inputs) == 1
-    assert len(inputs.stale) == 9
+    assert len(inputs.stale) == 4  # for those that came once later on nothing was kept
+
+
+def test_after_many_that_came_once_an_input_is_constant_at_its_third_sight() -> None:
+    inputs = Inputs()
+    for _ in range(10):
+        inputs.look(torch.rand(20, 3), is_given=False)
+    x = torch.rand(20, 3)
+    assert [inputs.look(x, is_given=False) is None for _ in range(3)] == [True, True, False]
+    another = torch.rand(20, 3)  # one has come back: the next is looked at right away
+    assert [inputs.look(another, is_given=False) is None for _ in range(2)] == [True, False]
+
+
+def test_one_that_was_only_glimpsed_is_compared_as_it_came_back() -> None:
+    inputs = Inputs()
+    for _ in range(10):
+        inputs.look(torch.rand(20, 3), is_given=False)
+    x = torch.rand(20, 3)
+    assert inputs.look(x, is_given=False) is None
+    x.numpy()[:] = 1.0  # a write that nobody counts
+    assert inputs.look(x, is_given=False) is None
+    x.mul_(2.0)
+    assert inputs.look(x, is_given=False) is None
+    found = inputs.look(x, is_given=False)
+    assert found is not None
+    assert found.changes == 1
 
 
 def test_numbers_are_steady_until_they_have_changed_twice() -> None:

@@ -31,9 +31,10 @@ def ordinary(value: Any) -> Any:
 
 
 def may_be_overwritten(seat: Seat, x: Any, constant: Tensor | None) -> bool:
-    """Whether the layer must be given a copy of x; `constant` is the input that is known to stay."""
-    if not torch.is_grad_enabled():
-        return False
+    """Whether the layer must be given a copy of x; `constant` is the input that is known to stay.
+
+    Asked where gradients are recorded: without them nothing is read later.
+    """
     if seat.given:
         _look(seat, seat.given, is_over=False)
         seat.given = []

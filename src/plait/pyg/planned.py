@@ -34,6 +34,7 @@ from plait.runtime.again import now
 from plait.runtime.constants import Constants
 from plait.runtime.deferred import whole
 from plait.runtime.edges import Edges
+from plait.runtime.expressions import may_recall
 from plait.runtime.identity import counts_writes, identity
 from plait.runtime.session import Session
 from plait.runtime.trace import is_profiling
@@ -193,15 +194,16 @@ def _here(
     x: Any = args[0] if args else kwargs.get("x")
     if known is not None and not known.lies_with(x):
         return original(module, *args, **kwargs)
-    if torch.is_grad_enabled() and (not counts_writes(x) if isinstance(x, Tensor) else type(x) is tuple):
+    is_tensor, with_grad = isinstance(x, Tensor), torch.is_grad_enabled()
+    if with_grad and (not counts_writes(x) if is_tensor else type(x) is tuple):
         args, kwargs = ordinary(args), {name: ordinary(value) for name, value in kwargs.items()}
         x = args[0] if args else kwargs["x"]
-    if isinstance(x, Tensor) and recorded.is_on_gpu(x) and len(args) == 2 and not kwargs:
+    if is_tensor and recorded.is_on_gpu(x) and len(args) == 2 and not kwargs:
         plain = functools.partial(_plainly, layer, original, module, seats, known, args[1])
         out = recorded.replayed(session, seat, module, known, args, plain)
         if out is not None:
             return out
-    if may_be_overwritten(seat, x, session.constant_input()):
+    if with_grad and may_be_overwritten(seat, x, session.constant_input()):
         rest, named = args[1:], kwargs
         if not args:
             named = {name: value for name, value in kwargs.items() if name != "x"}
@@ -254,7 +256,7 @@ def _run(
     if session.not_planned:
         session.not_planned.pop(seat.name, None)
     x: Any = args[0] if args else kwargs["x"]
-    return run(module, x, None) if isinstance(x, Tensor) else run(module, x[0], x[1])
+    return run(module, x, None, known) if isinstance(x, Tensor) else run(module, x[0], x[1])
 
 
 def _plainly(
@@ -301,7 +303,30 @@ class _Prepared:
     edges: Edges
     constants: Constants
 
-    def __call__(self, module: Any, x: Tensor, root: Tensor | None) -> Tensor:
+    def __call__(self, module: Any, x: Tensor, root: Tensor | None, known: Layer | None = None) -> Tensor:
+        session, edges = self.session, self.edges
+        if known is None or type(x) is not Tensor or x.dtype in _HALVES or not may_recall(session, edges):
+            return self._anew(module, x, root)
+        recipe = known.recipe(self.lowered, x)
+        if recipe is ...:
+            return known.learn(self.lowered, module, self._apply(), x)
+        if recipe is None:
+            return self._anew(module, x, root)
+        return expressions.recalled(session, self.name, edges, self.constants, recipe, x)
+
+    def _anew(self, module: Any, x: Tensor, root: Tensor | None) -> Tensor:
+        """The call with all that the layer reads for it."""
+        apply = self._apply()
+
+        def widened(forms: tuple[Expr, ...], inputs: Mapping[str, Tensor | None]) -> Tensor:
+            wide = {name: None if value is None else value.float() for name, value in inputs.items()}
+            return apply(forms, wide).to(x.dtype)
+
+        # half precision in, half precision out, summed in float32
+        return self.lowered.run(module, widened if x.dtype in _HALVES else apply, x, root)
+
+    def _apply(self) -> Apply:
+        """What runs the expressions of one call, numbered after the first."""
         count = 0
 
         def apply(forms: tuple[Expr, ...], inputs: Mapping[str, Tensor | None]) -> Tensor:
@@ -310,12 +335,7 @@ class _Prepared:
             count += 1
             return expressions.apply(self.session, label, self.edges, self.constants, forms, inputs)
 
-        def widened(forms: tuple[Expr, ...], inputs: Mapping[str, Tensor | None]) -> Tensor:
-            wide = {name: None if value is None else value.float() for name, value in inputs.items()}
-            return apply(forms, wide).to(x.dtype)
-
-        # half precision in, half precision out, summed in float32
-        return self.lowered.run(module, widened if x.dtype in _HALVES else apply, x, root)
+        return apply
 
 
 def _prepared(

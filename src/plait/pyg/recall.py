@@ -9,15 +9,18 @@ from __future__ import annotations
 import copy
 import itertools
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from types import EllipsisType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from plait.ir import Expr
 from plait.pyg.contents import EDITABLE, contents
-from plait.pyg.layers.base import bound_to_torch
+from plait.pyg.layers.base import Apply, Lowered, bound_to_torch
 from plait.runtime.identity import identity
+from plait.runtime.recipe import Recipe, recipe_of
 
 __all__ = ["EDGES_PLACE", "WEIGHT_PLACE", "Layer", "call_key", "lie_with"]
 
@@ -38,6 +41,8 @@ class Layer:
         self.lowered: dict[Any, Any] = {}  # what it computes, by what a call looks like
         self.may_be_listed = True  # on graphs seen only once; see pyg/once.py
         self.listed: dict[bool, Any] = {}  # what is known of that with and without edge weights
+        # (what it was lowered to, what that gives to its expression) for features of a width and type
+        self.recipes: dict[tuple[int, int, torch.dtype], tuple[Lowered, Recipe | None]] = {}
         parts = [*_parts(module)]
         self._parts = parts[1:]  # a record must not keep its layer alive
         self._types = [*map(type, parts)]
@@ -60,6 +65,27 @@ class Layer:
         self._edited = [value for value in edited if not _holds_names(value)]
         self._contents = [*map(contents, self._edited)]
         self.parameters: list[nn.Parameter] = [*module.parameters()]
+
+    def recipe(self, lowered: Lowered, x: Tensor) -> Recipe | EllipsisType | None:
+        """What the layer gives to its expression; None: what no recipe says, ...: it is not known yet."""
+        if not lowered.is_steady:
+            return None
+        found = self.recipes.get((id(lowered), x.shape[1], x.dtype))
+        return ... if found is None or found[0] is not lowered else found[1]
+
+    def learn(self, lowered: Lowered, module: nn.Module, apply: Apply, x: Tensor) -> Tensor:
+        """The layer's output, and what it gave to its expression noted for the next call."""
+        calls: list[tuple[Tensor, Recipe | None]] = []
+
+        def noted(forms: tuple[Expr, ...], inputs: Mapping[str, Tensor | None]) -> Tensor:
+            out = apply(forms, inputs)
+            calls.append((out, recipe_of(forms, inputs, x, self.parameters)))
+            return out
+
+        out = lowered.run(module, noted, x, None)
+        is_all = len(calls) == 1 and calls[0][0] is out
+        self.recipes[id(lowered), x.shape[1], x.dtype] = lowered, calls[0][1] if is_all else None
+        return out
 
     def _inside(self) -> Iterator[Any]:
         return itertools.chain.from_iterable(map(dict.values, self._dicts))

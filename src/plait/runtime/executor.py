@@ -44,7 +44,7 @@ from plait.runtime.replayed import Replayed, capture, noted
 from plait.runtime.trace import is_profiling
 from plait.runtime.twice import added, differentiable
 
-__all__ = ["Run", "apply"]
+__all__ = ["Run", "apply", "apply_to"]
 
 
 _CPU = torch.device("cpu")
@@ -443,23 +443,23 @@ def _program_in_torch(ctx: Any, saved: Sequence[Any]) -> tuple[torch.Tensor, tup
     return evaluate_program(ctx.run, env), (None, None, None, *inputs)
 
 
+_Turned: Any = type(torch.zeros(1, 1, requires_grad=True).t().grad_fn)
+
+
 def _stored(value: torch.Tensor) -> torch.Tensor | None:
     """The parameter that `value` is the transpose of, where its gradient is wanted.
 
     PyG stores weights [out, in] and expressions read them [in, out]. A gradient that goes to the stored
     matrix passes one node fewer and is not copied to be turned.
     """
-    base, node = value._base, value.grad_fn
-    if base is None or node is None or base.dim() != 2 or value.dim() != 2:
+    node: Any = value.grad_fn
+    if type(node) is not _Turned:
         return None
-    is_turned = (
-        value.shape == base.shape[::-1]
-        and value.stride() == base.stride()[::-1]
-        and value.data_ptr() == base.data_ptr()
-        and value.stride(1) != 1
-    )
-    # the base of a view of a view is the first of them: the way back must lead to it right away
-    return base if is_turned and getattr(node.next_functions[0][0], "variable", None) is base else None
+    # the way back must lead to a leaf right away, and it must still have the memory that was turned
+    leaf: torch.Tensor | None = getattr(node.next_functions[0][0], "variable", None)
+    if leaf is None or value._base is not leaf or value.dim() != 2 or value.stride(1) == 1:
+        return None
+    return leaf if value.data_ptr() == leaf.data_ptr() and value.shape == leaf.shape[::-1] else None
 
 
 def _rows_contiguous(grad: torch.Tensor, buffers: Buffers) -> torch.Tensor:
@@ -476,15 +476,31 @@ def apply(
 ) -> torch.Tensor:
     """The value of the planned expression; differentiable where inputs are. `given`: what is not a tensor."""
     if run.plan.backward is None:
-        env = Env(inputs, **run.hoisted, **(given or {}))  # no input needs a gradient: nothing is recorded
-        run.forward(env)
-        return run.output(env)
+        return apply_to(run, tuple(inputs), tuple(inputs.values()), given)
     names, values = [], []
     for name, value in inputs.items():
         stored = _stored(value)
         names.append(name if stored is None else turned(name))
         values.append(value if stored is None else stored)
-    layout = run.layouts.get(tuple(names)) or run.layout(tuple(names), values)
+    return apply_to(run, tuple(names), values, given)
+
+
+def apply_to(
+    run: Run,
+    names: tuple[str, ...],
+    values: Sequence[torch.Tensor],
+    given: Mapping[str, Any] | None = None,
+) -> torch.Tensor:
+    """The same of inputs by name, transposes of parameters as these are stored."""
+    if run.plan.backward is None:
+        env = Env(zip(names, values, strict=True))  # no input needs a gradient: nothing is recorded
+        if run.hoisted:
+            env.update(run.hoisted)
+        if given:
+            env.update(given)
+        run.forward(env)
+        return run.output(env)
+    layout = run.layouts.get(names) or run.layout(names, values)
     if torch._C._are_functorch_transforms_active():  # torch raises the error
         return _Expression.apply(run, layout, given, *values)  # type: ignore[no-any-return, no-untyped-call]
     return _expression(run, layout, given, *values)

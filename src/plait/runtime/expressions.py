@@ -6,7 +6,7 @@ Rows that a loss does not read and nodes that have twins are left out here, wher
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -24,11 +24,12 @@ from plait.runtime.edges import Edges
 from plait.runtime.forms import with_form_text
 from plait.runtime.problems import Asked, known_leaves, with_identity_loops
 from plait.runtime.quotient import Quotient
+from plait.runtime.recipe import Recipe
 from plait.runtime.session import Session
 from plait.runtime.wanted import Wanted, WantedRows, check_unchanged, state_of
 from plait.runtime.watched import Watched
 
-__all__ = ["apply"]
+__all__ = ["apply", "may_recall", "recalled"]
 
 _log = logging.getLogger("plait")
 
@@ -37,6 +38,7 @@ _MOST_PLANS = 64  # of one graph
 _CONSTANT_BYTES = {"edge": 24, "node": 24}
 
 Inputs = Mapping[str, torch.Tensor | None]
+Given = Mapping[str, torch.Tensor]
 
 
 def apply(
@@ -111,21 +113,69 @@ def _value(
     given = {name: value for name, value in inputs.items() if value is not None}
     with_grad = torch.is_grad_enabled()
     signature = tuple([(name, t.shape, with_grad and t.requires_grad) for name, t in given.items()])
-    seen = session.watch(given["X"])
+    run = _run_of(session, layer, edges, constants, forms, signature, given["X"], lambda: given, rows)
+    return executor.apply(run, given)
+
+
+def may_recall(session: Session, edges: Edges) -> bool:
+    """Whether an expression is evaluated on all rows, with nothing to follow or to leave for later."""
+    return session.restricted_layer is None and edges.quotients is None and now.call is None
+
+
+def recalled(
+    session: Session, layer: str, edges: Edges, constants: Constants, recipe: Recipe, x: torch.Tensor
+) -> torch.Tensor:
+    """The value of an expression whose inputs are known to be x and a layer's parameters."""
+    values, with_grad = recipe.values(x), torch.is_grad_enabled()
+    signature = tuple([
+        (name, value.shape[::-1] if is_turned else value.shape, with_grad and value.requires_grad)
+        for name, value, is_turned in zip(recipe.names, values, recipe.are_turned, strict=True)
+    ])  # fmt: skip
+    run = _run_of(
+        session,
+        layer,
+        edges,
+        constants,
+        recipe.forms,
+        signature,
+        x,
+        lambda: recipe.given(values),
+        None,
+        False,
+    )
+    return executor.apply_to(run, recipe.stored, values)
+
+
+def _run_of(
+    session: Session,
+    layer: str,
+    edges: Edges,
+    constants: Constants,
+    forms: tuple[Expr, ...],
+    signature: Any,
+    x: torch.Tensor,
+    inputs: Callable[[], Given],
+    rows: torch.Tensor | None,
+    has_numbers: bool = True,
+) -> executor.Run:
+    """The expression planned for such inputs and bound to the graph; `has_numbers`: some may be scalars."""
+    seen = session.watch(x)
     place = (layer, id(forms), id(constants), signature)
     wanted = None if rows is None else id(rows)
-    numbers = None if seen is None else session.steady_numbers(layer, given)
+    numbers: tuple[float, ...] | None = None
+    if seen is not None:
+        numbers = session.steady_numbers(layer, inputs()) if has_numbers else ()
     token = None if seen is None else seen.token
     key = (*place, token, wanted, numbers)
     run = edges.runs.get(key)
     earlier = None if now.call is None else now.call.plan()
     if earlier is not None and (run is None or run.plan is not earlier):
-        return executor.apply(_bound_again(session, earlier, constants, given), given)
+        return _bound_again(session, earlier, constants, inputs())
     if run is None:
         once = (*place, None, wanted, None)
         of_x = (*place, token, wanted, None)
         comes_once = session.meets_many_graphs and once not in edges.runs and of_x not in edges.runs
-        asked = Asked(layer, constants, forms, given, signature)
+        asked = Asked(layer, constants, forms, inputs(), signature)
         run = _planned(session, edges, asked, seen, rows, numbers, comes_once)
         if comes_once:
             key = of_x if run.hoisted else once  # what reads a sparse view of this x serves only this x
@@ -136,7 +186,7 @@ def _value(
     if now.call is not None:
         now.call.note(run.plan)
     run.trace = session.trace
-    return executor.apply(run, given)
+    return run
 
 
 def _bound_again(

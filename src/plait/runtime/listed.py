@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import compress
 from typing import Any, Protocol
 
 import torch
@@ -20,6 +21,7 @@ from plait.ir import Add, Dense, Expr, Map, MatMul, Scalar, Scale, Sparse, child
 from plait.ir.build import propagation
 from plait.kernels.listed import Entries, listed_sum
 from plait.runtime.adjoint import mapped
+from plait.runtime.recipe import Recipe
 from plait.runtime.tape import Given, Tape, apply
 from plait.runtime.twice import is_vmapped
 
@@ -130,14 +132,30 @@ class Program:
             else:
                 values.append(stored)
                 key.append((name, stored.shape, wants, None))
-        place = tuple(key)
-        try:
-            tape = self._tapes[place]
-        except KeyError:
-            tape = self._tapes[place] = self._tape(place)
+        tape = self._tape_of(tuple(key))
         if tape is None:
             return self._value({name: t for name, t in inputs.items() if t is not None}, matrix)
         return apply(tape, matrix, values)
+
+    def recalled(self, recipe: Recipe, x: Tensor, matrix: Listed) -> Tensor:
+        """The same of inputs that are known to be x and a layer's parameters."""
+        values, weights, with_grad = recipe.values(x), self._weights, torch.is_grad_enabled()
+        key = tuple([
+            (name, value.shape, with_grad and value.requires_grad, None)
+            if is_turned and name in weights
+            else (name, value.shape[1:], with_grad and value.requires_grad, type(value))
+            for name, value, is_turned in zip(recipe.names, values, recipe.are_turned, strict=True)
+        ])  # fmt: skip
+        is_read = all(name in weights for name in compress(recipe.names, recipe.are_turned))
+        tape = self._tape_of(key) if is_read else None
+        return self.on_list(recipe.given(values), matrix) if tape is None else apply(tape, matrix, values)
+
+    def _tape_of(self, place: tuple[Any, ...]) -> Tape | None:
+        try:
+            return self._tapes[place]
+        except KeyError:
+            tape = self._tapes[place] = self._tape(place)
+            return tape
 
     def _tape(self, place: tuple[Any, ...]) -> Tape | None:
         """The tape of the expression for such inputs; None where there is none."""

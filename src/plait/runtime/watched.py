@@ -7,6 +7,8 @@ change on it has to be seen unchanged four times as often as after the previous 
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,19 +21,23 @@ __all__ = ["Inputs", "Numbers", "Watched"]
 
 _TRUSTED_CHANGES = 2  # this many may come before patience is asked for
 _MOST_PATIENCE = 4096
+_MANY_ONCE = (
+    4  # inputs seen a single time, one after the other, from which on the next is taken for such a one
+)
 
 
 @dataclass(slots=True)
 class Watched:
     """An input tensor seen before, as it was then."""
 
-    hold: Hold
+    hold: Callable[[], Tensor | None]
     known: tuple[Any, ...]
-    token: int  # another one for every tensor and every state of it
+    token: int  # another one for every tensor and every state of it; 0 where nothing is kept for it
     changes: int = 0
     sightings: int = 1  # in this state
     sparse: SparseValue | None = None
     is_examined: bool = False
+    version: int = 0  # of one that is only glimpsed, with nothing known: torch's counter of writes
 
     def is_constant(self, is_given: bool) -> bool:
         """Whether it was seen often enough; an input given to compile need not be, at first."""
@@ -64,6 +70,7 @@ class Inputs:
         self._dead: list[int] = []
         self.stale: list[int] = []
         """Tokens that will not come back, for whoever keeps something under them."""
+        self._num_once = 0  # inputs that went after a single look, since one came back
 
     def __len__(self) -> int:
         return len(self._seen)
@@ -74,16 +81,35 @@ class Inputs:
             return None
         if self._dead:
             self._bury()
-        seen, known = self._seen.get(id(x)), identity(x, SAMPLES)
+        seen = self._seen.get(id(x))
         if seen is None:
-            seen = self._seen[id(x)] = Watched(Hold(x, self._dead, id(x)), known, self._token())
-        elif seen.known == known:
+            if self._num_once >= _MANY_ONCE and not is_given:
+                self._seen[id(x)] = self._glimpsed(x, 0)
+                return None
+            seen = self._seen[id(x)] = self._watched(x, identity(x, SAMPLES), 0)
+        elif not seen.token:
+            if seen.version != x._version:  # it keeps changing: there is nothing to compare it with
+                seen.version, seen.changes = x._version, seen.changes + 1
+                return None
+            seen = self._seen[id(x)] = self._watched(x, identity(x, SAMPLES), seen.changes)
+        elif seen.known == (known := identity(x, SAMPLES)):
             seen.sightings += 1
+            self._num_once = 0
         else:
             self.stale.append(seen.token)
-            hold = Hold(x, self._dead, id(x))  # the memory may be another one
-            seen = self._seen[id(x)] = Watched(hold, known, self._token(), seen.changes + 1)
+            if seen.changes >= _TRUSTED_CHANGES:
+                self._seen[id(x)] = self._glimpsed(x, seen.changes + 1)
+                return None
+            seen = self._seen[id(x)] = self._watched(x, known, seen.changes + 1)  # in other memory perhaps
         return seen if seen.is_constant(is_given) else None
+
+    def _watched(self, x: Tensor, known: tuple[Any, ...], changes: int) -> Watched:
+        return Watched(Hold(x, self._dead, id(x)), known, self._token(), changes)
+
+    def _glimpsed(self, x: Tensor, changes: int) -> Watched:
+        """Of an input that will hardly come back as it is: looking at its elements waits until it does."""
+        dead, key = self._dead, id(x)
+        return Watched(weakref.ref(x, lambda _: dead.append(key)), (), 0, changes, version=x._version)
 
     def _token(self) -> int:
         self._tokens += 1
@@ -94,7 +120,9 @@ class Inputs:
             key = self._dead.pop()
             seen = self._seen.get(key)
             if seen is not None and seen.hold() is None:
-                self.stale.append(seen.token)
+                self._num_once += seen.sightings == 1 and not seen.changes
+                if seen.token:
+                    self.stale.append(seen.token)
                 del self._seen[key]
 
     def has_view(self, x: Tensor) -> bool:

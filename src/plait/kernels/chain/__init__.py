@@ -69,6 +69,7 @@ LEFTS, RIGHTS = _places("left", MOST_SUMS), _places("right", MOST_SUMS)
 _PARTS, _TOTALS = _places("part", MOST_SUMS), _places("total", MOST_SUMS)
 X, ADDEND, KEPT, OUT, PLUS = _AT.x, _AT.addend, _AT.block, _AT.out, _AT.plus
 ADDEND_SCALE, BIAS = _AT.addend_scale, _AT.bias
+_SLOT_COUNTER, _DONE_COUNTER = 8 * _AT.slot_counter, 8 * _AT.done_counter  # bytes into the block
 _PLACES = {X: ("x", 0), ADDEND: ("addend", 0), KEPT: ("kept", 0), OUT: ("out", 0), PLUS: ("plus", 0)}
 for _name, _of_name in (("rows", ROWS), ("w", WEIGHTS), ("left", LEFTS), ("right", RIGHTS)):
     _PLACES |= {at: (_name, k) for k, at in enumerate(_of_name)}
@@ -211,8 +212,8 @@ class Chain:
         """This thread's words with those filled in that stay; `fill` the others, then `finish`."""
         words = _AT.words()
         ctypes.memmove(words, self.words, self._word_bytes)
-        words[_AT.slots] = _AT.address(words, _AT.slot_counter)
-        words[_AT.done] = _AT.address(words, _AT.done_counter)
+        where = ctypes.addressof(words)
+        words[_AT.slots], words[_AT.done] = where + _SLOT_COUNTER, where + _DONE_COUNTER
         return words
 
     def fill(self, words: Words, at: int, tensor: torch.Tensor) -> torch.Tensor:

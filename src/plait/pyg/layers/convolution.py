@@ -56,7 +56,8 @@ def _gcn(module: Any, call: Call) -> Lowered | NotLowered:
         return stop
     operator = gcn_operator(call, module.add_self_loops, module.improved) if module.normalize else Operator()
     forms = _gcn_forms(operator, call.is_weighted, module.bias is not None)
-    return Lowered(operator, partial(_run_gcn, forms), keeps_graph=module.cached and module.normalize)
+    keeps_graph = module.cached and module.normalize
+    return Lowered(operator, partial(_run_gcn, forms), keeps_graph, is_steady=True)
 
 
 def _run_gcn(forms: tuple[Expr, ...], module: Any, apply: Apply, x: Tensor, root: Tensor | None) -> Tensor:
@@ -95,7 +96,7 @@ def _sg(module: Any, call: Call) -> Lowered | NotLowered:
     if stop:
         return stop
     forms = _sg_forms(operator, call.is_weighted, module.K, module.lin.bias is not None)
-    return Lowered(operator, partial(_run_linear, forms))
+    return Lowered(operator, partial(_run_linear, forms), is_steady=True)
 
 
 def _run_kept(

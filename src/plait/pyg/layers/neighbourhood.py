@@ -98,7 +98,7 @@ def _sage(module: Any, call: Call) -> Lowered | NotLowered:
     # only the sources are projected, so the root is no longer the same matrix
     root = _root_leaf(call, is_own=module.project) if module.root_weight else None
     forms = _root_forms(reduce, call, root, module.lin_l.bias is not None)
-    return Lowered(operator(reduce), partial(_run_sage, forms, root))
+    return Lowered(operator(reduce), partial(_run_sage, forms, root), is_steady=True)
 
 
 def _run_sage(
@@ -126,7 +126,7 @@ def _graph_conv(module: Any, call: Call) -> Lowered | NotLowered:
         return stop
     root = _root_leaf(call, is_own=False)
     forms = _root_forms(reduce, call, root, module.lin_rel.bias is not None)
-    return Lowered(operator(reduce), partial(_run_graph_conv, forms, root))
+    return Lowered(operator(reduce), partial(_run_graph_conv, forms, root), is_steady=True)
 
 
 def _run_graph_conv(
