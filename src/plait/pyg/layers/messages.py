@@ -205,19 +205,19 @@ def _film(call: PiecesCall, scale: Tensor | None) -> Tensor:
     beta, gamma = module.film_skip(own).split(width, dim=-1)
     skip = gamma * module.lin_skip(own) + beta
     skip = skip if act is None else act(skip)
-    # rows of (node, relation) pairs
-    near = torch.stack([film(own) for film in module.films], 1).view(-1, 2 * width)
+    near, of_near = (End(2 * width), {}) if is_linear else _film_near(call, own)
     layer = Messages(
         "sums" if is_linear else "messages", width, End(count * width, call.source.shape[1]),
-        None if is_linear else End(2 * width), is_mean=scale is not None and not is_linear,
+        None if is_linear else near, is_mean=scale is not None and not is_linear,
         is_pair=call.is_pair, relations=count, form=("film", 0.0) if _is_relu(act) else None,
     )  # fmt: skip
-    inputs = {"X": call.source, "W": torch.cat([linear.weight for linear in module.lins]).t()}
+    weights = [linear.weight for linear in module.lins]
+    inputs = {"X": call.source, "W": (weights[0] if count == 1 else torch.cat(weights)).t()}
     text = "γ ∘ (A X W) + β" if is_linear else "Σ act(γᵢ (X W)ⱼ + βᵢ), in blocks"
     text += ", by relation" if count > 1 else ""
     if is_linear:
         sums = lowered(call, layer, inputs, text, "γ and β are the target's: they leave the sum")
-        beta, gamma = torch.split(near, width, dim=-1)
+        beta, gamma = torch.split(_film_rows(module, own), width, dim=-1)
         degrees = degrees_of(call.edges, sums.dtype).unsqueeze(1)
         out = gamma * sums + degrees * beta
         out = out if scale is None else out * scale.unsqueeze(1)
@@ -227,9 +227,24 @@ def _film(call: PiecesCall, scale: Tensor | None) -> Tensor:
             made: Tensor = act(near[:, width:] * far + near[:, :width])
             return made
 
-        out = lowered(call, layer, inputs | {"Y": near}, text, message=message)
-    result: Tensor = skip + out.view(-1, count, width).sum(1)
+        out = lowered(call, layer, inputs | of_near, text, message=message)
+    result: Tensor = skip + (out if count == 1 else out.view(-1, count, width).sum(1))
     return result
+
+
+def _film_rows(module: Any, own: Tensor) -> Tensor:
+    """[β | γ], rows of (node, relation) pairs."""
+    return torch.stack([film(own) for film in module.films], 1).view(-1, 2 * module.out_channels)
+
+
+def _film_near(call: PiecesCall, own: Tensor) -> tuple[End, dict[str, Tensor | None]]:
+    """[β | γ] as the program reads them: one relation's are a projection of its own."""
+    module, width = call.module, 2 * call.module.out_channels
+    film = module.films[0]
+    if len(module.films) > 1 or not is_plain_linear(film):
+        return End(width), {"Y": _film_rows(module, own)}
+    given = {"U": film.weight.t(), "c": film.bias, "Y": own if call.is_pair else None}
+    return End(width, own.shape[1], film.bias is not None), given
 
 
 # CGConv --------------------------------------------------------------------------------------------
