@@ -1,4 +1,4 @@
-"""Layers with messages of their own, in blocks of edges: GENConv, FiLMConv, CGConv; and GatedGraphConv."""
+"""Layers with messages of their own: GENConv, FiLMConv, CGConv; and GatedGraphConv."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ from plait.runtime.ways import Programs
 
 __all__ = ["crystal", "film", "gen", "lowered"]
 
-_BLOCKS = (
-    "projections are done once per node; messages are made in blocks of edges and made again for gradients"
-)
+_BY_EDGE = "projections are done once per node; messages are added up when made, and made again for gradients"
 
 
 def lowered(
@@ -33,7 +31,7 @@ def lowered(
     layer: Messages,
     inputs: Mapping[str, Tensor | None],
     text: str,
-    because: str = _BLOCKS,
+    because: str = _BY_EDGE,
     **functions: Any,
 ) -> Tensor:
     """The value of a layer's messages by their program; `functions` of edges' rows by name."""
@@ -135,7 +133,7 @@ def _soft(call: PiecesCall) -> Tensor:
         parameters=((1, t.numel()),), is_pair=call.is_pair,
         form=("softmax", float(eps)) if is_known else None,
     )  # fmt: skip
-    text = "softmax(t M) M by channel, M = relu(X + E) + ε, in blocks"
+    text = "softmax(t M) M by channel, M = relu(X + E) + ε"
     made = lowered(call, layer, inputs | {"P0": t}, text, score=score, message=powers)
     total, weighted = made.chunk(2, 1)
     return weighted / torch.where(total > 0, total, torch.ones_like(total))
@@ -152,7 +150,7 @@ def _power(call: PiecesCall) -> Tensor:
         m = _message(eps, far, edge)
         return m if is_mean else m.clamp(low, high).pow(p)
 
-    text = "mean(Mᵖ)^(1/p) by channel, M = relu(X + E) + ε, in blocks"
+    text = "mean(Mᵖ)^(1/p) by channel, M = relu(X + E) + ε"
     if call.attr is None:  # a function of the source alone: once per node
         layer = Messages("sums", width, End(width), is_mean=True, is_pair=call.is_pair)
         rows = raised(None, _source(call), None, p)
@@ -213,7 +211,7 @@ def _film(call: PiecesCall, scale: Tensor | None) -> Tensor:
     )  # fmt: skip
     weights = [linear.weight for linear in module.lins]
     inputs = {"X": call.source, "W": (weights[0] if count == 1 else torch.cat(weights)).t()}
-    text = "γ ∘ (A X W) + β" if is_linear else "Σ act(γᵢ (X W)ⱼ + βᵢ), in blocks"
+    text = "γ ∘ (A X W) + β" if is_linear else "Σ act(γᵢ (X W)ⱼ + βᵢ)"
     text += ", by relation" if count > 1 else ""
     if is_linear:
         sums = lowered(call, layer, inputs, text, "γ and β are the target's: they leave the sum")
@@ -287,9 +285,7 @@ def _crystal(call: PiecesCall, scale: Tensor | None) -> Tensor:
         "Y": own if call.is_pair else None, "E": call.attr,
         "P0": None if dim == 0 else weights[:, width + inner :].t(),
     }  # fmt: skip
-    out = lowered(
-        call, layer, inputs, "Σ σ(Fᵢ + Fⱼ + E Wf) ∘ softplus(Sᵢ + Sⱼ + E Ws), in blocks", message=message
-    )
+    out = lowered(call, layer, inputs, "Σ σ(Fᵢ + Fⱼ + E Wf) ∘ softplus(Sᵢ + Sⱼ + E Ws)", message=message)
     out = out if module.bn is None else module.bn(out)
     return out + own
 
