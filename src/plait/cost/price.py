@@ -289,11 +289,7 @@ class Pricer:
         if not request.inner:
             return replace(streamed, backend="plait", because="blocks of edges in cache")
         product = self._gemm(replace(request, op="gemm", matrix=None))
-        work = Work(
-            product.work.flops + streamed.work.flops,
-            product.work.bytes_least + streamed.work.bytes_least,
-            product.work.bytes_gathered + streamed.work.bytes_gathered,
-        )
+        work = _total(product.work, [streamed])
         return Price(product.seconds + streamed.seconds, work, "plait", "blocks of edges in cache")
 
     def _gather(self, request: Request, cols: int) -> float:
@@ -330,12 +326,7 @@ class Pricer:
         rate = self._rate(self.machine.gemm, request.inner, request.cols)
         floor = one.work.bytes_least / self.machine.stream_bytes_per_s
         seconds = max(one.work.flops / rate, floor) * request.parts + self.machine.call_seconds
-        work = Work(
-            *(
-                request.parts * amount
-                for amount in (one.work.flops, one.work.bytes_least, one.work.bytes_gathered)
-            )
-        )
+        work = _times(one.work, request.parts)
         return Price(seconds, work, "plait", "tall blocks in registers, head by head")
 
     def _messages(self, request: Request) -> Price:
@@ -380,10 +371,8 @@ class Pricer:
 
     def _recurrence(self, request: Request) -> Price:
         """Gates of this many steps, all of one length together: products of states, passes over the gates."""
-        states, gates = (
-            Request("gemm", request.rows, request.cols, request.inner),
-            replace(request, op="gates"),
-        )
+        states = Request("gemm", request.rows, request.cols, request.inner)
+        gates = replace(request, op="gates")
         parts = [self._gemm(states)] * (2 if request.op.endswith("back") else 1) + [self._stream(gates)]
         work = _total(Work(0.0, 0.0, 0.0), parts)
         each = _LENGTHS[f"{request.op} {request.kind}".rstrip()]

@@ -73,13 +73,22 @@ class _Tiles:
     table: np.ndarray[Any, Any]
     cuts: np.ndarray[Any, Any]
 
-    @property
+    @functools.cached_property
     def count(self) -> int:
         return len(self.table) - 1
 
-    @property
+    @functools.cached_property
     def parts(self) -> int:
         return int((self.cuts[:, 2] - self.cuts[:, 1]).sum())
+
+    @functools.cached_property
+    def longest(self) -> int:
+        """Edges of the tile that has most of them."""
+        return int(np.diff(self.table[:, 2]).max(initial=0))
+
+    @functools.cached_property
+    def addresses(self) -> tuple[int, int]:
+        return self.table.ctypes.data, self.cuts.ctypes.data
 
     @classmethod
     def of(cls, indptr: np.ndarray[Any, Any], most: int) -> _Tiles:
@@ -177,7 +186,7 @@ def attain(
     tiles = _tiles_of(pattern, inner, width, size)
     at = cpu.ATTAIN
     words = at.words()
-    words[at.tiles], words[at.table] = tiles.count, tiles.table.ctypes.data
+    words[at.tiles], words[at.table] = tiles.count, tiles.addresses[0]
     words[at.indptr], words[at.indices] = pattern.csr
     words[at.inner], words[at.width], words[at.last_edge] = inner, width, max(0, pattern.num_edges - 1)
     near = read_rows(words, at.near, "near", near, dtype, pattern.num_rows, inner)
@@ -188,17 +197,13 @@ def attain(
     parts = torch.empty((2, tiles.parts, width), dtype=dtype)
     words[at.parts], words[at.part_ties] = parts.data_ptr(), parts[1:].data_ptr()
     threads = min(_threads(pattern.num_edges * inner * width), max(1, tiles.count))
-    share = -(-_longest(tiles) * (inner + width) * size // 64) * 64
+    share = -(-tiles.longest * (inner + width) * size // 64) * 64
     words[at.scratch], words[at.scratch_bytes] = _scratch(threads * share), share
     words[at.slots], words[at.slot_counter] = at.address(words, at.slot_counter), 0
     at.run(_attain_address(bits, pattern.index_bits, reduce, has_marks), words, threads)
     if len(tiles.cuts):
         _join(pattern, reduce, tiles, parts, out, ties, marks, _threads(parts.numel()))
     return out
-
-
-def _longest(tiles: _Tiles) -> int:
-    return int(np.diff(tiles.table[:, 2]).max(initial=0))
 
 
 def _place_results(
@@ -230,9 +235,7 @@ def _join(
     """The rows that are cut, from their parts."""
     width, at = out.shape[1], cpu.JOIN
     words = at.words()
-    words[at.rows], words[at.cuts], words[at.table] = (
-        len(tiles.cuts), tiles.cuts.ctypes.data, tiles.table.ctypes.data,
-    )  # fmt: skip
+    words[at.rows], (words[at.table], words[at.cuts]) = len(tiles.cuts), tiles.addresses
     _place_results(words, at, pattern, out, ties, marks, width)
     words[at.parts], words[at.part_ties], words[at.width] = parts.data_ptr(), parts[1:].data_ptr(), width
     at.run(_join_address(float_bits("out", out), reduce, marks is not None), words, threads)

@@ -1,4 +1,4 @@
-"""Layers with special messages, in blocks of edges: GENConv, FiLMConv, CGConv; and GatedGraphConv."""
+"""Layers with messages of their own: GENConv, FiLMConv, CGConv; and GatedGraphConv."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ from plait.runtime.ways import Programs
 
 __all__ = ["crystal", "film", "gen", "lowered"]
 
-_BLOCKS = (
-    "projections are done once per node; messages are made in blocks of edges and made again for gradients"
-)
+_BY_EDGE = "projections are done once per node; messages are added up when made, and made again for gradients"
 
 
 def lowered(
@@ -33,7 +31,7 @@ def lowered(
     layer: Messages,
     inputs: Mapping[str, Tensor | None],
     text: str,
-    because: str = _BLOCKS,
+    because: str = _BY_EDGE,
     **functions: Any,
 ) -> Tensor:
     """The value of a layer's messages by their program; `functions` of edges' rows by name."""
@@ -135,7 +133,7 @@ def _soft(call: PiecesCall) -> Tensor:
         parameters=((1, t.numel()),), is_pair=call.is_pair,
         form=("softmax", float(eps)) if is_known else None,
     )  # fmt: skip
-    text = "softmax(t M) M by channel, M = relu(X + E) + ε, in blocks"
+    text = "softmax(t M) M by channel, M = relu(X + E) + ε"
     made = lowered(call, layer, inputs | {"P0": t}, text, score=score, message=powers)
     total, weighted = made.chunk(2, 1)
     return weighted / torch.where(total > 0, total, torch.ones_like(total))
@@ -152,7 +150,7 @@ def _power(call: PiecesCall) -> Tensor:
         m = _message(eps, far, edge)
         return m if is_mean else m.clamp(low, high).pow(p)
 
-    text = "mean(Mᵖ)^(1/p) by channel, M = relu(X + E) + ε, in blocks"
+    text = "mean(Mᵖ)^(1/p) by channel, M = relu(X + E) + ε"
     if call.attr is None:  # a function of the source alone: once per node
         layer = Messages("sums", width, End(width), is_mean=True, is_pair=call.is_pair)
         rows = raised(None, _source(call), None, p)
@@ -205,19 +203,19 @@ def _film(call: PiecesCall, scale: Tensor | None) -> Tensor:
     beta, gamma = module.film_skip(own).split(width, dim=-1)
     skip = gamma * module.lin_skip(own) + beta
     skip = skip if act is None else act(skip)
-    # rows of (node, relation) pairs
-    near = torch.stack([film(own) for film in module.films], 1).view(-1, 2 * width)
+    near, of_near = (End(2 * width), {}) if is_linear else _film_near(call, own)
     layer = Messages(
         "sums" if is_linear else "messages", width, End(count * width, call.source.shape[1]),
-        None if is_linear else End(2 * width), is_mean=scale is not None and not is_linear,
+        None if is_linear else near, is_mean=scale is not None and not is_linear,
         is_pair=call.is_pair, relations=count, form=("film", 0.0) if _is_relu(act) else None,
     )  # fmt: skip
-    inputs = {"X": call.source, "W": torch.cat([linear.weight for linear in module.lins]).t()}
-    text = "γ ∘ (A X W) + β" if is_linear else "Σ act(γᵢ (X W)ⱼ + βᵢ), in blocks"
+    weights = [linear.weight for linear in module.lins]
+    inputs = {"X": call.source, "W": (weights[0] if count == 1 else torch.cat(weights)).t()}
+    text = "γ ∘ (A X W) + β" if is_linear else "Σ act(γᵢ (X W)ⱼ + βᵢ)"
     text += ", by relation" if count > 1 else ""
     if is_linear:
         sums = lowered(call, layer, inputs, text, "γ and β are the target's: they leave the sum")
-        beta, gamma = torch.split(near, width, dim=-1)
+        beta, gamma = torch.split(_film_rows(module, own), width, dim=-1)
         degrees = degrees_of(call.edges, sums.dtype).unsqueeze(1)
         out = gamma * sums + degrees * beta
         out = out if scale is None else out * scale.unsqueeze(1)
@@ -227,9 +225,24 @@ def _film(call: PiecesCall, scale: Tensor | None) -> Tensor:
             made: Tensor = act(near[:, width:] * far + near[:, :width])
             return made
 
-        out = lowered(call, layer, inputs | {"Y": near}, text, message=message)
-    result: Tensor = skip + out.view(-1, count, width).sum(1)
+        out = lowered(call, layer, inputs | of_near, text, message=message)
+    result: Tensor = skip + (out if count == 1 else out.view(-1, count, width).sum(1))
     return result
+
+
+def _film_rows(module: Any, own: Tensor) -> Tensor:
+    """[β | γ], rows of (node, relation) pairs."""
+    return torch.stack([film(own) for film in module.films], 1).view(-1, 2 * module.out_channels)
+
+
+def _film_near(call: PiecesCall, own: Tensor) -> tuple[End, dict[str, Tensor | None]]:
+    """[β | γ] as the program reads them: one relation's are a projection of its own."""
+    module, width = call.module, 2 * call.module.out_channels
+    film = module.films[0]
+    if len(module.films) > 1 or not is_plain_linear(film):
+        return End(width), {"Y": _film_rows(module, own)}
+    given = {"U": film.weight.t(), "c": film.bias, "Y": own if call.is_pair else None}
+    return End(width, own.shape[1], film.bias is not None), given
 
 
 # CGConv --------------------------------------------------------------------------------------------
@@ -272,9 +285,7 @@ def _crystal(call: PiecesCall, scale: Tensor | None) -> Tensor:
         "Y": own if call.is_pair else None, "E": call.attr,
         "P0": None if dim == 0 else weights[:, width + inner :].t(),
     }  # fmt: skip
-    out = lowered(
-        call, layer, inputs, "Σ σ(Fᵢ + Fⱼ + E Wf) ∘ softplus(Sᵢ + Sⱼ + E Ws), in blocks", message=message
-    )
+    out = lowered(call, layer, inputs, "Σ σ(Fᵢ + Fⱼ + E Wf) ∘ softplus(Sᵢ + Sⱼ + E Ws)", message=message)
     out = out if module.bn is None else module.bn(out)
     return out + own
 
