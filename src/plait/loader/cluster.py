@@ -143,16 +143,9 @@ _ABSENT = np.iinfo(np.int64).min
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _edges_inside(
-    indptr: Any,
-    index: Any,
-    cluster_of: Any,
-    shift: Any,
-    begins: Any,
-    ends: Any,
-    near: Any,
-    far: Any,
+    indptr: Any, index: Any, cluster_of: Any, shift: Any, begins: Any, ends: Any, near: Any, far: Any,
     edges: Any,
-) -> int:
+) -> int:  # fmt: skip
     """The number of edges between nodes of begins[i]..ends[i]; shift[c] moves cluster c to its place."""
     count = 0
     place = 0

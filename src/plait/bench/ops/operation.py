@@ -17,6 +17,7 @@ __all__ = [
     "BOTH",
     "FORWARD",
     "GRAPH",
+    "Make",
     "Operation",
     "Unsupported",
     "Variant",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from plait.bench.ops.inputs import Inputs
-from plait.bench.ops.operation import Unsupported
+from plait.bench.ops.operation import FORWARD, Make, Unsupported, Variant
 
 if TYPE_CHECKING:
     from plait.kernels.spmm import Pattern
@@ -17,9 +17,14 @@ if TYPE_CHECKING:
     from plait.runtime.buffers import Buffers
     from plait.runtime.executor import Run
 
-__all__ = ["WHY_CPU", "gemm", "product", "reduced", "sddmm"]
+__all__ = ["WHY_CPU", "forward_variant", "gemm", "product", "reduced", "sddmm"]
 
 WHY_CPU = "plait's kernels run on the CPU"
+
+
+def forward_variant(make: Make) -> Variant:
+    """plait's kernel as a variant without a gradient."""
+    return Variant("plait", make, devices=("cpu",), directions=FORWARD, why=f"forward only; {WHY_CPU}")
 
 
 def product(inputs: Inputs, reduce: str, is_weighted: bool) -> Callable[[], Tensor]:

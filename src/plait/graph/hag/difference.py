@@ -376,19 +376,9 @@ def _first_wrong_row(
 
 @compiled
 def _emit_forest(
-    parent: Ints,
-    row_start: Ints,
-    middle: Ints,
-    columns: Ints,
-    order: Ints,
-    num_sources: int,
-    tile_nodes: int,
-    start: Ints,
-    subtracted: Ints,
-    operands: Ints,
-    buffer: Ints,
-    tiles: Ints,
-) -> tuple[int, int, int]:
+    parent: Ints, row_start: Ints, middle: Ints, columns: Ints, order: Ints, num_sources: int,
+    tile_nodes: int, start: Ints, subtracted: Ints, operands: Ints, buffer: Ints, tiles: Ints,
+) -> tuple[int, int, int]:  # fmt: skip
     """(tiles, slots, operands): one step per node; a parent's slot is free after its last child."""
     children = np.zeros(parent.size, np.int32)
     for v in range(parent.size):

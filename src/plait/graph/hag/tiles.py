@@ -88,19 +88,9 @@ def _root(link: Ints, v: int) -> int:
 
 @compiled
 def _grow_clusters(
-    columns: Ints,
-    num_sources: int,
-    num_nodes: int,
-    reader_start: Ints,
-    readers: Ints,
-    cluster_nodes: int,
-    link: Ints,
-    size: Ints,
-    following: Ints,
-    last: Ints,
-    row_of_sum: Ints,
-    seen: Ints,
-) -> None:
+    columns: Ints, num_sources: int, num_nodes: int, reader_start: Ints, readers: Ints, cluster_nodes: int,
+    link: Ints, size: Ints, following: Ints, last: Ints, row_of_sum: Ints, seen: Ints,
+) -> None:  # fmt: skip
     """Join the clusters of all readers of a column, column after column, where the whole still fits."""
     for turn in range(columns.size):
         column = columns[turn]
