@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch_geometric.utils import narrow
 
 from plait.errors import InputError
 from plait.graph import Graph
+from plait.graph.io import replacing
 from plait.graph.partition import metis
 from plait.loader.adapter import picked_seed
 from plait.loader.assemble import take_rows
@@ -179,13 +179,9 @@ def _read(path: Path, num_nodes: int, parts: int) -> Any:
 
 
 def _write(path: Path, part: Any) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as file:
+        with replacing(path) as file:
             np.save(file, part)
-        os.replace(partial, path)
     except OSError as error:
         raise InputError(f"save_dir: cannot write {path} ({error})") from error
-    finally:
-        partial.unlink(missing_ok=True)

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from llvmlite import ir
+
 from plait.kernels.arguments import PATTERN, Arguments
 from plait.kernels.vector import (
     CodeGen,
@@ -222,8 +224,6 @@ def _dot_tile(float_bits: int, lanes: int) -> Any:
     """out[e] (+)= near . far[e] over one masked tile; words: near far out count is_first."""
 
     def body(base: CodeGen, args: list[Any]) -> None:
-        from llvmlite import ir
-
         code = base.of(lanes)
         b = code.builder
         near, far, out, count, is_first = args
