@@ -17,18 +17,9 @@ from plait.features.memory import prefetch
 from plait.loader.draw import below, draw, mix, node_key, unit
 
 __all__ = [
-    "ALL",
-    "LABOR",
-    "REPLACE",
-    "UNIFORM",
-    "WEIGHTED",
-    "WEIGHTED_REPLACE",
-    "locate",
-    "locate_in_time",
-    "pick_edges",
-    "pick_uniform",
-    "running_sums",
-]
+    "ALL", "LABOR", "REPLACE", "UNIFORM", "WEIGHTED", "WEIGHTED_REPLACE", "locate", "locate_in_time",
+    "pick_edges", "pick_uniform", "running_sums",
+]  # fmt: skip
 
 ALL, UNIFORM, REPLACE, WEIGHTED, WEIGHTED_REPLACE, LABOR = range(6)
 

@@ -22,19 +22,9 @@ if TYPE_CHECKING:
     from plait.plan.plan import LayerPlan
 
 __all__ = [
-    "CALLING",
-    "PHASES",
-    "TIE",
-    "WIDTH",
-    "Row",
-    "blocks",
-    "closest_ratio",
-    "html_text",
-    "next_best",
-    "order",
-    "plain_text",
-    "sentence",
-]
+    "CALLING", "PHASES", "TIE", "WIDTH", "Row", "blocks", "closest_ratio", "html_text", "next_best", "order",
+    "plain_text", "sentence",
+]  # fmt: skip
 
 WIDTH = 100  # columns of a terminal
 TIE = 1.1  # prices of whole layers are off by about this much: closer ones are not told apart

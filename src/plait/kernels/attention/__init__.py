@@ -18,16 +18,9 @@ from plait.kernels.operands import float_bits, read_flat, read_numbers, read_row
 from plait.kernels.spmm import Pattern
 
 __all__ = [
-    "MOST_HEADS",
-    "Dropout",
-    "Scores",
-    "attend",
-    "attend_again",
-    "attend_sources",
-    "attend_targets",
-    "output_dots",
-    "padded",
-]
+    "MOST_HEADS", "Dropout", "Scores", "attend", "attend_again", "attend_sources", "attend_targets",
+    "output_dots", "padded",
+]  # fmt: skip
 
 MOST_HEADS = 16
 _SERIAL_BELOW = 1 << 16  # edges times columns; a score costs several multiply-adds

@@ -16,14 +16,8 @@ from plait.kernels.operands import Words, float_bits, read_flat, read_rows, writ
 from plait.kernels.spmm import cpu, marked
 
 __all__ = [
-    "Pattern",
-    "extremum",
-    "extremum_gather",
-    "marked_gather",
-    "marks_bytes",
-    "spmm",
-    "weight_gradient",
-]
+    "Pattern", "extremum", "extremum_gather", "marked_gather", "marks_bytes", "spmm", "weight_gradient",
+]  # fmt: skip
 
 # multiply-adds (some 30 us of one core) under which waking a second thread does not pay
 _SERIAL_BELOW = 1 << 19

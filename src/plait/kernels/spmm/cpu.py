@@ -23,18 +23,9 @@ from plait.kernels.vector import (
 )
 
 __all__ = [
-    "ATTAINED",
-    "EXTREMUM",
-    "PREFETCH_LANES",
-    "SPMM",
-    "WEIGHT_GRADIENT",
-    "ask_ahead",
-    "attained_kernel",
-    "extremum_kernel",
-    "kernel",
-    "sum_row",
-    "weight_gradient_kernel",
-]
+    "ATTAINED", "EXTREMUM", "PREFETCH_LANES", "SPMM", "WEIGHT_GRADIENT", "ask_ahead", "attained_kernel",
+    "extremum_kernel", "kernel", "sum_row", "weight_gradient_kernel",
+]  # fmt: skip
 
 SPMM = Arguments(f"{PATTERN} x[] out[] width edge source target addend[] addend_scale bias last_edge")
 EXTREMUM = Arguments(f"{PATTERN} x[] out[] ties[] width last_edge")

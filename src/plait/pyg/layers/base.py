@@ -18,32 +18,10 @@ from plait.ir.build import propagation
 from plait.pyg.operators import Operator
 
 __all__ = [
-    "RULES",
-    "Apply",
-    "Call",
-    "Lowered",
-    "NotLowered",
-    "Rule",
-    "aggregation",
-    "bias",
-    "bound_to_torch",
-    "features",
-    "has_hooks",
-    "is_lazy",
-    "is_parametrized",
-    "is_plain_linear",
-    "linear_values",
-    "neighbours",
-    "not_plain",
-    "not_summed",
-    "number_in",
-    "rule",
-    "scalar",
-    "scalar_value",
-    "sizes",
-    "weight",
-    "with_bias",
-]
+    "RULES", "Apply", "Call", "Lowered", "NotLowered", "Rule", "aggregation", "bias", "bound_to_torch",
+    "features", "has_hooks", "is_lazy", "is_parametrized", "is_plain_linear", "linear_values", "neighbours",
+    "not_plain", "not_summed", "number_in", "rule", "scalar", "scalar_value", "sizes", "weight", "with_bias",
+]  # fmt: skip
 
 Apply = Callable[[tuple[Expr, ...], Mapping[str, "Tensor | None"]], Tensor]
 """Runs one planned expression; the forms are equal, the planner picks."""
