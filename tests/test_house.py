@@ -102,7 +102,6 @@ ELSEWHERE = {
     "pyg/layers/polynomial.py": "parity/test_layers.py",
     "pyg/layers/scored.py": "parity/test_pieces.py",
     "pyg/active.py": "pyg/test_view.py",
-    "pyg/contents.py": "pyg/test_changes.py",
     "pyg/exported.py": "parity/test_modules.py",
     "pyg/planned.py": "pyg/test_lower.py",
     "runtime/evaluate.py": "runtime/test_executor.py",

@@ -21,19 +21,9 @@ if TYPE_CHECKING:
     from plait.pyg.trace import trace as trace
 
 __all__ = [
-    "Graph",
-    "analysis",
-    "analyze",
-    "calibrate",
-    "compile",
-    "distributed",
-    "explain",
-    "features",
-    "hag",
-    "loader",
-    "shard",
-    "trace",
-]
+    "Graph", "analysis", "analyze", "calibrate", "compile", "distributed", "explain", "features", "hag",
+    "loader", "shard", "trace",
+]  # fmt: skip
 __version__ = "0.1.0"
 
 # A library does not decide where its messages go: see docs/profiling.md.

@@ -6,17 +6,9 @@ import difflib
 from collections.abc import Iterable
 
 __all__ = [
-    "CheckpointError",
-    "ExchangeError",
-    "GraphError",
-    "InputError",
-    "PartsError",
-    "PlaitError",
-    "PlanError",
-    "ProfileError",
-    "did_you_mean",
-    "unknown",
-]
+    "CheckpointError", "ExchangeError", "GraphError", "InputError", "PartsError", "PlaitError", "PlanError",
+    "ProfileError", "did_you_mean", "unknown",
+]  # fmt: skip
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:

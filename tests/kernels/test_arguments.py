@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import ctypes
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,6 +54,23 @@ def test_a_team_that_runs_twice_starts_anew() -> None:
 
 def test_one_thread_takes_the_pieces_of_all_parts() -> None:
     assert claims(1, 6).tolist() == [[1] * 6]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_row_kernel_sees_every_row_once_with_its_edges(threads: int) -> None:
+    at = Arguments(f"{PATTERN} out")
+    indptr, bounds = np.array([0, 2, 2, 7, 8], np.int32), np.array([0, 1, 3, 4], np.int64)
+    indices, out = np.zeros(8, np.int32), np.zeros(4, np.int64)
+
+    def each(a: Any, i: Any, start: Any, end: Any) -> None:
+        for _ in range(start, end):
+            fetch_add(a.out + 8 * i)
+
+    run = at.row_kernel(32, each)
+    words = at.over([len(bounds) - 1, bounds.ctypes.data, indptr.ctypes.data, indices.ctypes.data])
+    words[at.out] = out.ctypes.data
+    at.run(ctypes.cast(run.ctypes, ctypes.c_void_p).value or 0, words, threads)
+    assert out.tolist() == [2, 0, 5, 1]
 
 
 @pytest.mark.parametrize(("rows", "height"), [(0, 4), (1, 4), (10, 4), (12, 4)])

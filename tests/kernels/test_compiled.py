@@ -112,3 +112,21 @@ def test_the_name_of_a_kernel_follows_its_sources(monkeypatch: pytest.MonkeyPatc
     assert compiled.address_of("it", build)
     assert len(built) == 2
     assert len(kernels(tmp_path)) == 2
+
+
+def test_a_stored_kernel_is_built_once_for_each_of_its_arguments(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PLAIT_CACHE", str(tmp_path))
+    built: list[tuple[int, str]] = []
+
+    def build(float_bits: int, mode: str) -> Any:
+        built.append((float_bits, mode))
+        return cpu.kernel(float_bits, 32, mode)
+
+    address = compiled.stored("it", build)
+    assert address(32, "plain") == address(32, "plain")
+    assert address(32, "max") != address(32, "plain")
+    assert compiled.stored("it", build)(32, "plain")  # from disk
+    assert built == [(32, "plain"), (32, "max")]
+    assert len(kernels(tmp_path)) == 2

@@ -12,25 +12,10 @@ from plait.errors import GraphError, InputError, did_you_mean, unknown
 from plait.graph import LoadedGraph, generate, load_arrays
 
 __all__ = [
-    "ATTENTION",
-    "DEVICE_GRAPHS",
-    "EVERY_LAYER",
-    "EVERY_MODEL",
-    "GRAPHS",
-    "HEADS",
-    "LAYERS",
-    "LEARNED",
-    "MODELS",
-    "MODEL_GRAPHS",
-    "MODES",
-    "WIDTHS",
-    "LayerCase",
-    "data_folders",
-    "find_graph",
-    "known",
-    "layer_cases",
-    "parse_widths",
-]
+    "ATTENTION", "DEVICE_GRAPHS", "EVERY_LAYER", "EVERY_MODEL", "GRAPHS", "HEADS", "LAYERS", "LEARNED",
+    "MODELS", "MODEL_GRAPHS", "MODES", "WIDTHS", "LayerCase", "data_folders", "find_graph", "known",
+    "layer_cases", "parse_widths",
+]  # fmt: skip
 
 LAYERS = ("gcn", "sage-mean", "sage-max", "gin", "sgc", "tag")
 ATTENTION = ("gat", "gatv2", "transformer")

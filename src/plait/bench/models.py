@@ -27,17 +27,9 @@ from plait.errors import InputError, PlaitError
 from plait.measure import BusyElsewhere, Record, Timing, environment, step_peak, time_calls
 
 __all__ = [
-    "DEFAULT",
-    "KIND",
-    "ModelCase",
-    "Options",
-    "Trainer",
-    "cases",
-    "left",
-    "measure",
-    "prepare_trainer",
+    "DEFAULT", "KIND", "ModelCase", "Options", "Trainer", "cases", "left", "measure", "prepare_trainer",
     "run",
-]
+]  # fmt: skip
 
 KIND = "bench-models"
 DEFAULT = ("pyg-default", "pyg", "pyg-csr", "dgl", "dgl-ops", "plait")

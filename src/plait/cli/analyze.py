@@ -6,6 +6,7 @@ import argparse
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -126,8 +127,6 @@ def _of_data(args: argparse.Namespace) -> Analysis:
         batch_size=args.batch_size, fanouts=_fanouts(args.fanouts), mode=args.mode,
         train_share=_train_share(args.train_nodes, int(data.num_nodes)),
     )  # fmt: skip
-    from dataclasses import replace
-
     return replace(found, model=f"{args.model} {'-'.join(map(str, used))} on {Path(args.data or 'sbm').stem}")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from plait.errors import InputError, unknown
 from plait.measure.progress import Meter
-from plait.measure.record import Record
+from plait.measure.record import Record, read
 from plait.measure.whole import write_whole
 
 __all__ = ["add_compare", "add_ops", "check_device", "dated"]
@@ -212,7 +212,6 @@ def _findings(records: list[Record], path: Path | None) -> None:
 
 def _compare(args: argparse.Namespace) -> int:
     from plait.bench.compare import compare
-    from plait.measure.record import read
     from plait.report.compare import compare_text
 
     print(compare_text(compare(read(args.before), read(args.after)), show_all=args.all))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
+from plait.cli.bench_ops import check_device
+from plait.cli.threads import use_threads
 from plait.measure.progress import Meter
 
 __all__ = ["add_arguments", "run"]
@@ -18,8 +20,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, store, and say what was found."""
-    from plait.cli.bench_ops import check_device
-    from plait.cli.threads import use_threads
 
     use_threads(args.num_threads)
     check_device(args.device)

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from plait.cli.threads import use_threads
+from plait.errors import InputError
 from plait.measure.environment import BusyElsewhere
 from plait.measure.progress import progress
 from plait.report.table import Table, bytes_text, ratio_text, seconds_text
@@ -40,8 +42,6 @@ def run(args: argparse.Namespace) -> int:
     """Train, compare, explain."""
     from plait.bench.cases import EVERY_MODEL
     from plait.bench.task import build_model, load_task
-    from plait.cli.threads import use_threads
-    from plait.errors import InputError
     from plait.graph import generate
 
     if args.epochs < 1:

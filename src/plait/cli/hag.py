@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plait.cli.bench_ops import check_device
+from plait.cli.threads import use_threads
 from plait.errors import InputError
 
 if TYPE_CHECKING:
@@ -74,7 +75,6 @@ def run(args: argparse.Namespace) -> int:
     if args.device == "cuda":
         check_device(args.device)  # before ten seconds of searching
     from plait.bench.cases import find_graph
-    from plait.cli.threads import use_threads
     from plait.graph import hag
 
     use_threads(args.num_threads)
@@ -125,7 +125,6 @@ def _bench(args: argparse.Namespace) -> int:
     """Compare steps and whole runs with CSR; 1 when a choice was below what is allowed."""
     from plait.bench import forms
     from plait.bench.cases import LAYERS, known
-    from plait.cli.threads import use_threads
 
     use_threads(args.num_threads)
     layers = tuple((args.layers or ("gcn,gin,sage-max" if args.all else "gcn,gin")).split(","))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from plait.errors import InputError
 
-__all__ = ["add_arguments", "read_assignment", "run"]
+__all__ = ["add_arguments", "read_assignment", "read_fanout", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         method=args.method,
         seed=args.seed,
         assignment=None if args.assignment is None else read_assignment(args.assignment),
-        fanout=_fanout(args.fanout),
+        fanout=read_fanout(args.fanout),
         batch_size=args.batch,
         overwrite=args.overwrite,
     )
@@ -88,8 +89,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _completed(loaded: Any, args: argparse.Namespace) -> Any:
     """The graph with the masks and features that were asked for and that it lacks."""
-    from dataclasses import replace
-
     if args.seed < 0:
         raise InputError(f"--seed: {args.seed}; give a whole number of at least 0")
     if args.train is not None and not 0 < args.train <= 1:
@@ -120,7 +119,8 @@ def read_assignment(path: str) -> Any:
     return found
 
 
-def _fanout(text: str) -> list[int]:
+def read_fanout(text: str) -> list[int]:
+    """[10, 25] of "10,25"."""
     try:
         return [int(k) for k in text.split(",")]
     except ValueError:

@@ -8,6 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from plait.cli.partition import read_fanout
+from plait.cli.threads import use_threads
 from plait.errors import InputError
 
 if TYPE_CHECKING:
@@ -81,7 +83,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train, print a line per epoch, keep the records."""
-    from plait.cli.threads import use_threads
     from plait.distributed import init
 
     use_threads(args.num_threads)
@@ -168,7 +169,7 @@ def _prepared(
         raise InputError(
             f"--parts: {args.parts} has no labels of one class per node; partition a file with y"
         )
-    fanout = _fanout(args.fanout)
+    fanout = read_fanout(args.fanout)
     common: dict[str, Any] = {
         "batch_size": args.batch,
         "seed": args.seed,
@@ -235,10 +236,3 @@ def _append(
                 file.write(json.dumps(record) + "\n")
     except OSError as error:
         raise InputError(f"--output: cannot write {path} ({error})") from error
-
-
-def _fanout(text: str) -> list[int]:
-    try:
-        return [int(k) for k in text.split(",")]
-    except ValueError:
-        raise InputError(f"--fanout: {text!r} is not a list of numbers; write for example 10,25") from None

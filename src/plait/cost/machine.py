@@ -20,17 +20,9 @@ from typing import Any
 from plait.errors import ProfileError
 
 __all__ = [
-    "FORMAT",
-    "NUM_FEATURES",
-    "MachineProfile",
-    "Rates",
-    "default_profile",
-    "gpu_profile",
-    "gpu_profile_path",
-    "load_profile",
-    "profile_in_use",
-    "profile_path",
-]
+    "FORMAT", "NUM_FEATURES", "MachineProfile", "Rates", "default_profile", "gpu_profile", "gpu_profile_path",
+    "load_profile", "profile_in_use", "profile_path",
+]  # fmt: skip
 
 FORMAT = "plait-machine-1"
 _OPTIONAL = {

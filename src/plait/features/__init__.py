@@ -12,24 +12,7 @@ from plait.features.trace import Trace, pack
 from plait.features.tune import Choice, Seen, Setting
 
 __all__ = [
-    "POLICIES",
-    "Advice",
-    "Cache",
-    "Choice",
-    "Counters",
-    "Network",
-    "Outcome",
-    "Policy",
-    "Seen",
-    "Setting",
-    "Step",
-    "Trace",
-    "advise",
-    "degree",
-    "inclusion_probability",
-    "make_policy",
-    "pack",
-    "presample",
-    "simulate",
-    "slot_table",
-]
+    "POLICIES", "Advice", "Cache", "Choice", "Counters", "Network", "Outcome", "Policy", "Seen", "Setting",
+    "Step", "Trace", "advise", "degree", "inclusion_probability", "make_policy", "pack", "presample",
+    "simulate", "slot_table",
+]  # fmt: skip

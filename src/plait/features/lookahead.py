@@ -133,18 +133,9 @@ def _release(slots: Any, ahead: Any, behind: Any, list_of: Any, window: int) -> 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _reveal(
-    ids: Any,
-    slot_of: Any,
-    ahead: Any,
-    behind: Any,
-    list_of: Any,
-    count: Any,
-    last_batch: Any,
-    last_request: Any,
-    uses: Any,
-    numbers: Any,
-    window: int,
-) -> None:
+    ids: Any, slot_of: Any, ahead: Any, behind: Any, list_of: Any, count: Any, last_batch: Any,
+    last_request: Any, uses: Any, numbers: Any, window: int,
+) -> None:  # fmt: skip
     capacity = list_of.size
     mask = uses.size - 1
     batch = numbers[1]
@@ -175,20 +166,9 @@ def _list_for(use: Any, count: Any, window: Any) -> Any:
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _step(
-    ids: Any,
-    slots: Any,
-    held: Any,
-    slot_of: Any,
-    id_of: Any,
-    ahead: Any,
-    behind: Any,
-    list_of: Any,
-    count: Any,
-    uses: Any,
-    numbers: Any,
-    window: int,
-    waiting: int,
-) -> Any:
+    ids: Any, slots: Any, held: Any, slot_of: Any, id_of: Any, ahead: Any, behind: Any, list_of: Any,
+    count: Any, uses: Any, numbers: Any, window: int, waiting: int,
+) -> Any:  # fmt: skip
     capacity = id_of.size
     mask = uses.size - 1
     now, first = numbers[0], numbers[2]

@@ -9,13 +9,6 @@ from plait.graph.io import LoadedGraph, SparseFeatures, load, load_arrays, save
 from plait.graph.stats import GraphStats
 
 __all__ = [
-    "Graph",
-    "GraphStats",
-    "LoadedGraph",
-    "SparseFeatures",
-    "generate",
-    "index_dtype",
-    "load",
-    "load_arrays",
+    "Graph", "GraphStats", "LoadedGraph", "SparseFeatures", "generate", "index_dtype", "load", "load_arrays",
     "save",
-]
+]  # fmt: skip

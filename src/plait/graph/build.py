@@ -15,15 +15,9 @@ from numpy.typing import NDArray
 from plait.errors import GraphError
 
 __all__ = [
-    "INT32_LIMIT",
-    "EdgeScan",
-    "build_both",
-    "build_csr",
-    "index_dtype",
-    "require_int32",
-    "scan",
+    "INT32_LIMIT", "EdgeScan", "build_both", "build_csr", "index_dtype", "require_int32", "scan",
     "transpose_csr",
-]
+]  # fmt: skip
 
 Ints = NDArray[Any]
 Function = TypeVar("Function", bound=Callable[..., Any])

@@ -19,10 +19,11 @@ import os
 import struct
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +31,7 @@ from numpy.typing import NDArray
 from plait.errors import GraphError
 from plait.graph.csr import Graph, follow
 
-__all__ = ["FORMAT", "LoadedGraph", "SparseFeatures", "load", "load_arrays", "save"]
+__all__ = ["FORMAT", "LoadedGraph", "SparseFeatures", "load", "load_arrays", "replacing", "save"]
 
 Array = NDArray[Any]
 
@@ -110,12 +111,18 @@ def save(path: str | os.PathLike[str], graph: Graph, compress: bool = False, **a
             raise GraphError(f"save: the name {name!r} belongs to the format; store the array under another")
         content |= _encoded(name, value)
     write = np.savez_compressed if compress else np.savez
-    target = Path(path)
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    with replacing(Path(path)) as file:  # a file, because savez adds .npz to a name
+        write(file, **content)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file beside `path` that takes its place once it is written; nothing is left where that fails."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        with open(partial, "wb") as file:  # a file, because savez adds .npz to a name
-            write(file, **content)
-        os.replace(partial, target)
+        with open(partial, "wb") as file:
+            yield file
+        os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
 

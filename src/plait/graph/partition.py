@@ -15,17 +15,9 @@ if TYPE_CHECKING:
     from plait.graph import Graph
 
 __all__ = [
-    "METHODS",
-    "assign",
-    "balance",
-    "check_division",
-    "distinct",
-    "fennel",
-    "has_metis",
-    "loads",
-    "metis",
+    "METHODS", "assign", "balance", "check_division", "distinct", "fennel", "has_metis", "loads", "metis",
     "scattered",
-]
+]  # fmt: skip
 
 METHODS = ("metis", "fennel", "random")
 

@@ -26,26 +26,7 @@ from plait.ir.expr import (
 from plait.ir.text import formula
 
 __all__ = [
-    "Add",
-    "Aggregate",
-    "Barrier",
-    "Concat",
-    "Dense",
-    "Diagonal",
-    "Expr",
-    "Fold",
-    "Map",
-    "MatMul",
-    "Scalar",
-    "Scale",
-    "Sparse",
-    "children",
-    "formula",
-    "is_constant",
-    "leaves",
-    "rebuild",
-    "shape",
-    "sort",
-    "total",
+    "Add", "Aggregate", "Barrier", "Concat", "Dense", "Diagonal", "Expr", "Fold", "Map", "MatMul", "Scalar",
+    "Scale", "Sparse", "children", "formula", "is_constant", "leaves", "rebuild", "shape", "sort", "total",
     "walk",
-]
+]  # fmt: skip

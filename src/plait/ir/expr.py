@@ -15,29 +15,10 @@ from typing import Literal, TypeAlias, TypeVar
 from plait.errors import PlanError
 
 __all__ = [
-    "Add",
-    "Aggregate",
-    "Barrier",
-    "Concat",
-    "Dense",
-    "Diagonal",
-    "Expr",
-    "Fold",
-    "Map",
-    "MatMul",
-    "Scalar",
-    "Scale",
-    "Size",
-    "Sparse",
-    "children",
-    "is_constant",
-    "leaves",
-    "rebuild",
-    "shape",
-    "sort",
-    "total",
+    "Add", "Aggregate", "Barrier", "Concat", "Dense", "Diagonal", "Expr", "Fold", "Map", "MatMul", "Scalar",
+    "Scale", "Size", "Sparse", "children", "is_constant", "leaves", "rebuild", "shape", "sort", "total",
     "walk",
-]
+]  # fmt: skip
 
 Size: TypeAlias = "str | int"
 Role = Literal["data", "constant", "learnable"]

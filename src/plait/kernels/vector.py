@@ -18,24 +18,10 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 __all__ = [
-    "I32",
-    "I64",
-    "LINE",
-    "CodeGen",
-    "fetch_add",
-    "group_reader",
-    "lane",
-    "load_index",
-    "load_index_ir",
-    "load_scalar",
-    "next_piece",
-    "next_rows",
-    "row_intrinsic",
-    "thread_rank",
-    "tile_intrinsic",
-    "tiles",
+    "I32", "I64", "LINE", "CodeGen", "fetch_add", "group_reader", "lane", "load_index", "load_index_ir",
+    "load_scalar", "next_piece", "next_rows", "row_intrinsic", "thread_rank", "tile_intrinsic", "tiles",
     "tuple_reader",
-]
+]  # fmt: skip
 
 LINE = 64  # bytes; counters of different threads lie so far apart
 

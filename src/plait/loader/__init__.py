@@ -32,16 +32,9 @@ _HOME = {
 }
 
 __all__ = [
-    "ClusterData",
-    "ClusterLoader",
-    "HeteroSampler",
-    "LinkNeighborLoader",
-    "NeighborLoader",
-    "Prefetch",
-    "Sample",
-    "Sampler",
-    "inference",
-]
+    "ClusterData", "ClusterLoader", "HeteroSampler", "LinkNeighborLoader", "NeighborLoader", "Prefetch",
+    "Sample", "Sampler", "inference",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch_geometric.utils import narrow
 
 from plait.errors import InputError
 from plait.graph import Graph
+from plait.graph.io import replacing
 from plait.graph.partition import metis
 from plait.loader.adapter import picked_seed
 from plait.loader.assemble import take_rows
@@ -143,16 +143,9 @@ _ABSENT = np.iinfo(np.int64).min
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _edges_inside(
-    indptr: Any,
-    index: Any,
-    cluster_of: Any,
-    shift: Any,
-    begins: Any,
-    ends: Any,
-    near: Any,
-    far: Any,
+    indptr: Any, index: Any, cluster_of: Any, shift: Any, begins: Any, ends: Any, near: Any, far: Any,
     edges: Any,
-) -> int:
+) -> int:  # fmt: skip
     """The number of edges between nodes of begins[i]..ends[i]; shift[c] moves cluster c to its place."""
     count = 0
     place = 0
@@ -186,13 +179,9 @@ def _read(path: Path, num_nodes: int, parts: int) -> Any:
 
 
 def _write(path: Path, part: Any) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as file:
+        with replacing(path) as file:
             np.save(file, part)
-        os.replace(partial, path)
     except OSError as error:
         raise InputError(f"save_dir: cannot write {path} ({error})") from error
-    finally:
-        partial.unlink(missing_ok=True)

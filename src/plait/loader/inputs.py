@@ -16,14 +16,9 @@ from plait.features.cache import Cache
 from plait.features.rows import Rows, as_rows
 
 __all__ = [
-    "RowsByAttribute",
-    "canonical",
-    "checked_data",
-    "checked_links",
-    "checked_nodes",
-    "checked_rows",
+    "RowsByAttribute", "canonical", "checked_data", "checked_links", "checked_nodes", "checked_rows",
     "the_cache",
-]
+]  # fmt: skip
 
 RowsByAttribute = dict[tuple[str | None, str], Rows]
 """Rows by node type (None: there is one) and attribute."""

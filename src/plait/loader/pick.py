@@ -17,18 +17,9 @@ from plait.features.memory import prefetch
 from plait.loader.draw import below, draw, mix, node_key, unit
 
 __all__ = [
-    "ALL",
-    "LABOR",
-    "REPLACE",
-    "UNIFORM",
-    "WEIGHTED",
-    "WEIGHTED_REPLACE",
-    "locate",
-    "locate_in_time",
-    "pick_edges",
-    "pick_uniform",
-    "running_sums",
-]
+    "ALL", "LABOR", "REPLACE", "UNIFORM", "WEIGHTED", "WEIGHTED_REPLACE", "locate", "locate_in_time",
+    "pick_edges", "pick_uniform", "running_sums",
+]  # fmt: skip
 
 ALL, UNIFORM, REPLACE, WEIGHTED, WEIGHTED_REPLACE, LABOR = range(6)
 
@@ -52,19 +43,9 @@ _ONE, _TWO = np.uint64(1), np.uint64(2)
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def locate(
-    indptr: Any,
-    n_id: Any,
-    tree: Any,
-    begin: int,
-    end: int,
-    fanout: int,
-    replace: bool,
-    hop_key: Any,
-    start: Any,
-    degree: Any,
-    pointer: Any,
-    key: Any,
-) -> int:
+    indptr: Any, n_id: Any, tree: Any, begin: int, end: int, fanout: int, replace: bool, hop_key: Any,
+    start: Any, degree: Any, pointer: Any, key: Any,
+) -> int:  # fmt: skip
     """The number of edges the frontier will be given; fills start, degree, pointer and key for it."""
     has_tree = tree.size > 0
     total = pointer[begin]
@@ -86,22 +67,9 @@ def locate(
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def locate_in_time(
-    indptr: Any,
-    times: Any,
-    n_id: Any,
-    tree: Any,
-    seed_time: Any,
-    begin: int,
-    end: int,
-    fanout: int,
-    replace: bool,
-    last: bool,
-    hop_key: Any,
-    start: Any,
-    degree: Any,
-    pointer: Any,
-    key: Any,
-) -> int:
+    indptr: Any, times: Any, n_id: Any, tree: Any, seed_time: Any, begin: int, end: int, fanout: int,
+    replace: bool, last: bool, hop_key: Any, start: Any, degree: Any, pointer: Any, key: Any,
+) -> int:  # fmt: skip
     """As `locate`, with each range cut to the edges no later than the seed; `times` ascend within a row."""
     total = pointer[begin]
     for i in range(begin, end):
@@ -143,18 +111,9 @@ def running_sums(indptr: Any, weight: Any) -> Any:
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def pick_uniform(
-    begin: int,
-    end: int,
-    origin: int,
-    start: Any,
-    degree: Any,
-    pointer: Any,
-    key: Any,
-    ends: Any,
-    stride: int,
-    source: Any,
-    edge: Any,
-) -> None:
+    begin: int, end: int, origin: int, start: Any, degree: Any, pointer: Any, key: Any, ends: Any,
+    stride: int, source: Any, edge: Any,
+) -> None:  # fmt: skip
     """As `pick_edges` for uniform subsets by Floyd's algorithm: k draws for k picks, whatever the degree.
 
     mark[t] == stamp says that offset t was drawn for this target; offsets beyond the table share its cells,
@@ -211,26 +170,10 @@ def _read_ends(ends: Any, stride: int, begin: int, end: int, source: Any, edge: 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def pick_edges(
-    mode: int,
-    begin: int,
-    end: int,
-    origin: int,
-    start: Any,
-    degree: Any,
-    pointer: Any,
-    key: Any,
-    ends: Any,
-    stride: int,
-    indptr: Any,
-    n_id: Any,
-    weight: Any,
-    running: Any,
-    labor_key: Any,
-    batch: int,
-    dependency: int,
-    source: Any,
-    edge: Any,
-) -> None:
+    mode: int, begin: int, end: int, origin: int, start: Any, degree: Any, pointer: Any, key: Any,
+    ends: Any, stride: int, indptr: Any, n_id: Any, weight: Any, running: Any, labor_key: Any, batch: int,
+    dependency: int, source: Any, edge: Any,
+) -> None:  # fmt: skip
     """Writes the sources and the numbers of the edges chosen for targets begin..end, by any rule but UNIFORM.
 
     ends[stride * p] is the source of the edge at position p; with stride 2 its number follows. Positions are
@@ -309,17 +252,9 @@ def _spin(first: int, count: int, k: int, key: Any, running: Any, base: float, e
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _successive(
-    first: int,
-    count: int,
-    k: int,
-    key: Any,
-    weight: Any,
-    running: Any,
-    base: float,
-    rank: Any,
-    edge: Any,
+    first: int, count: int, k: int, key: Any, weight: Any, running: Any, base: float, rank: Any, edge: Any,
     o: int,
-) -> None:
+) -> None:  # fmt: skip
     """Draws without replacement, each in proportion to the weights not yet drawn.
 
     Roulette draws that hit an earlier pick are thrown away, which leaves the law of the next pick unchanged.
@@ -396,19 +331,9 @@ def _keep_smallest(rank: Any, edge: Any, o: int, size: int, k: int, value: Any, 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _labor(
-    first: int,
-    count: int,
-    k: int,
-    ends: Any,
-    stride: int,
-    weight: Any,
-    labor_key: Any,
-    batch: int,
-    dependency: int,
-    rank: Any,
-    edge: Any,
-    o: int,
-) -> None:
+    first: int, count: int, k: int, ends: Any, stride: int, weight: Any, labor_key: Any, batch: int,
+    dependency: int, rank: Any, edge: Any, o: int,
+) -> None:  # fmt: skip
     """The k sources with the smallest variate; a source has one variate for all its targets.
 
     This is LABOR-0 (Balin and Catalyurek 2023) in its sequential Poisson form, which keeps the fanout exact:

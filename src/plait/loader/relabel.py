@@ -67,19 +67,9 @@ def _probe(keys: Any, mask: Any, wanted: Any) -> Any:
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def hash_relabel(
-    keys: Any,
-    places: Any,
-    num_nodes: int,
-    source: Any,
-    pointer: Any,
-    begin: int,
-    end: int,
-    n_id: Any,
-    tree: Any,
-    target_tree: Any,
-    found: int,
-    row: Any,
-) -> int:
+    keys: Any, places: Any, num_nodes: int, source: Any, pointer: Any, begin: int, end: int, n_id: Any,
+    tree: Any, target_tree: Any, found: int, row: Any,
+) -> int:  # fmt: skip
     """As `stamp_relabel` for targets begin..end, on an empty table; nodes known so far are entered first.
 
     n_id and tree are those of the sources, whose number of nodes in the graph is num_nodes.

@@ -12,14 +12,8 @@ from plait.measure.memory import peak_tensor_bytes
 from plait.measure.timer import Clock, time_calls, wall_clock
 
 __all__ = [
-    "clock_of",
-    "cuda_clock",
-    "flusher",
-    "free_bytes",
-    "host_seconds",
-    "peak_bytes",
-    "stream_bytes_per_s",
-]
+    "clock_of", "cuda_clock", "flusher", "free_bytes", "host_seconds", "peak_bytes", "stream_bytes_per_s",
+]  # fmt: skip
 
 Call = Callable[[], object]
 

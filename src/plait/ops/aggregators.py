@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from plait.ops.counting import after, ceil_log2, pattern_of
+from plait.ops.counting import after, ceil_log2, pattern_of, products_depth
 from plait.ops.operation import Operation, Reverse, Setting, View, register
 from plait.ops.program import Step
 from plait.ops.work import Amount, Request, dense_flops, row_flops
@@ -85,10 +85,6 @@ def _sources_flops(step: Step, view: View) -> Mapping[str, Amount]:
     names, edges = _names(step), pattern_of(step, view).edges
     each = 2 * any(name in _SPREAD for name in names) + 2 * sum(name in _ENDS for name in names)
     return {"edge update": each * edges * _columns(step), "aggregate": edges * _columns(step)}
-
-
-def _sources_depth(step: Step, view: View) -> Amount:
-    return 2 + ceil_log2(pattern_of(step, view).degree)
 
 
 def _sources_request(step: Step, setting: Setting) -> Request:
@@ -228,7 +224,7 @@ register(
         says="share gradients between aggregators",
     ),
     Operation(
-        "aggregate_sources", ("matrix", "x", "shares"), _sources_flops, _sources_depth, _sources_request,
+        "aggregate_sources", ("matrix", "x", "shares"), _sources_flops, products_depth, _sources_request,
         reference=f"{_MULTI}:aggregate_backward", says="send gradients back along the edges",
     ),
     Operation(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from plait.ops.counting import after, ceil_log2, pattern_of
+from plait.ops.counting import after, ceil_log2, pattern_of, products_depth
 from plait.ops.operation import Operation, Reverse, Setting, View, register
 from plait.ops.program import Step
 from plait.ops.work import Amount, Request, row_flops
@@ -102,10 +102,6 @@ def _depth(step: Step, view: View) -> Amount:
     kind, tree = step.option("kind"), ceil_log2(pattern_of(step, view).degree)
     score = 2 if kind == "gat" else 2 + ceil_log2(_columns(step, view))
     return score + tree + 3 + tree + 1
-
-
-def _targets_depth(step: Step, view: View) -> Amount:
-    return 2 + ceil_log2(pattern_of(step, view).degree)
 
 
 def _dots_depth(step: Step, view: View) -> Amount:
@@ -335,7 +331,7 @@ register(
     ),
     Operation(
         "attend_targets", ("matrix", "far", "near", "value", "att?", "slopes"),
-        _targets_flops, _targets_depth, _targets_request, reference=f"{_REFERENCE}:attend_backward",
+        _targets_flops, products_depth, _targets_request, reference=f"{_REFERENCE}:attend_backward",
         says="sum the gradients of scores by target",
     ),
     Operation(

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from plait.ops.operation import Pattern, Setting, View
 from plait.ops.program import Step
 from plait.ops.symbolic import ceil_log2
-from plait.ops.work import Amount, dense_flops, sparse_flops
+from plait.ops.work import Amount, dense_flops, row_flops, sparse_flops
 
-__all__ = ["after", "ceil_log2", "dense", "no_depth", "no_request", "pattern_of", "summed", "sums_depth"]
+__all__ = [
+    "after", "ceil_log2", "dense", "dots_depth", "no_depth", "no_request", "one_flop", "pattern_of",
+    "products_depth", "summed", "sums_depth",
+]  # fmt: skip
 
 
 def pattern_of(step: Step, view: View) -> Pattern:
@@ -20,6 +25,21 @@ def pattern_of(step: Step, view: View) -> Pattern:
 def sums_depth(step: Step, view: View) -> Amount:
     """The longest chain in sums over neighbours of products: one of them, then the longest row's sum."""
     return 1 + ceil_log2(pattern_of(step, view).degree)
+
+
+def products_depth(step: Step, view: View) -> Amount:
+    """The same where a message is made of two dependent operations."""
+    return 1 + sums_depth(step, view)
+
+
+def dots_depth(step: Step, view: View) -> Amount:
+    """The longest chain in dots of rows: a product, then their sum."""
+    return 1 + ceil_log2(view.size(step["near"])[1])
+
+
+def one_flop(step: Step, view: View) -> Mapping[str, Amount]:
+    """One operation per entry of the result."""
+    return {"vertex update": row_flops(*view.size(step.out), 1)}
 
 
 def no_depth(step: Step, view: View) -> Amount:

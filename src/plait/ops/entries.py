@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from plait.ops.counting import ceil_log2, pattern_of, sums_depth
+from plait.ops.counting import ceil_log2, dots_depth, pattern_of, sums_depth
 from plait.ops.operation import Operation, Reverse, Setting, View, register
 from plait.ops.program import Step
 from plait.ops.work import Amount, Request, row_flops, sparse_flops
@@ -58,10 +58,6 @@ def _dots_flops(step: Step, view: View) -> Mapping[str, Amount]:
     return {"edge update": 2 * view.size(step.out)[0] * cols}
 
 
-def _dots_depth(step: Step, view: View) -> Amount:
-    return 1 + ceil_log2(view.size(step["near"])[1])
-
-
 def _dots_request(step: Step, setting: Setting) -> Request:
     matrix = setting.matrix(step["matrix"], False)
     return Request("edge_dots", *setting.size(step.out), setting.size(step["near"])[1], matrix, addends=1)
@@ -92,7 +88,7 @@ register(
         says="sum neighbours' rows weighted by matrix entries",
     ),
     Operation(
-        "entry_dots", ("matrix", "near", "far"), _dots_flops, _dots_depth, _dots_request,
+        "entry_dots", ("matrix", "near", "far"), _dots_flops, dots_depth, _dots_request,
         says="one dot product of rows per entry",
     ),
     Operation(

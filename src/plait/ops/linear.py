@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from plait.ops.counting import after, ceil_log2, dense, no_depth, no_request, pattern_of, summed
+from plait.ops.counting import after, ceil_log2, dense, no_depth, no_request, one_flop, pattern_of, summed
 from plait.ops.operation import Operation, Reverse, Setting, View, register
 from plait.ops.program import Step
 from plait.ops.work import Amount, Request, row_flops, sparse_flops
@@ -166,10 +166,6 @@ def _of_parts(reverse: Reverse, step: Step, grad: str, op: str, role: str) -> No
 # Row by row -----------------------------------------------------------------------------------------------
 
 
-def _once(step: Step, view: View) -> Mapping[str, Amount]:
-    return {"vertex update": row_flops(*view.size(step.out), 1)}
-
-
 def _one(step: Step, view: View) -> Amount:
     return 1
 
@@ -246,7 +242,7 @@ register(
         "extremum", ("matrix", "x"), _extremum_flops, _sparse_depth, _sparse_request, _of_extremum,
         may_hoist=True, reference=f"{_SPMM}:extremum",
     ),
-    Operation("extremum_share", ("x", "ties"), _once, _one, _streamed, overwrites="x"),
+    Operation("extremum_share", ("x", "ties"), one_flop, _one, _streamed, overwrites="x"),
     Operation(
         "extremum_gather", ("matrix", "x", "best", "share", *_AFTER[:2]),
         _extremum_gather_flops, _extremum_gather_depth, _sparse_request, overwrites="addend",
@@ -266,11 +262,11 @@ register(
     Operation("rows_of", ("x", "part*"), _nothing, no_depth, no_request, is_view=True),
     Operation("concat", ("x*",), _nothing, no_depth, _streamed, _of_concat, may_hoist=True),
     Operation("columns_of", ("x", "of*"), _nothing, no_depth, no_request, is_view=True),
-    Operation("scale_rows", ("scale", "x"), _once, _one, _streamed, _of_scale_rows, may_hoist=True),
-    Operation("scale", ("scalar", "x"), _once, _one, _streamed, _of_scale, may_hoist=True),
+    Operation("scale_rows", ("scale", "x"), one_flop, _one, _streamed, _of_scale_rows, may_hoist=True),
+    Operation("scale", ("scalar", "x"), one_flop, _one, _streamed, _of_scale, may_hoist=True),
     Operation("combine", ("x*", "bias?"), _combine_flops, no_depth, _streamed, _of_combine, may_hoist=True),
-    Operation("relu", ("x",), _once, _one, _streamed, _of_relu, overwrites="x"),
-    Operation("relu_backward", ("x", "made"), _once, _one, _streamed, overwrites="x"),
+    Operation("relu", ("x",), one_flop, _one, _streamed, _of_relu, overwrites="x"),
+    Operation("relu_backward", ("x", "made"), one_flop, _one, _streamed, overwrites="x"),
     Operation("colsum", ("x",), _colsum_flops, _colsum_depth, _colsum_request),
     Operation("dot", ("left", "right"), _dot_flops, _dot_depth, _dot_request),
 )  # fmt: skip

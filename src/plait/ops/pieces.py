@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from plait.ops.counting import ceil_log2, pattern_of, sums_depth
+from plait.ops.counting import ceil_log2, dots_depth, pattern_of, sums_depth
 from plait.ops.operation import Operation, Reverse, Setting, View, register
 from plait.ops.program import Step
 from plait.ops.work import Amount, Request, dense_flops
@@ -35,10 +35,6 @@ def _gathered(step: Step, view: View | Setting) -> Amount:
 
 def _dots_flops(step: Step, view: View) -> Mapping[str, Amount]:
     return {"edge update": 2 * pattern_of(step, view).edges * _gathered(step, view)}
-
-
-def _dots_depth(step: Step, view: View) -> Amount:
-    return 1 + ceil_log2(view.size(step["near"])[1])
 
 
 def _sums_flops(step: Step, view: View) -> Mapping[str, Amount]:
@@ -160,7 +156,7 @@ _LEAKY = ("matrix", "near", "far", "spread", "attr?", "w?")
 
 register(
     Operation(
-        "edge_dots", ("matrix", "near", "far"), _dots_flops, _dots_depth, _gather_request, _of_dots,
+        "edge_dots", ("matrix", "near", "far"), _dots_flops, dots_depth, _gather_request, _of_dots,
         says="multiply the rows of both ends, head by head",
     ),
     Operation(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from plait.ops.counting import after, ceil_log2, pattern_of
+from plait.ops.counting import after, ceil_log2, pattern_of, products_depth
 from plait.ops.operation import Operation, Reverse, Setting, View, register
 from plait.ops.program import Step
 from plait.ops.work import Amount, Request, dense_flops, row_flops
@@ -89,10 +89,6 @@ def _sums_flops(step: Step, view: View) -> Mapping[str, Amount]:
     }  # fmt: skip
 
 
-def _sums_depth(step: Step, view: View) -> Amount:
-    return 2 + ceil_log2(pattern_of(step, view).degree)
-
-
 def _sums_request(step: Step, setting: Setting) -> Request:
     matrix, bases = setting.matrix(step["matrix"], step.is_transposed), step.option("bases")
     rows, cols = setting.size(step.out)
@@ -145,12 +141,12 @@ register(
         reference=f"{_GEMM}:gemm_transposed", says="gradient of each relation's weights",
     ),
     Operation(
-        "basis_sums", ("matrix", "x", "comp", "relations"), _sums_flops, _sums_depth, _sums_request, _of_sums,
-        reference="plait.kernels.spmm.reference:spmm", says="sum neighbours' rows for every basis",
+        "basis_sums", ("matrix", "x", "comp", "relations"), _sums_flops, products_depth, _sums_request,
+        _of_sums, reference="plait.kernels.spmm.reference:spmm", says="sum neighbours' rows for every basis",
     ),
     Operation(
         "basis_sources", ("matrix", "comp", "relations", "grad", "addend?", "addend_scale?"), _sums_flops,
-        _sums_depth, _sums_request, overwrites="addend", reference="plait.kernels.spmm.reference:spmm",
+        products_depth, _sums_request, overwrites="addend", reference="plait.kernels.spmm.reference:spmm",
         says="send gradients back for every basis",
     ),
     Operation(

@@ -7,19 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 __all__ = [
-    "Amount",
-    "ChainRequest",
-    "Form",
-    "Locality",
-    "Matrix",
-    "Request",
-    "Sizes",
-    "Work",
-    "dense_flops",
-    "row_flops",
-    "size_of",
-    "sparse_flops",
-]
+    "Amount", "ChainRequest", "Form", "Locality", "Matrix", "Request", "Sizes", "Work", "dense_flops",
+    "row_flops", "size_of", "sparse_flops",
+]  # fmt: skip
 
 Sizes = Mapping[str, int]
 Amount = Any  # a number, or a formula of one (ops/symbolic.py): the counts below only add and multiply

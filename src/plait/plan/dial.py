@@ -14,17 +14,9 @@ from dataclasses import dataclass
 from plait.errors import InputError, PlanError
 
 __all__ = [
-    "Allowance",
-    "Dialled",
-    "Option",
-    "Stage",
-    "bytes_text",
-    "least_peak",
-    "parse_bytes",
-    "peak_of",
-    "refusal",
-    "turn",
-]
+    "Allowance", "Dialled", "Option", "Stage", "bytes_text", "least_peak", "parse_bytes", "peak_of",
+    "refusal", "turn",
+]  # fmt: skip
 
 _UNITS = {"": 1, "b": 1} | {
     f"{letter}{end}": base**power

@@ -27,20 +27,9 @@ from plait.plan.prune import Survivor, prune
 from plait.plan.search import Problem, matrices_of, survey
 
 __all__ = [
-    "Choice",
-    "Link",
-    "Offer",
-    "by_features",
-    "by_nodes",
-    "checked_split",
-    "choices_of_ranks",
-    "choose_over_ranks",
-    "offer",
-    "overlapped",
-    "slowest",
-    "spaced",
-    "wire_bytes",
-]
+    "Choice", "Link", "Offer", "by_features", "by_nodes", "checked_split", "choices_of_ranks",
+    "choose_over_ranks", "offer", "overlapped", "slowest", "spaced", "wire_bytes",
+]  # fmt: skip
 
 _AT_ONCE = ("exchange", "to_columns", "to_rows")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TextIO
@@ -413,9 +414,6 @@ def _cut(text: str, width: int) -> str:
 
 def wrapped(text: str, first: str, rest: str | None = None) -> list[str]:
     """The lines of a text, wrapped and indented."""
-
-    import textwrap
-
     return textwrap.wrap(
         text, _WIDTH, initial_indent=first, subsequent_indent=first + "  " if rest is None else rest,
         break_long_words=False, break_on_hyphens=False,

@@ -23,20 +23,9 @@ from plait.plan.prune import Survivor, prune
 from plait.plan.words import TIE
 
 __all__ = [
-    "WITHIN_ERROR",
-    "Problem",
-    "best_by_exhaustion",
-    "chained",
-    "matrices_of",
-    "memory_of",
-    "price_program",
-    "rejected_plan",
-    "search",
-    "step_pricer",
-    "survey",
-    "too_much",
-    "within",
-]
+    "WITHIN_ERROR", "Problem", "best_by_exhaustion", "chained", "matrices_of", "memory_of", "price_program",
+    "rejected_plan", "search", "step_pricer", "survey", "too_much", "within",
+]  # fmt: skip
 
 _SAME_PRICE = 1.03
 # Chains are priced more accurately than separate steps. Over 54 layers timed with all their candidates, any

@@ -10,6 +10,7 @@ import os
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING, Any, TextIO
 
 from plait.cost.price import Price
@@ -21,19 +22,9 @@ if TYPE_CHECKING:
     from plait.plan.plan import LayerPlan
 
 __all__ = [
-    "CALLING",
-    "PHASES",
-    "TIE",
-    "WIDTH",
-    "Row",
-    "blocks",
-    "closest_ratio",
-    "html_text",
-    "next_best",
-    "order",
-    "plain_text",
-    "sentence",
-]
+    "CALLING", "PHASES", "TIE", "WIDTH", "Row", "blocks", "closest_ratio", "html_text", "next_best", "order",
+    "plain_text", "sentence",
+]  # fmt: skip
 
 WIDTH = 100  # columns of a terminal
 TIE = 1.1  # prices of whole layers are off by about this much: closer ones are not told apart
@@ -517,15 +508,15 @@ def html_text(title: str, warnings: Sequence[str], layers: Sequence[LayerPlan], 
     shown = blocks(layers)
     longest = max((r.price.seconds for b in shown for r in b.rows if r.phase != "once"), default=0.0)
     parts = ['<div style="font-family:system-ui,sans-serif;max-width:60em">']
-    parts += [f'<p style="color:#b45309;margin:.2em 0">warning: {_escaped(text)}</p>' for text in warnings]
+    parts += [f'<p style="color:#b45309;margin:.2em 0">warning: {escape(text)}</p>' for text in warnings]
     first, _, rest = title.partition("\n")
-    parts.append(f'<p style="margin:.2em 0"><b>{_escaped(first)}</b><br>{_escaped(rest)}</p>')
+    parts.append(f'<p style="margin:.2em 0"><b>{escape(first)}</b><br>{escape(rest)}</p>')
     for block in shown:
         parts.append(
-            f'<p style="margin:.9em 0 0"><b>{_escaped(block.name)}</b> '
-            f'<span style="opacity:.7">{_escaped(block.cost)}</span></p>'
+            f'<p style="margin:.9em 0 0"><b>{escape(block.name)}</b> '
+            f'<span style="opacity:.7">{escape(block.cost)}</span></p>'
         )
-        parts += [f'<p style="margin:.1em 0">{_escaped(text)}</p>' for text in block.sentences]
+        parts += [f'<p style="margin:.1em 0">{escape(text)}</p>' for text in block.sentences]
         parts.append('<table style="border-collapse:collapse;font-size:90%">')
         parts += [_html_row(row, longest) for row in block.rows]
         parts += [
@@ -533,7 +524,7 @@ def html_text(title: str, warnings: Sequence[str], layers: Sequence[LayerPlan], 
             for phase, seconds in block.calling.items()
         ]
         parts.append("</table>")
-    parts += [f'<p style="opacity:.7;margin:.4em 0">{_escaped(text)}</p>' for text in after]
+    parts += [f'<p style="opacity:.7;margin:.4em 0">{escape(text)}</p>' for text in after]
     return "".join((*parts, "</div>"))
 
 
@@ -553,10 +544,6 @@ def _html_row(row: Row, longest: float) -> str:
 def _html_cells(cells: list[str], bar: str) -> str:
     style = "padding:0 .8em 0 0;text-align:left"
     return (
-        "<tr>" + "".join(f'<td style="{style}">{_escaped(c)}</td>' for c in cells)
+        "<tr>" + "".join(f'<td style="{style}">{escape(c)}</td>' for c in cells)
         + f'<td style="{style}">{bar}</td></tr>'
     )  # fmt: skip
-
-
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from plait.ir import Expr
-from plait.pyg.contents import EDITABLE, contents
 from plait.pyg.layers.base import Apply, Lowered, bound_to_torch
 from plait.runtime.identity import identity
 from plait.runtime.recipe import Recipe, recipe_of
@@ -30,6 +29,8 @@ _tokens = itertools.count()
 # what a class computes; a subclass or a patch may bring its own
 _meaning = operator.attrgetter("message", "message_and_aggregate", "aggregate", "update", "edge_update")
 _is_on_cpu = operator.attrgetter("is_cpu")
+# types of options that may be edited where they are; a module's dictionaries hold hooks and parts
+_EDITABLE = (list, set, bytearray)
 _NOT_LOOKED_AT = ("aggr_module",)  # its class and its hooks say all, and another class is another object
 
 
@@ -59,11 +60,11 @@ class Layer:
         self._sized = [d for d in sized if d]
         self._sizes = [*map(len, self._sized)]
         # lists stay and are edited, as MixHopConv's powers
-        edited = [value for value in everything if isinstance(value, EDITABLE)]
+        edited = [value for value in everything if isinstance(value, _EDITABLE)]
         self._named = [value for value in edited if _holds_names(value)]
         self._names = [*map(copy.copy, self._named)]
         self._edited = [value for value in edited if not _holds_names(value)]
-        self._contents = [*map(contents, self._edited)]
+        self._contents = [*map(_contents, self._edited)]
         self.parameters: list[nn.Parameter] = [*module.parameters()]
 
     def recipe(self, lowered: Lowered, x: Tensor) -> Recipe | EllipsisType | None:
@@ -100,7 +101,7 @@ class Layer:
             and all(map(operator.is_, self._own, own.values()))
             and all(map(operator.is_, self._values, self._inside()))
             and self._named == self._names
-            and [*map(contents, self._edited)] == self._contents
+            and [*map(_contents, self._edited)] == self._contents
             and [type(module), *map(type, self._parts)] == self._types
             and _meaning(module.__class__) == self._meaning
         )
@@ -173,3 +174,18 @@ def call_key(token: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
 
 def _is_plain(value: Any) -> bool:
     return isinstance(value, Tensor) and (value.is_cpu or value.is_cuda) and value.layout is torch.strided
+
+
+def _contents(value: Any) -> Any:
+    """A value that is equal as long as a container holds the same: plain values, or the very objects."""
+    if isinstance(value, list | tuple):
+        return (type(value), *map(_contents, value))
+    if isinstance(value, dict):
+        return (dict, *((key, _contents(part)) for key, part in value.items()))
+    if isinstance(value, set | frozenset):
+        return (type(value), frozenset(value))
+    if isinstance(value, bytearray):
+        return bytes(value)
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
+        return type(value), value
+    return id(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from html import escape
 
 from plait.features.advise import Advice, Point
 from plait.report.table import Table, amount, bytes_text, seconds_text
@@ -71,10 +72,10 @@ def _answer(advice: Advice, title: str) -> list[str]:
     ringed = "" if advice.recommended is None else " (ringed)"
     lines = textwrap.wrap(f"Recommended{ringed}: {advice.line}", _LINE)[:3]
     parts = [
-        f'<text x="16" y="{20 + 16 * k}" font-weight="bold">{_escaped(line)}</text>'
+        f'<text x="16" y="{20 + 16 * k}" font-weight="bold">{escape(line)}</text>'
         for k, line in enumerate(lines)
     ]
-    return [*parts, f'<text x="16" y="{22 + 16 * len(lines)}" fill="#495057">{_escaped(title)}</text>']
+    return [*parts, f'<text x="16" y="{22 + 16 * len(lines)}" fill="#495057">{escape(title)}</text>']
 
 
 def _axes() -> list[str]:
@@ -104,7 +105,7 @@ def _line(points: Sequence[Point], name: str, place: int) -> list[str]:
         *marks,
         key,
         _mark(_x(1) + 30, y, place, colour),
-        f'<text x="{_x(1) + 52}" y="{y + 4}">{_escaped(name)}</text>',
+        f'<text x="{_x(1) + 52}" y="{y + 4}">{escape(name)}</text>',
     ]
 
 
@@ -125,7 +126,3 @@ def _x(share: float) -> float:
 
 def _y(rate: float) -> float:
     return _HEIGHT - _BOTTOM - rate * (_HEIGHT - _TOP - _BOTTOM)
-
-
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

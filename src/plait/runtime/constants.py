@@ -14,7 +14,7 @@ import torch
 
 from plait.errors import PlanError
 from plait.graph import Graph
-from plait.ir import Add, Diagonal, Expr, Fold, MatMul, Scale, Sparse, formula, sort
+from plait.ir import Add, Diagonal, Expr, Fold, MatMul, Scale, Sparse, formula, leaves, sort
 from plait.kernels.csr.coalesced import torch_csr
 from plait.kernels.spmm import Pattern
 from plait.ops.work import Matrix, Uniform
@@ -290,8 +290,6 @@ class Constants:
 
 
 def key_names(expr: Expr) -> set[str]:
-    from plait.ir import leaves
-
     return set(leaves(expr))
 
 

@@ -40,20 +40,9 @@ if TYPE_CHECKING:
     from plait.runtime.executor import Run
 
 __all__ = [
-    "MARGIN",
-    "NAMES",
-    "UNION_SECONDS_PER_EDGE",
-    "USUAL",
-    "Direction",
-    "Form",
-    "Forms",
-    "Use",
-    "adopt",
-    "chosen_names",
-    "gathered",
-    "timed",
-    "with_form_text",
-]
+    "MARGIN", "NAMES", "UNION_SECONDS_PER_EDGE", "USUAL", "Direction", "Form", "Forms", "Use", "adopt",
+    "chosen_names", "gathered", "timed", "with_form_text",
+]  # fmt: skip
 
 NAMES = ("csr", "hag", "diff", "twins")
 USUAL = ("csr", "hag", "twins")

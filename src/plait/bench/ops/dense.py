@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from plait.bench.ops import own
 from plait.bench.ops.case import Case
 from plait.bench.ops.inputs import Draw
-from plait.bench.ops.operation import FORWARD, Operation, Variant, Work
+from plait.bench.ops.operation import Operation, Variant, Work
 
 __all__ = ["OPERATIONS"]
 
@@ -41,55 +42,38 @@ def _work(case: Case) -> Work:
 
 
 def _own(bias: str | None) -> Variant:
-    return Variant(
-        "plait",
-        lambda inputs: own.gemm(inputs, bias),
-        devices=("cpu",),
-        directions=FORWARD,
-        why=f"forward only; {own.WHY_CPU}",
-    )
+    return own.forward_variant(lambda inputs: own.gemm(inputs, bias))
 
 
+_product = functools.partial(
+    Operation, family="dense", draw=_operands, work=_work, has_sparse_path=False, takes=_TAKES
+)
 OPERATIONS = (
-    Operation(
+    _product(
         name="mm",
-        family="dense",
         about="x @ w",
-        takes=_TAKES,
-        draw=_operands,
         variants=(Variant("torch", lambda t: lambda: torch.mm(t["x"], t["w"])), _own(None)),
-        work=_work,
         reference=lambda t: t["x"] @ t["w"],
         leaves=("x", "w"),
-        has_sparse_path=False,
     ),
-    Operation(
+    _product(
         name="addmm",
-        family="dense",
         about="b + x @ w",
-        takes=_TAKES,
-        draw=_operands,
         variants=(Variant("torch", lambda t: lambda: torch.addmm(t["b"], t["x"], t["w"])), _own("b")),
-        work=_work,
         reference=lambda t: t["b"] + t["x"] @ t["w"],
         leaves=("x", "w", "b"),
-        has_sparse_path=False,
     ),
-    Operation(
+    _product(
         name="bmm",
-        family="dense",
         about="x[k] @ w[k] for every k of a batch",
         takes={**_TAKES, "batch": 64, "nodes": 128},
-        draw=_operands,
         variants=(
             Variant("torch", lambda t: lambda: torch.bmm(t["x"], t["w"])),
             Variant(
                 "loop", lambda t: lambda: torch.stack([a @ b for a, b in zip(t["x"], t["w"], strict=True)])
             ),
         ),
-        work=_work,
         reference=lambda t: t["x"] @ t["w"],
         leaves=("x", "w"),
-        has_sparse_path=False,
     ),
 )

@@ -11,7 +11,7 @@ from torch import Tensor
 from plait.bench.ops.case import Case
 from plait.bench.ops.inputs import Draw, Inputs
 from plait.bench.ops.operation import FORWARD, GRAPH, Operation, Unsupported, Variant, Work
-from plait.bench.ops.own import WHY_CPU
+from plait.bench.ops.own import forward_variant
 
 __all__ = ["OPERATIONS"]
 
@@ -65,6 +65,16 @@ def _bracket(inputs: Inputs) -> Callable[[], Tensor]:
     return (lambda: x[:, index]) if axis else (lambda: x[index])
 
 
+def _gathered(inputs: Inputs) -> Tensor:
+    return torch.gather(inputs["x"], inputs.case.axis or 0, inputs["index"].long())
+
+
+def _torch_gather(inputs: Inputs) -> Callable[[], Tensor]:
+    if inputs["index"].dtype != torch.int64:
+        raise Unsupported("torch.gather takes int64 indices only")
+    return lambda: _gathered(inputs)
+
+
 def _own(inputs: Inputs) -> Callable[[], Tensor]:
     from plait.features.rows import gather
 
@@ -82,7 +92,12 @@ def _own(inputs: Inputs) -> Callable[[], Tensor]:
     return call
 
 
-_OWN = Variant("plait", _own, devices=("cpu",), directions=FORWARD, why=f"forward only; {WHY_CPU}")
+def _numpy_take(inputs: Inputs) -> Callable[[], Tensor]:
+    rows, index = inputs["x"].numpy(), inputs["index"].numpy()
+    return lambda: torch.from_numpy(rows.take(index, axis=0))
+
+
+_OWN = forward_variant(_own)
 _TAKES: Mapping[str, Any] = {**GRAPH, "order": "random", "axis": None, "value_sparsity": None}
 
 OPERATIONS = (
@@ -109,18 +124,9 @@ OPERATIONS = (
         takes={k: v for k, v in _TAKES.items() if k not in ("law", "exponent", "order", "graph")}
         | {"reduction": None},
         draw=_element_index,
-        variants=(
-            Variant(
-                "torch",
-                lambda inputs: (
-                    (lambda: torch.gather(inputs["x"], inputs.case.axis or 0, inputs["index"].long()))
-                    if inputs["index"].dtype == torch.int64
-                    else _no_int32()
-                ),
-            ),
-        ),
+        variants=(Variant("torch", _torch_gather),),
         work=_element_work,
-        reference=lambda inputs: torch.gather(inputs["x"], inputs.case.axis or 0, inputs["index"].long()),
+        reference=_gathered,
         leaves=("x",),
         has_sparse_path=False,
     ),
@@ -133,25 +139,10 @@ OPERATIONS = (
         variants=(
             Variant("torch", lambda inputs: lambda: _select(inputs), directions=FORWARD),
             _OWN,
-            Variant(
-                "numpy",
-                lambda inputs: _numpy_take(inputs),
-                devices=("cpu",),
-                directions=FORWARD,
-                why="numpy runs on the CPU",
-            ),
+            Variant("numpy", _numpy_take, devices=("cpu",), directions=FORWARD, why="numpy runs on the CPU"),
         ),
         work=_batch_work,
         reference=_select,
         has_sparse_path=False,
     ),
 )
-
-
-def _no_int32() -> Callable[[], Tensor]:
-    raise Unsupported("torch.gather takes int64 indices only")
-
-
-def _numpy_take(inputs: Inputs) -> Callable[[], Tensor]:
-    rows, index = inputs["x"].numpy(), inputs["index"].numpy()
-    return lambda: torch.from_numpy(rows.take(index, axis=0))

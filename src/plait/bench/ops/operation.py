@@ -14,16 +14,9 @@ from plait.bench.ops.case import Case
 from plait.bench.ops.inputs import Draw, Inputs
 
 __all__ = [
-    "BOTH",
-    "FORWARD",
-    "GRAPH",
-    "Operation",
-    "Unsupported",
-    "Variant",
-    "Work",
-    "values_of",
+    "BOTH", "FORWARD", "GRAPH", "Make", "Operation", "Unsupported", "Variant", "Work", "values_of",
     "worst_difference",
-]
+]  # fmt: skip
 
 Call = Callable[[], Any]
 Make = Callable[[Inputs], Call]

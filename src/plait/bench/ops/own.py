@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from plait.bench.ops.inputs import Inputs
-from plait.bench.ops.operation import Unsupported
+from plait.bench.ops.operation import FORWARD, Make, Unsupported, Variant
+from plait.graph import Graph
+from plait.ir import Diagonal, Sparse
+from plait.kernels.gemm import gemm as dense
+from plait.kernels.spmm import Pattern, spmm, weight_gradient
+from plait.ops.program import Program
+from plait.plan.draft import Draft
+from plait.plan.ways import direct
+from plait.runtime import executor
+from plait.runtime.buffers import Buffers
+from plait.runtime.constants import Constants
+from plait.runtime.executor import Run
 
-if TYPE_CHECKING:
-    from plait.kernels.spmm import Pattern
-    from plait.ops.program import Program
-    from plait.runtime.buffers import Buffers
-    from plait.runtime.executor import Run
-
-__all__ = ["WHY_CPU", "gemm", "product", "reduced", "sddmm"]
+__all__ = ["WHY_CPU", "forward_variant", "gemm", "product", "reduced", "sddmm"]
 
 WHY_CPU = "plait's kernels run on the CPU"
 
 
+def forward_variant(make: Make) -> Variant:
+    """plait's kernel as a variant without a gradient."""
+    return Variant("plait", make, devices=("cpu",), directions=FORWARD, why=f"forward only; {WHY_CPU}")
+
+
 def product(inputs: Inputs, reduce: str, is_weighted: bool) -> Callable[[], Tensor]:
     """x -> the sum, mean or maximum of its rows over every target's edges."""
-    from plait.runtime import executor
-
     x = inputs["x"]
     _require_floats(x)
     run = inputs.once(("plait", reduce, is_weighted), lambda: _bound(inputs, reduce, is_weighted))
@@ -34,8 +41,6 @@ def product(inputs: Inputs, reduce: str, is_weighted: bool) -> Callable[[], Tens
 
 def reduced(inputs: Inputs, reduce: str) -> Callable[[], Tensor]:
     """The rows of src reduced over equal targets, in the order that was sorted once."""
-    from plait.kernels.spmm import spmm
-
     src = inputs["src"]
     _require_floats(src)
     order, pointer = inputs.by_target
@@ -53,8 +58,6 @@ def reduced(inputs: Inputs, reduce: str) -> Callable[[], Tensor]:
 
 def sddmm(inputs: Inputs) -> Callable[[], Tensor]:
     """One dot product per edge, in the order of the sorted edges."""
-    from plait.kernels.spmm import weight_gradient
-
     x, y = inputs["x"], inputs["y"]
     _require_floats(x)
     order, pointer = inputs.by_target
@@ -64,8 +67,6 @@ def sddmm(inputs: Inputs) -> Callable[[], Tensor]:
 
 def gemm(inputs: Inputs, bias: str | None = None) -> Callable[[], Tensor]:
     """x @ w, and the bias where there is one."""
-    from plait.kernels.gemm import gemm as dense
-
     x, w = inputs["x"], inputs["w"]
     _require_floats(x)
     added = None if bias is None else inputs[bias]
@@ -83,11 +84,6 @@ def _require_floats(x: Tensor) -> None:
 
 def _bound(inputs: Inputs, reduce: str, is_weighted: bool) -> Run:
     """The product as a program on the graph of the inputs, its gradient where the case takes one."""
-    from plait.graph import Graph
-    from plait.plan.ways import direct
-    from plait.runtime.constants import Constants
-    from plait.runtime.executor import Run
-
     x, ends = inputs["x"], (inputs["source"].numpy(), inputs["target"].numpy())
     graph = Graph.from_edge_index(*ends, inputs.case.rows_out, x.shape[0])
     weight = inputs["value"].detach() if is_weighted else None
@@ -99,9 +95,6 @@ def _bound(inputs: Inputs, reduce: str, is_weighted: bool) -> Run:
 
 
 def _program(reduce: str, is_weighted: bool) -> Program:
-    from plait.ir import Diagonal, Sparse
-    from plait.plan.draft import Draft
-
     draft, shape = Draft("M"), ("N", "K")
     matrix = draft.constant(Sparse("A", "N", "M", is_weighted))
     reads: dict[str, str | None] = {"matrix": matrix, "x": draft.input("X", "M", "K")}
@@ -113,7 +106,6 @@ def _program(reduce: str, is_weighted: bool) -> Program:
 
 def _fresh() -> Buffers:
     """Memory of its own for every result, as torch's operations have it."""
-    from plait.runtime.buffers import Buffers
 
     class Fresh(Buffers):
         def take(self, rows: int, cols: int, dtype: torch.dtype) -> Tensor:
@@ -123,6 +115,4 @@ def _fresh() -> Buffers:
 
 
 def _pattern(pointer: Tensor, indices: Tensor, num_columns: int) -> Pattern:
-    from plait.kernels.spmm import Pattern
-
     return Pattern(pointer.int().numpy(), indices.int().numpy(), num_columns)

@@ -12,7 +12,7 @@ from torch import Tensor
 from plait.bench.ops import own
 from plait.bench.ops.case import Case
 from plait.bench.ops.inputs import Draw, Inputs
-from plait.bench.ops.operation import FORWARD, GRAPH, Operation, Unsupported, Variant, Work
+from plait.bench.ops.operation import GRAPH, Operation, Unsupported, Variant, Work
 
 __all__ = ["OPERATIONS"]
 
@@ -96,8 +96,7 @@ def _own(inputs: Inputs, reduce: str) -> Callable[[], Tensor]:
 
 
 def _own_variant(reduce: str) -> Variant:
-    make = functools.partial(_own, reduce=reduce)
-    return Variant("plait", make, devices=("cpu",), directions=FORWARD, why=f"forward only; {own.WHY_CPU}")
+    return own.forward_variant(functools.partial(_own, reduce=reduce))
 
 
 def _scatter_variants(reduce: str) -> tuple[Variant, ...]:
@@ -141,41 +140,32 @@ _TAKES: Mapping[str, Any] = {**GRAPH, "axis": None, "value_sparsity": None, "red
 _SEGMENT_TAKES = {k: v for k, v in GRAPH.items() if k != "order"} | {"value_sparsity": None}
 
 
+_reduction = functools.partial(
+    Operation, family="scatter", draw=_rows, work=_work, leaves=("src",), has_sparse_path=False, takes=_TAKES
+)
+
+
 def _scatter(reduce: str) -> Operation:
-    return Operation(
+    return _reduction(
         name=f"scatter_{'add' if reduce == 'sum' else reduce}",
-        family="scatter",
         about=f"the {reduce} of the edges' rows at every target",
-        takes=_TAKES,
-        draw=_rows,
         variants=_scatter_variants(reduce),
-        work=_work,
         reference=functools.partial(_reference, reduce=reduce),
-        leaves=("src",),
-        has_sparse_path=False,
     )
 
 
 OPERATIONS = (
-    Operation(
+    _reduction(
         name="index_add",
-        family="scatter",
         about="the edges' rows added into their targets' rows",
-        takes=_TAKES,
-        draw=_rows,
         variants=(Variant("torch", _index_add), _own_variant("sum")),
-        work=_work,
         reference=functools.partial(_reference, reduce="sum"),
-        leaves=("src",),
-        has_sparse_path=False,
     ),
     *(_scatter(reduce) for reduce in ("sum", "mean", "max", "min", "mul")),
-    Operation(
+    _reduction(
         name="segment_reduce",
-        family="scatter",
         about="the sum of the rows of every segment of sorted edges",
         takes=_SEGMENT_TAKES,
-        draw=_rows,
         variants=(
             Variant("torch", _segment),
             Variant("scatter_add", functools.partial(_torch_scatter_call, reduce="sum")),
@@ -183,9 +173,6 @@ OPERATIONS = (
             Variant("torch_scatter", _library_segment, needs="torch_scatter"),
             _own_variant("sum"),
         ),
-        work=_work,
         reference=functools.partial(_reference, reduce="sum"),
-        leaves=("src",),
-        has_sparse_path=False,
     ),
 )

@@ -365,9 +365,7 @@ OPERATIONS = (
             Variant("gather", lambda inputs: lambda: _dots(inputs)),
             Variant("torch-csr", _sampled, directions=FORWARD, why="CSR values have no gradient here"),
             Variant("dgl", _dgl_dots, needs="dgl"),
-            Variant(
-                "plait", own.sddmm, devices=("cpu",), directions=FORWARD, why=f"forward only; {own.WHY_CPU}"
-            ),
+            own.forward_variant(own.sddmm),
         ),
         work=_pair_work,
         reference=_dots,

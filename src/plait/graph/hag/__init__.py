@@ -10,16 +10,6 @@ from plait.graph.hag.schedule import Schedule, level_schedule, tile_schedule
 from plait.graph.hag.search import search
 
 __all__ = [
-    "Differences",
-    "Forecast",
-    "Hag",
-    "PrefixLevels",
-    "Schedule",
-    "difference_rows",
-    "difference_schedule",
-    "forecast",
-    "level_schedule",
-    "prefix_levels",
-    "search",
-    "tile_schedule",
-]
+    "Differences", "Forecast", "Hag", "PrefixLevels", "Schedule", "difference_rows", "difference_schedule",
+    "forecast", "level_schedule", "prefix_levels", "search", "tile_schedule",
+]  # fmt: skip

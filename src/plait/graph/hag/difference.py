@@ -19,7 +19,7 @@ from plait.errors import GraphError, InputError
 from plait.graph.hag import fast
 from plait.graph.hag.compiled import compiled
 from plait.graph.hag.schedule import Schedule
-from plait.graph.hag.tiles import usual_tile_nodes
+from plait.graph.hag.tiles import root_of, usual_tile_nodes
 
 if TYPE_CHECKING:
     from plait.graph.csr import Graph
@@ -242,18 +242,10 @@ def _compare(
 
 
 @compiled
-def _root_of(link: Ints, v: int) -> int:
-    while link[v] != v:
-        link[v] = link[link[v]]
-        v = link[v]
-    return v
-
-
-@compiled
 def _take_lightest(by_weight: Ints, one: Ints, other: Ints, link: Ints, is_taken: Ints) -> None:
     """Kruskal: the lightest edge that joins two parts, again and again."""
     for e in by_weight:
-        a, b = _root_of(link, one[e]), _root_of(link, other[e])
+        a, b = root_of(link, one[e]), root_of(link, other[e])
         if a != b:
             link[a] = b
             is_taken[e] = True
@@ -376,19 +368,9 @@ def _first_wrong_row(
 
 @compiled
 def _emit_forest(
-    parent: Ints,
-    row_start: Ints,
-    middle: Ints,
-    columns: Ints,
-    order: Ints,
-    num_sources: int,
-    tile_nodes: int,
-    start: Ints,
-    subtracted: Ints,
-    operands: Ints,
-    buffer: Ints,
-    tiles: Ints,
-) -> tuple[int, int, int]:
+    parent: Ints, row_start: Ints, middle: Ints, columns: Ints, order: Ints, num_sources: int,
+    tile_nodes: int, start: Ints, subtracted: Ints, operands: Ints, buffer: Ints, tiles: Ints,
+) -> tuple[int, int, int]:  # fmt: skip
     """(tiles, slots, operands): one step per node; a parent's slot is free after its last child."""
     children = np.zeros(parent.size, np.int32)
     for v in range(parent.size):

@@ -306,18 +306,9 @@ def _bound_blocks(order: Ints, length: Ints, limit: int, block: Ints, part: Ints
 
 @compiled
 def _gather(
-    piece_start: Ints,
-    piece_length: Ints,
-    row_columns: Ints,
-    weight: Ints,
-    min_count: int,
-    mark: Ints,
-    local: Ints,
-    kept: Ints,
-    start: Ints,
-    length: Ints,
-    columns: Ints,
-) -> tuple[int, int]:
+    piece_start: Ints, piece_length: Ints, row_columns: Ints, weight: Ints, min_count: int, mark: Ints,
+    local: Ints, kept: Ints, start: Ints, length: Ints, columns: Ints,
+) -> tuple[int, int]:  # fmt: skip
     """Split every piece: what `min_count` rows hold goes to `columns` in block numbers, the rest in front."""
     num_touched = 0
     for p in range(piece_start.size):
@@ -372,16 +363,9 @@ def _rehash(left: Ints, right: Ints, size: int, table: Ints) -> None:
 
 @compiled
 def _enter(
-    new_left: Ints,
-    new_right: Ints,
-    column: Ints,
-    left: Ints,
-    right: Ints,
-    depth: Ints,
-    table: Ints,
-    size: int,
-    num_sources: int,
-) -> int:
+    new_left: Ints, new_right: Ints, column: Ints, left: Ints, right: Ints, depth: Ints, table: Ints,
+    size: int, num_sources: int,
+) -> int:  # fmt: skip
     """Give every new merge its number, an old one where the pair is known; the size of the book."""
     num_old = column.size - new_left.size
     for k in range(new_left.size):

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from plait.errors import GraphError, InputError
 from plait.graph.hag.compiled import compiled
 from plait.graph.hag.numbering import hierarchy_csr, levels_of
+from plait.graph.io import replacing
 
 if TYPE_CHECKING:
     from plait.graph.csr import Graph
@@ -151,23 +152,13 @@ class Hag:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the hierarchy to an npz file at `path`, replacing it in one step."""
-        target = Path(path)
         meta = [_FORMAT, self.num_nodes, self.num_sources, self.num_graph_edges, int(self.is_complete)]
-        temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
-        try:
-            with temporary.open("wb") as file:
-                np.savez(
-                    file,
-                    meta=np.array(meta, np.int64),
-                    order=np.array(self.order),
-                    fingerprint=np.array(self.fingerprint),
-                    indptr=self.indptr,
-                    indices=self.indices,
-                    level=self.level,
-                )
-            os.replace(temporary, target)
-        finally:
-            temporary.unlink(missing_ok=True)
+        content: dict[str, Any] = {"meta": np.array(meta, np.int64)}
+        content |= {
+            name: getattr(self, name) for name in ("order", "fingerprint", "indptr", "indices", "level")
+        }
+        with replacing(Path(path)) as file:
+            np.savez(file, **content)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], graph: Graph) -> Hag:

@@ -120,15 +120,9 @@ def _measure(
 
 @compiled
 def _write(
-    indptr: Ints,
-    indices: Ints,
-    num_nodes: int,
-    num_sources: int,
-    row_of: Ints,
-    number: Ints,
-    new_indptr: Ints,
-    new_indices: Ints,
-) -> None:
+    indptr: Ints, indices: Ints, num_nodes: int, num_sources: int, row_of: Ints, number: Ints,
+    new_indptr: Ints, new_indices: Ints,
+) -> None:  # fmt: skip
     """Write every kept row from left to right; an inlined child's row is written in its place."""
     depth = 64
     position = np.empty(depth, np.int64)

@@ -268,16 +268,9 @@ def _choose(c: _Cover, row: int, num_nodes: int, num_inputs: int, number: int, l
 
 @compiled
 def _cover_rows(
-    c: _Cover,
-    first: int,
-    last: int,
-    num_nodes: int,
-    graph_indptr: Ints,
-    graph_indices: Ints,
-    new_indices: Ints,
-    length: Ints,
-    is_wide: bool,
-) -> None:
+    c: _Cover, first: int, last: int, num_nodes: int, graph_indptr: Ints, graph_indices: Ints,
+    new_indices: Ints, length: Ints, is_wide: bool,
+) -> None:  # fmt: skip
     for row in range(first, last):
         if length[row] < 3:
             continue

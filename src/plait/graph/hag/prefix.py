@@ -113,15 +113,9 @@ def _common_with_previous(order: Ints, indptr: Ints, indices: Ints, length: int)
 
 @compiled
 def _fill_levels(
-    order: Ints,
-    indptr: Ints,
-    indices: Ints,
-    common: Ints,
-    padding: int,
-    start: Ints,
-    parent: Ints,
+    order: Ints, indptr: Ints, indices: Ints, common: Ints, padding: int, start: Ints, parent: Ints,
     column: Ints,
-) -> None:
+) -> None:  # fmt: skip
     """Length after length: the rows that begin prefixes so far, and those that part from their neighbour."""
     by_common = np.argsort(common, kind="mergesort")  # stable: rows of one length ascend
     rows = np.empty(order.size, np.int64)
@@ -183,16 +177,9 @@ def _tree_csr(
 
 @compiled
 def _fill_tree(
-    indptr: Ints,
-    indices: Ints,
-    begin: Ints,
-    skipped: Ints,
-    rows: Ints,
-    stop: Ints,
-    num_sources: int,
-    new_indptr: Ints,
-    new_indices: Ints,
-) -> None:
+    indptr: Ints, indices: Ints, begin: Ints, skipped: Ints, rows: Ints, stop: Ints, num_sources: int,
+    new_indptr: Ints, new_indices: Ints,
+) -> None:  # fmt: skip
     for i in range(rows.size):
         at = new_indptr[i]
         if begin[i] >= 0:

@@ -190,16 +190,9 @@ def _find_homes(
 
 @compiled
 def _emit_shared(
-    indptr: Ints,
-    indices: Ints,
-    num_nodes: int,
-    num_sources: int,
-    shared_sums: Ints,
-    row_of_sum: Ints,
-    start: Ints,
-    operands: Ints,
-    buffer: Ints,
-) -> None:
+    indptr: Ints, indices: Ints, num_nodes: int, num_sources: int, shared_sums: Ints, row_of_sum: Ints,
+    start: Ints, operands: Ints, buffer: Ints,
+) -> None:  # fmt: skip
     at = 0
     for step in range(shared_sums.size):
         row = num_nodes + shared_sums[step]
@@ -213,20 +206,10 @@ def _emit_shared(
 
 @compiled
 def _emit_tiles(
-    indptr: Ints,
-    indices: Ints,
-    num_nodes: int,
-    num_sources: int,
-    order: Ints,
-    tile_start: Ints,
-    row_of_sum: Ints,
-    num_shared: int,
-    start: Ints,
-    operands: Ints,
-    node: Ints,
-    buffer: Ints,
+    indptr: Ints, indices: Ints, num_nodes: int, num_sources: int, order: Ints, tile_start: Ints,
+    row_of_sum: Ints, num_shared: int, start: Ints, operands: Ints, node: Ints, buffer: Ints,
     step_of_tile: Ints,
-) -> int:
+) -> int:  # fmt: skip
     """Emit the nodes of every tile in order, each after the sums it needs; the most slots a tile uses."""
     num_sums = row_of_sum.size
     reads_left = np.zeros(num_sums, np.int32)

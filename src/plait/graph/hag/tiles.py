@@ -13,7 +13,7 @@ from plait.graph.hag.rows import invert
 if TYPE_CHECKING:
     from plait.graph.hag.hierarchy import Hag
 
-__all__ = ["Tiles", "cluster_tiles", "is_nearly_consecutive", "node_tiles", "usual_tile_nodes"]
+__all__ = ["Tiles", "cluster_tiles", "is_nearly_consecutive", "node_tiles", "root_of", "usual_tile_nodes"]
 
 Ints = NDArray[Any]
 
@@ -79,7 +79,8 @@ def node_tiles(num_nodes: int, tile_nodes: int) -> Tiles:
 
 
 @compiled
-def _root(link: Ints, v: int) -> int:
+def root_of(link: Ints, v: int) -> int:
+    """The one that stands for all that are linked with v; paths are halved on the way."""
     while link[v] != v:
         link[v] = link[link[v]]
         v = link[v]
@@ -88,19 +89,9 @@ def _root(link: Ints, v: int) -> int:
 
 @compiled
 def _grow_clusters(
-    columns: Ints,
-    num_sources: int,
-    num_nodes: int,
-    reader_start: Ints,
-    readers: Ints,
-    cluster_nodes: int,
-    link: Ints,
-    size: Ints,
-    following: Ints,
-    last: Ints,
-    row_of_sum: Ints,
-    seen: Ints,
-) -> None:
+    columns: Ints, num_sources: int, num_nodes: int, reader_start: Ints, readers: Ints, cluster_nodes: int,
+    link: Ints, size: Ints, following: Ints, last: Ints, row_of_sum: Ints, seen: Ints,
+) -> None:  # fmt: skip
     """Join the clusters of all readers of a column, column after column, where the whole still fits."""
     for turn in range(columns.size):
         column = columns[turn]
@@ -108,7 +99,7 @@ def _grow_clusters(
         largest = -1
         for r in range(reader_start[column], reader_start[column + 1]):
             reader = readers[r]
-            root = _root(link, reader if reader < num_nodes else row_of_sum[reader - num_nodes])
+            root = root_of(link, reader if reader < num_nodes else row_of_sum[reader - num_nodes])
             if seen[root] != turn:
                 seen[root] = turn
                 total += size[root]
@@ -120,7 +111,7 @@ def _grow_clusters(
             continue
         for r in range(reader_start[column], reader_start[column + 1]):
             reader = readers[r]
-            root = _root(link, reader if reader < num_nodes else row_of_sum[reader - num_nodes])
+            root = root_of(link, reader if reader < num_nodes else row_of_sum[reader - num_nodes])
             if root != largest:
                 link[root] = largest
                 size[largest] += size[root]
@@ -135,7 +126,7 @@ def _pack(link: Ints, size: Ints, following: Ints, tile_nodes: int, order: Ints,
     at = 0
     tile = 0
     for v in range(link.size):
-        root = _root(link, v)
+        root = root_of(link, v)
         if is_placed[root]:
             continue
         is_placed[root] = True

@@ -18,16 +18,9 @@ from plait.kernels.operands import float_bits, read_flat, read_numbers, read_row
 from plait.kernels.spmm import Pattern
 
 __all__ = [
-    "MOST_HEADS",
-    "Dropout",
-    "Scores",
-    "attend",
-    "attend_again",
-    "attend_sources",
-    "attend_targets",
-    "output_dots",
-    "padded",
-]
+    "MOST_HEADS", "Dropout", "Scores", "attend", "attend_again", "attend_sources", "attend_targets",
+    "output_dots", "padded",
+]  # fmt: skip
 
 MOST_HEADS = 16
 _SERIAL_BELOW = 1 << 16  # edges times columns; a score costs several multiply-adds
@@ -122,10 +115,6 @@ def _numbers(scores: Scores, dtype: torch.dtype) -> torch.Tensor:
     return torch.tensor([scores.slope, scale, 1.0, 0.0], dtype=dtype)
 
 
-def _threads(pattern: Pattern, width: int) -> int:
-    return launch.num_threads() if (pattern.num_edges + pattern.num_rows) * width > _SERIAL_BELOW else 1
-
-
 def _fill_scores(words: Any, at: Arguments, scores: Scores, heads: int, lanes: int, edges: int) -> Any:
     """Place what all passes read of the scores, but for the rows of both ends; returns what is to be held."""
     dtype, far = scores.far.dtype, scores.far
@@ -183,7 +172,7 @@ def attend(
         read_flat(words, at.bias, "bias", bias, dtype, columns),
     )
     address = _address("forward", bits, pattern.index_bits, lanes, scores.kind, fixed)
-    at.run(address, words, _threads(pattern, columns))
+    at.run(address, words, pattern.threads(columns, _SERIAL_BELOW))
     del held
     return out
 
@@ -241,7 +230,7 @@ def attend_sources(
     scratch, partial = _partials(transpose, scores, value, words, at)
     name = "sources" if kept is None else "spread"
     address = _address(name, bits, transpose.index_bits, lanes, scores.kind, fixed)
-    at.run(address, words, _threads(transpose, columns))
+    at.run(address, words, transpose.threads(columns, _SERIAL_BELOW))
     del scratch, held
     return None if partial is None else partial.sum(0)
 
@@ -299,7 +288,7 @@ def attend_targets(
     )
     scratch, partial = _partials(pattern, scores, far, words, at)
     address = _address("targets", bits, pattern.index_bits, lanes, scores.kind, fixed)
-    at.run(address, words, _threads(pattern, columns))
+    at.run(address, words, pattern.threads(columns, _SERIAL_BELOW))
     del scratch, held
     return None if partial is None else partial.sum(0)
 
@@ -345,7 +334,7 @@ def attend_again(
     scratch, partial = _partials(pattern, scores, value, words, at)
     name = "again" if kept is None else "weigh"
     address = _address(name, bits, pattern.index_bits, lanes, scores.kind, fixed)
-    at.run(address, words, _threads(pattern, columns))
+    at.run(address, words, pattern.threads(columns, _SERIAL_BELOW))
     del scratch, held
     return None if partial is None else partial.sum(0)
 

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from numba import cfunc, types
 
-from plait.kernels import launch
 from plait.kernels.arguments import PATTERN, Arguments
 from plait.kernels.attention import products, rows, softmax
 from plait.kernels.attention.rows import BLOCK
@@ -125,10 +124,6 @@ _sums_address = stored("edge-sums", _sums_kernel)
 _softmax_address = stored("edge-softmax", _softmax_kernel)
 
 
-def _threads(pattern: Pattern, width: int) -> int:
-    return launch.num_threads() if (pattern.num_edges + pattern.num_rows) * width > _SERIAL_BELOW else 1
-
-
 def edge_dots(
     pattern: Pattern, near: torch.Tensor, far: torch.Tensor, heads: int, *, is_shared: bool = False
 ) -> torch.Tensor:
@@ -151,7 +146,7 @@ def edge_dots(
         read_flat(words, at.numbers, "numbers", torch.zeros(1, dtype=dtype), dtype, 1),
     )
     write_flat(words, at.out, "out", out, dtype, edges * lanes)
-    at.run(address, words, _threads(pattern, columns))
+    at.run(address, words, pattern.threads(columns, _SERIAL_BELOW))
     del held
     return out
 
@@ -189,7 +184,7 @@ def edge_sums(
         read_flat(words, at.numbers, "numbers", torch.zeros(1, dtype=dtype), dtype, 1),
     )
     write_rows(words, at.out, "out", out, dtype, rows, columns)
-    at.run(address, words, _threads(pattern, heads * width))
+    at.run(address, words, pattern.threads(heads * width, _SERIAL_BELOW))
     del held
     return out
 
@@ -214,6 +209,6 @@ def _run_softmax(pattern: Pattern, values: torch.Tensor, grad: torch.Tensor | No
     values_held = read_flat(words, at.values, "values", values, dtype, count)
     grad_held = read_flat(words, at.gradient, "grad", grad, dtype, count)
     write_flat(words, at.out, "out", out, dtype, count)
-    at.run(address, words, _threads(pattern, 4 * lanes))
+    at.run(address, words, pattern.threads(4 * lanes, _SERIAL_BELOW))
     del values_held, grad_held
     return out

@@ -20,23 +20,9 @@ from plait.kernels.spmm import Pattern
 from plait.kernels.vector import LINE
 
 __all__ = [
-    "ADDEND",
-    "ADDEND_SCALE",
-    "BIAS",
-    "KEPT",
-    "LEFTS",
-    "MOST_PRODUCTS",
-    "MOST_SUMS",
-    "OUT",
-    "PLUS",
-    "RIGHTS",
-    "ROWS",
-    "WEIGHTS",
-    "Chain",
-    "Gathered",
-    "X",
-    "ones",
-]
+    "ADDEND", "ADDEND_SCALE", "BIAS", "KEPT", "LEFTS", "MOST_PRODUCTS", "MOST_SUMS", "OUT", "PLUS", "RIGHTS",
+    "ROWS", "WEIGHTS", "Chain", "Gathered", "X", "ones",
+]  # fmt: skip
 
 MOST_PRODUCTS, MOST_SUMS = cpu.MOST_PRODUCTS, cpu.MOST_SUMS
 

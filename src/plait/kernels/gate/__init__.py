@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from plait.kernels import launch
 from plait.kernels.compiled import stored
 from plait.kernels.gate import cpu
 from plait.kernels.operands import float_bits, read_flat, read_rows, write_rows
@@ -17,10 +16,6 @@ _SERIAL_BELOW = 1 << 16  # edges times columns; a gate costs some twenty operati
 
 _forward_address = stored("gate", cpu.forward)
 _sources_address = stored("gate-sources", cpu.sources)
-
-
-def _threads(pattern: Pattern, width: int) -> int:
-    return launch.num_threads() if (pattern.num_edges + pattern.num_rows) * width > _SERIAL_BELOW else 1
 
 
 def gate(
@@ -53,7 +48,7 @@ def gate(
     write_rows(words, at.slopes, "slopes", slopes, dtype, rows, width)
     addend = read_rows(words, at.addend, "addend", addend, dtype, rows, width)
     bias = read_flat(words, at.bias, "bias", bias, dtype, width)
-    at.run(address, words, _threads(pattern, width))
+    at.run(address, words, pattern.threads(width, _SERIAL_BELOW))
 
 
 def gate_sources(
@@ -78,4 +73,4 @@ def gate_sources(
     grad = read_rows(words, at.grad, "grad", grad, dtype, targets, width, True)
     write_rows(words, at.far_out, "far_grad", far_grad, dtype, rows, width)
     write_rows(words, at.value_out, "value_grad", value_grad, dtype, rows, width)
-    at.run(address, words, _threads(transpose, width))
+    at.run(address, words, transpose.threads(width, _SERIAL_BELOW))

@@ -14,14 +14,9 @@ from plait.kernels.gemm import cpu
 from plait.kernels.operands import float_bits, read_flat, read_rows, write_flat, write_rows
 
 __all__ = [
-    "SERIAL_BELOW",
-    "block_height",
-    "column_sums",
-    "gemm",
-    "gemm_transposed",
-    "transposed_chunks",
+    "SERIAL_BELOW", "block_height", "column_sums", "gemm", "gemm_transposed", "transposed_chunks",
     "weight_gradient",
-]
+]  # fmt: skip
 
 # a multiple of every block height; small enough to balance, large enough to amortise the claim
 _PIECE_ROWS = 192

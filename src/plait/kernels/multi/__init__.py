@@ -62,10 +62,6 @@ _shares_address = stored("multi-shares", cpu.shares)
 _sources_address = stored("multi-sources", cpu.sources)
 
 
-def _threads(work: int) -> int:
-    return launch.num_threads() if work > _SERIAL_BELOW else 1
-
-
 def aggregate(
     pattern: Pattern, x: torch.Tensor, layout: Layout, out: torch.Tensor, ties: torch.Tensor | None = None
 ) -> torch.Tensor:
@@ -84,7 +80,7 @@ def aggregate(
     words[at.mean : at.ties] = [*layout.offsets(size)]
     write_rows(words, at.ties, "ties", ties, dtype, rows, 2 * layout.columns)
     address = _forward_address(bits, pattern.index_bits, ties is not None)
-    at.run(address, words, _threads((pattern.num_edges + rows) * layout.columns))
+    at.run(address, words, pattern.threads(layout.columns, _SERIAL_BELOW))
     return out
 
 
@@ -113,7 +109,8 @@ def aggregate_shares(
     ties = read_rows(words, at.ties, "ties", ties, dtype, rows, 2 * layout.columns)
     write_rows(words, at.shares, "shares", shares, dtype, rows, layout.sections * layout.columns)
     address = _shares_address(bits, pattern.index_bits, layout.has_spread, layout.has_ends)
-    at.run(address, words, _threads(pattern.num_rows * shares.shape[1]))
+    threads = launch.num_threads() if rows * shares.shape[1] > _SERIAL_BELOW else 1
+    at.run(address, words, threads)
     return shares
 
 
@@ -131,5 +128,5 @@ def aggregate_sources(
     shares = read_rows(words, at.shares, "shares", shares, dtype, transpose.num_columns, sections, True)
     write_rows(words, at.out, "out", out, dtype, rows, columns)
     address = _sources_address(bits, transpose.index_bits, layout.has_spread, layout.has_ends)
-    at.run(address, words, _threads((transpose.num_edges + rows) * columns))
+    at.run(address, words, transpose.threads(columns, _SERIAL_BELOW))
     return out

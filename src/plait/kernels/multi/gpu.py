@@ -19,7 +19,17 @@ from plait.kernels.csr.gpu import Rows  # first: it says so where triton is miss
 from plait.kernels.multi import Layout
 from plait.kernels.multi.reference import LEAST_VARIANCE
 from plait.kernels.relaunch import Launcher
-from plait.kernels.spmm.gpu import Tiles, accumulator, add_parts, close_rows, rows_on, slots_of, tiles_of
+from plait.kernels.spmm.gpu import (
+    Tiles,
+    accumulator,
+    add_parts,
+    close_rows,
+    larger,
+    rows_on,
+    slots_of,
+    smaller,
+    tiles_of,
+)  # fmt: skip
 
 # isort: split
 import triton
@@ -33,16 +43,6 @@ __all__ = ["aggregate", "aggregate_shares", "aggregate_sources", "ties_like"]
 _COUNTS = ("num_pieces", "num_items", "num_rows")
 _LEAST = tl.constexpr(LEAST_VARIANCE)
 _ROWS, _COLUMNS = 8, 64  # of a program that shares the gradients of targets
-
-
-@triton.jit
-def _larger(a, b):  # type: ignore[no-untyped-def]
-    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
-
-
-@triton.jit
-def _smaller(a, b):  # type: ignore[no-untyped-def]
-    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -88,8 +88,8 @@ def _joined(  # type: ignore[no-untyped-def]
     total, off, squares, most, least, most_ties, least_ties
 ):
     """The sums and extrema of all slots as those of one: [1, columns]."""
-    top = tl.reduce(most, 0, _larger)[None, :]
-    low = tl.reduce(least, 0, _smaller)[None, :]
+    top = tl.reduce(most, 0, larger)[None, :]
+    low = tl.reduce(least, 0, smaller)[None, :]
     return (
         tl.sum(total, 0)[None, :], tl.sum(off, 0)[None, :], tl.sum(squares, 0)[None, :], top, low,
         tl.sum(tl.where(most == top, most_ties, 0), 0)[None, :],
@@ -141,13 +141,13 @@ def _aggregated(  # type: ignore[no-untyped-def]
                 if p_ties is not None:
                     is_tied = ((b_high == most) & m_edge).to(tl.int32)
                     most_ties = tl.where(b_high > most, 1, most_ties + is_tied)
-                most = _larger(most, b_high)
+                most = larger(most, b_high)
             if MIN >= 0:
                 b_low = tl.where(m_edge, b_x, float("inf"))
                 if p_ties is not None:
                     is_tied = ((b_low == least) & m_edge).to(tl.int32)
                     least_ties = tl.where(b_low < least, 1, least_ties + is_tied)
-                least = _smaller(least, b_low)
+                least = smaller(least, b_low)
     if i_program < num_pieces:
         one, one_off, one_squares, top, low, top_ties, low_ties = _joined(
             total, off, squares, most, least, most_ties, least_ties
@@ -214,8 +214,8 @@ def _merge(  # type: ignore[no-untyped-def]
         least_ties = tl.where(
             b_low < least, low_ties, tl.where(b_low == least, least_ties + low_ties, least_ties)
         )
-        most = _larger(most, b_high)
-        least = _smaller(least, b_low)
+        most = larger(most, b_high)
+        least = smaller(least, b_low)
     total, off, squares, most, least, most_ties, least_ties = _joined(
         total, off, squares, most, least, most_ties, least_ties
     )

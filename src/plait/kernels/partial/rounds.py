@@ -190,21 +190,9 @@ def _short_rows(steps: tuple[Ints, ...], num_sources: int, num_columns: int, mos
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _cut(
-    start: Any,
-    operands: Any,
-    node: Any,
-    buffer: Any,
-    num_sources: int,
-    num_columns: int,
-    most: int,
-    begin: Any,
-    length: Any,
-    to: Any,
-    level: Any,
-    step_of: Any,
-    renamed: Any,
-    component: Any,
-) -> tuple[int, int, int]:
+    start: Any, operands: Any, node: Any, buffer: Any, num_sources: int, num_columns: int, most: int,
+    begin: Any, length: Any, to: Any, level: Any, step_of: Any, renamed: Any, component: Any,
+) -> tuple[int, int, int]:  # fmt: skip
     """(rows, operands, rows of the buffer); a slot's operands are those of its last writer."""
     held = np.zeros(num_columns - num_sources, np.int32)  # the buffer row that a joint row is now
     level_of = np.zeros(to.size, np.int32)  # of a buffer row: the level after the one that sums it

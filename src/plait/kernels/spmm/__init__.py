@@ -16,14 +16,8 @@ from plait.kernels.operands import Words, float_bits, read_flat, read_rows, writ
 from plait.kernels.spmm import cpu, marked
 
 __all__ = [
-    "Pattern",
-    "extremum",
-    "extremum_gather",
-    "marked_gather",
-    "marks_bytes",
-    "spmm",
-    "weight_gradient",
-]
+    "Pattern", "extremum", "extremum_gather", "marked_gather", "marks_bytes", "spmm", "weight_gradient",
+]  # fmt: skip
 
 # multiply-adds (some 30 us of one core) under which waking a second thread does not pay
 _SERIAL_BELOW = 1 << 19
@@ -52,6 +46,10 @@ class Pattern:
     def bounds(self) -> np.ndarray[Any, Any]:
         """Row numbers that cut the rows into pieces of about equal cost."""
         return _even_pieces(self.indptr)
+
+    def threads(self, width: int, serial_below: int) -> int:
+        """Threads for a pass over rows of `width` columns: one below so many columns of edges and rows."""
+        return launch.num_threads() if (self.num_edges + self.num_rows) * width > serial_below else 1
 
     @functools.cached_property
     def csr(self) -> tuple[int, int]:
@@ -121,11 +119,6 @@ _gather_address = stored("marked", marked.gather_kernel)
 _weight_address = stored("sddmm", cpu.weight_gradient_kernel)
 
 
-def _threads(pattern: Pattern, width: int) -> int:
-    work = (pattern.num_edges + pattern.num_rows) * (width + _EDGE_COST)
-    return launch.num_threads() if work > _SERIAL_BELOW else 1
-
-
 def spmm(
     pattern: Pattern,
     x: torch.Tensor,
@@ -178,9 +171,9 @@ def spmm(
     words[at.last_edge] = max(0, pattern.num_edges - 1)
     words[at.width] = width
     if slab and slab < width:
-        _run_slabs(words, address, _threads(pattern, slab), slab, dtype.itemsize)
+        _run_slabs(words, address, pattern.threads(slab + _EDGE_COST, _SERIAL_BELOW), slab, dtype.itemsize)
     elif width:
-        at.run(address, words, _threads(pattern, width))
+        at.run(address, words, pattern.threads(width + _EDGE_COST, _SERIAL_BELOW))
     return out
 
 
@@ -199,7 +192,7 @@ def _run_slabs(words: Words, address: int, threads: int, slab: int, size: int) -
 def _finish(at: Arguments, words: Words, address: int, pattern: Pattern, width: int) -> None:
     """Fill in the width and the last edge, and run it."""
     words[at.width], words[at.last_edge] = width, max(0, pattern.num_edges - 1)
-    at.run(address, words, _threads(pattern, width))
+    at.run(address, words, pattern.threads(width + _EDGE_COST, _SERIAL_BELOW))
 
 
 def extremum(
@@ -296,5 +289,5 @@ def weight_gradient(pattern: Pattern, x: torch.Tensor, grad: torch.Tensor, out: 
     words[at.width] = width
     if width == 0:
         return out.zero_()
-    at.run(address, words, _threads(pattern, width))
+    at.run(address, words, pattern.threads(width + _EDGE_COST, _SERIAL_BELOW))
     return out

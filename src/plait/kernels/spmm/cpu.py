@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from llvmlite import ir
+
 from plait.kernels.arguments import PATTERN, Arguments
 from plait.kernels.vector import (
     CodeGen,
@@ -21,18 +23,9 @@ from plait.kernels.vector import (
 )
 
 __all__ = [
-    "ATTAINED",
-    "EXTREMUM",
-    "PREFETCH_LANES",
-    "SPMM",
-    "WEIGHT_GRADIENT",
-    "ask_ahead",
-    "attained_kernel",
-    "extremum_kernel",
-    "kernel",
-    "sum_row",
-    "weight_gradient_kernel",
-]
+    "ATTAINED", "EXTREMUM", "PREFETCH_LANES", "SPMM", "WEIGHT_GRADIENT", "ask_ahead", "attained_kernel",
+    "extremum_kernel", "kernel", "sum_row", "weight_gradient_kernel",
+]  # fmt: skip
 
 SPMM = Arguments(f"{PATTERN} x[] out[] width edge source target addend[] addend_scale bias last_edge")
 EXTREMUM = Arguments(f"{PATTERN} x[] out[] ties[] width last_edge")
@@ -222,8 +215,6 @@ def _dot_tile(float_bits: int, lanes: int) -> Any:
     """out[e] (+)= near . far[e] over one masked tile; words: near far out count is_first."""
 
     def body(base: CodeGen, args: list[Any]) -> None:
-        from llvmlite import ir
-
         code = base.of(lanes)
         b = code.builder
         near, far, out, count, is_first = args

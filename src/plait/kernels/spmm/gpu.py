@@ -25,18 +25,9 @@ if TYPE_CHECKING:
     from plait.kernels.spmm import Pattern
 
 __all__ = [
-    "Tiles",
-    "accumulator",
-    "add_parts",
-    "close_rows",
-    "extremum",
-    "extremum_gather",
-    "rows_on",
-    "slots_of",
-    "spmm",
-    "tiles_of",
-    "weight_gradient",
-]
+    "Tiles", "accumulator", "add_parts", "close_rows", "extremum", "extremum_gather", "larger", "rows_on",
+    "slots_of", "smaller", "spmm", "tiles_of", "weight_gradient",
+]  # fmt: skip
 
 
 _COUNTS = ("num_pieces", "num_items")
@@ -95,12 +86,12 @@ def slots_of(p_items, i_program, num_pieces, num_items, SLOTS: tl.constexpr):  #
 
 
 @triton.jit
-def _larger(a, b):  # type: ignore[no-untyped-def]
+def larger(a, b):  # type: ignore[no-untyped-def]
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
-def _smaller(a, b):  # type: ignore[no-untyped-def]
+def smaller(a, b):  # type: ignore[no-untyped-def]
     return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
@@ -108,8 +99,8 @@ def _smaller(a, b):  # type: ignore[no-untyped-def]
 def _best(total, REDUCE: tl.constexpr):  # type: ignore[no-untyped-def]
     """The largest or smallest of every column; NaN where there is one."""
     if REDUCE == "max":
-        return tl.reduce(total, 0, _larger)
-    return tl.reduce(total, 0, _smaller)
+        return tl.reduce(total, 0, larger)
+    return tl.reduce(total, 0, smaller)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -189,9 +180,9 @@ def _product(  # type: ignore[no-untyped-def]
                     is_tied = (b_x == total) & m_edge[:, None]
                     ties = tl.where(is_better, 1, ties + is_tied.to(tl.int32))
                 if REDUCE == "max":  # noqa: SIM108 - Triton compiles one branch alone
-                    total = _larger(total, b_x)
+                    total = larger(total, b_x)
                 else:
-                    total = _smaller(total, b_x)
+                    total = smaller(total, b_x)
             else:
                 total += b_x
     if i_program < num_pieces:
@@ -253,9 +244,9 @@ def _add_parts(  # type: ignore[no-untyped-def]
                 is_better = b_part > total if REDUCE == "max" else b_part < total
                 ties = tl.where(is_better, b_ties, tl.where(b_part == total, ties + b_ties, ties))
             if REDUCE == "max":  # noqa: SIM108 - Triton compiles one branch alone
-                total = _larger(total, b_part)
+                total = larger(total, b_part)
             else:
-                total = _smaller(total, b_part)
+                total = smaller(total, b_part)
         else:
             total += b_part
     if REDUCE == "max" or REDUCE == "min":

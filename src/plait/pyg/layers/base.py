@@ -18,33 +18,11 @@ from plait.ir.build import propagation
 from plait.pyg.operators import Operator
 
 __all__ = [
-    "RULES",
-    "Apply",
-    "Call",
-    "Lowered",
-    "NotLowered",
-    "Rule",
-    "aggregation",
-    "bias",
-    "bound_to_torch",
-    "features",
-    "has_hooks",
-    "is_lazy",
-    "is_parametrized",
-    "is_plain_linear",
-    "is_renamed",
-    "linear_values",
-    "neighbours",
-    "not_plain",
-    "not_summed",
-    "number_in",
-    "rule",
-    "scalar",
-    "scalar_value",
-    "sizes",
-    "weight",
+    "RULES", "Apply", "Call", "Lowered", "NotLowered", "Rule", "aggregation", "bias", "bound_to_torch",
+    "features", "has_hooks", "is_lazy", "is_parametrized", "is_plain_linear", "is_renamed", "linear_values",
+    "neighbours", "not_plain", "not_summed", "number_in", "rule", "scalar", "scalar_value", "sizes", "weight",
     "with_bias",
-]
+]  # fmt: skip
 
 Apply = Callable[[tuple[Expr, ...], Mapping[str, "Tensor | None"]], Tensor]
 """Runs one planned expression out of equal ones; the planner picks."""

@@ -9,24 +9,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 __all__ = [
-    "NARROW",
-    "WIDE",
-    "Figure",
-    "Frame",
-    "Scale",
-    "bold_label",
-    "decades",
-    "dot",
-    "label",
-    "lanes",
-    "padded",
-    "path_of",
-    "percent",
-    "short",
-    "svg",
-    "tag",
-    "titled",
-]
+    "NARROW", "WIDE", "Figure", "Frame", "Scale", "bold_label", "decades", "dot", "label", "lanes", "padded",
+    "path_of", "percent", "short", "svg", "tag", "titled",
+]  # fmt: skip
 
 # A figure is drawn twice: for a desk and for a phone. Scaling one drawing would halve its letters.
 WIDE, NARROW = 1000, 358

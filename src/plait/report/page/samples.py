@@ -17,17 +17,9 @@ from plait.report.layers import SUBJECT
 from plait.report.page.draw import short
 
 __all__ = [
-    "BARS",
-    "FEWEST",
-    "GENERATED",
-    "Contest",
-    "Run",
-    "Sample",
-    "contests",
-    "number",
-    "read_runs",
+    "BARS", "FEWEST", "GENERATED", "Contest", "Run", "Sample", "contests", "number", "read_runs",
     "samples_of",
-]
+]  # fmt: skip
 
 KINDS = {
     "op": "op",
