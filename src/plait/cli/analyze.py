@@ -20,7 +20,7 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Model, graph or its statistics, workers and network."""
-    # "--network -5gbit" is a value that is wrong, not an option without one: analyze says what is wrong with it
+    # "--network -5gbit" is a value that is wrong, not an option without one: analyze says what is wrong
     parser._negative_number_matcher = re.compile(r"^-[\d.]")
     parser.add_argument(
         "--model", default="gcn", metavar="NAME", help="gcn, sage, gin, gat, ... (default gcn)"
