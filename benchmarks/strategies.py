@@ -2,11 +2,11 @@
 
     python benchmarks/strategies.py --data FOLDER --graphs cora,ego_twitter --models gcn,sage --ranks 2
 
-Processes talk over loopback, which is measured before every model; every process has one thread. The strategies
-of a model take turns in several rounds, so that a slow minute of a shared machine falls on all of them; each
-turn is the median of some epochs, the slowest process's, and a strategy's epoch is its fastest turn. Of the
-network the fastest measurement is taken for the same reason. Bytes are those handed to torch.distributed for
-other processes.
+Processes talk over loopback, which is measured before every model; every process has one thread. The
+strategies of a model take turns in several rounds, so that a slow minute of a shared machine falls on all of
+them; each turn is the median of some epochs, the slowest process's, and a strategy's epoch is its fastest
+turn. Of the network the fastest measurement is taken for the same reason. Bytes are those handed to
+torch.distributed for other processes.
 """
 
 from __future__ import annotations
@@ -171,7 +171,8 @@ def mini_batches(make: Callable[[], nn.Module], folder: Path, epochs: int) -> Tu
 def between_ranks(times: int = 6) -> Network:
     """The network as it is where nothing disturbs it: latencies of a shared machine double for minutes."""
     found = [measure_network() for _ in range(times)]
-    return Network("measured", max(n.bytes_per_s for n in found), min(n.latency for n in found))
+    ring = min(n.ring_latency or 0.0 for n in found)
+    return Network("measured", max(n.bytes_per_s for n in found), min(n.latency for n in found), ring)
 
 
 def work(rank: int, ranks: int, port: int, asked: dict[str, Any], folder: str) -> None:
@@ -201,7 +202,7 @@ def work(rank: int, ranks: int, port: int, asked: dict[str, Any], folder: str) -
             for _ in range(asked["rounds"]):
                 for run in runs.values():
                     run.seconds.append(run.turn())
-            linked = [network.bytes_per_s, network.latency]
+            linked = [network.bytes_per_s, network.latency, network.ring_latency]
             told = {strategy: run.told() for strategy, run in runs.items()}
             found.append({"graph": graph, "model": name, "network": linked, "runs": told})
     said = {
@@ -285,7 +286,10 @@ def main() -> None:
     rows = []
     for number, entry in enumerate(said[0]["found"]):
         network = Network("loopback", *entry["network"])
-        said_of = f"{network.bytes_per_s / 1e9:.2f} GB/s, {network.latency * 1e6:.0f} us"
+        ring = 1e6 * (network.ring_latency or 0.0)
+        said_of = (
+            f"{network.bytes_per_s / 1e9:.2f} GB/s, {network.latency * 1e6:.0f} us, {ring:.0f} us a ring step"
+        )
         print(f"{entry['graph']} {entry['model']}: {said_of}")
         told = predicted(entry["graph"], entry["model"], asked, network, said[0]["sharing"])
         for strategy, run in entry["runs"].items():

@@ -22,9 +22,9 @@ def test_at_par_both_take_equally_long() -> None:
     pairs = [(a, b) for a in found for b in found if a is not b]
     met = 0
     for one, other in pairs:
-        value = bandwidth_at_par(one, other, 1e-6)
+        value = bandwidth_at_par(one, other, Network("n", 1.0, 1e-6, 2e-6))
         if value is not None:
-            network = Network("n", value, 1e-6)
+            network = Network("n", value, 1e-6, 2e-6)
             assert one.seconds_at(network) == pytest.approx(other.seconds_at(network), rel=1e-9)
             met += 1
     assert met
@@ -62,6 +62,19 @@ def test_what_does_not_fit_is_not_advised_while_something_fits() -> None:
     small = _advice(memory=1.2e6, bandwidth=1e3)
     assert small.winner != "one worker"
     assert "one worker would need" in small.because
+
+
+def test_what_of_plait_runs_the_winner_is_said_or_which_form_it_runs_instead() -> None:
+    """GIN's fastest form is a cut; where it is one plait does not run, the fastest that it does is named."""
+    found = _advice(bandwidth=1e12)
+    runs = {"edge cut": "plait.shard runs it", "feature partition": "plait.shard runs it"}
+    assert runs.get(found.winner, "plait has no way to run it: the fastest form it runs is") in found.because
+
+
+def test_limits_name_no_form_where_nothing_fits() -> None:
+    """With fewer workers each has to hold more: at some number nothing fits, and no form is the best."""
+    fitting = _advice(memory=1.2e6, bandwidth=1e9)
+    assert not [b for b in fitting.break_even if b.what == "workers" and b.value < 4]
 
 
 def test_where_nothing_fits_it_is_said() -> None:

@@ -9,20 +9,20 @@ from plait.errors import InputError
 
 
 def ring_all_reduce(size: int, workers: int) -> tuple[int, int, int]:
-    """(total, busiest, messages) of a ring, message by message: chunks go around twice, in two pieces."""
-    chunk, sent, messages = size // workers, [0] * workers, [0] * workers
+    """(total, busiest, steps) of a ring, step by step: chunks go around twice."""
+    chunk, sent, steps = size // workers, [0] * workers, 0
     for _ in range(2 * (workers - 1)):
+        steps += 1
         for worker in range(workers):
             sent[worker] += chunk
-            messages[worker] += 2
-    return sum(sent), max(sent), max(messages)
+    return sum(sent), max(sent), steps
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 8])
 def test_collectives_send_what_their_messages_add_up_to(workers: int) -> None:
     size = 840
     found = all_reduce(size, workers)
-    assert (found.total, found.busiest, found.messages) == pytest.approx(ring_all_reduce(size, workers))
+    assert (found.total, found.busiest, found.ring_steps) == pytest.approx(ring_all_reduce(size, workers))
     gathered = all_gather(size, workers)  # everybody receives what the others have
     assert gathered.total == pytest.approx(workers * (size - size / workers))
     blocks = [[size / workers**2] * workers for _ in range(workers)]  # rows by owner, columns by owner
@@ -33,7 +33,9 @@ def test_collectives_send_what_their_messages_add_up_to(workers: int) -> None:
 def test_seconds_are_bytes_over_bandwidth_and_messages_times_latency() -> None:
     network = Network("x", 100.0, 0.5)
     assert network.seconds(Traffic(500, 200, 3)) == 2.0 + 1.5
-    assert Traffic(1, 2, 3) + Traffic(4, 5, 6) * 2 == Traffic(9, 12, 15)
+    assert network.seconds(Traffic(500, 200, 3, 2)) == 2.0 + 1.5 + 1.0
+    assert Network("x", 100.0, 0.5, 0.25).seconds(Traffic(500, 200, 3, 2)) == 2.0 + 1.5 + 0.5
+    assert Traffic(1, 2, 3, 4) + Traffic(4, 5, 6, 7) * 2 == Traffic(9, 12, 15, 18)
 
 
 @pytest.mark.parametrize(

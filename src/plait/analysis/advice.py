@@ -112,11 +112,11 @@ def _seconds(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
 
 
-def bandwidth_at_par(one: Strategy, other: Strategy, latency: float) -> float | None:
+def bandwidth_at_par(one: Strategy, other: Strategy, network: Network) -> float | None:
     """Bytes a second at which two strategies take equally long; None where one always wins."""
     more = one.traffic.busiest - other.traffic.busiest
     less = other.compute_seconds - one.compute_seconds
-    less += (other.traffic.messages - one.traffic.messages) * latency
+    less += network.waiting(other.traffic) - network.waiting(one.traffic)
     if more == 0 or less == 0 or (more > 0) != (less > 0):
         return None
     return more / less
@@ -126,7 +126,7 @@ def _bandwidth(best: Strategy, candidates: Sequence[Strategy], network: Network)
     """The nearest bandwidth at which another strategy takes over."""
     found = []
     for other in candidates[1:]:
-        value = bandwidth_at_par(best, other, network.latency)
+        value = bandwidth_at_par(best, other, network)
         if value is not None:
             side = "below" if value < network.bytes_per_s else "from"
             found.append(BreakEven("bandwidth", side, value, other.name))

@@ -49,6 +49,19 @@ def test_the_pipelines_have_a_box_for_every_run_that_takes_time() -> None:
     assert boxes == sum(r.end > r.start for run in found.pipelines for r in run.runs)
 
 
+@pytest.mark.parametrize("width", [WIDE, NARROW])
+def test_the_pipelines_say_what_their_colours_and_their_axis_are(width: int) -> None:
+    drawn = next(f for f in figures_of(analysis()) if f.name == "pipelines").draw(width)
+    assert "graph operation" in drawn
+    assert "non-linearity" in drawn
+    assert "time since the forward pass began" in drawn
+
+
+def test_the_scaling_curves_name_the_line_of_perfect_scaling() -> None:
+    drawn = next(f for f in figures_of(analysis()) if f.name == "scaling").draw(WIDE)
+    assert ">perfect scaling<" in drawn
+
+
 def test_the_page_says_who_wins_and_loads_nothing() -> None:
     found = analysis()
     page = page_of(found)
