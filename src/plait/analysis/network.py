@@ -16,8 +16,8 @@ __all__ = ["NAMED", "Network", "Traffic", "all_gather", "all_reduce", "all_to_al
 class Network:
     """Bytes per second each worker can send while receiving as many, and a message's latency in seconds.
 
-    `ring_latency` is that of one step of a ring all-reduce, where it was measured: the bytes of a step are cut
-    in two and added while they are sent, and the threads are awake. None: that of a message.
+    `ring_latency` is that of one step of a ring all-reduce, where it was measured: the bytes of a step are
+    cut in two and added while they are sent, and the threads are awake. None: that of a message.
     """
 
     name: str

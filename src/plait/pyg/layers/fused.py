@@ -27,8 +27,8 @@ from plait.runtime.placed import PlacedGraph, index_of
 from plait.runtime.session import Session
 
 __all__ = [
-    "FUSED", "Prepare", "Run", "as_listed", "check_width", "check_widths", "csr_order", "degrees_of", "edges_of",
-    "fused", "is_training", "layer_of", "not_plain", "refused_edges", "refused_features",
+    "FUSED", "Prepare", "Run", "as_listed", "check_width", "check_widths", "csr_order", "degrees_of",
+    "edges_of", "fused", "is_training", "layer_of", "not_plain", "refused_edges", "refused_features",
 ]  # fmt: skip
 
 Run = Callable[[], Any]
