@@ -7,6 +7,7 @@ import itertools
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from torch_geometric.nn import GraphSAGE
 
 from plait.features import simulate
+from tests.distributed import faults
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # benchmarks/ is no part of the package
@@ -133,6 +135,36 @@ def test_hosts_talk_over_their_links_and_leave_nothing_behind(tmp_path: Path) ->
     assert endless.poll() is not None
     assert (tmp_path / "log").read_text().strip() == "greetings"
     assert network._namespaces() == before
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_hosts_that_are_cut_off_give_up_after_the_timeout(tmp_path: Path) -> None:
+    """The link of a host goes down: no connection is closed, nothing arrives any more; both ranks end."""
+    if not _can_make_hosts():
+        pytest.skip("needs root, iproute2 and network namespaces")
+    program = (
+        f"from tests.distributed import faults; faults.cut_off(__import__('pathlib').Path({str(tmp_path)!r}))"
+    )
+    variables = {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "WORLD_SIZE": "2"}
+    variables |= {"GLOO_SOCKET_IFNAME": network.INTERFACE, "MASTER_PORT": "29666"}
+    with Hosts(2, "1gbit") as hosts, (tmp_path / "log").open("wb") as log:
+        variables["MASTER_ADDR"] = hosts.address(0)
+        both = [
+            hosts.start(i, [sys.executable, "-c", program], {**variables, "RANK": str(i)}, log)
+            for i in range(2)
+        ]
+        end = time.monotonic() + 90
+        while not all((tmp_path / f"began-{i}").exists() for i in range(2)):
+            assert time.monotonic() < end, (tmp_path / "log").read_text()
+            time.sleep(0.1)
+        hosts.cut(1)
+        assert [process.wait(60) for process in both] == [0, 0]
+    for rank in range(2):
+        seconds, said = (tmp_path / f"told-{rank}.txt").read_text().split(" ", 1)
+        assert float(seconds) < 4 * faults.SILENT
+        assert f"rank {rank}: " in said
+        assert "Timed out" in said or "timeout" in said, said
 
 
 @pytest.mark.processes

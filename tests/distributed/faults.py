@@ -1,4 +1,5 @@
-"""What ranks do in the tests of faults: they are killed, run out of disk, read damaged parts, and go on."""
+"""What ranks do in the tests of faults: they are killed or stopped, lose their network, run out of disk, read
+damaged parts, and go on."""
 
 from __future__ import annotations
 
@@ -25,6 +26,7 @@ from tests.distributed.shards import graph
 
 EVERY, KILLED, EPOCHS, STEPS = 3, 8, 3, 12
 TIMEOUT = 20.0
+SILENT = 6.0  # the timeout where it has to pass: of a rank that says nothing, its connections open
 
 
 def _kill(step: int, rank: int, is_killed: bool) -> None:
@@ -77,13 +79,65 @@ def sharded(folder: Path, rank: int, name: str, is_killed: bool = False) -> list
 
 
 def _ends(work: Callable[[], Any], folder: Path, name: str) -> None:
-    """Rank 1 is killed; this one is told and ends."""
+    """Others are lost; this rank is told and ends."""
     begin = time.perf_counter()
     try:
         work()
     except ExchangeError as error:
         (folder / f"told-{name}.txt").write_text(f"{time.perf_counter() - begin:.1f} {error}")
     os._exit(0)  # the group has lost a member
+
+
+def stopped_exchange(rank: int, size: int, folder: Path) -> None:
+    """Rank 1 stands still, its connections open, while rank 0 asks it for rows."""
+    session = distributed.init(folder / "parts", timeout_seconds=SILENT)
+    session.exchange.take(session.bounds[[1 - rank]])
+    _stop(rank)
+    _ends(lambda: session.exchange.take(session.bounds[[1 - rank]]), folder, "exchange")
+
+
+def stopped_shard(rank: int, size: int, folder: Path) -> None:
+    """Rank 1 stands still between two steps of a sharded model."""
+    _, step = _steps()
+    step()
+    _stop(rank)
+    _ends(step, folder, "stopped-shard")
+
+
+def _stop(rank: int) -> None:
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _steps() -> tuple[Any, Callable[[], None]]:
+    """A sharded model, and what one step of its training does."""
+    torch.manual_seed(1)
+    over = plait.shard(GCN(12, 8, 2, 4), graph(), timeout_seconds=SILENT)
+
+    def step() -> None:
+        over.loss(functional.cross_entropy, over(over.data.x, over.data.edge_index), over.data.y).backward()
+
+    return over, step
+
+
+def cut_off(folder: Path) -> None:
+    """Trains until the network is gone, says that it began, and what it was told."""
+    over, step = _steps()
+    step()
+    (folder / f"began-{over.rank}").touch()
+
+    def steps() -> None:
+        while True:
+            step()
+            last[0] = time.perf_counter()
+
+    last = [time.perf_counter()]
+    try:
+        steps()
+    except ExchangeError as error:
+        told = f"{time.perf_counter() - last[0]:.1f} {error}"
+        (folder / f"told-{over.rank}.txt").write_text(told)
+    os._exit(0)
 
 
 def first(rank: int, size: int, folder: Path) -> None:
@@ -115,8 +169,10 @@ def _full_disk(folder: Path, rank: int) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     if rank == 1:
         resource.setrlimit(resource.RLIMIT_FSIZE, (64, before[1]))
+    begin = time.perf_counter()
     with pytest.raises(CheckpointError, match=r"rank 1: .*(too large|inline_container|unexpected pos)"):
         checkpoints.save(distributed.Position(step=2))
+    assert time.perf_counter() - begin < TIMEOUT
     if rank == 1:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     torch.distributed.barrier()
@@ -131,12 +187,14 @@ def _damaged(folder: Path, rank: int) -> None:
         place = folder / "copy"
         shutil.copytree(folder / "parts", place)
         _flip(place / "indices.npy")
+    begin = time.perf_counter()
     with pytest.raises(PartsError, match=r"rank 1: .*indices\.npy does not have the checksum"):
         distributed.init(place, timeout_seconds=TIMEOUT, verify=True)
     if rank == 1:
         os.truncate(place / "part-1.x.npy", 200)
     with pytest.raises(PartsError, match=r"rank 1: .*part-1\.x\.npy has 200 bytes"):
         distributed.init(place, timeout_seconds=TIMEOUT)
+    assert time.perf_counter() - begin < 2 * TIMEOUT
 
 
 def _flip(path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from plait.graph.division import column_shares, divide
+from plait.graph.division import column_shares, divide, edges_into, portion
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
@@ -25,6 +25,40 @@ def test_places_have_the_halos_and_loans_that_a_loop_finds(size: int) -> None:
         for node in remote:
             lent[part[node]] += 1
     assert [place.num_shared for place in found.places] == lent
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("edges", [0, 150])
+def test_portions_are_those_of_the_division_though_no_rank_sees_all_edges(size: int, edges: int) -> None:
+    rng = np.random.default_rng(size)
+    source, target = rng.integers(0, 40, (2, edges))
+    part = rng.integers(0, max(1, size - 1), 40)
+    whole = divide(source, target, part, size)
+    marks: list[np.ndarray] = []
+
+    def kept(own: np.ndarray) -> np.ndarray:
+        marks.append(own)
+        return own
+
+    own = [edges_into(source, target, part, rank) for rank in range(size)]
+    for rank in range(size):
+        portion(own[rank], part, size, rank, kept)
+    is_outer = np.sum(marks, axis=0, dtype=np.uint8)
+    for rank in range(size):
+        found = portion(own[rank], part, size, rank, lambda _: is_outer)
+        assert np.array_equal(found.nodes, whole.nodes)
+        assert np.array_equal(found.bounds, whole.bounds)
+        assert np.array_equal(found.halo, whole.halo_of(rank))
+        assert np.array_equal(found.edges, whole.edges_of(rank))
+        assert np.array_equal(found.local_edges, whole.local_edges(rank))
+
+
+def test_edges_are_found_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plait.graph.division._AT_ONCE", 4)
+    source, target = np.arange(11), np.arange(11)[::-1].copy()
+    numbers, sources, targets = edges_into(source, target, np.arange(11) % 2, 1)
+    assert numbers.tolist() == sources.tolist() == [1, 3, 5, 7, 9]
+    assert targets.tolist() == [9, 7, 5, 3, 1]
 
 
 def test_no_edges_and_no_nodes() -> None:

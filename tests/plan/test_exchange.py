@@ -178,6 +178,25 @@ def test_a_cut_that_needs_everything_is_split_by_features() -> None:
     assert choice.travels.startswith("fwd columns x 16, fwd rows x 16")
 
 
+def test_columns_are_priced_where_they_carry_less_than_halos() -> None:
+    """To price them takes the whole graph, which ranks do not hold otherwise."""
+    link = Link(1e6, 1e-5, 3)
+
+    def refusing(expr: Expr) -> Matrix:
+        assert not (isinstance(expr, Barrier) and expr.name == "all")
+        return problem().matrices(expr)
+
+    _, choice = choose_over_ranks(problem(matrices=refusing), link, alone)
+    assert not any("columns" in travels for travels in choice.seconds)
+    # rows go there and back, 3 / 4 of a quarter of 4000 each time
+    for rows, is_priced in ((1500, False), (1501, True)):
+        sizes = {**SIZES, "H": 1000 + rows, "B": rows}
+        _, choice = choose_over_ranks(problem(sizes=sizes), link, alone)
+        assert any("columns" in travels for travels in choice.seconds) == is_priced
+    _, choice = choose_over_ranks(problem(), link, alone, "features")
+    assert choice.split == "by features"
+
+
 def test_halos_under_way_cost_what_is_not_computed_meanwhile() -> None:
     wide = problem(sizes={**SIZES, "K1": 512, "K2": 512, "K1/P": 128, "K2/P": 128})
     plan, choice = choose_over_ranks(wide, Link(1e8, 1e-6, 3), alone)

@@ -170,3 +170,28 @@ def test_no_nodes_gives_empty_vectors_of_the_right_dtype(normalise: str, dtype: 
 def test_an_unknown_rule_is_named() -> None:
     with pytest.raises(PlanError, match="sideways"):
         propagate(Operator(normalise="sideways"), graph_of(torch.tensor([[0], [1]]), 2), None, DOUBLE)
+
+
+@pytest.mark.parametrize("normalise", ["none", "symmetric", "mean", "degree"])
+@pytest.mark.parametrize("loops", ["none", "remaining", "replace", "add"])
+def test_operators_by_rows_read_the_edges_into_a_node_alone(normalise: str, loops: str) -> None:
+    rng = np.random.default_rng(3)
+    source, target = rng.integers(0, 9, (2, 60))
+    weight = torch.from_numpy(rng.random(60))
+    operator = Operator(loops, normalise=normalise)
+    assert operator.is_by_rows
+    is_own = target < 4
+    every = propagate(operator, Graph.from_edge_index(source, target, 9), weight, torch.float64)
+    own = Graph.from_edge_index(source[is_own], target[is_own], 9)
+    near = propagate(operator, own, weight[torch.from_numpy(is_own)], torch.float64)
+    for name in ("p", "l", "q"):
+        whole, part = getattr(every, name), getattr(near, name)
+        assert (whole is None) == (part is None)
+        if whole is not None:
+            torch.testing.assert_close(part[:4], whole[:4])
+    for name, values in every.extra.items():
+        torch.testing.assert_close(near.extra[name][:4], values[:4])
+
+
+def test_laplacians_and_cluster_gcn_look_at_all_edges() -> None:
+    assert not any(Operator(normalise=name).is_by_rows for name in ("laplacian", "clustergcn"))

@@ -68,6 +68,36 @@ def test_a_ranks_matrices_are_rows_of_the_whole(is_weighted: bool) -> None:
     assert rank.cost_matrix(Barrier("all", A)).rows == NODES
 
 
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_constants_of_a_ranks_own_nodes_and_halo_are_those_cut_from_the_whole(is_weighted: bool) -> None:
+    constants, _ = whole(is_weighted)
+    share: Peers = _Share()  # type: ignore[assignment]
+    cut = RankConstants(constants, share)
+    # the same by the numbers of this rank: its rows have their edges, those of the halo none
+    rows, reads = constants.graph.edge_rows(), _Share.columns
+    is_own, place = rows >= 4, np.full(NODES, -1)
+    place[reads] = np.arange(reads.size)
+    near = Graph.from_edge_index(place[constants.graph.indices[is_own]], place[rows[is_own]], reads.size)
+    weight = None if constants.weight is None else constants.weight[torch.from_numpy(is_own)]
+    if weight is not None and near.order is not None:
+        weight = weight[torch.from_numpy(np.asarray(near.order, np.int64))]
+    diagonals = {name: value[torch.from_numpy(reads)] for name, value in constants.diagonals.items()}
+    asked = []
+    own = Constants(near.with_order(None), weight, diagonals, torch.float32)
+    rank = RankConstants(own, share, lambda: asked.append(1) or constants)
+    p, q = Diagonal("p", "N"), Diagonal("q", "N")
+    for vector in (p, Barrier("halo", q), Barrier("border", q)):
+        assert torch.equal(rank.vector(vector), cut.vector(vector))
+    for matrix in (A, Barrier("own", A), Barrier("remote", A), Fold(MatMul(MatMul(p, A), q))):
+        assert np.array_equal(dense(rank.matrix(matrix)), dense(cut.matrix(matrix)))
+        assert rank.cost_matrix(matrix).edges == cut.cost_matrix(matrix).edges
+    assert not asked  # the whole graph is made when something asks for it, once
+    for _ in range(2):
+        assert np.array_equal(dense(rank.matrix(Barrier("all", A))), dense(cut.matrix(Barrier("all", A))))
+    assert rank.cost_matrix(Barrier("all", A)).rows == NODES
+    assert len(asked) == 1
+
+
 class _Alone:
     """One rank with everything: nothing is sent."""
 

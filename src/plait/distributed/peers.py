@@ -132,6 +132,15 @@ class Peers:
         self._count(x.element_size(), incoming, outgoing)
         return Sent(out, x, work)
 
+    def numbers(self, values: Tensor) -> Tensor:
+        """Numbers of this rank's nodes with those of its halo behind them: set-up, not counted."""
+        if self.size == 1:
+            return values
+        width = values.shape[1]
+        lent, wanted = ([n * width for n in counts] for counts in (self._lent, self._wanted))
+        came = self._all_to_all(values[self._shared.cpu()].reshape(-1), lent, wanted)
+        return torch.cat((values, came.view(-1, width)))
+
     # Columns ----------------------------------------------------------------------------------
 
     def share_of(self, width: int) -> int:
@@ -173,7 +182,7 @@ class Peers:
         counters.bytes_in += size * (sum(expected) - expected[self.rank])
 
     def _all_to_all(self, sent: Tensor, counts: list[int], expected: list[int]) -> Tensor:
-        """Whole numbers of the set-up."""
+        """Numbers of the set-up."""
         out = sent.new_empty(sum(expected))
         with told(self.rank, "all_to_all"):
             dist.all_to_all_single(out, sent, expected, counts, group=self.group)

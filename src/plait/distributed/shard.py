@@ -21,7 +21,8 @@ from plait.distributed.session import TIMEOUT_SECONDS, join
 from plait.distributed.shardplan import ShardPlan
 from plait.distributed.share import assigned, data_of, whole_of
 from plait.errors import InputError
-from plait.graph.division import Division, divide
+from plait.graph import Graph
+from plait.graph.division import Portion, divide, portion
 from plait.plan.exchange import Link, checked_split
 from plait.pyg.planned import install
 from plait.pyg.shard import OverRanks, Share, refused
@@ -71,13 +72,27 @@ def shard(
         group = dist.new_group(backend=backend, timeout=timedelta(seconds=timeout_seconds))
     whole = whole_of(data, parts, rank, size)
     part = _agreed(assigned(whole, size, method, seed) if rank == 0 else None, whole.num_nodes, size, group)
-    division = divide(whole.source, whole.target, part, size)
-    peers = Peers(division.bounds, division.halo_of(rank), rank, group)
+    mine = portion(whole.edges_of(rank, part), part, size, rank, lambda marks: _added(marks, group))
+    peers = Peers(mine.bounds, mine.halo, rank, group)
     link = Link(linked.bytes_per_s, linked.latency, size - 1)
-    share = data_of(whole, division, rank, device)
+    share = data_of(whole, mine, device)
     peers.to(device)
     weights = None if whole.data is None else whole.data.get("edge_weight")
-    return Sharded(model, share, division, peers, link, weights, sync_gradients, ends_group, split)
+
+    def graph_of_all() -> Graph:
+        return divide(*whole.edges(), part, size).graph
+
+    over = Share(graph_of_all, share.edge_index, share.get("x"), share.get("edge_weight"), weights)
+    return Sharded(model, share, mine, peers, link, over, sync_gradients, ends_group, split)
+
+
+def _added(marks: Any, group: Any) -> Any:
+    """The sum over ranks of an array that this rank gives away."""
+    if group is None:
+        return marks
+    summed = torch.from_numpy(marks)
+    dist.all_reduce(summed, group=group)
+    return summed.numpy()
 
 
 def _agreed(part: Any, count: int, size: int, group: Any) -> Any:
@@ -100,10 +115,10 @@ class Sharded(nn.Module):
         self,
         model: nn.Module,
         data: Data,
-        division: Division,
+        division: Portion,
         peers: Peers,
         link: Link,
-        edge_weight: Tensor | None = None,
+        share: Share,
         sync_gradients: bool = True,
         ends_group: bool = False,
         split: str | None = None,
@@ -113,7 +128,6 @@ class Sharded(nn.Module):
         self.module = model
         self.data, self.division, self._peers, self._link = data, division, peers, link
         self._ends_group = ends_group
-        share = Share(division.graph, data.edge_index, data.get("x"), data.get("edge_weight"), edge_weight)
         self._runs = OverRanks(share, peers, Runs(peers, link, split))
         session = Session()
         session.over_ranks = self._runs

@@ -16,7 +16,7 @@ from plait.distributed.parts import MASKS, Parts, shares
 from plait.distributed.session import opened
 from plait.errors import InputError
 from plait.graph import Graph
-from plait.graph.division import Division
+from plait.graph.division import Portion, edges_into
 from plait.graph.partition import assign
 
 __all__ = ["Whole", "assigned", "data_of", "whole_of"]
@@ -26,14 +26,34 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Whole:
-    """A graph with what is known of its nodes and edges, not divided yet; edges in the caller's order."""
+    """Where a graph that is not divided yet can be had: the caller's `data`, or a folder of `parts`.
 
-    source: Array
-    target: Array
+    Nothing of it is copied here, and of a folder a rank reads what it asks for.
+    """
+
     num_nodes: int
     part: Array | None = None  # of every node, where it is known
     data: Data | None = None
     parts: Parts | None = None
+
+    def edges(self) -> tuple[Array, Array]:
+        """Sources and targets of all edges, in the caller's order."""
+        if self.data is not None:
+            source, target = self.data.edge_index.cpu().numpy()
+            return source, target
+        assert self.parts is not None
+        graph = self.parts.graph()
+        return np.asarray(graph.indices, np.int64), np.repeat(np.arange(graph.num_nodes), graph.degrees)
+
+    def edges_of(self, rank: int, part: Array) -> tuple[Array, Array, Array]:
+        """The edges into a rank's nodes: their numbers, sources and targets."""
+        if self.data is not None:
+            return edges_into(*self.edges(), part, rank)
+        assert self.parts is not None
+        begin, end = np.searchsorted(part, (rank, rank + 1)).tolist()  # nodes of a folder ascend by rank
+        pointer, sources = self.parts.edges(begin, end)
+        numbers = np.arange(int(pointer[0]), int(pointer[-1]))
+        return numbers, np.asarray(sources, np.int64), np.repeat(np.arange(begin, end), np.diff(pointer))
 
 
 def whole_of(data: Any, parts: Any, rank: int, size: int) -> Whole:
@@ -50,21 +70,17 @@ def whole_of(data: Any, parts: Any, rank: int, size: int) -> Whole:
         )
     if data.num_nodes is None or data.num_nodes < size:
         raise InputError(f"data: {data.num_nodes} nodes for {size} ranks; start at most one rank per node")
-    source, target = data.edge_index.cpu().numpy()
     given = None if parts is None else _given(parts, int(data.num_nodes), size)
-    return Whole(source, target, int(data.num_nodes), given, data)
+    return Whole(int(data.num_nodes), given, data)
 
 
 def _from_folder(parts: Parts, size: int) -> Whole:
     if parts.num_nodes < size:
         raise InputError(f"parts: {parts.num_nodes} nodes for {size} ranks; start at most one rank per node")
-    graph = parts.graph()
-    owned = shares(parts.num_parts, size)
     part = np.empty(parts.num_nodes, np.int64)
-    for rank, own in enumerate(owned):
+    for rank, own in enumerate(shares(parts.num_parts, size)):
         part[parts.bounds[own.start] : parts.bounds[own.stop]] = rank
-    target = np.repeat(np.arange(graph.num_nodes), np.diff(graph.indptr))
-    return Whole(np.asarray(graph.indices, np.int64), target, graph.num_nodes, part, parts=parts)
+    return Whole(parts.num_nodes, part, parts=parts)
 
 
 def _given(parts: Any, num_nodes: int, size: int) -> Array:
@@ -83,19 +99,19 @@ def assigned(whole: Whole, size: int, method: str, seed: int) -> Array:
     """The rank of every node, found where it was not given."""
     if whole.part is not None:
         return whole.part
-    graph = Graph.from_edge_index(whole.source, whole.target, whole.num_nodes)
+    graph = Graph.from_edge_index(*whole.edges(), whole.num_nodes)
     mask = None if whole.data is None else whole.data.get("train_mask")
     train = None if mask is None or mask.dim() != 1 else mask.cpu().numpy()
     return assign(graph, size, method, train=train, seed=seed)
 
 
-def data_of(whole: Whole, division: Division, rank: int, device: torch.device) -> Data:
+def data_of(whole: Whole, mine: Portion, device: torch.device) -> Data:
     """What the model is called with on one rank: rows, labels, masks and edges of its own nodes."""
-    begin, end = division.bounds[rank], division.bounds[rank + 1]
-    own, edges = division.nodes[begin:end], division.edges_of(rank)
-    share = Data(edge_index=torch.from_numpy(division.local_edges(rank)), num_nodes=int(end - begin))
+    begin, end = mine.bounds[mine.rank], mine.bounds[mine.rank + 1]
+    own = mine.nodes[begin:end]
+    share = Data(edge_index=torch.from_numpy(mine.local_edges), num_nodes=int(end - begin))
     share.n_id = torch.from_numpy(own)
-    values = _from_data(whole, own, edges) if whole.data is not None else _from_parts(whole, own)
+    values = _from_data(whole, own, mine.edges) if whole.data is not None else _from_parts(whole, own)
     for name, value in values.items():
         share[name] = value
     return share.to(device)

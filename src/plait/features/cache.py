@@ -13,10 +13,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import ArrayLike, NDArray
 
 from plait.errors import InputError
+from plait.features.ids import checked, distinct, first_places, mask_of
 from plait.features.narrow import NarrowRows, check_precision, widened
 from plait.features.policies import LookAhead, Policy
 from plait.features.rows import RetryingRows, Row, as_rows, gather, place
@@ -125,8 +125,8 @@ class Cache:
         self._seen: list[Array] = []  # the batches of this epoch, for auto to replay
         self._rows_seen = 0
         self._source = RetryingRows(rows, retries, pause_seconds)
-        self._local = _mask("local", local, self.num_rows)
-        self._halo = _mask("halo", halo, self.num_rows)
+        self._local = mask_of("local", local, self.num_rows)
+        self._halo = mask_of("halo", halo, self.num_rows)
         self._new_rule = partial(make_policy, self.policy, capacity, self.num_rows, scores, **params)
         self._rule: Policy = self._new_rule()
         self.capacity = 0 if policy == "none" else min(capacity, self.num_rows)
@@ -204,7 +204,7 @@ class Cache:
         """Tells the rule the next batch after the last one it knows; other rules ignore it."""
         if not isinstance(self._rule, LookAhead):
             return
-        wanted = _first_places(self._far(self._checked(ids)))
+        wanted = first_places(self._far(self._checked(ids)))
         with self._ruling:
             self._ahead.append(wanted)
             self._tell()
@@ -548,7 +548,7 @@ class Cache:
         """The ids without repeats and, if there were any, which of them each one is."""
         self._batch += 1
         unique, inverse = np.empty_like(ids), np.empty(ids.size, np.int64)
-        count = int(_distinct(ids, self._stamp, self._batch, self._place, unique, inverse))
+        count = int(distinct(ids, self._stamp, self._batch, self._place, unique, inverse))
         return (ids, None) if count == ids.size else (unique[:count], inverse)
 
     def _check_room(self, count: int, out: Array) -> None:
@@ -560,16 +560,7 @@ class Cache:
             )
 
     def _checked(self, ids: ArrayLike) -> Array:
-        wanted = np.asarray(ids)
-        if wanted.ndim != 1 or (wanted.size and wanted.dtype.kind not in "iu"):
-            raise InputError(
-                f"ids has shape {wanted.shape} and type {wanted.dtype}; give a list of whole row numbers"
-            )
-        wanted = wanted.astype(np.int64, copy=False)
-        if wanted.size and (wanted.min() < 0 or wanted.max() >= self.num_rows):
-            bad = wanted.min() if wanted.min() < 0 else wanted.max()
-            raise InputError(f"ids holds {bad}, but rows are numbered 0 to {self.num_rows - 1}")
-        return wanted
+        return checked(ids, self.num_rows)
 
 
 def _check_alike(rows: Array, others: Array) -> None:
@@ -592,36 +583,3 @@ def _first_choice(policy: str, window: int, advice: Advice | None) -> Choice | N
     name = "none" if best is None else best.policy
     stall = (advice.none if best is None else best).stall_seconds
     return Choice(Setting(name, window if name == "lookahead" else 0), stall, advice.reason)
-
-
-def _mask(name: str, given: ArrayLike | None, count: int) -> Array | None:
-    if given is None:
-        return None
-    mask = np.asarray(given)
-    if mask.shape != (count,) or mask.dtype != np.bool_:
-        raise InputError(
-            f"{name} has shape {mask.shape} and type {mask.dtype}; give one truth value for each of "
-            f"{count} rows"
-        )
-    return mask
-
-
-def _first_places(ids: Array) -> Array:
-    """The ids without repeats, in order of first appearance."""
-    unique, at = np.unique(ids, return_index=True)
-    return ids if unique.size == ids.size else ids[np.sort(at)]
-
-
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _distinct(ids: Any, stamp: Any, batch: int, place: Any, unique: Any, inverse: Any) -> int:
-    """The number of distinct ids; unique lists them as they come, ids[i] == unique[inverse[i]]."""
-    count = 0
-    for i in range(ids.size):
-        row = ids[i]
-        if stamp[row] != batch:
-            stamp[row] = batch
-            place[row] = count
-            unique[count] = row
-            count += 1
-        inverse[i] = place[row]
-    return count

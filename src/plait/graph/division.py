@@ -1,7 +1,11 @@
-"""A graph divided among ranks: nodes numbered rank by rank, halos, and what each rank lends the others."""
+"""A graph divided among ranks: nodes numbered rank by rank, halos, and what each rank lends the others.
+
+A `Division` is all of it, for one process that looks at all ranks; a `Portion` what one of the ranks holds.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,7 +15,7 @@ from numpy.typing import NDArray
 
 from plait.graph import Graph
 
-__all__ = ["Division", "Place", "column_shares", "divide"]
+__all__ = ["Division", "Place", "Portion", "column_shares", "divide", "edges_into", "portion"]
 
 Array = NDArray[Any]
 
@@ -107,13 +111,72 @@ def column_shares(width: int, size: int) -> list[int]:
 
 def divide(source: Array, target: Array, part: Array, size: int) -> Division:
     """The nodes rank by rank, inner ones first, in the caller's order beyond that; part[v] is v's rank."""
-    is_cut = part[source] != part[target]
-    is_outer = np.zeros(part.size, np.int64)
-    is_outer[target[is_cut]] = 1
+    is_outer = np.zeros(part.size, np.uint8)
+    is_outer[target[part[source] != part[target]]] = 1
+    nodes, number, bounds = _numbered(part, is_outer, size)
+    inner = np.bincount(part[is_outer == 0], minlength=size)
+    graph = Graph.from_edge_index(number[source], number[target], part.size, validate=False)
+    return Division(nodes, bounds, inner, graph, number[source], number[target])
+
+
+def _numbered(part: Array, is_outer: Array, size: int) -> tuple[Array, Array, Array]:
+    """The nodes in their new order, the new number of each, and where the ranks begin."""
     nodes = np.argsort(2 * part + is_outer, kind="stable")
     number = np.empty_like(nodes)
     number[nodes] = np.arange(nodes.size)
     bounds = np.concatenate(([0], np.cumsum(np.bincount(part, minlength=size)))).astype(np.int64)
-    inner = np.bincount(part[is_outer == 0], minlength=size)
-    graph = Graph.from_edge_index(number[source], number[target], part.size, validate=False)
-    return Division(nodes, bounds, inner, graph, number[source], number[target])
+    return nodes, number, bounds
+
+
+@dataclass(frozen=True)
+class Portion:
+    """What one rank holds of a divided graph: its numbers for all nodes, and the edges into its own.
+
+    `edges` are these edges by their numbers in the caller's order; `local_edges` is [2, E] of them, the
+    rank's nodes numbered from 0 and its halo, which ascends, behind them.
+    """
+
+    rank: int
+    nodes: Array
+    bounds: Array
+    halo: Array
+    edges: Array
+    local_edges: Array
+
+
+def portion(
+    edges: tuple[Array, Array, Array],
+    part: Array,
+    size: int,
+    rank: int,
+    over_ranks: Callable[[Array], Array],
+) -> Portion:
+    """The rank's portion of the division that `divide` finds, from the edges into its own nodes alone.
+
+    `edges` are their numbers, sources and targets, in the caller's order; part[v] is the rank of every node.
+    `over_ranks` adds an array up over the ranks: which nodes have neighbours elsewhere is known to their own.
+    """
+    numbers, source, target = edges
+    is_outer = np.zeros(part.size, np.uint8)
+    is_outer[target[part[source] != rank]] = 1
+    nodes, number, bounds = _numbered(part, over_ranks(is_outer), size)
+    begin, count = int(bounds[rank]), int(bounds[rank + 1] - bounds[rank])
+    sources = number[source]
+    is_far = (sources < begin) | (sources >= begin + count)
+    halo = np.unique(sources[is_far])
+    sources[~is_far] -= begin
+    sources[is_far] = count + np.searchsorted(halo, sources[is_far])
+    return Portion(rank, nodes, bounds, halo, numbers, np.stack((sources, number[target] - begin)))
+
+
+_AT_ONCE = 1 << 20  # edges looked at together, so that nothing as long as all of them is made
+
+
+def edges_into(source: Array, target: Array, part: Array, rank: int) -> tuple[Array, Array, Array]:
+    """The edges into a rank's nodes: their numbers, sources and targets."""
+    found = [
+        begin + np.flatnonzero(part[target[begin : begin + _AT_ONCE]] == rank)
+        for begin in range(0, target.size, _AT_ONCE)
+    ]
+    numbers = np.concatenate(found) if found else np.empty(0, np.int64)
+    return numbers, source[numbers], target[numbers]

@@ -218,19 +218,41 @@ def checked_split(split: str | None) -> str | None:
     return split
 
 
-def _spread(survivors: Sequence[Survivor], is_alone: bool, split: str | None = None) -> list[Survivor]:
-    """Every candidate with its exchanges under this split; under any split where this one is impossible."""
+def _spread(
+    survivors: Sequence[Survivor],
+    is_alone: bool,
+    split: str | None = None,
+    sizes: Mapping[str, int] | None = None,
+) -> list[Survivor]:
+    """Every candidate with its exchanges, under this split; under any split where this one is impossible.
+
+    With `sizes` a split that was not requested and cannot pay is left out.
+    """
     found = []
     for survivor in survivors:
         option = survivor.candidate
         seen: list[tuple[Step, ...]] = []
         for name in _SPLITS[split]:
+            if name == "by features" and split is None and sizes and not _columns_may_pay(option, sizes):
+                continue
             program = _WAYS[name](option.forward)
             if program is not None and program.steps not in seen and not (is_alone and seen):
                 seen.append(program.steps)
                 made = _Spread(option.expr, f"{option.form}, {name}", program)
                 found.append(Survivor(made, survivor.condition))
     return found if found or split is None else _spread(survivors, is_alone)
+
+
+def _columns_may_pay(option: Candidate, sizes: Mapping[str, int]) -> bool:
+    """Whether fewer numbers travel by features than by nodes.
+
+    By features a rank's rows go to columns and back, (P - 1) / P of them each time, however many products
+    with the graph lie between; by nodes every product has its halo. Its price takes the whole graph, which a
+    rank does not hold otherwise.
+    """
+    products = sum(step.get("matrix") is not None for step in option.forward.steps)
+    ranks = sizes["P"]
+    return products * max(sizes["S"], sizes["B"]) * ranks * ranks > 2 * sizes["G"] * (ranks - 1)
 
 
 # Prices ---------------------------------------------------------------------------------------------------
@@ -289,7 +311,8 @@ class Offer:
 def offer(problem: Problem, link: Link, split: str | None = None) -> Offer:
     """A rank's options for a layer; `split`: only "nodes" or "features", where the layer allows it."""
     survivors, _ = prune(problem.forms, problem.wrt, problem.constant, False)
-    spread = _spread(survivors, link.peers == 0, split)
+    known = {**problem.sizes, "P": link.peers + 1}
+    spread = _spread(survivors, link.peers == 0, split, known if "S" in known else None)
     plans = [_with_overlap(spaced(plan)) for plan in survey(problem, spread, _Pricer(problem, link))]
     best: dict[str, LayerPlan] = {}
     for plan in sorted(plans, key=lambda plan: plan.seconds):

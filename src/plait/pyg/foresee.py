@@ -47,7 +47,7 @@ def foresee(
     source, target = data.edge_index.cpu().numpy()
     division = divide(source, target, part, link.peers + 1)
     weight = data.get("edge_weight")
-    share = Share(division.graph, data.edge_index, data.get("x"), weight, weight)
+    share = Share(lambda: division.graph, data.edge_index, data.get("x"), weight, weight)
     plans = _Plans(link, tuple(splits))
     session = Session()
     edges = [

@@ -47,6 +47,11 @@ class Operator:
             return None
         return frozenset(scales if self.loops == "none" else f"{scales}l")
 
+    @property
+    def is_by_rows(self) -> bool:
+        """Whether the diagonals of a node depend on its incoming edges alone."""
+        return self.normalise in ("none", "symmetric", "mean", "degree")
+
     def option(self, name: str, default: Any = None) -> Any:
         """The value of an option, by name."""
         return dict(self.options).get(name, default)

@@ -37,11 +37,11 @@ from plait.pyg.active import Seat, Seats
 from plait.pyg.layers.base import RULES, Call, Lowered, NotLowered
 from plait.pyg.layers.fused import layer_of
 from plait.pyg.lower import lower
-from plait.pyg.operators import Operator, propagate
+from plait.pyg.operators import Operator, Propagation, propagate
 from plait.runtime.constants import Constants
 from plait.runtime.spread import Peers, Position, RankConstants, Runs, extended
 
-__all__ = ["OverRanks", "Share", "constants_of", "halo_choice", "refused"]
+__all__ = ["OverRanks", "Share", "constants_by_rows", "constants_of", "halo_choice", "refused"]
 
 # a node's result depends on its own row and those of its neighbours, whatever else they are neighbours of
 _ONE_HOP = (
@@ -53,9 +53,9 @@ _OVER_NODES = (nn.modules.batchnorm._NormBase,)
 
 @dataclass(frozen=True)
 class Share:
-    """What the layers of one rank are called with, and the whole graph that their constants come from."""
+    """What the layers of one rank are called with, and how the whole graph is made, where they need it."""
 
-    graph: Graph  # of all nodes by their numbers over ranks; `order` is that of the caller's edges
+    whole: Callable[[], Graph]  # by the numbers over ranks; `order` is that of the caller's edges
     edge_index: Tensor  # into this rank's nodes, which come first; sources of the halo behind them
     x: Tensor | None = None
     edge_weight: Tensor | None = None  # of this rank's edges, as it is handed to the model
@@ -88,9 +88,37 @@ def _refused(module: Any) -> str | None:
 def constants_of(share: Share, operator: Operator, is_weighted: bool, dtype: torch.dtype) -> Constants:
     """An operator's matrices for the whole graph."""
     with torch.no_grad():
-        made = propagate(operator, share.graph, share.weight_of_all if is_weighted else None, dtype)
-    diagonals = {name: getattr(made, name) for name in "plq" if getattr(made, name) is not None}
-    return Constants(made.graph, made.edge_weight, {**diagonals, **made.extra}, dtype)
+        made = propagate(operator, share.whole(), share.weight_of_all if is_weighted else None, dtype)
+    return Constants(made.graph, made.edge_weight, _diagonals(made), dtype)
+
+
+def _diagonals(made: Propagation) -> dict[str, Tensor]:
+    named = {name: getattr(made, name) for name in "plq"}
+    return {name: value for name, value in {**named, **made.extra}.items() if value is not None}
+
+
+def constants_by_rows(
+    share: Share, peers: Peers, operator: Operator, is_weighted: bool, dtype: torch.dtype
+) -> RankConstants:
+    """An operator's matrices from the edges into a rank's own nodes; all ranks make them together.
+
+    What is counted of a node's incoming edges its own rank knows; of the halo it is asked for, once. Whether
+    all loops are one decides which plans there are, so it is agreed on.
+    """
+    source, target = share.edge_index.cpu().numpy()
+    graph = Graph.from_edge_index(source, target, int(peers.columns.size), validate=False)
+    weight = share.edge_weight.cpu() if is_weighted and share.edge_weight is not None else None
+    with torch.no_grad():
+        made = propagate(operator, graph, weight, dtype)
+        diagonals, count = _diagonals(made), peers.num_rows
+        if diagonals:
+            stacked = peers.numbers(torch.stack([value[:count] for value in diagonals.values()], dim=1))
+            diagonals = dict(zip(diagonals, stacked.unbind(1), strict=True))
+            diagonals = {name: value.contiguous() for name, value in diagonals.items()}
+    has_others = "l" not in diagonals or bool((diagonals["l"][:count] != 1).any())
+    is_unit = peers.agree({"loops": float(has_others)})["loops"] == 0.0
+    constants = Constants(made.graph, made.edge_weight, diagonals, dtype, unit_loops=is_unit)
+    return RankConstants(constants, peers, lambda: constants_of(share, operator, is_weighted, dtype))
 
 
 @dataclass
@@ -179,10 +207,14 @@ class OverRanks:
         return lowered
 
     def _constants_of(self, operator: Operator, is_weighted: bool, dtype: torch.dtype) -> RankConstants:
-        """The operator's matrices: made for the whole graph, of which degrees are counted, then cut."""
+        """The operator's matrices: of this rank's edges, or of all and cut where it takes those."""
         key = (operator, is_weighted, dtype)
         if key not in self._constants:
-            self._constants[key] = RankConstants(constants_of(self.share, *key), self.peers)
+            if operator.is_by_rows:
+                made = constants_by_rows(self.share, self.peers, *key)
+            else:
+                made = RankConstants(constants_of(self.share, *key), self.peers)
+            self._constants[key] = made
         return self._constants[key]
 
     # Passes of their own ----------------------------------------------------------------------

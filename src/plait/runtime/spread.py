@@ -6,7 +6,7 @@ on all ranks in the same call.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -91,6 +91,10 @@ class Peers(Position, Protocol):
         """`out` with the gradients that other ranks computed for rows of this one added."""
         ...
 
+    def numbers(self, values: Tensor) -> Tensor:
+        """Numbers of this rank's nodes with those of its halo behind them; for constants, once."""
+        ...
+
     def to_columns(self, x: Tensor) -> Tensor:
         """This rank's columns of the rows of all nodes."""
         ...
@@ -112,14 +116,23 @@ class RankConstants(Constants):
 
     Of a diagonal d `halo(d)` has its numbers for the halo too and `border(d)` those of the halo alone; of a
     matrix `own(A)` has the columns of this rank's nodes and `remote(A)` those of its halo; `all(c)` is a
-    constant of the whole graph.
+    constant of the whole graph. With `make_all`, which makes those when they are asked for, `whole` are of
+    this rank's nodes and its halo alone, in that order.
     """
 
-    def __init__(self, whole: Constants, peers: Position) -> None:
-        self.whole, self.peers = whole, peers
-        self._own = slice(peers.begin, peers.begin + peers.num_rows)
-        self._place = np.full(peers.num_nodes, -1, np.int64)
-        self._place[peers.columns] = np.arange(peers.columns.size)
+    def __init__(
+        self, whole: Constants, peers: Position, make_all: Callable[[], Constants] | None = None
+    ) -> None:
+        self.whole, self.peers, self._make_all = whole, peers, make_all
+        self._everything: Constants | None = None
+        begin, count = peers.begin, peers.num_nodes
+        self._reads = peers.columns  # the numbers in `whole` of the nodes that products here read
+        if make_all is not None:
+            begin, count = 0, peers.columns.size
+            self._reads = np.arange(count)
+        self._own = slice(begin, begin + peers.num_rows)
+        self._place = np.full(count, -1, np.int64)
+        self._place[self._reads] = np.arange(self._reads.size)
         own = self._rows(SparseValue(whole.graph, whole.weight))
         diagonals = {name: value[self._own] for name, value in whole.diagonals.items()}
         super().__init__(own.graph, own.weight, diagonals, whole.dtype)
@@ -143,15 +156,23 @@ class RankConstants(Constants):
     def _evaluate(self, expr: Expr) -> Any:
         match expr:
             case Barrier("halo", body):
-                return self.whole.vector(body)[torch.from_numpy(self.peers.columns)]
+                return self.whole.vector(body)[torch.from_numpy(self._reads)]
             case Barrier("border", body):
                 return self.value(Barrier("halo", body))[self.peers.num_rows :]
             case Barrier("own" | "remote" as name, body):
                 return self._columns(self.matrix(body), name == "own")
             case Barrier("all", body):
-                return self.whole.value(body)
+                return self._all().value(body)
         value = self.whole.value(expr)
         return value[self._own] if isinstance(value, Tensor) else self._rows(value)
+
+    def _all(self) -> Constants:
+        """The constants of the whole graph."""
+        if self._make_all is None:
+            return self.whole
+        if self._everything is None:
+            self._everything = self._make_all()
+        return self._everything
 
     def _columns(self, value: SparseValue, is_own: bool) -> SparseValue:
         """The columns of this rank's nodes, or of its halo; rows keep their order of columns."""
@@ -167,7 +188,7 @@ class RankConstants(Constants):
     def _cost_matrix(self, expr: Expr) -> Matrix:
         match expr:
             case Barrier("all", body):
-                return self.whole.cost_matrix(body)
+                return self._all().cost_matrix(body)
             case Barrier("own" | "remote", body):
                 value, whole = self.matrix(expr), self.cost_matrix(body)
                 graph = value.graph

@@ -52,8 +52,8 @@ class Lowered:
     keeps_graph: bool = False
     """cached=True: the first graph the layer meets serves every later call, whatever edges come with it."""
     is_steady: bool = False
-    """What `run` gives to its expression depends only on the layer's options and parameters, not on the values
-    of its buffers: as long as the layer is unchanged, the next call is given the same (runtime/recipe.py)."""
+    """What `run` gives to its expression depends only on the layer's options and parameters, not on values of
+    its buffers: as long as the layer is unchanged, the next call is given the same (runtime/recipe.py)."""
 
 
 @dataclass(frozen=True, slots=True)
