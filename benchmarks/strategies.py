@@ -2,11 +2,11 @@
 
     python benchmarks/strategies.py --data FOLDER --graphs cora,ego_twitter --models gcn,sage --ranks 2
 
-Processes talk over loopback, which is measured before every model; every process has one thread. The
+Processes talk over loopback; every process has one thread. The
 strategies of a model take turns in several rounds, so that a slow minute of a shared machine falls on all of
 them; each turn is the median of some epochs, the slowest process's, and a strategy's epoch is its fastest
-turn. Of the network the fastest measurement is taken for the same reason. Bytes are those handed to
-torch.distributed for other processes.
+turn. Network and sharing are measured in every round, and the least is taken for the same reason. Bytes are
+those handed to torch.distributed for other processes.
 """
 
 from __future__ import annotations
@@ -168,9 +168,8 @@ def mini_batches(make: Callable[[], nn.Module], folder: Path, epochs: int) -> Tu
     return Turns(turn, lambda: found)
 
 
-def between_ranks(times: int = 6) -> Network:
+def undisturbed(found: list[Network]) -> Network:
     """The network as it is where nothing disturbs it: latencies of a shared machine double for minutes."""
-    found = [measure_network() for _ in range(times)]
     ring = min(n.ring_latency or 0.0 for n in found)
     return Network("measured", max(n.bytes_per_s for n in found), min(n.latency for n in found), ring)
 
@@ -180,7 +179,7 @@ def work(rank: int, ranks: int, port: int, asked: dict[str, Any], folder: str) -
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(ranks))
     torch.set_num_threads(1)
     join(300.0, "lo")
-    sharing, found = statistics.median(measure_sharing() for _ in range(5)), []
+    found = []
     for graph in asked["graphs"]:
         data = load(Path(asked["data"]), graph, asked["width"])
         part = metis(plait.Graph.from_edge_index(*data.edge_index.numpy(), num_nodes=data.num_nodes), ranks)
@@ -190,7 +189,8 @@ def work(rank: int, ranks: int, port: int, asked: dict[str, Any], folder: str) -
         dist.barrier()
         for name in asked["models"]:
             make = lambda name=name: MODELS[name](asked["width"], asked["hidden"], CLASSES)  # noqa: E731
-            network, count = between_ranks(), asked["count"]
+            networks, count = [measure_network() for _ in range(4)], asked["count"]
+            network, sharing = undisturbed(networks), [measure_sharing()]
             runs = {
                 strategy: full_graph(make, data, split, network, part, count)
                 for strategy, split in SPLITS.items()
@@ -202,12 +202,15 @@ def work(rank: int, ranks: int, port: int, asked: dict[str, Any], folder: str) -
             for _ in range(asked["rounds"]):
                 for run in runs.values():
                     run.seconds.append(run.turn())
+                networks.append(measure_network())
+                sharing.append(measure_sharing())
+            network = undisturbed(networks)
             linked = [network.bytes_per_s, network.latency, network.ring_latency]
             told = {strategy: run.told() for strategy, run in runs.items()}
-            found.append({"graph": graph, "model": name, "network": linked, "runs": told})
+            shared = min(sharing)
+            found.append({"graph": graph, "model": name, "network": linked, "sharing": shared, "runs": told})
     said = {
         "rank": rank,
-        "sharing": sharing,
         "found": found,
     }
     (Path(folder) / f"rank-{rank}.json").write_text(json.dumps(said))
@@ -282,16 +285,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         multiprocessing.spawn(work, (args.ranks, port, asked, folder), nprocs=args.ranks)
         said = [json.loads((Path(folder) / f"rank-{rank}.json").read_text()) for rank in range(args.ranks)]
-    print(f"computing all at once: {said[0]['sharing']:.2f} times slower than one alone")
     rows = []
     for number, entry in enumerate(said[0]["found"]):
         network = Network("loopback", *entry["network"])
         ring = 1e6 * (network.ring_latency or 0.0)
         said_of = (
-            f"{network.bytes_per_s / 1e9:.2f} GB/s, {network.latency * 1e6:.0f} us, {ring:.0f} us a ring step"
+            f"{network.bytes_per_s / 1e9:.2f} GB/s, {network.latency * 1e6:.0f} us, ring step {ring:.0f} us; "
+            f"computing all at once: {entry['sharing']:.2f} times slower than one alone"
         )
         print(f"{entry['graph']} {entry['model']}: {said_of}")
-        told = predicted(entry["graph"], entry["model"], asked, network, said[0]["sharing"])
+        told = predicted(entry["graph"], entry["model"], asked, network, entry["sharing"])
         for strategy, run in entry["runs"].items():
             ranks = [one["found"][number]["runs"].get(strategy, run) for one in said]
             turns = [max(turn) for turn in zip(*(one["turns"] for one in ranks), strict=True)]
@@ -304,7 +307,7 @@ def main() -> None:
                 "predicted_seconds": base and base["seconds_per_epoch"], "bytes": sent,
                 "predicted_bytes": base and base["bytes_per_epoch"],
                 "shard_plan_seconds": run.get("shard_plan_seconds"), "parts": run.get("parts"),
-                "network": entry["network"],
+                "network": entry["network"], "sharing": entry["sharing"],
             })  # fmt: skip
     print("ratios are predicted over measured")
     for row in rows:
@@ -315,7 +318,7 @@ def main() -> None:
         )
     if args.output:
         asked = {key: value for key, value in asked.items() if key not in ("data", "output")}
-        record = {"sharing": said[0]["sharing"], "asked": asked, "rows": rows}
+        record = {"asked": asked, "rows": rows}
         args.output.write_text(json.dumps(record, default=str, indent=1))
 
 
