@@ -74,3 +74,10 @@ def test_a_damaged_file_is_a_graph_error(tmp_path: Path) -> None:
     np.savez(tmp_path / "odd.npz", something=np.arange(3))
     with pytest.raises(GraphError):
         find_graph("odd", str(tmp_path))
+
+
+def test_a_file_of_another_kind_is_named_as_that(tmp_path: Path) -> None:
+    listed = tmp_path / "edges.csv"
+    listed.write_text("0,1\n")
+    with pytest.raises(GraphError, match=r"edges\.csv: not an npz file"):
+        find_graph(str(listed))

@@ -29,3 +29,8 @@ def test_the_demo_shows_plan_accuracy_time_and_memory(capsys: pytest.CaptureFixt
 def test_no_epochs_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", "--epochs", "0"]) == 2
     assert "--epochs" in capsys.readouterr().err
+
+
+def test_a_graph_too_small_for_the_demonstration_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--num-nodes", "5"]) == 2
+    assert "--num-nodes: 5" in capsys.readouterr().err

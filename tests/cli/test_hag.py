@@ -24,7 +24,15 @@ def test_counts_times_and_the_verdict_are_printed(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("--capacity", "much"), ("--capacity", "-3"), ("--widths", "0"), ("--widths", "a")]
+    ("option", "value"),
+    [
+        ("--capacity", "much"),
+        ("--capacity", "-3"),
+        ("--widths", "0"),
+        ("--widths", "a"),
+        ("--layers", "gcn"),
+        ("--output", "records.jsonl"),
+    ],
 )
 def test_bad_arguments_are_refused(option: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*GRAPH, f"{option}={value}"]) == 2

@@ -23,3 +23,8 @@ def test_threads_are_set_and_none_leaves_them() -> None:
 def test_no_threads_are_refused() -> None:
     with pytest.raises(InputError, match="--num-threads: 0"):
         use_threads(0)
+
+
+def test_more_threads_than_a_system_gives_are_refused() -> None:
+    with pytest.raises(InputError, match="--num-threads: 100000 is more than"):
+        use_threads(100_000)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.transforms import ToSparseTensor
 
 from plait.errors import InputError
 from plait.features.cache import Cache
@@ -18,6 +19,12 @@ from tests.loader.batches import small_hetero
 def test_data_is_itself() -> None:
     data = Data(x=torch.zeros(2, 1), edge_index=torch.zeros(2, 0, dtype=torch.long))
     assert checked_data(data) is data
+
+
+def test_a_torch_sparse_matrix_for_edges_is_refused_by_name() -> None:
+    data = Data(x=torch.zeros(2, 1), edge_index=torch.tensor([[0, 1], [1, 0]]))
+    with pytest.raises(InputError, match=r"adj_t is a torch sparse tensor.*keep edge_index"):
+        checked_data(ToSparseTensor(layout=torch.sparse_csr)(data))
 
 
 def test_typed_stores_become_typed_data() -> None:

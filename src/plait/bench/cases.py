@@ -120,6 +120,10 @@ def find_graph(name: str, data_dir: str | None = None) -> LoadedGraph:
         path = folder / f"{name}.npz"
         if path.exists():
             return load_arrays(path)
+    if Path(name).is_file():
+        raise GraphError(
+            f"{name}: not an npz file; write its edges with numpy.savez(path, edge_index=..., x=..., y=...)"
+        )
     searched = ", ".join(map(str, data_folders(data_dir))) or "any data folder"
     files = [path.stem for folder in data_folders(data_dir) for path in folder.glob("*.npz")]
     raise InputError(

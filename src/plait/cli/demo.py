@@ -28,6 +28,7 @@ _NEXT = """Where to look next:
   examples/                                  six models beside their PyG originals
   docs/coverage.md, docs/planning.md         what is planned, and how"""
 
+_LEAST_NODES = 60  # ten of each class
 PEERS = {"pyg-default": "PyG", "pyg-csr": "PyG on torch CSR", "plait": "plait"}
 
 
@@ -46,6 +47,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.epochs < 1:
         raise InputError(f"--epochs: {args.epochs}; train at least one")
+    if args.num_nodes < _LEAST_NODES:
+        raise InputError(f"--num-nodes: {args.num_nodes}; the demonstration needs {_LEAST_NODES} or more")
     use_threads(args.num_threads)
     loaded = generate.sbm(args.num_nodes, classes=6, degree_in=10, degree_out=8, features=64)
     task = load_task(loaded, "sbm")

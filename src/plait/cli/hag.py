@@ -72,6 +72,10 @@ def run(args: argparse.Namespace) -> int:
     if args.all is not None or args.train is not None:
         return _bench(args)
     capacity, widths = _capacity(args.capacity), _widths(args.widths)
+    if args.layers is not None:
+        raise InputError("--layers: names the layers of --all and --train; --data times sums without layers")
+    if args.output is not None and args.device == "cpu":
+        raise InputError("--output: --data on a CPU writes no records; leave it out, or use --all or --train")
     if args.device == "cuda":
         check_device(args.device)  # before ten seconds of searching
     from plait.bench.cases import find_graph

@@ -27,6 +27,11 @@ RowsByAttribute = dict[tuple[str | None, str], Rows]
 def checked_data(data: object) -> Data | HeteroData:
     """The data; of a pair of stores the edges, whose node attributes come as features."""
     if isinstance(data, Data | HeteroData):
+        if any(isinstance(store.get("adj_t"), Tensor) for store in data.edge_stores):
+            raise InputError(
+                "data: adj_t is a torch sparse tensor, which PyG cannot take rows of edges from; keep "
+                "edge_index, and pass transform=ToSparseTensor(...) to the loader for batches with adj_t"
+            )
         return data
     if isinstance(data, tuple | list) and len(data) == 2:
         features, graph = data
