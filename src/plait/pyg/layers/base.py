@@ -73,8 +73,8 @@ class Lowered:
     keeps_graph: bool = False
     """cached=True: the first graph the layer meets serves every later call, whatever edges come with it."""
     is_steady: bool = False
-    """What `run` gives to its expression depends on the layer's options and parameters alone, not on numbers in
-    its buffers: while it is the same layer, the next call is given the same (runtime/recipe.py)."""
+    """What `run` gives to its expression depends on options and parameters alone, not on numbers in buffers:
+    while it is the same layer, the next call is given the same (runtime/recipe.py)."""
 
 
 @dataclass(frozen=True, slots=True)
