@@ -502,7 +502,8 @@ def _analyze(model: Any, session: Session, call: Call | None, mode: str, repeats
     ):
         for repeat in range(repeats + 2):
             trace: list[tuple[str, Any]] = []
-            session.trace = trace
+            # only plait's own steps are measured
+            session.trace, was_off, session.aside.is_off = trace, session.aside.is_off, True
             started = now()
             try:
                 with torch.set_grad_enabled(mode == "training"), timed_calls(model._plait_seats) as calls:
@@ -512,7 +513,7 @@ def _analyze(model: Any, session: Session, call: Call | None, mode: str, repeats
                     if mode == "training" and isinstance(out, Tensor) and out.requires_grad:
                         _gradients(model, call, out)
             finally:
-                session.trace = None
+                session.trace, session.aside.is_off = None, was_off
             if repeat >= 2:
                 whole.append(now() - started)
                 for name, measured in trace:
