@@ -19,9 +19,10 @@ from plait.errors import InputError
 from plait.ir import Expr
 from plait.pyg import autocast, exported, recorded
 from plait.pyg.active import Kept, Seat, Seats, active, entered, parameters_of, traced
+from plait.pyg.arguments import features_of, node_counts, refused, refused_edges
 from plait.pyg.checkpoints import called, note_in_pyg, runs_again
 from plait.pyg.edges import read
-from plait.pyg.layers.base import RULES, Apply, bound_to_torch
+from plait.pyg.layers.base import RULES, Apply
 from plait.pyg.layers.fused import FUSED, Run, check_widths, layer_of
 from plait.pyg.learned import say_input, with_learned_weights
 from plait.pyg.lower import Call, Lowered, NotLowered, lower, not_as_written
@@ -29,7 +30,7 @@ from plait.pyg.once import Once, once, once_weighted
 from plait.pyg.operators import Operator, propagate
 from plait.pyg.overwritten import copied, may_be_overwritten, ordinary
 from plait.pyg.recall import Layer, call_key, lie_with
-from plait.runtime import cuda, expressions
+from plait.runtime import expressions
 from plait.runtime.again import now
 from plait.runtime.constants import Constants
 from plait.runtime.deferred import whole
@@ -42,7 +43,6 @@ from plait.runtime.trace import is_profiling
 __all__ = ["PlannedForward", "install", "is_disabled", "is_planned"]
 
 _log = logging.getLogger("plait")
-_FLOATS = (torch.float32, torch.float64)
 _HALVES = (torch.bfloat16, torch.float16)
 
 
@@ -381,13 +381,13 @@ def _lowered(
     unusual = [name for name, value in given.items() if value is not None]
     if unusual:
         return f"{kind}: called with {', '.join(unusual)}, which is not lowered"
-    source, root, is_bipartite = _features(x)
+    source, root, is_bipartite = features_of(x)
     if source is None:
         return f"{kind}: x is not a tensor or a pair of tensors"
-    reason = _refused(source, root, edge_weight) or _refused_edges(edge_index, edge_weight, source)
+    reason = refused(source, root, edge_weight) or refused_edges(edge_index, edge_weight, source)
     if reason:
         return f"{kind}: {reason}"
-    num_sources, num_targets = _node_counts(source, root, is_bipartite, size, edge_index)
+    num_sources, num_targets = node_counts(source, root, is_bipartite, size, edge_index)
     if num_targets is None:
         return f"{kind}: the number of target nodes is not known; pass size= or x as a pair"
     is_swapped = getattr(module, "flow", "source_to_target") == "target_to_source"
@@ -540,67 +540,6 @@ def _shared_edges(cache: Any, edge_index: Any) -> tuple[Any, ...]:
 def _parameters(layer: type[nn.Module]) -> tuple[str, ...]:
     """Names of the forward arguments."""
     return tuple(inspect.signature(layer.forward).parameters)[1:]
-
-
-def _features(x: Any) -> tuple[Tensor | None, Tensor | None, bool]:
-    if isinstance(x, Tensor):
-        return x, None, False
-    if isinstance(x, tuple | list) and len(x) == 2 and isinstance(x[0], Tensor):
-        return x[0], x[1], True
-    return None, None, False
-
-
-def _refused(x: Tensor, root: Tensor | None, edge_weight: Tensor | None) -> str | None:
-    """Why plait does not take these arguments; PyG takes them or raises its own error."""
-    for name, value in (("x", x), ("x[1]", root), ("edge_weight", edge_weight)):
-        if value is None:
-            continue
-        if value.device.type not in ("cpu", "cuda"):
-            return f"{name} is on {value.device}; plait runs on CPUs and on CUDA devices"
-        if value.device != x.device:
-            return f"{name} is on {value.device}, x on {x.device}; PyG raises its own error"
-        if value.layout != torch.strided:
-            return f"{name} is a sparse tensor, which is not lowered"
-    if x.dtype not in (*_FLOATS, *_HALVES):
-        return f"x is {x.dtype}; plait takes float32, float64 and bfloat16"
-    if x.dim() != 2 or (root is not None and root.dim() != 2):
-        return f"x has {x.dim()} dimensions; plait takes [nodes, width]"
-    if edge_weight is not None and edge_weight.dtype != x.dtype:
-        return f"edge_weight is {edge_weight.dtype} and x is {x.dtype}; PyG promotes them"
-    if x.is_cuda and (reason := cuda.why_not()) is not None:
-        return f"x is on {x.device}, but {reason}"
-    return bound_to_torch()
-
-
-def _refused_edges(edge_index: Any, edge_weight: Tensor | None, x: Tensor) -> str | None:
-    """Why this representation of edges is not planned."""
-    if not isinstance(edge_index, Tensor):
-        kind = type(edge_index).__name__
-        return f"edges as {kind} are not lowered; pass edge_index, torch CSR or COO"
-    if edge_index.device != x.device:
-        return f"edge_index is on {edge_index.device}, x on {x.device}; PyG raises its own error"
-    if edge_index.layout == torch.strided:
-        return None
-    if x.is_cuda:
-        return "a sparse matrix on a GPU is not lowered yet; pass edge_index"
-    if edge_index.layout not in (torch.sparse_csr, torch.sparse_coo):
-        return f"a matrix of layout {edge_index.layout} is not lowered; pass torch CSR or COO"
-    if edge_weight is not None:
-        return "edge_weight together with a sparse matrix, which has its own values, is not lowered"
-    return None
-
-
-def _node_counts(
-    x: Tensor, root: Tensor | None, is_bipartite: bool, size: Any, edge_index: Any
-) -> tuple[int, int | None]:
-    if size is not None and size[1] is not None:
-        return x.shape[0], int(size[1])
-    if not is_bipartite:
-        return x.shape[0], x.shape[0]
-    if root is not None:
-        return x.shape[0], root.shape[0]
-    is_list = edge_index.layout == torch.strided
-    return x.shape[0], None if is_list else int(edge_index.shape[0])
 
 
 def _constants(
