@@ -66,13 +66,22 @@ class Layer:
         self._edited = [value for value in edited if not _holds_names(value)]
         self._contents = [*map(_contents, self._edited)]
         self.parameters: list[nn.Parameter] = [*module.parameters()]
+        named = ((part._parameters, name, p) for part in parts for name, p in part._parameters.items())
+        self._first = next((entry for entry in named if entry[2] is not None), None)
 
     def recipe(self, lowered: Lowered, x: Tensor) -> Recipe | EllipsisType | None:
         """What the layer gives to its expression; None: what no recipe says, ...: it is not known yet."""
-        if not lowered.is_steady:
+        if not lowered.is_steady or self._is_lent():
             return None
         found = self.recipes.get((id(lowered), x.shape[1], x.dtype))
         return ... if found is None or found[0] is not lowered else found[1]
+
+    def _is_lent(self) -> bool:
+        """Whether the layer has other parameters during this call, as while a CUDA graph is recorded."""
+        if self._first is None:
+            return False
+        owner, name, parameter = self._first
+        return owner.get(name) is not parameter
 
     def learn(self, lowered: Lowered, module: nn.Module, apply: Apply, x: Tensor) -> Tensor:
         """The layer's output, and what it gave to its expression noted for the next call."""
