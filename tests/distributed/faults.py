@@ -92,6 +92,11 @@ def stopped_exchange(rank: int, size: int, folder: Path) -> None:
     """Rank 1 stands still, its connections open, while rank 0 asks it for rows."""
     session = distributed.init(folder / "parts", timeout_seconds=SILENT)
     session.exchange.take(session.bounds[[1 - rank]])
+    served = folder / "served"
+    if rank == 0:
+        served.touch()
+    while not served.exists():  # rank 1 must not stop before rank 0 has its rows
+        time.sleep(0.05)
     _stop(rank)
     _ends(lambda: session.exchange.take(session.bounds[[1 - rank]]), folder, "exchange")
 
