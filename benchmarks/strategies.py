@@ -2,11 +2,10 @@
 
     python benchmarks/strategies.py --data FOLDER --graphs cora,ego_twitter --models gcn,sage --ranks 2
 
-Processes talk over loopback; every process has one thread. The
-strategies of a model take turns in several rounds, so that a slow minute of a shared machine falls on all of
-them; each turn is the median of some epochs, the slowest process's, and a strategy's epoch is its fastest
-turn. Network and sharing are measured in every round, and the least is taken for the same reason. Bytes are
-those handed to torch.distributed for other processes.
+Processes talk over loopback; every process has one thread. The strategies of a model take turns in several
+rounds, so that a slow minute of a shared machine falls on all of them. Each turn is the median of some
+epochs, the slowest process's. Network and sharing are measured in every round too, and everything is the
+median over the rounds. Bytes are those handed to torch.distributed for other processes.
 """
 
 from __future__ import annotations
@@ -168,10 +167,11 @@ def mini_batches(make: Callable[[], nn.Module], folder: Path, epochs: int) -> Tu
     return Turns(turn, lambda: found)
 
 
-def undisturbed(found: list[Network]) -> Network:
-    """The network as it is where nothing disturbs it: latencies of a shared machine double for minutes."""
-    ring = min(n.ring_latency or 0.0 for n in found)
-    return Network("measured", max(n.bytes_per_s for n in found), min(n.latency for n in found), ring)
+def typical(found: list[Network]) -> Network:
+    """The network as the strategies met it: medians over all rounds."""
+    rates, latencies = [n.bytes_per_s for n in found], [n.latency for n in found]
+    ring = statistics.median(n.ring_latency or 0.0 for n in found)
+    return Network("measured", statistics.median(rates), statistics.median(latencies), ring)
 
 
 def work(rank: int, ranks: int, port: int, asked: dict[str, Any], folder: str) -> None:
@@ -190,7 +190,7 @@ def work(rank: int, ranks: int, port: int, asked: dict[str, Any], folder: str) -
         for name in asked["models"]:
             make = lambda name=name: MODELS[name](asked["width"], asked["hidden"], CLASSES)  # noqa: E731
             networks, count = [measure_network() for _ in range(4)], asked["count"]
-            network, sharing = undisturbed(networks), [measure_sharing()]
+            network, sharing = typical(networks), [measure_sharing()]
             runs = {
                 strategy: full_graph(make, data, split, network, part, count)
                 for strategy, split in SPLITS.items()
@@ -204,10 +204,10 @@ def work(rank: int, ranks: int, port: int, asked: dict[str, Any], folder: str) -
                     run.seconds.append(run.turn())
                 networks.append(measure_network())
                 sharing.append(measure_sharing())
-            network = undisturbed(networks)
+            network = typical(networks)
             linked = [network.bytes_per_s, network.latency, network.ring_latency]
             told = {strategy: run.told() for strategy, run in runs.items()}
-            shared = min(sharing)
+            shared = statistics.median(sharing)
             found.append({"graph": graph, "model": name, "network": linked, "sharing": shared, "runs": told})
     said = {
         "rank": rank,
@@ -303,7 +303,7 @@ def main() -> None:
             base = told.get(strategy)
             rows.append({
                 "graph": entry["graph"], "model": entry["model"], "strategy": strategy,
-                "seconds": min(turns), "turns": turns,
+                "seconds": statistics.median(turns), "turns": turns,
                 "predicted_seconds": base and base["seconds_per_epoch"], "bytes": sent,
                 "predicted_bytes": base and base["bytes_per_epoch"],
                 "shard_plan_seconds": run.get("shard_plan_seconds"), "parts": run.get("parts"),

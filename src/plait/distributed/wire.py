@@ -20,6 +20,7 @@ __all__ = ["fitted", "measure_network", "measure_sharing"]
 _SIZES = (8, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
 _EXCHANGES = 24  # of each size; of the smallest, which is the latency, four times as many
 _SUMMED = 1 << 12  # numbers of the sum that is timed: little enough to be all latency
+_WORK_NODES = 1 << 17  # 32 MB of features: half of that left out what ranks take of each other's cache
 _WORK_ROWS = 256  # of the product between two exchanges, about a millisecond
 
 
@@ -104,9 +105,9 @@ def measure_sharing(group: Any = None) -> float:
 
 
 def _work_seconds() -> float:
-    """Products of a matrix that fits the cache, and gathers and passes over one that does not."""
-    rows, weight = torch.ones(1 << 16, 64), torch.ones(64, 64)
-    picked = torch.arange(1 << 16).mul(40503).remainder(1 << 16)
+    """Products with a matrix that fits the caches, and gathers and passes over one that does not."""
+    rows, weight = torch.ones(_WORK_NODES, 64), torch.ones(64, 64)
+    picked = torch.arange(_WORK_NODES).mul(40503).remainder(_WORK_NODES)
     took = []
     for _ in range(9):
         begin = time.perf_counter()
