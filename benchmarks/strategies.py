@@ -170,8 +170,7 @@ def mini_batches(make: Callable[[], nn.Module], folder: Path, epochs: int) -> Tu
 def typical(found: list[Network]) -> Network:
     """The network as the strategies met it: medians over all rounds."""
     rates, latencies = [n.bytes_per_s for n in found], [n.latency for n in found]
-    ring = statistics.median(n.ring_latency or 0.0 for n in found)
-    return Network("measured", statistics.median(rates), statistics.median(latencies), ring)
+    return Network("measured", statistics.median(rates), statistics.median(latencies))
 
 
 def work(rank: int, ranks: int, port: int, asked: dict[str, Any], folder: str) -> None:
@@ -205,7 +204,7 @@ def work(rank: int, ranks: int, port: int, asked: dict[str, Any], folder: str) -
                 networks.append(measure_network())
                 sharing.append(measure_sharing())
             network = typical(networks)
-            linked = [network.bytes_per_s, network.latency, network.ring_latency]
+            linked = [network.bytes_per_s, network.latency]
             told = {strategy: run.told() for strategy, run in runs.items()}
             shared = statistics.median(sharing)
             found.append({"graph": graph, "model": name, "network": linked, "sharing": shared, "runs": told})
@@ -288,9 +287,8 @@ def main() -> None:
     rows = []
     for number, entry in enumerate(said[0]["found"]):
         network = Network("loopback", *entry["network"])
-        ring = 1e6 * (network.ring_latency or 0.0)
         said_of = (
-            f"{network.bytes_per_s / 1e9:.2f} GB/s, {network.latency * 1e6:.0f} us, ring step {ring:.0f} us; "
+            f"{network.bytes_per_s / 1e9:.2f} GB/s, {network.latency * 1e6:.0f} us; "
             f"computing all at once: {entry['sharing']:.2f} times slower than one alone"
         )
         print(f"{entry['graph']} {entry['model']}: {said_of}")

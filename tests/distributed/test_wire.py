@@ -33,8 +33,6 @@ def both(rank: int, size: int, folder: Path) -> None:
     join(60.0, None)
     network, sharing = measure_network(sizes=(8, 1 << 16, 1 << 20)), measure_sharing()
     (folder / f"{rank}.json").write_text(json.dumps([network.bytes_per_s, network.latency, sharing]))
-    assert network.ring_latency is not None
-    assert 0 <= network.ring_latency < 1
 
 
 @pytest.mark.processes

@@ -398,7 +398,7 @@ def _with_nan_of(wanted: Any, given: Any, has_nan: bool) -> Any:
 
 def _overflows(value: Any) -> bool:
     """Whether PyG's own result, in 16 bits, holds NaN."""
-    parts = [part for _, part in _leaves("out", value)]
+    parts = [part for _, part in _leaves("out", value) if isinstance(part, Tensor)]
     return any(p.dtype in (torch.float16, torch.bfloat16) and bool(p.isnan().any()) for p in parts)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv
 
@@ -484,3 +485,30 @@ def test_the_plan_prints_its_steps_within_a_hundred_columns() -> None:
     lines = planned(16, 64).lines()
     assert any("recompute" in line for line in lines)
     assert max(map(len, lines)) <= 100
+
+
+class _Counted(nn.Module):
+    """A parametrization that counts how often it is read, as spectral_norm does one more iteration."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.times = 0
+
+    def forward(self, weight: Tensor) -> Tensor:
+        self.times += 1
+        return weight
+
+
+@pytest.mark.parametrize("returns_weights", [False, True])
+@pytest.mark.parametrize("heads", [2, 17])
+def test_a_parametrized_weight_is_read_as_often_as_in_pyg(heads: int, returns_weights: bool) -> None:
+    layer, counted = GATConv(4, 2, heads=heads), _Counted()
+    nn.utils.parametrize.register_parametrization(layer.lin, "weight", counted)
+    x, edge_index = torch.randn(6, 4), torch.randint(0, 6, (2, 12))
+    more = {"return_attention_weights": True} if returns_weights else {}
+    seen = []
+    for model in (layer, plait.compile(layer)):
+        before = counted.times
+        model(x, edge_index, **more)
+        seen.append(counted.times - before)
+    assert seen[0] == seen[1]

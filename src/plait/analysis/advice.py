@@ -116,7 +116,7 @@ def bandwidth_at_par(one: Strategy, other: Strategy, network: Network) -> float 
     """Bytes a second at which two strategies take equally long; None where one always wins."""
     more = one.traffic.busiest - other.traffic.busiest
     less = other.compute_seconds - one.compute_seconds
-    less += network.waiting(other.traffic) - network.waiting(one.traffic)
+    less += (other.traffic.messages - one.traffic.messages) * network.latency
     if more == 0 or less == 0 or (more > 0) != (less > 0):
         return None
     return more / less

@@ -72,7 +72,7 @@ class Strategy:
             "bytes_per_epoch": self.traffic.total,
             "bytes_per_worker": self.traffic.busiest,
             "bytes_per_layer": [traffic.total for traffic in self.traffic_per_layer],
-            "messages_per_worker": self.traffic.messages + self.traffic.ring_steps,
+            "messages_per_worker": self.traffic.messages,
             "memory_per_worker": self.memory_per_worker,
             "synchronisations": self.synchronisations,
             "seconds_per_epoch": self.seconds_per_epoch,
@@ -148,7 +148,7 @@ def _strategy(
 
 def _agreed(work: Workload, workers: int) -> Traffic:
     """Gradients are added up at the end, and before it how many rows the loss is a mean of: one number."""
-    count = replace(all_reduce(_NUMBER_BYTES, workers), messages=1, ring_steps=0)
+    count = replace(all_reduce(_NUMBER_BYTES, workers), messages=1)
     return all_reduce(work.weight_bytes, workers) + count
 
 

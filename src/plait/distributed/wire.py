@@ -5,13 +5,12 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from plait.analysis.network import Network, all_reduce
+from plait.analysis.network import Network
 from plait.distributed.rounds import told
 
 __all__ = ["fitted", "measure_network", "measure_sharing"]
@@ -19,7 +18,6 @@ __all__ = ["fitted", "measure_network", "measure_sharing"]
 # Bytes one rank sends to each other one: from a message that is all latency to one that fills no cache.
 _SIZES = (8, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
 _EXCHANGES = 24  # of each size; of the smallest, which is the latency, four times as many
-_SUMMED = 1 << 12  # numbers of the sum that is timed: little enough to be all latency
 _WORK_NODES = 1 << 17  # 32 MB of features: half of that left out what ranks take of each other's cache
 _WORK_ROWS = 256  # of the product between two exchanges, about a millisecond
 
@@ -30,15 +28,10 @@ def measure_network(group: Any = None, sizes: tuple[int, ...] = _SIZES) -> Netwo
     All ranks call it together and are otherwise idle. Every rank sends to every other at once, as exchanges
     do, so the result is bytes per second and rank while all of them send. Between two exchanges every rank
     computes for a moment, as it does between layers: a thread that has to be woken takes longer to answer.
-    A sum over all ranks is timed by itself, step by step of its ring.
     """
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     seconds = {size * (ranks - 1): _exchange_seconds(size, rank, ranks, group) for size in sizes}
-    found = fitted(seconds, ranks - 1)
-    ring = _sum_seconds(rank, group) - Network("", found.bytes_per_s, 0.0).seconds(
-        all_reduce(4 * _SUMMED, ranks)
-    )
-    return replace(found, ring_latency=max(0.0, ring) / max(1, 2 * (ranks - 1)))
+    return fitted(seconds, ranks - 1)
 
 
 def _exchange_seconds(size: int, rank: int, ranks: int, group: Any) -> float:
@@ -56,17 +49,6 @@ def _exchange_seconds(size: int, rank: int, ranks: int, group: Any) -> float:
             dist.all_to_all_single(got, sent, counts, counts, group=group)
 
     return _mean_seconds(exchange, _EXCHANGES * (4 if size == min(_SIZES) else 1), rank, group)
-
-
-def _sum_seconds(rank: int, group: Any) -> float:
-    """The same of a small sum over all ranks."""
-    numbers = torch.zeros(_SUMMED)
-
-    def add() -> None:
-        with told(rank, "all-reduce"):
-            dist.all_reduce(numbers, group=group)
-
-    return _mean_seconds(add, _EXCHANGES * 2, rank, group)
 
 
 def _mean_seconds(run: Callable[[], None], times: int, rank: int, group: Any) -> float:

@@ -218,8 +218,9 @@ def _gat(module: Any, call: AttentionCall) -> Any:
         has_bias=is_inside and module.bias is not None, device=column_of(call.edges.graph),
     )  # fmt: skip
     edge = _gat_edge_scores(module, call, layer.lanes)
-    run = _run(module, call, layer, edge)
-    inputs: dict[str, Tensor | None] = {"X": call.source, "E": edge, **_gat_inputs(module, call, layer, run)}
+    run, maps = _run(module, call, layer, edge), _gat_maps(module, call)
+    inputs: dict[str, Tensor | None] = {"X": call.source, "E": edge}
+    inputs |= _gat_inputs(module, call, layer, run, maps)
     if call.is_bipartite:
         inputs["X1"] = own
     if is_inside:
@@ -229,15 +230,27 @@ def _gat(module: Any, call: AttentionCall) -> Any:
     out = _joined(module, _apply(run, dropout, **inputs), residual, module.bias)
     if not call.wants_weights:
         return out
-    return out, (call.listed, _gat_weights(module, call, edge))
+    return out, (call.listed, _gat_weights(module, call, edge, maps))
+
+
+def _gat_maps(module: Any, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
+    """The weights of the sources and of the targets, read once: reading a parametrization may change it."""
+    if module.lin is None:
+        return module.lin_src.weight, None if call.own is None else module.lin_dst.weight
+    weight = module.lin.weight
+    return weight, weight
 
 
 def _gat_inputs(
-    module: Any, call: AttentionCall, layer: Attention, run: executor.Run
+    module: Any,
+    call: AttentionCall,
+    layer: Attention,
+    run: executor.Run,
+    maps: tuple[Tensor, Tensor | None],
 ) -> dict[str, Tensor | None]:
     """The weights as the way reads them: attention vectors next to W, folded in, or applied to raw rows."""
     lanes, choice = layer.lanes, base_of(run.plan.choice)
-    weight = module.lin.weight if module.lin is not None else module.lin_src.weight
+    weight, own_weight = maps
     if layer.is_single:
         if choice == "gat":
             vectors = torch.cat([_spread(module.att_src, lanes), _spread(module.att_dst, lanes)], 1)
@@ -246,22 +259,20 @@ def _gat_inputs(
             return {"W": weight.t(), "a": _folded(weight, (module.att_src, module.att_dst), lanes)}
         return {"W": torch.cat([weight.t(), _folded(weight, (module.att_src, module.att_dst), lanes)], 1)}
     folded = {"W": torch.cat([weight.t(), _folded(weight, (module.att_src,), lanes)], 1)}
-    if not layer.has_targets:
+    if own_weight is None or not layer.has_targets:
         return {**folded, "T": call.source.new_zeros((call.edges.graph.num_nodes, lanes))}
-    own_weight = module.lin.weight if module.lin is not None else module.lin_dst.weight
     return {**folded, "U": _folded(own_weight, (module.att_dst,), lanes)}
 
 
 def _gat_pieces(module: Any, call: AttentionCall) -> Any:
     """With more heads than the fused passes take, or with the weights that dropout left asked for."""
     heads, pieces, own = module.heads, Pieces(module, call.edges), call.own
-    weight = module.lin.weight if module.lin is not None else module.lin_src.weight
+    weight, own_weight = _gat_maps(module, call)
     value = pieces.project("values", call.source, weight.t(), rows="M")
     far = call.source @ _folded(weight, (module.att_src,), heads)
     near = far.new_zeros((call.edges.graph.num_nodes, heads))
-    if own is not None:
-        weight = module.lin.weight if module.lin is not None else module.lin_dst.weight
-        near = own @ _folded(weight, (module.att_dst,), heads)
+    if own is not None and own_weight is not None:
+        near = own @ _folded(own_weight, (module.att_dst,), heads)
     scores = pieces.pairs("scores", heads, near, far)
     edge = _gat_edge_scores(module, call, padded(heads))
     scores = nn.functional.leaky_relu(scores if edge is None else scores + edge, module.negative_slope)
@@ -282,15 +293,15 @@ def _gat_edge_scores(module: Any, call: AttentionCall, lanes: int) -> Tensor | N
     return csr_order(call.edges, attr @ _folded(module.lin_edge.weight, (module.att_edge,), lanes))
 
 
-def _gat_weights(module: Any, call: AttentionCall, edge: Tensor | None) -> Tensor:
+def _gat_weights(
+    module: Any, call: AttentionCall, edge: Tensor | None, maps: tuple[Tensor, Tensor | None]
+) -> Tensor:
     """The attention weights edge by edge, in the order of the listed edges."""
     source, target = call.listed.flip(0) if module.flow == "target_to_source" else call.listed
-    heads = module.heads
-    weight = module.lin.weight if module.lin is not None else module.lin_src.weight
+    heads, (weight, own_weight) = module.heads, maps
     scores = (call.source @ _folded(weight, (module.att_src,), heads))[source]
-    if call.own is not None:
-        weight = module.lin.weight if module.lin is not None else module.lin_dst.weight
-        scores = scores + (call.own @ _folded(weight, (module.att_dst,), heads))[target]
+    if call.own is not None and own_weight is not None:
+        scores = scores + (call.own @ _folded(own_weight, (module.att_dst,), heads))[target]
     if edge is not None:
         scores = scores + as_listed(call.edges, edge)[:, :heads]
     scores = nn.functional.leaky_relu(scores, module.negative_slope)
