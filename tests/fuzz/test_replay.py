@@ -185,7 +185,11 @@ def test_what_is_no_difference(script: str) -> None:
 def test_what_crashes_in_pyg_is_not_drawn() -> None:
     line = "out = model(x); hook = out.register_hook(lambda g: 2 * g); backward(out)"
     assert any("hook = out.register_hook(lambda g: 2 * g); " in rule.line for rule in RULES)
-    for layer, cast, is_kept in (("SuperGATConv", "half", False), ("SuperGATConv", "float", True),
-                                 ("GATConv", "half", True)):  # fmt: skip
-        script = f"model = {layer}(4, 4)\nmodel = model.{cast}()\n{line}"
+    for layer, edit, is_kept in (
+        ("SuperGATConv", "model = model.half()", False),
+        ("SuperGATConv", "out = torch.func.jvp(model, (x,), (x,))", False),
+        ("SuperGATConv", "model = model.float()", True),
+        ("GATConv", "model = model.half()", True),
+    ):
+        script = f"model = {layer}(4, 4)\n{edit}\n{line}"
         assert ("register_hook" in _without_crashes(script)) == is_kept
