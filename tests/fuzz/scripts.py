@@ -397,8 +397,8 @@ def scripts(draw: Callable[[Any], Any], steps: int = 9) -> str:
 def _without_crashes(script: str) -> str:
     """The script without what ends the process in PyG's own run, where there is no answer to compare with.
 
-    torch 2.13 crashes inside Tensor.register_hook of the output of a SuperGATConv, which keeps its scores from
-    call to call, when it had been in float16 or was called by torch.func, whose wrappers it then keeps.
+    torch 2.13 crashes inside Tensor.register_hook of the output of a SuperGATConv, which keeps its scores
+    from call to call, when it had been in float16 or was called by torch.func, whose wrappers it then keeps.
     """
     if "SuperGATConv" in script and (".half()" in script or "torch.func." in script):
         return script.replace("hook = out.register_hook(lambda g: 2 * g); ", "")
