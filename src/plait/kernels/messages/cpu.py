@@ -10,12 +10,10 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from numba import cfunc, types
-
 from plait.kernels.arguments import PATTERN, Arguments
 from plait.kernels.messages.reference import FORMS
 from plait.kernels.spmm.cpu import PREFETCH_LANES, ask_ahead
-from plait.kernels.vector import CodeGen, load_index, load_index_ir, next_piece, row_intrinsic
+from plait.kernels.vector import CodeGen, load_index_ir, row_intrinsic
 
 __all__ = ["SOURCES", "SUMS", "TARGETS", "sources", "sums", "targets"]
 
@@ -250,74 +248,36 @@ def _source_row(float_bits: int, index_bits: int, form: str, has_edges: bool) ->
 @functools.cache
 def sums(float_bits: int, index_bits: int, form: str, has_edges: bool) -> Any:
     """out[i] = the sum of the messages of row i's edges."""
-    row, index, bound = (
-        _sum_row(float_bits, index_bits, form, has_edges), load_index(index_bits), load_index(64),
-    )  # fmt: skip
-    size, read = float_bits // 8, SUMS.reader()
+    row, size = _sum_row(float_bits, index_bits, form, has_edges), float_bits // 8
 
-    @cfunc(types.void(types.CPointer(types.int64)))
-    def run(arguments):  # type: ignore[no-untyped-def]
-        a = read(arguments)
-        while True:
-            piece = next_piece(a.team, a.pieces)
-            if piece >= a.pieces:
-                break
-            for i in range(bound(a.bounds, piece), bound(a.bounds, piece + 1)):
-                row(
-                    a.near + i * a.near_row, a.far, a.far_row, a.edge, a.edge_row, a.indices,
-                    index(a.indptr, i), index(a.indptr, i + 1), a.out + i * a.out_row, a.width * size,
-                    a.numbers, a.last_edge, a.width,
-                )  # fmt: skip
+    def each(a: Any, i: Any, start: Any, end: Any) -> None:
+        row(a.near + i * a.near_row, a.far, a.far_row, a.edge, a.edge_row, a.indices, start, end,
+            a.out + i * a.out_row, a.width * size, a.numbers, a.last_edge, a.width)  # fmt: skip
 
-    return run
+    return SUMS.row_kernel(index_bits, each)
 
 
 @functools.cache
 def targets(float_bits: int, index_bits: int, form: str, has_edges: bool) -> Any:
     """The gradients of the targets' rows and of the edges', where they are asked for."""
-    row, index, bound = (
-        _target_row(float_bits, index_bits, form, has_edges), load_index(index_bits), load_index(64),
-    )  # fmt: skip
-    size, read = float_bits // 8, TARGETS.reader()
+    row, size = _target_row(float_bits, index_bits, form, has_edges), float_bits // 8
 
-    @cfunc(types.void(types.CPointer(types.int64)))
-    def run(arguments):  # type: ignore[no-untyped-def]
-        a = read(arguments)
-        while True:
-            piece = next_piece(a.team, a.pieces)
-            if piece >= a.pieces:
-                break
-            for i in range(bound(a.bounds, piece), bound(a.bounds, piece + 1)):
-                row(
-                    a.near + i * a.near_row, a.far, a.far_row, a.edge, a.edge_row, a.indices,
-                    index(a.indptr, i), index(a.indptr, i + 1), a.grad + i * a.grad_row,
-                    a.out + i * a.out_row, a.edge_out, a.edge_out_row, a.width * size, a.numbers, a.last_edge,
-                    a.width,
-                )  # fmt: skip
+    def each(a: Any, i: Any, start: Any, end: Any) -> None:
+        row(a.near + i * a.near_row, a.far, a.far_row, a.edge, a.edge_row, a.indices, start, end,
+            a.grad + i * a.grad_row, a.out + i * a.out_row, a.edge_out, a.edge_out_row, a.width * size,
+            a.numbers, a.last_edge, a.width)  # fmt: skip
 
-    return run
+    return TARGETS.row_kernel(index_bits, each)
 
 
 @functools.cache
 def sources(float_bits: int, index_bits: int, form: str, has_edges: bool) -> Any:
     """The gradients of the sources' rows, on the transpose."""
-    row, index, bound = (
-        _source_row(float_bits, index_bits, form, has_edges), load_index(index_bits), load_index(64),
-    )  # fmt: skip
-    size, read = float_bits // 8, SOURCES.reader()
+    row, size = _source_row(float_bits, index_bits, form, has_edges), float_bits // 8
 
-    @cfunc(types.void(types.CPointer(types.int64)))
-    def run(arguments):  # type: ignore[no-untyped-def]
-        a = read(arguments)
-        while True:
-            piece = next_piece(a.team, a.pieces)
-            if piece >= a.pieces:
-                break
-            for j in range(bound(a.bounds, piece), bound(a.bounds, piece + 1)):
-                row(
-                    a.far + j * a.far_row, a.near, a.near_row, a.edge, a.edge_row, a.order, a.indices,
-                    index(a.indptr, j), index(a.indptr, j + 1), a.grad, a.grad_row, a.out + j * a.out_row,
-                    a.width * size, a.numbers, a.last_edge, a.width,
-                )  # fmt: skip
+    def each(a: Any, j: Any, start: Any, end: Any) -> None:
+        row(a.far + j * a.far_row, a.near, a.near_row, a.edge, a.edge_row, a.order, a.indices, start, end,
+            a.grad, a.grad_row, a.out + j * a.out_row, a.width * size, a.numbers, a.last_edge,
+            a.width)  # fmt: skip
 
-    return run
+    return SOURCES.row_kernel(index_bits, each)
