@@ -22,9 +22,9 @@ def test_at_par_both_take_equally_long() -> None:
     pairs = [(a, b) for a in found for b in found if a is not b]
     met = 0
     for one, other in pairs:
-        value = bandwidth_at_par(one, other, Network("n", 1.0, 1e-6, 2e-6))
+        value = bandwidth_at_par(one, other, Network("n", 1.0, 1e-6))
         if value is not None:
-            network = Network("n", value, 1e-6, 2e-6)
+            network = Network("n", value, 1e-6)
             assert one.seconds_at(network) == pytest.approx(other.seconds_at(network), rel=1e-9)
             met += 1
     assert met
