@@ -22,7 +22,7 @@ import plait
 import plait.distributed as distributed
 from plait.distributed.train import Trainer, make_model
 from plait.errors import CheckpointError, ExchangeError, PartsError
-from tests.distributed.shards import graph
+from tests.distributed.shards import graph, until_told
 
 EVERY, KILLED, EPOCHS, STEPS = 3, 8, 3, 12
 TIMEOUT = 20.0
@@ -80,11 +80,7 @@ def sharded(folder: Path, rank: int, name: str, is_killed: bool = False) -> list
 
 def _ends(work: Callable[[], Any], folder: Path, name: str) -> None:
     """Others are lost; this rank is told and ends."""
-    begin = time.perf_counter()
-    try:
-        work()
-    except ExchangeError as error:
-        (folder / f"told-{name}.txt").write_text(f"{time.perf_counter() - begin:.1f} {error}")
+    until_told(work, folder, name)
     os._exit(0)  # the group has lost a member
 
 

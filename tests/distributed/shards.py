@@ -6,6 +6,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import socket
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
@@ -34,6 +35,7 @@ from torch_geometric.nn import (
 import plait
 import plait.distributed.shard  # before ranks are forked, which share what is imported here
 from plait.distributed.session import join
+from plait.errors import ExchangeError
 
 STEPS = 30
 MODELS: dict[str, Callable[[], nn.Module]] = {
@@ -318,6 +320,20 @@ def start(scenario: Callable[..., None], size: int, folder: Path) -> list[Any]:
     for process in ranks:
         process.start()
     return ranks
+
+
+def until_told(work: Callable[[], Any], folder: Path, name: str) -> None:
+    """Works until a call fails; writes down how long that call took and what it said.
+
+    A rank that was stopped or killed may still answer a call or two that were on their way.
+    """
+    while True:
+        begin = time.perf_counter()
+        try:
+            work()
+        except ExchangeError as error:
+            (folder / f"told-{name}.txt").write_text(f"{time.perf_counter() - begin:.1f} {error}")
+            return
 
 
 def run(scenario: Callable[..., None], size: int, folder: Path, seconds: float = 180) -> None:

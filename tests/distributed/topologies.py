@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import plait.distributed as distributed
 from plait.distributed.session import Session
 from plait.errors import ExchangeError
 from plait.loader.owned import Frontier
-from tests.distributed.shards import graph
+from tests.distributed.shards import graph, until_told
 
 FANOUT, BATCH, SEED, STEPS = [4, 3, 2], 16, 7, 12
 TIMEOUT = 5.0
@@ -105,7 +104,7 @@ def killed(rank: int, size: int, folder: Path) -> None:
                     os.kill(os.getpid(), signal.SIGKILL)
     except ExchangeError as error:
         (folder / f"killed-{rank}.txt").write_text(f"{time.perf_counter() - begin:.1f} {error}")
-    _told(folder, f"neighbours-{rank}", lambda: session.frontiers().ask([_far(session)]))
+    until_told(lambda: session.frontiers().ask([_far(session)]), folder, f"neighbours-{rank}")
     os._exit(0)
 
 
@@ -117,21 +116,12 @@ def cut_off(rank: int, size: int, folder: Path) -> None:
     over(over.data.x, over.data.edge_index)
     if rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
-    _told(folder, "features", lambda: session.exchange.take(session.bounds[[1 - rank]]))
-    _told(folder, "neighbours", lambda: session.frontiers().ask([_far(session)]))
-    _told(folder, "shard", lambda: over(over.data.x, over.data.edge_index))
+    until_told(lambda: session.exchange.take(session.bounds[[1 - rank]]), folder, "features")
+    until_told(lambda: session.frontiers().ask([_far(session)]), folder, "neighbours")
+    until_told(lambda: over(over.data.x, over.data.edge_index), folder, "shard")
     os._exit(0)
 
 
 def _far(session: Session) -> Frontier:
     """A node of the next rank."""
     return Frontier(session.bounds[[(session.rank + 1) % session.size]], 1, 2)
-
-
-def _told(folder: Path, name: str, work: Callable[[], Any]) -> None:
-    """What a failing call says, and after how long."""
-    begin = time.perf_counter()
-    try:
-        work()
-    except ExchangeError as error:
-        (folder / f"told-{name}.txt").write_text(f"{time.perf_counter() - begin:.1f} {error}")
