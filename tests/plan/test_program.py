@@ -10,7 +10,7 @@ from plait.ir import Concat, Dense, formula
 from plait.ir.evaluate import evaluate
 from plait.ops.program import Step
 from plait.plan.candidates import Candidate, candidates
-from plait.plan.program import differentiate, hoist, schedule
+from plait.plan.program import apart, differentiate, hoist, schedule
 from tests.plan.expressions import LAYERS, A, B, W, X, learnable, values
 from tests.plan.interpreter import run
 
@@ -81,6 +81,24 @@ def test_hoisting_and_the_rest_compute_the_layer() -> None:
             kept = {name: first[name] for name in once.outputs}
             env = run(each, {**given, **kept}, given)
             np.testing.assert_allclose(env[each.outputs[0]], evaluate(forms[0], given), rtol=1e-9, atol=1e-9)
+
+
+def test_a_product_that_never_changes_is_computed_once_whatever_is_added_to_it() -> None:
+    found = set()
+    for name, forms in LAYERS.items():
+        given = values(forms[0], np.random.default_rng(4))
+        for candidate in candidates(forms):
+            program = apart(candidate.forward, frozenset({"X"}))
+            if program is None:
+                continue
+            found.add(name)
+            once, each = hoist(program, frozenset({"X"}))
+            assert len(hoist(candidate.forward, frozenset({"X"}))[0].steps) < len(once.steps)
+            first = run(once, {"X": given["X"]}, given)
+            env = run(each, {**given, **first}, given)
+            np.testing.assert_allclose(env[each.outputs[0]], evaluate(forms[0], given), rtol=1e-9, atol=1e-9)
+    assert {"gin", "gin, both maps"} <= found
+    assert apart(schedule((A @ X) @ W + B), frozenset({"X"})) is None
 
 
 def test_an_input_without_influence_has_no_gradient() -> None:

@@ -80,6 +80,14 @@ def test_a_constant_input_in_training_is_aggregated_once() -> None:
     assert all(step.step.op != "spmm" for step in chosen.steps)
 
 
+def test_a_learned_factor_of_own_rows_does_not_keep_the_product_from_being_hoisted() -> None:
+    name = next(name for name, forms in LAYERS.items() if "eps" in learnable(forms))
+    case = problem(name, degree=100, wrt=learnable(LAYERS[name]), constant=frozenset({"X"}))
+    chosen = search(case)
+    assert [step.op for step in chosen.hoisted.steps] == ["spmm"]
+    assert not [step for step in chosen.forward.steps if step.get("matrix")]
+
+
 def test_hoisting_counts_for_one_call_as_much_as_it_costs() -> None:
     once = search(problem("gcn", constant=frozenset({"X"}), calls=1))
     often = search(problem("gcn", constant=frozenset({"X"}), calls=1000))

@@ -27,7 +27,7 @@ from plait.ir import (
 from plait.ops.operation import operation
 from plait.ops.program import Program, Shape, Step
 
-__all__ = ["differentiate", "hoist", "schedule"]
+__all__ = ["apart", "differentiate", "hoist", "schedule"]
 
 
 @dataclass
@@ -308,6 +308,44 @@ def hoist(program: Program, constant_inputs: frozenset[str]) -> tuple[Program, P
     read = {name for step in each for _, name in step.reads}
     needed = tuple(step.out for step in once if step.out in program.outputs or step.out in read)
     return replace(program, steps=tuple(once), outputs=needed), replace(program, steps=tuple(each))
+
+
+def apart(program: Program, constant_inputs: frozenset[str]) -> Program | None:
+    """The program with products that never change as steps of their own, so that they are computed once.
+
+    In A @ X + e * X with a learned or scheduled e the sum changes and the product does not. None where what
+    is added is as constant as the product.
+    """
+    known = {*constant_inputs, *program.constants}
+    shapes = dict(program.shapes)
+    steps = [part for step in program.steps for part in _apart(step, known, shapes)]
+    if len(steps) == len(program.steps):
+        return None
+    return replace(program, steps=tuple(steps), shapes=shapes)
+
+
+def _apart(step: Step, known: set[str], shapes: dict[str, Shape]) -> list[Step]:
+    """A product with the graph and what is added to it, where only the product is known."""
+    reads = dict(step.reads)
+    if known.issuperset(reads.values()):
+        known |= {step.out} if operation(step.op).may_hoist else set()
+        return [step]
+    added = {role: reads.pop(role) for role in ("addend", "addend_scale", "bias") if role in reads}
+    if step.op != "spmm" or not known.issuperset(reads.values()):
+        return [step]
+    product, terms = f"{step.out}@product", [f"{step.out}@product"]
+    shapes[product] = shapes[step.out]
+    steps = [replace(step, out=product, reads=tuple(reads.items()))]
+    if "addend" in added:
+        terms.append(added["addend"])
+    if "addend_scale" in added:
+        scale, terms[1] = added["addend_scale"], f"{step.out}@added"
+        shapes[terms[1]] = shapes[step.out]
+        op, role = ("scale_rows", "scale") if scale in known else ("scale", "scalar")
+        steps.append(Step(op, terms[1], ((role, scale), ("x", added["addend"]))))
+    joined = [(f"x{k}", name) for k, name in enumerate(terms)]
+    joined += [("bias", added["bias"])] if "bias" in added else []
+    return [*steps, Step("combine", step.out, tuple(joined), factors=(1.0,) * len(terms))]
 
 
 # Gradients -----------------------------------------------------------------------------------------

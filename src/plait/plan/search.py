@@ -18,7 +18,7 @@ from plait.plan.candidates import Candidate, candidates
 from plait.plan.dial import Allowance
 from plait.plan.fuse import fuse
 from plait.plan.plan import LayerPlan, PricedStep, Rejected
-from plait.plan.program import hoist
+from plait.plan.program import apart, hoist
 from plait.plan.prune import Survivor, prune
 from plait.plan.words import TIE
 
@@ -324,13 +324,30 @@ def _reason(best: LayerPlan, ranked: list[LayerPlan]) -> str:
 
 
 def _priced(survivor: Survivor, problem: Problem, pricer: Pricer) -> list[LayerPlan]:
-    """The candidate with dense features and, where a constant operand has a sparse view, with sparse ones."""
-    plans = [_plan(survivor, problem, pricer, use_sparse=False)]
-    if problem.features:
-        sparse = _plan(survivor, problem, pricer, use_sparse=True)
-        if sparse.sparse_values:
-            plans.append(sparse)
+    """The candidate with dense features and, where a constant operand has a sparse view, with sparse ones.
+
+    Each also with products that never change apart from what is added to them, where that makes a difference.
+    """
+    plans = []
+    for option in (survivor, _with_products_apart(survivor, problem.constant)):
+        if option is None:
+            continue
+        plans.append(_plan(option, problem, pricer, use_sparse=False))
+        if problem.features:
+            sparse = _plan(option, problem, pricer, use_sparse=True)
+            if sparse.sparse_values:
+                plans.append(sparse)
     return plans
+
+
+def _with_products_apart(survivor: Survivor, constant: frozenset[str]) -> Survivor | None:
+    """The candidate in which constant products are computed once; None where it is the same."""
+    candidate = survivor.candidate
+    program = apart(candidate.forward, constant) if constant else None
+    if program is None:
+        return None
+    form = f"product once, {candidate.form}"
+    return replace(survivor, candidate=replace(candidate, form=form, forward=program))
 
 
 def _plan(survivor: Survivor, problem: Problem, pricer: Pricer, use_sparse: bool) -> LayerPlan:
