@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 import numpy as np
@@ -30,6 +31,7 @@ def test_at_par_both_take_equally_long() -> None:
     assert met
 
 
+@functools.cache
 def _advice(memory: float = 1e12, bandwidth: float = 1e9, model: str = "gin") -> object:
     graph = random_graph(2000, 40_000)
     work = workload(model, Statistics.of(graph), (64, 64, 16))

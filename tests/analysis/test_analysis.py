@@ -101,7 +101,6 @@ def test_the_roof_has_a_ridge() -> None:
     roof = Roof(100.0, 10.0)
     assert roof.ridge == 10.0
     assert (roof.bound(9.0), roof.bound(11.0)) == ("memory", "arithmetic")
-    assert (roof.attainable(2.0), roof.attainable(50.0)) == (20.0, 100.0)
 
 
 @pytest.mark.parametrize(

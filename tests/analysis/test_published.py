@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from plait.analysis.published import GLOBAL, LOCAL, SCHEMES, Row, find, generic_depth, generic_work
+from plait.analysis.published import GLOBAL, LOCAL, SCHEMES, Row, find
 from plait.errors import InputError
 from plait.ops.symbolic import parse
 
@@ -81,14 +81,6 @@ def test_kernels_of_a_local_model_add_up_to_its_bound(row: Row) -> None:
     assert work <= 2 * row.work(**VALUES) + L
     assert depth <= 3 * row.depth(**VALUES) + L
     assert kernels["scatter"].communication(**VALUES) == m * k
-
-
-def test_the_generic_equations() -> None:
-    assert generic_work(2, m=10, n=5, psi=3, plus=4, phi=7, pre=1, post=2) == 3 + 2 * (30 + 55)
-    assert generic_work(1, m=10, n=5, psi=3, plus=4, phi=7, attention=2) == 50 + 55
-    assert generic_depth(2, psi=1, plus=3, phi=2, pre=4, post=5, attention=1) == 9 + 14
-    # Table 6's GCN from the generic equation: psi k, plus k d_i (sum over i: m k), phi k²
-    assert generic_work(L, m=m, n=n, psi=0, plus=m * k / n, phi=k**2) == find("gcn").work(**VALUES)
 
 
 # Executed counts: closed forms of what executed.py finds in programs, which its own tests run ---------------

@@ -79,9 +79,9 @@ MACHINES = {
 ON = {"fast gathers": ("cora",), "fast products": ("chameleon",), "tiles": ("cora",)}
 
 
-def cases() -> Iterator[tuple[str, str, str, str]]:
-    """Machine, graph, model and strategy: everything on one machine, what may vary on the others."""
-    for made in MACHINES:
+def cases(ranks: int) -> Iterator[tuple[str, str, str, str]]:
+    """Machine, graph, model and strategy: all on one machine, what may vary on the others (over 2 ranks)."""
+    for made in MACHINES if ranks == 2 else ("built-in",):
         for graph in ON.get(made, GRAPHS):
             for model in MODELS:
                 for strategy in SPLITS:
@@ -147,7 +147,7 @@ def every_case(rank: int, size: int, folder: Path) -> None:
     found: dict[str, Any] = {}
     graphs = {name: problem(name) for name in GRAPHS}
     parts = {name: owners(data, size) for name, data in graphs.items()}
-    for made, graph, model, strategy in cases():
+    for made, graph, model, strategy in cases(size):
         with using_machine(MACHINES[made]):
             sent = full_graph(MODELS[model], graphs[graph], parts[graph], SPLITS[strategy])
         found["/".join((made, graph, model, strategy))] = sent
@@ -191,7 +191,7 @@ def test_processes_send_the_bytes_that_were_predicted(ranks: int, tmp_path: Path
     wrong: list[str] = []
     foretold = {
         (made, graph, model): predicted(made, model, graphs[graph], parts[graph])
-        for made, graph, model in {case[:3]: None for case in cases()}
+        for made, graph, model in {case[:3]: None for case in cases(ranks)}
     }
     travels: dict[str, set[str]] = {strategy: set() for strategy in SPLITS}
     for key, (_, added, *what) in told[0].items():
@@ -204,4 +204,5 @@ def test_processes_send_the_bytes_that_were_predicted(ranks: int, tmp_path: Path
         if said != pytest.approx(sent, rel=1e-9 if what else 0.02):
             wrong.append(f"{key}: sent {sent:.0f}, predicted {said:.0f} ({said / sent:.3f}), {what}")
     assert not wrong, "\n".join(wrong)
-    assert all(len(found) > 1 for found in travels.values()), travels  # the machines choose differently
+    if ranks == 2:  # the machines choose differently
+        assert all(len(found) > 1 for found in travels.values()), travels

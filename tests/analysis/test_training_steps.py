@@ -147,8 +147,11 @@ def check(kind: str, data: Data, counts: Counts, rank: int = 0) -> dict[tuple[st
     return predicted
 
 
-@pytest.mark.parametrize("graph", GRAPHS)
-@pytest.mark.parametrize("kind", list(LAYERS))
+@pytest.mark.parametrize(
+    ("kind", "graph"),
+    # the mesh, whose loops over rows take longest, has nothing that the others lack but its size
+    [(kind, graph) for kind in LAYERS for graph in GRAPHS if graph != "mesh_4elt" or kind == "sage"],
+)
 def test_a_training_step_executes_the_flops_that_were_predicted(
     kind: str, graph: str, counts: Counts
 ) -> None:

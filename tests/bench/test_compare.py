@@ -37,7 +37,7 @@ def test_two_runs_of_the_same_code_raise_no_false_alarm() -> None:
 
 
 def gpu_run(rng: np.random.Generator, factors: dict[str, float] | None = None) -> list[Record]:
-    """A run as an H200 gave them: two visits; a third of the lanes is Python's, and Python's speed is the
+    """A run as an H200 gave them: two visits; a third of the lines is Python's, and Python's speed is the
     run's (1x to 1.6x); drift has heavy tails; backward passes scatter."""
     python, records = float(rng.uniform(1.0, 1.6)), []
     for k in range(105):
@@ -55,12 +55,12 @@ def gpu_run(rng: np.random.Generator, factors: dict[str, float] | None = None) -
     return records
 
 
-CHANGED = {"op71": 1.15, "op73": 1 / 1.15}  # two of the lanes that no Python bounds
+CHANGED = {"op71": 1.15, "op73": 1 / 1.15}  # two of the lines that no Python bounds
 
 
 @pytest.fixture(scope="module")
 def gpu_comparisons() -> list[dict[str, str]]:
-    """The verdicts of twenty pairs of runs in which two lanes of 105 changed, by the operation's name."""
+    """The verdicts of twenty pairs of runs in which two lines of 105 changed, by the operation's name."""
     found = []
     for seed in range(20):
         rng = np.random.default_rng(seed)

@@ -37,7 +37,7 @@ import plait.distributed.shard  # before ranks are forked, which share what is i
 from plait.distributed.session import join
 from plait.errors import ExchangeError
 
-STEPS = 30
+STEPS = 16
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "gcn": lambda: GCN(12, 16, 3, 4, norm="batch"),
     "sage": lambda: GraphSAGE(12, 16, 3, 4, norm="batch"),
@@ -276,8 +276,9 @@ def own_part(rank: int, size: int, folder: Path) -> None:
     assert spied(lambda: ChebConv(12, 4, 3)) > 0
 
 
+# rounding grows with the ranks, everything else that can go wrong between four of them does between two
 EVERYTHING = {
-    2: (parity, single_precision, ways, odd, accumulated, folder_of_parts, own_part),
+    2: (parity, ways, odd, accumulated, folder_of_parts, own_part),
     4: (parity, single_precision),
 }
 

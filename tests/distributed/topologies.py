@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -116,9 +117,18 @@ def cut_off(rank: int, size: int, folder: Path) -> None:
     over(over.data.x, over.data.edge_index)
     if rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
-    until_told(lambda: session.exchange.take(session.bounds[[1 - rank]]), folder, "features")
-    until_told(lambda: session.frontiers().ask([_far(session)]), folder, "neighbours")
-    until_told(lambda: over(over.data.x, over.data.edge_index), folder, "shard")
+    frontiers = session.frontiers()
+    asked = {
+        "features": lambda: session.exchange.take(session.bounds[[1 - rank]]),
+        "neighbours": lambda: frontiers.ask([_far(session)]),
+        "shard": lambda: over(over.data.x, over.data.edge_index),
+    }
+    # at once: each waits for the time-out
+    waiting = [threading.Thread(target=until_told, args=(work, folder, name)) for name, work in asked.items()]
+    for thread in waiting:
+        thread.start()
+    for thread in waiting:
+        thread.join()
     os._exit(0)
 
 

@@ -146,6 +146,8 @@ def test_odd_graphs_equal_the_reference(name: str, kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("heads", "columns"), [(1, 1), (3, 5), (4, 8), (1, 17), (8, 4)])
 def test_every_shape_equals_the_reference(kind: str, heads: int, columns: int) -> None:
+    if kind != "leaky" and heads < 3 and not torch.cuda.is_available():
+        pytest.skip("one head is read alike for all kinds, and the interpreter is slow")
     assert_equal(SMALL, kind, heads, columns)
 
 

@@ -13,7 +13,7 @@ import torch
 
 from plait.graph import Graph
 from plait.kernels.attention.pieces import padded
-from tests.kernels.interpreted import GRAPHS, RUNS
+from tests.kernels.interpreted import GRAPHS, RUNS, skip_if_walked_alike
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when kernels are defined
@@ -65,6 +65,7 @@ def test_dots_of_edges(name: str, heads: int, width: int, is_shared: bool) -> No
 )
 @pytest.mark.parametrize("name", GRAPHS)
 def test_sums_by_weights(name: str, heads: int, width: int, far_is_shared: bool, out_is_shared: bool) -> None:
+    skip_if_walked_alike(name, heads == 3 and not (far_is_shared or out_is_shared))
     graph, rng = GRAPHS[name], np.random.default_rng(0)
     weight = rng.standard_normal((graph.num_edges, padded(heads)))
     targets, rows = graph.edge_rows(), rows_of(graph)

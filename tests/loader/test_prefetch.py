@@ -130,9 +130,9 @@ def test_an_interrupt_while_waiting_leaves_no_thread() -> None:
 
 
 def test_waiting_is_counted() -> None:
-    slow = Prefetch(lambda n: time.sleep(0.02), range(3), 1)
+    slow = Prefetch(lambda n: time.sleep(0.3), range(1), 1)
     list(slow)
-    assert slow.stalled_seconds > 0.03
+    assert slow.stalled_seconds > 0.05  # far less: this thread may have begun to wait late
 
 
 def test_a_closed_iterator_is_at_its_end() -> None:

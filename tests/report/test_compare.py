@@ -1,4 +1,4 @@
-"""report/compare: changed lanes are listed, the worst first, with the machine's own drift."""
+"""report/compare: changed lines are listed, the worst first, with the machine's own drift."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from plait.measure import Record
-from plait.report.ops import bout_line, case_text, catalogue_text, csv_text, findings_text, ops_text
+from plait.report.ops import case_text, catalogue_text, csv_text, findings_text, group_line, ops_text
 
 
 def record(variant: str, seconds: float | None, status: str = "ok", **case: Any) -> Record:
@@ -47,8 +47,8 @@ def test_variants_are_columns_and_varying_sizes_rows() -> None:
 
 
 def test_a_bout_is_one_line_fastest_first() -> None:
-    assert bout_line(RECORDS[:4]).endswith("plait 1 ms; torch 2.00x odd WRONG")
-    assert bout_line(RECORDS[2:3]).endswith("not timed: not here")
+    assert group_line(RECORDS[:4]).endswith("plait 1 ms; torch 2.00x odd WRONG")
+    assert group_line(RECORDS[2:3]).endswith("not timed: not here")
 
 
 def test_a_crowded_machine_is_told() -> None:

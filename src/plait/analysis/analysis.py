@@ -81,10 +81,6 @@ class Roof:
         """Operations per byte from which on arithmetic is the limit."""
         return self.flops_per_s / self.bytes_per_s
 
-    def attainable(self, intensity: float) -> float:
-        """Most operations per second at this many operations per byte."""
-        return min(self.flops_per_s, intensity * self.bytes_per_s)
-
     def bound(self, intensity: float) -> str:
         """Whether memory or arithmetic is the limit."""
         return "memory" if intensity < self.ridge else "arithmetic"

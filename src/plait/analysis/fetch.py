@@ -40,7 +40,6 @@ class Fetch:
     rows: tuple[float, ...]  # fetched by each part
     sent: tuple[float, ...]  # of each part, by others
     rounds: float  # batches of any part that lack rows: each asks for them once
-    is_drawn: bool
     asked: Asked = Asked()
 
     @property
@@ -74,7 +73,7 @@ def drawn(
                 drawing.draw(p, cut)
         drawing.end(most)
     rows, sent, rounds, asked = drawing.means()
-    return Fetch(steps, tuple(rows), tuple(sent), rounds * steps, True, asked)
+    return Fetch(steps, tuple(rows), tuple(sent), rounds * steps, asked)
 
 
 class _Drawing:
@@ -159,9 +158,7 @@ def expected(growth: Growth, seeds: float, parts: int, quality: float = 1.0) -> 
     steps = max(1, math.ceil(seeds / parts / max(1, growth.batch)))
     each = seeds / parts / max(1, growth.batch) * growth.nodes[-1] * (1.0 - 1.0 / parts) * min(1.0, quality)
     rounds = float(steps * parts) if parts > 1 else 0.0
-    return Fetch(
-        steps, (each,) * parts, (each,) * parts, rounds, False, _expected(growth, seeds, parts, quality)
-    )
+    return Fetch(steps, (each,) * parts, (each,) * parts, rounds, _expected(growth, seeds, parts, quality))
 
 
 def _expected(growth: Growth, seeds: float, parts: int, quality: float) -> Asked:

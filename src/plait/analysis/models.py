@@ -60,10 +60,10 @@ def _walks(first: int, count: int) -> Expr:
     return value
 
 
-def _iterated(share: float = 0.9) -> tuple[Expr, ...]:
+def _iterated() -> tuple[Expr, ...]:
     value: Expr = X
     for _ in range(_STEPS):
-        value = total(Scale(number(share), MatMul(NORMALISED, value)), Scale(number(1 - share), X))
+        value = total(Scale(number(0.9), MatMul(NORMALISED, value)), Scale(number(0.1), X))
     return (value,)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from plait.errors import InputError
 
-__all__ = ["MODES", "STAGES", "Mode", "Run", "Schedule", "Times", "makespan", "schedule", "speedup_limit"]
+__all__ = ["MODES", "STAGES", "Mode", "Run", "Schedule", "Times", "makespan", "schedule"]
 
 STAGES = ("graph", "neural", "activation")
 
@@ -133,8 +133,3 @@ def makespan(
     if mode.is_micro_async:
         return L * (P * graph + neural + activation)
     return L * (P * graph + P * neural + activation)
-
-
-def speedup_limit(layers: int, graph: float, neural: float) -> float:
-    """What asynchrony gains over full synchrony with very many partitions: L (1 + n / g)."""
-    return layers * (1.0 + neural / graph)

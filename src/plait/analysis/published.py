@@ -9,14 +9,13 @@ n vertices, m edges, d largest degree, k width, L layers, K layers of an MLP, c 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from plait.analysis.executed import executed
 from plait.errors import InputError
 from plait.ops.symbolic import Formula, parse, symbol
 
-__all__ = ["GLOBAL", "KERNELS", "LOCAL", "SCHEMES", "Bound", "Row", "find", "generic_depth", "generic_work"]
+__all__ = ["GLOBAL", "LOCAL", "SCHEMES", "Bound", "Row", "find"]
 
 n, m, k = (symbol(name) for name in "nmk")
 
@@ -72,30 +71,6 @@ class Row:
             "aggregate": Bound(m * k, parse("log d"), m * k),
             "vertex update": Bound(n * self.phi_work, self.phi_depth, nothing),
         }
-
-
-# Table 4, before psi, the sum and phi are known: W and D of each are symbols. The depth of Aggregate is
-# printed as D_plus log d, where the text gives log d for the whole tree: Row.kernels follows the text.
-KERNELS: Mapping[str, tuple[str, str, str]] = {
-    "scatter": ("1", "1", "mk"),
-    "edge update": ("m W_psi", "D_psi", "1"),
-    "aggregate": ("n W_plus", "D_plus log d", "mk"),
-    "vertex update": ("n W_phi", "D_phi", "1"),
-}
-
-
-def generic_work(
-    layers: int, m: float, n: float, psi: float, plus: float, phi: float, **more: float
-) -> float:
-    """W_pre + L (m W_psi + n W_plus + n W_phi) + W_post; `attention` adds m W_a for a learnt coefficient."""
-    once = more.get("pre", 0.0) + more.get("post", 0.0)
-    return once + layers * (m * (psi + more.get("attention", 0.0)) + n * (plus + phi))
-
-
-def generic_depth(layers: int, psi: float, plus: float, phi: float, **more: float) -> float:
-    """D_pre + L (D_psi + D_plus + D_phi) + D_post; `attention` adds D_a for a learnt coefficient."""
-    once = more.get("pre", 0.0) + more.get("post", 0.0)
-    return once + layers * (psi + plus + phi + more.get("attention", 0.0))
 
 
 # Local models: Tables 5 and 6 -------------------------------------------------------------------------------

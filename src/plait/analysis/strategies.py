@@ -122,7 +122,7 @@ def price(work: Workload, cluster: Cluster) -> list[Strategy]:
 def _strategy(
     work: Workload, cluster: Cluster, name: str, family: str, per_layer: Sequence[Traffic],
     compute: float, memory: float, synchronisations: int, *, share: float | None = None,
-    others: Traffic | None = None, fixed: float | None = None, steps: int = 1, is_batch: bool = False,
+    others: Traffic | None = None, steps: int = 1, is_batch: bool = False,
     **more: Any,
 ) -> Strategy:  # fmt: skip
     """A strategy whose workers agree on the weights once an epoch, unless `others` says what they do."""
@@ -140,7 +140,7 @@ def _strategy(
         seconds_per_epoch=compute + cluster.network.seconds(traffic),
         flops_per_worker=work.flops * (1.0 / cluster.workers if share is None else share),
         memory_per_worker=memory + _OPTIMISER * work.weight_bytes,
-        fixed_memory=_OPTIMISER * work.weight_bytes if fixed is None else fixed,
+        fixed_memory=_OPTIMISER * work.weight_bytes,
         synchronisations=synchronisations + (1 if others is None else 0),
         **more,
     )

@@ -118,13 +118,11 @@ def count(program: Program, plan: LayerPlan, priced: Iterable[PricedStep]) -> Ph
     )
 
 
-def symbolic(
-    program: Program, matrices: Mapping[str, Matrix], sizes: Sizes, is_training: bool = False
-) -> tuple[Formula, Formula]:
+def symbolic(program: Program, matrices: Mapping[str, Matrix], sizes: Sizes) -> tuple[Formula, Formula]:
     """Flops and depth of a program as formulas; `sizes` decide which of two paths is the longest."""
-    formulas = _Formulas(program, matrices, is_training)
+    formulas = _Formulas(program, matrices, False)
     steps = [part for step in program.steps for part in unchained(step)]
-    numbers = _Numbers(program, matrices, is_training, sizes)
+    numbers = _Numbers(program, matrices, False, sizes)
     return _flops(steps, formulas), _critical_path(program, steps, numbers, formulas)[1]
 
 

@@ -42,7 +42,7 @@ _HOST_SHARE = 0.7
 
 
 @dataclass(frozen=True)
-class _Lane:
+class _Line:
     """One timed thing of a run."""
 
     case: Mapping[str, Any]
@@ -112,7 +112,7 @@ class Comparison:
 
 def compare(before: Sequence[Record], after: Sequence[Record]) -> Comparison:
     """The series of two runs matched by case; InputError when they have none in common."""
-    old, new = _lanes(before), _lanes(after)
+    old, new = _lines(before), _lines(after)
     common = [key for key in old if key in new]
     if not common:
         raise InputError(
@@ -154,7 +154,7 @@ def _drift(ratios: Sequence[float]) -> _Drift:
     return _Drift(shift, _MAD_TO_SIGMA * median(abs(ratio - shift) for ratio in ratios))
 
 
-def _drifts(pairs: Sequence[tuple[_Lane, _Lane]]) -> list[_Drift]:
+def _drifts(pairs: Sequence[tuple[_Line, _Line]]) -> list[_Drift]:
     """For every pair the drift of similar ones: the nearest in time of its class, or all if there are few."""
     ratios = [math.log(b.median / a.median) for a, b in pairs]
     sizes = [math.log(a.median) for a, _ in pairs]
@@ -169,7 +169,7 @@ def _drifts(pairs: Sequence[tuple[_Lane, _Lane]]) -> list[_Drift]:
     return found
 
 
-def _doubt(old: _Lane, new: _Lane, drift: _Drift) -> float:
+def _doubt(old: _Line, new: _Line, drift: _Drift) -> float:
     """The chance of a ratio this far from the drift without a change, by Student's distribution."""
     away = abs(math.log(new.median / old.median) - drift.shift)
     # the scatter of similar series has the noise of a usual series in it
@@ -177,12 +177,12 @@ def _doubt(old: _Lane, new: _Lane, drift: _Drift) -> float:
     return _student_tails(away / noise) if noise > 0.0 else float(away == 0.0)
 
 
-def _own_noise(lane: _Lane) -> float:
+def _own_noise(line: _Line) -> float:
     """Standard error of a series's time by its visits, or by its interval where it kept no samples."""
-    visits = lane.visits
+    visits = line.visits
     if len(visits) < 2:
-        low, high = lane.interval
-        return (high - low) / (3.92 * lane.median)
+        low, high = line.interval
+        return (high - low) / (3.92 * line.median)
     return stdev(visits) / math.sqrt(len(visits))
 
 
@@ -205,13 +205,13 @@ def _most_doubt(doubts: Sequence[float]) -> float:
     return limit
 
 
-def _change(old: _Lane, new: _Lane, drift: _Drift, is_beyond: bool) -> Change:
+def _change(old: _Line, new: _Line, drift: _Drift, is_beyond: bool) -> Change:
     ratio, low, high = _ratio(old, new)
     verdict = _verdict(old, new, math.log(ratio), drift, is_beyond)
     return Change(new.case, old.median, new.median, ratio, low, high, verdict)
 
 
-def _verdict(old: _Lane, new: _Lane, ratio: float, drift: _Drift, is_beyond: bool) -> str:
+def _verdict(old: _Line, new: _Line, ratio: float, drift: _Drift, is_beyond: bool) -> str:
     if old.is_crowded or new.is_crowded:
         return "crowded"
     jitter = _JITTER_SECONDS.get(str(new.case.get("device")), 0.0)
@@ -222,7 +222,7 @@ def _verdict(old: _Lane, new: _Lane, ratio: float, drift: _Drift, is_beyond: boo
     return "slower" if ratio > 0 else "faster"
 
 
-def _ratio(old: _Lane, new: _Lane) -> tuple[float, float, float]:
+def _ratio(old: _Line, new: _Line) -> tuple[float, float, float]:
     """(ratio, low, high); without the samples the interval is that of the two intervals' ends."""
     if "samples_seconds" in old.seconds and "samples_seconds" in new.seconds:
         return speedup(Timing.from_dict(new.seconds), Timing.from_dict(old.seconds))
@@ -230,30 +230,30 @@ def _ratio(old: _Lane, new: _Lane) -> tuple[float, float, float]:
     return ratio, new.interval[0] / old.interval[1], new.interval[1] / old.interval[0]
 
 
-def _lanes(records: Sequence[Record]) -> dict[str, _Lane]:
+def _lines(records: Sequence[Record]) -> dict[str, _Line]:
     """Every timed series by its case; a case measured twice in a run counts its measurements."""
-    found: dict[str, _Lane] = {}
+    found: dict[str, _Line] = {}
     seen: Counter[str] = Counter()
     for record in records:
-        for lane in _timed(record):
-            if not lane.median > 0.0:
+        for line in _timed(record):
+            if not line.median > 0.0:
                 continue
-            key = json.dumps({**lane.case, "kind": record.kind}, sort_keys=True, default=str)
+            key = json.dumps({**line.case, "kind": record.kind}, sort_keys=True, default=str)
             seen[key] += 1
-            found[f"{key}#{seen[key]}"] = lane
+            found[f"{key}#{seen[key]}"] = line
     return found
 
 
-def _timed(record: Record) -> Iterator[_Lane]:
+def _timed(record: Record) -> Iterator[_Line]:
     busy: Any = record.result.get("busy_elsewhere")
     # a processor's clock does not see the others
     is_crowded = bool(busy) and float(busy) > CROWDED and record.result.get("clock") != "processor"
     case = {name: value for name, value in record.case.items() if name != "suite"}
     seconds: Any = record.result.get("seconds")
     if isinstance(seconds, Mapping) and "median_seconds" in seconds:
-        yield _Lane(case, {**seconds, "host_seconds": record.result.get("host_seconds")}, is_crowded)
+        yield _Line(case, {**seconds, "host_seconds": record.result.get("host_seconds")}, is_crowded)
     peers: Any = record.result.get("peers")
     for name, line in peers.items() if isinstance(peers, Mapping) else ():
         # a peer that does what another does carries that one's time
         if line.get("status") == "timed" and "median_seconds" in line:
-            yield _Lane({**case, "variant": name}, line, is_crowded)
+            yield _Line({**case, "variant": name}, line, is_crowded)

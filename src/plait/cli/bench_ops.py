@@ -102,13 +102,13 @@ def _number(text: str) -> float:
 
 def _ops(args: argparse.Namespace) -> int:
     from plait.bench.ops import runner, suites
-    from plait.report.ops import bout_line, csv_text, ops_text
+    from plait.report.ops import csv_text, group_line, ops_text
 
     if args.list:
         return _list()
     check_device(args.device)
     _check_clock(args)
-    bouts = _bouts(args)
+    groups = _groups(args)
     options = runner.Options(
         budget_seconds=args.budget or suites.BUDGETS.get(args.suite or "quick", 1.0),
         visits=1 if args.op else suites.VISITS.get(args.suite or "quick", 1),
@@ -121,14 +121,14 @@ def _ops(args: argparse.Namespace) -> int:
         output=args.output or dated("ops"),
         resume=args.resume,
     )
-    meter = Meter("groups", len(runner.left(bouts, options)), sys.stderr)
+    meter = Meter("groups", len(runner.left(groups, options)), sys.stderr)
 
     def watch(records: list[Record]) -> None:
-        meter.note(bout_line(records))
+        meter.note(group_line(records))
         meter.advance()
 
     try:
-        records = runner.run(bouts, options, watch)
+        records = runner.run(groups, options, watch)
     finally:
         meter.close()
     if args.csv:
@@ -171,7 +171,7 @@ def _check_clock(args: argparse.Namespace) -> None:
         raise InputError("--clock: processor adds up the time of all threads; use it with --num-threads 1")
 
 
-def _bouts(args: argparse.Namespace) -> list[Any]:
+def _groups(args: argparse.Namespace) -> list[Any]:
     from plait.bench.ops import runner, suites
     from plait.bench.ops.catalogue import find, make_case
 
@@ -180,7 +180,7 @@ def _bouts(args: argparse.Namespace) -> list[Any]:
     if not args.op:
         if given:
             raise InputError(f"{given[0]}: sizes are of one operation; name it with --op")
-        return suites.bouts_of(args.suite or "quick", args.device)
+        return suites.groups_of(args.suite or "quick", args.device)
     if args.suite:
         raise InputError("--suite: a suite has its own operations; give --suite or --op, not both")
     _check_variants(args, [find(op) for op in args.op])

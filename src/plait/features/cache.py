@@ -60,11 +60,6 @@ class Counters:
         """Hits per row asked for; 0 when none was."""
         return self.hits / self.requests if self.requests else 0.0
 
-    @property
-    def halo_hit_rate(self) -> float:
-        """Hits per row of the halo asked for; 0 when none was."""
-        return self.halo_hits / self.halo_requests if self.halo_requests else 0.0
-
 
 class Cache:
     """Rows of `source`, of which `policy` keeps `capacity` close; read them with `take(ids)`.

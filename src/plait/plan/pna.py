@@ -112,9 +112,9 @@ class _Writer:
             for t in range(of.towers)
         ])  # fmt: skip
 
-    def _project(self, t: int, w: str, bias: str | None, columns: int, addend: str | None = None) -> str:
+    def _project(self, t: int, w: str, bias: str | None, columns: int) -> str:
         shift = None if bias is None else self.draft.input(bias, 1, columns)
-        return self.draft.gemm(self._own(t), self.draft.input(w, self.of.width, columns), shift, addend)
+        return self.draft.gemm(self._own(t), self.draft.input(w, self.of.width, columns), shift)
 
     def _aggregates(self, far: str) -> str:
         of, draft = self.of, self.draft

@@ -14,7 +14,6 @@ from plait.ir import Expr, formula
 from plait.ops.operation import Setting, operation
 from plait.ops.program import Program
 from plait.ops.work import ChainRequest, Matrix, Request, Sizes, size_of
-from plait.plan.candidates import Candidate, candidates
 from plait.plan.dial import Allowance
 from plait.plan.fuse import fuse
 from plait.plan.plan import LayerPlan, PricedStep, Rejected
@@ -23,7 +22,7 @@ from plait.plan.prune import Survivor, prune
 from plait.plan.words import TIE
 
 __all__ = [
-    "WITHIN_ERROR", "Problem", "best_by_exhaustion", "chained", "matrices_of", "memory_of", "price_program",
+    "WITHIN_ERROR", "Problem", "chained", "matrices_of", "memory_of", "price_program",
     "rejected_plan", "search", "step_pricer", "survey", "too_much", "within",
 ]  # fmt: skip
 
@@ -516,13 +515,3 @@ def _bytes(program: Program, name: str, problem: Problem, sparse: Mapping[str, M
         return 2 * (matrix.edges * (problem.float_bytes + matrix.index_bytes) + matrix.rows * 4)
     rows, cols = _size(program, name, problem.sizes)
     return rows * cols * problem.float_bytes
-
-
-def best_by_exhaustion(problem: Problem) -> list[tuple[Candidate, float]]:
-    """Every candidate, pruned ones too, with its price: for tests of the pruning."""
-    pricer = Pricer(problem.machine, problem.float_bytes, problem.threads)
-    found = []
-    for candidate in candidates(problem.forms):
-        plan = _plan(Survivor(candidate, ""), problem, pricer, use_sparse=False)
-        found.append((candidate, plan.seconds))
-    return found

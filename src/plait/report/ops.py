@@ -15,7 +15,7 @@ from plait.report.table import Table, ratio_text
 if TYPE_CHECKING:
     from plait.bench.ops.findings import Finding
 
-__all__ = ["bout_line", "case_text", "catalogue_text", "csv_text", "findings_text", "ops_text"]
+__all__ = ["case_text", "catalogue_text", "csv_text", "findings_text", "group_line", "ops_text"]
 
 # What tells cases of one table apart, in the order it is read.
 _SIZES = (
@@ -102,22 +102,22 @@ def _best_rate(records: Iterable[Record]) -> tuple[str, str]:
     return f"{best['gbytes_per_s']:.3g}", f"{best['bandwidth_share']:.0%}"
 
 
-def bout_line(records: Sequence[Record]) -> str:
+def group_line(records: Sequence[Record]) -> str:
     """One group as a line for a running log: the fastest first, the others as multiples of it."""
     case: Any = records[0].case
     head = f"{case['op']} {case['direction']} {case_text(case)}"
-    timed = {_lane(record, records): median_seconds(record) for record in records}
+    timed = {_label(record, records): median_seconds(record) for record in records}
     known = sorted((value, name) for name, value in timed.items() if value is not None)
     if not known:
         reason = str(records[0].result.get("reason", records[0].result.get("status")))
         return f"{head}: not timed: {reason}"
     best, first = known[0]
     rest = " ".join(f"{name} {ratio_text(value / best)}" for value, name in known[1:])
-    wrong = " ".join(f"{_lane(r, records)} WRONG" for r in records if r.result.get("status") == "wrong")
+    wrong = " ".join(f"{_label(r, records)} WRONG" for r in records if r.result.get("status") == "wrong")
     return f"{head}: {first} {best * 1e3:.3g} ms; {rest} {wrong}".rstrip(" ;")
 
 
-def _lane(record: Record, records: Sequence[Record]) -> str:
+def _label(record: Record, records: Sequence[Record]) -> str:
     """The variant, with what differs where several cases run side by side."""
     varying = [size for size in _SIZES if len({repr(r.case.get(size)) for r in records}) > 1]
     sizes = case_text(record.case, varying)

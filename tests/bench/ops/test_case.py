@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from plait.bench.ops.case import group_of
+from plait.bench.ops.case import group_key
 from plait.bench.ops.catalogue import make_case
 from plait.errors import InputError
 
@@ -36,8 +36,8 @@ def test_a_record_holds_only_what_applies() -> None:
 
 def test_the_group_is_the_same_for_the_same_cases_whatever_the_suite() -> None:
     case = make_case("mm")
-    assert group_of((case,)) == group_of((replace(case, suite="quick"),))
-    assert group_of((case,)) != group_of((replace(case, width=8),))
+    assert group_key((case,)) == group_key((replace(case, suite="quick"),))
+    assert group_key((case,)) != group_key((replace(case, width=8),))
 
 
 @pytest.mark.parametrize(

@@ -103,23 +103,23 @@ def test_missing_and_broken_variants_are_lines(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_cases_of_a_bout_share_a_group_and_their_variants_can_be_chosen() -> None:
-    bout = tuple(replace(CASE, value_sparsity=zeros) for zeros in (0.0, 0.9))
-    records = measure(bout, quick(variants=["torch"]))
+    group = tuple(replace(CASE, value_sparsity=zeros) for zeros in (0.0, 0.9))
+    records = measure(group, quick(variants=["torch"]))
     assert [record.case["value_sparsity"] for record in records] == [0.0, 0.9]
     assert len({record.result["group"] for record in records}) == 1
 
 
 def test_a_resumed_run_measures_only_what_is_left(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
-    bouts = [(CASE,), (replace(CASE, width=2),)]
-    run(bouts[:1], quick(output=path))
+    groups = [(CASE,), (replace(CASE, width=2),)]
+    run(groups[:1], quick(output=path))
     options = quick(output=path, resume=True)
-    assert left(bouts, options) == bouts[1:]
+    assert left(groups, options) == groups[1:]
     seen: list[list[Record]] = []
-    records = run(bouts, options, seen.append)
+    records = run(groups, options, seen.append)
     assert len(seen) == 1
     assert records == read(path)
-    assert left([bouts[0], bouts[0]], quick()) == bouts[:1]
+    assert left([groups[0], groups[0]], quick()) == groups[:1]
 
 
 def test_an_interrupted_run_keeps_what_is_done(tmp_path: Path) -> None:
@@ -176,13 +176,13 @@ def test_operations_run_on_a_gpu() -> None:
 def test_visits_are_spread_and_their_samples_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     other = make_case("mm", nodes=24, inner=4, width=3, threads=1)
     drawn: list[int] = []
-    lanes = runner._lanes
+    entries = runner._entries
 
     def noted(case: Any, options: Options) -> Any:
         drawn.append(case.nodes)
-        return lanes(case, options)
+        return entries(case, options)
 
-    monkeypatch.setattr(runner, "_lanes", noted)
+    monkeypatch.setattr(runner, "_entries", noted)
     records = run([(CASE,), (other,)], quick(visits=2))
     assert drawn == [20, 24, 20, 24]
     assert {record.case["nodes"] for record in records} == {20, 24}
@@ -196,19 +196,19 @@ def test_cases_that_differ_in_their_zeros_are_timed_on_the_same_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     zeros = (0.0, 0.5, 0.99)
-    bout = tuple(
+    group = tuple(
         make_case("index_select", edges=40, nodes=30, width=8, value_sparsity=z, threads=1) for z in zeros
     )
     seen: list[list[Any]] = []
-    monkeypatch.setattr(runner, "_time", lambda lanes, case, options: seen.append(list(lanes)) or {})
-    measure(bout, quick())
-    lanes = [lane for lane in seen[0] if lane.variant == "torch"]
-    assert len({id(lane.call) for lane in lanes}) == 1
+    monkeypatch.setattr(runner, "_time", lambda entries, case, options: seen.append(list(entries)) or {})
+    measure(group, quick())
+    entries = [entry for entry in seen[0] if entry.variant == "torch"]
+    assert len({id(entry.call) for entry in entries}) == 1
     answers = []
-    for lane in lanes:
-        lane.load()
-        assert lane.checker.error(lane.call) <= lane.checker.tolerance
-        answers.append(float((lane.call() == 0).float().mean()))
+    for entry in entries:
+        entry.load()
+        assert entry.checker.error(entry.call) <= entry.checker.tolerance
+        answers.append(float((entry.call() == 0).float().mean()))
     assert answers[0] < 0.2 < answers[1] < 0.8 < answers[2]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from plait.errors import InputError
 
-__all__ = ["CHOICES", "DIRECTIONS", "DTYPE_BYTES", "Case", "case_of", "group_of", "with_graph_sizes"]
+__all__ = ["CHOICES", "DIRECTIONS", "DTYPE_BYTES", "Case", "case_of", "group_key", "with_graph_sizes"]
 
 DIRECTIONS = ("forward", "backward", "step")
 DTYPE_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4}
@@ -86,7 +86,7 @@ class Case:
         return max(1, self.size("nodes") // (self.reduction or 1))
 
 
-def group_of(cases: Sequence[Case]) -> str:
+def group_key(cases: Sequence[Case]) -> str:
     """A short name for cases timed together, the same in every run."""
     named = [{name: value for name, value in case.to_dict().items() if name != "suite"} for case in cases]
     return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:12]

@@ -244,13 +244,13 @@ def _reductions(points: list[_Point]) -> Finding | None:
 
 
 def _pyg_against_native(points: list[_Point]) -> Finding | None:
-    bouts: dict[tuple[str, str, str], list[_Point]] = defaultdict(list)
+    compared: dict[tuple[str, str, str], list[_Point]] = defaultdict(list)
     for point in points:
         sizes = repr(sorted((k, v) for k, v in point.case.items() if k not in ("variant", "suite")))
-        bouts[point.op, str(point.case["direction"]), sizes].append(point)
+        compared[point.op, str(point.case["direction"]), sizes].append(point)
     ratios: dict[tuple[str, str], list[float]] = defaultdict(list)
     behind: list[_Point] = []
-    for (op, direction, _), members in bouts.items():
+    for (op, direction, _), members in compared.items():
         pyg = [point.seconds for point in members if point.variant in _PYG]
         native = [point.seconds for point in members if point.variant in _NATIVE]
         if pyg and native and not op.startswith("layer"):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plait.bench.ops.case import Case, group_of, with_graph_sizes
+from plait.bench.ops.case import Case, group_key, with_graph_sizes
 from plait.bench.ops.catalogue import find
 from plait.bench.ops.inputs import Draw, Inputs
 from plait.bench.ops.operation import Operation, Unsupported, Variant, worst_difference
@@ -34,7 +34,7 @@ from plait.measure import (
     time_calls,
 )
 
-__all__ = ["KIND", "TOLERANCE", "Bout", "Options", "left", "measure", "require_memory", "run"]
+__all__ = ["KIND", "TOLERANCE", "Group", "Options", "left", "measure", "require_memory", "run"]
 
 KIND = "op"
 # Largest difference as a share of the largest magnitude. Sums of a thousand float32 in another order stay
@@ -45,7 +45,7 @@ _APART = 16  # groups between two visits to the same one
 
 Call = Callable[[], Any]
 # Cases whose variants are timed together, in interleaved rounds.
-Bout = tuple[Case, ...]
+Group = tuple[Case, ...]
 
 
 @dataclass(frozen=True)
@@ -71,15 +71,15 @@ class Options:
 
 
 def run(
-    bouts: Sequence[Bout], options: Options, watch: Callable[[list[Record]], None] = lambda records: None
+    groups: Sequence[Group], options: Options, watch: Callable[[list[Record]], None] = lambda records: None
 ) -> list[Record]:
     """The records of all groups, one per case and variant; handed to `watch` and written group by group."""
-    groups = {group_of(_settled(bout)) for bout in bouts}
-    records = [record for record in _finished(options) if record.result.get("group") in groups]
-    todo = left(bouts, options)
+    keys = {group_key(_settled(group)) for group in groups}
+    records = [record for record in _finished(options) if record.result.get("group") in keys]
+    todo = left(groups, options)
     for first in range(0, len(todo), _APART):
         several = todo[first : first + _APART]
-        visits = [[measure(bout, options, visit) for bout in several] for visit in range(options.visits)]
+        visits = [[measure(group, options, visit) for group in several] for visit in range(options.visits)]
         for own in zip(*visits, strict=True):
             found = _merged(own)
             if options.output is not None:
@@ -94,39 +94,39 @@ def _merged(visits: Sequence[list[Record]]) -> list[Record]:
     """The records of the first visit with the samples of all; one that was not timed stays as it is."""
     if len(visits) == 1:
         return visits[0]
-    return [_together(lane) for lane in zip(*visits, strict=True)]
+    return [_together(own) for own in zip(*visits, strict=True)]
 
 
-def _together(lane: Sequence[Record]) -> Record:
-    timed = [record.result for record in lane if record.result.get("status") == "ok"]
-    if lane[0].result.get("status") != "ok" or len(timed) < 2:
-        return lane[0]
+def _together(visits: Sequence[Record]) -> Record:
+    timed = [record.result for record in visits if record.result.get("status") == "ok"]
+    if visits[0].result.get("status") != "ok" or len(timed) < 2:
+        return visits[0]
     timings = [Timing.from_dict(result["seconds"]) for result in timed]  # type: ignore[arg-type]
     samples = tuple(sample for timing in timings for sample in timing.samples)
     joined = Timing(samples, timings[0].warmup, timings[0].calls_per_sample)
     seconds = joined.to_dict() | {"visit_repeats": [timing.repeats for timing in timings]}
     busy = [float(share) for result in timed if isinstance(share := result.get("busy_elsewhere"), float)]
-    result = {**lane[0].result, "seconds": seconds, "busy_elsewhere": max(busy, default=None)}
-    return replace(lane[0], result={**result, **_rates(result, result)})
+    result = {**visits[0].result, "seconds": seconds, "busy_elsewhere": max(busy, default=None)}
+    return replace(visits[0], result={**result, **_rates(result, result)})
 
 
-def left(bouts: Sequence[Bout], options: Options) -> list[Bout]:
+def left(groups: Sequence[Group], options: Options) -> list[Group]:
     """The groups still to be measured: each once, less those a resumed run already has."""
     done = {str(record.result.get("group")) for record in _finished(options)}
-    todo: dict[str, Bout] = {}
-    for bout in map(_settled, bouts):
-        if group_of(bout) not in done:
-            todo.setdefault(group_of(bout), bout)
+    todo: dict[str, Group] = {}
+    for group in map(_settled, groups):
+        if group_key(group) not in done:
+            todo.setdefault(group_key(group), group)
     return list(todo.values())
 
 
-def _settled(bout: Bout) -> Bout:
+def _settled(group: Group) -> Group:
     """The cases with the number of threads they will have, which is part of what they are."""
     return tuple(
         replace(case, threads=torch.get_num_threads())
         if case.device == "cpu" and case.threads is None
         else case
-        for case in bout
+        for case in group
     )
 
 
@@ -171,38 +171,42 @@ def _largest(case: Case, room: float) -> tuple[str, int]:
     return name, low
 
 
-def measure(bout: Bout, options: Options, visit: int = 0) -> list[Record]:
+def measure(group: Group, options: Options, visit: int = 0) -> list[Record]:
     """A record for every variant of every case of a group, all timed side by side.
 
     Memory and the copy are measured at the first visit.
     """
     options = replace(options, memory=options.memory and visit == 0)
-    bout = _settled(bout)
-    group = group_of(bout)
-    with _threads(bout[0].threads):
-        lanes = [lane for case in bout for lane in _lanes(case, options)]
+    group = _settled(group)
+    with _threads(group[0].threads):
+        entries = [entry for case in group for entry in _entries(case, options)]
         # variant by variant: a series right behind one on the same operands would find them in the cache, and
         # of several cases the first variant of each would not (a scatter of 4 MB took 0.34 ms for 0.19)
-        order = list(dict.fromkeys(lane.variant for lane in lanes))
-        ready = sorted((lane for lane in lanes if lane.call), key=lambda lane: order.index(lane.variant))
+        order = list(dict.fromkeys(entry.variant for entry in entries))
+        ready = sorted(
+            (entry for entry in entries if entry.call), key=lambda entry: order.index(entry.variant)
+        )
         _share_memory(ready)
-        common: dict[str, object] = {"group": group}
+        common: dict[str, object] = {"group": group_key(group)}
         if ready:
-            common |= _time(ready, bout[0], options)
+            common |= _time(ready, group[0], options)
     records = [
         Record(
-            KIND, lane.case_dict(), {**lane.line, **common, **_rates(lane.line, common)}, options.environment
+            KIND,
+            entry.case_dict(),
+            {**entry.line, **common, **_rates(entry.line, common)},
+            options.environment,
         )
-        for lane in lanes
+        for entry in entries
     ]
-    if bout[0].device == "cuda":
-        del lanes, ready
+    if group[0].device == "cuda":
+        del entries, ready
         torch.cuda.empty_cache()
     return records
 
 
 @dataclass(eq=False)
-class _Lane:
+class _Entry:
     """One variant of one case on its way: its call when it was right, its line of the record."""
 
     case: Case
@@ -216,7 +220,7 @@ class _Lane:
         return {**self.case.to_dict(), "variant": self.variant}
 
 
-def _lanes(case: Case, options: Options) -> list[_Lane]:
+def _entries(case: Case, options: Options) -> list[_Entry]:
     """The variants of a case, checked; what does not fit or cannot be drawn is a line for each."""
     operation = find(case.op)
     chosen = options.variants
@@ -229,39 +233,39 @@ def _lanes(case: Case, options: Options) -> list[_Lane]:
         checker = _Checker(operation, inputs)
     except (PlaitError, ImportError, RuntimeError, MemoryError) as error:
         why: dict[str, object] = {"status": "unsupported", "reason": _first_line(error)}
-        return [_Lane(case, variant.name, dict(why)) for variant in variants]
-    lanes = []
+        return [_Entry(case, variant.name, dict(why)) for variant in variants]
+    entries = []
     for variant in variants:
         line, call = _checked(variant, inputs, checker)
-        lanes.append(_Lane(case, variant.name, {**line, **facts}, call, checker))
-    return lanes
+        entries.append(_Entry(case, variant.name, {**line, **facts}, call, checker))
+    return entries
 
 
-def _share_memory(lanes: Sequence[_Lane]) -> None:
+def _share_memory(entries: Sequence[_Entry]) -> None:
     """Cases that differ in the zeros among their values are timed on the same memory, loaded before a sample.
 
     On tensors of their own they differ by where those lie: the same values took 1.26 to 1.46 ms.
     """
-    first: dict[str, _Lane] = {}
-    for lane in lanes:
-        base = first.setdefault(lane.variant, lane)
-        if replace(lane.case, value_sparsity=None) != replace(base.case, value_sparsity=None):
+    first: dict[str, _Entry] = {}
+    for entry in entries:
+        base = first.setdefault(entry.variant, entry)
+        if replace(entry.case, value_sparsity=None) != replace(base.case, value_sparsity=None):
             continue
         assert base.checker is not None
-        assert lane.checker is not None
+        assert entry.checker is not None
         held = base.checker.inputs
-        values = {name: tensor.detach().clone() for name, tensor in lane.checker.inputs.tensors.items()}
+        values = {name: tensor.detach().clone() for name, tensor in entry.checker.inputs.tensors.items()}
         assert base.call is not None
         load = _loader(held.tensors, values, base.call)
-        if lane is not base:
+        if entry is not base:
             load()
-            with _gradients(lane.case):
-                is_right = lane.checker.error(base.call) <= lane.checker.tolerance
+            with _gradients(entry.case):
+                is_right = entry.checker.error(base.call) <= entry.checker.tolerance
             if not is_right:  # what was prepared holds the values: it keeps its own memory
                 continue
-            lane.call = base.call
-        if len(lanes) > 1 and lane.case.value_sparsity is not None:
-            lane.load = load
+            entry.call = base.call
+        if len(entries) > 1 and entry.case.value_sparsity is not None:
+            entry.load = load
 
 
 def _loader(held: Mapping[str, Tensor], values: Mapping[str, Tensor], call: Call) -> Call:
@@ -294,10 +298,10 @@ def _work_facts(operation: Operation, case: Case) -> dict[str, object]:
     return {"flops": work.flops, "bytes_least": work.bytes_least, "bytes_most": work.bytes_most}
 
 
-def _time(lanes: Sequence[_Lane], case: Case, options: Options) -> dict[str, object]:
+def _time(entries: Sequence[_Entry], case: Case, options: Options) -> dict[str, object]:
     """Time and weigh the series into their lines; what is common to them is returned."""
     clock = processor_clock if options.has_processor_clock else clock_of(case.device)
-    calls: dict[str, Call] = {str(k): _with_gradients(lane) for k, lane in enumerate(lanes)}
+    calls: dict[str, Call] = {str(k): _with_gradients(entry) for k, entry in enumerate(entries)}
     with BusyElsewhere() as busy:
         timings = time_calls(
             calls,
@@ -307,15 +311,15 @@ def _time(lanes: Sequence[_Lane], case: Case, options: Options) -> dict[str, obj
             min_repeats=max(2, 5 // options.visits),
             # behind a cold cache only the first call is cold
             min_sample_seconds=0.0 if options.is_cold else 0.002,
-            before=flusher(case.device) if options.is_cold else _loads(lanes),
+            before=flusher(case.device) if options.is_cold else _loads(entries),
             clock=clock,
         )
-    for (name, call), lane in zip(calls.items(), lanes, strict=True):
-        lane.line |= {"status": "ok", "seconds": timings[name].to_dict()}
+    for (name, call), entry in zip(calls.items(), entries, strict=True):
+        entry.line |= {"status": "ok", "seconds": timings[name].to_dict()}
         if case.device == "cuda":
-            lane.line["host_seconds"] = host_seconds(call)
+            entry.line["host_seconds"] = host_seconds(call)
         if options.memory:
-            lane.line["peak_bytes"] = peak_bytes(call, case.device)
+            entry.line["peak_bytes"] = peak_bytes(call, case.device)
     # threads share the bandwidth, so a copy is timed for every number of them
     where = f"{case.device} {case.threads}"
     if where not in options.stream:
@@ -325,13 +329,13 @@ def _time(lanes: Sequence[_Lane], case: Case, options: Options) -> dict[str, obj
     return facts | {"clock": name, "is_cold": options.is_cold}
 
 
-def _loads(lanes: Sequence[_Lane]) -> dict[str, Call]:
-    return {str(k): lane.load for k, lane in enumerate(lanes) if lane.load is not None}
+def _loads(entries: Sequence[_Entry]) -> dict[str, Call]:
+    return {str(k): entry.load for k, entry in enumerate(entries) if entry.load is not None}
 
 
-def _with_gradients(lane: _Lane) -> Call:
+def _with_gradients(entry: _Entry) -> Call:
     """The call under the gradient mode of its case: entering it costs a microsecond in every series."""
-    call, is_on = lane.call, lane.case.direction != "forward"
+    call, is_on = entry.call, entry.case.direction != "forward"
     assert call is not None
     if not is_on:
         return torch.no_grad()(call)

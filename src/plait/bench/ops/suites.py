@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from plait.bench.ops.catalogue import OPERATIONS, make_case
-from plait.bench.ops.runner import Bout
+from plait.bench.ops.runner import Group
 from plait.errors import InputError
 
-__all__ = ["BUDGETS", "SUITES", "VISITS", "bouts_of"]
+__all__ = ["BUDGETS", "SUITES", "VISITS", "groups_of"]
 
 # Seconds of the clock per group, after warm-up, where --budget does not say.
 BUDGETS = {"quick": 0.4, "paper": 1.5, "calibrate": 0.5, "full": 1.0}
@@ -23,30 +23,30 @@ _COLLISIONS = (1, 2, 4, 8)
 _SCATTERS = ("scatter_add", "scatter_mean", "scatter_max", "scatter_min", "scatter_mul")
 
 
-def bouts_of(suite: str, device: str = "cpu") -> list[Bout]:
+def groups_of(suite: str, device: str = "cpu") -> list[Group]:
     """The groups of a suite; an unknown one is refused with the known ones."""
     if suite not in SUITES:
         raise InputError(f"--suite: unknown suite {suite!r}; known are {', '.join(SUITES)}")
-    return [tuple(replace(case, suite=suite) for case in bout) for bout in SUITES[suite](device)]
+    return [tuple(replace(case, suite=suite) for case in group) for group in SUITES[suite](device)]
 
 
 def _directions(op: str) -> tuple[str, ...]:
     return ("forward", "backward") if OPERATIONS[op].has_backward else ("forward",)
 
 
-def _alone(op: str, device: str, **sizes: Any) -> Iterator[Bout]:
+def _alone(op: str, device: str, **sizes: Any) -> Iterator[Group]:
     """Every direction of an operation at one size, each its own group."""
     for direction in _directions(op):
         yield (make_case(op, device=device, direction=direction, **sizes),)
 
 
-def _grid(op: str, device: str, **axes: Sequence[Any]) -> Iterator[Bout]:
+def _grid(op: str, device: str, **axes: Sequence[Any]) -> Iterator[Group]:
     """One forward case for every combination of the values given for each size."""
     for values in itertools.product(*axes.values()):
         yield (make_case(op, device=device, **dict(zip(axes, values, strict=True))),)
 
 
-def _together(op: str, device: str, name: str, values: Sequence[Any], **sizes: Any) -> Bout:
+def _together(op: str, device: str, name: str, values: Sequence[Any], **sizes: Any) -> Group:
     """One group over the values of a size: what differs is that size, not the minute it was measured in."""
     return tuple(make_case(op, device=device, **sizes, **{name: value}) for value in values)
 
@@ -59,7 +59,7 @@ def _scale(device: str) -> int:
 # Quick -------------------------------------------------------------------------------------------------
 
 
-def _quick(device: str) -> Iterator[Bout]:
+def _quick(device: str) -> Iterator[Group]:
     """Every operation at one size, both ways."""
     for op, operation in OPERATIONS.items():
         more = {"edges": 100_000 * _scale(device)} if operation.takes.get("edges") == 200_000 else {}
@@ -69,7 +69,7 @@ def _quick(device: str) -> Iterator[Bout]:
 # Paper -------------------------------------------------------------------------------------------------
 
 
-def _paper(device: str) -> Iterator[Bout]:
+def _paper(device: str) -> Iterator[Group]:
     """The operations and sweeps of the 2022 study, and the ones it lacked."""
     yield from _value_zeros(device)
     yield from _contiguity(device)
@@ -79,7 +79,7 @@ def _paper(device: str) -> Iterator[Bout]:
     yield from _gnn_sweeps(device)
 
 
-def _value_zeros(device: str) -> Iterator[Bout]:
+def _value_zeros(device: str) -> Iterator[Group]:
     side = 4000 if device == "cuda" else 800
     square = {"edges": side, "nodes": side, "width": side}
     for op in ("index_select", "gather", "index_add", *_SCATTERS[:-1]):
@@ -90,14 +90,14 @@ def _value_zeros(device: str) -> Iterator[Bout]:
     yield _together("spmm", device, "value_sparsity", _VALUE_ZEROS, edges=100_000 * _scale(device))
 
 
-def _contiguity(device: str) -> Iterator[Bout]:
+def _contiguity(device: str) -> Iterator[Group]:
     side = 2000 * (4 if device == "cuda" else 1)
     for op in ("index_select", "gather", "index_add", "scatter_add"):
         order = {} if op == "gather" else {"order": "random"}
         yield _together(op, device, "axis", (0, 1), edges=side, nodes=side, width=side, **order)
 
 
-def _collisions(device: str) -> Iterator[Bout]:
+def _collisions(device: str) -> Iterator[Group]:
     side = 1000 * (4 if device == "cuda" else 1)
     for op in _SCATTERS:
         sizes = {"edges": side, "nodes": side, "width": side, "order": "random"}
@@ -105,13 +105,13 @@ def _collisions(device: str) -> Iterator[Bout]:
     yield _together("coalesce", device, "reduction", _COLLISIONS, edges=200_000 * _scale(device))
 
 
-def _crossover(device: str) -> Iterator[Bout]:
+def _crossover(device: str) -> Iterator[Group]:
     nodes = 8192 if device == "cuda" else 2048
     for width, sparsity in itertools.product((16, 64, 256), _DENSITIES):
         yield (make_case("spmm", device=device, nodes=nodes, sparsity=sparsity, width=width),)
 
 
-def _formats(device: str) -> Iterator[Bout]:
+def _formats(device: str) -> Iterator[Group]:
     """Sparse formats against each other, and against dense, where the study compared PyG with torch."""
     nodes = 4096 if device == "cuda" else 1024
     for op, densities in (("spspmm", (0.9, 0.99, 0.999)), ("transpose", (0.5, 0.9, 0.99))):
@@ -122,7 +122,7 @@ def _formats(device: str) -> Iterator[Bout]:
         yield from _alone(op, device, edges=300_000 * _scale(device))
 
 
-def _gnn_sweeps(device: str) -> Iterator[Bout]:
+def _gnn_sweeps(device: str) -> Iterator[Group]:
     scale = _scale(device)
     base = 200_000 * scale
     for op in ("spmm", "scatter_add", "index_select"):
@@ -146,7 +146,7 @@ _SHAPES: Mapping[str, Sequence[Any]] = {
 # Calibrate and full ------------------------------------------------------------------------------------
 
 
-def _calibrate(device: str) -> Iterator[Bout]:
+def _calibrate(device: str) -> Iterator[Group]:
     """What the cost model's constants rest on: sizes, widths, degrees and locality, apart from each other."""
     edges = [n * _scale(device) for n in (10_000, 100_000, 1_000_000)]
     yield from _grid("spmm", device, edges=edges, width=[8, 32, 128], degree=[4, 32])
@@ -162,7 +162,7 @@ def _calibrate(device: str) -> Iterator[Bout]:
     yield from _grid("addmm", device, nodes=[20_000 * _scale(device)], inner=[64], width=[16, 64])
 
 
-def _full(device: str) -> Iterator[Bout]:
+def _full(device: str) -> Iterator[Group]:
     """Everything above, and every operation on graphs over four decades of edges, both ways."""
     yield from _quick(device)
     yield from _paper(device)
@@ -179,7 +179,7 @@ def _full(device: str) -> Iterator[Bout]:
             yield from _grid(op, device, threads=[1])
 
 
-SUITES: Mapping[str, Callable[[str], Iterator[Bout]]] = {
+SUITES: Mapping[str, Callable[[str], Iterator[Group]]] = {
     "quick": _quick,
     "paper": _paper,
     "calibrate": _calibrate,

@@ -201,9 +201,9 @@ def is_lazy(module: nn.Module) -> bool:
     )
 
 
-def linear_values(module: Any, name: str = "W") -> dict[str, Tensor | None]:
+def linear_values(module: Any) -> dict[str, Tensor | None]:
     """{W: [in, out], b: [out]} of a linear map; b is left out where it has none."""
-    values: dict[str, Tensor | None] = {name: module.weight.t()}
+    values: dict[str, Tensor | None] = {"W": module.weight.t()}
     bias = module.bias
     if bias is not None:
         values["b"] = bias
