@@ -29,7 +29,7 @@ Array = NDArray[Any]
 
 @dataclass
 class WireCounters:
-    """What this rank handed to all_to_all for others and got from them; sums over ranks are counted apart."""
+    """What this rank handed over for others and got from them; sums over ranks are counted apart."""
 
     exchanges: int = 0
     bytes_out: int = 0
@@ -41,11 +41,11 @@ class WireCounters:
 
 @dataclass
 class Sent:
-    """Rows on their way: where they arrive, what was sent (held until then), and torch's handle."""
+    """Rows on their way: where they arrive, what was sent (held until then), and torch's handles."""
 
     rows: Tensor
     outgoing: Tensor
-    work: Any
+    works: list[Any]
 
 
 class Peers:
@@ -83,7 +83,7 @@ class Peers:
     def fetch(self, x: Tensor) -> Tensor:
         """The rows of this rank with those of its halo behind them."""
         out = x.new_empty((self.columns.size, x.shape[1]))
-        sent = self._start(x.index_select(0, self._shared), self._lent, self._wanted, out[self.num_rows :])
+        sent = self._start(self.pick(x), self._lent, self._wanted, out[self.num_rows :])
         out[: self.num_rows] = x
         self.receive(sent)
         return out
@@ -93,18 +93,21 @@ class Peers:
         sent = self.send(grad[self.num_rows :], True)
         return self.receive_back(sent, grad[: self.num_rows].clone())
 
+    def pick(self, x: Tensor) -> Tensor:
+        """The rows that others need, rank by rank."""
+        return x.index_select(0, self._shared)
+
     def send(self, x: Tensor, is_back: bool) -> Sent:
-        """Rows that others need set out, or gradients of the halo go back; nothing is waited for."""
-        if is_back:
-            return self._start(x.contiguous(), self._wanted, self._lent)
-        return self._start(x.index_select(0, self._shared), self._lent, self._wanted)
+        """Rows picked for others set out, or gradients of the halo go back; nothing is waited for."""
+        counts, expected = (self._wanted, self._lent) if is_back else (self._lent, self._wanted)
+        return self._start(x.contiguous(), counts, expected)
 
     def receive(self, sent: Sent) -> Tensor:
         """The rows of the halo."""
         begin = time.perf_counter()
-        if sent.work is not None:
-            with told(self.rank, "all_to_all"):
-                sent.work.wait()
+        with told(self.rank, "all_to_all"):
+            for work in sent.works:
+                work.wait()
         self.counters.seconds += time.perf_counter() - begin
         return sent.rows
 
@@ -123,14 +126,29 @@ class Peers:
         width = x.shape[1]
         out = x.new_empty((sum(expected), width)) if out is None else out
         if self.size == 1:
-            return Sent(out, x, None)
+            return Sent(out, x, [])
         outgoing, incoming = [n * width for n in counts], [n * width for n in expected]
         with told(self.rank, "all_to_all"):
-            work = dist.all_to_all_single(
-                out.view(-1), x.view(-1), incoming, outgoing, group=self.group, async_op=True
+            works = (self._pairs if x.is_cpu else self._together)(
+                out.view(-1), x.view(-1), incoming, outgoing
             )
         self._count(x.element_size(), incoming, outgoing)
-        return Sent(out, x, work)
+        return Sent(out, x, works)
+
+    def _pairs(self, out: Tensor, sent: Tensor, expected: list[int], counts: list[int]) -> list[Any]:
+        """All receives are started before the first send.
+
+        gloo sends numbers once their receiver has told that it is ready, over the connection that carries its
+        own numbers. all_to_all sends first: that word waits behind the numbers of the rank that is late, and
+        then both directions of a link take turns (48 instead of 28 ms, 3 MB at 0.9 Gbit/s).
+        """
+        others = [(self.rank + k) % self.size for k in range(1, self.size)]
+        came, left = torch.split(out, expected), torch.split(sent, counts)
+        works = [dist.irecv(came[r], r, group=self.group) for r in others if expected[r]]
+        return works + [dist.isend(left[r], r, group=self.group) for r in others if counts[r]]
+
+    def _together(self, out: Tensor, sent: Tensor, expected: list[int], counts: list[int]) -> list[Any]:
+        return [dist.all_to_all_single(out, sent, expected, counts, group=self.group, async_op=True)]
 
     def numbers(self, values: Tensor) -> Tensor:
         """Numbers of this rank's nodes with those of its halo behind them: set-up, not counted."""

@@ -79,8 +79,12 @@ class Peers(Position, Protocol):
         """Its transpose: rows of the halo go to their owners, who add them to their own."""
         ...
 
+    def pick(self, x: Tensor) -> Tensor:
+        """The rows that others need, rank by rank."""
+        ...
+
     def send(self, x: Tensor, is_back: bool) -> Any:
-        """Start sending rows that others need, or gradients of the halo; does not wait."""
+        """Start sending rows that were picked for others, or gradients of the halo; does not wait."""
         ...
 
     def receive(self, sent: Any) -> Tensor:
@@ -221,7 +225,15 @@ def _exchange(b: Binding, step: Step, owns: bool) -> Bound:
 @kernel("send", "any", "torch.distributed")
 def _send(b: Binding, step: Step, owns: bool) -> Bound:
     peers, x, is_back = _peers(b), step["x"], step.is_transposed
-    return lambda env: peers.send(env[x], is_back)
+    if is_back or step.option("is_picked", False):
+        return lambda env: peers.send(env[x], is_back)
+    return lambda env: peers.send(peers.pick(env[x]), False)
+
+
+@kernel("pick", "any", "torch")
+def _pick(b: Binding, step: Step, owns: bool) -> Bound:
+    peers, x = _peers(b), step["x"]
+    return lambda env: peers.pick(env[x])
 
 
 @kernel("receive", "any", "torch.distributed")
