@@ -1,10 +1,10 @@
-"""Full graphs over hosts: what overlapping the exchange with the product of own rows gains, at which rate.
+"""Full graphs over hosts: what overlapping the exchange with computation gains, at which rate.
 
     python -m benchmarks.hosts.shards --folder /tmp/bed/ego_twitter-2/plait --rate 500mbit,1gbit,2gbit
 
 Every host runs the same steps in three ways by turns: rows are waited for ("by nodes"), rows are sent while
-whatever does not need them is computed ("overlapped"), and as planned. Of a step by nodes, what it waits for rows is the exchange
-and the rest is computation; the rate at which both take as long is the balanced one.
+whatever does not need them is computed ("overlapped"), and as planned. Of a step by nodes, what it waits for
+rows is the exchange and the rest is computation; the rate at which both take as long is the balanced one.
 """
 
 from __future__ import annotations

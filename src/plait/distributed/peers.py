@@ -160,7 +160,8 @@ class Peers:
         then both directions of a link take turns (48 instead of 28 ms, 3 MB at 0.9 Gbit/s).
         """
         key = (which, x.shape[1], x.dtype)
-        rows, works = self._expected.pop(key, None) or self._expect(key, expected, out)
+        ahead = self._expected.pop(key, None)
+        rows, works = self._expect(key, expected, out) if ahead is None else ahead
         left, tag = torch.split(x, counts), self._tag(key)
         leaving = [dist.isend(left[r], r, group=self.group, tag=tag) for r in self._others if counts[r]]
         return Sent(rows, x, [*works, *leaving])
