@@ -31,6 +31,7 @@ def _arguments() -> argparse.Namespace:
     commands = parser.add_subparsers(required=True)
     prepare = commands.add_parser("prepare", help="make a graph and divide it for every number of hosts")
     prepare.add_argument("--file", type=Path, help="the npz file of a graph that is not made here")
+    prepare.add_argument("--alone", action="store_true", help="plait's parts only; works without DGL")
     prepare.set_defaults(command=_prepare)
     run = commands.add_parser("run", help="run what the record lacks")
     run.add_argument("--rate", default="1gbit", help="of every link, such as 1gbit,10gbit,unlimited")
@@ -64,7 +65,7 @@ def _prepare(args: argparse.Namespace) -> int:
 
     loaded = make(args.graph, args.file)
     for hosts in map(int, args.hosts.split(",")):
-        divide(loaded, hosts, args.work / f"{args.graph}-{hosts}")
+        divide(loaded, hosts, args.work / f"{args.graph}-{hosts}", args.alone)
     return 0
 
 

@@ -97,8 +97,11 @@ def make(name: str, file: Path | None = None, seed: int = 0) -> LoadedGraph:
     return LoadedGraph(graph, x, label.astype(np.int64), masks)
 
 
-def divide(loaded: LoadedGraph, parts: int, folder: Path) -> None:
-    """Writes the parts of both systems under `folder`: dgl/bed.json and plait/."""
+def divide(loaded: LoadedGraph, parts: int, folder: Path, is_alone: bool = False) -> None:
+    """Writes the parts of both systems under `folder`: dgl/bed.json and plait/; plait's alone need no DGL."""
+    if is_alone:
+        partition(loaded, parts, folder / "plait", overwrite=True)
+        return
     import dgl
     import torch
 

@@ -1,10 +1,10 @@
-"""Full graphs over hosts: what overlapping the exchange with the product of own rows gains, at which rate.
+"""Full graphs over hosts: what overlapping the exchange with computation gains, at which rate.
 
-    python -m benchmarks.hosts.shards --folder /tmp/test bed/ego_twitter-2/plait --rate 500mbit,1gbit,2gbit
+    python -m benchmarks.hosts.shards --folder /tmp/bed/ego_twitter-2/plait --rate 500mbit,1gbit,2gbit
 
-Every host runs the same steps in three ways by turns: rows are waited for ("by nodes"), rows travel while own
-rows are multiplied ("overlapped"), and as planned. Of a step by nodes, what it waits for rows is the exchange
-and the rest is computation; the rate at which both take as long is the balanced one.
+Every host runs the same steps in three ways by turns: rows are waited for ("by nodes"), rows are sent while
+whatever does not need them is computed ("overlapped"), and as planned. Of a step by nodes, what it waits for
+rows is the exchange and the rest is computation; the rate at which both take as long is the balanced one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +27,8 @@ from torch_geometric.nn import models
 
 import plait
 from plait.distributed.parts import Parts
-from plait.plan import exchange
 
-WAYS = ("by nodes", "by nodes, overlapped", "as planned")
+WAYS = {"by_nodes": "nodes, at once", "overlapped": "nodes, overlapped", "planned": None}  # name -> split
 _MODELS = {"gcn": models.GCN, "sage": models.GraphSAGE, "gin": models.GIN}
 _ROOT = Path(__file__).parents[2]
 _WARM = 3  # steps of each way that are not counted
@@ -38,37 +36,20 @@ _LIMIT = 150.0  # seconds of one run
 _WIDTH = 64
 
 
-@contextmanager
-def only(way: str) -> Iterator[None]:
-    """Plans made inside exchange rows in that way alone."""
-    whole = exchange._spread
-
-    def chosen(survivors: Any, is_alone: bool) -> Any:
-        every = whole(survivors, is_alone)
-        return [s for s in every if s.candidate.form.endswith(f", {way}")] or every
-
-    exchange._spread = whole if way == WAYS[-1] else chosen
-    try:
-        yield
-    finally:
-        exchange._spread = whole
-
-
 def steps_of(way: str, name: str, folder: str, rate: str) -> Iterator[tuple[float, float]]:
     """Seconds of one training step after the other, and how long it waited for rows."""
     torch.manual_seed(0)
     model: nn.Module = _MODELS[name](Parts(folder).x(0).shape[1], _WIDTH, 3, _WIDTH)
-    sharded = plait.shard(model, parts=folder, network=rate)
+    sharded = plait.shard(model, parts=folder, network=rate, split=WAYS[way])
     share = sharded.data
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     while True:
         sharded.total(torch.zeros(1))  # ranks begin together
         begin, waited = time.perf_counter(), sharded.counters.seconds
-        with only(way):
-            optimizer.zero_grad()
-            loss = sharded.loss(nn.functional.cross_entropy, sharded(share.x, share.edge_index), share.y)
-            loss.backward()
-            optimizer.step()
+        optimizer.zero_grad()
+        loss = sharded.loss(nn.functional.cross_entropy, sharded(share.x, share.edge_index), share.y)
+        loss.backward()
+        optimizer.step()
         yield time.perf_counter() - begin, sharded.counters.seconds - waited
 
 
@@ -118,16 +99,14 @@ def summary(told: list[dict[str, Any]]) -> dict[str, float]:
         every = zip(*(host[way] for host in told), strict=True)
         return 1e3 * statistics.median(max(seconds for seconds, _ in step) for step in every)
 
-    waits = [statistics.median(wait for _, wait in host[WAYS[0]]) for host in told]
-    plain, overlapped, planned = (median(way) for way in WAYS)
+    waits = [statistics.median(wait for _, wait in host["by_nodes"]) for host in told]
+    taken = {way: median(way) for way in WAYS}
     exchanged = 1e3 * statistics.fmean(waits)
     return {
-        "by_nodes": plain,
-        "overlapped": overlapped,
-        "planned": planned,
+        **taken,
         "exchange": exchanged,
-        "compute": plain - exchanged,
-        "gain": plain / overlapped,
+        "compute": taken["by_nodes"] - exchanged,
+        "gain": taken["by_nodes"] / taken["overlapped"],
     }
 
 

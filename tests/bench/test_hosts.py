@@ -244,9 +244,9 @@ def test_weights_are_judged_as_pyg_would(tmp_path: Path) -> None:
 
 
 def test_the_balance_of_exchange_and_computation_is_that_of_steps_that_wait() -> None:
-    steady = {"by nodes": [(0.1, 0.05)] * 3, "by nodes, overlapped": [(0.08, 0.02)] * 3}
-    told = [{**steady, "as planned": [(0.08, 0.0)] * 3}] * 2
-    told[1] = {**told[1], "by nodes": [(0.12, 0.07)] * 3}  # the slowest host's steps count
+    steady = {"by_nodes": [(0.1, 0.05)] * 3, "overlapped": [(0.08, 0.02)] * 3}
+    told = [{**steady, "planned": [(0.08, 0.0)] * 3}] * 2
+    told[1] = {**told[1], "by_nodes": [(0.12, 0.07)] * 3}  # the slowest host's steps count
     found = summary_of_shards(told)
     assert found["by_nodes"] == pytest.approx(120)
     assert (found["exchange"], found["compute"]) == pytest.approx((60, 60))

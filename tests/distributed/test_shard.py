@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 from torch_geometric.data import Data
@@ -16,6 +19,7 @@ from torch_geometric.nn.aggr import MeanAggregation
 
 import plait
 from plait.distributed import partition
+from plait.distributed.peers import Peers
 from plait.errors import InputError
 from tests.distributed.shards import (
     MODELS,
@@ -53,6 +57,27 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("size", [2, 4])
 def test_ranks_lose_what_one_process_loses(folder: Path, size: int) -> None:
     run(everything, size, folder)
+
+
+def test_receives_are_started_before_sends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gloo sends what its receiver has asked for: a request must not wait behind this rank's own rows."""
+    started: list[tuple[str, int, int]] = []
+    for name in ("irecv", "isend"):
+
+        def start(x: torch.Tensor, rank: int, group: object, tag: int, name: str = name) -> Any:
+            started.append((name, rank, x.numel()))
+            return SimpleNamespace(wait=lambda: None)
+
+        monkeypatch.setattr(dist, name, start)
+    monkeypatch.setattr(Peers, "_lend", lambda self, halo: ([0, 2, 0, 1], torch.tensor([0, 1, 1])))
+    peers = Peers(np.array([0, 2, 4, 6, 7]), np.array([2, 4, 5]))
+    receives, sends = [("irecv", 1, 3), ("irecv", 2, 6)], [("isend", 1, 6), ("isend", 3, 3)]
+    peers.fetch(torch.ones(2, 3))
+    assert started == [*receives, *sends]
+    for _ in range(2):  # where other work is done meanwhile, the next receive is started in advance
+        peers.receive(peers.send(peers.pick(torch.ones(2, 3)), False, "layer"))
+    peers.fetch(torch.ones(2, 3), "layer")
+    assert started[4:] == [*receives, *sends, *receives, *sends, *receives, *sends]
 
 
 def test_one_rank_needs_no_others() -> None:

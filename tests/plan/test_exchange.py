@@ -17,6 +17,7 @@ from plait.ops.operation import Setting, operation
 from plait.ops.program import Program, Step
 from plait.ops.work import Matrix
 from plait.plan.candidates import Candidate, candidates
+from plait.plan.early import early, early_backward
 from plait.plan.exchange import Link, _order, by_features, by_nodes, choose_over_ranks, overlapped
 from plait.plan.program import differentiate
 from plait.plan.search import Problem
@@ -34,6 +35,7 @@ OWN = [np.arange(0, 3), np.arange(3, 4), np.arange(4, N)]
 WAYS: dict[str, Callable[[Program], Program | None]] = {
     "by nodes": by_nodes, "overlapped": overlapped, "by features": by_features,
     "overlapped, apart": lambda program: apart(overlapped(program)),
+    "border first": lambda program: apart(early(overlapped(program))),
 }  # fmt: skip
 ALL = [
     pytest.param(candidate, name, id=f"{name}: {candidate.name} [{candidate.form}]")
@@ -68,7 +70,7 @@ class Ranks:
     def run(self, program: Program, envs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         constants = [self.constants(program, rank) for rank in range(len(OWN))]
         for step in program.steps:
-            if step.op in ("exchange", "send", "receive", "to_columns", "to_rows"):
+            if step.op in ("exchange", "pick", "send", "receive", "to_columns", "to_rows"):
                 made = self.exchanged(step, envs)
             else:
                 made = [_value(step, env, known) for env, known in zip(envs, constants, strict=True)]
@@ -89,6 +91,14 @@ class Ranks:
             return [whole[own] for own in OWN]
         if not step.is_transposed and step.op == "receive":
             return x  # it arrived when it was sent
+        lent = [np.concatenate([np.intersect1d(own, halo) for halo in self.halos]) for own in OWN]
+        if step.op == "pick":
+            return [rows[nodes - own[0]] for rows, nodes, own in zip(x, lent, OWN, strict=True)]
+        if step.option("is_picked"):
+            whole = np.full((N, x[0].shape[1]), np.nan)  # rows that nobody needs are not sent
+            for rows, nodes in zip(x, lent, strict=True):
+                whole[nodes] = rows
+            return [whole[nodes] for nodes in self.halos]
         if not step.is_transposed:
             whole = np.concatenate(x)
             halo = [whole[nodes] for nodes in self.halos]
@@ -104,6 +114,13 @@ class Ranks:
         addend = [env[step["addend"]] if step.get("addend") else 0.0 for env in envs]
         own = addend if step.op == "receive" else [value[: len(o)] for value, o in zip(x, OWN, strict=True)]
         return [term + back[nodes] for term, nodes in zip(own, OWN, strict=True)]
+
+
+def gradients(candidate: Candidate, program: Program, wrt: tuple[str, ...], way: str) -> Program:
+    if way == "border first":
+        whole = overlapped(candidate.forward)
+        return apart(early_backward(differentiate(whole, wrt), whole, program))
+    return apart(differentiate(program, wrt)) if "apart" in way else differentiate(program, wrt)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -125,7 +142,7 @@ def test_ranks_compute_what_one_computes(candidate: Candidate, layer: str, way: 
     direction = np.random.default_rng(4).standard_normal(whole[out].shape)
     one = candidate.backward(wrt)
     expected = run(one, {**whole, "grad": direction}, given)
-    backward = apart(differentiate(program, wrt)) if "apart" in way else differentiate(program, wrt)
+    backward = gradients(candidate, program, wrt, way)
     for env, own in zip(envs, OWN, strict=True):
         env["grad"] = direction[own]
     ranks.run(backward, envs)
@@ -200,7 +217,7 @@ def test_columns_are_priced_where_they_carry_less_than_halos() -> None:
 def test_halos_under_way_cost_what_is_not_computed_meanwhile() -> None:
     wide = problem(sizes={**SIZES, "K1": 512, "K2": 512, "K1/P": 128, "K2/P": 128})
     plan, choice = choose_over_ranks(wide, Link(1e8, 1e-6, 3), alone)
-    assert choice.split == "by nodes, overlapped"
+    assert choice.split == "by nodes, overlapped, border first"
     waits = [s.price.seconds for s in plan.steps if s.step.op == "receive"]
     assert all(seconds < Link(1e8, 1e-6, 3).seconds(400 * 512 * 4) for seconds in waits)
 
@@ -209,7 +226,7 @@ def test_what_needs_nothing_of_others_is_done_while_rows_travel() -> None:
     sage = problem(forms=LAYERS["sage mean"], wrt=("X", "W", "V", "b"), may_chain=False)
     sage = replace(sage, sizes={**SIZES, "K1": 512, "K2": 512, "K1/P": 128, "K2/P": 128})
     plan, choice = choose_over_ranks(sage, Link(1e8, 1e-6, 3), alone)
-    assert choice.split == "by nodes, overlapped"
+    assert choice.split == "by nodes, overlapped, border first"
     assert plan.backward is not None
     for program in (plan.forward, plan.backward):
         ops = [step.op for step in program.steps]
@@ -222,6 +239,30 @@ def test_what_needs_nothing_of_others_is_done_while_rows_travel() -> None:
             assert step.op == "receive" or later & {name for _, name in step.reads}, step
             later.add(step.out)
     assert [s.step for s in plan.steps] == [*plan.forward.steps, *plan.backward.steps]
+
+
+@pytest.mark.parametrize("layer", ["gcn", "sage mean", "gin"])
+def test_no_product_of_all_rows_comes_before_a_send_or_after_a_receive(layer: str) -> None:
+    """Where rows are scaled inside a product with the graph; gradients where the graph comes first."""
+    every = [candidate for candidate in candidates(LAYERS[layer]) if candidate.form != "rows"]
+    programs = [early(overlapped(candidate.forward)) for candidate in every]
+    whole, wrt = overlapped(every[0].forward), ("X", *learnable(LAYERS[layer]))
+    programs.append(early_backward(differentiate(whole, wrt), whole, programs[0]))
+    for program in map(apart, programs):
+        ops = [step.op for step in program.steps]
+        outside = (*program.steps[: ops.index("send")], *program.steps[ops.index("receive") :])
+        dense = [step.out for step in outside if step.op in ("gemm", "gemm_transposed")]
+        assert not [name for name in dense if program.shapes[name][0] not in ("S", "B")]
+
+
+def test_gradients_recompute_the_sums_that_values_left_out() -> None:
+    gin = candidates(LAYERS["gin"])[0]
+    whole = overlapped(gin.forward)
+    forward = early(whole)
+    assert "v0" not in {step.out for step in forward.steps}
+    for wrt, is_read in ((("X", "W"), True), (("X",), False)):  # the gradient of W alone reads them
+        backward = early_backward(differentiate(whole, wrt), whole, forward)
+        assert ("v0" in {step.out for step in backward.steps}) == is_read
 
 
 def test_exchanges_keep_their_order() -> None:

@@ -5,13 +5,14 @@ other ranks need of this one, and K/P of this rank's columns of a matrix K wide.
 
 `exchange` brings rows and halo together. `send` and `receive` are its two halves, so that other work can be
 done in between. Each is the gradient of the other: the gradient of receiving a halo is sending its gradients.
+`pick` takes the rows that other ranks need, for a `send` of rows picked before (plan/early.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from plait.ops.counting import no_request
+from plait.ops.counting import no_depth, no_request
 from plait.ops.operation import Operation, Reverse, Setting, View, register
 from plait.ops.program import Step
 from plait.ops.work import Amount, Request, row_flops
@@ -47,6 +48,10 @@ def copied_numbers(step: Step, setting: Setting) -> int:
 def _request(step: Step, setting: Setting) -> Request:
     """The busier direction, since a link carries both at once; `inner` is what is copied at this end."""
     return Request(step.op, max(wire_numbers(step, setting)), 1, copied_numbers(step, setting))
+
+
+def _pick_request(step: Step, setting: Setting) -> Request:
+    return Request("pick", *setting.size(step.out), parts=1)
 
 
 def _flops(step: Step, view: View) -> Mapping[str, Amount]:
@@ -93,6 +98,10 @@ def _back(reverse: Reverse, step: Step, grad: str, op: str, is_transposed: bool 
 
 
 register(
+    Operation(
+        "pick", ("x",), lambda step, view: {"vertex update": row_flops(*view.size(step.out), 0)}, no_depth,
+        _pick_request, may_hoist=True, says="pick the rows that others need",
+    ),
     Operation("exchange", ("x",), _flops, _depth, _request, _of_exchange, may_hoist=True),
     Operation("send", ("x",), _flops, _depth, no_request, _of_send, may_hoist=True),
     Operation(

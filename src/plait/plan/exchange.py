@@ -2,9 +2,10 @@
 
 Every rank holds the rows of its own nodes. A product with the graph needs rows of other ranks' nodes too, and
 there are three ways to bring both together. The missing rows are sent before the product ("by nodes") or
-while the product with a rank's own rows is computed ("by nodes, overlapped"); or every rank takes some
-columns of all rows, multiplies them by the whole graph and sends them back ("by features"). Which values are
-sent follows from the association: before the update they are as wide as the input, after it as the output.
+while the product with a rank's own rows is computed ("by nodes, overlapped", and with what is sent computed
+from few rows "by nodes, overlapped, border first"); or every rank takes some columns of all rows, multiplies
+them by the whole graph and sends them back ("by features"). Which values are sent follows from the
+association: before the update they are as wide as the input, after it as the output.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from plait.ops.operation import Setting
 from plait.ops.program import Program, Shape, Step
 from plait.ops.work import ChainRequest, Request, Work
 from plait.plan.candidates import Candidate
+from plait.plan.early import early, early_backward
 from plait.plan.plan import LayerPlan, Rejected
 from plait.plan.program import differentiate
 from plait.plan.prune import Survivor, prune
@@ -202,6 +204,16 @@ class _Spread(Candidate):
         return differentiate(self.forward, wrt)
 
 
+@dataclass(frozen=True, eq=False)
+class _Early(Candidate):
+    """An overlapped candidate with what is sent computed first."""
+
+    whole: Program
+
+    def backward(self, wrt: tuple[str, ...]) -> Program:  # type: ignore[override]
+        return early_backward(differentiate(self.whole, wrt), self.whole, self.forward)
+
+
 _WAYS: Mapping[str, Callable[[Program], Program | None]] = {
     "by nodes": by_nodes, "by nodes, overlapped": overlapped, "by features": by_features
 }  # fmt: skip
@@ -238,8 +250,11 @@ def _spread(
             program = _WAYS[name](option.forward)
             if program is not None and program.steps not in seen and not (is_alone and seen):
                 seen.append(program.steps)
-                made = _Spread(option.expr, f"{option.form}, {name}", program)
+                made: Candidate = _Spread(option.expr, f"{option.form}, {name}", program)
                 found.append(Survivor(made, survivor.condition))
+                if any(step.op == "send" for step in program.steps) and not is_alone:
+                    made = _Early(option.expr, f"{made.form}, border first", early(program), program)
+                    found.append(Survivor(made, survivor.condition))
     return found if found or split is None else _spread(survivors, is_alone)
 
 
