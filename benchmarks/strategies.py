@@ -3,14 +3,19 @@
     python benchmarks/strategies.py --data FOLDER --graphs cora,ego_twitter --models gcn,sage --ranks 2
 
 Processes talk over loopback; every process has one thread. The strategies of a model take turns in several
-rounds, so that a slow minute of a shared machine falls on all of them. Each turn is the median of some
-epochs, the slowest process's. Network and sharing are measured in every round too, and everything is the
-median over the rounds. Bytes are those handed to torch.distributed for other processes.
+rounds, so that a slow minute of a shared machine falls on all of them. A turn is some epochs in a row, as
+training runs them, with no barrier in between: its seconds are those of the slowest process divided by the
+epochs. Network and sharing are measured in every round too, and everything is the median over the rounds.
+Bytes are those handed to torch.distributed for other processes.
+
+Two strategies are tied where their seconds, measured or predicted, differ by less than the spread of the
+measured ones: half the distance between the quartiles of a strategy's turns, the larger one of the two.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import socket
@@ -53,6 +58,7 @@ SPLITS = {
 }
 MINI_BATCH = "mini-batch, dependent"
 BATCH, FANOUTS, CLASSES = 1024, (10, 10), 8
+SETTLING = 24  # steps
 
 
 def load(folder: Path, name: str, width: int) -> Data:
@@ -70,15 +76,14 @@ def load(folder: Path, name: str, width: int) -> Data:
     )
 
 
-def timed(step: Callable[[], Any], count: int, barrier: Callable[[], Any]) -> float:
-    """The median over `count` runs after two that are not counted."""
-    took = []
-    for _ in range(count + 2):
-        barrier()
-        begin = time.perf_counter()
+def timed(step: Callable[[], Any], count: int) -> float:
+    """The mean of `count` runs after two that are not counted."""
+    for _ in range(2):
         step()
-        took.append(time.perf_counter() - begin)
-    return statistics.median(took[2:])
+    begin = time.perf_counter()
+    for _ in range(count):
+        step()
+    return (time.perf_counter() - begin) / count
 
 
 def training(
@@ -126,7 +131,11 @@ def full_graph(
             "shard_plan_seconds": sum(c.seconds[c.travels] for c in over.plan.choices.values()),
         }
 
-    return Turns(lambda: timed(step, count, dist.barrier), sent)
+    def turn() -> float:
+        dist.barrier()
+        return timed(step, count)
+
+    return Turns(turn, sent)
 
 
 def alone(make: Callable[[], nn.Module], data: Data, count: int, is_asked: bool = True) -> Turns:
@@ -138,7 +147,7 @@ def alone(make: Callable[[], nn.Module], data: Data, count: int, is_asked: bool 
 
     def turn() -> float:
         dist.barrier()
-        seconds = timed(step, count, lambda: None) if is_asked else 0.0
+        seconds = timed(step, count) if is_asked else 0.0
         dist.barrier()
         return seconds
 
@@ -155,14 +164,17 @@ def mini_batches(make: Callable[[], nn.Module], folder: Path, epochs: int) -> Tu
                 session, list(FANOUTS), "train", BATCH, shuffle=True, seed=0, prefetch=0, coalesce=1
             )
             trainer = Trainer(session, make(), loader)
-            reports = [trainer.epoch() for _ in range(epochs + 3)][3:]
+            # until layers have settled on how they run batches of either size, a whole one and the last one
+            for _ in range(max(3, SETTLING // len(loader))):
+                trainer.epoch()
+            reports = [trainer.epoch() for _ in range(epochs)]
             found["bytes"] = statistics.mean(r.bytes_out for r in reports)
             found["reduced"] = 4 * sum(p.numel() for p in trainer.model.parameters()) * len(loader)
             found["parts"] = {
                 name: statistics.median(getattr(r, name) for r in reports)
                 for name in ("steps", "sampling", "look_up", "exchange", "stall", "compute", "all_reduce")
             }
-            return statistics.median(r.seconds for r in reports)
+            return statistics.mean(r.seconds for r in reports)
 
     return Turns(turn, lambda: found)
 
@@ -188,7 +200,7 @@ def work(rank: int, ranks: int, port: int, asked: dict[str, Any], folder: str) -
         dist.barrier()
         for name in asked["models"]:
             make = lambda name=name: MODELS[name](asked["width"], asked["hidden"], CLASSES)  # noqa: E731
-            networks, count = [measure_network() for _ in range(4)], asked["count"]
+            networks, count = [measure_network() for _ in range(2)], asked["count"]
             network, sharing = typical(networks), [measure_sharing()]
             runs = {
                 strategy: full_graph(make, data, split, network, part, count)
@@ -254,15 +266,60 @@ def line(row: dict[str, Any]) -> str:
     return text + "".join(f" {name} {value:.4f}" for name, value in parts.items())
 
 
-def ranking(rows: list[dict[str, Any]]) -> str:
-    """The order of the strategies of one model, as predicted and as measured."""
+def spread(turns: list[float]) -> float:
+    """Half the distance between the quartiles."""
+    low, _, high = statistics.quantiles(turns, n=4) if len(turns) > 1 else (0.0, 0.0, 0.0)
+    return (high - low) / 2
+
+
+def misplaced(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Pairs that are not tied, and that prediction and measurement put in different orders."""
+    found = []
+    for one, other in itertools.combinations(rows, 2):
+        seen, said = (other[key] - one[key] for key in ("seconds", "predicted_seconds"))
+        is_tied = min(abs(seen), abs(said)) < max(spread(one["turns"]), spread(other["turns"]))
+        if seen * said < 0 and not is_tied:
+            found.append((one["strategy"], other["strategy"]))
+    return found
+
+
+def ranking(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The orders of the strategies of one model, as predicted and as measured, and whether they agree."""
     known = [row for row in rows if row["predicted_seconds"]]
     said, seen = (
         [row["strategy"] for row in sorted(known, key=lambda row: row[key])]
         for key in ("predicted_seconds", "seconds")
     )
-    order = "right" if said == seen else f"wrong, measured {' < '.join(seen)}"
-    return f"{rows[0]['graph']} {rows[0]['model']}: {' < '.join(said)}: {order}"
+    return {
+        "graph": rows[0]["graph"],
+        "model": rows[0]["model"],
+        "predicted": said,
+        "measured": seen,
+        "is_right": said == seen,
+        "misplaced": misplaced(known),
+    }
+
+
+def in_words(found: dict[str, Any]) -> str:
+    """A ranking in one line."""
+    text = f"{found['graph']} {found['model']}: {' < '.join(found['predicted'])}: "
+    if found["is_right"]:
+        return text + "right"
+    text += f"measured {' < '.join(found['measured'])}; "
+    wrong = ", ".join(" and ".join(pair) for pair in found["misplaced"])
+    return text + (f"wrong for {wrong}" if wrong else "right but for ties")
+
+
+def summary(rows: list[dict[str, Any]], rankings: list[dict[str, Any]]) -> str:
+    ratios = [row["predicted_seconds"] / row["seconds"] for row in rows if row["predicted_seconds"]]
+    near = sum(0.7 <= ratio <= 1.3 for ratio in ratios)
+    strict, tied = (sum(map(bool, said)) for said in (
+        [found["is_right"] for found in rankings], [not found["misplaced"] for found in rankings]
+    ))  # fmt: skip
+    return (
+        f"{near} of {len(ratios)} within 30% ({min(ratios):.2f} to {max(ratios):.2f}); of {len(rankings)} "
+        f"rankings {strict} are right, {tied} with ties"
+    )
 
 
 def main() -> None:
@@ -310,13 +367,14 @@ def main() -> None:
     print("ratios are predicted over measured")
     for row in rows:
         print(line(row))
-    for entry in said[0]["found"]:
-        print(
-            ranking([row for row in rows if (row["graph"], row["model"]) == (entry["graph"], entry["model"])])
-        )
+    pairs = dict.fromkeys((row["graph"], row["model"]) for row in rows)
+    rankings = [ranking([row for row in rows if (row["graph"], row["model"]) == pair]) for pair in pairs]
+    for found in rankings:
+        print(in_words(found))
+    print(summary(rows, rankings))
     if args.output:
         asked = {key: value for key, value in asked.items() if key not in ("data", "output")}
-        record = {"asked": asked, "rows": rows}
+        record = {"asked": asked, "rows": rows, "rankings": rankings}
         args.output.write_text(json.dumps(record, default=str, indent=1))
 
 

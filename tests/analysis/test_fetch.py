@@ -21,6 +21,17 @@ def test_all_neighbours_within_a_hop_are_counted_exactly() -> None:
     assert found.rounds == 1.0  # part 1 reads no row of part 0 and never asks
     single = drawn(graph, part, np.arange(4), 1, (None,), np.random.default_rng(0))
     assert (single.steps, single.rows) == (2, (3.0, 0.0))
+    assert (found.nodes, single.nodes) == (4.0, 5.0)  # of part 0's batches: {0, 1, 2, 3}; {0, 2, 3}, {1, 2}
+
+
+def test_a_short_last_batch_has_fewer_nodes() -> None:
+    graph = random_graph(4000, 20_000)
+    statistics, part = Statistics.of(graph), np.arange(4000) % 2
+    growth = grow(statistics, 1000, (3,))
+    found = drawn(graph, part, np.arange(2040), 1000, (3,), np.random.default_rng(0))
+    assert found.steps == 2
+    assert found.nodes == pytest.approx(growth.nodes[-1], rel=0.1)
+    assert expected(growth, 2040, 2).nodes == pytest.approx(found.nodes, rel=0.1)
 
 
 def test_a_part_without_seeds_lends_a_hand() -> None:

@@ -167,6 +167,15 @@ def test_mini_batches_send_the_rows_that_were_drawn_and_agree_on_weights_at_ever
     assert not found.same_numbers
 
 
+def test_timed_steps_take_the_place_of_prices_and_a_short_batch_takes_its_share() -> None:
+    graph = random_graph(800, 6000)
+    machines = cluster(graph, np.arange(800) % 2)
+    work = workload("gcn", Statistics.of(graph), timed_batch_seconds=(0.25, 1.5))
+    batches = machines.fetch.nodes / machines.growth.nodes[-1]
+    found = by_name(work, machines)["mini-batch, dependent"]
+    assert found.compute_seconds == pytest.approx(machines.fetch.steps * 0.25 + batches * 1.5)
+
+
 def test_workers_that_share_a_machine_compute_longer() -> None:
     graph = random_graph(200, 1500)
     work, machines = workload("gcn", Statistics.of(graph)), cluster(graph, np.arange(200) % 2)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import (
+    APPNP,
     AGNNConv,
     CGConv,
     EdgeConv,
@@ -19,11 +20,13 @@ from torch_geometric.nn import (
     GENConv,
     GINConv,
     GMMConv,
+    LGConv,
     MessagePassing,
     MFConv,
     PNAConv,
     ResGatedGraphConv,
     SAGEConv,
+    SGConv,
     SuperGATConv,
     TransformerConv,
 )
@@ -68,6 +71,20 @@ def test_models_are_analysed_as_they_are_planned(name: str) -> None:
     assert told["layers"][1]["backward"]["flops"] > told["layers"][1]["forward"]["flops"]
     assert "edge cut" in told["strategies"]
     assert all(layer["is_exact"] for layer in told["layers"])
+
+
+@pytest.mark.parametrize("make", [lambda: APPNP(3, 0.1), LGConv, lambda: SGConv(12, 4, K=2)])
+@pytest.mark.parametrize("mode", ["training", "inference"])
+def test_a_single_layer_is_a_model(make: Any, mode: str) -> None:
+    """Of APPNP and LGConv nothing is learned: there is no gradient, and in training one plan without."""
+    model = make()
+    found = plait.analyze(model, data(), workers=2, mode=mode)
+    assert [layer.name for layer in found.layers] == [f"model {type(model).__name__}"]
+    assert not any("no plan" in note for note in found.notes)
+    (layer,) = found.layers
+    assert sum(phase.flops for phase in layer.phases.values()) > 0
+    assert ("backward" in layer.phases) == (mode == "training" and bool(list(model.parameters())))
+    assert len(plait.explain(model, data(), mode=mode).layers) == 1
 
 
 def test_parameters_are_counted() -> None:

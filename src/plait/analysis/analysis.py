@@ -14,6 +14,8 @@ from plait.analysis import cut
 from plait.analysis.advice import Advice, advise
 from plait.analysis.between import (
     BATCH_SECONDS,
+    DRAWN_EDGE_SECONDS,
+    LOADED_SECONDS,
     SAMPLED_EDGE_SECONDS,
     SPREAD_SECONDS,
     STEP_SECONDS,
@@ -67,6 +69,7 @@ class Options:
     shards: Mapping[int, Mapping[str, Shards]] = field(default_factory=dict)  # by workers and split
     beside: Beside | None = None  # what the model does outside its layers, where it was called
     batch_seconds: float | None = None  # of a model's layers and what is outside them, on a drawn mini-batch
+    timed_batch_seconds: tuple[float, float] | None = None  # of steps on drawn mini-batches (workload.py)
 
 
 @dataclass(frozen=True)
@@ -261,17 +264,19 @@ def analyse(
     growth = grow(statistics, options.batch_size, fanouts)
     features = counted[0].width_in if counted else 0
     threads = options.threads or machine.threads
+    is_timed = options.timed_batch_seconds is not None
     work = workload_of(
         layers, statistics.nodes, statistics.edges, features, graphs=options.graphs,
         parameters=options.parameters,
         after=after(statistics.nodes, Pricer(machine, threads=options.threads), threads, options.beside),
-        sampled_edge_seconds=SAMPLED_EDGE_SECONDS,
+        sampled_edge_seconds=DRAWN_EDGE_SECONDS if is_timed else SAMPLED_EDGE_SECONDS,
         loss_seconds=_loss_seconds(counted, statistics.nodes, threads, options.beside),
         planned_batch_seconds=options.batch_seconds,
+        timed_batch_seconds=options.timed_batch_seconds,
         looked_up_row_seconds=looked_up_row_seconds(machine, features),
         step_seconds=STEP_SECONDS,
         spread_seconds=SPREAD_SECONDS,
-        batch_seconds=BATCH_SECONDS,
+        batch_seconds=LOADED_SECONDS if is_timed else BATCH_SECONDS,
     )  # fmt: skip
     clusters = _Clusters(statistics, options, growth, fanouts)
     most = max(options.workers)

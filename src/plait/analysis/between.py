@@ -16,6 +16,8 @@ from plait.ops.work import Request
 
 __all__ = [
     "BATCH_SECONDS",
+    "DRAWN_EDGE_SECONDS",
+    "LOADED_SECONDS",
     "PASSES_SECONDS",
     "SAMPLED_EDGE_SECONDS",
     "SPREAD_SECONDS",
@@ -30,9 +32,14 @@ __all__ = [
 STEP_SECONDS = 0.3e-3  # Python of a training step outside its layers: autograd, the optimiser
 SPREAD_SECONDS = 0.5e-3  # more of a step over ranks: gradients flattened, the loss a share of a mean
 BATCH_SECONDS = 2.6e-3  # of a step on a mini-batch: its graph is new, and Python draws and assembles it
+LOADED_SECONDS = 0.6e-3  # of a mini-batch of a few nodes: Python that draws and assembles it, and no more
 PASSES_SECONDS = 0.4e-3  # Python of a layer that is a program of passes, beside the calls of its steps
 SAMPLED_EDGE_SECONDS = 30e-9  # one edge drawn, its end numbered, put in a new graph and its transpose
-_COPIES_PER_ROW = 4  # out of the store and into the batch, found near or far before
+DRAWN_EDGE_SECONDS = 14e-9  # the same without the graph
+_COPIES_PER_ROW = 4  # out of the store and into the batch
+# of the number of a row: found near or far, searched for among those that came (numpy: 75 to 110 ns of a
+# number that is sorted or searched for)
+_NUMBER_SECONDS = 60e-9
 # per byte read or written: relu of 0.5 to 20 MB took 0.11 ns per byte of its result, its gradient 0.3 ns
 _PASSED_BYTE_SECONDS, _RETURNED_BYTE_SECONDS = 0.055e-9, 0.1e-9
 _LOSS_NUMBER_SECONDS = 2.0e-9  # of a row as wide as a vector or wider
@@ -56,7 +63,7 @@ def looked_up_row_seconds(machine: MachineProfile, width: int) -> float:
     """To copy one row of features from memory, on one core."""
     size = width * _FLOAT_BYTES
     moved = size / machine.gather_memory_bytes_per_s + size / machine.write_bytes_per_s
-    return _COPIES_PER_ROW * machine.threads * (machine.memory_row_seconds + moved)
+    return _NUMBER_SECONDS + _COPIES_PER_ROW * machine.threads * (machine.memory_row_seconds + moved)
 
 
 def _fresh_seconds(size: float) -> float:

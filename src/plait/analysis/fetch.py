@@ -37,6 +37,7 @@ class Fetch:
     """An epoch of mini-batches whose seeds are a part's own: steps of every part, and remote rows by part."""
 
     steps: int
+    nodes: float  # of all batches of the part that reads most
     rows: tuple[float, ...]  # fetched by each part
     sent: tuple[float, ...]  # of each part, by others
     rounds: float  # batches of any part that lack rows: each asks for them once
@@ -72,8 +73,8 @@ def drawn(
             for cut in _cuts(own[p] if len(own[p]) else seeds, most, batch, rng):
                 drawing.draw(p, cut)
         drawing.end(most)
-    rows, sent, rounds, asked = drawing.means()
-    return Fetch(steps, tuple(rows), tuple(sent), rounds * steps, asked)
+    nodes, rows, sent, rounds, asked = drawing.means()
+    return Fetch(steps, nodes, tuple(rows), tuple(sent), rounds * steps, asked)
 
 
 class _Drawing:
@@ -86,11 +87,13 @@ class _Drawing:
         self._rows: list[Floats] = []  # of each pass: remote rows by reader and owner, of one epoch
         self._rounds: list[float] = []  # of each pass: the share of batches that lack rows, summed over parts
         self._asked: list[Floats] = []  # of each pass: the fields of `Asked`
+        self._nodes: list[Floats] = []  # of each pass: nodes of the batches of each part, of one epoch
         self._begin()
         self._read = 0
 
     def _begin(self) -> None:
         self._owners = np.zeros((self.parts, self.parts))
+        self._reached = np.zeros(self.parts)
         self._seeds = np.zeros(self.parts)
         self._batches = np.zeros(self.parts)
         self._lacking = np.zeros(self.parts)
@@ -104,6 +107,7 @@ class _Drawing:
         owners[p] = 0.0
         self._questions[p] += _questions(batch, owner, p)
         self._owners[p] += owners
+        self._reached[p] += len(batch.nodes)
         self._seeds[p] += len(cut)
         self._batches[p] += 1
         self._lacking[p] += owners.any()
@@ -113,6 +117,7 @@ class _Drawing:
         """The pass is over: an epoch has `most` seeds of every part."""
         share = (most / np.maximum(1, self._seeds))[:, None]
         self._rows.append(self._owners * share)
+        self._nodes.append(self._reached * share[:, 0])
         self._asked.append((self._questions * share).sum(axis=0))
         self._rounds.append(float((self._lacking / np.maximum(1, self._batches)).sum()))
         self._begin()
@@ -130,11 +135,12 @@ class _Drawing:
     def _is_enough(self) -> bool:
         return self._read > _MOST_EDGES or len(self._rows) >= _MOST_PASSES
 
-    def means(self) -> tuple[Floats, Floats, float, Asked]:
-        """Rows of an epoch by reader and by owner, batches of a step that lack some, neighbours asked for."""
+    def means(self) -> tuple[float, Floats, Floats, float, Asked]:
+        """Nodes of the largest part's batches, rows by reader and by owner, lacking batches, neighbours."""
+        nodes = float(np.mean(self._nodes, axis=0).max())
         rows = np.mean(self._rows, axis=0)
         asked = Asked(*map(float, np.mean(self._asked, axis=0)))
-        return rows.sum(axis=1), rows.sum(axis=0), float(np.mean(self._rounds)), asked
+        return nodes, rows.sum(axis=1), rows.sum(axis=0), float(np.mean(self._rounds)), asked
 
 
 def _questions(batch: Batch, owner: Ints, own: int) -> tuple[int, int, int, int]:
@@ -155,10 +161,12 @@ def _cuts(own: Ints, most: int, batch: int, rng: np.random.Generator) -> list[In
 
 def expected(growth: Growth, seeds: float, parts: int, quality: float = 1.0) -> Fetch:
     """Parts drawn at random, of which a partition leaves the share `quality`: all but one in P is remote."""
-    steps = max(1, math.ceil(seeds / parts / max(1, growth.batch)))
-    each = seeds / parts / max(1, growth.batch) * growth.nodes[-1] * (1.0 - 1.0 / parts) * min(1.0, quality)
+    batches = seeds / parts / max(1, growth.batch)
+    steps = max(1, math.ceil(batches))
+    each = batches * growth.nodes[-1] * (1.0 - 1.0 / parts) * min(1.0, quality)
     rounds = float(steps * parts) if parts > 1 else 0.0
-    return Fetch(steps, (each,) * parts, (each,) * parts, rounds, _expected(growth, seeds, parts, quality))
+    asked = _expected(growth, seeds, parts, quality)
+    return Fetch(steps, batches * growth.nodes[-1], (each,) * parts, (each,) * parts, rounds, asked)
 
 
 def _expected(growth: Growth, seeds: float, parts: int, quality: float) -> Asked:

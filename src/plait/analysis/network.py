@@ -43,12 +43,10 @@ class Traffic:
 def all_reduce(size: float, workers: int) -> Traffic:
     """Every worker gets the sum of all workers' `size` bytes: a ring sends 2 (P - 1) / P of them each.
 
-    Each of its 2 (P - 1) steps is charged as two messages. In a loop of nothing else a step takes one (2
-    processes, 1 to 64 KB), but between training steps threads sleep and ranks drift apart: charged as one,
-    epochs of 2 processes on one machine were predicted 15 to 25% too short.
+    It takes 2 (P - 1) steps, each a message.
     """
     share = 2.0 * (workers - 1) / workers
-    return Traffic(share * size * workers, share * size, 4 * (workers - 1))
+    return Traffic(share * size * workers, share * size, 2 * (workers - 1))
 
 
 def all_gather(size: float, workers: int) -> Traffic:

@@ -370,6 +370,8 @@ def _dependent(work: Workload, cluster: Cluster) -> Strategy:
         seconds = work.planned_batch_seconds
     seconds += work.loss_seconds * growth.nodes[0] / max(1, work.nodes)  # of the seeds alone
     drawing = sum(growth.edges) * work.sampled_edge_seconds + growth.nodes[-1] * work.looked_up_row_seconds
+    batches = fetch.nodes / max(1.0, growth.nodes[-1])  # the last one of an epoch is short
+    always, more = work.timed_batch_seconds or (0.0, seconds)
     # of a remote row its number goes out and its features come back; counts of both go before them
     columns = work.features * cluster.wire_bytes + _ID_BYTES
     # a worker that lacks rows starts a round, in which all tell the others how many they need
@@ -379,12 +381,12 @@ def _dependent(work: Workload, cluster: Cluster) -> Strategy:
     weights = all_reduce(work.weight_bytes, P) * fetch.steps
     rows_kept = work.nodes * work.features * cluster.wire_bytes / P
     memory = rows_kept + work.graph_bytes / 2 + held  # edges by target are enough
-    inflation = fetch.steps * P * sum(growth.edges) / max(1, work.edges * layers)
+    inflation = batches * P * sum(growth.edges) / max(1, work.edges * layers)
     return _strategy(
         work, cluster, "mini-batch, dependent", "data: mini-batch",
         [*([Traffic()] * (layers - 1)), fetched][-layers:] if layers else [],
-        fetch.steps * (seconds + drawing), memory, fetch.steps * 4,
-        share=fetch.steps * flops / max(1.0, work.flops), others=weights, steps=fetch.steps, is_batch=True,
+        fetch.steps * always + batches * (more + drawing), memory, fetch.steps * 4,
+        share=batches * flops / max(1.0, work.flops), others=weights, steps=fetch.steps, is_batch=True,
         same_numbers=False, run_by="plait.distributed",
         note=f"batches of {growth.batch}: {growth.nodes[-1]:,.0f} nodes each, edges x {inflation:.2f}, "
         f"{fetch.total / max(1, P * fetch.steps):,.0f} of them remote",

@@ -96,6 +96,8 @@ class Workload:
     batch_seconds: float = 0.0  # the same of a step on a mini-batch
     loss_seconds: float = 0.0  # of all rows; a part of what follows the last layer
     planned_batch_seconds: float | None = None  # of layers and what follows them, on a batch that was drawn
+    # of steps with loss and optimiser, where they were timed: of every batch, and more of a whole one
+    timed_batch_seconds: tuple[float, float] | None = None
 
     @property
     def seconds(self) -> float:
@@ -136,10 +138,11 @@ class Workload:
         """The workload with all widths times `factor`."""
         loads = tuple(load.widened(factor) for load in self.loads)
         known = None if self.parameters is None else round(self.parameters * factor**2)
-        batch = None if self.planned_batch_seconds is None else self.planned_batch_seconds * factor
+        planned, timed = self.planned_batch_seconds, self.timed_batch_seconds
         return replace(
             self, loads=loads, features=max(1, round(self.features * factor)), parameters=known,
-            planned_batch_seconds=batch,
+            planned_batch_seconds=None if planned is None else planned * factor,
+            timed_batch_seconds=None if timed is None else (timed[0], timed[1] * factor),
         )  # fmt: skip
 
 

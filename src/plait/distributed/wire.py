@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,9 +17,10 @@ __all__ = ["fitted", "measure_network", "measure_sharing"]
 
 # Bytes one rank sends to each other one: from a message that is all latency to one that fills no cache.
 _SIZES = (8, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
-_EXCHANGES = 24  # of each size; of the smallest, which is the latency, four times as many
-_WORK_NODES = 1 << 17  # 32 MB of features: half of that left out what ranks take of each other's cache
-_WORK_ROWS = 256  # of the product between two exchanges, about a millisecond
+_EXCHANGES = 16  # of each size; of the smallest, which is the latency, four times as many
+_FIRST = 4  # exchanges of each size that are not counted
+# rows of 64 numbers, and how often they are worked on: 8 MB, which a cache may hold, and 32 MB
+_WORKED = {1 << 15: 24, 1 << 17: 8}
 
 
 def measure_network(group: Any = None, sizes: tuple[int, ...] = _SIZES) -> Network:
@@ -27,76 +28,82 @@ def measure_network(group: Any = None, sizes: tuple[int, ...] = _SIZES) -> Netwo
 
     All ranks call it together and are otherwise idle. Every rank sends to every other at once, as exchanges
     do, so the result is bytes per second and rank while all of them send. Between two exchanges every rank
-    computes for a moment, as it does between layers: a thread that has to be woken takes longer to answer.
+    computes, as it does between layers: then caches are full of something else, threads sleep, and a message
+    takes twice as long as in a loop of nothing but messages.
     """
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-    seconds = {size * (ranks - 1): _exchange_seconds(size, rank, ranks, group) for size in sizes}
+    work = _Work(min(_WORKED))
+    seconds = {size * (ranks - 1): _exchange_seconds(size, work, rank, ranks, group) for size in sizes}
     return fitted(seconds, ranks - 1)
 
 
-def _exchange_seconds(size: int, rank: int, ranks: int, group: Any) -> float:
-    """The mean over exchanges of the time it took the last rank to come: the others waited for it.
+def _exchange_seconds(size: int, work: _Work, rank: int, ranks: int, group: Any) -> float:
+    """The mean of what a piece of work and an exchange take beyond the slowest rank's work.
 
-    The mean, because an epoch pays for those that were slow too; a message is fast or waits for a thread to
-    wake, two cases of which a median takes one.
+    The mean, because an epoch pays for exchanges that were slow too: a message is fast or waits for a thread
+    to wake. What comes is written to fresh memory, as rows of other ranks are.
     """
     counts = [0 if other == rank else size for other in range(ranks)]
     sent = torch.ones(sum(counts), dtype=torch.uint8)
-    got = torch.zeros_like(sent)
-
-    def exchange() -> None:
+    times = _EXCHANGES * (4 if size == min(_SIZES) else 1)
+    worked, begin = torch.zeros(times, dtype=torch.float64), 0.0
+    for k in range(-_FIRST, times):
+        if k == 0:
+            begin = time.perf_counter()
+        took = work.seconds()
+        if k >= 0:
+            worked[k] = took
         with told(rank, "all_to_all"):
-            dist.all_to_all_single(got, sent, counts, counts, group=group)
-
-    return _mean_seconds(exchange, _EXCHANGES * (4 if size == min(_SIZES) else 1), rank, group)
-
-
-def _mean_seconds(run: Callable[[], None], times: int, rank: int, group: Any) -> float:
-    square = torch.ones(_WORK_ROWS, _WORK_ROWS)
-    took = []
-    for _ in range(times):
-        torch.mm(square, square)
-        begin = time.perf_counter()
-        run()
-        took.append(time.perf_counter() - begin)
-    last = torch.tensor(took, dtype=torch.float64)
+            dist.all_to_all_single(torch.empty_like(sent), sent, counts, counts, group=group)
+    passed = torch.tensor([time.perf_counter() - begin], dtype=torch.float64)
     with told(rank, "all-reduce"):
-        dist.all_reduce(last, dist.ReduceOp.MIN, group=group)
-    return float(last[_EXCHANGES // 4 :].mean())
+        dist.all_reduce(worked, dist.ReduceOp.MAX, group=group)
+        dist.all_reduce(passed, group=group)
+    return max(0.0, float(passed) / ranks - float(worked.sum())) / times
 
 
 def measure_sharing(group: Any = None) -> float:
-    """How many times slower a rank computes while all ranks do than while it does alone; 1 at least.
+    """How many times longer ranks take that compute at once and meet after every piece than one; 1 at least.
 
-    Ranks of one machine share its memory and, in part, its caches. The same on every rank.
+    Ranks of one machine share its memory and, in part, its caches; and where they meet they wait for the
+    slowest, each time another one. The same on every rank.
     """
+    factors = [_sharing(_Work(rows), pieces, group) for rows, pieces in _WORKED.items()]
+    return max(1.0, statistics.mean(factors))
+
+
+def _sharing(work: _Work, pieces: int, group: Any) -> float:
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-    _work_seconds()
-    alone = 0.0
+    alone = torch.zeros(1, dtype=torch.float64)
     for turn in range(ranks):
         with told(rank, "barrier"):
             dist.barrier(group)
         if turn == rank:
-            alone = _work_seconds()
-    with told(rank, "barrier"):
-        dist.barrier(group)
-    factor = torch.tensor([_work_seconds() / alone], dtype=torch.float64)
+            alone += statistics.mean(work.seconds() for _ in range(pieces))
+    together = torch.zeros(pieces, dtype=torch.float64)
+    for k in range(pieces):
+        with told(rank, "barrier"):
+            dist.barrier(group)
+        together[k] = work.seconds()
     with told(rank, "all-reduce"):
-        dist.all_reduce(factor, group=group)
-    return max(1.0, float(factor) / ranks)
+        dist.all_reduce(alone, group=group)
+        dist.all_reduce(together, dist.ReduceOp.MAX, group=group)
+    return float(together.mean()) / (float(alone) / ranks)
 
 
-def _work_seconds() -> float:
-    """Products with a matrix that fits the caches, and gathers and passes over one that does not."""
-    rows, weight = torch.ones(_WORK_NODES, 64), torch.ones(64, 64)
-    picked = torch.arange(_WORK_NODES).mul(40503).remainder(_WORK_NODES)
-    took = []
-    for _ in range(9):
+class _Work:
+    """A gather of rows, a product with a small matrix, and a pass over the result: a layer, in small."""
+
+    def __init__(self, rows: int) -> None:
+        self._rows, self._weight = torch.ones(rows, 64), torch.ones(64, 64)
+        self._picked = torch.arange(rows).mul(40503).remainder(rows)
+        self.seconds()
+
+    def seconds(self) -> float:
+        """To do it once, and to free what it made."""
         begin = time.perf_counter()
-        made = rows.index_select(0, picked) @ weight
-        made.relu_()
-        took.append(time.perf_counter() - begin)
-    return statistics.median(took)
+        (self._rows.index_select(0, self._picked) @ self._weight).relu_()
+        return time.perf_counter() - begin
 
 
 def fitted(seconds: Mapping[int, float], peers: int) -> Network:

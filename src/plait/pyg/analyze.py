@@ -6,32 +6,28 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from plait.analysis.analysis import Analysis, Options, analyse, check_workers, halo_of, memory_of
-from plait.analysis.between import PASSES_SECONDS
-from plait.analysis.growth import draw, fanouts_of
+from plait.analysis.growth import fanouts_of
 from plait.analysis.layers import layers_of
 from plait.analysis.models import HEADS, layers_by_name
 from plait.analysis.network import Network, network_of
 from plait.analysis.shards import SPLITS, Shards
 from plait.analysis.statistics import Statistics
-from plait.cost.price import Pricer
 from plait.errors import InputError
 from plait.graph import Graph
 from plait.graph.partition import has_metis, metis
 from plait.kernels import launch
 from plait.plan.exchange import Link
 from plait.plan.plan import Plan
+from plait.pyg.batch import Batches
 from plait.pyg.beside import beside
-from plait.pyg.call import Call, call_of
+from plait.pyg.call import call_of
 from plait.pyg.compile import explain
 from plait.pyg.foresee import foresee
-from plait.pyg.layered import Layered, can_be_layered
-from plait.pyg.layers.fused import layer_of
 from plait.pyg.view import CompiledModel
-from plait.runtime.machine import machine_in_use
+from plait.runtime.machine import is_lent, machine_in_use
 
 __all__ = ["analyze"]
 
@@ -136,27 +132,12 @@ def _called(
         if not noted.layers:  # nothing is planned: there are no seconds
             return found
         hops = fanouts_of(fanouts, len(noted.layers))
-        found["batch_seconds"] = _batch_seconds(plain, data, statistics.graph, batch_size, hops, mode)
+        batches = Batches(plain, data, statistics.graph, batch_size, hops, mode)
+        if batches.can_run and is_lent():
+            found["batch_seconds"] = batches.price()
+        elif batches.can_run:
+            found["timed_batch_seconds"] = batches.seconds()
     return found
-
-
-def _batch_seconds(
-    model: nn.Module, data: Any, graph: Graph, size: int, fanouts: Sequence[int | None], mode: str
-) -> float | None:
-    """The price of a model's layers, and of what is outside them, on a batch drawn around random seeds."""
-    rng, pricer = np.random.default_rng(0), Pricer(machine_in_use(), threads=launch.num_threads())
-    batch = draw(graph, rng.choice(graph.num_nodes, min(size, graph.num_nodes), False), fanouts, rng)
-    edges = torch.from_numpy(np.stack((batch.source, batch.target)))
-    x = data.x[torch.from_numpy(batch.nodes)]
-    run, call = model, Call((x, edges))
-    if can_be_layered(model) and len(fanouts) == len(model.convs):  # type: ignore[arg-type]
-        run, call = Layered(model), Call((x, edges, batch.nodes_by_hop, batch.edges_by_hop))
-    elif call_of(model, data) != Call((data.x, data.edge_index)):
-        return None  # it takes more than features and edges
-    noted = beside(run, call, mode)
-    parts = [op.seconds(pricer, launch.num_threads()) for ops in noted.after.values() for op in ops]
-    python = PASSES_SECONDS * sum(layer_of(module) is not None for module in run.modules())
-    return noted.plan_seconds + python + sum(ahead + behind for ahead, behind in parts)
 
 
 def _shards(

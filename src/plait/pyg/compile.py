@@ -143,7 +143,10 @@ def explain(
     mode = options.get("mode") or ("training" if model.training else "inference")
     if not session.plans.of(mode) and not is_disabled():
         _look_ahead(compiled, session, call, mode)
-    return _analyze(compiled, session, call, mode) if analyze else plan_of(compiled, mode)
+    if analyze:
+        return _analyze(compiled, session, call, mode)
+    # a model of which nothing is learned computes no gradients in training: its only plan is one without
+    return plan_of(compiled, mode if session.plans.of(mode) else None)
 
 
 def rehearse(

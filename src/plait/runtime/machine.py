@@ -12,7 +12,7 @@ from plait.cost.machine import MachineProfile, gpu_profile, gpu_profile_path, lo
 from plait.kernels.compiled import cache_folder
 from plait.runtime.probe import machine_for
 
-__all__ = ["forget_machine", "machine_in_use", "using_machine"]
+__all__ = ["forget_machine", "is_lent", "machine_in_use", "using_machine"]
 
 _borrowed: list[MachineProfile] = []
 
@@ -22,6 +22,11 @@ def machine_in_use(place: torch.device | None = None) -> MachineProfile:
     if _borrowed:
         return _borrowed[-1]
     return _own_machine() if place is None or place.type == "cpu" else _gpu(place.index or 0)
+
+
+def is_lent() -> bool:
+    """Whether plans are priced with a profile lent for a while, so perhaps of another machine."""
+    return bool(_borrowed)
 
 
 @functools.cache
