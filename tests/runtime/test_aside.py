@@ -260,6 +260,10 @@ def test_nothing_is_made_of_the_graph_of_an_explained_layer() -> None:
     target = model(x, listed).argmax(dim=1)
     session = model._plait_plan_session
     session.edges.clear()
+    calls = session.num_calls
     explainer.algorithm(model, x, listed, target=target, index=0)
     assert not session.edges
+    assert session.num_calls == calls + 1, "the model rests while its layers are explained"
     assert "an explainer masks its messages" in model.plan.not_planned[0].reason
+    model(x, listed)
+    assert session.edges

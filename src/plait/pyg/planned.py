@@ -18,7 +18,7 @@ from torch.profiler import record_function
 from plait.errors import InputError
 from plait.ir import Expr
 from plait.pyg import autocast, exported, recorded
-from plait.pyg.active import Kept, Seat, Seats, active, entered, parameters_of, traced
+from plait.pyg.active import Kept, Seat, Seats, active, entered, is_explained, parameters_of, traced
 from plait.pyg.arguments import features_of, node_counts, refused, refused_edges
 from plait.pyg.checkpoints import called, note_in_pyg, runs_again
 from plait.pyg.edges import read
@@ -197,7 +197,8 @@ def _here(
     if may_defer and layer_of(module) is not None:
         whole((args, kwargs))  # its passes read memory, a row for every node
     seat = seats.of(module)
-    if vars(module).get("_explain"):  # looked at first: an explainer calls its model hundreds of times
+    if is_explained(module):  # looked at first: an explainer calls its model hundreds of times
+        seats.explained = seat.module
         session.not_planned[seat.name] = f"{module.__class__.__name__}{EXPLAINED}"
         session.plans.pop(seat.name, None)
         return _in_pyg(original, module, seat, args, kwargs)
