@@ -29,7 +29,9 @@ from torch_geometric.nn import (
     LEConv,
     LightGCN,
     SAGEConv,
+    SAGPooling,
     Sequential,
+    TopKPooling,
 )
 
 import plait
@@ -725,3 +727,34 @@ def test_several_threads_may_call_one_model() -> None:
 
     with ThreadPoolExecutor(4) as pool:
         assert all(all(right) for right in pool.map(answers, range(4)))
+
+
+class _Pooled(nn.Module):
+    """Layers between poolings that keep the nodes with the highest scores, as in PyG's example on ENZYMES."""
+
+    def __init__(self, pooling: type[nn.Module]) -> None:
+        super().__init__()
+        self.first, self.second = GraphConv(WIDTH, 8), GraphConv(8, CLASSES)
+        self.pool = pooling(8, ratio=0.8)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x, edge_index, *_ = self.pool(self.first(x, edge_index).relu(), edge_index)
+        return self.second(x, edge_index).mean(dim=0)
+
+
+@pytest.mark.parametrize("pooling", [TopKPooling, SAGPooling])
+def test_training_through_selected_nodes_is_pygs_up_to_rounding(pooling: type[nn.Module]) -> None:
+    """In float64: a selection that a rounding error changes would make the two differ for good."""
+    torch.manual_seed(0)
+    model = _Pooled(pooling).double()
+    both = [model, copy.deepcopy(model)]
+    calls = [both[0], plait.compile(both[1])]
+    optimisers = [torch.optim.SGD(one.parameters(), lr=0.05) for one in both]
+    for step in range(40):  # both sides of whatever is timed against PyG
+        x, listed = features(step).double(), edges(step)
+        for call, optimiser in zip(calls, optimisers, strict=True):
+            optimiser.zero_grad()
+            (call(x, listed) ** 2).sum().backward()
+            optimiser.step()
+    for theirs, ours in zip(*(one.parameters() for one in both), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)

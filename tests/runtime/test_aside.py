@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
-from torch import Tensor
-from torch_geometric.nn import GCNConv, TransformerConv
+from torch import Tensor, nn
+from torch_geometric.explain import Explainer, GNNExplainer
+from torch_geometric.nn import GCNConv, GINConv, TransformerConv
 
 import plait
 from plait.runtime import aside as module
@@ -25,6 +28,7 @@ class Clock:
 
     def step(self, count: int = 100) -> bool:
         listed = edges(count)
+        self.aside.calls += 1
         turns = []
         for layer in ("first", "second"):
             left = self.aside.has_left(layer, listed, None)
@@ -73,6 +77,8 @@ def test_a_graph_that_comes_back_is_run_by_its_plan() -> None:
     again = edges()
     assert clock.aside.has_left("first", again, None)
     assert clock.aside.has_left("second", again, None)
+    assert clock.aside.has_left("first", again, None), "the graph is new in the whole call of the model"
+    clock.aside.calls += 1
     assert not clock.aside.has_left("first", again, None)
 
 
@@ -113,6 +119,8 @@ def test_whole_calls_rest_when_all_layers_were_left_for_a_while() -> None:
         clock.step()
     listed = edges()
     assert clock.aside.rests((torch.zeros(3, 4), listed))
+    assert clock.aside.rests((SimpleNamespace(edge_index=edges()),)), "as a Data has it"
+    clock.aside.calls += 1
     assert not clock.aside.rests((listed,)), "a graph that comes back is not PyG's"
     assert not clock.aside.rests((edges(100_000),))
     assert not clock.aside.rests((torch.zeros(3, 4),)), "nobody knows what the layers will read"
@@ -149,7 +157,8 @@ def test_a_small_graph_that_comes_back_is_pygs_in_slow_layers_only() -> None:
     clock, listed = Clock(0.003, 0.001), edges()
 
     def step(graph: Tensor) -> bool:
-        names = {"first": False, "fused": True}  # layers whose calls are remembered never ask again
+        names = {"first": False, "fused": True}  # layers that draw numbers never ask again
+        clock.aside.calls += 1
         ways = {n: clock.aside.has_left(n, graph, None) for n in names}
         turn = ways["fused"] or clock.aside.is_pygs_turn("fused", graph, is_tried_again=True)
         clock.now += clock.cost[turn]
@@ -170,10 +179,33 @@ def test_training_and_inference_in_turns_on_a_small_graph_are_decided_too() -> N
     turns: list[bool] = []
     for _ in range(80):
         for has_gradients in (True, False):
+            aside.calls += 1
             with torch.set_grad_enabled(has_gradients):
                 turns.append(aside.has_left("a", listed, None) or aside.is_pygs_turn("a", listed, True))
             aside_clock.now += aside_clock.cost[turns[-1]]
     assert all(turns[-20:])
+
+
+def test_sizes_that_take_turns_are_decided_too() -> None:
+    """Batches of small graphs fall on both sides of a power of two."""
+    slow, quick = Clock(0.003, 0.001), Clock(0.001, 0.003)
+    for _ in range(50):
+        for count in (100, 200):
+            slow.step(count)
+            quick.step(count)
+    assert slow.step(100)
+    assert slow.step(200)
+    assert not any(quick.step(count) for count in (100, 200))
+
+
+def test_calls_before_a_backward_pass_are_taken_together() -> None:
+    """A model is called twice, then gradients are computed: PyG is faster in the calls, plait in all."""
+    clock = Clock(0.0, 0.0)
+    turns = []
+    for k in range(120):
+        clock.cost = {False: 0.002, True: 0.001} if k % 2 else {False: 0.003, True: 0.006}
+        turns.append(clock.step())
+    assert not any(turns[-20:])
 
 
 def test_features_are_no_edges() -> None:
@@ -186,7 +218,7 @@ def test_features_are_no_edges() -> None:
 def test_a_layer_slower_on_a_small_graph_is_left_and_says_so(
     dropout: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_MARGIN_AGAIN", 0.0)  # PyG counts as quicker whatever it takes
+    monkeypatch.setattr(module, "_MARGIN", 0.0)  # PyG counts as quicker whatever it takes
     monkeypatch.setattr(module, "_CLEAR", float("inf"))
     layer = TransformerConv(4, 3, heads=2, dropout=dropout)
     model, listed = plait.compile(layer), torch.randint(0, 9, (2, 20))
@@ -202,3 +234,36 @@ def test_a_layer_slower_on_a_small_graph_is_left_and_says_so(
     assert "graphs of up to 32 edges run in PyG" in model.plan.not_planned[0].reason
     assert model(x, torch.randint(0, 9, (2, 6000))).shape == (9, 6)
     assert model.plan.layers
+
+
+def test_a_matrix_expression_slower_on_a_small_graph_is_left_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MARGIN", 0.0)  # PyG counts as quicker whatever it takes
+    monkeypatch.setattr(module, "_CLEAR", float("inf"))
+    layer = GINConv(nn.Linear(4, 3))
+    model, listed, x = plait.compile(layer), torch.randint(0, 9, (2, 20)), torch.randn(9, 4)
+    for _ in range(50):
+        out = model(x, listed)
+        out.sum().backward()
+    torch.testing.assert_close(out, layer(x, listed), rtol=1e-5, atol=1e-6)
+    assert "graphs of up to 32 edges run in PyG" in model.plan.not_planned[0].reason
+    model(x, torch.randint(0, 9, (2, 6000)))
+    assert model.plan.layers
+
+
+def test_nothing_is_made_of_the_graph_of_an_explained_layer() -> None:
+    model, listed, x = plait.compile(GCNConv(4, 3)), torch.randint(0, 9, (2, 20)), torch.randn(9, 4)
+    explainer = Explainer(
+        model, GNNExplainer(epochs=40), explanation_type="model", edge_mask_type="object",
+        node_mask_type="attributes",
+        model_config={"mode": "multiclass_classification", "task_level": "node", "return_type": "raw"},
+    )  # fmt: skip
+    target = model(x, listed).argmax(dim=1)
+    session = model._plait_plan_session
+    session.edges.clear()
+    calls = session.num_calls
+    explainer.algorithm(model, x, listed, target=target, index=0)
+    assert not session.edges
+    assert session.num_calls == calls + 1, "the model rests while its layers are explained"
+    assert "an explainer masks its messages" in model.plan.not_planned[0].reason
+    model(x, listed)
+    assert session.edges

@@ -27,6 +27,7 @@ __all__ = [
     "Seats",
     "active",
     "entered",
+    "is_explained",
     "name_of",
     "parameters_of",
     "record_of",
@@ -106,6 +107,14 @@ class Seats:
         self.session = session
         self._model = weakref.ref(model)
         self._seats: dict[int, Seat] = {}
+        self.explained: weakref.ref[nn.Module] | None = None  # the latest layer that ran under an explainer
+
+    def are_explained(self) -> bool:
+        """Whether an explainer, which masks the messages of all layers, is still at work."""
+        module = None if self.explained is None else self.explained()
+        if module is None or not is_explained(module):
+            self.explained = None
+        return self.explained is not None
 
     def of(self, module: nn.Module) -> Seat:
         """The record of a layer, made when it first runs."""
@@ -126,6 +135,11 @@ class Seats:
             if vars(child) is vars(module):  # the compiled root and the original are two objects of one state
                 return f"{path or 'model'} {kind}"
         return f"unlisted.{len(self._seats)} {kind}"
+
+
+def is_explained(module: nn.Module) -> bool:
+    """Whether an explainer masks the messages of a layer."""
+    return bool(vars(module).get("_explain"))
 
 
 class _Active(threading.local):

@@ -28,7 +28,7 @@ from plait.pyg.layers import (
 from plait.pyg.layers.base import RULES, Apply, Call, Lowered, NotLowered, Rule, has_hooks, is_lazy
 from plait.pyg.layers.fused import FUSED
 
-__all__ = ["Apply", "Call", "Lowered", "NotLowered", "lower", "not_as_written", "supported"]
+__all__ = ["EXPLAINED", "Apply", "Call", "Lowered", "NotLowered", "lower", "not_as_written", "supported"]
 
 # imported because they register layers
 _PARTS_OF_RULES = (
@@ -53,6 +53,7 @@ _HARMLESS = frozenset((
     "__init__", "__repr__", "__setstate__", "reset_parameters", "extra_repr", "jittable", "forward",
     "propagate", "collect", "edge_updater",  # these three PyG writes for every class from a template
 ))  # fmt: skip
+EXPLAINED = ": an explainer masks its messages"
 _HOOKS = ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
 
 
@@ -150,7 +151,7 @@ def _watched(module: Any) -> str | None:
     if has_hooks(module.aggr_module):
         return ": a hook on aggr_module must see the messages"
     if module.explain:
-        return ": an explainer masks its messages"
+        return EXPLAINED
     if module.decomposed_layers > 1:
         return f"(decomposed_layers={module.decomposed_layers}): PyG splits the features itself"
     return None

@@ -18,14 +18,14 @@ from torch.profiler import record_function
 from plait.errors import InputError
 from plait.ir import Expr
 from plait.pyg import autocast, exported, recorded
-from plait.pyg.active import Kept, Seat, Seats, active, entered, parameters_of, traced
+from plait.pyg.active import Kept, Seat, Seats, active, entered, is_explained, parameters_of, traced
 from plait.pyg.arguments import features_of, node_counts, refused, refused_edges
 from plait.pyg.checkpoints import called, note_in_pyg, runs_again
 from plait.pyg.edges import read
 from plait.pyg.layers.base import RULES, Apply
 from plait.pyg.layers.fused import FUSED, Run, check_widths, layer_of
 from plait.pyg.learned import say_input, with_learned_weights
-from plait.pyg.lower import Call, Lowered, NotLowered, lower, not_as_written
+from plait.pyg.lower import EXPLAINED, Call, Lowered, NotLowered, lower, not_as_written
 from plait.pyg.once import Once, once, once_weighted
 from plait.pyg.operators import Operator, propagate
 from plait.pyg.overwritten import copied, may_be_overwritten, ordinary
@@ -99,13 +99,25 @@ def _set_aside(session: Session, name: str) -> None:
         session.plans.pop(name, None)
 
 
-def _is_tried_again(module: Any, known: Layer | None) -> bool:
-    """Whether a layer has passes of its own, which may be slower than PyG on a small graph seen again.
+def _is_pygs_turn(session: Session, seat: Seat, module: Any, edges: Any) -> bool:
+    """Whether PyG runs a call, so that both can be timed."""
+    if runs_again() or not session.aside.is_pygs_turn(seat.name, edges, _is_tried_again(session, module)):
+        return False
+    note_in_pyg()
+    return True
+
+
+def _is_tried_again(session: Session, module: Any) -> bool:
+    """Whether PyG may be tried on a small graph seen again too.
 
     Not with dropout inside, which draws other numbers than PyG's: a clock must not choose between the two.
+    Nor where a matrix expression computes some rows only, or has a limit of memory.
     """
     draws = module.training and float(getattr(module, "dropout", 0.0) or 0.0) > 0.0
-    return known is None and not draws and layer_of(module) is not None
+    if draws or session.over_ranks is not None:
+        return False
+    is_restricted = session.restricted_layer is not None or session.dial.limit is not None
+    return layer_of(module) is not None or not (session.has_twins or is_restricted)
 
 
 def _hide_from_compiler(code: Any, with_callees: bool = False) -> None:
@@ -185,10 +197,17 @@ def _here(
     if may_defer and layer_of(module) is not None:
         whole((args, kwargs))  # its passes read memory, a row for every node
     seat = seats.of(module)
+    if is_explained(module):  # looked at first: an explainer calls its model hundreds of times
+        seats.explained = seat.module
+        session.not_planned[seat.name] = f"{module.__class__.__name__}{EXPLAINED}"
+        session.plans.pop(seat.name, None)
+        return _in_pyg(original, module, seat, args, kwargs)
     aside = session.aside
     if aside.notes and not runs_again() and aside.has_left(seat.name, *_edges_of(args, kwargs)):
         _set_aside(session, seat.name)
         note_in_pyg()
+        return original(module, *args, **kwargs)
+    if aside.is_trying and _is_pygs_turn(session, seat, module, _edges_of(args, kwargs)[0]):
         return original(module, *args, **kwargs)
     known = seat.as_it_was(module)
     x: Any = args[0] if args else kwargs.get("x")
@@ -228,11 +247,11 @@ def _run(
     run = None if key is None else session.recall(key)
     if run is None and now.call is not None and now.call.is_second:
         run = now.call.prepared
+    given = _edges_of(args, kwargs)[0]
+    is_asked = run is None or (not runs_again() and session.aside.may_be_pygs(given))
+    if is_asked and _is_pygs_turn(session, seat, module, given):
+        return original(module, *args, **kwargs)
     if run is None:
-        given = _edges_of(args, kwargs)[0]
-        if not runs_again() and session.aside.is_pygs_turn(seat.name, given, _is_tried_again(module, known)):
-            note_in_pyg()
-            return original(module, *args, **kwargs)
         if known is not None and key is not None:
             listed = _listed(layer, module, seat, known, key, args, kwargs)
             if listed is not None:

@@ -201,7 +201,9 @@ def _enter(view: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: d
     if before is seats or active.is_resting or is_disabled():
         return call(*args, **kwargs)
     session = seats.session
-    if before is None and session.aside.rests(args) and not in_checkpoint():
+    session.aside.calls += 1
+    is_left = seats.are_explained() or session.aside.rests((*args, *kwargs.values()))
+    if before is None and is_left and not in_checkpoint():
         return _rest(view, call, args, kwargs)
     if session.dial.is_late:  # the call before had to wait for its backward pass
         session.dial.settle(session, view._plait_model, (*args, *kwargs.values()))

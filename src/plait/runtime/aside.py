@@ -1,9 +1,9 @@
 """Leaving calls to PyG: where inputs keep changing and calls are short, PyG may be faster, and then it runs.
 
 A graph seen only once has to be sorted and bound before anything is gained from it. Whether that pays is not
-priced but timed as the user sees it: from one call of a layer to the next, with everything in between, a few
-steps by plait and a few by PyG alternately. A graph that is seen again is run by its plan, except a small one
-in layers with passes of their own, whose calls cost more Python than PyG's on a few hundred edges.
+priced but timed as the user sees it: from one call of the model to the next, with everything in between, a
+few steps by plait and a few by PyG alternately. A graph that is seen again is run by its plan, except a small
+one, on which planned calls may cost more Python than PyG's.
 PLAIT_ASIDE=0 leaves everything to plait: the two round differently, so which of them was faster shows in the
 last bits of a result.
 """
@@ -14,7 +14,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,9 +30,8 @@ _ROUNDS = 4  # blocks per side, where it is close
 _CLEAR = 1.5
 _LONGEST_SECONDS = 0.05  # in longer steps the cost of binding does not matter
 _MARGIN = 1.02  # what PyG has to be faster by
-_MARGIN_AGAIN = 1.05  # the same on a graph that comes back, where results that stay the same bits count too
-_MOST_SEEN = 64
-_SMALL_EDGES = 4096  # of graphs that come back and are timed: with more, passes of their own pay
+_MOST_SEEN = 256
+_SMALL_EDGES = 4096  # of graphs that come back and are timed: with more, plans pay
 _RESTS_AFTER = 32  # consecutive calls of layers left to PyG before whole calls of the model are
 
 
@@ -50,6 +49,7 @@ class _Kind:
     layers: set[str] = field(default_factory=set)  # those timed on graphs that come back
     anchor: str = ""  # the first of them: its next call ends the step
     started: tuple[float, bool] | None = None  # when that began, and whether PyG runs it
+    call: int = 0  # of the model, in which that began
 
     @property
     def is_by_pyg(self) -> bool:
@@ -68,15 +68,25 @@ class _Kind:
         self.steps += 1
         self.decide()
 
+    def fastest(self, is_pyg: bool) -> float:
+        """Seconds per step in the fastest block of a side, which contains no time of other programs.
+
+        Steps of a block are taken together: where a model is called twice before gradients are computed,
+        the shortest of them would be a call without any.
+        """
+        steps = self.seconds[is_pyg]
+        timed = _BLOCK - 1
+        blocks = (sum(steps[k : k + timed]) / timed for k in range(0, len(steps), timed))
+        return min(blocks, default=0.0)
+
     def decide(self) -> None:
-        """Compare the fastest steps after each round: they contain no time of other programs."""
+        """Compare the two sides after each round."""
         rounds, rest = divmod(self.steps - _WARM_UP, 2 * _BLOCK)
         if rounds < 1 or rest:
             return
-        margin = _MARGIN_AGAIN if self.layers else _MARGIN
-        own, theirs = (min(self.seconds[way], default=0.0) for way in (False, True))
+        own, theirs = self.fastest(False), self.fastest(True)
         if rounds >= _ROUNDS or theirs > _CLEAR * own > 0.0:
-            self.is_out = 0.0 < theirs < _LONGEST_SECONDS and own > margin * theirs
+            self.is_out = 0.0 < theirs < _LONGEST_SECONDS and own > _MARGIN * theirs
 
 
 class Aside:
@@ -88,8 +98,11 @@ class Aside:
         self._kinds: dict[_Size, _Kind] = {}
         self._anchor: tuple[str, _Size] | None = None  # whose next call ends the step
         self._started: tuple[float, bool] | None = None  # when the step began, and whether PyG runs it
-        self._seen: dict[tuple[str, int, int], weakref.ref[Any]] = {}
+        self._began = 0  # the call of the model in which it began
+        self.calls = 0  # of the model, those left to PyG as well
+        self._seen: dict[tuple[str, int, int], tuple[weakref.ref[Any], int]] = {}
         self._thread = threading.get_ident()
+        self.is_trying = False  # PyG runs the current step: what plait would look at first is not looked at
         self._num_left = 0  # calls of layers left to PyG since one was not
         self.notes: dict[_Size, str] = {}
         self.reason = ""  # why the latest call that was left was
@@ -107,27 +120,31 @@ class Aside:
         self._num_left, self.reason = self._num_left + 1, self.notes[known]
         return True
 
-    def rests(self, args: tuple[Any, ...]) -> bool:
+    def rests(self, args: Iterable[Any]) -> bool:
         """Whether a whole call of the model is left to PyG, as all its layers have been for a while.
 
-        The first edge list among the arguments represents all: any other that was not left to PyG has
-        counted.
+        The first edge list among the arguments, or in the first Data, represents all: any other that was not
+        left to PyG has counted.
         """
         if self._num_left < _RESTS_AFTER:
             return False
         for value in args:
-            if type(value) is torch.Tensor and value.dtype is torch.int64 and value.dim() == 2:
-                return _kind(value, self._comes_back(("", id(value), 0), value)) in self.notes
+            edges = value if isinstance(value, torch.Tensor) else getattr(value, "edge_index", None)
+            if type(edges) is torch.Tensor and edges.dtype is torch.int64 and edges.dim() == 2:
+                return _kind(edges, self._comes_back(("", id(edges), 0), edges)) in self.notes
         return False
 
     def _comes_back(self, key: tuple[str, int, int], edges: torch.Tensor) -> bool:
-        """Whether such a call was made before: then its plan pays, whichever side was faster at first."""
+        """Whether an earlier call of the model had it: then its plan pays, whoever was faster at first.
+
+        In the same call a layer that runs several times, as in AttentiveFP, meets a graph that is still new.
+        """
         known = self._seen.get(key)
-        if known is not None and known() is edges:
-            return True
+        if known is not None and known[0]() is edges:
+            return known[1] != self.calls
         if len(self._seen) >= _MOST_SEEN:
             self._seen.clear()
-        self._seen[key] = weakref.ref(edges)
+        self._seen[key] = weakref.ref(edges), self.calls
         return False
 
     def _was_slow(self, layer: str, edges: torch.Tensor, known: _Size) -> bool:
@@ -142,7 +159,7 @@ class Aside:
         """
         if self.is_off or not _is_list_of_edges(edges):
             return False
-        is_tried_again = is_tried_again and edges.is_cpu and edges.shape[1] <= _SMALL_EDGES
+        is_tried_again = is_tried_again and self.may_be_pygs(edges)
         decided = self._kinds.get(_kind(edges))
         if decided is not None and decided.is_out is not None and not is_tried_again:
             return False
@@ -151,45 +168,56 @@ class Aside:
         if edges.is_cuda and torch.cuda.is_current_stream_capturing():
             return False
         if self._comes_back((layer, id(edges), 0), edges):
-            return is_tried_again and self._is_pygs_again(layer, _kind(edges, comes_back=True))
+            return is_tried_again and self.is_pygs_again(layer, edges)
         known = _kind(edges)
         kind = self._kinds.setdefault(known, _Kind())
         if kind.is_out is not None:
             return False
-        if self._anchor is None:
-            self._anchor = (layer, known)
-        if self._anchor == (layer, known):
-            self._next_step(known, kind, edges.is_cuda)
-        elif layer == self._anchor[0]:  # another size: the step that was begun belongs to neither
-            self._anchor, self._started = (layer, known), None
-            self._next_step(known, kind, edges.is_cuda)
+        if self._anchor is None or (layer == self._anchor[0] and self._began != self.calls):
+            self._next_step(layer, known, edges.is_cuda)
         return kind.is_by_pyg if kind.is_out is None else kind.is_out
 
-    def _is_pygs_again(self, layer: str, known: _Size) -> bool:
-        """The same for a graph that came before; steps of training and of inference may take turns."""
+    def may_be_pygs(self, edges: torch.Tensor) -> bool:
+        """Whether a graph that came before is small, and plait was not found to be faster on such ones."""
+        if self.is_off or not edges.is_cpu or edges.shape[1] > _SMALL_EDGES:
+            return False
+        kind = self._kinds.get(_kind(edges, comes_back=True))
+        return (kind is None or kind.is_out is not False) and threading.get_ident() == self._thread
+
+    def is_pygs_again(self, layer: str, edges: torch.Tensor) -> bool:
+        """Whether PyG runs a call on such a graph; steps of training and of inference may take turns."""
+        if not self._comes_back((layer, id(edges), 0), edges):
+            return False
+        known = _kind(edges, comes_back=True)
         kind = self._kinds.setdefault(known, _Kind())
         kind.layers.add(layer)
         kind.anchor = kind.anchor or layer
-        if kind.is_out is None and layer == kind.anchor:
+        if kind.is_out is None and layer == kind.anchor and kind.call != self.calls:
             now = self._clock()
             kind.note(now)
-            kind.started = (now, kind.is_by_pyg)
+            kind.started, kind.call = (now, kind.is_by_pyg), self.calls
+            self.is_trying = kind.is_out is None and kind.is_by_pyg
             self._say(known, kind)
         return kind.is_by_pyg if kind.is_out is None else kind.is_out
 
-    def _next_step(self, known: _Size, kind: _Kind, is_cuda: bool) -> None:
+    def _next_step(self, layer: str, known: _Size, is_cuda: bool) -> None:
+        """End the step that was begun, of whatever size, and begin the next."""
         now = _device_clock() if is_cuda else self._clock()
-        kind.started = self._started
-        kind.note(now)
-        self._started = (now, kind.is_by_pyg)
-        if kind.is_out is not None:
-            self._anchor = self._started = None
-        self._say(known, kind)
+        if self._anchor is not None:
+            before = self._kinds[self._anchor[1]]
+            before.started = self._started
+            before.note(now)
+            self._say(self._anchor[1], before)
+        kind = self._kinds[known]
+        is_decided = kind.is_out is not None
+        self._anchor = None if is_decided else (layer, known)
+        self._started, self._began = None if is_decided else (now, kind.is_by_pyg), self.calls
+        self.is_trying = not is_decided and kind.is_by_pyg
 
     def _say(self, known: _Size, kind: _Kind) -> None:
         if not kind.is_out:
             return
-        own, theirs = (1e3 * min(kind.seconds[way]) for way in (False, True))
+        own, theirs = 1e3 * kind.fastest(False), 1e3 * kind.fastest(True)
         of = "graphs" if known[2] else "new graphs"
         when = ("" if known[0] else " without gradients") + ("" if known[2] else " while each comes once")
         self.notes[known] = (
