@@ -64,7 +64,7 @@ def test_receives_are_started_before_sends(monkeypatch: pytest.MonkeyPatch) -> N
     started: list[tuple[str, int, int]] = []
     for name in ("irecv", "isend"):
 
-        def start(x: torch.Tensor, rank: int, group: object, tag: int, name: str = name) -> Any:
+        def start(x: torch.Tensor, rank: int, group: object, name: str = name) -> Any:
             started.append((name, rank, x.numel()))
             return SimpleNamespace(wait=lambda: None)
 
@@ -74,10 +74,6 @@ def test_receives_are_started_before_sends(monkeypatch: pytest.MonkeyPatch) -> N
     receives, sends = [("irecv", 1, 3), ("irecv", 2, 6)], [("isend", 1, 6), ("isend", 3, 3)]
     peers.fetch(torch.ones(2, 3))
     assert started == [*receives, *sends]
-    for _ in range(2):  # where other work is done meanwhile, the next receive is started in advance
-        peers.receive(peers.send(peers.pick(torch.ones(2, 3)), False, "layer"))
-    peers.fetch(torch.ones(2, 3), "layer")
-    assert started[4:] == [*receives, *sends, *receives, *sends, *receives, *sends]
 
 
 def test_one_rank_needs_no_others() -> None:

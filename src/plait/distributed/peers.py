@@ -6,10 +6,9 @@ bits. Everything is sent as plain numbers or JSON: nothing received is unpickled
 
 from __future__ import annotations
 
-import functools
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +25,6 @@ from plait.plan.exchange import slowest
 __all__ = ["Peers", "WireCounters"]
 
 Array = NDArray[Any]
-_Key = tuple[str, int, torch.dtype]  # an exchange by name, width and type
 
 
 @dataclass
@@ -48,7 +46,6 @@ class Sent:
     rows: Tensor
     outgoing: Tensor
     works: list[Any]
-    again: Callable[[], None] | None = None  # starts the receive of the next such exchange
 
 
 class Peers:
@@ -66,9 +63,6 @@ class Peers:
         self.device = torch.device("cpu")
         self._nodes = np.diff(bounds).tolist()
         self._wanted = np.diff(np.searchsorted(halo, bounds)).tolist()
-        self._others = [(rank + k) % self.size for k in range(1, self.size)]
-        self._tags: dict[_Key, int] = {}
-        self._expected: dict[_Key, tuple[Tensor, list[Any]]] = {}  # receives started ahead
         self._lent, self._shared = self._lend(halo)
         self.num_shared = sum(self._lent)
 
@@ -86,36 +80,27 @@ class Peers:
 
     # Rows -------------------------------------------------------------------------------------
 
-    def fetch(self, x: Tensor, which: str = "") -> Tensor:
+    def fetch(self, x: Tensor) -> Tensor:
         """The rows of this rank with those of its halo behind them."""
         out = x.new_empty((self.columns.size, x.shape[1]))
-        halo = out[self.num_rows :]
-        sent = self._start(self.pick(x), self._lent, self._wanted, which, halo)
+        sent = self._start(self.pick(x), self._lent, self._wanted, out[self.num_rows :])
         out[: self.num_rows] = x
-        if self.receive(sent) is not halo:
-            halo.copy_(sent.rows)
+        self.receive(sent)
         return out
 
-    def give_back(self, grad: Tensor, which: str = "") -> Tensor:
+    def give_back(self, grad: Tensor) -> Tensor:
         """The gradients of this rank's rows, with those that other ranks computed for them added."""
-        sent = self._start(grad[self.num_rows :].contiguous(), self._wanted, self._lent, which)
+        sent = self.send(grad[self.num_rows :], True)
         return self.receive_back(sent, grad[: self.num_rows].clone())
 
     def pick(self, x: Tensor) -> Tensor:
         """The rows that others need, rank by rank."""
         return x.index_select(0, self._shared)
 
-    def send(self, x: Tensor, is_back: bool, which: str = "") -> Sent:
-        """Rows picked for others set out, or gradients of the halo go back; nothing is waited for.
-
-        `which` names the exchange, equally on all ranks: its next receive is started as soon as this one is
-        over, so that a rank that is ahead can send while this one computes.
-        """
+    def send(self, x: Tensor, is_back: bool) -> Sent:
+        """Rows picked for others set out, or gradients of the halo go back; nothing is waited for."""
         counts, expected = (self._wanted, self._lent) if is_back else (self._lent, self._wanted)
-        sent = self._start(x.contiguous(), counts, expected, which)
-        if which and self.size > 1 and x.is_cpu:
-            sent.again = functools.partial(self._expect_next, (which, x.shape[1], x.dtype), expected)
-        return sent
+        return self._start(x.contiguous(), counts, expected)
 
     def receive(self, sent: Sent) -> Tensor:
         """The rows of the halo."""
@@ -123,8 +108,6 @@ class Peers:
         with told(self.rank, "all_to_all"):
             for work in sent.works:
                 work.wait()
-            if sent.again is not None:
-                sent.again()
         self.counters.seconds += time.perf_counter() - begin
         return sent.rows
 
@@ -138,62 +121,34 @@ class Peers:
                 out.index_add_(0, places, rows)  # a rank asks for a row once: no two of these are one row
         return out
 
-    def _start(
-        self, x: Tensor, counts: list[int], expected: list[int], which: str, out: Tensor | None = None
-    ) -> Sent:
-        """Rows cut by `counts` set out, rows cut by `expected` on their way here, to `out` if it can be."""
+    def _start(self, x: Tensor, counts: list[int], expected: list[int], out: Tensor | None = None) -> Sent:
+        """Rows cut by `counts` set out, rows cut by `expected` are on their way here."""
         width = x.shape[1]
+        out = x.new_empty((sum(expected), width)) if out is None else out
         if self.size == 1:
-            return Sent(x.new_empty((0, width)) if out is None else out, x, [])
+            return Sent(out, x, [])
+        outgoing, incoming = [n * width for n in counts], [n * width for n in expected]
         with told(self.rank, "all_to_all"):
-            sent = (self._paired if x.is_cpu else self._together)(x, counts, expected, which, out)
-        self._count(x.element_size(), [n * width for n in expected], [n * width for n in counts])
-        return sent
+            works = (self._pairs if x.is_cpu else self._together)(
+                out.view(-1), x.view(-1), incoming, outgoing
+            )
+        self._count(x.element_size(), incoming, outgoing)
+        return Sent(out, x, works)
 
-    def _paired(
-        self, x: Tensor, counts: list[int], expected: list[int], which: str, out: Tensor | None
-    ) -> Sent:
+    def _pairs(self, out: Tensor, sent: Tensor, expected: list[int], counts: list[int]) -> list[Any]:
         """All receives are started before the first send.
 
         gloo sends numbers once their receiver has told that it is ready, over the connection that carries its
         own numbers. all_to_all sends first: that word waits behind the numbers of the rank that is late, and
         then both directions of a link take turns (48 instead of 28 ms, 3 MB at 0.9 Gbit/s).
         """
-        key = (which, x.shape[1], x.dtype)
-        ahead = self._expected.pop(key, None)
-        rows, works = self._expect(key, expected, out) if ahead is None else ahead
-        left, tag = torch.split(x, counts), self._tag(key)
-        leaving = [dist.isend(left[r], r, group=self.group, tag=tag) for r in self._others if counts[r]]
-        return Sent(rows, x, [*works, *leaving])
+        others = [(self.rank + k) % self.size for k in range(1, self.size)]
+        came, left = torch.split(out, expected), torch.split(sent, counts)
+        works = [dist.irecv(came[r], r, group=self.group) for r in others if expected[r]]
+        return works + [dist.isend(left[r], r, group=self.group) for r in others if counts[r]]
 
-    def _expect(self, key: _Key, expected: list[int], out: Tensor | None = None) -> tuple[Tensor, list[Any]]:
-        """Where rows of other ranks will come, and torch's handles."""
-        _, width, dtype = key
-        rows = torch.empty((sum(expected), width), dtype=dtype) if out is None else out
-        coming, tag = torch.split(rows, expected), self._tag(key)
-        return rows, [
-            dist.irecv(coming[r], r, group=self.group, tag=tag) for r in self._others if expected[r]
-        ]
-
-    def _expect_next(self, key: _Key, expected: list[int]) -> None:
-        if key not in self._expected:
-            self._expected[key] = self._expect(key, expected)
-
-    def _tag(self, key: _Key) -> int:
-        """The number of an exchange: ranks start all exchanges in one order."""
-        return self._tags.setdefault(key, len(self._tags))
-
-    def _together(
-        self, x: Tensor, counts: list[int], expected: list[int], which: str, out: Tensor | None
-    ) -> Sent:
-        """By the backend's own all_to_all, where it is not gloo."""
-        width = x.shape[1]
-        rows = x.new_empty((sum(expected), width)) if out is None else out
-        incoming, outgoing = [n * width for n in expected], [n * width for n in counts]
-        work = dist.all_to_all_single(
-            rows.view(-1), x.view(-1), incoming, outgoing, group=self.group, async_op=True
-        )
-        return Sent(rows, x, [work])
+    def _together(self, out: Tensor, sent: Tensor, expected: list[int], counts: list[int]) -> list[Any]:
+        return [dist.all_to_all_single(out, sent, expected, counts, group=self.group, async_op=True)]
 
     def numbers(self, values: Tensor) -> Tensor:
         """Numbers of this rank's nodes with those of its halo behind them: set-up, not counted."""

@@ -23,12 +23,12 @@ class ShardPlan:
 
     @property
     def bytes_per_step(self) -> int:
-        """Bytes this rank hands over in one training step, work done once left out."""
+        """Bytes this rank hands to all_to_all in one training step, work done once left out."""
         return sum(sum(c.bytes_each) for (_, mode), c in self.choices.items() if mode == "training")
 
     @property
     def bytes_per_call(self) -> int:
-        """Bytes this rank hands over in one call without gradients."""
+        """Bytes this rank hands to all_to_all in one call without gradients."""
         return sum(sum(c.bytes_each) for (_, mode), c in self.choices.items() if mode == "inference")
 
     @property

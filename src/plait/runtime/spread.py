@@ -71,11 +71,11 @@ class Position(Protocol):
 class Peers(Position, Protocol):
     """The other ranks, as layers see them."""
 
-    def fetch(self, x: Tensor, which: str = "") -> Tensor:
-        """The rows of this rank with those of its halo behind them; `which` names the exchange."""
+    def fetch(self, x: Tensor) -> Tensor:
+        """The rows of this rank with those of its halo behind them."""
         ...
 
-    def give_back(self, grad: Tensor, which: str = "") -> Tensor:
+    def give_back(self, grad: Tensor) -> Tensor:
         """Its transpose: rows of the halo go to their owners, who add them to their own."""
         ...
 
@@ -83,7 +83,7 @@ class Peers(Position, Protocol):
         """The rows that others need, rank by rank."""
         ...
 
-    def send(self, x: Tensor, is_back: bool, which: str = "") -> Any:
+    def send(self, x: Tensor, is_back: bool) -> Any:
         """Start sending rows that were picked for others, or gradients of the halo; does not wait."""
         ...
 
@@ -214,28 +214,20 @@ def _peers(b: Binding) -> Peers:
     return peers  # type: ignore[no-any-return]
 
 
-def _which(b: Binding, step: Step) -> str:
-    """The name of an exchange, the same on all ranks; "" where it happens once."""
-    plan, starts = b.run.plan, [s.out for s in b.program.steps if s.op in ("exchange", "send")]
-    if b.program is plan.hoisted:
-        return ""
-    return f"{plan.layer} {plan.mode} {'back ' * step.is_transposed}{starts.index(step.out)}"
-
-
 @kernel("exchange", "any", "torch.distributed")
 def _exchange(b: Binding, step: Step, owns: bool) -> Bound:
-    peers, x, which = _peers(b), step["x"], _which(b, step)
+    peers, x = _peers(b), step["x"]
     if step.is_transposed:
-        return lambda env: peers.give_back(env[x], which)
-    return lambda env: peers.fetch(env[x], which)
+        return lambda env: peers.give_back(env[x])
+    return lambda env: peers.fetch(env[x])
 
 
 @kernel("send", "any", "torch.distributed")
 def _send(b: Binding, step: Step, owns: bool) -> Bound:
-    peers, x, is_back, which = _peers(b), step["x"], step.is_transposed, _which(b, step)
+    peers, x, is_back = _peers(b), step["x"], step.is_transposed
     if is_back or step.option("is_picked", False):
-        return lambda env: peers.send(env[x], is_back, which)
-    return lambda env: peers.send(peers.pick(env[x]), False, which)
+        return lambda env: peers.send(env[x], is_back)
+    return lambda env: peers.send(peers.pick(env[x]), False)
 
 
 @kernel("pick", "any", "torch")
