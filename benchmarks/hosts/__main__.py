@@ -9,8 +9,8 @@ import signal
 import sys
 from pathlib import Path
 
-from benchmarks.hosts.arms import ARMS, Setting
-from benchmarks.hosts.network import BedError, clean, requirements
+from benchmarks.hosts.network import HostsError, clean, requirements
+from benchmarks.hosts.systems import SYSTEMS, Setting
 
 
 def main() -> int:
@@ -21,7 +21,7 @@ def main() -> int:
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
         return int(args.command(args))
-    except BedError as error:
+    except HostsError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
@@ -36,7 +36,7 @@ def _arguments() -> argparse.Namespace:
     run = commands.add_parser("run", help="run what the record lacks")
     run.add_argument("--rate", default="1gbit", help="of every link, such as 1gbit,10gbit,unlimited")
     run.add_argument("--hidden", default="16", help="hidden widths, such as 16,128")
-    run.add_argument("--arms", default=",".join(ARMS), help=f"of {', '.join(ARMS)}")
+    run.add_argument("--systems", default=",".join(SYSTEMS), help=f"of {', '.join(SYSTEMS)}")
     run.add_argument("--epochs", type=int, default=4, help="of each run, the first of which is not counted")
     run.add_argument("--repeats", type=int, default=1, help="runs of each setting the record shall have")
     run.add_argument("--seconds", type=float, default=600, help="no run begins that may last longer")
@@ -73,15 +73,15 @@ def _run(args: argparse.Namespace) -> int:
     from benchmarks.hosts.runs import run_all
 
     requirements()
-    unknown = set(args.arms.split(",")) - set(ARMS)
+    unknown = set(args.systems.split(",")) - set(SYSTEMS)
     if unknown:
-        raise BedError(f"--arms: {', '.join(sorted(unknown))} unknown; choose of {', '.join(ARMS)}")
+        raise HostsError(f"--systems: {', '.join(sorted(unknown))} unknown; choose of {', '.join(SYSTEMS)}")
     settings = [
-        Setting(args.graph, hosts, rate, hidden, arm, args.epochs)
+        Setting(args.graph, hosts, rate, hidden, system, args.epochs)
         for hosts, rate, hidden in itertools.product(
             map(int, args.hosts.split(",")), args.rate.split(","), map(int, args.hidden.split(","))
         )
-        for arm in args.arms.split(",")
+        for system in args.systems.split(",")
     ]
     left = run_all(settings, args.work, args.record, args.repeats, args.seconds, args.each)
     for setting in left:

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from benchmarks.hosts.arms import Setting
 from benchmarks.hosts.graphs import seeds_of
+from benchmarks.hosts.systems import Setting
 from numpy.typing import NDArray
 
 __all__ = ["Bound", "bounds", "fewest_rows", "requests_of", "table"]

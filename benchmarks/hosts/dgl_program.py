@@ -14,10 +14,10 @@ from typing import Any
 import dgl
 import torch
 import torch.distributed as dist
-from benchmarks.hosts.arms import ARMS, Setting
 from benchmarks.hosts.graphs import CLASSES, NAME, WIDTH, seeds_of
 from benchmarks.hosts.judge import Judge
 from benchmarks.hosts.rank import Record, set_weights, values_of
+from benchmarks.hosts.systems import SYSTEMS, Setting
 from dgl.nn import SAGEConv
 
 
@@ -73,7 +73,7 @@ def batches_of(loader: Any, graph: Any, buffer: Any, seconds: dict[str, float]) 
 def main(folder: str, text: str, output: str, ips: str) -> None:
     """Serves, or trains and records."""
     setting = Setting.from_dict(json.loads(text))
-    arm = ARMS[setting.arm]
+    system = SYSTEMS[setting.system]
     dgl.distributed.initialize(ips, net_type="socket")  # a server stays here until the end
     dist.init_process_group("gloo")
     torch.manual_seed(setting.seed)
@@ -85,14 +85,14 @@ def main(folder: str, text: str, output: str, ips: str) -> None:
         graph, train, sampler, shuffle=True, batch_size=setting.batch, drop_last=False
     )
     buffer = None
-    if arm.loader == "massive":
+    if system.loader == "massive":
         from benchmarks.hosts.massive import Buffer
 
-        buffer = Buffer(graph, graph.ndata["feat"], arm.cache)
-    if arm.loader == "plait":
+        buffer = Buffer(graph, graph.ndata["feat"], system.cache)
+    if system.loader == "plait":
         import plait.distributed.dgl
 
-        loader = plait.distributed.dgl.prefetched(loader, graph, "feat", "label", cache=arm.cache)
+        loader = plait.distributed.dgl.prefetched(loader, graph, "feat", "label", cache=system.cache)
     model = SAGE(setting)
     trained = torch.nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=setting.learning_rate)
@@ -113,7 +113,7 @@ def main(folder: str, text: str, output: str, ips: str) -> None:
                 total, steps = total + float(loss.detach()), steps + 1
                 seconds["compute"] += time.perf_counter() - begin
         measured = record.end()
-        extra = loader.report() if arm.loader == "plait" else {}
+        extra = loader.report() if system.loader == "plait" else {}
         accuracy = None if judge is None else judge.accuracy(*values_of(*model.maps()))
         told = {"epoch": epoch, "steps": steps, "loss": total / steps, "accuracy": accuracy}
         record.write(**measured, **{**seconds, **extra}, **told)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from benchmarks.hosts import judge
-from benchmarks.hosts.network import BedError
+from benchmarks.hosts.network import HostsError
 from numpy.typing import NDArray
 
 from plait.distributed import partition
@@ -84,7 +84,7 @@ def make(name: str, file: Path | None = None, seed: int = 0) -> LoadedGraph:
         indptr, indices, community = block_model(*size, seed=seed)
         graph, label = Graph(indptr, indices, indptr.size - 1), community % CLASSES
     elif file is None:
-        raise BedError(f"graph {name!r} is not made here; give its npz file with --file")
+        raise HostsError(f"graph {name!r} is not made here; give its npz file with --file")
     else:
         graph = load(file)
         label = assign(graph, CLASSES, method="metis")

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-__all__ = ["BedError", "Hosts", "burst_bytes", "clean", "requirements"]
+__all__ = ["Hosts", "HostsError", "burst_bytes", "clean", "requirements"]
 
 _PREFIX = "plaitbed"
 _SWITCH = "switch"
@@ -30,21 +30,21 @@ _LEAST_BURST = 128_000  # two of the 64 KB packets that a veth passes on in one 
 _PR_SET_PDEATHSIG = 1
 
 
-class BedError(Exception):
+class HostsError(Exception):
     """What keeps the test bed from being made, and the next step."""
 
 
 def requirements() -> None:
-    """BedError where a test bed cannot be made here."""
+    """HostsError where a test bed cannot be made here."""
     if os.name != "posix" or not Path("/proc/self/ns/net").exists():
-        raise BedError("network namespaces are Linux's; run the bed on Linux")
+        raise HostsError("network namespaces are Linux's; run the bed on Linux")
     if os.geteuid() != 0:
-        raise BedError(
+        raise HostsError(
             "making network namespaces needs root; run the bed as root, in a container or with sudo"
         )
     missing = [name for name in ("ip", "tc", "unshare", "taskset", "mount") if shutil.which(name) is None]
     if missing:
-        raise BedError(
+        raise HostsError(
             f"{', '.join(missing)} not found; install iproute2 (ip, tc) and util-linux (unshare, taskset)"
         )
 
@@ -53,7 +53,7 @@ def burst_bytes(rate: str) -> int:
     """The bucket of a tbf of this rate, such as "1gbit": what passes in a millisecond, or two packets."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", rate)
     if found is None:
-        raise BedError(f"rate={rate!r} is not understood; write it as 200mbit, 1gbit, 10gbit or unlimited")
+        raise HostsError(f"rate={rate!r} is not understood; write it as 200mbit, 1gbit, 10gbit or unlimited")
     bits = float(found[1]) * {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}[found[2]]
     return max(_LEAST_BURST, round(bits / 8 / _BURSTS_PER_SECOND))
 
@@ -66,7 +66,7 @@ class Hosts:
 
     def __init__(self, count: int, rate: str) -> None:
         if count < 1:
-            raise BedError(f"count={count}: a bed has at least one host")
+            raise HostsError(f"count={count}: a bed has at least one host")
         self.count, self.rate = count, rate
         self._burst = None if rate == "unlimited" else burst_bytes(rate)
         self._mark = f"{_PREFIX}-{os.getpid()}"
@@ -181,7 +181,7 @@ def _remove(names: Iterator[str] | Sequence[str]) -> None:
 def _run(*command: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise BedError(
+        raise HostsError(
             f"`{' '.join(command)}` failed: {done.stderr.strip() or done.returncode}; the kernel needs veth, "
             "bridge and sch_tbf, and the process CAP_NET_ADMIN"
         )

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from benchmarks.hosts.arms import ARMS, Setting
 from benchmarks.hosts.graphs import CLASSES, WIDTH, seeds_of
 from benchmarks.hosts.judge import Judge
 from benchmarks.hosts.rank import Record, set_weights, values_of
+from benchmarks.hosts.systems import SYSTEMS, Setting
 from torch_geometric.nn import GraphSAGE
 
 import plait.distributed
@@ -29,18 +29,18 @@ def maps_of(model: GraphSAGE) -> tuple[list[Any], list[Any]]:
 def main(folder: str, text: str, output: str) -> None:
     """Trains and records."""
     setting = Setting.from_dict(json.loads(text))
-    arm = ARMS[setting.arm]
+    system = SYSTEMS[setting.system]
     torch.manual_seed(setting.seed)
     hops = list(reversed(setting.fanout))
-    with plait.distributed.init(f"{folder}/plait", wire=arm.wire, timeout_seconds=600) as session:
+    with plait.distributed.init(f"{folder}/plait", wire=system.wire, timeout_seconds=600) as session:
         loader = plait.distributed.NeighborLoader(
             session,
             hops,
             np.concatenate(seeds_of(folder, "plait")),
             setting.batch,
             shuffle=True,
-            cache=arm.cache,
-            policy=arm.policy,
+            cache=system.cache,
+            policy=system.policy,
             prefetch=4,
             seed=setting.seed,
         )

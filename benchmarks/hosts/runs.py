@@ -16,9 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.hosts.arms import ARMS, Setting
 from benchmarks.hosts.graphs import NAME, described
-from benchmarks.hosts.network import INTERFACE, BedError, Hosts
+from benchmarks.hosts.network import INTERFACE, Hosts, HostsError
+from benchmarks.hosts.systems import SYSTEMS, Setting
 
 __all__ = ["environment", "run_all", "run_one", "still_lacking"]
 
@@ -59,7 +59,7 @@ def run_all(
         with record.open("a") as file:
             file.write(json.dumps(line) + "\n")
         times = [max(r["seconds"] for r in line["ranks"] if r["epoch"] == e) for e in range(setting.epochs)]
-        told = f"{setting.graph} x{setting.hosts} {setting.rate} hidden {setting.hidden} {setting.arm}"
+        told = f"{setting.graph} x{setting.hosts} {setting.rate} hidden {setting.hidden} {setting.system}"
         print(told, [round(t, 2) for t in times], file=sys.stderr, flush=True)
     return []
 
@@ -68,7 +68,7 @@ def run_one(setting: Setting, work: Path, limit: float) -> dict[str, Any]:
     """One run of a setting on hosts of its own: what every rank measured in every epoch."""
     folder = work / f"{setting.graph}-{setting.hosts}"
     if not (folder / "plait" / "manifest.json").exists():
-        raise BedError(f"{folder} holds no graph; run `prepare --graph {setting.graph}` first")
+        raise HostsError(f"{folder} holds no graph; run `prepare --graph {setting.graph}` first")
     begin = time.monotonic()
     with (
         Hosts(setting.hosts, setting.rate) as hosts,
@@ -82,7 +82,7 @@ def run_one(setting: Setting, work: Path, limit: float) -> dict[str, Any]:
             if failed or time.monotonic() - begin > limit:
                 hosts.stop()
                 what = f"a rank ended with {failed[0]}" if failed else f"not done after {limit:.0f} s"
-                raise BedError(f"{setting.arm}: {what}; see {work / 'last.log'}")
+                raise HostsError(f"{setting.system}: {what}; see {work / 'last.log'}")
             time.sleep(0.1)
         ranks = [
             json.loads(text)
@@ -90,7 +90,7 @@ def run_one(setting: Setting, work: Path, limit: float) -> dict[str, Any]:
             for text in path.read_text().splitlines()
         ]
     if len(ranks) != setting.hosts * setting.epochs:
-        raise BedError(f"{setting.arm}: {len(ranks)} records of ranks came; see {work / 'last.log'}")
+        raise HostsError(f"{setting.system}: {len(ranks)} records of ranks came; see {work / 'last.log'}")
     return {
         "setting": setting.to_dict(),
         "ranks": ranks,
@@ -115,7 +115,7 @@ def _command(
         "RANK": str(host),
         "LOCAL_RANK": "0",
     }
-    program = ARMS[setting.arm].program
+    program = SYSTEMS[setting.system].program
     start = [sys.executable, "-m", f"benchmarks.hosts.{program}_program", str(folder), text, str(output)]
     if program == "plait":
         return start, variables

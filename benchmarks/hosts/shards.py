@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.hosts.network import INTERFACE, BedError, Hosts
+from benchmarks.hosts.network import INTERFACE, Hosts, HostsError
 from torch import nn
 from torch_geometric.nn import models
 
@@ -86,7 +86,7 @@ def run(folder: Path, hosts: int, name: str, rate: str, count: int) -> dict[str,
             if any(process.poll() for process in running) or time.monotonic() > end:
                 bed.stop()
                 said = (Path(scratch) / "log").read_text()[-2000:]
-                raise BedError(f"{name} at {rate}: a host failed or took too long; it said\n{said}")
+                raise HostsError(f"{name} at {rate}: a host failed or took too long; it said\n{said}")
             time.sleep(0.1)
         told = [json.loads((Path(scratch) / f"{host}.json").read_text()) for host in range(hosts)]
     return {"model": name, "rate": rate, "hosts": hosts, "steps": count, **summary(told)}

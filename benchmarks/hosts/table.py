@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.hosts.arms import ARMS, Setting
+from benchmarks.hosts.systems import SYSTEMS, Setting
 
 __all__ = ["curve_of", "curves", "epochs_of", "summary", "table"]
 
@@ -42,12 +42,12 @@ def curves(lines: Sequence[dict[str, Any]]) -> str:
     by_key: dict[tuple[Any, ...], list[list[float]]] = defaultdict(list)
     for line in lines:
         setting = Setting.from_dict(line["setting"])
-        by_key[setting.graph, setting.hosts, setting.hidden, setting.arm].append(curve_of(line))
+        by_key[setting.graph, setting.hosts, setting.hidden, setting.system].append(curve_of(line))
     most = max(len(curve) for runs in by_key.values() for curve in runs)
     rows = [["graph, hosts", "hidden", "system", "runs", *(f"epoch {epoch + 1}" for epoch in range(most))]]
     rows.append(["---"] * len(rows[0]))
-    for (graph, hosts, hidden, arm), runs in sorted(by_key.items(), key=_arm_last):
-        cells = [f"{graph}, {hosts}", str(hidden), arm, str(len(runs))]
+    for (graph, hosts, hidden, system), runs in sorted(by_key.items(), key=_system_last):
+        cells = [f"{graph}, {hosts}", str(hidden), system, str(len(runs))]
         for epoch in range(most):
             found = [curve[epoch] for curve in runs if epoch < len(curve)]
             mean = statistics.fmean(found) if found else 0.0
@@ -56,9 +56,9 @@ def curves(lines: Sequence[dict[str, Any]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in rows)
 
 
-def _arm_last(item: tuple[tuple[Any, ...], Any]) -> tuple[Any, ...]:
-    graph, hosts, hidden, arm = item[0]
-    return graph, hosts, hidden, list(ARMS).index(arm)
+def _system_last(item: tuple[tuple[Any, ...], Any]) -> tuple[Any, ...]:
+    graph, hosts, hidden, system = item[0]
+    return graph, hosts, hidden, list(SYSTEMS).index(system)
 
 
 def summary(lines: Sequence[dict[str, Any]]) -> dict[tuple[Any, ...], dict[str, float]]:
@@ -106,13 +106,13 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
         ]
     ]
     for key, row in sorted(found.items(), key=lambda item: _order(item[0])):
-        graph, hosts, rate, hidden, arm = key[:5]
+        graph, hosts, rate, hidden, system = key[:5]
         ratios = []
         for other in ("dgl", "plait-none"):
             base = found.get((*key[:4], other, *key[5:]))
             ratios.append("" if base is None else f"{base['seconds'] / row['seconds']:.2f}")
         times = f"{row['seconds']:.2f} [{row['least']:.2f}, {row['most']:.2f}]"
-        cells = [f"{graph}, {hosts}", str(hidden), rate, arm, f"{row['epochs']:.0f}", times, *ratios]
+        cells = [f"{graph}, {hosts}", str(hidden), rate, system, f"{row['epochs']:.0f}", times, *ratios]
         cells += [f"{row.get(name, 0.0):.2f}" for name in _COLUMNS]
         cells += [f"{row['interface_bytes'] / 1e6:.0f}", f"{row.get('hit_rate', 0.0):.0%}"]
         rows.append([*cells, f"{row['processor_seconds']:.2f}", f"{row['accuracy']:.3f}"])
@@ -121,5 +121,5 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
 
 
 def _order(key: tuple[Any, ...]) -> tuple[Any, ...]:
-    graph, hosts, rate, hidden, arm = key[:5]
-    return graph, hosts, hidden, len(rate), rate, list(ARMS).index(arm)
+    graph, hosts, rate, hidden, system = key[:5]
+    return graph, hosts, hidden, len(rate), rate, list(SYSTEMS).index(system)

@@ -23,32 +23,32 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # benchmarks/ is no part of the package
 
 from benchmarks.hosts import network  # noqa: E402 - after the path
-from benchmarks.hosts.arms import ARMS, Setting  # noqa: E402
 from benchmarks.hosts.bound import fewest_rows  # noqa: E402
 from benchmarks.hosts.graphs import CLASSES, WIDTH, block_model, even, make  # noqa: E402
 from benchmarks.hosts.judge import Judge, prepare  # noqa: E402
-from benchmarks.hosts.network import BedError, Hosts, burst_bytes  # noqa: E402
+from benchmarks.hosts.network import Hosts, HostsError, burst_bytes  # noqa: E402
 from benchmarks.hosts.rank import values_of  # noqa: E402
 from benchmarks.hosts.runs import still_lacking  # noqa: E402
 from benchmarks.hosts.shards import row_text  # noqa: E402
 from benchmarks.hosts.shards import summary as summary_of_shards  # noqa: E402
+from benchmarks.hosts.systems import SYSTEMS, Setting  # noqa: E402
 from benchmarks.hosts.table import curve_of, curves, summary, table  # noqa: E402
 
 
 def test_a_bucket_holds_what_passes_in_a_millisecond_and_never_a_few_packets() -> None:
     assert burst_bytes("10gbit") == 1_250_000
     assert burst_bytes("100mbit") == 128_000
-    with pytest.raises(BedError, match="1gbit"):
+    with pytest.raises(HostsError, match="1gbit"):
         burst_bytes("fast")
 
 
 def test_what_is_missing_is_named_with_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(BedError, match="as root"):
+    with pytest.raises(HostsError, match="as root"):
         network.requirements()
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr("shutil.which", lambda name: None)
-    with pytest.raises(BedError, match="iproute2"):
+    with pytest.raises(HostsError, match="iproute2"):
         network.requirements()
 
 
@@ -64,8 +64,15 @@ def test_the_block_model_is_symmetric_without_loops_or_repeats() -> None:
     assert all(np.array_equal(one, other) for one, other in zip((indptr, indices), again, strict=False))
 
 
-def _line(arm: str, seconds: float, **changed: Any) -> dict[str, Any]:
-    setting = Setting("block", 2, "1gbit", 16, arm, 3)
+def test_settings_of_earlier_records_are_read() -> None:
+    setting = Setting("block", 2, "1gbit", 16, "dgl", 3)
+    told = setting.to_dict()
+    assert Setting.from_dict(told) == setting
+    assert Setting.from_dict({**{k: v for k, v in told.items() if k != "system"}, "arm": "dgl"}) == setting
+
+
+def _line(system: str, seconds: float, **changed: Any) -> dict[str, Any]:
+    setting = Setting("block", 2, "1gbit", 16, system, 3)
     rank = {"seconds": seconds, "interface_bytes": 1e6, "processor_seconds": 1.0, "accuracy": 0.5}
     ranks = [{**rank, "rank": r, "epoch": e, "stall": 0.1 * r} for e in range(3) for r in range(2)]
     ranks[0]["seconds"] = 99.0  # a first epoch is not counted
@@ -73,10 +80,12 @@ def _line(arm: str, seconds: float, **changed: Any) -> dict[str, Any]:
 
 
 def test_a_record_is_gone_on_with() -> None:
-    settings = [Setting("block", 2, "1gbit", 16, arm, 5) for arm in ARMS]
+    settings = [Setting("block", 2, "1gbit", 16, system, 5) for system in SYSTEMS]
     lines = [_line("dgl", 4.0), _line("plait-auto", 2.0, rate="10gbit")]
-    assert [s.arm for s in still_lacking(settings, lines, 1)] == [arm for arm in ARMS if arm != "dgl"]
-    again = [s for s in still_lacking(settings, lines, 2) if s.arm == "dgl"]
+    assert [s.system for s in still_lacking(settings, lines, 1)] == [
+        system for system in SYSTEMS if system != "dgl"
+    ]
+    again = [s for s in still_lacking(settings, lines, 2) if s.system == "dgl"]
     assert [s.seed for s in again] == [1]  # every repeat with a seed of its own
     assert Setting.from_dict(settings[0].to_dict()) == settings[0]
 
@@ -108,7 +117,7 @@ def _can_make_hosts() -> bool:
         network.requirements()
         with Hosts(1, "unlimited"):
             return True
-    except BedError:
+    except HostsError:
         return False
 
 

@@ -1,4 +1,4 @@
-"""plan/words.py: what is done and why, ties called ties, no line too long, colour only on a terminal."""
+"""A printed plan: what is done and why, ties called ties, no line too long, colour only on a terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
 import plait
 from plait.cost.machine import default_profile
-from plait.plan import words
+from plait.plan import printed
 from plait.plan.plan import LayerPlan, Plan, Rejected
 from plait.runtime.machine import using_machine
 from tests.plan.expressions import LAYERS
@@ -92,10 +92,10 @@ def priced(seconds: float, *others: float) -> LayerPlan:
 
 
 def test_a_tie_is_called_a_tie_and_no_loser_is_cheaper() -> None:
-    text = words.next_best(priced(1.0, 0.97, 1.05, 2.0))
+    text = printed.next_best(priced(1.0, 0.97, 1.05, 2.0))
     assert text == "A tie (prices within 10%) with: do 0. Next best: do 2, 2.0x slower."
-    assert words.next_best(priced(1.0)) == ""
-    assert words.next_best(priced(1.0, 30.0)) == "Next best: do 0, 30x slower."
+    assert printed.next_best(priced(1.0)) == ""
+    assert printed.next_best(priced(1.0, 30.0)) == "Next best: do 0, 30x slower."
 
 
 def test_the_rejected_of_a_search_never_cost_less_by_their_words() -> None:
@@ -148,13 +148,13 @@ def test_formulas_show_every_loser_and_the_print_does_not() -> None:
     ("seconds", "text"), [(5.2345e-4, "0.523 ms"), (1.5e-3, "1.50 ms"), (0.0114, "11.4 ms"), (12.0, "12.0 s")]
 )
 def test_times_have_three_figures(seconds: float, text: str) -> None:
-    assert words.milliseconds(seconds) == text
+    assert printed.milliseconds(seconds) == text
 
 
 def test_a_long_step_keeps_its_words_and_loses_its_size() -> None:
     row = replace(layer("gcn").rows()[0], text="send gradients back, gradients of V, W, X and b")
-    assert "and b (12 x 4) " in words._row_text(replace(row, size=(12, 4)), 1.0, False)
-    wide = words._row_text(replace(row, size=(1_693_430, 128)), 1.0, False)
+    assert "and b (12 x 4) " in printed._row_text(replace(row, size=(12, 4)), 1.0, False)
+    wide = printed._row_text(replace(row, size=(1_693_430, 128)), 1.0, False)
     assert "and b  " in wide
     assert "…" not in wide
-    assert len(wide) <= words.WIDTH
+    assert len(wide) <= printed.WIDTH

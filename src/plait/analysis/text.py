@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from plait.plan.plan import wrapped
+from plait.plan.printed import cut
 
 if TYPE_CHECKING:
     from plait.analysis.advice import BreakEven
@@ -54,7 +55,7 @@ def _work(analysis: Analysis) -> Iterator[str]:
         f"{f'W/{p}+D':>9}{'flop/B':>8} {'bound by':<11}"
     )
     for layer in analysis.layers:
-        name = _cut(layer.name, 25)
+        name = cut(layer.name, 25)
         if layer.is_black_box:
             yield f"{name:<26}{'black box, runs in PyG'}"
         for phase, short in (("once", "once"), ("forward", "fwd"), ("backward", "bwd")):
@@ -116,7 +117,7 @@ def _strategies(analysis: Analysis) -> Iterator[str]:
         mark = " " if found.same_numbers else "*"
         room = "" if found.memory_per_worker <= memory else "!"
         yield (
-            f"{_cut(found.name, 34):<34}{mark}{_time(found.seconds_per_epoch):>9}"
+            f"{cut(found.name, 34):<34}{mark}{_time(found.seconds_per_epoch):>9}"
             f"{_time(found.compute_seconds):>10}{_time(found.communication_seconds):>10}"
             f"{_short(found.traffic.total) + 'B':>9}{room + _short(found.memory_per_worker) + 'B':>9}"
             f"{found.synchronisations:>7}{_short(found.largest_nodes(nodes, memory)):>11}"
@@ -149,7 +150,7 @@ def _schemes(analysis: Analysis) -> Iterator[str]:
     for scheme in analysis.schemes:
         yield (
             f"{scheme.row.model:<22}{_short(scheme.work):>8}{_short(scheme.published):>11}{scheme.depth:>7}"
-            f"{scheme.steps:>9}  {_cut(scheme.note, 40)}"
+            f"{scheme.steps:>9}  {cut(scheme.note, 40)}"
         ).rstrip()
 
 
@@ -192,7 +193,3 @@ def _three(value: float) -> str:
 
 def _time(seconds: float) -> str:
     return f"{_three(seconds)} s" if seconds >= 1.0 else f"{_three(seconds * 1e3)} ms"
-
-
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 1] + "…"

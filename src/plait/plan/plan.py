@@ -14,12 +14,12 @@ from plait.ir import Expr, formula
 from plait.ops.operation import operation
 from plait.ops.program import Program, Step
 from plait.ops.work import Matrix
-from plait.plan import words
+from plait.plan import printed, words
 from plait.plan.dial import Option, Stage, bytes_text, peak_of
 
 __all__ = ["LayerPlan", "Measured", "NotPlanned", "Plan", "PricedStep", "Rejected", "owner", "wrapped"]
 
-_WIDTH = words.WIDTH
+_WIDTH = printed.WIDTH
 _STEP = 41  # columns of a step's title: the room that the figures leave, those of EXPLAIN ANALYZE included
 
 
@@ -114,7 +114,7 @@ class LayerPlan:
         """Why that is the cheapest order, in words; empty where there is nothing to say."""
         return self.because if self.expr is None else words.why(self)
 
-    def rows(self) -> list[words.Row]:
+    def rows(self) -> list[printed.Row]:
         """The steps in words, those that are done once first."""
         phases = ["once"] * len(self.hoisted_steps)
         phases += ["fwd"] * self.num_forward + ["bwd"] * (len(self.steps) - self.num_forward)
@@ -124,7 +124,7 @@ class LayerPlan:
                 continue  # no data moves
             seen = self.measured.get(step.step.out)
             text = words.step_text(step.step)
-            found.append(words.Row(phase, text, step.size, step.price, seen.seconds if seen else None))
+            found.append(printed.Row(phase, text, step.size, step.price, seen.seconds if seen else None))
         return found
 
     def to_dict(self) -> dict[str, Any]:
@@ -142,13 +142,13 @@ class LayerPlan:
             "machine": self.machine,
             "is_default_machine": self.is_default_machine,
             "because": self.because,
-            "in_words": words.sentence(self),
+            "in_words": printed.sentence(self),
             "hoisted": [self._step_dict(step, "once") for step in self.hoisted_steps],
             "steps": [
                 self._step_dict(step, "forward" if k < self.num_forward else "backward")
                 for k, step in enumerate(self.steps)
             ],
-            "calling": {words.PHASES[phase]: seconds for phase, seconds in self.calling.items()},
+            "calling": {printed.PHASES[phase]: seconds for phase, seconds in self.calling.items()},
             "rejected": [vars_of(r) for r in self.rejected],
         }
 
@@ -188,7 +188,7 @@ class LayerPlan:
         for k, step in enumerate(self.steps):
             out.append(self._row(step, "fwd" if k < self.num_forward else "bwd", has_measured))
         for phase, seconds in self.calling.items():
-            out.append(f"   {f'{phase:<5}{words.CALLING}':<{len(head) - 3}}{_ms(seconds):>12}")
+            out.append(f"   {f'{phase:<5}{printed.CALLING}':<{len(head) - 3}}{_ms(seconds):>12}")
         if self.rejected:
             out.append("   rejected:")
         for loser in self.rejected[:most_rejected]:
@@ -203,7 +203,7 @@ class LayerPlan:
     def _row(self, step: PricedStep, phase: str, has_measured: bool) -> str:
         share = step.price.seconds / self.seconds if self.seconds and phase != "once" else 0.0
         work = step.price.work
-        title = _cut(f"{phase:<5}{step.title()}", _STEP)
+        title = printed.cut(f"{phase:<5}{step.title()}", _STEP - 1)
         text = (
             f"   {title:<{_STEP}}{step.price.backend:<8}{work.flops / 1e6:>9.1f}"
             f"{work.bytes_gathered / 1e6:>8.1f}{_ms(step.price.seconds):>12}{share:>7.0%}"
@@ -319,7 +319,7 @@ class Plan:
         if formulas:
             print(self.formulas(), file=stream)
         else:
-            text = words.coloured_text if words.has_colour(stream) else words.plain_text
+            text = printed.coloured_text if printed.has_colour(stream) else printed.plain_text
             print(text(*self._parts()), file=stream)
 
     def formulas(self) -> str:
@@ -336,14 +336,14 @@ class Plan:
         return "\n".join(lines)
 
     def __str__(self) -> str:
-        return words.plain_text(*self._parts())
+        return printed.plain_text(*self._parts())
 
     def __repr__(self) -> str:
         left = f", {len(self.not_planned)} in PyG" if self.not_planned else ""
         return f"<Plan of {self.model}: {self._layers_text()}{left}, {self._cost()}>"
 
     def _repr_html_(self) -> str:
-        return words.html_text(*self._parts())
+        return printed.html_text(*self._parts())
 
     def _parts(self) -> tuple[str, tuple[str, ...], tuple[LayerPlan, ...], list[str]]:
         """What a print shows: title, warnings, layers, and what follows them."""
@@ -375,8 +375,8 @@ class Plan:
         if not rows:
             return "nothing priced"
         step = "training step" if self.mode == "training" else "call"
-        text = f"{words.milliseconds(each)} per {step}"
-        return text + (f" + {words.milliseconds(once)} once" if once else "")
+        text = f"{printed.milliseconds(each)} per {step}"
+        return text + (f" + {printed.milliseconds(once)} once" if once else "")
 
     def _measured(self, whole: float) -> str:
         """Where the measured time went."""
@@ -384,10 +384,10 @@ class Plan:
         steps = sum(measured.seconds for measured in seen if measured is not None)
         calling = sum(sum(layer.calling.values()) for layer in self.layers)
         step = "training step" if self.mode == "training" else "call"
-        taken = [words.milliseconds(part) for part in (steps, calling, max(0.0, whole - steps - calling))]
+        taken = [printed.milliseconds(part) for part in (steps, calling, max(0.0, whole - steps - calling))]
         return (
-            f"Measured: {words.milliseconds(whole)} per {step}: {taken[0]} in the steps above, {taken[1]} in "
-            f"calling them, {taken[2]} outside the planned layers, in the model's own code and in torch."
+            f"Measured: {printed.milliseconds(whole)} per {step}: {taken[0]} in the steps above, {taken[1]} "
+            f"in calling them, {taken[2]} outside the planned layers, in the model's own code and in torch."
         )
 
     def _memory(self) -> str:
@@ -406,10 +406,6 @@ def _ms(seconds: float) -> str:
 
 def _mb(count: int) -> str:
     return f"{count / 1e6:.1f} MB"
-
-
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width - 1 else text[: width - 2] + "…"
 
 
 def wrapped(text: str, first: str, rest: str | None = None) -> list[str]:

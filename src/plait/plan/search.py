@@ -17,9 +17,9 @@ from plait.ops.work import ChainRequest, Matrix, Request, Sizes, size_of
 from plait.plan.dial import Allowance
 from plait.plan.fuse import fuse
 from plait.plan.plan import LayerPlan, PricedStep, Rejected
+from plait.plan.printed import TIE
 from plait.plan.program import apart, hoist
 from plait.plan.prune import Survivor, prune
-from plait.plan.words import TIE
 
 __all__ = [
     "WITHIN_ERROR", "Problem", "chained", "matrices_of", "memory_of", "price_program",

@@ -12,6 +12,7 @@ from plait.errors import PlanError
 from plait.ops.program import Program
 from plait.plan import words
 from plait.plan.plan import LayerPlan
+from plait.plan.printed import TIE
 from plait.plan.program import differentiate
 from plait.plan.search import (
     WITHIN_ERROR,
@@ -142,6 +143,6 @@ def choose(problem: Problem, ways: Sequence[Way]) -> LayerPlan:
 
 
 def _why(loser: LayerPlan, best: LayerPlan) -> str:
-    if not best.seconds or loser.seconds <= words.TIE * best.seconds:
+    if not best.seconds or loser.seconds <= TIE * best.seconds:
         return "a tie with the chosen plan"
     return f"{loser.seconds / best.seconds:.2f} times the price"

@@ -2,39 +2,31 @@
 
 from __future__ import annotations
 
-import functools
 import logging
-import random
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from statistics import median
 from typing import Any, Literal, overload
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.nn.parameter import is_lazy
-from torch_geometric.nn import MessagePassing
 
 from plait.errors import InputError
 from plait.measure.environment import BusyElsewhere
 from plait.plan.dial import parse_bytes
 from plait.plan.plan import Plan
+from plait.pyg.ahead import is_for_inference, look_ahead
 from plait.pyg.call import Call, call_of
-from plait.pyg.calling import in_this_thread, timed_calls
+from plait.pyg.calling import timed_calls
 from plait.pyg.captured import TrainingStep, training_step
 from plait.pyg.planned import install, is_disabled
+from plait.pyg.quiet import gradients, quietly
 from plait.pyg.view import CompiledModel, never_planned, plan_of, view_of
 from plait.runtime.clock import now
 from plait.runtime.deferred import held_rows
-from plait.runtime.dial import follow
 from plait.runtime.forms import chosen_names
-from plait.runtime.identity import counts_writes
 from plait.runtime.session import Options, Session
-from plait.runtime.twins import find_twins
 
 __all__ = ["compile", "explain", "rehearse"]
 
@@ -115,7 +107,7 @@ def compile(
     for name, reason in never_planned(compiled).items():
         _log.info("layer %s runs in PyG: %s", name, reason)
     if not is_disabled() and data is not None:
-        _look_ahead(compiled, session, call, mode or ("training" if model.training else "inference"))
+        look_ahead(compiled, session, call, mode or ("training" if model.training else "inference"))
     return training_step(compiled, data, loss, optimizer) if capture else compiled
 
 
@@ -142,7 +134,7 @@ def explain(
     session: Session = compiled._plait_plan_session
     mode = options.get("mode") or ("training" if model.training else "inference")
     if not session.plans.of(mode) and not is_disabled():
-        _look_ahead(compiled, session, call, mode)
+        look_ahead(compiled, session, call, mode)
     if analyze:
         return _analyze(compiled, session, call, mode)
     # a model of which nothing is learned computes no gradients in training: its only plan is one without
@@ -162,7 +154,7 @@ def rehearse(
     """
     install()
     is_training = mode == "training"
-    with _quietly(model, call, is_training), torch.set_grad_enabled(is_training), within or nullcontext():
+    with quietly(model, call, is_training), torch.set_grad_enabled(is_training), within or nullcontext():
         return call(view_of(model, session))
 
 
@@ -211,299 +203,30 @@ def _row_numbers(rows: Tensor | None, data: Any) -> Tensor | None:
     return once
 
 
+_REPEATS = 7
 _BUSY = 0.1  # share of the processor used by others from which measured times are called doubtful
-# what layers with cached=True keep of their first call, and SuperGATConv of its last
-_CACHES = ("_cached_", "att_x", "att_y")
-
-
-# Looking ahead -----------------------------------------------------------------------------------------
-
-
-def _look_ahead(model: nn.Module, session: Session, call: Call | None, mode: str) -> None:
-    """Run the model once to plan it, in the mode the plan is for, and leave everything as it was."""
-    if mode == "training" and _is_for_inference(model, call):
-        session.notes.append("planned for inference: tensors made in inference_mode have no gradients")
-        mode = "inference"
-    session.dial.is_paused = True
-    try:
-        with torch.inference_mode(torch.is_inference_mode_enabled() and mode == "inference"):
-            _plan_ahead(model, session, call, mode)
-    finally:
-        session.dial.is_paused = False
-
-
-def _is_for_inference(model: nn.Module, call: Call | None) -> bool:
-    """Whether a tensor of the model or the call was made in inference_mode: autograd does not take those."""
-    values = () if call is None else call.tensors()
-    return any(not counts_writes(t) for t in (*model.parameters(), *values) if not is_lazy(t))
-
-
-def _plan_ahead(model: nn.Module, session: Session, call: Call | None, mode: str) -> None:
-    """Run the model as it will be run, then look for faster forms of its graphs.
-
-    Dropout in front of a layer makes its input another tensor at every step: only a run in training mode
-    shows that, and nothing is hoisted then that training would never use.
-    """
-    if call is None:
-        session.notes += ["the model's arguments are not attributes of data: planned at the first call"]
-        return
-    if call.features is not None:
-        session.constant_input = weakref.ref(call.features)
-    ran: list[nn.Module] = []
-    has_layers = any(isinstance(m, MessagePassing) for m in model.modules())
-    quietly = functools.partial(_quietly, model, call, mode == "training")
-    try:
-        if mode == "training" and not _runs_in_training(model, session, call, ran):
-            quietly = functools.partial(_quietly, model, call, False)
-        if not ran:
-            with quietly(), _recorded(ran), torch.set_grad_enabled(mode == "training"):
-                _follow(model, session, call, call(model), mode)
-        if any(getattr(m, "cached", False) for m in ran):
-            with quietly(), torch.set_grad_enabled(mode == "training"):
-                call(model)
-                call(model)  # the first call fills PyG's cache
-    except Exception:
-        if call.is_guessed:
-            session.notes += ["the model's arguments are not named like attributes of data: "
-                             "planned at the first call"]  # fmt: skip
-            return
-        if has_layers:
-            raise  # no warning for a model that has nothing to do with graphs
-    if not any(isinstance(m, MessagePassing) for m in ran):
-        session.notes += ["no PyG layer was found in the model: nothing to plan"]
-        return
-    run = functools.partial(_run_once, model, call, quietly, mode == "training")
-    if mode == "training" and session.options.rows is not None:
-        _restrict_last(model, session, ran, call.num_nodes, run)
-    find_twins(session, run)
-    if session.find_forms():
-        run()
-    _turn_dial(model, session, call, quietly, mode)
-
-
-_MOST_TURNS = 5  # what others save may depend a little on the ways that were chosen
-
-
-def _turn_dial(
-    model: nn.Module,
-    session: Session,
-    call: Call,
-    quietly: Callable[[], AbstractContextManager[None]],
-    mode: str,
-) -> None:
-    """Under memory_limit: observe what a step holds, choose variants that fit, and repeat until they stay."""
-    if session.options.memory_limit is None:
-        return
-    for turns in range(_MOST_TURNS):
-        with quietly(), torch.set_grad_enabled(mode == "training"):
-            out = call(model)
-            _follow(model, session, call, out, mode)
-            if mode == "training" and isinstance(out, Tensor) and out.requires_grad:
-                _gradients(model, call, out)  # what a graph's gradients need is made now, and counts
-        # the first step is unlike the others: inputs are copied until their layers' gradients were computed
-        if turns and not session.dial.turn(session, mode):
-            return
-
-
-def _follow(model: nn.Module, session: Session, call: Call, out: Any, mode: str) -> None:
-    """Note who saved what in the run that gave `out`."""
-    outputs = [t for t in (out if isinstance(out, tuple | list) else (out,)) if isinstance(t, Tensor)]
-    given = [*model.parameters(), *model.buffers(), *call.tensors()]
-    try:
-        session.dial.trails[mode] = follow(outputs, [t for t in given if not is_lazy(t)])
-    except RuntimeError:  # a foreign tensor subclass
-        if session.options.memory_limit is not None:
-            raise  # else it is a prediction that nobody asked for
-
-
-def _runs_in_training(model: nn.Module, session: Session, call: Call, ran: list[nn.Module]) -> bool:
-    """Whether the model could be run in training mode; what ran is then in `ran`.
-
-    It cannot where, say, a normalisation needs more than one row; then the run without dropout is used.
-    """
-    try:
-        with _quietly(model, call, True), _recorded(ran), torch.enable_grad():
-            _follow(model, session, call, call(model), "training")
-    except Exception:
-        ran.clear()
-        session.plans.clear()
-        return False
-    return True
-
-
-def _run_once(
-    model: nn.Module,
-    call: Call,
-    quietly: Callable[[], AbstractContextManager[None]],
-    with_grad: bool,
-    backward: bool = False,
-) -> Any:
-    """The model's output, with gradients computed if asked for; no .grad is touched."""
-    with quietly(), torch.set_grad_enabled(with_grad):
-        out = call(model)
-        if backward and (wanted_rows := held_rows(out)) is not None:
-            out = wanted_rows  # a training step with rows= reads no others
-        if not backward or not isinstance(out, Tensor) or not out.requires_grad:
-            return out
-        return out, _gradients(model, call, out)
-
-
-def _gradients(model: nn.Module, call: Call, out: Tensor) -> tuple[Tensor | None, ...]:
-    """The gradients a training step computes; nothing is added to any .grad."""
-    wanted: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
-    wanted += [tensor for tensor in call.tensors() if tensor.requires_grad]
-    if not wanted:
-        return ()
-    if _has_reentrant_checkpoint(out):  # which takes no other way, and says so when half the graph is freed
-        return _by_backward(wanted, out)
-    return torch.autograd.grad(out, wanted, torch.ones_like(out), allow_unused=True)
-
-
-def _has_reentrant_checkpoint(out: Tensor) -> bool:
-    """Whether a checkpoint with use_reentrant=True is behind `out`."""
-    seen: set[Any] = set()
-    nodes: list[Any] = [out.grad_fn]
-    while nodes:
-        node = nodes.pop()
-        if node is None or node in seen:
-            continue
-        if node.name() == "CheckpointFunctionBackward":
-            return True
-        seen.add(node)
-        nodes += [before for before, _ in node.next_functions]
-    return False
-
-
-def _by_backward(wanted: list[Tensor], out: Tensor) -> tuple[Tensor | None, ...]:
-    """The same by `backward`, with every .grad restored."""
-    before = [tensor.grad for tensor in wanted]
-    try:
-        for tensor in wanted:
-            tensor.grad = None
-        out.backward(torch.ones_like(out))  # type: ignore[no-untyped-call]
-        return tuple(tensor.grad for tensor in wanted)
-    finally:
-        for tensor, grad in zip(wanted, before, strict=True):
-            tensor.grad = grad
-
-
-def _restrict_last(
-    model: Any, session: Session, ran: list[nn.Module], num_nodes: int, run: Callable[[], object]
-) -> None:
-    """Let the last layer compute the requested rows first, where nothing after it needs all of them."""
-    layers = [m for m in ran if isinstance(m, MessagePassing)]
-    if not layers:
-        return
-    if any(p.is_cuda for p in layers[-1].parameters()):
-        session.notes.append("rows= is not used: it is for models on a CPU so far")
-        return
-    name = model._plait_seats.of(layers[-1]).name
-    session.restrict(name, num_nodes)
-    session.forget(name)
-    run()
-    if session.asked_by is not None:
-        session.stop_restricting(f"{session.asked_by} asks for all rows")
-        session.forget(name)
-        run()
-
-
-@contextmanager
-def _quietly(model: nn.Module, call: Call, is_training: bool) -> Iterator[None]:
-    """Runs in the requested mode; afterwards random states, buffers, inputs and layer caches are restored.
-
-    In training the modules' own modes stay where the model is in training already: a part that was put in
-    evaluation mode trains so. Modules that no tree of children leads to (in lists, closures) are found when
-    they are called.
-    """
-    was: dict[nn.Module, tuple[bool, dict[str, Any], list[_Kept]]] = {}
-    keeps_modes = is_training and model.training
-
-    def quiet(module: nn.Module, _: Any = None) -> None:
-        if module not in was:
-            kept = {k: v for k, v in module.__dict__.items() if k.startswith(_CACHES)}
-            own = [_Kept(b, False) for b in module._buffers.values() if b is not None] if is_training else []
-            was[module] = (module.training, kept, own)
-            if not keeps_modes:
-                module.training = is_training
-
-    states = torch.get_rng_state(), random.getstate(), np.random.get_state()
-    given = call.tensors() if is_training else ()
-    inputs = [_Kept(t, True) for t in given if t.is_floating_point() and counts_writes(t)]
-    for module in model.modules():
-        quiet(module)
-    handle = register_module_forward_pre_hook(in_this_thread(quiet))
-    try:
-        yield
-    finally:
-        handle.remove()
-        for module, (training, kept, own) in was.items():
-            module.training = training
-            for name in [k for k in module.__dict__ if k.startswith(_CACHES)]:
-                del module.__dict__[name]
-            module.__dict__.update(kept)
-            inputs += own
-        for tensor in inputs:
-            tensor.restore()
-        torch.set_rng_state(states[0])
-        random.setstate(states[1])
-        np.random.set_state(states[2])
-
-
-class _Kept:
-    """A tensor as it was, to be put back where a run in training mode changed it."""
-
-    def __init__(self, tensor: Tensor, counts_changes: bool):
-        self._tensor, self._copy = tensor, tensor.detach().clone()
-        self._version = tensor._version if counts_changes else None
-
-    def restore(self) -> None:
-        """Put it back; what batch_norm does to its statistics is not counted, so values are compared."""
-        if self._version is None:
-            is_same = torch.equal(self._tensor, self._copy)
-        else:
-            is_same = self._tensor._version == self._version
-        if not is_same:
-            with torch.no_grad():
-                self._tensor.copy_(self._copy)
-
-
-@contextmanager
-def _recorded(ran: list[nn.Module]) -> Iterator[None]:
-    """Append every module to `ran` when it has run; what is inside a layer counts as the layer."""
-
-    def record(module: nn.Module, _: Any, __: Any) -> None:
-        if isinstance(module, MessagePassing):
-            inside = {id(m) for m in module.modules()}
-            ran[:] = [m for m in ran if id(m) not in inside]
-        ran.append(module)
-
-    handle = register_module_forward_hook(in_this_thread(record))
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 # EXPLAIN ANALYZE ---------------------------------------------------------------------------------------
 
 
-def _analyze(model: Any, session: Session, call: Call | None, mode: str, repeats: int = 7) -> Plan:
+def _analyze(model: Any, session: Session, call: Call | None, mode: str) -> Plan:
     """Run the model a few times and time every step; the median of each is stored with its price."""
     if call is None:
         raise InputError(
             "analyze: the model's arguments are not attributes of data; give them as args=(x, edge_index)"
         )
-    if mode == "training" and _is_for_inference(model, call):
+    if mode == "training" and is_for_inference(model, call):
         mode = "inference"
     samples: dict[str, list[Any]] = {}
     beside: dict[str, dict[str, list[float]]] = {}
     whole: list[float] = []
     with (
         BusyElsewhere() as busy,
-        _quietly(model, call, mode == "training"),
+        quietly(model, call, mode == "training"),
         torch.inference_mode(torch.is_inference_mode_enabled() and mode == "inference"),
     ):
-        for repeat in range(repeats + 2):
+        for repeat in range(_REPEATS + 2):
             trace: list[tuple[str, Any]] = []
             # only plait's own steps are measured
             session.trace, was_off, session.aside.is_off = trace, session.aside.is_off, True
@@ -514,7 +237,7 @@ def _analyze(model: Any, session: Session, call: Call | None, mode: str, repeats
                     if (wanted_rows := held_rows(out)) is not None:
                         out = wanted_rows
                     if mode == "training" and isinstance(out, Tensor) and out.requires_grad:
-                        _gradients(model, call, out)
+                        gradients(model, call, out)
             finally:
                 session.trace, session.aside.is_off = None, was_off
             if repeat >= 2:

@@ -11,7 +11,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from plait.errors import InputError
 from plait.pyg.call import Call, call_of
-from plait.pyg.compile import _quietly, compile
+from plait.pyg.compile import compile
+from plait.pyg.quiet import quietly
 from plait.pyg.view import CompiledModel
 from plait.runtime.deferred import held_rows
 
@@ -38,7 +39,7 @@ def trace(model: nn.Module, data: Any, path: str | os.PathLike[str], mode: str |
         )
     kept = [(parameter, parameter.grad) for parameter in compiled.parameters()]
     try:
-        with _quietly(compiled, call, is_training):
+        with quietly(compiled, call, is_training):
             for _ in range(_WARM_UP):
                 _step(compiled, call, is_training)
             with (seen := profile(activities=[ProfilerActivity.CPU])):

@@ -22,7 +22,7 @@ from torch_geometric.nn import MessagePassing
 from plait.cost.family import processor
 from plait.kernels import launch
 from plait.plan.plan import NotPlanned, Plan
-from plait.plan.words import closest_ratio
+from plait.plan.printed import closest_ratio
 from plait.pyg import exported
 from plait.pyg.active import Seats, active, traced
 from plait.pyg.checkpoints import in_checkpoint

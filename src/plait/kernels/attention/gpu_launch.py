@@ -12,10 +12,10 @@ import triton
 from plait.errors import InputError
 from plait.kernels.attention import Scores
 from plait.kernels.csr.gpu import Items, Rows
-from plait.kernels.spmm.gpu import add_parts
+from plait.kernels.spmm.gpu import add_parts, stride_of
 
 __all__ = [
-    "COUNTS", "AttentionTiles", "add_up", "draws_of", "head_columns", "kind_of", "shape_of", "stride_of",
+    "COUNTS", "AttentionTiles", "add_up", "draws_of", "head_columns", "kind_of", "shape_of",
     "tiles_of", "unit_of", "wide_rows",
 ]  # fmt: skip
 
@@ -59,10 +59,6 @@ def shape_of(tiles: AttentionTiles, heads: int, columns: int) -> dict[str, Any]:
         "SLOTS": tiles.slots, "CHUNKS": chunks, "HEADS": padded_heads, "LANES": lanes,
         "EVEN": padded_heads == heads and chunks * lanes == columns,
     }  # fmt: skip
-
-
-def stride_of(tensor: torch.Tensor | None) -> int:
-    return 0 if tensor is None else tensor.stride(0)
 
 
 def unit_of(*tensors: torch.Tensor | None) -> int:

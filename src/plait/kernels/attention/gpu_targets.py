@@ -24,7 +24,6 @@ from plait.kernels.attention.gpu_launch import (
     head_columns,
     kind_of,
     shape_of,
-    stride_of,
     tiles_of,
     unit_of,
     wide_rows,
@@ -44,7 +43,7 @@ from plait.kernels.attention.gpu_tiles import (
 from plait.kernels.colsum.gpu import column_sums
 from plait.kernels.csr.gpu import Rows
 from plait.kernels.relaunch import Launcher
-from plait.kernels.spmm.gpu import accumulator, rows_on, slots_of
+from plait.kernels.spmm.gpu import accumulator, rows_on, slots_of, stride_of
 
 if TYPE_CHECKING:
     from plait.kernels.spmm import Pattern

@@ -11,7 +11,16 @@ import torch
 
 from plait.kernels.csr.gpu import Rows  # first: it says so where triton is missing
 from plait.kernels.relaunch import Launcher
-from plait.kernels.spmm.gpu import Tiles, accumulator, add_parts, close_rows, rows_on, slots_of, tiles_of
+from plait.kernels.spmm.gpu import (
+    Tiles,
+    accumulator,
+    add_parts,
+    close_rows,
+    rows_on,
+    slots_of,
+    stride_of,
+    tiles_of,
+)
 
 # isort: split
 import triton
@@ -125,10 +134,6 @@ def _tiles(width: int, element_size: int) -> Tiles:
     return tiles_of(min(width, 128), element_size)
 
 
-def _stride(tensor: torch.Tensor | None) -> int:
-    return 0 if tensor is None else tensor.stride(0)
-
-
 def gate(
     pattern: Pattern | Rows,
     kind: str,
@@ -151,8 +156,8 @@ def gate(
     parts, slope_parts = (far.new_empty((items.num_parts, width), dtype=sums) for _ in range(2))
     arguments = (
         near, far, value, out, parts, slopes, slope_parts, rows.indptr, rows.indices, items.items,
-        addend, bias, near.stride(0), far.stride(0), _stride(value), _stride(out), _stride(slopes),
-        width, _stride(addend),
+        addend, bias, near.stride(0), far.stride(0), stride_of(value), stride_of(out), stride_of(slopes),
+        width, stride_of(addend),
         items.num_pieces, items.num_pieces + items.num_short, width,
     )  # fmt: skip
     constants = {"KIND": kind, "ACC": acc, "SLOTS": tiles.slots, "BLOCK_WIDTH": tiles.columns}
@@ -183,8 +188,8 @@ def gate_sources(
     far_parts, value_parts = (far.new_empty((items.num_parts, width), dtype=sums) for _ in range(2))
     arguments = (
         near, far, value, grad, far_grad, far_parts, value_grad, value_parts,
-        rows.indptr, rows.indices, items.items, near.stride(0), far.stride(0), _stride(value), grad.stride(0),
-        far_grad.stride(0), _stride(value_grad), width,
+        rows.indptr, rows.indices, items.items, near.stride(0), far.stride(0), stride_of(value),
+        grad.stride(0), far_grad.stride(0), stride_of(value_grad), width,
         items.num_pieces, items.num_pieces + items.num_short, width,
     )  # fmt: skip
     constants = {"KIND": kind, "ACC": acc, "SLOTS": tiles.slots, "BLOCK_WIDTH": tiles.columns}

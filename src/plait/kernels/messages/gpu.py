@@ -14,7 +14,16 @@ import torch
 from plait.kernels.csr.gpu import Rows  # first: it says so where triton is missing
 from plait.kernels.messages.reference import FORMS
 from plait.kernels.relaunch import Launcher
-from plait.kernels.spmm.gpu import Tiles, accumulator, add_parts, close_rows, rows_on, slots_of, tiles_of
+from plait.kernels.spmm.gpu import (
+    Tiles,
+    accumulator,
+    add_parts,
+    close_rows,
+    rows_on,
+    slots_of,
+    stride_of,
+    tiles_of,
+)
 
 # isort: split
 import triton
@@ -263,10 +272,6 @@ class _Launch:
             add_parts(self.items, self.rows.indptr, parts, part)
 
 
-def _stride(tensor: torch.Tensor | None) -> int:
-    return 0 if tensor is None else tensor.stride(0)
-
-
 def sums(
     pattern: Pattern | Rows,
     form: str,
@@ -282,7 +287,7 @@ def sums(
     of = _Launch(pattern, form, far, eps, tiles)
     if not of.is_empty:
         arguments = (
-            near, far, edge, t, out, *of.parts, *of.edges, near.stride(0), far.stride(0), _stride(edge),
+            near, far, edge, t, out, *of.parts, *of.edges, near.stride(0), far.stride(0), stride_of(edge),
             out.stride(0), *of.counts,
         )  # fmt: skip
         _run_forward(of.grid, arguments, of.constants, of.warps)
@@ -309,7 +314,7 @@ def sums_targets(
         return
     arguments = (
         near, far, edge, t, grad, near_grad, *of.parts, edge_grad, *of.edges, near.stride(0), far.stride(0),
-        _stride(edge), grad.stride(0), _stride(near_grad), _stride(edge_grad), *of.counts,
+        stride_of(edge), grad.stride(0), stride_of(near_grad), stride_of(edge_grad), *of.counts,
     )  # fmt: skip
     _run_targets(of.grid, arguments, of.constants, of.warps)
     if near_grad is not None:

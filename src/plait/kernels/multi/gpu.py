@@ -28,6 +28,7 @@ from plait.kernels.spmm.gpu import (
     rows_on,
     slots_of,
     smaller,
+    stride_of,
     tiles_of,
 )  # fmt: skip
 
@@ -364,7 +365,7 @@ def aggregate(
     tiles = _tiles(columns, x.element_size()) if tiles is None else tiles
     items, (sums, acc) = rows.items(tiles.short, tiles.most), accumulator(x.dtype)
     parts = x.new_empty((max(1, items.num_parts), 7 * columns), dtype=sums)
-    places, ties_stride = _places(layout), 0 if ties is None else ties.stride(0)
+    places, ties_stride = _places(layout), stride_of(ties)
     arguments: tuple[Any, ...] = (
         x, out, ties, parts, rows.indptr, rows.indices, items.items, x.stride(0), out.stride(0), ties_stride,
         columns, layout.width, items.num_pieces, items.num_pieces + items.num_short,
@@ -399,7 +400,7 @@ def aggregate_shares(
     }  # fmt: skip
     arguments = (
         grad, made, ties, shares, rows.indptr, grad.stride(0), made.stride(0),
-        0 if ties is None else ties.stride(0), shares.stride(0), rows.num_rows, columns, layout.width,
+        stride_of(ties), shares.stride(0), rows.num_rows, columns, layout.width,
     )  # fmt: skip
     _run_shared((-(-rows.num_rows // _ROWS), -(-columns // _COLUMNS)), arguments, constants)
     return shares

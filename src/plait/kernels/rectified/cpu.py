@@ -399,23 +399,14 @@ def targets(float_bits: int, index_bits: int) -> Any:
 @functools.cache
 def sources(float_bits: int, index_bits: int) -> Any:
     """The gradients of the sources' rows, on the transpose."""
-    row, index, bound = _back(float_bits, index_bits, False), load_index(index_bits), load_index(64)
-    read = SOURCES.reader()
+    row = _back(float_bits, index_bits, False)
 
-    @cfunc(types.void(types.CPointer(types.int64)))
-    def run(arguments):  # type: ignore[no-untyped-def]
-        a = read(arguments)
-        while True:
-            piece = next_piece(a.team, a.pieces)
-            if piece >= a.pieces:
-                break
-            for j in range(bound(a.bounds, piece), bound(a.bounds, piece + 1)):
-                start, end = index(a.indptr, j), index(a.indptr, j + 1)
-                own = a.far + j * a.far_row
-                row(
-                    own, a.near, a.near_row, a.indices, a.order, start, end, a.turned, a.turned_row, a.share,
-                    a.share_row, a.marks, a.marks_row, a.mark_words, a.out + j * a.out_row, 0, 0, own,
-                    a.last_edge, a.inner,
-                )  # fmt: skip
+    def each(a: Any, j: Any, start: Any, end: Any) -> None:
+        own = a.far + j * a.far_row
+        row(
+            own, a.near, a.near_row, a.indices, a.order, start, end, a.turned, a.turned_row, a.share,
+            a.share_row, a.marks, a.marks_row, a.mark_words, a.out + j * a.out_row, 0, 0, own,
+            a.last_edge, a.inner,
+        )  # fmt: skip
 
-    return run
+    return SOURCES.row_kernel(index_bits, each)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Tiles", "accumulator", "add_parts", "close_rows", "extremum", "extremum_gather", "larger", "rows_on",
-    "slots_of", "smaller", "spmm", "tiles_of", "weight_gradient",
+    "slots_of", "smaller", "spmm", "stride_of", "tiles_of", "weight_gradient",
 ]  # fmt: skip
 
 
@@ -45,6 +45,11 @@ class Tiles:
     slots: int
     ahead: int
     warps: int
+
+
+def stride_of(tensor: torch.Tensor | None) -> int:
+    """From one row to the next, 0 of a tensor that is not there."""
+    return 0 if tensor is None else tensor.stride(0)
 
 
 @functools.cache
@@ -343,7 +348,7 @@ def add_parts(
     columns = min(triton.next_power_of_2(width), _PART_COLUMNS)
     arguments = (
         parts, tie_parts, out, ties, items.splits, indptr, target, addend, addend_scale, bias,
-        parts.stride(0), out.stride(0), 0 if addend is None else addend.stride(0), width,
+        parts.stride(0), out.stride(0), stride_of(addend), width,
     )  # fmt: skip
     constants = _part_constants(reduce, columns)
     memo = (reduce, *map(_seen, arguments))
@@ -383,7 +388,7 @@ def spmm(
     arguments = (
         x, out, parts, ties, tie_parts, rows.indptr, rows.indices, items.items,
         edge, source, target, addend, addend_scale, bias,
-        x.stride(0), out.stride(0), parts.stride(0), 0 if addend is None else addend.stride(0),
+        x.stride(0), out.stride(0), parts.stride(0), stride_of(addend),
         items.num_pieces, items.num_pieces + items.num_short, width,
     )  # fmt: skip
     # counts are left out: kernels are not compiled for them
@@ -476,7 +481,7 @@ def extremum_gather(
     arguments = (
         x, best, share, out, parts, rows.indptr, rows.indices, items.items, addend,
         x.stride(0), best.stride(0), share.stride(0), out.stride(0), parts.stride(0),
-        0 if addend is None else addend.stride(0),
+        stride_of(addend),
         items.num_pieces, items.num_pieces + items.num_short, width,
     )  # fmt: skip
     memo = (acc, tiles, *map(_seen, arguments[:15]), width, _is_long(items))

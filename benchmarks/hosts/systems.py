@@ -1,15 +1,15 @@
-"""What is compared: training programs of several systems, each with its settings (`Arm`)."""
+"""What is compared: training programs of several systems, each with its settings (`System`)."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["ARMS", "Arm", "Setting"]
+__all__ = ["SYSTEMS", "Setting", "System"]
 
 
 @dataclass(frozen=True)
-class Arm:
+class System:
     """A program (`dgl` or `plait`) and how it handles remote rows."""
 
     name: str
@@ -24,16 +24,16 @@ class Arm:
     """What plait's rows are sent and kept in."""
 
 
-ARMS = {
-    arm.name: arm
-    for arm in (
-        Arm("dgl", "dgl", "DistDGL with its defaults", "sync"),
-        Arm("dgl-massive", "dgl", "DistDGL with MassiveGNN's rule and pipeline", "massive", 0.25),
-        Arm("dgl-plait", "dgl", "DistDGL with plait.distributed.dgl", "plait", 0.25),
-        Arm("plait-none", "plait", "plait without a cache"),
-        Arm("plait-massive", "plait", "plait with MassiveGNN's rule", "", 0.25, "massivegnn"),
-        Arm("plait-auto", "plait", "plait with policy auto", "", 0.25, "auto"),
-        Arm("plait-auto-16", "plait", "... and features in float16", "", 0.25, "auto", "float16"),
+SYSTEMS = {
+    system.name: system
+    for system in (
+        System("dgl", "dgl", "DistDGL with its defaults", "sync"),
+        System("dgl-massive", "dgl", "DistDGL with MassiveGNN's rule and pipeline", "massive", 0.25),
+        System("dgl-plait", "dgl", "DistDGL with plait.distributed.dgl", "plait", 0.25),
+        System("plait-none", "plait", "plait without a cache"),
+        System("plait-massive", "plait", "plait with MassiveGNN's rule", "", 0.25, "massivegnn"),
+        System("plait-auto", "plait", "plait with policy auto", "", 0.25, "auto"),
+        System("plait-auto-16", "plait", "... and features in float16", "", 0.25, "auto", "float16"),
     )
 }
 
@@ -49,7 +49,7 @@ class Setting:
     hosts: int
     rate: str
     hidden: int
-    arm: str
+    system: str
     epochs: int
     fanout: tuple[int, ...] = (10, 25)
     batch: int = 1000
@@ -60,7 +60,7 @@ class Setting:
     @property
     def key(self) -> tuple[Any, ...]:
         """What tells settings apart in a record; more epochs make no other setting."""
-        return (self.graph, self.hosts, self.rate, self.hidden, self.arm, self.fanout, self.batch)
+        return (self.graph, self.hosts, self.rate, self.hidden, self.system, self.fanout, self.batch)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -68,5 +68,6 @@ class Setting:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Setting:
-        """The setting that `to_dict` wrote."""
-        return cls(**{**values, "fanout": tuple(values["fanout"])})
+        """The setting that `to_dict` wrote; records up to 18 November 2026 call the system `arm`."""
+        given = {"system" if name == "arm" else name: value for name, value in values.items()}
+        return cls(**{**given, "fanout": tuple(given["fanout"])})
