@@ -155,13 +155,13 @@ def test_a_description_makes_the_same_graph_as_the_call():
         ),
         ("star:n=many", "'many' is not a number"),
         ("", "unknown kind of graph ''"),
-        ("rmat:scale=3,edges=1e99", "rmat cannot be made of this"),
-        ("rmat:scale=3.5,edges=9", "rmat cannot be made of this"),
-        ("rmat:scale=3,edges=-5", "rmat cannot be made of this"),
+        ("rmat:scale=3,edges=1e99", "rmat cannot be generated from these settings"),
+        ("rmat:scale=3.5,edges=9", "rmat cannot be generated from these settings"),
+        ("rmat:scale=3,edges=-5", "rmat cannot be generated from these settings"),
         ("star:n=nan", "'nan' is not a number"),
         ("erdos:n=5,edges=inf", "'inf' is not a number"),
         ("sbm:sizes=10+x", r"'10\+x' is not a number"),
-        ("grid:rows=true,cols=1+2", "grid cannot be made of this"),
+        ("grid:rows=true,cols=1+2", "grid cannot be generated from these settings"),
     ],
 )
 def test_a_description_that_says_nothing_is_refused(text, says):

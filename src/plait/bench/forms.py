@@ -8,6 +8,7 @@ two layers and a mean over each graph, compared with the peers.
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,7 @@ from plait.bench.cases import find_graph
 from plait.bench.pace import clock
 from plait.bench.peers import PEERS, SameAs, Unavailable, prepare
 from plait.bench.problem import Forms, Problem, build_layer, edge_index_of, hidden_features
+from plait.bench.task import adam_step
 from plait.errors import InputError
 from plait.graph import Graph, LoadedGraph
 from plait.measure import BusyElsewhere, Record, append, environment, time_calls
@@ -40,7 +42,6 @@ LEAST = 0.97
 """No choice may be slower than this share of CSR."""
 _STEP_SECONDS = 2.0
 _CURVE = 10
-_LEARNING_RATE = 0.01
 
 
 @dataclass(frozen=True)
@@ -226,7 +227,7 @@ def _trained(model: str, loaded: LoadedGraph, options: Options) -> dict[str, obj
     net = _Pooled(model, torch.from_numpy(np.asarray(loaded.graph_ptr, np.int64)), int(y.max()) + 1)
     x = hidden_features(loaded.graph.num_nodes, WIDTH)
     lines: dict[str, dict[str, object]] = {}
-    steps: dict[str, Callable[[], object]] = {}
+    steps: dict[str, Callable[[], Tensor]] = {}
     for name in ("csr", "forms", *options.peers):
         started = _now()
         try:
@@ -234,16 +235,20 @@ def _trained(model: str, loaded: LoadedGraph, options: Options) -> dict[str, obj
         except (Unavailable, SameAs) as error:
             lines[name] = {"status": "missing", "reason": str(error)}
             continue
-        steps[name] = _training_step(forward, parameters, y)
+        steps[name] = adam_step(parameters, functools.partial(_loss, forward, y))
         lines[name] = {"prepare_seconds": _now() - started, "notes": notes}
     for name, step in steps.items():
-        lines[name]["losses"] = [step() for _ in range(_CURVE)]
+        lines[name]["losses"] = [float(step()) for _ in range(_CURVE)]
     with BusyElsewhere() as busy:
         timings = time_calls(steps, warmup=0, min_repeats=3, budget_seconds=4 * _STEP_SECONDS, clock=clock())
     for name, timing in timings.items():
         lines[name] |= timing.to_dict()
         lines[name]["run_seconds"] = lines[name]["prepare_seconds"] + EPOCHS * timing.median  # type: ignore[operator]
     return {"sides": lines, "busy_elsewhere": busy.share}
+
+
+def _loss(forward: Callable[[], Tensor], y: Tensor) -> Tensor:
+    return cross_entropy(forward(), y)
 
 
 def _forward(
@@ -262,18 +267,3 @@ def _forward(
     runners = [prepare(name, Problem(model, shared, WIDTH, WIDTH, conv), "training") for conv in layers]
     parameters = [p for runner in runners for p in runner.parameters] + list(own.last.parameters())
     return lambda: own.pooled(runners[1].forward(runners[0].forward(x).relu())), parameters, []
-
-
-def _training_step(
-    forward: Callable[[], Tensor], parameters: list[nn.Parameter], y: Tensor
-) -> Callable[[], float]:
-    optimiser = torch.optim.Adam(parameters, lr=_LEARNING_RATE)
-
-    def step() -> float:
-        optimiser.zero_grad()
-        loss = cross_entropy(forward(), y)
-        torch.autograd.backward(loss)
-        optimiser.step()
-        return float(loss.detach())
-
-    return step

@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch_geometric.data import Data
@@ -21,7 +20,7 @@ from plait.bench.cases import EVERY_MODEL, find_graph, known
 from plait.bench.peers import PEERS, UNTRIED, SameAs, Unavailable, prepare
 from plait.bench.problem import Forms, Problem
 from plait.bench.suite import Suite, case_reader
-from plait.bench.task import HIDDEN, Stack, Task, build_model, load_task
+from plait.bench.task import HIDDEN, Stack, Task, adam_step, build_model, load_task
 from plait.bench.trial import fate
 from plait.errors import InputError, PlaitError
 from plait.measure import BusyElsewhere, Record, Timing, environment, step_peak, time_calls
@@ -34,7 +33,6 @@ __all__ = [
 KIND = "bench-models"
 DEFAULT = ("pyg-default", "pyg", "pyg-csr", "dgl", "dgl-ops", "plait")
 REFERENCES = ("pyg-default", "pyg-csr")
-LEARNING_RATE = 0.01
 # Losses of the first epochs must agree this closely before the clock starts; later ones are only reported,
 # because rounding differences grow in training.
 CHECKED_EPOCHS = 3
@@ -73,18 +71,9 @@ class Trainer:
 
     def step(self, task: Task) -> Callable[[], Tensor]:
         """One training step, ready to be called again and again; it returns the loss."""
-        optimiser = torch.optim.Adam(self.parameters, lr=LEARNING_RATE)
         rows = task.train_rows
         wanted = task.y[rows]
-
-        def call() -> Tensor:
-            optimiser.zero_grad()
-            loss = cross_entropy(self.forward(task.x)[rows], wanted)
-            torch.autograd.backward(loss)
-            optimiser.step()
-            return loss.detach()
-
-        return call
+        return adam_step(self.parameters, lambda: cross_entropy(self.forward(task.x)[rows], wanted))
 
 
 def prepare_trainer(peer: str, model: Stack, kind: str, task: Task) -> Trainer:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +18,10 @@ from plait.bench.problem import Forms, build_layer, edge_index_of
 from plait.errors import InputError
 from plait.graph import LoadedGraph
 
-__all__ = ["HIDDEN", "STACKS", "Stack", "Task", "build_model", "build_stack", "explain_data", "load_task"]
+__all__ = [
+    "HIDDEN", "STACKS", "Stack", "Task", "adam_step", "build_model", "build_stack", "explain_data",
+    "load_task",
+]  # fmt: skip
 
 HIDDEN = 64
 GAT_HEADS = 8
@@ -86,6 +90,22 @@ def build_stack(kind: str, widths: Sequence[int]) -> Stack:
     )
 
 
+def adam_step(
+    parameters: Iterable[nn.Parameter], loss_of: Callable[..., Tensor], learning_rate: float = 0.01
+) -> Callable[..., Tensor]:
+    """A training step as users write it: called with the arguments of `loss_of`, it returns the loss."""
+    optimiser = torch.optim.Adam(parameters, lr=learning_rate)
+
+    def step(*given: Any) -> Tensor:
+        optimiser.zero_grad()
+        loss = loss_of(*given)
+        torch.autograd.backward(loss)
+        optimiser.step()
+        return loss.detach()
+
+    return step
+
+
 def explain_data(
     name: str, data_dir: str | None, widths: tuple[int, ...] | None
 ) -> tuple[Data, tuple[int, ...], str]:
@@ -93,6 +113,8 @@ def explain_data(
 
     Features of another width than the first one asked for are replaced by random ones of that width.
     """
+    if widths is not None and len(widths) < 2:
+        raise InputError(f"--widths: {widths[0]} alone is no layer; give at least two, e.g. 128,64,16")
     loaded = find_graph(name, data_dir)
     features = loaded.dense_x()
     if widths is None:

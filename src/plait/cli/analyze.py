@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from plait.cli.options import check_folder, whole_numbers
 from plait.errors import InputError
 from plait.measure.whole import write_whole
 
@@ -23,42 +24,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Model, graph or its statistics, workers and network."""
     # "--network -5gbit" is a wrong value, not an option without one: analyze says what is wrong with it
     parser._negative_number_matcher = re.compile(r"^-[\d.]")
-    parser.add_argument(
-        "--model", default="gcn", metavar="NAME", help="gcn, sage, gin, gat, ... (default gcn)"
-    )
-    parser.add_argument(
-        "--widths", metavar="IN,...,OUT", help="default: number of features, 64, number of classes"
-    )
-    parser.add_argument(
-        "--data", metavar="FILE|GENERATOR", help="an npz file, a name, or sbm, rmat:... (default sbm)"
-    )
-    parser.add_argument("--data-dir", metavar="FOLDER", help="where the graph files are")
-    parser.add_argument("--nodes", type=int, metavar="N", help="instead of --data: the number of nodes")
-    parser.add_argument(
-        "--edges", type=int, metavar="N", help="the number of edges, counting both directions"
-    )
-    parser.add_argument("--degrees", metavar="KIND", help="powerlaw (default), poisson or regular")
-    parser.add_argument("--max-degree", type=int, metavar="N", help="the largest degree, if known")
-    parser.add_argument(
-        "--halo", type=float, metavar="SHARE", help="remote rows of a part divided by its own"
-    )
-    parser.add_argument("--workers", default="4", metavar="N,...", help="numbers of workers (default 4)")
-    parser.add_argument("--network", default="10gbit", metavar="NAME", help="10gbit, 100gbit,5us, 2GB/s, ...")
-    parser.add_argument(
-        "--memory", default="16GB", metavar="BYTES", help="memory of one worker (default 16GB)"
-    )
-    parser.add_argument("--batch-size", type=int, default=1024, metavar="N", help="seeds per mini-batch")
-    parser.add_argument("--train-nodes", type=int, metavar="N", help="seeds per epoch (default all)")
-    parser.add_argument("--fanouts", metavar="N,...", help="neighbours sampled per hop (default 10)")
-    parser.add_argument("--mode", choices=("training", "inference"), default="training")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write figures and tables as one page")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add = parser.add_argument
+    add("--model", default="gcn", metavar="NAME", help="gcn, sage, gin, gat, ... (default gcn)")
+    add("--widths", metavar="IN,...,OUT", help="default: number of features, 64, number of classes")
+    add("--data", metavar="FILE|GENERATOR", help="an npz file, a name, or sbm, rmat:... (default sbm)")
+    add("--data-dir", metavar="FOLDER", help="where the graph files are")
+    add("--nodes", type=int, metavar="N", help="instead of --data: the number of nodes")
+    add("--edges", type=int, metavar="N", help="the number of edges, counting both directions")
+    add("--degrees", metavar="KIND", help="powerlaw (default), poisson or regular")
+    add("--max-degree", type=int, metavar="N", help="the largest degree, if known")
+    add("--halo", type=float, metavar="SHARE", help="remote rows of a part divided by its own")
+    add("--workers", default="4", metavar="N,...", help="numbers of workers (default 4)")
+    add("--network", default="10gbit", metavar="NAME", help="10gbit, 100gbit,5us, 2GB/s, ...")
+    add("--memory", default="16GB", metavar="BYTES", help="memory of one worker (default 16GB)")
+    add("--batch-size", type=int, default=1024, metavar="N", help="seeds per mini-batch")
+    add("--train-nodes", type=int, metavar="N", help="seeds per epoch (default all)")
+    add("--fanouts", metavar="N,...", help="neighbours sampled per hop (default 10)")
+    add("--mode", choices=("training", "inference"), default="training")
+    add("--html", type=Path, metavar="FILE", help="write figures and tables as one page")
+    add("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the analysis; write the page where asked."""
-    if args.html is not None and not args.html.parent.is_dir():
-        raise InputError(f"--html: folder {args.html.parent} does not exist; make it first")
+    if args.html is not None:
+        check_folder("--html", args.html)
     analysis = _of_statistics(args) if args.nodes is not None or args.edges is not None else _of_data(args)
     print(json.dumps(analysis.to_dict(), indent=1) if args.json else analysis)
     if args.html is not None:
@@ -87,14 +77,10 @@ def _of_statistics(args: argparse.Namespace) -> Analysis:
     statistics = Statistics(args.nodes, args.edges, args.degrees or "powerlaw", args.max_degree)
     machine = profile_in_use(cache_folder())
     layers = layers_by_name(
-        args.model,
-        _numbers(args.widths, "--widths"),
-        statistics,
-        machine,
-        is_training=args.mode == "training",
+        args.model, _widths(args.widths), statistics, machine, is_training=args.mode == "training"
     )
     options = Options(
-        workers=check_workers(_numbers(args.workers, "--workers"), statistics.nodes),
+        workers=check_workers(_workers(args.workers), statistics.nodes),
         network=network_of(args.network),
         memory=memory_of(args.memory),
         halo=halo_of(args.halo),
@@ -113,11 +99,11 @@ def _of_data(args: argparse.Namespace) -> Analysis:
     for name in ("degrees", "max_degree"):
         if getattr(args, name) is not None:
             raise InputError(
-                f"--{name.replace('_', '-')}: describes a graph of --nodes and --edges; leave it out, "
-                "--data has degrees of its own"
+                f"--{name.replace('_', '-')}: describes a graph given by --nodes and --edges; leave it out, "
+                "the degrees of --data are known"
             )
-    workers = _numbers(args.workers, "--workers")
-    widths = None if args.widths is None else _numbers(args.widths, "--widths")
+    workers = _workers(args.workers)
+    widths = None if args.widths is None else _widths(args.widths)
     data, used, note = explain_data(args.data or "sbm", args.data_dir, widths)
     if note:
         print(f"note: {note}", file=sys.stderr)
@@ -137,21 +123,16 @@ def _train_share(seeds: int | None, nodes: int) -> float | None:
     return None if seeds is None else seeds / nodes
 
 
-_EXAMPLES = {"--widths": "128,64,16", "--workers": "1,2,4,8", "--fanouts": "15,10"}
+def _widths(text: str) -> tuple[int, ...]:
+    return whole_numbers("--widths", text, "128,64,16")
 
 
-def _numbers(text: str, flag: str) -> tuple[int, ...]:
-    parts = text.replace("->", ",").split(",")
-    if not all(part.strip().lstrip("-").isdigit() for part in parts):
-        raise InputError(
-            f"{flag}: {text!r} is not a list of whole numbers; write for example {_EXAMPLES[flag]}"
-        )
-    return tuple(int(part) for part in parts)
+def _workers(text: str) -> tuple[int, ...]:
+    return whole_numbers("--workers", text, "1,2,4,8")
 
 
 def _fanouts(text: str | None) -> tuple[int | None, ...] | None:
     if text is None:
         return None
-    return tuple(
-        None if part.strip() == "all" else _numbers(part, "--fanouts")[0] for part in text.split(",")
-    )
+    hops = [part.strip() for part in text.split(",")]
+    return tuple(None if hop == "all" else whole_numbers("--fanouts", hop, "15,10")[0] for hop in hops)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from plait.cli import bench_batches, bench_ops
 from plait.cli.bench_ops import dated
-from plait.cli.threads import use_threads
+from plait.cli.options import add_threads, check_device, use_threads
 from plait.errors import InputError
 from plait.measure.progress import Meter
 from plait.measure.record import Record
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_device(layers)
     layers.set_defaults(measure=_layers)
-    models = kinds.add_parser("models", help="whole two-layer models, trained; preparation counts")
+    models = kinds.add_parser("models", help="training of whole two-layer models, preparation included")
     _add_common(models)
     models.add_argument("--models", nargs="+", metavar="NAME", help="gcn sage gin (the default), gat")
     models.add_argument("--epochs", type=int, default=200, help="training steps (default 200)")
@@ -80,14 +80,15 @@ def _add_device(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_loops(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--loops", nargs="+", metavar="NAME", help="names in quotes (default all)")
-    parser.add_argument("--graph", metavar="GRAPH", help="a name, file or generator (default 30,000 edges)")
-    parser.add_argument("--threads", nargs="+", type=int, default=[1, 2], metavar="N", help="default 1 2")
-    parser.add_argument("--data-dir", metavar="FOLDER", help="where the graph files are")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="append JSON-lines records here")
-    parser.add_argument("--resume", action="store_true", help="skip the loops already in --output")
-    parser.add_argument("--repeats", type=int, help="samples per peer instead of as many as needed")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--loops", nargs="+", metavar="NAME", help="names in quotes (default all)")
+    add("--graph", metavar="GRAPH", help="a name, file or generator (default 30,000 edges)")
+    add("--threads", nargs="+", type=int, default=[1, 2], metavar="N", help="default 1 2")
+    add("--data-dir", metavar="FOLDER", help="where the graph files are")
+    add("--output", type=Path, metavar="FILE", help="append JSON-lines records here")
+    add("--resume", action="store_true", help="skip the loops already in --output")
+    add("--repeats", type=int, help="samples per peer instead of as many as needed")
+    add(
         "--budget", type=float, default=4.0, metavar="SECONDS", help="time per loop after warm-up (default 4)"
     )
     parser.set_defaults(measure=_loops, num_threads=None)
@@ -100,20 +101,22 @@ def _add_layers(parser: argparse.ArgumentParser) -> None:
         "rgcn pna edgeconv resgated",
     )  # fmt: skip
     parser.add_argument(
-        "--heads", type=int, default=4, help="heads of attention layers, side by side in OUT (default 4)"
+        "--heads",
+        type=int,
+        default=4,
+        help="heads of attention layers, which share OUT (default 4)",
     )
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--datasets", "--graphs", nargs="+", metavar="GRAPH", help="names, files or generators"
-    )
-    parser.add_argument("--peers", nargs="+", metavar="PEER", help="names, or all (torch.compile too)")
-    parser.add_argument("--data-dir", metavar="FOLDER", help="where the graph files are")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="append JSON-lines records here")
-    parser.add_argument("--resume", action="store_true", help="skip the cells already in --output")
-    parser.add_argument("--memory", action="store_true", help="measure the peak memory of a step too")
-    parser.add_argument("--num-threads", type=int, metavar="N", help="threads of torch and plait")
+    add = parser.add_argument
+    add("--datasets", "--graphs", nargs="+", metavar="GRAPH", help="names, files or generators")
+    add("--peers", nargs="+", metavar="PEER", help="names, or all (torch.compile too)")
+    add("--data-dir", metavar="FOLDER", help="where the graph files are")
+    add("--output", type=Path, metavar="FILE", help="append JSON-lines records here")
+    add("--resume", action="store_true", help="skip the cells already in --output")
+    add("--memory", action="store_true", help="measure the peak memory of a step too")
+    add_threads(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -129,7 +132,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _layers(args: argparse.Namespace) -> int:
-    bench_ops.check_device(args.device)
+    check_device(args.device)
     from plait.bench import cases, layers, peers
     from plait.report.layers import cell_line, layers_text
 
@@ -183,7 +186,7 @@ def _models(args: argparse.Namespace) -> int:
 
 
 def _plans(args: argparse.Namespace) -> int:
-    bench_ops.check_device(args.device)
+    check_device(args.device)
     if args.device != "cpu" and args.models is not None:
         raise InputError("--models: whole models are compared on a CPU only; leave out --device or --models")
     from plait.bench import cases, clocks, plans

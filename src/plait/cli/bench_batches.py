@@ -16,21 +16,22 @@ __all__ = ["add_batches"]
 
 def add_batches(parser: argparse.ArgumentParser) -> None:
     """The arguments of plait bench batches."""
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--parts", nargs="+", metavar="NAME",
         help="sampling loading training gathering simulation lookup throttled advisor leak (default all)",
     )  # fmt: skip
-    parser.add_argument("--data-dir", metavar="FOLDER", help="where the graph files are")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="append JSON-lines records here")
-    parser.add_argument(
-        "--budget", type=float, default=3.0, metavar="SECONDS", help="clock time per comparison (default 3)"
+    add("--data-dir", metavar="FOLDER", help="where the graph files are")
+    add("--output", type=Path, metavar="FILE", help="append JSON-lines records here")
+    add("--budget", type=float, default=3.0, metavar="SECONDS", help="clock time per comparison (default 3)")
+    add("--epochs", type=int, default=50, help="epochs of the leak part (default 50)")
+    add("--breaks", type=int, default=1000, help="early breaks of the leak part (default 1000)")
+    add(
+        "--small",
+        action="store_true",
+        help="tiny graphs, to test that everything runs",
     )
-    parser.add_argument("--epochs", type=int, default=50, help="epochs of the leak part (default 50)")
-    parser.add_argument(
-        "--breaks", type=int, default=1000, help="early breaks of the leak part (default 1000)"
-    )
-    parser.add_argument("--small", action="store_true", help="tiny graphs: does it run, not how fast")
-    parser.add_argument(
+    add(
         "--num-threads",
         type=int,
         metavar="N",

@@ -9,12 +9,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+from plait.cli.options import check_device
 from plait.errors import InputError, unknown
 from plait.measure.progress import Meter
 from plait.measure.record import Record, read
 from plait.measure.whole import write_whole
 
-__all__ = ["add_compare", "add_ops", "check_device", "dated"]
+__all__ = ["add_compare", "add_ops", "dated"]
 
 _SIZES = ("edges", "nodes", "width", "inner", "heads", "batch", "reduction")
 _SHARES = ("degree", "exponent", "sparsity", "value_sparsity")
@@ -22,9 +23,9 @@ _NAMES = ("law", "order", "index_dtype", "dtype", "fanout", "graph", "direction"
 _HELP = {
     "edges": "number of edges (1e6)",
     "nodes": "number of nodes; with --sparsity, the side of a square matrix",
-    "inner": "summed width of a dense product",
+    "inner": "inner dimension of a dense product",
     "batch": "matrices of bmm, seeds of sampling, rows of feature_gather",
-    "reduction": "fold the targets onto this many times fewer rows",
+    "reduction": "divide the number of target rows by this",
     "degree": "mean degree; nodes = edges / degree",
     "exponent": "of the power law, more than 2",
     "sparsity": "share of a square matrix that is empty",
@@ -151,17 +152,6 @@ def _list() -> int:
 
     print(catalogue_text([(op.name, op.about, [v.name for v in op.variants]) for op in OPERATIONS.values()]))
     return 0
-
-
-def check_device(device: str) -> None:
-    """InputError where the device is unknown or not there."""
-    if device not in ("cpu", "cuda"):
-        raise InputError(f"--device: unknown name {device!r}; known are cpu, cuda")
-    if device == "cuda":
-        import torch
-
-        if not torch.cuda.is_available():
-            raise InputError("--device: torch sees no CUDA device here; use --device cpu")
 
 
 def _check_clock(args: argparse.Namespace) -> None:

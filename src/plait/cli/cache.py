@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from plait.cli.options import add_graph, whole_numbers
 from plait.cli.partition import read_assignment
 from plait.errors import InputError
 from plait.measure.whole import write_whole
@@ -28,32 +29,20 @@ _RECURSIVE_PARTS = 8
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Graph, partition, sampling, network."""
-    parser.add_argument(
-        "--data", default="sbm", metavar="FILE|GENERATOR", help="an npz file, a name, or sbm, rmat:..."
-    )
-    parser.add_argument("--data-dir", metavar="FOLDER", help="where the graph files are")
-    parser.add_argument("--parts", type=int, default=4, metavar="K", help="partitions (default 4)")
-    parser.add_argument("--assignment", metavar="FILE.npy", help="the partition of every node")
-    parser.add_argument("--rank", type=int, default=0, help="the partition to trace (default 0)")
-    parser.add_argument(
-        "--fanout", default="10,25", metavar="K,...", help="neighbours per hop (default 10,25)"
-    )
-    parser.add_argument("--batch", type=int, default=1000, metavar="N", help="seeds per batch (default 1000)")
-    parser.add_argument(
-        "--train", type=float, default=0.1, metavar="SHARE", help="seeds when the file has none"
-    )
-    parser.add_argument(
-        "--width", type=int, metavar="N", help="features per node (default: the file's, or 128)"
-    )
-    parser.add_argument(
-        "--wire", default="float32", help="rows are sent and kept as float32 (default), float16 or bfloat16"
-    )
-    parser.add_argument("--network", default="1gbit", help="such as 1gbit or 10gbit,50us (default 1gbit)")
-    parser.add_argument(
-        "--compute", type=float, default=50.0, metavar="MS", help="computation per batch (default 50 ms)"
-    )
-    parser.add_argument("--epochs", type=int, default=2, metavar="N", help="epochs to trace (default 2)")
-    parser.add_argument("--plot", metavar="FILE.svg", help="draw hit rate over capacity")
+    add = parser.add_argument
+    add_graph(parser)
+    add("--parts", type=int, default=4, metavar="K", help="partitions (default 4)")
+    add("--assignment", metavar="FILE.npy", help="the partition of every node")
+    add("--rank", type=int, default=0, help="the partition to trace (default 0)")
+    add("--fanout", default="10,25", metavar="K,...", help="neighbours per hop (default 10,25)")
+    add("--batch", type=int, default=1000, metavar="N", help="seeds per batch (default 1000)")
+    add("--train", type=float, default=0.1, metavar="SHARE", help="seeds when the file has none")
+    add("--width", type=int, metavar="N", help="features per node (default: the file's, or 128)")
+    add("--wire", default="float32", help="rows are sent and kept as float32 (default), float16 or bfloat16")
+    add("--network", default="1gbit", help="such as 1gbit or 10gbit,50us (default 1gbit)")
+    add("--compute", type=float, default=50.0, metavar="MS", help="computation per batch (default 50 ms)")
+    add("--epochs", type=int, default=2, metavar="N", help="epochs to trace (default 2)")
+    add("--plot", metavar="FILE.svg", help="draw hit rate over capacity")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -64,7 +53,8 @@ def run(args: argparse.Namespace) -> int:
     from plait.loader.remote import remote_trace
     from plait.report.cache import advice_figure, advice_text
 
-    fanout, number_bytes = _fanout(args.fanout), _number_bytes(args.wire)
+    fanout = whole_numbers("--fanout", args.fanout, "15,10,5", least=-1)
+    number_bytes = _number_bytes(args.wire)
     if args.width is not None and args.width < 1:
         raise InputError(f"--width: {args.width} is not a width; give at least 1")
     if not 0 <= args.compute < math.inf:
@@ -108,13 +98,6 @@ def run(args: argparse.Namespace) -> int:
         write_whole(Path(args.plot), advice_figure(advice, title), "--plot")
         print(f"figure: {args.plot}")
     return 0
-
-
-def _fanout(text: str) -> list[int]:
-    try:
-        return [int(k) for k in text.split(",")]
-    except ValueError:
-        raise InputError(f"--fanout: {text!r} is not a list of numbers; write for example 15,10,5") from None
 
 
 def _number_bytes(wire: str) -> int:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from plait.cli.bench_ops import check_device
-from plait.cli.threads import use_threads
+from plait.cli.options import check_device, use_threads
 from plait.measure.progress import Meter
 
 __all__ = ["add_arguments", "run"]

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from plait.cli.threads import use_threads
+from plait.cli.options import add_threads, use_threads
 from plait.errors import InputError
 from plait.measure.environment import BusyElsewhere
 from plait.measure.progress import progress
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Size of the demonstration."""
     parser.add_argument("--epochs", type=int, default=50, help="training steps per model (default 50)")
     parser.add_argument("--num-nodes", type=int, default=6000, help="nodes of the graph (default 6000)")
-    parser.add_argument("--num-threads", type=int, metavar="N", help="threads of torch and plait")
+    add_threads(parser)
 
 
 def run(args: argparse.Namespace) -> int:

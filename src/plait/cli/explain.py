@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from plait.cli.options import add_graph, whole_numbers
 from plait.errors import InputError, unknown
 
 __all__ = ["add_arguments", "run"]
@@ -12,36 +13,26 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Model, widths, graph and mode."""
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--model",
         default="gcn",
         help="gcn, sage, sage-max, gin, sgc, tag, gat, gatv2, transformer (default gcn)",
     )
-    parser.add_argument(
-        "--widths", metavar="IN,...,OUT", help="default: number of features, 64, number of classes"
-    )
-    parser.add_argument(
-        "--data", default="sbm", metavar="FILE|GENERATOR", help="an npz file, a name, or sbm, rmat:..."
-    )
-    parser.add_argument("--data-dir", metavar="FOLDER", help="where the graph files are")
-    parser.add_argument("--mode", choices=("training", "inference"), default="training")
-    parser.add_argument(
-        "--memory-limit", metavar="BYTES", help="memory limit of the whole model, such as 8GB or 512MiB"
-    )
-    parser.add_argument(
-        "--analyze", action="store_true", help="run it and show measured times next to predicted ones"
-    )
-    parser.add_argument(
-        "--verbose", action="store_true", help="formulas, kernels and every rejected plan with its price"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add("--widths", metavar="IN,...,OUT", help="default: number of features, 64, number of classes")
+    add_graph(parser)
+    add("--mode", choices=("training", "inference"), default="training")
+    add("--memory-limit", metavar="BYTES", help="memory limit of the whole model, such as 8GB or 512MiB")
+    add("--analyze", action="store_true", help="run it and show measured times next to predicted ones")
+    add("--verbose", action="store_true", help="formulas, kernels and every rejected plan with its price")
+    add("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the plan."""
     from plait.bench.task import STACKS, build_stack, explain_data
 
-    widths = None if args.widths is None else _widths(args.widths)
+    widths = None if args.widths is None else whole_numbers("--widths", args.widths, "128,64,16")
     if args.model not in STACKS:
         raise InputError(unknown("--model", args.model, tuple(STACKS)))
     data, widths, note = explain_data(args.data, args.data_dir, widths)
@@ -58,10 +49,3 @@ def run(args: argparse.Namespace) -> int:
     else:
         plan.show(formulas=args.verbose)
     return 0
-
-
-def _widths(text: str) -> tuple[int, ...]:
-    parts = text.replace("->", ",").split(",")
-    if len(parts) < 2 or not all(part.strip().isdigit() and int(part) for part in parts):
-        raise InputError(f"--widths: {text!r} is not a list of widths; write for example 128,64,16")
-    return tuple(int(part) for part in parts)

@@ -7,8 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from plait.cli.bench_ops import check_device
-from plait.cli.threads import use_threads
+from plait.cli.options import add_threads, check_device, use_threads, whole_numbers
 from plait.errors import InputError
 
 if TYPE_CHECKING:
@@ -21,6 +20,7 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Graph, limits of the search, widths; or which graphs to compare with CSR."""
+    add = parser.add_argument
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--data", metavar="FILE|GENERATOR", help="an npz file, a name, or sbm, ...")
     which.add_argument(
@@ -31,47 +31,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument(
         "--train", metavar="FILE", help="train models on a union of graphs and compare with the peers"
     )
-    parser.add_argument(
+    add(
         "--layers",
         default=None,
         metavar="NAME,...",
         help="layers for --all (default gcn,gin,sage-max) and --train (default gcn,gin)",
     )
-    parser.add_argument(
-        "--output", metavar="FILE", help="append the JSON lines of --all, --train and --device cuda here"
-    )
-    parser.add_argument(
+    add("--output", metavar="FILE", help="append the JSON lines of --all, --train and --device cuda here")
+    add(
         "--device",
         choices=("cpu", "cuda"),
         default="cpu",
         help="device on which --data is timed (default cpu)",
     )
-    parser.add_argument("--data-dir", metavar="FOLDER", help="where the graph files are")
-    parser.add_argument(
-        "--capacity", metavar="N", help="most shared sums: a count, or a share of the nodes such as 0.25"
+    add("--data-dir", metavar="FOLDER", help="where the graph files are")
+    add(
+        "--capacity",
+        metavar="N",
+        help="most shared sums: a count, or a fraction of the nodes such as 0.25",
     )
-    parser.add_argument(
-        "--max-depth", type=int, default=10, metavar="N", help="longest chain of sums (default 10)"
-    )
-    parser.add_argument(
-        "--min-count", type=int, default=6, metavar="N", help="least rows that share a sum (default 6)"
-    )
-    parser.add_argument(
+    add("--max-depth", type=int, default=10, metavar="N", help="longest chain of sums (default 10)")
+    add("--min-count", type=int, default=6, metavar="N", help="fewest rows that may share a sum (default 6)")
+    add(
         "--time-budget",
         type=float,
         default=30.0,
         metavar="SECONDS",
         help="time limit of the search (default 30)",
     )
-    parser.add_argument("--widths", default="16,64,256", metavar="N,...", help="widths to time")
-    parser.add_argument("--num-threads", type=int, metavar="N", help="threads of torch and plait")
+    add("--widths", default="16,64,256", metavar="N,...", help="widths to time")
+    add_threads(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the counts, the times and the verdict."""
     if args.all is not None or args.train is not None:
         return _bench(args)
-    capacity, widths = _capacity(args.capacity), _widths(args.widths)
+    capacity, widths = _capacity(args.capacity), whole_numbers("--widths", args.widths, "16,64,256")
     if args.layers is not None:
         raise InputError("--layers: names the layers of --all and --train; --data times sums without layers")
     if args.output is not None and args.device == "cpu":
@@ -179,15 +175,8 @@ def _capacity(text: str | None) -> float | None:
         return int(text) if text.lstrip("+-").isdigit() else float(text)
     except ValueError:
         raise InputError(
-            f"--capacity: {text!r} is not a number; give a count, or a share of the nodes such as 0.25"
+            f"--capacity: {text!r} is not a number; give a count, or a fraction of the nodes such as 0.25"
         ) from None
-
-
-def _widths(text: str) -> tuple[int, ...]:
-    parts = text.split(",")
-    if not all(part.strip().isdigit() and int(part) for part in parts):
-        raise InputError(f"--widths: {text!r} is not a list of widths; write for example 16,64,256")
-    return tuple(int(part) for part in parts)
 
 
 def _counts(graph: Graph, found: hag.Hag, forward: hag.Schedule, searched: float, placed: float) -> Table:

@@ -9,55 +9,48 @@ from typing import Any
 
 import numpy as np
 
+from plait.cli.options import add_graph, whole_numbers
 from plait.errors import InputError
 
-__all__ = ["add_arguments", "read_assignment", "read_fanout", "run"]
+__all__ = ["add_arguments", "read_assignment", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Graph, parts, folder; what the printed statistics assume."""
-    parser.add_argument(
-        "--data", required=True, metavar="FILE|GENERATOR", help="an npz file, a name, or sbm:..., rmat:..."
-    )
-    parser.add_argument("--data-dir", metavar="FOLDER", help="where the graph files are")
-    parser.add_argument("--parts", type=int, default=4, metavar="K", help="number of parts (default 4)")
-    parser.add_argument(
-        "-o", "--output", required=True, metavar="FOLDER", help="folder to write the parts to"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add_graph(parser, default=None)
+    add("--parts", type=int, default=4, metavar="K", help="number of parts (default 4)")
+    add("-o", "--output", required=True, metavar="FOLDER", help="folder to write the parts to")
+    add(
         "--method",
         default="metis",
         help="metis (default), fennel (streams, for graphs METIS cannot hold), random",
     )
-    parser.add_argument(
-        "--assignment", metavar="FILE.npy", help="the part of every node, instead of a method"
-    )
-    parser.add_argument(
-        "--seed", type=int, default=0, help="seed of the method random and of --train (default 0)"
-    )
-    parser.add_argument(
+    add("--assignment", metavar="FILE.npy", help="the part of every node, instead of a method")
+    add("--seed", type=int, default=0, help="seed of the method random and of --train (default 0)")
+    add(
         "--train", type=float, metavar="SHARE", help="mark this share of the nodes when the file has no masks"
     )
-    parser.add_argument(
+    add(
         "--features",
         type=int,
         metavar="WIDTH",
         help="random features and 16 random labels, to time exchanges",
     )
-    parser.add_argument(
+    add(
         "--fanout",
         default="10,25",
         metavar="K,...",
         help="neighbours per hop, for the expected bytes (default 10,25)",
     )
-    parser.add_argument(
+    add(
         "--batch",
         type=int,
         default=1000,
         metavar="N",
         help="seeds per batch, for the expected bytes (default 1000)",
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace parts of another graph")
+    add("--overwrite", action="store_true", help="replace parts of another graph")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -74,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         method=args.method,
         seed=args.seed,
         assignment=None if args.assignment is None else read_assignment(args.assignment),
-        fanout=read_fanout(args.fanout),
+        fanout=whole_numbers("--fanout", args.fanout, "10,25", least=-1),
         batch_size=args.batch,
         overwrite=args.overwrite,
     )
@@ -117,11 +110,3 @@ def read_assignment(path: str) -> Any:
     if not isinstance(found, np.ndarray):
         raise InputError(f"--assignment: {path} holds no plain array; write it with numpy.save")
     return found
-
-
-def read_fanout(text: str) -> list[int]:
-    """[10, 25] of "10,25"."""
-    try:
-        return [int(k) for k in text.split(",")]
-    except ValueError:
-        raise InputError(f"--fanout: {text!r} is not a list of numbers; write for example 10,25") from None

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from plait.cli.options import check_folder
 from plait.errors import InputError
 from plait.measure.whole import write_whole
 
@@ -44,8 +45,7 @@ def run(args: argparse.Namespace) -> int:
     """Read, arrange, write."""
     from plait.report.page import read_runs, report_of
 
-    if not args.output.parent.is_dir():
-        raise InputError(f"-o: folder {args.output.parent} does not exist; make it first")
+    check_folder("-o", args.output)
     read = read_runs(args.runs)
     for remark in read.remarks:
         print(f"note: {remark}", file=sys.stderr)

@@ -8,8 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from plait.cli.partition import read_fanout
-from plait.cli.threads import use_threads
+from plait.cli.options import check_folder, use_threads, whole_numbers
 from plait.errors import InputError
 
 if TYPE_CHECKING:
@@ -23,62 +22,47 @@ __all__ = ["add_arguments", "line", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Parts, model, sampling, exchange."""
-    parser.add_argument(
-        "--parts", required=True, metavar="FOLDER", help="the folder that plait partition wrote"
-    )
-    parser.add_argument("--model", default="sage", help="sage (default), gcn, gin or gat")
-    parser.add_argument("--hidden", type=int, default=128, metavar="N", help="hidden width (default 128)")
-    parser.add_argument("--dropout", type=float, default=0.5, help="(default 0.5)")
-    parser.add_argument("--lr", type=float, default=0.01, help="learning rate of Adam (default 0.01)")
-    parser.add_argument(
-        "--fanout", default="10,25", metavar="K,...", help="neighbours per hop, one layer each"
-    )
-    parser.add_argument("--batch", type=int, default=1000, metavar="N", help="seeds per part (default 1000)")
-    parser.add_argument("--epochs", type=int, default=10, metavar="N", help="(default 10)")
-    parser.add_argument("--eval", type=int, default=1, metavar="N", help="evaluate every N epochs, 0: never")
-    parser.add_argument(
-        "--cache", type=float, default=0.25, metavar="ROWS", help="remote rows kept, or a share of the halo"
-    )
-    parser.add_argument("--policy", default="auto", help="which rows stay (default auto; see plait cache)")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--parts", required=True, metavar="FOLDER", help="the folder that plait partition wrote")
+    add("--model", default="sage", help="sage (default), gcn, gin or gat")
+    add("--hidden", type=int, default=128, metavar="N", help="hidden width (default 128)")
+    add("--dropout", type=float, default=0.5, help="(default 0.5)")
+    add("--lr", type=float, default=0.01, help="learning rate of Adam (default 0.01)")
+    add("--fanout", default="10,25", metavar="K,...", help="neighbours per hop, one layer each")
+    add("--batch", type=int, default=1000, metavar="N", help="seeds per part (default 1000)")
+    add("--epochs", type=int, default=10, metavar="N", help="(default 10)")
+    add("--eval", type=int, default=1, metavar="N", help="evaluate every N epochs, 0: never")
+    add("--cache", type=float, default=0.25, metavar="ROWS", help="remote rows kept, or a share of the halo")
+    add("--policy", default="auto", help="which rows stay (default auto; see plait cache)")
+    add(
         "--wire",
         default="float32",
         help="float16 or bfloat16: features are rounded to it, sent and cached in half the bytes",
     )
-    parser.add_argument(
-        "--prefetch", type=int, default=4, metavar="N", help="batches prepared ahead (default 4)"
-    )
-    parser.add_argument(
-        "--coalesce", type=int, default=2, metavar="N", help="batches per exchange (default 2)"
-    )
-    parser.add_argument(
+    add("--prefetch", type=int, default=4, metavar="N", help="batches prepared ahead (default 4)")
+    add("--coalesce", type=int, default=2, metavar="N", help="batches per exchange (default 2)")
+    add(
         "--topology",
         default="auto",
         help="the graph's structure: replicated in every process, partitioned over them, auto: where it fits",
     )
-    parser.add_argument("--seed", type=int, default=0, help="(default 0)")
-    parser.add_argument("--no-compile", action="store_true", help="run the layers in PyG")
-    parser.add_argument("--num-threads", type=int, metavar="N", help="torch's threads, per process")
-    parser.add_argument("--interface", metavar="NAME", help="the network interface that ranks use")
-    parser.add_argument(
-        "--timeout", type=float, default=300.0, metavar="S", help="seconds a rank waits for others"
-    )
-    parser.add_argument("--verify", action="store_true", help="verify the checksums of all files first")
-    parser.add_argument(
-        "--checkpoint", metavar="FOLDER", help="keep checkpoints here, and continue from the newest one"
-    )
-    parser.add_argument("--every", type=int, metavar="N", help="a checkpoint every N steps (default 100)")
-    parser.add_argument("--every-minutes", type=float, metavar="M", help="... or every M minutes")
-    parser.add_argument("--keep", type=int, default=2, metavar="N", help="checkpoints to keep (default 2)")
-    parser.add_argument("--output", metavar="FILE.jsonl", help="one record per rank and epoch")
-    parser.add_argument(
+    add("--seed", type=int, default=0, help="(default 0)")
+    add("--no-compile", action="store_true", help="run the layers in PyG")
+    add("--num-threads", type=int, metavar="N", help="torch's threads, per process")
+    add("--interface", metavar="NAME", help="the network interface that ranks use")
+    add("--timeout", type=float, default=300.0, metavar="S", help="seconds a rank waits for others")
+    add("--verify", action="store_true", help="verify the checksums of all files first")
+    add("--checkpoint", metavar="FOLDER", help="keep checkpoints here, and continue from the newest one")
+    add("--every", type=int, metavar="N", help="a checkpoint every N steps (default 100)")
+    add("--every-minutes", type=float, metavar="M", help="... or every M minutes")
+    add("--keep", type=int, default=2, metavar="N", help="checkpoints to keep (default 2)")
+    add("--output", metavar="FILE.jsonl", help="one record per rank and epoch")
+    add(
         "--trace",
         metavar="FILE.json",
         help="what every thread did and when, for chrome://tracing; one per rank",
     )
-    parser.add_argument(
-        "--network", metavar="NAME", help="10gbit, 1gbit,50us, ...: also print what the analysis predicts"
-    )
+    add("--network", metavar="NAME", help="10gbit, 1gbit,50us, ...: also print what the analysis predicts")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -127,8 +111,7 @@ def _traced(session: Session, args: argparse.Namespace) -> Trace | None:
 
     if args.trace is None:
         return None
-    if not Path(args.trace).resolve().parent.is_dir():
-        raise InputError(f"--trace: folder {Path(args.trace).parent} does not exist; make it first")
+    check_folder("--trace", Path(args.trace))
     session.exchange.trace = Trace(session.rank)
     return session.exchange.trace
 
@@ -169,7 +152,7 @@ def _prepared(
         raise InputError(
             f"--parts: {args.parts} has no labels of one class per node; partition a file with y"
         )
-    fanout = read_fanout(args.fanout)
+    fanout = whole_numbers("--fanout", args.fanout, "10,25", least=-1)
     common: dict[str, Any] = {
         "batch_size": args.batch,
         "seed": args.seed,

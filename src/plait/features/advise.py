@@ -152,7 +152,7 @@ def _choose(none: Point, points: Sequence[Point], compute_seconds: float) -> tup
     """The smallest capacity, then the fastest policy, as good as any (not Belady's: it needs the future)."""
     usable = [p for p in points if p.policy != "belady"]
     if not usable:
-        return None, "no row is fetched from far away"
+        return None, "no remote rows are fetched"
     best = min(p.epoch_seconds for p in usable)
     if none.epoch_seconds <= best * _TOLERANCE:
         hidden = (

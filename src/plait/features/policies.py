@@ -50,7 +50,7 @@ class Policy:
     def __init__(self, capacity: int, num_ids: int) -> None:
         if capacity < 1:
             raise InputError(
-                f"capacity={capacity}: a cache holds at least one row; use policy 'none' for none"
+                f"capacity={capacity}: a cache holds at least one row; use policy='none' for no cache"
             )
         self.capacity = min(int(capacity), num_ids)
         self.slot_of = np.full(num_ids, -1, np.int32)

@@ -71,8 +71,8 @@ def as_rows(source: object, num_rows: int | None = None) -> Rows:
     if getattr(source, "shape", ()) and hasattr(source, "__getitem__"):
         return FunctionRows(source.__getitem__, int(source.shape[0]))  # type: ignore[attr-defined]
     raise InputError(
-        f"source: {type(source).__name__} hands out no rows; give an array, the path of a .npy file, or a "
-        "function from ids to rows"
+        f"source: {type(source).__name__} is not a source of rows; give an array, the path of a .npy file, "
+        "or a function from ids to rows"
     )
 
 

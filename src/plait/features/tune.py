@@ -141,4 +141,4 @@ def _reason(current: Setting, best: Setting, stall: Mapping[Setting, float], is_
     if best == current:
         return f"{best} stays: no other rule would save 3% of the epoch"
     was = f"{stall[current]:.3g} s" if current in stall else "an unknown time"
-    return f"{best} would stall {stall[best]:.3g} s an epoch, {current} {was}"
+    return f"{best} would stall {stall[best]:.3g} s per epoch, {current} {was}"

@@ -48,7 +48,7 @@ class Graph:
         vars(self).update(indptr=indptr, indices=indices, num_sources=num_sources, _order=order)
 
     def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"Graph.{name}: a graph does not change; build another one")
+        raise AttributeError(f"Graph.{name}: a graph cannot be changed; build a new one")
 
     def __getstate__(self) -> dict[str, Any]:
         """What pickle and copy carry: the edges, not what was derived from them."""
@@ -467,4 +467,4 @@ def _check_pointers(pointer: Ints, num_edges: int) -> None:
             "check that both arrays belong to the same matrix"
         )
     if (np.diff(pointer) < 0).any():
-        raise GraphError("indptr falls somewhere; row pointers never decrease, check how the CSR was made")
+        raise GraphError("indptr decreases somewhere; row pointers never do, check how the CSR was made")

@@ -38,7 +38,8 @@ def rmat(
     """
     _require(0 <= scale <= 40, f"scale={scale}: choose 0 .. 40, the graph has 2**scale nodes")
     _require(
-        min(a, b, c, 1 - a - b - c) >= 0, f"a={a}, b={b}, c={c}: chances are not negative, sum at most 1"
+        min(a, b, c, 1 - a - b - c) >= 0,
+        f"a={a}, b={b}, c={c}: probabilities must not be negative and must sum to at most 1",
     )
     generator = np.random.default_rng(rng)
     src, dst = np.zeros(int(edges), np.int64), np.zeros(int(edges), np.int64)
@@ -62,7 +63,7 @@ def erdos(n: int, edges: int, rng: Rng = 0) -> Graph:
 
 def grid(rows: int, cols: int) -> Graph:
     """A rows x cols mesh, each node joined to its (up to four) neighbours, numbered row by row."""
-    _require(rows >= 1 and cols >= 1, f"rows={rows}, cols={cols}: a grid needs one of each")
+    _require(rows >= 1 and cols >= 1, f"rows={rows}, cols={cols}: a grid needs at least one of each")
     node = np.arange(rows * cols).reshape(rows, cols)
     right = np.stack([node[:, :-1].ravel(), node[:, 1:].ravel()])
     down = np.stack([node[:-1].ravel(), node[1:].ravel()])
@@ -187,7 +188,7 @@ def parse(text: str) -> LoadedGraph:
         raise InputError(f"{text!r}: {error}") from error
     except (ValueError, TypeError, OverflowError, MemoryError) as error:
         raise InputError(
-            f"{text!r}: {kind} cannot be made of this ({error}); choose other numbers"
+            f"{text!r}: {kind} cannot be generated from these settings ({error}); choose other numbers"
         ) from error
     return made if isinstance(made, LoadedGraph) else LoadedGraph(made, meta={"name": text})
 

@@ -29,7 +29,7 @@ def checked_data(data: object) -> Data | HeteroData:
     if isinstance(data, Data | HeteroData):
         if any(isinstance(store.get("adj_t"), Tensor) for store in data.edge_stores):
             raise InputError(
-                "data: adj_t is a torch sparse tensor, which PyG cannot take rows of edges from; keep "
+                "data: adj_t is a torch sparse tensor, from which PyG cannot select edges; keep "
                 "edge_index, and pass transform=ToSparseTensor(...) to the loader for batches with adj_t"
             )
         return data
@@ -38,7 +38,7 @@ def checked_data(data: object) -> Data | HeteroData:
         if isinstance(features, FeatureStore) and isinstance(graph, GraphStore):
             return _from_stores(features, graph)
     raise InputError(
-        f"data: {type(data).__name__} is not sampled; pass a torch_geometric Data or HeteroData, or a "
+        f"data: {type(data).__name__} cannot be sampled; pass a torch_geometric Data or HeteroData, or a "
         "(FeatureStore, GraphStore) pair"
     )
 

@@ -178,7 +178,9 @@ def _compiling(cells: Sequence[Cell]) -> list[str]:
     taken = [float(line["preparation_seconds"]) for line in lines if "median_seconds" in line]
     if not taken:
         return []
-    return [f"torch.compile took {min(taken):.0f} to {max(taken):.0f} s a cell to compile, not counted above"]
+    return [
+        f"torch.compile took {min(taken):.0f} to {max(taken):.0f} s per cell to compile, not counted above"
+    ]
 
 
 def _memory_table(cells: Sequence[Cell]) -> list[str]:
@@ -201,19 +203,19 @@ def megabytes(line: Mapping[str, Any]) -> str:
     return f"{line['peak_tensor_bytes'] / 1e6:.0f}" + (f" ({process / 1e6:.0f})" if process else "")
 
 
-def load_warning(records: Sequence[Record]) -> list[str]:
-    """A line when other processes disturbed the measurement, else nothing."""
+def load_warning(records: Sequence[Record], what: str = "cells") -> list[str]:
+    """A line when other processes disturbed the times, else nothing; processor time they do not disturb."""
     shares = [
         float(str(record.result["busy_elsewhere"]))
         for record in records
-        if record.result.get("busy_elsewhere")
+        if record.result.get("busy_elsewhere") and record.result.get("clock") != "processor"
     ]
     crowded = sum(share > _CROWDED for share in shares)
     if not crowded:
         return []
     return [
         f"other processes used {100 * sum(shares) / len(shares):.0f}% of the processor on average, over "
-        f"{100 * _CROWDED:.0f}% in {crowded} of {len(records)} cells: measure again on a quiet machine"
+        f"{100 * _CROWDED:.0f}% in {crowded} of {len(records)} {what}: measure again on a quiet machine"
     ]
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from plait.measure import Record
+from plait.report.layers import load_warning
 from plait.report.table import Table, ratio_text
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def ops_text(records: Sequence[Record]) -> str:
     legend = "median ms by variant; GB/s of the fastest counts every byte once"
     if stream:
         legend += f", copy: {stream / 1e9:.1f} GB/s in this run"
-    return "\n\n".join([legend, *parts, *_not_timed(records), *_crowded(records)])
+    return "\n\n".join([legend, *parts, *_not_timed(records), *load_warning(records, "records")])
 
 
 def _section(name: tuple[str, str, str], records: Sequence[Record]) -> str:
@@ -137,21 +138,6 @@ def _not_timed(records: Sequence[Record]) -> list[str]:
     ]
     wrapped = (textwrap.fill(line, 100, subsequent_indent="  ") for line in lines)
     return ["\n".join(["not timed", *wrapped])] if lines else []
-
-
-def _crowded(records: Sequence[Record]) -> list[str]:
-    shares = [
-        float(str(record.result["busy_elsewhere"]))
-        for record in records
-        if record.result.get("busy_elsewhere") and record.result.get("clock") != "processor"
-    ]
-    crowded = sum(share > 0.1 for share in shares)
-    if not crowded:
-        return []
-    return [
-        f"other processes used {100 * sum(shares) / len(shares):.0f}% of the processor on average, over 10% "
-        f"for {crowded} of {len(records)} records: measure again on a quiet machine"
-    ]
 
 
 def catalogue_text(operations: Sequence[tuple[str, str, Sequence[str]]]) -> str:

@@ -20,7 +20,7 @@ def test_a_tree_has_its_layers_steps_and_losers(width: int) -> None:
         assert f">{text}" in drawn
     assert "120 µs (-17%)" in drawn
     assert "convs.1 OddConv: runs in PyG" in drawn
-    assert figure.title == "gcn: predicted 0.20 ms a step, steps measured 0.21 ms"
+    assert figure.title == "gcn: predicted 0.20 ms per step, steps measured 0.21 ms"
     # two steps with both bars, one without a measurement, two prices of candidates
     assert len(re.findall("<rect", drawn)) == 2 * 2 + 1 + 2
 

@@ -7,6 +7,7 @@ mini-batches, features on the device, both with plait's loader.
 from __future__ import annotations
 
 import copy
+import functools
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,6 +21,7 @@ from torch_geometric.nn import GCN, GraphSAGE
 import plait
 from plait.bench.cases import find_graph
 from plait.bench.problem import edge_index_of
+from plait.bench.task import adam_step
 from plait.loader import NeighborLoader
 from plait.measure.device import clock_of
 from plait.measure.timer import time_calls
@@ -29,6 +31,7 @@ __all__ = ["MOVES", "epoch", "epochs", "measure", "steps"]
 _HIDDEN, _CLASSES, _CHECKED = 64, 7, 20
 _FEATURES = {"cora": 1433, "pubmed": 500}
 _FANOUT, _BATCH, _WIDTH, _PREFETCH = [15, 10], 1024, 128, 4
+_BATCH_RATE = 0.003  # of Adam, by mini-batches
 _MODELS: dict[str, Callable[..., nn.Module]] = {"gcn": GCN, "sage": GraphSAGE}
 MOVES: dict[str, dict[str, Any]] = {"host": {}, "pinned": {"pin_memory": True}, "loader": {"device": "cuda"}}
 """How batches reach the device: from any memory, from pinned memory, or on the loader's own stream."""
@@ -81,24 +84,16 @@ def _loss(model: nn.Module, data: Any) -> Tensor:
     return cross_entropy(model(data.x, data.edge_index)[data.rows], data.y[data.rows])
 
 
-def _loop(model: nn.Module, data: Any) -> Callable[[], Tensor]:
-    """A step as users write it."""
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-
-    def step() -> Tensor:
-        optimizer.zero_grad()
-        loss = _loss(model, data)
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        return loss.detach()
-
-    return step
+def _loop(model: nn.Module, data: Any) -> Callable[..., Tensor]:
+    return adam_step(model.parameters(), functools.partial(_loss, model, data))
 
 
-def _captured(model: nn.Module, data: Any) -> Callable[[], Tensor]:
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    step: Callable[[], Tensor]
-    step = plait.compile(model, data, capture=True, loss=_loss, optimizer=optimizer).step
+def _captured(
+    model: nn.Module, data: Any = None, loss: Callable[..., Tensor] = _loss, learning_rate: float = 0.01
+) -> Callable[..., Tensor]:
+    optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate)
+    step: Callable[..., Tensor]
+    step = plait.compile(model, data, capture=True, loss=loss, optimizer=optimizer).step
     return step
 
 
@@ -144,27 +139,12 @@ def epoch(moved: str = "pinned", name: str = "ego_twitter", epochs: int = 6) -> 
         return cross_entropy(out, labels[batch.n_id[: batch.batch_size]])
 
     def loop(model: nn.Module) -> Callable[[Any], Tensor]:
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
-
-        def step(batch: Any) -> Tensor:
-            optimizer.zero_grad()
-            value = loss(model, batch)
-            value.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            return value.detach()
-
-        return step
-
-    def captured(model: nn.Module) -> Callable[[Any], Tensor]:
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
-        step: Callable[[Any], Tensor]
-        step = plait.compile(model, capture=True, loss=loss, optimizer=optimizer).step
-        return step
+        return adam_step(model.parameters(), functools.partial(loss, model), _BATCH_RATE)
 
     ways: dict[str, Callable[[Any], Any]] = {
         "pyg": loop(copy.deepcopy(model)),
         "plait": loop(plait.compile(copy.deepcopy(model))),
-        "captured": captured(copy.deepcopy(model)),
+        "captured": _captured(copy.deepcopy(model), None, loss, _BATCH_RATE),
         "loading": lambda batch: torch.zeros(()),
     }
     loaders = {

@@ -238,8 +238,8 @@ def _reductions(points: list[_Point]) -> Finding | None:
     rows = tuple({"op": op, "ms": _ms(point), "times a sum": times[op]} for op, point in base.items())
     others = {op: ratio for op, ratio in times.items() if op != "scatter_add"}
     cheap, dear = (pick(others, key=others.__getitem__) for pick in (min, max))
-    answer = f"{others[cheap]:.2f}x ({cheap}) to {others[dear]:.2f}x ({dear}) a sum, through torch's scatter."
-    question = "What do other reductions cost beside a sum?"
+    answer = f"{others[cheap]:.2f}x ({cheap}) to {others[dear]:.2f}x ({dear}) a sum, in torch's scatter."
+    question = "What do other reductions cost compared with a sum?"
     return Finding("reductions", question, answer, rows, _groups(base.values()))
 
 

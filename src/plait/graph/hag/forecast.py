@@ -51,10 +51,10 @@ def forecast(graph: Graph) -> Forecast:
     expected = 1.0 + _MISSED * (ratio - 1.0)
     where = f"{chosen.size} of {num_blocks:,} blocks of similar rows"
     if expected < _WORTH:
-        return Forecast(
-            False, expected, f"rows have little in common: {where} need only {ratio:.2f}x less traffic"
-        )
-    return Forecast(True, expected, f"{where} need {ratio:.2f}x less traffic; expect about {expected:.2f}x")
+        reason = f"rows have little in common: shared sums give {where} only {ratio:.2f}x less traffic"
+        return Forecast(False, expected, reason)
+    reason = f"shared sums give {where} {ratio:.2f}x less traffic; expect about {expected:.2f}x"
+    return Forecast(True, expected, reason)
 
 
 def _rows(graph: Graph) -> Rows:

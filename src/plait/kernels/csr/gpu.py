@@ -26,7 +26,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 __all__ = [
-    "Items", "Rows", "gcn_norm", "inverse_degrees", "pack", "packed", "rows_of", "sorted_rows",
+    "Items", "Rows", "inverse_degrees", "pack", "packed", "rows_of", "sorted_rows",
     "transposed", "with_loops", "without_loops",
 ]  # fmt: skip
 
@@ -453,9 +453,3 @@ def inverse_degrees(rows: Rows, dtype: torch.dtype = torch.float32) -> torch.Ten
     """1 / the edges of each row, 0 for a row without any."""
     degrees = rows.degrees.to(dtype)
     return torch.where(degrees > 0, 1.0 / degrees, 0.0).to(dtype)
-
-
-def gcn_norm(rows: Rows, self_loops: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """(edges + self_loops) ** -1/2 of every row, 0 where that is infinite."""
-    degrees = rows.degrees.to(dtype) + self_loops
-    return torch.where(degrees > 0, degrees.rsqrt(), 0.0).to(dtype)

@@ -132,8 +132,8 @@ def parallelism_figure(analysis: Analysis) -> Figure | None:
         for name, phase in phases
     ]
     caption = (
-        "Average parallelism W/D: operations over the longest chain of dependent ones. So many processors "
-        "could be busy at once on an ideal machine; the figures behind a bar are W and D. The axis is "
+        "Average parallelism W/D: operations over the longest chain of dependent ones. That many processors "
+        "could be busy at once on an ideal machine; the numbers behind a bar are W and D. The axis is "
         "logarithmic."
     )
     return Figure(

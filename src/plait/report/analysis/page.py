@@ -121,8 +121,11 @@ def _whole(cell: str) -> str:
 
 
 def _tables(analysis: Analysis) -> str:
-    nodes, memory = analysis.statistics.nodes, analysis.options.memory
-    layers = [
+    return _layers(analysis) + _strategies(analysis) + _schemes(analysis) + _published(analysis)
+
+
+def _layers(analysis: Analysis) -> str:
+    rows = [
         (
             f"{layer.name}, {name}", short(phase.work), short(phase.flops), short(phase.bytes_least, "B"),
             str(phase.depth), short(phase.parallelism), str(phase.formulas.get("flops", "")),
@@ -130,59 +133,44 @@ def _tables(analysis: Analysis) -> str:
         for layer in analysis.layers
         for name, phase in layer.phases.items()
     ]  # fmt: skip
-    layers += [
-        (layer.name, layer.note, "", "", "", "", "") for layer in analysis.layers if layer.is_black_box
-    ]
-    strategies = [
-        (
+    rows += [(layer.name, layer.note, "", "", "", "", "") for layer in analysis.layers if layer.is_black_box]
+    return _table("Layers", ("pass", "work", "flop", "bytes", "depth", "W/D", "flop as a formula"), rows)
+
+
+def _strategies(analysis: Analysis) -> str:
+    head = (
+        "form", "family", "epoch", "sent", "memory", "syncs", "nodes that fit", "same numbers", "run by",
+        "how",
+    )  # fmt: skip
+    nodes, memory = analysis.statistics.nodes, analysis.options.memory
+    rows = []
+    for s in analysis.strategies:
+        most = s.largest_nodes(nodes, memory)
+        rows.append((
             s.name, s.family, seconds_text(s.seconds_per_epoch), bytes_text(s.traffic.total),
             bytes_text(s.memory_per_worker), str(s.synchronisations),
-            "any" if math.isinf(s.largest_nodes(nodes, memory)) else short(s.largest_nodes(nodes, memory)),
-            "yes" if s.same_numbers else "no", s.run_by or "–", s.note,
-        )
-        for s in analysis.strategies
+            "any" if math.isinf(most) else short(most), "yes" if s.same_numbers else "no", s.run_by or "–",
+            s.note,
+        ))  # fmt: skip
+    return _table("Strategies", head, rows)
+
+
+def _schemes(analysis: Analysis) -> str:
+    head = ("scheme", "work", "published", "here", "depth of a step", "steps", "")
+    rows = [
+        (s.row.model, short(s.work), str(s.row.work), short(s.published), str(s.depth), f"{s.steps:,}",
+         s.note)
+        for s in analysis.schemes
     ]  # fmt: skip
+    return _table("An epoch of training", head, rows) if rows else ""
+
+
+def _published(analysis: Analysis) -> str:
+    head = ("model", "work, published", "here", "work, executed", "here", "why they differ")
     values = analysis.published_values
     rows = [
         (row.model, str(row.work), short(row.work(**values)), str(row.executed_work),
          short(row.executed_work(**values)), row.because)
         for row in analysis.published
     ]  # fmt: skip
-    blocks = [
-        _table("Layers", ("pass", "work", "flop", "bytes", "depth", "W/D", "flop as a formula"), layers),
-        _table(
-            "Strategies",
-            (
-                "form",
-                "family",
-                "epoch",
-                "sent",
-                "memory",
-                "syncs",
-                "nodes that fit",
-                "same numbers",
-                "run by",
-                "how",
-            ),
-            strategies,
-        ),
-    ]
-    schemes = [
-        (
-            s.row.model,
-            short(s.work),
-            str(s.row.work),
-            short(s.published),
-            str(s.depth),
-            f"{s.steps:,}",
-            s.note,
-        )
-        for s in analysis.schemes
-    ]
-    if schemes:
-        head = ("scheme", "work", "published", "here", "depth of a step", "steps", "")
-        blocks.append(_table("An epoch of training", head, schemes))
-    if rows:
-        names = ("model", "work, published", "here", "work, executed", "here", "why they differ")
-        blocks.append(_table("The paper's bounds next to what is executed", names, rows))
-    return "".join(blocks)
+    return _table("The paper's bounds next to what is executed", head, rows) if rows else ""

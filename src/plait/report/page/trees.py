@@ -62,7 +62,7 @@ def tree_figure(name: str, plan: Mapping[str, Any]) -> Figure:
         _Line(f"{skipped.get('layer')}: runs in PyG", 0, tip=str(skipped.get("reason")))
         for skipped in plan.get("not_planned") or ()
     ]
-    title = f"{name}: predicted {seconds_text(number(plan.get('seconds')))} a step" + _total(lines)
+    title = f"{name}: predicted {seconds_text(number(plan.get('seconds')))} per step" + _total(lines)
     return Figure(f"plan-{name}", title, caption, lambda width: _tree_svg(lines, title, width))
 
 
