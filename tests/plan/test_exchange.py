@@ -241,30 +241,6 @@ def test_what_needs_nothing_of_others_is_done_while_rows_travel() -> None:
     assert [s.step for s in plan.steps] == [*plan.forward.steps, *plan.backward.steps]
 
 
-@pytest.mark.parametrize("layer", ["gcn", "sage mean", "gin"])
-def test_no_product_of_all_rows_comes_before_a_send_or_after_a_receive(layer: str) -> None:
-    """Where rows are scaled inside a product with the graph; gradients where the graph comes first."""
-    every = [candidate for candidate in candidates(LAYERS[layer]) if candidate.form != "rows"]
-    programs = [early(overlapped(candidate.forward)) for candidate in every]
-    whole, wrt = overlapped(every[0].forward), ("X", *learnable(LAYERS[layer]))
-    programs.append(early_backward(differentiate(whole, wrt), whole, programs[0]))
-    for program in map(apart, programs):
-        ops = [step.op for step in program.steps]
-        outside = (*program.steps[: ops.index("send")], *program.steps[ops.index("receive") :])
-        dense = [step.out for step in outside if step.op in ("gemm", "gemm_transposed")]
-        assert not [name for name in dense if program.shapes[name][0] not in ("S", "B")]
-
-
-def test_gradients_recompute_the_sums_that_values_left_out() -> None:
-    gin = candidates(LAYERS["gin"])[0]
-    whole = overlapped(gin.forward)
-    forward = early(whole)
-    assert "v0" not in {step.out for step in forward.steps}
-    for wrt, is_read in ((("X", "W"), True), (("X",), False)):  # the gradient of W alone reads them
-        backward = early_backward(differentiate(whole, wrt), whole, forward)
-        assert ("v0" in {step.out for step in backward.steps}) == is_read
-
-
 def test_exchanges_keep_their_order() -> None:
     for forms in LAYERS.values():
         for candidate in candidates(forms):

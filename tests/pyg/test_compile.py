@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch_geometric.data import Data
-from torch_geometric.nn import GCN, DeepGCNLayer, GCNConv, SAGEConv, Sequential, SuperGATConv
+from torch_geometric.nn import GCN, GCNConv, SAGEConv
 
 import plait
 from plait.errors import GraphError, InputError, PlaitError, PlanError
@@ -200,22 +200,6 @@ def test_evaluation_computes_every_row() -> None:
         )
 
 
-def test_rows_are_not_used_where_something_mixes_them_afterwards() -> None:
-    class Mixed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.norm = GCNConv(6, 3), nn.BatchNorm1d(3)
-
-        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-            out: Tensor = self.norm(self.conv(x, edge_index))
-            return out
-
-    data, model = graph(), Mixed()
-    compiled = plait.compile(model, data, rows=torch.arange(5))
-    assert any("rows= is not used" in note for note in compiled.plan.notes)  # type: ignore[union-attr, operator]
-    torch.testing.assert_close(compiled(data.x, data.edge_index), model(data.x, data.edge_index))
-
-
 # Constant and sparse features ----------------------------------------------------------------------------
 
 
@@ -280,25 +264,6 @@ def test_a_plan_says_at_its_top_that_the_machine_is_the_built_in_default() -> No
     assert max(map(len, text.splitlines())) <= 100
 
 
-def test_looking_ahead_leaves_random_numbers_gradients_and_modes_alone() -> None:
-    data, model = graph(), model_of().train()
-    state = torch.get_rng_state()
-    compiled = plait.compile(model, data)
-    assert torch.equal(torch.get_rng_state(), state)
-    assert compiled.training
-    assert all(p.grad is None for p in compiled.parameters())
-
-
-def test_looking_ahead_leaves_no_attention_behind_and_the_model_can_be_copied() -> None:
-    # what SuperGATConv keeps of a training step has a graph behind it, which nobody can copy
-    data = Data(x=torch.randn(9, 4), edge_index=torch.randint(0, 9, (2, 30)))
-    model = SuperGATConv(4, 2)
-    compiled = plait.compile(model, data)
-    assert model.att_x is None
-    assert model.att_y is None
-    copy.deepcopy(compiled)
-
-
 def test_analyze_measures_every_step_and_leaves_gradients_alone() -> None:
     data, model = graph(), model_of().train()
     plan = plait.explain(model, data, analyze=True)
@@ -318,13 +283,6 @@ def test_analyze_says_how_much_of_a_whole_step_the_steps_are() -> None:
     unmeasured = plait.explain(model, data)
     assert unmeasured.measured_seconds is None
     assert "Measured: " not in str(unmeasured)
-
-
-def test_a_model_without_layers_is_left_alone() -> None:
-    model = nn.Sequential(nn.Linear(3, 2))
-    compiled = plait.compile(model, graph())
-    assert "nothing to plan" in str(compiled.plan)
-    torch.testing.assert_close(compiled(torch.ones(2, 3)), model(torch.ones(2, 3)))
 
 
 class _Answers(torch.utils.data.Dataset):  # type: ignore[type-arg]
@@ -392,29 +350,6 @@ def test_the_same_bits_for_any_number_of_threads_and_every_run() -> None:
                 assert torch.equal(mine, other)
     finally:
         torch.set_num_threads(before)
-
-
-def test_a_reentrant_checkpoint_inside_is_planned_and_leaves_no_gradients() -> None:
-    data = Data(x=torch.randn(9, 4), edge_index=torch.randint(0, 9, (2, 30)))
-    inside = DeepGCNLayer(GCNConv(4, 4), nn.LayerNorm(4), nn.ReLU(), ckpt_grad=True)
-    parts = [(GCNConv(4, 4), "x, edge_index -> x"), (inside, "x, edge_index -> x")]
-    model = Sequential("x, edge_index", parts)
-    plait.compile(model, data, forms=["twins"])
-    assert all(p.grad is None for p in model.parameters())
-    # what lies behind the checkpoint saves tensors, too, which are freed once
-    model = Sequential("x, edge_index", [*parts, (nn.Tanh(), "x -> x")])
-    plait.compile(model, data, memory_limit="50 MB", mode="training")
-    assert all(p.grad is None for p in model.parameters())
-
-
-def test_a_layer_behind_a_reentrant_checkpoint_is_planned_and_analyzed() -> None:
-    data = Data(x=torch.randn(9, 4), edge_index=torch.randint(0, 9, (2, 30)))
-    inside = DeepGCNLayer(GCNConv(4, 4), nn.LayerNorm(4), nn.ReLU(), ckpt_grad=True)
-    layers = [GCNConv(4, 4), inside, GCNConv(4, 4)]
-    model = Sequential("x, edge_index", [(layer, "x, edge_index -> x") for layer in layers])
-    plan = plait.explain(plait.compile(model, data, memory_limit="50 MB"), data, analyze=True)
-    assert len(plan.layers) == 3
-    assert all(p.grad is None for p in model.parameters())
 
 
 def test_a_weight_that_is_a_view_of_a_parameter_gets_its_own_gradient() -> None:
