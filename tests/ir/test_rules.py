@@ -115,3 +115,21 @@ def test_random_rewrites_keep_the_value() -> None:
             options = [other for rule in RULES.values() for other in everywhere(rule, expr)]
             expr = options[rng.integers(len(options))] if options else expr
         np.testing.assert_allclose(evaluate(expr, given), expected, rtol=1e-8, atol=1e-8)
+
+
+def _doubled(levels: int) -> Expr:
+    """Reads its part twice at every level."""
+    value: Expr = X
+    for _ in range(levels):
+        value = Add((A @ value, value))
+    return value
+
+
+def test_equal_expressions_that_share_their_parts_compare_as_what_they_hold() -> None:
+    assert _doubled(60) == _doubled(60)
+    assert _doubled(60) != _doubled(59)
+    assert _doubled(3) != "another type"
+
+
+def test_a_rule_that_fits_nowhere_visits_shared_parts_once() -> None:
+    assert not list(everywhere(RULES["update_first"], _doubled(60)))

@@ -59,3 +59,16 @@ def test_products_are_bracketed_as_they_are_associated() -> None:
     assert formula((S @ X) @ W) != formula(S @ (X @ W))
     assert formula(Scale(number(-0.5), X)) == "-0.5 * X"
     assert formula(Aggregate("max", Sparse("A", "N", "M"), X)) == "max(A, X)"
+
+
+def _recurrence(count: int) -> Expr:
+    return chebyshev(S, X, [Dense(f"W{k}", "K1", "K2", "learnable") for k in range(count)])[0]
+
+
+def test_what_a_long_expression_holds_often_is_written_once() -> None:
+    """Written out, the recurrence doubles with every weight."""
+    text = formula(_recurrence(60))
+    assert len(text) < 10_000
+    assert text.startswith("t1 = ")
+    assert formula(_recurrence(59)) != text
+    assert ";" not in formula(_recurrence(5))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from plait.ir import Aggregate, Diagonal, Expr, MatMul, Scale, Sparse, total
+from plait.ir import Aggregate, Dense, Diagonal, Expr, MatMul, Scale, Sparse, total
+from plait.ir.build import chebyshev
 from plait.ir.evaluate import evaluate
 from plait.plan.candidates import FORMS, associations, candidates, restrict
 from tests.plan.expressions import EPS, LAYERS, NORMALISED, A, B, V, W, X, values
@@ -30,6 +31,24 @@ def test_a_long_polynomial_stays_small() -> None:
     for _ in range(12):
         value = total(Scale(EPS, NORMALISED @ value), Scale(EPS, X))
     assert len(associations((total(value @ W, X @ V),))) <= 96
+
+
+def test_loops_of_a_deep_product_stay_with_the_matrix() -> None:
+    """As added terms they double the expression at every level; it would never end here."""
+    value: Expr = X
+    for _ in range(60):
+        value = total(Scale(EPS, NORMALISED @ value), Scale(EPS, X))
+    found = candidates((value,))
+    assert {candidate.form for candidate in found} == {"edges"}
+    assert len(found[0].forward.steps) <= 240
+
+
+def test_parts_that_are_shared_at_every_level_are_looked_at_once() -> None:
+    """As a tree the recurrence has more parts than can be visited."""
+    weights = [Dense(f"W{k}", "K1", "K2", "learnable") for k in range(60)]
+    found = candidates(chebyshev(NORMALISED, X, weights))
+    assert found
+    assert all(len(candidate.forward.steps) <= 400 for candidate in found)
 
 
 @pytest.mark.parametrize("name", sorted(LAYERS))

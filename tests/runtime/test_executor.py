@@ -11,14 +11,17 @@ from torch import Tensor
 
 from plait.cost.machine import default_profile
 from plait.graph import Graph
+from plait.ir import Dense
+from plait.ir.build import chebyshev
 from plait.ir.evaluate import evaluate
 from plait.plan.plan import LayerPlan
 from plait.plan.search import Problem, survey
 from plait.runtime import linear
 from plait.runtime.buffers import Buffers
 from plait.runtime.constants import Constants
+from plait.runtime.evaluate import gradients_depend_on
 from plait.runtime.executor import Run, apply
-from tests.plan.expressions import LAYERS, SIZES, N, learnable, values
+from tests.plan.expressions import LAYERS, NORMALISED, SIZES, N, X, learnable, values
 
 CASES = [
     pytest.param(name, is_constant, id=f"{name}{', X constant' if is_constant else ''}")
@@ -132,6 +135,12 @@ def test_inputs_no_gradient_depends_on_are_not_kept() -> None:
         inputs = tensors(plan, given)
         node: Any = apply(run_of(plan, constants, inputs), inputs).grad_fn
         assert not any(kept is inputs["b"] for kept in node.saved_tensors)
+
+
+def test_what_gradients_depend_on_is_found_where_parts_are_shared_at_every_level() -> None:
+    weights = [Dense(f"W{k}", "K1", "K2", "learnable") for k in range(60)]
+    form = chebyshev(NORMALISED, X, weights)[0]
+    assert gradients_depend_on(form, ("X",)) >= {weight.name for weight in weights}
 
 
 def test_no_gradient_is_computed_for_an_input_that_wants_none() -> None:

@@ -30,6 +30,7 @@ class Expr:
     """A term of the algebra; terms share their parts, so what is found out about one is kept with it."""
 
     _hash: int = field(default=0, init=False, repr=False, compare=False)
+    _same: object = field(default=None, init=False, repr=False, compare=False)  # shared by some equal ones
 
     def __reduce__(self) -> tuple[type[Expr], tuple[object, ...]]:
         # hashes of strings differ from process to process
@@ -48,8 +49,26 @@ class Expr:
 
 
 def _hashed_once(cls: type[_Term]) -> type[_Term]:
-    """The class with a hash that walks an expression once: APPNP's share their parts ten levels deep."""
-    compute = cls.__hash__
+    """The class with a hash and a comparison that walk what an expression shares once.
+
+    Terms are compared as trees otherwise: those of ChebConv read every part twice, eighteen levels deep.
+    """
+    compute, compare = cls.__hash__, cls.__eq__
+
+    def equal(self: _Term, other: object) -> bool:
+        if self is other:
+            return True
+        if type(self) is not type(other) or hash(self) != hash(other):
+            return False
+        assert isinstance(other, Expr)
+        if self._same is not None and self._same is other._same:
+            return True
+        if not compare(self, other):
+            return False
+        mark = self._same or other._same or object()
+        object.__setattr__(self, "_same", mark)
+        object.__setattr__(other, "_same", mark)
+        return True
 
     def hashed(self: _Term) -> int:
         if not self._hash:
@@ -57,6 +76,7 @@ def _hashed_once(cls: type[_Term]) -> type[_Term]:
         return self._hash
 
     cls.__hash__ = hashed  # type: ignore[method-assign, assignment]
+    cls.__eq__ = equal  # type: ignore[method-assign, assignment]
     return cls
 
 

@@ -48,13 +48,24 @@ def rule(law: str) -> Callable[[Callable[[Expr], Expr | None]], Rule]:
 
 def everywhere(rule: Rule, expr: Expr) -> Iterator[Expr]:
     """Every expression that one application of the rule, at one place, leads to."""
+    return _led_to(rule, expr, set())
+
+
+def _led_to(rule: Rule, expr: Expr, barren: set[int]) -> Iterator[Expr]:
+    """See `everywhere`; `barren`: parts, by id, that lead nowhere, which an expression may hold often."""
+    if id(expr) in barren:
+        return
     here = rule.apply(expr)
+    leads = here is not None
     if here is not None:
         yield here
     parts = children(expr)
     for k, part in enumerate(parts):
-        for other in everywhere(rule, part):
+        for other in _led_to(rule, part, barren):
+            leads = True
             yield rebuild(expr, (*parts[:k], other, *parts[k + 1 :]))
+    if not leads:
+        barren.add(id(expr))
 
 
 def sweep(rule: Rule, expr: Expr) -> Expr:

@@ -14,6 +14,10 @@ __all__ = ["FORMS", "Candidate", "associations", "candidates", "restrict"]
 
 # most expressions in a closure; beyond it (long polynomials) only sweeps of the given ones are used
 _MOST = 20
+# most products with a matrix that carries loops, one on top of the other, whose loops are also tried as an
+# added term: each further one doubles that expression (SGConv with K=12 took 4 s to plan, K=20 hours), and on
+# layers of this depth the form with the loops inside, or in the edge weights, has far fewer steps
+_MOST_SPLIT = 4
 
 FORMS = {
     "edges": "scalings and loops precomputed as edge weights",
@@ -61,6 +65,8 @@ def associations(forms: tuple[Expr, ...]) -> tuple[Expr, ...]:
                 if other not in found:
                     found[other] = None
                     queue.append(other)
+                if len(found) > _MOST:
+                    break
     if len(found) > _MOST:
         swept = (sweep(RULES[name], form) for form in forms for name in ("update_first", "aggregate_first"))
         found = dict.fromkeys((*forms, *swept))
@@ -90,6 +96,13 @@ def _loops_may_go_inside(expr: Expr) -> bool:
         and any(isinstance(t, Diagonal) and t.name == "i" for t in part.terms)
         for part in walk(expr)
     )
+
+
+@functools.lru_cache(maxsize=1024)
+def _depth(expr: Expr) -> int:
+    """How many products with a sparse matrix are applied one on top of the other."""
+    below = max(map(_depth, children(expr)), default=0)
+    return below + (isinstance(expr, MatMul) and sort(expr.left) == "sparse" and sort(expr) == "dense")
 
 
 def _split(expr: Expr, loops_inside: bool) -> Expr:
@@ -131,10 +144,14 @@ def _written(expr: Expr) -> list[tuple[str, Expr, bool]]:
     ways = [("edges", folded, True)]
     if _restricted(expr):
         return ways
-    ways.append(("fused", _split(expr, False), True))
+    may_split = not _has_loops(expr) or _depth(expr) <= _MOST_SPLIT
+    split = _split(expr, False) if may_split else expr
+    if may_split:
+        ways.append(("fused", split, True))
     if _has_loops(expr) and _loops_may_go_inside(expr):
         ways.append(("fused, loops inside", _split(expr, True), True))
-    ways.append(("rows", _split(expr, False), False))
+    if may_split:
+        ways.append(("rows", split, False))
     return ways
 
 

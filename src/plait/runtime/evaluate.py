@@ -27,6 +27,7 @@ from plait.ir import (
     formula,
     leaves,
     sort,
+    walk,
 )
 from plait.runtime.constants import Constants, SparseValue
 from plait.runtime.placed import PlacedGraph, index_of
@@ -135,16 +136,17 @@ class _OnGraph(Evaluation):
 def gradients_depend_on(expr: Expr, wrt: Iterable[str]) -> frozenset[str]:
     """Leaves whose values the gradients by `wrt` depend on: factors of theirs, or under a map with them."""
     wanted, found = frozenset(wrt), frozenset[str]()
-    parts = [frozenset(leaves(part)) for part in children(expr)]
-    if isinstance(expr, MatMul | Scale):
-        mixed = [*combinations(parts, 2)]
-    elif isinstance(expr, Map | Barrier | Aggregate):
-        mixed = [(parts[-1], parts[-1])]
-    else:
-        mixed = []
-    for one, other in mixed:
-        found |= (other if one & wanted else frozenset()) | (one if other & wanted else frozenset())
-    return found.union(*(gradients_depend_on(part, wanted) for part in children(expr)))
+    for term in walk(expr):  # what is shared comes once: Chebyshev's recurrence reads every part twice
+        parts = [frozenset(leaves(part)) for part in children(term)]
+        if isinstance(term, MatMul | Scale):
+            mixed = [*combinations(parts, 2)]
+        elif isinstance(term, Map | Barrier | Aggregate):
+            mixed = [(parts[-1], parts[-1])]
+        else:
+            mixed = []
+        for one, other in mixed:
+            found |= (other if one & wanted else frozenset()) | (one if other & wanted else frozenset())
+    return found
 
 
 def _sources(value: SparseValue, like: Tensor) -> Tensor:
