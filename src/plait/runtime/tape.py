@@ -26,8 +26,8 @@ __all__ = ["Given", "Sums", "Tape", "apply", "is_large"]
 # the overload itself: finding it at every call takes longer than the operation on a small graph
 _relu_backward: Callable[[Tensor, Tensor, int], Tensor] = torch.ops.aten.threshold_backward.default
 
-# Multiply-adds from which plait's kernels take less time than MKL's, the call from Python included (one thread
-# of an AMD processor, 64 to 1,536 rows of 32 to 500 columns: as long here, about half of it at four times this).
+# Multiply-adds from which plait's kernels take less time than MKL's, the call from Python included: about as
+# long here, half of it at four times this (one thread of an AMD processor, 64 to 1,536 rows).
 _FEWEST = 1 << 18
 
 
