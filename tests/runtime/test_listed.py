@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn import functional
 
 from plait.ir import Aggregate, Dense, Expr, Map, MatMul, Scalar, Scale, Sparse, total
 from plait.ir.build import propagation
 from plait.kernels.listed import entries
 from plait.kernels.listed.reference import dense_matrix
+from plait.runtime import listed as lists
 from plait.runtime.listed import Listed, program_of
 
 X, W, B = Dense("X", "N", "K1"), Dense("W", "K1", "K2", "learnable"), Dense("b", 1, "K2", "learnable")
@@ -73,3 +75,20 @@ def test_values_and_gradients(name: str, wants: bool, width: int) -> None:
 )
 def test_other_expressions_are_left_to_the_planner(expr: Expr) -> None:
     assert program_of((expr,)) is None
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_products_of_many_rows_are_those_of_torch(has_bias: bool) -> None:
+    x = torch.randn(5000, 8, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(16, 8, dtype=torch.float64, requires_grad=True)
+    bias = torch.randn(16, dtype=torch.float64, requires_grad=True) if has_bias else None
+    by = [x, weight] if bias is None else [x, weight, bias]
+    found, expected = lists._linear(x, weight, bias), functional.linear(x, weight, bias)
+    torch.testing.assert_close(found, expected)
+    for out in (found, expected):
+        assert ("_Node" in type(out.grad_fn).__name__) == (out is found)
+    ours = torch.autograd.grad(found.square().sum(), by, create_graph=True)
+    theirs = torch.autograd.grad(expected.square().sum(), by, create_graph=True)
+    torch.testing.assert_close(ours, theirs)
+    seconds = [torch.autograd.grad(sum(g.sum() for g in first), by) for first in (ours, theirs)]  # type: ignore[arg-type]
+    torch.testing.assert_close(*seconds)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from plait.errors import PlanError
 from plait.ir import Dense, Expr, Map, MatMul, Scalar, Scale, formula, total
 from plait.ir.build import propagation
 from plait.kernels.listed import entries
+from plait.runtime import listed as lists
 from plait.runtime import tape as tapes
 from plait.runtime.listed import Listed, Program
 from plait.runtime.tape import Given, Tape
@@ -64,7 +66,8 @@ def leaf(value: Tensor) -> Tensor:
 
 @pytest.fixture(params=[False, True], ids=["torch's products", "plait's products"])
 def tall(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tapes, "TALL", 1 if request.param else 1 << 30)
+    monkeypatch.setattr(tapes, "_FEWEST", 1 if request.param else 1 << 60)
+    monkeypatch.setattr(lists, "_linear", functional.linear)  # what a program is compared with
 
 
 @pytest.mark.usefixtures("tall")

@@ -150,9 +150,11 @@ def _is_longer(tensor: Tensor, rows: int, width: int) -> bool:
 def _with_whole_rows(tensor: Tensor) -> tuple[Tensor, int]:
     """(the matrix with contiguous elements in each row, elements between rows): itself, or a copy."""
     between, along = tensor.stride()
-    if (along == 1 or tensor.shape[1] == 1) and not tensor.is_neg():
+    if tensor.is_neg():
+        tensor = tensor.resolve_neg()
+    elif along == 1 or tensor.shape[1] == 1:
         return tensor, between
-    return tensor.resolve_neg().contiguous(), tensor.shape[1]
+    return tensor.contiguous(), tensor.shape[1]
 
 
 def _apart(name: str, tensor: Tensor) -> int:

@@ -17,12 +17,26 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from plait.errors import PlanError
-from plait.ir import Add, Dense, Expr, Map, MatMul, Scalar, Scale, Sparse, children, formula, leaves, sort
+from plait.ir import (
+    Add,
+    Dense,
+    Expr,
+    Map,
+    MatMul,
+    Scalar,
+    Scale,
+    Sparse,
+    children,
+    formula,
+    leaves,
+    sort,
+    total,
+)
 from plait.ir.build import propagation
 from plait.kernels.listed import Entries, listed_sum
 from plait.runtime.adjoint import mapped
 from plait.runtime.recipe import Recipe
-from plait.runtime.tape import Given, Tape, apply
+from plait.runtime.tape import Given, Tape, apply, is_large
 from plait.runtime.twice import is_vmapped
 
 __all__ = ["Listed", "Matrix", "Program", "program_of"]
@@ -179,6 +193,7 @@ class Program:
 
 
 _MOST_PROGRAMS = 256
+_NO_MATRIX: Any = None  # of a product of dense matrices
 _MOST_TAPES = 256  # of one expression: widths, what needs gradients
 _programs: dict[int, tuple[tuple[Expr, ...], Program | None]] = {}
 
@@ -348,8 +363,42 @@ def _multiplied(left: Tensor, right: Tensor | None, addend: Tensor | None = None
         return left
     # a weight comes as the transpose of what is stored: its gradient passes one node fewer this way
     stored = _stored(right)
-    if stored is not None:
-        if addend is None or addend.dim() == 1:
-            return functional.linear(left, stored, addend)
-        return functional.linear(left, stored) + addend
-    return left @ right if addend is None else torch.addmm(addend, left, right)
+    if stored is None:
+        return left @ right if addend is None else torch.addmm(addend, left, right)
+    is_bias = addend is not None and addend.dim() == 1
+    made = _linear(left, stored, addend if is_bias else None)
+    return made if addend is None or is_bias else made + addend
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x @ weight.T + bias, of many rows by plait's kernels."""
+    given = [x, weight] if bias is None else [x, weight, bias]
+    if not _are_ours(given) or not is_large(x, weight):
+        return functional.linear(x, weight, bias)
+    with_grad = torch.is_grad_enabled()
+    wants = tuple([with_grad and value.requires_grad for value in given])
+    return apply(_product(*weight.shape, wants), _NO_MATRIX, given)
+
+
+def _are_ours(given: Sequence[Tensor]) -> bool:
+    """Whether plait's kernels take these operands."""
+    first = given[0]
+    return (
+        first.dtype in (torch.float32, torch.float64)
+        and all(type(t) in (Tensor, nn.Parameter) and t.is_cpu and t.dtype is first.dtype for t in given)
+        and first.dim() == 2
+        and first.shape[1] == given[1].shape[1]
+        and not is_vmapped(first)
+    )
+
+
+@functools.lru_cache(maxsize=_MOST_TAPES)
+def _product(height: int, width: int, wants: tuple[bool, ...]) -> Tape:
+    """x @ weight.T + bias as one operation of torch's graph, for a weight [height, width]."""
+    expr: Expr = Dense("X", "N", "K1") @ Dense("W", "K1", "K2", "learnable")
+    if len(wants) == 3:
+        expr = total(expr, Dense("b", 1, "K2", "learnable"))
+    shapes = (("X", width, False), ("W", height, True), ("b", height, False))
+    rows = zip(shapes, wants, strict=False)
+    given = [Given(name, wide, is_wanted, is_turned) for (name, wide, is_turned), is_wanted in rows]
+    return Tape(expr, given, lambda values, matrix: functional.linear(*values))

@@ -21,14 +21,14 @@ from plait.kernels import gemm as dense
 from plait.runtime.identity import counts_writes
 from plait.runtime.twice import differentiable
 
-__all__ = ["Given", "Sums", "Tape", "apply"]
+__all__ = ["Given", "Sums", "Tape", "apply", "is_large"]
 
 # the overload itself: finding it at every call takes longer than the operation on a small graph
 _relu_backward: Callable[[Tensor, Tensor, int], Tensor] = torch.ops.aten.threshold_backward.default
 
-# Rows from which plait's kernels take less time than MKL's, the call from Python included (64 x 32 and
-# 32 x 8 on one and two threads: as long at 640 rows, 0.5 to 0.85 of it at 4,096).
-TALL = 2048
+# Multiply-adds from which plait's kernels take less time than MKL's, the call from Python included: about as
+# long here, half of it at four times this (one thread of an AMD processor, 64 to 1,536 rows).
+_FEWEST = 1 << 18
 
 
 class Sums(Protocol):
@@ -327,13 +327,14 @@ def _give(g: Registers, place: int | None, grad: Tensor) -> None:
     g[place] = grad if g[place] is None else g[place] + grad
 
 
-def _is_tall(x: Tensor) -> bool:
-    return x.shape[0] >= TALL
+def is_large(x: Tensor, weight: Tensor) -> bool:
+    """Whether plait's kernels multiply x with a weight, or its gradient, in less time than torch."""
+    return x.shape[0] * weight.numel() >= _FEWEST and x.dtype is weight.dtype
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, addend: Tensor | None) -> Tensor:
     """x @ weight.T + bias + addend."""
-    if _is_tall(x):
+    if is_large(x, weight):
         return dense.gemm(x, weight.t(), x.new_empty(x.shape[0], weight.shape[0]), bias=bias, addend=addend)
     if addend is None:
         return functional.linear(x, weight, bias)
@@ -343,14 +344,14 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, addend: Tensor | Non
 
 def _times(grad: Tensor, weight: Tensor, addend: Tensor | None) -> Tensor:
     """grad @ weight + addend."""
-    if _is_tall(grad):
+    if is_large(grad, weight):
         return dense.gemm(grad, weight, grad.new_empty(grad.shape[0], weight.shape[1]), addend=addend)
     return torch.mm(grad, weight) if addend is None else torch.addmm(addend, grad, weight)
 
 
 def _weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
     """grad.T @ x; vector lanes run over the wider operand."""
-    if not _is_tall(grad):
+    if x.numel() * grad.shape[1] < _FEWEST or x.dtype is not grad.dtype:
         return torch.mm(grad.t(), x)
     return (
         dense.gemm_transposed(grad, x) if x.shape[1] >= grad.shape[1] else dense.gemm_transposed(x, grad).t()

@@ -15,14 +15,12 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from llvmlite import ir
 from numba import cfunc, njit, types
-from numba.extending import intrinsic
 
 from plait.kernels.arguments import Arguments
-from plait.kernels.gemm.cpu import accumulate_rows, multiply_rows
+from plait.kernels.gemm.cpu import accumulate_rows, finished, multiply_rows, total_of
 from plait.kernels.spmm.cpu import sum_row
-from plait.kernels.vector import I64, CodeGen, fetch_add, load_index, load_scalar, next_piece, tile_intrinsic
+from plait.kernels.vector import fetch_add, load_index, load_scalar, next_piece
 
 __all__ = ["CHAIN", "MOST_PRODUCTS", "MOST_SUMS", "kernel"]
 
@@ -51,7 +49,7 @@ def kernel(float_bits: int, index_bits: int, mode: str) -> Any:
     gathers = mode != "rows"
     gather = _gather(float_bits, index_bits, mode if gathers else "plain")
     multiply, accumulate = multiply_rows(float_bits, _HEIGHT), accumulate_rows(float_bits, _HEIGHT)
-    bound, total = load_index(64), _total(float_bits)
+    bound, total = load_index(64), total_of(float_bits)
     size = float_bits // 8
     read, read_product, read_sum = CHAIN.reader(), CHAIN.group_reader("product"), CHAIN.group_reader("sum")
 
@@ -107,44 +105,6 @@ def kernel(float_bits: int, index_bits: int, mode: str) -> Any:
                         total(s.part, a.chunks, s.height * s.across, s.total)
 
     return run
-
-
-@intrinsic  # type: ignore[untyped-decorator]  # numba carries no types
-def finished(typing_context: Any, counter: Any) -> Any:
-    """Count a finished chunk: what was written before is seen by the one that counts the last."""
-
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
-        where = builder.inttoptr(args[0], I64.as_pointer())
-        return builder.atomic_rmw("add", where, ir.Constant(I64, 1), "acq_rel")
-
-    return types.int64(types.int64), generate
-
-
-def _total(float_bits: int) -> Any:
-    """A numba function: out[count] = the sum of this many parts of `count` numbers, one after the other."""
-    lanes = 64 if float_bits == 32 else 32
-    size = float_bits // 8
-
-    def body(base: CodeGen, args: list[Any]) -> None:
-        code = base.of(lanes)
-        b = code.builder
-        parts, stride, chunks, out, left = args
-        mask = code.mask(left)
-
-        def add(k: Any, carried: list[Any]) -> list[Any]:
-            return [b.fadd(carried[0], code.load(b.add(parts, b.mul(k, stride)), mask))]
-
-        (result,) = code.loop(code.word(0), chunks, [code.constant(0.0)], add)
-        code.store(result, out, mask)
-
-    tile = tile_intrinsic(float_bits, 5, 0, body)
-
-    @njit(inline="never")
-    def total(parts, chunks, count, out):  # type: ignore[no-untyped-def]
-        for c in range(0, count, lanes):
-            tile(parts + c * size, count * size, chunks, out + c * size, count - c)
-
-    return total
 
 
 def _gather(float_bits: int, index_bits: int, mode: str) -> Any:

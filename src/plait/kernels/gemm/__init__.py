@@ -23,6 +23,8 @@ _PIECE_ROWS = 192
 # multiply-adds (some 20 us of one core) under which waking a second thread does not pay
 SERIAL_BELOW = 1 << 20
 _FEW_SUMMED = 1 << 20  # numbers of which torch adds up the columns faster
+# partial sums up to this size are added up by the last thread: starting torch's threads takes longer
+_ADDED_BYTES = 1 << 20
 # rows of both operands per pass: 64 columns of float32 of each fit the first-level cache
 _TRANSPOSED_STEP = 128
 
@@ -95,10 +97,8 @@ def gemm_transposed(
     rows, height = left.shape
     width = right.shape[1]
     chunks = transposed_chunks(rows, height, width)
-    if take is None or chunks == 1:
-        partial = torch.empty(chunks * height, width, dtype=left.dtype)
-    else:
-        partial = take(chunks * height, width, left.dtype)
+    made = torch.empty(height, width, dtype=left.dtype)
+    partial = made if chunks == 1 else _partial(chunks * height, width, left.dtype, take)
     address, dtype = _transposed_address(float_bits("left", left), 4), left.dtype
     at = cpu.TRANSPOSED
     words = at.words()
@@ -112,9 +112,18 @@ def gemm_transposed(
     left = read_rows(words, at.left, "left", left, dtype, rows, height)
     right = read_rows(words, at.right, "right", right, dtype, rows, width)
     write_flat(words, at.out, "partial", partial, dtype, chunks * height * width)
+    is_added = chunks > 1 and partial.nbytes <= _ADDED_BYTES
+    words[at.total] = made.data_ptr() if is_added else 0
+    words[at.done], words[at.done_counter] = at.address(words, at.done_counter), 0
     threads = min(launch.num_threads(), chunks) if rows * height * width > SERIAL_BELOW else 1
     at.run(address, words, threads)
-    return partial if chunks == 1 else partial.view(chunks, height, width).sum(0)
+    return made if is_added or chunks == 1 else torch.sum(partial.view(chunks, height, width), 0, out=made)
+
+
+def _partial(
+    rows: int, width: int, dtype: torch.dtype, take: Callable[[int, int, torch.dtype], torch.Tensor] | None
+) -> torch.Tensor:
+    return torch.empty(rows, width, dtype=dtype) if take is None else take(rows, width, dtype)
 
 
 @functools.cache

@@ -17,15 +17,21 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
+from llvmlite import ir
 from numba import cfunc, njit, types
+from numba.extending import intrinsic
 
 from plait.kernels.arguments import Arguments
-from plait.kernels.vector import CodeGen, next_piece, next_rows, tile_intrinsic
+from plait.kernels.vector import I64, CodeGen, next_piece, next_rows, tile_intrinsic
 
-__all__ = ["GEMM", "TRANSPOSED", "accumulate_rows", "kernel", "multiply_rows", "transposed_kernel"]
+__all__ = [
+    "GEMM", "TRANSPOSED", "accumulate_rows", "finished", "kernel", "multiply_rows", "total_of",
+    "transposed_kernel",
+]  # fmt: skip
 
 GEMM = Arguments("rows x[] w[] inner width out[] addend[] bias piece_rows")
-TRANSPOSED = Arguments("rows left[] right[] height width out chunks step")
+# total: where the parts are added up when all chunks are done, 0 where that is done elsewhere
+TRANSPOSED = Arguments("rows left[] right[] height width out chunks step total done done_counter")
 # bits of a tile's row from which on it prefetches rows; a narrower one has too little else to do
 _LEAST_ASKING = 1024
 
@@ -234,7 +240,7 @@ def kernel(float_bits: int, rows: int) -> Any:
 @functools.cache
 def transposed_kernel(float_bits: int, rows: int) -> Any:
     """out[chunk] = left[chunk rows].T @ right[chunk rows], `rows` columns of left at a time."""
-    accumulate = accumulate_rows(float_bits, rows)
+    accumulate, add_up = accumulate_rows(float_bits, rows), total_of(float_bits)
     size = float_bits // 8
     read = TRANSPOSED.reader()
 
@@ -258,5 +264,46 @@ def transposed_kernel(float_bits: int, rows: int) -> Any:
                 )  # fmt: skip
                 is_first = 0
                 first += count
+            if a.total != 0 and finished(a.done) == a.chunks - 1:  # the last one: all parts are there
+                add_up(a.out, a.chunks, a.height * a.width, a.total)
 
     return run
+
+
+@intrinsic  # type: ignore[untyped-decorator]  # numba carries no types
+def finished(typing_context: Any, counter: Any) -> Any:
+    """Count a finished chunk: what was written before is seen by the one that counts the last."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
+        where = builder.inttoptr(args[0], I64.as_pointer())
+        return builder.atomic_rmw("add", where, ir.Constant(I64, 1), "acq_rel")
+
+    return types.int64(types.int64), generate
+
+
+@functools.cache
+def total_of(float_bits: int) -> Any:
+    """A numba function: out[count] = the sum of this many parts of `count` numbers, one after the other."""
+    lanes = 64 if float_bits == 32 else 32
+    size = float_bits // 8
+
+    def body(base: CodeGen, args: list[Any]) -> None:
+        code = base.of(lanes)
+        b = code.builder
+        parts, stride, chunks, out, left = args
+        mask = code.mask(left)
+
+        def add(k: Any, carried: list[Any]) -> list[Any]:
+            return [b.fadd(carried[0], code.load(b.add(parts, b.mul(k, stride)), mask))]
+
+        (result,) = code.loop(code.word(0), chunks, [code.constant(0.0)], add)
+        code.store(result, out, mask)
+
+    tile = tile_intrinsic(float_bits, 5, 0, body)
+
+    @njit(inline="never")
+    def total(parts, chunks, count, out):  # type: ignore[no-untyped-def]
+        for c in range(0, count, lanes):
+            tile(parts + c * size, count * size, chunks, out + c * size, count - c)
+
+    return total

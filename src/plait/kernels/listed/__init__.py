@@ -166,9 +166,10 @@ def listed_sum(matrix: Entries, x: Tensor, identity: float = 0.0, bias: Tensor |
     )
     threads = launch.num_threads() if (count + rows) * width > _SERIAL_BELOW else 1
     piece = width if threads == 1 else max(_LEAST_COLUMNS, -(-width // threads) // 8 * 8)
-    words[at.pieces], words[at.columns] = -(-width // piece) if width else 0, piece
+    pieces = -(-width // piece) if width else 0
+    words[at.pieces], words[at.columns] = pieces, piece
     words[at.width], words[at.rows] = width, rows
-    at.run(_sum_address(bits, addresses[2] != 0), words, threads)
+    at.run(_sum_address(bits, addresses[2] != 0), words, min(threads, pieces))
     return out
 
 
