@@ -201,8 +201,8 @@ def work(rank: int, ranks: int, port: int, asked: dict[str, Any], folder: str) -
         dist.barrier()
         for name in asked["models"]:
             make = lambda name=name: MODELS[name](asked["width"], asked["hidden"], CLASSES)  # noqa: E731
-            networks, count = [measure_network() for _ in range(2)], asked["count"]
-            network, sharing = typical(networks), [measure_sharing()]
+            networks, count, sharing = [measure_network()], asked["count"], [measure_sharing()]
+            network = networks[0]
             runs = {
                 strategy: full_graph(make, data, split, network, part, count)
                 for strategy, split in SPLITS.items()

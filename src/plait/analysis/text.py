@@ -33,9 +33,10 @@ def _all(analysis: Analysis) -> Iterator[str]:
     yield f"machine: {analysis.machine}"
     network = analysis.options.network
     met = f", {_three(network.meeting * 1e6)} µs wherever workers wait for each other" * bool(network.meeting)
-    yield (
+    yield from wrapped(
         f"network: {network.name}, {_unit(network.bytes_per_s, 'B/s')}, {network.latency * 1e6:g} µs a "
-        f"message{met}; {analysis.workers} workers with {_unit(analysis.options.memory, 'B')} each"
+        f"message{met}; {analysis.workers} workers with {_unit(analysis.options.memory, 'B')} each",
+        "",
     )
     for note in analysis.notes:
         yield from wrapped(f"note: {note}", "")

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from plait.analysis.analysis import Analysis, Options, analyse, check_workers, halo_of, memory_of
-from plait.analysis.growth import fanouts_of
+from plait.analysis.growth import check_batches, fanouts_of
 from plait.analysis.layers import layers_of
 from plait.analysis.models import HEADS, layers_by_name
 from plait.analysis.network import Network, network_of
@@ -68,6 +68,7 @@ def analyze(
         raise InputError(
             f"sharing: {sharing!r}; give how many times slower a worker is, a number of at least 1"
         )
+    check_batches(batch_size, fanouts or ())  # before batches are drawn and timed
     linked, limit, machine = network_of(network), memory_of(memory), machine_in_use()
     notes: tuple[str, ...] = ()
     if isinstance(model, str):
