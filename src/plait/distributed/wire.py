@@ -53,13 +53,11 @@ def with_meeting(network: Network, apart: float, together: float, traffic: Traff
     """The network with what ranks lose each time they meet: what is left of how much longer steps take.
 
     `apart` are the seconds of a step in which ranks compute at once and never meet, `together` of the same
-    step with this traffic. Where nothing is left messages were faster in steps than between exchanges: then
-    the latency is that of steps.
+    step with this traffic. The latency stays what it is between two pieces of work: on a busy machine steps
+    that never wait lose their turns to other programs, and nothing is left for meetings.
     """
-    left = max(0.0, together - apart - traffic.busiest / network.bytes_per_s)
-    latency = min(network.latency, left / max(1, traffic.messages))
-    meeting = (left - latency * traffic.messages) / max(1, traffic.meetings)
-    return replace(network, latency=latency, meeting=max(0.0, meeting))
+    left = together - apart - network.seconds(traffic)
+    return replace(network, meeting=max(0.0, left / max(1, traffic.meetings)))
 
 
 def _exchange_seconds(size: int, work: _Work, rank: int, ranks: int, group: Any) -> float:
