@@ -8,8 +8,8 @@ training runs them, with no barrier in between: its seconds are those of the slo
 epochs. Network and sharing are measured in every round too, and everything is the median over the rounds.
 Bytes are those handed to torch.distributed for other processes.
 
-Two strategies are tied where their seconds, measured or predicted, differ by less than the spread of the
-measured ones: half the distance between the quartiles of a strategy's turns, the larger one of the two.
+Two strategies are tied where the ranges of their measured seconds, from the 20th to the 80th percentile of
+their turns, overlap. A ranking is right where every pair that is not tied is predicted in its measured order.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ SPLITS = {
     "feature partition": "features",
 }
 MINI_BATCH = "mini-batch, dependent"
+PARTS = ("compute_seconds", "bytes_per_worker", "messages_per_worker", "meetings")
 BATCH, FANOUTS, CLASSES = 1024, (10, 10), 8
 SETTLING = 24  # steps
 
@@ -181,8 +182,8 @@ def mini_batches(make: Callable[[], nn.Module], folder: Path, epochs: int) -> Tu
 
 def typical(found: list[Network]) -> Network:
     """The network as the strategies met it: medians over all rounds."""
-    rates, latencies = [n.bytes_per_s for n in found], [n.latency for n in found]
-    return Network("measured", statistics.median(rates), statistics.median(latencies))
+    fields = ((n.bytes_per_s, n.latency, n.meeting) for n in found)
+    return Network("measured", *map(statistics.median, zip(*fields, strict=True)))
 
 
 def work(rank: int, ranks: int, port: int, asked: dict[str, Any], folder: str) -> None:
@@ -200,8 +201,8 @@ def work(rank: int, ranks: int, port: int, asked: dict[str, Any], folder: str) -
         dist.barrier()
         for name in asked["models"]:
             make = lambda name=name: MODELS[name](asked["width"], asked["hidden"], CLASSES)  # noqa: E731
-            networks, count = [measure_network() for _ in range(2)], asked["count"]
-            network, sharing = typical(networks), [measure_sharing()]
+            networks, count, sharing = [measure_network()], asked["count"], [measure_sharing()]
+            network = networks[0]
             runs = {
                 strategy: full_graph(make, data, split, network, part, count)
                 for strategy, split in SPLITS.items()
@@ -216,7 +217,7 @@ def work(rank: int, ranks: int, port: int, asked: dict[str, Any], folder: str) -
                 networks.append(measure_network())
                 sharing.append(measure_sharing())
             network = typical(networks)
-            linked = [network.bytes_per_s, network.latency]
+            linked = [network.bytes_per_s, network.latency, network.meeting]
             told = {strategy: run.told() for strategy, run in runs.items()}
             shared = statistics.median(sharing)
             found.append({"graph": graph, "model": name, "network": linked, "sharing": shared, "runs": told})
@@ -266,10 +267,16 @@ def line(row: dict[str, Any]) -> str:
     return text + "".join(f" {name} {value:.4f}" for name, value in parts.items())
 
 
-def spread(turns: list[float]) -> float:
-    """Half the distance between the quartiles."""
-    low, _, high = statistics.quantiles(turns, n=4) if len(turns) > 1 else (0.0, 0.0, 0.0)
-    return (high - low) / 2
+def band(turns: list[float]) -> tuple[float, float]:
+    """The 20th and the 80th percentile."""
+    low, high = np.quantile(turns, (0.2, 0.8)).tolist()
+    return low, high
+
+
+def are_tied(one: list[float], other: list[float]) -> bool:
+    """Whether the ranges of two strategies' turns overlap."""
+    (low, high), (lower, higher) = band(one), band(other)
+    return low <= higher and lower <= high
 
 
 def misplaced(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
@@ -277,8 +284,7 @@ def misplaced(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
     found = []
     for one, other in itertools.combinations(rows, 2):
         seen, said = (other[key] - one[key] for key in ("seconds", "predicted_seconds"))
-        is_tied = min(abs(seen), abs(said)) < max(spread(one["turns"]), spread(other["turns"]))
-        if seen * said < 0 and not is_tied:
+        if seen * said < 0 and not are_tied(one["turns"], other["turns"]):
             found.append((one["strategy"], other["strategy"]))
     return found
 
@@ -345,7 +351,8 @@ def main() -> None:
     for number, entry in enumerate(said[0]["found"]):
         network = Network("loopback", *entry["network"])
         said_of = (
-            f"{network.bytes_per_s / 1e9:.2f} GB/s, {network.latency * 1e6:.0f} us; "
+            f"{network.bytes_per_s / 1e9:.2f} GB/s, {network.latency * 1e6:.0f} us a message, "
+            f"{network.meeting * 1e6:.0f} us a meeting; "
             f"computing all at once: {entry['sharing']:.2f} times slower than one alone"
         )
         print(f"{entry['graph']} {entry['model']}: {said_of}")
@@ -363,6 +370,7 @@ def main() -> None:
                 "predicted_bytes": base and base["bytes_per_epoch"],
                 "shard_plan_seconds": run.get("shard_plan_seconds"), "parts": run.get("parts"),
                 "network": entry["network"], "sharing": entry["sharing"],
+                "predicted_parts": base and {name: base[name] for name in PARTS},
             })  # fmt: skip
     print("ratios are predicted over measured")
     for row in rows:

@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from plait.analysis.advice import advise, bandwidth_at_par
+from plait.analysis.advice import advise, bandwidth_at_par, tied
 from plait.analysis.network import Network, network_of
 from plait.analysis.statistics import Statistics
-from plait.analysis.strategies import Cluster, price
+from plait.analysis.strategies import Cluster, Strategy, price
 from tests.analysis.test_growth import random_graph
 from tests.analysis.test_strategies import cluster, workload
 
@@ -29,6 +29,33 @@ def test_at_par_both_take_equally_long() -> None:
             assert one.seconds_at(network) == pytest.approx(other.seconds_at(network), rel=1e-9)
             met += 1
     assert met
+
+
+def test_at_par_both_take_equally_long_where_meetings_cost_too() -> None:
+    graph = random_graph(400, 4000)
+    work, machines = workload("gcn", Statistics.of(graph)), cluster(graph, np.arange(400) % 4)
+    found = {strategy.name: strategy for strategy in price(work, machines)}
+    one, other = found["edge cut"], found["feature partition"]
+    one = replace(one, compute_seconds=other.compute_seconds + 1.0 if _sends_less(one, other) else 0.0)
+    value = bandwidth_at_par(one, other, Network("n", 1.0, 1e-6, 1e-3))
+    assert value is not None
+    network = Network("n", value, 1e-6, 1e-3)
+    assert one.seconds_at(network) == pytest.approx(other.seconds_at(network), rel=1e-9)
+
+
+def _sends_less(one: Strategy, other: Strategy) -> bool:
+    return one.traffic.busiest < other.traffic.busiest
+
+
+def test_prices_that_are_too_near_to_tell_are_a_tie() -> None:
+    graph = random_graph(400, 4000)
+    work, machines = workload("gcn", Statistics.of(graph)), cluster(graph, np.arange(400) % 4)
+    best = price(work, machines)[0]
+    others = [
+        replace(best, name=name, seconds_per_epoch=best.seconds_per_epoch * times)
+        for name, times in (("near", 1.09), ("far", 1.11))
+    ]
+    assert tied(best, [best, *others]) == ("near",)
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,19 @@ def test_text_fits_a_terminal_and_values_are_plain(model: str) -> None:
         assert asked <= set(strategy)
     assert told["advice"]["winner"] in told["strategies"]
     assert set(told["pipelines"]) == {run.mode.name for run in found.pipelines}
+
+
+def test_a_network_says_what_meetings_cost_and_the_best_with_whom_it_ties() -> None:
+    asked = {"workers": (2,), "network": network_of("10gbit,30us,500us")}
+    found = analysis(Statistics.of(random_graph(300, 2000)), **asked)
+    lines = str(found).splitlines()
+    assert all(len(line) <= 100 for line in lines)
+    assert "500 µs wherever workers wait for each other" in str(found).replace("\n    ", " ")
+    assert found.to_dict()["network"]["meeting"] == 5e-4
+    assert found.advice is not None
+    near = replace(found.advice, tied=("edge cut", "vertex cut"))
+    assert "a tie (prices within 10%) with: edge cut, vertex cut" in str(replace(found, advice=near))
+    assert near.to_dict()["tied"] == ["edge cut", "vertex cut"]
 
 
 def test_the_papers_row_stands_beside_the_count() -> None:

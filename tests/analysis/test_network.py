@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from plait.analysis.network import Network, Traffic, all_gather, all_reduce, all_to_all, network_of
 from plait.errors import InputError
+
+Collective = Callable[[float, int], Traffic]
 
 
 def ring_all_reduce(size: int, workers: int) -> tuple[int, int, int]:
@@ -37,6 +41,17 @@ def test_seconds_are_bytes_over_bandwidth_and_messages_times_latency() -> None:
     assert Traffic(1, 2, 3) + Traffic(4, 5, 6) * 2 == Traffic(9, 12, 15)
 
 
+def test_workers_that_meet_lose_more_than_their_messages_take() -> None:
+    network = Network("x", 100.0, 0.5, meeting=4.0)
+    assert network.seconds(Traffic(500, 200, 3, 2)) == 2.0 + 1.5 + 8.0
+    assert Traffic(1, 2, 3, 4) + Traffic(5, 6, 7, 8) * 2 == Traffic(11, 14, 17, 20)
+
+
+@pytest.mark.parametrize("collective", [all_reduce, all_gather, all_to_all])
+def test_a_collective_is_one_meeting_and_one_worker_meets_nobody(collective: Collective) -> None:
+    assert [collective(840, workers).meetings for workers in (1, 2, 8)] == [0, 1, 1]
+
+
 @pytest.mark.parametrize(
     ("given", "speed", "latency"),
     [
@@ -54,8 +69,20 @@ def test_networks_by_name_and_by_figures(given: object, speed: float, latency: f
 
 
 @pytest.mark.parametrize(
-    "given", ["carrier pigeon", "-10gbit", "0gbit", "10gbit,-5us", "1.2.3gbit", (0, 1), (1, -1), None, 7]
+    ("given", "meeting"),
+    [("40gbit", 0.0), ("40gbit,10us", 0.0), ("40gbit,10us,500us", 5e-4), ((1e9, 1e-5, 2e-4), 2e-4)],
 )
+def test_a_third_figure_is_what_a_meeting_costs(given: object, meeting: float) -> None:
+    assert network_of(given).meeting == pytest.approx(meeting)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "carrier pigeon", "-10gbit", "0gbit", "10gbit,-5us", "10gbit,5us,-1us", "10gbit,5us,1us,1us",
+        "1.2.3gbit", (0, 1), (1, -1), (1, 1, -1), (1, 1, 1, 1), None, 7,
+    ],
+)  # fmt: skip
 def test_bad_networks_are_refused_with_what_to_write(given: object) -> None:
     with pytest.raises(InputError, match=r"network: .*10gbit"):
         network_of(given)

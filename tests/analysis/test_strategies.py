@@ -134,6 +134,23 @@ def test_laws_of_every_strategy(model: str) -> None:
         assert s.largest_nodes(200, 2 * s.memory_per_worker) > 390
 
 
+def test_what_a_meeting_costs_is_paid_wherever_workers_wait_for_each_other() -> None:
+    graph = random_graph(200, 1500)
+    work, machines = workload("gcn", Statistics.of(graph)), cluster(graph, np.arange(200) % 4)
+    dear = replace(machines, network=replace(machines.network, meeting=1.0))
+    before, after = by_name(work, machines), by_name(work, dear)
+    for name, found in after.items():
+        paid = found.seconds_per_epoch - before[name].seconds_per_epoch
+        assert paid == pytest.approx(found.traffic.meetings)
+        assert found.compute_seconds == before[name].compute_seconds
+    products = sum(len(load.gathers) for load in work.loads)
+    # the gradients' sum, and the number of rows that the loss is a mean of
+    assert after["edge cut"].traffic.meetings == products + 2
+    assert after["vertex cut"].traffic.meetings == 2 * products + 2
+    assert after["mini-batch, dependent"].traffic.meetings == 4 * machines.fetch.steps
+    assert after["one worker"].traffic.meetings == 0
+
+
 def test_one_worker_is_all_there_is_for_one_worker() -> None:
     graph = random_graph(50, 100)
     machines = cluster(graph, np.zeros(50, int))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from plait.analysis.network import Network, Traffic
 from plait.distributed.session import join
-from plait.distributed.wire import fitted, measure_network, measure_sharing
+from plait.distributed.wire import _Steps, fitted, measure_network, measure_sharing, with_meeting
 from tests.distributed.shards import run
 
 
@@ -29,10 +31,47 @@ def test_larger_messages_that_took_no_longer_still_give_a_network() -> None:
     assert fitted({8: 1e-4, 1 << 16: 1e-4}, 1).bytes_per_s > 0
 
 
+def test_what_steps_take_longer_is_latency_bytes_and_meetings() -> None:
+    network, traffic = Network("measured", 1000.0, 0.5), Traffic(400, 200, 6, 5)
+    met = with_meeting(network, apart=10.0, together=10.0 + 0.2 + 6 * 0.5 + 5 * 0.25, traffic=traffic)
+    assert (met.latency, met.meeting) == pytest.approx((0.5, 0.25))
+    assert 10.0 + met.seconds(traffic) == pytest.approx(14.45)
+
+
+def test_steps_that_take_no_longer_than_their_messages_leave_nothing_for_meetings() -> None:
+    traffic, network = Traffic(400, 200, 6, 5), Network("measured", 1000.0, 0.5)
+    assert with_meeting(network, 10.0, 10.0 + 0.2 + 1.2, traffic) == network
+    assert with_meeting(network, 10.0, 9.0, traffic) == network
+
+
+def counted(rank: int, size: int, folder: Path) -> None:
+    join(60.0, None)
+    steps = _Steps(32, None, meets=True)
+    before = replace(steps._peers.counters)
+    steps._step()
+    after = steps._peers.counters
+    told = [
+        getattr(after, name) - getattr(before, name) for name in ("exchanges", "bytes_out", "reduced_bytes")
+    ]
+    (folder / f"{rank}.json").write_text(json.dumps(told))
+
+
+@pytest.mark.processes
+def test_steps_send_what_their_traffic_says(tmp_path: Path) -> None:
+    run(counted, 2, tmp_path)
+    said = _Steps.traffic(2)
+    for rank in range(2):
+        exchanges, sent, reduced = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert exchanges + 1 == said.meetings
+        assert sent + reduced == said.busiest
+
+
 def both(rank: int, size: int, folder: Path) -> None:
     join(60.0, None)
     network, sharing = measure_network(sizes=(8, 1 << 16, 1 << 20)), measure_sharing()
-    (folder / f"{rank}.json").write_text(json.dumps([network.bytes_per_s, network.latency, sharing]))
+    (folder / f"{rank}.json").write_text(
+        json.dumps([network.bytes_per_s, network.latency, network.meeting, sharing])
+    )
 
 
 @pytest.mark.processes
@@ -41,4 +80,4 @@ def test_ranks_agree_on_what_lies_between_them(tmp_path: Path) -> None:
     run(both, 2, tmp_path)
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
     assert first == second
-    assert all(0 < number < float("inf") for number in first)
+    assert all(0 <= number < float("inf") for number in first)

@@ -287,3 +287,8 @@ def test_exchanges_have_words() -> None:
             words = step_text(Step(op, "v1", (("x", "v0"),), is_transposed)).split()
             assert "rows" in words or "gradients" in words
     assert step_text(Step("to_columns", "v1", (("x", "v0"),))) == "exchange rows for columns of all rows"
+
+
+def test_an_exchange_costs_its_bytes_its_messages_and_a_meeting() -> None:
+    assert Link(100.0, 0.5, 3, meeting=4.0).seconds(200.0) == 2.0 + 1.5 + 4.0
+    assert Link(100.0, 0.5, 0, meeting=4.0).seconds(200.0) == 2.0

@@ -11,10 +11,12 @@ from plait.analysis.network import Network
 from plait.analysis.strategies import Cluster, Strategy, price
 from plait.analysis.workload import Workload
 
-__all__ = ["Advice", "BreakEven", "advise", "bandwidth_at_par"]
+__all__ = ["TIE", "Advice", "BreakEven", "advise", "bandwidth_at_par", "tied"]
 
 _MOST_WORKERS = 1024
 _WIDTHS = (2.0, 4.0, 8.0, 16.0)
+TIE = 0.1
+"""Strategies whose prices differ by less than this share were measured in either order."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +40,17 @@ class Advice:
     winner: str
     because: str
     break_even: tuple[BreakEven, ...]
+    tied: tuple[str, ...] = ()  # too near to the winner to tell which is faster
 
     def to_dict(self) -> dict[str, Any]:
         """The advice as plain data."""
         found = [limit.to_dict() for limit in self.break_even]
-        return {"winner": self.winner, "because": self.because, "break_even": found}
+        return {
+            "winner": self.winner,
+            "because": self.because,
+            "break_even": found,
+            "tied": list(self.tied),
+        }
 
 
 def advise(
@@ -61,7 +69,14 @@ def advise(
         *_widths(best, work, cluster, memory),
     ]
     found = tuple(limit for limit in limits if limit is not None)
-    return Advice(best.name, _because(best, candidates, strategies, memory), found)
+    because = _because(best, candidates, strategies, memory)
+    return Advice(best.name, because, found, tied(best, candidates))
+
+
+def tied(best: Strategy, others: Sequence[Strategy]) -> tuple[str, ...]:
+    """Those whose price is too near to that of the best to tell which is faster."""
+    limit = best.seconds_per_epoch * (1 + TIE)
+    return tuple(s.name for s in others if s is not best and s.seconds_per_epoch <= limit)
 
 
 def _contenders(strategies: Sequence[Strategy], memory: float) -> list[Strategy]:
@@ -117,6 +132,7 @@ def bandwidth_at_par(one: Strategy, other: Strategy, network: Network) -> float 
     more = one.traffic.busiest - other.traffic.busiest
     less = other.compute_seconds - one.compute_seconds
     less += (other.traffic.messages - one.traffic.messages) * network.latency
+    less += (other.traffic.meetings - one.traffic.meetings) * network.meeting
     if more == 0 or less == 0 or (more > 0) != (less > 0):
         return None
     return more / less

@@ -150,6 +150,7 @@ class Analysis:
                 "name": self.options.network.name,
                 "bytes_per_s": self.options.network.bytes_per_s,
                 "latency": self.options.network.latency,
+                "meeting": self.options.network.meeting,
             },
             "workers": self.workers,
             "layers": [layer.to_dict() for layer in self.layers],

@@ -13,7 +13,7 @@ from plait.errors import InputError
 from plait.graph import Graph
 from plait.graph.partition import distinct
 
-__all__ = ["FANOUT", "Batch", "Growth", "draw", "estimate", "fanouts_of", "grow", "measure"]
+__all__ = ["FANOUT", "Batch", "Growth", "check_batches", "draw", "estimate", "fanouts_of", "grow", "measure"]
 
 Ints = NDArray[np.int64]
 FANOUT = 10  # where none was asked for
@@ -43,10 +43,15 @@ class Growth:
         return sum(self.edges[: layers - layer])
 
 
-def grow(statistics: Statistics, batch: int, fanouts: Sequence[int | None], seed: int = 0) -> Growth:
-    """Measured where the graph is available, else estimated; a fan-out of None takes all neighbours."""
+def check_batches(batch: int, fanouts: Sequence[int | None]) -> None:
+    """InputError unless batches have a seed and hops take a neighbour."""
     if batch < 1 or any(fanout is not None and fanout < 1 for fanout in fanouts):
         raise InputError(f"batch_size={batch}, fanouts={list(fanouts)}: give whole numbers of at least 1")
+
+
+def grow(statistics: Statistics, batch: int, fanouts: Sequence[int | None], seed: int = 0) -> Growth:
+    """Measured where the graph is available, else estimated; a fan-out of None takes all neighbours."""
+    check_batches(batch, fanouts)
     if statistics.graph is not None and statistics.graph.is_square:
         return measure(statistics.graph, batch, fanouts, np.random.default_rng(seed))
     return estimate(statistics, batch, fanouts)

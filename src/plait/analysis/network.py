@@ -14,51 +14,67 @@ __all__ = ["NAMED", "Network", "Traffic", "all_gather", "all_reduce", "all_to_al
 
 @dataclass(frozen=True)
 class Network:
-    """Bytes per second each worker can send while receiving as many, and a message's latency in seconds."""
+    """Bytes per second each worker can send while receiving as many, and a message's latency in seconds.
+
+    `meeting` is what workers lose in addition each time they wait for each other: they arrive at different
+    times, and those that waited have to wake up.
+    """
 
     name: str
     bytes_per_s: float
     latency: float
+    meeting: float = 0.0
 
     def seconds(self, traffic: Traffic) -> float:
         """Seconds of this traffic for the busiest worker."""
-        return traffic.busiest / self.bytes_per_s + traffic.messages * self.latency
+        return (
+            traffic.busiest / self.bytes_per_s
+            + traffic.messages * self.latency
+            + traffic.meetings * self.meeting
+        )
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes all workers send together, those of the busiest one, and its messages one after the other."""
+    """Bytes all workers send together, those of the busiest one, its messages one after the other.
+
+    `meetings`: how often workers wait for each other.
+    """
 
     total: float = 0.0
     busiest: float = 0.0
     messages: float = 0.0
+    meetings: float = 0.0
 
     def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(self.total + other.total, self.busiest + other.busiest, self.messages + other.messages)
+        return Traffic(
+            self.total + other.total, self.busiest + other.busiest, self.messages + other.messages,
+            self.meetings + other.meetings,
+        )  # fmt: skip
 
     def __mul__(self, times: float) -> Traffic:
-        return Traffic(self.total * times, self.busiest * times, self.messages * times)
+        return Traffic(self.total * times, self.busiest * times, self.messages * times, self.meetings * times)
 
 
 def all_reduce(size: float, workers: int) -> Traffic:
     """Every worker gets the sum of all workers' `size` bytes: a ring sends 2 (P - 1) / P of them each.
 
-    It takes 2 (P - 1) steps, each a message.
+    It takes 2 (P - 1) steps, each a message, and workers wait for each other once.
     """
     share = 2.0 * (workers - 1) / workers
-    return Traffic(share * size * workers, share * size, 2 * (workers - 1))
+    return Traffic(share * size * workers, share * size, 2 * (workers - 1), int(workers > 1))
 
 
 def all_gather(size: float, workers: int) -> Traffic:
     """Every worker gets all `size` bytes, of which each has an equal part."""
     share = (workers - 1) / workers
-    return Traffic(share * size * workers, share * size, workers - 1)
+    return Traffic(share * size * workers, share * size, workers - 1, int(workers > 1))
 
 
 def all_to_all(size: float, workers: int) -> Traffic:
     """`size` bytes spread by rows are spread by columns: of its part each worker keeps one part in P."""
     share = (workers - 1) / workers**2
-    return Traffic(share * size * workers, share * size, workers - 1)
+    return Traffic(share * size * workers, share * size, workers - 1, int(workers > 1))
 
 
 NAMED = {
@@ -73,24 +89,30 @@ NAMED = {
 }
 _UNITS = {"gbit": 1e9 / 8, "mbit": 1e6 / 8, "gb/s": 1e9, "mb/s": 1e6}
 _TIMES = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
-_HELP = f"name one of {', '.join(NAMED)}, or write e.g. 40gbit, 5GB/s or 40gbit,10us"
+_TIME = r"(?:,\s*([-+.\d]+)\s*(us|µs|ms|s))?"
+_FIGURES = re.compile(rf"([-+.\d]+)\s*(gbit|mbit|gb/s|mb/s){_TIME}{_TIME}")
+_HELP = f"name one of {', '.join(NAMED)}, or write e.g. 40gbit, 5GB/s, 40gbit,10us or 40gbit,10us,500us"
 
 
 def network_of(given: Any) -> Network:
-    """A network by name ("10gbit"), by figures ("40gbit,10us"), as (bytes per second, latency), or itself."""
+    """A network by name ("10gbit"), by figures ("40gbit,10us"), as (bytes per second, latency), or itself.
+
+    A third figure is what a meeting costs beside its messages: "40gbit,10us,500us".
+    """
     if isinstance(given, Network):
         return _checked(given)
-    if isinstance(given, tuple | list) and len(given) == 2:
-        return _checked(Network("given", float(given[0]), float(given[1])))
+    if isinstance(given, tuple | list) and len(given) in (2, 3):
+        return _checked(Network("given", *map(float, given)))
     if isinstance(given, str):
         text = given.strip().lower()
         if text in NAMED:
             return Network(text, *NAMED[text])
-        match = re.fullmatch(r"([-+.\d]+)\s*(gbit|mbit|gb/s|mb/s)(?:,\s*([-+.\d]+)\s*(us|µs|ms|s))?", text)
+        match = _FIGURES.fullmatch(text)
         if match is not None:
             speed = _number(match[1]) * _UNITS[match[2]]
             late = NAMED["10gbit"][1] if match[3] is None else _number(match[3]) * _TIMES[match[4]]
-            return _checked(Network(text, speed, late))
+            meeting = 0.0 if match[5] is None else _number(match[5]) * _TIMES[match[6]]
+            return _checked(Network(text, speed, late, meeting))
     raise InputError(f"network: {given!r} is not known; {_HELP}")
 
 
@@ -106,4 +128,6 @@ def _checked(network: Network) -> Network:
         raise InputError(f"network: a bandwidth of {network.bytes_per_s:g} bytes a second; {_HELP}")
     if not math.isfinite(network.latency) or network.latency < 0:
         raise InputError(f"network: a latency of {network.latency:g} seconds; {_HELP}")
+    if not math.isfinite(network.meeting) or network.meeting < 0:
+        raise InputError(f"network: a meeting of {network.meeting:g} seconds; {_HELP}")
     return network

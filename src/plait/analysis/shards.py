@@ -27,8 +27,8 @@ class Shards:
 
     @property
     def seconds(self) -> float:
-        """What ranks compute in one step, without waiting for rows: they meet after every layer."""
-        return sum(max(map(_computed, choices)) for choices in self.layers)
+        """What ranks compute in one step, the slowest one between every two exchanges and in every layer."""
+        return sum(_slowest(choices) for choices in self.layers)
 
     @property
     def exchanges(self) -> int:
@@ -47,6 +47,7 @@ def _traffic(choices: tuple[Choice, ...]) -> Traffic:
         float(sum(sum(choice.bytes_each) for choice in choices)),
         max(map(_busier, choices)),
         exchanges * (len(choices) - 1),
+        exchanges,
     )
 
 
@@ -58,11 +59,22 @@ def _busier(choice: Choice) -> float:
     return float(sum(step.price.work.bytes_least for step in steps))
 
 
-def _computed(choice: Choice) -> float:
-    """Seconds of one rank in a layer; of exchanges what is done at this end."""
+def _slowest(choices: tuple[Choice, ...]) -> float:
+    """Seconds of a layer in which the ranks that arrive at an exchange first wait for the last one."""
+    pieces = [_pieces(choice) for choice in choices]
+    # ranks that overlap their exchanges differently still wait as often as the others
+    slowest: list[float] = [max(together) for together in zip(*pieces, strict=True)]
+    return sum(slowest)
+
+
+def _pieces(choice: Choice) -> list[float]:
+    """Seconds that one rank computes between the exchanges of a layer; of those what is done at this end."""
     if choice.plan is None:
-        return choice.pass_seconds
-    return sum(
-        step.price.copy_seconds if step.step.op in EXCHANGES else step.price.seconds
-        for step in choice.plan.steps
-    )
+        return [choice.pass_seconds]
+    found = [0.0]
+    for step in choice.plan.steps:
+        if step.step.op in EXCHANGES:
+            found.append(step.price.copy_seconds)
+        else:
+            found[-1] += step.price.seconds
+    return found

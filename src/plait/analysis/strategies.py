@@ -27,6 +27,7 @@ _ID_BYTES, _HEADER = 8, 3  # of a node's number on its way, and the numbers that
 _QUESTION_HEAD, _COUNT_BYTES = 4, 4  # numbers before the nodes of a question; of the count of a node's edges
 _ASKING = 5  # messages of a round of questions: that there is one, how long, the nodes, counts, edges
 _ROUND = 4  # messages of a round of fetching: that there is one, how many rows, which, the rows
+_MET = 3  # of them, those that ranks wait for
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ class Strategy:
             "bytes_per_worker": self.traffic.busiest,
             "bytes_per_layer": [traffic.total for traffic in self.traffic_per_layer],
             "messages_per_worker": self.traffic.messages,
+            "meetings": self.traffic.meetings,
             "memory_per_worker": self.memory_per_worker,
             "synchronisations": self.synchronisations,
             "seconds_per_epoch": self.seconds_per_epoch,
@@ -186,7 +188,7 @@ def _halo_traffic(work: Workload, cut: EdgeCut, load: Load) -> Traffic:
     columns = sum(load.gathers) * work.float_bytes
     busiest = max((max(h, s) for h, s in zip(cut.halo, cut.sent, strict=True)), default=0.0)
     messages = max(cut.peers, default=0) * len(load.gathers)
-    return Traffic(sum(cut.halo) * columns, busiest * columns, messages)
+    return Traffic(sum(cut.halo) * columns, busiest * columns, messages, len(load.gathers))
 
 
 def _edge_cut(work: Workload, cluster: Cluster) -> Strategy:
@@ -224,7 +226,7 @@ def _mirror_traffic(work: Workload, cut: VertexCut, load: Load) -> Traffic:
     mirrors = [held - own for held, own in zip(cut.copies, cut.owned, strict=True)]
     columns = 2 * sum(load.gathers) * work.float_bytes
     messages = 2 * (cut.parts - 1) * len(load.gathers)
-    return Traffic(sum(mirrors) * columns, max(mirrors) * columns, messages)
+    return Traffic(sum(mirrors) * columns, max(mirrors) * columns, messages, 2 * len(load.gathers))
 
 
 def _vertex_cut(work: Workload, cluster: Cluster) -> Strategy:
@@ -276,7 +278,7 @@ def _operator_features(work: Workload, cluster: Cluster) -> Strategy:
         outputs = sum(load.gathers) + 2 * load.width_out + load.width_in
         products = len(load.gathers) + 3
         gathered = all_gather(work.rows_bytes(outputs), P)
-        per_layer.append(replace(gathered, messages=gathered.messages * products))
+        per_layer.append(replace(gathered, messages=gathered.messages * products, meetings=products))
     memory = work.feature_bytes + work.graph_bytes + work.held_bytes
     return _strategy(
         work, cluster, "operator, features", "model: operator", per_layer,
@@ -377,7 +379,9 @@ def _dependent(work: Workload, cluster: Cluster) -> Strategy:
     # a worker that lacks rows starts a round, in which all tell the others how many they need
     counts = fetch.rounds * (P - 1) * _ID_BYTES * _HEADER
     messages = _ROUND * fetch.steps * (P - 1)
-    fetched = Traffic(fetch.total * columns + counts * P, fetch.busiest * columns + counts, messages)
+    fetched = Traffic(
+        fetch.total * columns + counts * P, fetch.busiest * columns + counts, messages, _MET * fetch.steps
+    )
     weights = all_reduce(work.weight_bytes, P) * fetch.steps
     rows_kept = work.nodes * work.features * cluster.wire_bytes / P
     memory = rows_kept + work.graph_bytes / 2 + held  # edges by target are enough
@@ -385,7 +389,7 @@ def _dependent(work: Workload, cluster: Cluster) -> Strategy:
     return _strategy(
         work, cluster, "mini-batch, dependent", "data: mini-batch",
         [*([Traffic()] * (layers - 1)), fetched][-layers:] if layers else [],
-        fetch.steps * always + batches * (more + drawing), memory, fetch.steps * 4,
+        fetch.steps * always + batches * (more + drawing), memory, fetch.steps * (_MET + 1),
         share=batches * flops / max(1.0, work.flops), others=weights, steps=fetch.steps, is_batch=True,
         same_numbers=False, run_by="plait.distributed",
         note=f"batches of {growth.batch}: {growth.nodes[-1]:,.0f} nodes each, edges x {inflation:.2f}, "
@@ -406,7 +410,8 @@ def _parted(work: Workload, cluster: Cluster) -> Strategy:
     rounds = asked.hops * (P + 1) / (2 * P)
     counts = rounds * (P - 1) * _ID_BYTES * _HEADER
     messages = _ASKING * asked.hops / P * (P - 1)
-    more = Traffic(size + counts * P, size / P + counts, messages)
+    met = (_ASKING - 1) * asked.hops / P  # nobody waits for the first
+    more = Traffic(size + counts * P, size / P + counts, messages, met)
     traffic = found.traffic + more
     return replace(
         found,
@@ -457,14 +462,14 @@ def _pipeline(work: Workload, cluster: Cluster, mode: Mode) -> Strategy:
     stages = 3 * len(work.loads)
     compute = max(spans, busy / min(P, max(1, stages)))
     used = min(P, max(1, stages))
-    per_layer = []
+    per_layer, barriers = [], (not mode.is_micro_async) + (not mode.is_macro_async)
     for load in work.loads:
         # what passes from stage to stage: sums, products, activations; and their gradients back
         passed = work.rows_bytes(max(load.ahead, default=load.width_in) + 2 * load.width_out)
         passed += work.rows_bytes(max(load.behind, default=load.width_in) + 2 * load.width_out)
-        per_layer.append(Traffic(passed, passed / used, 6 * P / used))
+        per_layer.append(Traffic(passed, passed / used, 6 * P / used, 2 * barriers))
     memory = work.graph_bytes + work.feature_bytes + work.held_bytes / max(1, min(P, len(work.loads)))
-    waits = 2 * len(work.loads) * ((not mode.is_micro_async) + (not mode.is_macro_async))
+    waits = 2 * len(work.loads) * barriers
     bubble = 1.0 - busy / (used * compute) if compute else 0.0
     is_stale = mode.is_micro_async or mode.is_macro_async
     return _strategy(

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from plait.analysis.advice import TIE
 from plait.plan.plan import wrapped
 from plait.plan.printed import cut
 
 if TYPE_CHECKING:
-    from plait.analysis.advice import BreakEven
+    from plait.analysis.advice import Advice, BreakEven
     from plait.analysis.analysis import Analysis
     from plait.analysis.layers import Layer
 
-__all__ = ["limit_text", "lines"]
+__all__ = ["limit_text", "lines", "tie_text"]
 
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
@@ -31,9 +32,11 @@ def _all(analysis: Analysis) -> Iterator[str]:
     )
     yield f"machine: {analysis.machine}"
     network = analysis.options.network
-    yield (
+    met = f", {_three(network.meeting * 1e6)} µs wherever workers wait for each other" * bool(network.meeting)
+    yield from wrapped(
         f"network: {network.name}, {_unit(network.bytes_per_s, 'B/s')}, {network.latency * 1e6:g} µs a "
-        f"message; {analysis.workers} workers with {_unit(analysis.options.memory, 'B')} each"
+        f"message{met}; {analysis.workers} workers with {_unit(analysis.options.memory, 'B')} each",
+        "",
     )
     for note in analysis.notes:
         yield from wrapped(f"note: {note}", "")
@@ -123,7 +126,8 @@ def _strategies(analysis: Analysis) -> Iterator[str]:
             f"{found.synchronisations:>7}{_short(found.largest_nodes(nodes, memory)):>11}"
         )
     yield from wrapped(
-        "an epoch is its compute (the fullest worker's) and its network time; sent: by all workers; "
+        "an epoch is its compute (the fullest worker's) and its network time, waiting for each other "
+        "included; sent: by all workers; "
         "memory: of one; syncs: times all wait for all; max nodes: of a graph like this one that would fit",
         "",
     )
@@ -159,8 +163,15 @@ def _advice(analysis: Analysis) -> Iterator[str]:
         return
     yield ""
     yield from wrapped(f"best: {analysis.advice.winner}, {analysis.advice.because}", "")
+    if analysis.advice.tied:
+        yield from wrapped(tie_text(analysis.advice), "  ")
     for limit in analysis.advice.break_even:
         yield from wrapped(limit_text(limit), "  ")
+
+
+def tie_text(advice: Advice) -> str:
+    """The strategies that may be as fast as the winner."""
+    return f"a tie (prices within {TIE:.0%}) with: {', '.join(advice.tied)}"
 
 
 def limit_text(limit: BreakEven) -> str:

@@ -74,7 +74,7 @@ def shard(
     part = _agreed(assigned(whole, size, method, seed) if rank == 0 else None, whole.num_nodes, size, group)
     mine = portion(whole.edges_of(rank, part), part, size, rank, lambda marks: _added(marks, group))
     peers = Peers(mine.bounds, mine.halo, rank, group)
-    link = Link(linked.bytes_per_s, linked.latency, size - 1)
+    link = Link(linked.bytes_per_s, linked.latency, size - 1, linked.meeting)
     share = data_of(whole, mine, device)
     peers.to(device)
     weights = None if whole.data is None else whole.data.get("edge_weight")

@@ -59,7 +59,9 @@ class ShardPlan:
         nodes = [int(end - begin) for begin, end in zip(self.bounds[:-1], self.bounds[1:], strict=True)]
         lines = [
             f"Shards over {self.size} ranks of {min(nodes)} to {max(nodes)} nodes; this is rank {self.rank}; "
-            f"priced for {self.link.bytes_per_s / 1e9:.3g} GB/s and {self.link.latency * 1e6:.3g} us",
+            f"priced for {self.link.bytes_per_s / 1e9:.3g} GB/s and {self.link.latency * 1e6:.3g} us"
+            + f", {self.link.meeting * 1e6:.3g} us a meeting"
+            * bool(self.link.meeting),
         ]
         for choice in self.choices.values():
             lines += _lines(choice)

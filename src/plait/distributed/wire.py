@@ -1,94 +1,180 @@
-"""What lies between the ranks, measured: seconds of exchanges of several sizes as bandwidth and latency."""
+"""What lies between the ranks, measured: bandwidth, latency, and what they lose where they meet."""
 
 from __future__ import annotations
 
 import statistics
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from torch.nn import functional
 
-from plait.analysis.network import Network
+from plait.analysis.network import Network, Traffic, all_reduce
+from plait.distributed.peers import Peers
 from plait.distributed.rounds import told
+from plait.runtime.adjoint import mapped
 
-__all__ = ["fitted", "measure_network", "measure_sharing"]
+__all__ = ["fitted", "measure_network", "measure_sharing", "with_meeting"]
 
 # Bytes one rank sends to each other one: from a message that is all latency to one that fills no cache.
 _SIZES = (8, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
 _EXCHANGES = 16  # of each size; of the smallest, which is the latency, four times as many
 _FIRST = 4  # exchanges of each size that are not counted
-# rows of 64 numbers, and how often they are worked on: 8 MB, which a cache may hold, and 32 MB
-_WORKED = {1 << 15: 24, 1 << 17: 8}
+_WORKED = 1 << 15  # rows of 64 numbers worked on between two exchanges: 8 MB
+# steps of training by their rows: with the first a cache holds most of them, with the second it does not
+_SHARED = {1 << 14: 4, 1 << 16: 1}
+_SHARING_ROUNDS = 3
+# rows, and steps and rounds with and without meetings
+_MET, _MET_STEPS, _MET_ROUNDS = 1 << 13, 8, 5
+_MET_ROWS = 8  # that a rank needs of each other one
+_WIDTH, _LAYERS, _CLASSES = 64, 2, 8
 
 
 def measure_network(group: Any = None, sizes: tuple[int, ...] = _SIZES) -> Network:
-    """The network as all_to_all of `group` (default: all ranks) sees it, the same on every rank.
+    """The network as exchanges of `group` (default: all ranks) see it, the same on every rank.
 
     All ranks call it together and are otherwise idle. Every rank sends to every other at once, as exchanges
     do, so the result is bytes per second and rank while all of them send. Between two exchanges every rank
     computes, as it does between layers: then caches are full of something else, threads sleep, and a message
-    takes twice as long as in a loop of nothing but messages.
+    takes twice as long as in a loop of nothing but messages. What ranks lose beyond that where they meet in
+    the middle of training is measured apart (`Network.meeting`), on steps of a small model.
     """
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-    work = _Work(min(_WORKED))
+    work = _Work(_WORKED)
     seconds = {size * (ranks - 1): _exchange_seconds(size, work, rank, ranks, group) for size in sizes}
-    return fitted(seconds, ranks - 1)
+    return with_meeting(fitted(seconds, ranks - 1), *_step_seconds(group), _Steps.traffic(ranks))
+
+
+def with_meeting(network: Network, apart: float, together: float, traffic: Traffic) -> Network:
+    """The network with what ranks lose each time they meet: what is left of how much longer steps take.
+
+    `apart` are the seconds of a step in which ranks compute at once and never meet, `together` of the same
+    step with this traffic. The latency stays what it is between two pieces of work: on a busy machine steps
+    that never wait lose their turns to other programs, and nothing is left for meetings.
+    """
+    left = together - apart - network.seconds(traffic)
+    return replace(network, meeting=max(0.0, left / max(1, traffic.meetings)))
 
 
 def _exchange_seconds(size: int, work: _Work, rank: int, ranks: int, group: Any) -> float:
-    """The mean of what a piece of work and an exchange take beyond the slowest rank's work.
+    """The median of what a piece of work and an exchange take beyond the slowest rank's work.
 
-    The mean, because an epoch pays for exchanges that were slow too: a message is fast or waits for a thread
-    to wake. What comes is written to fresh memory, as rows of other ranks are.
+    The median, because what ranks lose in exchanges that are slow now and then is part of a meeting. What
+    comes is written to fresh memory, as rows of other ranks are.
     """
     counts = [0 if other == rank else size for other in range(ranks)]
     sent = torch.ones(sum(counts), dtype=torch.uint8)
     times = _EXCHANGES * (4 if size == min(_SIZES) else 1)
-    worked, begin = torch.zeros(times, dtype=torch.float64), 0.0
-    for k in range(-_FIRST, times):
-        if k == 0:
-            begin = time.perf_counter()
-        took = work.seconds()
-        if k >= 0:
-            worked[k] = took
+    worked, passed = torch.zeros(2, _FIRST + times, dtype=torch.float64)
+    for k in range(_FIRST + times):
+        begin = time.perf_counter()
+        worked[k] = work.seconds()
         with told(rank, "all_to_all"):
             dist.all_to_all_single(torch.empty_like(sent), sent, counts, counts, group=group)
-    passed = torch.tensor([time.perf_counter() - begin], dtype=torch.float64)
+        passed[k] = time.perf_counter() - begin
     with told(rank, "all-reduce"):
         dist.all_reduce(worked, dist.ReduceOp.MAX, group=group)
         dist.all_reduce(passed, group=group)
-    return max(0.0, float(passed) / ranks - float(worked.sum())) / times
+    taken: list[float] = (passed / ranks - worked)[_FIRST:].tolist()
+    return max(0.0, statistics.median(taken))
 
 
 def measure_sharing(group: Any = None) -> float:
-    """How many times longer ranks take that compute at once and meet after every piece than one; 1 at least.
+    """How many times longer a step of training takes where all ranks train at once and apart; 1 at least.
 
-    Ranks of one machine share its memory and, in part, its caches; and where they meet they wait for the
-    slowest, each time another one. The same on every rank.
+    Ranks of one machine share its memory and, in part, its caches. They do not meet here: what they lose by
+    waiting for each other is `Network.meeting`. The same on every rank.
     """
-    factors = [_sharing(_Work(rows), pieces, group) for rows, pieces in _WORKED.items()]
+    factors: list[float] = []
+    for rows, steps in _SHARED.items():
+        one = _Steps(rows, group)
+        rounds = [(one.alone(steps), one.at_once(steps)) for _ in range(_SHARING_ROUNDS)]
+        alone, at_once = (statistics.median(column) for column in zip(*rounds, strict=True))
+        factors.append(at_once / alone)
     return max(1.0, statistics.mean(factors))
 
 
-def _sharing(work: _Work, pieces: int, group: Any) -> float:
-    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-    alone = torch.zeros(1, dtype=torch.float64)
-    for turn in range(ranks):
-        with told(rank, "barrier"):
-            dist.barrier(group)
-        if turn == rank:
-            alone += statistics.mean(work.seconds() for _ in range(pieces))
-    together = torch.zeros(pieces, dtype=torch.float64)
-    for k in range(pieces):
-        with told(rank, "barrier"):
-            dist.barrier(group)
-        together[k] = work.seconds()
-    with told(rank, "all-reduce"):
-        dist.all_reduce(alone, group=group)
-        dist.all_reduce(together, dist.ReduceOp.MAX, group=group)
-    return float(together.mean()) / (float(alone) / ranks)
+def _step_seconds(group: Any) -> tuple[float, float]:
+    """Of a step in which ranks compute at once and never meet, and of one in which they do."""
+    apart, joined = _Steps(_MET, group), _Steps(_MET, group, meets=True)
+    rounds = [(apart.at_once(_MET_STEPS), joined.at_once(_MET_STEPS)) for _ in range(_MET_ROUNDS)]
+    first, second = (statistics.median(column) for column in zip(*rounds, strict=True))
+    return first, second
+
+
+class _Steps:
+    """Steps of training of a small model on a rank's own rows, their neighbours gathered.
+
+    Where ranks meet they do as those of a sharded model: every layer's rows are exchanged, in the backward
+    pass their gradients, and gradients of weights are added up at the end. Only a few rows travel.
+    """
+
+    def __init__(self, rows: int, group: Any, meets: bool = False) -> None:
+        self.rank, self.ranks, self.group = dist.get_rank(group), dist.get_world_size(group), group
+        self._peers = self._met(rows) if meets else Peers(np.array([0, rows]), np.empty(0, np.int64))
+        self._rows = torch.ones(rows, _WIDTH)
+        self._weights = [torch.full((_WIDTH, _WIDTH), 0.01, requires_grad=True) for _ in range(_LAYERS)]
+        self._picked = torch.arange(rows).mul(40503).remainder(rows)
+        self._labels = torch.zeros(rows, dtype=torch.int64)
+        self._optimizer = torch.optim.SGD(self._weights, lr=0.01)
+        self._mean(_FIRST)
+
+    def _met(self, rows: int) -> Peers:
+        """This rank among the others, with the first rows of each of them as its halo."""
+        others = [other for other in range(self.ranks) if other != self.rank]
+        halo = [rows * other + k for other in others for k in range(_MET_ROWS)]
+        bounds = rows * np.arange(self.ranks + 1)
+        return Peers(bounds, np.array(halo, np.int64), self.rank, self.group)
+
+    @staticmethod
+    def traffic(ranks: int) -> Traffic:
+        """Of a step where they meet."""
+        size = _MET_ROWS * (ranks - 1) * _WIDTH * 4
+        exchanged = Traffic(size * ranks, size, ranks - 1, 1) * (2 * _LAYERS)
+        return exchanged + all_reduce(_LAYERS * _WIDTH**2 * 4, ranks)
+
+    def alone(self, steps: int) -> float:
+        """Mean seconds of a step while the other ranks wait, over all ranks."""
+        total = torch.zeros(1, dtype=torch.float64)
+        for turn in range(self.ranks):
+            self._wait()
+            if turn == self.rank:
+                total += self._mean(steps)
+        with told(self.rank, "all-reduce"):
+            dist.all_reduce(total, group=self.group)
+        return float(total) / self.ranks
+
+    def at_once(self, steps: int) -> float:
+        """Seconds of a step of the slowest rank, all ranks at once."""
+        self._wait()
+        mean = torch.tensor([self._mean(steps)], dtype=torch.float64)
+        with told(self.rank, "all-reduce"):
+            dist.all_reduce(mean, dist.ReduceOp.MAX, group=self.group)
+        return float(mean)
+
+    def _wait(self) -> None:
+        with told(self.rank, "barrier"):
+            dist.barrier(self.group)
+
+    def _mean(self, steps: int) -> float:
+        begin = time.perf_counter()
+        for _ in range(steps):
+            self._step()
+        return (time.perf_counter() - begin) / steps
+
+    def _step(self) -> None:
+        x, peers = self._rows, self._peers
+        for weight in self._weights:
+            made = (x.index_select(0, self._picked) @ weight).relu()
+            x = mapped(made, peers.fetch, peers.give_back).narrow(0, 0, made.shape[0])
+        self._optimizer.zero_grad()
+        functional.cross_entropy(x[:, :_CLASSES], self._labels).backward()  # type: ignore[no-untyped-call]
+        peers.add(torch.cat([weight.grad.reshape(-1) for weight in self._weights if weight.grad is not None]))
+        self._optimizer.step()
 
 
 class _Work:

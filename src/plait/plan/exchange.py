@@ -41,15 +41,20 @@ Agree = Callable[[Mapping[str, float]], Mapping[str, float]]
 
 @dataclass(frozen=True)
 class Link:
-    """The network: bytes per second in each direction, latency in seconds, number of other ranks."""
+    """The network: bytes per second in each direction, latency in seconds, number of other ranks.
+
+    `meeting` is what an exchange costs beside its messages: ranks arrive at different times, and wake up.
+    """
 
     bytes_per_s: float
     latency: float
     peers: int
+    meeting: float = 0.0
 
     def seconds(self, size: float) -> float:
         """An exchange of which this rank sends or receives this many bytes."""
-        return size / self.bytes_per_s + self.peers * self.latency
+        met = self.meeting if self.peers else 0.0
+        return size / self.bytes_per_s + self.peers * self.latency + met
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from plait.analysis.analysis import Analysis, Options, analyse, check_workers, halo_of, memory_of
-from plait.analysis.growth import fanouts_of
+from plait.analysis.growth import check_batches, fanouts_of
 from plait.analysis.layers import layers_of
 from plait.analysis.models import HEADS, layers_by_name
 from plait.analysis.network import Network, network_of
@@ -53,7 +53,8 @@ def analyze(
 
     `model` is a PyG model, or the name of one of the paper's ("gcn", "gat", ...) with `widths`. `data` is a
     PyG Data, a plait Graph, or `Statistics(nodes, edges, degrees="powerlaw")` of a graph not in memory.
-    `network` is a name ("10gbit"), figures ("40gbit,10us") or (bytes per second, latency). `partition` (an
+    `network` is a name ("10gbit"), figures ("40gbit,10us"), (bytes per second, latency), or what
+    `distributed.wire.measure_network` found, which knows what a meeting of workers costs. `partition` (an
     owner for each node; default: METIS where pymetis is installed) says what an edge cut sends; `halo`
     (remote rows divided by owned ones) does so for statistics. `batch_size` and `fanouts` are those of
     sampled mini-batches, `train_share` the share of the nodes they start from. `sharing` is how many times
@@ -67,6 +68,7 @@ def analyze(
         raise InputError(
             f"sharing: {sharing!r}; give how many times slower a worker is, a number of at least 1"
         )
+    check_batches(batch_size, fanouts or ())  # before batches are drawn and timed
     linked, limit, machine = network_of(network), memory_of(memory), machine_in_use()
     notes: tuple[str, ...] = ()
     if isinstance(model, str):
@@ -150,7 +152,7 @@ def _shards(
         return {}, "its arguments are not attributes of data"
     try:
         for count, part in parts.items():
-            link = Link(network.bytes_per_s, network.latency, count - 1)
+            link = Link(network.bytes_per_s, network.latency, count - 1, network.meeting)
             layers = foresee(plain, call, data, np.asarray(part), link, SPLITS, mode)
             found[count] = {str(split): Shards(of_layers) for split, of_layers in layers.items()}
     except InputError as error:

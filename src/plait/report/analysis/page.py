@@ -60,7 +60,8 @@ def _head(analysis: Analysis) -> str:
     lead = (
         f"{analysis.model}: {found.nodes:,} nodes and {found.edges:,} edges, {analysis.workers} workers of "
         f"{bytes_text(analysis.options.memory)} on {network.name} ({short(network.bytes_per_s, 'B/s')}, "
-        f"{network.latency * 1e6:g} µs). Prices are those of {analysis.machine}."
+        f"{network.latency * 1e6:g} µs a message, {network.meeting * 1e6:g} µs more wherever workers wait "
+        f"for each other). Prices are those of {analysis.machine}."
     )
     numbers = [tag("li", tag("b", value), tag("span", text)) for value, text in _numbers(analysis)]
     told = _findings(analysis)
@@ -90,12 +91,13 @@ def _numbers(analysis: Analysis) -> list[tuple[str, str]]:
 
 
 def _findings(analysis: Analysis) -> list[str]:
-    from plait.analysis.text import limit_text
+    from plait.analysis.text import limit_text, tie_text
 
     lines = []
     if analysis.advice is not None:
         lines.append(f"{analysis.advice.winner}, {analysis.advice.because}.")
-        limits = [limit_text(limit) for limit in analysis.advice.break_even]
+        limits = [tie_text(analysis.advice)] if analysis.advice.tied else []
+        limits += [limit_text(limit) for limit in analysis.advice.break_even]
         lines += [f"{text[0].upper()}{text[1:]}." for text in limits]
     return lines + [f"Note: {note}." for note in analysis.notes]
 
