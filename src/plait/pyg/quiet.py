@@ -14,7 +14,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch_geometric.nn import MessagePassing
 
 from plait.pyg.call import Call
-from plait.pyg.calling import in_this_thread
+from plait.pyg.listening import in_this_thread
 from plait.runtime.identity import counts_writes
 
 __all__ = ["gradients", "quietly", "recorded"]
