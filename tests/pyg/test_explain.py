@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from typing import Any
 
@@ -304,3 +305,33 @@ class _OfData(nn.Module):
     def forward(self, data: Data) -> Tensor:
         out: Tensor = self.model(data.x, data.edge_index)
         return out
+
+
+class Keeping(nn.Module):
+    """A model that keeps what it computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.hidden = GCNConv(64, 4), None
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        self.hidden = self.out = self.conv(x, edge_index)
+        return self.out
+
+
+@pytest.mark.parametrize("is_called_before", [False, True])
+def test_computed_attributes_are_put_back(is_called_before: bool) -> None:
+    data, model = graph(), Keeping()
+    torch.nn.utils.weight_norm(model.conv.lin)
+    if is_called_before:
+        with torch.no_grad():
+            model(data.x, data.edge_index)
+    weight, hidden = model.conv.lin.weight, model.hidden
+    model.conv.lin.weight = weight.detach()
+    compiled: Any = plait.compile(model, data)
+    assert not model.conv.lin.weight.requires_grad
+    assert model.hidden is hidden
+    assert hasattr(model, "out") == is_called_before
+    torch.testing.assert_close(
+        copy.deepcopy(compiled)(data.x, data.edge_index), model(data.x, data.edge_index)
+    )

@@ -1,6 +1,6 @@
-"""Hooks on every module of the process: plait's own, and those of others.
+"""Who must see what happens inside a layer, which only PyG's own run shows.
 
-Who hooks every module must see those inside a layer too, which only PyG's own run calls.
+Hooks on every module of the process (plait's own apart), modes of torch functions, tensors of other classes.
 """
 
 from __future__ import annotations
@@ -9,9 +9,17 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import torch
+from torch import Tensor, nn
 from torch.nn.modules import module
+from torch.utils._device import DeviceContext
 
-__all__ = ["in_this_thread", "is_listened_to"]
+from plait.runtime.deferred import Deferred
+
+__all__ = ["in_this_thread", "is_followed", "is_listened_to", "sees_functions"]
+
+_PLAIN = (Tensor, nn.Parameter, Deferred)
+_NO_FUNCTION, _NO_DISPATCH = torch._C._disabled_torch_function_impl, torch._C._disabled_torch_dispatch_impl
 
 _EVERYWHERE: tuple[dict[int, Any], ...] = (
     module._global_forward_pre_hooks,
@@ -37,4 +45,25 @@ def is_listened_to() -> bool:
     """Whether someone else than plait has a hook on every module."""
     return any(_EVERYWHERE) and any(
         not getattr(hook, "is_plaits", False) for hooks in _EVERYWHERE for hook in list(hooks.values())
+    )
+
+
+def sees_functions(cls: type) -> bool:
+    """Whether a class of tensors is told of torch's functions; PyG's own, of indices, are read."""
+    if cls in _PLAIN or not issubclass(cls, Tensor) or cls.__module__.startswith("torch_geometric."):
+        return False
+    return cls.__torch_function__ is not _NO_FUNCTION or cls.__torch_dispatch__ is not _NO_DISPATCH
+
+
+def is_followed(*arguments: Any) -> bool:
+    """Whether a mode, or the class of an argument, is told of every function of torch.
+
+    Not the mode that `torch.set_default_device` sets: it gives new tensors their device.
+    """
+    count = torch._C._len_torch_function_stack()
+    modes = (torch._C._get_function_stack_at(k) for k in range(count))
+    return (count > 0 and not all(isinstance(mode, DeviceContext) for mode in modes)) or any(
+        is_followed(*value) if type(value) in (tuple, list) else sees_functions(type(value))
+        for value in arguments
+        if type(value) is not Tensor
     )

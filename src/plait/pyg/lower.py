@@ -27,10 +27,11 @@ from plait.pyg.layers import (
 )
 from plait.pyg.layers.base import RULES, Apply, Call, Lowered, NotLowered, Rule, has_hooks, is_lazy
 from plait.pyg.layers.fused import FUSED
+from plait.pyg.listening import sees_functions
 
 __all__ = [
-    "EXPLAINED", "LISTENED", "Apply", "Call", "Lowered", "NotLowered", "as_in_pyg", "lower", "not_as_written",
-    "supported",
+    "EXPLAINED", "FOLLOWED", "LISTENED", "Apply", "Call", "Lowered", "NotLowered", "as_in_pyg", "lower",
+    "not_as_written", "supported",
 ]  # fmt: skip
 
 # imported because they register layers
@@ -57,6 +58,7 @@ _HARMLESS = frozenset((
     "propagate", "collect", "edge_updater",  # these three PyG writes for every class from a template
 ))  # fmt: skip
 EXPLAINED = ": an explainer masks its messages"
+FOLLOWED = ": a mode or a class of tensors is told of every function of torch"
 LISTENED = ": a hook on all modules must see those inside the layer"
 _HOOKS = ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
 
@@ -161,6 +163,8 @@ def _watched(module: Any) -> str | None:
         return ": a hook on aggr_module must see the messages"
     if module.explain:
         return EXPLAINED
+    if any(sees_functions(type(parameter)) for parameter in module.parameters()):
+        return FOLLOWED
     if module.decomposed_layers > 1:
         return f"(decomposed_layers={module.decomposed_layers}): PyG splits the features itself"
     return None

@@ -25,8 +25,18 @@ from plait.pyg.edges import read
 from plait.pyg.layers.base import RULES, Apply
 from plait.pyg.layers.fused import FUSED, Run, check_widths, layer_of
 from plait.pyg.learned import say_input, with_learned_weights
-from plait.pyg.listening import is_listened_to
-from plait.pyg.lower import EXPLAINED, LISTENED, Call, Lowered, NotLowered, as_in_pyg, lower, not_as_written
+from plait.pyg.listening import is_followed, is_listened_to
+from plait.pyg.lower import (
+    EXPLAINED,
+    FOLLOWED,
+    LISTENED,
+    Call,
+    Lowered,
+    NotLowered,
+    as_in_pyg,
+    lower,
+    not_as_written,
+)
 from plait.pyg.once import Once, once, once_weighted
 from plait.pyg.operators import Operator, propagate
 from plait.pyg.overwritten import copied, may_be_overwritten, ordinary
@@ -204,6 +214,8 @@ def _here(
         return _watched(EXPLAINED, session, original, module, seat, args, kwargs)
     if is_listened_to():
         return _watched(LISTENED, session, original, module, seat, args, kwargs)
+    if is_followed(*args, *kwargs.values()):
+        return _watched(FOLLOWED, session, original, module, seat, args, kwargs)
     aside = session.aside
     if aside.notes and not runs_again() and aside.has_left(seat.name, *_edges_of(args, kwargs)):
         _set_aside(session, seat.name)
