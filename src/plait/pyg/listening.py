@@ -19,6 +19,7 @@ from plait.runtime.deferred import Deferred
 __all__ = ["in_this_thread", "is_followed", "is_listened_to", "sees_functions"]
 
 _PLAIN = (Tensor, nn.Parameter, Deferred)
+_num_modes: Callable[[], int] = torch._C._len_torch_function_stack
 _NO_FUNCTION, _NO_DISPATCH = torch._C._disabled_torch_function_impl, torch._C._disabled_torch_dispatch_impl
 
 _EVERYWHERE: tuple[dict[int, Any], ...] = (
@@ -56,14 +57,16 @@ def sees_functions(cls: type) -> bool:
 
 
 def is_followed(*arguments: Any) -> bool:
-    """Whether a mode, or the class of an argument, is told of every function of torch.
+    """Whether a mode, or the class of an argument, is told of every function of torch."""
+    if _num_modes() and not _only_gives_devices():
+        return True
+    for value in arguments:  # a loop, not any(): this runs at every call of a layer
+        cls = type(value)
+        if cls is not Tensor and (is_followed(*value) if cls in (tuple, list) else sees_functions(cls)):
+            return True
+    return False
 
-    Not the mode that `torch.set_default_device` sets: it gives new tensors their device.
-    """
-    count = torch._C._len_torch_function_stack()
-    modes = (torch._C._get_function_stack_at(k) for k in range(count))
-    return (count > 0 and not all(isinstance(mode, DeviceContext) for mode in modes)) or any(
-        is_followed(*value) if type(value) in (tuple, list) else sees_functions(type(value))
-        for value in arguments
-        if type(value) is not Tensor
-    )
+
+def _only_gives_devices() -> bool:
+    """Whether the modes that are on are those of `torch.set_default_device`, for new tensors."""
+    return all(isinstance(torch._C._get_function_stack_at(k), DeviceContext) for k in range(_num_modes()))
