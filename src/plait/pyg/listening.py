@@ -18,7 +18,7 @@ from plait.runtime.deferred import Deferred
 
 __all__ = ["in_this_thread", "is_followed", "is_listened_to", "sees_functions"]
 
-_PLAIN = (Tensor, nn.Parameter, Deferred)
+_PLAIN = (Tensor, nn.Parameter, nn.UninitializedParameter, Deferred)
 _num_modes: Callable[[], int] = torch._C._len_torch_function_stack
 _NO_FUNCTION, _NO_DISPATCH = torch._C._disabled_torch_function_impl, torch._C._disabled_torch_dispatch_impl
 
