@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import io
 import pickle
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +32,8 @@ from torch_geometric.nn import (
     SAGEConv,
     SAGPooling,
     Sequential,
+    SGConv,
+    SSGConv,
     TopKPooling,
 )
 
@@ -504,6 +507,17 @@ def test_a_cache_of_another_number_of_nodes_is_pygs_to_apply(rows: int) -> None:
         net(features(nodes=3), small)
     x = features(nodes=rows)
     close(compiled(x, edges()), twin(x, edges()), 1e-5, "output")
+
+
+@pytest.mark.parametrize("is_typed", [False, True])
+@pytest.mark.parametrize("make", [SGConv, functools.partial(SSGConv, alpha=0.1)])
+def test_a_cache_of_features_answers_edges_that_do_not_fit(make: Any, is_typed: bool) -> None:
+    model = make(WIDTH, 3, K=2, cached=True)
+    twin, compiled = reference(model), plait.compile(model)
+    ends = EdgeIndex(edges(), sparse_size=(NODES, NODES)) if is_typed else edges()
+    for rows in (NODES, NODES - 1, 1, NODES):
+        x = features()[:rows]
+        close(compiled(x, ends), twin(x, ends), OUTPUT[torch.float32], f"{rows} rows")
 
 
 def test_a_cache_made_for_the_other_flow_is_pygs_to_apply() -> None:

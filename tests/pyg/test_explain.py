@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from typing import Any
 
@@ -264,3 +265,73 @@ def test_wrong_data_is_refused_at_once(call: Any, data: Any, says: str) -> None:
 def test_explain_wants_data_or_arguments() -> None:
     with pytest.raises(InputError, match="data: missing"):
         plait.explain(GCNConv(64, 4))
+
+
+class Written(nn.Module):
+    """A model that writes to its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = GATConv(64, 4)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        out: Tensor = self.conv(x.relu_(), edge_index)
+        return out
+
+
+@pytest.mark.parametrize("takes_data", [False, True])
+@pytest.mark.parametrize("ask", [plait.compile, plait.explain])
+def test_computed_features_keep_their_history(ask: Any, takes_data: bool) -> None:
+    data = graph()
+    leaf = data.x.clone().requires_grad_()
+    data.x = leaf * 2 - 1
+    history, value, version = data.x.grad_fn, data.x.detach().clone(), data.x._version
+    model: Any = Written()
+    if takes_data:
+        model = _OfData(model)
+    with torch.set_grad_enabled(not takes_data):
+        ask(model, data)
+    assert data.x.grad_fn is history
+    assert data.x._version == version
+    torch.testing.assert_close(data.x.detach(), value)
+    model(data) if takes_data else model(data.x, data.edge_index).sum().backward()
+
+
+class _OfData(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, data: Data) -> Tensor:
+        out: Tensor = self.model(data.x, data.edge_index)
+        return out
+
+
+class Keeping(nn.Module):
+    """A model that keeps what it computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.hidden = GCNConv(64, 4), None
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        self.hidden = self.out = self.conv(x, edge_index)
+        return self.out
+
+
+@pytest.mark.parametrize("is_called_before", [False, True])
+def test_computed_attributes_are_put_back(is_called_before: bool) -> None:
+    data, model = graph(), Keeping()
+    torch.nn.utils.weight_norm(model.conv.lin)
+    if is_called_before:
+        with torch.no_grad():
+            model(data.x, data.edge_index)
+    weight, hidden = model.conv.lin.weight, model.hidden
+    model.conv.lin.weight = weight.detach()
+    compiled: Any = plait.compile(model, data)
+    assert not model.conv.lin.weight.requires_grad
+    assert model.hidden is hidden
+    assert hasattr(model, "out") == is_called_before
+    torch.testing.assert_close(
+        copy.deepcopy(compiled)(data.x, data.edge_index), model(data.x, data.edge_index)
+    )

@@ -7,6 +7,7 @@ import gc
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from torch import nn
 from torch_geometric.nn import (
     APPNP,
     ARMAConv,
+    ChebConv,
     GATConv,
     GCNConv,
     GINConv,
@@ -175,6 +177,39 @@ def test_a_patched_class_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     model(x, EDGES)
     monkeypatch.setattr(_Own, "message", lambda self, x_j, edge_weight: 2 * x_j)
     torch.testing.assert_close(model(x, EDGES), layer(x, EDGES))
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (GCNConv, "message"),
+        (GCNConv, "propagate"),
+        (GATConv, "edge_update"),
+        (partial(ChebConv, K=2), "__norm__"),
+    ],
+)
+def test_a_patched_class_of_pyg_is_noticed(
+    make: Callable[..., Any], name: str, is_known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer, x = make(4, 3), x_of()
+    model, kept = plait.compile(layer), getattr(type(layer), name)
+    before = layer(x, EDGES)
+    if is_known:
+        torch.testing.assert_close(model(x, EDGES), before)
+
+    def doubled(*args: Any, **kwargs: Any) -> Any:
+        out = kept(*args, **kwargs)
+        return (out[0], 2 * out[1]) if isinstance(out, tuple) else 2 * out
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(layer), name, doubled)
+        expected = layer(x, EDGES)
+        assert not torch.allclose(expected, before)
+        for _ in range(2):
+            torch.testing.assert_close(model(x, EDGES), expected)
+    torch.testing.assert_close(model(x, EDGES), before)
+    assert model.plan.layers
 
 
 def test_dropout_of_edges_depends_on_training() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 from torch_geometric.data import Data
@@ -405,6 +405,36 @@ def test_tracers_get_pyg(how: str) -> None:
             made = torch.export.export(compiled, (X, EDGES)).module()
     x, edges = other_graph()
     torch.testing.assert_close(made(x, edges), model(x, edges))
+
+
+def traced() -> fx.GraphModule:
+    class Tracer(fx.Tracer):
+        def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+            return True
+
+    model = Plain()
+    return fx.GraphModule(model, Tracer().trace(model))
+
+
+@pytest.mark.parametrize("is_seen_first", [True, False])
+def test_a_graph_of_fx_may_be_edited_through_either_view(is_seen_first: bool) -> None:
+    model = traced()
+    compiled: Any = plait.compile(model)
+    if is_seen_first:
+        torch.testing.assert_close(compiled(X, EDGES), model(X, EDGES))
+    for view, other in ((compiled, torch.tanh), (model, torch.sigmoid), (compiled, torch.relu)):
+        before = model(X, EDGES)
+        for node in view.graph.nodes:
+            if node.name == "relu":
+                node.op, node.target, node.args = "call_function", other, node.args[:1]
+        view.recompile()
+        expected = model(X, EDGES)
+        assert not torch.allclose(expected, before) or other is torch.relu
+        for _ in range(2):
+            torch.testing.assert_close(compiled(X, EDGES), expected)
+        assert is_planned(compiled)
+    again = copy.deepcopy(compiled)
+    torch.testing.assert_close(again(X, EDGES), expected)
 
 
 def test_torch_package_takes_the_plain_model_along(tmp_path: Any) -> None:

@@ -267,3 +267,16 @@ def test_few_calls_look_for_nothing() -> None:
     assert not any("twins" in note for note in fast.plan.notes)
     short: Any = plait.compile(GCN(6, 8, 2, 3).double(), data, epochs=60)
     assert any("twins not searched for" in note for note in short.plan.notes)
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_code_without_a_derivative_between_layers(mode: str) -> None:
+    def between(h: Tensor) -> Tensor:
+        return torch.igamma(h.abs() + 1, h.abs()) if mode == "training" else h.set_(2 * h.detach().cumsum(0))
+
+    data = cliques_with_tails()
+    model = Net(GCNConv(6, 8), GCNConv(8, 4), between).double()
+    fast = plait.compile(model, data, forms=["twins"], mode=mode)
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(fast(data.x, data.edge_index), model(data.x, data.edge_index))

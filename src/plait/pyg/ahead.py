@@ -150,7 +150,10 @@ def _run_once(
             out = wanted_rows  # a training step with rows= reads no others
         if not backward or not isinstance(out, Tensor) or not out.requires_grad:
             return out
-        return out, gradients(model, call, out)
+        try:
+            return out, gradients(model, call, out)
+        except NotImplementedError:  # a function of the model's own that torch cannot differentiate
+            return out
 
 
 def _restrict_last(

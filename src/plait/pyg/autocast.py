@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from plait.pyg.active import active
 from plait.runtime.deferred import whole
 
-__all__ = ["is_on", "run"]
+__all__ = ["CACHED_FEATURES", "is_on", "run"]
 
 _PLAIN = (bool, int, float, str, type(None))
 _types: WeakKeyDictionary[nn.Module, dict[Any, Any]] = WeakKeyDictionary()
 _MOST_KNOWN = 16  # ways to call one layer
-_FEATURES = ("_cached_x", "_cached_h")  # what SGConv and SSGConv keep with cached=True
+CACHED_FEATURES = ("_cached_x", "_cached_h")  # what SGConv and SSGConv keep with cached=True
 
 is_on: Callable[[], bool] = torch._C._is_any_autocast_enabled
 """Whether autocast is on for any kind of device."""
@@ -50,7 +50,7 @@ def run(
     if not torch.is_autocast_enabled(kind):  # autocast of another device: it does not affect this layer
         with torch.autocast("cuda" if kind == "cpu" else "cpu", enabled=False):
             return forward(layer, original, module, *args, **kwargs)
-    kept = (vars(module).get(name) for name in _FEATURES)
+    kept = (vars(module).get(name) for name in CACHED_FEATURES)
     read = (*module.parameters(), *module.buffers(), *(h for h in kept if isinstance(h, Tensor)))
     if any(value.dtype != torch.float32 for value in read if value.is_floating_point()):
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Any
 
@@ -41,6 +41,12 @@ class Call:
     def __call__(self, model: nn.Module) -> Any:
         return model(*map(_shallow, self.args), **{k: _shallow(v) for k, v in self.kwargs.items()})
 
+    def apart(self) -> Call:
+        """The call with copies of computed tensors: a write to one enters its history for good."""
+        return replace(
+            self, args=tuple(map(_apart, self.args)), kwargs={k: _apart(v) for k, v in self.kwargs.items()}
+        )
+
     @property
     def features(self) -> Tensor | None:
         """The node features: x of a Data, or the first matrix of numbers."""
@@ -62,6 +68,23 @@ class Call:
         for value in (*self.args, *self.kwargs.values()):
             parts = value.to_dict().values() if isinstance(value, Data) else (value,)
             yield from (part for part in parts if isinstance(part, Tensor) and part.layout == torch.strided)
+
+
+def _apart(value: Any) -> Any:
+    if isinstance(value, Data):
+        parts = {name: part for name, part in value.to_dict().items() if _is_computed(part)}
+        made = copy.copy(value) if parts else value
+        for name, part in parts.items():
+            made[name] = _apart(part)
+        return made
+    if not _is_computed(value):
+        return value
+    with torch.inference_mode(False), torch.enable_grad():
+        return value.detach().requires_grad_() * 1  # a leaf may not be written to
+
+
+def _is_computed(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.grad_fn is not None
 
 
 def _shallow(value: Any) -> Any:

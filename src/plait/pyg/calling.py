@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,10 +13,11 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from plait.plan.plan import LayerPlan, Measured, PricedStep, owner
 from plait.pyg.active import Seats
+from plait.pyg.listening import in_this_thread
 from plait.pyg.planned import is_planned
 from plait.runtime.clock import now
 
-__all__ = ["Calls", "in_this_thread", "timed_calls"]
+__all__ = ["Calls", "timed_calls"]
 
 _PLANNED = "_ExpressionBackward"  # the nodes of torch's graph that plans make
 
@@ -111,14 +111,3 @@ def _begin(begun: list[float], clock: Callable[[], float], _: Any) -> None:
 
 def _end(begun: list[float], clock: Callable[[], float], calls: Calls, name: str, *_: Any) -> None:
     calls.backward[name] += clock() - begun.pop()
-
-
-def in_this_thread(hook: Callable[..., None]) -> Callable[..., None]:
-    """The hook for calls of this thread; a global module hook is called for other threads too."""
-    own = threading.get_ident()
-
-    def listen(*args: Any) -> None:
-        if threading.get_ident() == own:
-            hook(*args)
-
-    return listen

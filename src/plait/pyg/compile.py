@@ -100,7 +100,7 @@ def compile(
         raise InputError("loss, optimizer: they belong to a captured step; pass capture=True too")
     _check_arguments(model, epochs, mode)
     limit = None if memory_limit is None else parse_bytes(memory_limit)
-    call = None if data is None else call_of(model, data)
+    call = None if data is None else _apart(call_of(model, data))
     install()
     session = Session(Options(_row_numbers(rows, data), limit, epochs, chosen_names(forms)))
     compiled = view_of(model, session)
@@ -127,7 +127,7 @@ def explain(
     The model is left as it was: no gradients, no changed buffers, no drawn random numbers.
     """
     _check_arguments(model, options.get("epochs", 1), options.get("mode"))
-    call = _given_call(args, kwargs) or call_of(model, data)
+    call = _apart(_given_call(args, kwargs) or call_of(model, data))
     compiled: Any = model
     if not isinstance(model, CompiledModel):
         compiled = compile(model, data if args is None and kwargs is None else None, **options)
@@ -156,6 +156,10 @@ def rehearse(
     is_training = mode == "training"
     with quietly(model, call, is_training), torch.set_grad_enabled(is_training), within or nullcontext():
         return call(view_of(model, session))
+
+
+def _apart(call: Call | None) -> Call | None:
+    return None if call is None else call.apart()
 
 
 def _given_call(args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None) -> Call | None:

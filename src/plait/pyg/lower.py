@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from torch import nn
@@ -27,8 +27,12 @@ from plait.pyg.layers import (
 )
 from plait.pyg.layers.base import RULES, Apply, Call, Lowered, NotLowered, Rule, has_hooks, is_lazy
 from plait.pyg.layers.fused import FUSED
+from plait.pyg.listening import sees_functions
 
-__all__ = ["EXPLAINED", "Apply", "Call", "Lowered", "NotLowered", "lower", "not_as_written", "supported"]
+__all__ = [
+    "EXPLAINED", "FOLLOWED", "LISTENED", "Apply", "Call", "Lowered", "NotLowered", "as_in_pyg", "lower",
+    "not_as_written", "supported",
+]  # fmt: skip
 
 # imported because they register layers
 _PARTS_OF_RULES = (
@@ -54,6 +58,8 @@ _HARMLESS = frozenset((
     "propagate", "collect", "edge_updater",  # these three PyG writes for every class from a template
 ))  # fmt: skip
 EXPLAINED = ": an explainer masks its messages"
+FOLLOWED = ": a mode or a class of tensors is told of every function of torch"
+LISTENED = ": a hook on all modules must see those inside the layer"
 _HOOKS = ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
 
 
@@ -101,19 +107,23 @@ def _rule_of(module: nn.Module) -> tuple[type[nn.Module], Rule] | None:
 def _changed(module: Any, layer: type[Any]) -> str | None:
     """Why the module differs from PyG's layer, if it does."""
     cls, own = module.__class__, vars(module)  # of a compiled root: the class of the model it is a view of
-    for name in _methods(layer):
-        if name in own or getattr(cls, name, None) is not getattr(layer, name):
+    for name, method in as_in_pyg(layer).items():
+        if name in own or getattr(cls, name, None) is not method:
             return f": {name} is not that of {layer.__name__}, so the rule does not hold"
     # PyG writes `propagate` from a template, per class, and puts it on a module whose explainer is done;
     # one of the user's own keeps its Python module
-    own = getattr(module.propagate, "__func__", module.propagate)
-    if own is not MessagePassing.propagate and not own.__module__.endswith("_propagate"):
+    found = own.get("propagate", cls.propagate)
+    found = getattr(found, "__func__", found)
+    if found is not MessagePassing.propagate and not found.__module__.endswith("_propagate"):
         return f": propagate is not that of {layer.__name__}, so the rule does not hold"
     return None
 
 
-def _find_methods(layer: type[Any]) -> tuple[str, ...]:
-    """Names of all that a layer's forward may call of its own class and of PyG's base class."""
+def _find_methods(layer: type[Any]) -> Mapping[str, Any]:
+    """All that a layer's forward may call of its own class and of PyG's base class, by name.
+
+    As they are when this is first asked: a program that patches PyG's class later has another layer.
+    """
     found: dict[str, None] = {}
     for cls in layer.__mro__:
         if issubclass(cls, MessagePassing):
@@ -122,11 +132,12 @@ def _find_methods(layer: type[Any]) -> tuple[str, ...]:
                 n for n, f in vars(cls).items() if inspect.isfunction(f) and f.__module__ == cls.__module__
             )
             found.update(dict.fromkeys(own))
-    return tuple(name for name in found if name not in _HARMLESS and not name.startswith("register_"))
+    names = (name for name in found if name not in _HARMLESS and not name.startswith("register_"))
+    return {name: getattr(layer, name) for name in names}
 
 
 # typed by hand: mypy takes a class of modules for unhashable
-_methods = cast("Callable[[type[Any]], tuple[str, ...]]", functools.cache(_find_methods))
+as_in_pyg = cast("Callable[[type[Any]], Mapping[str, Any]]", functools.cache(_find_methods))
 
 
 def _unusual(module: Any, call: Call) -> str | None:
@@ -152,6 +163,8 @@ def _watched(module: Any) -> str | None:
         return ": a hook on aggr_module must see the messages"
     if module.explain:
         return EXPLAINED
+    if any(sees_functions(type(parameter)) for parameter in module.parameters()):
+        return FOLLOWED
     if module.decomposed_layers > 1:
         return f"(decomposed_layers={module.decomposed_layers}): PyG splits the features itself"
     return None

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import record_function
 
-from plait.errors import InputError
+from plait.errors import GraphError, InputError
 from plait.ir import Expr
 from plait.pyg import autocast, exported, recorded
 from plait.pyg.active import Kept, Seat, Seats, active, entered, is_explained, parameters_of, traced
@@ -25,7 +25,18 @@ from plait.pyg.edges import read
 from plait.pyg.layers.base import RULES, Apply
 from plait.pyg.layers.fused import FUSED, Run, check_widths, layer_of
 from plait.pyg.learned import say_input, with_learned_weights
-from plait.pyg.lower import EXPLAINED, Call, Lowered, NotLowered, lower, not_as_written
+from plait.pyg.listening import is_followed, is_listened_to
+from plait.pyg.lower import (
+    EXPLAINED,
+    FOLLOWED,
+    LISTENED,
+    Call,
+    Lowered,
+    NotLowered,
+    as_in_pyg,
+    lower,
+    not_as_written,
+)
 from plait.pyg.once import Once, once, once_weighted
 from plait.pyg.operators import Operator, propagate
 from plait.pyg.overwritten import copied, may_be_overwritten, ordinary
@@ -138,6 +149,7 @@ def install() -> None:
     for planned in (_named, _forward):  # met inside a compiled model by what the user gave to torch.compile
         _hide_from_compiler(planned.__code__, with_callees=True)
     for layer in {*RULES, *FUSED}:
+        as_in_pyg(layer)
         own = vars(layer).get("forward")
         if isinstance(own, FunctionType):
             layer.forward = PlannedForward(layer, own)  # type: ignore[assignment]
@@ -199,9 +211,11 @@ def _here(
     seat = seats.of(module)
     if is_explained(module):  # looked at first: an explainer calls its model hundreds of times
         seats.explained = seat.module
-        session.not_planned[seat.name] = f"{module.__class__.__name__}{EXPLAINED}"
-        session.plans.pop(seat.name, None)
-        return _in_pyg(original, module, seat, args, kwargs)
+        return _watched(EXPLAINED, session, original, module, seat, args, kwargs)
+    if is_listened_to():
+        return _watched(LISTENED, session, original, module, seat, args, kwargs)
+    if is_followed(*args, *kwargs.values()):
+        return _watched(FOLLOWED, session, original, module, seat, args, kwargs)
     aside = session.aside
     if aside.notes and not runs_again() and aside.has_left(seat.name, *_edges_of(args, kwargs)):
         _set_aside(session, seat.name)
@@ -419,8 +433,13 @@ def _lowered(
         if reason:
             return f"{kind}(cached=True): {reason}"
     else:
-        handed = read(edge_index, edge_weight, num_targets, num_sources, is_swapped)
-        edges = session.edges_for(handed.key, handed.owners, handed.build)
+        try:
+            handed = read(edge_index, edge_weight, num_targets, num_sources, is_swapped)
+            edges = session.edges_for(handed.key, handed.owners, handed.build)
+        except (GraphError, InputError):
+            if all(vars(module).get(name) is None for name in autocast.CACHED_FEATURES):
+                raise
+            return f"{kind}(cached=True): the edges do not fit x, and PyG's cache of features reads neither"
         weight = handed.weight if handed.weight is not None else edges.weight
         kept = Kept(None, edges, weight, handed.weight_key, handed.is_sparse, is_swapped)
     edges, weight = kept.edges, kept.weight
@@ -540,6 +559,21 @@ def _in_pyg(
         shared = _shared_edges(after, _edges_of(args, kwargs)[0])
         seat.kept = replace(kept, cache=after, shared=shared) if is_new else None
     return out
+
+
+def _watched(
+    reason: str,
+    session: Session,
+    original: Callable[..., Any],
+    module: Any,
+    seat: Seat,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """PyG's result for someone who watches what is inside the layer."""
+    session.not_planned[seat.name] = f"{module.__class__.__name__}{reason}"
+    session.plans.pop(seat.name, None)
+    return _in_pyg(original, module, seat, args, kwargs)
 
 
 def _shared_edges(cache: Any, edge_index: Any) -> tuple[Any, ...]:

@@ -14,7 +14,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch_geometric.nn import MessagePassing
 
 from plait.pyg.call import Call
-from plait.pyg.calling import in_this_thread
+from plait.pyg.listening import in_this_thread
 from plait.runtime.identity import counts_writes
 
 __all__ = ["gradients", "quietly", "recorded"]
@@ -36,9 +36,8 @@ def quietly(model: nn.Module, call: Call, is_training: bool) -> Iterator[None]:
 
     def quiet(module: nn.Module, _: Any = None) -> None:
         if module not in was:
-            kept = {k: v for k, v in module.__dict__.items() if k.startswith(_CACHES)}
             own = [_Kept(b, False) for b in module._buffers.values() if b is not None] if is_training else []
-            was[module] = (module.training, kept, own)
+            was[module] = (module.training, {**module.__dict__}, own)
             if not keeps_modes:
                 module.training = is_training
 
@@ -52,17 +51,31 @@ def quietly(model: nn.Module, call: Call, is_training: bool) -> Iterator[None]:
         yield
     finally:
         handle.remove()
-        for module, (training, kept, own) in was.items():
+        for module, (training, before, own) in was.items():
             module.training = training
-            for name in [k for k in module.__dict__ if k.startswith(_CACHES)]:
-                del module.__dict__[name]
-            module.__dict__.update(kept)
+            _put_back(module.__dict__, before)
             inputs += own
         for tensor in inputs:
             tensor.restore()
         torch.set_rng_state(states[0])
         random.setstate(states[1])
         np.random.set_state(states[2])
+
+
+def _put_back(now: dict[str, Any], before: dict[str, Any]) -> None:
+    """A module's attributes as they were, where they are caches of PyG's or tensors.
+
+    Such as a weight that weight_norm computes at every call: nobody can copy one that has a history.
+    """
+    for name in [name for name, value in now.items() if _is_kept(name, value) and name not in before]:
+        del now[name]
+    for name, value in before.items():
+        if _is_kept(name, value) or isinstance(now.get(name), Tensor):
+            now[name] = value
+
+
+def _is_kept(name: str, value: Any) -> bool:
+    return name.startswith(_CACHES) or isinstance(value, Tensor)
 
 
 class _Kept:

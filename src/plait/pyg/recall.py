@@ -7,10 +7,11 @@ same is found by comparing identities: everything that was looked at is still th
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import operator
-from collections.abc import Iterable, Iterator, Mapping
-from types import EllipsisType
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import EllipsisType, FunctionType
 from typing import Any
 
 import torch
@@ -27,7 +28,9 @@ EDGES_PLACE, WEIGHT_PLACE = 5, 6  # where a call's key has the identities of edg
 
 _tokens = itertools.count()
 # what a class computes; a subclass or a patch may bring its own
-_meaning = operator.attrgetter("message", "message_and_aggregate", "aggregate", "update", "edge_update")
+_MEANING = ("message", "message_and_aggregate", "aggregate", "update", "edge_update", "propagate")
+_PYGS = "torch_geometric.nn.conv."
+_MAKING = ("__init__", "__repr__", "reset_parameters")
 _is_on_cpu = operator.attrgetter("is_cpu")
 # types of options that may be edited where they are; a module's dictionaries hold hooks and parts
 _EDITABLE = (list, set, bytearray)
@@ -47,7 +50,8 @@ class Layer:
         parts = [*_parts(module)]
         self._parts = parts[1:]  # a record must not keep its layer alive
         self._types = [*map(type, parts)]
-        self._meaning = _meaning(module.__class__)
+        self._read = _reader(module.__class__)
+        self._meaning = self._read(module.__class__)
         inside = [vars(part) for part in self._parts]
         self._dicts = [*inside, *(d for part in parts for d in (part._parameters, part._modules))]
         self._values = [*self._inside()]
@@ -112,12 +116,27 @@ class Layer:
             and self._named == self._names
             and [*map(_contents, self._edited)] == self._contents
             and [type(module), *map(type, self._parts)] == self._types
-            and _meaning(module.__class__) == self._meaning
+            and self._read(module.__class__) == self._meaning
         )
 
     def lies_with(self, x: Any) -> bool:
         """True while every parameter is on the device of x: `.to(device)` may move them in place."""
         return lie_with(self.parameters, x)
+
+
+@functools.cache
+def _getter(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
+    return operator.attrgetter(*names)
+
+
+def _reader(cls: type[Any]) -> Callable[[Any], tuple[Any, ...]]:
+    """The methods of a class that its forward may call: those of every layer, and what PyG's class adds."""
+    names = dict.fromkeys(_MEANING)
+    for base in cls.__mro__:
+        if base.__module__.startswith(_PYGS) and base.__name__ != "MessagePassing":
+            own = (name for name, value in vars(base).items() if isinstance(value, FunctionType))
+            names.update(dict.fromkeys(name for name in own if name not in _MAKING))
+    return _getter(tuple(names))
 
 
 def lie_with(parameters: Iterable[Tensor], x: Any) -> bool:

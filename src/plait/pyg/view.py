@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.fx import GraphModule
 from torch_geometric.nn import MessagePassing
 
 from plait.cost.family import processor
@@ -123,6 +124,8 @@ def _view_class(root: type[nn.Module]) -> type[nn.Module]:
         "__doc__": root.__doc__,
         "plait_root": root,
     }
+    if issubclass(root, GraphModule):
+        members["recompile"] = _recompile
     if not hasattr(root, "plan"):
         members["plan"] = property(
             _plan, doc="The plan the model ran by last; .training and .inference are those of one mode."
@@ -228,6 +231,11 @@ def _enter_traced(
     out = call(*args, **kwargs)
     traced.seats = before
     return out
+
+
+def _recompile(view: Any) -> Any:
+    """fx writes `forward` on the class of the object that is recompiled: it must be the model's."""
+    return view._plait_model.recompile()
 
 
 def _follow(view: Any) -> None:

@@ -189,7 +189,10 @@ class Deferred(Tensor):
 
     def set_(self, *args: Any, **kwargs: Any) -> Tensor:
         """Tensor.set_, the one method that torch does not let a subclass see."""
-        self.complete("set_")
+        if isinstance(
+            self, Deferred
+        ):  # the arguments, made after this method was looked up, may need it whole
+            self.complete("set_")
         with _BARE():
             return Tensor.set_(self, *args, **kwargs)
 

@@ -1,0 +1,72 @@
+"""Who must see what happens inside a layer, which only PyG's own run shows.
+
+Hooks on every module of the process (plait's own apart), modes of torch functions, tensors of other classes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module
+from torch.utils._device import DeviceContext
+
+from plait.runtime.deferred import Deferred
+
+__all__ = ["in_this_thread", "is_followed", "is_listened_to", "sees_functions"]
+
+_PLAIN = (Tensor, nn.Parameter, nn.UninitializedParameter, Deferred)
+_num_modes: Callable[[], int] = torch._C._len_torch_function_stack
+_NO_FUNCTION, _NO_DISPATCH = torch._C._disabled_torch_function_impl, torch._C._disabled_torch_dispatch_impl
+
+_EVERYWHERE: tuple[dict[int, Any], ...] = (
+    module._global_forward_pre_hooks,
+    module._global_forward_hooks,
+    module._global_backward_pre_hooks,
+    module._global_backward_hooks,
+)
+
+
+def in_this_thread(hook: Callable[..., None]) -> Callable[..., None]:
+    """A hook of plait's for calls of this thread; a global module hook is called for other threads too."""
+    own = threading.get_ident()
+
+    def listen(*args: Any) -> None:
+        if threading.get_ident() == own:
+            hook(*args)
+
+    listen.is_plaits = True  # type: ignore[attr-defined]
+    return listen
+
+
+def is_listened_to() -> bool:
+    """Whether someone else than plait has a hook on every module."""
+    return any(_EVERYWHERE) and any(
+        not getattr(hook, "is_plaits", False) for hooks in _EVERYWHERE for hook in list(hooks.values())
+    )
+
+
+def sees_functions(cls: type) -> bool:
+    """Whether a class of tensors is told of torch's functions; PyG's own, of indices, are read."""
+    if cls in _PLAIN or not issubclass(cls, Tensor) or cls.__module__.startswith("torch_geometric."):
+        return False
+    return cls.__torch_function__ is not _NO_FUNCTION or cls.__torch_dispatch__ is not _NO_DISPATCH
+
+
+def is_followed(*arguments: Any) -> bool:
+    """Whether a mode, or the class of an argument, is told of every function of torch."""
+    if _num_modes() and not _only_gives_devices():
+        return True
+    for value in arguments:  # a loop, not any(): this runs at every call of a layer
+        cls = type(value)
+        if cls is not Tensor and (is_followed(*value) if cls in (tuple, list) else sees_functions(cls)):
+            return True
+    return False
+
+
+def _only_gives_devices() -> bool:
+    """Whether the modes that are on are those of `torch.set_default_device`, for new tensors."""
+    return all(isinstance(torch._C._get_function_stack_at(k), DeviceContext) for k in range(_num_modes()))
