@@ -19,8 +19,8 @@ from numba.extending import intrinsic
 
 __all__ = [
     "I32", "I64", "LINE", "CodeGen", "fetch_add", "group_reader", "lane", "load_index", "load_index_ir",
-    "load_scalar", "next_piece", "next_rows", "row_intrinsic", "thread_rank", "tile_intrinsic", "tiles",
-    "tuple_reader",
+    "load_scalar", "next_piece", "next_rows", "one_tile", "row_intrinsic", "thread_rank", "tile_intrinsic",
+    "tiles", "tuple_reader",
 ]  # fmt: skip
 
 LINE = 64  # bytes; counters of different threads lie so far apart
@@ -226,6 +226,23 @@ def row_intrinsic(
         rest = b.and_(width, code.word(widths[-1] - 1))
         with b.if_then(code.is_given(rest)):
             tile(b.sub(width, rest), widths[-1], rest)
+
+    return tile_intrinsic(float_bits, words, scalars, row)
+
+
+def one_tile(
+    float_bits: int,
+    words: int,
+    scalars: int,
+    body: Callable[[CodeGen, list[Any], Any], None],
+    lanes: int,
+    is_masked: bool,
+) -> Any:
+    """As `row_intrinsic`, for rows of `lanes` columns, or of fewer if they are masked: there is no ladder."""
+
+    def row(code: CodeGen, args: list[Any]) -> None:
+        given = [*args[: words - 1], *args[words:]]
+        body(code.of(lanes), given, args[words - 1] if is_masked else None)
 
     return tile_intrinsic(float_bits, words, scalars, row)
 

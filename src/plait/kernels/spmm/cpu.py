@@ -1,6 +1,8 @@
 """The sparse product on the CPU: a tile of columns stays in vector registers while a row's neighbours go by.
 
-One kernel serves every width: 128, 64, 32 and 16 lanes, then a masked rest. What varies in the inner loop
+One kernel serves every width: 128, 64, 32 and 16 lanes, then a masked rest. Up to 16 columns (8 of float64)
+a row is one tile, and a kernel that has no other is compiled for them: to ask every row for wider tiles took
+about half the time of rows with few edges. The sums are the same, bit by bit. What varies in the inner loop
 (edge weights, source scaling, max, min) is compiled apart; what happens once a row (target scaling, an
 added term, a bias) is a predictable branch. Pieces of rows are claimed from an atomic counter, a row is
 always summed by one thread in edge order, so the bits do not depend on the number of threads.
@@ -18,13 +20,14 @@ from plait.kernels.vector import (
     load_index,
     load_index_ir,
     load_scalar,
+    one_tile,
     row_intrinsic,
     tile_intrinsic,
 )
 
 __all__ = [
-    "ATTAINED", "EXTREMUM", "PREFETCH_LANES", "SPMM", "WEIGHT_GRADIENT", "ask_ahead", "attained_kernel",
-    "extremum_kernel", "kernel", "sum_row", "weight_gradient_kernel",
+    "ATTAINED", "EXTREMUM", "NARROW_BYTES", "PREFETCH_LANES", "SPMM", "WEIGHT_GRADIENT", "ask_ahead",
+    "attained_kernel", "extremum_kernel", "kernel", "sum_row", "weight_gradient_kernel",
 ]  # fmt: skip
 
 SPMM = Arguments(f"{PATTERN} x[] out[] width edge source target addend[] addend_scale bias last_edge")
@@ -36,6 +39,7 @@ WEIGHT_GRADIENT = Arguments(f"{PATTERN} x[] grad[] out width")
 # rows are near, 20 to 40% of one whose rows another step has pushed out (one core). A narrower tile has
 # too little to add up meanwhile: 16 columns lost as often as they gained.
 PREFETCH_LANES = {32: 32, 64: 16}
+NARROW_BYTES = 64  # rows up to this long are one tile: one register, or two, of any machine
 _WIDE_BYTES = 512  # a row of this many bytes is many lines to prefetch: fewer edges ahead
 
 
@@ -45,9 +49,9 @@ def _unroll(lanes: int, float_bits: int) -> int:
     return {0: 4, 1: 4, 2: 2}.get(registers, 1)
 
 
-def sum_row(float_bits: int, index_bits: int, mode: str) -> Any:
+def sum_row(float_bits: int, index_bits: int, mode: str, lanes: int = 0, is_masked: bool = False) -> Any:
     """Writes one output row; words: x stride indices factor start end out addend bias last width, then the
-    scalings of the sum and of the added row."""
+    scalings of the sum and of the added row. `lanes` > 0: rows of that many columns, or fewer if masked."""
 
     def body(code: CodeGen, args: list[Any], count: Any) -> None:
         b, lanes = code.builder, code.lanes
@@ -82,6 +86,8 @@ def sum_row(float_bits: int, index_bits: int, mode: str) -> Any:
         total = code.either(code.is_given(bias), lambda: b.fadd(total, code.load(bias, mask)), total)
         code.store(total, out, mask)
 
+    if lanes:
+        return one_tile(float_bits, 11, 2, body, lanes, is_masked)
     moving = dict.fromkeys((0, 6, 7, 8), float_bits)
     return row_intrinsic(float_bits, 11, 2, moving, body)
 
@@ -110,9 +116,9 @@ def _reduce_row(code: CodeGen, mode: str, unroll: int, start: Any, end: Any, fir
     return totals[0]
 
 
-def kernel(float_bits: int, index_bits: int, mode: str) -> Any:
-    """The compiled kernel; mode is plain, edge, source, max or min."""
-    row = sum_row(float_bits, index_bits, mode)
+def kernel(float_bits: int, index_bits: int, mode: str, lanes: int = 0, is_masked: bool = False) -> Any:
+    """The compiled kernel; mode is plain, edge, source, max or min. For `lanes` see `sum_row`."""
+    row = sum_row(float_bits, index_bits, mode, lanes, is_masked)
     scalar, uses_edges = load_scalar(float_bits), mode == "edge"
 
     def each(a: Any, i: Any, start: Any, end: Any) -> None:
