@@ -374,9 +374,17 @@ class CodeGen:
         return merged
 
     def loop(
-        self, start: Any, end: Any, carried: list[Any], body: Callable[[Any, list[Any]], list[Any]]
+        self,
+        start: Any,
+        end: Any,
+        carried: list[Any],
+        body: Callable[[Any, list[Any]], list[Any]],
+        is_short: bool = False,
     ) -> list[Any]:
-        """for i in range(start, end): carried = body(i, carried); returns the last carried values."""
+        """for i in range(start, end): carried = body(i, carried); returns the last carried values.
+
+        LLVM unrolls loops by up to 8 and branches on what is left over: a waste where it `is_short`.
+        """
         before = self.builder.block
         head, inside, done = (self.builder.append_basic_block(name) for name in ("head", "inside", "done"))
         self.builder.branch(head)
@@ -392,9 +400,19 @@ class CodeGen:
         i.add_incoming(self.builder.add(i, self.word(1)), self.builder.block)
         for slot, value in zip(slots, updated, strict=True):
             slot.add_incoming(value, self.builder.block)
-        self.builder.branch(head)
+        back = self.builder.branch(head)
+        if is_short:
+            back.set_metadata("llvm.loop", self._as_it_is())
         self.builder.position_at_end(done)
         return list(slots)
+
+    def _as_it_is(self) -> Any:
+        """What tells LLVM not to unroll a loop: a node that names itself first, as every loop's does."""
+        module = self.builder.module
+        wish = module.add_metadata(["llvm.loop.unroll.disable"])
+        loop = module.add_metadata([wish])
+        loop.operands = (loop, wish)
+        return loop
 
 
 def load_index_ir(code: CodeGen, indices: Any, index_bits: int) -> Any:

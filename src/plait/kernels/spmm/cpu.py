@@ -101,15 +101,16 @@ def _reduce_row(code: CodeGen, mode: str, unroll: int, start: Any, end: Any, fir
     """Fold `step` over the edges [start, end) with `unroll` accumulators joined in a fixed order."""
     b = code.builder
     groups = b.sdiv(b.sub(end, start), code.word(unroll))
+    is_short = code.lanes * code.float_bits <= 8 * NARROW_BYTES  # with little to do for an edge
 
     def group(g: Any, totals: list[Any]) -> list[Any]:
         base = b.add(start, b.mul(g, code.word(unroll)))
         return [step(b.add(base, code.word(k)), total) for k, total in enumerate(totals)]
 
-    totals = code.loop(code.word(0), groups, [code.constant(first)] * unroll, group)
+    totals = code.loop(code.word(0), groups, [code.constant(first)] * unroll, group, is_short)
     if unroll > 1:
         done = b.add(start, b.mul(groups, code.word(unroll)))
-        totals[:1] = code.loop(done, end, totals[:1], lambda i, one: [step(i, one[0])])
+        totals[:1] = code.loop(done, end, totals[:1], lambda i, one: [step(i, one[0])], is_short)
     while len(totals) > 1:
         join = (lambda p, q: code.extremum(mode, p, q)) if mode in ("max", "min") else b.fadd
         totals = [join(totals[k], totals[k + 1]) for k in range(0, len(totals), 2)]
