@@ -1,9 +1,10 @@
 """The sparse product on the CPU: a tile of columns stays in vector registers while a row's neighbours go by.
 
-One kernel serves every width: 128, 64, 32 and 16 lanes, then a masked rest. Up to 16 columns (8 of float64)
+One kernel serves every width: 128, 64, 32 and 16 lanes, then a masked rest. Up to 32 columns (16 of float64)
 a row is one tile, and a kernel that has no other is compiled for them: to ask every row for wider tiles took
-about half the time of rows with few edges. The sums are the same, bit by bit. What varies in the inner loop
-(edge weights, source scaling, max, min) is compiled apart; what happens once a row (target scaling, an
+about half the time of rows with few edges. The sums are those of the ladder, bit by bit, except for 17 to 31
+columns (9 to 15), which the ladder takes in two tiles with more accumulators each. What varies in the inner
+loop (edge weights, source scaling, max, min) is compiled apart; what happens once a row (target scaling, an
 added term, a bias) is a predictable branch. Pieces of rows are claimed from an atomic counter, a row is
 always summed by one thread in edge order, so the bits do not depend on the number of threads.
 """
@@ -39,7 +40,10 @@ WEIGHT_GRADIENT = Arguments(f"{PATTERN} x[] grad[] out width")
 # rows are near, 20 to 40% of one whose rows another step has pushed out (one core). A narrower tile has
 # too little to add up meanwhile: 16 columns lost as often as they gained.
 PREFETCH_LANES = {32: 32, 64: 16}
-NARROW_BYTES = 64  # rows up to this long are one tile: one register, or two, of any machine
+
+# rows up to this long are one tile; a longer one has enough to do for the ladder not to show
+NARROW_BYTES = 128
+_SHORT_BITS = 512  # tiles up to this wide have little to do for an edge
 _WIDE_BYTES = 512  # a row of this many bytes is many lines to prefetch: fewer edges ahead
 
 
@@ -101,7 +105,7 @@ def _reduce_row(code: CodeGen, mode: str, unroll: int, start: Any, end: Any, fir
     """Fold `step` over the edges [start, end) with `unroll` accumulators joined in a fixed order."""
     b = code.builder
     groups = b.sdiv(b.sub(end, start), code.word(unroll))
-    is_short = code.lanes * code.float_bits <= 8 * NARROW_BYTES  # with little to do for an edge
+    is_short = code.lanes * code.float_bits <= _SHORT_BITS
 
     def group(g: Any, totals: list[Any]) -> list[Any]:
         base = b.add(start, b.mul(g, code.word(unroll)))
