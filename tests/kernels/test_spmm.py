@@ -67,6 +67,25 @@ def test_sum_with_every_option_equals_the_reference(kind: str, width: int, dtype
         close(out, reference.spmm(p.indptr, p.indices, x.numpy(), **plain))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("width", [1, 2, 3, 4, 6, 7, 8, 9, 15, 16, 24, 31, 32])
+def test_rows_of_one_tile_are_the_end_of_wider_rows(width: int, dtype: torch.dtype) -> None:
+    """Rows up to 32 (16) columns have their own kernels; a wider row ends in the same tiles."""
+    rng = np.random.default_rng(width)
+    p = pattern_of("random", rng)
+    one, wider = (16, 64) if dtype is torch.float32 else (8, 32)
+    width = min(width, 2 * one)
+    x = dense(rng, p.num_columns, wider + width, dtype)
+    out = torch.full((p.num_rows, width + 2), 7.0, dtype=dtype)
+    for options in ({}, {"edge": torch.from_numpy(rng.standard_normal(p.num_edges)).to(dtype)}):
+        expected = k.spmm(p, x, torch.empty(p.num_rows, wider + width, dtype=dtype), **options)
+        k.spmm(p, x[:, wider:], out[:, 1:-1], **options)
+        close(out[:, 1:-1], expected[:, wider:].numpy())
+        if width <= one or width == 2 * one:  # else the ladder takes two tiles
+            assert torch.equal(out[:, 1:-1], expected[:, wider:])
+        assert (out[:, [0, -1]] == 7.0).all()  # beside the rows
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", ["max", "min"])
 @pytest.mark.parametrize("kind", ["random", "empty", "hub", "repeated"])

@@ -19,8 +19,8 @@ from numba.extending import intrinsic
 
 __all__ = [
     "I32", "I64", "LINE", "CodeGen", "fetch_add", "group_reader", "lane", "load_index", "load_index_ir",
-    "load_scalar", "next_piece", "next_rows", "row_intrinsic", "thread_rank", "tile_intrinsic", "tiles",
-    "tuple_reader",
+    "load_scalar", "next_piece", "next_rows", "one_tile", "row_intrinsic", "thread_rank", "tile_intrinsic",
+    "tiles", "tuple_reader",
 ]  # fmt: skip
 
 LINE = 64  # bytes; counters of different threads lie so far apart
@@ -230,6 +230,23 @@ def row_intrinsic(
     return tile_intrinsic(float_bits, words, scalars, row)
 
 
+def one_tile(
+    float_bits: int,
+    words: int,
+    scalars: int,
+    body: Callable[[CodeGen, list[Any], Any], None],
+    lanes: int,
+    is_masked: bool,
+) -> Any:
+    """As `row_intrinsic`, for rows of `lanes` columns, or of fewer if they are masked: there is no ladder."""
+
+    def row(code: CodeGen, args: list[Any]) -> None:
+        given = [*args[: words - 1], *args[words:]]
+        body(code.of(lanes), given, args[words - 1] if is_masked else None)
+
+    return tile_intrinsic(float_bits, words, scalars, row)
+
+
 class CodeGen:
     """An LLVM builder with the few moves the row loops need."""
 
@@ -357,9 +374,17 @@ class CodeGen:
         return merged
 
     def loop(
-        self, start: Any, end: Any, carried: list[Any], body: Callable[[Any, list[Any]], list[Any]]
+        self,
+        start: Any,
+        end: Any,
+        carried: list[Any],
+        body: Callable[[Any, list[Any]], list[Any]],
+        is_short: bool = False,
     ) -> list[Any]:
-        """for i in range(start, end): carried = body(i, carried); returns the last carried values."""
+        """for i in range(start, end): carried = body(i, carried); returns the last carried values.
+
+        LLVM unrolls loops by up to 8 and branches on what is left over: a waste where it `is_short`.
+        """
         before = self.builder.block
         head, inside, done = (self.builder.append_basic_block(name) for name in ("head", "inside", "done"))
         self.builder.branch(head)
@@ -375,9 +400,19 @@ class CodeGen:
         i.add_incoming(self.builder.add(i, self.word(1)), self.builder.block)
         for slot, value in zip(slots, updated, strict=True):
             slot.add_incoming(value, self.builder.block)
-        self.builder.branch(head)
+        back = self.builder.branch(head)
+        if is_short:
+            back.set_metadata("llvm.loop", self._as_it_is())
         self.builder.position_at_end(done)
         return list(slots)
+
+    def _as_it_is(self) -> Any:
+        """What tells LLVM not to unroll a loop: a node that names itself first, as every loop's does."""
+        module = self.builder.module
+        wish = module.add_metadata(["llvm.loop.unroll.disable"])
+        loop = module.add_metadata([wish])
+        loop.operands = (loop, wish)
+        return loop
 
 
 def load_index_ir(code: CodeGen, indices: Any, index_bits: int) -> Any:

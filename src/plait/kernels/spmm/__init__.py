@@ -148,7 +148,9 @@ def spmm(
     scaling = "edge" if edge is not None else "source" if source is not None else "plain"
     mode = scaling if reduce == "sum" else reduce
     dtype, rows, width = x.dtype, pattern.num_rows, x.shape[-1]
-    address = _address(float_bits("x", x), pattern.index_bits, mode)
+    bits = float_bits("x", x)
+    is_whole = not 0 < slab < width
+    address = _address(bits, pattern.index_bits, mode, *(_tile(width, bits) if is_whole else ()))
     at = cpu.SPMM
     words = at.over(pattern.addresses)
     x = read_rows(words, at.x, "x", x, dtype, pattern.num_columns, width, True)
@@ -170,11 +172,20 @@ def spmm(
         bias = read_flat(words, at.bias, "bias", bias, dtype, width)
     words[at.last_edge] = max(0, pattern.num_edges - 1)
     words[at.width] = width
-    if slab and slab < width:
+    if not is_whole:
         _run_slabs(words, address, pattern.threads(slab + _EDGE_COST, _SERIAL_BELOW), slab, dtype.itemsize)
     elif width:
         at.run(address, words, pattern.threads(width + _EDGE_COST, _SERIAL_BELOW))
     return out
+
+
+@functools.cache
+def _tile(width: int, bits: int) -> tuple[int, ...]:
+    """(lanes, whether they are masked) of rows that fit one tile, nothing for other rows."""
+    if not 0 < width * bits <= 8 * cpu.NARROW_BYTES:
+        return ()
+    lanes = 1 << (width - 1).bit_length()
+    return lanes, lanes > width
 
 
 def _run_slabs(words: Words, address: int, threads: int, slab: int, size: int) -> None:

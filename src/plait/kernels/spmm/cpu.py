@@ -1,7 +1,10 @@
 """The sparse product on the CPU: a tile of columns stays in vector registers while a row's neighbours go by.
 
-One kernel serves every width: 128, 64, 32 and 16 lanes, then a masked rest. What varies in the inner loop
-(edge weights, source scaling, max, min) is compiled apart; what happens once a row (target scaling, an
+One kernel serves every width: 128, 64, 32 and 16 lanes, then a masked rest. Up to 32 columns (16 of float64)
+a row is one tile, and a kernel that has no other is compiled for them: to ask every row for wider tiles took
+about half the time of rows with few edges. The sums are those of the ladder, bit by bit, except for 17 to 31
+columns (9 to 15), which the ladder takes in two tiles with more accumulators each. What varies in the inner
+loop (edge weights, source scaling, max, min) is compiled apart; what happens once a row (target scaling, an
 added term, a bias) is a predictable branch. Pieces of rows are claimed from an atomic counter, a row is
 always summed by one thread in edge order, so the bits do not depend on the number of threads.
 """
@@ -18,13 +21,14 @@ from plait.kernels.vector import (
     load_index,
     load_index_ir,
     load_scalar,
+    one_tile,
     row_intrinsic,
     tile_intrinsic,
 )
 
 __all__ = [
-    "ATTAINED", "EXTREMUM", "PREFETCH_LANES", "SPMM", "WEIGHT_GRADIENT", "ask_ahead", "attained_kernel",
-    "extremum_kernel", "kernel", "sum_row", "weight_gradient_kernel",
+    "ATTAINED", "EXTREMUM", "NARROW_BYTES", "PREFETCH_LANES", "SPMM", "WEIGHT_GRADIENT", "ask_ahead",
+    "attained_kernel", "extremum_kernel", "kernel", "sum_row", "weight_gradient_kernel",
 ]  # fmt: skip
 
 SPMM = Arguments(f"{PATTERN} x[] out[] width edge source target addend[] addend_scale bias last_edge")
@@ -36,6 +40,10 @@ WEIGHT_GRADIENT = Arguments(f"{PATTERN} x[] grad[] out width")
 # rows are near, 20 to 40% of one whose rows another step has pushed out (one core). A narrower tile has
 # too little to add up meanwhile: 16 columns lost as often as they gained.
 PREFETCH_LANES = {32: 32, 64: 16}
+
+# rows up to this long are one tile; a longer one has enough to do for the ladder not to show
+NARROW_BYTES = 128
+_SHORT_BITS = 512  # tiles up to this wide have little to do for an edge
 _WIDE_BYTES = 512  # a row of this many bytes is many lines to prefetch: fewer edges ahead
 
 
@@ -45,9 +53,9 @@ def _unroll(lanes: int, float_bits: int) -> int:
     return {0: 4, 1: 4, 2: 2}.get(registers, 1)
 
 
-def sum_row(float_bits: int, index_bits: int, mode: str) -> Any:
+def sum_row(float_bits: int, index_bits: int, mode: str, lanes: int = 0, is_masked: bool = False) -> Any:
     """Writes one output row; words: x stride indices factor start end out addend bias last width, then the
-    scalings of the sum and of the added row."""
+    scalings of the sum and of the added row. `lanes` > 0: rows of that many columns, or fewer if masked."""
 
     def body(code: CodeGen, args: list[Any], count: Any) -> None:
         b, lanes = code.builder, code.lanes
@@ -82,6 +90,8 @@ def sum_row(float_bits: int, index_bits: int, mode: str) -> Any:
         total = code.either(code.is_given(bias), lambda: b.fadd(total, code.load(bias, mask)), total)
         code.store(total, out, mask)
 
+    if lanes:
+        return one_tile(float_bits, 11, 2, body, lanes, is_masked)
     moving = dict.fromkeys((0, 6, 7, 8), float_bits)
     return row_intrinsic(float_bits, 11, 2, moving, body)
 
@@ -95,24 +105,25 @@ def _reduce_row(code: CodeGen, mode: str, unroll: int, start: Any, end: Any, fir
     """Fold `step` over the edges [start, end) with `unroll` accumulators joined in a fixed order."""
     b = code.builder
     groups = b.sdiv(b.sub(end, start), code.word(unroll))
+    is_short = code.lanes * code.float_bits <= _SHORT_BITS
 
     def group(g: Any, totals: list[Any]) -> list[Any]:
         base = b.add(start, b.mul(g, code.word(unroll)))
         return [step(b.add(base, code.word(k)), total) for k, total in enumerate(totals)]
 
-    totals = code.loop(code.word(0), groups, [code.constant(first)] * unroll, group)
+    totals = code.loop(code.word(0), groups, [code.constant(first)] * unroll, group, is_short)
     if unroll > 1:
         done = b.add(start, b.mul(groups, code.word(unroll)))
-        totals[:1] = code.loop(done, end, totals[:1], lambda i, one: [step(i, one[0])])
+        totals[:1] = code.loop(done, end, totals[:1], lambda i, one: [step(i, one[0])], is_short)
     while len(totals) > 1:
         join = (lambda p, q: code.extremum(mode, p, q)) if mode in ("max", "min") else b.fadd
         totals = [join(totals[k], totals[k + 1]) for k in range(0, len(totals), 2)]
     return totals[0]
 
 
-def kernel(float_bits: int, index_bits: int, mode: str) -> Any:
-    """The compiled kernel; mode is plain, edge, source, max or min."""
-    row = sum_row(float_bits, index_bits, mode)
+def kernel(float_bits: int, index_bits: int, mode: str, lanes: int = 0, is_masked: bool = False) -> Any:
+    """The compiled kernel; mode is plain, edge, source, max or min. For `lanes` see `sum_row`."""
+    row = sum_row(float_bits, index_bits, mode, lanes, is_masked)
     scalar, uses_edges = load_scalar(float_bits), mode == "edge"
 
     def each(a: Any, i: Any, start: Any, end: Any) -> None:
