@@ -43,7 +43,7 @@ PREFETCH_LANES = {32: 32, 64: 16}
 
 # rows up to this long are one tile; a longer one has enough to do for the ladder not to show
 NARROW_BYTES = 128
-_SHORT_BITS = 512  # tiles up to this wide have little to do for an edge
+_SHORT_BITS = 512  # rows of one tile up to this wide have little to do for an edge
 _WIDE_BYTES = 512  # a row of this many bytes is many lines to prefetch: fewer edges ahead
 
 
@@ -56,6 +56,8 @@ def _unroll(lanes: int, float_bits: int) -> int:
 def sum_row(float_bits: int, index_bits: int, mode: str, lanes: int = 0, is_masked: bool = False) -> Any:
     """Writes one output row; words: x stride indices factor start end out addend bias last width, then the
     scalings of the sum and of the added row. `lanes` > 0: rows of that many columns, or fewer if masked."""
+
+    is_short = 0 < lanes * float_bits <= _SHORT_BITS
 
     def body(code: CodeGen, args: list[Any], count: Any) -> None:
         b, lanes = code.builder, code.lanes
@@ -77,7 +79,7 @@ def sum_row(float_bits: int, index_bits: int, mode: str, lanes: int = 0, is_mask
             return code.multiply_add(code.splat(weight), row, total)
 
         start_value = {"max": float("-inf"), "min": float("inf")}.get(mode, 0.0)
-        total = _reduce_row(code, mode, _unroll(lanes, float_bits), start, end, start_value, step)
+        total = _reduce_row(code, mode, _unroll(lanes, float_bits), start, end, start_value, step, is_short)
         if mode in ("max", "min"):
             is_empty = b.icmp_signed(">=", start, end)
             total = b.select(is_empty, code.constant(0.0), total)
@@ -101,11 +103,12 @@ def ask_ahead(code: CodeGen, index: Any, i: Any, last: Any, rows: list[tuple[Any
     code.ask_ahead(rows, index, i, last, 8 if code.lanes * code.float_bits // 8 >= _WIDE_BYTES else 16)
 
 
-def _reduce_row(code: CodeGen, mode: str, unroll: int, start: Any, end: Any, first: float, step: Any) -> Any:
+def _reduce_row(
+    code: CodeGen, mode: str, unroll: int, start: Any, end: Any, first: float, step: Any, is_short: bool
+) -> Any:
     """Fold `step` over the edges [start, end) with `unroll` accumulators joined in a fixed order."""
     b = code.builder
     groups = b.sdiv(b.sub(end, start), code.word(unroll))
-    is_short = code.lanes * code.float_bits <= _SHORT_BITS
 
     def group(g: Any, totals: list[Any]) -> list[Any]:
         base = b.add(start, b.mul(g, code.word(unroll)))
