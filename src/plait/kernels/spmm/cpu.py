@@ -1,12 +1,12 @@
 """The sparse product on the CPU: a tile of columns stays in vector registers while a row's neighbours go by.
 
 One kernel serves every width: 128, 64, 32 and 16 lanes, then a masked rest. Up to 32 columns (16 of float64)
-a row is one tile, and a kernel that has no other is compiled for them: to ask every row for wider tiles took
-about half the time of rows with few edges. The sums are those of the ladder, bit by bit, except for 17 to 31
-columns (9 to 15), which the ladder takes in two tiles with more accumulators each. What varies in the inner
-loop (edge weights, source scaling, max, min) is compiled apart; what happens once a row (target scaling, an
-added term, a bias) is a predictable branch. Pieces of rows are claimed from an atomic counter, a row is
-always summed by one thread in edge order, so the bits do not depend on the number of threads.
+a row is one tile, and a kernel that has no other is compiled for them: to ask every row for wider tiles is a
+good part of the time of rows with few edges. The sums are those of the ladder, bit by bit, except for 17
+to 31 columns (9 to 15), which the ladder takes in two tiles with more accumulators each. What varies in
+the inner loop (edge weights, source scaling, max, min) is compiled apart; what happens once a row (target
+scaling, an added term, a bias) is a predictable branch. Pieces of rows are claimed from an atomic counter, a
+row is always summed by one thread in edge order, so the bits do not depend on the number of threads.
 """
 
 from __future__ import annotations
