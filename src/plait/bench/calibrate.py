@@ -38,7 +38,7 @@ from plait.measure.timer import time_calls
 from plait.pyg.compile import compile
 from plait.pyg.probe import Probe, forget_machine, using_machine
 
-__all__ = ["Progress", "calibrate", "fit_gathers", "predictors_of", "with_gathers"]
+__all__ = ["CONSTANTS", "Progress", "calibrate", "fit_gathers", "predictors_of", "with_gathers"]
 
 Progress = Callable[[str, float], None]
 
@@ -244,7 +244,7 @@ def _fit_sparse(base: MachineProfile, tell: Callable[[float], None]) -> MachineP
     return with_gathers(base, solution, extras)
 
 
-_CONSTANTS = (
+CONSTANTS = (
     "gather_l2", "gather_l3", "gather_memory", "write", "edge_seconds", "row_seconds", "tile_seconds",
     "l3_row_seconds", "memory_row_seconds",
 )  # fmt: skip
@@ -255,6 +255,7 @@ def fit_gathers(
     predictors_on: Callable[[MachineProfile], np.ndarray[Any, Any]],
     times: np.ndarray[Any, Any],
     shares: tuple[int, ...] = (8, 4, 2, 1),
+    names: tuple[str, ...] = CONSTANTS,
 ) -> tuple[MachineProfile, dict[str, float]]:
     """The constants, and the size of the third-level cache that explains the times best.
 
@@ -269,7 +270,7 @@ def fit_gathers(
         if best is None or error < best[0]:
             best = error, seen, found
     assert best is not None
-    return best[1], dict(zip(_CONSTANTS, map(float, best[2]), strict=True))
+    return best[1], dict(zip(names, map(float, best[2]), strict=True))
 
 
 def _corrected(profile: MachineProfile, tell: Callable[[float], None]) -> MachineProfile:
@@ -306,6 +307,7 @@ def with_gathers(
         tile_seconds=solution["tile_seconds"],
         l3_row_seconds=solution["l3_row_seconds"],
         memory_row_seconds=solution["memory_row_seconds"],
+        pass_seconds=solution.get("pass_seconds", 0.0),
         edge_weight_seconds=_more_per_edge(extras, "edge"),
         source_scale_seconds=_more_per_edge(extras, "source"),
         extremum_factor=float(np.median([t["max"] / t["plain"] for _, t in extras])),

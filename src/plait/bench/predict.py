@@ -78,13 +78,15 @@ def predict(case: LayerCase, forms: Forms, budget_seconds: float) -> dict[str, o
 
 def _visit(case: LayerCase, forms: Forms, budget_seconds: float) -> _Visit | str:
     """The layer compiled, analysed and timed; or why it could not be."""
-    patient(budget_seconds)
     problem = Problem(case.layer, forms, case.width_in, case.width_out)
+    on_cpu = problem.x.device.type == "cpu"  # whose pace others on this machine may slow
+    patient(budget_seconds)
     # a hidden activation, which needs a gradient: nothing may be computed beforehand
     data = Data(x=problem.x, edge_index=problem.edge_index, num_nodes=problem.num_nodes)
     try:
         layer = compile(copy.deepcopy(problem.layer), data, mode=case.mode)
-        pace().wait()
+        if on_cpu:
+            pace().wait()
         with BusyElsewhere() as busy:
             plan = explain(layer, data, analyze=True, mode=case.mode)
             timing = time_calls(
@@ -100,7 +102,7 @@ def _visit(case: LayerCase, forms: Forms, budget_seconds: float) -> _Visit | str
     problem.x.grad = None
     if not plan.layers:
         return "; ".join(n.reason for n in plan.not_planned) or "not planned"
-    return _Visit(plans, timing["layer"], busy.share, pace().is_kept())
+    return _Visit(plans, timing["layer"], busy.share, not on_cpu or pace().is_kept())
 
 
 def _joined(visits: Sequence[_Visit | str]) -> dict[str, object]:

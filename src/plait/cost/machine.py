@@ -27,7 +27,7 @@ __all__ = [
 FORMAT = "plait-machine-1"
 _OPTIONAL = {
     "measured", "is_default", "correction", "l3_row_seconds", "memory_row_seconds", "view_seconds",
-    "turned_byte_seconds",
+    "turned_byte_seconds", "pass_seconds", "head_share",
 }  # fmt: skip
 NUM_FEATURES = 3  # of a step, for its correction (cost/price.py)
 # a copy in cache against one in memory; beyond the fitted range a line may lead anywhere
@@ -93,6 +93,8 @@ class MachineProfile:
     l3_row_seconds: float = 0.0
     memory_row_seconds: float = 0.0
     view_seconds: float = 0.0  # of a step that moves no data; 0 means a fifth of a call
+    pass_seconds: float = 0.0  # of a pass over the edges, however few: on a GPU one long row keeps it waiting
+    head_share: float = 0.35  # of attention: a further head on a row that is gathered, against gathering it
     turned_byte_seconds: float = 0.0  # per byte read or written when a weight is transposed; 0: as in a copy
 
     @property

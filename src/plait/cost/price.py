@@ -43,7 +43,6 @@ _FORMS = {"score": 1.0, "film": 1.2, "softmax": 2.0, "gated": 1.5, "crystal": 2.
 _KEPT = 0.6  # of a pass over sources, where the weights and slopes of its edges were kept
 _BY_BIT = 2.0  # times of a product by set bits beside one in tall blocks
 _SCORE = 5.0  # edge times of one score: exponential, weight
-_SHARED_HEAD = 0.35  # a further head on a row that is already gathered, against gathering it
 
 
 def _targets_first(edges_per_target: float) -> float:
@@ -228,6 +227,7 @@ class Pricer:
             + matrix.rows * passes * m.row_seconds
             + matrix.rows * row_total / m.write_bytes_per_s
             + in_order / m.stream_bytes_per_s
+            + passes * m.pass_seconds
         )
         if request.op == "extremum":
             seconds *= m.extremum_factor
@@ -303,7 +303,7 @@ class Pricer:
         ratio that depends on the edges per target.
         """
         scored = matrix.edges * request.parts * _SCORE * self.machine.edge_seconds * self.slowdown
-        sharing = 1.0 + _SHARED_HEAD * (request.inner - 1)
+        sharing = 1.0 + self.machine.head_share * (request.inner - 1)
         if request.inner > 1 and kind == "dot" and request.op != "attend_targets":
             sharing *= 2.0  # the factors are those of keys and values; a shared row is both
         if not variant:
