@@ -131,6 +131,13 @@ def test_a_linear_layer_without_a_bias_put_inside_runs_in_pyg() -> None:
     assert "without a bias" in str(compiled.plan.not_planned)
 
 
+def test_rows_that_pyg_cuts_into_more_towers_run_in_pyg() -> None:
+    module = layer(divide_input=True)
+    x = features(width=2 * WIDTH)
+    compiled = agree(module, x, edges(), must_plan=False)
+    assert "columns, the layer takes" in str(compiled.plan.not_planned)
+
+
 HUB = torch.stack([torch.arange(1000) % N, torch.zeros(1000, dtype=torch.int64)])
 IN_BLOCKS: list[dict[str, Any]] = [
     {"edge_dim": 3},

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 from torch_geometric.nn import APPNP, CGConv, EdgeConv, GENConv, GINConv, LGConv, PNAConv, SGConv
 
@@ -140,6 +141,24 @@ def test_features_made_inside_inference_mode_are_trained_on_where_pyg_does() -> 
             gradients(plain, x, edge_index), gradients(model, x, edge_index), strict=True
         ):
             torch.testing.assert_close(found, expected)
+
+
+def test_edges_cut_from_an_edge_index_inside_inference_mode_are_taken_as_pyg_takes_them() -> None:
+    class Half(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            mixing = nn.Sequential(nn.Linear(2 * WIDTH, WIDTH), nn.BatchNorm1d(WIDTH))
+            self.conv = EdgeConv(mixing)  # which stays PyG's: the norm mixes edges
+
+        def forward(self, x: Tensor, edge_index: Tensor) -> Any:
+            return self.conv(x, edge_index[:, torch.arange(edge_index.shape[1]) % 2 == 0])
+
+    torch.manual_seed(0)
+    plain, x = Half(), torch.randn(NODES, WIDTH)
+    given = EdgeIndex(edges(), sparse_size=(NODES, NODES))
+    with torch.inference_mode():
+        expected = plain(x, given)
+        torch.testing.assert_close(plait.compile(copy.deepcopy(plain))(x, given), expected)
 
 
 @pytest.mark.parametrize("name", ["edge", "gin"])

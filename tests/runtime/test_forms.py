@@ -166,7 +166,7 @@ def test_a_form_is_used_only_where_the_timed_check_says_so(
     gain: float, is_used: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forms, "timed", lambda *a: (gain, 1.0))
-    graph, found = many_cliques(), Forms(calls=1000)
+    graph, found = many_cliques(), Forms(calls=1_000_000)
     uses = [Use(False, 64), Use(True, 64)]
     form = found.find(graph, torch.float32, (0.5, 0.5), uses, pattern_of(graph))
     assert (form is not None) == is_used
@@ -183,7 +183,7 @@ def test_one_way_may_gain_where_the_other_does_not(monkeypatch: pytest.MonkeyPat
     )
     graph = many_cliques()
     uses = [Use(False, 16), Use(False, 128)]
-    form = Forms(calls=1000).find(graph, torch.float32, (0.5, 0.5), uses, pattern_of(graph))
+    form = Forms(calls=1_000_000).find(graph, torch.float32, (0.5, 0.5), uses, pattern_of(graph))
     assert form is not None
     assert form.forward.gain(16) == 2.0
     assert form.forward.gain(128) == 1.0
@@ -198,7 +198,7 @@ def test_random_graphs_are_refused_by_the_forecast(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(forms.hag, "search", lambda *a, **k: pytest.fail("searched"))
     rng = np.random.default_rng(0)
     graph = Graph.from_edge_index(rng.integers(0, 2000, 20000), rng.integers(0, 2000, 20000), 2000)
-    found = Forms(calls=1000)
+    found = Forms(calls=1_000_000)
     assert found.find(graph, torch.float32, (1.0, 1.0), [Use(False, 64)], pattern_of(graph)) is None
     assert "little in common" in found.notes[0]
 
@@ -208,7 +208,7 @@ def test_of_two_forms_that_pay_the_one_that_saves_more_is_used(monkeypatch: pyte
         forms, "timed", lambda pattern, sums, use, dtype: (2.0, 0.5 if sums.is_signed else 1.0)
     )
     graph = many_cliques()
-    found = Forms(("csr", "hag", "diff"), calls=1000)
+    found = Forms(("csr", "hag", "diff"), calls=1_000_000)
     form = found.find(graph, torch.float32, (0.5, 0.5), [Use(False, 16)], pattern_of(graph))
     assert form is not None
     assert form.name == "diff"
@@ -294,7 +294,7 @@ def test_a_search_that_pays_back_within_the_run_may_take_longer_than_usual(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     graph = many_cliques()
-    found = Forms(calls=1000)
+    found = Forms(calls=1_000_000)
     budget = found._budget(graph, (1.0, 1.0), Counter({Use(False, 64): 1}), lambda use: 0.05)
     assert not isinstance(budget, str)
     assert budget.seconds > found.budget_seconds
@@ -312,6 +312,6 @@ def test_a_search_that_pays_back_within_the_run_may_take_longer_than_usual(
 def test_a_form_that_saves_no_traffic_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forms, "timed", lambda *a: pytest.fail("timed"))
     monkeypatch.setattr(forms, "LEAST_TRAFFIC", 1e9)
-    graph, found = many_cliques(), Forms(calls=1000)
+    graph, found = many_cliques(), Forms(calls=1_000_000)
     assert found.find(graph, torch.float32, (0.5, 0.5), [Use(False, 64)], pattern_of(graph)) is None
     assert "too little to gain" in found.notes[0]

@@ -172,7 +172,7 @@ def _forward(
     if torch.is_inference_mode_enabled():
         # what is kept from call to call must serve training too, where such tensors are refused
         with torch.inference_mode(False), torch.no_grad():
-            return _forward(layer, original, module, *args, **kwargs)
+            return _forward(layer, _inferring(original), module, *args, **kwargs)
     seats = active.seats
     if seats is None or torch._C._get_tracing_state() is not None or torch._C._len_torch_dispatch_stack():
         return original(module, *args, **kwargs)  # tracers see PyG's operations
@@ -193,6 +193,16 @@ def _forward(
         return _here(layer, original, module, seats, args, kwargs)
     finally:
         now.call = before
+
+
+def _inferring(original: Callable[..., Any]) -> Callable[..., Any]:
+    """PyG's method as the caller entered it: outside of inference_mode it refuses an EdgeIndex cut inside."""
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        with torch.inference_mode():
+            return original(*args, **kwargs)
+
+    return forward
 
 
 def _here(
