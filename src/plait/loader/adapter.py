@@ -82,10 +82,10 @@ def to_output(sample: Sample) -> SamplerOutput:
     """The sample in PyG's terms; no copies."""
     row, col = _ends(sample.row, sample.col)
     out = SamplerOutput(
-        node=_as_tensor(sample.n_id),
+        node=torch.from_numpy(sample.n_id),
         row=row,
         col=col,
-        edge=_as_tensor(sample.e_id),
+        edge=torch.from_numpy(sample.e_id),
         batch=None if sample.batch is None else torch.from_numpy(sample.batch),
         num_sampled_nodes=_listed(sample.num_sampled_nodes),
         num_sampled_edges=_listed(sample.num_sampled_edges),
@@ -98,7 +98,8 @@ def to_output(sample: Sample) -> SamplerOutput:
 def to_hetero_output(sample: HeteroSample) -> HeteroSamplerOutput:
     """The typed sample in PyG's terms; no copies."""
     node, edge = (
-        {kind: _as_tensor(array) for kind, array in arrays.items()} for arrays in (sample.n_id, sample.e_id)
+        {kind: torch.from_numpy(array) for kind, array in arrays.items()}
+        for arrays in (sample.n_id, sample.e_id)
     )
     ends = {kind: _ends(array, sample.col[kind]) for kind, array in sample.row.items()}
     row, col = ({kind: pair[side] for kind, pair in ends.items()} for side in range(2))
@@ -112,14 +113,8 @@ def _ends(row: Any, col: Any) -> tuple[Tensor, Tensor]:
     both = row.base
     if both is None or both is not col.base or both.shape != (2, row.size):
         return torch.from_numpy(row), torch.from_numpy(col)
-    joined = both.base if isinstance(both.base, Tensor) else torch.from_numpy(both)
+    joined = torch.from_numpy(both)
     return joined[0], joined[1]
-
-
-def _as_tensor(array: Any) -> Tensor:
-    """The array as a tensor: of the memory of the one it is a row of, which knows who uses that memory."""
-    owner = None if array.base is None else array.base.base
-    return owner[0] if isinstance(owner, Tensor) and len(owner) == 1 else torch.from_numpy(array)
 
 
 def _listed(counts: tuple[int, ...] | None) -> list[int] | None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader.utils import filter_edge_store_, index_select
@@ -16,7 +15,6 @@ from torch_geometric.sampler import HeteroSamplerOutput
 
 from plait.features.rows import as_rows, gather
 from plait.loader.inputs import RowsByAttribute
-from plait.loader.transfer import Memory
 from plait.pyg.edges import Demand, attach
 from plait.runtime.buffers import Buffers
 
@@ -38,18 +36,13 @@ class Assembler:
     def __init__(self, data: Data | HeteroData, features: RowsByAttribute) -> None:
         self.data = data
         self.features = dict(features)
-        self.memory: Memory = Buffers(_HEADROOM)
-        self._demand = Demand()
+        self._buffers, self._demand = Buffers(_HEADROOM), Demand()
 
     def __getstate__(self) -> dict[str, Any]:
         return {"data": self.data, "features": self.features}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, memory=Buffers(_HEADROOM), _demand=Demand())
-
-    def lay(self, rows: int, columns: int) -> NDArray[np.int64]:
-        """An array for a sample, in the memory of the batches."""
-        return self.memory.take(rows, columns, torch.int64).numpy()
+        vars(self).update(state, _buffers=Buffers(_HEADROOM), _demand=Demand())
 
     def __call__(self, out: Any) -> Any:
         """The batch of a PyG SamplerOutput whose edges have the caller's numbers, less its metadata."""
@@ -107,7 +100,7 @@ class Assembler:
                 filled.num_nodes = nodes.numel()
             elif store.is_node_attr(key):
                 dim = self.data.__cat_dim__(key, value, store)
-                filled[key] = take_rows(value, nodes, dim, self.memory)
+                filled[key] = take_rows(value, nodes, dim, self._buffers)
         for (owner, key), rows in self.features.items():
             if owner == kind:
                 filled[key] = self._rows(rows, nodes)
@@ -118,7 +111,7 @@ class Assembler:
         kind = None if dtype is None else _TORCH.get(np.dtype(dtype))
         if kind is None or torch.utils.data.get_worker_info() is not None:
             return torch.from_numpy(rows.take(nodes.numpy()))
-        out = self.memory.take(nodes.numel(), math.prod(shape), kind).view(nodes.numel(), *shape)
+        out = self._buffers.take(nodes.numel(), math.prod(shape), kind).view(nodes.numel(), *shape)
         rows.fill(nodes.numpy(), out.numpy())
         return out
 
@@ -131,7 +124,7 @@ class Assembler:
             if key == "edge_index":
                 filled["edge_index"] = _side_by_side(row, col).to(value.device)
             elif store.is_edge_attr(key):
-                filled[key] = take_rows(value, edge, self.data.__cat_dim__(key, value, store), self.memory)
+                filled[key] = take_rows(value, edge, self.data.__cat_dim__(key, value, store), self._buffers)
 
 
 def _side_by_side(row: Tensor, col: Tensor) -> Tensor:
@@ -143,18 +136,18 @@ def _side_by_side(row: Tensor, col: Tensor) -> Tensor:
     return torch.stack([row, col], dim=0)
 
 
-def take_rows(value: Any, nodes: Tensor, dim: int = 0, memory: Memory | None = None) -> Tensor:
-    """The entries `nodes` of `value` along `dim`, in this memory where that is possible."""
+def take_rows(value: Any, nodes: Tensor, dim: int = 0, buffers: Buffers | None = None) -> Tensor:
+    """The entries `nodes` of `value` along `dim`, in one of `buffers` where that is possible."""
     if isinstance(value, np.ndarray) and dim == 0:
         return torch.from_numpy(as_rows(value).take(nodes.numpy()))
     if not _is_plain(value, dim) or torch.utils.data.get_worker_info() is not None:
         chosen: Tensor = index_select(value, nodes.to(getattr(value, "device", "cpu")), dim=dim)
         return chosen
     width = value[0].numel() if value.size(0) else 1
-    if memory is None:
+    if buffers is None:
         out = torch.empty((nodes.numel(), *value.shape[1:]), dtype=value.dtype)
     else:
-        out = memory.take(nodes.numel(), width, value.dtype).view(nodes.numel(), *value.shape[1:])
+        out = buffers.take(nodes.numel(), width, value.dtype).view(nodes.numel(), *value.shape[1:])
     if nodes.numel():
         gather(_bytes(value), nodes.numpy(), _bytes(out))
     return out

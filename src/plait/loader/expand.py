@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from plait.errors import InputError
 from plait.loader.draw import stream_key
 from plait.loader.relation import Relation
-from plait.loader.space import EdgeSpace, Lay, NodeSpace, fresh
+from plait.loader.space import EdgeSpace, NodeSpace
 
 __all__ = ["Expander", "Space", "checked_fanout", "checked_ids", "whole"]
 
@@ -73,7 +73,6 @@ class Expander:
         self.layer_dependency = bool(layer_dependency)
         self.seed = whole("seed", seed, least=0)
         self._spare: list[Space] = []
-        self.lay: Lay = fresh
         if self.method == "labor" and self.replace:
             raise InputError("replace=True: LABOR draws without replacement; use method='uniform'")
         if self.method != "labor" and (self.batch_dependency > 1 or self.layer_dependency):
@@ -104,7 +103,7 @@ class Expander:
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy for another process leaves the buffers behind."""
-        return {**vars(self), "_spare": [], "lay": fresh}
+        return {**vars(self), "_spare": []}
 
     def _sampled(
         self,

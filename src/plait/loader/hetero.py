@@ -149,13 +149,13 @@ class HeteroSampler(Expander):
         return answer
 
     def _finish(self, space: Space) -> HeteroSample:
-        n_id = {kind: nodes.nodes(self.lay) for kind, nodes in zip(self.node_types, space.nodes, strict=True)}
+        n_id = {kind: nodes.nodes() for kind, nodes in zip(self.node_types, space.nodes, strict=True)}
         found = []
         for relation, (source, target), edges in zip(self.relations, self.ends, space.edges, strict=True):
             if self.direction == "induced":
                 found.append(induced(relation, space.nodes[target], space.nodes[source]))
             else:
-                found.append(edges.edges(space.expanded[target], self.lay))
+                found.append(edges.edges(space.expanded[target]))
         row, col, e_id = (
             dict(zip(self.edge_types, arrays, strict=True)) for arrays in zip(*found, strict=True)
         )

@@ -13,7 +13,6 @@ from plait.loader.epochs import Epochs, Job
 from plait.loader.hetero import HeteroSampler
 from plait.loader.inputs import checked_data, checked_rows, the_cache
 from plait.loader.sampler import Sampler
-from plait.loader.transfer import Pinned
 
 __all__ = ["SampledEpochs", "in_order"]
 
@@ -45,17 +44,6 @@ class SampledEpochs(Epochs):
         self._set_out(seed, prefetch, budget_bytes, cache, kind, device)
         self._assemble = Assembler(plain, rows)
         return plain, neighbor_sampler
-
-    def _check_workers(self) -> None:
-        super()._check_workers()
-        loader: Any = self
-        if loader.num_workers > 0:
-            return  # what a process sends lies in memory that both share
-        if self._transfer.pins:
-            self._assemble.memory = Pinned()
-        owner = getattr(loader, "node_sampler", None) or getattr(loader, "link_sampler", None)
-        if isinstance(owner, NumberedSampler):
-            owner.sampler.lay = self._assemble.lay
 
     def __call__(self, index: Any) -> Any:
         """The batch of these inputs, drawn as batch 0 of the next epoch."""

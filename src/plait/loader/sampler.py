@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from plait.errors import InputError
 from plait.loader.expand import Expander, Space, checked_fanout, checked_ids, whole
 from plait.loader.relation import Relation, per_item
-from plait.loader.space import Lay, fresh, in_threads, induced
+from plait.loader.space import in_threads, induced
 
 if TYPE_CHECKING:
     from plait.graph import Graph
@@ -144,8 +144,8 @@ class Sampler(Expander):
     def _finish(self, space: Space) -> Sample:
         nodes = space.nodes[0]
         if self.direction == "induced":
-            return Sample(nodes.nodes(self.lay), *induced(self.relations[0], nodes, nodes), None, None)
-        sample = directional(space, self.lay)
+            return Sample(nodes.nodes(), *induced(self.relations[0], nodes, nodes), None, None)
+        sample = directional(space)
         if self.direction == "bidirectional":
             ends = _both_ways(sample.row, sample.col, sample.e_id, nodes.found)
             return Sample(sample.n_id, *ends, None, None, sample.batch)
@@ -164,13 +164,12 @@ class Sampler(Expander):
         return per_item("seed_time", seed_time, nodes.size, "seed").astype(dtype, copy=False)
 
 
-def directional(space: Space, lay: Lay = fresh) -> Sample:
+def directional(space: Space) -> Sample:
     """The sample that was drawn in a space of one type of nodes, edges as they were drawn."""
     nodes, edges, targets = space.nodes[0], space.edges[0], space.expanded[0]
-    row, col, e_id = edges.edges(targets, lay)
+    row, col, e_id = edges.edges(targets)
     by_hop = (tuple(n for (n,) in space.nodes_by_hop), tuple(n for (n,) in space.edges_by_hop))
-    pointer = edges.pointer[: targets + 1].copy()
-    return Sample(nodes.nodes(lay), row, col, e_id, *by_hop, nodes.trees(), pointer)
+    return Sample(nodes.nodes(), row, col, e_id, *by_hop, nodes.trees(), edges.pointer[: targets + 1].copy())
 
 
 def _both_ways(row: Int64s, col: Int64s, e_id: Int64s, found: int) -> tuple[Int64s, Int64s, Int64s]:

@@ -12,20 +12,13 @@ from numpy.typing import NDArray
 from plait.errors import InputError
 from plait.loader import relabel
 
-__all__ = ["STAMP_LIMIT", "EdgeSpace", "Lay", "NodeSpace", "fresh", "in_threads", "induced"]
+__all__ = ["STAMP_LIMIT", "EdgeSpace", "NodeSpace", "in_threads", "induced"]
 
 Array = NDArray[Any]
 
 # A stamped array of this many nodes takes 512 MiB per thread; larger graphs are relabelled by hashing.
 STAMP_LIMIT = 1 << 27
 _NONE = np.empty(0, np.int64)
-Lay = Callable[[int, int], Array]
-"""Makes an int64 array [rows, columns], not initialised, that a sample is written to."""
-
-
-def fresh(rows: int, columns: int) -> Array:
-    """An array of its own memory."""
-    return np.empty((rows, columns), np.int64)
 
 
 class _Space:
@@ -93,11 +86,9 @@ class NodeSpace(_Space):
         known = (self.n_id, self.tree, targets.tree, self.found)
         self.found = int(relabel.hash_relabel(*table, *frontier, *known, edges.row))
 
-    def nodes(self, lay: Lay = fresh) -> NDArray[np.int64]:
+    def nodes(self) -> NDArray[np.int64]:
         """The nodes found, copied."""
-        copied: NDArray[np.int64] = lay(1, self.found)[0]
-        copied[:] = self.n_id[: self.found]
-        return copied
+        return self.n_id[: self.found].astype(np.int64)
 
     def trees(self) -> NDArray[np.int64] | None:
         """The tree of every node found, copied; None when trees are not kept apart."""
@@ -117,9 +108,9 @@ class EdgeSpace(_Space):
         self.row = np.empty(0, np.uint32)
         self.total = 0
 
-    def edges(self, targets: int, lay: Lay = fresh) -> tuple[Array, Array, Array]:
+    def edges(self, targets: int) -> tuple[Array, Array, Array]:
         """Places of sources and of targets (the first `targets` have edges) and numbers of the edges."""
-        (row, col), (e_id,) = lay(2, self.total), lay(1, self.total)
+        (row, col), e_id = np.empty((2, self.total), np.int64), np.empty(self.total, np.int64)
         relabel.finish(self.row, self.edge, self.pointer, targets, row, col, e_id)
         return row, col, e_id  # row and col side by side: they are an edge_index as they lie
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,22 +11,7 @@ from torch_geometric.data import Data
 from plait.errors import InputError
 from plait.pyg.edges import attach_starts, carry, starts_of
 
-__all__ = ["Memory", "Pinned", "Transfer"]
-
-
-class Memory(Protocol):
-    """Where the rows and edges of batches are written."""
-
-    def take(self, rows: int, cols: int, dtype: torch.dtype) -> Tensor:
-        """An uninitialised [rows, cols] tensor, contiguous."""
-
-
-class Pinned:
-    """Memory of the host that a GPU reads by itself; torch reuses it when all copies from it are over."""
-
-    def take(self, rows: int, cols: int, dtype: torch.dtype) -> Tensor:
-        """An uninitialised [rows, cols] tensor, contiguous."""
-        return torch.empty(rows, cols, dtype=dtype, pin_memory=True)
+__all__ = ["Transfer"]
 
 
 class Transfer:
@@ -48,7 +33,7 @@ class Transfer:
             raise InputError(
                 f"device={device!r}: torch finds no such device; leave it out to stay on the CPU"
             )
-        self.pins = (pin or self._is_cuda) and torch.cuda.is_available()
+        self._pin = (pin or self._is_cuda) and torch.cuda.is_available()
         self._stream: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -57,7 +42,7 @@ class Transfer:
     def start(self, batch: Any) -> Any:
         """The batch on its way, with the event that ends its copy; its edge_index carries its graph along."""
         edge_index = _edges_of(batch)
-        if self.pins:
+        if self._pin:
             batch = batch.pin_memory()
             if edge_index is not None:
                 carry(edge_index, batch.edge_index)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from plait.errors import InputError
 from plait.plan.padding import fitting, padded_sizes
 from plait.pyg.edges import attach_starts, starts_of
-from plait.runtime.capture import Landing, Replay, body_of, make_capturable, settings
+from plait.runtime.capture import Replay, body_of, make_capturable, settings
 from plait.runtime.placed import BOUNDED_EDGES
 
 __all__ = ["TrainingStep", "training_step"]
@@ -26,7 +25,6 @@ _LOOKED_AT = 32  # batches whose sizes choose those that batches are padded to
 _MOST_SIZES = 4
 _MOST_CAPTURES = 8
 _NODES, _EDGES = 128, 1024  # sizes are multiples of these
-_STARTS = "where the edges of each target begin"  # among the tensors of a batch
 _ROOM = 1.02  # the largest size relative to the largest batch seen
 
 
@@ -57,7 +55,6 @@ class TrainingStep:
         self._seen: list[tuple[int, int]] = []
         self.sizes: tuple[tuple[int, int], ...] = ()
         self._slots: OrderedDict[Any, _Slot] = OrderedDict()
-        self._landing = Landing(parameters[0].device) if self.is_captured else None
         self._is_checked = False
 
     def __call__(self, batch: Any = None) -> Tensor:
@@ -123,7 +120,7 @@ class TrainingStep:
         slot = self._slot(batch, size, starts is not None)
         if slot is None:
             return self._run(batch.to(self._stream.device, non_blocking=True))
-        slot.fill(batch, size, starts, landing=self._landing)
+        slot.fill(batch, size, starts)
         if not self._is_checked:
             self._check_padding(slot, batch, size)
         return slot.replay()
@@ -265,21 +262,16 @@ class _Slot:
         self._used = room  # rows behind which the memory holds zeros: so far none
 
     def fill(
-        self, batch: Any, size: tuple[int, int], starts: Tensor | None = None, is_other: bool = False,
-        landing: Landing | None = None,
-    ) -> None:  # fmt: skip
+        self, batch: Any, size: tuple[int, int], starts: Tensor | None = None, is_other: bool = False
+    ) -> None:
         """Copy a batch here, with where the edges of each target begin if that is known.
 
         is_other: padding rows are not zero, to detect code that reads them.
         """
-        values = {name: batch[name] for name, _, _ in self._parts}
+        for name, kind, place in self._parts:
+            self._fill_part(name, kind, place, batch[name], size, is_other)
         if starts is not None:
-            values[_STARTS] = starts
-        with contextlib.nullcontext(values) if landing is None else landing.landed(values) as values:
-            for name, kind, place in self._parts:
-                self._fill_part(name, kind, place, values[name], size, is_other)
-            if starts is not None:
-                self._fill_starts(values[_STARTS])
+            self._fill_starts(starts)
         self._used = dict(zip(("nodes", "edges"), self.padded if is_other else size, strict=True))
 
     def _fill_part(

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
@@ -119,10 +118,8 @@ def starts_of(edge_index: Tensor) -> Tensor | None:
         return listed.indptr
     if listed.starts is None and edge_index.shape[1] < 1 << 31:
         # nodes that were not expanded have no edges
-        # by numpy: torch would start its threads for it, beside those that prepare batches
-        starts = np.full(listed.num_nodes + 1, edge_index.shape[1], np.int32)
-        starts[: len(listed.pointer)] = listed.pointer
-        listed.starts = torch.from_numpy(starts)
+        listed.starts = torch.full((listed.num_nodes + 1,), edge_index.shape[1], dtype=torch.int32)
+        listed.starts[: len(listed.pointer)] = torch.from_numpy(listed.pointer)
     return listed.starts
 
 

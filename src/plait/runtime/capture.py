@@ -8,7 +8,7 @@ numbers on at every replay as an ordinary step would, so dropout draws the same 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,8 @@ from torch import Tensor
 
 from plait.errors import InputError
 
-__all__ = ["Landing", "Replay", "body_of", "make_capturable", "settings"]
+__all__ = ["Replay", "body_of", "make_capturable", "settings"]
 
-_HEADROOM = 1.125  # of memory that tensors of changing sizes are copied to
 _OWN = Path(__file__).parents[1]
 _READS = "reads a value of the device"
 
@@ -76,41 +75,6 @@ class Replay:
         for parameter, grad in zip(self._parameters, self._grads, strict=True):
             if parameter.grad is not grad:
                 parameter.grad = grad
-
-
-class Landing:
-    """Where tensors of the host arrive on a device, on a stream of its own, while the step before computes.
-
-    A copy from ordinary memory makes the host wait for everything its stream has been given before: on the
-    stream of the steps the next batch would be fetched only when the last step is over.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._memory: dict[str, Tensor] = {}
-        self._read: Any = None  # the event after which what arrived last has been read
-
-    @contextmanager
-    def landed(self, tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-        """The tensors on the device, to be read inside, on the current stream; as given if they are there."""
-        current = torch.cuda.current_stream(self._device)
-        if self._read is not None:
-            self._stream.wait_event(self._read)
-        with torch.cuda.stream(self._stream):
-            arrived = {name: self._copy(name, value) for name, value in tensors.items()}
-        current.wait_stream(self._stream)
-        yield arrived
-        self._read = current.record_event()
-
-    def _copy(self, name: str, value: Tensor) -> Tensor:
-        if value.is_cuda:
-            return value
-        memory = self._memory.get(name)
-        if memory is None or memory.numel() < value.numel() or memory.dtype != value.dtype:
-            room = int(_HEADROOM * value.numel())
-            memory = self._memory[name] = torch.empty(room, dtype=value.dtype, device=self._device)
-        return memory[: value.numel()].view(value.shape).copy_(value, non_blocking=True)
 
 
 @contextmanager
