@@ -23,8 +23,11 @@ def test_data_is_itself() -> None:
 
 def test_a_torch_sparse_matrix_for_edges_is_refused_by_name() -> None:
     data = Data(x=torch.zeros(2, 1), edge_index=torch.tensor([[0, 1], [1, 0]]))
-    with pytest.raises(InputError, match=r"adj_t is a torch sparse tensor.*keep edge_index"):
-        checked_data(ToSparseTensor(layout=torch.sparse_csr)(data))
+    with pytest.raises(InputError, match=r"adj_t is a torch sparse tensor.*set edge_index"):
+        checked_data(ToSparseTensor(layout=torch.sparse_csr)(data.clone()))
+    data.edge_index = torch.sparse_coo_tensor(data.edge_index, torch.ones(2), (2, 2))
+    with pytest.raises(InputError, match=r"edge_index is a torch sparse tensor.*a list \[2, edges\]"):
+        checked_data(data)
 
 
 def test_typed_stores_become_typed_data() -> None:

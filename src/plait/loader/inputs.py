@@ -27,11 +27,14 @@ RowsByAttribute = dict[tuple[str | None, str], Rows]
 def checked_data(data: object) -> Data | HeteroData:
     """The data; of a pair of stores the edges, whose node attributes come as features."""
     if isinstance(data, Data | HeteroData):
-        if any(isinstance(store.get("adj_t"), Tensor) for store in data.edge_stores):
-            raise InputError(
-                "data: adj_t is a torch sparse tensor, from which PyG cannot select edges; keep "
-                "edge_index, and pass transform=ToSparseTensor(...) to the loader for batches with adj_t"
-            )
+        for store in data.edge_stores:
+            for name in ("adj_t", "edge_index"):
+                edges = store.get(name)
+                if isinstance(edges, Tensor) and edges.layout is not torch.strided:
+                    raise InputError(
+                        f"data: {name} is a torch sparse tensor, from which PyG cannot select edges; "
+                        "set edge_index to a list [2, edges]; transform=ToSparseTensor(...) gives adj_t"
+                    )
         return data
     if isinstance(data, tuple | list) and len(data) == 2:
         features, graph = data
