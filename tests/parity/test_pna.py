@@ -11,6 +11,7 @@ from torch_geometric.nn import Linear, PNAConv
 
 import plait
 from plait.cost.machine import default_profile
+from plait.errors import InputError
 from plait.ops.work import Matrix, Uniform
 from plait.plan.pna import Towers, ways
 from plait.plan.search import Problem
@@ -131,11 +132,12 @@ def test_a_linear_layer_without_a_bias_put_inside_runs_in_pyg() -> None:
     assert "without a bias" in str(compiled.plan.not_planned)
 
 
-def test_rows_that_pyg_cuts_into_more_towers_run_in_pyg() -> None:
-    module = layer(divide_input=True)
-    x = features(width=2 * WIDTH)
-    compiled = agree(module, x, edges(), must_plan=False)
+@pytest.mark.parametrize("options", [{}, {"divide_input": True}], ids=str)
+def test_rows_that_pyg_cuts_into_more_rows_run_in_pyg(options: dict[str, Any]) -> None:
+    compiled = agree(layer(**options), features(width=2 * WIDTH), edges(), must_plan=False)
     assert "columns, the layer takes" in str(compiled.plan.not_planned)
+    with pytest.raises(InputError, match="x has 5 columns, the layer takes"):
+        compiled(features(width=5), edges())
 
 
 HUB = torch.stack([torch.arange(1000) % N, torch.zeros(1000, dtype=torch.int64)])

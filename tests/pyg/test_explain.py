@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import DataLoader
-from torch_geometric.nn import BatchNorm, GATConv, GCNConv
+from torch_geometric.nn import BatchNorm, DeepGCNLayer, GATConv, GCNConv
 
 import plait
 from plait.errors import InputError
@@ -295,6 +295,15 @@ def test_computed_features_keep_their_history(ask: Any, takes_data: bool) -> Non
     assert data.x._version == version
     torch.testing.assert_close(data.x.detach(), value)
     model(data) if takes_data else model(data.x, data.edge_index).sum().backward()
+
+
+def test_computed_features_take_several_backward_passes_through_reentrant_checkpoints() -> None:
+    layer = DeepGCNLayer(GCNConv(4, 4), nn.LayerNorm(4), nn.ReLU(), ckpt_grad=True)
+    features = torch.randn(5, 4, requires_grad=True) * 2
+    data = Data(x=features, edge_index=torch.tensor([[0, 1, 2, 3], [1, 2, 3, 4]]))
+    model = plait.compile(layer.train(), data, memory_limit="50 MB")
+    model(data.x, data.edge_index).sum().backward()
+    assert layer.conv.lin.weight.grad is not None
 
 
 class _OfData(nn.Module):

@@ -80,7 +80,8 @@ def _apart(value: Any) -> Any:
     if not _is_computed(value):
         return value
     with torch.inference_mode(False), torch.enable_grad():
-        return value.detach().requires_grad_() * 1  # a leaf may not be written to
+        # a leaf may not be written to; nothing is saved, so that several backward passes go through it
+        return value.detach().requires_grad_().clone()
 
 
 def _is_computed(value: Any) -> bool:
