@@ -47,6 +47,7 @@ class Listed:
     """The propagation matrix p @ (A + l) @ q of one graph, as a list of entries."""
 
     __slots__ = ("_turned", "entries", "identity")
+    wants_grad = False
 
     def __init__(self, entries: Entries, identity: float = 0.0):
         self.entries, self.identity = entries, identity
@@ -99,6 +100,11 @@ class Listed:
 
 class Matrix(Protocol):
     """A propagation matrix that is multiplied with rows, differentiably."""
+
+    @property
+    def wants_grad(self) -> bool:
+        """Whether its entries need a gradient: products of the rows it was multiplied with."""
+        ...
 
     @property
     def with_identity(self) -> Matrix: ...
@@ -284,19 +290,22 @@ def _pair(product: Expr) -> Pair:
 
     def pair(given: Values, matrix: Matrix) -> tuple[Tensor, Tensor | None]:
         x, w = given[leaf], right(given, matrix)
-        if _is_cheaper_first(x, w):
+        if _is_cheaper_first(x, w, matrix.wants_grad):
             return spread(given, matrix, x), w
         return spread(given, matrix, _multiplied(x, w)), None
 
     return pair
 
 
-def _is_cheaper_first(x: Tensor, w: Tensor) -> bool:
-    """Whether A @ x before @ w sums fewer columns than A @ (x @ w), gradients included."""
+def _is_cheaper_first(x: Tensor, w: Tensor, is_learned: bool) -> bool:
+    """Whether A @ x before @ w reads fewer columns per edge than A @ (x @ w), gradients included.
+
+    `is_learned`: the gradients of A's entries are one more pass over the rows A is multiplied with.
+    """
     before, after = x.shape[1], w.shape[1]
     if torch.is_grad_enabled():
-        before *= 1 + x.requires_grad
-        after *= 1 + (x.requires_grad or w.requires_grad)
+        before *= 1 + x.requires_grad + is_learned
+        after *= 1 + (x.requires_grad or w.requires_grad) + is_learned
     return before <= after
 
 
