@@ -367,6 +367,14 @@ def test_an_option_that_is_no_schedule_is_another_layer() -> None:
     for alpha, exponent in ((0.1, 3), (0.2, 3), (0.3, 2), (0.3, 4), (0.4, 4)):
         layer.alpha, layer.K = alpha, exponent
         compared(layer, model, x + 0, EDGES)
+    # at each other's place among the options, and what is at the first place is the same object
+    for options in ({"alpha": 3, "K": 5}, {"K": 3, "alpha": 2}):
+        for name in options:
+            delattr(layer, name)
+        for name, value in options.items():
+            setattr(layer, name, value)
+        for _ in range(2):
+            compared(layer, model, x + 0, EDGES)
 
 
 def test_a_weight_that_is_given_another_shape_is_planned_for_anew() -> None:

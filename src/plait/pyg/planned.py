@@ -113,7 +113,7 @@ def _set_aside(session: Session, name: str) -> None:
 def _is_pygs_turn(session: Session, seat: Seat, module: Any, edges: Any) -> bool:
     """Whether PyG runs a call, so that both can be timed."""
     aside = session.aside
-    if aside.is_off or aside.is_over(seat.name, edges) or runs_again():
+    if runs_again() or aside.is_off or aside.is_over(seat.name, edges):
         return False
     if not aside.is_pygs_turn(seat.name, edges, _is_tried_again(session, module)):
         return False

@@ -59,7 +59,7 @@ class Layer:
         inside = [vars(part) for part in self._parts]
         self._dicts = [*inside, *(d for part in parts for d in (part._parameters, part._modules))]
         self._values = [*self._inside()]
-        self._own = [*vars(module).values()]
+        self._own_names, self._own = [*vars(module)], [*vars(module).values()]
         everything = [*self._own, *(value for d in inside for value in d.values())]
         # hooks are kept in dictionaries that stay and fill; of the aggregation they are all that counts
         hooks = [d for part in _unread(module) for d in vars(part).values()]
@@ -140,7 +140,7 @@ class Layer:
 
     def _is_scheduled(self, own: Mapping[str, Any]) -> bool:
         """Whether only options that may change differ, one plain number from another; they are taken over."""
-        if not self.scheduled:
+        if not self.scheduled or [*own] != self._own_names:
             return False
         for (name, value), before in zip(own.items(), self._own, strict=True):
             is_number = type(value) in _NUMBERS and type(before) in _NUMBERS
