@@ -19,6 +19,9 @@ def test_gradients_of_columns_are_joined_in_their_order_and_shared_columns_are_a
     assert joined.option("starts") == (0, 4)
     assert len(joined.reads) == 2
     assert backward.shapes[joined.out] == ("N", 6)
+    places = {name: place for _, name in joined.reads if (place := backward.joined.get(name))}
+    starts = dict(zip([name for _, name in joined.reads], joined.option("starts"), strict=True))
+    assert places == {name: (joined.out, starts[name], 6) for name in places}
 
 
 def test_taking_columns_apart_moves_no_data() -> None:

@@ -23,6 +23,7 @@ from torch_geometric.nn import (
     GraphConv,
     SAGEConv,
     SGConv,
+    SSGConv,
     TAGConv,
 )
 
@@ -337,6 +338,43 @@ def test_numbers_in_buffers_are_read_at_every_call(are_new: bool) -> None:
     for eps in (0.0, 0.0, 0.0, 0.0, 0.0, 0.5, 0.5, 0.0, 0.25):
         layer.eps.fill_(eps)
         compared(layer, model, x + 0, EDGES.clone() if are_new else EDGES)
+
+
+@pytest.mark.parametrize("layer", [APPNP(3, 0.1), SSGConv(4, 3, 0.1, K=2)])
+@pytest.mark.parametrize("are_new", [False, True], ids=["one graph", "new graphs"])
+def test_a_scheduled_number_is_the_same_layer(
+    layer: Any, are_new: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x = plait.compile(layer), x_of()
+    with counted(monkeypatch) as lowered:
+        for alpha in (0.1, 0.2, 0.2, 0.3, 1, 0, 0.4, 0.5):
+            layer.alpha = alpha
+            compared(layer, model, x + 0, EDGES.clone() if are_new else EDGES)
+        assert len(lowered) == (2 if are_new else 1)
+        layer.K = 1
+        compared(layer, model, x + 0, EDGES)
+        layer.alpha = torch.tensor(0.5)  # is no number: it may be changed in place
+        compared(layer, model, x + 0, EDGES)
+        assert model.plan.not_planned
+        layer.alpha = 0.25
+        compared(layer, model, x + 0, EDGES)
+        assert not model.plan.not_planned
+
+
+def test_an_option_that_is_no_schedule_is_another_layer() -> None:
+    layer = APPNP(3, 0.1)
+    model, x = plait.compile(layer), x_of()
+    for alpha, exponent in ((0.1, 3), (0.2, 3), (0.3, 2), (0.3, 4), (0.4, 4)):
+        layer.alpha, layer.K = alpha, exponent
+        compared(layer, model, x + 0, EDGES)
+    # at each other's place among the options, and what is at the first place is the same object
+    for options in ({"alpha": 3, "K": 5}, {"K": 3, "alpha": 2}):
+        for name in options:
+            delattr(layer, name)
+        for name, value in options.items():
+            setattr(layer, name, value)
+        for _ in range(2):
+            compared(layer, model, x + 0, EDGES)
 
 
 def test_a_weight_that_is_given_another_shape_is_planned_for_anew() -> None:

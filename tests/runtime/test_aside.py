@@ -112,6 +112,27 @@ def test_a_graph_that_comes_back_is_never_tried_in_pyg() -> None:
     assert not any(asked[1:])
 
 
+def test_trials_are_over_for_new_graphs_that_plait_is_faster_on() -> None:
+    slow, quick = Clock(0.003, 0.001), Clock(0.001, 0.003)
+    assert not quick.aside.is_over("first", edges())
+    for _ in range(100):
+        slow.step()
+        quick.step()
+    assert not slow.aside.is_over("first", edges())
+    large, small = edges(module._SMALL_EDGES + 1), edges()
+    for _ in range(20):
+        quick.step(module._SMALL_EDGES + 1)
+    assert quick.aside.is_over("first", small)
+    assert quick.aside.is_over("first", small), "the same layer again in one call of the model"
+    assert quick.aside.is_over("first", large)
+    quick.aside.calls += 1
+    assert not quick.aside.is_over("first", small), "a small graph that comes back may be tried in PyG"
+    assert quick.aside.is_over("first", large)
+    with torch.no_grad():
+        assert not quick.aside.is_over("first", edges())
+    assert not quick.aside.is_over("first", None)
+
+
 def test_whole_calls_rest_when_all_layers_were_left_for_a_while() -> None:
     clock = Clock(0.003, 0.001)
     assert not clock.aside.rests((edges(),))

@@ -53,6 +53,18 @@ def test_what_is_made_anew_at_every_call_is_in_no_recipe() -> None:
     assert recipe_of(FORMS, {**inputs, "W": w[:, :2].t()}, x, [w, b]) is None
 
 
+def test_numbers_that_are_named_are_read_anew() -> None:
+    x, w, b, inputs = made(alpha=torch.tensor(0.5))
+    recipe = recipe_of(FORMS, inputs, x, [w, b], ["alpha"])
+    assert recipe is not None
+    assert recipe.names == recipe_of(FORMS, inputs, x, [w, b], {"alpha": 0}).names  # type: ignore[union-attr]
+    number = torch.tensor(0.25)
+    values = recipe.values(x, {"alpha": number})
+    assert [*map(id, values)] == [id(x), id(w), id(b), id(number)]
+    assert recipe_of(FORMS, {**inputs, "alpha": torch.rand(2)}, x, [w, b], ["alpha"]) is None
+    assert recipe_of(FORMS, inputs, x, [w, b], ["b"]) is None
+
+
 def test_a_parameter_that_is_a_number_is_in_no_recipe() -> None:
     x, w, b, inputs = made()
     eps = nn.Parameter(torch.tensor(0.5))

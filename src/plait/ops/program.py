@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from plait.errors import PlanError
@@ -63,3 +64,17 @@ class Program:
     shapes: Mapping[str, Shape]
     constants: Mapping[str, Expr]
     inputs: tuple[str, ...] = ()
+
+    @cached_property
+    def joined(self) -> Mapping[str, tuple[str, int, int]]:
+        """Value -> (the join it is a part of, its first column there, columns of the whole)."""
+        made = {name for step in self.steps for name in (step.out, *step.more)}
+        found: dict[str, tuple[str, int, int]] = {}
+        for step in self.steps:
+            if step.op != "join":
+                continue
+            width = self.shapes[step.out][1]
+            for (_, name), start in zip(step.reads, step.option("starts"), strict=True):
+                if name in made and isinstance(width, int):
+                    found.setdefault(name, (step.out, start, width))
+        return found

@@ -61,13 +61,13 @@ class Once:
     def __call__(self, module: Any, x: Tensor) -> Tensor:
         """The layer's output."""
         known, lowered = self.known, self.how.lowered
-        recipe = known.recipe(lowered, x) if type(x) is Tensor else None
-        if recipe is ...:
+        given = known.given(lowered, module, x) if type(x) is Tensor else None
+        if given is ...:
             return known.learn(lowered, module, self._apply, x)
-        program = None if recipe is None else program_of(recipe.forms)
-        if recipe is None or program is None or program.parts != self.how.diagonals:
+        program = None if given is None else program_of(given[0].forms)
+        if given is None or program is None or program.parts != self.how.diagonals:
             return lowered.run(module, self._apply, x, None)
-        return program.recalled(recipe, x, self.matrix)
+        return program.recalled(*given, self.matrix)
 
     def _apply(self, forms: tuple[Expr, ...], inputs: Mapping[str, Tensor | None]) -> Tensor:
         program = program_of(forms)

@@ -112,7 +112,10 @@ def _set_aside(session: Session, name: str) -> None:
 
 def _is_pygs_turn(session: Session, seat: Seat, module: Any, edges: Any) -> bool:
     """Whether PyG runs a call, so that both can be timed."""
-    if runs_again() or not session.aside.is_pygs_turn(seat.name, edges, _is_tried_again(session, module)):
+    aside = session.aside
+    if runs_again() or aside.is_off or aside.is_over(seat.name, edges):
+        return False
+    if not aside.is_pygs_turn(seat.name, edges, _is_tried_again(session, module)):
         return False
     note_in_pyg()
     return True
@@ -271,13 +274,13 @@ def _run(
     run = None if key is None else session.recall(key)
     if run is None and now.call is not None and now.call.is_second:
         run = now.call.prepared
-    given = _edges_of(args, kwargs)[0]
+    given, weight = _edges_of(args, kwargs)
     is_asked = run is None or (not runs_again() and session.aside.may_be_pygs(given))
     if is_asked and _is_pygs_turn(session, seat, module, given):
         return original(module, *args, **kwargs)
     if run is None:
         if known is not None and key is not None:
-            listed = _listed(layer, module, seat, known, key, args, kwargs)
+            listed = _listed(layer, module, seat, known, key, args, kwargs, given, weight)
             if listed is not None:
                 session.not_planned.pop(seat.name, None)
                 return listed(module, args[0])
@@ -292,7 +295,9 @@ def _run(
             session.not_planned.pop(seat.name, None)
             return run()
         if not run.lowered.keeps_graph:
-            made = call_key(seat.look(module).token, args, kwargs) if key is None else key
+            record = seat.look(module) if known is None else known
+            record.note(run.lowered)
+            made = call_key(record.token, args, kwargs) if key is None else key
             session.keep(made, run.edges, run)
         elif now.call is not None:
             now.call.prepared = run  # other layers' constants may take the place of its own
@@ -324,6 +329,8 @@ def _listed(
     key: tuple[Any, ...],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
+    edges: Any,
+    weight: Any,
 ) -> Once | None:
     """The call on the edges as they are listed, where its graph comes once; None: it is planned."""
     session = active.seats.session  # type: ignore[union-attr]
@@ -333,7 +340,7 @@ def _listed(
         assert isinstance(run, _Prepared), "the layer was lowered before"
         return functools.partial(expressions.apply, session, seat.name, run.edges, run.constants)
 
-    return once(session, known, module, key, args[0], *_edges_of(args, kwargs), planned)
+    return once(session, known, module, key, args[0], edges, weight, planned)
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,12 +357,12 @@ class _Prepared:
         session, edges = self.session, self.edges
         if known is None or type(x) is not Tensor or x.dtype in _HALVES or not may_recall(session, edges):
             return self._anew(module, x, root)
-        recipe = known.recipe(self.lowered, x)
-        if recipe is ...:
+        given = known.given(self.lowered, module, x)
+        if given is ...:
             return known.learn(self.lowered, module, self._apply(), x)
-        if recipe is None:
+        if given is None:
             return self._anew(module, x, root)
-        return expressions.recalled(session, self.name, edges, self.constants, recipe, x)
+        return expressions.recalled(session, self.name, edges, self.constants, *given, x)
 
     def _anew(self, module: Any, x: Tensor, root: Tensor | None) -> Tensor:
         """The call with all that the layer reads for it."""
@@ -461,6 +468,7 @@ def _lowered(
             return lowered.reason
         if known is not None:
             known.lowered[call] = lowered
+            known.note(lowered)
     wants_weight = weight is not None and weight.requires_grad and torch.is_grad_enabled()
     if wants_weight and weight.is_cuda:
         return f"{kind}: edge_weight requires a gradient, which is planned only on a CPU so far"

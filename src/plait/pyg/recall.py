@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from plait.ir import Expr
-from plait.pyg.layers.base import Apply, Lowered, bound_to_torch
+from plait.pyg.layers.base import Apply, Lowered, Numbers, bound_to_torch
 from plait.runtime.identity import identity
 from plait.runtime.recipe import Recipe, recipe_of
 
@@ -31,6 +31,8 @@ _tokens = itertools.count()
 _MEANING = ("message", "message_and_aggregate", "aggregate", "update", "edge_update", "propagate")
 _PYGS = "torch_geometric.nn.conv."
 _MAKING = ("__init__", "__repr__", "reset_parameters")
+_NO_NUMBERS: Numbers = "", {}
+_NUMBERS = (int, float)
 _is_on_cpu = operator.attrgetter("is_cpu")
 # types of options that may be edited where they are; a module's dictionaries hold hooks and parts
 _EDITABLE = (list, set, bytearray)
@@ -46,7 +48,9 @@ class Layer:
         self.may_be_listed = True  # on graphs seen only once; see pyg/once.py
         self.listed: dict[bool, Any] = {}  # what is known of that with and without edge weights
         # (what it was lowered to, what that gives to its expression) for features of a width and type
-        self.recipes: dict[tuple[int, int, torch.dtype], tuple[Lowered, Recipe | None]] = {}
+        self.recipes: dict[tuple[int, int, torch.dtype, str], tuple[Lowered, Recipe | None]] = {}
+        self.scheduled: frozenset[str] | None = None  # options that may change; None: not lowered yet
+        self.num_scheduled = 0  # how often they did
         parts = [*_parts(module)]
         self._parts = parts[1:]  # a record must not keep its layer alive
         self._types = [*map(type, parts)]
@@ -55,7 +59,7 @@ class Layer:
         inside = [vars(part) for part in self._parts]
         self._dicts = [*inside, *(d for part in parts for d in (part._parameters, part._modules))]
         self._values = [*self._inside()]
-        self._own = [*vars(module).values()]
+        self._own_names, self._own = [*vars(module)], [*vars(module).values()]
         everything = [*self._own, *(value for d in inside for value in d.values())]
         # hooks are kept in dictionaries that stay and fill; of the aggregation they are all that counts
         hooks = [d for part in _unread(module) for d in vars(part).values()]
@@ -73,12 +77,21 @@ class Layer:
         named = ((part._parameters, name, p) for part in parts for name, p in part._parameters.items())
         self._first = next((entry for entry in named if entry[2] is not None), None)
 
-    def recipe(self, lowered: Lowered, x: Tensor) -> Recipe | EllipsisType | None:
+    def given(
+        self, lowered: Lowered, module: nn.Module, x: Tensor
+    ) -> tuple[Recipe, list[Tensor]] | EllipsisType | None:
         """What the layer gives to its expression; None: what no recipe says, ...: it is not known yet."""
         if not lowered.is_steady or self._is_lent():
             return None
-        found = self.recipes.get((id(lowered), x.shape[1], x.dtype))
-        return ... if found is None or found[0] is not lowered else found[1]
+        read = _NO_NUMBERS if lowered.numbers is None else lowered.numbers(module, x)
+        if read is None:
+            return None
+        which, numbers = read
+        found = self.recipes.get((id(lowered), x.shape[1], x.dtype, which))
+        if found is None or found[0] is not lowered:
+            return ...
+        recipe = found[1]
+        return None if recipe is None else (recipe, recipe.values(x, numbers))
 
     def _is_lent(self) -> bool:
         """Whether the layer has other parameters during this call, as while a CUDA graph is recorded."""
@@ -90,16 +103,22 @@ class Layer:
     def learn(self, lowered: Lowered, module: nn.Module, apply: Apply, x: Tensor) -> Tensor:
         """The layer's output, and what it gave to its expression noted for the next call."""
         calls: list[tuple[Tensor, Recipe | None]] = []
+        which, numbers = (lowered.numbers and lowered.numbers(module, x)) or _NO_NUMBERS
 
         def noted(forms: tuple[Expr, ...], inputs: Mapping[str, Tensor | None]) -> Tensor:
             out = apply(forms, inputs)
-            calls.append((out, recipe_of(forms, inputs, x, self.parameters)))
+            calls.append((out, recipe_of(forms, inputs, x, self.parameters, numbers)))
             return out
 
         out = lowered.run(module, noted, x, None)
         is_all = len(calls) == 1 and calls[0][0] is out
-        self.recipes[id(lowered), x.shape[1], x.dtype] = lowered, calls[0][1] if is_all else None
+        self.recipes[id(lowered), x.shape[1], x.dtype, which] = lowered, calls[0][1] if is_all else None
         return out
+
+    def note(self, lowered: Lowered) -> None:
+        """Note what the layer was lowered to."""
+        known = self.scheduled
+        self.scheduled = lowered.scheduled if known is None else known & lowered.scheduled
 
     def _inside(self) -> Iterator[Any]:
         return itertools.chain.from_iterable(map(dict.values, self._dicts))
@@ -111,13 +130,24 @@ class Layer:
             len(own) == len(self._own)
             and not any(self._empty)
             and [*map(len, self._sized)] == self._sizes
-            and all(map(operator.is_, self._own, own.values()))
+            and (all(map(operator.is_, self._own, own.values())) or self._is_scheduled(own))
             and all(map(operator.is_, self._values, self._inside()))
             and self._named == self._names
             and [*map(_contents, self._edited)] == self._contents
             and [type(module), *map(type, self._parts)] == self._types
             and self._read(module.__class__) == self._meaning
         )
+
+    def _is_scheduled(self, own: Mapping[str, Any]) -> bool:
+        """Whether only options that may change differ, one plain number from another; they are taken over."""
+        if not self.scheduled or [*own] != self._own_names:
+            return False
+        for (name, value), before in zip(own.items(), self._own, strict=True):
+            is_number = type(value) in _NUMBERS and type(before) in _NUMBERS
+            if value is not before and not (is_number and name in self.scheduled):
+                return False
+        self._own, self.num_scheduled = [*own.values()], self.num_scheduled + 1
+        return True
 
     def lies_with(self, x: Any) -> bool:
         """True while every parameter is on the device of x: `.to(device)` may move them in place."""

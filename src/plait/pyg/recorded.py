@@ -93,6 +93,8 @@ def replayed(
     key = None if state is None else call_key(state.token, args, {})
     if state is None or key is None or seen.failures.get(key, 0) >= _MOST_FAILURES:
         return None
+    if state.num_scheduled:  # numbers that come from the layer's options are part of what is recorded
+        key = (*key, state.num_scheduled)
     recorder: Recorder | _Waiting = session.recall(("recorded", *key)) or _Waiting(seen, key)
     place = _place(x, state.parameters, recorder.buffers)
     found = recorder.recording(place, x)

@@ -157,7 +157,10 @@ def _method(owner: type, name: str, original: Any) -> Any:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return _enter_traced(self._plait_seats, getattr(self._plait_model, name), args, kwargs)
-        return _enter(self, getattr(super(owner, self), name), args, kwargs)
+        call = getattr(super(owner, self), name)
+        return (
+            call(*args, **kwargs) if active.seats is self._plait_seats else _enter(self, call, args, kwargs)
+        )
 
     if not isinstance(original, PlannedForward):
         return functools.wraps(original)(method)

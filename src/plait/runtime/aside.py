@@ -152,6 +152,20 @@ class Aside:
         is_timed = known in self.notes and layer in self._kinds[known].layers
         return is_timed and self._comes_back((layer, id(edges), 0), edges)
 
+    def is_over(self, layer: str, edges: Any) -> bool:
+        """Whether new graphs of this size were found to be plait's, and this is one or is not small.
+
+        Nothing is tried then: this alone is asked, at every call on a graph that comes once.
+        """
+        if not _is_list_of_edges(edges):
+            return False
+        kind = self._kinds.get(_kind(edges))
+        if kind is None or kind.is_out is not False:
+            return False
+        if edges.shape[1] > _SMALL_EDGES or not edges.is_cpu or threading.get_ident() != self._thread:
+            return True
+        return not self._comes_back((layer, id(edges), 0), edges)
+
     def is_pygs_turn(self, layer: str, edges: Any, is_tried_again: bool = False) -> bool:
         """Whether PyG runs a call, so that both can be timed.
 

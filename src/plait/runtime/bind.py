@@ -36,7 +36,7 @@ class Binding:
         # torch pools a GPU's memory itself
         self.take = run.buffers.take if may_pool and self.device == "cpu" else _fresh(run.place)
         self._known: dict[str, Any] = {}  # constants by name, looked up once
-        self._places = _places(program)
+        self._places = program.joined
 
     @property
     def run(self) -> Run:
@@ -130,20 +130,6 @@ class Binding:
         if factor is None:
             return lambda env: target
         return lambda env: _spread(factor, name, target, rows, env, place)
-
-
-def _places(program: Program) -> dict[str, tuple[str, int, int]]:
-    """Value -> (the join it is a part of, its first column there, columns of the whole)."""
-    made = {name for step in program.steps for name in (step.out, *step.more)}
-    found: dict[str, tuple[str, int, int]] = {}
-    for step in program.steps:
-        if step.op != "join":
-            continue
-        width = program.shapes[step.out][1]
-        for (_, name), start in zip(step.reads, step.option("starts"), strict=True):
-            if name in made and isinstance(width, int):
-                found.setdefault(name, (step.out, start, width))
-    return found
 
 
 def _fresh(place: torch.device) -> Callable[[int, int, torch.dtype], torch.Tensor]:

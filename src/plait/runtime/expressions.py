@@ -6,7 +6,7 @@ Rows that a loss does not read and nodes that have twins are left out here, wher
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -123,10 +123,16 @@ def may_recall(session: Session, edges: Edges) -> bool:
 
 
 def recalled(
-    session: Session, layer: str, edges: Edges, constants: Constants, recipe: Recipe, x: torch.Tensor
+    session: Session,
+    layer: str,
+    edges: Edges,
+    constants: Constants,
+    recipe: Recipe,
+    values: Sequence[torch.Tensor],
+    x: torch.Tensor,
 ) -> torch.Tensor:
-    """The value of an expression whose inputs are known to be x and a layer's parameters."""
-    values, with_grad = recipe.values(x), torch.is_grad_enabled()
+    """The value of an expression whose inputs are known to be x, a layer's parameters and numbers."""
+    with_grad = torch.is_grad_enabled()
     signature = tuple([
         (name, value.shape[::-1] if is_turned else value.shape, with_grad and value.requires_grad)
         for name, value, is_turned in zip(recipe.names, values, recipe.are_turned, strict=True)
@@ -141,7 +147,7 @@ def recalled(
         x,
         lambda: recipe.given(values),
         None,
-        False,
+        bool(recipe.numbers),
     )
     return executor.apply_to(run, recipe.stored, values)
 

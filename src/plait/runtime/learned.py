@@ -79,6 +79,7 @@ class Weighted:
 
     def __init__(self, products: Products, entries: Tensor, has_own: bool, identity: float = 0.0):
         self._products, self._entries, self._has_own, self._identity = products, entries, has_own, identity
+        self.wants_grad = entries.requires_grad and torch.is_grad_enabled()
 
     @property
     def with_identity(self) -> Weighted:

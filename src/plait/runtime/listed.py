@@ -8,6 +8,7 @@ over the list.
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import compress
 from typing import Any, Protocol
@@ -46,6 +47,7 @@ class Listed:
     """The propagation matrix p @ (A + l) @ q of one graph, as a list of entries."""
 
     __slots__ = ("_turned", "entries", "identity")
+    wants_grad = False
 
     def __init__(self, entries: Entries, identity: float = 0.0):
         self.entries, self.identity = entries, identity
@@ -100,6 +102,11 @@ class Matrix(Protocol):
     """A propagation matrix that is multiplied with rows, differentiably."""
 
     @property
+    def wants_grad(self) -> bool:
+        """Whether its entries need a gradient: products of the rows it was multiplied with."""
+        ...
+
+    @property
     def with_identity(self) -> Matrix: ...
 
     def __matmul__(self, x: Tensor, /) -> Tensor: ...
@@ -151,9 +158,20 @@ class Program:
             return self._value({name: t for name, t in inputs.items() if t is not None}, matrix)
         return apply(tape, matrix, values)
 
-    def recalled(self, recipe: Recipe, x: Tensor, matrix: Listed) -> Tensor:
-        """The same of inputs that are known to be x and a layer's parameters."""
-        values, weights, with_grad = recipe.values(x), self._weights, torch.is_grad_enabled()
+    def recalled(self, recipe: Recipe, values: Sequence[Tensor], matrix: Listed) -> Tensor:
+        """The same of inputs that are known to be x, a layer's parameters and numbers."""
+        with_grad = torch.is_grad_enabled()
+        place = (with_grad, *map(_wants_grad, values), *map(_shape, recipe.parameters))
+        try:
+            tape = recipe.tapes[place]
+        except KeyError:
+            if len(recipe.tapes) >= _MOST_TAPES:
+                recipe.tapes.clear()
+            tape = recipe.tapes[place] = self._tape_of_recipe(recipe, values, with_grad)
+        return self.on_list(recipe.given(values), matrix) if tape is None else apply(tape, matrix, values)
+
+    def _tape_of_recipe(self, recipe: Recipe, values: Sequence[Tensor], with_grad: bool) -> Tape | None:
+        weights = self._weights
         key = tuple([
             (name, value.shape, with_grad and value.requires_grad, None)
             if is_turned and name in weights
@@ -161,8 +179,7 @@ class Program:
             for name, value, is_turned in zip(recipe.names, values, recipe.are_turned, strict=True)
         ])  # fmt: skip
         is_read = all(name in weights for name in compress(recipe.names, recipe.are_turned))
-        tape = self._tape_of(key) if is_read else None
-        return self.on_list(recipe.given(values), matrix) if tape is None else apply(tape, matrix, values)
+        return self._tape_of(key) if is_read else None
 
     def _tape_of(self, place: tuple[Any, ...]) -> Tape | None:
         try:
@@ -192,6 +209,7 @@ class Program:
             return None
 
 
+_wants_grad, _shape = operator.attrgetter("requires_grad"), operator.attrgetter("shape")
 _MOST_PROGRAMS = 256
 _NO_MATRIX: Any = None  # of a product of dense matrices
 _MOST_TAPES = 256  # of one expression: widths, what needs gradients
@@ -272,19 +290,22 @@ def _pair(product: Expr) -> Pair:
 
     def pair(given: Values, matrix: Matrix) -> tuple[Tensor, Tensor | None]:
         x, w = given[leaf], right(given, matrix)
-        if _is_cheaper_first(x, w):
+        if _is_cheaper_first(x, w, matrix.wants_grad):
             return spread(given, matrix, x), w
         return spread(given, matrix, _multiplied(x, w)), None
 
     return pair
 
 
-def _is_cheaper_first(x: Tensor, w: Tensor) -> bool:
-    """Whether A @ x before @ w sums fewer columns than A @ (x @ w), gradients included."""
+def _is_cheaper_first(x: Tensor, w: Tensor, is_learned: bool) -> bool:
+    """Whether A @ x before @ w reads fewer columns per edge than A @ (x @ w), gradients included.
+
+    `is_learned`: the gradients of A's entries are one more pass over the rows A is multiplied with.
+    """
     before, after = x.shape[1], w.shape[1]
     if torch.is_grad_enabled():
-        before *= 1 + x.requires_grad
-        after *= 1 + (x.requires_grad or w.requires_grad)
+        before *= 1 + x.requires_grad + is_learned
+        after *= 1 + (x.requires_grad or w.requires_grad) + is_learned
     return before <= after
 
 

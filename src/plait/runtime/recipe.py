@@ -6,8 +6,9 @@ same parameters, the next call is given the same: nothing has to be read, turned
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -17,19 +18,28 @@ from plait.runtime.chain import turned
 __all__ = ["Recipe", "recipe_of"]
 
 
+_NONE: Mapping[str, Tensor] = {}
+
+
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """The inputs of an expression by name: x, parameters, and transposes of parameters."""
+    """The inputs of an expression by name: x, parameters, transposes of parameters, and numbers."""
 
     forms: tuple[Expr, ...]
     names: tuple[str, ...]
-    sources: tuple[Tensor | None, ...]  # the parameter of each, None for x
+    sources: tuple[Tensor | None, ...]  # the parameter of each, None for x and for numbers
     are_turned: tuple[bool, ...]
     stored: tuple[str, ...]  # the names of the parameters as they are stored
+    numbers: frozenset[str] = frozenset()  # inputs without dimensions that are read anew at every call
+    parameters: tuple[Tensor, ...] = ()  # those among the sources
+    tapes: dict[Any, Any] = field(default_factory=dict, compare=False)  # of runtime/listed.py
 
-    def values(self, x: Tensor) -> list[Tensor]:
+    def values(self, x: Tensor, numbers: Mapping[str, Tensor] = _NONE) -> list[Tensor]:
         """The inputs, parameters as they are stored."""
-        return [x if source is None else source for source in self.sources]
+        made = [x if source is None else source for source in self.sources]
+        for name in self.numbers:
+            made[self.names.index(name)] = numbers[name]
+        return made
 
     def given(self, values: Sequence[Tensor]) -> dict[str, Tensor]:
         """The inputs as the expression reads them."""
@@ -38,22 +48,30 @@ class Recipe:
 
 
 def recipe_of(
-    forms: tuple[Expr, ...], inputs: Mapping[str, Tensor | None], x: Tensor, parameters: Sequence[Tensor]
+    forms: tuple[Expr, ...],
+    inputs: Mapping[str, Tensor | None],
+    x: Tensor,
+    parameters: Sequence[Tensor],
+    numbers: Collection[str] = (),
 ) -> Recipe | None:
-    """The recipe of these inputs; None where one of them is made anew at every call, or is a number."""
+    """The recipe of these inputs; None where one of them is made anew at every call, or is another number."""
     names, sources, are_turned = [], [], []
     own = {id(parameter): parameter for parameter in parameters}
     for name, value in inputs.items():
         if value is None:
             continue
-        source = None if value is x else own.get(id(value), _turned_from(value, own))
-        if (source is None and value is not x) or value.dim() == 0:
+        source = None if value is x or name in numbers else own.get(id(value), _turned_from(value, own))
+        is_known = source is not None or value is x
+        if is_known == (name in numbers) or (value.dim() == 0) != (name in numbers):
             return None
         names.append(name)
         sources.append(source)
         are_turned.append(source is not None and source is not value)
     stored = [turned(name) if turn else name for name, turn in zip(names, are_turned, strict=True)]
-    return Recipe(forms, tuple(names), tuple(sources), tuple(are_turned), tuple(stored))
+    used = tuple([source for source in sources if source is not None])
+    return Recipe(
+        forms, tuple(names), tuple(sources), tuple(are_turned), tuple(stored), frozenset(numbers), used
+    )
 
 
 def _turned_from(value: Tensor, own: Mapping[int, Tensor]) -> Tensor | None:

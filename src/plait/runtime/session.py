@@ -207,14 +207,14 @@ class Session:
 
     def lists_edges(self) -> bool:
         """Whether layers read the edges of a new graph unsorted."""
-        return self.meets_many_graphs and self.lists_values()
+        return self._met >= MANY_GRAPHS and self.lists_values()
 
     def lists_values(self) -> bool:
         """Whether a layer may run without a plan on inputs seen only once."""
         return (
             self.trace is None
             and self.choose is search
-            and not self.may_defer
+            and not (self.has_twins or self.restricted_layer is not None)  # `may_defer`, inline
             # a checkpoint runs a layer again and expects the same tensors to be saved
             and torch._C._autograd._top_saved_tensors_default_hooks(True) is None
         )

@@ -56,7 +56,8 @@ class Given:
 Again = Callable[[Sequence[Tensor], Any], Tensor]
 """(inputs, matrix) -> the same value in operations that torch differentiates any number of times."""
 Registers = list[Any]
-Forward = Callable[[Registers, Any], None]
+Forward = tuple[int, Callable[[Registers, Any], Tensor]]
+"""(the register, what computes it)."""
 Backward = Callable[[Registers, Registers, Any], None]
 
 
@@ -85,8 +86,8 @@ class Tape:
     def value(self, values: Sequence[Tensor], matrix: Sums) -> Tensor:
         """The expression's value, of numbers alone."""
         registers: Registers = [*values, *self.blank]
-        for run in self.forward:
-            run(registers, matrix)
+        for place, run in self.forward:
+            registers[place] = run(registers, matrix)
         result: Tensor = registers[-1]
         return result
 
@@ -97,11 +98,7 @@ class Tape:
         place = len(self.wants)
         self.wants.append(wants)
         self._widths.append(width)
-
-        def forward(registers: Registers, matrix: Any) -> None:
-            registers[place] = run(registers, matrix)
-
-        self.forward.append(forward)
+        self.forward.append((place, run))
         return place
 
     def _adjoint(self, out: int, run: Backward, reads: Sequence[int]) -> int:
@@ -365,12 +362,16 @@ class _Node(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tape: Tape, matrix: Sums, *values: Tensor) -> Tensor:
         registers: Registers = [*values, *tape.blank]
-        for run in tape.forward:
-            run(registers, matrix)
+        for place, run in tape.forward:
+            registers[place] = run(registers, matrix)
         ctx.tape, ctx.matrix = tape, matrix
         ctx.save_for_backward(*[registers[k] for k in tape.saved])
         # read by a derivative of the derivative alone: until one is asked for they may change
-        ctx.others = [(values[k], _version(values[k])) for k in tape.others]
+        others = [values[k] for k in tape.others]
+        try:
+            ctx.others = [(value, value._version) for value in others]
+        except RuntimeError:  # made under inference_mode
+            ctx.others = [(value, _version(value)) for value in others]
         result: Tensor = registers[-1]
         return result
 

@@ -18,7 +18,8 @@ from plait.ir.build import propagation
 from plait.pyg.operators import Operator
 
 __all__ = [
-    "RULES", "Apply", "Call", "Lowered", "NotLowered", "Rule", "aggregation", "bias", "bound_to_torch",
+    "RULES", "Apply", "Call", "Lowered", "NotLowered", "Numbers", "Rule", "aggregation", "bias",
+    "bound_to_torch",
     "features", "has_hooks", "is_lazy", "is_parametrized", "is_plain_linear", "is_renamed", "linear_values",
     "neighbours", "not_plain", "not_summed", "number_in", "rule", "scalar", "scalar_value", "sizes", "weight",
     "with_bias",
@@ -42,6 +43,10 @@ class Call:
     """edge_index is a torch sparse adj_t, not an edge list."""
 
 
+Numbers = tuple[str, Mapping[str, Tensor]]
+"""(which of a layer's expressions is meant, its numbers by name)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Lowered:
     """A layer as matrix expressions over one propagation matrix."""
@@ -54,6 +59,10 @@ class Lowered:
     is_steady: bool = False
     """What `run` gives to its expression depends only on the layer's options and parameters, not on values of
     its buffers: as long as the layer is unchanged, the next call is given the same (runtime/recipe.py)."""
+    numbers: Callable[[Any, Tensor], Numbers | None] | None = None
+    """(module, features) -> the numbers that a steady layer's `run` reads at every call, which may change."""
+    scheduled: frozenset[str] = frozenset()
+    """Options, plain numbers, that only `numbers` reads: another number is lowered to the same."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from plait.pyg.layers.base import (
     Call,
     Lowered,
     NotLowered,
+    Numbers,
     features,
     linear_values,
     not_plain,
@@ -28,6 +29,8 @@ from plait.pyg.layers.matrix import gcn_operator, symmetric
 from plait.pyg.operators import Operator
 
 __all__: list[str] = []
+
+_SCHEDULED = frozenset({"alpha"})  # of APPNP and SSG: a number of the call, in no expression
 
 
 def _power(matrix: Expr, x: Expr, exponent: int) -> Expr:
@@ -105,7 +108,7 @@ def _run_kept(
     """cached=True: the propagated features of the first call answer every later one, as in PyG."""
     h = getattr(module, kept)
     if h is None:
-        shares = _shares(module, x) if isinstance(module, SSGConv) else {}
+        shares = _shares(module, x)[1] if isinstance(module, SSGConv) else {}
         h = apply(forms, {"X": x, **shares})
         setattr(module, kept, h)
     else:
@@ -151,17 +154,18 @@ def _ssg(module: Any, call: Call) -> Lowered | NotLowered:
     stop = not_plain(module, "lin")
     if stop:
         return stop
-    return Lowered(operator, partial(_run_ssg, _ssg_forms(*options, module.lin.bias is not None)))
+    run = partial(_run_ssg, _ssg_forms(*options, module.lin.bias is not None))
+    return Lowered(operator, run, is_steady=True, numbers=_shares, scheduled=_SCHEDULED)
 
 
 def _run_ssg(forms: tuple[Expr, ...], module: Any, apply: Apply, x: Tensor, root: Tensor | None) -> Tensor:
-    return apply(forms, {"X": x, **linear_values(module.lin), **_shares(module, x)})
+    return apply(forms, {"X": x, **linear_values(module.lin), **_shares(module, x)[1]})
 
 
-def _shares(module: Any, x: Tensor) -> dict[str, Tensor]:
+def _shares(module: Any, x: Tensor) -> Numbers:
     """What the features and each of their powers count in SSG."""
     own = {"alpha": scalar_value(module.alpha, x)}
-    return own if module.K == 0 else {**own, "share": scalar_value((1 - module.alpha) / module.K, x)}
+    return "", own if module.K == 0 else {**own, "share": scalar_value((1 - module.alpha) / module.K, x)}
 
 
 def _not_a_number(module: Any) -> NotLowered | None:
@@ -212,12 +216,17 @@ def _appnp(module: Any, call: Call) -> Lowered | NotLowered:
     if module.K == 0:
         return Lowered(operator, _run_nothing, keeps_graph)
     forms = _appnp_forms(operator, call.is_weighted, module.K)
-    return Lowered(operator, partial(_run_appnp, forms), keeps_graph)
+    return Lowered(operator, partial(_run_appnp, forms), keeps_graph, True, _teleport, _SCHEDULED)
 
 
 def _run_appnp(forms: tuple[Expr, ...], module: Any, apply: Apply, x: Tensor, root: Tensor | None) -> Tensor:
+    return apply(forms, {"X": x, **_teleport(module, x)[1]})
+
+
+def _teleport(module: Any, x: Tensor) -> Numbers:
+    """What the features and their neighbours count in APPNP."""
     alpha = module.alpha
-    return apply(forms, {"X": x, "alpha": scalar_value(alpha, x), "beta": scalar_value(1 - alpha, x)})
+    return "", {"alpha": scalar_value(alpha, x), "beta": scalar_value(1 - alpha, x)}
 
 
 def _run_nothing(module: Any, apply: Apply, x: Tensor, root: Tensor | None) -> Tensor:

@@ -16,6 +16,7 @@ from plait.pyg.layers.base import (
     Call,
     Lowered,
     NotLowered,
+    Numbers,
     bias,
     features,
     has_hooks,
@@ -65,7 +66,23 @@ def _gin(module: Any, call: Call) -> Lowered | NotLowered:
     stop = ignores_weights(module, call)
     if stop:
         return stop
-    return Lowered(operator(reduce), partial(_run_gin, reduce, call, _kinds(module.nn)))
+    numbers = partial(_numbers, not call.is_bipartite or call.has_root)
+    run = partial(_run_gin, reduce, call, _kinds(module.nn))
+    return Lowered(operator(reduce), run, is_steady=True, numbers=numbers)
+
+
+def _numbers(has_own: bool, module: Any, x: Tensor) -> Numbers | None:
+    """What a node's own features count, where that is a number in a buffer."""
+    eps = module.eps
+    if isinstance(eps, nn.Parameter) or eps.requires_grad or _is_wider(eps, x):
+        return None
+    number = number_in(eps)
+    return ("number", {"e": scalar_value(1.0 + number, x)}) if number != 0.0 and has_own else ("one", {})
+
+
+def _is_wider(eps: Tensor, x: Tensor) -> bool:
+    """Whether 1 + eps times x has a wider type than x."""
+    return eps.dtype is not x.dtype and torch.result_type(x, eps) is not x.dtype
 
 
 def _run_gin(
@@ -73,7 +90,7 @@ def _run_gin(
 ) -> Tensor:
     values: dict[str, Tensor | None] = {"X": x}
     eps = module.eps
-    if eps.dtype is not x.dtype and torch.result_type(x, eps) is not x.dtype and call.has_root:
+    if _is_wider(eps, x) and call.has_root:
         # 1 + eps of a wider type makes PyG's sum as wide, and the network's input
         summed = apply(_gin_forms(reduce, call, False, False, (), ""), values)
         wide: Tensor = module.nn(summed + (1 + eps) * (root if call.is_bipartite else x))
