@@ -28,7 +28,7 @@ from torch_geometric.nn import (
 )
 
 import plait
-from plait.pyg import planned
+from plait.pyg import prepared
 
 EDGES = torch.tensor([[0, 1, 2, 3, 4, 1], [1, 0, 3, 4, 2, 1]])
 
@@ -41,14 +41,14 @@ def x_of(width: int = 4, nodes: int = 5) -> torch.Tensor:
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """How often a layer is lowered."""
     lowered: list[Any] = []
-    real = planned.lower
+    real = prepared.lower
 
     def lower(module: Any, call: Any) -> Any:
         lowered.append(module)
         return real(module, call)
 
     with monkeypatch.context() as patch:
-        patch.setattr(planned, "lower", lower)
+        patch.setattr(prepared, "lower", lower)
         yield lowered
 
 

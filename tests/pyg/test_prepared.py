@@ -1,0 +1,96 @@
+"""A call made ready, or the reason why PyG runs it: arguments, features, edges, caches."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.nn import APPNP, GCNConv, SAGEConv
+
+import plait
+from plait.errors import InputError
+
+NODES, WIDTH = 7, 4
+EDGES = torch.randint(0, NODES, (2, 20), generator=torch.Generator().manual_seed(0))
+
+
+def features(dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(NODES, WIDTH, generator=torch.Generator().manual_seed(1)).to(dtype)
+
+
+def reason_of(model: Any) -> str:
+    return " ".join(found.reason for found in model.plan.not_planned)
+
+
+def compiled(layer: torch.nn.Module) -> Any:
+    torch.manual_seed(2)
+    layer.reset_parameters()  # type: ignore[operator]
+    return plait.compile(copy.deepcopy(layer))
+
+
+def test_a_call_that_is_prepared_is_planned_and_answers_like_pyg() -> None:
+    layer = GCNConv(WIDTH, 3)
+    model = compiled(layer)
+    torch.testing.assert_close(model(features(), EDGES), layer(features(), EDGES))
+    assert reason_of(model) == ""
+    assert len(model.plan.layers) == 1
+
+
+def test_arguments_that_are_not_lowered_run_in_pyg_by_name() -> None:
+    layer = SAGEConv((WIDTH, WIDTH), 3)
+    model = compiled(layer)
+    pair = (features(), None)
+    given = {"size": (NODES, NODES)}
+    torch.testing.assert_close(model(pair, EDGES, **given), layer(pair, EDGES, **given))
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        model(pair, EDGES, colour="red")
+    assert "PyG says what is wrong" in reason_of(model)
+
+
+def test_unknown_numbers_of_targets_are_left_to_pyg() -> None:
+    model = compiled(SAGEConv((WIDTH, WIDTH), 3, root_weight=False))
+    out = model((features(), None), EDGES)
+    assert out.shape[1] == 3
+    assert not reason_of(model) or "number of target nodes" in reason_of(model)
+
+
+def test_half_precision_is_summed_in_float32() -> None:
+    layer = GCNConv(WIDTH, 3).to(torch.bfloat16)
+    model = compiled(layer)
+    out = model(features(torch.bfloat16), EDGES)
+    assert out.dtype is torch.bfloat16
+    wide = copy.deepcopy(layer).float()(features(torch.bfloat16).float(), EDGES)
+    torch.testing.assert_close(out.float(), wide, rtol=2e-2, atol=2e-2)
+
+
+def test_edge_weights_of_another_shape_are_refused_by_name() -> None:
+    model = compiled(GCNConv(WIDTH, 3))
+    with pytest.raises(InputError, match="edge_weight: "):
+        model(features(), EDGES, torch.rand(EDGES.shape[1], 2))
+
+
+def test_the_first_graph_of_a_cache_answers_later_ones_as_in_pyg() -> None:
+    layer = APPNP(K=2, alpha=0.1, cached=True)
+    model = plait.compile(copy.deepcopy(layer), Data(x=features(), edge_index=EDGES))
+    for edges in (EDGES, EDGES.flip(0), EDGES[:, ::2]):
+        torch.testing.assert_close(model(features(), edges), layer(features(), edges))
+
+
+def test_a_cache_of_another_size_is_left_to_pyg() -> None:
+    layer = APPNP(K=2, alpha=0.1, cached=True)
+    model = plait.compile(copy.deepcopy(layer))
+    for _ in range(2):
+        torch.testing.assert_close(model(features(), EDGES), layer(features(), EDGES))
+    more = torch.cat([features(), features()])
+    try:
+        expected = layer(more, EDGES)
+    except Exception as error:
+        with pytest.raises(type(error)):
+            model(more, EDGES)
+    else:
+        torch.testing.assert_close(model(more, EDGES), expected)
+    assert "the graph that PyG's cache holds has 7 nodes" in reason_of(model)
