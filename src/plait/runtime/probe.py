@@ -1,4 +1,4 @@
-"""The built-in profile scaled to a machine it was not measured on, by a probe of a quarter of a second.
+"""The built-in profile scaled to a machine it was not measured on, by a probe of 0.3 seconds.
 
 A probe measures how fast this machine copies, gathers, multiplies and calls relative to the machine of the
 profile, and each kind of rate is scaled by its own ratio. Products are timed on both backends and at several
