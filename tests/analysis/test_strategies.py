@@ -147,23 +147,8 @@ def test_what_a_meeting_costs_is_paid_wherever_workers_wait_for_each_other() -> 
     # the gradients' sum, and the number of rows that the loss is a mean of
     assert after["edge cut"].traffic.meetings == products + 2
     assert after["vertex cut"].traffic.meetings == 2 * products + 2
-    # two rounds, of three meetings each, and the gradients' sum
-    assert after["mini-batch, dependent"].traffic.meetings == 7 * machines.fetch.steps
+    assert after["mini-batch, dependent"].traffic.meetings == 4 * machines.fetch.steps
     assert after["one worker"].traffic.meetings == 0
-
-
-def test_a_batch_waits_for_a_round_on_its_way_and_for_its_own() -> None:
-    graph = random_graph(200, 1500)
-    work, machines = workload("gcn", Statistics.of(graph)), cluster(graph, np.arange(200) % 4)
-    steps = machines.fetch.steps
-
-    def messages(rounds: float) -> float:
-        asking = replace(machines, fetch=replace(machines.fetch, rounds=rounds))
-        return by_name(work, asking)["mini-batch, dependent"].traffic.messages
-
-    nobody, one, all_of_them = (messages(ranks * steps) for ranks in (0, 1, 4))
-    assert one - nobody == 4 * 3 * steps  # four messages of a round, to three others
-    assert all_of_them - nobody == 2 * (one - nobody)  # ranks that ask together do not wait for each other
 
 
 def test_one_worker_is_all_there_is_for_one_worker() -> None:
