@@ -10,6 +10,9 @@ Bytes are those handed to torch.distributed for other processes.
 
 Two strategies are tied where the ranges of their measured seconds, from the 20th to the 80th percentile of
 their turns, overlap. A ranking is right where every pair that is not tied is predicted in its measured order.
+
+Prices are those of the profile in use, which is printed and recorded. With --calibrate the machine is
+measured first, into a temporary cache folder: the user's own profile is neither used nor replaced.
 """
 
 from __future__ import annotations
@@ -18,12 +21,14 @@ import argparse
 import itertools
 import json
 import os
+import shutil
 import socket
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,6 +49,8 @@ from plait.distributed.session import join
 from plait.distributed.train import Trainer
 from plait.distributed.wire import measure_network, measure_sharing
 from plait.graph.partition import metis
+from plait.kernels.compiled import cache_folder, kernel_folder
+from plait.pyg.probe import forget_machine, machine_in_use
 
 MODELS: dict[str, Callable[[int, int, int], nn.Module]] = {
     "gcn": lambda a, h, c: GCN(a, h, 2, c),
@@ -252,6 +259,32 @@ def predicted(
     return found.to_dict()["strategies"]
 
 
+@contextmanager
+def calibrated() -> Iterator[None]:
+    """A cache folder for a while, with the kernels compiled so far and a profile measured now."""
+    kernels, before = kernel_folder(), os.environ.get("PLAIT_CACHE")
+    with tempfile.TemporaryDirectory() as folder:
+        if kernels.is_dir():
+            shutil.copytree(kernels, Path(folder) / kernels.relative_to(cache_folder()))
+        os.environ["PLAIT_CACHE"] = folder  # the processes that are measured inherit it
+        try:
+            plait.calibrate()
+            yield
+        finally:
+            os.environ.pop("PLAIT_CACHE")
+            if before is not None:
+                os.environ["PLAIT_CACHE"] = before
+            forget_machine()
+
+
+def profile() -> dict[str, Any]:
+    """What plans and prices go by here, and how it was measured."""
+    machine = machine_in_use()
+    kept = ("by", "when", "cpu", "scaled_to", "ratios", "disturbed")
+    measured = {key: machine.measured[key] for key in kept if key in machine.measured}
+    return {"name": machine.name, "is_built_in": machine.is_default, **measured}
+
+
 def line(row: dict[str, Any]) -> str:
     """One strategy in words; what analyze has no prediction of its own for has none."""
     said, sent, planned = row["predicted_seconds"], row["predicted_bytes"], row["shard_plan_seconds"]
@@ -328,7 +361,7 @@ def summary(rows: list[dict[str, Any]], rankings: list[dict[str, Any]]) -> str:
     )
 
 
-def main() -> None:
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--data", required=True, help="folder of graphs as npz files")
     parser.add_argument("--graphs", default="cora,pubmed,ego_twitter")
@@ -338,8 +371,23 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--count", type=int, default=7, help="epochs of a turn")
     parser.add_argument("--rounds", type=int, default=5, help="turns of every strategy")
+    parser.add_argument("--calibrate", action="store_true", help="measure this machine first, in a minute")
     parser.add_argument("--output", type=Path, help="a JSON record")
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = arguments()
+    if not args.calibrate:
+        return measured(args)
+    with calibrated():
+        measured(args)
+
+
+def measured(args: argparse.Namespace) -> None:
+    """Everything asked: printed, and recorded where that was asked for."""
+    used = profile()
+    print(f"profile: {used['name']}", flush=True)
     asked = {**vars(args), "graphs": args.graphs.split(","), "models": args.models.split(","), "output": None}
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -382,7 +430,7 @@ def main() -> None:
     print(summary(rows, rankings))
     if args.output:
         asked = {key: value for key, value in asked.items() if key not in ("data", "output")}
-        record = {"asked": asked, "rows": rows, "rankings": rankings}
+        record = {"asked": asked, "profile": used, "rows": rows, "rankings": rankings}
         args.output.write_text(json.dumps(record, default=str, indent=1))
 
 

@@ -151,3 +151,9 @@ def test_sparse_features_are_a_matrix_of_even_columns() -> None:
     assert matrix.transposed().transposed() == matrix
     assert matrix.locality.miss_rate(0) == 1.0
     assert matrix.locality.miss_rate(10**6) == 0.0
+
+
+def test_a_pricer_on_another_machine_keeps_its_threads_and_element_size() -> None:
+    machine, request = replace(default_profile(), call_seconds=1.0), Request("gemm", 1000, 64, 64)
+    moved = Pricer(default_profile(), 8, 1).on(machine)
+    assert moved.price(request).seconds == Pricer(machine, 8, 1).price(request).seconds

@@ -43,6 +43,7 @@ def test_views_cost_nothing_and_products_are_known() -> None:
     found = called(Headed())
     relu, linear = found.after["conv GCNConv"]
     assert relu.product is None
+    assert relu.name == "relu"
     assert linear.product == (50, 4, 8)
     assert found.width == 4
 

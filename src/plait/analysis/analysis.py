@@ -271,7 +271,7 @@ def analyse(
         parameters=options.parameters,
         after=after(statistics.nodes, Pricer(machine, threads=options.threads), threads, options.beside),
         sampled_edge_seconds=DRAWN_EDGE_SECONDS if is_timed else SAMPLED_EDGE_SECONDS,
-        loss_seconds=_loss_seconds(counted, statistics.nodes, threads, options.beside),
+        loss_seconds=_loss_seconds(counted, statistics.nodes, threads, options.beside, machine),
         planned_batch_seconds=options.batch_seconds,
         timed_batch_seconds=options.timed_batch_seconds,
         looked_up_row_seconds=looked_up_row_seconds(machine, features),
@@ -309,12 +309,14 @@ def analyse(
     )
 
 
-def _loss_seconds(counted: Sequence[Layer], rows: int, threads: int, beside: Beside | None) -> float:
+def _loss_seconds(
+    counted: Sequence[Layer], rows: int, threads: int, beside: Beside | None, machine: MachineProfile
+) -> float:
     """Of the loss of all rows, forward and backward."""
     if not counted or "backward" not in counted[-1].phases:
         return 0.0
     width = counted[-1].width_out if beside is None or beside.width is None else beside.width
-    return sum(loss_seconds(rows, width)) / threads
+    return sum(loss_seconds(rows, width, machine)) / threads
 
 
 def _notes(

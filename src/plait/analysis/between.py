@@ -1,13 +1,14 @@
 """Seconds of what happens outside layers: activations, the loss, the optimiser, drawing mini-batches.
 
-Rates of torch 2.13 on one core of Zen 4, forward and backward together; what fills more than the allocator
-keeps is written to fresh pages, which costs more than the numbers.
+Rates of torch's operations on rows are the machine profile's. Seconds of Python are those of torch 2.13 on
+one core of Zen 4. What fills more than the allocator keeps is written to fresh pages, which costs more than
+the numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from plait.analysis.layers import Layer
 from plait.cost.machine import MachineProfile
@@ -40,21 +41,23 @@ _COPIES_PER_ROW = 4  # out of the store and into the batch
 # of the number of a row: found near or far, searched for among those that came (numpy: 75 to 110 ns of a
 # number that is sorted or searched for)
 _NUMBER_SECONDS = 60e-9
-# per byte read or written: relu of 0.5 to 20 MB took 0.11 ns per byte of its result, its gradient 0.3 ns
-_PASSED_BYTE_SECONDS, _RETURNED_BYTE_SECONDS = 0.055e-9, 0.1e-9
-_LOSS_NUMBER_SECONDS = 2.0e-9  # of a row as wide as a vector or wider
-_LOSS_ROW_SECONDS = 200e-9  # of a narrower row, which torch takes number by number
-_VECTOR = 16
+# Times of an operation beside relu, forward and backward: 20 MB, 64 columns, one core of a Zen 5, torch 2.13.
+# Dropout draws its random numbers one after the other.
+_TIMES = {
+    "batch_norm": (2.7, 1.7), "layer_norm": (3.9, 1.1), "gelu": (3.5, 1.8), "elu": (6.6, 1.2),
+    "tanh": (16.0, 1.3), "dropout": (79.0, 1.1),
+}  # fmt: skip
+_VECTOR = 16  # numbers; of a narrower row torch's softmax takes one number after the other
 _FORWARD_SHARE = 0.65
 _KEPT_BYTES = 32 << 20  # glibc gives larger blocks back to the system
 _FRESH_BYTE_SECONDS = 0.4e-9
 _FLOAT_BYTES = 4
 
 
-def loss_seconds(rows: int, width: int) -> tuple[float, float]:
+def loss_seconds(rows: int, width: int, machine: MachineProfile) -> tuple[float, float]:
     """Seconds of softmax and cross-entropy of this many rows on one core, forward and backward."""
-    narrow = width < _VECTOR
-    total = rows * (_LOSS_ROW_SECONDS if narrow else width * _LOSS_NUMBER_SECONDS)
+    is_narrow = width < _VECTOR
+    total = rows * (machine.loss_row_seconds if is_narrow else width * machine.loss_number_seconds)
     fresh = _fresh_seconds(rows * width * _FLOAT_BYTES)
     return total * _FORWARD_SHARE + fresh, total * (1 - _FORWARD_SHARE) + fresh
 
@@ -78,19 +81,35 @@ class Passed:
     bytes_out: int
     has_gradient: bool = True
     product: tuple[int, int, int] | None = None  # rows, columns, inner
+    name: str = ""  # torch's, where it is known
 
     def seconds(self, pricer: Pricer, threads: int) -> tuple[float, float]:
         """Forward, and backward: the gradient of what was read is written, from that of what was written."""
         if self.product is not None:
             rows, cols, inner = self.product
+            pricer = _of_torch(pricer)
             ahead = pricer.price(Request("gemm", rows, cols, inner)).seconds
             behind = pricer.price(Request("gemm", rows, inner, cols)).seconds
             behind += pricer.price(Request("gemm_transposed", inner, cols, rows)).seconds
             return ahead, behind if self.has_gradient else 0.0
-        call = pricer.machine.call_seconds
-        ahead = (self.bytes_in + self.bytes_out) * _PASSED_BYTE_SECONDS + _fresh_seconds(self.bytes_out)
-        behind = (2 * self.bytes_in + self.bytes_out) * _RETURNED_BYTE_SECONDS + _fresh_seconds(self.bytes_in)
+        machine = pricer.machine
+        call = machine.call_seconds
+        times = _TIMES.get(self.name, (1.0, 1.0))
+        ahead = times[0] * (self.bytes_in + self.bytes_out) * machine.passed_byte_seconds
+        ahead += _fresh_seconds(self.bytes_out)
+        behind = times[1] * (2 * self.bytes_in + self.bytes_out) * machine.returned_byte_seconds
+        behind += _fresh_seconds(self.bytes_in)
         return call + ahead / threads, call + behind / threads if self.has_gradient else 0.0
+
+
+def _of_torch(pricer: Pricer) -> Pricer:
+    """Prices of dense products that torch runs, however fast plait's own kernel would be."""
+    machine = pricer.machine
+    tables = {
+        name: {"torch": table["torch"]} if "torch" in table else table
+        for name, table in (("gemm", machine.gemm), ("gemm_transposed", machine.gemm_transposed))
+    }
+    return pricer.on(replace(machine, **tables))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -124,7 +143,7 @@ def after(
         ahead, behind = (python + sum(part[way] for part in parts) for way in (0, 1))
         if is_last and is_training:
             width = layer.width_out if beside is None or beside.width is None else beside.width
-            loss = loss_seconds(rows, width)
+            loss = loss_seconds(rows, width, pricer.machine)
             ahead, behind = ahead + loss[0] / threads, behind + loss[1] / threads
         return ahead, behind if is_training else 0.0
 

@@ -37,6 +37,7 @@ from plait.measure.environment import BusyElsewhere, environment
 from plait.measure.timer import time_calls
 from plait.pyg.compile import compile
 from plait.pyg.probe import Probe, forget_machine, using_machine
+from plait.runtime.probe import outside
 
 __all__ = ["CONSTANTS", "Progress", "calibrate", "fit_gathers", "predictors_of", "with_gathers"]
 
@@ -84,6 +85,7 @@ def _measured(tell: Progress) -> tuple[MachineProfile, dict[str, float]]:
         threads=launch.num_threads(),
         stream_bytes_per_s=_stream(),
         turned_byte_seconds=_turned(),
+        **outside(),
         **_cache_sizes(),
     )
     tell("dense products", 0.05)

@@ -27,7 +27,8 @@ __all__ = [
 FORMAT = "plait-machine-1"
 _OPTIONAL = {
     "measured", "is_default", "correction", "l3_row_seconds", "memory_row_seconds", "view_seconds",
-    "turned_byte_seconds", "pass_seconds", "head_share",
+    "turned_byte_seconds", "pass_seconds", "head_share", "loss_row_seconds", "loss_number_seconds",
+    "passed_byte_seconds", "returned_byte_seconds",
 }  # fmt: skip
 NUM_FEATURES = 3  # of a step, for its correction (cost/price.py)
 # a copy in cache against one in memory; beyond the fitted range a line may lead anywhere
@@ -96,6 +97,11 @@ class MachineProfile:
     pass_seconds: float = 0.0  # of a pass over the edges, however few: on a GPU one long row keeps it waiting
     head_share: float = 0.35  # of attention: a further head on a row that is gathered, against gathering it
     turned_byte_seconds: float = 0.0  # per byte read or written when a weight is transposed; 0: as in a copy
+    # torch outside layers, on one core; a Zen 4's with torch 2.13, where nobody measured others
+    loss_row_seconds: float = 200e-9  # softmax and cross-entropy, both ways, of a row narrower than a vector
+    loss_number_seconds: float = 2.0e-9  # ... of one number of a wider row
+    passed_byte_seconds: float = 0.055e-9  # per byte an activation reads or writes: relu of 0.5 to 20 MB
+    returned_byte_seconds: float = 0.1e-9  # ... its gradient
 
     @property
     def disturbance(self) -> str | None:

@@ -76,7 +76,7 @@ class Pricer:
 
     def __init__(self, machine: MachineProfile, float_bytes: int = 4, threads: int | None = None):
         self.machine = machine
-        self.float_bytes = float_bytes
+        self.float_bytes, self._threads = float_bytes, threads
         # rates were measured with machine.threads; fewer threads share the work less
         self.slowdown = machine.threads / max(1, min(threads or machine.threads, machine.threads))
         self._ops: Mapping[str, Callable[[Request], Price]] = {
@@ -96,6 +96,10 @@ class Pricer:
             **dict.fromkeys(_BLOCKS, self._messages),
             **dict.fromkeys(("edge_dots", "edge_sums", "edge_softmax", "edge_softmax_back"), self._piece),
         }
+
+    def on(self, machine: MachineProfile) -> Pricer:
+        """The same for another machine."""
+        return Pricer(machine, self.float_bytes, self._threads)
 
     def price(self, request: Request | ChainRequest | None) -> Price:
         """The price of a step; None stands for a step that moves no data."""

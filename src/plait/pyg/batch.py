@@ -28,8 +28,11 @@ from plait.runtime.machine import machine_in_use
 
 __all__ = ["Batches"]
 
-_WHOLE, _SMALLER = 3, 16  # whole batches for every small one, which has so many times fewer seeds
-_FIRST, _TIMED = 4, 5  # turns before layers have settled on how to run, and turns that count
+_EACH, _SMALLER = 3, 16  # batches of either size; a small one has so many times fewer seeds
+# Turns before layers have settled on how to run, and turns that count: a layer that is tried in PyG too needs
+# 32 steps (runtime/aside.py), and until then every other block of steps is not what training will run.
+_FIRST, _TIMED = 11, 5
+_LONGEST_SECONDS = 1.5  # of the turns before: steps this long are not tried in PyG
 
 
 @dataclass(frozen=True)
@@ -68,19 +71,26 @@ class Batches:
 
         Medians, the loss, gradients and optimiser included. What a layer on a new graph costs beside its
         kernels is Python, and how it runs is found out by timing it: a price has neither. Whole and small
-        batches take turns, as in an epoch, whose last batch is short. None where the model returns something
-        else than a row for every node.
+        batches take turns, as in an epoch, whose last batch is short. With one thread it is processor time,
+        which other programs do not change. None where the model returns something else than a row for every
+        node.
         """
         rng, demand = np.random.default_rng(0), Demand()
-        sizes = [self.size] * _WHOLE + [max(1, self.size // _SMALLER)]
+        sizes = [self.size] * _EACH + [max(1, self.size // _SMALLER)] * _EACH
         drawn = [self._drawn(rng, size) for size in sizes]
         with torch.random.fork_rng(devices=()):
             step = _Step(copy.deepcopy(self.model), self._is_layered, self.mode, self.size)
-            took = [[step.seconds(self, batch, demand) for batch in drawn] for _ in range(_FIRST + _TIMED)]
-        if took[0][0] is None:
-            return None
-        times: Any = np.array(took[_FIRST:])
-        small, whole = float(np.median(times[:, -1])), float(np.median(times[:, :-1]))
+            ends = time.perf_counter() + _LONGEST_SECONDS
+            for turn in range(_FIRST):
+                if turn and time.perf_counter() > ends:
+                    break
+                if step.seconds(self, drawn[0], demand) is None:
+                    return None
+                for batch in drawn[1:]:
+                    step.seconds(self, batch, demand)
+            took = [[step.seconds(self, batch, demand) for batch in drawn] for _ in range(_TIMED)]
+        times: Any = np.array(took)
+        small, whole = float(np.median(times[:, _EACH:])), float(np.median(times[:, :_EACH]))
         share = len(drawn[-1].nodes) / len(drawn[0].nodes)
         more = max(0.0, whole - small) / (1 - share) if share < 1 else 0.0
         return max(0.0, whole - more), min(more, whole)
@@ -100,9 +110,9 @@ class Batches:
         call = self._call(batch)
         edges = call.args[1]
         pointer = np.searchsorted(batch.target, np.arange(sum(batch.nodes_by_hop[:-1]) + 1))
-        begin = time.perf_counter()
+        begin = _now()
         attach(edges, edges[0].numpy(), pointer, len(batch.nodes), demand)
-        return call, time.perf_counter() - begin
+        return call, _now() - begin
 
 
 class _Step:
@@ -117,7 +127,7 @@ class _Step:
 
     def seconds(self, batches: Batches, batch: Batch, demand: Demand) -> float | None:
         call, attached = batches.with_graph(batch, demand)
-        begin = time.perf_counter()
+        begin = _now()
         with torch.set_grad_enabled(self.is_training):
             out = call(self.run)
         if not isinstance(out, Tensor) or out.dim() != 2:
@@ -128,4 +138,9 @@ class _Step:
             self.optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]  # torch's own lack
             self.optimizer.step()
-        return attached + time.perf_counter() - begin
+        return attached + _now() - begin
+
+
+def _now() -> float:
+    """Processor seconds of this thread where it does all the work, else those that pass."""
+    return time.thread_time() if launch.num_threads() == 1 else time.perf_counter()

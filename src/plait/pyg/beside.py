@@ -83,9 +83,9 @@ def _read(args: tuple[Any, ...]) -> int:
 
 
 def _passed(func: Any, args: tuple[Any, ...], out: Tensor) -> Passed:
-    product = None
-    if getattr(func, "__name__", "") in _PRODUCTS and out.dim() >= 2 and isinstance(args[0], Tensor):
+    product, name = None, getattr(func, "__name__", "")
+    if name in _PRODUCTS and out.dim() >= 2 and isinstance(args[0], Tensor):
         width = int(out.shape[-1])
         product = (out.numel() // max(1, width), width, int(args[0].shape[-1]))
     has_gradient = out.requires_grad
-    return Passed(_read(args), out.numel() * out.element_size(), has_gradient, product)
+    return Passed(_read(args), out.numel() * out.element_size(), has_gradient, product, name)
