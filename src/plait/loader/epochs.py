@@ -169,9 +169,7 @@ class Epochs:
                 self.stalled_seconds = clock.stalled_seconds
                 yield self._transfer.finish(batch)
         finally:
-            close = getattr(batches, "close", None)
-            if close is not None:
-                close()
+            _close(batches)
         if self.cache is not None and clock.batches:
             self.cache.end_epoch(clock.seen(self.cache, is_overlapped=self.prefetch > 0))
 
@@ -219,38 +217,68 @@ class Epochs:
         if self._sees_past_epochs and cache.window:
             jobs = chain(jobs, islice(self._jobs(epoch + 1), cache.window + 1))
         revealed = self._revealed(self._samples(jobs), cache, epoch, known)
-        lent: deque[list[Lent]] = deque()
+        lent: deque[Lent | None] = deque()
 
-        def finished(drawn: tuple[Job, Any]) -> Any:
+        def finished(drawn: tuple[Job, Any, Lent | None]) -> Any:
             begin = time.perf_counter()
-            job, sample = drawn
+            job, sample, booked = drawn
             try:
-                with cache.lending(self._lends) as batches:
-                    made = self._told(job, lambda: self._transfer.start(self.fill(sample)))
-                lent.append(batches)
-                return made
+                with cache.making(booked):
+                    return self._told(job, lambda: self._transfer.start(self.fill(sample)))
             finally:
                 clock.prepare_seconds += time.perf_counter() - begin
 
-        return self._reclaimed(self._ahead(finished, revealed, threads=1), cache, lent)
+        booked = self._noted(self._booked(revealed, cache), lent)
+        return self._reclaimed(self._ahead(finished, booked, threads=1), cache, lent)
 
     @property
     def _lends(self) -> bool:
-        """Whether batches that wait lend their rows to later ones: nobody writes to them until they leave."""
+        """Whether batches under way lend their rows to later ones: nobody writes to them until they leave."""
         return self.prefetch > 0 and getattr(self, "transform", None) is None
 
+    def _booked(
+        self, samples: Iterator[tuple[Job, Any]], cache: Cache
+    ) -> Generator[tuple[Job, Any, Lent | None], None, None]:
+        """Samples in the order of their use, each with where the cache will take its rows from."""
+        try:
+            for job, sample in samples:
+                yield job, sample, self._book(cache, sample)
+        finally:
+            _close(samples)
+
+    def _book(self, cache: Cache, sample: Any) -> Lent | None:
+        if not self._lends:
+            return None
+        return cache.book(self._wanted(sample), lambda count: self._room(cache, count))
+
+    def _room(self, cache: Cache, count: int) -> Any:
+        """Memory for that many rows of the cache, where the loader has some."""
+        assemble = getattr(self, "_assemble", None)
+        return None if assemble is None else assemble.room(cache, count)
+
+    def _noted(
+        self, booked: Iterator[tuple[Job, Any, Lent | None]], lent: deque[Lent | None]
+    ) -> Generator[tuple[Job, Any, Lent | None], None, None]:
+        """What was booked, in the order of its use."""
+        try:
+            for drawn in booked:
+                lent.append(drawn[2])
+                yield drawn
+        finally:
+            _close(booked)
+
     def _reclaimed(
-        self, batches: Iterator[Any], cache: Cache, lent: deque[list[Lent]]
+        self, batches: Iterator[Any], cache: Cache, lent: deque[Lent | None]
     ) -> Generator[Any, None, None]:
         """The batches, each taken back from those it was lent to before it is handed out."""
         try:
             for batch in batches:
-                cache.reclaim(lent.popleft())
+                booked = lent.popleft()
+                if booked is not None:
+                    cache.reclaim(booked)
                 yield batch
         finally:
-            close = getattr(batches, "close", None)
-            if close is not None:
-                close()
+            _close(batches)
             cache.withdraw()
 
     def _samples(self, jobs: Iterator[Job]) -> Iterator[tuple[Job, Any]]:
@@ -274,14 +302,17 @@ class Epochs:
                     return
                 yield known.popleft()
         finally:
-            close = getattr(samples, "close", None)
-            if close is not None:
-                close()
+            _close(samples)
 
     def _tell(self, cache: Cache, drawn: tuple[Job, Any]) -> None:
         """Reveals what a sample needs."""
-        nodes = drawn[1].node
-        cache.reveal((nodes[self.cached_type] if isinstance(nodes, dict) else nodes).numpy())
+        cache.reveal(self._wanted(drawn[1]))
+
+    def _wanted(self, sample: Any) -> NDArray[np.int64]:
+        """The rows that a sample needs of the cache."""
+        nodes = sample.node
+        wanted: NDArray[np.int64] = (nodes[self.cached_type] if isinstance(nodes, dict) else nodes).numpy()
+        return wanted
 
     def _from_processes(self, jobs: Iterator[Job]) -> Iterator[Any]:
         loader: Any = self
@@ -378,6 +409,13 @@ class _InWorker(Dataset[Any]):
         if self.loader.filter_per_worker:
             return self.loader._made(job)
         return self.loader._told(job, lambda: self.loader.draw(job))
+
+
+def _close(iterator: Any) -> None:
+    """Ends an iterator that may hold threads."""
+    close = getattr(iterator, "close", None)
+    if close is not None:
+        close()
 
 
 def _as_is(batch: Any) -> Any:
