@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -237,21 +237,15 @@ class NeighborLoader(Epochs):
         self._traced("look-up", begin, end)
         return data if self.transform is None else self.transform(data)
 
-    def _booked(
-        self, samples: Iterator[tuple[Job, Any]], cache: Cache
-    ) -> Generator[tuple[Job, Any, Lent | None], None, None]:
-        """Samples in the order of their use, the rows that several of them lack asked for together."""
+    def _start_over(self) -> None:
         self._staging.forget()
-        try:
-            while group := list(itertools.islice(samples, self.coalesce)):
-                booked = [(job, sample, self._book(cache, sample)) for job, sample in group]
-                if self.session.size > 1:
-                    self._stage(cache, booked)
-                yield from booked
-        finally:
-            close = getattr(samples, "close", None)
-            if close is not None:
-                close()
+
+    def _book(self, cache: Cache, group: Sequence[tuple[Job, Any]]) -> list[tuple[Job, Any, Lent | None]]:
+        """The rows that several samples lack are asked for together."""
+        booked = super()._book(cache, group)
+        if booked and self.session.size > 1:
+            self._stage(cache, booked)
+        return booked
 
     def _stage(self, cache: Cache, group: Sequence[tuple[Job, Any, Lent | None]]) -> None:
         """Asks for the rows that the batches of a group lack."""
