@@ -25,6 +25,7 @@ from tests.distributed.shards import (
     MODELS,
     OPTIMIZERS,
     SINGLE,
+    SINGLE_STEPS,
     Norms,
     Weighted,
     alone,
@@ -44,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         np.save(place / f"{name}.npy", alone(make, graph(dtype=np.float64)))
     for optimizer in OPTIMIZERS:
         for name in SINGLE:
-            found = alone(MODELS[name], graph(seed=1), optimizer=optimizer)
+            found = alone(MODELS[name], graph(seed=1), SINGLE_STEPS, optimizer=optimizer)
             np.save(place / f"{name}-{optimizer}.npy", found)
     for name, own in (("norms", Norms), ("weighted", Weighted)):
         np.save(place / f"{name}.npy", alone(own, data, 3))

@@ -314,29 +314,46 @@ class Counting:
         return self.rows[ids]
 
 
-def _pipeline(cache: Cache, rows: Any, batches: list[Any], ahead: int) -> None:
-    """Takes batches while `ahead` others wait; what is handed out is written to."""
-    made: list[tuple[Any, Any]] = []
+def _pipeline(cache: Cache, rows: Any, batches: list[Any], ahead: int, made_ahead: int | None = None) -> None:
+    """Takes batches while `ahead` others are under way, of which `made_ahead` are made.
+
+    What is handed out is written to.
+    """
+    late = ahead - (ahead if made_ahead is None else made_ahead)  # how much later than booked a batch is made
+    booked: list[Any] = []
+    made: list[Any] = []
     for number in range(len(batches) + ahead):
         if number < len(batches):
-            with cache.lending() as lent:
-                made.append((cache.take(batches[number]), lent))
-            assert np.array_equal(made[-1][0], rows[batches[number]])
+            booked.append(cache.book(batches[number]))
+        if 0 <= number - late < len(batches):
+            wanted = batches[number - late]
+            with cache.making(booked[number - late]):
+                made.append(cache.take(wanted))
+            assert np.array_equal(made[-1], rows[wanted])
         if number >= ahead:
-            out, lent = made[number - ahead]
-            cache.reclaim(lent)
-            out[:] = np.nan
+            if booked[number - ahead] is not None:
+                cache.reclaim(booked[number - ahead])
+            made[number - ahead][:] = np.nan
 
 
-@pytest.mark.parametrize("ahead", [0, 1, 2, 4])
-def test_batches_that_wait_lend_their_rows_and_take_no_slots(ahead: int) -> None:
-    """As few rows as any policy can: kept when their batch is used, for those that need them soonest."""
+@pytest.mark.parametrize(
+    ("ahead", "made_ahead"), [(0, 0), (1, 0), (1, 1), (2, 0), (2, 1), (2, 2), (4, 0), (4, 1), (4, 3), (4, 4)]
+)
+@pytest.mark.parametrize("is_repeated", [False, True])
+def test_batches_under_way_lend_their_rows_and_take_no_slots(
+    ahead: int, made_ahead: int, is_repeated: bool
+) -> None:
+    """As few rows as any policy can: kept when their batch is used, for those that need them soonest.
+
+    However many of the batches under way are made.
+    """
     rows, batches = table(), trace(60)
+    asked = [np.concatenate((ids, ids[::2])) for ids in batches] if is_repeated else batches
     source: Any = Counting(rows)
     cache = Cache(source, 9, window=len(batches))
     for ids in batches:
         cache.reveal(ids)
-    _pipeline(cache, rows, batches, ahead)
+    _pipeline(cache, rows, asked, ahead, made_ahead)
     assert cache.counters.hits + source.asked == cache.counters.requests
     assert source.asked == _fewest(batches, 9, ahead)
     assert cache.known == 0
@@ -368,28 +385,81 @@ def test_lending_changes_no_row_whatever_comes_between(policy: str) -> None:
     for number, ids in enumerate(batches):
         cache.reveal(ids if number % 7 else batches[0])  # some are not what was announced
     repeated = [np.concatenate((ids, ids[::2])) for ids in batches]
-    _pipeline(cache, rows, repeated, 3)
-    with cache.lending() as lent:
+    _pipeline(cache, rows, repeated, 3, 1)
+    booked = cache.book(repeated[0])
+    with cache.making(booked):
         first = cache.take(repeated[0])
     cache.withdraw()
     first[:] = np.nan
-    cache.reclaim(lent)  # waits no more: nothing of it is kept
+    if booked is not None:
+        cache.reclaim(booked)  # under way no more: nothing of it is kept
     cache.forget()
     _pipeline(cache, rows, batches, 2)
     cache.clear()
     _pipeline(cache, rows, batches[:3], 1)
 
 
-def test_what_is_taken_outside_is_not_lent() -> None:
+def test_what_is_taken_outside_is_not_lent_and_ends_what_was_booked() -> None:
     rows = table()
     source: Any = Counting(rows)
     cache = Cache(source, 2, window=4)
-    for ids in ([1, 2, 3], [3, 4], [1, 3]):
-        cache.reveal(np.array(ids))
-    with cache.lending() as lent:
-        cache.take(np.array([1, 2, 3]))
-    assert cache.missing(np.array([1, 4])).tolist() == [4]
-    outside = cache.take(np.array([5, 6]))  # nobody announced it: what waited is forgotten
+    batches = [np.array(ids) for ids in ([1, 2, 3], [3, 4], [1, 3])]
+    for ids in batches:
+        cache.reveal(ids)
+    first, second = cache.book(batches[0]), cache.book(batches[1])
+    assert first is not None
+    assert second is not None
+    assert first.wanted.tolist() == [1, 2, 3]
+    assert second.wanted.tolist() == [4]
+    with cache.making(first):
+        cache.take(batches[0])
+    assert cache.missing(np.array([1, 4, 5])).tolist() == [5]
+    outside = cache.take(np.array([5, 6]))  # nobody announced it: what was under way is forgotten
     outside[:] = np.nan
-    cache.reclaim(lent)
+    cache.reclaim(first)
+    with cache.making(second):
+        assert np.array_equal(cache.take(batches[1]), rows[batches[1]])
     assert np.array_equal(cache.take(np.array([5, 6, 1])), rows[[5, 6, 1]])
+
+
+def test_a_booked_batch_lies_where_it_was_wanted() -> None:
+    rows = table()
+    cache = Cache(rows, 2, window=4)
+    for ids in ([1, 2, 3], [3, 4], [4, 1]):
+        cache.reveal(np.array(ids))
+    room = np.full((3, *rows.shape[1:]), np.nan, rows.dtype)
+    first = cache.book(np.array([1, 2, 3]), lambda count: room)
+    assert cache.room is None  # of the batch being made, and none is
+    second, other = cache.book(np.array([3, 4])), np.empty((2, *rows.shape[1:]), rows.dtype)
+    with cache.making(first):
+        assert cache.room is room
+        assert cache.take(np.array([1, 2, 3]), room) is room
+    assert np.array_equal(room, rows[[1, 2, 3]])
+    with cache.making(second):
+        cache.take(np.array([3, 4]), other)  # elsewhere than it was booked
+    assert np.array_equal(other, rows[[3, 4]])
+    third = cache.book(np.array([4, 1]))
+    with cache.making(third):
+        assert np.array_equal(cache.take(np.array([4, 1])), rows[[4, 1]])
+
+
+def test_a_batch_that_could_not_be_fetched_is_left_out() -> None:
+    rows = table()
+
+    def failing(ids: Any) -> Any:
+        if (ids == 2).any():
+            raise OSError("gone")
+        return rows[ids]
+
+    cache = Cache(failing, 2, num_rows=NUM_ROWS, window=4, retries=0)
+    batches = [np.array(ids) for ids in ([1, 2], [3], [1, 3])]
+    for ids in batches:
+        cache.reveal(ids)
+    booked = [cache.book(ids) for ids in batches]
+    with cache.making(booked[0]), pytest.raises(InputError, match="gone"):
+        cache.take(batches[0])
+    for ids, lent in zip(batches[1:], booked[1:], strict=True):
+        with cache.making(lent):
+            assert np.array_equal(cache.take(ids), rows[ids])
+        assert lent is not None
+        cache.reclaim(lent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.utils.data import RandomSampler
 from plait.errors import InputError
 from plait.features import simulate
 from plait.features.cache import Cache
+from plait.features.waiting import Lent
 from plait.loader import NeighborLoader
 from plait.loader.epochs import Job, Shuffled, shuffled
 from tests.loader.batches import small_data
@@ -115,14 +117,15 @@ def test_a_cache_may_be_told_of_the_next_epoch(prefetch: int) -> None:
             assert torch.equal(batch.x, expected.x)
             batches.append(batch.n_id.numpy())
     # as if all epochs were one, but for the first batches, when the window fills by and by; or less, where
-    # batches that wait lend their rows
+    # batches under way lend their rows
     as_one = simulate(batches, 20, "lookahead", window=5).remote_rows
     assert cache.counters.remote_rows <= as_one + 3
     assert prefetch or as_one <= cache.counters.remote_rows
     forgetting = Cache(data.x, 20, "lookahead", window=5)
     blind = NeighborLoader(data, [2], features=forgetting, **given)
     assert sum(1 for _ in range(4) for _ in blind) == len(batches)
-    assert forgetting.counters.remote_rows > cache.counters.remote_rows
+    gained = forgetting.counters.remote_rows - cache.counters.remote_rows
+    assert gained >= 0 if prefetch else gained > 0  # batches under way look ahead as well
     next(iter(seeing))  # left early, and resumed elsewhere
     seeing.set_epoch(1)
     plain.set_epoch(1)
@@ -130,6 +133,101 @@ def test_a_cache_may_be_told_of_the_next_epoch(prefetch: int) -> None:
         assert torch.equal(batch.x, expected.x)
     next(iter(seeing))
     assert all(torch.equal(batch.x, data.x[batch.n_id]) for batch in seeing)
+
+
+def _seeing(data: Any, capacity: int = 40) -> tuple[NeighborLoader, Cache]:
+    """A loader whose cache is told of the next epoch's batches, and the cache."""
+    cache = Cache(data.x, capacity, "lookahead", window=12)
+    given = {"batch_size": 10, "shuffle": True, "seed": 1, "prefetch": 3}
+    loader = NeighborLoader(data, [3, 2], features=cache, **given)
+    loader._sees_past_epochs = True
+    return loader, cache
+
+
+def _batches_alive() -> int:
+    """Batches that were booked and that anything still refers to."""
+    return sum(type(one) is Lent for one in gc.get_objects())
+
+
+def test_the_next_epoch_begins_while_this_one_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many batches are under way at the end of an epoch as ever, so fewer rows are fetched."""
+    data = small_data(200, 1500)
+    rows = []
+    for begins in (True, False):
+        before = _batches_alive()
+        loader, cache = _seeing(data)
+        if not begins:
+            monkeypatch.setattr(loader, "_begin_next", lambda *_: None)
+        for _ in range(5):
+            for batch in loader:
+                assert torch.equal(batch.x, data.x[batch.n_id])
+                # what was handed out keeps no memory: those under way, that in use and the one before it
+                assert _batches_alive() - before <= loader.prefetch + 2
+            assert cache._waiting is not None
+            assert len(cache._waiting) == (loader.prefetch if begins else 0)
+        rows.append(cache.counters.remote_rows)
+    assert rows[0] < 0.95 * rows[1]
+
+
+def _leave_at_the_end(loader: NeighborLoader, data: Any) -> None:
+    """Takes all batches of an epoch and does not ask whether there are more."""
+    batches = iter(loader)
+    for _ in range(len(loader)):
+        batch = next(batches)
+        assert torch.equal(batch.x, data.x[batch.n_id])
+    batches.close()  # type: ignore[attr-defined]
+
+
+def _gone(drawn: Any) -> Any:
+    raise OSError("gone")
+
+
+@pytest.mark.parametrize("happening", ["left", "cleared", "forgotten", "taken", "moved", "failed"])
+def test_what_was_begun_may_be_dropped(happening: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever comes between two epochs, the next one has its batches in their order."""
+    data = small_data(200, 1500)
+    plain = NeighborLoader(data, [3, 2], batch_size=10, shuffle=True, seed=1)
+    loader, cache = _seeing(data)
+    list(loader)
+    if happening == "left":
+        _leave_at_the_end(loader, data)
+    elif happening == "cleared":
+        cache.clear()
+    elif happening == "forgotten":
+        cache.forget()
+    elif happening == "taken":
+        assert torch.equal(torch.from_numpy(cache.take([3, 190])), data.x[[3, 190]])
+    elif happening == "moved":
+        loader.set_epoch(7)
+    else:
+        monkeypatch.setattr(loader, "fill", _gone)
+        with pytest.raises(OSError, match="gone"):
+            next(iter(loader))
+        monkeypatch.undo()
+    plain.set_epoch(loader.epoch)
+    for _ in range(2):
+        for expected, batch in zip(plain, loader, strict=True):
+            assert torch.equal(batch.n_id, expected.n_id)
+            assert torch.equal(batch.x, expected.x)
+
+
+def test_what_is_fetched_does_not_depend_on_who_is_slow() -> None:
+    """Whether batches wait for their use or the loop for its batches."""
+    data = small_data(200, 1500)
+    found = []
+    for slow in ("nobody", "source", "loop"):
+
+        def source(ids: Any, slow: str = slow) -> Any:
+            time.sleep(0.003 * (slow == "source"))
+            return data.x.numpy()[ids]
+
+        cache = Cache(source, 40, num_rows=200, window=6)
+        loader = NeighborLoader(data, [3, 2], features=cache, batch_size=10, shuffle=True, seed=1, prefetch=3)
+        for batch in loader:
+            assert torch.equal(batch.x, data.x[batch.n_id])
+            time.sleep(0.003 * (slow == "loop"))
+        found.append((cache.counters.remote_rows, cache.counters.hits, cache.counters.evictions))
+    assert found[0] == found[1] == found[2]
 
 
 @pytest.mark.parametrize("transform", [None, lambda batch: _spoilt(batch)])

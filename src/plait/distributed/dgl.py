@@ -101,11 +101,20 @@ class Ahead:
             with _ASKING:
                 found: Tensor = self._tensor[nodes]
             return found
-        shape, kind = self._cache.row[0], self._tensor.dtype
-        width = int(np.prod(shape, dtype=np.int64))
-        out = self._buffers.take(nodes.numel(), width, kind).view(nodes.numel(), *shape)
+        booked = self._cache.room
+        out = self.room(nodes.numel()) if booked is None else torch.from_numpy(booked)
+        if booked is not None and isinstance(booked.base, Tensor):
+            out = booked.base  # which tells the buffers that it is in use
         self._cache.fill(nodes.numpy(), out.numpy())
         return out
+
+    def room(self, count: int) -> Tensor:
+        """Memory for that many rows."""
+        assert self._cache is not None
+        assert self._cache.row is not None
+        shape = self._cache.row[0]
+        width = int(np.prod(shape, dtype=np.int64))
+        return self._buffers.take(count, width, self._tensor.dtype).view(count, *shape)
 
     def __getitem__(self, nodes: Any) -> Tensor:
         expected, self._expected = self._expected, None
@@ -207,6 +216,12 @@ class Prefetched(Epochs):
 
     def _ahead(self, work: Any, jobs: Iterator[Any], threads: int | None = None) -> Iterator[Any]:
         return super()._ahead(work, jobs, threads=1)  # DGL's loader is asked in order, by one thread
+
+    def _room(self, cache: Cache, count: int) -> Array | None:
+        for tensor in self._by_input.values():
+            if tensor._cache is cache and cache.row is not None:
+                return tensor.room(count).numpy()
+        return None
 
     def draw(self, job: Job) -> _Drawn:
         """The next batch of DGL's loader."""

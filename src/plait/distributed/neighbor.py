@@ -20,6 +20,7 @@ from plait.errors import ExchangeError, InputError
 from plait.features.cache import Cache
 from plait.features.rows import as_rows
 from plait.features.scores import degree, inclusion_probability, presample
+from plait.features.waiting import Lent
 from plait.loader.adapter import picked_seed, to_output
 from plait.loader.assemble import Assembler
 from plait.loader.draw import stream_key
@@ -236,20 +237,25 @@ class NeighborLoader(Epochs):
         self._traced("look-up", begin, end)
         return data if self.transform is None else self.transform(data)
 
-    def _revealed(self, samples: Iterator[Any], cache: Cache, epoch: int, known: Any) -> Iterator[Any]:
-        """Samples in the order of their use, the rows that several of them lack asked for together."""
+    def _start_over(self) -> None:
         self._staging.forget()
-        ahead = super()._revealed(samples, cache, epoch, known)
-        try:
-            while group := list(itertools.islice(ahead, self.coalesce)):
-                if self.session.size > 1:
-                    nodes = [sample.node.numpy() for _, sample in group]
-                    self._staging.stage(cache.missing(np.concatenate(nodes)), nodes)
-                yield from group
-        finally:
-            close = getattr(ahead, "close", None)
-            if close is not None:
-                close()
+
+    def _book(self, cache: Cache, group: Sequence[tuple[Job, Any]]) -> list[tuple[Job, Any, Lent | None]]:
+        """The rows that several samples lack are asked for together."""
+        booked = super()._book(cache, group)
+        if booked and self.session.size > 1:
+            self._stage(cache, booked)
+        return booked
+
+    def _stage(self, cache: Cache, group: Sequence[tuple[Job, Any, Lent | None]]) -> None:
+        """Asks for the rows that the batches of a group lack."""
+        nodes = [sample.node.numpy() for _, sample, _ in group]
+        # of a booked batch what no slot and no batch before it has
+        lacking = [lent.wanted for *_, lent in group if lent is not None]
+        if len(lacking) < len(group):
+            others = [ids for ids, (*_, lent) in zip(nodes, group, strict=True) if lent is None]
+            lacking.append(cache.missing(np.concatenate(others)))
+        self._staging.stage(np.unique(np.concatenate(lacking)), nodes)
 
     def _cache(self, size: float, policy: str, shared: str | None) -> Cache:
         """The cache before the exchange; one of nothing where none was asked for or nothing is remote."""

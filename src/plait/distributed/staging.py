@@ -91,12 +91,9 @@ class Staging:
             self._last.fill(-1)
             self._announced = self._made = 0
 
-    def held(self, ids: Array, is_made: bool = False) -> Array:
-        """Which of the rows stay here for a batch after the one being made, one truth value each.
-
-        Of a batch that `is_made` already, those that stay for the one being made too.
-        """
-        later: Array = self._last[ids] >= self._made + (not is_made)
+    def held(self, ids: Array) -> Array:
+        """Which of the rows stay here for a batch after the one being made, one truth value each."""
+        later: Array = self._last[ids] > self._made
         return later
 
     def take(self, ids: Array) -> Array:

@@ -6,7 +6,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -79,7 +79,7 @@ class Cache:
 
     Rows of ids where `local` is true are available in the source: they bypass the cache and are not counted.
     A source that raises is asked `retries` times more. Several threads may take; they are served one after
-    the other. What is taken within `lending()` serves later batches too, until `reclaim` hands it over.
+    the other. A batch that is booked (`book`) serves later ones from then on until `reclaim` hands it over.
     """
 
     def __init__(
@@ -131,9 +131,10 @@ class Cache:
         self._stamp = np.zeros(self.num_rows, np.int64)
         self._place = np.empty(self.num_rows, np.int32)
         self._batch = 0
-        self._waiting: Waiting | None = None  # batches that were taken within lending() and are not used yet
-        self._lending = threading.local()
+        self._waiting: Waiting | None = None  # batches that were booked and are not handed out yet
+        self._booked = threading.local()
         self._taking = threading.Lock()  # batches are served in turn
+        self._marking = threading.Lock()  # of what tells distinct ids
         # the rule is told of later batches, by other threads and processes, while one is being fetched
         self._ruling: Segment | threading.Lock = threading.Lock()
         self.is_shared = shared is not None
@@ -217,29 +218,66 @@ class Cache:
                 far = far[(self._rule.slot_of[far] < 0) & ~self._waits(far)]
         return np.unique(far)
 
-    @contextmanager
-    def lending(self, is_allowed: bool = True) -> Iterator[list[Lent]]:
-        """Within it, what this thread takes serves later batches until the list is given to `reclaim`.
+    def book(self, ids: ArrayLike, memory: Callable[[int], Array | None] | None = None) -> Lent | None:
+        """Settles where the rows of the next batch will come from, before they are taken; None if it cannot.
 
-        Nobody may write to it before. Only look-ahead, which knows who will need the rows, lends any.
+        From here on the batch serves later ones from its own memory, which is memory(number of rows) where it
+        returns some, and needs no slots. What is fetched depends on the order of `book` and `reclaim` alone,
+        not on how long anything takes. Only look-ahead, which knows who will need the rows, books any; nobody
+        may write to them before the batch is reclaimed.
         """
-        lent: list[Lent] = []
-        self._lending.batches = lent if is_allowed else None
-        try:
-            yield lent
-        finally:
-            self._lending.batches = None
-
-    def reclaim(self, batches: list[Lent]) -> None:
-        """Ends the lending of batches, the first to be made first: the rule keeps of them what it wants."""
+        if self.precision is not None or not isinstance(self._rule, LookAhead):
+            return None
+        wanted = self._checked(ids)
+        unique, inverse = self._distinct(wanted)
+        at = np.arange(unique.size) if self._local is None else np.flatnonzero(~self._local[unique])
+        far = unique[at]
         with self._ruling:
-            for lent in batches:
-                while self._waiting is not None and lent in self._waiting:
-                    first = self._waiting.first()
-                    self._keep(first.ids, first.at, first.rows, is_made=True)
+            rule = self._rule
+            if not isinstance(rule, LookAhead):
+                return None
+            self._tell()
+            announced = rule.announced(0 if self._waiting is None else len(self._waiting))
+            if announced is None or not np.array_equal(announced, far):
+                return None
+            if self._waiting is None:
+                self._waiting = Waiting(self.num_rows)
+            slots = rule.slot_of[far]
+            lent = self._waiting.add(unique, inverse, at, slots.copy())
+            rule.release(slots)
+            if memory is not None and inverse is None:
+                lent.rows = memory(unique.size)
+            if self._source.row is not None:
+                lent.room(self._source.row)
+        return lent
+
+    @contextmanager
+    def making(self, booked: Lent | None) -> Iterator[None]:
+        """Within it, what this thread takes is the batch that was booked."""
+        self._booked.batch = booked
+        try:
+            yield
+        finally:
+            self._booked.batch = None
+
+    @property
+    def room(self) -> Array | None:
+        """The memory of the booked batch that this thread makes; None where its rows lie there otherwise."""
+        lent: Lent | None = getattr(self._booked, "batch", None)
+        return None if lent is None or lent.inverse is not None else lent.rows
+
+    def reclaim(self, booked: Lent) -> None:
+        """Ends the lending of a batch, the first to be made first: the rule keeps of it what it wants."""
+        with self._ruling:
+            while self._waiting is not None and booked in self._waiting:
+                first = self._waiting.first()
+                if not first.is_made or first.rows is None:
+                    self._forget()  # it was left out
+                    return
+                self._keep(first.ids, first.at, first.rows, is_handed_out=True)
 
     def withdraw(self) -> None:
-        """Ends the lending of batches that nobody will use."""
+        """Ends the lending of batches that nobody will use; those still to be made take rows as any other."""
         with self._ruling:
             self._lend_none()
 
@@ -248,7 +286,7 @@ class Cache:
             self._waiting.clear()
 
     def _waits(self, ids: Array) -> Array:
-        """Which of the rows a batch has that was lent."""
+        """Which of the rows a batch under way has."""
         return np.zeros(ids.size, bool) if self._waiting is None else self._waiting.has(ids)
 
     def forget(self) -> None:
@@ -298,28 +336,55 @@ class Cache:
         wanted = self._checked(ids)
         if out is not None:
             self._check_room(wanted.size, out)
+        booked: Lent | None = getattr(self._booked, "batch", None)
+        if booked is not None and wanted.size == _asked(booked):
+            with self._taking:
+                rows = self._booked_rows(booked, wanted, out)
+            if rows is not None:
+                return rows
         with self._taking:
             unique, inverse = self._distinct(wanted)
             if self.precision is not None:
                 return self._widened(unique, inverse, self.precision, out)
-            lent = getattr(self._lending, "batches", None)
-            rows = self._distinct_rows(unique, out if inverse is None else None, lent)
+            rows = self._distinct_rows(unique, out if inverse is None else None)
         if inverse is None:
             return rows
         if out is None:
             out = np.empty((wanted.size, *rows.shape[1:]), rows.dtype)
         gather(rows, inverse, out)
-        if lent:
-            self._now_in(lent[-1], inverse, out)
         return out
 
-    def _now_in(self, lent: Lent, inverse: Array, out: Array) -> None:
-        """Lends the rows from `out`, where out[i] is what was row inverse[i], instead of a second copy."""
-        place_of = np.empty(int(inverse.max()) + 1, np.int64)
-        place_of[inverse] = np.arange(inverse.size)
+    def _booked_rows(self, lent: Lent, wanted: Array, out: Array | None) -> Array | None:
+        """The rows of a batch that was booked, in `out` where it is given; None where it is not under way."""
+        if not np.array_equal(lent.unique if lent.inverse is None else lent.unique[lent.inverse], wanted):
+            return None
         with self._ruling:
-            assert self._waiting is not None
-            self._waiting.move(lent, place_of[lent.at], out)
+            if self._waiting is None or lent not in self._waiting or lent.is_made:
+                return None
+            # of those after it too: the slots they have rows in may be wanted while this one waits for others
+            self._waiting.copy(self._kept)
+            if not lent.is_ready:
+                return None  # one that it copies from was left out
+        self._note(lent.ids)
+        missing = np.ones(lent.unique.size, bool)
+        missing[lent.at] = lent.missing
+        lacking = None if missing.all() else np.flatnonzero(missing)
+        rows = self._fetched(lent.unique, int(lent.missing.sum()), lacking, lent.rows)
+        self._count(lent.ids, ~lent.missing)
+        with self._ruling:
+            self._storage(rows)
+            lent.rows = rows
+            if lent.inverse is not None:
+                out = np.empty((wanted.size, *rows.shape[1:]), rows.dtype) if out is None else out
+                gather(rows, lent.inverse, out)
+                place_of = np.empty(lent.unique.size, np.int64)
+                place_of[lent.inverse] = np.arange(wanted.size)
+                self._waiting.move(lent, place_of, out)
+            elif out is not None and out.ctypes.data != rows.ctypes.data:
+                gather(rows, np.arange(wanted.size), out)
+                lent.rows = out
+            lent.is_made = True
+            return lent.rows
 
     def _widened(self, ids: Array, inverse: Array | None, precision: str, out: Array | None) -> Array:
         """The rows of distinct ids, as often as `inverse` says, in float32."""
@@ -376,11 +441,8 @@ class Cache:
         while self._ahead and rule.known <= rule.window:
             rule.reveal(self._ahead.popleft())
 
-    def _distinct_rows(self, ids: Array, out: Array | None, lent: list[Lent] | None = None) -> Array:
-        """One row per distinct id, in `out` where it is given: near ones from here, the others fetched.
-
-        With `lent` they are lent from there to later batches and enter it.
-        """
+    def _distinct_rows(self, ids: Array, out: Array | None) -> Array:
+        """One row per distinct id, in `out` where it is given: near ones from here, the others fetched."""
         far = self._far(ids)
         self._note(far)
         if far.size == 0 or self.policy == "none":
@@ -399,57 +461,38 @@ class Cache:
         rows = self._fetched(ids, int(far.size - is_near.sum()), lacking, out)
         self._count(far, is_near)
         with self._ruling:
-            if lent is None or not self._lend(far, at, rows, lent):
-                self._keep(far, at, rows)
+            self._keep(far, at, rows)
         return rows
 
     def _copied(self, far: Array, at: Array, count: int, out: Array | None) -> tuple[Array, Array | None]:
-        """Which of the ids are in slots or lent, and room for `count` rows, where these are at `at`."""
+        """Which of the ids are in slots, and room for `count` rows, where these are at `at`."""
         slots = self._rule.slot_of[far]
-        has_slot, waits = slots >= 0, self._waits(far)
-        waits &= ~has_slot
-        is_near = has_slot | waits
+        is_near = slots >= 0
         if self._kept is None or not is_near.any():
             return np.zeros(far.size, bool), out
         if out is None:
             out = np.empty((count, *self._kept.shape[1:]), self._kept.dtype)
-        place(self._kept, slots[has_slot], at[has_slot], out)
-        if waits.any():
-            assert self._waiting is not None
-            self._waiting.place(far[waits], at[waits], out)
+        place(self._kept, slots[is_near], at[is_near], out)
         return is_near, out
 
-    def _lend(self, far: Array, at: Array, rows: Array, lent: list[Lent]) -> bool:
-        """Whether the batch, whose remote rows are rows[at], can wait: it can when the rule knows it."""
-        rule = self._rule
-        if not isinstance(rule, LookAhead):
-            return False
-        self._tell()
-        after = 0 if self._waiting is None else len(self._waiting)
-        announced = rule.announced(after)
-        if announced is None or not np.array_equal(announced, far):
-            return False
-        if self._waiting is None:
-            self._waiting = Waiting(self.num_rows)
-        self._storage(rows)
-        lent.append(self._waiting.add(far, at, rows))
-        rule.release(rule.slot_of[far])
-        return True
-
-    def _keep(self, far: Array, at: Array, rows: Array, is_made: bool = False) -> None:
+    def _keep(self, far: Array, at: Array, rows: Array, is_handed_out: bool = False) -> None:
         """Lets the rule keep what it wants of the batch, whose remote rows are rows[at]."""
         rule = self._rule
         given: dict[str, Any] = {}
         if isinstance(rule, LookAhead):
             self._tell()
-            waiting = 0 if self._waiting is None or not is_made else len(self._waiting)
+            is_out_of_turn = not is_handed_out and bool(self._waiting)  # others were booked before it
             announced = rule.announced()
-            if announced is not None and not np.array_equal(announced, far):
-                self._forget()  # not the batch that was announced
+            if is_out_of_turn or (announced is not None and not np.array_equal(announced, far)):
+                self._forget()
                 rule = self._rule
-            given = {"held": self._source.held(far, is_made), "waiting": waiting}
+            under_way = 0 if self._waiting is None else len(self._waiting)
+            given = {"waiting": under_way} if is_handed_out else {"held": self._source.held(far)}
         step = rule.step(far, **given)
-        place(rows, at[step.positions], step.places, self._storage(rows))
+        storage = self._storage(rows)
+        if self._waiting is not None:
+            self._waiting.save(storage, step.places)
+        place(rows, at[step.positions], step.places, storage)
         self.counters.evictions += step.evicted
         if step.extra.size:
             self._keep_extra(rule, step.extra.astype(np.int64), step.extra_places)
@@ -541,9 +584,10 @@ class Cache:
 
     def _distinct(self, ids: Array) -> tuple[Array, Array | None]:
         """The ids without repeats and, if there were any, which of them each one is."""
-        self._batch += 1
         unique, inverse = np.empty_like(ids), np.empty(ids.size, np.int64)
-        count = int(distinct(ids, self._stamp, self._batch, self._place, unique, inverse))
+        with self._marking:
+            self._batch += 1
+            count = int(distinct(ids, self._stamp, self._batch, self._place, unique, inverse))
         return (ids, None) if count == ids.size else (unique[:count], inverse)
 
     def _check_room(self, count: int, out: Array) -> None:
@@ -556,6 +600,11 @@ class Cache:
 
     def _checked(self, ids: ArrayLike) -> Array:
         return checked(ids, self.num_rows)
+
+
+def _asked(lent: Lent) -> int:
+    """How many ids a booked batch had."""
+    return int(lent.unique.size if lent.inverse is None else lent.inverse.size)
 
 
 def _check_alike(rows: Array, others: Array) -> None:

@@ -146,14 +146,13 @@ class RetryingRows:
         source: Any = self._rows
         self._tried(lambda: source.place(ids, at, out), ids.size)
 
-    def held(self, ids: Array, is_made: bool = False) -> Array:
+    def held(self, ids: Array) -> Array:
         """Which of the rows the source has available until they are asked for again, one truth value each.
 
-        `is_made` where they are rows of a batch that was made before the one being made now, which may be
-        the one to ask for them. An empty array where the source says nothing of it.
+        An empty array where the source says nothing of it.
         """
         source: Any = self._rows
-        found: Array = source.held(ids, is_made) if hasattr(source, "held") else np.empty(0, np.bool_)
+        found: Array = source.held(ids) if hasattr(source, "held") else np.empty(0, np.bool_)
         return found
 
     def _tried(self, work: Callable[[], Any], count: int) -> Any:

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader.utils import filter_edge_store_, index_select
 from torch_geometric.sampler import HeteroSamplerOutput
 
+from plait.features.cache import Cache
 from plait.features.rows import as_rows, gather
 from plait.loader.inputs import RowsByAttribute
 from plait.pyg.edges import Demand, attach
@@ -107,13 +109,28 @@ class Assembler:
 
     def _rows(self, rows: Any, nodes: Tensor) -> Tensor:
         """The rows of `nodes`, in memory that is used again where their source can write to it."""
+        booked = rows.room if isinstance(rows, Cache) else None
+        if booked is not None and booked.shape[0] == nodes.numel():
+            owner = booked.base
+            out: Tensor | None = owner if isinstance(owner, Tensor) else torch.from_numpy(booked)
+        else:
+            out = self._empty(rows, nodes.numel())
+        if out is None:
+            return torch.from_numpy(rows.take(nodes.numpy()))
+        rows.fill(nodes.numpy(), out.numpy())
+        return out
+
+    def room(self, rows: Any, count: int) -> NDArray[Any] | None:
+        """Memory for that many rows before they are taken; None where their type is not known yet."""
+        out = self._empty(rows, count)
+        return None if out is None else out.numpy()
+
+    def _empty(self, rows: Any, count: int) -> Tensor | None:
         shape, dtype = (rows.row if hasattr(rows, "fill") else None) or ((), None)
         kind = None if dtype is None else _TORCH.get(np.dtype(dtype))
         if kind is None or torch.utils.data.get_worker_info() is not None:
-            return torch.from_numpy(rows.take(nodes.numpy()))
-        out = self._buffers.take(nodes.numel(), math.prod(shape), kind).view(nodes.numel(), *shape)
-        rows.fill(nodes.numpy(), out.numpy())
-        return out
+            return None
+        return self._buffers.take(count, math.prod(shape), kind).view(count, *shape)
 
     def _fill_edges(self, store: Any, filled: Any, row: Tensor, col: Tensor, edge: Tensor | None) -> None:
         """As PyG's filter_edge_store_, without copying ends that lie as an edge_index does."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,9 @@ from plait.loader.transfer import Transfer
 if TYPE_CHECKING:
     from plait.features.cache import Cache
     from plait.features.waiting import Lent
+
+    Booked = tuple["Job", Any, "Lent | None"]
+    """A sample, and where its rows come from where that is settled."""
 
 __all__ = ["Epochs", "Job", "Shuffled", "shuffled"]
 
@@ -91,6 +95,9 @@ class Epochs:
     _sees_past_epochs = False
     """Whether the cache is told of the next epoch's batches while this one ends, their order being known."""
     _early: deque[tuple[Job, Any]] | None = None  # samples of the next epoch that the cache was told of
+    _begun: deque[Booked] | None = None  # its first batches, which come before those: booked already
+    coalesce = 1
+    """Batches that are booked together."""
 
     def _set_out(
         self,
@@ -145,7 +152,7 @@ class Epochs:
         """Makes the next iterator that of `epoch`, as after an interrupted run."""
         if epoch < 0:
             raise InputError(f"epoch={epoch}: epochs count from 0")
-        self.epoch, self._early = int(epoch), None
+        self.epoch, self._early, self._begun = int(epoch), None, None
 
     def __iter__(self) -> Iterator[Any]:
         epoch, self.epoch = self.epoch, self.epoch + 1
@@ -153,7 +160,7 @@ class Epochs:
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy for another process leaves this one's workers behind, and what was drawn early."""
-        return {**vars(self), "_workers": None, "_early": None}
+        return {**vars(self), "_workers": None, "_early": None, "_begun": None}
 
     def _run(self, epoch: int) -> Iterator[Any]:
         loader: Any = self
@@ -169,9 +176,7 @@ class Epochs:
                 self.stalled_seconds = clock.stalled_seconds
                 yield self._transfer.finish(batch)
         finally:
-            close = getattr(batches, "close", None)
-            if close is not None:
-                close()
+            _close(batches)
         if self.cache is not None and clock.batches:
             self.cache.end_epoch(clock.seen(self.cache, is_overlapped=self.prefetch > 0))
 
@@ -208,50 +213,111 @@ class Epochs:
 
     def _through_cache(self, epoch: int, cache: Cache, clock: _Clock) -> Iterator[Any]:
         """Samples run far ahead and tell the cache what will be needed; rows are then fetched in order."""
-        known, self._early = self._early or deque(), None
-        if known and known[0][0].epoch != epoch:
-            known = deque()
-        if not known or cache.known != len(known):
-            cache.forget()
-            for drawn in known:
-                self._tell(cache, drawn)
-        jobs: Iterator[Job] = islice(self._jobs(epoch), len(known), None)
+        begun, known = self._continued(epoch, cache)
+        jobs: Iterator[Job] = islice(self._jobs(epoch), len(begun) + len(known), None)
         if self._sees_past_epochs and cache.window:
             jobs = chain(jobs, islice(self._jobs(epoch + 1), cache.window + 1))
         revealed = self._revealed(self._samples(jobs), cache, epoch, known)
-        lent: deque[list[Lent]] = deque()
+        lent: deque[Lent | None] = deque()
 
-        def finished(drawn: tuple[Job, Any]) -> Any:
+        def finished(drawn: Booked) -> Any:
             begin = time.perf_counter()
-            job, sample = drawn
+            job, sample, booked = drawn
             try:
-                with cache.lending(self._lends) as batches:
-                    made = self._told(job, lambda: self._transfer.start(self.fill(sample)))
-                lent.append(batches)
-                return made
+                with cache.making(booked):
+                    return self._told(job, lambda: self._transfer.start(self.fill(sample)))
             finally:
                 clock.prepare_seconds += time.perf_counter() - begin
 
-        return self._reclaimed(self._ahead(finished, revealed, threads=1), cache, lent)
+        booked = self._booked(revealed, cache, begun, lent)
+        return self._reclaimed(self._ahead(finished, booked, threads=1), cache, epoch, lent)
+
+    def _continued(self, epoch: int, cache: Cache) -> tuple[deque[Booked], deque[tuple[Job, Any]]]:
+        """The first batches of the epoch as the one before it left them: booked ones, then revealed ones."""
+        begun, self._begun = self._begun or deque(), None
+        known, self._early = self._early or deque(), None
+        is_it = all(first[0][0].epoch == epoch for first in (begun, known) if first)
+        if begun and is_it and cache.known == len(begun) + len(known):
+            return begun, known
+        self._start_over()
+        known = deque([(job, sample) for job, sample, _ in begun]) + known if is_it else deque()
+        if begun or not known or cache.known != len(known):
+            cache.forget()
+            for drawn in known:
+                self._tell(cache, drawn)
+        return deque(), known
+
+    def _start_over(self) -> None:
+        """Drops what was asked for ahead: the epoch does not go on from there."""
 
     @property
     def _lends(self) -> bool:
-        """Whether batches that wait lend their rows to later ones: nobody writes to them until they leave."""
+        """Whether batches under way lend their rows to later ones: nobody writes to them until they leave."""
         return self.prefetch > 0 and getattr(self, "transform", None) is None
 
+    def _booked(
+        self, samples: Iterator[Any], cache: Cache, begun: deque[Booked], lent: deque[Lent | None]
+    ) -> Generator[Booked, None, None]:
+        """Samples in the order of their use, with where the cache takes their rows from, noted in `lent`."""
+        try:
+            group = begun or self._next_booked(samples, cache)
+            while group:
+                while group:
+                    # nothing else refers to it: its memory is free when its user drops the batch
+                    lent.append(group[0][2])
+                    yield group.popleft()
+                group = self._next_booked(samples, cache)
+        finally:
+            _close(samples)
+
+    def _next_booked(self, samples: Iterator[Any], cache: Cache) -> deque[Booked]:
+        return deque(self._book(cache, list(islice(samples, self.coalesce))))
+
+    def _book(self, cache: Cache, group: Sequence[tuple[Job, Any]]) -> list[Booked]:
+        """The samples, each with where its rows come from; None where that is seen when they are taken."""
+        if not self._lends:
+            return [(job, sample, None) for job, sample in group]
+        room = partial(self._room, cache)
+        return [(job, sample, cache.book(self._wanted(sample), room)) for job, sample in group]
+
+    def _room(self, cache: Cache, count: int) -> Any:
+        """Memory for that many rows of the cache, where the loader has some."""
+        assemble = getattr(self, "_assemble", None)
+        return None if assemble is None else assemble.room(cache, count)
+
     def _reclaimed(
-        self, batches: Iterator[Any], cache: Cache, lent: deque[list[Lent]]
+        self, batches: Iterator[Any], cache: Cache, epoch: int, lent: deque[Lent | None]
     ) -> Generator[Any, None, None]:
         """The batches, each taken back from those it was lent to before it is handed out."""
+        is_whole = False
         try:
             for batch in batches:
-                cache.reclaim(lent.popleft())
+                booked = lent.popleft()
+                if booked is not None:
+                    self._begin_next(cache, epoch, len(lent))
+                    cache.reclaim(booked)
                 yield batch
+            is_whole = True
         finally:
-            close = getattr(batches, "close", None)
-            if close is not None:
-                close()
-            cache.withdraw()
+            _close(batches)
+            if not is_whole:
+                begun, self._begun = self._begun or (), None
+                if begun and self._early is not None:
+                    self._early.extendleft((job, sample) for job, sample, _ in reversed(begun))
+                cache.withdraw()
+
+    def _begin_next(self, cache: Cache, epoch: int, under_way: int) -> None:
+        """Books the first batches of the next epoch while the last ones of this one are used.
+
+        Otherwise fewer and fewer batches would be under way at the end of an epoch, and share rows.
+        """
+        if not self._early or self._early[0][0].epoch != epoch + 1:
+            return  # this epoch still has some
+        if self._begun is None:
+            self._begun = deque()
+        while self._early and under_way + len(self._begun) < self.prefetch:
+            count = min(self.coalesce, len(self._early))
+            self._begun.extend(self._book(cache, [self._early.popleft() for _ in range(count)]))
 
     def _samples(self, jobs: Iterator[Job]) -> Iterator[tuple[Job, Any]]:
         """Every job with its sample, drawn ahead."""
@@ -274,14 +340,17 @@ class Epochs:
                     return
                 yield known.popleft()
         finally:
-            close = getattr(samples, "close", None)
-            if close is not None:
-                close()
+            _close(samples)
 
     def _tell(self, cache: Cache, drawn: tuple[Job, Any]) -> None:
         """Reveals what a sample needs."""
-        nodes = drawn[1].node
-        cache.reveal((nodes[self.cached_type] if isinstance(nodes, dict) else nodes).numpy())
+        cache.reveal(self._wanted(drawn[1]))
+
+    def _wanted(self, sample: Any) -> NDArray[np.int64]:
+        """The rows that a sample needs of the cache."""
+        nodes = sample.node
+        wanted: NDArray[np.int64] = (nodes[self.cached_type] if isinstance(nodes, dict) else nodes).numpy()
+        return wanted
 
     def _from_processes(self, jobs: Iterator[Job]) -> Iterator[Any]:
         loader: Any = self
@@ -378,6 +447,13 @@ class _InWorker(Dataset[Any]):
         if self.loader.filter_per_worker:
             return self.loader._made(job)
         return self.loader._told(job, lambda: self.loader.draw(job))
+
+
+def _close(iterator: Any) -> None:
+    """Ends an iterator that may hold threads."""
+    close = getattr(iterator, "close", None)
+    if close is not None:
+        close()
 
 
 def _as_is(batch: Any) -> Any:
