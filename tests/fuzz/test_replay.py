@@ -175,9 +175,18 @@ x = features(7, 4, seed=0)
 original = model; model = plait.compile(model)
 out = (lambda x: model(x, edge_index))(x.detach()[:-1])
 """
+ROWS_CUT_INTO_MORE = """
+model = PNAConv(2, 4, aggregators=['mean'], scalers=['identity'], deg=torch.tensor([1, 4, 2]))
+edge_index, edge_weight, edge_attr, edge_type = graph('plain', 7, seed=0)
+x = features(7, 4, seed=0)
+original = model; model = plait.compile(model)
+out = model(x, edge_index); backward(out)
+"""
 
 
-@pytest.mark.parametrize("script", [NAN_BEHIND_A_RELU, WRITTEN_UNDER_A_HOOK, EDGES_BEYOND_THE_ROWS])
+@pytest.mark.parametrize(
+    "script", [NAN_BEHIND_A_RELU, WRITTEN_UNDER_A_HOOK, EDGES_BEYOND_THE_ROWS, ROWS_CUT_INTO_MORE]
+)
 def test_what_is_no_difference(script: str) -> None:
     replay(script)
 

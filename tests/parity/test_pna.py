@@ -11,7 +11,6 @@ from torch_geometric.nn import Linear, PNAConv
 
 import plait
 from plait.cost.machine import default_profile
-from plait.errors import InputError
 from plait.ops.work import Matrix, Uniform
 from plait.plan.pna import Towers, ways
 from plait.plan.search import Problem
@@ -130,14 +129,6 @@ def test_a_linear_layer_without_a_bias_put_inside_runs_in_pyg() -> None:
     module.post_nns[0][0] = Linear(module.post_nns[0][0].in_channels, 6, bias=False)
     compiled = agree(module, features(), edges(), must_plan=False)
     assert "without a bias" in str(compiled.plan.not_planned)
-
-
-@pytest.mark.parametrize("options", [{}, {"divide_input": True}], ids=str)
-def test_rows_that_pyg_cuts_into_more_rows_run_in_pyg(options: dict[str, Any]) -> None:
-    compiled = agree(layer(**options), features(width=2 * WIDTH), edges(), must_plan=False)
-    assert "columns, the layer takes" in str(compiled.plan.not_planned)
-    with pytest.raises(InputError, match="x has 5 columns, the layer takes"):
-        compiled(features(width=5), edges())
 
 
 HUB = torch.stack([torch.arange(1000) % N, torch.zeros(1000, dtype=torch.int64)])

@@ -12,7 +12,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import PNAConv
 
 from plait.errors import InputError
 from plait.graph import Graph
@@ -65,8 +64,6 @@ def check_widths(module: Any, given: Mapping[str, Any]) -> None:
     """InputError where x does not have the width the layer expects; kernels read rows by address."""
     taken = getattr(module, "in_channels", getattr(module, "channels", None))
     x = given.get("x")
-    if isinstance(module, PNAConv) and isinstance(x, Tensor) and x.numel() % module.in_channels == 0:
-        return  # PyG cuts x by a view, whatever its width; the rule leaves other widths to it
     widths = taken if isinstance(taken, tuple) else (taken, taken)
     for value, width in zip(x if isinstance(x, tuple | list) else (x,), widths, strict=False):
         is_matrix = isinstance(value, Tensor) and value.dim() == 2

@@ -58,8 +58,6 @@ def prepare(module: Any, given: Mapping[str, Any]) -> Run | str:
     x, edge_index = given["x"], given["edge_index"]
     if not isinstance(x, Tensor) or x.dim() != 2:
         return ": x is not [nodes, width]"
-    if x.shape[1] != module.in_channels:
-        return f": x has {x.shape[1]} columns, the layer takes {module.in_channels}"
     attr = given.get("edge_attr")
     reason = refused_edges(edge_index) or refused_features(module, x, attr) or _refused(module, attr)
     if reason is not None:
