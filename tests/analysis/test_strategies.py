@@ -147,7 +147,7 @@ def test_what_a_meeting_costs_is_paid_wherever_workers_wait_for_each_other() -> 
     # the gradients' sum, and the number of rows that the loss is a mean of
     assert after["edge cut"].traffic.meetings == products + 2
     assert after["vertex cut"].traffic.meetings == 2 * products + 2
-    assert after["mini-batch, dependent"].traffic.meetings == 4 * machines.fetch.steps
+    assert after["mini-batch, dependent"].traffic.meetings == 7 * machines.fetch.steps
     assert after["one worker"].traffic.meetings == 0
 
 
@@ -198,7 +198,10 @@ def test_workers_that_share_a_machine_compute_longer() -> None:
     work, machines = workload("gcn", Statistics.of(graph)), cluster(graph, np.arange(200) % 2)
     alone, shared = by_name(work, machines), by_name(work, replace(machines, sharing=1.5))
     assert shared["one worker"].seconds_per_epoch == alone["one worker"].seconds_per_epoch
-    assert shared["edge cut"].compute_seconds == pytest.approx(1.5 * alone["edge cut"].compute_seconds)
+    for name in ("edge cut", "feature partition"):
+        busy = alone[name].compute_seconds / alone[name].seconds_per_epoch  # who waits slows nobody down
+        assert busy < 1.0
+        assert shared[name].compute_seconds == pytest.approx(alone[name].compute_seconds * (1 + 0.5 * busy))
 
 
 def test_columns_narrower_than_a_cache_line_gain_nothing() -> None:

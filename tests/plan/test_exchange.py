@@ -12,7 +12,7 @@ import pytest
 from plait.cost.machine import default_profile
 from plait.ir import Barrier, Expr, sort
 from plait.ir.evaluate import evaluate
-from plait.ops.exchange import wire_numbers
+from plait.ops.exchange import TRADE_MEETING, wire_numbers
 from plait.ops.operation import Setting, operation
 from plait.ops.program import Program, Step
 from plait.ops.work import Matrix
@@ -281,6 +281,18 @@ def test_the_slowest_rank_counts_and_sending_everything_never_wins() -> None:
     assert any("all rows" in lost.candidate for lost in plan.rejected)
 
 
+@pytest.mark.parametrize(("less", "width"), [(0.04, 16), (0.1, 64)])
+def test_of_prices_that_say_nothing_the_narrowest_rows_are_sent(less: float, width: int) -> None:
+    def agree(prices: Mapping[str, float]) -> dict[str, float]:
+        wide = "fwd halo x 64, bwd haloᵀ x 64"
+        assert {wide, wide.replace("64", "16")} <= prices.keys()
+        return {key: 2.0 - less * (key == wide) for key in prices}
+
+    plan, choice = choose_over_ranks(problem(), Link(1e6, 1e-5, 3), agree)
+    assert choice.travels == f"fwd halo x {width}, bwd haloᵀ x {width}"
+    assert ("sends fewer columns" in plan.because) == (width == 16)
+
+
 def test_exchanges_have_words() -> None:
     for op in ("exchange", "send", "receive"):
         for is_transposed in (False, True):
@@ -291,4 +303,5 @@ def test_exchanges_have_words() -> None:
 
 def test_an_exchange_costs_its_bytes_its_messages_and_a_meeting() -> None:
     assert Link(100.0, 0.5, 3, meeting=4.0).seconds(200.0) == 2.0 + 1.5 + 4.0
+    assert Link(100.0, 0.5, 3, meeting=4.0).seconds(200.0, "to_rows") == 2.0 + 1.5 + 4.0 * TRADE_MEETING
     assert Link(100.0, 0.5, 0, meeting=4.0).seconds(200.0) == 2.0

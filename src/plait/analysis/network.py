@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from plait.errors import InputError
+from plait.ops.exchange import TRADE_MEETING
 
 __all__ = ["NAMED", "Network", "Traffic", "all_gather", "all_reduce", "all_to_all", "network_of"]
 
@@ -38,7 +39,7 @@ class Network:
 class Traffic:
     """Bytes all workers send together, those of the busiest one, its messages one after the other.
 
-    `meetings`: how often workers wait for each other.
+    `meetings`: how often workers wait for each other; a trade of columns counts for less (ops/exchange.py).
     """
 
     total: float = 0.0
@@ -74,7 +75,7 @@ def all_gather(size: float, workers: int) -> Traffic:
 def all_to_all(size: float, workers: int) -> Traffic:
     """`size` bytes spread by rows are spread by columns: of its part each worker keeps one part in P."""
     share = (workers - 1) / workers**2
-    return Traffic(share * size * workers, share * size, workers - 1, int(workers > 1))
+    return Traffic(share * size * workers, share * size, workers - 1, TRADE_MEETING * (workers > 1))
 
 
 NAMED = {

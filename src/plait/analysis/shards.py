@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from plait.analysis.network import Traffic
-from plait.ops.exchange import EXCHANGES
+from plait.ops.exchange import EXCHANGES, meetings
 from plait.plan.exchange import Choice
 
 __all__ = ["SPLITS", "Shards"]
@@ -47,8 +47,15 @@ def _traffic(choices: tuple[Choice, ...]) -> Traffic:
         float(sum(sum(choice.bytes_each) for choice in choices)),
         max(map(_busier, choices)),
         exchanges * (len(choices) - 1),
-        exchanges,
+        _meetings(choices[0]),
     )
+
+
+def _meetings(choice: Choice) -> float:
+    """How often ranks wait for each other; trades of columns count for less."""
+    if choice.plan is None:
+        return len(choice.bytes_each)
+    return sum(meetings(step.step.op) for step in choice.plan.steps if step.step.op in EXCHANGES)
 
 
 def _busier(choice: Choice) -> float:

@@ -11,13 +11,15 @@ association: before the update they are as wide as the input, after it as the ou
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from plait.cost.price import Price, Pricer
 from plait.errors import InputError, PlanError
 from plait.ir import Barrier, Expr
-from plait.ops.exchange import EXCHANGES, wire_numbers
+from plait.ops.exchange import EXCHANGES, meetings, wire_numbers
 from plait.ops.operation import Setting
 from plait.ops.program import Program, Shape, Step
 from plait.ops.work import ChainRequest, Request, Work
@@ -33,6 +35,7 @@ __all__ = [
     "choose_over_ranks", "offer", "overlapped", "slowest", "spaced", "wire_bytes",
 ]  # fmt: skip
 
+_TIE = 1.03  # prices this close say nothing about which is faster
 _AT_ONCE = ("exchange", "to_columns", "to_rows")
 
 Agree = Callable[[Mapping[str, float]], Mapping[str, float]]
@@ -51,9 +54,9 @@ class Link:
     peers: int
     meeting: float = 0.0
 
-    def seconds(self, size: float) -> float:
+    def seconds(self, size: float, op: str = "exchange") -> float:
         """An exchange of which this rank sends or receives this many bytes."""
-        met = self.meeting if self.peers else 0.0
+        met = self.meeting * meetings(op) if self.peers else 0.0
         return size / self.bytes_per_s + self.peers * self.latency + met
 
 
@@ -290,7 +293,7 @@ class _Pricer(Pricer):
             return super().price(request)
         size = float(request.rows * request.cols * self.float_bytes)
         copied = self.copy_seconds(request.inner) if self.link.peers else 0.0
-        seconds = self.link.seconds(size) + copied
+        seconds = self.link.seconds(size, request.op) + copied
         said = f"{size / 1e6:.3g} MB sent"
         return Price(seconds, Work(0.0, size, size), "network", said, copy_seconds=copied)
 
@@ -312,7 +315,8 @@ class Offer:
     def settled(self, seconds: Mapping[str, float]) -> tuple[LayerPlan, Choice]:
         """This rank's plan in the group that costs the slowest rank least (the same on every rank)."""
         problem, best = self.problem, self.plans
-        chosen = min((key for key in seconds if key in best), key=lambda key: (seconds[key], key))
+        cheapest = min((key for key in seconds if key in best), key=lambda key: (seconds[key], key))
+        chosen = self._narrowest(seconds, cheapest)
         plan = best[chosen]
         rejected = tuple(
             _lost(key, best.get(key), value, seconds[chosen])
@@ -320,12 +324,31 @@ class Offer:
             if key != chosen
         )
         because = f"of all possible exchanges this costs the slowest rank least: {chosen}"
+        if chosen != cheapest:
+            because = (
+                f"costs the slowest rank about as much as the cheapest, and sends fewer columns: {chosen}"
+            )
         plan = replace(plan, rejected=rejected, because=because, matrices=matrices_of(plan, problem))
         once, each = wire_bytes(plan, problem)
         split = "by " + plan.form.partition(", by ")[2].removesuffix(", chained")
         choice = Choice(problem.layer, plan.mode, split if each or once else "rows alone", chosen, seconds,
                         plan, each, sum(once))  # fmt: skip
         return plan, choice
+
+    def _narrowest(self, seconds: Mapping[str, float], cheapest: str) -> str:
+        """Of the groups that cost about as much and exchange as often, the one that sends the fewest columns.
+
+        Where latency decides, prices of wide and narrow rows differ by less than a network does from one
+        minute to the next; narrow rows lose less where it turns out to be slower. The same on every rank.
+        """
+
+        def rows(key: str) -> tuple[tuple[str, ...], int]:
+            exchanged = [one for one in _exchanged(self.plans[key]) if one.phase != "once"]
+            return tuple(one.name for one in exchanged), sum(one.width for one in exchanged)
+
+        names, _ = rows(cheapest)
+        ties = [key for key in self.plans if seconds.get(key, math.inf) <= _TIE * seconds[cheapest]]
+        return min((k for k in ties if rows(k)[0] == names), key=lambda k: (rows(k)[1], seconds[k], k))
 
 
 def offer(problem: Problem, link: Link, split: str | None = None) -> Offer:
@@ -449,8 +472,20 @@ def _with_overlap(plan: LayerPlan) -> LayerPlan:
     return replace(plan, steps=tuple(steps), seconds=plan.seconds - saved)
 
 
+class _Exchanged(NamedTuple):
+    """One exchange of a plan: in which phase, of what, how wide."""
+
+    phase: str
+    name: str
+    width: int
+
+
 def _travels(plan: LayerPlan) -> str:
     """What the plan exchanges, in order: equal on all ranks that take part."""
+    return ", ".join(f"{one.phase} {one.name} x {one.width}" for one in _exchanged(plan)) or "nothing"
+
+
+def _exchanged(plan: LayerPlan) -> list[_Exchanged]:
     programs = [("once", plan.hoisted), ("fwd", plan.forward), ("bwd", plan.backward)]
     found = []
     for phase, program in programs:
@@ -463,8 +498,8 @@ def _travels(plan: LayerPlan) -> str:
                 of = step.out if step.op == "to_rows" else step["x"]
                 width = str(program.shapes[of][1])
                 size = plan.sizes[width.removesuffix("/P")] if not width.isdigit() else int(width)
-                found.append(f"{phase} {name}{'ᵀ' if step.is_transposed else ''} x {size}")
-    return ", ".join(found) or "nothing"
+                found.append(_Exchanged(phase, name + "ᵀ" * step.is_transposed, size))
+    return found
 
 
 def wire_bytes(plan: LayerPlan, problem: Problem) -> tuple[tuple[int, ...], tuple[int, ...]]:
