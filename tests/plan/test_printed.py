@@ -91,10 +91,21 @@ def priced(seconds: float, *others: float) -> LayerPlan:
     return replace(layer("gcn"), seconds=seconds, rejected=losers)
 
 
+def _doing(plan: LayerPlan, *texts: str) -> LayerPlan:
+    losers = zip(plan.rejected, texts, strict=True)
+    return replace(plan, rejected=tuple(replace(loser, words=text) for loser, text in losers))
+
+
 def test_a_tie_is_called_a_tie_and_no_loser_is_cheaper() -> None:
     text = printed.next_best(priced(1.0, 0.97, 1.05, 2.0))
-    assert text == "A tie (prices within 10%) with: do 0. Next best: do 2, 2.0x slower."
+    assert text == "A tie (predicted times within 10%) with: do 0. Next best: do 2, 2.0x slower."
     assert printed.next_best(priced(1.0)) == ""
+    assert printed.next_best(_doing(priced(1.0, 1.05, 2.0, 3.0), "do it", "do it", "do more")) == (
+        "A tie (predicted times within 10%) with: do it. Next best: do more, 3.0x slower."
+    )
+    assert printed.next_best(_doing(priced(1.0, 1.05, 2.0), "do it", "do it")).endswith(
+        "Next best: a variant of one of these, 2.0x slower."
+    )
     assert printed.next_best(priced(1.0, 30.0)) == "Next best: do 0, 30x slower."
 
 

@@ -275,18 +275,20 @@ def _because(layer: Attention, base: str, suffix: str) -> str:
     if "lean" in suffix:
         return f"{reason}; the backward pass scores the edges again instead of keeping a number for each"
     if suffix:
-        return f"{reason}; few edges per target, so the backward pass begins with the targets"
+        return f"{reason}; there are few edges per target, so the backward pass begins with the targets"
     return reason
 
 
 def _reason(layer: Attention, base: str) -> str:
     if base == "dot recompute":
         wide = 2 * layer.columns
-        return f"raw rows of {layer.inner} columns are all heads' keys and values; projected: {wide}"
+        return (
+            f"input rows of {layer.inner} columns serve as keys and values of all heads, not {wide} columns"
+        )
     if base == "recompute":
-        return f"raw rows of {layer.inner} columns serve all heads; projected ones have {layer.columns}"
+        return f"input rows of {layer.inner} columns serve all heads, not {layer.columns} projected ones"
     if base == "gat folded":
-        return f"scores come from {layer.inner} input columns by W a, not from {layer.columns} projected ones"
+        return f"scores are made of {layer.inner} input columns (x W a), not {layer.columns} projected ones"
     if base == "gat":
-        return f"scores come from {layer.columns} projected columns, not from {layer.inner} input ones"
+        return f"scores are made of {layer.columns} projected columns, not {layer.inner} input ones"
     return "scores need the projected rows of both ends; nothing of size edges x width is kept"

@@ -60,7 +60,8 @@ def _not_worth_looking(session: Session, edges: Edges) -> str | None:
     looking = _SECONDS + _SECONDS_PER_NODE * graph.num_nodes + _SECONDS_PER_EDGE * graph.num_edges
     if looking <= _LARGEST_SEARCH * step * session.forms.calls:
         return None
-    return f"twins not searched for: the search costs more than {session.forms.calls} steps would save"
+    calls = session.forms.calls
+    return f"twins (equal neighbours) not searched for: the search costs more than {calls} steps would save"
 
 
 def _decide(session: Session, edges: Edges, quotients: Quotients, run: Call) -> str:
