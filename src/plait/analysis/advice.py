@@ -40,7 +40,7 @@ class Advice:
     winner: str
     because: str
     break_even: tuple[BreakEven, ...]
-    tied: tuple[str, ...] = ()  # too near to the winner to tell which is faster
+    tied: tuple[str, ...] = ()  # too close to the winner to tell which is faster
 
     def to_dict(self) -> dict[str, Any]:
         """The advice as plain data."""
@@ -59,7 +59,7 @@ def advise(
 ) -> Advice:  # fmt: skip
     """The fastest strategy that computes the same numbers and fits, and where another one takes over.
 
-    Sampling and stale rows, which change what is learnt, are advised only where nothing else fits.
+    Sampling and stale rows, which change the training, are advised only where nothing else fits.
     """
     candidates = _contenders(strategies, memory)
     best = candidates[0]
@@ -74,13 +74,13 @@ def advise(
 
 
 def tied(best: Strategy, others: Sequence[Strategy]) -> tuple[str, ...]:
-    """Those whose price is too near to that of the best to tell which is faster."""
+    """The strategies whose price is too close to the best one's to tell which is faster."""
     limit = best.seconds_per_epoch * (1 + TIE)
     return tuple(s.name for s in others if s is not best and s.seconds_per_epoch <= limit)
 
 
 def _contenders(strategies: Sequence[Strategy], memory: float) -> list[Strategy]:
-    """Those among which the fastest is advised: same numbers and room, else room, else same numbers."""
+    """The candidates for the advice: same numbers and fitting; else fitting; else same numbers."""
     fit = [s for s in strategies if s.memory_per_worker <= memory]
     return _same(fit) or fit or _same(strategies)
 

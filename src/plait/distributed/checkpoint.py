@@ -86,7 +86,7 @@ class Checkpoints:
     # Saving -----------------------------------------------------------------------------------
 
     def is_due(self, step: int) -> bool:
-        """Whether this rank would save now; of minutes rank 0's clock counts, and `after_step` asks it."""
+        """Whether this rank would save now; for minutes `after_step` goes by rank 0's clock."""
         by_steps = self.every_steps is not None and step % self.every_steps == 0
         by_clock = (
             self.every_minutes is not None and time.monotonic() - self._saved >= 60 * self.every_minutes
@@ -94,7 +94,7 @@ class Checkpoints:
         return by_steps or by_clock
 
     def after_step(self, position: Position) -> bool:
-        """Saves if it is due; whether it did. All ranks call it after the same steps."""
+        """Saves if it is due and returns whether it did. All ranks call it after the same steps."""
         is_due = self.is_due(position.step)
         if self.every_minutes is not None and self.size > 1:
             told = torch.tensor([int(is_due)])
@@ -134,7 +134,7 @@ class Checkpoints:
             )  # fmt: skip
 
     def _finish(self, partial: Path, final: Path) -> None:
-        """The listing, then the name; older ones go when this one has it."""
+        """Writes the listing, renames the folder, then removes older checkpoints."""
         files = {path.name: [path.stat().st_size, checksum(path)] for path in sorted(partial.iterdir())}
         with open(partial / LISTING, "w", encoding="utf-8") as listing:
             json.dump({"format": FORMAT, "ranks": self.size, "files": files}, listing)
@@ -148,7 +148,7 @@ class Checkpoints:
             shutil.rmtree(old, ignore_errors=True)
 
     def _kept(self) -> list[Path]:
-        """The checkpoints that have their name, oldest first."""
+        """The complete checkpoints, oldest first."""
         if not self.folder.is_dir():
             return []
         return sorted(path for path in self.folder.iterdir() if _NAME.fullmatch(path.name) and path.is_dir())
@@ -261,7 +261,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _whole(place: Path) -> int | None:
-    """How many ranks wrote it, where every file is what the listing says; None otherwise."""
+    """How many ranks wrote it, if every file matches the listing; None otherwise."""
     try:
         content = json.loads((place / LISTING).read_text(encoding="utf-8"))
         if content["format"] != FORMAT:
@@ -276,7 +276,7 @@ def _whole(place: Path) -> int | None:
 
 
 def _flush(folder: Path) -> None:
-    """The names in a folder, on disk."""
+    """Flushes a folder's directory entries to disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,4 +1,4 @@
-"""What lies between the ranks, measured: bandwidth, latency, and what they lose where they meet."""
+"""Measures the network between ranks: bandwidth, latency, and what they lose where they meet."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class _Steps:
         self._mean(_FIRST)
 
     def _met(self, rows: int) -> Peers:
-        """This rank among the others, with the first rows of each of them as its halo."""
+        """The peers of this rank, with the first rows of each of them as its halo."""
         others = [other for other in range(self.ranks) if other != self.rank]
         halo = [rows * other + k for other in others for k in range(_MET_ROWS)]
         bounds = rows * np.arange(self.ranks + 1)

@@ -233,7 +233,7 @@ def _rows(layer: Attention, order: str) -> Program:
 
 
 def _dot_raw(layer: Attention, order: str) -> Program:
-    """Raw rows are the keys and values of all heads; the terms of their biases are added once per target."""
+    """Input rows are keys and values of all heads; the terms of their biases are added once per target."""
     draft, queries = _Writer(layer, order), layer.heads * layer.inner
     bias = draft.input("q", 1, queries) if layer.has_query_bias else None
     query = draft.gemm(draft.own, draft.input("M", draft.width_of(draft.own), queries), bias)

@@ -254,7 +254,7 @@ class Plan:
     layers: tuple[LayerPlan, ...]
     not_planned: tuple[NotPlanned, ...] = ()
     notes: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()  # what makes the prices or times doubtful
+    warnings: tuple[str, ...] = ()  # reasons to doubt the prices or times
     model: str = "model"
     other: Plan | None = None  # the plan of the other mode, where the model ran in both
     memory_limit: int | None = None

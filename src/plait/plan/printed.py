@@ -1,4 +1,4 @@
-"""A plan as `print(plan)` shows it: every layer in words, what it costs, and what would have cost more."""
+"""`print(plan)`: every layer in words, its cost, and the alternatives that cost more."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = [
 ]  # fmt: skip
 
 WIDTH = 100  # columns of a terminal
-TIE = 1.1  # prices of whole layers are off by about this much: closer ones are not told apart
+TIE = 1.1  # prices of whole layers are off by about this much: closer ones count as equal
 PHASES = {"once": "once", "fwd": "forward", "bwd": "backward"}
 CALLING = "calling: Python and autograd around the steps"
 LETTERS = "Letters: W, V weights; a attention vectors; b, c biases; X the layer's input."

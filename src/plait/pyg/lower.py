@@ -155,7 +155,7 @@ def _unusual(module: Any, call: Call) -> str | None:
 
 
 def _watched(module: Any) -> str | None:
-    """Why PyG must see the messages one by one, if so."""
+    """Why the messages have to be formed one by one, in PyG; None where they need not."""
     for name in _HOOKS:
         if getattr(module, f"_{name}_forward_pre_hooks") or getattr(module, f"_{name}_forward_hooks"):
             return f": a hook on {name} must see the messages"

@@ -242,7 +242,7 @@ def _recompile(view: Any) -> Any:
 
 
 def _follow(view: Any) -> None:
-    """Take the class that belongs to the model's present one."""
+    """Take the view class that belongs to the model's present class."""
     _set_class(view, _view_class(type(view._plait_model)))
 
 

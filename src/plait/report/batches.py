@@ -10,7 +10,7 @@ from plait.report.table import Table
 
 __all__ = ["batches_line", "batches_text"]
 
-# what tells a case from others of its part, and how it is said
+# the fields that distinguish the cases of a part, and their names
 _WORDS = {
     "graph": "{}",
     "model": "{}",
@@ -47,7 +47,7 @@ def batches_line(record: Record) -> str:
 
 
 def case_text(record: Record) -> str:
-    """The case in the words that tell it from others of its part."""
+    """The fields of the case that distinguish it from others of its part."""
     told = ((form, record.case.get(name)) for name, form in _WORDS.items())
     return " ".join(
         form.format(",".join(map(str, value)) if isinstance(value, list) else value)

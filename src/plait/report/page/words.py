@@ -1,4 +1,4 @@
-"""What a run says, in sentences: how much was measured, how plait compares, what stands out."""
+"""A run summed up in sentences: how much was measured, how plait compares, what stands out."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LABELS = {"op": "Operations", "layer": "Layers", "model": "Models", "loop": "Lo
 
 @dataclass(frozen=True)
 class KeyFigure:
-    """A number worth large letters, and what it counts."""
+    """A number shown in large letters, and what it counts."""
 
     value: str
     meaning: str
@@ -74,7 +74,7 @@ def _listed(parts: Sequence[str]) -> str:
 
 
 def key_figures(samples: Sequence[Sample], predictions: Sequence[Prediction]) -> list[KeyFigure]:
-    """The few numbers a reader came for."""
+    """The few numbers that matter most."""
     figures = []
     for kind, (_, plural) in _NOUNS.items():
         ratios = _ratios(contests(s for s in samples if s.kind == kind)) if kind != "plan" else []
