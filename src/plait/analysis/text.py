@@ -144,6 +144,7 @@ def _pipelines(analysis: Analysis) -> Iterator[str]:
     yield f"{'forward pipeline, one worker per stage':<48}{'makespan':>10}{'bubble':>8}"
     for run in analysis.pipelines:
         yield f"{run.mode.name:<48}{_time(run.makespan):>10}{run.bubble:>8.0%}"
+    yield "makespan: from the first start to the last end; bubble: the share of their time that workers wait"
 
 
 def _schemes(analysis: Analysis) -> Iterator[str]:

@@ -97,9 +97,9 @@ class Checkpoints:
         """Saves if it is due and returns whether it did. All ranks call it after the same steps."""
         is_due = self.is_due(position.step)
         if self.every_minutes is not None and self.size > 1:
-            told = torch.tensor([int(is_due)])
-            dist.broadcast(told, 0, group=self._group)
-            is_due = bool(told)
+            flag = torch.tensor([int(is_due)])
+            dist.broadcast(flag, 0, group=self._group)
+            is_due = bool(flag)
         if is_due:
             self.save(position)
         return is_due
@@ -166,7 +166,7 @@ class Checkpoints:
         """
         chosen: list[str] = []
         self._all(lambda: chosen.extend(self._newest()) if self.rank == 0 else None, f"read {self.folder}")
-        name = self._told(chosen[0] if chosen else "")
+        name = self._from_rank_0(chosen[0] if chosen else "")
         if not name:
             return None
         position = torch.zeros(4, dtype=torch.float64)
@@ -222,20 +222,20 @@ class Checkpoints:
             if said:
                 raise CheckpointError(_message(what, [f"rank {self.rank}: {said}"]))
             return
-        told = self._told(said)  # only rank 0 does work that is not collective
-        if told:
-            raise CheckpointError(_message(what, [f"rank 0: {told}"]))
+        failure = self._from_rank_0(said)  # only rank 0 does work that is not collective
+        if failure:
+            raise CheckpointError(_message(what, [f"rank 0: {failure}"]))
 
-    def _told(self, text: str) -> str:
+    def _from_rank_0(self, text: str) -> str:
         """Rank 0's text, on every rank."""
         if self.size == 1:
             return text
         own = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8).clone()
         length = torch.tensor([own.numel()])
         dist.broadcast(length, 0, group=self._group)
-        told = own if self.rank == 0 else torch.empty(int(length), dtype=torch.uint8)
-        dist.broadcast(told, 0, group=self._group)
-        return bytes(told.tolist()).decode().strip()
+        received = own if self.rank == 0 else torch.empty(int(length), dtype=torch.uint8)
+        dist.broadcast(received, 0, group=self._group)
+        return bytes(received.tolist()).decode().strip()
 
 
 @contextlib.contextmanager

@@ -203,7 +203,7 @@ class NeighborLoader(Epochs):
         groups = iter(lambda: list(itertools.islice(jobs, self.coalesce)), [])
 
         def together(group: list[Job]) -> list[tuple[Job, Any]]:
-            return list(zip(group, self._told(group[0], lambda: self._drawn(group)), strict=True))
+            return list(zip(group, self._naming_batch(group[0], lambda: self._drawn(group)), strict=True))
 
         # two threads on one core too: while one waits for other ranks, the other draws
         ahead = self._ahead(together, groups, threads=max(2, usable_cores()))

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from plait.distributed.rounds import told
+from plait.distributed.rounds import naming
 from plait.graph.division import column_shares
 from plait.plan.exchange import slowest
 
@@ -105,7 +105,7 @@ class Peers:
     def receive(self, sent: Sent) -> Tensor:
         """The rows of the halo."""
         begin = time.perf_counter()
-        with told(self.rank, "all_to_all"):
+        with naming(self.rank, "all_to_all"):
             for work in sent.works:
                 work.wait()
         self.counters.seconds += time.perf_counter() - begin
@@ -128,7 +128,7 @@ class Peers:
         if self.size == 1:
             return Sent(out, x, [])
         outgoing, incoming = [n * width for n in counts], [n * width for n in expected]
-        with told(self.rank, "all_to_all"):
+        with naming(self.rank, "all_to_all"):
             works = (self._pairs if x.is_cpu else self._together)(
                 out.view(-1), x.view(-1), incoming, outgoing
             )
@@ -188,7 +188,7 @@ class Peers:
     def _trade(self, out: Tensor, sent: Tensor, expected: list[int], counts: list[int]) -> None:
         """Sends numbers cut by `counts` and receives numbers cut by `expected`."""
         begin = time.perf_counter()
-        with told(self.rank, "all_to_all"):
+        with naming(self.rank, "all_to_all"):
             dist.all_to_all_single(out, sent, expected, counts, group=self.group)
         self._count(out.element_size(), expected, counts)
         self.counters.seconds += time.perf_counter() - begin
@@ -202,7 +202,7 @@ class Peers:
     def _all_to_all(self, sent: Tensor, counts: list[int], expected: list[int]) -> Tensor:
         """Numbers of the set-up."""
         out = sent.new_empty(sum(expected))
-        with told(self.rank, "all_to_all"):
+        with naming(self.rank, "all_to_all"):
             dist.all_to_all_single(out, sent, expected, counts, group=self.group)
         return out
 
@@ -211,7 +211,7 @@ class Peers:
     def add(self, tensor: Tensor) -> Tensor:
         """Replaces the tensor by its sum over all ranks and returns it."""
         if self.size > 1:
-            with told(self.rank, "all-reduce"):
+            with naming(self.rank, "all-reduce"):
                 dist.all_reduce(tensor, group=self.group)
             self.counters.reduced_bytes += tensor.numel() * tensor.element_size()
         return tensor
@@ -222,7 +222,7 @@ class Peers:
             return [text]
         own = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).to(self.device)
         lengths = [torch.zeros(1, dtype=torch.int64, device=self.device) for _ in range(self.size)]
-        with told(self.rank, "all-gather"):
+        with naming(self.rank, "all-gather"):
             dist.all_gather(lengths, torch.tensor([own.numel()], device=self.device), group=self.group)
             longest = max(int(length) for length in lengths)
             padded = torch.zeros(longest, dtype=torch.uint8, device=self.device)

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from plait.errors import ExchangeError, InputError
 
-__all__ = ["COUNTING", "Counters", "Pending", "Rounds", "cause", "told"]
+__all__ = ["COUNTING", "Counters", "Pending", "Rounds", "cause", "naming"]
 
 Array = NDArray[Any]
 
@@ -257,14 +257,14 @@ class Rounds(Generic[Asked]):
         message, wanted, memory = self._message(requests)
         columns = (wanted, np.full(self.size, wanted.sum()), np.full(self.size, asks_no_more))
         header = torch.from_numpy(np.stack(columns, axis=1).astype(np.int64))
-        told = self._all_to_all(header, _HEADER * np.ones(self.size, np.int64)).numpy()
-        told = told.reshape(self.size, _HEADER)
+        headers = self._all_to_all(header, _HEADER * np.ones(self.size, np.int64)).numpy()
+        headers = headers.reshape(self.size, _HEADER)
         with COUNTING:
             self.counters.rounds += 1
-        is_last = bool(told[:, 2].all())
-        if not told[:, 1].any():
+        is_last = bool(headers[:, 2].all())
+        if not headers[:, 1].any():
             return is_last
-        counts = told[:, 0]
+        counts = headers[:, 0]
         if not 0 <= int(counts.min()) <= int(counts.max()) <= self._longest():
             raise ExchangeError(
                 f"a rank asks for {counts.max()} {self.what} at once; all must run the same version"
@@ -294,8 +294,8 @@ class Rounds(Generic[Asked]):
 
 
 @contextlib.contextmanager
-def told(rank: int, what: str) -> Iterator[None]:
-    """What torch.distributed raises, as an error that names the rank."""
+def naming(rank: int, what: str) -> Iterator[None]:
+    """Turns what torch.distributed raises inside into an ExchangeError that names the rank."""
     try:
         yield
     except RuntimeError as error:

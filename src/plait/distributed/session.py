@@ -21,7 +21,7 @@ from torch.distributed.rendezvous import rendezvous
 from plait.distributed.exchange import WIRE, Exchange, LocalRows
 from plait.distributed.frontier import FrontierExchange
 from plait.distributed.parts import Parts, shares
-from plait.distributed.rounds import told
+from plait.distributed.rounds import naming
 from plait.errors import InputError, PartsError, PlaitError
 from plait.graph import Graph
 from plait.loader.owned import OwnedEdges
@@ -104,7 +104,7 @@ class Session:
     def add(self, tensor: Tensor) -> None:
         """Replaces the tensor by its sum over all ranks."""
         if self.size > 1:
-            with told(self.rank, "all-reduce"):
+            with naming(self.rank, "all-reduce"):
                 dist.all_reduce(tensor)
 
     def sums(self, values: Sequence[float]) -> list[float]:
@@ -119,7 +119,7 @@ class Session:
             return [list(values)]
         own = torch.tensor(values, dtype=torch.float64)
         every = [torch.empty_like(own) for _ in range(self.size)]
-        with told(self.rank, "all-gather"):
+        with naming(self.rank, "all-gather"):
             dist.all_gather(every, own)
         return [one.tolist() for one in every]
 
@@ -134,7 +134,7 @@ class Session:
         self._ends_group = False
 
     def abandon(self) -> None:
-        """Ends this rank's part without waiting for the others, which are told when the process ends."""
+        """Ends this rank's part without waiting for the others, which notice when the process ends."""
         atexit.unregister(self._leave)
         self.exchange.abandon()
         if self._frontiers is not None:

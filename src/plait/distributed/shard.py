@@ -16,7 +16,7 @@ from torch_geometric.nn import MessagePassing
 from plait.analysis.network import network_of
 from plait.distributed import norms
 from plait.distributed.peers import Peers, WireCounters
-from plait.distributed.rounds import told
+from plait.distributed.rounds import naming
 from plait.distributed.session import TIMEOUT_SECONDS, join
 from plait.distributed.shardplan import ShardPlan
 from plait.distributed.share import assigned, data_of, whole_of
@@ -101,9 +101,9 @@ def _agreed(part: Any, count: int, size: int, group: Any) -> Any:
     """Rank 0's division of the nodes, on every rank."""
     if size == 1:
         return part
-    told = torch.zeros(count, dtype=torch.int64) if part is None else torch.from_numpy(part)
-    dist.broadcast(told, 0, group=group)
-    return told.numpy()
+    division = torch.zeros(count, dtype=torch.int64) if part is None else torch.from_numpy(part)
+    dist.broadcast(division, 0, group=group)
+    return division.numpy()
 
 
 class Sharded(nn.Module):
@@ -224,7 +224,7 @@ class Sharded(nn.Module):
     def _equalise(self) -> None:
         """Copies rank 0's parameters and buffers to every rank."""
         if self._peers.size > 1:
-            with told(self._peers.rank, "broadcast"), torch.no_grad():
+            with naming(self._peers.rank, "broadcast"), torch.no_grad():
                 for tensor in self.module.state_dict().values():
                     if isinstance(tensor, Tensor):
                         dist.broadcast(tensor, 0, group=self._peers.group)

@@ -198,9 +198,9 @@ class Epochs:
         return Prefetch(work, jobs, self.prefetch, threads, **budget)
 
     def _made(self, job: Job) -> Any:
-        return self._told(job, lambda: self.fill(self.draw(job)))
+        return self._naming_batch(job, lambda: self.fill(self.draw(job)))
 
-    def _told(self, job: Job, work: Callable[[], Any]) -> Any:
+    def _naming_batch(self, job: Job, work: Callable[[], Any]) -> Any:
         """work(); its errors name the batch."""
         try:
             return work()
@@ -225,7 +225,7 @@ class Epochs:
             job, sample, booked = drawn
             try:
                 with cache.making(booked):
-                    return self._told(job, lambda: self._transfer.start(self.fill(sample)))
+                    return self._naming_batch(job, lambda: self._transfer.start(self.fill(sample)))
             finally:
                 clock.prepare_seconds += time.perf_counter() - begin
 
@@ -321,7 +321,7 @@ class Epochs:
 
     def _samples(self, jobs: Iterator[Job]) -> Iterator[tuple[Job, Any]]:
         """Every job with its sample, drawn ahead."""
-        return self._ahead(lambda job: (job, self._told(job, lambda: self.draw(job))), jobs)
+        return self._ahead(lambda job: (job, self._naming_batch(job, lambda: self.draw(job))), jobs)
 
     def _revealed(
         self, samples: Iterator[Any], cache: Cache, epoch: int, known: deque[tuple[Job, Any]]
@@ -446,7 +446,7 @@ class _InWorker(Dataset[Any]):
     def __getitem__(self, job: Job) -> Any:
         if self.loader.filter_per_worker:
             return self.loader._made(job)
-        return self.loader._told(job, lambda: self.loader.draw(job))
+        return self.loader._naming_batch(job, lambda: self.loader.draw(job))
 
 
 def _close(iterator: Any) -> None:

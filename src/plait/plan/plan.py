@@ -357,7 +357,8 @@ class Plan:
         if self.measured_seconds is not None:
             after.append(self._measured(self.measured_seconds))
         if self.layers:
-            after.append(printed.LETTERS)
+            if any(layer.steps for layer in self.layers):
+                after.append(printed.LETTERS)
             after.append(
                 "Formulas, kernels and every rejected plan: plan.show(formulas=True), --verbose in a shell."
             )

@@ -123,7 +123,7 @@ def _lowered(
     size = given.pop("size", None)
     unusual = [name for name, value in given.items() if value is not None]
     if unusual:
-        return f"{kind}: called with {', '.join(unusual)}, which is not lowered"
+        return f"{kind}: called with {', '.join(unusual)}, which is not planned"
     source, root, is_bipartite = features_of(x)
     if source is None:
         return f"{kind}: x is not a tensor or a pair of tensors"
@@ -135,7 +135,7 @@ def _lowered(
         return f"{kind}: the number of target nodes is not known; pass size= or x as a pair"
     is_swapped = getattr(module, "flow", "source_to_target") == "target_to_source"
     if is_swapped and is_bipartite:
-        return f"{kind}: flow='target_to_source' on a pair of feature matrices is not lowered"
+        return f"{kind}: flow='target_to_source' on a pair of feature matrices is not planned"
     session = active.seats.session  # type: ignore[union-attr]
     kept = seat.kept
     if kept is not None and kept.cache is cache_of(module):

@@ -42,16 +42,16 @@ def batches_text(records: Sequence[Record]) -> str:
 
 def batches_line(record: Record) -> str:
     """One record as a line for a running log."""
-    told = "; ".join(" ".join(filter(None, row)) for row in _rows(record))
-    return f"{record.case['part']} {case_text(record)}: {told}"
+    measured = "; ".join(" ".join(filter(None, row)) for row in _rows(record))
+    return f"{record.case['part']} {case_text(record)}: {measured}"
 
 
 def case_text(record: Record) -> str:
     """The fields of the case that distinguish it from others of its part."""
-    told = ((form, record.case.get(name)) for name, form in _WORDS.items())
+    fields = ((form, record.case.get(name)) for name, form in _WORDS.items())
     return " ".join(
         form.format(",".join(map(str, value)) if isinstance(value, list) else value)
-        for form, value in told
+        for form, value in fields
         if value
     )
 

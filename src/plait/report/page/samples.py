@@ -362,8 +362,8 @@ def _of_forms(record: Record, group: str) -> list[Sample]:
     sides: Any = record.result["sides"]
     names = {name: SUBJECT if name == "forms" else name for name in sides if name != "csr"}
     peers = {names[name]: {"status": "timed", **sides[name]} for name in names}
-    told = replace(record, result={**record.result, "peers": peers})
-    return _of_peers(told, "model", f"{case['model']} by its form", f"{case['width']} wide, a step", group)
+    changed = replace(record, result={**record.result, "peers": peers})
+    return _of_peers(changed, "model", f"{case['model']} by its form", f"{case['width']} wide, a step", group)
 
 
 def _of_peers(record: Record, kind: str, op: str, label: str, group: str) -> list[Sample]:
