@@ -232,7 +232,7 @@ def test_shared_sums_of_the_whole_graph_may_win(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(twins, "_shares_sums", lambda *_: True)
     fast: Any = plait.compile(GCN(6, 8, 2, 3).double(), cliques_with_tails())
     assert not fast._plait_plan_session.has_twins
-    assert any("0.80x one with shared sums" in note for note in fast.plan.notes)
+    assert any("0.80x as fast as with shared sums" in note for note in fast.plan.notes)
 
 
 @pytest.mark.parametrize(("gain", "is_used"), [(1.5, True), (0.9, False)])

@@ -250,7 +250,7 @@ def _dot_raw(layer: Attention, order: str) -> Program:
 
 def unit_ways(width: int, device: str, wrt: Sequence[str] | None) -> list[Way]:
     """AGNN: the rows X are weighted by dot products of unit rows F with B, the same rows times a number."""
-    because = "the pass of dots, on unit rows"
+    because = "rows are divided by their lengths once per node, not once per edge"
     text = "softmax(β cos(X, X)) X"
     found = []
     layer = Attention("dot", width, width, 1, 0.0, device=device)

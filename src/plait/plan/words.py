@@ -164,6 +164,7 @@ _CHOICES = {
     "leaky": f"multiply by the weights once per node, then score and attend {_PASS}",
     "dot": f"multiply by the weights once per node, then score and attend {_PASS}",
     "dot recompute": "attend over the input rows first, then multiply by the weights",
+    "agnn": f"weight neighbours' rows by cosines, {_PASS}",
     "project": "multiply by the weights once per node",
     "edge dots": "multiply the rows of both ends of every edge",
     "dot softmax": "multiply the rows of both ends of every edge, normalise over the edges of each target",

@@ -76,13 +76,13 @@ def _decide(session: Session, edges: Edges, quotients: Quotients, run: Call) -> 
     if problem is None:
         whole, own = _timed(session, edges, quotients, run)
         gain = whole / own
-        timed = f"timed {gain:.2f}x a step without"
+        timed = f"a step is {gain:.2f}x as fast as without them"
         left_to_gain = session.forms.calls * (own - whole / by_sums)
         is_worth_a_search = _LIKELY * left_to_gain > UNION_SECONDS_PER_EDGE * edges.graph.num_edges
         if gain >= MARGIN and is_worth_a_search and _shares_sums(session, edges, run):
             whole, own = _timed(session, edges, quotients, run)
             gain = whole / own
-            timed += f", {gain:.2f}x one with shared sums"
+            timed += f", {gain:.2f}x as fast as with shared sums"
         if gain >= MARGIN:
             session.use_twins(edges, quotients)
             run()
