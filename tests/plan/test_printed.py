@@ -86,6 +86,11 @@ def test_the_print_says_what_is_done_and_why() -> None:
     assert "fold(" not in text
 
 
+@pytest.mark.usefixtures("built_in")
+def test_a_gradient_has_the_size_of_its_weight() -> None:
+    assert "gradient of W (600 x 20)" in str(plait.explain(MODELS["gat"](), data()))
+
+
 def priced(seconds: float, *others: float) -> LayerPlan:
     losers = tuple(Rejected(f"c{k}", s, 1, "dearer", f"do {k}") for k, s in enumerate(others))
     return replace(layer("gcn"), seconds=seconds, rejected=losers)

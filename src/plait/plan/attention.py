@@ -275,7 +275,7 @@ def _because(layer: Attention, base: str, suffix: str) -> str:
     if "lean" in suffix:
         return f"{reason}; the backward pass scores the edges again instead of keeping a number for each"
     if suffix:
-        return f"{reason}; there are few edges per target, so the backward pass begins with the targets"
+        return f"{reason}; with few edges per target it is faster to begin the backward pass with the targets"
     return reason
 
 

@@ -199,9 +199,9 @@ _CHOICES = {
 
 # how the backward pass works (ops/attention.py); the longest first
 _SUFFIXES = {
-    " targets first, lean": ", the gradients of the targets first, keeping less in memory",
-    " targets first": ", the gradients of the targets first",
-    " lean": ", keeping less in memory",
+    " targets first, lean": " (backward: targets first, keeping less in memory)",
+    " targets first": " (backward: targets first)",
+    " lean": " (keeping less in memory)",
 }
 
 
