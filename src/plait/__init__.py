@@ -1,4 +1,4 @@
-"""plait, a query planner for graph neural networks: the same model and the same results, faster, and why."""
+"""plait, a query planner for graph neural networks: the same model and results, faster, with the reasons."""
 
 from __future__ import annotations
 

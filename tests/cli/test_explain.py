@@ -15,6 +15,7 @@ GRAPH = ["--data", "sbm:num_nodes=60,features=8"]
 def test_the_plan_is_printed_and_fits_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "--model", "gcn", *GRAPH]) == 0
     out = capsys.readouterr().out
+    assert "Plan of gcn 8-64-" in out
     assert "GCNConv" in out
     assert all(len(line) <= 100 for line in out.splitlines())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plait.distributed.rounds import Pending, cause, told
+from plait.distributed.rounds import Pending, cause, naming
 from plait.errors import ExchangeError
 
 
@@ -17,7 +17,7 @@ def test_a_cause_is_one_sentence() -> None:
 def test_an_error_of_torch_names_the_rank() -> None:
     with (
         pytest.raises(ExchangeError, match=r"rank 3: all-reduce failed \(Connection reset\)"),
-        told(3, "all-reduce"),
+        naming(3, "all-reduce"),
     ):
         raise RuntimeError("[pair.cc:1] Connection reset. Try again")
 

@@ -86,15 +86,31 @@ def test_the_print_says_what_is_done_and_why() -> None:
     assert "fold(" not in text
 
 
+@pytest.mark.usefixtures("built_in")
+def test_a_gradient_has_the_size_of_its_weight() -> None:
+    assert "gradient of W (600 x 20)" in str(plait.explain(MODELS["gat"](), data()))
+
+
 def priced(seconds: float, *others: float) -> LayerPlan:
     losers = tuple(Rejected(f"c{k}", s, 1, "dearer", f"do {k}") for k, s in enumerate(others))
     return replace(layer("gcn"), seconds=seconds, rejected=losers)
 
 
+def _doing(plan: LayerPlan, *texts: str) -> LayerPlan:
+    losers = zip(plan.rejected, texts, strict=True)
+    return replace(plan, rejected=tuple(replace(loser, words=text) for loser, text in losers))
+
+
 def test_a_tie_is_called_a_tie_and_no_loser_is_cheaper() -> None:
     text = printed.next_best(priced(1.0, 0.97, 1.05, 2.0))
-    assert text == "A tie (prices within 10%) with: do 0. Next best: do 2, 2.0x slower."
+    assert text == "A tie (predicted times within 10%) with: do 0. Next best: do 2, 2.0x slower."
     assert printed.next_best(priced(1.0)) == ""
+    assert printed.next_best(_doing(priced(1.0, 1.05, 2.0, 3.0), "do it", "do it", "do more")) == (
+        "A tie (predicted times within 10%) with: do it. Next best: do more, 3.0x slower."
+    )
+    assert printed.next_best(_doing(priced(1.0, 1.05, 2.0), "do it", "do it")).endswith(
+        "Next best: a variant of one of these, 2.0x slower."
+    )
     assert printed.next_best(priced(1.0, 30.0)) == "Next best: do 0, 30x slower."
 
 

@@ -47,6 +47,7 @@ def test_what_never_changes_is_done_once() -> None:
 def test_a_way_without_a_description_shows_its_formula() -> None:
     assert words.of_choice("no such way", "f(x)") == "compute f(x)"
     assert words.of_choice("edge sums", "f(x)") == "sum rows weighted by edge"
+    assert words.of_choice("agnn lean", "f(x)").startswith("weight neighbours' rows by cosines")
 
 
 @pytest.mark.parametrize("name", sorted(LAYERS))

@@ -258,7 +258,7 @@ PAIR, WEIGHTED, SPARSE = Call(is_bipartite=True), Call(is_weighted=True), Call(i
         (lambda: _Louder(4, 4), Call(), "message"),
         (lambda: _Propagating(4, 4), Call(), "propagate"),
         (_hooked_message, Call(), "hook on message"),
-        (_hooked_linear, Call(), "lin is watched"),
+        (_hooked_linear, Call(), "lin has hooks"),
         (_replaced_linear, Call(), "replaced"),
         (_renamed, Call(), "it still aggregates by SumAggregation"),
         (_explained, Call(), "explainer"),

@@ -142,5 +142,5 @@ def test_a_plan_says_in_one_line_that_its_prices_are_scaled(tmp_path: Path, inte
         model: Any = GCNConv(8, 8)
         warnings = plait.explain(model, data).warnings
     (line,) = warnings
-    assert line.startswith("prices are those of AMD Zen 4, scaled to this processor (Intel with AMX)")
+    assert line.startswith("times are predicted for AMD Zen 4, scaled to this processor (Intel with AMX)")
     assert "plait calibrate" in line

@@ -40,7 +40,7 @@ class Advice:
     winner: str
     because: str
     break_even: tuple[BreakEven, ...]
-    tied: tuple[str, ...] = ()  # too near to the winner to tell which is faster
+    tied: tuple[str, ...] = ()  # too close to the winner to tell which is faster
 
     def to_dict(self) -> dict[str, Any]:
         """The advice as plain data."""
@@ -59,7 +59,7 @@ def advise(
 ) -> Advice:  # fmt: skip
     """The fastest strategy that computes the same numbers and fits, and where another one takes over.
 
-    Sampling and stale rows, which change what is learnt, are advised only where nothing else fits.
+    Sampling and stale rows, which change the training, are advised only where nothing else fits.
     """
     candidates = _contenders(strategies, memory)
     best = candidates[0]
@@ -74,13 +74,13 @@ def advise(
 
 
 def tied(best: Strategy, others: Sequence[Strategy]) -> tuple[str, ...]:
-    """Those whose price is too near to that of the best to tell which is faster."""
+    """The strategies whose price is too close to the best one's to tell which is faster."""
     limit = best.seconds_per_epoch * (1 + TIE)
     return tuple(s.name for s in others if s is not best and s.seconds_per_epoch <= limit)
 
 
 def _contenders(strategies: Sequence[Strategy], memory: float) -> list[Strategy]:
-    """Those among which the fastest is advised: same numbers and room, else room, else same numbers."""
+    """The candidates for the advice: same numbers and fitting; else fitting; else same numbers."""
     fit = [s for s in strategies if s.memory_per_worker <= memory]
     return _same(fit) or fit or _same(strategies)
 
@@ -97,7 +97,7 @@ def _because(
         rival = candidates[1]
         ratio = rival.seconds_per_epoch / max(best.seconds_per_epoch, 1e-300)
         parts.append(
-            f"{_seconds(best.seconds_per_epoch)} per epoch, {ratio:.2f} x faster than {rival.name}: "
+            f"{_seconds(best.seconds_per_epoch)} per epoch, {_compared(ratio)} {rival.name}: "
             f"{_seconds(best.compute_seconds)} of computing and "
             f"{_seconds(best.communication_seconds)} on the network, against "
             f"{_seconds(rival.compute_seconds)} and {_seconds(rival.communication_seconds)}"
@@ -105,30 +105,40 @@ def _because(
     alone = next((s for s in everyone if s.workers == 1), None)
     if alone is not None and best is not alone:
         gain = alone.seconds_per_epoch / max(best.seconds_per_epoch, 1e-300)
-        parts.append(f"{gain:.2f} x faster than one worker")
+        parts.append(f"{_compared(gain)} one worker")
     if alone is not None and alone.memory_per_worker > memory:
         parts.append(f"one worker would need {alone.memory_per_worker / 1e9:.1f} GB")
     own = next((s for s in candidates if s.run_by), None)
     if best.run_by:
         parts.append(f"{best.run_by} runs it")
     elif own is not None:
-        told = f"{own.name}, {_seconds(own.seconds_per_epoch)} ({own.run_by})"
-        parts.append(f"plait has no way to run it: the fastest form it runs is {told}")
+        fastest = f"{own.name}, {_seconds(own.seconds_per_epoch)} ({own.run_by})"
+        parts.append(f"plait cannot run it: the fastest strategy it runs is {fastest}")
     if not best.same_numbers:
-        parts.append("it changes what is learnt, but no other form fits")
+        parts.append("it does not compute what one worker computes, but no other strategy fits in memory")
     if best.memory_per_worker > memory:
         parts.append(
-            f"no form fits {memory / 1e9:.1f} GB a worker; this one needs {best.memory_per_worker / 1e9:.1f}"
+            f"no strategy fits in {memory / 1e9:.1f} GB per worker; this one needs "
+            f"{best.memory_per_worker / 1e9:.1f}"
         )
     return "; ".join(parts) or "there is nothing else to choose"
 
 
+def _compared(ratio: float) -> str:
+    """How a strategy compares with one that takes `ratio` times as long."""
+    if 0.995 <= ratio < 1.005:
+        return "as fast as"
+    return f"{ratio:.2f} x as fast as" if ratio > 1 else f"{1 / ratio:.2f} x slower than"
+
+
 def _seconds(seconds: float) -> str:
+    if seconds >= 999.5:
+        return f"{seconds:,.0f} s"
     return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
 
 
 def bandwidth_at_par(one: Strategy, other: Strategy, network: Network) -> float | None:
-    """Bytes a second at which two strategies take equally long; None where one always wins."""
+    """Bytes per second at which two strategies take equally long; None where one always wins."""
     more = one.traffic.busiest - other.traffic.busiest
     less = other.compute_seconds - one.compute_seconds
     less += (other.traffic.messages - one.traffic.messages) * network.latency
@@ -154,7 +164,7 @@ def _winner(work: Workload, cluster: Cluster, memory: float) -> Strategy:
 
 
 def _is_too_large(winner: Strategy, best: Strategy, memory: float) -> bool:
-    """Whether nothing fits any more, of which no form is the best."""
+    """Whether nothing fits any more: then no strategy counts as the best."""
     return best.memory_per_worker <= memory < winner.memory_per_worker
 
 

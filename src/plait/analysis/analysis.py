@@ -43,13 +43,13 @@ from plait.graph import Graph
 __all__ = ["Analysis", "Options", "Roof", "analyse", "check_workers", "halo_of", "memory_of"]
 
 Partition = NDArray[np.int64]
-_MOST_DRAWN = 8  # partitions of the pipelines shown: more tell no more
+_MOST_DRAWN = 8  # partitions of the pipelines shown: more would show nothing new
 _CURVE = (1, 2, 4, 8, 16, 32, 64)
 
 
 @dataclass(frozen=True)
 class Options:
-    """What is asked besides model and graph."""
+    """The options of an analysis besides model and graph."""
 
     workers: tuple[int, ...] = (4,)
     network: Network = field(default_factory=lambda: network_of("10gbit"))

@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 STEP_SECONDS = 0.3e-3  # Python of a training step outside its layers: autograd, the optimiser
-SPREAD_SECONDS = 0.5e-3  # more of a step over ranks: gradients flattened, the loss a share of a mean
+SPREAD_SECONDS = 0.5e-3  # added by a step over ranks: gradients are flattened, the loss is a share of a mean
 BATCH_SECONDS = 2.6e-3  # of a step on a mini-batch: its graph is new, and Python draws and assembles it
 LOADED_SECONDS = 0.6e-3  # of a mini-batch of a few nodes: Python that draws and assembles it, and no more
 PASSES_SECONDS = 0.4e-3  # Python of a layer that is a program of passes, beside the calls of its steps
@@ -41,7 +41,7 @@ _COPIES_PER_ROW = 4  # out of the store and into the batch
 # of the number of a row: found near or far, searched for among those that came (numpy: 75 to 110 ns of a
 # number that is sorted or searched for)
 _NUMBER_SECONDS = 60e-9
-# Times of an operation beside relu, forward and backward: 20 MB, 64 columns, one core of a Zen 5, torch 2.13.
+# Time of operations over relu's, forward and backward: 20 MB, 64 columns, one core of a Zen 5, torch 2.13.
 # Dropout draws its random numbers one after the other.
 _TIMES = {
     "batch_norm": (2.7, 1.7), "layer_norm": (3.9, 1.1), "gelu": (3.5, 1.8), "elu": (6.6, 1.2),

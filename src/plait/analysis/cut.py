@@ -41,7 +41,7 @@ class EdgeCut:
         return max(self.edges) / mean if mean else 1.0
 
     def with_halo(self, share: float) -> EdgeCut:
-        """The same parts with halos of that share of what they own, for partitions known elsewhere."""
+        """The same parts with halos of this share of what they own, for a partition that is not at hand."""
         rows = tuple(share * count for count in self.nodes)
         return replace(self, halo=rows, sent=rows, by=f"given: halos of {share:g} of a part")
 
@@ -72,7 +72,7 @@ class VertexCut:
 
 
 def edge_cut(graph: Graph, part: Ints, by: str = "given") -> EdgeCut:
-    """What a partition of the nodes really cuts; part[v] is the owner of node v."""
+    """What a partition of the nodes cuts, counted; part[v] is the owner of node v."""
     part = _checked(part, graph.num_nodes, "partition")
     parts = int(part.max(initial=0)) + 1
     target, source = part[graph.edge_rows()], part[graph.indices]
@@ -119,7 +119,7 @@ def expected_edge_cut(statistics: Statistics, parts: int) -> EdgeCut:
 
 
 def expected_vertex_cut(statistics: Statistics, parts: int) -> VertexCut:
-    """What randomly placed edges make of the nodes: a copy where any edge of a node is."""
+    """The expected copies of nodes if edges are placed at random: one wherever a node has an edge."""
     share = 1.0 / parts
     ends = statistics.bins.degree * 2.0
     copies = float(statistics.bins.count @ np.maximum(share, 1.0 - (1.0 - share) ** ends))

@@ -1,4 +1,4 @@
-"""What plait carries out for every row of the paper's tables: Programs, counted by the table of operations.
+"""What plait executes for every row of the paper's tables: Programs, counted by the table of operations.
 
 Each model is written as a Program (tests run them all and count what they do), and its work and depth are
 those of its steps, in symbols. All widths are k, m edges with the loops a model adds, no biases. A few models
@@ -240,7 +240,7 @@ _PLANNED = "plait's programs"
 
 @dataclass(frozen=True)
 class Executed:
-    """Operations and the longest chain of them, and what carries them out."""
+    """Operations, the longest chain of them, and what executes them."""
 
     work: Formula
     depth: Formula
@@ -288,7 +288,7 @@ def _repeated(name: str, write: Repeated) -> Executed:
 
 
 def _full_batch(by: str) -> Executed:
-    """Both passes of a GCN; nobody asks for the gradient of the first layer's features."""
+    """Both passes of a GCN; the gradient of the first layer's features is not needed."""
     forward = _gcn("k", "k")
     ahead, first, inner, back = (
         _counted(program)

@@ -24,12 +24,12 @@ _PRECISION = 0.0025  # of the rows of all parts: standard error over mean at whi
 
 @dataclass(frozen=True)
 class Asked:
-    """Neighbours that parts ask of each other in an epoch where each holds the edges of its own nodes."""
+    """The requests for neighbours of one epoch, where each part holds the edges of its own nodes."""
 
-    nodes: float = 0.0  # whose neighbours are asked for
-    edges: float = 0.0  # that come back
-    questions: float = 0.0  # one for every batch, hop and owner that is asked
-    hops: float = 0.0  # of batches that ask anybody
+    nodes: float = 0.0  # whose neighbours are requested
+    edges: float = 0.0  # in the answers
+    questions: float = 0.0  # one for every batch, hop and owner
+    hops: float = 0.0  # of batches that request any
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Fetch:
     nodes: float  # of all batches of the part that reads most
     rows: tuple[float, ...]  # fetched by each part
     sent: tuple[float, ...]  # of each part, by others
-    rounds: float  # batches of any part that lack rows: each asks for them once
+    rounds: float  # batches of any part that lack rows: each requests them once
     asked: Asked = Asked()
 
     @property
@@ -124,7 +124,7 @@ class _Drawing:
 
     @property
     def is_precise(self) -> bool:
-        """Whether the rows of an epoch are known well enough, or enough edges were read."""
+        """Whether the rows of an epoch are known precisely enough, or enough edges were read."""
         if len(self._rows) < _PASSES:
             return False
         totals = np.array([rows.sum() for rows in self._rows])
@@ -144,7 +144,7 @@ class _Drawing:
 
 
 def _questions(batch: Batch, owner: Ints, own: int) -> tuple[int, int, int, int]:
-    """What a batch of part `own` asks of others: nodes, edges, questions and hops, as `Asked` has them."""
+    """What a batch of part `own` requests from others: the fields of `Asked`."""
     is_remote = owner != own
     ends = np.cumsum(batch.nodes_by_hop)[:-1]  # nodes of the last hop are not expanded
     frontiers = np.split(owner[: ends[-1]], ends[:-1])

@@ -16,11 +16,11 @@ from plait.graph.partition import distinct
 __all__ = ["FANOUT", "Batch", "Growth", "check_batches", "draw", "estimate", "fanouts_of", "grow", "measure"]
 
 Ints = NDArray[np.int64]
-FANOUT = 10  # where none was asked for
+FANOUT = 10  # the default
 
 
 def fanouts_of(asked: Sequence[int | None] | None, layers: int) -> tuple[int | None, ...]:
-    """One fan-out for every layer: those asked for, the last of them again where they are too few."""
+    """One fan-out per layer: those given; if they are too few, the last one is repeated."""
     given = tuple(asked or (FANOUT,))
     return given[:layers] + given[-1:] * (layers - len(given))
 

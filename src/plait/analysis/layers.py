@@ -18,7 +18,7 @@ EMPTY = Phase(0, 0, 0, 0.0, 0.0, 0.0, {})
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer: its passes by name, and what a strategy asks of it."""
+    """One layer: its passes by name, and what strategies need to know about it."""
 
     name: str
     text: str

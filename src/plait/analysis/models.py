@@ -52,7 +52,7 @@ def _powers(matrix: Expr, count: int) -> list[Expr]:
 
 
 def _walks(first: int, count: int) -> Expr:
-    """A weighted sum of powers of the mean, by Horner: a product a power."""
+    """A weighted sum of powers of the mean, by Horner: one product per power."""
     value: Expr = Scale(number(0.5), X)
     for power in range(count - 1, -1, -1):
         product = MatMul(MEAN, value)
@@ -126,7 +126,7 @@ class _Place:
     threads: int | None
 
     def matrix(self, expr: Expr) -> Matrix:
-        """What the cost model asks of a constant."""
+        """The cost model's description of a constant."""
         names = set(leaves(expr))
         has_loops = "S" in names or (bool(names & {"l", "i"}) and not isinstance(expr, Sparse))
         return self.pattern(has_loops, bool(names - {"A", "i"}))
@@ -149,7 +149,7 @@ def layers_by_name(
     heads: int = HEADS,
     threads: int | None = None,
 ) -> list[Layer]:
-    """A model of len(widths) - 1 layers, analysed; the first one's features stay the same all along."""
+    """A model of len(widths) - 1 layers, analysed; the first one's features never change."""
     if model not in NAMES:
         raise InputError(unknown("model", model, NAMES))
     if len(widths) < 2 or any(isinstance(w, bool) or not isinstance(w, int) or w < 1 for w in widths):

@@ -126,7 +126,7 @@ def _number(text: str) -> float:
 
 def _checked(network: Network) -> Network:
     if not math.isfinite(network.bytes_per_s) or network.bytes_per_s <= 0:
-        raise InputError(f"network: a bandwidth of {network.bytes_per_s:g} bytes a second; {_HELP}")
+        raise InputError(f"network: a bandwidth of {network.bytes_per_s:g} bytes per second; {_HELP}")
     if not math.isfinite(network.latency) or network.latency < 0:
         raise InputError(f"network: a latency of {network.latency:g} seconds; {_HELP}")
     if not math.isfinite(network.meeting) or network.meeting < 0:

@@ -77,7 +77,7 @@ class Row:
 
 _DEPTH = "L log d + L log k"
 _PER_EDGE = "Lmk^2 + Lnk^2"
-_SAME_MAP = "the linear maps act on single vertices: done once a vertex, not once an edge"
+_SAME_MAP = "the linear maps act on single vertices: done once per vertex, not once per edge"
 
 
 def _local(
@@ -115,18 +115,18 @@ LOCAL: tuple[Row, ...] = (
     ),
     _local(
         "AGNN", "A", "w cos(h_i, h_j) h_j", ("k", "log k"), ("k^2", "log k"), ("Lmk + Lnk^2", _DEPTH),
-        "lengths are taken once a vertex; the softmax over neighbours, which the row leaves out, is counted",
+        "lengths are computed once per vertex; the softmax over neighbours, not in the row, is counted",
     ),
     _local(
         "MoNet", "A", "exp(-1/2 (h_j - w)ᵀ W⁻¹ (h_j - w)) h_j", ("k^2", "log k"), ("k^2", "log k"),
         (_PER_EDGE, _DEPTH),
-        "as the row writes it the Gaussian reads one vertex only: done once a vertex, not once an edge",
+        "as the row writes it the Gaussian reads one vertex only: done once per vertex, not once per edge",
     ),
     _local(
         "GAT", "A", "softmax_i(LeakyReLU(aᵀ[W h_i, W h_j])) h_j", ("dk^2", "log k + log d"),
         ("k^2", "log k"), ("Lmdk^2 + Lnk^2", _DEPTH),
-        "W h and both halves of the score are computed once a vertex, the softmax's sum once a row; "
-        "the row charges all of it to every edge",
+        "W h and both halves of the score are computed once per vertex, the softmax's sum once per row of "
+        "the matrix; the published bound charges all of it to every edge",
     ),
     _local(
         "G-GCN", "MP", "σ(W1 h_i + W2 h_j) ⊙ h_j", ("k^2", "log k"), ("k^2", "log k"), (_PER_EDGE, _DEPTH),
@@ -169,7 +169,7 @@ GLOBAL: tuple[Row, ...] = (
     _global("GraphSAGE mean", "L", "Ā H W", "Lmk + Lnk^2", "L log k + L log d"),
     _global(
         "GIN", "L", "MLP(((1 + ε) I + Â) H)", "Lmk + KLnk^2", "LK log k + LK log d",
-        "the local table has L log d + LK log k for the same model, and is right: one aggregate a layer",
+        "the local table has L log d + LK log k for the same model, and is right: one aggregate per layer",
     ),
     _global("CommNet", "L", "A H W2 + H W1", "Lmk + Lnk^2", "L log k + L log d"),
     _global(

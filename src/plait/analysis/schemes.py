@@ -78,8 +78,8 @@ def schemes_of(
         for k, layer in enumerate(counted)
     )
     reached = growth.nodes[-1] / max(1, growth.batch)
-    told = "measured" if growth.is_measured else "estimated"
-    add("GraphSAGE", batches * sampled, fanout, batches, f"{reached:.1f} nodes per target, {told}")
+    how = "measured" if growth.is_measured else "estimated"
+    add("GraphSAGE", batches * sampled, fanout, batches, f"{reached:.1f} nodes per target, {how}")
     drawn, between = _layerwise(statistics, growth.batch, L)  # as many vertices of every layer as targets
     layerwise = sum(
         _work(layer, read / edges, drawn / nodes, True) for layer, read in zip(counted, between, strict=True)

@@ -135,7 +135,7 @@ class Statistics:
         return self.bins if self.graph is None else Bins.of(self.graph.out_degrees)
 
     def locality(self, is_transposed: bool = False) -> Any:
-        """What the cost model asks of a graph: measured, or from the degrees."""
+        """The cost model's description of a graph: measured, or derived from the degrees."""
         if self.graph is not None:
             return (self.graph.transpose if is_transposed else self.graph).stats
         read, rows = (self.bins, self.out_bins) if is_transposed else (self.out_bins, self.bins)
@@ -171,6 +171,6 @@ class Statistics:
         return float(moment / (least ** (1 - gamma) - most ** (1 - gamma)))
 
     def _scaled(self, degree: Floats, share: Floats) -> Bins:
-        """Shares as counts of nodes, degrees so that the edges are all there."""
+        """Shares as counts of nodes, with degrees scaled to give the number of edges."""
         count = share * (self.nodes / share.sum())
         return Bins(degree * (self.edges / float(degree @ count)), count)

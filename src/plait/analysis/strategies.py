@@ -24,9 +24,9 @@ __all__ = ["Cluster", "Strategy", "price", "stage_times"]
 _OPTIMISER = 4  # copies of the weights: themselves, gradients, two moments
 _NUMBER_BYTES = 8  # of a count that workers add up
 _ID_BYTES, _HEADER = 8, 3  # of a node's number on its way, and the numbers that say how many come
-_QUESTION_HEAD, _COUNT_BYTES = 4, 4  # numbers before the nodes of a question; of the count of a node's edges
-_ASKING = 5  # messages of a round of questions: that there is one, how long, the nodes, counts, edges
-# Messages of a round of fetching: that there is one, how many rows, which, the rows. Two ranks make two
+_QUESTION_HEAD, _COUNT_BYTES = 4, 4  # numbers before the nodes of a request; of the count of a node's edges
+_ASKING = 5  # messages of a round of requests: the bell, lengths, nodes, counts, edges
+# Messages of a round of fetching: the bell, counts, ids, rows. Two ranks make two
 # rounds in a step, one after the other, but only a round's first message finds threads asleep: two took 2 to
 # 6 ms together, where one message between two pieces of work took 1.2 to 3 ms. So a step is charged one.
 _ROUND = 4
@@ -54,7 +54,7 @@ class Strategy:
     same_numbers: bool = True  # as one worker computes; else staleness or sampling changes the training
     note: str = ""
     bubble: float | None = None
-    run_by: str = ""  # what of plait runs it; "": nothing does, it is priced only
+    run_by: str = ""  # what in plait runs it; "": nothing, it is only priced
 
     @property
     def communication_seconds(self) -> float:
@@ -62,7 +62,7 @@ class Strategy:
         return max(0.0, self.seconds_per_epoch - self.compute_seconds)
 
     def largest_nodes(self, nodes: int, memory: float) -> float:
-        """How many nodes of a graph like this one fit workers of that memory."""
+        """How many nodes a graph like this one may have to fit workers with this memory."""
         growing = (self.memory_per_worker - self.fixed_memory) / max(1, nodes)
         return max(0.0, (memory - self.fixed_memory) / growing) if growing > 0 else math.inf
 
@@ -133,7 +133,7 @@ def _strategy(
     others: Traffic | None = None, steps: int = 1, is_batch: bool = False,
     **more: Any,
 ) -> Strategy:  # fmt: skip
-    """A strategy whose workers agree on the weights once an epoch, unless `others` says what they do."""
+    """A strategy whose workers sum weight gradients once per epoch, unless `others` says otherwise."""
     once = _agreed(work, cluster.workers) if others is None else others
     traffic = sum(per_layer, once)
     compute += steps * (work.batch_seconds if is_batch else work.step_seconds + work.spread_seconds)
@@ -387,7 +387,7 @@ def _dependent(work: Workload, cluster: Cluster) -> Strategy:
     always, more = work.timed_batch_seconds or (0.0, seconds)
     # of a remote row its number goes out and its features come back; counts of both go before them
     columns = work.features * cluster.wire_bytes + _ID_BYTES
-    # a worker that lacks rows starts a round, in which all tell the others how many they need
+    # a worker that lacks rows starts a round, in which all send the others the number of rows they need
     counts = fetch.rounds * (P - 1) * _ID_BYTES * _HEADER
     messages = _ROUND * fetch.steps * (P - 1)
     fetched = Traffic(
@@ -424,7 +424,7 @@ def _parted(work: Workload, cluster: Cluster) -> Strategy:
     rounds = asked.hops * (P + 1) / (2 * P)
     counts = rounds * (P - 1) * _ID_BYTES * _HEADER
     messages = _ASKING * asked.hops / P * (P - 1)
-    met = (_ASKING - 1) * asked.hops / P  # nobody waits for the first
+    met = (_ASKING - 1) * asked.hops / P  # no worker waits for the first
     more = Traffic(size + counts * P, size / P + counts, messages, met)
     traffic = found.traffic + more
     return replace(

@@ -34,7 +34,7 @@ def _all(analysis: Analysis) -> Iterator[str]:
     network = analysis.options.network
     met = f", {_three(network.meeting * 1e6)} µs wherever workers wait for each other" * bool(network.meeting)
     yield from wrapped(
-        f"network: {network.name}, {_unit(network.bytes_per_s, 'B/s')}, {network.latency * 1e6:g} µs a "
+        f"network: {network.name}, {_unit(network.bytes_per_s, 'B/s')}, {network.latency * 1e6:g} µs per "
         f"message{met}; {analysis.workers} workers with {_unit(analysis.options.memory, 'B')} each",
         "",
     )
@@ -76,13 +76,13 @@ def _work(analysis: Analysis) -> Iterator[str]:
         yield "~ counted by formulas of the layer's sizes, not step by step"
     roof = analysis.roof
     yield from wrapped(
-        "work W: operations; depth D: the longest chain of dependent ones; W/D: how many could run at once, "
-        f"on average; W/{p}+D: steps {p} processors need at most (Brent)",
+        "work W: number of operations; depth D: the longest chain of dependent operations; W/D: how many "
+        f"could run at the same time on average; W/{p}+D: most time steps that {p} processors need (Brent)",
         "",
     )
     yield (
         f"the machine does at most {_unit(roof.flops_per_s, 'flop/s')} and {_unit(roof.bytes_per_s, 'B/s')}: "
-        f"below {roof.ridge:.1f} flop/B memory is the limit"
+        f"below {roof.ridge:.1f} flop/B memory limits it"
     )
 
 
@@ -126,12 +126,12 @@ def _strategies(analysis: Analysis) -> Iterator[str]:
             f"{found.synchronisations:>7}{_short(found.largest_nodes(nodes, memory)):>11}"
         )
     yield from wrapped(
-        "an epoch is its compute (the fullest worker's) and its network time, waiting for each other "
-        "included; sent: by all workers; "
-        "memory: of one; syncs: times all wait for all; max nodes: of a graph like this one that would fit",
+        "epoch: compute time of the most loaded worker plus network time, waiting included; sent: by all "
+        "workers; memory: of one worker; syncs: times that all workers wait for each other; max nodes: of a "
+        "graph like this one that would still fit",
         "",
     )
-    yield "* samples or uses rows of an earlier step: other numbers than one worker; ! more than a worker has"
+    yield "* samples, or uses rows of an earlier step: results differ from one worker's; ! does not fit"
     for found in analysis.strategies:
         if found.note:
             yield from wrapped(f"{found.name}: {found.note}", "  ")
@@ -144,6 +144,7 @@ def _pipelines(analysis: Analysis) -> Iterator[str]:
     yield f"{'forward pipeline, one worker per stage':<48}{'makespan':>10}{'bubble':>8}"
     for run in analysis.pipelines:
         yield f"{run.mode.name:<48}{_time(run.makespan):>10}{run.bubble:>8.0%}"
+    yield "makespan: from the first start to the last end; bubble: the share of their time that workers wait"
 
 
 def _schemes(analysis: Analysis) -> Iterator[str]:
@@ -171,7 +172,7 @@ def _advice(analysis: Analysis) -> Iterator[str]:
 
 def tie_text(advice: Advice) -> str:
     """The strategies that may be as fast as the winner."""
-    return f"a tie (prices within {TIE:.0%}) with: {', '.join(advice.tied)}"
+    return f"a tie (predicted times within {TIE:.0%}) with: {', '.join(advice.tied)}"
 
 
 def limit_text(limit: BreakEven) -> str:

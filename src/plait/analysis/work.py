@@ -26,7 +26,7 @@ KERNELS = ("scatter", "edge update", "aggregate", "vertex update")
 
 @dataclass(frozen=True)
 class Phase:
-    """What one pass (forward, backward, or what is done once) costs; `formulas` has flops and depth."""
+    """The cost of one pass (forward, backward or once); `formulas` has flops and depth."""
 
     flops: int
     copies: int

@@ -157,7 +157,7 @@ def workload_of(
     after: Callable[[Layer, bool], Seconds] = lambda layer, is_last: (0.0, 0.0),
     **more: Any,
 ) -> Workload:
-    """The layers that could be counted; black boxes bring nothing and are marked in the analysis.
+    """The layers that could be counted; black boxes count as nothing and are marked in the analysis.
 
     `after` are the seconds, forward and backward, of what follows a layer: an activation, or the loss.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 
 from plait.cli.options import add_graph, whole_numbers
 from plait.errors import InputError, unknown
@@ -44,6 +45,7 @@ def run(args: argparse.Namespace) -> int:
     if args.memory_limit is not None:
         options["memory_limit"] = args.memory_limit
     plan = plait.explain(build_stack(args.model, widths), data, analyze=args.analyze, **options)
+    plan = replace(plan, model=f"{args.model} {'-'.join(map(str, widths))}")
     if args.json:
         print(plan.to_json())
     else:

@@ -86,7 +86,7 @@ def _train(session: Session, args: argparse.Namespace) -> None:
     trace = _traced(session, args)
     is_first = session.rank == 0
     held = max(size for (size,) in session.gathered([loader.topology_bytes]))
-    told = _predicted(session, loader, args) if is_first and args.network is not None else None
+    prediction = _predicted(session, loader, args) if is_first and args.network is not None else None
     if is_first:
         print(_title(session, loader, args, held), flush=True)
     at = _resumed(trainer, args)
@@ -98,9 +98,9 @@ def _train(session: Session, args: argparse.Namespace) -> None:
         accuracy = trainer.accuracy(evaluation) if is_evaluated and evaluation is not None else None
         if is_first:
             whole = together(reports)
-            print(line(epoch, whole, accuracy, told), flush=True)
+            print(line(epoch, whole, accuracy, prediction), flush=True)
             if args.output:
-                _append(Path(args.output), epoch, reports, accuracy, told)
+                _append(Path(args.output), epoch, reports, accuracy, prediction)
     if trace is not None:
         trace.write(args.trace)
 
@@ -194,9 +194,11 @@ def _title(session: Session, loader: NeighborLoader, args: argparse.Namespace, h
     )
 
 
-def line(epoch: int, report: EpochReport, accuracy: float | None, told: Prediction | None = None) -> str:
+def line(
+    epoch: int, report: EpochReport, accuracy: float | None, prediction: Prediction | None = None
+) -> str:
     """An epoch in one line, with what was predicted of it."""
-    beside = "" if told is None else f" | {told.beside(report.seconds, report.bytes_out)}"
+    beside = "" if prediction is None else f" | {prediction.beside(report.seconds, report.bytes_out)}"
     right = "" if accuracy is None else f" val {accuracy:.4f}"
     return (
         f"epoch {epoch:3d} loss {report.loss:.4f}{right} | {report.seconds:.2f} s: "
@@ -208,10 +210,18 @@ def line(epoch: int, report: EpochReport, accuracy: float | None, told: Predicti
 
 
 def _append(
-    path: Path, epoch: int, reports: list[EpochReport], accuracy: float | None, told: Prediction | None = None
+    path: Path,
+    epoch: int,
+    reports: list[EpochReport],
+    accuracy: float | None,
+    prediction: Prediction | None = None,
 ) -> None:
     """One line per rank; what was predicted is in each."""
-    known = {} if told is None else {f"predicted_{name}": value for name, value in asdict(told).items()}
+    known = (
+        {}
+        if prediction is None
+        else {f"predicted_{name}": value for name, value in asdict(prediction).items()}
+    )
     try:
         with open(path, "a", encoding="utf-8") as file:
             for rank, report in enumerate(reports):

@@ -90,14 +90,14 @@ class MachineProfile:
     is_default: bool = False
     # by kind of step: logarithm of seen over modelled seconds, linear in the step's features (cost/price.py)
     correction: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    # per gathered row found in the third-level cache or in memory: its time however short it is
+    # per gathered row in the third-level cache or in memory: the least time, however short the row is
     l3_row_seconds: float = 0.0
     memory_row_seconds: float = 0.0
     view_seconds: float = 0.0  # of a step that moves no data; 0 means a fifth of a call
     pass_seconds: float = 0.0  # of a pass over the edges, however few: on a GPU one long row keeps it waiting
     head_share: float = 0.35  # of attention: a further head on a row that is gathered, against gathering it
     turned_byte_seconds: float = 0.0  # per byte read or written when a weight is transposed; 0: as in a copy
-    # torch outside layers, on one core; a Zen 4's with torch 2.13, where nobody measured others
+    # torch outside layers, on one core; measured on a Zen 4 with torch 2.13, the default elsewhere
     loss_row_seconds: float = 200e-9  # softmax and cross-entropy, both ways, of a row narrower than a vector
     loss_number_seconds: float = 2.0e-9  # ... of one number of a wider row
     passed_byte_seconds: float = 0.055e-9  # per byte an activation reads or writes: relu of 0.5 to 20 MB

@@ -38,10 +38,10 @@ _LENGTHS = {
 }  # fmt: skip
 # passes over blocks of edges with products per edge
 _BLOCKS = ("messages", "messages_back", "attained", "attained_back", "leaky_scores", "leaky_scores_back")
-# times of a pass of a known message beside a sparse product of as many columns; not fitted
+# time of a pass of a known message relative to a sparse product of as many columns; not fitted
 _FORMS = {"score": 1.0, "film": 1.2, "softmax": 2.0, "gated": 1.5, "crystal": 2.5}
 _KEPT = 0.6  # of a pass over sources, where the weights and slopes of its edges were kept
-_BY_BIT = 2.0  # times of a product by set bits beside one in tall blocks
+_BY_BIT = 2.0  # time of a product by set bits relative to one in tall blocks
 _SCORE = 5.0  # edge times of one score: exponential, weight
 
 
@@ -130,7 +130,7 @@ class Pricer:
         return f"{request.op} {request.kind}" if request.kind else request.op
 
     def _corrected(self, price: Price, kind: str, cols: int) -> Price:
-        """The price by the model times what this machine's steps were seen to take relative to it."""
+        """The modelled price, times the ratio of measured to modelled time on this machine."""
         features = self._features(price.work.bytes_least, cols)
         factor, call = self.machine.correction_of(kind, features), self.machine.call_seconds
         factor *= self.machine.pass_factor(kind)

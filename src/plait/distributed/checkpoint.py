@@ -86,7 +86,7 @@ class Checkpoints:
     # Saving -----------------------------------------------------------------------------------
 
     def is_due(self, step: int) -> bool:
-        """Whether this rank would save now; of minutes rank 0's clock counts, and `after_step` asks it."""
+        """Whether this rank would save now; for minutes `after_step` goes by rank 0's clock."""
         by_steps = self.every_steps is not None and step % self.every_steps == 0
         by_clock = (
             self.every_minutes is not None and time.monotonic() - self._saved >= 60 * self.every_minutes
@@ -94,12 +94,12 @@ class Checkpoints:
         return by_steps or by_clock
 
     def after_step(self, position: Position) -> bool:
-        """Saves if it is due; whether it did. All ranks call it after the same steps."""
+        """Saves if it is due and returns whether it did. All ranks call it after the same steps."""
         is_due = self.is_due(position.step)
         if self.every_minutes is not None and self.size > 1:
-            told = torch.tensor([int(is_due)])
-            dist.broadcast(told, 0, group=self._group)
-            is_due = bool(told)
+            flag = torch.tensor([int(is_due)])
+            dist.broadcast(flag, 0, group=self._group)
+            is_due = bool(flag)
         if is_due:
             self.save(position)
         return is_due
@@ -134,7 +134,7 @@ class Checkpoints:
             )  # fmt: skip
 
     def _finish(self, partial: Path, final: Path) -> None:
-        """The listing, then the name; older ones go when this one has it."""
+        """Writes the listing, renames the folder, then removes older checkpoints."""
         files = {path.name: [path.stat().st_size, checksum(path)] for path in sorted(partial.iterdir())}
         with open(partial / LISTING, "w", encoding="utf-8") as listing:
             json.dump({"format": FORMAT, "ranks": self.size, "files": files}, listing)
@@ -148,7 +148,7 @@ class Checkpoints:
             shutil.rmtree(old, ignore_errors=True)
 
     def _kept(self) -> list[Path]:
-        """The checkpoints that have their name, oldest first."""
+        """The complete checkpoints, oldest first."""
         if not self.folder.is_dir():
             return []
         return sorted(path for path in self.folder.iterdir() if _NAME.fullmatch(path.name) and path.is_dir())
@@ -166,7 +166,7 @@ class Checkpoints:
         """
         chosen: list[str] = []
         self._all(lambda: chosen.extend(self._newest()) if self.rank == 0 else None, f"read {self.folder}")
-        name = self._told(chosen[0] if chosen else "")
+        name = self._from_rank_0(chosen[0] if chosen else "")
         if not name:
             return None
         position = torch.zeros(4, dtype=torch.float64)
@@ -222,20 +222,20 @@ class Checkpoints:
             if said:
                 raise CheckpointError(_message(what, [f"rank {self.rank}: {said}"]))
             return
-        told = self._told(said)  # only rank 0 does work that is not collective
-        if told:
-            raise CheckpointError(_message(what, [f"rank 0: {told}"]))
+        failure = self._from_rank_0(said)  # only rank 0 does work that is not collective
+        if failure:
+            raise CheckpointError(_message(what, [f"rank 0: {failure}"]))
 
-    def _told(self, text: str) -> str:
+    def _from_rank_0(self, text: str) -> str:
         """Rank 0's text, on every rank."""
         if self.size == 1:
             return text
         own = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8).clone()
         length = torch.tensor([own.numel()])
         dist.broadcast(length, 0, group=self._group)
-        told = own if self.rank == 0 else torch.empty(int(length), dtype=torch.uint8)
-        dist.broadcast(told, 0, group=self._group)
-        return bytes(told.tolist()).decode().strip()
+        received = own if self.rank == 0 else torch.empty(int(length), dtype=torch.uint8)
+        dist.broadcast(received, 0, group=self._group)
+        return bytes(received.tolist()).decode().strip()
 
 
 @contextlib.contextmanager
@@ -261,7 +261,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _whole(place: Path) -> int | None:
-    """How many ranks wrote it, where every file is what the listing says; None otherwise."""
+    """How many ranks wrote it, if every file matches the listing; None otherwise."""
     try:
         content = json.loads((place / LISTING).read_text(encoding="utf-8"))
         if content["format"] != FORMAT:
@@ -276,7 +276,7 @@ def _whole(place: Path) -> int | None:
 
 
 def _flush(folder: Path) -> None:
-    """The names in a folder, on disk."""
+    """Flushes a folder's directory entries to disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,10 +1,10 @@
-"""plait's cache and prefetching in front of DistDGL: the script stays, its rows are fetched ahead of use.
+"""plait's cache and prefetching in front of DistDGL: the script stays, its rows are fetched in advance.
 
     import plait.distributed.dgl                                                           # 1
     loader = plait.distributed.dgl.prefetched(loader, g, "feat", "label", cache=0.25)      # 2
 
-DistDGL (dgl 1.1.3, `pip install 'plait[distdgl]'`) answers one request of a process at a time, so everything
-here that asks a server does it under one lock.
+DistDGL (dgl 1.1.3, `pip install 'plait[distdgl]'`) answers one request of a process at a time, so all
+requests to a server made here share one lock.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class PulledRows:
 class Ahead:
     """Replaces a DistTensor: returns rows that were fetched ahead, and reads everything else from it.
 
-    What `expect` announced is returned once, when indexed with that very tensor of nodes.
+    Announced rows are returned once, when indexed with the very tensor given to `expect`.
     """
 
     def __init__(self, tensor: Any, cache: Cache | None = None) -> None:
@@ -92,7 +92,7 @@ class Ahead:
         self._expected: tuple[Tensor, Tensor] | None = None
 
     def expect(self, nodes: Tensor, rows: Tensor) -> None:
-        """Announce the rows that will be asked for next."""
+        """Announce the rows that will be read next."""
         self._expected = (nodes, rows)
 
     def fetch(self, nodes: Tensor) -> Tensor:
@@ -189,7 +189,7 @@ class Prefetched(Epochs):
             yield batch
 
     def report(self) -> dict[str, float]:
-        """Of this epoch so far: seconds of sampling, of fetching and of waiting, rows asked for and found."""
+        """This epoch so far: seconds of sampling, fetching and waiting; rows requested and found."""
         passed = {name: now - self._counted[name] for name, now in self._counts().items()}
         hits, requests = passed.pop("hits"), passed.pop("requests")
         return passed | {"stall": self.stalled_seconds, "hit_rate": hits / requests if requests else 0.0}
@@ -215,7 +215,7 @@ class Prefetched(Epochs):
             yield Job(epoch, number, None)
 
     def _ahead(self, work: Any, jobs: Iterator[Any], threads: int | None = None) -> Iterator[Any]:
-        return super()._ahead(work, jobs, threads=1)  # DGL's loader is asked in order, by one thread
+        return super()._ahead(work, jobs, threads=1)  # one thread reads DGL's loader, in order
 
     def _room(self, cache: Cache, count: int) -> Array | None:
         for tensor in self._by_input.values():
@@ -276,7 +276,7 @@ def prefetched(
 
 
 def guard() -> None:
-    """Has every request of this process to DGL's servers wait for the one before; once is enough."""
+    """Makes every request of this process to DGL's servers wait for the one before; idempotent."""
     from dgl.distributed import graph_services, kvstore
 
     if not hasattr(kvstore.KVClient.pull, "is_guarded"):

@@ -55,12 +55,12 @@ def partition(
     overwrite: bool = False,
     file: TextIO | None = None,
 ) -> Parts:
-    """Writes `data` in `parts` parts to `folder`, and returns them opened.
+    """Writes `data` in `parts` parts to `folder` and returns the opened parts.
 
     `data` is the path of an npz file, a LoadedGraph, a Graph or a PyG Data. `assignment` gives every node its
-    part; without it `method` ("metis", "fennel", "random") finds one. `fanout` and `batch_size` serve the
-    statistics only. Files that an earlier run with the same arguments left whole are kept. Progress is drawn
-    on `file` (standard error when not given).
+    part; without it `method` ("metis", "fennel", "random") finds one. `fanout` and `batch_size` are used
+    for statistics only. Complete files of an earlier run with the same arguments are kept. Progress is drawn
+    on `file` (default: standard error).
     """
     loaded = _loaded(data)
     checked_fanout(fanout)

@@ -1,8 +1,8 @@
 """Exchanges feature rows between processes: a round carries each row once, in float32 or in 16 bits.
 
-There are several series of rounds (rounds.py), and every rank asks in one of them. Links carry rows both ways
-at once; in a single series a rank that asks a moment after another one waits for the end of the other's
-round, and the two directions take turns.
+There are several series of rounds (rounds.py), and every rank uses one of them. Links carry rows both ways
+at once; in a single series a rank that needs rows a moment after another one waits for the end of the
+other's round, and the two directions take turns.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _MOST_SERIES = 4
 
 @dataclass
 class ExchangeCounters(Counters):
-    """What this rank exchanged so far; bytes count ids, rows and headers, as handed to torch.distributed."""
+    """Counts what this rank exchanged; bytes are ids, rows and headers as handed to torch.distributed."""
 
     requested_rows: int = 0
     rows_in: int = 0
@@ -66,7 +66,7 @@ class LocalRows:
         self.row: Row = ((self.width,), np.dtype(np.float32) if self.precision is None else BITS)
 
     def empty(self, count: int) -> Array:
-        """Room for this many rows."""
+        """Uninitialised memory for this many rows."""
         return np.empty((count, self.width), self.row[1])
 
     def take(self, ids: Array) -> Array:
@@ -89,7 +89,7 @@ class LocalRows:
 
 
 class Request(Pending):
-    """Rows on their way; `wait` returns them in the order of the ids that were asked for."""
+    """Rows on their way; `wait` returns them in the order of the requested ids."""
 
     what = "rows"
 
@@ -98,7 +98,7 @@ class Request(Pending):
         self.ids, self.rows = ids, none
 
     def wait(self, seconds: float) -> Array:
-        """The rows; ExchangeError when they could not be had or did not come in time."""
+        """The rows; ExchangeError when they could not be fetched or did not arrive in time."""
         self.arrive(seconds)
         return self.rows
 
@@ -165,7 +165,7 @@ class Exchange:
         return requests
 
     def wait(self, requests: Sequence[Request]) -> Array:
-        """The rows of requests, waited for."""
+        """Waits for the rows of requests and returns them."""
         begin = time.perf_counter()
         rows = [request.wait(self._timeout) for request in requests]
         end = time.perf_counter()
@@ -185,7 +185,7 @@ class Exchange:
             rounds.join()
 
     def abandon(self) -> None:
-        """Stops asking without waiting for others; the threads end with the process."""
+        """Stops without waiting for others; the threads end with the process."""
         for rounds in self._series:
             rounds.abandon()
 

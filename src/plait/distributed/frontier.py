@@ -24,14 +24,14 @@ __all__ = ["FrontierCounters", "FrontierExchange", "Question"]
 
 Array = NDArray[Any]
 
-# Nodes of one rank's questions in one round, and edges they may be answered with where the fanout says so.
+# Nodes that one rank requests in one round, and edges in the answer where the fanout bounds them.
 _MOST_NODES, _MOST_EDGES = 1 << 20, 1 << 23
 _HEAD = 4  # key, fanout, whether with replacement, number of nodes
 
 
 @dataclass
 class FrontierCounters(Counters):
-    """What this rank asked and answered so far."""
+    """Counts what this rank requested and answered."""
 
     nodes_in: int = 0
     nodes_out: int = 0
@@ -54,7 +54,7 @@ class Question(Pending):
         self.drawn: list[Drawn] = []
 
     def words(self, rank: int) -> list[Array]:
-        """What is asked of a rank, as it travels."""
+        """The request to one rank, as it is sent."""
         nodes = self.nodes[self.cuts[rank] : self.cuts[rank + 1]]
         if nodes.size == 0:
             return []
@@ -99,7 +99,7 @@ class FrontierExchange(Rounds[Question]):
         return found
 
     def _questions(self, frontier: Frontier, far: Array) -> list[Question]:
-        """The remote nodes of a frontier, in pieces whose answers are bounded where the fanout says so."""
+        """The remote nodes of a frontier, in pieces whose answers the fanout bounds."""
         most = (
             _MOST_NODES if frontier.fanout <= 0 else min(_MOST_NODES, max(1, _MOST_EDGES // frontier.fanout))
         )

@@ -55,20 +55,18 @@ class NeighborLoader(Epochs):
     the seeds and neighbourhoods of a step depend on (seed, epoch, step) and on the parts, not on how many
     ranks share the parts: one process that owns them all trains on the same global batch as one per part.
 
-    With `pad` (the default) all parts have as many seeds as the largest: a smaller part repeats its first
-    seeds of the epoch, `padding` in all, so that every rank runs `len(loader)` steps and a mean over ranks is
-    the mean over seeds. Without it ranks run as many steps as they have seeds for, none of them twice, as
-    evaluation needs.
-
-    `input_nodes` is "train", "val", "test", or nodes or a mask by the numbers of the parts. `cache` is the
-    number of remote rows kept near by `policy`; below 1 it is a share of the memory of the halo's float32
-    rows, which holds twice as many where the session's `wire` has 16 bits. Up to `prefetch` batches
-    are prepared ahead, the rows of `coalesce` of them asked for in one exchange.
-
-    `topology` is where the graph's structure lies: "replicated" maps all of it in every process,
-    "partitioned" only a rank's own rows, and the neighbours of other nodes are drawn by the ranks that own
-    them, `coalesce` batches per exchange; "auto" is replicated where every machine has the room. The batches
-    are the same.
+    input_nodes: "train", "val", "test", or nodes or a mask in the numbering of the parts.
+    pad: (default) every part gets as many seeds as the largest one: a smaller part repeats its first seeds of
+        the epoch, `padding` in all. So every rank runs `len(loader)` steps, and a mean over ranks is the mean
+        over seeds. With pad=False no seed is repeated and ranks run different numbers of steps, as evaluation
+        needs.
+    cache: the number of remote rows that `policy` keeps. Below 1 it is a share of the memory of the halo's
+        float32 rows, which holds twice as many rows where the session's `wire` has 16 bits.
+    prefetch, coalesce: the number of batches prepared ahead, and of batches whose rows are requested in one
+        exchange.
+    topology: "replicated" maps the structure of the whole graph in every process. "partitioned" maps only a
+        rank's own rows, and the neighbours of other nodes are drawn by the ranks that own them. "auto" is
+        replicated where every machine has enough memory. The batches are the same.
     """
 
     num_workers = 0
@@ -103,7 +101,7 @@ class NeighborLoader(Epochs):
         self.seed = seed = _common_seed(session, seed)
         self.topology = _topology(session, topology)
         self._sampler: Sampler | TogetherSampler
-        # samples of two epochs are not drawn together, as those of a partitioned topology are
+        # with a partitioned topology samples are drawn in groups, which must not span two epochs
         self._sees_past_epochs = self.topology == "replicated"
         if self.topology == "partitioned":
             self._sampler = TogetherSampler(session.frontiers(), num_neighbors, seed=seed, replace=replace)
@@ -125,7 +123,7 @@ class NeighborLoader(Epochs):
 
     @property
     def padding(self) -> int:
-        """Seeds of all parts that come twice in one epoch."""
+        """How many seeds of all parts are repeated within one epoch."""
         return len(self._inputs) * self._most() - sum(map(len, self._inputs)) if self.pad else 0
 
     def __len__(self) -> int:
@@ -205,7 +203,7 @@ class NeighborLoader(Epochs):
         groups = iter(lambda: list(itertools.islice(jobs, self.coalesce)), [])
 
         def together(group: list[Job]) -> list[tuple[Job, Any]]:
-            return list(zip(group, self._told(group[0], lambda: self._drawn(group)), strict=True))
+            return list(zip(group, self._naming_batch(group[0], lambda: self._drawn(group)), strict=True))
 
         # two threads on one core too: while one waits for other ranks, the other draws
         ahead = self._ahead(together, groups, threads=max(2, usable_cores()))
@@ -241,14 +239,14 @@ class NeighborLoader(Epochs):
         self._staging.forget()
 
     def _book(self, cache: Cache, group: Sequence[tuple[Job, Any]]) -> list[tuple[Job, Any, Lent | None]]:
-        """The rows that several samples lack are asked for together."""
+        """Requests the missing rows of several samples together."""
         booked = super()._book(cache, group)
         if booked and self.session.size > 1:
             self._stage(cache, booked)
         return booked
 
     def _stage(self, cache: Cache, group: Sequence[tuple[Job, Any, Lent | None]]) -> None:
-        """Asks for the rows that the batches of a group lack."""
+        """Requests the rows that the batches of a group lack."""
         nodes = [sample.node.numpy() for _, sample, _ in group]
         # of a booked batch what no slot and no batch before it has
         lacking = [lent.wanted for *_, lent in group if lent is not None]
@@ -258,7 +256,7 @@ class NeighborLoader(Epochs):
         self._staging.stage(np.unique(np.concatenate(lacking)), nodes)
 
     def _cache(self, size: float, policy: str, shared: str | None) -> Cache:
-        """The cache before the exchange; one of nothing where none was asked for or nothing is remote."""
+        """The cache in front of the exchange; an empty one without `cache=` or without remote rows."""
         session = self.session
         if size < 0:
             raise InputError(f"cache={size}: give a number of rows, or a share of the halo below 1")
@@ -274,7 +272,7 @@ class NeighborLoader(Epochs):
         return Cache(self._staging, capacity, policy, halo=session.halo, shared=shared, **options)
 
     def _scores(self, policy: str) -> Array:
-        """How often each row is expected to be asked for, by degree or by the fanouts."""
+        """How often each row is expected to be requested, by degree or by the fanouts."""
         is_parted, count = self.topology == "partitioned", self.session.parts.num_nodes
         if policy == "presample":
             jobs = itertools.islice(self._jobs(0), _PRESAMPLED)
@@ -339,7 +337,7 @@ def _topology(session: Session, wanted: str) -> str:
 
 
 def _frame(session: Session) -> Data:
-    """Data that tells the assembler what a batch has, without holding it."""
+    """Data that describes to the assembler what a batch has, without holding it."""
     return Data(edge_index=torch.empty((2, 0), dtype=torch.long), num_nodes=session.parts.num_nodes)
 
 

@@ -73,7 +73,7 @@ def _batch_norm(module: Any, peers: Peers, x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _follow(module: Any, mean: Tensor, variance: Tensor, count: int) -> None:
-    """The running statistics move on, as torch moves them."""
+    """Updates the running statistics as torch does."""
     module.num_batches_tracked += 1
     share = 1.0 / float(module.num_batches_tracked) if module.momentum is None else module.momentum
     module.running_mean.lerp_(mean, share)
@@ -147,7 +147,7 @@ _OVER_NODES: tuple[type[nn.Module], ...] = (
 
 
 def refused(model: nn.Module, is_layer: Callable[[nn.Module], bool]) -> str | None:
-    """The first module that looks at all nodes and is not exact over ranks, in words; layers aside."""
+    """A message about the first module (not a layer) that reads all nodes and is not exact over ranks."""
     inside = {id(part) for m in model.modules() if is_layer(m) for part in m.modules()}
     for path, module in model.named_modules():
         if type(module) in _EXACT or id(module) in inside or not isinstance(module, _OVER_NODES):

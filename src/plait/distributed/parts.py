@@ -32,7 +32,7 @@ def halo_file(part: int) -> str:
 
 
 class Parts:
-    """What `plait partition` wrote to `folder`; arrays are mapped when first asked for, nothing is read here.
+    """What `plait partition` wrote to `folder`; arrays are mapped at first use, nothing is read here.
 
     Nodes have the numbers of the parts: part p owns bounds[p] .. bounds[p + 1] - 1. `verify` compares every
     file with its checksum now, otherwise lengths, types and shapes are compared as files are opened.
@@ -131,7 +131,7 @@ class Parts:
 
 
 def shares(num_parts: int, size: int) -> Sequence[range]:
-    """The parts of every rank: neighbouring ones, as many for each, as a mean over ranks asks for."""
+    """The parts of every rank: neighbouring ones, equally many, because losses are means over ranks."""
     if num_parts % size:
         raise InputError(
             f"{size} processes for {num_parts} parts: every process owns as many parts as the others; "

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from plait.distributed.rounds import told
+from plait.distributed.rounds import naming
 from plait.graph.division import column_shares
 from plait.plan.exchange import slowest
 
@@ -29,7 +29,7 @@ Array = NDArray[Any]
 
 @dataclass
 class WireCounters:
-    """What this rank handed over for others and got from them; sums over ranks are counted apart."""
+    """Counts what this rank sent and received; sums over ranks are counted separately."""
 
     exchanges: int = 0
     bytes_out: int = 0
@@ -94,18 +94,18 @@ class Peers:
         return self.receive_back(sent, grad[: self.num_rows].clone())
 
     def pick(self, x: Tensor) -> Tensor:
-        """The rows that others need, rank by rank."""
+        """The rows that other ranks need, rank by rank."""
         return x.index_select(0, self._shared)
 
     def send(self, x: Tensor, is_back: bool) -> Sent:
-        """Rows picked for others set out, or gradients of the halo go back; nothing is waited for."""
+        """Starts sending rows picked for others, or gradients of the halo, without waiting."""
         counts, expected = (self._wanted, self._lent) if is_back else (self._lent, self._wanted)
         return self._start(x.contiguous(), counts, expected)
 
     def receive(self, sent: Sent) -> Tensor:
         """The rows of the halo."""
         begin = time.perf_counter()
-        with told(self.rank, "all_to_all"):
+        with naming(self.rank, "all_to_all"):
             for work in sent.works:
                 work.wait()
         self.counters.seconds += time.perf_counter() - begin
@@ -118,17 +118,17 @@ class Peers:
             torch.split(came, self._lent), torch.split(self._shared, self._lent), strict=True
         ):
             if rows.shape[0]:
-                out.index_add_(0, places, rows)  # a rank asks for a row once: no two of these are one row
+                out.index_add_(0, places, rows)  # a rank requests a row once: no row occurs twice here
         return out
 
     def _start(self, x: Tensor, counts: list[int], expected: list[int], out: Tensor | None = None) -> Sent:
-        """Rows cut by `counts` set out, rows cut by `expected` are on their way here."""
+        """Starts sending rows cut by `counts` and receiving rows cut by `expected`."""
         width = x.shape[1]
         out = x.new_empty((sum(expected), width)) if out is None else out
         if self.size == 1:
             return Sent(out, x, [])
         outgoing, incoming = [n * width for n in counts], [n * width for n in expected]
-        with told(self.rank, "all_to_all"):
+        with naming(self.rank, "all_to_all"):
             works = (self._pairs if x.is_cpu else self._together)(
                 out.view(-1), x.view(-1), incoming, outgoing
             )
@@ -138,9 +138,9 @@ class Peers:
     def _pairs(self, out: Tensor, sent: Tensor, expected: list[int], counts: list[int]) -> list[Any]:
         """All receives are started before the first send.
 
-        gloo sends numbers once their receiver has told that it is ready, over the connection that carries its
-        own numbers. all_to_all sends first: that word waits behind the numbers of the rank that is late, and
-        then both directions of a link take turns (48 instead of 28 ms, 3 MB at 0.9 Gbit/s).
+        gloo sends numbers once their receiver has signalled that it is ready, over the connection that
+        carries its own numbers. all_to_all sends first: the signal waits behind the numbers of the rank that
+        is late, and then both directions of a link take turns (48 instead of 28 ms, 3 MB at 0.9 Gbit/s).
         """
         others = [(self.rank + k) % self.size for k in range(1, self.size)]
         came, left = torch.split(out, expected), torch.split(sent, counts)
@@ -186,9 +186,9 @@ class Peers:
     # What travels -----------------------------------------------------------------------------
 
     def _trade(self, out: Tensor, sent: Tensor, expected: list[int], counts: list[int]) -> None:
-        """Numbers cut by `counts` go out, numbers cut by `expected` come in."""
+        """Sends numbers cut by `counts` and receives numbers cut by `expected`."""
         begin = time.perf_counter()
-        with told(self.rank, "all_to_all"):
+        with naming(self.rank, "all_to_all"):
             dist.all_to_all_single(out, sent, expected, counts, group=self.group)
         self._count(out.element_size(), expected, counts)
         self.counters.seconds += time.perf_counter() - begin
@@ -202,16 +202,16 @@ class Peers:
     def _all_to_all(self, sent: Tensor, counts: list[int], expected: list[int]) -> Tensor:
         """Numbers of the set-up."""
         out = sent.new_empty(sum(expected))
-        with told(self.rank, "all_to_all"):
+        with naming(self.rank, "all_to_all"):
             dist.all_to_all_single(out, sent, expected, counts, group=self.group)
         return out
 
     # Sums and agreements ----------------------------------------------------------------------
 
     def add(self, tensor: Tensor) -> Tensor:
-        """The tensor, made its sum over all ranks."""
+        """Replaces the tensor by its sum over all ranks and returns it."""
         if self.size > 1:
-            with told(self.rank, "all-reduce"):
+            with naming(self.rank, "all-reduce"):
                 dist.all_reduce(tensor, group=self.group)
             self.counters.reduced_bytes += tensor.numel() * tensor.element_size()
         return tensor
@@ -222,7 +222,7 @@ class Peers:
             return [text]
         own = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).to(self.device)
         lengths = [torch.zeros(1, dtype=torch.int64, device=self.device) for _ in range(self.size)]
-        with told(self.rank, "all-gather"):
+        with naming(self.rank, "all-gather"):
             dist.all_gather(lengths, torch.tensor([own.numel()], device=self.device), group=self.group)
             longest = max(int(length) for length in lengths)
             padded = torch.zeros(longest, dtype=torch.uint8, device=self.device)

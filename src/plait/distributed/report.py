@@ -28,7 +28,7 @@ class Prediction:
     bytes_of_rows: float
 
     def beside(self, seconds: float, size: float) -> str:
-        """The prediction and how the measured compares, in a few words."""
+        """The prediction compared with the measured epoch, in one line."""
         return (
             f"predicted {self.seconds:.2f} s ({self.seconds / max(seconds, 1e-9):.2f} of measured), "
             f"{self.bytes_of_rows / 1e6:.1f} MB without a cache "

@@ -26,11 +26,11 @@ from torch import Tensor
 
 from plait.errors import ExchangeError, InputError
 
-__all__ = ["COUNTING", "Counters", "Pending", "Rounds", "cause", "told"]
+__all__ = ["COUNTING", "Counters", "Pending", "Rounds", "cause", "naming"]
 
 Array = NDArray[Any]
 
-_HEADER = 3  # numbers wanted of the receiver, numbers wanted of anyone, whether the sender asks no more
+_HEADER = 3  # numbers requested from the receiver, numbers requested from anyone, whether the sender is done
 _LAST_BELL = -1
 # A bell may stay silent for as long as a model trains between two exchanges; a rank that is gone is noticed
 # by its closed connection.
@@ -40,7 +40,7 @@ COUNTING = threading.Lock()  # several exchanges may count together
 
 @dataclass
 class Counters:
-    """What this rank exchanged so far; bytes are those handed to torch.distributed, headers included."""
+    """Counts what this rank exchanged; bytes are those handed to torch.distributed, headers included."""
 
     rounds: int = 0
     bytes_in: int = 0
@@ -52,7 +52,7 @@ class Counters:
 
 
 class Pending:
-    """Something asked of other ranks; `wait` returns when it is there."""
+    """A request to other ranks; `wait` returns when its answer is there."""
 
     what = "numbers"
 
@@ -69,7 +69,7 @@ class Pending:
         self._done.set()
 
     def arrive(self, seconds: float) -> None:
-        """Returns once it is there; ExchangeError when it could not be had or did not come in time."""
+        """Returns once it is there; ExchangeError when that failed or took too long."""
         if not self._done.wait(seconds):
             raise ExchangeError(
                 f"no answer for {self.size} {self.what} within {seconds:g} s; another rank hangs or ended, "
@@ -123,19 +123,19 @@ class Rounds(Generic[Asked]):
         self.join()
 
     def ask_no_more(self) -> None:
-        """Tells the others, in a last round, that this rank asks no more."""
+        """Tells the others, in a last round, that this rank sends no more requests."""
         with self._wake:
             self._is_closing = True
             self._wake.notify()
 
     def join(self) -> None:
-        """Waits until no rank asks any more."""
+        """Waits until no rank sends requests any more."""
         threads, self._threads = self._threads, []
         for thread in threads:
             thread.join(self._timeout)
 
     def abandon(self) -> None:
-        """Stops asking without waiting for others; the threads end with the process."""
+        """Stops without waiting for others; the threads end with the process."""
         self._threads = []
         self._fail(ExchangeError(f"rank {self.rank}: the exchange was abandoned after an error"))
 
@@ -154,7 +154,7 @@ class Rounds(Generic[Asked]):
     # For callers ----------------------------------------------------------------------------------
 
     def _enter(self, requests: Sequence[Asked]) -> None:
-        """The requests will be in one of the next rounds."""
+        """Queues the requests for one of the next rounds."""
         with self._wake:
             if self._error is not None:
                 raise self._error
@@ -166,7 +166,7 @@ class Rounds(Generic[Asked]):
             self._wake.notify()
 
     def _arrived(self, requests: Sequence[Asked]) -> None:
-        """Returns when all of them are there."""
+        """Waits until all of them are there."""
         begin = time.perf_counter()
         for request in requests:
             request.arrive(self._timeout)
@@ -175,7 +175,7 @@ class Rounds(Generic[Asked]):
     # The threads ----------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        """Rounds until no rank asks any more; an error ends them and is raised in every waiting thread."""
+        """Runs rounds until every rank is done; an error ends them and is raised in every waiting thread."""
         try:
             number, is_last = 0, False
             while not is_last:
@@ -205,7 +205,7 @@ class Rounds(Generic[Asked]):
                 self._fail(self._lost(error))
 
     def _ring(self, number: int) -> None:
-        """Has every other rank join round `number`."""
+        """Calls every other rank to round `number`."""
         for rank in range(self.size):
             if rank != self.rank:
                 self._send(number, rank)
@@ -248,23 +248,23 @@ class Rounds(Generic[Asked]):
             return chosen, asks_no_more, self._rung >= number
 
     def _has_news(self) -> bool:
-        """Whether the others are still to be told that this rank asks no more."""
+        """Whether this rank has yet to tell the others that it is done."""
         return self._is_closing and not self._has_said_so
 
     def _round(self, requests: Sequence[Asked], asks_no_more: bool) -> bool:
-        """One round; whether it was the last, because no rank asks any more."""
+        """Runs one round; returns whether it was the last one, because every rank is done."""
         begin = time.perf_counter()
         message, wanted, memory = self._message(requests)
         columns = (wanted, np.full(self.size, wanted.sum()), np.full(self.size, asks_no_more))
         header = torch.from_numpy(np.stack(columns, axis=1).astype(np.int64))
-        told = self._all_to_all(header, _HEADER * np.ones(self.size, np.int64)).numpy()
-        told = told.reshape(self.size, _HEADER)
+        headers = self._all_to_all(header, _HEADER * np.ones(self.size, np.int64)).numpy()
+        headers = headers.reshape(self.size, _HEADER)
         with COUNTING:
             self.counters.rounds += 1
-        is_last = bool(told[:, 2].all())
-        if not told[:, 1].any():
+        is_last = bool(headers[:, 2].all())
+        if not headers[:, 1].any():
             return is_last
-        counts = told[:, 0]
+        counts = headers[:, 0]
         if not 0 <= int(counts.min()) <= int(counts.max()) <= self._longest():
             raise ExchangeError(
                 f"a rank asks for {counts.max()} {self.what} at once; all must run the same version"
@@ -277,7 +277,7 @@ class Rounds(Generic[Asked]):
         return is_last
 
     def _longest(self) -> int:
-        """Numbers in the longest message of a rank of this version."""
+        """Numbers in the longest message that a rank of this version sends."""
         return self._most
 
     def _all_to_all(self, sent: Tensor, counts: Array, expected: Array | None = None) -> Tensor:
@@ -294,8 +294,8 @@ class Rounds(Generic[Asked]):
 
 
 @contextlib.contextmanager
-def told(rank: int, what: str) -> Iterator[None]:
-    """What torch.distributed raises, as an error that names the rank."""
+def naming(rank: int, what: str) -> Iterator[None]:
+    """Turns what torch.distributed raises inside into an ExchangeError that names the rank."""
     try:
         yield
     except RuntimeError as error:
@@ -306,6 +306,6 @@ def told(rank: int, what: str) -> Iterator[None]:
 
 
 def cause(error: Exception) -> str:
-    """What torch.distributed says went wrong, less the place in its source and its advice."""
+    """The cause of an error by torch.distributed, without its source location and advice."""
     text = str(error).strip() or type(error).__name__
     return re.sub(r"^\[[^\]]*\]\s*", "", text.splitlines()[0]).partition(". ")[0]

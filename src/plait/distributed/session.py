@@ -21,7 +21,7 @@ from torch.distributed.rendezvous import rendezvous
 from plait.distributed.exchange import WIRE, Exchange, LocalRows
 from plait.distributed.frontier import FrontierExchange
 from plait.distributed.parts import Parts, shares
-from plait.distributed.rounds import told
+from plait.distributed.rounds import naming
 from plait.errors import InputError, PartsError, PlaitError
 from plait.graph import Graph
 from plait.loader.owned import OwnedEdges
@@ -102,9 +102,9 @@ class Session:
         return sum(one.bytes_in for one in used), sum(one.bytes_out for one in used)
 
     def add(self, tensor: Tensor) -> None:
-        """Makes the tensor its sum over all ranks."""
+        """Replaces the tensor by its sum over all ranks."""
         if self.size > 1:
-            with told(self.rank, "all-reduce"):
+            with naming(self.rank, "all-reduce"):
                 dist.all_reduce(tensor)
 
     def sums(self, values: Sequence[float]) -> list[float]:
@@ -114,12 +114,12 @@ class Session:
         return list(total.tolist())
 
     def gathered(self, values: Sequence[float]) -> list[list[float]]:
-        """These of every rank."""
+        """The numbers of every rank."""
         if self.size == 1:
             return [list(values)]
         own = torch.tensor(values, dtype=torch.float64)
         every = [torch.empty_like(own) for _ in range(self.size)]
-        with told(self.rank, "all-gather"):
+        with naming(self.rank, "all-gather"):
             dist.all_gather(every, own)
         return [one.tolist() for one in every]
 
@@ -134,7 +134,7 @@ class Session:
         self._ends_group = False
 
     def abandon(self) -> None:
-        """Ends this rank's part without waiting for the others, which are told when the process ends."""
+        """Ends this rank's part without waiting for the others, which notice when the process ends."""
         atexit.unregister(self._leave)
         self.exchange.abandon()
         if self._frontiers is not None:
@@ -158,9 +158,9 @@ def init(
 ) -> Session:
     """This process's session over the parts in `folder`, under torchrun or alone.
 
-    The default process group is used where there is one, else made (gloo) from torchrun's environment; with
-    neither there is one rank. `interface` is the network interface the ranks talk over; without it, and with
-    a master on this machine, it is the loopback one. `verify` compares every file with its checksum first.
+    The default process group is used if there is one; else it is made (gloo) from torchrun's environment;
+    without torchrun there is one rank. `interface` is the network interface the ranks use; the default is the
+    loopback interface if the master is this machine. `verify` compares every file with its checksum first.
 
     `wire` "float16" or "bfloat16" rounds all features to it, wherever they live, and sends and caches them in
     half the bytes: the model then trains on rounded features, the same for any number of processes.

@@ -16,7 +16,7 @@ from torch_geometric.nn import MessagePassing
 from plait.analysis.network import network_of
 from plait.distributed import norms
 from plait.distributed.peers import Peers, WireCounters
-from plait.distributed.rounds import told
+from plait.distributed.rounds import naming
 from plait.distributed.session import TIMEOUT_SECONDS, join
 from plait.distributed.shardplan import ShardPlan
 from plait.distributed.share import assigned, data_of, whole_of
@@ -46,15 +46,17 @@ def shard(
     timeout_seconds: float = TIMEOUT_SECONDS,
     interface: str | None = None,
 ) -> Sharded:
-    """The model over the ranks of torchrun, each with its own part of the graph; alone it is one rank.
+    """The model over the ranks of torchrun, each with its own part of the graph; without torchrun, one rank.
 
-    `data` is the whole graph as a PyG Data, the same on every rank; METIS divides it. `parts` instead gives
-    the rank of every node, or the folder of `plait partition`, from which each rank reads its own features.
-    Call the result as the model is called, with what `sharded.data` holds: this rank's x, edge_index, y and
-    masks. Losses are shares of the loss over all nodes (`sharded.mean`), gradients are summed over ranks at
-    the end of `backward()`, and all ranks start from rank 0's parameters. `network` describes the network
-    ("10gbit", "1gbit,50us"), from which the planner decides what is sent, unless `split` does: "nodes" or
-    "features" for every layer that can be split this way.
+    Call the result as the model is called, with the attributes of `sharded.data`: this rank's x, edge_index,
+    y and masks. Losses are shares of the loss over all nodes (`sharded.mean`), gradients are summed over
+    ranks at the end of `backward()`, and all ranks start from rank 0's parameters.
+
+    data: the whole graph as a PyG Data, the same on every rank; METIS divides it.
+    parts: the rank of every node, or the folder of `plait partition`, from which each rank reads its own
+        features; instead of dividing `data`.
+    network: what is between the ranks ("10gbit", "1gbit,50us"); the planner decides by it what is sent.
+    split: "nodes" or "features", for every layer that can be split this way, instead of the planner's choice.
     """
     checked_split(split)
     if not isinstance(model, nn.Module):
@@ -99,9 +101,9 @@ def _agreed(part: Any, count: int, size: int, group: Any) -> Any:
     """Rank 0's division of the nodes, on every rank."""
     if size == 1:
         return part
-    told = torch.zeros(count, dtype=torch.int64) if part is None else torch.from_numpy(part)
-    dist.broadcast(told, 0, group=group)
-    return told.numpy()
+    division = torch.zeros(count, dtype=torch.int64) if part is None else torch.from_numpy(part)
+    dist.broadcast(division, 0, group=group)
+    return division.numpy()
 
 
 class Sharded(nn.Module):
@@ -203,7 +205,7 @@ class Sharded(nn.Module):
         return self._peers.add(value.detach().clone())
 
     def sum_gradients(self) -> None:
-        """Makes the gradients of the parameters their sums over ranks; for sync_gradients=False."""
+        """Replaces the parameters' gradients by their sums over ranks; for sync_gradients=False."""
         self._gradients.add_up()
 
     def gather(self, rows: Tensor) -> Tensor:
@@ -214,15 +216,15 @@ class Sharded(nn.Module):
         return self._peers.add(out)
 
     def close(self) -> None:
-        """Ends the process group if `shard` made it."""
+        """Destroys the process group if `shard` made it."""
         if self._ends_group and dist.is_initialized():
             dist.destroy_process_group()
         self._ends_group = False
 
     def _equalise(self) -> None:
-        """Rank 0's parameters and buffers on every rank."""
+        """Copies rank 0's parameters and buffers to every rank."""
         if self._peers.size > 1:
-            with told(self._peers.rank, "broadcast"), torch.no_grad():
+            with naming(self._peers.rank, "broadcast"), torch.no_grad():
                 for tensor in self.module.state_dict().values():
                     if isinstance(tensor, Tensor):
                         dist.broadcast(tensor, 0, group=self._peers.group)
@@ -249,7 +251,7 @@ class _Gradients:
         self._fresh[number] = (grad, None if before is None else before.clone())
 
     def _end(self) -> None:
-        """The pass is over: what it added becomes the sum over ranks, equal to the bit on all of them."""
+        """At the end of the pass, replaces what it added by the sum over ranks, bitwise equal on all."""
         fresh, self._fresh = self._fresh, {}
         numbers = sorted(fresh)
         flat = self._peers.add(torch.cat([fresh[number][0].reshape(-1) for number in numbers]))
@@ -257,7 +259,7 @@ class _Gradients:
         for number, total in zip(numbers, sums, strict=True):
             parameter, before = self._parameters[number], fresh[number][1]
             total = total.view_as(parameter)
-            if parameter.grad is not None:  # None: torch.autograd.grad asked, which sees this rank's own
+            if parameter.grad is not None:  # None: called by torch.autograd.grad, which gets this rank's own
                 parameter.grad.copy_(total if before is None else before + total)
 
     def add_up(self) -> None:

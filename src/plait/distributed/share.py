@@ -26,9 +26,9 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Whole:
-    """Where a graph that is not divided yet can be had: the caller's `data`, or a folder of `parts`.
+    """The source of the whole graph: the caller's `data`, or a folder of `parts`.
 
-    Nothing of it is copied here, and of a folder a rank reads what it asks for.
+    Nothing is copied here, and a rank reads only what it needs from a folder.
     """
 
     num_nodes: int

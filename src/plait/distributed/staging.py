@@ -1,4 +1,4 @@
-"""Rows of several batches in one exchange: asked for together and each once, handed out batch by batch."""
+"""Rows of several batches in one exchange: requested together and once each, handed out by batch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Array = NDArray[Any]
 class _Group:
     """Remote rows of some batches; `ids` ascend, `left` of the batches are not made yet.
 
-    `lends_to` is the number of the last group that was asked for without rows which this one brings.
+    `lends_to` is the number of the last group that was requested without rows which this one brings.
     """
 
     number: int
@@ -34,7 +34,7 @@ class _Group:
 
 
 class Staging:
-    """The rows of an exchange, those that were announced with `stage` asked for ahead of their use.
+    """The rows of an exchange; those announced with `stage` are requested ahead of their use.
 
     Batches are made in the order they were staged in, each ended by `done`.
     """
@@ -52,7 +52,7 @@ class Staging:
         self._lock = threading.Lock()
 
     def stage(self, ids: Array, batches: Sequence[Array]) -> None:
-        """Asks for the remote rows among these, which ascend, less those on their way; returns at once.
+        """Requests the remote rows among these, which ascend, except those on their way; returns at once.
 
         They are those that the `batches`, each given by its nodes, do not find elsewhere.
         """
@@ -92,7 +92,7 @@ class Staging:
             self._announced = self._made = 0
 
     def held(self, ids: Array) -> Array:
-        """Which of the rows stay here for a batch after the one being made, one truth value each."""
+        """A mask of the rows that stay here for a batch after the one being made."""
         later: Array = self._last[ids] > self._made
         return later
 

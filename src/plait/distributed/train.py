@@ -90,7 +90,7 @@ class Trainer:
         self._checkpoints: Checkpoints | None = None
 
     def checkpoint(self, folder: str | os.PathLike[str], **options: Any) -> Position:
-        """Keeps checkpoints in `folder` from now on, having resumed from the newest there; where that is.
+        """Resumes from the newest checkpoint in `folder`, keeps new ones there, and returns the position.
 
         `options` are those of `Checkpoints`. The next epoch begins with the batch after the last one done.
         """
@@ -100,14 +100,14 @@ class Trainer:
         return self.position
 
     def _done(self, loss: float) -> None:
-        """A step is done: moves on, and saves where it is time to."""
+        """Counts a finished step and saves a checkpoint when one is due."""
         at = self.position
         self.position = Position(at.epoch, at.batch + 1, at.step + 1, at.loss + loss)
         if self._checkpoints is not None:
             self._checkpoints.after_step(self.position)
 
     def epoch(self) -> EpochReport:
-        """Trains one epoch, or what is left of it; what it was like on this rank."""
+        """Trains one epoch, or what is left of it; returns this rank's report."""
         begin, before = time.perf_counter(), self._counted()
         compute, reduced, steps = 0.0, 0.0, 0
         trace, ended = self.session.exchange.trace, begin
@@ -154,7 +154,7 @@ class Trainer:
 
     @torch.no_grad()
     def accuracy(self, batches: NeighborLoader) -> float:
-        """The share of right answers over the inputs of a loader without padding, over all ranks."""
+        """The share of correct predictions for the seeds of a loader without padding, over all ranks."""
         self._run.eval()
         right = seen = 0
         for batch in batches:
@@ -179,7 +179,7 @@ class Trainer:
         return nn.functional.cross_entropy(out, labels, ignore_index=-1)
 
     def _average(self) -> None:
-        """Gradients become their mean over ranks: one all-reduce of all of them."""
+        """Replaces the gradients by their mean over ranks, in one all-reduce."""
         if self.session.size == 1:
             return
         gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self._parameters]

@@ -1,4 +1,4 @@
-"""What lies between the ranks, measured: bandwidth, latency, and what they lose where they meet."""
+"""Measures the network between ranks: bandwidth, latency, and what they lose where they meet."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from plait.analysis.network import Network, Traffic, all_reduce
 from plait.distributed.peers import Peers
-from plait.distributed.rounds import told
+from plait.distributed.rounds import naming
 from plait.runtime.adjoint import mapped
 
 __all__ = ["fitted", "measure_network", "measure_sharing", "with_meeting"]
@@ -73,10 +73,10 @@ def _exchange_seconds(size: int, work: _Work, rank: int, ranks: int, group: Any)
     for k in range(_FIRST + times):
         begin = time.perf_counter()
         worked[k] = work.seconds()
-        with told(rank, "all_to_all"):
+        with naming(rank, "all_to_all"):
             dist.all_to_all_single(torch.empty_like(sent), sent, counts, counts, group=group)
         passed[k] = time.perf_counter() - begin
-    with told(rank, "all-reduce"):
+    with naming(rank, "all-reduce"):
         dist.all_reduce(worked, dist.ReduceOp.MAX, group=group)
         dist.all_reduce(passed, group=group)
     taken: list[float] = (passed / ranks - worked)[_FIRST:].tolist()
@@ -124,7 +124,7 @@ class _Steps:
         self._mean(_FIRST)
 
     def _met(self, rows: int) -> Peers:
-        """This rank among the others, with the first rows of each of them as its halo."""
+        """The peers of this rank, with the first rows of each of them as its halo."""
         others = [other for other in range(self.ranks) if other != self.rank]
         halo = [rows * other + k for other in others for k in range(_MET_ROWS)]
         bounds = rows * np.arange(self.ranks + 1)
@@ -144,7 +144,7 @@ class _Steps:
             self._wait()
             if turn == self.rank:
                 total += self._mean(steps)
-        with told(self.rank, "all-reduce"):
+        with naming(self.rank, "all-reduce"):
             dist.all_reduce(total, group=self.group)
         return float(total) / self.ranks
 
@@ -152,12 +152,12 @@ class _Steps:
         """Seconds of a step of the slowest rank, all ranks at once."""
         self._wait()
         mean = torch.tensor([self._mean(steps)], dtype=torch.float64)
-        with told(self.rank, "all-reduce"):
+        with naming(self.rank, "all-reduce"):
             dist.all_reduce(mean, dist.ReduceOp.MAX, group=self.group)
         return float(mean)
 
     def _wait(self) -> None:
-        with told(self.rank, "barrier"):
+        with naming(self.rank, "barrier"):
             dist.barrier(self.group)
 
     def _mean(self, steps: int) -> float:

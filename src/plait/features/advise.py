@@ -29,7 +29,7 @@ _BITS = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
 @dataclass(frozen=True)
 class Network:
-    """What a fetch costs: a wait, and bytes at a rate."""
+    """The cost of a fetch: a latency, and bytes at a rate."""
 
     bytes_per_second: float
     latency_seconds: float = 100e-6
@@ -41,7 +41,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Point:
-    """One policy at one capacity, per epoch; `capacity` in rows, `share` of all distinct rows asked for."""
+    """One policy at one capacity, per epoch; `capacity` in rows, `share` of all distinct rows requested."""
 
     policy: str
     capacity: int
@@ -77,7 +77,7 @@ class Advice:
 
 
 def parse_network(text: str) -> Network:
-    """A network as people write it: "1gbit", "25gbit", "100mbit", with a wait as in "10gbit,50us"."""
+    """A network from text: "1gbit", "25gbit", "100mbit", with a latency as in "10gbit,50us"."""
     match = re.fullmatch(r"\s*([\d.]+)\s*([kmgt])bit(?:/s)?\s*(?:,\s*([\d.]+)\s*(us|ms))?\s*", text.lower())
     if match is None or float(match[1]) <= 0:
         raise InputError(f"network={text!r}: write a rate such as 1gbit or 10gbit,50us")
@@ -101,7 +101,7 @@ def advise(
 ) -> Advice:
     """What caching would do for a trace of `epochs` epochs of remote rows (one id array per batch).
 
-    compute_seconds and sample_seconds are per batch. Capacities are `shares` of the distinct rows asked for.
+    compute_seconds and sample_seconds are per batch. Capacities are `shares` of the distinct rows requested.
     `scores` by policy name serve the static rules; without them they are counted from the trace.
     """
     _check(row_bytes, epochs, compute_seconds, sample_seconds, shares, policies)

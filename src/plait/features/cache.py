@@ -38,9 +38,9 @@ _TRACE_ROWS = 500_000
 
 @dataclass
 class Counters:
-    """What a cache did so far, in rows unless said otherwise.
+    """Counters of a cache, in rows unless said otherwise.
 
-    A row asked for twice in a batch counts once. `halo_requests` and `halo_hits` count only rows inside the
+    A row requested twice in a batch counts once. `halo_requests` and `halo_hits` count only rows inside the
     one-hop halo, as MassiveGNN does; they stay 0 when no halo was given.
     """
 
@@ -57,29 +57,28 @@ class Counters:
 
     @property
     def hit_rate(self) -> float:
-        """Hits per row asked for; 0 when none was."""
+        """Hits per row requested; 0 when none was."""
         return self.hits / self.requests if self.requests else 0.0
 
 
 class Cache:
-    """Rows of `source`, of which `policy` keeps `capacity` close; read them with `take(ids)`.
+    """A cache of `capacity` rows in front of a slow `source`; read rows with `take(ids)`.
 
-    The source is an array, the path of a .npy file, or a function from an int64 array of ids to rows; then
-    `num_rows` says how many there are. "auto" and "lookahead" keep what is needed soonest: tell them with
-    `reveal` (a loader does), up to `window` batches ahead; without that they keep what was needed most often.
-    "auto" starts so, or as `advice` recommends, and may change its rule at `end_epoch` (a loader calls it)
-    when the measured stall is not the expected one; `choice` tells what was chosen and why.
+    source: an array, the path of a .npy file, or a function from an int64 array of ids to rows; a function
+        needs `num_rows`, the number of rows there are. If it raises, it is called `retries` times more.
+    policy: "auto" and "lookahead" keep the rows that are needed soonest. Announce batches with `reveal`, up
+        to `window` of them ahead (a loader does); without that they keep the rows needed most often. "auto"
+        starts like this, or as `advice` recommends, and may change its rule at `end_epoch` (a loader calls
+        it) when the measured stall is not the expected one; `choice` is what was chosen and why.
+    local: a mask of rows that are at hand in the source: they bypass the cache and are not counted.
+    shared: a name; all processes of this machine that give it share one buffer. The rule is then an online
+        or a static one ("auto": static where scores are given, else sieve). The buffer is gone when the last
+        process has closed it or ended.
+    precision: "float16" or "bfloat16" rounds all float32 rows and keeps them in half the bytes; `take`
+        returns float32, the same for cached and fetched rows.
 
-    With `shared` the processes of this machine that give the same name keep one buffer between them; its rule
-    is an online or a static one ("auto": static where scores are given, else sieve). It is gone when the last
-    of them has closed it or ended.
-
-    With `precision` ("float16" or "bfloat16") all float32 rows are rounded to it and kept in half the bytes,
-    so `capacity` rows take half the memory; `take` returns float32, the same for cached and fetched rows.
-
-    Rows of ids where `local` is true are available in the source: they bypass the cache and are not counted.
-    A source that raises is asked `retries` times more. Several threads may take; they are served one after
-    the other. A batch that is booked (`book`) serves later ones from then on until `reclaim` hands it over.
+    Several threads may call `take`; they are served one after the other. A batch that is booked (`book`)
+    lends its rows to later ones until `reclaim` hands it out.
     """
 
     def __init__(
@@ -135,7 +134,7 @@ class Cache:
         self._booked = threading.local()
         self._taking = threading.Lock()  # batches are served in turn
         self._marking = threading.Lock()  # of what tells distinct ids
-        # the rule is told of later batches, by other threads and processes, while one is being fetched
+        # other threads and processes announce later batches to the rule while one is being fetched
         self._ruling: Segment | threading.Lock = threading.Lock()
         self.is_shared = shared is not None
         if shared is not None:
@@ -151,7 +150,7 @@ class Cache:
             raise InputError(
                 f"shared: policy {self.policy!r} cannot be shared; choose an online or a static one"
             )
-        row = self._fetched(np.zeros(1, np.int64), 1)  # tells what the rows are
+        row = self._fetched(np.zeros(1, np.int64), 1)  # says what the rows are
         kept = np.broadcast_to(np.zeros((), row.dtype), (self.capacity, *row.shape[1:]))
         kind = self.precision or row.dtype
         signature = f"{self.policy} over {self.capacity} of {self.num_rows} rows of {kind}"
@@ -186,7 +185,7 @@ class Cache:
         return partial(Cache, **named), positional
 
     def close(self) -> None:
-        """Gives up a shared buffer; needed only to be rid of it before the cache is."""
+        """Releases a shared buffer; only needed to release it before the cache is dropped."""
         if isinstance(self._ruling, Segment):
             self._ruling.close()
 
@@ -197,7 +196,7 @@ class Cache:
         )
 
     def reveal(self, ids: ArrayLike) -> None:
-        """Tells the rule the next batch after the last one it knows; other rules ignore it."""
+        """Announces the next batch after the last known one; rules that do not look ahead ignore it."""
         if not isinstance(self._rule, LookAhead):
             return
         wanted = first_places(self._far(self._checked(ids)))
@@ -207,11 +206,11 @@ class Cache:
 
     @property
     def known(self) -> int:
-        """Batches that were revealed and not asked for yet."""
+        """The number of batches that were revealed and not requested yet."""
         return len(self._ahead) + (self._rule.known if isinstance(self._rule, LookAhead) else 0)
 
     def missing(self, ids: ArrayLike) -> Array:
-        """Those of the ids, each once and ascending, that the source would be asked for now."""
+        """The ids, each once and ascending, that would be fetched from the source now."""
         far = self._far(self._checked(ids))
         if self.policy != "none":
             with self._ruling:
@@ -267,7 +266,7 @@ class Cache:
         return None if lent is None or lent.inverse is not None else lent.rows
 
     def reclaim(self, booked: Lent) -> None:
-        """Ends the lending of a batch, the first to be made first: the rule keeps of it what it wants."""
+        """Hands out the batch that was booked first: it lends no longer, and the rule keeps rows of it."""
         with self._ruling:
             while self._waiting is not None and booked in self._waiting:
                 first = self._waiting.first()
@@ -277,7 +276,7 @@ class Cache:
                 self._keep(first.ids, first.at, first.rows, is_handed_out=True)
 
     def withdraw(self) -> None:
-        """Ends the lending of batches that nobody will use; those still to be made take rows as any other."""
+        """Ends the lending of batches that will not be used; those still to be made take rows as usual."""
         with self._ruling:
             self._lend_none()
 
@@ -290,7 +289,7 @@ class Cache:
         return np.zeros(ids.size, bool) if self._waiting is None else self._waiting.has(ids)
 
     def forget(self) -> None:
-        """Drops what was revealed and not asked for, as when an epoch was left early; the rows stay."""
+        """Drops what was revealed and not requested, as when an epoch was left early; the rows stay."""
         with self._taking, self._ruling:
             self._forget()
             self._seen_batches()
@@ -575,7 +574,7 @@ class Cache:
             self._rows_seen += far.size
 
     def _seen_batches(self) -> list[Array]:
-        """What was noted so far, which is then forgotten."""
+        """The batches noted so far; the notes are cleared."""
         batches, self._seen, self._rows_seen = self._seen, [], 0
         return batches
 

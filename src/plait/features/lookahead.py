@@ -22,7 +22,7 @@ __all__ = ["State", "release", "reveal", "start", "step"]
 
 Array = NDArray[Any]
 
-# Counts from here on share one list: a row asked for this often is kept in any case.
+# Counts from here on share one list: a row requested this often is kept in any case.
 _COUNTS = 4096
 
 

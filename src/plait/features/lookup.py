@@ -17,7 +17,7 @@ __all__ = ["DirectTable", "HashTable", "SlotTable", "slot_table"]
 Array = NDArray[Any]
 _EMPTY = -1
 _GONE = -2
-# Ids between asking for a cell and reading it.
+# Ids between prefetching a cell and reading it.
 _AHEAD = 24
 
 

@@ -258,7 +258,7 @@ class LookAhead(Policy):
         return self._revealed[after] if after < len(self._revealed) else None
 
     def reveal(self, ids: Array) -> None:
-        """Tells the rule the batch after the last one it knows."""
+        """Announces the batch after the last known one."""
         if len(self._revealed) > self.window:
             raise InputError(f"reveal: {self.window} batches ahead are known already; step first")
         self._revealed.append(ids)

@@ -23,8 +23,8 @@ __all__ = [
 
 Array = NDArray[Any]
 
-# Rows between asking for a row and copying it. 11k random rows of 128 B to 2.4 kB, one core: 4 to 16 within
-# 5% on rows of 512 B and more, 16 best on short ones; without asking 1.2 to 1.8 times slower, as np.take is.
+# Rows between prefetching a row and copying it. 11k random rows of 128 B to 2.4 kB, one core: 4 to 16 within
+# 5% on rows of 512 B and more, 16 best on short ones; without prefetching 1.2 to 1.8 times slower.
 _AHEAD = 16
 _LINE_WORDS = 8
 
@@ -34,7 +34,7 @@ Row = tuple[tuple[int, ...], Any]
 
 
 class Rows(Protocol):
-    """Something that hands out rows by number; num_rows is None when it does not know how many it has.
+    """A source of rows by number; num_rows is None when it does not know how many it has.
 
     One that knows `row`, the shape and type of its rows, may also write them where they are wanted, which
     spares a copy and fresh memory: `place(ids, at, out)` does out[at] = rows of ids, `fill(ids, out)`
@@ -122,7 +122,7 @@ class FunctionRows:
 
 
 class RetryingRows:
-    """Rows that are asked for again when the source raises, each time after twice the pause."""
+    """Rows that are requested again when the source raises, each time after twice the pause."""
 
     def __init__(self, rows: Rows, retries: int = 2, pause_seconds: float = 0.05) -> None:
         if retries < 0 or pause_seconds < 0:
@@ -147,9 +147,9 @@ class RetryingRows:
         self._tried(lambda: source.place(ids, at, out), ids.size)
 
     def held(self, ids: Array) -> Array:
-        """Which of the rows the source has available until they are asked for again, one truth value each.
+        """Which of the rows the source has at hand until they are requested again, as a mask.
 
-        An empty array where the source says nothing of it.
+        An empty array where the source does not say.
         """
         source: Any = self._rows
         found: Array = source.held(ids) if hasattr(source, "held") else np.empty(0, np.bool_)

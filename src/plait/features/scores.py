@@ -20,7 +20,7 @@ Array = NDArray[Any]
 
 
 def degree(graph: Graph) -> Array:
-    """Out-degrees: how many targets could ask for the row. For a symmetric graph the usual degree."""
+    """Out-degrees: how many targets could need the row. For a symmetric graph the usual degree."""
     return np.bincount(graph.indices, minlength=graph.num_sources)
 
 

@@ -33,7 +33,7 @@ _INSIDE = 32
 
 
 class Segment:
-    """The `arrays` of the first process to ask for `name`, mapped by all; `with segment:` keeps others out.
+    """The `arrays` of the first process to ask for `name`, mapped by all; `with segment:` is exclusive.
 
     `signature` says what the arrays are; a later process must mean the same. `mend` is called inside when the
     last to be inside did not come out: it died or raised, and the arrays may be in any state.

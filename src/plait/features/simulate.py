@@ -33,7 +33,7 @@ POLICIES = (
     "auto",
 )
 
-# How far look-ahead sees unless told: batches that ask for 32 times the capacity, at least 32. Measured on
+# How far look-ahead sees by default: batches that ask for 32 times the capacity, at least 32. Measured on
 # three real graphs in 4 parts, batches of 32 to 1000: at 8 times the capacity it fetches up to 4% more than
 # Belady.
 WINDOW_ROWS = 32
@@ -69,7 +69,7 @@ class Outcome:
 
     @property
     def hit_rate(self) -> float:
-        """Hits per request; 0 when nothing was asked for."""
+        """Hits per request; 0 when there were none."""
         return self.hits / self.requests if self.requests else 0.0
 
 
@@ -161,7 +161,7 @@ def _advise(trace: Trace, capacity: int, scores: Array, params: dict[str, Any]) 
 
 
 def _window(trace: Trace, capacity: int, params: dict[str, Any]) -> int:
-    """The batches look-ahead sees: as told, else by the capacity and the size of a batch."""
+    """The batches look-ahead sees: as given, else by the capacity and the size of a batch."""
     given = params.get("window")
     if given is not None:
         if isinstance(given, bool) or not isinstance(given, int | np.integer) or given < 0:

@@ -1,4 +1,4 @@
-"""A trace of feature rows: which rows each batch asked for, packed for replay."""
+"""A trace of feature rows: which rows each batch requested, packed for replay."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DIRECT_LIMIT = 1 << 27
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """Batch b asks for rows ids[offsets[b]:offsets[b + 1]], each once, all below num_ids.
+    """Batch b requests rows ids[offsets[b]:offsets[b + 1]], each once, all below num_ids.
 
     `names[i]` is the caller's number of row i; None when that is i.
     """
@@ -53,11 +53,11 @@ class Trace:
 
     @property
     def requests(self) -> int:
-        """How many rows were asked for, over all batches."""
+        """How many rows were requested, over all batches."""
         return int(self.ids.size)
 
     def counts(self) -> Array:
-        """How many batches asked for each row."""
+        """How many batches requested each row."""
         return np.bincount(self.ids, minlength=self.num_ids)
 
     def by_row(self, scores: ArrayLike) -> Array:

@@ -42,7 +42,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Seen:
-    """What an epoch was measured to be; `prepare_seconds` includes the fetching.
+    """The measurements of an epoch; `prepare_seconds` includes the fetching.
 
     Without prefetch nothing is overlapped: every second of preparation is a stall.
     """
@@ -104,7 +104,7 @@ def warm_rows(batches: Sequence[Array], capacity: int, settings: Iterable[Settin
 
 
 def disagrees(seen: Seen, predicted_seconds: float | None) -> bool:
-    """Whether the measured stall is not the predicted one; no prediction agrees with nothing."""
+    """Whether the measured stall differs from the predicted one; without a prediction it does."""
     if predicted_seconds is None:
         return True
     off = abs(seen.stalled_seconds - predicted_seconds)
@@ -120,7 +120,7 @@ def can_gain(seen: Seen) -> bool:
 def retune(current: Setting, seen: Seen, rows: Mapping[Setting, float]) -> Choice:
     """The best of the settings whose remote rows per epoch are given; `current` unless a change is worth it.
 
-    What no setting explains (sampling that is too slow, say) is left out of the comparison, and said.
+    What no setting explains (such as slow sampling) is left out of the comparison; the reason says so.
     """
     stall = {setting: seen.stall_with(count) for setting, count in rows.items()}
     explained = seen.stall_with(seen.remote_rows)

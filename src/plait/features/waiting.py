@@ -53,7 +53,7 @@ class Lent:
         return not ((self.slots >= 0).any() or (self.holders >= 0).any())
 
     def room(self, row: Row) -> Array:
-        """Its memory, made now where it had none."""
+        """Its memory, allocated now if it had none."""
         if self.rows is None:
             self.rows = np.empty((self.unique.size, *row[0]), row[1])
         return self.rows
@@ -120,7 +120,7 @@ class Waiting:
                 _from_slots(lent, kept, changes[lent.slots])
 
     def first(self) -> Lent:
-        """The batch to be used first, which leaves; those after it have what they get from it."""
+        """Removes the batch to be used first; those after it have copied what they get from it."""
         first = self._lent.popleft()
         for lent in self._lent:
             if not lent.is_made:

@@ -41,7 +41,7 @@ class Graph:
     def __init__(
         self, indptr: Ints, indices: Ints, num_sources: int, order: Ints | Callable[[], Ints] | None = None
     ) -> None:
-        """Keeps and trusts its arguments; `order` may be a function that makes it when first asked.
+        """Keeps and trusts its arguments; `order` may be a function that makes it at first use.
 
         Use from_edge_index, from_csr or from_any for data that was not checked.
         """

@@ -1,6 +1,6 @@
 """Mini-batches: neighbour sampling on CSR, and what turns samples into batches.
 
-Names are loaded when first used, so that the sampler can be had without torch.
+Names are loaded when first used, so that the sampler can be imported without torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""plait's samplers in the shape PyG's loaders ask for: inputs in, SamplerOutput out."""
+"""plait's samplers with the interface of PyG's: inputs in, SamplerOutput out."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["NumberedSampler", "make_sampler", "picked_seed"]
 
 
 class NumberedSampler(BaseSampler):  # type: ignore[misc]  # torch_geometric ships no types
-    """Samples that depend on the numbers of epoch and batch and on nothing else.
+    """A sampler whose samples depend on the numbers of epoch and batch and on nothing else.
 
     `node_time` dates negatives (by node type where there are several). Samples of several types are made
     bidirectional here, by PyG: it pairs relations with their reverses.

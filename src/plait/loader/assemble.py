@@ -1,4 +1,4 @@
-"""A sample and the data it was drawn from in, the mini-batch in PyG's terms out."""
+"""Builds PyG's mini-batch from a sample and the data it was drawn from."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Assembler:
         return data
 
     def _attach_graph(self, store: Any, out: Any) -> None:
-        """Has edge_index carry what its sampler knows, for planned layers."""
+        """Attaches to edge_index what its sampler knows, for planned layers."""
         edge_index, by_target = store.get("edge_index"), getattr(out, "by_target", None)
         if edge_index is None or by_target is None or edge_index.device.type != "cpu":
             return

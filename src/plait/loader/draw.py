@@ -16,7 +16,7 @@ from numba.extending import intrinsic
 __all__ = ["GOLDEN", "below", "draw", "mix", "node_key", "stream_key", "unit"]
 
 GOLDEN = 0x9E3779B97F4A7C15
-"""What the keys of two nodes with neighbouring numbers differ by, before they are mixed."""
+"""The difference of the keys of two nodes with neighbouring numbers, before they are mixed."""
 _GOLDEN = np.uint64(GOLDEN)
 _MASK = (1 << 64) - 1
 
@@ -43,7 +43,7 @@ def draw(key: Any, number: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _high_product(typing_context: Any, left: Any, right: Any) -> Any:
-    """The upper 64 bits of a product of two uint64; numba has no word for what processors do in one step."""
+    """The upper 64 bits of a product of two uint64; numba does not expose the processor's instruction."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         wide = ir.IntType(128)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from plait.features.waiting import Lent
 
     Booked = tuple["Job", Any, "Lent | None"]
-    """A sample, and where its rows come from where that is settled."""
+    """A sample, and where its rows come from, if that is decided."""
 
 __all__ = ["Epochs", "Job", "Shuffled", "shuffled"]
 
@@ -66,7 +66,7 @@ class Shuffled(RandomSampler):
 def shuffled(size: int, seed: int, kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a DataLoader with shuffle=True replaced by plait's own order.
 
-    A sampler or a generator the user brought is left to rule; a dataset or collate_fn is the loader's own.
+    A sampler or generator given by the user decides instead; dataset and collate_fn are the loader's own.
     """
     kwargs = {name: value for name, value in kwargs.items() if name not in ("dataset", "collate_fn")}
     given = [kwargs.get(name) for name in ("sampler", "batch_sampler", "generator")]
@@ -79,7 +79,7 @@ class Epochs:
     """Iteration for a DataLoader that can `draw` a job and `fill` what was drawn.
 
     `epoch` is the number of the next epoch; it rises by one with every iterator, and may be set.
-    `stalled_seconds` is how long the last epoch was waited for, from its first batch on.
+    `stalled_seconds` is the time spent waiting for batches in the last epoch, from its first batch on.
     """
 
     epoch: int
@@ -93,9 +93,9 @@ class Epochs:
     _transfer: Transfer
     _workers: DataLoader[Any] | None
     _sees_past_epochs = False
-    """Whether the cache is told of the next epoch's batches while this one ends, their order being known."""
-    _early: deque[tuple[Job, Any]] | None = None  # samples of the next epoch that the cache was told of
-    _begun: deque[Booked] | None = None  # its first batches, which come before those: booked already
+    """Whether the next epoch's batches, whose order is known, are announced while this one ends."""
+    _early: deque[tuple[Job, Any]] | None = None  # samples of the next epoch that were announced to the cache
+    _begun: deque[Booked] | None = None  # its first batches, before those samples: already booked
     coalesce = 1
     """Batches that are booked together."""
 
@@ -198,10 +198,10 @@ class Epochs:
         return Prefetch(work, jobs, self.prefetch, threads, **budget)
 
     def _made(self, job: Job) -> Any:
-        return self._told(job, lambda: self.fill(self.draw(job)))
+        return self._naming_batch(job, lambda: self.fill(self.draw(job)))
 
-    def _told(self, job: Job, work: Callable[[], Any]) -> Any:
-        """work(), with the batch named in what it raises."""
+    def _naming_batch(self, job: Job, work: Callable[[], Any]) -> Any:
+        """work(); its errors name the batch."""
         try:
             return work()
         except PlaitError as error:
@@ -212,7 +212,7 @@ class Epochs:
             raise
 
     def _through_cache(self, epoch: int, cache: Cache, clock: _Clock) -> Iterator[Any]:
-        """Samples run far ahead and tell the cache what will be needed; rows are then fetched in order."""
+        """Samples are drawn far ahead and announced to the cache; rows are then fetched in order."""
         begun, known = self._continued(epoch, cache)
         jobs: Iterator[Job] = islice(self._jobs(epoch), len(begun) + len(known), None)
         if self._sees_past_epochs and cache.window:
@@ -225,7 +225,7 @@ class Epochs:
             job, sample, booked = drawn
             try:
                 with cache.making(booked):
-                    return self._told(job, lambda: self._transfer.start(self.fill(sample)))
+                    return self._naming_batch(job, lambda: self._transfer.start(self.fill(sample)))
             finally:
                 clock.prepare_seconds += time.perf_counter() - begin
 
@@ -248,7 +248,7 @@ class Epochs:
         return deque(), known
 
     def _start_over(self) -> None:
-        """Drops what was asked for ahead: the epoch does not go on from there."""
+        """Drops what was requested ahead, because the epoch does not continue from there."""
 
     @property
     def _lends(self) -> bool:
@@ -321,12 +321,12 @@ class Epochs:
 
     def _samples(self, jobs: Iterator[Job]) -> Iterator[tuple[Job, Any]]:
         """Every job with its sample, drawn ahead."""
-        return self._ahead(lambda job: (job, self._told(job, lambda: self.draw(job))), jobs)
+        return self._ahead(lambda job: (job, self._naming_batch(job, lambda: self.draw(job))), jobs)
 
     def _revealed(
         self, samples: Iterator[Any], cache: Cache, epoch: int, known: deque[tuple[Job, Any]]
     ) -> Iterator[Any]:
-        """The samples of an epoch in the order of their use, each told to the cache long before."""
+        """The samples of an epoch in the order of their use, each announced to the cache long before."""
         try:
             while True:
                 # two for every one that leaves: the window fills during the first batches, none waits for it
@@ -384,7 +384,7 @@ class _Clock:
         self._before = (0.0, 0) if cache is None else _fetched(cache)
 
     def waits(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """The batches, with the time they are waited for."""
+        """The batches; the time spent waiting for them is counted."""
         while True:
             asked = time.perf_counter()
             batch = next(batches, _END)
@@ -446,7 +446,7 @@ class _InWorker(Dataset[Any]):
     def __getitem__(self, job: Job) -> Any:
         if self.loader.filter_per_worker:
             return self.loader._made(job)
-        return self.loader._told(job, lambda: self.loader.draw(job))
+        return self.loader._naming_batch(job, lambda: self.loader.draw(job))
 
 
 def _close(iterator: Any) -> None:

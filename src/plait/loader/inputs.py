@@ -144,7 +144,7 @@ def _from_feature_store(store: Any, name: str, kind: str | None = None) -> Rows:
 
 
 def the_cache(rows: RowsByAttribute) -> tuple[str | None, Cache | None]:
-    """The one cache among the features, which is told what comes, and the type of its nodes."""
+    """The one cache among the features, to which batches are announced, and the type of its nodes."""
     caches: list[Any] = [(kind, r) for (kind, _), r in rows.items() if isinstance(r, Cache)]
     if len(caches) > 1:
         raise InputError("features holds several caches; put one cache before all of them")

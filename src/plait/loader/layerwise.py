@@ -63,8 +63,8 @@ def inference(
 ) -> Any:
     """model(x, edge_index, **kwargs) without gradients, dropout off, for all nodes of `data`.
 
-    `memory_limit` bounds in bytes what a block of a layer holds; the rows of nodes between layers come on
-    top. `features` (an array or the path of a .npy file, which stays on disk) stand for data.x. A message
+    `memory_limit` bounds, in bytes, what a block of a layer holds; the rows of nodes between layers are not
+    included. `features` (an array or the path of a .npy file, which stays on disk) replace data.x. A message
     passing layer that is not known to look at its in-edges only runs whole, with a warning. Tensors in
     kwargs with one entry per edge, such as edge_weight, follow their edges.
     """
@@ -122,7 +122,7 @@ class _Blocks:
         self._normalised: dict[tuple[Any, ...], tuple[Sampler, Tensor]] = {}
 
     def runner(self, layer: nn.Module, name: str) -> Callable[..., Any] | None:
-        """What stands for the layer's forward; None to leave it."""
+        """The replacement of the layer's forward; None to keep it."""
         is_forward = getattr(layer, "flow", "source_to_target") == "source_to_target"
         if type(layer) is gnn.GCNConv and is_forward:
             return lambda x, edge_index, edge_weight=None: self._gcn(layer, x, edge_index, edge_weight)

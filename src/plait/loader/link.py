@@ -20,8 +20,8 @@ __all__ = ["LinkNeighborLoader"]
 class LinkNeighborLoader(SampledEpochs, PyGLinkNeighborLoader):  # type: ignore[misc]  # torch_geometric ships no types
     """PyG's LinkNeighborLoader: its arguments, its batches, negatives included, and no compiled wheel needed.
 
-    What plait adds (prefetch, budget_bytes, features, seed, method, batch_dependency, device) is said at
-    NeighborLoader. Negatives are PyG's: uniform or weighted nodes, an existing edge now and then among them.
+    NeighborLoader explains plait's own arguments (prefetch, budget_bytes, features, seed, method,
+    batch_dependency, device). Negatives are PyG's: uniform or weighted nodes, so a few are existing edges.
     """
 
     def __init__(

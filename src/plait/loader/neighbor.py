@@ -20,12 +20,15 @@ __all__ = ["NeighborLoader"]
 class NeighborLoader(SampledEpochs, PyGNeighborLoader):  # type: ignore[misc]  # torch_geometric ships no types
     """PyG's NeighborLoader: its arguments, its batches, and no compiled wheel needed.
 
-    Besides PyG's: `prefetch=k` prepares up to k batches ahead in threads, `budget_bytes` bounds what they
-    hold; `features` gives rows from outside `data` (an array, the path of a .npy file, a function of ids, a
-    PyG FeatureStore, a plait Cache; a dict by attribute name, one alone is `x`; for HeteroData a dict by node
-    type of those); `seed` fixes all draws (without it one is taken from torch's generator); `method="labor"`
-    and `batch_dependency` are the sampler's; `device` is where batches are copied while the previous one is
-    being used. The batches are the same whatever prefetch and num_workers are.
+    The batches do not depend on `prefetch` or `num_workers`. Arguments that PyG's loader does not have:
+
+    prefetch: the number of batches prepared ahead, in threads; `budget_bytes` bounds the memory they take.
+    features: rows that are not in `data`: an array, the path of a .npy file, a function of ids, a PyG
+        FeatureStore or a plait Cache. A single one is `x`; give a dict by attribute name for several, and for
+        HeteroData a dict of these by node type.
+    seed: fixes all draws; without it one is taken from torch's generator.
+    method, batch_dependency: of the sampler; "labor" makes the samples of a batch share sources.
+    device: where batches are copied while the previous one is being used.
     """
 
     def __init__(

@@ -31,10 +31,10 @@ _MARKS = 4096
 # enough for its lines to be in the L1 cache still (128 targets took 0.98 to 1.09 times as long, the whole
 # frontier 1.3 to 1.8 times).
 _BLOCK = 32
-# Edges between two hints where a whole row is read: no more than a cache line holds.
+# Edges between two prefetches where a whole row is read: no more than a cache line holds.
 _LINE = 8
-# Targets between asking for a row pointer and reading it. Behind a gather of features the pointers are out of
-# the cache: without asking, a target takes 1.4 to 1.6 times as long.
+# Targets between prefetching a row pointer and reading it. After a gather of features the pointers are not in
+# the cache: without prefetching, a target takes 1.4 to 1.6 times as long.
 _AHEAD = 16
 
 # Indices of the loops over edges are unsigned: numba tests signed ones for counting from the end.
@@ -177,8 +177,8 @@ def pick_edges(
     """Writes the sources and the numbers of the edges chosen for targets begin..end, by any rule but UNIFORM.
 
     ends[stride * p] is the source of the edge at position p; with stride 2 its number follows. Positions are
-    chosen a block of targets ahead of reading what stands there: those reads go all over the graph, and asked
-    for in advance an edge costs 7 instead of 12 to 17 ns.
+    chosen a block of targets ahead of reading them: these reads go all over the graph, and with prefetching
+    an edge costs 7 ns instead of 12 to 17.
     """
     rank = np.empty(_longest(begin, end, pointer) if mode >= WEIGHTED else 0, np.float64)
     for block in range(begin, end, _BLOCK):

@@ -1,4 +1,4 @@
-"""Prepares what comes next in threads while the caller works on what came last.
+"""Prepares the next results in threads while the caller works on the last one.
 
 The caller's thread hands out the jobs and takes the results in order, so nothing is drawn from an iterator
 or a random generator out of turn, and a caller who stops taking stops the threads: at most `depth` jobs are
@@ -71,7 +71,7 @@ class Prefetch(Generic[Job, Result]):
             raise
 
     def _taken(self) -> Result:
-        """The oldest result, waited for."""
+        """Waits for the oldest result and returns it."""
         oldest = self._ahead.popleft()
         if oldest.done():
             return self._weighed(oldest.result())

@@ -19,8 +19,8 @@ from plait.loader.draw import mix
 __all__ = ["finish", "hash_relabel", "induce", "stamp_relabel", "stamp_seeds"]
 
 
-# Edges between asking for a node's entry and reading it. Behind a gather of features the entries are out of
-# the cache: without asking, an edge takes 1.7 to 2.1 times as long (graphs of 80 k to 8 M nodes);
+# Edges between prefetching a node's entry and reading it. Behind a gather of features the entries are out of
+# the cache: without prefetching, an edge takes 1.7 to 2.1 times as long (graphs of 80 k to 8 M nodes);
 # 16 edges ahead are within 6% of 32 from a million nodes on, and 1.15 to 1.2 times slower below.
 _AHEAD = np.uint64(32)
 _ONE = np.uint64(1)
@@ -40,7 +40,7 @@ def stamp_relabel(
 ) -> int:
     """The number of nodes after source[begin:end] joined; row receives their places."""
     # Unsigned throughout, which spares the test for negative indices, and without a branch: whether a source
-    # is new is a coin toss no predictor learns (1.2 against 4.2 ns an edge).
+    # is new cannot be predicted (1.2 against 4.2 ns per edge).
     after = np.uint32(base + np.uint32(found))
     stop = np.uint64(end)
     for e in range(np.uint64(begin), stop):

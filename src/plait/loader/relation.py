@@ -178,7 +178,7 @@ def per_item(name: str, values: ArrayLike | None, count: int, item: str) -> Arra
 
 
 def _side_by_side(indices: Array, number: Array | None) -> Array:
-    """Source and number of every edge in one array: one cache line to wait for, not two (1.3 to 1.9 x)."""
+    """Source and number of every edge in one array: one cache line, not two (1.3 to 1.9 x)."""
     if number is None:
         return indices
     return np.stack((indices, number.astype(indices.dtype)), axis=1).reshape(-1)

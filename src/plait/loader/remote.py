@@ -1,4 +1,4 @@
-"""Which feature rows one partition would fetch from the others: the trace a cache is judged by."""
+"""Which feature rows one partition would fetch from the others: the trace to judge a cache by."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sample is drawn in: buffers for its nodes and its edges, kept because fresh pages are slow."""
+"""Buffers for the nodes and edges of a sample, kept because fresh pages are slow."""
 
 from __future__ import annotations
 

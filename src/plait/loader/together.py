@@ -28,7 +28,7 @@ STAMP_LIMIT = 1 << 23
 
 
 class Neighbours(Protocol):
-    """Something that knows the in-edges of all nodes."""
+    """The interface of anything that can draw in-edges of all nodes."""
 
     @property
     def num_nodes(self) -> int: ...
@@ -43,7 +43,7 @@ class Neighbours(Protocol):
 
 
 class TogetherSampler:
-    """Draws k-hop neighbourhoods of one graph whose edges are asked for: one question per hop of a group."""
+    """Draws k-hop neighbourhoods of a graph held by others: one request per hop for a group of batches."""
 
     def __init__(
         self, neighbours: Neighbours, fanout: Sequence[int], *, replace: bool = False, seed: int = 0
@@ -74,7 +74,7 @@ class TogetherSampler:
         space.nodes_by_hop, space.edges_by_hop = [[nodes.found]], []
 
     def _hop(self, spaces: Sequence[Space], keys: Sequence[int], fanout: int) -> None:
-        """Every sample grows by the neighbours of what its last hop brought."""
+        """Extends every sample by the neighbours of its last hop."""
         spans = [(space.expanded[0], space.nodes[0].found) for space in spaces]
         frontiers = [
             Frontier(space.nodes[0].n_id[begin:end].astype(np.int64), key, fanout, self.replace)

@@ -18,7 +18,7 @@ class Transfer:
     """Starts copies in the threads that prepare batches, and ends them where batches are handed out.
 
     On a CUDA device the copy does not wait for the computation and the computation waits, on the device, for
-    its own copy only. Elsewhere a batch is simply moved; with no device it stays, pinned if wanted.
+    its own copy only. Elsewhere a batch is simply moved; with no device it stays, pinned if requested.
     """
 
     def __init__(self, device: Any, pin: bool) -> None:

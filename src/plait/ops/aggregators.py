@@ -221,7 +221,7 @@ register(
     Operation(
         "aggregate_shares", ("matrix", "grad", "made", "ties?"), _shares_flops, _shares_depth,
         _shares_request, reference=f"{_MULTI}:aggregate_backward",
-        says="share gradients between aggregators",
+        says="split gradients among aggregators",
     ),
     Operation(
         "aggregate_sources", ("matrix", "x", "shares"), _sources_flops, products_depth, _sources_request,

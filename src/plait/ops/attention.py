@@ -170,10 +170,10 @@ def _of_attend(reverse: Reverse, step: Step, grad: str) -> None:
 
 def _sources_first(reverse: Reverse, step: Step, reads: Reads, grad: str, is_lean: bool) -> None:
     shapes, lanes = reverse.forward.shapes, padded(step.option("heads"))
-    told: Reads = [(role, step.get(role)) for role in ("addend", "bias")]
-    told += [("grad", grad), ("out", step.out), ("statistics", step.more[0])]
+    operands: Reads = [(role, step.get(role)) for role in ("addend", "bias")]
+    operands += [("grad", grad), ("out", step.out), ("statistics", step.more[0])]
     heads = (("heads", step.option("heads")),)
-    dots = reverse.add("attend_dots", step.out, told, ("N", lanes), options=heads)
+    dots = reverse.add("attend_dots", step.out, operands, ("N", lanes), options=heads)
     reads = [*reads, ("dots", dots)]
     slopes = None if is_lean else reverse.fresh("slopes", ("E", lanes))
     if slopes is not None or {step["value"], step["far"]} & reverse.needed:
@@ -184,9 +184,11 @@ def _sources_first(reverse: Reverse, step: Step, reads: Reads, grad: str, is_lea
         if slopes is None:
             made = reverse.add("attend_again", near, reads, shapes[near], more=part, options=step.options)
         else:
-            told = [(role, step.get(role)) for role in ("matrix", "far", "near", "att", "value")]
-            told.append(("slopes", slopes))
-            made = reverse.add("attend_targets", near, told, shapes[near], more=part, options=step.options)
+            operands = [(role, step.get(role)) for role in ("matrix", "far", "near", "att", "value")]
+            operands.append(("slopes", slopes))
+            made = reverse.add(
+                "attend_targets", near, operands, shapes[near], more=part, options=step.options
+            )
         _give(reverse, step, near, made, part)
     if edge is not None and edge in reverse.needed:
         reverse.share(edge, reverse.add("edge_order", edge, [("x", slopes)], shapes[edge]))
@@ -202,8 +204,8 @@ def _targets_first(reverse: Reverse, step: Step, reads: Reads, is_lean: bool) ->
     more = (*part, *(name for name in (kept, to_edge) if name is not None))
     options = (*step.options, ("is_first", True), ("kept", kept), ("to_edge", to_edge))
     # less the bias, the output tells a target's part of the softmax on some devices
-    told: Reads = [*reads, ("out", step.out), ("bias", step.get("bias"))] if is_lean else reads
-    made = reverse.add("attend_again", near, told, shapes[near], more=more, options=options)
+    operands: Reads = [*reads, ("out", step.out), ("bias", step.get("bias"))] if is_lean else reads
+    made = reverse.add("attend_again", near, operands, shapes[near], more=more, options=options)
     _give(reverse, step, near, made, part)
     if {step["value"], step["far"]} & reverse.needed or part:
         _back_to_sources(reverse, step, [*reads, ("kept", kept)], None)
@@ -323,7 +325,7 @@ register(
     ),
     Operation(
         "attend_dots", ("grad", "out", "statistics", "addend?", "bias?"), _dots_flops, _dots_depth,
-        _dots_request, says="gradients times outputs, by head",
+        _dots_request, says="dot products of gradients and outputs, by head",
     ),
     Operation(
         "attend_sources", (*_BACK, "kept?"), _sources_flops, _depth, _request,

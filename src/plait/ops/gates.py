@@ -118,6 +118,6 @@ register(
     ),
     Operation(
         "multiply", ("left", "right"), one_flop, lambda step, view: 1, _product_request,
-        says="multiply entry by entry",
+        says="multiply elementwise",
     ),
 )  # fmt: skip

@@ -53,7 +53,7 @@ register(
         no_request,
         _of_columns,
         is_view=True,
-        says="take columns apart",
+        says="split columns",
     ),
     Operation(
         "reshape",
@@ -63,7 +63,7 @@ register(
         no_request,
         _of_reshape,
         is_view=True,
-        says="rows of another width",
+        says="reshape rows",
     ),
-    Operation("join", ("part*",), _nothing, no_depth, _joined, _of_join, says="put columns side by side"),
+    Operation("join", ("part*",), _nothing, no_depth, _joined, _of_join, says="concatenate columns"),
 )

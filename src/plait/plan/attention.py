@@ -233,7 +233,7 @@ def _rows(layer: Attention, order: str) -> Program:
 
 
 def _dot_raw(layer: Attention, order: str) -> Program:
-    """Raw rows are the keys and values of all heads; the terms of their biases are added once per target."""
+    """Input rows are keys and values of all heads; the terms of their biases are added once per target."""
     draft, queries = _Writer(layer, order), layer.heads * layer.inner
     bias = draft.input("q", 1, queries) if layer.has_query_bias else None
     query = draft.gemm(draft.own, draft.input("M", draft.width_of(draft.own), queries), bias)
@@ -250,7 +250,7 @@ def _dot_raw(layer: Attention, order: str) -> Program:
 
 def unit_ways(width: int, device: str, wrt: Sequence[str] | None) -> list[Way]:
     """AGNN: the rows X are weighted by dot products of unit rows F with B, the same rows times a number."""
-    because = "the pass of dots, on unit rows"
+    because = "rows are divided by their lengths once per node, not once per edge"
     text = "softmax(β cos(X, X)) X"
     found = []
     layer = Attention("dot", width, width, 1, 0.0, device=device)
@@ -275,18 +275,20 @@ def _because(layer: Attention, base: str, suffix: str) -> str:
     if "lean" in suffix:
         return f"{reason}; the backward pass scores the edges again instead of keeping a number for each"
     if suffix:
-        return f"{reason}; few edges per target, so the backward pass begins with the targets"
+        return f"{reason}; with few edges per target it is faster to begin the backward pass with the targets"
     return reason
 
 
 def _reason(layer: Attention, base: str) -> str:
     if base == "dot recompute":
         wide = 2 * layer.columns
-        return f"raw rows of {layer.inner} columns are all heads' keys and values; projected: {wide}"
+        return (
+            f"input rows of {layer.inner} columns serve as keys and values of all heads, not {wide} columns"
+        )
     if base == "recompute":
-        return f"raw rows of {layer.inner} columns serve all heads; projected ones have {layer.columns}"
+        return f"input rows of {layer.inner} columns serve all heads, not {layer.columns} projected ones"
     if base == "gat folded":
-        return f"scores come from {layer.inner} input columns by W a, not from {layer.columns} projected ones"
+        return f"scores are made of {layer.inner} input columns (x W a), not {layer.columns} projected ones"
     if base == "gat":
-        return f"scores come from {layer.columns} projected columns, not from {layer.inner} input ones"
+        return f"scores are made of {layer.columns} projected columns, not {layer.inner} input ones"
     return "scores need the projected rows of both ends; nothing of size edges x width is kept"

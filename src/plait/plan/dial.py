@@ -1,4 +1,4 @@
-"""The memory dial: one variant of every layer, so that a training step fits a limit and takes least time.
+"""The memory dial: picks one variant of every layer, so that a step fits a limit in the least time.
 
 A training step holds what every layer keeps for its backward pass, all at once when the last layer has run,
 and in addition what one layer needs while it works. Gradients are computed last layer first and what a layer
@@ -121,7 +121,7 @@ class _Partial:
 
 
 def _unbeaten(partials: list[_Partial], by_peak: bool) -> list[_Partial]:
-    """Those that no other one equals or beats in bytes kept, seconds and peak together."""
+    """The choices that no other one equals or beats in bytes kept, seconds and peak together."""
     found: list[_Partial] = []
 
     def cost(partial: _Partial) -> float:

@@ -159,7 +159,7 @@ def _blocks(draft: Draft, map_: EdgeMap, near: str, far: str, is_marked: bool, i
     more = [] if is_sum or not is_training else [("ties", shape)]
     if is_marked:
         reads |= _product(draft, map_)
-        more.append(("marks", ("E", -(-map_.columns // 32))))  # a bit each
+        more.append(("marks", ("E", -(-map_.columns // 32))))  # one bit each
     return draft.add(
         "attained" if is_marked else "messages", reads, shape, more=more,
         reduce="sum" if is_sum else map_.reduce, is_paired=True, widest=widest, products=map_.by_edge,

@@ -267,7 +267,7 @@ def _spread(
 
 
 def _columns_may_pay(option: Candidate, sizes: Mapping[str, int]) -> bool:
-    """Whether fewer numbers travel by features than by nodes.
+    """Whether a split by features sends fewer numbers than one by nodes.
 
     By features a rank's rows go to columns and back, (P - 1) / P of them each time, however many products
     with the graph lie between; by nodes every product has its halo. Its price takes the whole graph, which a
@@ -481,7 +481,7 @@ class _Exchanged(NamedTuple):
 
 
 def _travels(plan: LayerPlan) -> str:
-    """What the plan exchanges, in order: equal on all ranks that take part."""
+    """What the plan exchanges, in order; it is the same on all ranks that take part."""
     return ", ".join(f"{one.phase} {one.name} x {one.width}" for one in _exchanged(plan)) or "nothing"
 
 

@@ -140,7 +140,7 @@ class _Fuser:
     # Placing them -------------------------------------------------------------------------------
 
     def _take(self, chain: _Chain) -> None:
-        """Keep the chain if it can run in the place of its last part; drop the sums that cannot."""
+        """Keep the chain if it can run in place of its last part; drop the sums that cannot."""
         while not self._can_run(chain):
             if not chain.sums:
                 return

@@ -13,7 +13,7 @@ from plait.cost.price import Price
 from plait.ir import Expr, formula
 from plait.ops.operation import operation
 from plait.ops.program import Program, Step
-from plait.ops.work import Matrix
+from plait.ops.work import Matrix, size_of
 from plait.plan import printed, words
 from plait.plan.dial import Option, Stage, bytes_text, peak_of
 
@@ -25,14 +25,14 @@ _STEP = 41  # columns of a step's title: the room that the figures leave, those 
 
 @dataclass(frozen=True)
 class PricedStep:
-    """A step with the size of what it makes and its price."""
+    """A step with its price and the rows and columns that the price is for."""
 
     step: Step
     size: tuple[int, int]
     price: Price
 
     def title(self) -> str:
-        """The operation, its matrix and the size of its result, as text."""
+        """The operation, its matrix and the size it is priced for, as text."""
         rows, cols = self.size
         if self.step.op == "chain":
             return f"{_chain_title(self.step)} -> {rows}x{cols}"
@@ -123,9 +123,17 @@ class LayerPlan:
             if operation(step.step.op).is_view:
                 continue  # no data moves
             seen = self.measured.get(step.step.out)
-            text = words.step_text(step.step)
-            found.append(printed.Row(phase, text, step.size, step.price, seen.seconds if seen else None))
+            text, size = words.step_text(step.step), self._size_made(step)
+            found.append(printed.Row(phase, text, size, step.price, seen.seconds if seen else None))
         return found
+
+    def _size_made(self, step: PricedStep) -> tuple[int, int]:
+        """Rows and columns of what a step makes; a gradient of weights is priced by the rows it reads."""
+        for program in (self.hoisted, self.forward, self.backward):
+            if program is not None and step.step.out in program.shapes:
+                rows, columns = program.shapes[step.step.out]
+                return size_of(rows, self.sizes), size_of(columns, self.sizes)
+        return step.size
 
     def to_dict(self) -> dict[str, Any]:
         """Everything about the layer as plain data: choice, steps, prices, rejected candidates."""
@@ -254,7 +262,7 @@ class Plan:
     layers: tuple[LayerPlan, ...]
     not_planned: tuple[NotPlanned, ...] = ()
     notes: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()  # what makes the prices or times doubtful
+    warnings: tuple[str, ...] = ()  # reasons to doubt the prices or times
     model: str = "model"
     other: Plan | None = None  # the plan of the other mode, where the model ran in both
     memory_limit: int | None = None
@@ -357,6 +365,8 @@ class Plan:
         if self.measured_seconds is not None:
             after.append(self._measured(self.measured_seconds))
         if self.layers:
+            if any(layer.steps for layer in self.layers):
+                after.append(printed.LETTERS)
             after.append(
                 "Formulas, kernels and every rejected plan: plan.show(formulas=True), --verbose in a shell."
             )

@@ -1,4 +1,4 @@
-"""A plan as `print(plan)` shows it: every layer in words, what it costs, and what would have cost more."""
+"""`print(plan)`: every layer in words, its cost, and the alternatives that cost more."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ if TYPE_CHECKING:
     from plait.plan.plan import LayerPlan
 
 __all__ = [
-    "CALLING", "PHASES", "TIE", "WIDTH", "Row", "blocks", "closest_ratio", "coloured_text", "cut",
+    "CALLING", "LETTERS", "PHASES", "TIE", "WIDTH", "Row", "blocks", "closest_ratio", "coloured_text", "cut",
     "has_colour", "html_text", "milliseconds", "next_best", "plain_text", "sentence",
 ]  # fmt: skip
 
 WIDTH = 100  # columns of a terminal
-TIE = 1.1  # prices of whole layers are off by about this much: closer ones are not told apart
+TIE = 1.1  # prices of whole layers are off by about this much: closer ones count as equal
 PHASES = {"once": "once", "fwd": "forward", "bwd": "backward"}
 CALLING = "calling: Python and autograd around the steps"
+LETTERS = "Letters: W, V weights; a attention vectors; b, c biases; X the layer's input."
 _TITLE = 58  # columns of a step's description
 _BAR = 16  # columns of the longest bar
 _EIGHTHS = " ▏▎▍▌▋▊▉"
@@ -68,13 +69,15 @@ def next_best(layer: LayerPlan) -> str:
     tied = [r for seconds, r in priced if seconds <= TIE * own]
     others = [(seconds, r.words) for seconds, r in priced if seconds > TIE * own]
     lines = []
+    named = next((r.words for r in tied if r.words and r.words != layer.action()), "")
     if tied:
-        named = next((r.words for r in tied if r.words and r.words != layer.action()), "")
-        variants = f"with {_counted(len(tied), 'variant', 'variants')} of the same order"
-        lines.append(f"A tie (prices within 10%) {f'with: {named}' if named else variants}")
+        variants = f"with {_counted(len(tied), 'variant', 'variants')} of the same order of operations"
+        lines.append(f"A tie (predicted times within 10%) {f'with: {named}' if named else variants}")
     if others:
-        same = (others[0][0], "the same with other kernels")
-        seconds, text = next((pair for pair in others if pair[1] and pair[1] != layer.action()), same)
+        # what is named as a tie may also lose, in a variant: to name it twice would look like a contradiction
+        same = (others[0][0], f"a variant of {'one of these' if named else 'the same order of operations'}")
+        known = ("", named, layer.action())
+        seconds, text = next((pair for pair in others if pair[1] not in known), same)
         lines.append(f"Next best: {text}, {_times(seconds / own)} slower")
     if small:
         lines.append(f"Not considered, over memory_limit: {_counted(len(small), 'way', 'ways')}")

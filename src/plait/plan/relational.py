@@ -85,7 +85,7 @@ def ways(of: RelationalLayer, sizes: Mapping[str, int]) -> list[Way]:
         "aggregate pairs": f"{sizes['P']} pairs of relation and target have edges, of {sizes['NR']}",
         "transform pairs": f"{sizes['Q']} pairs of relation and source have edges, of {sizes['MR']}",
         "bases": f"{of.bases} bases serve {of.relations} relations",
-        "rows": "x names rows of the weights: nothing is projected",
+        "rows": "x holds row numbers, which pick rows of the weights: nothing is multiplied",
     }
     names = ["rows"] if of.is_rows else ["aggregate", "transform", "aggregate pairs", "transform pairs"]
     if of.bases and not of.is_rows:

@@ -170,7 +170,7 @@ def within(problem: Problem, plans: Sequence[LayerPlan]) -> list[LayerPlan]:
 
 
 def too_much(plan: LayerPlan, problem: Problem) -> str:
-    """Why a plan was not considered: it does not fit."""
+    """The reason against a plan that does not fit into the memory."""
     limit, needs = problem.memory_limit, f"needs {plan.peak_bytes / 1e6:.1f} MB"
     if limit is not None and plan.peak_bytes > limit:
         return f"{needs}, more than memory_limit={limit}"

@@ -164,6 +164,7 @@ _CHOICES = {
     "leaky": f"multiply by the weights once per node, then score and attend {_PASS}",
     "dot": f"multiply by the weights once per node, then score and attend {_PASS}",
     "dot recompute": "attend over the input rows first, then multiply by the weights",
+    "agnn": f"weight neighbours' rows by cosines, {_PASS}",
     "project": "multiply by the weights once per node",
     "edge dots": "multiply the rows of both ends of every edge",
     "dot softmax": "multiply the rows of both ends of every edge, normalise over the edges of each target",
@@ -198,9 +199,9 @@ _CHOICES = {
 
 # how the backward pass works (ops/attention.py); the longest first
 _SUFFIXES = {
-    " targets first, lean": ", the gradients of the targets first, keeping less in memory",
-    " targets first": ", the gradients of the targets first",
-    " lean": ", keeping less in memory",
+    " targets first, lean": " (backward: targets first, keeping less in memory)",
+    " targets first": " (backward: targets first)",
+    " lean": " (keeping less in memory)",
 }
 
 
@@ -255,11 +256,11 @@ _OTHER = {
     "scale_rows": "scale the rows",
     "scale": "multiply by a number",
     "relu": "relu",
-    "concat": "put columns side by side",
-    "columns_of": "take columns apart",
-    "stack": "put weights side by side",
-    "rows_of": "take weights apart",
-    "dot": "sum of products",
+    "concat": "concatenate columns",
+    "columns_of": "split columns",
+    "stack": "concatenate weights",
+    "rows_of": "split weights",
+    "dot": "dot product",
     "to_columns": "exchange rows for columns of all rows",
     "to_rows": "exchange columns back for rows",
 }

@@ -74,15 +74,15 @@ class Seat:
     given: list[tuple[Tensor, int]] = field(default_factory=list)  # the last of them, and their versions
     seen_on_gpu: Any = None  # see pyg/recorded.py
     written: dict[bool, Layer] = field(default_factory=dict)  # of fused layers, found to be unmodified
-    found: Layer | None = None  # that of them which the current call found unchanged
+    found: Layer | None = None  # the one of them that the current call found unchanged
 
     def as_it_was(self, module: nn.Module) -> Layer | None:
-        """The record of a layer that nothing has changed since it was lowered."""
+        """The record of a layer, if the layer has not changed since it was lowered; else None."""
         layer = self.seen.get(module.training)
         return layer if layer is not None and layer.is_as_it_was(module) else None
 
     def look(self, module: nn.Module) -> Layer:
-        """The layer as it is, recorded again where it has changed."""
+        """The record of the layer as it is now, made again if the layer has changed."""
         layer = self.as_it_was(module)
         if layer is None:
             layer = self.seen[module.training] = Layer(module)
@@ -110,7 +110,7 @@ class Seats:
         self.explained: weakref.ref[nn.Module] | None = None  # the latest layer that ran under an explainer
 
     def are_explained(self) -> bool:
-        """Whether an explainer, which masks the messages of all layers, is still at work."""
+        """Whether an explainer is still attached, which masks the messages of all layers."""
         module = None if self.explained is None else self.explained()
         if module is None or not is_explained(module):
             self.explained = None

@@ -1,4 +1,4 @@
-"""A run of the model before its first call: its layers are planned, faster forms of its graphs found."""
+"""A run of the model before its first call, which plans its layers and looks for faster graph forms."""
 
 from __future__ import annotations
 
@@ -105,20 +105,20 @@ def _turn_dial(
             _follow(model, session, call, out, mode)
             if mode == "training" and isinstance(out, Tensor) and out.requires_grad:
                 gradients(model, call, out)  # what a graph's gradients need is made now, and counts
-        # the first step is unlike the others: inputs are copied until their layers' gradients were computed
+        # the first step differs from the others: inputs are copied (overwritten.py)
         if turns and not session.dial.turn(session, mode):
             return
 
 
 def _follow(model: nn.Module, session: Session, call: Call, out: Any, mode: str) -> None:
-    """Note who saved what in the run that gave `out`."""
+    """Note which layer or code between layers saved which tensors in the run that gave `out`."""
     outputs = [t for t in (out if isinstance(out, tuple | list) else (out,)) if isinstance(t, Tensor)]
     given = [*model.parameters(), *model.buffers(), *call.tensors()]
     try:
         session.dial.trails[mode] = follow(outputs, [t for t in given if not is_lazy(t)])
     except RuntimeError:  # a foreign tensor subclass
         if session.options.memory_limit is not None:
-            raise  # else it is a prediction that nobody asked for
+            raise  # without a limit it is only a prediction, not worth an error
 
 
 def _runs_in_training(model: nn.Module, session: Session, call: Call, ran: list[nn.Module]) -> bool:

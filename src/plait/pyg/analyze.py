@@ -51,14 +51,15 @@ def analyze(
 ) -> Analysis:
     """What a model computes on a graph and which parallelisation strategy pays; the result prints itself.
 
-    `model` is a PyG model, or the name of one of the paper's ("gcn", "gat", ...) with `widths`. `data` is a
-    PyG Data, a plait Graph, or `Statistics(nodes, edges, degrees="powerlaw")` of a graph not in memory.
-    `network` is a name ("10gbit"), figures ("40gbit,10us"), (bytes per second, latency), or what
-    `distributed.wire.measure_network` found, which knows what a meeting of workers costs. `partition` (an
-    owner for each node; default: METIS where pymetis is installed) says what an edge cut sends; `halo`
-    (remote rows divided by owned ones) does so for statistics. `batch_size` and `fanouts` are those of
-    sampled mini-batches, `train_share` the share of the nodes they start from. `sharing` is how many times
-    slower a worker computes while the others do: more than 1 where they share a machine (`distributed.wire`).
+    model: a PyG model, or the name of one of the paper's ("gcn", "gat", ...) together with `widths`.
+    data: a PyG Data, a plait Graph, or `Statistics(nodes, edges)` of a graph that is not in memory.
+    network: a name ("10gbit"), figures ("40gbit,10us"), (bytes per second, latency), or the result of
+        `distributed.wire.measure_network`, which includes the cost of a meeting of workers.
+    partition: the owner of every node (default: by METIS, if pymetis is installed); it decides what an edge
+        cut sends. For statistics give `halo` instead: remote rows divided by owned ones.
+    batch_size, fanouts, train_share: of sampled mini-batches, and the share of the nodes that are seeds.
+    sharing: how many times slower a worker computes while the others do; more than 1 where they share a
+        machine (`distributed.wire.measure_sharing`).
     """
     statistics = _statistics(data)
     counts = check_workers(list(workers) if isinstance(workers, Sequence) else workers, statistics.nodes)
@@ -123,7 +124,7 @@ def _called(
     fanouts: Sequence[int | None] | None,
     mode: str,
 ) -> dict[str, Any]:
-    """What the model does outside its layers, and the seconds of a mini-batch, found by calling it."""
+    """What the model does outside its layers, and the seconds of a mini-batch, measured by calling it."""
     plain = model._plait_model if isinstance(model, CompiledModel) else model
     call = call_of(plain, data)
     if call is None:
@@ -145,7 +146,7 @@ def _called(
 def _shards(
     model: nn.Module, data: Any, parts: Mapping[int, Any], network: Network, mode: str
 ) -> tuple[dict[int, dict[str, Shards]], str]:
-    """What plait.shard would choose for each of these partitions and splits; or why it would not."""
+    """What plait.shard would choose for each of these partitions and splits, or why it refuses the model."""
     plain = model._plait_model if isinstance(model, CompiledModel) else model
     call, found = call_of(plain, data), {}
     if call is None:

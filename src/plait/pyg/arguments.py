@@ -34,7 +34,7 @@ def refused(x: Tensor, root: Tensor | None, edge_weight: Tensor | None) -> str |
         if value.device != x.device:
             return f"{name} is on {value.device}, x on {x.device}; PyG raises its own error"
         if value.layout != torch.strided:
-            return f"{name} is a sparse tensor, which is not lowered"
+            return f"{name} is a sparse tensor, which is not planned"
     if x.dtype not in _FLOATS:
         return f"x is {x.dtype}; plait takes float32, float64 and bfloat16"
     if x.dim() != 2 or (root is not None and root.dim() != 2):
@@ -50,17 +50,17 @@ def refused_edges(edge_index: Any, edge_weight: Tensor | None, x: Tensor) -> str
     """Why this representation of edges is not planned."""
     if not isinstance(edge_index, Tensor):
         kind = type(edge_index).__name__
-        return f"edges as {kind} are not lowered; pass edge_index, torch CSR or COO"
+        return f"edges as {kind} are not planned; pass edge_index, torch CSR or COO"
     if edge_index.device != x.device:
         return f"edge_index is on {edge_index.device}, x on {x.device}; PyG raises its own error"
     if edge_index.layout == torch.strided:
         return None
     if x.is_cuda:
-        return "a sparse matrix on a GPU is not lowered yet; pass edge_index"
+        return "a sparse matrix on a GPU is not planned yet; pass edge_index"
     if edge_index.layout not in (torch.sparse_csr, torch.sparse_coo):
-        return f"a matrix of layout {edge_index.layout} is not lowered; pass torch CSR or COO"
+        return f"a matrix of layout {edge_index.layout} is not planned; pass torch CSR or COO"
     if edge_weight is not None:
-        return "edge_weight together with a sparse matrix, which has its own values, is not lowered"
+        return "edge_weight together with a sparse matrix, which has its own values, is not planned"
     return None
 
 

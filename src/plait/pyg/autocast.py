@@ -92,7 +92,7 @@ def _outline(value: Any) -> Any:
 
 
 def _asked(original: Callable[..., Any], module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The types of PyG's results, from a copy of the layer on two nodes; None where that fails."""
+    """The types of PyG's results, from running a copy of the layer on two nodes; None where that fails."""
     names = _names(original, args)
     if names is None:
         return None

@@ -1,4 +1,4 @@
-"""What a model is called with, found among the attributes of the user's data; wrong data is refused."""
+"""The arguments of a model, taken from the attributes of the user's data; wrong data is refused."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _WANTED = "pass a PyG Data with x and edge_index"
 
 @dataclass(frozen=True)
 class Call:
-    """A model's arguments; called with a model it calls it."""
+    """A model's arguments; calling it with a model calls the model with them."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -150,7 +150,7 @@ def _parameters(model: nn.Module) -> list[str]:
 
 
 def _check(data: Any) -> None:
-    """InputError for what is certainly not a graph, saying what to pass instead."""
+    """InputError for data that is certainly not a graph; the error says what to pass instead."""
     kind = type(data).__name__
     if data is None:
         raise InputError(f"data: missing; {_WANTED}, or args=(x, edge_index)")

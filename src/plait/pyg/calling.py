@@ -1,4 +1,4 @@
-"""The clock around planned layers: what calling one takes besides its steps, forwards and backwards."""
+"""Times planned layers: what a call takes besides its steps, in the forward and the backward pass."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from plait.runtime.clock import now
 
 __all__ = ["Calls", "timed_calls"]
 
-_PLANNED = "_ExpressionBackward"  # the nodes of torch's graph that plans make
+_PLANNED = "_ExpressionBackward"  # the autograd nodes that plans make
 
 
 class Calls:
@@ -59,7 +59,7 @@ def _total(name: str, priced: Sequence[PricedStep], steps: Mapping[str, float]) 
 
 @contextmanager
 def timed_calls(seats: Seats, clock: Callable[[], float] = now) -> Iterator[Calls]:
-    """Seconds of the planned layers that this thread calls meanwhile, and of their nodes of torch's graph."""
+    """While it is open: seconds of the planned layers this thread calls, and of their autograd nodes."""
     calls = Calls()
     begun: list[list[float]] = []  # of each layer that is running: when it began, seconds of those inside it
     seen: set[Any] = set()

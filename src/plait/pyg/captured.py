@@ -47,7 +47,7 @@ class TrainingStep:
             make_capturable(optimizer)
         session = getattr(model, "_plait_plan_session", None)
         if self.is_captured and session is not None:
-            session.aside.is_off = True  # PyG's possible advantage, less Python, does not matter in a replay
+            session.aside.is_off = True  # PyG can only save Python, which does not matter in a replay
         self._stream: Any = None
         if self.is_captured:
             self._stream = torch.cuda.Stream(parameters[0].device)  # type: ignore[no-untyped-call]
@@ -105,7 +105,7 @@ class TrainingStep:
         return body_of(lambda: self.loss(self.model, data), self._parameters(), self.optimizer)()
 
     def _state(self) -> tuple[Any, ...]:
-        """What a captured step has treated as constant."""
+        """Everything that a captured step treats as constant."""
         modes = tuple([module.training for module in self.model.modules()])
         places = tuple([(p.data_ptr(), p.requires_grad) for p in self.model.parameters()])
         return modes, places, settings(self.optimizer)
@@ -155,7 +155,7 @@ class TrainingStep:
         self.sizes = tuple((n, e) for n, e in padded_sizes(rounded, _MOST_SIZES))
 
     def _check_padding(self, slot: _Slot, batch: Any, size: tuple[int, int]) -> None:
-        """InputError where the loss depends on what the padding holds: something mixes rows."""
+        """InputError where the loss depends on the padding, because something in the model mixes rows."""
         reason = _mixes_rows(self.model)
         if reason is None:
             kept = [(buffer, buffer.clone()) for buffer in self.model.buffers()]

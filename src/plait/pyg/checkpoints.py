@@ -47,7 +47,7 @@ def called(seats: Seats, module: Any) -> Called | None:
 
 
 def note_in_pyg() -> None:
-    """The layer runs in PyG (a cache is made, a clock decides): in a checkpoint's second run it will too."""
+    """Note that the layer runs in PyG, so that it does in a checkpoint's second run too."""
     if now.call is not None and not now.call.is_second:
         now.call.is_pygs = True
 

@@ -80,21 +80,24 @@ def compile(
 ) -> nn.Module | TrainingStep:
     """The same model with its PyG layers planned: same parameters, same state_dict keys, same outputs.
 
-    `data` (a PyG Data with x and edge_index) lets the plan be made now; without it, it is made at the first
-    call. `rows` (a mask or node numbers) names the rows the loss needs: in training the last layer computes
-    only those, and the others when something else reads them. `memory_limit`, bytes or
-    text such as "8GB" or "512 MiB", bounds what a step of the whole model holds: layers keep less and compute
-    more where that is needed (docs/planning.md). `epochs` is how many steps work done once is spread over.
-    `mode` is "training" or "inference" for the plan made now (default: model.training). `forms` names the
-    graph forms that may be used, where a timed check finds them faster: "csr", "hag" (shared neighbours
-    summed once), "twins" (nodes no layer can tell apart computed once), and, only if named, "diff" (rows as
-    differences: often faster, but outliers lose digits); without "csr" the others are used untimed.
-    The compiled model is a second view of the given one: parameters, children, hooks and modes are the
-    same objects, whichever view changes them. Called through the compiled view, by any of its methods, layers
-    run planned; called through the original, the very same layers run in PyG.
-    `capture=True` returns a training step instead (docs/gpu.md): `.step()` runs `loss(model, data)`, its
-    backward pass and, where given, the optimizer as one CUDA graph, `.step(batch)` the same on a mini-batch;
-    `.model` is the compiled model.
+    The compiled model is a second view of the given one: parameters, children, hooks and modes are the same
+    objects, whichever view changes them. Layers run planned when they are called through the compiled view,
+    by any of its methods; called through the original, the very same layers run in PyG.
+
+    data: a PyG Data with x and edge_index, for which the plan is made now; without it, at the first call.
+    rows: the rows the loss reads, as a mask or node numbers. In training the last layer computes only those,
+        and the others when something else reads them.
+    memory_limit: the most a training step of the whole model may hold, in bytes or as text such as "8GB" or
+        "512 MiB". Layers keep less and compute more where that is needed (docs/planning.md).
+    epochs: the number of steps among which the cost of work done once is divided.
+    mode: "training" or "inference", for the plan made now (default: model.training).
+    forms: the graph forms that may be used where a timed check finds them faster: "csr", "hag" (shared
+        neighbours summed once), "twins" (nodes that no layer can tell apart computed once), and, only if
+        named, "diff" (rows as differences: often faster, but outliers lose digits). Without "csr" the others
+        are used untimed.
+    capture: return a `TrainingStep` instead (docs/gpu.md). Its `.step()` runs `loss(model, data)`, the
+        backward pass and the `optimizer`, if given, as one CUDA graph; `.step(batch)` does so for a
+        mini-batch; `.model` is the compiled model.
     """
     if not capture and (loss is not None or optimizer is not None):
         raise InputError("loss, optimizer: they belong to a captured step; pass capture=True too")
@@ -120,11 +123,11 @@ def explain(
     kwargs: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Plan:
-    """The plan of a model on a graph; with analyze=True it is run and every step gets its measured time.
+    """The plan of a model on a graph; with analyze=True the model is run and every step is timed.
 
-    `data` is a PyG Data whose attributes are named like the parameters of the model's forward; `args` and
-    `kwargs`, where given, are what the model is called with instead. `options` are those of `compile`.
-    The model is left as it was: no gradients, no changed buffers, no drawn random numbers.
+    `data` is a PyG Data whose attributes are named like the parameters of the model's forward. If `args` or
+    `kwargs` are given, the model is called with them instead. `options` are those of `compile`. The model is
+    left as it was: no gradients, no changed buffers, no drawn random numbers.
     """
     _check_arguments(model, options.get("epochs", 1), options.get("mode"))
     call = _apart(_given_call(args, kwargs) or call_of(model, data))
@@ -137,7 +140,7 @@ def explain(
         look_ahead(compiled, session, call, mode)
     if analyze:
         return _analyze(compiled, session, call, mode)
-    # a model of which nothing is learned computes no gradients in training: its only plan is one without
+    # a model without learned parameters computes no gradients: its only plan is one for inference
     return plan_of(compiled, mode if session.plans.of(mode) else None)
 
 

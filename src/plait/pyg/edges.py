@@ -41,13 +41,13 @@ def _nothing() -> None:
 
 @dataclass
 class Demand:
-    """Whether planned layers have asked for the graphs of a loader's batches, and for what of the latest."""
+    """Whether planned layers use the graphs of a loader's batches, and which parts of the latest one."""
 
     is_met: bool = False
     latest: Callable[[], Graph | None] = _nothing
 
     def prepare(self, graph: Graph) -> None:
-        """Derives from a graph what was derived from the latest one."""
+        """Derives from a graph whatever was derived from the latest one."""
         latest = self.latest()
         if latest is not None:
             graph.anticipate(latest)
@@ -223,7 +223,7 @@ def from_edge_list(edge_index: Tensor, num_nodes: int, num_sources: int, is_swap
         if graph is not None:
             return graph
     pair = plain(edge_index)
-    if is_placed(pair):  # it has the part of a Graph's surface that planned layers use on a GPU
+    if is_placed(pair):  # it has the part of Graph's interface that planned layers use on a GPU
         return cast(Graph, PlacedGraph.of(pair, num_nodes, num_sources, is_swapped))
     source, target = pair.numpy()
     if is_swapped:

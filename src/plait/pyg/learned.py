@@ -40,9 +40,9 @@ def with_learned_weights(
     root: Tensor | None,
     is_sparse: bool,
 ) -> Callable[[], Tensor] | str:
-    """The layer with edge_weight as an input, and its gradient if wanted; or why PyG runs it."""
+    """The layer with edge_weight as an input, with its gradient if needed; or the reason why PyG runs it."""
     if is_sparse or lowered.keeps_graph or aggregation(module) not in ("sum", "mean"):
-        return "edge_weight wants a gradient, which needs the messages one by one"
+        return "edge_weight needs a gradient, which for this layer takes the messages one by one"
     dtype = x.dtype if x.dtype.itemsize > 2 else torch.float32
     operator, graph = lowered.operator, edges.graph
 
@@ -142,12 +142,12 @@ _CHOICE = "edge weights as an input"
 
 
 def _plan(name: str, graph: Graph, mode: str, wants_weight: bool) -> LayerPlan:
-    """What EXPLAIN says of it; nothing is chosen, so nothing is priced."""
+    """Its entry in EXPLAIN; there is no choice, so nothing is priced."""
     text, why = (
         ("S(w) @ X with a gradient of w: one product of rows on every edge",
-         "edge_weight wants a gradient; the degrees are differentiated with it (not priced)")
+         "edge_weight needs a gradient; the degrees are differentiated with it (not priced)")
         if wants_weight
-        else ("S(w) @ X", "edge_weight is another one at every call: nothing is kept for it (not priced)")
+        else ("S(w) @ X", "edge_weight differs at every call: nothing is kept for it (not priced)")
     )  # fmt: skip
     sizes = {"N": graph.num_nodes, "E": graph.num_edges}
     return unpriced(name, _CHOICE, text, why, sizes, mode, machine_in_use())

@@ -1,4 +1,4 @@
-"""Who must see what happens inside a layer, which only PyG's own run shows.
+"""Whether something observes the inside of a layer, which then has to run in PyG.
 
 Hooks on every module of the process (plait's own apart), modes of torch functions, tensors of other classes.
 """
@@ -43,21 +43,21 @@ def in_this_thread(hook: Callable[..., None]) -> Callable[..., None]:
 
 
 def is_listened_to() -> bool:
-    """Whether someone else than plait has a hook on every module."""
+    """Whether anyone but plait has a hook on every module."""
     return any(_EVERYWHERE) and any(
         not getattr(hook, "is_plaits", False) for hooks in _EVERYWHERE for hook in list(hooks.values())
     )
 
 
 def sees_functions(cls: type) -> bool:
-    """Whether a class of tensors is told of torch's functions; PyG's own, of indices, are read."""
+    """Whether a tensor class overrides __torch_function__; PyG's own index classes do not count."""
     if cls in _PLAIN or not issubclass(cls, Tensor) or cls.__module__.startswith("torch_geometric."):
         return False
     return cls.__torch_function__ is not _NO_FUNCTION or cls.__torch_dispatch__ is not _NO_DISPATCH
 
 
 def is_followed(*arguments: Any) -> bool:
-    """Whether a mode, or the class of an argument, is told of every function of torch."""
+    """Whether a mode, or the class of an argument, intercepts every function of torch."""
     if _num_modes() and not _only_gives_devices():
         return True
     for value in arguments:  # a loop, not any(): this runs at every call of a layer

@@ -58,7 +58,7 @@ _HARMLESS = frozenset((
     "propagate", "collect", "edge_updater",  # these three PyG writes for every class from a template
 ))  # fmt: skip
 EXPLAINED = ": an explainer masks its messages"
-FOLLOWED = ": a mode or a class of tensors is told of every function of torch"
+FOLLOWED = ": a mode or a class of tensors intercepts the functions of torch"
 LISTENED = ": a hook on all modules must see those inside the layer"
 _HOOKS = ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
 
@@ -155,7 +155,7 @@ def _unusual(module: Any, call: Call) -> str | None:
 
 
 def _watched(module: Any) -> str | None:
-    """Why PyG must see the messages one by one, if so."""
+    """Why the messages have to be formed one by one, in PyG; None where they need not."""
     for name in _HOOKS:
         if getattr(module, f"_{name}_forward_pre_hooks") or getattr(module, f"_{name}_forward_hooks"):
             return f": a hook on {name} must see the messages"

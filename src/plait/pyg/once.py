@@ -81,7 +81,7 @@ def once(
     session: Session, known: Layer, module: Any, key: tuple[Any, ...], x: Any, edges: Tensor, weight: Any,
     planned: Callable[[], Apply],
 ) -> Once | None:  # fmt: skip
-    """The call on listed edges, where its graph comes once and is small; None: it is planned.
+    """The call on listed edges, where its graph is small and seen only once; None: it is planned.
 
     `key` recognises the call (`call_key`), so `edges` is an edge list and `weight` needs no gradient.
     """
@@ -109,7 +109,7 @@ def once_weighted(
     session: Session, known: Layer, module: Any, weight_key: tuple[Any, ...], x: Any, graph: Any,
     edges: Tensor, weight: Tensor, planned: Callable[[], Apply],
 ) -> Once | None:  # fmt: skip
-    """The call on listed edges, where the graph stays and its weights, which need no gradient, come once.
+    """The call on listed edges, where the graph stays and its weights, without gradient, are used once.
 
     `graph` is what the session knows of the edges; the same weights may come with another one.
     """

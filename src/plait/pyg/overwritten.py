@@ -76,7 +76,7 @@ def _before_backward(seat: Seat, given: list[tuple[Tensor, int]], _: Any) -> Non
 
 
 def _look(seat: Seat, given: list[tuple[Tensor, int]], is_over: bool) -> None:
-    """Was the layer's input written to since? If not, and the call `is_over`, it will not be."""
+    """Note whether the layer's input was written to; if not and the call `is_over`, it will not be."""
     if any(_version(value) != version for value, version in given):
         seat.is_overwritten = True
     elif is_over and seat.is_overwritten is None:

@@ -90,14 +90,14 @@ def _is_matrix(value: Any) -> bool:
 
 
 def _set_aside(session: Session, name: str) -> None:
-    """Note that a layer runs in PyG because that is faster."""
+    """Note that the layer runs in PyG because that was measured to be faster."""
     if session.not_planned.get(name) != session.aside.reason:
         session.not_planned[name] = session.aside.reason
         session.plans.pop(name, None)
 
 
 def _is_pygs_turn(session: Session, seat: Seat, module: Any, edges: Any) -> bool:
-    """Whether PyG runs a call, so that both can be timed."""
+    """Whether PyG runs this call, so that both can be timed."""
     aside = session.aside
     if runs_again() or aside.is_off or aside.is_over(seat.name, edges):
         return False
@@ -202,7 +202,7 @@ def _here(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """The same on one machine, unless timing has found PyG to be faster."""
+    """The planned result on one process, or PyG's where timing has found PyG to be faster."""
     session = seats.session
     may_defer = session.has_twins or session.restricted_layer is not None
     if may_defer and layer_of(module) is not None:
@@ -302,7 +302,7 @@ def _plainly(
     edges: Tensor,
     x: Tensor,
 ) -> Any:
-    """The call as it runs when it is not replayed, whoever makes it: a backward pass may."""
+    """The call without a replay; a backward pass may make it too."""
     with entered(seats):
         return _run(layer, original, module, seats, seats.of(module), known, (x, edges), {})
 
@@ -318,7 +318,7 @@ def _listed(
     edges: Any,
     weight: Any,
 ) -> Once | None:
-    """The call on the edges as they are listed, where its graph comes once; None: it is planned."""
+    """The call on the edges as listed, where the graph is seen only once; None: it is planned."""
     session = active.seats.session  # type: ignore[union-attr]
 
     def planned() -> Apply:
@@ -360,7 +360,7 @@ def _watched(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """PyG's result for someone who watches what is inside the layer."""
+    """PyG's result, for a call in which hooks or modes observe the inside of the layer."""
     session.not_planned[seat.name] = f"{module.__class__.__name__}{reason}"
     session.plans.pop(seat.name, None)
     return _in_pyg(original, module, seat, args, kwargs)

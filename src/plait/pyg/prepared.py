@@ -38,7 +38,7 @@ _HALVES = (torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A call that will be planned, whatever the features are."""
+    """A call that will be planned, for any features."""
 
     session: Session
     name: str
@@ -58,7 +58,7 @@ class Prepared:
         return expressions.recalled(session, self.name, edges, self.constants, *given, x)
 
     def _anew(self, module: Any, x: Tensor, root: Tensor | None) -> Tensor:
-        """The call with all that the layer reads for it."""
+        """The call with everything that the layer reads."""
         apply = self._apply()
 
         def widened(forms: tuple[Expr, ...], inputs: Mapping[str, Tensor | None]) -> Tensor:
@@ -123,7 +123,7 @@ def _lowered(
     size = given.pop("size", None)
     unusual = [name for name, value in given.items() if value is not None]
     if unusual:
-        return f"{kind}: called with {', '.join(unusual)}, which is not lowered"
+        return f"{kind}: called with {', '.join(unusual)}, which is not planned"
     source, root, is_bipartite = features_of(x)
     if source is None:
         return f"{kind}: x is not a tensor or a pair of tensors"
@@ -135,7 +135,7 @@ def _lowered(
         return f"{kind}: the number of target nodes is not known; pass size= or x as a pair"
     is_swapped = getattr(module, "flow", "source_to_target") == "target_to_source"
     if is_swapped and is_bipartite:
-        return f"{kind}: flow='target_to_source' on a pair of feature matrices is not lowered"
+        return f"{kind}: flow='target_to_source' on a pair of feature matrices is not planned"
     session = active.seats.session  # type: ignore[union-attr]
     kept = seat.kept
     if kept is not None and kept.cache is cache_of(module):
@@ -165,7 +165,7 @@ def _lowered(
     wants_weight = weight is not None and weight.requires_grad and torch.is_grad_enabled()
     if wants_weight and weight.is_cuda:
         return f"{kind}: edge_weight requires a gradient, which is planned only on a CPU so far"
-    if wants_weight or _come_once(session, edges, lowered, kept, source):
+    if wants_weight or _are_used_once(session, edges, lowered, kept, source):
         once_run = (
             None if wants_weight or is_bipartite else _weighted_once(seat, module, known, kept, x, edge_index)
         )
@@ -190,8 +190,8 @@ def _lowered(
     return Prepared(session, seat.name, lowered, edges, constants)
 
 
-def _come_once(session: Session, edges: Edges, lowered: Lowered, kept: Kept, x: Tensor) -> bool:
-    """Whether the weights on a graph keep changing and these have not come back: no plan is made for them."""
+def _are_used_once(session: Session, edges: Edges, lowered: Lowered, kept: Kept, x: Tensor) -> bool:
+    """Whether the weights of this graph keep changing and these are new: no plan is made for them."""
     weight = kept.weight
     if weight is None or kept.is_sparse or lowered.keeps_graph or not edges.meets_many_weights:
         return False

@@ -1,4 +1,4 @@
-"""What benchmarks can read from a compiled model: its plans, other candidates, the seconds of every step."""
+"""Opens a compiled model for benchmarks: its plans, the other candidates, the seconds of every step."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Probe:
         return self._session.has_twins
 
     def candidates(self, layer: str) -> list[LayerPlan]:
-        """The plans `take` has to choose from, the planner's choice first and the others by price."""
+        """The plans that `take` can choose, the planner's choice first and the others by price."""
         return self._candidates.get(layer, [])
 
     def count(self, layer: str) -> int:

@@ -119,7 +119,9 @@ def gradients(model: nn.Module, call: Call, out: Tensor) -> tuple[Tensor | None,
     wanted += [tensor for tensor in call.tensors() if tensor.requires_grad]
     if not wanted:
         return ()
-    if _has_reentrant_checkpoint(out):  # which takes no other way, and says so when half the graph is freed
+    if _has_reentrant_checkpoint(
+        out
+    ):  # it allows nothing but `backward`, and fails only when half the graph is freed
         return _by_backward(wanted, out)
     return torch.autograd.grad(out, wanted, torch.ones_like(out), allow_unused=True)
 

@@ -80,7 +80,7 @@ class Layer:
     def given(
         self, lowered: Lowered, module: nn.Module, x: Tensor
     ) -> tuple[Recipe, list[Tensor]] | EllipsisType | None:
-        """What the layer gives to its expression; None: what no recipe says, ...: it is not known yet."""
+        """What the layer gives to its expression; None: no recipe describes it, ...: it is not known yet."""
         if not lowered.is_steady or self._is_lent():
             return None
         read = _NO_NUMBERS if lowered.numbers is None else lowered.numbers(module, x)
@@ -101,7 +101,7 @@ class Layer:
         return owner.get(name) is not parameter
 
     def learn(self, lowered: Lowered, module: nn.Module, apply: Apply, x: Tensor) -> Tensor:
-        """The layer's output, and what it gave to its expression noted for the next call."""
+        """The layer's output; what it gave to its expression is noted for the next call."""
         calls: list[tuple[Tensor, Recipe | None]] = []
         which, numbers = (lowered.numbers and lowered.numbers(module, x)) or _NO_NUMBERS
 
@@ -203,7 +203,7 @@ def call_key(token: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
     if len(args) == 2 and not kwargs:
         weight = None
     elif len(args) == 2 and len(kwargs) == 1:
-        weight = kwargs.get("edge_weight", kwargs)  # another argument is none that a key knows
+        weight = kwargs.get("edge_weight", kwargs)  # a key does not cover other arguments
     elif len(args) == 3 and not kwargs:
         weight = args[2]
     else:

@@ -60,7 +60,7 @@ Capture = Callable[[Callable[[], Sequence[Tensor | None]], Any], tuple[Captured,
 
 @dataclass(slots=True)
 class Seen:
-    """What is known of one layer's calls on a GPU."""
+    """What is known about one layer's calls on a GPU."""
 
     counts: dict[Any, int] = field(default_factory=dict)
     states: dict[bool, Layer] = field(default_factory=dict)  # of layers that are not matrix expressions
@@ -138,7 +138,7 @@ def _is_capturing() -> bool:
 
 
 def _state(seen: Seen, module: nn.Module) -> Layer | None:
-    """The layer as it is; None for one that keeps changing."""
+    """The state of the layer now; None for a layer that keeps changing."""
     state = seen.states.get(module.training)
     if state is None or not state.is_as_it_was(module):
         seen.num_states += 1
@@ -165,7 +165,7 @@ def may_be_recorded(module: nn.Module, parameters: Sequence[Tensor], edges: Tens
 
 
 def _place(x: Tensor, parameters: Sequence[Tensor], buffers: Sequence[Tensor]) -> tuple[Any, ...]:
-    """Where a call's tensors lie, and what else it has treated as constant."""
+    """Where a call's tensors lie, and what else a recording treats as constant."""
     return (
         x.data_ptr(), x.stride(), x.requires_grad, torch.is_grad_enabled(), _settings(x),
         *[(p.data_ptr(), p.requires_grad) for p in parameters],

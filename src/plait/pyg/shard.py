@@ -63,7 +63,7 @@ class Share:
 
 
 def refused(model: nn.Module) -> str | None:
-    """Why a model's layers cannot be spread over ranks, naming the first that cannot."""
+    """Why a model cannot be spread over ranks: the first layer that cannot be, and the reason."""
     for path, module in model.named_modules():
         if isinstance(module, MessagePassing):
             reason = _refused(module)
@@ -123,7 +123,7 @@ def constants_by_rows(
 
 @dataclass
 class OverRanks:
-    """Calls of layers on one rank's share; what `Session.over_ranks` is set to."""
+    """Runs calls of layers on one rank's share; the value of `Session.over_ranks`."""
 
     share: Share
     peers: Peers

@@ -242,7 +242,7 @@ def _recompile(view: Any) -> Any:
 
 
 def _follow(view: Any) -> None:
-    """Take the class that belongs to the model's present one."""
+    """Take the view class that belongs to the model's present class."""
     _set_class(view, _view_class(type(view._plait_model)))
 
 
@@ -311,14 +311,14 @@ def _about_machine(session: Session) -> list[str]:
     if not machine.is_default:
         elsewhere = machine.measured.get("environment", {}).get("cpu", name)
         return [] if elsewhere == name else [
-            f"priced by a calibration of {elsewhere}, this is {name}: run `plait calibrate`"
+            f"predicted by a calibration of {elsewhere}, but this is {name}: run `plait calibrate`"
         ]  # fmt: skip
     family = machine.measured.get("scaled_to")
     if family is None:
         return []
-    text = f"prices are those of {machine.measured.get('family')}, scaled to this processor ({family})"
+    text = f"times are predicted for {machine.measured.get('family')}, scaled to this processor ({family})"
     close = [plan.layer for plan in session.plans.values() if closest_ratio(plan) < _SCALING_ERROR]
-    change = f" and may change the choice for {', '.join(close)}" if close else ""
+    change = f" and may change the plan of {', '.join(close)}" if close else ""
     return [f"{text} by a probe; `plait calibrate` measures it{change}"]
 
 

@@ -10,7 +10,7 @@ from plait.report.table import Table
 
 __all__ = ["batches_line", "batches_text"]
 
-# what tells a case from others of its part, and how it is said
+# the fields that distinguish the cases of a part, and their names
 _WORDS = {
     "graph": "{}",
     "model": "{}",
@@ -42,16 +42,16 @@ def batches_text(records: Sequence[Record]) -> str:
 
 def batches_line(record: Record) -> str:
     """One record as a line for a running log."""
-    told = "; ".join(" ".join(filter(None, row)) for row in _rows(record))
-    return f"{record.case['part']} {case_text(record)}: {told}"
+    measured = "; ".join(" ".join(filter(None, row)) for row in _rows(record))
+    return f"{record.case['part']} {case_text(record)}: {measured}"
 
 
 def case_text(record: Record) -> str:
-    """The case in the words that tell it from others of its part."""
-    told = ((form, record.case.get(name)) for name, form in _WORDS.items())
+    """The fields of the case that distinguish it from others of its part."""
+    fields = ((form, record.case.get(name)) for name, form in _WORDS.items())
     return " ".join(
         form.format(",".join(map(str, value)) if isinstance(value, list) else value)
-        for form, value in told
+        for form, value in fields
         if value
     )
 

@@ -68,7 +68,7 @@ def advice_figure(advice: Advice, title: str) -> str:
 
 
 def _answer(advice: Advice, title: str) -> list[str]:
-    """The recommendation, in bold, and what it is for."""
+    """The recommendation, in bold, with the case it applies to."""
     ringed = "" if advice.recommended is None else " (ringed)"
     lines = textwrap.wrap(f"Recommended{ringed}: {advice.line}", _LINE)[:3]
     parts = [

@@ -204,7 +204,7 @@ def megabytes(line: Mapping[str, Any]) -> str:
 
 
 def load_warning(records: Sequence[Record], what: str = "cells") -> list[str]:
-    """A line when other processes disturbed the times, else nothing; processor time they do not disturb."""
+    """A line when other processes disturbed the times, else nothing; processor time is not disturbed."""
     shares = [
         float(str(record.result["busy_elsewhere"]))
         for record in records

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["case_text", "catalogue_text", "csv_text", "findings_text", "group_line", "ops_text"]
 
-# What tells cases of one table apart, in the order it is read.
+# The fields that distinguish cases of one table, in the order of reading.
 _SIZES = (
     "graph", "edges", "nodes", "inner", "width", "heads", "batch", "fanout", "degree", "sparsity",
     "value_sparsity", "reduction", "axis", "law", "order", "index_dtype", "dtype", "threads",

@@ -155,7 +155,7 @@ class Aside:
     def is_over(self, layer: str, edges: Any) -> bool:
         """Whether new graphs of this size were found to be plait's, and this is one or is not small.
 
-        Nothing is tried then: this alone is asked, at every call on a graph that comes once.
+        Nothing is tried then: this is the only check at a call on a graph that is seen once.
         """
         if not _is_list_of_edges(edges):
             return False
@@ -233,7 +233,7 @@ class Aside:
             return
         own, theirs = 1e3 * kind.fastest(False), 1e3 * kind.fastest(True)
         of = "graphs" if known[2] else "new graphs"
-        when = ("" if known[0] else " without gradients") + ("" if known[2] else " while each comes once")
+        when = ("" if known[0] else " in calls without gradients") + ("" if known[2] else " until seen again")
         self.notes[known] = (
             f"{of} of up to {2 ** known[1]:,} edges run in PyG{when}: "
             f"a step took {own:.2f} ms by plait and {theirs:.2f} ms by PyG"
@@ -247,7 +247,7 @@ def _device_clock() -> float:
 
 
 def _is_list_of_edges(value: Any) -> bool:
-    """Whether calls can be told apart by it: a matrix, but not one of features."""
+    """Whether it identifies the graph of a call: a matrix, but not one of features."""
     if not isinstance(value, torch.Tensor) or value.dim() != 2:
         return False
     return value.layout is not torch.strided or not value.is_floating_point()

@@ -25,7 +25,7 @@ def _no_form(b: Binding, step: Step) -> str | None:
     if form[0] != "softmax" and step.get("attr") is not None:
         return f"{form[0]} with features of edges is made in blocks"
     makes = dict(step.option("makes", ()))
-    return "the temperature wants a gradient" if form[0] == "softmax" and "p0" in makes else None
+    return "the temperature needs a gradient" if form[0] == "softmax" and "p0" in makes else None
 
 
 class _Known:

@@ -69,8 +69,8 @@ def recorded(name: str, part: Part, options: Options) -> Iterator[Record]:
         if cell is None:
             return
         case, result, bars = cell
-        told = {"bars": [bar.to_dict() for bar in bars], "busy_elsewhere": busy.share}
-        yield Record(KIND, {"part": name, **case}, {**result, **told}, options.environment)
+        more = {"bars": [bar.to_dict() for bar in bars], "busy_elsewhere": busy.share}
+        yield Record(KIND, {"part": name, **case}, {**result, **more}, options.environment)
 
 
 @lru_cache(maxsize=2)

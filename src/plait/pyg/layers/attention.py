@@ -106,11 +106,11 @@ def _refused_matrix(module: Any, edge_index: Any, edge_attr: Any, wants_weights:
     if not is_matrix:
         return refused_edges(edge_index)
     if edge_index.layout == torch.sparse_coo and not edge_index.is_coalesced():
-        return ": a sparse adj_t that is not coalesced is PyG's"
+        return ": a sparse adj_t that is not coalesced runs in PyG"
     if edge_attr is not None or wants_weights or edge_index.values().dim() != 1:
-        return ": a sparse adj_t with edge features, or with the weights asked for, is PyG's"
+        return ": a sparse adj_t with edge features or return_attention_weights runs in PyG"
     if module.flow != "source_to_target" or edge_index.device.type != "cpu":
-        return f"(flow={module.flow!r}): a sparse adj_t is lowered source_to_target, on the CPU"
+        return f"(flow={module.flow!r}): a sparse adj_t is planned source_to_target, on the CPU"
     return None
 
 
@@ -129,9 +129,9 @@ def _refused(
     if any(part is not None and part.dim() != 2 for part in parts):
         return ": x is not [nodes, width]"
     if type(module.aggr_module) is not SumAggregation:
-        return f"(aggr={module.aggr!r}): attention is lowered with sums only"
+        return f"(aggr={module.aggr!r}): attention is planned with sums only"
     if len(parts) == 2 and module.flow != "source_to_target":
-        return f"(flow={module.flow!r}): pairs of features are lowered source_to_target only"
+        return f"(flow={module.flow!r}): pairs of features are planned source_to_target only"
     present = [name for name in layer.linears if getattr(module, name, None) is not None]
     stop = not_plain(module, *present)
     return None if stop is None else stop.reason.removeprefix(type(module).__name__)

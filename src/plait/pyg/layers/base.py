@@ -223,7 +223,7 @@ def not_plain(module: Any, *names: str) -> NotLowered | None:
     """The reason against a layer one of whose linear maps is more than its weight and bias."""
     for name in names:
         if not is_plain_linear(getattr(module, name)):
-            return NotLowered(f"{type(module).__name__}: {name} is watched by hooks or was replaced")
+            return NotLowered(f"{type(module).__name__}: {name} has hooks or was replaced")
     return None
 
 
@@ -233,5 +233,5 @@ def not_summed(module: Any, call: Call) -> NotLowered | None:
     if call.is_bipartite:
         return NotLowered(f"{name}: x is a pair; the layer takes one feature matrix")
     if aggregation(module) != "sum":
-        return NotLowered(f"{name}(aggr={module.aggr!r}): only sums of normalised messages are lowered")
+        return NotLowered(f"{name}(aggr={module.aggr!r}): only sums of normalised messages are planned")
     return None

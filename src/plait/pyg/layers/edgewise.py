@@ -56,7 +56,7 @@ def prepare(module: Any, given: Mapping[str, Any]) -> Run | str:
     if isinstance(found, str):
         return found
     if parts[0] is not parts[1] and module.flow != "source_to_target":
-        return f"(flow={module.flow!r}): pairs of features are lowered source_to_target only"
+        return f"(flow={module.flow!r}): pairs of features are planned source_to_target only"
     edges = edges_of(module, edge_index, parts[1].shape[0], parts[0].shape[0])
     return functools.partial(_run, module, edges, found, parts[0], None if parts[0] is parts[1] else parts[1])
 
@@ -96,12 +96,12 @@ def _taken_apart(module: Any) -> _Map | str:
     """The layer's map by its parts, or why it is none that can be taken apart."""
     reduce = aggregation(module)
     if reduce is None:
-        return f"(aggr={module.aggr!r}): the aggregation is not lowered"
+        return f"(aggr={module.aggr!r}): the aggregation is not planned"
     layers = _flat(module.nn)
     if layers is None or not layers or not is_plain_linear(layers[0]):
         return ": nn does not begin with a plain linear layer, or is no Sequential without hooks"
     if is_parametrized(module):
-        return ": a weight is parametrized, and PyG computes it as often as it reads it"
+        return ": a weight is parametrized, and PyG computes it at every read"
     stop = next((reason for reason in map(_not_by_row, layers[1:]) if reason), None)
     if stop is not None:
         return stop
@@ -143,7 +143,7 @@ def _not_by_row(layer: Any) -> str | None:
     if type(layer) is nn.BatchNorm1d:
         if not layer.training and layer.running_mean is not None:
             return None
-        return ": BatchNorm takes its statistics over all edges, which are never all there at once"
+        return ": BatchNorm needs all edges at once, but plait computes them in blocks"
     return f": {type(layer).__name__} inside nn is not known to map edges one by one"
 
 

@@ -83,7 +83,7 @@ def check_width(module: Any, x: Tensor, width: int) -> None:
 def refused_edges(edge_index: Any) -> str | None:
     """Why such layers cannot take these edges: they need an edge list."""
     if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
-        return ": a sparse adj_t is not lowered for this layer; pass edge_index"
+        return ": a sparse adj_t is not planned for this layer; pass edge_index"
     if edge_index.device.type not in ("cpu", "cuda") or edge_index.dim() != 2 or edge_index.shape[0] != 2:
         return ": edge_index is not an edge list"
     if edge_index.dtype not in (torch.int64, torch.int32):

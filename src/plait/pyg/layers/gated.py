@@ -54,14 +54,14 @@ def _refused(module: Any, parts: list[Tensor], attr: Tensor | None) -> str | Non
     if (attr is None) != (module.edge_dim is None) or (attr is not None and attr.dim() != 2):
         return f"(edge_dim={module.edge_dim}): edge_attr is not [edges, edge_dim]"
     if module.act is not torch.sigmoid and (type(module.act) is not nn.Sigmoid or has_hooks(module.act)):
-        return f"(act={module.act}): only sigmoid gates are lowered"
+        return f"(act={module.act}): only sigmoid gates are planned"
     if type(module.aggr_module) is not SumAggregation:
-        return f"(aggr={module.aggr!r}): gates are lowered with sums only"
+        return f"(aggr={module.aggr!r}): gates are planned with sums only"
     if parts[0] is not parts[1] and module.flow != "source_to_target":
-        return f"(flow={module.flow!r}): pairs of features are lowered source_to_target only"
+        return f"(flow={module.flow!r}): pairs of features are planned source_to_target only"
     names = ["lin_key", "lin_query", "lin_value", *(["lin_skip"] if module.root_weight else [])]
     if attr is not None and is_parametrized(module):
-        return ": a weight is parametrized, and PyG computes it as often as it reads it"
+        return ": a weight is parametrized, and PyG computes it at every read"
     stop = not_plain(module, *names)
     return None if stop is None else stop.reason.removeprefix(type(module).__name__)
 

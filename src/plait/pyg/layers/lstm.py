@@ -39,7 +39,7 @@ def _prepare(module: Any, given: Mapping[str, Any]) -> Run | str:
     if reason is not None:
         return reason
     if is_pair and module.flow != "source_to_target":
-        return f"(flow={module.flow!r}): pairs of features are lowered source_to_target only"
+        return f"(flow={module.flow!r}): pairs of features are planned source_to_target only"
     if root is None and (size is None or size[1] is None):
         return ": the number of target nodes is not known; pass size= or x as a pair"
     num_targets = int(size[1]) if size is not None and size[1] is not None else root.shape[0]
@@ -70,9 +70,9 @@ def _refused(module: Any) -> str | None:
     if type(cell) is not nn.LSTM or type(module.aggr_module) is not LSTMAggregation:
         return "(aggr='lstm'): the aggregation is not PyG's own"
     if cell.num_layers != 1 or cell.bidirectional or cell.proj_size:
-        return "(aggr='lstm'): only one layer, one direction and no projection are lowered"
+        return "(aggr='lstm'): only one layer, one direction and no projection are planned"
     if has_hooks(cell) or has_hooks(module.aggr_module):
-        return "(aggr='lstm'): the aggregation is watched by hooks"
+        return "(aggr='lstm'): the aggregation has hooks"
     names = [*["lin"] * (module.project and hasattr(module, "lin")), "lin_l", *["lin_r"] * module.root_weight]
     stop = not_plain(module, *names)
     return None if stop is None else stop.reason.removeprefix(type(module).__name__)

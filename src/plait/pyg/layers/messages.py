@@ -56,7 +56,7 @@ def gen(module: Any, given: Mapping[str, Any]) -> Run | str:
     """relu(x_j + e) + eps, by a softmax over each channel or a power mean."""
     attr = given.get("edge_attr")
     if type(module.aggr_module) not in (SoftmaxAggregation, PowerMeanAggregation):
-        return f"(aggr={module.aggr!r}): lowered with softmax and powermean only"
+        return f"(aggr={module.aggr!r}): planned with softmax and powermean only"
     if attr is not None and (attr.dim() != 2 or not _fits(module, attr)):
         return ": edge_attr is not [edges, edge_dim], or not as wide as the messages"
     linears = [name for name in ("lin_src", "lin_edge") if hasattr(module, name)]
@@ -183,9 +183,9 @@ def film(module: Any, given: Mapping[str, Any]) -> Run | str:
             return f"(num_relations={module.num_relations}): edge_type is not one number for each edge"
         relations = (kind, module.num_relations)
     if module.act is not None and not is_elementwise(module.act):
-        return f"(act={module.act}): this activation is not known to treat every number alone"
+        return f"(act={module.act}): this activation is not known to be elementwise"
     if not all(map(is_plain_linear, module.lins)):
-        return ": one of lins is watched by hooks or was replaced"
+        return ": one of lins has hooks or was replaced"
     call = read_call(module, given, relations=relations)
     if isinstance(call, str):
         return call
@@ -306,7 +306,7 @@ def _gated_graph(module: Any, call: Call) -> Lowered | NotLowered:
         return reduce
     if reduce not in ("sum", "mean") or call.is_bipartite:
         return NotLowered(
-            f"GatedGraphConv(aggr={module.aggr!r}): lowered for one feature matrix, with sums and means only"
+            f"GatedGraphConv(aggr={module.aggr!r}): planned for one feature matrix, with sums and means only"
         )
     return Lowered(operator(reduce), functools.partial(_run_gated_graph, _gated_forms(reduce, call)))
 

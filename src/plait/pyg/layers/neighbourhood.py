@@ -47,12 +47,12 @@ def reduction(module: Any, call: Call) -> str | NotLowered:
             f"matrices alone; on edge lists it still aggregates by {type(module.aggr_module).__name__}"
         )
     if reduce is None:
-        return NotLowered(f"{name}(aggr={module.aggr!r}): only sum, mean, max and min are lowered")
+        return NotLowered(f"{name}(aggr={module.aggr!r}): only sum, mean, max and min are planned")
     if reduce in ("max", "min") and call.is_weighted:
-        return NotLowered(f"{name}(aggr={reduce!r}): a {reduce} over weighted messages is not lowered")
+        return NotLowered(f"{name}(aggr={reduce!r}): a {reduce} over weighted messages is not planned")
     if call.is_bipartite and module.flow != "source_to_target":
         return NotLowered(
-            f"{name}(flow={module.flow!r}): pairs of features are lowered source_to_target only"
+            f"{name}(flow={module.flow!r}): pairs of features are planned source_to_target only"
         )
     return reduce
 
@@ -192,7 +192,7 @@ def _le_forms(call: Call, has_bias: bool) -> tuple[Expr, ...]:
 @rule(LEConv)
 def _le(module: Any, call: Call) -> Lowered | NotLowered:
     if aggregation(module) != "sum":
-        return NotLowered(f"LEConv(aggr={module.aggr!r}): only sums are lowered")
+        return NotLowered(f"LEConv(aggr={module.aggr!r}): only sums are planned")
     if not call.has_root:
         return NotLowered("LEConv: x[1] is None; the layer needs the features of the targets")
     stop = not_plain(module, "lin1", "lin2", "lin3")

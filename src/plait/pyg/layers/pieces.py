@@ -66,7 +66,7 @@ def read_call(
     if reason is not None:
         return reason
     if is_pair and module.flow != "source_to_target":
-        return f"(flow={module.flow!r}): pairs of features are lowered source_to_target only"
+        return f"(flow={module.flow!r}): pairs of features are planned source_to_target only"
     size = given.get("size")
     if parts[1] is None and size is None:
         return ": the number of target nodes is not known; pass size= or x as a pair"
@@ -115,7 +115,7 @@ def mean_scale(call: PiecesCall) -> Tensor | str | None:
         return None
     if kind is MeanAggregation:
         return call.orders.inverse_degrees.to(call.source.dtype)
-    return f"(aggr={call.module.aggr!r}): lowered with sums and means only"
+    return f"(aggr={call.module.aggr!r}): planned with sums and means only"
 
 
 class Pieces:

@@ -71,24 +71,24 @@ def _refused(module: Any, attr: Tensor | None) -> str | None:
         return f"(edge_dim={module.edge_dim}): edge_attr is not [edges, edge_dim]"
     acts, maps = ([layer for nn in module.pre_nns for layer in nn[k::2]] for k in (1, 2))
     if not all(map(is_elementwise, acts)) or not all(map(is_plain_linear, maps)):
-        return ": messages with this activation are not lowered, or a layer inside them was replaced"
+        return ": messages with this activation are not planned, or a layer inside them was replaced"
     scaler = module.aggr_module
     if type(scaler) is not DegreeScalerAggregation or type(scaler.aggr) is not MultiAggregation:
         return ": the aggregation was replaced"
     names = _aggregators(module)
     if scaler.aggr.mode != "cat" or None in names or len(set(names)) < len(names):
-        return ": one of the aggregators is not lowered, or named twice"
+        return ": one of the aggregators is not planned, or named twice"
     if any(_is_half(aggr) for aggr in scaler.aggr.aggrs) or any(s not in _SCALERS for s in scaler.scaler):
-        return ": half gradients and other scalers are not lowered"
+        return ": half gradients and other scalers are not planned"
     first = [nn[0] for nns in (module.pre_nns, module.post_nns) for nn in nns]
     first += [] if attr is None else [module.edge_encoder]
     watched = [*module.pre_nns, *module.post_nns, scaler, scaler.aggr, *scaler.aggr.aggrs]
     if not all(map(is_plain_linear, [*first, module.lin])) or any(map(has_hooks, watched)):
-        return ": a part of the layer is watched by hooks or was replaced"
+        return ": a part of the layer has hooks or was replaced"
     if any(layer.bias is None for layer in [*first, *maps, module.lin]):
-        return ": a linear layer inside was replaced by one without a bias, which is not lowered"
+        return ": a linear layer inside was replaced by one without a bias, which is not planned"
     if is_parametrized(module):
-        return ": a weight is parametrized, and PyG computes it as often as it reads it"
+        return ": a weight is parametrized, and PyG computes it at every read"
     return None
 
 

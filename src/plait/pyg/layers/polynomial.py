@@ -36,7 +36,7 @@ def _weights(count: int) -> list[Dense]:
 def _watched(module: Any, lins: Any) -> NotLowered | None:
     if all(map(is_plain_linear, lins)):
         return None
-    return NotLowered(f"{type(module).__name__}: one of lins is watched by hooks or was replaced")
+    return NotLowered(f"{type(module).__name__}: one of lins has hooks or was replaced")
 
 
 def _run_polynomial(

@@ -74,7 +74,7 @@ def _refused(module: Any, source: Any, target: Any, edge_index: Tensor, edge_typ
     if any(part.dim() != (1 if is_index else 2) for part in parts):
         return ": x is not [nodes, width], nor a vector of row numbers"
     if is_index and module.num_blocks is not None:
-        return f"(num_blocks={module.num_blocks}): PyG takes no row numbers here"
+        return f"(num_blocks={module.num_blocks}): PyG does not take row numbers here"
     if not isinstance(edge_type, Tensor) or edge_type.is_floating_point():
         return ": edge_type is not a tensor of relation numbers"
     if any(value.device != source.device for value in (edge_type, edge_index)):
@@ -82,11 +82,11 @@ def _refused(module: Any, source: Any, target: Any, edge_index: Tensor, edge_typ
     if edge_type.dim() != 1 or edge_type.shape[0] != edge_index.shape[1]:
         return ": edge_type is not one number for each edge"
     if aggregation(module) not in ("sum", "mean"):
-        return f"(aggr={module.aggr!r}): relations are lowered with sums and means"
+        return f"(aggr={module.aggr!r}): relations are planned with sums and means"
     if target is not None and module.flow != "source_to_target":
-        return f"(flow={module.flow!r}): pairs of features are lowered source_to_target only"
+        return f"(flow={module.flow!r}): pairs of features are planned source_to_target only"
     if is_parametrized(module):
-        return ": a weight is parametrized, and PyG computes it as often as it reads it"
+        return ": a weight is parametrized, and PyG computes it at every read"
     return None
 
 

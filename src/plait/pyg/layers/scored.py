@@ -26,7 +26,7 @@ __all__ = ["agnn", "fa", "gmm", "super_gat"]
 
 def _not_summed(module: Any) -> str | None:
     if type(module.aggr_module) is not SumAggregation:
-        return f"(aggr={module.aggr!r}): lowered with sums only"
+        return f"(aggr={module.aggr!r}): planned with sums only"
     return None
 
 
@@ -118,11 +118,11 @@ def fa(module: Any, given: Mapping[str, Any]) -> Run | str:
     """Sums by tanh(a x_i + b x_j) times the symmetric norm, plus eps x_0."""
     weight, first = given.get("edge_weight"), given.get("x_0")
     if module.cached:
-        return "(cached=True): the first graph is PyG's to keep"
+        return "(cached=True): PyG keeps the first graph"
     if not isinstance(first, Tensor) or not isinstance(given["x"], Tensor):
         return ": x and x_0 are not tensors"
     if (weight is not None) == bool(module.normalize):
-        return ": edge_weight goes with normalize=False, and only with it"
+        return ": edge_weight is needed with normalize=False, and only then"
     has_loops = bool(module.normalize and module.add_self_loops)
     call = read_call(module, given, "att_l", "att_r", has_loops=has_loops, attr=weight, also=(first,))
     if isinstance(call, str):
@@ -153,14 +153,14 @@ def gmm(module: Any, given: Mapping[str, Any]) -> Run | str:
     """Sums of kernel_size projections of a source, each by its Gaussian of the edge's features."""
     attr = given.get("edge_attr")
     if module.separate_gaussians:
-        return "(separate_gaussians=True): a matrix for each edge is PyG's"
+        return "(separate_gaussians=True): one matrix per edge is not planned"
     if not isinstance(attr, Tensor) or attr.dim() != 2:
         return ": edge_attr is not [edges, dim]"
     call = read_call(module, given, *(["root"] if module.root_weight else []), attr=attr)
     if isinstance(call, str):
         return call
     if not module.root_weight and call.own is not None:
-        return "(root_weight=False): PyG looks for the root all the same"
+        return "(root_weight=False): PyG reads the root weight nevertheless"
     scale = mean_scale(call)
     return scale if isinstance(scale, str) else functools.partial(_gmm, call, scale)
 

@@ -60,20 +60,20 @@ def _legend(left: float, is_wide: bool) -> list[str]:
     """What the colours are, in one line."""
     drawn = []
     for stage, text in _NAMED.items():
-        told, room = (text[0], 8.0) if is_wide else (text[1], 4.0)
+        caption, room = (text[0], 8.0) if is_wide else (text[1], 4.0)
         colour = f"var(--{_STAGE_COLOURS[stage]})"
         drawn.append(tag("path", d=f"M{left:.1f} 6h11v11h-11z", fill=colour))
-        drawn.append(label(told, left + 16, 15.5, fill="var(--ink)"))
-        left += 16 + 6.6 * len(told) + room
+        drawn.append(label(caption, left + 16, 15.5, fill="var(--ink)"))
+        left += 16 + 6.6 * len(caption) + room
     return drawn
 
 
 def _chart(run: Schedule, x: Scale, top: float, is_wide: bool) -> tuple[list[str], float]:
     """One mode: its name and figures, then a row for every worker; and where it ends."""
     lane = 15.0
-    told = f"{run.mode.name}: {seconds_text(run.makespan)}, {run.bubble:.0%} waiting"
+    caption = f"{run.mode.name}: {seconds_text(run.makespan)}, {run.bubble:.0%} waiting"
     edge = x.start if is_wide else 2
-    parts = [label(told, edge, top, fill="var(--ink)", font_weight=600)]
+    parts = [label(caption, edge, top, fill="var(--ink)", font_weight=600)]
     parts.append(label(_MEANING[run.mode.is_micro_async, run.mode.is_macro_async], edge, top + 14))
     start = top + 21.0
     workers = sorted({(r.layer, r.stage) for r in run.runs})
@@ -83,8 +83,8 @@ def _chart(run: Schedule, x: Scale, top: float, is_wide: bool) -> tuple[list[str
     lanes = {worker: start + place * lane for place, worker in enumerate(workers)}
     busy = {(r.layer, r.stage) for r in run.runs if r.end > r.start}
     for worker in set(workers) - busy:
-        told = "done once, before the first epoch" if worker[1] == 0 else "nothing to do"
-        parts.append(label(told, x.start + 4, lanes[worker] + 11, font_size=10.5, fill="var(--faint)"))
+        caption = "done once, before the first epoch" if worker[1] == 0 else "nothing to do"
+        parts.append(label(caption, x.start + 4, lanes[worker] + 11, font_size=10.5, fill="var(--faint)"))
     for r in (r for r in run.runs if r.end > r.start):  # what is done once has no graph operation left
         parts += _box(r, x, lanes[r.layer, r.stage], lane)
     return parts, start + lane * len(workers)

@@ -60,18 +60,18 @@ def _head(analysis: Analysis) -> str:
     lead = (
         f"{analysis.model}: {found.nodes:,} nodes and {found.edges:,} edges, {analysis.workers} workers of "
         f"{bytes_text(analysis.options.memory)} on {network.name} ({short(network.bytes_per_s, 'B/s')}, "
-        f"{network.latency * 1e6:g} µs a message, {network.meeting * 1e6:g} µs more wherever workers wait "
+        f"{network.latency * 1e6:g} µs per message, {network.meeting * 1e6:g} µs more wherever workers wait "
         f"for each other). Prices are those of {analysis.machine}."
     )
     numbers = [tag("li", tag("b", value), tag("span", text)) for value, text in _numbers(analysis)]
-    told = _findings(analysis)
+    sentences = _findings(analysis)
     return tag(
         "header",
         tag("p", "plait analyze", class_="mark-word"),
         tag("h1", "Which strategy pays"),
         tag("p", html.escape(lead), class_="lead"),
         tag("ul", *numbers, class_="numbers"),
-        tag("ul", *(tag("li", html.escape(line)) for line in told), class_="findings"),
+        tag("ul", *(tag("li", html.escape(line)) for line in sentences), class_="findings"),
     )
 
 

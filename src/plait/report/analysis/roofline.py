@@ -58,7 +58,7 @@ def _roofline(analysis: Analysis, points: Sequence[tuple[str, Phase]], width: in
                (x.end, y(roof.flops_per_s))]  # fmt: skip
     line = tag("path", d=path_of(corners), fill="none", stroke="var(--ink)", stroke_width=1.4)
     words = f"slope: memory {short(roof.bytes_per_s, 'B/s')} · level: {short(roof.flops_per_s, 'flop/s')}"
-    told = label(words, x.end, 10, text_anchor="end", fill="var(--ink)")
+    caption = label(words, x.end, 10, text_anchor="end", fill="var(--ink)")
     dots: list[str] = []
     taken: list[tuple[float, float]] = []
     for place, ((name, phase), rate) in enumerate(zip(points, rates, strict=True)):
@@ -82,7 +82,7 @@ def _roofline(analysis: Analysis, points: Sequence[tuple[str, Phase]], width: in
     rows = [f"{place + 1}  {name}" for place, (name, _) in enumerate(points)]
     legend = [label(text, left, height + 14 + 17 * k, fill="var(--ink)") for k, text in enumerate(rows)]
     return svg(
-        width, height + 22 + 17 * len(rows), frame.axes(), line, told, *dots, *legend,
+        width, height + 22 + 17 * len(rows), frame.axes(), line, caption, *dots, *legend,
         title="Roofline: flop per byte against flop per second",
     )  # fmt: skip
 

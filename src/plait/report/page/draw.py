@@ -39,7 +39,7 @@ def tag(element: str, *children: str, **attributes: object) -> str:
 
 
 def label(text: str, x: float, y: float, **attributes: object) -> str:
-    """Text at a place; grey unless told otherwise."""
+    """Text at a place; grey by default."""
     return tag("text", html.escape(text), **({"x": x, "y": y, "fill": "var(--soft)"} | attributes))
 
 
@@ -191,7 +191,7 @@ def lanes(
         + label(x_text(t), x(t), top - 14, text_anchor="middle")
         for t in x.ticks(54.0)
     ]
-    # at 1 something is as good as it gets, whatever the figure counts
+    # 1 is the best value in each of these figures
     axis.append(
         tag("path", d=f"M{x(1):.1f} {top - 6:.1f}V{bottom:.1f}", stroke="var(--ink)", stroke_width=1.3)
     )

@@ -135,7 +135,7 @@ def _without(ending: str) -> Callable[[Contest], str]:
 
 
 def _size(contest: Contest) -> float:
-    """Edges, or rows where there is no graph; zero when neither is told."""
+    """Edges, or rows where there is no graph; zero when neither is known."""
     fields = contest.samples[0].fields
     sizes = (number(fields.get(name)) for name in ("edges", "nodes"))
     return next((size for size in sizes if size > 0), 0.0)

@@ -122,9 +122,11 @@ class Report:
             for figure in figures
         ]
         warning = words.banner(self.run)
-        told = words.findings(self.run, self.samples, self._sweeps(), self._predictions(), self.odd)
+        sentences = words.findings(self.run, self.samples, self._sweeps(), self._predictions(), self.odd)
         bullets = (
-            tag("ul", *(tag("li", html.escape(line)) for line in told), class_="findings") if told else ""
+            tag("ul", *(tag("li", html.escape(line)) for line in sentences), class_="findings")
+            if sentences
+            else ""
         )
         return tag(
             "header",

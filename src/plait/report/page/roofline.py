@@ -104,11 +104,11 @@ def bandwidths(samples: Iterable[Sample]) -> dict[str, float]:
     for sample in samples:
         if sample.kind != "op":
             continue
-        told = number(sample.result.get("stream_bytes_per_s"))
-        if math.isnan(told):
-            told = 1e9 * number(sample.result.get("gbytes_per_s")) / _share(sample)
-        if told > 0.0:
-            seen[sample.device] = max(told, seen.get(sample.device, 0.0))
+        speed = number(sample.result.get("stream_bytes_per_s"))
+        if math.isnan(speed):
+            speed = 1e9 * number(sample.result.get("gbytes_per_s")) / _share(sample)
+        if speed > 0.0:
+            seen[sample.device] = max(speed, seen.get(sample.device, 0.0))
     return seen
 
 
@@ -226,10 +226,10 @@ def bandwidth_figure(samples: Sequence[Sample], streams: Mapping[str, float]) ->
     ]
     if not shares:
         return None
-    told = ", ".join(f"{device}: {amount(stream, 'B/s')}" for device, stream in streams.items())
+    speeds = ", ".join(f"{device}: {amount(stream, 'B/s')}" for device, stream in streams.items())
     caption = (
         "Bytes that must move, divided by the time and by the bandwidth a plain copy reached in the same run "
-        f"(at best {told}). Beyond 100% the data was in a cache. Operations are sorted by how near they "
+        f"(at best {speeds}). Beyond 100% the data was in a cache. Operations are sorted by how near they "
         "come. Filled: plait."
     )
     return Figure(

@@ -39,7 +39,7 @@ _STATUS = {"timed": "ok", "ok": "ok", "missing": "absent", "absent": "absent"}
 
 @dataclass(frozen=True)
 class Sample:
-    """One measured number: of which operation, by which variant, on what, and every time the clock saw.
+    """One measured number: operation, variant, circumstances and every sample.
 
     `group` is shared by what was timed side by side; only those are compared. `low` and `high` bound the
     median with 95% confidence.
@@ -65,12 +65,12 @@ class Sample:
 
     @property
     def is_own(self) -> bool:
-        """Whether plait did it."""
+        """Whether the implementation is plait's."""
         return self.variant.partition("-")[0] == SUBJECT
 
     @property
     def is_timed(self) -> bool:
-        """Whether it was right and has a time."""
+        """Whether the result was right and was timed."""
         return self.status == "ok" and self.median > 0.0
 
     @property
@@ -118,7 +118,7 @@ class Contest:
 
     @property
     def is_unsure(self) -> bool:
-        """Whether a time was taken that is no measurement: it has fewer than FEWEST samples."""
+        """Whether it has too few samples (below FEWEST) to count as a measurement."""
         return any(s.is_timed and not s.is_sure for s in self.samples)
 
 
@@ -362,8 +362,8 @@ def _of_forms(record: Record, group: str) -> list[Sample]:
     sides: Any = record.result["sides"]
     names = {name: SUBJECT if name == "forms" else name for name in sides if name != "csr"}
     peers = {names[name]: {"status": "timed", **sides[name]} for name in names}
-    told = replace(record, result={**record.result, "peers": peers})
-    return _of_peers(told, "model", f"{case['model']} by its form", f"{case['width']} wide, a step", group)
+    changed = replace(record, result={**record.result, "peers": peers})
+    return _of_peers(changed, "model", f"{case['model']} by its form", f"{case['width']} wide, a step", group)
 
 
 def _of_peers(record: Record, kind: str, op: str, label: str, group: str) -> list[Sample]:

@@ -1,4 +1,4 @@
-"""What a run says, in sentences: how much was measured, how plait compares, what stands out."""
+"""A run summed up in sentences: how much was measured, how plait compares, what stands out."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LABELS = {"op": "Operations", "layer": "Layers", "model": "Models", "loop": "Lo
 
 @dataclass(frozen=True)
 class KeyFigure:
-    """A number worth large letters, and what it counts."""
+    """A number shown in large letters, and what it counts."""
 
     value: str
     meaning: str
@@ -74,7 +74,7 @@ def _listed(parts: Sequence[str]) -> str:
 
 
 def key_figures(samples: Sequence[Sample], predictions: Sequence[Prediction]) -> list[KeyFigure]:
-    """The few numbers a reader came for."""
+    """The few numbers that matter most."""
     figures = []
     for kind, (_, plural) in _NOUNS.items():
         ratios = _ratios(contests(s for s in samples if s.kind == kind)) if kind != "plan" else []
@@ -146,14 +146,16 @@ def findings(
     run: Run, samples: Sequence[Sample], sweeps: Sequence[Sweep], predictions: Sequence[Prediction], odd: int
 ) -> list[str]:
     """What stands out, best and worst alike, and what to be careful about."""
-    told = []
+    sentences = []
     for kind, name in _LABELS.items():
-        told += _extremes(contests(s for s in samples if s.kind == kind), name)
-    told += _wrong(samples) + _crossed(sweeps) + _planner(samples, predictions)
-    told += _unsure(samples)
+        sentences += _extremes(contests(s for s in samples if s.kind == kind), name)
+    sentences += _wrong(samples) + _crossed(sweeps) + _planner(samples, predictions)
+    sentences += _unsure(samples)
     if odd:
-        told.append(f"{_counted(odd, 'record was', 'records were')} left out: they lack required fields.")
-    return told + [f"{remark[0].upper()}{remark[1:]}." for remark in run.remarks]
+        sentences.append(
+            f"{_counted(odd, 'record was', 'records were')} left out: they lack required fields."
+        )
+    return sentences + [f"{remark[0].upper()}{remark[1:]}." for remark in run.remarks]
 
 
 def _load(records: Sequence[Record]) -> list[str]:
@@ -167,13 +169,15 @@ def _extremes(found: Sequence[Contest], name: str) -> list[str]:
         return []
     worst, best = compared[0], compared[-1]
     behind = sum(c.ratio < _LEVEL for c in compared)
-    text = f"{name}: best {_told(best)}" + (f"; worst {_told(worst)}." if len(compared) > 1 else ".")
+    text = f"{name}: best {_described(best)}" + (
+        f"; worst {_described(worst)}." if len(compared) > 1 else "."
+    )
     if behind:
         text += f" Behind the best peer by more than 5% in {behind} of {len(compared)}."
     return [text]
 
 
-def _told(contest: Contest) -> str:
+def _described(contest: Contest) -> str:
     own, peer = contest.own, contest.peer
     if own is None or peer is None:
         return ""
@@ -204,17 +208,17 @@ def _crossed(sweeps: Sequence[Sweep]) -> list[str]:
 
 
 def _planner(samples: Sequence[Sample], predictions: Sequence[Prediction]) -> list[str]:
-    told = []
+    sentences = []
     regrets = _regrets(samples)
     if regrets:
-        told.append(
+        sentences.append(
             f"Regret of the planner: geometric mean {geometric_mean(regrets):.3f}, worst {max(regrets):.2f}, "
             f"over {_counted(len(regrets), 'layer', 'layers')}."
         )
     if predictions:
         near = sum(abs(p.error) <= 0.25 for p in predictions)
-        told.append(f"Predicted within 25% of measured: {near} of {len(predictions)} plans and steps.")
-    return told
+        sentences.append(f"Predicted within 25% of measured: {near} of {len(predictions)} plans and steps.")
+    return sentences
 
 
 def environment_rows(run: Run) -> list[tuple[str, str]]:
