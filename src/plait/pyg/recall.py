@@ -74,6 +74,8 @@ class Layer:
         self._edited = [value for value in edited if not _holds_names(value)]
         self._contents = [*map(_contents, self._edited)]
         self.parameters: list[nn.Parameter] = [*module.parameters()]
+        self._plain = [value for value in everything if isinstance(value, Tensor)]
+        self._buffers = [part._buffers for part in parts if part._buffers]
         named = ((part._parameters, name, p) for part in parts for name, p in part._parameters.items())
         self._first = next((entry for entry in named if entry[2] is not None), None)
 
@@ -92,6 +94,13 @@ class Layer:
             return ...
         recipe = found[1]
         return None if recipe is None else (recipe, recipe.values(x, numbers))
+
+    def tensors(self) -> Iterator[Tensor | None]:
+        """The layer's parameters and what a program may put in their place.
+
+        A network that makes the weights of another one sets them as plain attributes or buffers.
+        """
+        return itertools.chain(self.parameters, self._plain, *map(dict.values, self._buffers))
 
     def _is_lent(self) -> bool:
         """Whether the layer has other parameters during this call, as while a CUDA graph is recorded."""
