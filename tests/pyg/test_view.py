@@ -356,6 +356,25 @@ def test_a_cached_layer_is_planned_from_its_second_call() -> None:
     assert is_planned(compiled)
 
 
+def _replica(module: Any) -> Any:
+    """The module as torch.nn.parallel.replicate copies it to a device: parameters are plain tensors."""
+    made = module._replicate_for_data_parallel()
+    for name, child in module._modules.items():
+        made._modules[name] = None if child is None else _replica(child)
+    for name, parameter in module._parameters.items():
+        places = made._parameters if parameter is None else vars(made)
+        places[name] = None if parameter is None else parameter.clone()
+    return made
+
+
+def test_replicas_of_data_parallel_answer_and_have_gradients() -> None:
+    model = GCNConv(WIDTH, 3)
+    expected, out = (called(X, EDGES) for called in (model, _replica(plait.compile(model))))
+    torch.testing.assert_close(out, expected)
+    found = [torch.autograd.grad(value.square().sum(), model.lin.weight)[0] for value in (out, expected)]
+    torch.testing.assert_close(*found)
+
+
 def test_copies_are_models_of_their_own() -> None:
     compiled: Any = plait.compile(Parent())
     compiled(X, EDGES)
