@@ -185,9 +185,10 @@ def parameters_of(module: nn.Module) -> Iterable[nn.Parameter]:
     return module.parameters() if record is None else record.parameters
 
 
-def tensors_of(module: nn.Module) -> Iterable[Tensor | None]:
+def tensors_of(module: nn.Module) -> Iterable[Tensor]:
     """The parameters of a layer and what may stand in their place."""
-    return (record_of(module) or Layer(module)).tensors()
+    record = record_of(module) or Layer(module)
+    return itertools.chain(record.parameters, record.others())
 
 
 def name_of(module: nn.Module) -> str:

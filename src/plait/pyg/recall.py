@@ -75,7 +75,7 @@ class Layer:
         self._contents = [*map(_contents, self._edited)]
         self.parameters: list[nn.Parameter] = [*module.parameters()]
         self._plain = [value for value in everything if isinstance(value, Tensor)]
-        self._buffers = [part._buffers for part in parts if part._buffers]
+        self._buffers = [part._buffers for part in module.modules() if part._buffers]
         named = ((part._parameters, name, p) for part in parts for name, p in part._parameters.items())
         self._first = next((entry for entry in named if entry[2] is not None), None)
 
@@ -95,12 +95,13 @@ class Layer:
         recipe = found[1]
         return None if recipe is None else (recipe, recipe.values(x, numbers))
 
-    def tensors(self) -> Iterator[Tensor | None]:
-        """The layer's parameters and what a program may put in their place.
+    def others(self) -> list[Tensor]:
+        """The tensors of the layer beside its parameters, as they are now.
 
         A network that makes the weights of another one sets them as plain attributes or buffers.
         """
-        return itertools.chain(self.parameters, self._plain, *map(dict.values, self._buffers))
+        buffers = itertools.chain.from_iterable(map(dict.values, self._buffers))
+        return [*self._plain, *(buffer for buffer in buffers if buffer is not None)]
 
     def _is_lent(self) -> bool:
         """Whether the layer has other parameters during this call, as while a CUDA graph is recorded."""
