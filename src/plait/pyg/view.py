@@ -96,7 +96,7 @@ class CompiledModel:
 
     def _replicate_for_data_parallel(self) -> nn.Module:
         """What nn.DataParallel runs on a device: the model's replica, made anew for every call."""
-        made: nn.Module = self._plait_model._replicate_for_data_parallel()
+        made: nn.Module = self._plait_model._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
         return made
 
     def __prepare_scriptable__(self) -> nn.Module:
