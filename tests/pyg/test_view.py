@@ -717,3 +717,18 @@ def test_gradients_of_a_layer_that_is_one_operator_are_those_of_pyg(conv: Callab
     slopes = [torch.autograd.grad(out.square().sum(), wanted) for out in (fast(x, EDGES), model(x, EDGES))]
     for mine, other in zip(*slopes, strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("is_made_before", [False, True])
+def test_torch_compile_keeps_the_history_of_weights_that_are_no_parameters(is_made_before: bool) -> None:
+    model, scale = GCNConv(WIDTH, 4), torch.ones((), requires_grad=True)
+    weight = model.lin.weight.detach() * scale
+    compiled = plait.compile(model)
+    del model.lin._parameters["weight"]
+    vars(model.lin)["weight"] = weight
+    if is_made_before:
+        compiled = plait.compile(model)
+    torch._dynamo.reset()
+    outs = torch.compile(compiled, backend="aot_eager")(X, EDGES), model(X, EDGES)
+    found = [torch.autograd.grad(out.square().sum(), scale, retain_graph=True)[0] for out in outs]
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
