@@ -41,6 +41,7 @@ __all__ = [
     "OwnNorm",
     "Typed",
     "adj_t",
+    "apart",
     "backward",
     "batch",
     "batched",
@@ -53,12 +54,16 @@ __all__ = [
     "in_threads",
     "inner",
     "layer",
+    "made",
+    "named",
     "of_layers",
     "on_new_graphs",
     "optimise",
+    "replica",
     "resaved",
     "sampled",
     "second",
+    "stacked",
     "strided",
     "trained",
     "twice",
@@ -418,6 +423,11 @@ def halved(model: nn.Module) -> dict[str, Tensor]:
     return {name: parameter / 2 for name, parameter in model.named_parameters()}
 
 
+def stacked(model: nn.Module) -> dict[str, Tensor]:
+    """The parameters of two models of its kind."""
+    return {name: torch.stack([p, p / 2]).detach() for name, p in model.named_parameters()}
+
+
 def second(model: nn.Module, x: Tensor, *edges: Any) -> list[Tensor | None]:
     """Gradients of the size of the gradients of a smooth function of the output."""
     x = x.detach().requires_grad_()
@@ -425,6 +435,46 @@ def second(model: nn.Module, x: Tensor, *edges: Any) -> list[Tensor | None]:
     first = torch.autograd.grad(model(x, *edges).tanh().sum(), inputs, create_graph=True, allow_unused=True)
     size = sum(g.square().sum() for g in first if g is not None)
     return list(torch.autograd.grad(size, inputs, allow_unused=True))
+
+
+def made(model: nn.Module, part: nn.Module) -> None:
+    """A part's weights become plain tensors with a history, as a network that makes them leaves them."""
+    held = [(owner, name, p) for owner in part.modules() for name, p in owner._parameters.items()]
+    first = next(p for _, _, p in held if p is not None)
+    model.scale = nn.Parameter(torch.full((), 0.5, dtype=first.dtype))
+    for owner, name, weight in held:
+        if weight is not None:
+            del owner._parameters[name]
+            setattr(owner, name, weight.detach() * model.scale)
+
+
+def named(model: nn.Module, x: Any, *edges: Any) -> Any:
+    """The output of a call by keywords."""
+    names = ("edge_index", "edge_weight", "edge_attr", "edge_type")
+    return model(x=x, **dict(zip(names, edges, strict=False)))
+
+
+def replica(module: Any) -> Any:
+    """The model as nn.DataParallel copies it to a device: parameters are plain tensors with a history."""
+    found = module._replicate_for_data_parallel()
+    for name, child in module._modules.items():
+        if child is not None:
+            found._modules[name] = replica(child)
+    for name, parameter in module._parameters.items():
+        places = found._parameters if parameter is None else found.__dict__
+        places[name] = None if parameter is None else parameter.clone()
+    return found
+
+
+def apart(model: nn.Module, *arguments: Any) -> list[Any]:
+    """The gradients of a call in each of two threads, as `in_threads` runs them."""
+
+    def gradients(*given: Any) -> list[Tensor | None]:
+        out = model(*given)
+        inputs = [v for v in (given[0], *wanted(model)) if v.requires_grad]
+        return list(torch.autograd.grad(out.square().sum(), inputs, allow_unused=True))
+
+    return _in_threads(model, gradients, arguments)
 
 
 def optimise(model: nn.Module, rate: float = 0.01) -> None:
@@ -465,13 +515,17 @@ def in_threads(model: nn.Module, *arguments: Any) -> list[Any]:
     attention weights, which PyG hands over in an attribute of the layer, and for those with a spectral norm,
     whose vectors each call takes a step further.
     """
+    return _in_threads(model, model, arguments)
+
+
+def _in_threads(model: nn.Module, run: Callable[..., Any], arguments: tuple[Any, ...]) -> list[Any]:
     alone = (nn.Dropout, Dropped, SuperGATConv, Attending, parametrizations._SpectralNorm)
     takes_turns = any(isinstance(m, alone) for m in model.modules())
     found: list[Any] = [None, None]
 
     def call(place: int) -> None:
         try:
-            found[place] = model(*arguments)
+            found[place] = run(*arguments)
         except Exception as error:
             found[place] = error
 

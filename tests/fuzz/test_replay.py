@@ -27,7 +27,7 @@ out = model(x, edge_index); backward(out)
 
 
 def compiles_with(monkeypatch: pytest.MonkeyPatch, compile: Any) -> None:
-    monkeypatch.setattr(worlds, "plait", SimpleNamespace(compile=compile))
+    monkeypatch.setattr(worlds, "plait", SimpleNamespace(compile=compile, explain=lambda *_, **__: None))
 
 
 def keep_first(model: nn.Module, *_: Any, **__: Any) -> nn.Module:

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from torch.utils.checkpoint import checkpoint
 from torch_geometric.data import Data
 from torch_geometric.nn import SAGEConv
 
@@ -113,3 +115,27 @@ def test_edges_that_are_not_sorted_are_refused_by_pyg_itself() -> None:
     compiled = plait.compile(SAGEConv(6, 5, aggr="lstm"))
     with pytest.raises(ValueError, match="not sorted"):
         compiled(features(40, 6).float(), dense_edges(40, 0.9).flip(1))
+
+
+def test_a_parametrized_weight_is_read_as_often_as_in_pyg_where_padding_is_cheaper(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(price, "_LENGTHS", LENGTHS)
+    reads: list[Tensor] = []
+
+    class Counted(nn.Module):
+        def forward(self, weight: Tensor) -> Tensor:
+            reads.append(weight)
+            return weight.square()  # which a checkpoint sees saved
+
+    layer = SAGEConv(4, 3, aggr="lstm").double()
+    parametrize.register_parametrization(layer.lin_l, "weight", Counted())
+    x, edges = features(8, 4), dense_edges(8, 0.5)
+    model = plait.compile(layer)
+    counts = []
+    for called in (layer, model, model):
+        reads.clear()
+        called(x, edges)
+        counts.append(len(reads))
+    assert counts == [1, 1, 1]
+    checkpoint(model, x, edges, use_reentrant=False).sum().backward()

@@ -13,6 +13,7 @@ from torch_geometric.nn import (
     APPNP,
     ChebConv,
     GATConv,
+    GATv2Conv,
     GCNConv,
     GINConv,
     GraphConv,
@@ -23,6 +24,7 @@ from torch_geometric.nn import (
     SGConv,
     SSGConv,
     TAGConv,
+    TransformerConv,
 )
 from torch_geometric.utils import coalesce, to_torch_csr_tensor
 
@@ -363,3 +365,46 @@ def test_a_cache_that_a_transform_filled_is_no_memory_to_look_at() -> None:
     compiled = plait.compile(model)
     torch.func.jacrev(lambda x: compiled(x).sum(dim=0))(x)
     torch.testing.assert_close(compiled(x), model(x))
+
+
+# Weights that another network makes ------------------------------------------------------------------------
+
+
+def as_attribute(owner: nn.Module, name: str, weight: Tensor) -> None:
+    owner._parameters.pop(name, None)
+    setattr(owner, name, weight)
+
+
+def as_buffer(owner: nn.Module, name: str, weight: Tensor) -> None:
+    owner._parameters.pop(name, None)
+    owner._buffers[name] = weight
+
+
+@pytest.mark.parametrize("put", [as_attribute, as_buffer])
+@pytest.mark.parametrize("are_all", [False, True])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: GCNConv(WIDTH, 4),
+        lambda: GATConv(WIDTH, 2, heads=2),
+        lambda: GATv2Conv(WIDTH, 2, heads=2, concat=False),
+        lambda: TransformerConv(WIDTH, 2, heads=2, concat=False),
+    ],
+)
+def test_weights_made_by_another_network_have_gradients(
+    make: Callable[[], nn.Module], are_all: bool, put: Callable[[nn.Module, str, Tensor], None]
+) -> None:
+    layer = make().double().requires_grad_(False)
+    model, x, edge_index = plait.compile(layer), drawn(1, NODES, WIDTH).double(), drawn_edges(1)
+    places = [(owner, name, p) for owner in layer.modules() for name, p in [*owner._parameters.items()]]
+    held = [(owner, name, weight.clone()) for owner, name, weight in places if weight is not None]
+    for is_learned in (True, False, True):  # a call between has no gradient
+        scale = torch.ones((), dtype=torch.float64, requires_grad=is_learned)
+        for owner, name, weight in held if are_all else held[-1:]:
+            put(owner, name, weight * scale)
+        made, expected = model(x, edge_index), layer(x, edge_index)
+        same(made, expected)
+        assert made.requires_grad == expected.requires_grad == is_learned
+        if is_learned:
+            sums = (out.square().sum() for out in (made, expected))
+            same(*(torch.autograd.grad(total, scale, retain_graph=True)[0] for total in sums))

@@ -324,6 +324,32 @@ def test_a_forked_loader_worker_may_call_a_compiled_model() -> None:
     assert done.returncode == 0, done.stderr
 
 
+FIRST_WITHOUT_GRADIENTS = """
+import torch
+from torch_geometric.nn import GCNConv
+import plait
+layer, x, edge_index = GCNConv(4, 3), torch.randn(9, 4), torch.randint(0, 9, (2, 30))
+with torch.{}():
+    model = plait.compile(layer)
+    model(x, edge_index)
+for called in (layer, model):
+    out = called(x, edge_index)
+    print(torch.autograd.grad(out.sum(), layer.lin.weight)[0].sum().item())
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("mode", ["no_grad", "inference_mode"])
+def test_what_a_process_first_compiles_may_be_without_gradients(mode: str) -> None:
+    # what is imported with the first model must not depend on the mode
+    script = FIRST_WITHOUT_GRADIENTS.format(mode)
+    command = [sys.executable, "-W", "ignore", "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    expected, made = map(float, done.stdout.split())
+    assert made == pytest.approx(expected, abs=1e-4)
+
+
 def bits(threads: int, data: Data) -> list[Tensor]:
     torch.set_num_threads(threads)
     torch.manual_seed(5)

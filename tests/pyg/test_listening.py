@@ -108,6 +108,18 @@ def test_a_mode_of_torch_functions_sees_those_inside_a_layer(make: Callable[[], 
     assert model.plan.layers
 
 
+@pytest.mark.parametrize("make", LAYERS)
+def test_a_default_device_without_the_features_leaves_layers_to_pyg(make: Callable[[], nn.Module]) -> None:
+    layer, data = make(), _graph()
+    model, given = plait.compile(layer), (data.x, data.edge_index)
+    for device, is_planned in (("meta", False), ("cpu", True)):
+        with torch.device(device):  # what torch.set_default_device("cuda") is to a model on the CPU
+            out = model(*given)
+            torch.testing.assert_close(out, layer(*given))
+            out.sum().backward()
+        assert bool(model.plan.layers) == is_planned
+
+
 @pytest.mark.parametrize("of_weights", [False, True])
 @pytest.mark.parametrize("make", LAYERS)
 def test_tensors_of_a_class_of_their_own_are_followed(

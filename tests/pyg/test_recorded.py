@@ -269,3 +269,32 @@ def test_the_switch(monkeypatch: pytest.MonkeyPatch) -> None:
     edge_index, x = torch.randint(0, 30, (2, 100), device=DEVICE), torch.randn(30, 8, device=DEVICE)
     _steps(plait.compile(GCNConv(8, 8).to(DEVICE)), x.requires_grad_(), edge_index, 8)
     assert not REPLAYS
+
+
+@pytest.mark.parametrize("is_buffer", [False, True])
+@pytest.mark.parametrize("kind", ["gcn", "gat"])
+def test_weights_made_by_another_network_are_not_recorded(kind: str, is_buffer: bool) -> None:
+    layer: Any = LAYERS[kind]().to(DEVICE)
+    scale = torch.ones((), device=DEVICE, requires_grad=True)
+    weight = layer.lin._parameters.pop("weight").detach() * scale
+    (layer.lin._buffers if is_buffer else vars(layer.lin))["weight"] = weight
+    x, edge_index = torch.randn(40, 16, device=DEVICE), torch.randint(0, 40, (2, 160), device=DEVICE)
+    net = plait.compile(layer)
+    for _ in range(9):
+        found = (torch.autograd.grad(m(x, edge_index).sum(), scale, retain_graph=True) for m in (net, layer))
+        torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+
+
+def test_a_buffer_with_another_tensor_is_not_replayed(replays: list[object]) -> None:
+    layer = GINConv(nn.Linear(16, 12), eps=0.1).to(DEVICE)
+    x, edge_index = torch.randn(40, 16, device=DEVICE), torch.randint(0, 40, (2, 160), device=DEVICE)
+    net = plait.compile(layer)
+    with torch.no_grad():
+        for eps in (0.5, 0.7):
+            for _ in range(9):
+                torch.testing.assert_close(net(x, edge_index), layer(x, edge_index), rtol=1e-4, atol=1e-4)
+            assert replays
+            replays.clear()
+            layer.eps = torch.tensor([eps], device=DEVICE)
+            torch.testing.assert_close(net(x, edge_index), layer(x, edge_index), rtol=1e-4, atol=1e-4)
+            assert not replays

@@ -356,6 +356,25 @@ def test_a_cached_layer_is_planned_from_its_second_call() -> None:
     assert is_planned(compiled)
 
 
+def _replica(module: Any) -> Any:
+    """The module as torch.nn.parallel.replicate copies it to a device: parameters are plain tensors."""
+    made = module._replicate_for_data_parallel()
+    for name, child in module._modules.items():
+        made._modules[name] = None if child is None else _replica(child)
+    for name, parameter in module._parameters.items():
+        places = made._parameters if parameter is None else vars(made)
+        places[name] = None if parameter is None else parameter.clone()
+    return made
+
+
+def test_replicas_of_data_parallel_answer_and_have_gradients() -> None:
+    model = GCNConv(WIDTH, 3)
+    expected, out = (called(X, EDGES) for called in (model, _replica(plait.compile(model))))
+    torch.testing.assert_close(out, expected)
+    found = [torch.autograd.grad(value.square().sum(), model.lin.weight)[0] for value in (out, expected)]
+    torch.testing.assert_close(*found)
+
+
 def test_copies_are_models_of_their_own() -> None:
     compiled: Any = plait.compile(Parent())
     compiled(X, EDGES)
@@ -698,3 +717,18 @@ def test_gradients_of_a_layer_that_is_one_operator_are_those_of_pyg(conv: Callab
     slopes = [torch.autograd.grad(out.square().sum(), wanted) for out in (fast(x, EDGES), model(x, EDGES))]
     for mine, other in zip(*slopes, strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("is_made_before", [False, True])
+def test_torch_compile_keeps_the_history_of_weights_that_are_no_parameters(is_made_before: bool) -> None:
+    model, scale = GCNConv(WIDTH, 4), torch.ones((), requires_grad=True)
+    weight = model.lin.weight.detach() * scale
+    compiled = plait.compile(model)
+    del model.lin._parameters["weight"]
+    vars(model.lin)["weight"] = weight
+    if is_made_before:
+        compiled = plait.compile(model)
+    torch._dynamo.reset()
+    outs = torch.compile(compiled, backend="aot_eager")(X, EDGES), model(X, EDGES)
+    found = [torch.autograd.grad(out.square().sum(), scale, retain_graph=True)[0] for out in outs]
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from plait.runtime.adjoint import mapped
+from plait.runtime.adjoint import leaf_turned_by, mapped
 
 A = torch.tensor([[1.0, 2.0, 0.0], [0.0, -1.0, 3.0]], dtype=torch.double)
 
@@ -38,3 +38,9 @@ def test_nothing_is_recorded_where_no_gradient_is_wanted() -> None:
     assert not times(x).requires_grad
     with torch.no_grad():
         assert not times(x.requires_grad_()).requires_grad
+
+
+def test_the_leaf_of_a_transpose_is_found_by_its_node() -> None:
+    weight = torch.randn(2, 3, requires_grad=True)
+    assert leaf_turned_by(weight.t().grad_fn) is weight
+    assert all(leaf_turned_by(node) is None for node in (None, (2 * weight).grad_fn, weight.t().t().grad_fn))

@@ -32,6 +32,7 @@ __all__ = [
     "parameters_of",
     "record_of",
     "session",
+    "tensors_of",
     "traced",
 ]
 
@@ -182,6 +183,12 @@ def parameters_of(module: nn.Module) -> Iterable[nn.Parameter]:
     """The parameters of a layer, from its record where there is one: walking through modules takes longer."""
     record = record_of(module)
     return module.parameters() if record is None else record.parameters
+
+
+def tensors_of(module: nn.Module) -> Iterable[Tensor]:
+    """The parameters of a layer and what may stand in their place."""
+    record = record_of(module) or Layer(module)
+    return itertools.chain(record.parameters, record.others())
 
 
 def name_of(module: nn.Module) -> str:

@@ -22,7 +22,8 @@ from plait.runtime.deferred import whole
 __all__ = ["call", "offer"]
 
 _models: weakref.WeakValueDictionary[int, Seats] = weakref.WeakValueDictionary()
-_layers: dict[int, tuple[weakref.ref[nn.Module], int]] = {}  # (layer, output width; 0: that of x) by id
+# (layer, output width; 0: that of x, number of parameters) by id
+_layers: dict[int, tuple[weakref.ref[nn.Module], int, int]] = {}
 _RECORDING = ("AutogradCPU", "AutogradOther", "AutogradFunctionality", "ADInplaceOrView")
 _MAPS = (nn.Linear, nn.ReLU, nn.LeakyReLU, nn.ELU, nn.Identity, nn.Sequential)
 
@@ -34,11 +35,18 @@ def offer(seats: Seats, model: nn.Module) -> None:
         width = _output_width(module) if isinstance(module, MessagePassing) else None
         if width is not None:
             key = id(module)
-            _layers[key] = (weakref.ref(module, lambda _, key=key: _layers.pop(key, None)), width)  # type: ignore[misc]
+            held = weakref.ref(module, lambda _, key=key: _layers.pop(key, None))  # type: ignore[misc]
+            _layers[key] = held, width, len([*module.parameters()])
 
 
 def _output_width(layer: Any) -> int | None:
-    """Columns of the layer's result; 0 for those of its input, None where a second run may differ."""
+    """Columns of the layer's result; 0 for those of its input, None where a second run may differ.
+
+    None, too, where it has weights that are no parameters: the operator's gradients go to parameters.
+    """
+    others = (v for part in layer.modules() for d in (part._buffers, vars(part)) for v in d.values())
+    if any(isinstance(value, Tensor) and value.requires_grad for value in others):
+        return None
     if getattr(layer, "dropout", 0) or getattr(layer, "cached", False):
         return None
     network = getattr(layer, "nn", None)
@@ -68,7 +76,10 @@ def call(seats: Seats, original: Callable[..., Any], module: Any, *args: Any, **
             return original(module, *args, **kwargs)
     if id(module) not in _layers or not given or given[0].dim() != 2:
         return original(module, *args, **kwargs)
-    return torch.ops.plait.layer(seats.number, id(module), names, given, list(module.parameters()))
+    parameters = list(module.parameters())
+    if len(parameters) < _layers[id(module)][2]:  # one of them has become a tensor with a history of its own
+        return original(module, *args, **kwargs)
+    return torch.ops.plait.layer(seats.number, id(module), names, given, parameters)
 
 
 def _ran(number: int, layer: int, names: str, given: list[Tensor], parameters: list[Tensor]) -> Tensor:

@@ -6,7 +6,7 @@ Hooks on every module of the process (plait's own apart), modes of torch functio
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -57,8 +57,11 @@ def sees_functions(cls: type) -> bool:
 
 
 def is_followed(*arguments: Any) -> bool:
-    """Whether a mode, or the class of an argument, intercepts every function of torch."""
-    if _num_modes() and not _only_gives_devices():
+    """Whether a mode, or the class of an argument, intercepts every function of torch.
+
+    A default device other than that of the features is such a mode: plait's own new tensors would go there.
+    """
+    if _num_modes() and not _only_gives_their_device(arguments):
         return True
     for value in arguments:  # a loop, not any(): this runs at every call of a layer
         cls = type(value)
@@ -67,6 +70,10 @@ def is_followed(*arguments: Any) -> bool:
     return False
 
 
-def _only_gives_devices() -> bool:
-    """Whether the modes that are on are those of `torch.set_default_device`, for new tensors."""
-    return all(isinstance(torch._C._get_function_stack_at(k), DeviceContext) for k in range(_num_modes()))
+def _only_gives_their_device(arguments: Iterable[Any]) -> bool:
+    """Whether the modes that are on are those of `torch.set_default_device`, and new tensors lie with x."""
+    modes = [torch._C._get_function_stack_at(k) for k in range(_num_modes())]
+    if not all(isinstance(mode, DeviceContext) for mode in modes):
+        return False
+    of_x = next((value.device.type for value in arguments if isinstance(value, Tensor)), None)
+    return of_x is None or all(mode.device.type == of_x for mode in modes)

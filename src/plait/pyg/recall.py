@@ -74,6 +74,8 @@ class Layer:
         self._edited = [value for value in edited if not _holds_names(value)]
         self._contents = [*map(_contents, self._edited)]
         self.parameters: list[nn.Parameter] = [*module.parameters()]
+        self._plain = [value for value in everything if isinstance(value, Tensor)]
+        self._buffers = [part._buffers for part in module.modules() if part._buffers]
         named = ((part._parameters, name, p) for part in parts for name, p in part._parameters.items())
         self._first = next((entry for entry in named if entry[2] is not None), None)
 
@@ -92,6 +94,14 @@ class Layer:
             return ...
         recipe = found[1]
         return None if recipe is None else (recipe, recipe.values(x, numbers))
+
+    def others(self) -> list[Tensor]:
+        """The tensors of the layer beside its parameters, as they are now.
+
+        A network that makes the weights of another one sets them as plain attributes or buffers.
+        """
+        buffers = itertools.chain.from_iterable(map(dict.values, self._buffers))
+        return [*self._plain, *(buffer for buffer in buffers if buffer is not None)]
 
     def _is_lent(self) -> bool:
         """Whether the layer has other parameters during this call, as while a CUDA graph is recorded."""

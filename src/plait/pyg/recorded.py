@@ -31,6 +31,7 @@ from plait.pyg.layers.base import has_hooks, is_lazy
 from plait.pyg.recall import Layer, call_key
 from plait.runtime.edges import Edges
 from plait.runtime.executor import Run
+from plait.runtime.identity import counts_writes
 from plait.runtime.replayed import Captured, at_address, capture_call, side_stream
 from plait.runtime.session import Session
 from plait.runtime.trace import is_profiling
@@ -96,18 +97,17 @@ def replayed(
     if state.num_scheduled:  # numbers that come from the layer's options are part of what is recorded
         key = (*key, state.num_scheduled)
     recorder: Recorder | _Waiting = session.recall(("recorded", *key)) or _Waiting(seen, key)
-    place = _place(x, state.parameters, recorder.buffers)
+    place = _place(x, state)
     found = recorder.recording(place, x)
     if found is not None:
         return found.run(x, plain)
     if recorder.is_off or not recorder.is_due(place):
         return None
     if isinstance(recorder, _Waiting):
-        if not may_be_recorded(module, state.parameters, args[1]):
+        if not may_be_recorded(module, state, args[1]):
             seen.fail(key, _MOST_FAILURES)
             return None
-        recorder = Recorder(state.parameters, [*module.buffers()])
-        place = _place(x, state.parameters, recorder.buffers)
+        recorder = Recorder(state.parameters)
     made = recorder.record(place, module, x, plain)
     edges = None if made is None else _edges_of(session, made.runs)
     if made is None or edges is None:
@@ -149,7 +149,7 @@ def _state(seen: Seen, module: nn.Module) -> Layer | None:
     return state
 
 
-def may_be_recorded(module: nn.Module, parameters: Sequence[Tensor], edges: Tensor) -> bool:
+def may_be_recorded(module: nn.Module, state: Layer, edges: Tensor) -> bool:
     """Whether a call of the layer does the same each time, and all of it on the device."""
     if edges.shape[1] > _MOST_EDGES or is_lazy(module):
         return False
@@ -160,16 +160,17 @@ def may_be_recorded(module: nn.Module, parameters: Sequence[Tensor], edges: Tens
         return False
     if any(not isinstance(part, (*_PARTS, Aggregation)) for part in parts[1:]):
         return False
-    # gradients are asked for inside: hooks would see them
-    return all(p.is_leaf and p.requires_grad and not p._backward_hooks for p in parameters)
+    # gradients are asked for inside: hooks would see them, and they are those of the parameters alone
+    are_leaves = all(p.is_leaf and p.requires_grad and not p._backward_hooks for p in state.parameters)
+    return are_leaves and all(counts_writes(b) and not b.requires_grad for b in state.others())
 
 
-def _place(x: Tensor, parameters: Sequence[Tensor], buffers: Sequence[Tensor]) -> tuple[Any, ...]:
+def _place(x: Tensor, state: Layer) -> tuple[Any, ...]:
     """Where a call's tensors lie, and what else a recording treats as constant."""
     return (
         x.data_ptr(), x.stride(), x.requires_grad, torch.is_grad_enabled(), _settings(x),
-        *[(p.data_ptr(), p.requires_grad) for p in parameters],
-        *[(b.data_ptr(), b._version) for b in buffers],
+        *[(p.data_ptr(), p.requires_grad) for p in state.parameters],
+        *[(b.data_ptr(), b.requires_grad, counts_writes(b) and b._version) for b in state.others()],
     )  # fmt: skip
 
 
@@ -190,7 +191,6 @@ def _edges_of(session: Session, runs: Sequence[Run]) -> Edges | None:
 class _Waiting:
     """Stands for a recorder while the same call is counted."""
 
-    buffers: tuple[Tensor, ...] = ()
     is_off = False
 
     def __init__(self, seen: Seen, key: tuple[Any, ...]):
@@ -219,8 +219,8 @@ class Recorder:
     stream: Callable[[torch.device], Any] = staticmethod(side_stream)
     at: Callable[[Tensor], Tensor] = staticmethod(at_address)
 
-    def __init__(self, parameters: Sequence[Tensor], buffers: Sequence[Tensor]):
-        self.parameters, self.buffers = parameters, buffers
+    def __init__(self, parameters: Sequence[Tensor]):
+        self.parameters = parameters
         self._places: dict[Any, list[_Recording]] = {}
         self._counts: dict[Any, int] = {}
         self._failures = 0
@@ -287,6 +287,7 @@ class _Recording:
         # an input that needs no gradient may be treated as constant: products of it are made once
         self._seen = None if self._wants_x else (weakref.ref(x), x._version)
         # leaves of the capture's own: those of the model belong to the stream that trains it
+        self._buffers = [*module.buffers()]  # read at their addresses, where nothing else may come to lie
         self._x: Tensor | None = owner.at(x).requires_grad_() if self._wants_x else x
         self._leaves = {id(p): nn.Parameter(p.detach()) for p in owner.parameters} if is_training else {}
         self._result: Tensor | None = None

@@ -94,6 +94,11 @@ class CompiledModel:
             return self._plait_model.__reduce_ex__(protocol)
         return view_of, (self._plait_model, self._plait_plan_session)
 
+    def _replicate_for_data_parallel(self) -> nn.Module:
+        """What nn.DataParallel runs on a device: the model's replica, made anew for every call."""
+        made: nn.Module = self._plait_model._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
+        return made
+
     def __prepare_scriptable__(self) -> nn.Module:
         """What TorchScript compiles: the model, whose layers are PyG's."""
         return self._plait_model

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from plait.runtime.twice import is_vmapped
 
-__all__ = ["Map", "mapped"]
+__all__ = ["Map", "leaf_turned_by", "mapped"]
 
 Map = Callable[[Tensor], Tensor]
 """A linear map of rows in numbers; of rows that vmap hands over, in torch's own operations."""
@@ -33,3 +33,14 @@ def mapped(x: Tensor, forwards: Map, backwards: Map) -> Tensor:
         return forwards(x)
     result: Tensor = _Mapped.apply(x, forwards, backwards)  # type: ignore[no-untyped-call]
     return result
+
+
+def leaf_turned_by(node: Any) -> Tensor | None:
+    """The leaf whose transpose `.t()` a node of torch's graph is; None for every other node.
+
+    By its name: a node to compare with could not be made where this is imported under `no_grad`.
+    """
+    if type(node).__name__ != "TBackward0":
+        return None
+    leaf: Tensor | None = getattr(node.next_functions[0][0], "variable", None)
+    return leaf

@@ -30,6 +30,7 @@ from plait.runtime import messages as messages
 from plait.runtime import pieces as pieces
 from plait.runtime import pna as pna
 from plait.runtime import relational as relational
+from plait.runtime.adjoint import leaf_turned_by
 from plait.runtime.bind import Binding, bind
 from plait.runtime.buffers import Buffers
 from plait.runtime.chain import ChainOutline, Env, turned
@@ -443,20 +444,14 @@ def _program_in_torch(ctx: Any, saved: Sequence[Any]) -> tuple[torch.Tensor, tup
     return evaluate_program(ctx.run, env), (None, None, None, *inputs)
 
 
-_Turned: Any = type(torch.zeros(1, 1, requires_grad=True).t().grad_fn)
-
-
 def _stored(value: torch.Tensor) -> torch.Tensor | None:
     """The parameter that `value` is the transpose of, where its gradient is wanted.
 
     PyG stores weights [out, in] and expressions read them [in, out]. A gradient that goes to the stored
     matrix passes one node fewer and is not copied to be turned.
     """
-    node: Any = value.grad_fn
-    if type(node) is not _Turned:
-        return None
     # the way back must lead to a leaf right away, and it must still have the memory that was turned
-    leaf: torch.Tensor | None = getattr(node.next_functions[0][0], "variable", None)
+    leaf = leaf_turned_by(value.grad_fn)
     if leaf is None or value._base is not leaf or value.dim() != 2 or value.stride(1) == 1:
         return None
     return leaf if value.data_ptr() == leaf.data_ptr() and value.shape == leaf.shape[::-1] else None

@@ -35,7 +35,7 @@ from plait.ir import (
 )
 from plait.ir.build import propagation
 from plait.kernels.listed import Entries, listed_sum
-from plait.runtime.adjoint import mapped
+from plait.runtime.adjoint import leaf_turned_by, mapped
 from plait.runtime.recipe import Recipe
 from plait.runtime.tape import Given, Tape, apply, is_large
 from plait.runtime.twice import is_vmapped
@@ -343,23 +343,17 @@ def _right_operands(expr: Expr) -> Iterator[str]:
         yield from _right_operands(part)
 
 
-_Turned: Any = type(torch.zeros(1, 1, requires_grad=True).t().grad_fn)
-
-
 def _stored(value: Tensor) -> Tensor | None:
     """The matrix that `value` is the transpose of: itself what a gradient goes to, or without one.
 
     The gradient of one that is handed over as it is stored passes one node fewer and is not turned.
     """
-    node: Any = value.grad_fn
-    if node is None:
+    if value.grad_fn is None:
         base = value._base
         if base is None or value.shape != base.shape[::-1] or value.stride(1) == 1:
             return None
         return base if value.data_ptr() == base.data_ptr() else None
-    if type(node) is not _Turned:
-        return None
-    found: Tensor | None = getattr(node.next_functions[0][0], "variable", None)
+    found = leaf_turned_by(value.grad_fn)
     return found if found is not None and found.dim() == 2 else None
 
 

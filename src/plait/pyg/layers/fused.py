@@ -185,7 +185,6 @@ def degrees_of(edges: Edges, dtype: torch.dtype) -> Tensor:
 
 def is_training(module: nn.Module, *inputs: Tensor | None) -> bool:
     """True when a gradient of the call can be asked for."""
-    return torch.is_grad_enabled() and (
-        any(t is not None and t.requires_grad for t in inputs)
-        or any(p.requires_grad for p in active.parameters_of(module))
+    return torch.is_grad_enabled() and any(
+        t is not None and t.requires_grad for t in (*inputs, *active.tensors_of(module))
     )

@@ -13,7 +13,7 @@ from torch_geometric.nn.aggr import LSTMAggregation
 
 from plait.plan.lstm import Lists, Shape, ways
 from plait.pyg import active
-from plait.pyg.layers.base import has_hooks, linear_values
+from plait.pyg.layers.base import has_hooks, is_parametrized, linear_values
 from plait.pyg.layers.fused import Run, edges_of, fused, not_plain, refused_edges, refused_features
 from plait.runtime import executor
 from plait.runtime.lstm import Prefixes
@@ -73,6 +73,8 @@ def _refused(module: Any) -> str | None:
         return "(aggr='lstm'): only one layer, one direction and no projection are planned"
     if has_hooks(cell) or has_hooks(module.aggr_module):
         return "(aggr='lstm'): the aggregation has hooks"
+    if is_parametrized(module):  # a plan is chosen once the weights are read, and it may be to run in PyG
+        return ": a weight is parametrized, and PyG computes it as often as it reads it"
     names = [*["lin"] * (module.project and hasattr(module, "lin")), "lin_l", *["lin_r"] * module.root_weight]
     stop = not_plain(module, *names)
     return None if stop is None else stop.reason.removeprefix(type(module).__name__)
