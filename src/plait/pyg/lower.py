@@ -58,7 +58,7 @@ _HARMLESS = frozenset((
     "propagate", "collect", "edge_updater",  # these three PyG writes for every class from a template
 ))  # fmt: skip
 EXPLAINED = ": an explainer masks its messages"
-FOLLOWED = (
+FOLLOWED = ": a mode or a class of tensors intercepts torch's functions, or x is not on the default device"
     ": a mode or a class of tensors intercepts the functions of torch, or x is not on the default device"
 )
 LISTENED = ": a hook on all modules must see those inside the layer"
