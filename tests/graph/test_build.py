@@ -69,6 +69,8 @@ def test_scan_tells_ranges_and_orders():
     assert (facts.min_src, facts.max_src, facts.min_dst, facts.max_dst) == (1, 3, 0, 5)
     assert facts.is_csr_order
     assert not facts.is_source_order
+    assert facts.num_loops == 0
+    assert build.scan(np.array([3, 1, 2, 3]), np.array([3, 5, 2, 3])).num_loops == 3
     nothing = np.zeros(0, np.int64)
     assert build.scan(nothing, nothing) == build.EdgeScan(0, -1, 0, -1, True, True)
 

@@ -27,10 +27,13 @@ def edge_list(edges: list[tuple[int, int]]) -> Tensor:
     return torch.tensor(edges, dtype=torch.long).reshape(-1, 2).t()
 
 
+@pytest.mark.parametrize("is_grouped", [False, True])
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("loops", LOOPS)
 @pytest.mark.parametrize("name", GRAPHS)
-def test_the_matrix_and_its_transpose_are_the_references(name: str, loops: str, scale: str) -> None:
+def test_the_matrix_and_its_transpose_are_the_references(
+    name: str, loops: str, scale: str, is_grouped: bool
+) -> None:
     nodes, edges = GRAPHS[name]
     edge_index, shape = edge_list(edges), (nodes, nodes)
     weights = (None, torch.rand(len(edges)) + 0.1)
@@ -39,28 +42,46 @@ def test_the_matrix_and_its_transpose_are_the_references(name: str, loops: str, 
     ):
         given = None if weight is None else weight.to(dtype)
         x = torch.randn(nodes, width, dtype=dtype)
-        found = entries(edge_index, given, shape, x, loops, fill, scale)
+        found = entries(edge_index, given, shape, x, loops, fill, scale, is_grouped)
         assert found is not None
+        assert (found.indptr is not None) == is_grouped
         dense = dense_matrix(edge_index, weight, shape, loops, fill, scale).to(dtype)
         torch.testing.assert_close(listed_sum(found, x), dense @ x)
         torch.testing.assert_close(listed_sum(found.turned, x), dense.t() @ x)
         bias = torch.randn(width, dtype=dtype)
-        torch.testing.assert_close(listed_sum(found, x, 0.5, bias), dense @ x + 0.5 * x + bias)
+        for identity in (0.5, 1.0):
+            wanted = dense @ x + identity * x + bias
+            torch.testing.assert_close(listed_sum(found, x, identity, bias), wanted)
 
 
-def test_targets_and_sources_may_be_different_nodes() -> None:
+def test_grouped_entries_come_row_by_row_in_the_order_of_the_list() -> None:
+    edge_index = torch.tensor([[5, 1, 2, 5, 3, 0], [2, 0, 2, 0, 3, 2]])
+    weight = torch.arange(6.0)
+    found = entries(edge_index, weight, (6, 6), torch.zeros(6, 1), "remaining", is_grouped=True)
+    assert found is not None
+    assert found.target.tolist() == [0, 0, 2, 2]
+    assert found.source.tolist() == [1, 5, 5, 0]
+    assert found.value is not None
+    assert found.value.tolist() == [1.0, 3.0, 0.0, 5.0]
+    assert found.indptr is not None
+    assert found.indptr.tolist() == [0, 2, 2, 4, 4, 4, 4]
+
+
+@pytest.mark.parametrize("is_grouped", [False, True])
+def test_targets_and_sources_may_be_different_nodes(is_grouped: bool) -> None:
     edge_index = torch.tensor([[0, 3, 3], [1, 0, 1]])
     x = torch.randn(4, 5)
-    found = entries(edge_index, None, (2, 4), x, scale="mean")
+    found = entries(edge_index, None, (2, 4), x, scale="mean", is_grouped=is_grouped)
     assert found is not None
     dense = dense_matrix(edge_index, None, (2, 4), scale="mean").float()
     torch.testing.assert_close(listed_sum(found, x), dense @ x)
 
 
+@pytest.mark.parametrize("is_grouped", [False, True])
 @pytest.mark.parametrize("width", [1, 8, 31, 64, 200])
-def test_threads_do_not_change_a_bit(width: int) -> None:
+def test_threads_do_not_change_a_bit(width: int, is_grouped: bool) -> None:
     edge_index, x = torch.randint(0, 400, (2, 9000)), torch.randn(400, width)
-    found = entries(edge_index, None, (400, 400), x, "remaining", 1.0, "symmetric")
+    found = entries(edge_index, None, (400, 400), x, "remaining", 1.0, "symmetric", is_grouped)
     assert found is not None
     before, sums = torch.get_num_threads(), []
     try:
@@ -75,9 +96,13 @@ def test_threads_do_not_change_a_bit(width: int) -> None:
     torch.testing.assert_close(sums[0], dense @ x + 0.5 * x, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("is_grouped", [False, True])
 @pytest.mark.parametrize("edge", [(0, 3), (3, 0), (-1, 0), (0, -1), (-(1 << 63), 0), (0, (1 << 63) - 1)])
-def test_an_end_out_of_range_is_seen_before_anything_is_written(edge: tuple[int, int]) -> None:
-    assert entries(torch.tensor([[0, edge[0]], [1, edge[1]]]), None, (3, 3), torch.zeros(3, 1)) is None
+def test_an_end_out_of_range_is_seen_before_anything_is_written(
+    edge: tuple[int, int], is_grouped: bool
+) -> None:
+    edge_index = torch.tensor([[0, edge[0]], [1, edge[1]]])
+    assert entries(edge_index, None, (3, 3), torch.zeros(3, 1), is_grouped=is_grouped) is None
 
 
 @pytest.mark.parametrize("stride", ["columns", "every other", "expanded", "part of a list"])
@@ -99,10 +124,12 @@ def test_any_stride(stride: str) -> None:
 
 
 @pytest.mark.parametrize("scale", range(len(SCALES)))
-@pytest.mark.parametrize(("is_weighted", "has_own"), itertools.product([False, True], repeat=2))
-def test_the_kernel_calls_nothing_outside_itself(is_weighted: bool, has_own: bool, scale: int) -> None:
+@pytest.mark.parametrize(("is_weighted", "has_own", "is_grouped"), itertools.product([False, True], repeat=3))
+def test_the_kernel_calls_nothing_outside_itself(
+    is_weighted: bool, has_own: bool, is_grouped: bool, scale: int
+) -> None:
     """Code that is kept on disk must not point into the interpreter that compiled it."""
-    text = cpu.entries_kernel(32, is_weighted, has_own, scale).inspect_llvm()
+    text = cpu.entries_kernel(32, is_weighted, has_own, scale, is_grouped).inspect_llvm()
     called = set(re.findall(r"call[^@\n]*@([\w.$]+)", text))
     assert all(name.startswith(("llvm.", "_ZN5plait")) for name in called), called
 

@@ -21,6 +21,7 @@ from torch_geometric.nn import (
 )
 
 import plait
+from plait.pyg import once
 
 NODES, WIDTH = 30, 6
 LAYERS: dict[str, Callable[[], nn.Module]] = {
@@ -70,9 +71,14 @@ def settled(model: nn.Module, *rest: Tensor) -> nn.Module:
     return compiled
 
 
+@pytest.mark.parametrize("is_wide", [False, True])
 @pytest.mark.parametrize("wants", [False, True])
 @pytest.mark.parametrize("name", LAYERS)
-def test_outputs_and_gradients_are_pygs(name: str, wants: bool) -> None:
+def test_outputs_and_gradients_are_pygs(
+    name: str, wants: bool, is_wide: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_wide:  # as many columns as entries are grouped by row for
+        monkeypatch.setattr(once, "_LEAST_GROUPED", 1)
     model = LAYERS[name]()
     compiled = settled(model)
     edges, x = graph(100), torch.randn(NODES, WIDTH)
@@ -90,8 +96,13 @@ def test_outputs_and_gradients_are_pygs(name: str, wants: bool) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("is_wide", [False, True])
 @pytest.mark.parametrize("name", WEIGHTED)
-def test_weights_are_read_in_the_callers_order(name: str) -> None:
+def test_weights_are_read_in_the_callers_order(
+    name: str, is_wide: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_wide:
+        monkeypatch.setattr(once, "_LEAST_GROUPED", 1)
     model = LAYERS[name]()
     weight = torch.rand(graph(0).shape[1]) + 0.1
     compiled = settled(model, weight)

@@ -58,7 +58,7 @@ def require_int32(num_nodes: int, num_edges: int, path: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class EdgeScan:
-    """What one pass over an edge list tells: the ranges of both ends and the order it is already in."""
+    """What one pass over an edge list tells: the ranges of both ends, the order it is already in, its loops."""
 
     min_src: int
     max_src: int
@@ -68,14 +68,16 @@ class EdgeScan:
     """Sorted by (dst, src): already the CSR by destination."""
     is_source_order: bool
     """Sorted by src, as PyG's coalesce leaves it: one stable pass by dst is enough."""
+    num_loops: int = 0
 
 
 def scan(src: Ints, dst: Ints) -> EdgeScan:
     """The ranges and the order of an edge list; an empty one has maxima of -1."""
     if not src.size:
         return EdgeScan(0, -1, 0, -1, True, True)
-    low_src, high_src, low_dst, high_dst, by_dst, by_src = _scan(src, dst)
-    return EdgeScan(int(low_src), int(high_src), int(low_dst), int(high_dst), bool(by_dst), bool(by_src))
+    low_src, high_src, low_dst, high_dst, by_dst, by_src, loops = _scan(src, dst)
+    ranges = int(low_src), int(high_src), int(low_dst), int(high_dst)
+    return EdgeScan(*ranges, bool(by_dst), bool(by_src), int(loops))
 
 
 def build_csr(
@@ -208,21 +210,23 @@ def _each(parts: int, work: Callable[[int], None]) -> None:
 
 
 @kernel
-def _scan(src: Ints, dst: Ints) -> tuple[int, int, int, int, bool, bool]:
+def _scan(src: Ints, dst: Ints) -> tuple[int, int, int, int, bool, bool, int]:
     low_s = high_s = src[0]
     low_d = high_d = dst[0]
     by_dst = True
     by_src = True
+    loops = int(low_s == low_d)
     for e in range(1, src.size):
         s = src[e]
         d = dst[e]
+        loops += s == d
         low_s = min(low_s, s)
         high_s = max(high_s, s)
         low_d = min(low_d, d)
         high_d = max(high_d, d)
         by_src &= s >= src[e - 1]
         by_dst &= (d > dst[e - 1]) | ((d == dst[e - 1]) & (s >= src[e - 1]))
-    return low_s, high_s, low_d, high_d, by_dst, by_src
+    return low_s, high_s, low_d, high_d, by_dst, by_src, loops
 
 
 @kernel

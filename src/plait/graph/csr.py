@@ -86,7 +86,9 @@ class Graph:
             _check_range("src", facts.min_src, facts.max_src, columns)
             _check_range("dst", facts.min_dst, facts.max_dst, rows)
         indptr, indices, order = build.build_csr(source, target, rows, columns, facts)
-        return cls(indptr, indices, columns, order)
+        graph = cls(indptr, indices, columns, order)
+        vars(graph)["num_self_loops"] = facts.num_loops
+        return graph
 
     @classmethod
     def from_csr(

@@ -270,7 +270,11 @@ class CodeGen:
         return ir.Constant(self.vector, [value] * self.lanes)
 
     def splat(self, value: Any) -> Any:
-        undefined = ir.Constant(self.vector, ir.Undefined)
+        return self.splat_of(value, self.vector)
+
+    def splat_of(self, value: Any, vector: ir.VectorType) -> Any:
+        """A number in all lanes of a vector of another type than rows have."""
+        undefined = ir.Constant(vector, ir.Undefined)
         first = self.builder.insert_element(undefined, value, ir.Constant(I32, 0))
         zeros = ir.Constant(ir.VectorType(I32, self.lanes), [0] * self.lanes)
         return self.builder.shuffle_vector(first, undefined, zeros)
@@ -303,9 +307,7 @@ class CodeGen:
         if count is None:
             return None
         numbers = ir.Constant(ir.VectorType(I64, self.lanes), list(range(self.lanes)))
-        wide = CodeGen.__new__(CodeGen)
-        wide.builder, wide.lanes, wide.vector = self.builder, self.lanes, ir.VectorType(I64, self.lanes)
-        return self.builder.icmp_signed("<", numbers, wide.splat(count))
+        return self.builder.icmp_signed("<", numbers, self.splat_of(count, numbers.type))
 
     def load(self, address: Any, mask: Any = None) -> Any:
         where = self.builder.inttoptr(address, self.vector.as_pointer())

@@ -59,8 +59,6 @@ _HARMLESS = frozenset((
 ))  # fmt: skip
 EXPLAINED = ": an explainer masks its messages"
 FOLLOWED = ": a mode or a class of tensors intercepts torch's functions, or x is not on the default device"
-    ": a mode or a class of tensors intercepts the functions of torch, or x is not on the default device"
-)
 LISTENED = ": a hook on all modules must see those inside the layer"
 _HOOKS = ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
 

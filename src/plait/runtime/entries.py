@@ -62,13 +62,15 @@ def _sums(b: Binding, step: Step, owns: bool) -> Bound:
 def _dots(b: Binding, step: Step, owns: bool) -> Bound:
     pattern, near_name, far_name = b.orders.pattern, step["near"], step["far"]
     edges, own = pattern.num_edges, pattern.num_rows if step.option("has_own") else 0
+    counted = np.arange(own + 1, dtype=pattern.indices.dtype)
+    diagonal = sparse.Pattern(counted, counted[:own], own)
 
     def run(env: Env) -> Tensor:
         near, far = env[near_name], env[far_name]
         out = b.take(edges + own, 1, far.dtype)
         sparse.weight_gradient(pattern, far, near, _part(out, 0, edges))
         if own:
-            torch.linalg.vecdot(near, far, out=_part(out, edges, own))
+            sparse.weight_gradient(diagonal, far, near, _part(out, edges, own))
         return out
 
     return run

@@ -22,6 +22,7 @@ __all__ = [
 _PIECE_ROWS = 192
 # multiply-adds (some 20 us of one core) under which waking a second thread does not pay
 SERIAL_BELOW = 1 << 20
+_NARROW_BYTES = 64  # of a row in the narrowest tile, which takes as long with fewer columns
 _FEW_SUMMED = 1 << 20  # numbers of which torch adds up the columns faster
 # partial sums up to this size are added up by the last thread: starting torch's threads takes longer
 _ADDED_BYTES = 1 << 20
@@ -48,7 +49,8 @@ def gemm(
     (rows, inner), (height, width) = x.shape, w.shape
     if inner != height:
         raise InputError(f"x has {inner} columns, w {height} rows; check the widths of x and the layer")
-    address, dtype = _address(float_bits("x", x), block_height(inner)), x.dtype
+    dtype = x.dtype
+    address = _address(float_bits("x", x), block_height(inner, width * dtype.itemsize))
     at = cpu.GEMM
     words = at.words()
     words[at.rows], words[at.inner], words[at.width], words[at.piece_rows] = rows, inner, width, _PIECE_ROWS
@@ -60,15 +62,17 @@ def gemm(
         addend = read_rows(words, at.addend, "addend", addend, dtype, rows, width)
     if bias is not None:
         bias = read_flat(words, at.bias, "bias", bias, dtype, width)
-    threads = launch.num_threads() if rows * width * inner > SERIAL_BELOW else 1
+    lanes = max(width, _NARROW_BYTES // dtype.itemsize)
+    threads = launch.num_threads() if rows * lanes * inner > SERIAL_BELOW else 1
     at.run(address, words, threads)
     return out
 
 
-def block_height(inner: int) -> int:
+def block_height(inner: int, width_bytes: int) -> int:
     """Rows of a block held in registers: taller ones reuse the weight tile more, shorter ones keep more of a
-    short inner loop in flight."""
-    return 4 if inner < 128 else 6
+    short inner loop in flight. A row of one register has little of that: six rows took 0.86 of the time of
+    four at 8 columns; eight took 0.79, but twice as long with AVX2, which has half the registers."""
+    return 4 if inner < 128 and width_bytes > _NARROW_BYTES else 6
 
 
 def transposed_chunks(rows: int, height: int, width: int) -> int:

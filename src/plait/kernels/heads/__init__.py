@@ -36,7 +36,7 @@ def project_heads(
     x [N, heads * inner], w [inner, heads * width], out [N, heads * width].
     """
     rows, (inner, columns), dtype = x.shape[0], w.shape, x.dtype
-    address = _forward_address(float_bits("x", x), block_height(inner))
+    address = _forward_address(float_bits("x", x), block_height(inner, columns // heads * dtype.itemsize))
     # a head's matrix in one piece: a tile of rows that lie 1 KB apart falls on a few sets of the first cache
     packed = w.reshape(inner, heads, columns // heads).transpose(0, 1).contiguous()
     at = cpu.FORWARD
@@ -81,7 +81,7 @@ def project_heads_backward(
     """
     rows, columns = grad.shape
     inner, width, dtype = w.shape[0], columns // heads, grad.dtype
-    address = _backward_address(float_bits("grad", grad), block_height(width))
+    address = _backward_address(float_bits("grad", grad), block_height(width, inner * dtype.itemsize))
     turned = w.t().contiguous()  # by head, [width, inner]
     own_inner = 0 if own is None else own.shape[1]
     chunks = transposed_chunks(rows, inner + own_inner + 1, columns)

@@ -1,13 +1,16 @@
 """Sums over edges in the order they are listed: for graphs seen only once, nothing is sorted.
 
 Threads share out the columns, and each walks the whole list: no two write to the same place, and the order of
-a sum is the same whichever thread computes it.
+a sum is the same whichever thread computes it. For wide rows the entries are grouped by row while they are
+made, and kernels/spmm sums them: a row of `out` is then written once, and threads share out the rows.
 """
 
 from __future__ import annotations
 
 import functools
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +19,8 @@ from plait.kernels import launch
 from plait.kernels.compiled import stored
 from plait.kernels.listed import cpu
 from plait.kernels.operands import Words, float_bits, read_flat, read_rows
+from plait.kernels.spmm import sum_address, sum_threads
+from plait.kernels.spmm.cpu import SPMM
 
 __all__ = ["LOOPS", "SCALES", "Entries", "entries", "listed_sum"]
 
@@ -26,6 +31,7 @@ SCALES = ("none", "symmetric", "mean")
 
 _SERIAL_BELOW = 1 << 18  # multiply-adds (some 40 us of one core) under which no second thread is woken
 _LEAST_COLUMNS = 8
+_PIECES = 64  # of the rows: threads claim them one by one, and some have many more edges than others
 
 
 class Entries:
@@ -35,7 +41,7 @@ class Entries:
     `shape`, and only `entries` makes one: so its `addresses` are handed to the sums as they are.
     """
 
-    __slots__ = ("_numbers", "_places", "addresses", "dtype", "shape")
+    __slots__ = ("_numbers", "_places", "addresses", "dtype", "pointer", "shape")
 
     def __init__(
         self,
@@ -43,8 +49,12 @@ class Entries:
         numbers: Tensor,
         shape: tuple[int, int],
         addresses: tuple[int, int, int, int, int],
+        pointer: int = 0,
     ):
-        self._places, self._numbers = places, numbers  # [sources | targets], [values | diagonal | ...]
+        # [sources | targets | where rows begin, if grouped by them], [values | diagonal | ...]
+        self._places, self._numbers = places, numbers
+        self.pointer = pointer
+        """The address of the numbers of the entries rows begin with, 0 where entries are not grouped."""
         self.shape, self.dtype = shape, numbers.dtype
         self.addresses = addresses
         """Of source, target and value, the number of entries, the address of own; 0 for what is not there."""
@@ -54,6 +64,11 @@ class Entries:
         """The transpose."""
         source, target, *rest = self.addresses
         return Entries(self._places, self._numbers, self.shape[::-1], (target, source, *rest))  # type: ignore[arg-type]
+
+    @property
+    def indptr(self) -> Tensor | None:
+        """The number of the entry each row begins with, int32; None where entries are not grouped by row."""
+        return self._part(self._places, self.pointer, self.shape[0] + 1) if self.pointer else None
 
     @property
     def source(self) -> Tensor:
@@ -91,13 +106,15 @@ def entries(
     loops: str = "none",
     fill: float = 1.0,
     scale: str = "none",
+    is_grouped: bool = False,
 ) -> Entries | None:
     """p @ (A + l) @ q of edges [2, E] between `shape` = (targets, sources), in numbers like those of `like`.
 
     A has the weights, ones for None. l takes the place of the edges v -> v as `loops` says: `fill`; with
     "remaining" the weight of a node's last loop where it has one; with "add" the weights of its loops more.
     "symmetric": p = q = 1 / sqrt(row sums of A + l), 0 where they are 0. "mean": p = 1 / the number of
-    entries in the row, at least 1. None where an end of an edge is out of range.
+    entries in the row, at least 1. None where an end of an edge is out of range. `is_grouped`: row by row, in
+    the list's order inside a row, which pays for sums of wide rows.
     """
     if shape[0] != shape[1] and (loops != "none" or scale == "symmetric"):
         raise InputError(f"shape: {shape}; with loops or a symmetric scale targets and sources are the same")
@@ -105,7 +122,7 @@ def entries(
     has_own, has_scale = loops != "none", scale != "none"
     room = count if weight is not None or has_scale else 0  # for values
     # one piece of memory for the places and one for the numbers: the kernel is told where in them
-    places = torch.empty(2 * count, dtype=torch.int32)
+    places = torch.empty(2 * count + (rows + 1 if is_grouped else 0), dtype=torch.int32)
     numbers = torch.empty(room + rows * (has_own + has_scale), dtype=dtype)
     source, number, size = places.data_ptr(), numbers.data_ptr(), dtype.itemsize
     target, value = source + 4 * count, number if room else 0
@@ -126,10 +143,11 @@ def entries(
     words[at.fill], words[at.value], words[at.own] = one.data_ptr(), value, own
     words[at.kept_source], words[at.kept_target] = source, target
     words[at.scales] = number + (room + rows * has_own) * size if has_scale else 0
-    at.run(_entries_address(bits, weight is not None, has_own, SCALES.index(scale)), words, 1)
+    pointer = words[at.indptr] = target + 4 * count if is_grouped else 0
+    at.run(_entries_address(bits, weight is not None, has_own, SCALES.index(scale), is_grouped), words, 1)
     del held
     kept = words[at.kept]
-    return None if kept < 0 else Entries(places, numbers, shape, (source, target, value, kept, own))
+    return None if kept < 0 else Entries(places, numbers, shape, (source, target, value, kept, own), pointer)
 
 
 def _place_ends(words: Words, edge_index: Tensor, count: int) -> tuple[Tensor, ...]:
@@ -151,6 +169,8 @@ def listed_sum(matrix: Entries, x: Tensor, identity: float = 0.0, bias: Tensor |
 
     out[i] = bias + (own[i] + identity) * x[i] + the sum over its entries e in row i of value[e] * x[j].
     """
+    if matrix.pointer and (identity == 0.0 or (identity == 1.0 and not matrix.addresses[4])):
+        return _sum_by_rows(matrix, x, identity, bias)
     (rows, columns), addresses, dtype = matrix.shape, matrix.addresses, matrix.dtype
     bits, count, width = float_bits("x", x), addresses[3], x.shape[-1]
     at = cpu.SUM
@@ -171,6 +191,36 @@ def listed_sum(matrix: Entries, x: Tensor, identity: float = 0.0, bias: Tensor |
     words[at.width], words[at.rows] = width, rows
     at.run(_sum_address(bits, addresses[2] != 0), words, min(threads, pieces))
     return out
+
+
+def _sum_by_rows(matrix: Entries, x: Tensor, identity: float, bias: Tensor | None) -> Tensor:
+    """The same of entries that are grouped: an identity is added as it is, or a diagonal times x."""
+    (rows, columns), (source, _, value, count, own), dtype = matrix.shape, matrix.addresses, matrix.dtype
+    bits, width, at = float_bits("x", x), x.shape[-1], SPMM
+    words, threads = at.words(), sum_threads(count + rows, width)
+    bounds = _bounds(rows, 1 if threads == 1 else _PIECES)
+    words[at.pieces], words[at.bounds], words[at.indptr], words[at.indices] = (
+        len(bounds) - 1,
+        bounds.ctypes.data,
+        matrix.pointer,
+        source,
+    )
+    x = read_rows(words, at.x, "x", x, dtype, columns, width)
+    bias = read_flat(words, at.bias, "bias", bias, dtype, width)
+    out = torch.empty(rows, width, dtype=dtype)
+    words[at.out], words[at.out_row], words[at.width] = out.data_ptr(), width * dtype.itemsize, width
+    words[at.edge], words[at.source], words[at.target], words[at.addend_scale] = value, 0, 0, own
+    words[at.addend], words[at.addend_row] = words[at.x] if own or identity else 0, words[at.x_row]
+    words[at.last_edge] = max(0, count - 1)
+    if width:
+        at.run(sum_address(width, bits, 32, "edge" if value else "plain"), words, threads)
+    return out
+
+
+@functools.lru_cache(maxsize=64)
+def _bounds(rows: int, pieces: int) -> np.ndarray[Any, Any]:
+    """Row numbers that cut the rows into this many pieces, as kernels read them."""
+    return np.arange(pieces + 1, dtype=np.int64) * rows // pieces
 
 
 _LIST = slice(cpu.SUM.source, cpu.SUM.own + 1)  # where a sum's arguments are the list's addresses

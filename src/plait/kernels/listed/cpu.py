@@ -17,7 +17,7 @@ __all__ = ["ENTRIES", "SUM", "entries_kernel", "sum_kernel"]
 
 ENTRIES = Arguments(
     "edges num_targets num_sources loops source target weight value kept_source kept_target own scales fill "
-    "kept"
+    "indptr kept"
 )
 SUM = Arguments("pieces columns width x[] out[] rows source target value entries own identity bias")
 
@@ -53,15 +53,17 @@ def _inverse_root(kind: Any) -> Any:
 
 
 @functools.cache
-def entries_kernel(float_bits: int, is_weighted: bool, has_own: bool, scale: int) -> Any:
+def entries_kernel(float_bits: int, is_weighted: bool, has_own: bool, scale: int, is_grouped: bool) -> Any:
     """Makes the entries as a compiled kernel; `kept` gets how many, -1 where an end is out of range.
 
-    What is compiled apart (weights, a diagonal, the normalisation) would be asked at every edge otherwise.
+    What is compiled apart (weights, a diagonal, the normalisation, entries by rows) would be asked at every
+    edge otherwise.
     """
     number = types.float32 if float_bits == 32 else types.float64
     numbers, places, indices = _array_at(number), _array_at(types.int64), _array_at(types.int32)
     inverse_root = _inverse_root(number)
     has_value, one, none = is_weighted or scale != 0, number(1), number(0)
+    is_summed = (is_weighted and scale == SYMMETRIC) or (scale != 0 and not is_grouped)  # else counted
     read, at_kept = ENTRIES.reader(), ENTRIES.kept
 
     @cfunc(types.void(types.CPointer(types.int64)), error_model="numpy")  # nothing is raised
@@ -74,7 +76,7 @@ def entries_kernel(float_bits: int, is_weighted: bool, has_own: bool, scale: int
             numbers(a.weight),
             numbers(a.value),
         )
-        kept_source, kept_target = indices(a.kept_source), indices(a.kept_target)
+        kept_source, kept_target, indptr = indices(a.kept_source), indices(a.kept_target), indices(a.indptr)
         own, scales, fill = numbers(a.own), numbers(a.scales), numbers(a.fill)[0]
         misfits = 0
         for e in range(a.edges):  # no early end: a loop that looks at all is one of vectors
@@ -88,6 +90,9 @@ def entries_kernel(float_bits: int, is_weighted: bool, has_own: bool, scale: int
                 own[v] = fill
             if scale != 0:
                 scales[v] = none
+        if is_grouped:
+            for v in range(num_targets + 1):
+                indptr[v] = 0
         kept = 0
         for e in range(a.edges):
             u, v = source[e], target[e]
@@ -97,15 +102,24 @@ def entries_kernel(float_bits: int, is_weighted: bool, has_own: bool, scale: int
                 elif a.loops == ADD:
                     own[v] += weight[e] if is_weighted else one
                 continue
-            kept_source[kept], kept_target[kept] = np.int32(u), np.int32(v)
-            if is_weighted:
-                value[kept] = weight[e]
-            if scale == SYMMETRIC:
-                scales[v] += weight[e] if is_weighted else one
-            elif scale == MEAN:
-                scales[v] += one
+            if is_grouped:
+                indptr[v + 1] += 1
+            else:
+                kept_source[kept], kept_target[kept] = np.int32(u), np.int32(v)
+                if is_weighted:
+                    value[kept] = weight[e]
+            if is_summed:
+                scales[v] += weight[e] if is_weighted and scale == SYMMETRIC else one
             kept += 1
         arguments[at_kept] = kept
+        if is_grouped:  # where each row begins; the next pass moves it to where the row ends
+            first = np.int32(0)
+            for v in range(num_targets):
+                count = indptr[v + 1]
+                if scale != 0 and not is_summed:
+                    scales[v] = number(count)
+                indptr[v + 1] = first
+                first += count
         if scale == SYMMETRIC:
             for v in range(num_targets):
                 degree = scales[v] + own[v] if has_own else scales[v]
@@ -118,7 +132,22 @@ def entries_kernel(float_bits: int, is_weighted: bool, has_own: bool, scale: int
                 scales[v] = one / number_in if number_in > one else one
                 if has_own:
                     own[v] *= scales[v]
-        if has_value and scale != 0:
+        if is_grouped:
+            for e in range(a.edges):
+                u, v = source[e], target[e]
+                if has_own and u == v:
+                    continue
+                k = indptr[v + 1]
+                indptr[v + 1] = k + np.int32(1)
+                kept_source[k], kept_target[k] = np.int32(u), np.int32(v)
+                if scale == SYMMETRIC:
+                    factor = scales[v] * scales[u]
+                    value[k] = weight[e] * factor if is_weighted else factor
+                elif scale == MEAN:
+                    value[k] = weight[e] * scales[v] if is_weighted else scales[v]
+                elif is_weighted:
+                    value[k] = weight[e]
+        elif has_value and scale != 0:
             for k in range(kept):
                 factor = scales[kept_target[k]]
                 if scale == SYMMETRIC:

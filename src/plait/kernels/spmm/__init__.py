@@ -16,7 +16,8 @@ from plait.kernels.operands import Words, float_bits, read_flat, read_rows, writ
 from plait.kernels.spmm import cpu, marked
 
 __all__ = [
-    "Pattern", "extremum", "extremum_gather", "marked_gather", "marks_bytes", "spmm", "weight_gradient",
+    "Pattern", "extremum", "extremum_gather", "marked_gather", "marks_bytes", "spmm", "sum_address",
+    "sum_threads", "weight_gradient",
 ]  # fmt: skip
 
 # multiply-adds (some 30 us of one core) under which waking a second thread does not pay
@@ -150,7 +151,7 @@ def spmm(
     dtype, rows, width = x.dtype, pattern.num_rows, x.shape[-1]
     bits = float_bits("x", x)
     is_whole = not 0 < slab < width
-    address = _address(bits, pattern.index_bits, mode, *(_tile(width, bits) if is_whole else ()))
+    address = sum_address(width if is_whole else 0, bits, pattern.index_bits, mode)
     at = cpu.SPMM
     words = at.over(pattern.addresses)
     x = read_rows(words, at.x, "x", x, dtype, pattern.num_columns, width, True)
@@ -175,17 +176,22 @@ def spmm(
     if not is_whole:
         _run_slabs(words, address, pattern.threads(slab + _EDGE_COST, _SERIAL_BELOW), slab, dtype.itemsize)
     elif width:
-        at.run(address, words, pattern.threads(width + _EDGE_COST, _SERIAL_BELOW))
+        at.run(address, words, sum_threads(pattern.num_edges + pattern.num_rows, width))
     return out
 
 
+def sum_threads(size: int, width: int) -> int:
+    """Threads for a sum over so many edges and rows of `width` columns."""
+    return launch.num_threads() if size * (width + _EDGE_COST) > _SERIAL_BELOW else 1
+
+
 @functools.cache
-def _tile(width: int, bits: int) -> tuple[int, ...]:
-    """(lanes, whether they are masked) of rows that fit one tile, nothing for other rows."""
+def sum_address(width: int, bits: int, index_bits: int, mode: str) -> int:
+    """The address of the kernel for rows of `width` columns (0: any), of which one tile's have their own."""
     if not 0 < width * bits <= 8 * cpu.NARROW_BYTES:
-        return ()
+        return _address(bits, index_bits, mode)
     lanes = 1 << (width - 1).bit_length()
-    return lanes, lanes > width
+    return _address(bits, index_bits, mode, lanes, lanes > width)
 
 
 def _run_slabs(words: Words, address: int, threads: int, slab: int, size: int) -> None:

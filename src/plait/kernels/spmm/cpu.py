@@ -17,6 +17,7 @@ from llvmlite import ir
 
 from plait.kernels.arguments import PATTERN, Arguments
 from plait.kernels.vector import (
+    I32,
     CodeGen,
     load_index,
     load_index_ir,
@@ -117,11 +118,32 @@ def _reduce_row(
     totals = code.loop(code.word(0), groups, [code.constant(first)] * unroll, group, is_short)
     if unroll > 1:
         done = b.add(start, b.mul(groups, code.word(unroll)))
-        totals[:1] = code.loop(done, end, totals[:1], lambda i, one: [step(i, one[0])], is_short)
+        totals[0] = code.either(
+            b.icmp_signed("<", start, end),
+            lambda: _rest(code, unroll - 1, start, done, end, totals[0], step),
+            totals[0],
+        )
     while len(totals) > 1:
         join = (lambda p, q: code.extremum(mode, p, q)) if mode in ("max", "min") else b.fadd
         totals = [join(totals[k], totals[k + 1]) for k in range(0, len(totals), 2)]
     return totals[0]
+
+
+def _rest(code: CodeGen, most: int, start: Any, first: Any, end: Any, total: Any, step: Any) -> Any:
+    """`step` over the edges [first, end), of which there are at most `most`, without asking how many.
+
+    Where an edge is missing, the row's first one is added and the sum dropped: the processor cannot predict
+    how many are left over, and to guess wrong takes longer than all of them.
+    """
+    b = code.builder
+    numbers = ir.VectorType(I32, code.lanes)
+    # lane by lane: LLVM makes a branch of a choice between whole vectors
+    left = code.splat_of(b.trunc(b.sub(end, first), I32), numbers)
+    for k in range(most):
+        i = b.add(first, code.word(k))
+        more = step(b.select(b.icmp_signed("<", i, end), i, start), total)
+        total = b.select(b.icmp_signed(">", left, ir.Constant(numbers, [k] * code.lanes)), more, total)
+    return total
 
 
 def kernel(float_bits: int, index_bits: int, mode: str, lanes: int = 0, is_masked: bool = False) -> Any:
