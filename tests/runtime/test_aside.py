@@ -288,3 +288,33 @@ def test_nothing_is_made_of_the_graph_of_an_explained_layer() -> None:
     assert "an explainer masks its messages" in model.plan.not_planned[0].reason
     model(x, listed)
     assert session.edges
+
+
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_a_call_left_to_pyg_is_recognised_by_its_edges(
+    is_sparse: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the layers nor the edges are looked at any more, until something else comes."""
+    layer = GCNConv(3, 2)
+    compiled = plait.compile(layer)
+    seats, session = compiled._plait_seats, compiled._plait_plan_session
+    listed, x = torch.tensor([[0, 1, 2], [1, 2, 0]]), torch.randn(3, 3)
+    graph = torch.sparse_coo_tensor(listed, torch.ones(3), (3, 3)).to_sparse_csr() if is_sparse else listed
+    other = edges(100_000)
+    for with_grad in (True, False):
+        session.aside.notes[with_grad, module._kind(graph)[1], True] = "left for this test"
+        session.aside._kinds[with_grad, module._kind(graph)[1], True] = module._Kind(layers={"model GCNConv"})
+    for _ in range(module.RESTS_AFTER + 3):
+        torch.testing.assert_close(compiled(x, graph), layer(x, graph))
+    calls, found = session.num_calls, []
+    monkeypatch.setattr(session.aside, "rests", lambda args: found.append(args))
+    torch.testing.assert_close(compiled(x, graph), layer(x, graph))
+    assert session.num_calls == calls
+    assert not found
+    assert seats.rested[0] == 1
+    for call in (lambda: compiled(x, edge_index=graph), lambda: compiled(torch.randn(100, 3), other % 100)):
+        call()
+        assert found.pop()
+    with torch.no_grad():
+        compiled(x, graph)
+    assert found.pop()

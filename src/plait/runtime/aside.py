@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Aside"]
+__all__ = ["RESTS_AFTER", "Aside", "is_list_of_edges"]
 
 _WARM_UP = 8  # new inputs by plait before any is timed: kernels are loaded and plans made
 _BLOCK = 3  # consecutive steps by the same side; the first of them is not timed
@@ -32,7 +32,7 @@ _LONGEST_SECONDS = 0.05  # in longer steps the cost of binding does not matter
 _MARGIN = 1.02  # what PyG has to be faster by
 _MOST_SEEN = 256
 _SMALL_EDGES = 4096  # of graphs that come back and are timed: with more, plans pay
-_RESTS_AFTER = 32  # consecutive calls of layers left to PyG before whole calls of the model are
+RESTS_AFTER = 32  # consecutive calls of layers left to PyG before whole calls of the model are
 
 
 _Size = tuple[bool, int, bool]
@@ -103,21 +103,21 @@ class Aside:
         self._seen: dict[tuple[str, int, int], tuple[weakref.ref[Any], int]] = {}
         self._thread = threading.get_ident()
         self.is_trying = False  # PyG runs the current step: what plait would look at first is not looked at
-        self._num_left = 0  # calls of layers left to PyG since one was not
+        self.num_left = 0  # calls of layers left to PyG since one was not
         self.notes: dict[_Size, str] = {}
         self.reason = ""  # why the latest call that was left was
 
     def has_left(self, layer: str, edges: Any, weight: Any) -> bool:
         """Whether such a call is left to PyG; asked before anything else is done with it."""
-        if not self.notes or not _is_list_of_edges(edges):
+        if not self.notes or not is_list_of_edges(edges):
             return False
         known = _kind(edges, comes_back=True)
         if not self._was_slow(layer, edges, known):
             known = _kind(edges)
             if known not in self.notes or self._comes_back((layer, id(edges), id(weight)), edges):
-                self._num_left = 0
+                self.num_left = 0
                 return False
-        self._num_left, self.reason = self._num_left + 1, self.notes[known]
+        self.num_left, self.reason = self.num_left + 1, self.notes[known]
         return True
 
     def rests(self, args: Iterable[Any]) -> bool:
@@ -126,13 +126,17 @@ class Aside:
         The first edge list among the arguments, or in the first Data, represents all: any other that was not
         left to PyG has counted.
         """
-        if self._num_left < _RESTS_AFTER:
+        if self.num_left < RESTS_AFTER:
             return False
         for value in args:
             edges = value if isinstance(value, torch.Tensor) else getattr(value, "edge_index", None)
-            if type(edges) is torch.Tensor and edges.dtype is torch.int64 and edges.dim() == 2:
+            if type(edges) is torch.Tensor and is_list_of_edges(edges):
                 return _kind(edges, self._comes_back(("", id(edges), 0), edges)) in self.notes
         return False
+
+    def leaves_again(self, edges: torch.Tensor) -> bool:
+        """Whether graphs of this size are left to PyG although they come back."""
+        return _kind(edges, comes_back=True) in self.notes
 
     def _comes_back(self, key: tuple[str, int, int], edges: torch.Tensor) -> bool:
         """Whether an earlier call of the model had it: then its plan pays, whoever was faster at first.
@@ -157,7 +161,7 @@ class Aside:
 
         Nothing is tried then: this alone is asked, at every call on a graph that comes once.
         """
-        if not _is_list_of_edges(edges):
+        if not is_list_of_edges(edges):
             return False
         kind = self._kinds.get(_kind(edges))
         if kind is None or kind.is_out is not False:
@@ -171,7 +175,7 @@ class Aside:
 
         is_tried_again: on a graph that comes back too, if it is small.
         """
-        if self.is_off or not _is_list_of_edges(edges):
+        if self.is_off or not is_list_of_edges(edges):
             return False
         is_tried_again = is_tried_again and self.may_be_pygs(edges)
         decided = self._kinds.get(_kind(edges))
@@ -246,7 +250,7 @@ def _device_clock() -> float:
     return time.perf_counter()
 
 
-def _is_list_of_edges(value: Any) -> bool:
+def is_list_of_edges(value: Any) -> bool:
     """Whether calls can be told apart by it: a matrix, but not one of features."""
     if not isinstance(value, torch.Tensor) or value.dim() != 2:
         return False
