@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from plait.runtime.constants import Constants
 from plait.runtime.edges import Edges
 from plait.runtime.expressions import may_recall
 from plait.runtime.identity import identity
+from plait.runtime.latest import Latest
 from plait.runtime.session import Session
 
 __all__ = ["Prepared", "argument_names", "cache_of", "prepared"]
@@ -45,6 +46,7 @@ class Prepared:
     lowered: Lowered
     edges: Edges
     constants: Constants
+    latest: Latest = field(default_factory=Latest, compare=False)
 
     def __call__(self, module: Any, x: Tensor, root: Tensor | None, known: Layer | None = None) -> Tensor:
         session, edges = self.session, self.edges
@@ -55,7 +57,7 @@ class Prepared:
             return known.learn(self.lowered, module, self._apply(), x)
         if given is None:
             return self._anew(module, x, root)
-        return expressions.recalled(session, self.name, edges, self.constants, *given, x)
+        return expressions.recalled(session, self.name, edges, self.constants, *given, x, self.latest)
 
     def _anew(self, module: Any, x: Tensor, root: Tensor | None) -> Tensor:
         """The call with all that the layer reads for it."""
