@@ -264,6 +264,7 @@ def _run(
     is_asked = run is None or (not runs_again() and session.aside.may_be_pygs(given))
     if is_asked and _is_pygs_turn(session, seat, module, given):
         return original(module, *args, **kwargs)
+    session.aside.planned_in = session.aside.calls
     if run is None:
         if known is not None and key is not None:
             listed = _listed(layer, module, seat, known, key, args, kwargs, given, weight)
