@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -9,6 +11,8 @@ from torch_geometric.nn import GCNConv
 
 import plait
 from plait.runtime import expressions
+from plait.runtime.executor import Run
+from plait.runtime.session import Session
 
 
 class Net(nn.Module):
@@ -25,9 +29,12 @@ def found_anew(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The layers whose run was found anew."""
     found: list[str] = []
     run_of = expressions._run_of
-    monkeypatch.setattr(
-        expressions, "_run_of", lambda session, layer, *rest: found.append(layer) or run_of(session, layer, *rest)
-    )  # fmt: skip
+
+    def noted(session: Session, layer: str, *rest: Any) -> Run:
+        found.append(layer)
+        return run_of(session, layer, *rest)
+
+    monkeypatch.setattr(expressions, "_run_of", noted)
     monkeypatch.setenv("PLAIT_ASIDE", "0")
     return found
 

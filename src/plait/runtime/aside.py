@@ -23,8 +23,8 @@ import torch
 __all__ = ["RESTS_AFTER", "Aside", "is_list_of_edges"]
 
 _WARM_UP = 8  # new inputs by plait before any is timed: kernels are loaded and plans made
-# Consecutive steps by the same side; the first of them is not timed. Each change of side finds other code and data
-# in the caches: of blocks of 3 a step of 0.27 ms (SAGE on 20 nodes, either side) took PyG 0.31 ms.
+# Consecutive steps by the same side; the first of them is not timed. Each change of side finds other code and
+# data in the caches: of blocks of 3 a step of 0.27 ms (SAGE on 20 nodes, either side) took PyG 0.31 ms.
 _BLOCK = 5
 _ROUNDS = 4  # blocks per side, where it is close
 # If PyG takes this many times as long, one round is enough. A decision against plait needs all rounds: while

@@ -22,7 +22,7 @@ __all__ = ["marks_of"]
 # the memory of the tie counts. The second look at more neighbours takes as long as the gradient saves (a step
 # of SAGE by maxima, 256 columns, one core: 9 and 12% less at 4 edges per row, 4% more at 31).
 _MOST_MARKED = 16
-# Multiply-adds up to which torch's dense product takes less time than a call of plait's kernel alone: 20 x 33 by
+# Multiply-adds up to which torch's dense product takes less time, because it is called faster: 20 x 33 by
 # 33 x 32 takes 2.4 us and 6.4, 200 x 33 by 33 x 32 6.0 and 7.9, 200 x 99 by 99 x 32 13.8 and 11.8 (one core).
 _SMALL_PRODUCT = 1 << 18
 
