@@ -91,4 +91,4 @@ def test_an_input_that_comes_after_one_that_is_gone_is_noticed_when_it_comes_bac
         given = [torch.randn(30, 5), x]
         for k in range(10):
             torch.testing.assert_close(fast(given[k % 2], edge_index), model(given[k % 2], edge_index))
-            assert session.plans["model GCNConv"].hoisted.steps or k < 4
+            assert session.plans["model GCNConv"].hoisted.steps or k < 6

@@ -19,6 +19,7 @@ from plait.pyg.arguments import features_of, node_counts, refused, refused_edges
 from plait.pyg.edges import read
 from plait.pyg.layers.base import Apply
 from plait.pyg.layers.fused import FUSED, Run, check_widths, layer_of
+from plait.pyg.layers.fused import refused_edges as not_listed
 from plait.pyg.learned import say_input, with_learned_weights
 from plait.pyg.lower import Call, Lowered, NotLowered, lower, not_as_written
 from plait.pyg.once import once_weighted
@@ -99,6 +100,8 @@ def prepared(
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     x = given.get("x")
     fused = None if known is not None else layer_of(module)
+    if fused is not None and _is_sparse(given.get("edge_index")):
+        return f"{kind}{not_listed(given['edge_index'])}"
     is_written = fused is not None and seat.is_as_written(module)
     if known is None:
         parameters = parameters_of(module) if is_written else module.parameters()
@@ -114,6 +117,10 @@ def prepared(
     if len(args) > len(names) or "x" not in given or "edge_index" not in given:
         return f"{kind}: called with other arguments than forward's"
     return _lowered(module, seat, given.pop("x"), given.pop("edge_index"), given, known)
+
+
+def _is_sparse(edges: Any) -> bool:
+    return isinstance(edges, Tensor) and edges.layout is not torch.strided
 
 
 def _lowered(

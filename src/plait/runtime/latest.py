@@ -43,11 +43,11 @@ class Latest:
 
         So do the outputs of an earlier layer: each would be looked at for nothing.
         """
+        if session.watched.has_met(x):
+            return session.watch(x)
         before, self._x = self._x, weakref.ref(x)
         is_after_another = before is not None and before() is None
-        if is_after_another and not session.watched.has_met(x) and session.constant_input() is not x:
-            return None
-        return session.watch(x)
+        return None if is_after_another and session.constant_input() is not x else session.watch(x)
 
     def run(
         self, recipe: Recipe, values: Sequence[Tensor], seen: Watched | None, with_grad: bool
