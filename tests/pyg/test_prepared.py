@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.nn import APPNP, GCNConv, SAGEConv
+from torch_geometric.nn import APPNP, GATConv, GCNConv, SAGEConv
 
 import plait
 from plait.errors import InputError
+from plait.pyg import planned
+from plait.pyg import prepared as module
 
 NODES, WIDTH = 7, 4
 EDGES = torch.randint(0, NODES, (2, 20), generator=torch.Generator().manual_seed(0))
@@ -94,3 +96,65 @@ def test_a_cache_of_another_size_is_left_to_pyg() -> None:
     else:
         torch.testing.assert_close(model(more, EDGES), expected)
     assert "the graph that PyG's cache holds has 7 nodes" in reason_of(model)
+
+
+@pytest.fixture
+def made_ready(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The layers whose calls were made ready."""
+    found: list[Any] = []
+    prepare = planned.prepared
+    monkeypatch.setattr(planned, "prepared", lambda *args: found.append(args[1]) or prepare(*args))  # type: ignore[func-returns-value]
+    monkeypatch.setenv("PLAIT_ASIDE", "0")
+    return found
+
+
+@pytest.mark.parametrize("shares_memory", [False, True])
+def test_a_cached_layer_is_made_ready_once(shares_memory: bool, made_ready: list[Any]) -> None:
+    layer = APPNP(K=2, alpha=0.1, cached=True, add_self_loops=not shares_memory)
+    model, x, edge_index = compiled(layer), features(), EDGES.clone()
+    for _ in range(4):
+        torch.testing.assert_close(model(x, edge_index), layer(x, edge_index))
+    made_ready.clear()
+    torch.testing.assert_close(model(x, edge_index), layer(x, edge_index))
+    assert not made_ready
+    edge_index[0, 3] = (edge_index[0, 3] + 1) % NODES  # PyG's cache may hold this very memory
+    torch.testing.assert_close(model(x, edge_index), layer(x, edge_index))
+    torch.testing.assert_close(model(x, EDGES.flip(0)), layer(x, EDGES.flip(0)))
+    model._cached_edge_index = layer._cached_edge_index = None
+    for _ in range(3):
+        torch.testing.assert_close(model(x, EDGES.flip(0)), layer(x, EDGES.flip(0)))
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_csr, torch.sparse_coo])
+def test_a_sparse_matrix_is_recognised(layout: torch.layout, made_ready: list[Any]) -> None:
+    layer, x = GCNConv(WIDTH, 3), features()
+    dense = torch.zeros(NODES, NODES).index_put((EDGES[1], EDGES[0]), torch.tensor(1.0))
+    adj_t = dense.to_sparse(layout=layout)
+    model = compiled(layer)
+    expected = layer(x, adj_t)  # of a COO matrix PyG writes to the parts at every call
+    for _ in range(3):
+        torch.testing.assert_close(model(x, adj_t), expected)
+    made_ready.clear()
+    torch.testing.assert_close(model(x, adj_t), expected)
+    assert not made_ready
+    values = adj_t.values() if layout is torch.sparse_csr else adj_t._values()
+    values.mul_(torch.arange(1.0, len(values) + 1))
+    torch.testing.assert_close(model(x, adj_t), layer(x, adj_t))
+    assert made_ready
+    if layout is torch.sparse_coo:  # PyG has no gradients of it
+        return
+    adj_t.requires_grad_()
+    gradients = []
+    for each in (model, layer):
+        gradients.append(torch.autograd.grad(each(x, adj_t).square().sum(), adj_t)[0].to_dense())
+    torch.testing.assert_close(*gradients)
+
+
+def test_passes_on_a_sparse_matrix_are_refused_before_the_layer_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layer = GATConv(WIDTH, 3)
+    model, adj_t = compiled(layer), torch.ones(NODES, NODES).to_sparse_csr()
+    monkeypatch.setattr(module, "not_as_written", lambda *args: pytest.fail("the layer was looked at"))
+    torch.testing.assert_close(model(features(), adj_t), layer(features(), adj_t))
+    assert "a sparse adj_t is not lowered for this layer" in reason_of(model)

@@ -14,9 +14,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from plait.pyg.recall import Layer
+from plait.runtime.aside import is_list_of_edges
 from plait.runtime.edges import Edges
 from plait.runtime.identity import identity
 from plait.runtime.session import Session
@@ -109,6 +111,8 @@ class Seats:
         self._model = weakref.ref(model)
         self._seats: dict[int, Seat] = {}
         self.explained: weakref.ref[nn.Module] | None = None  # the latest layer that ran under an explainer
+        # (where the edges were among the arguments, the edges, with gradients?) of the last call left to PyG
+        self.rested: tuple[int, weakref.ref[Tensor] | None, bool] = (0, None, False)
 
     def are_explained(self) -> bool:
         """Whether an explainer is still attached, which masks the messages of all layers."""
@@ -116,6 +120,12 @@ class Seats:
         if module is None or not is_explained(module):
             self.explained = None
         return self.explained is not None
+
+    def note_rest(self, args: tuple[Any, ...]) -> None:
+        """Note what recognises such a call, where it is left to PyG whenever its graph comes back."""
+        place = next((k for k, value in enumerate(args) if is_list_of_edges(value)), None)
+        if place is not None and self.session.aside.leaves_again(args[place]):
+            self.rested = place, weakref.ref(args[place]), torch.is_grad_enabled()
 
     def of(self, module: nn.Module) -> Seat:
         """The record of a layer, made when it first runs."""

@@ -87,7 +87,7 @@ def once(
 ) -> Once | None:  # fmt: skip
     """The call on listed edges, where its graph is small and seen only once; None: it is planned.
 
-    `key` recognises the call (`call_key`), so `edges` is an edge list and `weight` needs no gradient.
+    `key` recognises the call (`call_key`), so `weight` needs no gradient.
     """
     if not known.may_be_listed or not session.lists_edges() or not _fits(x, edges, weight):
         return None
@@ -149,6 +149,7 @@ def _fits(x: Any, edges: Tensor, weight: Any) -> bool:
         and x.dim() == 2
         and x.dtype in _FLOATS
         and edges.is_cpu
+        and edges.layout is torch.strided
         and edges.dtype is torch.int64
         and edges.dim() == 2
         and edges.shape[0] == 2

@@ -258,12 +258,15 @@ def _run(
     session = seats.session
     key = None if known is None else call_key(known.token, args, kwargs)
     run = None if key is None else session.recall(key)
+    if run is not None and run.lowered.keeps_graph and not (seat.kept and seat.kept.is_as_made()):
+        run = None
     if run is None and now.call is not None and now.call.is_second:
         run = now.call.prepared
     given, weight = _edges_of(args, kwargs)
     is_asked = run is None or (not runs_again() and session.aside.may_be_pygs(given))
     if is_asked and _is_pygs_turn(session, seat, module, given):
         return original(module, *args, **kwargs)
+    session.aside.planned_in = session.aside.calls
     if run is None:
         if known is not None and key is not None:
             listed = _listed(layer, module, seat, known, key, args, kwargs, given, weight)
@@ -280,12 +283,12 @@ def _run(
         if not isinstance(run, Prepared):
             session.not_planned.pop(seat.name, None)
             return run()
-        if not run.lowered.keeps_graph:
-            record = seat.look(module) if known is None else known
-            record.note(run.lowered)
+        record = seat.look(module) if known is None else known
+        record.note(run.lowered)
+        if not run.lowered.keeps_graph or session.edges.get(run.edges.key) is run.edges:
             made = call_key(record.token, args, kwargs) if key is None else key
             session.keep(made, run.edges, run)
-        elif now.call is not None:
+        if run.lowered.keeps_graph and now.call is not None:
             now.call.prepared = run  # other layers' constants may take the place of its own
     if session.not_planned:
         session.not_planned.pop(seat.name, None)

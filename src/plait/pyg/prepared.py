@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from plait.pyg.arguments import features_of, node_counts, refused, refused_edges
 from plait.pyg.edges import read
 from plait.pyg.layers.base import Apply
 from plait.pyg.layers.fused import FUSED, Run, check_widths, layer_of
+from plait.pyg.layers.fused import refused_edges as not_listed
 from plait.pyg.learned import say_input, with_learned_weights
 from plait.pyg.lower import Call, Lowered, NotLowered, lower, not_as_written
 from plait.pyg.once import once_weighted
@@ -29,6 +30,7 @@ from plait.runtime.constants import Constants
 from plait.runtime.edges import Edges
 from plait.runtime.expressions import may_recall
 from plait.runtime.identity import identity
+from plait.runtime.latest import Latest
 from plait.runtime.session import Session
 
 __all__ = ["Prepared", "argument_names", "cache_of", "prepared"]
@@ -45,6 +47,7 @@ class Prepared:
     lowered: Lowered
     edges: Edges
     constants: Constants
+    latest: Latest = field(default_factory=Latest, compare=False)
 
     def __call__(self, module: Any, x: Tensor, root: Tensor | None, known: Layer | None = None) -> Tensor:
         session, edges = self.session, self.edges
@@ -55,7 +58,7 @@ class Prepared:
             return known.learn(self.lowered, module, self._apply(), x)
         if given is None:
             return self._anew(module, x, root)
-        return expressions.recalled(session, self.name, edges, self.constants, *given, x)
+        return expressions.recalled(session, self.name, edges, self.constants, *given, x, self.latest)
 
     def _anew(self, module: Any, x: Tensor, root: Tensor | None) -> Tensor:
         """The call with everything that the layer reads."""
@@ -97,6 +100,8 @@ def prepared(
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     x = given.get("x")
     fused = None if known is not None else layer_of(module)
+    if fused is not None and _is_sparse(given.get("edge_index")):
+        return f"{kind}{not_listed(given['edge_index'])}"
     is_written = fused is not None and seat.is_as_written(module)
     if known is None:
         parameters = parameters_of(module) if is_written else module.parameters()
@@ -112,6 +117,10 @@ def prepared(
     if len(args) > len(names) or "x" not in given or "edge_index" not in given:
         return f"{kind}: called with other arguments than forward's"
     return _lowered(module, seat, given.pop("x"), given.pop("edge_index"), given, known)
+
+
+def _is_sparse(edges: Any) -> bool:
+    return isinstance(edges, Tensor) and edges.layout is not torch.strided
 
 
 def _lowered(

@@ -33,6 +33,7 @@ _PYGS = "torch_geometric.nn.conv."
 _MAKING = ("__init__", "__repr__", "reset_parameters")
 _NO_NUMBERS: Numbers = "", {}
 _NUMBERS = (int, float)
+_MATRICES = (torch.sparse_csr, torch.sparse_coo)
 _is_on_cpu = operator.attrgetter("is_cpu")
 # types of options that may be edited where they are; a module's dictionaries hold hooks and parts
 _EDITABLE = (list, set, bytearray)
@@ -207,8 +208,9 @@ def _unread(module: nn.Module) -> list[nn.Module]:
 def call_key(token: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
     """What recognises a call that may be answered as before; None for one that must be looked at closely.
 
-    Only calls with features (or a pair of them), an edge list and perhaps edge weights are recognised. The
-    number and type of the features count, the edges as objects: same tensor, same version, same memory.
+    Only calls with features (or a pair of them), an edge list and perhaps edge weights, or a sparse matrix on
+    a CPU are recognised. The number and type of the features count, the edges as objects: same tensor, same
+    version, same memory.
     """
     if len(args) == 2 and not kwargs:
         weight = None
@@ -224,7 +226,9 @@ def call_key(token: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
         x, root = x
         if root is not None and not _is_plain(root):
             return None
-    if type(edges) is not Tensor or edges.layout is not torch.strided or not _is_plain(x):
+    if type(edges) is not Tensor or not _is_plain(x):
+        return None
+    if edges.layout is not torch.strided and (weight is not None or not _is_plain_matrix(edges)):
         return None
     if bound_to_torch() is not None:
         return None
@@ -242,6 +246,11 @@ def call_key(token: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
 
 def _is_plain(value: Any) -> bool:
     return isinstance(value, Tensor) and (value.is_cpu or value.is_cuda) and value.layout is torch.strided
+
+
+def _is_plain_matrix(edges: Tensor) -> bool:
+    """Whether edges are a sparse matrix whose parts have identities and whose values are not learned."""
+    return edges.layout in _MATRICES and edges.is_cpu and not edges.requires_grad
 
 
 def _contents(value: Any) -> Any:

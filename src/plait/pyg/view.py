@@ -28,6 +28,7 @@ from plait.pyg import exported
 from plait.pyg.active import Seats, active, traced
 from plait.pyg.checkpoints import in_checkpoint
 from plait.pyg.planned import PlannedForward, is_disabled, is_planned
+from plait.runtime.aside import RESTS_AFTER
 from plait.runtime.folded import unfolded
 from plait.runtime.machine import machine_in_use
 from plait.runtime.session import Session
@@ -55,6 +56,12 @@ class CompiledModel:
         if torch.compiler.is_compiling():
             # torch.compile finds a view's methods on the model's class and then guards those of the view's
             return _enter_traced(self._plait_seats, self._plait_model, args, kwargs)
+        if not kwargs and _rests_again(self._plait_seats, args):
+            active.is_resting = True
+            try:
+                return self._plait_model(*args)
+            finally:
+                active.is_resting = False
         return _enter(self, super().__call__, args, kwargs)  # type: ignore[misc]
 
     @property
@@ -194,11 +201,28 @@ def _slot(original: Any) -> property:
     )
 
 
-def _rest(view: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _rests_again(seats: Seats, args: tuple[Any, ...]) -> bool:
+    """Whether this is the call that was left to PyG last: the same edges, with or without gradients."""
+    place, edges, with_grad = seats.rested
+    if edges is None or len(args) <= place or args[place] is not edges() or active.seats is not None:
+        return False
+    if torch.is_grad_enabled() is not with_grad or seats.explained is not None or active.is_resting:
+        return False
+    aside = seats.session.aside
+    if aside.num_left < RESTS_AFTER or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        return False
+    aside.calls += 1
+    return True
+
+
+def _rest(
+    view: Any, seats: Seats, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """What the call gives in PyG."""
     active.is_resting = True
     try:
         if getattr(call, "__func__", None) is nn.Module.__call__:
+            seats.note_rest(args)
             return view._plait_model(*args, **kwargs)  # the same, and its attributes are nearer
         return call(*args, **kwargs)
     finally:
@@ -215,7 +239,7 @@ def _enter(view: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: d
     session.aside.calls += 1
     is_left = seats.are_explained() or session.aside.rests((*args, *kwargs.values()))
     if before is None and is_left and not in_checkpoint():
-        return _rest(view, call, args, kwargs)
+        return _rest(view, seats, call, args, kwargs)
     if session.dial.is_late:  # the call before had to wait for its backward pass
         session.dial.settle(session, view._plait_model, (*args, *kwargs.values()))
     active.seats = seats

@@ -20,10 +20,12 @@ from typing import Any
 
 import torch
 
-__all__ = ["Aside"]
+__all__ = ["RESTS_AFTER", "Aside", "is_list_of_edges"]
 
 _WARM_UP = 8  # new inputs by plait before any is timed: kernels are loaded and plans made
-_BLOCK = 3  # consecutive steps by the same side; the first of them is not timed
+# Consecutive steps by the same side; the first of them is not timed. Each change of side finds other code and
+# data in the caches: of blocks of 3 a step of 0.27 ms (SAGE on 20 nodes, either side) took PyG 0.31 ms.
+_BLOCK = 5
 _ROUNDS = 4  # blocks per side, where it is close
 # If PyG takes this many times as long, one round is enough. A decision against plait needs all rounds: while
 # another program holds the cores, threads that wait for each other make any single round look slow.
@@ -32,7 +34,7 @@ _LONGEST_SECONDS = 0.05  # in longer steps the cost of binding does not matter
 _MARGIN = 1.02  # what PyG has to be faster by
 _MOST_SEEN = 256
 _SMALL_EDGES = 4096  # of graphs that come back and are timed: with more, plans pay
-_RESTS_AFTER = 32  # consecutive calls of layers left to PyG before whole calls of the model are
+RESTS_AFTER = 32  # consecutive calls of layers left to PyG before whole calls of the model are
 
 
 _Size = tuple[bool, int, bool]
@@ -54,8 +56,12 @@ class _Kind:
     @property
     def is_by_pyg(self) -> bool:
         """Which side runs the current step while it is undecided: alternating blocks."""
-        after = self.steps - _WARM_UP
-        return after >= 0 and after // _BLOCK % 2 == 1
+        return _is_pygs(self.steps)
+
+    @property
+    def is_by_pyg_next(self) -> bool:
+        """Which side runs the step after that."""
+        return _is_pygs(self.steps + 1)
 
     def note(self, now: float) -> None:
         """The step that began at `started` ends now."""
@@ -89,6 +95,11 @@ class _Kind:
             self.is_out = 0.0 < theirs < _LONGEST_SECONDS and own > _MARGIN * theirs
 
 
+def _is_pygs(step: int) -> bool:
+    after = step - _WARM_UP
+    return after >= 0 and after // _BLOCK % 2 == 1
+
+
 class Aside:
     """Which of a model's calls PyG runs because it is faster; one decision for each size of graph."""
 
@@ -103,21 +114,23 @@ class Aside:
         self._seen: dict[tuple[str, int, int], tuple[weakref.ref[Any], int]] = {}
         self._thread = threading.get_ident()
         self.is_trying = False  # PyG runs the current step: what plait would look at first is not looked at
-        self._num_left = 0  # calls of layers left to PyG since one was not
+        self._trial: _Kind | None = None  # of graphs that come back: its current step is PyG's
+        self.planned_in = 0  # the latest call of the model in which a layer was not left to PyG
+        self.num_left = 0  # calls of layers left to PyG since one was not
         self.notes: dict[_Size, str] = {}
         self.reason = ""  # why the latest call that was left was
 
     def has_left(self, layer: str, edges: Any, weight: Any) -> bool:
         """Whether such a call is left to PyG; asked before anything else is done with it."""
-        if not self.notes or not _is_list_of_edges(edges):
+        if not self.notes or not is_list_of_edges(edges):
             return False
         known = _kind(edges, comes_back=True)
         if not self._was_slow(layer, edges, known):
             known = _kind(edges)
             if known not in self.notes or self._comes_back((layer, id(edges), id(weight)), edges):
-                self._num_left = 0
+                self.num_left = 0
                 return False
-        self._num_left, self.reason = self._num_left + 1, self.notes[known]
+        self.num_left, self.reason = self.num_left + 1, self.notes[known]
         return True
 
     def rests(self, args: Iterable[Any]) -> bool:
@@ -126,13 +139,35 @@ class Aside:
         The first edge list among the arguments, or in the first Data, represents all: any other that was not
         left to PyG has counted.
         """
-        if self._num_left < _RESTS_AFTER:
+        if self.num_left < RESTS_AFTER and self._trial is None:
             return False
         for value in args:
             edges = value if isinstance(value, torch.Tensor) else getattr(value, "edge_index", None)
-            if type(edges) is torch.Tensor and edges.dtype is torch.int64 and edges.dim() == 2:
+            if type(edges) is torch.Tensor and is_list_of_edges(edges):
+                if self.num_left < RESTS_AFTER:
+                    return self._rests_to_be_timed(edges)
                 return _kind(edges, self._comes_back(("", id(edges), 0), edges)) in self.notes
         return False
+
+    def _rests_to_be_timed(self, edges: torch.Tensor) -> bool:
+        """Whether PyG runs a whole call to be timed, as it would when all such calls were left to it.
+
+        The first step of its block runs layer by layer and shows that all of them may be left.
+        """
+        kind = None if self._trial is None else self._kinds.get(_kind(edges, comes_back=True))
+        if kind is None or kind is not self._trial or threading.get_ident() != self._thread:
+            return False
+        before = self.calls - 1
+        if kind.call != before or self.planned_in == before or not kind.is_by_pyg_next:
+            return False
+        now = self._clock()
+        kind.note(now)
+        kind.started, kind.call = (now, True), self.calls
+        return True
+
+    def leaves_again(self, edges: torch.Tensor) -> bool:
+        """Whether graphs of this size are left to PyG although they come back."""
+        return _kind(edges, comes_back=True) in self.notes
 
     def _comes_back(self, key: tuple[str, int, int], edges: torch.Tensor) -> bool:
         """Whether an earlier call of the model had it: then its plan pays, whoever was faster at first.
@@ -157,7 +192,7 @@ class Aside:
 
         Nothing is tried then: this is the only check at a call on a graph that is seen once.
         """
-        if not _is_list_of_edges(edges):
+        if not is_list_of_edges(edges):
             return False
         kind = self._kinds.get(_kind(edges))
         if kind is None or kind.is_out is not False:
@@ -171,7 +206,7 @@ class Aside:
 
         is_tried_again: on a graph that comes back too, if it is small.
         """
-        if self.is_off or not _is_list_of_edges(edges):
+        if self.is_off or not is_list_of_edges(edges):
             return False
         is_tried_again = is_tried_again and self.may_be_pygs(edges)
         decided = self._kinds.get(_kind(edges))
@@ -211,6 +246,7 @@ class Aside:
             kind.note(now)
             kind.started, kind.call = (now, kind.is_by_pyg), self.calls
             self.is_trying = kind.is_out is None and kind.is_by_pyg
+            self._trial = kind if self.is_trying else None
             self._say(known, kind)
         return kind.is_by_pyg if kind.is_out is None else kind.is_out
 
@@ -246,7 +282,7 @@ def _device_clock() -> float:
     return time.perf_counter()
 
 
-def _is_list_of_edges(value: Any) -> bool:
+def is_list_of_edges(value: Any) -> bool:
     """Whether it identifies the graph of a call: a matrix, but not one of features."""
     if not isinstance(value, torch.Tensor) or value.dim() != 2:
         return False

@@ -149,6 +149,7 @@ class Run:
     hoisted: Mapping[str, Any] = field(default_factory=dict)
     place: torch.device = _CPU
     orders: EdgeOrders | None = None  # the edges both ways round, for passes over them
+    serves: int | None = None  # the token of the input that stays the same, where it was made to stay too
     may_replay: bool = True  # results of replayed programs stay allocated
     trace: list[tuple[str, Measured]] | None = None  # filled by explain(analyze=True)
     _forward: Compiled | None = None

@@ -22,6 +22,7 @@ from plait.runtime.constants import Constants, SparseValue, from_dense
 from plait.runtime.deferred import Deferred, can_defer, held_rows
 from plait.runtime.edges import Edges
 from plait.runtime.forms import with_form_text
+from plait.runtime.latest import Latest
 from plait.runtime.problems import Asked, known_leaves, with_identity_loops
 from plait.runtime.quotient import Quotient
 from plait.runtime.recipe import Recipe
@@ -113,7 +114,8 @@ def _value(
     given = {name: value for name, value in inputs.items() if value is not None}
     with_grad = torch.is_grad_enabled()
     signature = tuple([(name, t.shape, with_grad and t.requires_grad) for name, t in given.items()])
-    run = _run_of(session, layer, edges, constants, forms, signature, given["X"], lambda: given, rows)
+    seen = session.watch(given["X"])
+    run = _run_of(session, layer, edges, constants, forms, signature, seen, lambda: given, rows)
     return executor.apply(run, given)
 
 
@@ -130,25 +132,32 @@ def recalled(
     recipe: Recipe,
     values: Sequence[torch.Tensor],
     x: torch.Tensor,
+    latest: Latest,
 ) -> torch.Tensor:
     """The value of an expression whose inputs are known to be x, a layer's parameters and numbers."""
-    with_grad = torch.is_grad_enabled()
-    signature = tuple([
-        (name, value.shape[::-1] if is_turned else value.shape, with_grad and value.requires_grad)
-        for name, value, is_turned in zip(recipe.names, values, recipe.are_turned, strict=True)
-    ])  # fmt: skip
-    run = _run_of(
-        session,
-        layer,
-        edges,
-        constants,
-        recipe.forms,
-        signature,
-        x,
-        lambda: recipe.given(values),
-        None,
-        bool(recipe.numbers),
-    )
+    with_grad, seen = torch.is_grad_enabled(), latest.watch(session, x)
+    run = latest.run(recipe, values, seen, with_grad)
+    if run is None:
+        signature = tuple([
+            (name, value.shape[::-1] if is_turned else value.shape, with_grad and value.requires_grad)
+            for name, value, is_turned in zip(recipe.names, values, recipe.are_turned, strict=True)
+        ])  # fmt: skip
+        run = _run_of(
+            session,
+            layer,
+            edges,
+            constants,
+            recipe.forms,
+            signature,
+            seen,
+            lambda: recipe.given(values),
+            None,
+            bool(recipe.numbers),
+        )
+        if seen is None or run.serves == seen.token:
+            latest.note(recipe, values, seen, with_grad, run)
+    else:
+        _say(session, layer, run)
     return executor.apply_to(run, recipe.stored, values)
 
 
@@ -159,13 +168,15 @@ def _run_of(
     constants: Constants,
     forms: tuple[Expr, ...],
     signature: Any,
-    x: torch.Tensor,
+    seen: Watched | None,
     inputs: Callable[[], Given],
     rows: torch.Tensor | None,
     has_numbers: bool = True,
 ) -> executor.Run:
-    """The expression planned for such inputs and bound to the graph; `has_numbers`: some may be scalars."""
-    seen = session.watch(x)
+    """The expression planned for such inputs and bound to the graph.
+
+    seen: the record of features that stay the same; has_numbers: some inputs may be scalars.
+    """
     place = (layer, id(forms), id(constants), signature)
     wanted = None if rows is None else id(rows)
     numbers: tuple[float, ...] | None = None
@@ -187,12 +198,17 @@ def _run_of(
             key = of_x if run.hoisted else once  # what reads a sparse view of this x serves only this x
         edges.remember(key, run)
         session.grow((bytes_in(run.hoisted) if run.hoisted else 0) + _constant_bytes(constants))
-    if session.plans.get(layer) is not run.plan:
-        session.plans[layer] = run.plan
     if now.call is not None:
         now.call.note(run.plan)
-    run.trace = session.trace
+    _say(session, layer, run)
     return run
+
+
+def _say(session: Session, layer: str, run: executor.Run) -> None:
+    """The layer runs by this plan now, timed where someone asked for it."""
+    if session.plans.get(layer) is not run.plan:
+        session.plans[layer] = run.plan
+    run.trace = session.trace
 
 
 def _bound_again(
@@ -231,6 +247,7 @@ def _planned(
     may_replay = session.options.memory_limit is None
     run = executor.Run(plan, constants, session.buffers, place=given["X"].device, may_replay=may_replay)
     if seen is not None:
+        run.serves = None if comes_once else seen.token
         _hoist(run, given, sparse)
     return run
 

@@ -125,6 +125,10 @@ class Inputs:
                     self.stale.append(seen.token)
                 del self._seen[key]
 
+    def has_met(self, x: Tensor) -> bool:
+        """Whether an input was looked at before; perhaps another that is gone had its place."""
+        return id(x) in self._seen
+
     def has_view(self, x: Tensor) -> bool:
         """Whether a sparse view of an input is kept."""
         seen = self._seen.get(id(x))
