@@ -58,7 +58,7 @@ def require_int32(num_nodes: int, num_edges: int, path: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class EdgeScan:
-    """What one pass over an edge list tells: the ranges of both ends, the order it is already in, its loops."""
+    """What one pass over an edge list tells: the ranges of both ends, its order, and its loops."""
 
     min_src: int
     max_src: int
