@@ -157,4 +157,4 @@ def test_passes_on_a_sparse_matrix_are_refused_before_the_layer_is_looked_at(
     model, adj_t = compiled(layer), torch.ones(NODES, NODES).to_sparse_csr()
     monkeypatch.setattr(module, "not_as_written", lambda *args: pytest.fail("the layer was looked at"))
     torch.testing.assert_close(model(features(), adj_t), layer(features(), adj_t))
-    assert "a sparse adj_t is not lowered for this layer" in reason_of(model)
+    assert "a sparse adj_t is not planned for this layer" in reason_of(model)
