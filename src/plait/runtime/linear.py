@@ -211,7 +211,8 @@ def _gemm(b: Binding, step: Step, owns: bool) -> Bound:
         x, bias = env[x_name], env.get(bias_name)
         if is_alone and not isinstance(x, SparseValue):
             stored = env.get(stored_name)
-            if stored is not None and x.numel() * stored.shape[0] <= _SMALL_PRODUCT:
+            stored = env[w_name].t() if stored is None else stored  # as PyG's weights lie
+            if x.numel() * stored.shape[0] <= _SMALL_PRODUCT:
                 return torch.nn.functional.linear(x, stored, bias)
         w = env[w_name]
         addend: Any = env[addend_name] if addend_name else None
