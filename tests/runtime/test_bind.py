@@ -7,7 +7,10 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
+import torch
+from torch_geometric.nn import GCNConv
 
+import plait
 from plait.errors import PlanError
 from plait.ops.operation import TABLE
 from plait.ops.program import Program, Step
@@ -69,3 +72,21 @@ def test_the_first_kernel_that_takes_a_step_runs_it_and_reasons_are_given_where_
         return lambda env: "moved"
 
     assert bind(binding(device, step), step, False)({}) == "moved"
+
+
+def test_small_products_of_a_matrix_expression_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[tuple[int, ...]] = []
+    gemm = linear.dense.gemm
+    monkeypatch.setattr(
+        linear.dense,
+        "gemm",
+        lambda x, *rest, **named: called.append(tuple(x.shape)) or gemm(x, *rest, **named),
+    )
+    monkeypatch.setenv("PLAIT_ASIDE", "0")
+    for nodes, are_torchs in ((20, True), (2000, False)):
+        layer, edge_index = GCNConv(40, 40), torch.randint(0, nodes, (2, 4 * nodes))
+        fast, x = plait.compile(layer), torch.randn(nodes, 40)
+        with torch.no_grad():
+            for _ in range(4):  # the product with the graph is computed once
+                torch.testing.assert_close(fast(x, edge_index), layer(x, edge_index))
+        assert (not called) == are_torchs

@@ -76,7 +76,10 @@ def test_what_may_change_between_two_calls_is_seen(with_grad: bool, found_anew: 
     assert is_new("the graph's runs are gone") == ["first", "second"]
 
 
-def test_an_input_that_comes_after_one_that_is_gone_is_noticed_when_it_comes_back() -> None:
+def test_an_input_that_comes_after_one_that_is_gone_is_noticed_when_it_comes_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PLAIT_ASIDE", "0")
     model, edge_index = GCNConv(5, 4), torch.randint(0, 30, (2, 90))
     fast = plait.compile(model)
     session = fast._plait_plan_session
