@@ -63,8 +63,9 @@ _PERMITTED = re.compile(
     "derivative for .* is not implemented|not implemented for '(Half|BFloat16)'|"
     "expand is unsupported for Sparse"
 )
-# x without its last row or column is refused by its size; PyG takes it where it happens not to read that
-_CUT = re.compile(r"x\.detach\(\)\[.*:-1\]\)")
+# x without its last row or column, or edges of nodes that there are not, are refused; PyG takes them where it
+# happens not to read that
+_CUT = re.compile(r"x\.detach\(\)\[.*:-1\]\)|edge_index = edge_index [+-] 1")
 _TOO_SMALL = re.compile("holds node \\d+ but num_|check the widths of x|on \\d+ source and \\d+ target rows")
 # a wrong width is refused; PyG cuts such rows into more or fewer and answers for another number of nodes
 _RESHAPED = re.compile(r"PNAConv: x has \d+ columns, the layer takes")
@@ -82,9 +83,10 @@ _DOUBLE = f"wants = x.requires_grad; model = model.double(); {_CAST}; x.requires
 _LIMIT = re.compile(r"memory_limit.*?(?:needs|leanest plan's) (\d+)")
 # a plan made ahead runs the model ahead, in one of these ways: where PyG refuses that, so may the plan
 _AHEAD = (
-    "with torch.no_grad(): copy.deepcopy(model).eval()(x, edge_index)",
+    "torch.no_grad()(copy.deepcopy(model).eval())(x, edge_index)",
     "copy.deepcopy(model).train()(x, edge_index)",
 )
+_UNDER = re.compile(r"with .*\): (?=model =)")
 _GRADIENTS = re.compile(r"out = (second|batched|torch\.autograd\.|torch\.func\.jacrev)")
 _NEW_GRAPH = re.compile(r"(x, )?edge_index, edge_weight, edge_attr, edge_type = (graph|batch)\(")
 _NAN = "float('nan')"
@@ -138,13 +140,14 @@ def _replay(script: str, tally: Tally | None) -> None:
     for number, line in enumerate(lines):
         expected, result = _execute(line, number, theirs), _within_limit(line, number, ours)
         if result and not expected and "plait." in line and "data(" in line:
-            errors = (_execute(way, number, theirs) for way in _AHEAD)
+            under = _UNDER.match(line)
+            errors = (_execute(f"{under[0] if under else ''}{way}", number, theirs) for way in _AHEAD)
             expected = next((error for error in errors if error), "")
         if expected and expected != result and _PERMITTED.search(expected):
             break
         if not expected and (
             any(found.search(result) for found in (_SECOND, _LIMIT, _RESHAPED))
-            or (_CUT.search(line) and _TOO_SMALL.search(result))
+            or (any(map(_CUT.search, [line, *lines[:number]])) and _TOO_SMALL.search(result))
             or (_TWICE.search(line) and _WRITTEN.search(result))
         ):
             break

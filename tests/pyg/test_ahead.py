@@ -88,3 +88,11 @@ def test_a_layer_behind_a_reentrant_checkpoint_is_planned_and_analyzed() -> None
     plan = plait.explain(plait.compile(model, data, memory_limit="50 MB"), data, analyze=True)
     assert len(plan.layers) == 3
     assert all(p.grad is None for p in model.parameters())
+
+
+def test_rows_are_not_used_where_features_are_several_matrices() -> None:
+    x, edge_index = torch.randn(2, 6, 4), torch.randint(0, 6, (2, 12))
+    layer = GCNConv(4, 3)
+    compiled = plait.compile(layer, Data(x=x, edge_index=edge_index), rows=torch.tensor([0]), mode="training")
+    torch.testing.assert_close(compiled(x, edge_index), layer(x, edge_index))
+    assert any("rows= is not used" in note for note in compiled.plan.notes)  # type: ignore[union-attr, operator]

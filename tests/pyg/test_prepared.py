@@ -82,6 +82,20 @@ def test_the_first_graph_of_a_cache_answers_later_ones_as_in_pyg() -> None:
         torch.testing.assert_close(model(features(), edges), layer(features(), edges))
 
 
+class Doubled(GCNConv):
+    """A layer that plait leaves to PyG."""
+
+    def message(self, x_j: Tensor, edge_weight: Tensor | None) -> Tensor:
+        return 2 * super().message(x_j, edge_weight)
+
+
+def test_edges_that_a_layer_with_a_cache_does_not_read_need_not_fit() -> None:
+    layer, weight = Doubled(WIDTH, 3, cached=True), torch.rand(EDGES.shape[1])
+    model = plait.compile(layer)
+    expected = model(features(), EDGES, weight)
+    torch.testing.assert_close(model(features(), EDGES[:, ::2], weight), expected)
+
+
 def test_a_cache_of_another_size_is_left_to_pyg() -> None:
     layer = APPNP(K=2, alpha=0.1, cached=True)
     model = plait.compile(copy.deepcopy(layer))

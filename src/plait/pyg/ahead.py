@@ -166,6 +166,9 @@ def _restrict_last(
     if any(p.is_cuda for p in layers[-1].parameters()):
         session.notes.append("rows= is not used: it is for models on a CPU so far")
         return
+    if not num_nodes:  # several feature matrices as one tensor: which rows are meant is not known
+        session.notes.append("rows= is not used: x is no matrix with a row for every node")
+        return
     name = model._plait_seats.of(layers[-1]).name
     session.restrict(name, num_nodes)
     session.forget(name)

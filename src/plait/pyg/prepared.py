@@ -156,9 +156,12 @@ def _lowered(
             handed = read(edge_index, edge_weight, num_targets, num_sources, is_swapped)
             edges = session.edges_for(handed.key, handed.owners, handed.build)
         except (GraphError, InputError):
-            if all(vars(module).get(name) is None for name in autocast.CACHED_FEATURES):
+            caches = (cache_of(module), *(vars(module).get(name) for name in autocast.CACHED_FEATURES))
+            if all(cache is None for cache in caches):
                 raise
-            return f"{kind}(cached=True): the edges do not fit x, and PyG's cache of features reads neither"
+            return (
+                f"{kind}(cached=True): the edges do not fit, and PyG, which has its cache, does not read them"
+            )
         weight = handed.weight if handed.weight is not None else edges.weight
         kept = Kept(None, edges, weight, handed.weight_key, handed.is_sparse, is_swapped)
     edges, weight = kept.edges, kept.weight
