@@ -420,7 +420,7 @@ _EDITS = (
             "plait.explain(model, data(x, edge_index))",
             "plait.explain(model, data(x, edge_index), mode='inference')",
             "plait.explain(model, data(x, edge_index), analyze=True)",
-            "model = plait.compile(original, data(x, edge_index), rows=torch.tensor([0]))",
+            "model = plait.compile(original, data(x, edge_index), rows=torch.arange(min(1, x.shape[0])))",
             "model = plait.compile(original, data(x, edge_index), memory_limit='50 MB', mode='inference')"),
     *_rules("bare", "x, edge_index = sampled(x, edge_index)"),
     *_rules("chain", "model.parts[0] = plait.compile(model.parts[0])"),
@@ -455,16 +455,21 @@ def scripts(draw: Callable[[Any], Any], steps: int = 9) -> str:
     return _without_crashes("\n".join(lines))
 
 
+_DIFFERENTIATING = tuple(
+    f"torch.func.{name}(" for name in ("grad", "hessian", "jacfwd", "jacrev", "jvp", "vjp")
+)
+
+
 def _without_crashes(script: str) -> str:
     """The script without what ends the process in PyG's own run, where there is no answer to compare with.
 
     torch 2.13 crashes inside Tensor.register_hook of the output of a SuperGATConv, which keeps its scores
     from call to call, when it had been in float16 or was called by torch.func, whose wrappers it then keeps.
-    It crashes too where a layer of PyG without a size yet gets one inside torch.func.jvp.
+    It crashes too where a layer of PyG without a size yet gets one inside torch.func.jvp, jacrev or the like.
     """
     if "(-1, " in script:
         lines = script.split("\n")
-        script = "\n".join(line for line in lines if "torch.func.jvp(" not in line)
+        script = "\n".join(line for line in lines if not any(name in line for name in _DIFFERENTIATING))
     if "SuperGATConv" in script and (".half()" in script or "torch.func." in script):
         return script.replace("hook = out.register_hook(lambda g: 2 * g); ", "")
     return script

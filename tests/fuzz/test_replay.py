@@ -204,7 +204,7 @@ def test_what_crashes_in_pyg_is_not_drawn() -> None:
         assert ("register_hook" in _without_crashes(script)) == is_kept
 
 
-def test_layers_without_a_size_are_not_called_by_jvp() -> None:
-    call = "out = torch.func.jvp(f, (x,), (x,))"
+@pytest.mark.parametrize("call", ["out = torch.func.jvp(f, (x,), (x,))", "out = torch.func.jacrev(f)(x)"])
+def test_layers_without_a_size_are_not_differentiated_by_torch_func(call: str) -> None:
     assert _without_crashes(f"model = GCNConv(-1, 4)\n{call}\nx = 1") == "model = GCNConv(-1, 4)\nx = 1"
     assert call in _without_crashes(f"model = GCNConv(4, 4)\n{call}")

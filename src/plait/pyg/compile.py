@@ -203,8 +203,13 @@ def _row_numbers(rows: Tensor | None, data: Any) -> Tensor | None:
         raise InputError(
             f"rows: {rows.dtype} of shape {tuple(rows.shape)}; pass a mask or a vector of node numbers"
         )
-    if rows.numel() and (int(rows.min()) < 0 or (count is not None and int(rows.max()) >= count)):
-        raise InputError(f"rows: node numbers must lie in 0..{(count or 0) - 1}")
+    ends = (int(rows.min()), int(rows.max())) if rows.numel() else ()
+    for node in ends:
+        if node < 0 or (count is not None and node >= count):
+            of = "" if count is None else f" of a graph with {count} nodes"
+            raise InputError(
+                f"rows: node {node}{of}; pass node numbers from 0, or a mask with one flag for each node"
+            )
     # a row named twice is computed once; otherwise its gradient would count twice
     once: Tensor = torch.unique(rows.long().cpu())
     return once
