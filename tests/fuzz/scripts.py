@@ -150,6 +150,7 @@ KINDS = ("plain", "loops", "repeated", "hub", "isolated", "no edges", "cliques")
 NODES = (7, 7, 7, 7, 5, 5, 1, 0)
 
 
+_ZEROING = "[p.data.clamp_(min=0) for p in model.parameters()]"
 _CAST = "x, edge_index, edge_weight, edge_attr"
 
 
@@ -352,7 +353,7 @@ _EDITS = (
         "layer(model, {k}).aggr = 'mean'",
         "layer(model, {k}).aggr = 'max'",
         "x = torch.stack([x.detach(), 2 * x.detach()])",
-        "[p.data.clamp_(min=0) for p in model.parameters()]",
+        _ZEROING,
         "model.to(torch.double); {c} = cast('double', {c})",
         "layer(model, {k}).reset_parameters()",
         "layer(model, {k}).bias = None",
@@ -452,7 +453,7 @@ def scripts(draw: Callable[[Any], Any], steps: int = 9) -> str:
     for _ in range(draw(st.integers(1, steps))):
         lines += [_filled(draw, draw(st.sampled_from(edits)), facts)]
         lines += [_filled(draw, draw(st.sampled_from(calls)), facts)]
-    return _without_crashes("\n".join(lines))
+    return _without_known("\n".join(lines))
 
 
 _DIFFERENTIATING = tuple(
@@ -460,13 +461,17 @@ _DIFFERENTIATING = tuple(
 )
 
 
-def _without_crashes(script: str) -> str:
-    """The script without what ends the process in PyG's own run, where there is no answer to compare with.
+def _without_known(script: str) -> str:
+    """The script without what ends the process in PyG's own run, and without a difference that is documented.
 
+    Weights that are all zero make messages of exactly 0, which PNAConv and EdgeConv with a linear network do
+    not count as PyG's zero-filled output does (docs/coverage.md).
     torch 2.13 crashes inside Tensor.register_hook of the output of a SuperGATConv, which keeps its scores
     from call to call, when it had been in float16 or was called by torch.func, whose wrappers it then keeps.
     It crashes too where a layer of PyG without a size yet gets one inside torch.func.jvp, jacrev or the like.
     """
+    if "PNAConv" in script or "EdgeConv" in script:
+        script = script.replace(_ZEROING, "pass")
     if "(-1, " in script:
         lines = script.split("\n")
         script = "\n".join(line for line in lines if not any(name in line for name in _DIFFERENTIATING))

@@ -13,7 +13,7 @@ from torch import nn
 
 from tests.fuzz import replay as worlds
 from tests.fuzz.replay import Difference, Tally, replay
-from tests.fuzz.scripts import LAYERS, RULES, Facts, _without_crashes, scripts
+from tests.fuzz.scripts import LAYERS, RULES, Facts, _without_known, scripts
 
 SCRIPT = """
 model = Chain(GCNConv(4, 4), F.relu)
@@ -201,10 +201,18 @@ def test_what_crashes_in_pyg_is_not_drawn() -> None:
         ("GATConv", "model = model.half()", True),
     ):
         script = f"model = {layer}(4, 4)\n{edit}\n{line}"
-        assert ("register_hook" in _without_crashes(script)) == is_kept
+        assert ("register_hook" in _without_known(script)) == is_kept
 
 
 @pytest.mark.parametrize("call", ["out = torch.func.jvp(f, (x,), (x,))", "out = torch.func.jacrev(f)(x)"])
 def test_layers_without_a_size_are_not_differentiated_by_torch_func(call: str) -> None:
-    assert _without_crashes(f"model = GCNConv(-1, 4)\n{call}\nx = 1") == "model = GCNConv(-1, 4)\nx = 1"
-    assert call in _without_crashes(f"model = GCNConv(4, 4)\n{call}")
+    assert _without_known(f"model = GCNConv(-1, 4)\n{call}\nx = 1") == "model = GCNConv(-1, 4)\nx = 1"
+    assert call in _without_known(f"model = GCNConv(4, 4)\n{call}")
+
+
+@pytest.mark.parametrize(("layer", "is_kept"), [("PNAConv", False), ("EdgeConv", False), ("SAGEConv", True)])
+def test_messages_of_exactly_zero_are_not_made_where_ties_are_counted_otherwise(
+    layer: str, is_kept: bool
+) -> None:
+    line = "[p.data.clamp_(min=0) for p in model.parameters()]"
+    assert (line in _without_known(f"model = {layer}(4, 4)\n{line}")) == is_kept
