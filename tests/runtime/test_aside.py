@@ -55,6 +55,17 @@ def test_that_plait_is_clearly_faster_is_seen_after_a_round(own: float, rounds: 
     assert sum(clock.step() for _ in range(60)) == (steps if own < 0.00205 else 60 - module._WARM_UP - steps)
 
 
+@pytest.mark.parametrize("every", [3, 4, 10])
+def test_what_a_loop_does_every_few_steps_decides_nothing(every: int) -> None:
+    for begin in range(every):
+        clock = Clock(0.0010, 0.0014)
+        turns = []
+        for number in range(80):
+            turns.append(clock.step())
+            clock.now += 0.010 * (number % every == begin)
+        assert not any(turns[60:]), begin
+
+
 def test_long_steps_and_small_differences_stay_with_plait() -> None:
     for clock in (Clock(3.0, 1.0), Clock(0.00101, 0.001)):
         assert not any([clock.step() for _ in range(100)][50:])

@@ -75,15 +75,15 @@ class _Kind:
         self.decide()
 
     def fastest(self, is_pyg: bool) -> float:
-        """Seconds per step in the fastest block of a side, which contains no time of other programs.
+        """Seconds per step of a side's fastest two in a row, which contain no time of other programs.
 
-        Steps of a block are taken together: where a model is called twice before gradients are computed,
-        the shortest of them would be a call without any.
+        Two are taken together: where a model is called twice before gradients are computed, the shortest step
+        would be a call without any. Not whole blocks: where a loop does something else every few steps, no
+        block of a side may be without it.
         """
-        steps = self.seconds[is_pyg]
-        timed = _BLOCK - 1
-        blocks = (sum(steps[k : k + timed]) / timed for k in range(0, len(steps), timed))
-        return min(blocks, default=0.0)
+        steps, timed = self.seconds[is_pyg], _BLOCK - 1
+        firsts = (k for k in range(len(steps) - 1) if k % timed < timed - 1)
+        return min(((steps[k] + steps[k + 1]) / 2 for k in firsts), default=0.0)
 
     def decide(self) -> None:
         """Compare the two sides after each round."""
