@@ -467,14 +467,19 @@ def replica(module: Any) -> Any:
 
 
 def apart(model: nn.Module, *arguments: Any) -> list[Any]:
-    """The gradients of a call in each of two threads, as `in_threads` runs them."""
+    """The gradients of a call in each of two threads, as `in_threads` runs them.
+
+    One after the other where a weight is a plain tensor with a history, such as the one that weight_norm and
+    pruning set at every call: a thread may read the other's, whose graph the first backward pass frees.
+    """
 
     def gradients(*given: Any) -> list[Tensor | None]:
         out = model(*given)
         inputs = [v for v in (given[0], *wanted(model)) if v.requires_grad]
         return list(torch.autograd.grad(out.square().sum(), inputs, allow_unused=True))
 
-    return _in_threads(model, gradients, arguments)
+    shares = any(isinstance(value, Tensor) for m in model.modules() for value in vars(m).values())
+    return _in_threads(model, gradients, arguments, takes_turns=shares)
 
 
 def optimise(model: nn.Module, rate: float = 0.01) -> None:
@@ -518,9 +523,11 @@ def in_threads(model: nn.Module, *arguments: Any) -> list[Any]:
     return _in_threads(model, model, arguments)
 
 
-def _in_threads(model: nn.Module, run: Callable[..., Any], arguments: tuple[Any, ...]) -> list[Any]:
+def _in_threads(
+    model: nn.Module, run: Callable[..., Any], arguments: tuple[Any, ...], takes_turns: bool = False
+) -> list[Any]:
     alone = (nn.Dropout, Dropped, SuperGATConv, Attending, parametrizations._SpectralNorm)
-    takes_turns = any(isinstance(m, alone) for m in model.modules())
+    takes_turns = takes_turns or any(isinstance(m, alone) for m in model.modules())
     found: list[Any] = [None, None]
 
     def call(place: int) -> None:

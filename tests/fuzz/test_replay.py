@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +14,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from torch import nn
 
 from tests.fuzz import replay as worlds
+from tests.fuzz.parts import apart
 from tests.fuzz.replay import Difference, Tally, replay
 from tests.fuzz.scripts import LAYERS, RULES, Facts, _without_known, scripts
 
@@ -189,6 +192,18 @@ out = model(x, edge_index); backward(out)
 )
 def test_what_is_no_difference(script: str) -> None:
     replay(script)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+def test_threads_do_not_share_the_graph_of_a_weight_that_a_hook_makes() -> None:
+    model, meeting = nn.utils.weight_norm(nn.Linear(4, 4)), threading.Barrier(2)
+
+    def meet(*_: Any) -> None:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            meeting.wait(0.2)
+
+    model.register_forward_pre_hook(meet)  # after the hook that sets the weight
+    assert len(apart(model, torch.ones(3, 4))) == 2
 
 
 def test_what_crashes_in_pyg_is_not_drawn() -> None:
