@@ -182,10 +182,26 @@ x = features(7, 4, seed=0)
 original = model; model = plait.compile(model)
 out = model(x, edge_index); backward(out)
 """
+COMPILED_LAYER_REPLACED = """
+model = Chain(GCNConv(4, 4), hold='parent')
+edge_index, edge_weight, edge_attr, edge_type = graph('plain', 7, seed=0)
+x = features(7, 4, seed=0)
+original = model; model = plait.compile(model)
+model.parts[0] = plait.compile(model.parts[0])
+model.replace(0, layer(copy.deepcopy(model)))
+out = model(x, edge_index); backward(out)
+"""
 
 
 @pytest.mark.parametrize(
-    "script", [NAN_BEHIND_A_RELU, WRITTEN_UNDER_A_HOOK, EDGES_BEYOND_THE_ROWS, ROWS_CUT_INTO_MORE]
+    "script",
+    [
+        NAN_BEHIND_A_RELU,
+        WRITTEN_UNDER_A_HOOK,
+        EDGES_BEYOND_THE_ROWS,
+        ROWS_CUT_INTO_MORE,
+        COMPILED_LAYER_REPLACED,
+    ],
 )
 def test_what_is_no_difference(script: str) -> None:
     replay(script)
