@@ -290,10 +290,15 @@ class Chain(nn.Module):
         """Another layer in the place of one, where the model looks its layers up."""
         old, self.parts[number] = self.parts[number], module
         if self.hold in ("list", "parent"):
-            self.plain = [module if s is old else s for s in self.plain]
+            self.plain = [module if _is_same(s, old) else s for s in self.plain]
             module.__dict__["owner"] = [self]
         if self.hold == "dict":
-            self.plain = {k: module if s is old else s for k, s in self.plain.items()}
+            self.plain = {k: module if _is_same(s, old) else s for k, s in self.plain.items()}
+
+
+def _is_same(step: Step, module: nn.Module) -> bool:
+    """Whether a step is the module; a compiled layer is another object with the same state."""
+    return isinstance(step, nn.Module) and step.__dict__ is module.__dict__
 
 
 class _Plain(nn.Module):

@@ -87,7 +87,7 @@ _AHEAD = (
     "copy.deepcopy(model).train()(x, edge_index)",
 )
 _UNDER = re.compile(r"with .*\): (?=model =)")
-_GRADIENTS = re.compile(r"out = (second|batched|torch\.autograd\.|torch\.func\.jacrev)")
+_GRADIENTS = re.compile(r"out = (apart|second|batched|torch\.autograd\.|torch\.func\.jacrev)")
 _NEW_GRAPH = re.compile(r"(x, )?edge_index, edge_weight, edge_attr, edge_type = (graph|batch)\(")
 _NAN = "float('nan')"
 _CALL = re.compile(r"(with .*: )?out =")

@@ -185,10 +185,35 @@ x = features(7, 4, seed=0)
 original = model; model = plait.compile(model)
 out = model(x, edge_index); backward(out)
 """
+NAN_IN_GRADIENTS_OF_THREADS = """
+model = PNAConv(4, 4, aggregators=['max', 'std'], scalers=['identity'], deg=torch.tensor([1, 4, 2]))
+edge_index, edge_weight, edge_attr, edge_type = graph('no edges', 7, seed=2)
+x = features(7, 4, seed=2)
+original = model; model = plait.compile(model)
+x.data[:1] = float('nan')
+out = apart(model, x, edge_index)
+"""
+COMPILED_LAYER_REPLACED = """
+model = Chain(GCNConv(4, 4), hold='parent')
+edge_index, edge_weight, edge_attr, edge_type = graph('plain', 7, seed=0)
+x = features(7, 4, seed=0)
+original = model; model = plait.compile(model)
+model.parts[0] = plait.compile(model.parts[0])
+model.replace(0, layer(copy.deepcopy(model)))
+out = model(x, edge_index); backward(out)
+"""
 
 
 @pytest.mark.parametrize(
-    "script", [NAN_BEHIND_A_RELU, WRITTEN_UNDER_A_HOOK, EDGES_BEYOND_THE_ROWS, ROWS_CUT_INTO_MORE]
+    "script",
+    [
+        NAN_BEHIND_A_RELU,
+        WRITTEN_UNDER_A_HOOK,
+        EDGES_BEYOND_THE_ROWS,
+        ROWS_CUT_INTO_MORE,
+        NAN_IN_GRADIENTS_OF_THREADS,
+        COMPILED_LAYER_REPLACED,
+    ],
 )
 def test_what_is_no_difference(script: str) -> None:
     replay(script)

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch_geometric.nn import (
     CGConv,
     EdgeConv,
+    FiLMConv,
     GATConv,
     GATv2Conv,
     GCNConv,
     GENConv,
     GINConv,
     GraphConv,
+    MixHopConv,
     PNAConv,
     ResGatedGraphConv,
     RGCNConv,
     SAGEConv,
+    SuperGATConv,
     TAGConv,
     TransformerConv,
 )
@@ -76,6 +81,55 @@ def test_every_edge_has_its_row_of_features(layer: nn.Module, rows: int, is_sort
     edges = EDGES[:, EDGES[1].argsort()] if is_sorted else EDGES
     with pytest.raises(InputError, match=f"edge_attr: {rows} rows for 4 edges"):
         plait.compile(layer, None)(torch.randn(10, 8), edges, torch.randn(rows, 2))
+
+
+def answered(model: nn.Module, *given: Tensor) -> Tensor | str:
+    try:
+        out: Tensor = model(*given)
+    except (RuntimeError, ValueError) as error:
+        return str(error)
+    return out
+
+
+MADE_WIDER: list[tuple[Any, str]] = [
+    (lambda: SuperGATConv(8, 2, heads=2, bias=False, attention_type="SD"), "lin"),
+    (lambda: GATConv(8, 2, heads=2, bias=False), "lin"),
+    (lambda: GATv2Conv(8, 2, heads=2, bias=False), "lin_l"),
+    (lambda: GATv2Conv(8, 2, heads=2, bias=False), "lin_r"),
+    (lambda: TransformerConv(8, 2, heads=2, root_weight=False, bias=False), "lin_query"),
+    (lambda: TransformerConv(8, 2, heads=2), "lin_skip"),
+    (lambda: TransformerConv(8, 2, heads=2, concat=False), "lin_skip"),
+    (lambda: ResGatedGraphConv(8, 4), "lin_key"),
+    (lambda: ResGatedGraphConv(8, 4), "lin_skip"),
+    (lambda: FiLMConv(8, 4, 2), "lins.1"),
+]
+
+
+@pytest.mark.parametrize("what", ["weight", "module"])
+@pytest.mark.parametrize(("make", "name"), MADE_WIDER, ids=lambda value: value if type(value) is str else "")
+def test_a_linear_map_inside_that_makes_wider_rows_is_pygs_to_apply(make: Any, name: str, what: str) -> None:
+    # some layers cut such rows into more rows, and answer for another number of nodes
+    layer = make().eval()
+    linear = layer.get_submodule(name)
+    wider = nn.Linear(8, 2 * linear.weight.shape[0], bias=linear.bias is not None)
+    if what == "weight":
+        linear.weight, linear.bias = wider.weight, wider.bias
+    else:
+        layer.set_submodule(name, wider)
+    given = torch.randn(10, 8), EDGES, *([torch.tensor([0, 1, 0, 1])] * (name == "lins.1"))
+    expected, found = answered(layer, *given), answered(plait.compile(layer), *given)
+    if isinstance(expected, str):
+        assert found == expected
+    else:
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(("make", "name", "rows"), [(SAGEConv, "lin_l", 1), (MixHopConv, "lins.0", 8)])
+def test_a_weight_of_another_size_inside_is_pygs_to_apply(make: Any, name: str, rows: int) -> None:
+    layer = make(8, 4, bias=False)
+    layer.get_submodule(name).weight = nn.Parameter(torch.randn(rows, 8))
+    x = torch.randn(10, 8)
+    torch.testing.assert_close(plait.compile(layer)(x, EDGES), layer(x, EDGES))
 
 
 def test_a_dense_product_reads_nothing_beyond_its_operands() -> None:

@@ -25,7 +25,18 @@ from plait.pyg.layers import (
     relational,
     scored,
 )
-from plait.pyg.layers.base import RULES, Apply, Call, Lowered, NotLowered, Rule, has_hooks, is_lazy
+from plait.pyg.layers.base import (
+    RULES,
+    Apply,
+    Call,
+    Lowered,
+    NotLowered,
+    Rule,
+    has_hooks,
+    is_lazy,
+    is_plain_linear,
+    is_resized,
+)
 from plait.pyg.layers.fused import FUSED
 from plait.pyg.listening import sees_functions
 
@@ -88,6 +99,7 @@ def not_as_written(module: nn.Module, layer: type[nn.Module]) -> str | None:
     reason = _watched(module) or _changed(module, layer)
     if reason is None and is_lazy(module):
         reason = ": in_channels is not known yet; the layer runs once in PyG first"
+    reason = reason or _resized(module)
     if reason is None and ("edge_update" in vars(module) or _other_update(module, layer)):
         reason = f": edge_update is not that of {layer.__name__}, so the rule does not hold"
     return reason
@@ -151,6 +163,14 @@ def _unusual(module: Any, call: Call) -> str | None:
         return f"(flow={module.flow!r}): PyG does not take a sparse adj_t this way round"
     if is_lazy(module):
         return ": in_channels is not known yet; the layer runs once in PyG first"
+    return _resized(module)
+
+
+def _resized(module: nn.Module) -> str | None:
+    """Why PyG has to multiply by the weights of a layer; its kernels would read what they expect of them."""
+    for name, part in module.named_modules():
+        if is_plain_linear(part) and is_resized(part):
+            return f": the weight or bias of {name} was replaced by one of another size"
     return None
 
 

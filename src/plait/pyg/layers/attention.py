@@ -37,6 +37,7 @@ from plait.runtime.ways import Programs
 
 __all__ = ["prepare"]
 
+_ADDED = ("res", "lin_skip")  # the last of a layer's maps: torch adds what they make where heads are averaged
 _EDGE_ROWS_BYTES = 4 << 30  # of projected edge features; with their gradient twice that
 
 
@@ -133,7 +134,10 @@ def _refused(
     if len(parts) == 2 and module.flow != "source_to_target":
         return f"(flow={module.flow!r}): pairs of features are planned source_to_target only"
     present = [name for name in layer.linears if getattr(module, name, None) is not None]
-    stop = not_plain(module, *present)
+    added = [] if module.concat else [present.pop() for name in _ADDED if name in present]
+    stop = not_plain(module, *present, width=module.heads * module.out_channels)
+    if added and stop is None:
+        stop = not_plain(module, *added)
     return None if stop is None else stop.reason.removeprefix(type(module).__name__)
 
 
@@ -526,7 +530,7 @@ _LAYERS: dict[type[nn.Module], _Layer] = {
     TransformerConv: _Layer(
         _transformer,
         _rows_stop,
-        ("lin_key", "lin_query", "lin_value", "lin_skip", "lin_edge"),
+        ("lin_key", "lin_query", "lin_value", "lin_edge", "lin_skip"),
         lambda m: False,
     ),
 }

@@ -19,10 +19,9 @@ from plait.pyg.operators import Operator
 
 __all__ = [
     "RULES", "Apply", "Call", "Lowered", "NotLowered", "Numbers", "Rule", "aggregation", "bias",
-    "bound_to_torch",
-    "features", "has_hooks", "is_lazy", "is_parametrized", "is_plain_linear", "is_renamed", "linear_values",
-    "neighbours", "not_plain", "not_summed", "number_in", "rule", "scalar", "scalar_value", "sizes", "weight",
-    "with_bias",
+    "bound_to_torch", "features", "has_hooks", "is_lazy", "is_parametrized", "is_plain_linear", "is_renamed",
+    "is_resized", "linear_size", "linear_values", "neighbours", "not_plain", "not_summed", "number_in",
+    "rule", "scalar", "scalar_value", "sizes", "weight", "with_bias",
 ]  # fmt: skip
 
 Apply = Callable[[tuple[Expr, ...], Mapping[str, "Tensor | None"]], Tensor]
@@ -196,6 +195,22 @@ def is_plain_linear(module: Any) -> bool:
     return known and "forward" not in vars(module) and not has_hooks(module) and not is_lazy(module)
 
 
+def is_resized(linear: Any) -> bool:
+    """Whether the weight or bias of a linear map was replaced by one of another size: it makes other rows."""
+    weight, bias = map(linear._parameters.get, ("weight", "bias"))
+    size = linear_size(linear)
+    if weight is not None and size[1] < 1:  # a lazy map that was loaded before its first call does not know
+        size = size[0], weight.shape[-1]
+    return (weight is not None and weight.shape != size) or (bias is not None and bias.shape != size[:1])
+
+
+def linear_size(linear: Any) -> tuple[int, int]:
+    """(out, in) as a linear map was made."""
+    if isinstance(linear, PyGLinear):
+        return linear.out_channels, linear.in_channels
+    return linear.out_features, linear.in_features
+
+
 def is_parametrized(module: nn.Module) -> bool:
     """True where a parameter is computed each time it is read: spectral_norm changes its state then."""
     return any("parametrizations" in part._modules for part in module.modules())
@@ -219,10 +234,14 @@ def linear_values(module: Any) -> dict[str, Tensor | None]:
     return values
 
 
-def not_plain(module: Any, *names: str) -> NotLowered | None:
-    """The reason against a layer one of whose linear maps is more than its weight and bias."""
+def not_plain(module: Any, *names: str, width: int | None = None) -> NotLowered | None:
+    """The reason against a layer one of whose linear maps is more than its weight and bias.
+
+    width: that of the rows they make, where the layer goes by what it was made for.
+    """
     for name in names:
-        if not is_plain_linear(getattr(module, name)):
+        linear = getattr(module, name)
+        if not is_plain_linear(linear) or width not in (None, linear_size(linear)[0]):
             return NotLowered(f"{type(module).__name__}: {name} has hooks or was replaced")
     return None
 

@@ -111,14 +111,14 @@ def refused_features(module: nn.Module, *values: Tensor | None, takes_halves: bo
     return None if reason is None else f": {reason}"
 
 
-def not_plain(module: nn.Module, *names: str) -> NotLowered | None:
+def not_plain(module: nn.Module, *names: str, width: int | None = None) -> NotLowered | None:
     """The reason against a layer one of whose linear maps is more than that; found out once."""
     record = active.record_of(module)
-    if record is not None and names in record.lowered:
+    if record is not None and (names, width) in record.lowered:
         return None
-    stop = base.not_plain(module, *names)
+    stop = base.not_plain(module, *names, width=width)
     if stop is None and record is not None:
-        record.lowered[names] = True
+        record.lowered[names, width] = True
     return stop
 
 

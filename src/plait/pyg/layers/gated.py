@@ -62,7 +62,7 @@ def _refused(module: Any, parts: list[Tensor], attr: Tensor | None) -> str | Non
     names = ["lin_key", "lin_query", "lin_value", *(["lin_skip"] if module.root_weight else [])]
     if attr is not None and is_parametrized(module):
         return ": a weight is parametrized, and PyG computes it at every read"
-    stop = not_plain(module, *names)
+    stop = not_plain(module, *names, width=module.out_channels)
     return None if stop is None else stop.reason.removeprefix(type(module).__name__)
 
 

@@ -15,7 +15,17 @@ from torch_geometric.nn.aggr import PowerMeanAggregation, SoftmaxAggregation
 from plait.ir import Expr
 from plait.plan.messages import End, Messages, ways
 from plait.pyg import active
-from plait.pyg.layers.base import Apply, Call, Lowered, NotLowered, is_plain_linear, neighbours, rule, weight
+from plait.pyg.layers.base import (
+    Apply,
+    Call,
+    Lowered,
+    NotLowered,
+    is_plain_linear,
+    linear_size,
+    neighbours,
+    rule,
+    weight,
+)
 from plait.pyg.layers.fused import Run, degrees_of, fused
 from plait.pyg.layers.neighbourhood import operator, reduction
 from plait.pyg.layers.pieces import Pieces, PiecesCall, is_elementwise, mean_scale, read_call
@@ -184,7 +194,7 @@ def film(module: Any, given: Mapping[str, Any]) -> Run | str:
         relations = (kind, module.num_relations)
     if module.act is not None and not is_elementwise(module.act):
         return f"(act={module.act}): this activation is not known to be elementwise"
-    if not all(map(is_plain_linear, module.lins)):
+    if any(not is_plain_linear(lin) or linear_size(lin)[0] != module.out_channels for lin in module.lins):
         return ": one of lins has hooks or was replaced"
     call = read_call(module, given, relations=relations)
     if isinstance(call, str):
@@ -232,7 +242,7 @@ def _film(call: PiecesCall, scale: Tensor | None) -> Tensor:
 
 def _film_rows(module: Any, own: Tensor) -> Tensor:
     """[β | γ], rows of (node, relation) pairs."""
-    return torch.stack([film(own) for film in module.films], 1).view(-1, 2 * module.out_channels)
+    return torch.stack([film(own) for film in module.films], 1).flatten(0, 1)
 
 
 def _film_near(call: PiecesCall, own: Tensor) -> tuple[End, dict[str, Tensor | None]]:

@@ -16,7 +16,7 @@ from torch_geometric.utils import add_self_loops, remove_self_loops
 from plait.kernels.attention import padded
 from plait.plan.attention import unit_ways
 from plait.pyg import active
-from plait.pyg.layers.fused import Run, as_listed, fused
+from plait.pyg.layers.fused import Run, as_listed, fused, not_plain
 from plait.pyg.layers.pieces import Pieces, PiecesCall, mean_scale, read_call
 from plait.runtime.placed import column_of
 from plait.runtime.ways import Programs
@@ -62,7 +62,11 @@ def super_gat(module: Any, given: Mapping[str, Any]) -> Run | str:
         return ": get_attention is not that of SuperGATConv, so the rule does not hold"
     if not isinstance(given["x"], Tensor):
         return ": x is not a tensor"
-    call = read_call(module, given, "lin", has_loops=bool(module.add_self_loops))
+    # PyG cuts what lin makes into heads, and into more rows where it is wider
+    stop = not_plain(module, "lin", width=module.heads * module.out_channels)
+    if stop is not None:
+        return stop.reason.removeprefix(type(module).__name__)
+    call = read_call(module, given, has_loops=bool(module.add_self_loops))
     sampled = (given["edge_index"], given.get("neg_edge_index"), given.get("batch"))
     return (
         call if isinstance(call, str) else _not_summed(module) or functools.partial(_super_gat, call, sampled)
