@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.nn import APPNP, GATConv, GCNConv, SAGEConv
+from torch_geometric.nn import APPNP, GCNConv, ResGatedGraphConv, SAGEConv
 
 import plait
 from plait.errors import InputError
@@ -167,7 +167,7 @@ def test_a_sparse_matrix_is_recognised(layout: torch.layout, made_ready: list[An
 def test_passes_on_a_sparse_matrix_are_refused_before_the_layer_is_looked_at(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    layer = GATConv(WIDTH, 3)
+    layer = ResGatedGraphConv(WIDTH, 3)
     model, adj_t = compiled(layer), torch.ones(NODES, NODES).to_sparse_csr()
     monkeypatch.setattr(module, "not_as_written", lambda *args: pytest.fail("the layer was looked at"))
     torch.testing.assert_close(model(features(), adj_t), layer(features(), adj_t))

@@ -17,6 +17,7 @@ from plait.pyg import autocast
 from plait.pyg.active import Kept, Seat, active, parameters_of
 from plait.pyg.arguments import features_of, node_counts, refused, refused_edges
 from plait.pyg.edges import read
+from plait.pyg.layers import attention
 from plait.pyg.layers.base import Apply
 from plait.pyg.layers.fused import FUSED, Run, check_widths, layer_of
 from plait.pyg.layers.fused import refused_edges as not_listed
@@ -100,7 +101,8 @@ def prepared(
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     x = given.get("x")
     fused = None if known is not None else layer_of(module)
-    if fused is not None and _is_sparse(given.get("edge_index")):
+    takes_lists = fused is not None and FUSED[fused] is not attention.prepare  # which takes matrices too
+    if takes_lists and _is_sparse(given.get("edge_index")):
         return f"{kind}{not_listed(given['edge_index'])}"
     is_written = fused is not None and seat.is_as_written(module)
     if known is None:
