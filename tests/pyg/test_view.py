@@ -213,6 +213,16 @@ def test_parametrizing_a_root_layer_is_seen_by_both_views(by: str) -> None:
     assert type(layer) is GCNConv
 
 
+def test_methods_taken_before_a_root_layer_is_parametrized_are_still_its_own() -> None:
+    layer = SAGEConv(WIDTH, 4)
+    layer.register_parameter("scale", nn.Parameter(torch.ones(1)))
+    compiled = plait.compile(layer)
+    taken, message = compiled.forward, compiled.message
+    parametrize.register_parametrization(compiled, "scale", Twice())
+    torch.testing.assert_close(taken(X, EDGES), layer(X, EDGES))
+    assert message(X) is X
+
+
 def test_parametrizing_a_child_is_seen_by_both_views() -> None:
     model = Parent()
     compiled: Any = plait.compile(model)

@@ -169,7 +169,12 @@ def _method(owner: type, name: str, original: Any) -> Any:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return _enter_traced(self._plait_seats, getattr(self._plait_model, name), args, kwargs)
-        call = getattr(super(owner, self), name)
+        # parametrizing exchanges the class of an object, whose methods may have been taken before
+        call = (
+            getattr(super(owner, self), name)
+            if isinstance(self, owner)
+            else original.__get__(self, type(self))
+        )
         return (
             call(*args, **kwargs) if active.seats is self._plait_seats else _enter(self, call, args, kwargs)
         )
