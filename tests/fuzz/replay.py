@@ -69,6 +69,8 @@ _CUT = re.compile(r"x\.detach\(\)\[.*:-1\]\)|edge_index = edge_index [+-] 1")
 _TOO_SMALL = re.compile("holds node \\d+ but num_|check the widths of x|on \\d+ source and \\d+ target rows")
 # a wrong width is refused; PyG cuts such rows into more or fewer and answers for another number of nodes
 _RESHAPED = re.compile(r"PNAConv: x has \d+ columns, the layer takes")
+# weights that are not one for each edge are refused; PyG stretches those of a single edge
+_UNFIT = re.compile(r"edge_weight: \d+ weights for \d+ edges")
 # two calls before one backward pass, and the second writes to what the first was given: PyG may have kept a
 # product of it, a plan says that it reads it (docs/coverage.md)
 _TWICE = re.compile(r"out = (model\(.*\) \+ (model|original)|in_threads)\(")
@@ -146,7 +148,7 @@ def _replay(script: str, tally: Tally | None) -> None:
         if expected and expected != result and _PERMITTED.search(expected):
             break
         if not expected and (
-            any(found.search(result) for found in (_SECOND, _LIMIT, _RESHAPED))
+            any(found.search(result) for found in (_SECOND, _LIMIT, _RESHAPED, _UNFIT))
             or (any(map(_CUT.search, [line, *lines[:number]])) and _TOO_SMALL.search(result))
             or (_TWICE.search(line) and _WRITTEN.search(result))
         ):
