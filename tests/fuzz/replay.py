@@ -66,7 +66,9 @@ _PERMITTED = re.compile(
 # x without its last row or column, or edges of nodes that there are not, are refused; PyG takes them where it
 # happens not to read that
 _CUT = re.compile(r"x\.detach\(\)\[.*:-1\]\)|edge_index = edge_index [+-] 1")
-_TOO_SMALL = re.compile("holds node \\d+ but num_|check the widths of x|on \\d+ source and \\d+ target rows")
+_TOO_SMALL = re.compile(
+    "its sparse_size is|holds node \\d+ but num_|check the widths of x|on \\d+ source and \\d+ target rows"
+)
 # a wrong width is refused; PyG cuts such rows into more or fewer and answers for another number of nodes
 _RESHAPED = re.compile(r"PNAConv: x has \d+ columns, the layer takes")
 # weights that are not one for each edge are refused; PyG stretches those of a single edge
