@@ -197,3 +197,18 @@ def test_dynamic_edges_are_the_nearest_neighbours(
     assert own.grad is not None
     assert wanted.grad is not None
     close(own.grad, wanted.grad, 1e-4, "gradient of x")
+
+
+@pytest.mark.parametrize("between", [nn.BatchNorm1d(4), nn.Dropout(0.5)], ids=["norm", "dropout"])
+def test_gradients_are_those_of_the_mode_of_the_call(between: nn.Module) -> None:
+    torch.manual_seed(0)
+    layer = EdgeConv(nn.Sequential(nn.Linear(6, 4), between, nn.ELU())).eval()
+    x, edges = torch.randn(9, 3), torch.randint(0, 9, (2, 30))
+    gradients = []
+    for model in (layer, plait.compile(layer)):
+        layer.zero_grad()
+        out = model.eval()(x, edges)
+        model.train()
+        out.square().sum().backward()
+        gradients.append([p.grad.clone() for p in layer.parameters() if p.grad is not None])
+    torch.testing.assert_close(*gradients)

@@ -251,8 +251,8 @@ def _call(
 
     if is_plain_linear(layer):
         return keys((layer.weight, layer.bias)), lambda rows, w, b: project(rows, w.t(), b)
+    layer = copy.copy(layer)  # it runs again in the backward pass, by when the mode may have changed
     if getattr(layer, "inplace", False):  # rows that need a gradient are not written to
-        layer = copy.copy(layer)
         layer.inplace = False
     named = dict(layer.named_parameters())
     if not named:
