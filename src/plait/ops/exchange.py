@@ -25,7 +25,7 @@ EXCHANGES = ("exchange", "receive", "to_columns", "to_rows")
 # What ranks lose where they trade columns, in terms of what they lose where they exchange rows. Each does as
 # much as the others before a trade, and a trade is one operation, not a send and a receive for each of them:
 # 0.3 to 0.5 ms lost per trade and 0.65 to 0.75 per exchange, with messages of 0.5 ms (2 processes on 2 cores,
-# GCN and SAGE on two graphs, means of 120 steps).
+# GCN and SAGE on two graphs, means of 120 steps, unrecorded).
 TRADE_MEETING = 0.5
 
 
