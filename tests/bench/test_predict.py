@@ -10,6 +10,7 @@ from plait.bench.cases import layer_cases
 from plait.bench.predict import Options, predict, run
 from plait.bench.problem import Forms
 from plait.graph import generate
+from plait.runtime import aside
 
 
 @pytest.mark.parametrize("mode", ["inference", "training"])
@@ -21,6 +22,14 @@ def test_steps_have_prices_and_times(layer: str, mode: str) -> None:
     assert result["median_seconds"] > 0.0
     assert all(s["predicted_seconds"] > 0.0 and s["measured_seconds"] > 0.0 for s in result["steps"])
     assert ("backward" in {step["phase"] for step in result["steps"]}) == (mode == "training")
+
+
+def test_what_is_measured_is_never_left_to_pyg(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PLAIT_ASIDE", raising=False)
+    monkeypatch.setattr(aside._Kind, "fastest", lambda kind, is_pyg: 1e-6 if is_pyg else 1.0)
+    case = layer_cases(["grid"], ["gcn"], [(8, 4)], ["inference"])[0]
+    result: Any = predict(case, Forms.of(generate.grid(6, 6)), 0.05)
+    assert result["steps"]
 
 
 def test_a_run_gives_a_record_per_case() -> None:

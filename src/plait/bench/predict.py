@@ -23,6 +23,7 @@ from plait.measure import BusyElsewhere, Record, Timing, time_calls
 from plait.measure.device import clock_of
 from plait.plan.plan import Plan
 from plait.pyg.compile import compile, explain
+from plait.pyg.probe import Probe
 
 __all__ = ["KIND", "Options", "left", "predict", "run"]
 
@@ -85,6 +86,7 @@ def _visit(case: LayerCase, forms: Forms, budget_seconds: float) -> _Visit | str
     data = Data(x=problem.x, edge_index=problem.edge_index, num_nodes=problem.num_nodes)
     try:
         layer = compile(copy.deepcopy(problem.layer), data, mode=case.mode)
+        Probe(layer)  # or timing could leave a small graph to PyG, and the next analysis find no plan
         if on_cpu:
             pace().wait()
         with BusyElsewhere() as busy:
