@@ -15,6 +15,11 @@ from plait.runtime import aside as module
 from plait.runtime.aside import Aside
 
 
+@pytest.fixture(autouse=True)
+def allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PLAIT_ASIDE", raising=False)
+
+
 def edges(count: int = 100) -> Tensor:
     return torch.zeros((2, count), dtype=torch.long)
 
