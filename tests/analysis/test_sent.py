@@ -135,12 +135,20 @@ def mini_batches(make: Callable[[], nn.Module], folder: Path, topology: str) -> 
             for _ in loader:
                 pass
         dist.barrier()
-        time.sleep(0.1)  # the threads that answered the last questions count what they sent
-        sent = session.exchange.counters.bytes_out
+        sent = _settled(lambda: session.exchange.counters.bytes_out)
         if topology == "partitioned":
             sent += session.frontiers().counters.bytes_out
         dist.barrier()
         return sent / EPOCHS, 4.0 * sum(p.numel() for p in make().parameters()) * len(loader)
+
+
+def _settled(count: Callable[[], int]) -> int:
+    """The count once the threads that answered the last questions have added what they sent."""
+    seen = [count()]
+    while len(seen) < 8 or len(set(seen[-8:])) > 1:
+        time.sleep(0.05)
+        seen.append(count())
+    return seen[-1]
 
 
 def every_case(rank: int, size: int, folder: Path) -> None:
