@@ -26,6 +26,16 @@ def test_a_printed_plan_is_at_most_100_columns_wide(name: str) -> None:
     assert not wide, wide
 
 
+def test_a_step_of_the_long_form_shows_the_size_of_what_it_makes() -> None:
+    plan = layer("sgc")
+    priced_otherwise = [step for step in plan.steps if plan.size_made(step) != step.size]
+    assert priced_otherwise  # the gradient of a bias is priced by the rows it reads
+    text = "\n".join(plan.lines())
+    for step in priced_otherwise:
+        rows, columns = plan.size_made(step)
+        assert f"{step.step.op} -> {rows}x{columns} " in text
+
+
 def test_the_first_lines_name_the_machine_and_that_it_is_the_default() -> None:
     head = str(Plan((layer("gcn"),))).splitlines()[:3]
     assert any("built-in default" in line and "plait calibrate" in line for line in head)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from plait.report.table import Table, amount, bytes_text, ratio_text, seconds_text
+from plait.report.table import Table, amount, bytes_text, count_text, ratio_text, seconds_text
 
 
 def test_text_is_left_and_numbers_are_right() -> None:
@@ -74,3 +74,8 @@ def test_sizes_rates_and_ratios_have_units() -> None:
     assert amount(math.nan, "B/s") == "- B/s"
     assert ratio_text(1.254) == "1.25x"
     assert ratio_text(math.nan) == "-"
+
+
+def test_one_thing_is_named_in_the_singular() -> None:
+    assert [count_text(count, "rank") for count in (0, 1, 1500)] == ["0 ranks", "1 rank", "1,500 ranks"]
+    assert count_text(2, "batch", "batches") == "2 batches"

@@ -179,10 +179,10 @@ def limit_text(limit: BreakEven) -> str:
     """A break-even in words."""
     if limit.what == "bandwidth":
         side = "above" if limit.side == "from" else "below"
-        return f"{side} {_unit(limit.value, 'B/s')} {limit.instead} would be faster"
+        return f"{side} {_unit(limit.value, 'B/s')}, {limit.instead} would be faster"
     if limit.what == "workers":
-        return f"with {limit.value:g} workers {limit.instead} would be best"
-    return f"with layers {limit.value:g} times as wide {limit.instead} would be best"
+        return f"with {limit.value:g} workers, {limit.instead} would be best"
+    return f"with layers {limit.value:g} times as wide, {limit.instead} would be best"
 
 
 def _short(value: float) -> str:

@@ -15,6 +15,7 @@ from plait.cli.options import add_graph, whole_numbers
 from plait.cli.partition import read_assignment
 from plait.errors import InputError
 from plait.measure.whole import write_whole
+from plait.report.table import count_text
 
 if TYPE_CHECKING:
     from plait.graph import Graph
@@ -88,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     print(
         f"{textwrap.fill(title, 100)}\n"
         f"{graph.num_nodes:,} nodes, {graph.num_edges:,} edges, rows of {width} {args.wire}\n"
-        f"per epoch: {advice.batches} batches of {trace.rows_per_batch:,.0f} rows, "
+        f"per epoch: {count_text(advice.batches, 'batch', 'batches')} of {trace.rows_per_batch:,.0f} rows, "
         f"{advice.none.remote_rows / advice.batches:,.0f} of them remote\n"
         f"per batch: computing is assumed to take {args.compute:g} ms, sampling took "
         f"{trace.sample_seconds * 1e3:.1f} ms here\n"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from plait.cli.options import check_folder, use_threads, whole_numbers
 from plait.errors import InputError
+from plait.report.table import count_text
 
 if TYPE_CHECKING:
     from plait.distributed import NeighborLoader, Position, Session
@@ -186,10 +187,12 @@ def _title(session: Session, loader: NeighborLoader, args: argparse.Namespace, h
     whole = session.parts.topology_bytes
     kept = f"{rows:,} remote rows kept ({args.policy})" if rows else "no cache"
     return (
-        f"{manifest.name or args.parts}: {manifest.num_nodes:,} nodes in {manifest.parts} parts, "
-        f"{session.size} ranks, {args.model}, {kept}, features in {args.wire}, "
+        f"{manifest.name or args.parts}: {manifest.num_nodes:,} nodes in "
+        f"{count_text(manifest.parts, 'part')}, {count_text(session.size, 'rank')}, {args.model}, {kept}, "
+        f"features in {args.wire}, "
         f"topology {loader.topology} (at most {held / 1e6:.3g} of {whole / 1e6:.3g} MB per rank)\n"
-        f"{len(loader)} steps of {args.batch} seeds per part, {loader.padding} seeds repeated per epoch; "
+        f"{count_text(len(loader), 'step')} of {count_text(args.batch, 'seed')} per part, "
+        f"{count_text(loader.padding, 'seed')} repeated per epoch; "
         "times in s of the slowest rank, bytes of all"
     )
 

@@ -31,9 +31,9 @@ class PricedStep:
     size: tuple[int, int]
     price: Price
 
-    def title(self) -> str:
-        """The operation, its matrix and the size it is priced for, as text."""
-        rows, cols = self.size
+    def title(self, made: tuple[int, int] | None = None) -> str:
+        """The operation, its matrix and the size of what it makes (by default the size it is priced for)."""
+        rows, cols = made or self.size
         if self.step.op == "chain":
             return f"{_chain_title(self.step)} -> {rows}x{cols}"
         name = self.step.op + ("ᵀ" if self.step.is_transposed else "")
@@ -123,11 +123,11 @@ class LayerPlan:
             if operation(step.step.op).is_view:
                 continue  # no data moves
             seen = self.measured.get(step.step.out)
-            text, size = words.step_text(step.step), self._size_made(step)
+            text, size = words.step_text(step.step), self.size_made(step)
             found.append(printed.Row(phase, text, size, step.price, seen.seconds if seen else None))
         return found
 
-    def _size_made(self, step: PricedStep) -> tuple[int, int]:
+    def size_made(self, step: PricedStep) -> tuple[int, int]:
         """Rows and columns of what a step makes; a gradient of weights is priced by the rows it reads."""
         for program in (self.hoisted, self.forward, self.backward):
             if program is not None and step.step.out in program.shapes:
@@ -211,7 +211,7 @@ class LayerPlan:
     def _row(self, step: PricedStep, phase: str, has_measured: bool) -> str:
         share = step.price.seconds / self.seconds if self.seconds and phase != "once" else 0.0
         work = step.price.work
-        title = printed.cut(f"{phase:<5}{step.title()}", _STEP - 1)
+        title = printed.cut(f"{phase:<5}{step.title(self.size_made(step))}", _STEP - 1)
         text = (
             f"   {title:<{_STEP}}{step.price.backend:<8}{work.flops / 1e6:>9.1f}"
             f"{work.bytes_gathered / 1e6:>8.1f}{_ms(step.price.seconds):>12}{share:>7.0%}"

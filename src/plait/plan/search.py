@@ -315,10 +315,11 @@ def _reason(best: LayerPlan, ranked: list[LayerPlan]) -> str:
         return "everything is hoisted: nothing is left to do per call"
     ratio = rival.seconds / max(best.seconds, 1e-12)
     theirs, ours = heavy.price.seconds * 1e3, own.price.seconds * 1e3
+    their_step, own_step = heavy.title(rival.size_made(heavy)), own.title(best.size_made(own))
     worth = f"{ratio:.2f} x cheaper than" if ratio > TIE else "a tie with"
     return (
-        f"{worth} {rival.describe()}: its largest step is {heavy.title()} "
-        f"({theirs:.3g} ms), here it is {own.title()} ({ours:.3g} ms)"
+        f"{worth} {rival.describe()}: its longest step is {their_step} "
+        f"({theirs:.3g} ms), here it is {own_step} ({ours:.3g} ms)"
     )
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["Table", "amount", "bytes_text", "ratio_text", "seconds_text"]
+__all__ = ["Table", "amount", "bytes_text", "count_text", "ratio_text", "seconds_text"]
 
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
@@ -94,6 +94,11 @@ def bytes_text(count: float) -> str:
         if abs(count) >= scale:
             return f"{_digits(count / scale)} {unit}"
     return f"{_digits(count / 1e6)} MB"
+
+
+def count_text(count: int, one: str, many: str = "") -> str:
+    """A number of things: "1 rank", "2 ranks", "1,500 batches"."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def ratio_text(ratio: float) -> str:
