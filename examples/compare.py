@@ -106,7 +106,7 @@ def main(argv: list[str]) -> None:
             compare(name, chosen)
     machine = environment()
     print(
-        f"\n{machine['cpu']}, {torch.get_num_threads()} threads, torch {torch.__version__}; "
+        f"\n{machine['cpu']}, threads: {torch.get_num_threads()}, torch {torch.__version__}; "
         f"{chosen.nodes:,} nodes"
     )
     if busy.share is not None and busy.share > 0.1:

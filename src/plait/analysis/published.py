@@ -2,7 +2,7 @@
 
 `work` and `depth` are the bounds as published, constants and O() left out. `executed_work` and
 `executed_depth` count what plait carries out, from its programs (executed.py). Where the two differ by more
-than a constant, `because` says why; docs/analysis.md lists it.
+than a constant, `because` says why; docs/counting.md lists it.
 
 n vertices, m edges, d largest degree, k width, L layers, K layers of an MLP, c vertices sampled, s, T powers.
 """
