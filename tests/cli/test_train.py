@@ -68,7 +68,7 @@ def test_one_process_trains_and_reports(
     assert found[0]["bytes_in"] == 0
 
 
-def test_training_goes_on_from_the_newest_checkpoint(
+def test_training_and_its_evaluation_go_on_from_the_newest_checkpoint(
     parts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["train", "--parts", str(parts), *SMALL, "--no-compile", "--dropout", "0.5"]
@@ -79,8 +79,11 @@ def test_training_goes_on_from_the_newest_checkpoint(
     capsys.readouterr()
     assert main([*command, "--epochs", "4", *kept, "--output", str(second)]) == 0
     assert "resumed after batch" in capsys.readouterr().out
-    found = {record["epoch"]: record["loss"] for record in [*records(first), *records(second)]}
-    assert found == {record["epoch"]: record["loss"] for record in records(whole)}
+
+    def said(kept: list[dict[str, float]]) -> dict[float, tuple[float, float]]:
+        return {record["epoch"]: (record["loss"], record["accuracy"]) for record in kept}
+
+    assert said([*records(first), *records(second)]) == said(records(whole))
 
 
 @pytest.mark.processes

@@ -93,6 +93,8 @@ def _train(session: Session, args: argparse.Namespace) -> None:
     at = _resumed(trainer, args)
     if is_first and at.step:
         print(f"resumed after batch {at.batch} of epoch {at.epoch}, step {at.step}", flush=True)
+    if evaluation is not None and args.eval > 0:
+        evaluation.set_epoch(at.epoch // args.eval)  # its samples go on where they were, too
     for epoch in range(at.epoch, args.epochs):
         reports = of_all(session, trainer.epoch())
         is_evaluated = evaluation is not None and args.eval > 0 and (epoch + 1) % args.eval == 0

@@ -3,7 +3,7 @@
     import plait.distributed.dgl                                                           # 1
     loader = plait.distributed.dgl.prefetched(loader, g, "feat", "label", cache=0.25)      # 2
 
-DistDGL (dgl 1.1.3, `pip install 'plait[distdgl]'`) answers one request of a process at a time, so all
+DistDGL (dgl 1.1.3, `pip install dgl==1.1.3 scipy`) answers one request of a process at a time, so all
 requests to a server made here share one lock.
 """
 
