@@ -25,12 +25,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """layers, models, plans, loops, batches, ops and compare under bench."""
     parser.set_defaults(measure=None)
     kinds = parser.add_subparsers(metavar="KIND", title="kinds")
-    bench_ops.add_ops(kinds.add_parser("ops", help="single operations, every implementation side by side"))
-    bench_ops.add_compare(kinds.add_parser("compare", help="what became faster or slower between two runs"))
+
+    def kind(name: str, what: str) -> argparse.ArgumentParser:
+        return kinds.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.")
+
+    bench_ops.add_ops(kind("ops", "single operations, every implementation side by side"))
+    bench_ops.add_compare(kind("compare", "what became faster or slower between two runs"))
     bench_batches.add_batches(
-        kinds.add_parser("batches", help="mini-batches: sampling, loading, planned batches, feature cache")
+        kind("batches", "mini-batches: sampling, loading, planned batches, feature cache")
     )
-    layers = kinds.add_parser("layers", help="one middle layer at a time: inference and training step")
+    layers = kind("layers", "one middle layer at a time: inference and training step")
     _add_common(layers)
     _add_layers(layers)
     layers.add_argument("--widths", nargs="+", metavar="IN:OUT", help="default 64:64 256:32 32:256")
@@ -45,13 +49,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_device(layers)
     layers.set_defaults(measure=_layers)
-    models = kinds.add_parser("models", help="training of whole two-layer models, preparation included")
+    models = kind("models", "training of whole two-layer models, preparation included")
     _add_common(models)
     models.add_argument("--models", nargs="+", metavar="NAME", help="gcn sage gin (the default), gat")
     models.add_argument("--epochs", type=int, default=200, help="training steps (default 200)")
     models.add_argument("--repeats", type=int, default=1, help="whole trainings per peer (default 1)")
     models.set_defaults(measure=_models)
-    plans = kinds.add_parser("plans", help="every surviving candidate of a layer: the planner's regret")
+    plans = kind("plans", "every surviving candidate of a layer: the planner's regret")
     _add_common(plans)
     _add_layers(plans)
     plans.add_argument("--widths", nargs="+", metavar="IN:OUT", help="default 64:64 256:32 32:256")
@@ -69,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_device(plans)
     plans.set_defaults(measure=_plans)
-    _add_loops(kinds.add_parser("loops", help="loops in which something changes at every step, against PyG"))
+    _add_loops(kind("loops", "loops in which something changes at every step, against PyG"))
 
 
 def _add_device(parser: argparse.ArgumentParser) -> None:

@@ -29,11 +29,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--hidden", type=int, default=128, metavar="N", help="hidden width (default 128)")
     add("--dropout", type=float, default=0.5, help="(default 0.5)")
     add("--lr", type=float, default=0.01, help="learning rate of Adam (default 0.01)")
-    add("--fanout", default="10,25", metavar="K,...", help="neighbours per hop, one layer each")
+    add(
+        "--fanout",
+        default="10,25",
+        metavar="K,...",
+        help="neighbours per hop, one layer each (default 10,25)",
+    )
     add("--batch", type=int, default=1000, metavar="N", help="seeds per part (default 1000)")
     add("--epochs", type=int, default=10, metavar="N", help="(default 10)")
-    add("--eval", type=int, default=1, metavar="N", help="evaluate every N epochs, 0: never")
-    add("--cache", type=float, default=0.25, metavar="ROWS", help="remote rows kept, or a share of the halo")
+    add("--eval", type=int, default=1, metavar="N", help="evaluate every N epochs (default 1), 0: never")
+    add(
+        "--cache",
+        type=float,
+        default=0.25,
+        metavar="ROWS",
+        help="remote rows kept, or a share of the halo (default 0.25)",
+    )
     add("--policy", default="auto", help="which rows stay (default auto; see plait cache)")
     add(
         "--wire",
@@ -41,17 +52,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="float16 or bfloat16: features are rounded to it, sent and cached in half the bytes",
     )
     add("--prefetch", type=int, default=4, metavar="N", help="batches prepared ahead (default 4)")
-    add("--coalesce", type=int, default=2, metavar="N", help="batches per exchange (default 2)")
+    add(
+        "--coalesce",
+        type=int,
+        default=2,
+        metavar="N",
+        help="batches whose rows are requested in one exchange (default 2)",
+    )
     add(
         "--topology",
         default="auto",
-        help="the graph's structure: replicated in every process, partitioned over them, auto: where it fits",
+        help="the graph's structure: replicated in every process, partitioned over them, or auto (default): "
+        "replicated where it fits",
     )
     add("--seed", type=int, default=0, help="(default 0)")
     add("--no-compile", action="store_true", help="run the layers in PyG")
     add("--num-threads", type=int, metavar="N", help="torch's threads, per process")
-    add("--interface", metavar="NAME", help="the network interface that ranks use")
-    add("--timeout", type=float, default=300.0, metavar="S", help="seconds a rank waits for others")
+    add(
+        "--interface",
+        metavar="NAME",
+        help="the network interface that ranks use (default: loopback, or the host name's)",
+    )
+    add(
+        "--timeout",
+        type=float,
+        default=300.0,
+        metavar="S",
+        help="seconds a rank waits for others (default 300)",
+    )
     add("--verify", action="store_true", help="verify the checksums of all files first")
     add("--checkpoint", metavar="FOLDER", help="keep checkpoints here, and continue from the newest one")
     add("--every", type=int, metavar="N", help="a checkpoint every N steps (default 100)")
