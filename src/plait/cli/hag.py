@@ -82,8 +82,8 @@ def run(args: argparse.Namespace) -> int:
     started = time.perf_counter()
     expected = hag.forecast(graph)
     print(
-        f"forecast: {'worth a search' if expected.worth_trying else 'not worth a search'}: {expected.reason} "
-        f"({time.perf_counter() - started:.2f} s)\n"
+        f"forecast: {'worth a search' if expected.worth_trying else 'not worth a search'}\n"
+        f"  {expected.reason} ({time.perf_counter() - started:.2f} s)\n"
     )
     print(_twins(graph))
     started = time.perf_counter()
@@ -116,7 +116,7 @@ def _twins(graph: Graph) -> str:
         return "twins: not searched for, the graph is directed\n"
     left = twins.between(graph).num_edges
     return (
-        f"twins: {graph.num_nodes:,} nodes are {twins.num_classes:,} classes, {graph.num_edges:,} edges "
+        f"twins: {graph.num_nodes:,} nodes are {twins.num_classes:,} classes, {graph.num_edges:,} edges are "
         f"{left:,} between them ({time.perf_counter() - started:.2f} s)\n"
     )
 
@@ -153,7 +153,7 @@ def _form_line(record: Record) -> str:
     used = next((form for form in ("twins", "hag") if form in sides["forms"]["backends"]), "csr")
     case = record.case
     return (
-        f"{case['graph']:<20} {case['model']:<9} {used:<5} a step {_number(record, 'gain'):.2f}x CSR, "
+        f"{case['graph']:<20} {case['model']:<9} {used:<5} {_number(record, 'gain'):.2f}x CSR per step, "
         f"{case['epochs']} epochs with preparation {_number(record, 'run_gain'):.2f}x"
     )
 
@@ -165,7 +165,7 @@ def _training_line(record: Record) -> str:
         for name, side in sides.items()
         if "median_seconds" in side
     ]
-    return f"{record.case['graph']} {record.case['model']}: a step and the preparation: {', '.join(parts)}"
+    return f"{record.case['graph']} {record.case['model']}, step + preparation: {', '.join(parts)}"
 
 
 def _capacity(text: str | None) -> float | None:
@@ -214,12 +214,12 @@ def _times(
     from plait.kernels.launch import num_threads
     from plait.kernels.partial import Sums
     from plait.kernels.spmm import Pattern
-    from plait.report.table import Table, seconds_text
+    from plait.report.table import Table, count_text, seconds_text
     from plait.runtime.forms import Use, timed
 
     table = Table(
         ["width", "direction", "csr", "hag", "gain"],
-        title=f"one product, {num_threads()} threads",
+        title=f"one product, {count_text(num_threads(), 'thread')}",
         align="rlrrr",
     )
     turned = graph.transpose
