@@ -124,12 +124,16 @@ def main() -> int:
         folder, name, rate, count, output = sys.argv[1:]
         measure(folder, name, rate, int(count), output)
         return 0
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.hosts.shards")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.hosts.shards",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--folder", type=Path, required=True, help="the parts of plait partition")
-    parser.add_argument("--rate", default="1gbit,2gbit")
-    parser.add_argument("--models", default="gcn,sage,gin")
-    parser.add_argument("--hosts", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=15)
+    parser.add_argument("--rate", default="1gbit,2gbit", help="limits of every link (default 1gbit,2gbit)")
+    parser.add_argument("--models", default="gcn,sage,gin", help="(default gcn,sage,gin)")
+    parser.add_argument("--hosts", type=int, default=2, help="as many as parts (default 2)")
+    parser.add_argument("--steps", type=int, default=15, help="timed in each way (default 15)")
     parser.add_argument("--record", type=Path, help="JSON lines, added to")
     args = parser.parse_args()
     heads = ["model", "rate", "by nodes", "exchange", "compute", "ratio", "overlapped", "gain", "planned"]

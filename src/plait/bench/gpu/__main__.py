@@ -1,4 +1,4 @@
-"""python -m plait.bench.gpu: see plait.bench.gpu."""
+"""Times the kernels of a GPU against what torch would run there, each checked before the clock starts."""
 
 from __future__ import annotations
 

@@ -231,7 +231,11 @@ def _dry_run(units: Sequence[Unit], folder: Path) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs what is left, as far as the time goes."""
-    parser = argparse.ArgumentParser(prog="python -m plait.bench.gpu.session", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m plait.bench.gpu.session",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--output", type=Path, required=True, help="a folder for all records")
     parser.add_argument("--seconds", type=float, default=570.0, help="of this call (default 570)")
     parser.add_argument("--only", nargs="+", metavar="UNIT", help="first words of units (default all)")
