@@ -38,6 +38,16 @@ def test_a_broken_part_is_named_and_the_exit_code_says_so(
     assert "thread pool: fails: OSError: no such library" in capsys.readouterr().out
 
 
+def test_the_line_of_a_machine_that_was_not_calibrated_has_room_for_the_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scaled = replace(default_profile(), name="AMD EPYC (AMD Zen 5), scaled from AMD EPYC (Zen 4), 2 threads")
+    monkeypatch.setattr("plait.runtime.probe.machine_for", lambda folder: scaled)
+    assert main(["doctor"]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if "machine profile" in line)
+    assert "`plait calibrate`" in line
+
+
 def test_a_disturbed_calibration_is_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

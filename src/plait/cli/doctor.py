@@ -118,7 +118,7 @@ def _profile() -> str:
 
     profile = machine_for(cache_folder())
     if profile.is_default or not profile_path(cache_folder()).exists():
-        return f"built-in default: {profile.name}; plait calibrate measures this machine"
+        return f"built-in (`plait calibrate` measures this one): {profile.name}"
     if profile.disturbance:
         return f"to calibrate again: {profile.disturbance}"
     return f"calibrated: {profile.name}"
