@@ -69,5 +69,11 @@ def test_features_of_another_width_are_made_up_and_that_is_said() -> None:
     assert data.x.shape == (9, 12)
     assert widths == (12, 3)
     assert "random" in note
-    with pytest.raises(InputError, match="--widths"):
-        explain_data("star:n=9", None, None)
+
+
+def test_a_graph_without_features_gets_64_columns_and_that_is_said() -> None:
+    data, widths, note = explain_data("star:n=9", None, None)
+    assert widths == (64, 64, 64)
+    assert data.x.shape == (9, 64)
+    assert "64 random columns" in note
+    assert "--widths" in note

@@ -34,6 +34,11 @@ def test_json_is_json_and_the_page_is_whole(tmp_path: Path, capsys: pytest.Captu
     assert "http" not in text.replace("http-equiv", "").replace("http://www.w3.org/2000/svg", "")
 
 
+def test_widths_that_nobody_gave_are_assumed_and_that_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["analyze", "--nodes", "1000", "--edges", "9000"]) == 0
+    assert "64 -> 64 -> 64 columns wide are assumed; --widths gives others" in capsys.readouterr().err
+
+
 @pytest.mark.processes
 def test_statistics_need_no_torch() -> None:
     code = (
@@ -62,7 +67,6 @@ def test_statistics_need_no_torch() -> None:
         ([*GRAPH, "--train-nodes", "61"], "--train-nodes: 61 of 60 nodes; give 1 to 60"),
         ([*GRAPH, "--batch-size", "0"], "batch_size=0"),
         ([*GRAPH, "--html", "/dev/full"], "--html: cannot write /dev/full"),
-        (["--nodes", "10", "--edges", "20"], "--widths"),
         ([*FAR, *GRAPH], "not both"),
         ([*FAR, "--degrees", "cauchy"], "known are powerlaw"),
         ([*FAR, "--fanouts", "3,x"], "--fanouts"),

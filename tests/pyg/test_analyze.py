@@ -180,6 +180,13 @@ def test_a_name_and_statistics_need_no_graph() -> None:
 def test_a_name_on_data_takes_its_widths_from_it() -> None:
     found = plait.analyze("gcn", data())
     assert found.layers[0].width_in == 12
+    assert not any("assumed" in note for note in found.notes)
+
+
+def test_widths_that_nobody_gave_are_assumed_and_that_is_said() -> None:
+    found = plait.analyze("gcn", Statistics(10_000, 200_000))
+    assert [layer.width_in for layer in found.layers] == [64, 64]
+    assert "layers 64 -> 64 -> 64 columns wide are assumed; widths= gives others" in found.notes
 
 
 def test_a_partition_may_be_given_and_batches_are_separate_graphs() -> None:
@@ -224,5 +231,3 @@ def test_bad_models_and_data_are_refused() -> None:
         plait.analyze("gcn", 7)
     with pytest.raises(InputError, match="name the model"):
         plait.analyze(MODELS["gcn"](), Statistics(10, 20))
-    with pytest.raises(InputError, match="widths"):
-        plait.analyze("gcn", Statistics(10, 20))

@@ -24,9 +24,10 @@ from plait.plan.plan import LayerPlan, Plan
 from plait.plan.search import Problem, search
 from plait.plan.ways import Way, choose
 
-__all__ = ["HEADS", "NAMES", "layers_by_name"]
+__all__ = ["HEADS", "HIDDEN", "NAMES", "assumed", "layers_by_name"]
 
 HEADS = 4
+HIDDEN = 64  # columns of a width that nobody gave
 _POWERS = 2  # of polynomial models
 _WEIGHTS = ("W", "b", "V", "M", "q", "v", "a", "c", "W1", "W2", "U")  # of layers that are programs
 _STEPS = 10  # of iterations that stand for an inverse
@@ -137,6 +138,11 @@ class _Place:
         localities = (found.locality(False), found.locality(True))
         index_bytes = 4 if max(nodes, found.edges) < 2**31 else 8
         return Matrix(nodes, nodes, found.edges + loops, is_weighted, *localities, index_bytes, loops)
+
+
+def assumed(widths: Sequence[int]) -> str:
+    """A note on widths that nobody gave."""
+    return f"layers {' -> '.join(map(str, widths))} columns wide are assumed"
 
 
 def layers_by_name(

@@ -111,22 +111,20 @@ def explain_data(
 ) -> tuple[Data, tuple[int, ...], str]:
     """(data, widths, a note where something had to be made up) for a graph file or generator.
 
-    Features of another width than the first one asked for are replaced by random ones of that width.
+    Features of another width than the first one asked for are replaced by random ones of that width; so are
+    missing ones, which are HIDDEN wide unless told otherwise.
     """
     if widths is not None and len(widths) < 2:
         raise InputError(f"--widths: {widths[0]} alone is no layer; give at least two, e.g. 128,64,16")
     loaded = find_graph(name, data_dir)
-    features = loaded.dense_x()
+    features, note = loaded.dense_x(), ""
     if widths is None:
-        if features is None:
-            raise InputError(
-                f"--widths: {name} has no features to take the first width from; give it, e.g. 128,64,16"
-            )
         classes = int(loaded.y.max()) + 1 if loaded.y is not None and loaded.y.ndim == 1 else HIDDEN
-        widths = (features.shape[1], HIDDEN, classes)
-    note = ""
+        widths = (HIDDEN if features is None else features.shape[1], HIDDEN, classes)
+        if features is None:
+            note = f"{name} has no features: {HIDDEN} random columns stand in; --widths gives others"
     if features is None or features.shape[1] != widths[0]:
-        note = f"{name} has no features of width {widths[0]}: dense random ones stand in"
+        note = note or f"{name} has no features of width {widths[0]}: dense random ones stand in"
         features = np.random.default_rng(0).standard_normal((loaded.graph.num_nodes, widths[0]), np.float32)
     x = torch.from_numpy(np.ascontiguousarray(features, np.float32))
     return Data(x=x, edge_index=edge_index_of(loaded.graph)), widths, note

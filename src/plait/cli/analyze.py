@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 def _of_statistics(args: argparse.Namespace) -> Analysis:
     """A graph that is not here: no tensor and no torch."""
     from plait.analysis.analysis import Options, analyse, check_workers, halo_of, memory_of
-    from plait.analysis.models import layers_by_name
+    from plait.analysis.models import HIDDEN, assumed, layers_by_name
     from plait.analysis.network import network_of
     from plait.analysis.statistics import Statistics
     from plait.cost.machine import profile_in_use
@@ -72,13 +72,12 @@ def _of_statistics(args: argparse.Namespace) -> Analysis:
         raise InputError("--data: give a graph or its --nodes and --edges, not both")
     if args.nodes is None or args.edges is None:
         raise InputError("--nodes, --edges: one is missing; give both")
+    widths = (HIDDEN,) * 3 if args.widths is None else _widths(args.widths)
     if args.widths is None:
-        raise InputError("--widths: needed with --nodes and --edges, for example 128,256,172")
+        print(f"note: {assumed(widths)}; --widths gives others", file=sys.stderr)
     statistics = Statistics(args.nodes, args.edges, args.degrees or "powerlaw", args.max_degree)
     machine = profile_in_use(cache_folder())
-    layers = layers_by_name(
-        args.model, _widths(args.widths), statistics, machine, is_training=args.mode == "training"
-    )
+    layers = layers_by_name(args.model, widths, statistics, machine, is_training=args.mode == "training")
     options = Options(
         workers=check_workers(_workers(args.workers), statistics.nodes),
         network=network_of(args.network),

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from plait.analysis.analysis import Analysis, Options, analyse, check_workers, halo_of, memory_of
 from plait.analysis.growth import check_batches, fanouts_of
 from plait.analysis.layers import layers_of
-from plait.analysis.models import HEADS, layers_by_name
+from plait.analysis.models import HEADS, HIDDEN, assumed, layers_by_name
 from plait.analysis.network import Network, network_of
 from plait.analysis.shards import SPLITS, Shards
 from plait.analysis.statistics import Statistics
@@ -51,7 +51,8 @@ def analyze(
 ) -> Analysis:
     """What a model computes on a graph and which parallelisation strategy pays; the result prints itself.
 
-    model: a PyG model, or the name of one of the paper's ("gcn", "gat", ...) together with `widths`.
+    model: a PyG model, or the name of one of the paper's ("gcn", "gat", ...) together with `widths` (default:
+        those of the features, 64, and the number of classes).
     data: a PyG Data, a plait Graph, or `Statistics(nodes, edges)` of a graph that is not in memory.
     network: a name ("10gbit"), figures ("40gbit,10us"), (bytes per second, latency), or the result of
         `distributed.wire.measure_network`, which includes the cost of a meeting of workers.
@@ -73,7 +74,8 @@ def analyze(
     linked, limit, machine = network_of(network), memory_of(memory), machine_in_use()
     notes: tuple[str, ...] = ()
     if isinstance(model, str):
-        name, used, is_training = model, widths or _widths_of(data), mode == "training"
+        used, notes = (widths, ()) if widths else _widths_of(data)
+        name, is_training = model, mode == "training"
         layers = layers_by_name(model, used, statistics, machine, is_training=is_training, heads=heads)
     else:
         plan = _planned(model, data, mode)
@@ -176,13 +178,13 @@ def _statistics(data: Any) -> Statistics:
     return Statistics.of(Graph.from_edge_index(source, target, num_nodes=int(data.num_nodes)))
 
 
-def _widths_of(data: Any) -> tuple[int, ...]:
-    x = getattr(data, "x", None)
-    if not isinstance(x, Tensor):
-        raise InputError("widths: needed with a model's name; e.g. widths=(128, 64, 16)")
-    labels = getattr(data, "y", None)
-    classes = int(labels.max()) + 1 if isinstance(labels, Tensor) and labels.dim() == 1 else 64
-    return (int(x.shape[1]), 64, classes)
+def _widths_of(data: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """(features, hidden, classes) of the data; what it does not have is HIDDEN wide, and a note says so."""
+    x, labels = getattr(data, "x", None), getattr(data, "y", None)
+    classes = int(labels.max()) + 1 if isinstance(labels, Tensor) and labels.dim() == 1 else HIDDEN
+    features = int(x.shape[1]) if isinstance(x, Tensor) else HIDDEN
+    used = (features, HIDDEN, classes)
+    return used, () if isinstance(x, Tensor) else (f"{assumed(used)}; widths= gives others",)
 
 
 def _partitions(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 
 import pytest
 
@@ -85,3 +86,15 @@ def test_one_worker_and_black_boxes_leave_a_page() -> None:
     boxes = layers_of(Plan((), (NotPlanned("conv", "no rule"),)))
     page = page_of(analyse("odd", boxes, statistics, MACHINE, Options((1,))))
     assert "no rule" in page
+
+
+def test_an_epoch_that_takes_far_longer_than_all_others_is_cut() -> None:
+    found = analysis()
+    assert ", cut<" not in drawn_epoch(found)
+    slow = replace(found.strategies[-1], compute_seconds=1000.0 * found.strategies[0].seconds_per_epoch)
+    drawn = drawn_epoch(replace(found, strategies=(*found.strategies[:-1], slow)))
+    assert drawn.count(", cut<") == 1
+
+
+def drawn_epoch(found: Analysis) -> str:
+    return next(f for f in figures_of(found) if f.name == "epoch").draw(WIDE)

@@ -22,6 +22,9 @@ from plait.report.table import bytes_text, seconds_text
 
 __all__ = ["epoch_figure", "named", "parallelism_figure", "phases_of", "traffic_figure"]
 
+# A bar beyond this multiple of the shortest is cut: on its scale the others could not be told apart.
+LONGEST = 20.0
+
 
 @dataclass(frozen=True)
 class _Bar:
@@ -31,13 +34,18 @@ class _Bar:
     parts: tuple[tuple[float, str, str], ...]  # value, colour, tip
     text: str
 
+    @property
+    def total(self) -> float:
+        return sum(part[0] for part in self.parts)
+
 
 def _bars(bars: Sequence[_Bar], x_text: Callable[[float], str], title: str, is_log: bool, width: int) -> str:
     """Names above their bars on a phone, before them at a desk; the axis on top."""
     is_wide = width > NARROW
     step, left = (26.0, 250.0) if is_wide else (38.0, 8.0)
     room = 170.0 if is_wide else 92.0
-    most = max((sum(part[0] for part in bar.parts) for bar in bars), default=1.0) or 1.0
+    most = max((bar.total for bar in bars), default=1.0) if is_log else _longest(bars)
+    most = most or 1.0
     least = min((p[0] for bar in bars for p in bar.parts if p[0] > 0), default=1.0)
     low, high = (least / 2.0, most) if is_log else (0.0, most)
     x = Scale(low, high, left, width - room, is_log)
@@ -58,12 +66,19 @@ def _bars(bars: Sequence[_Bar], x_text: Callable[[float], str], title: str, is_l
         for value, colour, tip in bar.parts:
             if value <= 0:
                 continue
-            start, at = end, at + value
+            start, at = end, min(at + value, most)
             end = max(start + 1.0, x(at))
             look = {"fill": f"var(--{colour})", "class_": "mark"}
             drawn.append(tag("rect", titled(tip), x=start, y=y, width=end - start, height=18.0, **look))
-        drawn.append(label(bar.text, end + 7, y + 14))
+        is_cut = bar.total > most
+        drawn.append(label(f"{bar.text}, cut" if is_cut else bar.text, end + 7, y + 14))
     return svg(width, top + step * len(bars) + 8, *drawn, title=title)
+
+
+def _longest(bars: Sequence[_Bar]) -> float:
+    """The longest bar that is drawn whole."""
+    totals = [bar.total for bar in bars if bar.total > 0]
+    return max((t for t in totals if t <= LONGEST * min(totals)), default=1.0)
 
 
 def epoch_figure(analysis: Analysis) -> Figure | None:
@@ -82,6 +97,7 @@ def epoch_figure(analysis: Analysis) -> Figure | None:
         f"Predicted seconds of an epoch with {analysis.workers} workers, fastest first. Blue: arithmetic of "
         "the most loaded worker. Orange: its time on the network, which nothing overlaps. A star: sampled or "
         "stale rows, so not the numbers one worker computes."
+        + (" Bars that would not fit are cut." if max(b.total for b in bars) > _longest(bars) else "")
     )
     return Figure(
         "epoch", "An epoch by strategy", caption,
