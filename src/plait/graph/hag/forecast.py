@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from plait.graph.compiled import compiled
 from plait.graph.hag import fast
-from plait.graph.hag.compiled import compiled
 from plait.graph.hag.rows import Rows
 
 if TYPE_CHECKING:

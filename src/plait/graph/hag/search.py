@@ -57,7 +57,7 @@ def search(
     deadline = math.inf if time_budget is None else time.perf_counter() + time_budget
     if order == "sequence":
         return share_prefixes(graph, limit, depth)
-    if limit == 0 or depth == 0 or graph.num_edges == 0:
+    if limit == 0 or depth == 0 or graph.num_edges == 0 or min_count > graph.num_nodes:
         return plain(graph, order)
     work = working_rows(graph.indptr, graph.indices, drop_repeats=order == "idempotent")
     merge = merge_components if mode == "exact" else merge_similar
