@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from plait.cli.main import COMMANDS, main
+from plait.cli.main import COMMANDS, build_parser, main
 from plait.errors import InputError
 
 
@@ -75,3 +75,31 @@ def test_a_misspelt_kind_or_choice_is_guessed(capsys: pytest.CaptureFixture[str]
         with pytest.raises(SystemExit):
             main(arguments)
         assert f"did you mean {guess!r}?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("Unable to allocate 606. TiB"),
+        RuntimeError(
+            "DefaultCPUAllocator: can't allocate memory: you tried to allocate 409599999995904 bytes."
+        ),
+    ],
+)
+def test_memory_that_does_not_suffice_is_one_line(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(args: object) -> int:
+        raise error
+
+    monkeypatch.setattr("plait.cli.doctor.run", run)
+    assert main(["doctor"]) == 2
+    assert "the memory does not suffice" in capsys.readouterr().err
+    monkeypatch.setattr("plait.cli.doctor.run", lambda args: (_ for _ in ()).throw(RuntimeError("a defect")))
+    with pytest.raises(RuntimeError, match="a defect"):
+        main(["doctor"])
+
+
+def test_a_negative_value_with_a_unit_reaches_its_option() -> None:
+    parsed = build_parser(["explain"]).parse_args(["explain", "--memory-limit", "-1GB"])
+    assert parsed.memory_limit == "-1GB"

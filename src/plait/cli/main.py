@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from plait.errors import PlaitError, did_you_mean
 
@@ -32,7 +32,14 @@ COMMANDS = {
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse with a suggestion where a name is not one of the choices; commands' parsers use it too."""
+    """argparse with a suggestion where a name is not one of the choices; commands' parsers use it too.
+
+    "--memory-limit -1GB" is a wrong value, not an option without one: the command says what is wrong with it.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._negative_number_matcher = re.compile(r"^-[\d.]")
 
     def error(self, message: str) -> NoReturn:
         found = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message)
@@ -56,6 +63,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"plait: {error}", file=sys.stderr)
         return 2
+    except (MemoryError, RuntimeError) as error:
+        if os.environ.get("PLAIT_DEBUG") or not _is_lack_of_memory(error):
+            raise
+        print(f"plait: the memory does not suffice ({error}); choose smaller numbers", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("plait: interrupted", file=sys.stderr)
         return 130
@@ -63,6 +75,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         # the reader (head, less) has seen enough; closing now keeps the interpreter from complaining at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def _is_lack_of_memory(error: Exception) -> bool:
+    """numpy raises MemoryError; torch a RuntimeError, with a class of its own only on devices."""
+    return isinstance(error, MemoryError) or "out of memory" in str(error) or "allocate memory" in str(error)
 
 
 def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:

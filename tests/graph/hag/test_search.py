@@ -84,6 +84,10 @@ def test_progress_ends_at_one() -> None:
     assert seen[-1] == 1.0
 
 
+def test_a_sum_that_no_graph_has_rows_enough_for_leaves_the_plain_graph() -> None:
+    assert search(CLIQUE, min_count=10**20).num_aggregation_nodes == 0
+
+
 @pytest.mark.parametrize(
     ("argument", "value"),
     [
