@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import re
 import sys
@@ -54,10 +55,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     # torch's profiler warns about every block it did not see allocated; read when torch is first imported
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    _take_any_stream()
     try:
         parser = build_parser(arguments)
         args = parser.parse_args(arguments)
-        return int(args.run(args) or 0)
+        code = int(args.run(args) or 0)
+        sys.stdout.flush()  # here, where a full disk is an error with a name
+        return code
     except PlaitError as error:
         if os.environ.get("PLAIT_DEBUG"):
             raise
@@ -71,10 +75,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("plait: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        # the reader (head, less) has seen enough; closing now keeps the interpreter from complaining at exit
+    except OSError as error:
+        if os.environ.get("PLAIT_DEBUG"):
+            raise
+        # what is still to be printed goes nowhere, or the interpreter would complain of it at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        if isinstance(error, BrokenPipeError):  # the reader (head, less) has seen enough
+            return 0
+        print(f"plait: {error}; PLAIT_DEBUG=1 shows where", file=sys.stderr)
+        return 2
+
+
+def _take_any_stream() -> None:
+    """Closed streams swallow what is printed, and those of another encoding than UTF-8 replace characters."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  open as long as the process
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def _is_lack_of_memory(error: Exception) -> bool:
