@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from plait.cost.family import processor
 from plait.cost.machine import MachineProfile, Rates, default_profile, load_profile, profile_path
-from plait.errors import ProfileError
+from plait.errors import InputError, ProfileError
 from plait.kernels import gemm as dense
 
 __all__ = ["OUTSIDE", "machine_for", "outside", "probe", "scaled"]
@@ -62,7 +62,9 @@ def machine_for(cache_folder: Path) -> MachineProfile:
     if kept is not None and kept.measured.get("cpu") == name and _is_complete(kept):
         return kept
     made = scaled(built_in, probe(), name, family)
-    with contextlib.suppress(OSError):  # where the folder cannot be written to, the next process probes again
+    with contextlib.suppress(
+        InputError
+    ):  # where the folder cannot be written to, the next process probes again
         made.save(path)
     return made
 
