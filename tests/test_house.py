@@ -54,7 +54,6 @@ ELSEWHERE = {
     "report/analysis/scaling.py": "report/analysis/test_page.py",
     # steps of one search, which is compared with its reference as a whole
     "graph/hag/assemble.py": "graph/hag/test_search.py",
-    "graph/hag/compiled.py": "graph/hag/test_search.py",
     "graph/hag/heap.py": "graph/hag/test_merge.py",
     "graph/hag/numbering.py": "graph/hag/test_schedule.py",
     "graph/hag/reference.py": "graph/hag/test_search.py",

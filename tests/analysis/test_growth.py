@@ -77,6 +77,9 @@ def test_bad_batches_are_refused() -> None:
         grow(Statistics(10, 10), 0, (3,))
     with pytest.raises(InputError, match="at least 1"):
         grow(Statistics(10, 10), 2, (0,))
+    for batch, fanouts in ((2.5, (3,)), (2, 3), (2, "3,3")):
+        with pytest.raises(InputError, match=r"batch_size=.*, fanouts=.*: give a whole number"):
+            grow(Statistics(10, 10), batch, fanouts)  # type: ignore[arg-type]
 
 
 def test_every_choice_of_neighbours_is_as_likely() -> None:

@@ -53,6 +53,14 @@ def test_all_graphs_of_a_folder_are_compared_with_csr(
     assert (tmp_path / "records.jsonl").exists()
 
 
+def test_options_of_one_graph_are_refused_where_they_would_not_be_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for option, value in (("--capacity", "3"), ("--widths", "4"), ("--data-dir", str(tmp_path))):
+        assert main(["hag", "--all", str(tmp_path), option, value]) == 2
+        assert f"{option}: is for --data" in capsys.readouterr().err
+
+
 def test_what_to_look_at_must_be_named_once(tmp_path: Path) -> None:
     for arguments in (["hag"], [*GRAPH, "--all", str(tmp_path)]):
         with pytest.raises(SystemExit):

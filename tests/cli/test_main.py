@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 
 import pytest
 
-from plait.cli.main import COMMANDS, main
+from plait.cli.main import COMMANDS, build_parser, main
 from plait.errors import InputError
 
 
@@ -75,3 +76,58 @@ def test_a_misspelt_kind_or_choice_is_guessed(capsys: pytest.CaptureFixture[str]
         with pytest.raises(SystemExit):
             main(arguments)
         assert f"did you mean {guess!r}?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("Unable to allocate 606. TiB"),
+        RuntimeError(
+            "DefaultCPUAllocator: can't allocate memory: you tried to allocate 409599999995904 bytes."
+        ),
+    ],
+)
+def test_memory_that_does_not_suffice_is_one_line(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(args: object) -> int:
+        raise error
+
+    monkeypatch.setattr("plait.cli.doctor.run", run)
+    assert main(["doctor"]) == 2
+    assert "the memory does not suffice" in capsys.readouterr().err
+    monkeypatch.setattr("plait.cli.doctor.run", lambda args: (_ for _ in ()).throw(RuntimeError("a defect")))
+    with pytest.raises(RuntimeError, match="a defect"):
+        main(["doctor"])
+
+
+def test_a_negative_value_with_a_unit_reaches_its_option() -> None:
+    parsed = build_parser(["explain"]).parse_args(["explain", "--memory-limit", "-1GB"])
+    assert parsed.memory_limit == "-1GB"
+
+
+@pytest.mark.parametrize(
+    ("redirection", "code", "shown"),
+    [
+        (">/dev/full", 2, "plait: [Errno 28] No space left on device"),
+        ("2>&- >/dev/null", 0, ""),
+        (">&-", 0, ""),
+        ("| true", 0, ""),
+    ],
+)
+def test_what_cannot_be_printed_is_no_traceback(redirection: str, code: int, shown: str) -> None:
+    command = f"set -o pipefail; {sys.executable} -m plait --version {redirection}"
+    done = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False
+    )  # fmt: skip
+    assert (done.returncode, done.stderr[: len(shown)]) == (code, shown)
+    assert "Traceback" not in done.stderr
+
+
+def test_a_terminal_without_unicode_shows_the_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr("sys.stdout", stream)
+    assert main(["analyze", "--nodes", "10", "--edges", "20", "--widths", "4,2", "--workers", "1"]) == 0
+    assert b"10 nodes, 20 edges" in stream.buffer.getvalue()  # type: ignore[attr-defined]

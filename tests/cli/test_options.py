@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 import pytest
 import torch
 
-from plait.cli.options import check_folder, use_threads, whole_numbers
+from plait.cli.options import check_output, refuse_ignored, use_threads, whole_numbers
 from plait.errors import InputError
 
 
@@ -43,7 +44,32 @@ def test_what_is_no_list_of_numbers_is_refused_with_an_example(text: str) -> Non
         whole_numbers("--widths", text, "128,64")
 
 
-def test_a_file_needs_its_folder(tmp_path: Path) -> None:
-    check_folder("--html", tmp_path / "page.html")
-    with pytest.raises(InputError, match=r"--html: folder .*absent does not exist"):
-        check_folder("--html", tmp_path / "absent" / "page.html")
+def test_what_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
+    check_output("--html", tmp_path / "page.html")
+    check_output("--output", tmp_path / "new" / "folder" / "records.jsonl", makes_folder=True)
+    check_output("--output", Path("/dev/null"))
+    (tmp_path / "file").write_text("")
+    for place, fault in (
+        (tmp_path, "is a folder; name a file"),
+        (tmp_path / "absent" / "page.html", "absent does not exist; make it first"),
+        (tmp_path / "file" / "page.html", "file is a file; name another place"),
+    ):
+        with pytest.raises(InputError, match=f"--html: .*{fault}"):
+            check_output("--html", place)
+    with pytest.raises(InputError, match="file is a file"):
+        check_output("--html", tmp_path / "file" / "new" / "page.html", makes_folder=True)
+
+
+def test_a_place_without_the_right_to_write_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with pytest.raises(InputError, match=r"--html: .* cannot be written to"):
+        check_output("--html", tmp_path / "page.html")
+
+
+def test_options_that_would_not_be_read_are_refused() -> None:
+    given = argparse.Namespace(max_depth=10, keep=3)
+    refuse_ignored(given, {"max_depth": 10}, "is for --data; leave it out")
+    with pytest.raises(InputError, match="--keep: needs --checkpoint"):
+        refuse_ignored(given, {"max_depth": 10, "keep": 2}, "needs --checkpoint")

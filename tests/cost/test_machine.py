@@ -12,12 +12,13 @@ import pytest
 from plait.cost.machine import (
     MachineProfile,
     Rates,
+    check_place,
     default_profile,
     load_profile,
     profile_in_use,
     profile_path,
 )
-from plait.errors import PlaitError, ProfileError
+from plait.errors import InputError, PlaitError, ProfileError
 
 
 @pytest.fixture
@@ -120,3 +121,11 @@ def test_rates_are_interpolated_on_logarithmic_axes() -> None:
 def test_rates_are_clamped_outside_the_grid() -> None:
     assert RATES.at(1, 1) == RATES.at(0, 0) == 1.0
     assert RATES.at(10**6, 10**6) == 6.0
+
+
+def test_a_folder_that_takes_no_profile_is_named(path: Path) -> None:
+    check_place(path)
+    assert [kept.name for kept in path.parent.iterdir()] == [path.name]
+    for refused in (check_place, default_profile().save):
+        with pytest.raises(InputError, match=r"PLAIT_CACHE: cannot write .*; name another place"):
+            refused(path / "profile.json")

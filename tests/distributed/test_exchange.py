@@ -66,7 +66,7 @@ def test_bad_arguments_are_refused() -> None:
     with pytest.raises(InputError, match="wire"):
         LocalRows([ROWS], 0, wire="int4")
     with pytest.raises(InputError, match="timeout_seconds"):
-        Exchange(local, bounds, timeout_seconds=0)
+        Exchange(local, bounds, timeout_seconds=float("nan"))
     with pytest.raises(InputError, match="numbered 0 to 9"):
         Exchange(local, bounds).request(np.array([10]))
 

@@ -297,6 +297,8 @@ def test_sizes_are_inferred_where_not_given():
         (([0], np.array([True])), r"dst has dtype bool"),
         (([0, 1], [1]), r"src has 2 entries and dst has 1"),
         (([[0, 1]], [[1, 0]]), r"src has shape \(1, 2\)"),
+        ((np.zeros((2, 3), int), 3), r"give the number of nodes as num_nodes="),
+        (([[0, 1], [1]],), r"edge_index: a list without an array of shape \[2, E\]"),
         ((np.array([2**63], np.uint64), [0]), r"beyond int64"),
         (([0], [0], -1), r"num_nodes=-1 is negative"),
         (([0], [0], 2.5), r"num_nodes=2.5 is not a whole number"),

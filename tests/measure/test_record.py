@@ -88,3 +88,10 @@ def test_numbers_that_json_has_not_become_null(tmp_path: Path) -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"nothing\.jsonl: cannot be read"):
         read(tmp_path / "nothing.jsonl")
+
+
+def test_a_place_that_takes_no_records_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path, tmp_path / "file" / "run.jsonl", Path("/dev/full")):
+        with pytest.raises(InputError, match=r": cannot be written to \(.*\); name another place"):
+            append(place, record(1))

@@ -60,3 +60,8 @@ def test_links_and_pipes_stay_what_they_are(tmp_path: Path) -> None:
     write_whole(tmp_path / "pipe", "through", "-o")
     reader.join(10)
     assert read == ["through"]
+
+
+def test_the_root_folder_is_no_file() -> None:
+    with pytest.raises(InputError, match=r"^--plot: cannot write / "):
+        write_whole(Path("/"), "text", "--plot")

@@ -148,8 +148,9 @@ def test_odd_options_are_refused(name: str, value: Any) -> None:
         torch.tensor([[1, 2]]),
         torch.tensor([40]),
         torch.tensor([-1]),
+        "train",
     ],
-    ids=["short mask", "mask of two dimensions", "floats", "matrix", "too large", "negative"],
+    ids=["short mask", "mask of two dimensions", "floats", "matrix", "too large", "negative", "a name"],
 )
 def test_rows_of_the_wrong_kind_are_refused(rows: Tensor) -> None:
     with pytest.raises(InputError, match="rows"):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import DataLoader
-from torch_geometric.nn import BatchNorm, DeepGCNLayer, GATConv, GCNConv
+from torch_geometric.nn import BatchNorm, DeepGCNLayer, GATConv, GCNConv, GraphSAGE, to_hetero
 
 import plait
 from plait.errors import InputError
@@ -117,6 +117,40 @@ def test_a_model_that_writes_to_its_data_finds_it_as_it_was() -> None:
     assert len(compiled.plan.layers) == 1
     compiled(data)
     assert "z" in data  # the user's own call writes where it says
+
+
+class ByName(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = GCNConv(64, 3)
+
+    def forward(self, **given: Tensor) -> Tensor:
+        return self.conv(given["x"], given["edge_index"])
+
+
+class ByNameOnly(ByName):
+    def forward(self, *, x: Tensor, edge_index: Tensor) -> Tensor:  # type: ignore[override]
+        return self.conv(x, edge_index)
+
+
+@pytest.mark.parametrize("kind", [ByName, ByNameOnly])
+def test_a_model_that_takes_its_arguments_by_name_is_planned(kind: type[nn.Module]) -> None:
+    data = graph()
+    assert len(plait.compile(kind(), data).plan.layers) == 1
+
+
+def test_a_model_made_by_to_hetero_is_planned_for_heterogeneous_data() -> None:
+    plain, data = graph(), HeteroData()
+    data["a"].x, data["b"].x = plain.x, plain.x[:30]
+    data["a", "to", "b"].edge_index = plain.edge_index % 30
+    data["b", "to", "a"].edge_index = plain.edge_index % 30
+    model = to_hetero(GraphSAGE(64, 8, 2, 3), data.metadata())
+    compiled = plait.compile(model, data)
+    assert len(compiled.plan.layers) == 4
+    expected = model(data.x_dict, data.edge_index_dict)
+    found = compiled(data.x_dict, data.edge_index_dict)
+    for name in ("a", "b"):
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=1e-5)
 
 
 def test_a_model_that_writes_to_dictionaries_is_planned() -> None:

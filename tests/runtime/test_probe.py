@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -144,3 +145,24 @@ def test_a_plan_says_in_one_line_that_its_prices_are_scaled(tmp_path: Path, inte
     (line,) = warnings
     assert line.startswith("times are predicted for AMD Zen 4, scaled to this processor (Intel with AMX)")
     assert "plait calibrate" in line
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu"), lambda: torch.device("meta")],
+)
+def test_the_first_plan_may_be_made_in_any_mode_of_the_caller(
+    mode: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "_TURN_SECONDS", 0.0)
+    found: list[torch.Tensor] = []
+    monkeypatch.setattr(probe.dense, "gemm", lambda left, weight, out: found.append(left))
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with mode():
+            measured = probe.probe()
+    finally:
+        torch.set_default_dtype(before)
+    assert set(measured) >= set(probe.OUTSIDE)
+    assert {(left.dtype, left.device.type) for left in found} == {(torch.float32, "cpu")}

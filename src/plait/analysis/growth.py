@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,8 +46,12 @@ class Growth:
 
 def check_batches(batch: int, fanouts: Sequence[int | None]) -> None:
     """InputError unless batches have a seed and hops take a neighbour."""
-    if batch < 1 or any(fanout is not None and fanout < 1 for fanout in fanouts):
-        raise InputError(f"batch_size={batch}, fanouts={list(fanouts)}: give whole numbers of at least 1")
+    is_list = isinstance(fanouts, Sequence) and not isinstance(fanouts, str)
+    counts = (batch, *(fanout for fanout in fanouts if fanout is not None)) if is_list else ()
+    if not is_list or not all(isinstance(count, Integral) and count >= 1 for count in counts):
+        raise InputError(
+            f"batch_size={batch}, fanouts={fanouts!r}: give a whole number of at least 1, and a list of them"
+        )
 
 
 def grow(statistics: Statistics, batch: int, fanouts: Sequence[int | None], seed: int = 0) -> Growth:

@@ -9,6 +9,7 @@ other programs is watched, and a profile taken while they were busy says so.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import functools
 import time
@@ -24,7 +25,7 @@ from torch_geometric.nn import GCNConv
 from plait.bench.calibrate_attention import attention_factors
 from plait.bench.correct import VIEW, correction, samples, samples_of_features
 from plait.bench.pace import at_pace, patient
-from plait.cost.machine import MachineProfile, Rates, default_profile, profile_path
+from plait.cost.machine import MachineProfile, Rates, check_place, default_profile, profile_path
 from plait.errors import InputError
 from plait.graph import Graph, generate
 from plait.graph.stats import GraphStats
@@ -65,8 +66,10 @@ def calibrate(progress: Progress | None = None, save: bool = True, device: str =
         return calibrate_gpu(tell, save)
     if device != "cpu":
         raise InputError(f"device: {device!r} is not one to calibrate; pass 'cpu' or 'cuda'")
+    if save:
+        check_place(profile_path(cache_folder()))
     patient(_PATIENCE_SECONDS)
-    with BusyElsewhere() as busy:
+    with BusyElsewhere() as busy, _modes_of_training():
         profile, attention = _measured(tell)
     profile = _described(profile, attention, busy.share)
     if save:
@@ -74,6 +77,18 @@ def calibrate(progress: Progress | None = None, save: bool = True, device: str =
         forget_machine()
     tell("done", 1.0)
     return profile
+
+
+@contextlib.contextmanager
+def _modes_of_training() -> Iterator[None]:
+    """Gradients of float32, whatever the caller has switched off or on."""
+    dtype = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.inference_mode(False), torch.enable_grad():
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
 
 
 def _measured(tell: Progress) -> tuple[MachineProfile, dict[str, float]]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from plait.cli.options import check_folder, whole_numbers
+from plait.cli.options import check_output, refuse_ignored, whole_numbers
 from plait.errors import InputError
 from plait.measure.whole import write_whole
 
@@ -22,8 +21,6 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Model, graph or its statistics, workers and network."""
-    # "--network -5gbit" is a wrong value, not an option without one: analyze says what is wrong with it
-    parser._negative_number_matcher = re.compile(r"^-[\d.]")
     add = parser.add_argument
     add("--model", default="gcn", metavar="NAME", help="gcn, sage, gin, gat, ... (default gcn)")
     add("--widths", metavar="IN,...,OUT", help="default: number of features, 64, number of classes")
@@ -48,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the analysis; write the page where asked."""
     if args.html is not None:
-        check_folder("--html", args.html)
+        check_output("--html", args.html)
     analysis = _of_statistics(args) if args.nodes is not None or args.edges is not None else _of_data(args)
     print(json.dumps(analysis.to_dict(), indent=1) if args.json else analysis)
     if args.html is not None:
@@ -70,6 +67,7 @@ def _of_statistics(args: argparse.Namespace) -> Analysis:
 
     if args.data is not None:
         raise InputError("--data: give a graph or its --nodes and --edges, not both")
+    refuse_ignored(args, {"data_dir": None}, "--nodes and --edges read no file; leave it out")
     if args.nodes is None or args.edges is None:
         raise InputError("--nodes, --edges: one is missing; give both")
     widths = (HIDDEN,) * 3 if args.widths is None else _widths(args.widths)
@@ -95,12 +93,11 @@ def _of_data(args: argparse.Namespace) -> Analysis:
     from plait.bench.task import STACKS, build_stack, explain_data
     from plait.pyg.analyze import analyze
 
-    for name in ("degrees", "max_degree"):
-        if getattr(args, name) is not None:
-            raise InputError(
-                f"--{name.replace('_', '-')}: describes a graph given by --nodes and --edges; leave it out, "
-                "the degrees of --data are known"
-            )
+    refuse_ignored(
+        args,
+        {"degrees": None, "max_degree": None},
+        "describes a graph given by --nodes and --edges; leave it out, the degrees of --data are known",
+    )
     workers = _workers(args.workers)
     widths = None if args.widths is None else _widths(args.widths)
     data, used, note = explain_data(args.data or "sbm", args.data_dir, widths)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from plait.cli import bench_batches, bench_ops
 from plait.cli.bench_ops import dated
-from plait.cli.options import add_threads, check_device, use_threads
+from plait.cli.options import add_threads, check_device, check_output, use_threads
 from plait.errors import InputError
 from plait.measure.progress import Meter
 from plait.measure.record import Record
@@ -131,6 +131,10 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.resume and args.output is None:
         raise InputError("--resume: give --output FILE, the records to continue from")
+    for name in ("output", "csv", "findings"):
+        path = getattr(args, name, None)
+        if path is not None:
+            check_output(f"--{name}", path, makes_folder=True)
     use_threads(args.num_threads)
     return int(args.measure(args))
 

@@ -89,7 +89,7 @@ def add_compare(parser: argparse.ArgumentParser) -> None:
 
 def _count(text: str) -> int:
     value = _number(text)
-    if value != int(value):
+    if not value.is_integer():
         raise argparse.ArgumentTypeError(f"{text} is not a whole number")
     return int(value)
 
@@ -162,6 +162,7 @@ def _check_clock(args: argparse.Namespace) -> None:
 
 
 def _groups(args: argparse.Namespace) -> list[Any]:
+    from plait.bench.cases import find_graph
     from plait.bench.ops import runner, suites
     from plait.bench.ops.catalogue import find, make_case
 
@@ -170,7 +171,9 @@ def _groups(args: argparse.Namespace) -> list[Any]:
     if not args.op:
         if given:
             raise InputError(f"{given[0]}: sizes are of one operation; name it with --op")
-        return suites.groups_of(args.suite or "quick", args.device)
+        groups = suites.groups_of(args.suite or "quick", args.device)
+        _check_variants(args, [find(case.op) for group in groups for case in group])
+        return groups
     if args.suite:
         raise InputError("--suite: a suite has its own operations; give --suite or --op, not both")
     _check_variants(args, [find(op) for op in args.op])
@@ -178,6 +181,8 @@ def _groups(args: argparse.Namespace) -> list[Any]:
     for case in cases:
         if case.graph is None:
             runner.require_memory(case)
+        else:
+            find_graph(case.graph)  # a name that is none ends here, not in a record
     return [(case,) for case in cases]
 
 

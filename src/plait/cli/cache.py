@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from plait.cli.options import add_graph, whole_numbers
+from plait.cli.options import add_graph, check_output, whole_numbers
 from plait.cli.partition import read_assignment
 from plait.errors import InputError
 from plait.measure.whole import write_whole
@@ -60,6 +60,8 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--width: {args.width} is not a width; give at least 1")
     if not 0 <= args.compute < math.inf:
         raise InputError(f"--compute: {args.compute} is not a time; give milliseconds, 0 or more")
+    if args.plot is not None:
+        check_output("--plot", Path(args.plot))
     loaded = find_graph(args.data, args.data_dir)
     graph = loaded.graph
     part, how = _partition(graph, args.parts, args.assignment)

@@ -7,7 +7,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from plait.cli.options import add_threads, check_device, use_threads, whole_numbers
+from plait.cli.options import (
+    add_threads,
+    check_device,
+    check_output,
+    refuse_ignored,
+    use_threads,
+    whole_numbers,
+)
 from plait.errors import InputError
 
 if TYPE_CHECKING:
@@ -16,6 +23,12 @@ if TYPE_CHECKING:
     from plait.report.table import Table
 
 __all__ = ["add_arguments", "run"]
+
+# options of --data alone, with their defaults
+_OF_DATA = {
+    "data_dir": None, "capacity": None, "max_depth": 10, "min_count": 6, "time_budget": 30.0,
+    "widths": "16,64,256", "device": "cpu",
+}  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +54,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--device",
         choices=("cpu", "cuda"),
-        default="cpu",
         help="device on which --data is timed (default cpu)",
     )
     add("--data-dir", metavar="FOLDER", help="where the graph files are")
@@ -50,21 +62,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="most shared sums: a count, or a fraction of the nodes such as 0.25",
     )
-    add("--max-depth", type=int, default=10, metavar="N", help="longest chain of sums (default 10)")
-    add("--min-count", type=int, default=6, metavar="N", help="fewest rows that may share a sum (default 6)")
+    add("--max-depth", type=int, metavar="N", help="longest chain of sums (default 10)")
+    add("--min-count", type=int, metavar="N", help="fewest rows that may share a sum (default 6)")
     add(
         "--time-budget",
         type=float,
-        default=30.0,
         metavar="SECONDS",
         help="time limit of the search (default 30)",
     )
-    add("--widths", default="16,64,256", metavar="N,...", help="widths to time")
+    add("--widths", metavar="N,...", help="widths to time (default 16,64,256)")
     add_threads(parser)
+    parser.set_defaults(**_OF_DATA)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the counts, the times and the verdict."""
+    if args.output is not None:
+        check_output("--output", Path(args.output), makes_folder=True)
     if args.all is not None or args.train is not None:
         return _bench(args)
     capacity, widths = _capacity(args.capacity), whole_numbers("--widths", args.widths, "16,64,256")
@@ -126,6 +140,7 @@ def _bench(args: argparse.Namespace) -> int:
     from plait.bench import forms
     from plait.bench.cases import LAYERS, known
 
+    refuse_ignored(args, _OF_DATA, "is for --data; leave it out with --all and --train")
     use_threads(args.num_threads)
     layers = tuple((args.layers or ("gcn,gin,sage-max" if args.all else "gcn,gin")).split(","))
     for layer in layers:

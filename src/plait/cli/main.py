@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import re
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from plait.errors import PlaitError, did_you_mean
 
@@ -32,7 +33,14 @@ COMMANDS = {
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse with a suggestion where a name is not one of the choices; commands' parsers use it too."""
+    """argparse with a suggestion where a name is not one of the choices; commands' parsers use it too.
+
+    "--memory-limit -1GB" is a wrong value, not an option without one: the command says what is wrong with it.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._negative_number_matcher = re.compile(r"^-[\d.]")
 
     def error(self, message: str) -> NoReturn:
         found = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message)
@@ -47,22 +55,50 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     # torch's profiler warns about every block it did not see allocated; read when torch is first imported
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    _take_any_stream()
     try:
         parser = build_parser(arguments)
         args = parser.parse_args(arguments)
-        return int(args.run(args) or 0)
+        code = int(args.run(args) or 0)
+        sys.stdout.flush()  # here, where a full disk is an error with a name
+        return code
     except PlaitError as error:
         if os.environ.get("PLAIT_DEBUG"):
             raise
         print(f"plait: {error}", file=sys.stderr)
         return 2
+    except (MemoryError, RuntimeError) as error:
+        if os.environ.get("PLAIT_DEBUG") or not _is_lack_of_memory(error):
+            raise
+        print(f"plait: the memory does not suffice ({error}); choose smaller numbers", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("plait: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        # the reader (head, less) has seen enough; closing now keeps the interpreter from complaining at exit
+    except OSError as error:
+        if os.environ.get("PLAIT_DEBUG"):
+            raise
+        # what is still to be printed goes nowhere, or the interpreter would complain of it at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        if isinstance(error, BrokenPipeError):  # the reader (head, less) has seen enough
+            return 0
+        print(f"plait: {error}; PLAIT_DEBUG=1 shows where", file=sys.stderr)
+        return 2
+
+
+def _take_any_stream() -> None:
+    """Closed streams swallow what is printed, and those of another encoding than UTF-8 replace characters."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  open as long as the process
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def _is_lack_of_memory(error: Exception) -> bool:
+    """numpy raises MemoryError; torch a RuntimeError, with a class of its own only on devices."""
+    return isinstance(error, MemoryError) or "out of memory" in str(error) or "allocate memory" in str(error)
 
 
 def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from plait.errors import InputError
 
-__all__ = ["add_graph", "add_threads", "check_device", "check_folder", "use_threads", "whole_numbers"]
+__all__ = [
+    "add_graph", "add_threads", "check_device", "check_output", "refuse_ignored", "use_threads",
+    "whole_numbers",
+]  # fmt: skip
 
 _MOST = max(1024, 4 * (os.cpu_count() or 1))  # systems refuse tens of thousands, and torch crashes then
 
@@ -39,10 +43,25 @@ def whole_numbers(flag: str, text: str, example: str, least: int = 1) -> tuple[i
     return found
 
 
-def check_folder(flag: str, path: Path) -> None:
-    """InputError where the folder of a file that is to be written does not exist."""
-    if not path.resolve().parent.is_dir():
-        raise InputError(f"{flag}: folder {path.parent} does not exist; make it first")
+def check_output(flag: str, path: Path, makes_folder: bool = False) -> None:
+    """InputError where no file can be written to: said before the work, not after it."""
+    if path.is_dir():
+        raise InputError(f"{flag}: {path} is a folder; name a file")
+    folder = path.resolve().parent
+    while makes_folder and not folder.exists():
+        folder = folder.parent
+    if not folder.is_dir():
+        what = "is a file; name another place" if folder.exists() else "does not exist; make it first"
+        raise InputError(f"{flag}: folder {folder} {what}")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise InputError(f"{flag}: {path} cannot be written to; name another place")
+
+
+def refuse_ignored(args: argparse.Namespace, defaults: Mapping[str, object], why: str) -> None:
+    """InputError where an option that would not be read is not at its default."""
+    for name, default in defaults.items():
+        if getattr(args, name) != default:
+            raise InputError(f"--{name.replace('_', '-')}: {why}")
 
 
 def check_device(device: str) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from plait.cli.options import check_folder
+from plait.cli.options import check_output
 from plait.errors import InputError
 from plait.measure.whole import write_whole
 
@@ -45,7 +45,9 @@ def run(args: argparse.Namespace) -> int:
     """Read, arrange, write."""
     from plait.report.page import read_runs, report_of
 
-    check_folder("-o", args.output)
+    check_output("-o", args.output)
+    if args.figures is not None:
+        check_output("--figures", args.figures / "figure.svg", makes_folder=True)
     read = read_runs(args.runs)
     for remark in read.remarks:
         print(f"note: {remark}", file=sys.stderr)
@@ -66,7 +68,7 @@ def _write_figures(folder: Path, figures: Sequence[Figure]) -> str:
     from plait.report.page.draw import WIDE
 
     try:
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"--figures: cannot make {folder} ({error.strerror})") from None
     converter = _converter()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from plait.cli.options import check_folder, use_threads, whole_numbers
+from plait.cli.options import check_output, refuse_ignored, use_threads, whole_numbers
 from plait.errors import InputError
 from plait.report.table import count_text
 
@@ -99,8 +100,19 @@ def run(args: argparse.Namespace) -> int:
     from plait.distributed import init
 
     use_threads(args.num_threads)
+    for flag, name in (("--output", args.output), ("--trace", args.trace)):
+        if name is not None:
+            check_output(flag, Path(name))
     if args.epochs < 1 or args.hidden < 1:
         raise InputError(f"--epochs {args.epochs}, --hidden {args.hidden}: both are at least 1")
+    if args.checkpoint is None:
+        refuse_ignored(args, {"every": None, "every_minutes": None, "keep": 2}, "needs --checkpoint FOLDER")
+    else:
+        check_output("--checkpoint", Path(args.checkpoint) / "step", makes_folder=True)
+    if not 0 <= args.dropout <= 1:
+        raise InputError(f"--dropout: {args.dropout} is not a probability; give 0 to 1")
+    if not 0 < args.lr < math.inf:
+        raise InputError(f"--lr: {args.lr} is not a learning rate; give a positive number such as 0.01")
     with init(
         args.parts, wire=args.wire, timeout_seconds=args.timeout, interface=args.interface, verify=args.verify
     ) as session:
@@ -142,7 +154,6 @@ def _traced(session: Session, args: argparse.Namespace) -> Trace | None:
 
     if args.trace is None:
         return None
-    check_folder("--trace", Path(args.trace))
     session.exchange.trace = Trace(session.rank)
     return session.exchange.trace
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import tempfile
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -18,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from plait.errors import ProfileError
+from plait.measure.whole import write_whole
 
 __all__ = [
-    "FORMAT", "NUM_FEATURES", "MachineProfile", "Rates", "default_profile", "gpu_profile", "gpu_profile_path",
-    "load_profile", "profile_in_use", "profile_path",
+    "FORMAT", "NUM_FEATURES", "MachineProfile", "Rates", "check_place", "default_profile", "gpu_profile",
+    "gpu_profile_path", "load_profile", "profile_in_use", "profile_path",
 ]  # fmt: skip
 
 FORMAT = "plait-machine-1"
@@ -168,11 +167,15 @@ class MachineProfile:
         return cls(**values)
 
     def save(self, path: Path) -> None:
-        """Write to a temporary file, then rename it: a profile is complete or absent."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, suffix=".json") as file:
-            json.dump(self.to_dict(), file, indent=1)
-        os.replace(file.name, path)
+        """Write it as a whole or not at all; InputError where the folder does not take it."""
+        write_whole(path, json.dumps(self.to_dict(), indent=1), "PLAIT_CACHE", makes_folder=True)
+
+
+def check_place(path: Path) -> None:
+    """InputError where no profile can be kept: said before the minute that measuring takes."""
+    trial = path.with_suffix(".trial")
+    write_whole(trial, "", "PLAIT_CACHE", makes_folder=True)
+    trial.unlink()
 
 
 def _rates(table: Mapping[str, Any]) -> Rates:

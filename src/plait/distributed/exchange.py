@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from plait.distributed.rounds import COUNTING, Counters, Pending, Rounds
+from plait.distributed.rounds import COUNTING, Counters, Pending, Rounds, timeout_of
 from plait.distributed.trace import Trace
 from plait.errors import ExchangeError, InputError
 from plait.features.narrow import BITS, PRECISIONS, narrowed_features, widened
@@ -119,12 +119,10 @@ class Exchange:
         *,
         timeout_seconds: float = 300.0,
     ) -> None:
-        if timeout_seconds <= 0:
-            raise InputError(f"timeout_seconds={timeout_seconds}: give a positive number of seconds")
         self.local, self.bounds, self.rank, self.size = local, bounds, rank, bounds.size - 1
         self.num_rows: int | None = int(bounds[-1])
         self.counters = ExchangeCounters()
-        self._timeout, self._is_closed = float(timeout_seconds), False
+        self._timeout, self._is_closed = timeout_of(timeout_seconds), False
         count = min(self.size, _MOST_SERIES)
         made = (local, bounds, rank, self._timeout, self.counters)
         self._series = [_RowRounds(*made) for _ in range(count)]  # all ranks make their groups in this order

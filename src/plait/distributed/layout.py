@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from plait.errors import InputError
 from plait.features.scores import inclusion_probability
 from plait.graph import Graph, index_dtype
+from plait.graph.compiled import compiled
 
 __all__ = ["Layout", "PartStatistics", "check_assignment", "halo", "lay_out", "remote_rows", "renumbered"]
 
@@ -110,7 +110,7 @@ def remote_rows(
     return float(batches * chance[part != rank].sum())
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def _renumber(indptr: Any, indices: Any, rows: Any, number: Any, pointer: Any, sources: Any) -> None:
     for i in range(rows.size):
         first, last = indptr[rows[i]], indptr[rows[i] + 1]
@@ -120,7 +120,7 @@ def _renumber(indptr: Any, indices: Any, rows: Any, number: Any, pointer: Any, s
         sources[at : pointer[i + 1]].sort()
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def _mark(sources: Any, begin: int, end: int, is_outside: Any) -> int:
     count = 0
     for source in sources:

@@ -20,6 +20,7 @@ from plait.errors import ExchangeError, InputError
 from plait.features.cache import Cache
 from plait.features.rows import as_rows
 from plait.features.scores import degree, inclusion_probability, presample
+from plait.features.simulate import policy_name
 from plait.features.waiting import Lent
 from plait.loader.adapter import picked_seed, to_output
 from plait.loader.assemble import Assembler
@@ -257,8 +258,8 @@ class NeighborLoader(Epochs):
 
     def _cache(self, size: float, policy: str, shared: str | None) -> Cache:
         """The cache in front of the exchange; an empty one without `cache=` or without remote rows."""
-        session = self.session
-        if size < 0:
+        session, policy = self.session, policy_name(policy)
+        if not 0 <= size < math.inf:
             raise InputError(f"cache={size}: give a number of rows, or a share of the halo below 1")
         precision = self._staging.precision
         # a share is one of the memory that the halo's float32 rows would take

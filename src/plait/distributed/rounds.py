@@ -9,6 +9,7 @@ nothing is sent. Everything is sent as plain numbers: nothing received is unpick
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import threading
 import time
@@ -26,7 +27,7 @@ from torch import Tensor
 
 from plait.errors import ExchangeError, InputError
 
-__all__ = ["COUNTING", "Counters", "Pending", "Rounds", "cause", "naming"]
+__all__ = ["COUNTING", "Counters", "Pending", "Rounds", "cause", "naming", "timeout_of"]
 
 Array = NDArray[Any]
 
@@ -94,10 +95,8 @@ class Rounds(Generic[Asked]):
     counters: Counters
 
     def __init__(self, bounds: Array, rank: int, most: int, timeout_seconds: float) -> None:
-        if timeout_seconds <= 0:
-            raise InputError(f"timeout_seconds={timeout_seconds}: give a positive number of seconds")
         self.bounds, self.rank, self.size = bounds, rank, int(bounds.size - 1)
-        self._most, self._timeout = most, float(timeout_seconds)
+        self._most, self._timeout = most, timeout_of(timeout_seconds)
         self._asked: deque[Asked] = deque()
         self._wake = threading.Condition()
         self._error: ExchangeError | None = None
@@ -291,6 +290,13 @@ class Rounds(Generic[Asked]):
             self.counters.bytes_in += int(expected[away].sum()) * out.element_size()
             self.counters.bytes_out += int(counts[away].sum()) * out.element_size()
         return out
+
+
+def timeout_of(seconds: float) -> float:
+    """The seconds to wait for other ranks, checked."""
+    if not 0 < seconds < math.inf:
+        raise InputError(f"timeout_seconds={seconds}: give a positive number of seconds")
+    return float(seconds)
 
 
 @contextlib.contextmanager

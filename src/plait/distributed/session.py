@@ -21,8 +21,8 @@ from torch.distributed.rendezvous import rendezvous
 from plait.distributed.exchange import WIRE, Exchange, LocalRows
 from plait.distributed.frontier import FrontierExchange
 from plait.distributed.parts import Parts, shares
-from plait.distributed.rounds import naming
-from plait.errors import InputError, PartsError, PlaitError
+from plait.distributed.rounds import naming, timeout_of
+from plait.errors import InputError, PartsError, PlaitError, unknown
 from plait.graph import Graph
 from plait.loader.owned import OwnedEdges
 from plait.measure.environment import available_bytes
@@ -228,6 +228,10 @@ def _raise_together(error: PlaitError | None, rank: int, size: int) -> None:
 
 def join(timeout_seconds: float, interface: str | None, backend: str = "gloo") -> bool:
     """Makes the default process group where torchrun started this process; whether it did."""
+    wait, known = timedelta(seconds=timeout_of(timeout_seconds)), [name for _, name in socket.if_nameindex()]
+    for name in () if interface is None else interface.split(","):
+        if name not in known:
+            raise InputError(unknown("interface", name, known))
     if dist.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return False
     lacking = [name for name in ("RANK", "MASTER_PORT") if name not in os.environ]
@@ -238,21 +242,15 @@ def join(timeout_seconds: float, interface: str | None, backend: str = "gloo") -
         )
     master = os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     if interface is None and (master == "localhost" or master.startswith("127.")):
-        interface = _loopback()
+        interface = next((name for name in ("lo", "lo0") if name in known), None)
     if interface is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-    wait = timedelta(seconds=timeout_seconds)
     store, rank, size = next(rendezvous("env://", timeout=wait))
     # torchrun's store outlives a restart, and with it the addresses of dead processes under the same names
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = dist.PrefixStore(f"plait/attempt-{attempt}", store)  # type: ignore[attr-defined]  # torch's lack
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=wait)
     return True
-
-
-def _loopback() -> str | None:
-    names = [name for _, name in socket.if_nameindex()]
-    return next((name for name in ("lo", "lo0") if name in names), None)
 
 
 def _check_agreement(session: Session) -> None:

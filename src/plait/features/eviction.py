@@ -12,12 +12,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
+
+from plait.graph.compiled import compiled, inlined
 
 __all__ = ["admitted", "clock", "lfu", "look_up", "lru", "s3fifo", "sieve", "static"]
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def look_up(slot_of: Any, ids: Any, slots: Any) -> int:
     """The number of ids that have a slot; slots receives it, or -1."""
     hits = 0
@@ -28,7 +29,7 @@ def look_up(slot_of: Any, ids: Any, slots: Any) -> int:
     return hits
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def admitted(slot_of: Any, ids: Any, slots: Any, positions: Any, places: Any) -> int:
     """The number of missing ids that have a slot now; where they stand in the batch and which slot it is."""
     count = 0
@@ -40,14 +41,14 @@ def admitted(slot_of: Any, ids: Any, slots: Any, positions: Any, places: Any) ->
     return count
 
 
-@njit(cache=True, nogil=True, inline="always")  # type: ignore[untyped-decorator]
+@inlined
 def unlink(ahead: Any, behind: Any, slot: Any) -> None:
     """Takes the slot out of its list."""
     ahead[behind[slot]] = ahead[slot]
     behind[ahead[slot]] = behind[slot]
 
 
-@njit(cache=True, nogil=True, inline="always")  # type: ignore[untyped-decorator]
+@inlined
 def push(ahead: Any, behind: Any, sentinel: Any, slot: Any) -> None:
     """Puts the slot at the front of the list."""
     first = ahead[sentinel]
@@ -57,7 +58,7 @@ def push(ahead: Any, behind: Any, sentinel: Any, slot: Any) -> None:
     behind[first] = slot
 
 
-@njit(cache=True, nogil=True, inline="always")  # type: ignore[untyped-decorator]
+@inlined
 def settle(slot_of: Any, id_of: Any, slot: Any, row: Any) -> None:
     """Gives the slot to `row`; the row that had it loses it."""
     if id_of[slot] >= 0:
@@ -66,7 +67,7 @@ def settle(slot_of: Any, id_of: Any, slot: Any, row: Any) -> None:
     slot_of[row] = slot
 
 
-@njit(cache=True, nogil=True, inline="always")  # type: ignore[untyped-decorator]
+@inlined
 def vacant(state: Any, capacity: Any) -> Any:
     """The next unused slot, now taken; -1 when there is none."""
     slot = state[0] if state[0] < capacity else -1
@@ -74,7 +75,7 @@ def vacant(state: Any, capacity: Any) -> Any:
     return slot
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def static(
     ids: Any, slots: Any, slot_of: Any, id_of: Any, ahead: Any, behind: Any, mark: Any, state: Any
 ) -> int:
@@ -101,7 +102,7 @@ def static(
     return int(state[0] - before)
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def lru(
     ids: Any, slots: Any, slot_of: Any, id_of: Any, ahead: Any, behind: Any, mark: Any, state: Any
 ) -> int:
@@ -124,7 +125,7 @@ def lru(
     return int(state[0] - before)
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def lfu(
     ids: Any, slots: Any, slot_of: Any, id_of: Any, ahead: Any, behind: Any, mark: Any, state: Any
 ) -> int:
@@ -158,7 +159,7 @@ def lfu(
     return int(state[0] - before)
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def clock(
     ids: Any, slots: Any, slot_of: Any, id_of: Any, ahead: Any, behind: Any, mark: Any, state: Any
 ) -> int:
@@ -183,7 +184,7 @@ def clock(
     return int(state[0] - before)
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def sieve(
     ids: Any, slots: Any, slot_of: Any, id_of: Any, ahead: Any, behind: Any, mark: Any, state: Any
 ) -> int:
@@ -217,7 +218,7 @@ def sieve(
     return int(state[0] - before)
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def s3fifo(
     ids: Any, slots: Any, slot_of: Any, id_of: Any, ahead: Any, behind: Any, mark: Any, state: Any, ghost: Any
 ) -> int:
@@ -250,7 +251,7 @@ def s3fifo(
     return int(state[0] - before)
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def _s3fifo_victim(id_of: Any, ahead: Any, behind: Any, mark: Any, state: Any, ghost: Any) -> int:
     """A slot, taken out of its queue."""
     capacity = id_of.size

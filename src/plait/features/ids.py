@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import ArrayLike, NDArray
 
 from plait.errors import InputError
+from plait.graph.compiled import compiled
 
 __all__ = ["checked", "distinct", "first_places", "mask_of"]
 
@@ -48,7 +48,7 @@ def first_places(ids: Array) -> Array:
     return ids if unique.size == ids.size else ids[np.sort(at)]
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def distinct(ids: Any, stamp: Any, batch: int, place: Any, unique: Any, inverse: Any) -> int:
     """The number of distinct ids; unique lists them as they come, ids[i] == unique[inverse[i]]."""
     count = 0

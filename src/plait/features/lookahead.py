@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from plait.features.eviction import push, settle, unlink
 from plait.features.trace import NEVER
+from plait.graph.compiled import compiled, inlined
 
 __all__ = ["State", "release", "reveal", "start", "step"]
 
@@ -120,7 +120,7 @@ def step(
     )
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def _release(slots: Any, ahead: Any, behind: Any, list_of: Any, window: int) -> None:
     capacity = list_of.size
     for i in range(slots.size):
@@ -131,7 +131,7 @@ def _release(slots: Any, ahead: Any, behind: Any, list_of: Any, window: int) -> 
             push(ahead, behind, capacity + window + 1, slot)
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def _reveal(
     ids: Any, slot_of: Any, ahead: Any, behind: Any, list_of: Any, count: Any, last_batch: Any,
     last_request: Any, uses: Any, numbers: Any, window: int,
@@ -157,14 +157,14 @@ def _reveal(
     numbers[3] += ids.size
 
 
-@njit(cache=True, nogil=True, inline="always")  # type: ignore[untyped-decorator]
+@inlined
 def _list_for(use: Any, count: Any, window: Any) -> Any:
     if use != NEVER:
         return np.int64(use % (window + 1))
     return np.int64(window + 1 + min(count, _COUNTS - 1))
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def _step(
     ids: Any, slots: Any, held: Any, slot_of: Any, id_of: Any, ahead: Any, behind: Any, list_of: Any,
     count: Any, uses: Any, numbers: Any, window: int, waiting: int,

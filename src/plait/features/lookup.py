@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import ArrayLike, NDArray
 
 from plait.errors import InputError
 from plait.features.memory import prefetch
 from plait.features.rows import all_below
+from plait.graph.compiled import compiled, inlined
 
 __all__ = ["DirectTable", "HashTable", "SlotTable", "slot_table"]
 
@@ -122,19 +122,19 @@ def _no_cells(count: int) -> Array:
     return np.full(2 * count, _EMPTY, np.int64)
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def _direct_find(slots: Any, ids: Any, out: Any) -> None:
     for i in range(ids.size):
         out[i] = slots[np.uint64(ids[i])]
 
 
-@njit(cache=True, nogil=True, inline="always")  # type: ignore[untyped-decorator]
+@inlined
 def _home(row: Any, mask: Any) -> Any:
     # Fibonacci hashing: the high bits of a product with 2**64 / golden ratio spread consecutive ids
     return np.int64((np.uint64(row) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)) & mask
 
 
-@njit(cache=True, nogil=True, inline="always")  # type: ignore[untyped-decorator]
+@inlined
 def _probe(cells: Any, row: Any, mask: Any) -> Any:
     """Where the pair of `row` starts, or the empty pair where it belongs."""
     at = _home(row, mask)
@@ -143,7 +143,7 @@ def _probe(cells: Any, row: Any, mask: Any) -> Any:
     return 2 * at
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def _hash_find(cells: Any, ids: Any, out: Any) -> None:
     mask = cells.size // 2 - 1
     for i in range(ids.size):
@@ -153,7 +153,7 @@ def _hash_find(cells: Any, ids: Any, out: Any) -> None:
         out[i] = cells[at + 1] if ids[i] >= 0 and cells[at] == ids[i] else -1
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def _hash_put(cells: Any, ids: Any, places: Any) -> int:
     """The number of cells taken that were empty before."""
     mask = cells.size // 2 - 1
@@ -166,7 +166,7 @@ def _hash_put(cells: Any, ids: Any, places: Any) -> int:
     return taken
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def _hash_drop(cells: Any, ids: Any) -> None:
     mask = cells.size // 2 - 1
     for i in range(ids.size):

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from plait.errors import InputError
 from plait.features.rows import Row, Rows, place, row_of
+from plait.graph.compiled import compiled
 
 __all__ = ["BITS", "PRECISIONS", "NarrowRows", "check_precision", "narrowed", "narrowed_features", "widened"]
 
@@ -116,7 +117,7 @@ def _to_bfloat16(rows: Array) -> Array:
     return upper
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def _from_bfloat16(bits: Any, words: Any) -> None:
     for i in range(bits.size):
         words[i] = np.uint32(bits[i]) << np.uint32(16)
@@ -133,7 +134,7 @@ def _scaled(typing_context: Any, word: Any) -> Any:
     return types.uint32(types.uint32), build
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def _from_float16(bits: Any, words: Any) -> None:
     """Exponent and fraction moved up and scaled, then the sign."""
     for i in range(bits.size):

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from numba import njit
 from numpy.typing import ArrayLike, NDArray
 
 from plait.errors import InputError
 from plait.features.memory import prefetch
+from plait.graph.compiled import compiled
 
 __all__ = [
     "ArrayRows", "FunctionRows", "RetryingRows", "Row", "Rows", "all_below", "as_rows", "gather", "place",
@@ -213,7 +213,7 @@ def _words(array: Array, word: Any) -> Array:
     return plain.reshape(array.shape[0], -1).view(word)
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def all_below(ids: Any, bound: int) -> bool:
     """Whether all ids are in [0, bound)."""
     # one unsigned comparison covers both ends; no early exit, so that the loop is vectorised
@@ -223,7 +223,7 @@ def all_below(ids: Any, bound: int) -> bool:
     return bad == 0
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def _gather(rows: Any, ids: Any, out: Any) -> None:
     words = rows.shape[1]
     flat = rows.reshape(-1)
@@ -237,7 +237,7 @@ def _gather(rows: Any, ids: Any, out: Any) -> None:
             out[i, k] = rows[source, k]
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def _place(rows: Any, ids: Any, at: Any, out: Any) -> None:
     words = rows.shape[1]
     flat = rows.reshape(-1)

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import ArrayLike, NDArray
 
 from plait.errors import InputError
+from plait.graph.compiled import compiled
 
 if TYPE_CHECKING:
     from plait.graph import Graph
@@ -61,7 +61,7 @@ def inclusion_probability(graph: Graph, fanout: Sequence[int], train: ArrayLike,
     return np.asarray(1.0 - missed)
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def _absent(indptr: Any, indices: Any, chance: Any, absent: Any) -> None:
     for target in range(indptr.size - 1):
         stay = 1.0 - chance[target]

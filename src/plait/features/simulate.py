@@ -13,7 +13,7 @@ from plait.errors import InputError
 from plait.features.policies import LookAhead, MassiveGNN, NoCache, Policy, Recency, Static
 from plait.features.trace import Trace, pack
 
-__all__ = ["POLICIES", "Outcome", "make_policy", "simulate"]
+__all__ = ["POLICIES", "Outcome", "make_policy", "policy_name", "simulate"]
 
 Array = NDArray[Any]
 
@@ -177,10 +177,16 @@ def _scores(trace: Trace, scores: ArrayLike | None) -> Array:
     return trace.first(max(1, len(trace) // 10)).counts().astype(np.float64)
 
 
-def _checked(policy: str, capacity: int, params: dict[str, Any]) -> str:
+def policy_name(policy: str) -> str:
+    """The policy's name as POLICIES has it; InputError where it is none of them."""
     name = str(policy).lower().replace("-", "").replace("_", "").replace(" ", "")
     if name not in POLICIES:
         raise InputError(f"policy={policy!r} is unknown; choose one of {', '.join(POLICIES)}")
+    return name
+
+
+def _checked(policy: str, capacity: int, params: dict[str, Any]) -> str:
+    name = policy_name(policy)
     if isinstance(capacity, bool) or not isinstance(capacity, int | np.integer) or capacity < 0:
         raise InputError(f"capacity={capacity!r}: give a whole number of rows")
     if capacity == 0 and name != "none":

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import ArrayLike, NDArray
 
 from plait.errors import InputError
+from plait.graph.compiled import compiled
 
 __all__ = ["NEVER", "Trace", "pack"]
 
@@ -110,7 +110,7 @@ def _checked(b: int, ids: Array) -> Array:
     return ids.astype(np.int64, copy=False)
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def _drop_repeats(flat: Any, offsets: Any, seen: Any, ids: Any, kept: Any) -> int:
     total = 0
     kept[0] = 0

@@ -6,13 +6,13 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from plait.errors import GraphError
+from plait.graph.compiled import compiled
 
 __all__ = [
     "INT32_LIMIT", "EdgeScan", "build_both", "build_csr", "index_dtype", "require_int32", "scan",
@@ -20,7 +20,6 @@ __all__ = [
 ]  # fmt: skip
 
 Ints = NDArray[Any]
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 INT32_LIMIT = 2**31
 """Counts from here on do not fit the 32-bit indices the kernels prefer."""
@@ -34,11 +33,6 @@ MAX_THREADS = 4
 # Up to this many edges and nodes one kernel call without buckets is faster: 0.6 of the time at 400,000 edges,
 # 1.5 at a million, when rows no longer stay in cache.
 FEW = 2**19
-
-
-def kernel(function: Function) -> Function:
-    """`function` compiled by numba: serial, without the interpreter lock, kept on disk between runs."""
-    return cast(Function, njit(cache=True, nogil=True)(function))
 
 
 def index_dtype(num_nodes: int, num_edges: int) -> np.dtype[Any]:
@@ -209,7 +203,7 @@ def _each(parts: int, work: Callable[[int], None]) -> None:
     return None
 
 
-@kernel
+@compiled
 def _scan(src: Ints, dst: Ints) -> tuple[int, int, int, int, bool, bool, int]:
     low_s = high_s = src[0]
     low_d = high_d = dst[0]
@@ -229,13 +223,13 @@ def _scan(src: Ints, dst: Ints) -> tuple[int, int, int, int, bool, bool, int]:
     return low_s, high_s, low_d, high_d, by_dst, by_src, loops
 
 
-@kernel
+@compiled
 def _count(keys: Ints, shift: int, counts: Ints) -> None:
     for e in range(keys.size):
         counts[keys[e] >> shift] += 1
 
 
-@kernel
+@compiled
 def _to_buckets(
     keys: Ints, others: Ints, ids: Ints | None, shift: int, heads: Ints, begin: int, end: int, near: Columns
 ) -> None:
@@ -248,7 +242,7 @@ def _to_buckets(
         near.ids[p] = e if ids is None else ids[e]
 
 
-@kernel
+@compiled
 def _inside_buckets(
     near: Columns, shift: int, starts: Ints, first: int, last: int, indptr: Ints, out: Columns
 ) -> None:
@@ -276,7 +270,7 @@ def _inside_buckets(
             out.ids[p] = near.ids[i]
 
 
-@kernel
+@compiled
 def _starts(keys: Ints, indptr: Ints, cursor: Ints) -> None:
     """Row pointers of `keys`, and a copy of the row starts to write from."""
     indptr[:] = 0
@@ -287,7 +281,7 @@ def _starts(keys: Ints, indptr: Ints, cursor: Ints) -> None:
         indptr[r + 1] += indptr[r]
 
 
-@kernel
+@compiled
 def _turn(pointer: Ints, source: Ints, indptr: Ints, indices: Ints, order: Ints, cursor: Ints) -> None:
     """The transpose of rows `pointer` of `source`; order tells where an entry was."""
     _starts(source, indptr, cursor)
@@ -300,7 +294,7 @@ def _turn(pointer: Ints, source: Ints, indptr: Ints, indices: Ints, order: Ints,
             order[p] = e
 
 
-@kernel
+@compiled
 def _both(
     source: Ints, pointer: Ints, indptr: Ints, indices: Ints, order: Ints,
     turned_indptr: Ints, turned_indices: Ints, turned_order: Ints, cursor: Ints,
@@ -322,7 +316,7 @@ def _both(
             turned_order[p] = q
 
 
-@kernel
+@compiled
 def _few(
     src: Ints, dst: Ints, num_sources: int, is_source_order: bool, cursor: Ints, by_source: Ints,
     indptr: Ints, indices: Ints, order: Ints,
@@ -347,7 +341,7 @@ def _few(
         order[p] = e
 
 
-@kernel
+@compiled
 def count_rows(keys: Ints, indptr: Ints) -> None:
     """indptr (zeros, [rows + 1]) becomes the row pointers of `keys`."""
     for e in range(keys.size):
@@ -356,7 +350,7 @@ def count_rows(keys: Ints, indptr: Ints) -> None:
         indptr[r + 1] += indptr[r]
 
 
-@kernel
+@compiled
 def rows_are_sorted(indptr: Ints, indices: Ints) -> bool:
     """True when sources ascend (repeats allowed) inside every row."""
     for r in range(indptr.size - 1):
@@ -366,7 +360,7 @@ def rows_are_sorted(indptr: Ints, indices: Ints) -> bool:
     return True
 
 
-@kernel
+@compiled
 def matches_transpose(indptr: Ints, indices: Ints, cursor: Ints) -> bool:
     """True when A == A^T with multiplicities; cursor starts as the row starts.
 
@@ -383,7 +377,7 @@ def matches_transpose(indptr: Ints, indices: Ints, cursor: Ints) -> bool:
     return True
 
 
-@kernel
+@compiled
 def count_self_loops(indptr: Ints, indices: Ints) -> int:
     """Number of entries with row == source."""
     total = 0
@@ -393,7 +387,7 @@ def count_self_loops(indptr: Ints, indices: Ints) -> int:
     return total
 
 
-@kernel
+@compiled
 def drop_self_loops(
     indptr: Ints, indices: Ints, out_indptr: Ints, out_indices: Ints, out_order: Ints
 ) -> None:
@@ -408,7 +402,7 @@ def drop_self_loops(
         out_indptr[r + 1] = q
 
 
-@kernel
+@compiled
 def one_loop_per_row(
     indptr: Ints, indices: Ints, out_indptr: Ints, out_indices: Ints, out_order: Ints, num_loops: int
 ) -> None:

@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from plait.errors import GraphError
+from plait.errors import GraphError, InputError
 from plait.graph import build, stats
 
 __all__ = ["Graph"]
@@ -79,6 +79,10 @@ class Graph:
         """
         if dst is None:
             src, dst = _ends(src)
+        elif getattr(src, "ndim", 1) == 2:
+            raise GraphError(
+                "dst: an edge_index of shape [2, E] has both ends; give the number of nodes as num_nodes=..."
+            )
         source, target = _as_edges(src, dst)
         facts = build.scan(source, target)
         rows, columns = _sizes(facts, num_nodes, num_sources)
@@ -372,6 +376,16 @@ class Graph:
         return self
 
 
+def require_graph(graph: object, function: str) -> Graph:
+    """`graph`; InputError where it is none, such as the edge_index it would be made from."""
+    if not isinstance(graph, Graph):
+        raise InputError(
+            f"{function}: graph: {type(graph).__name__} is not a plait.Graph; make one with "
+            "plait.Graph.from_edge_index(edge_index, num_nodes=...)"
+        )
+    return graph
+
+
 def follow(order: Ints | None, positions: Ints) -> Ints:
     """The caller's edge numbers at `positions` of a CSR with this `order`; -1 stays -1."""
     if order is None:
@@ -384,7 +398,15 @@ def follow(order: Ints | None, positions: Ints) -> Ints:
 def _ends(edge_index: Any) -> tuple[Ints, Ints]:
     """(sources, targets) of an edge_index of shape [2, E]."""
     # a tensor, wherever it is; torch is not imported here
-    edges = np.asarray(edge_index.detach().cpu() if hasattr(edge_index, "detach") else edge_index)
+    try:
+        edges = np.asarray(edge_index.detach().cpu() if hasattr(edge_index, "detach") else edge_index)
+    except (
+        TypeError,
+        ValueError,
+        NotImplementedError,
+    ):  # sparse, on the device meta, lists of unequal length
+        kind = type(edge_index).__name__
+        raise GraphError(f"edge_index: a {kind} without an array of shape [2, E]; pass that array") from None
     if edges.ndim != 2 or edges.shape[0] != 2:
         is_turned = edges.ndim == 2 and edges.shape[1] == 2
         hint = "transpose it" if is_turned else "pass it as [sources, targets], or pass dst too"

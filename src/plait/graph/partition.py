@@ -6,10 +6,10 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import ArrayLike, NDArray
 
 from plait.errors import InputError
+from plait.graph.compiled import compiled
 
 if TYPE_CHECKING:
     from plait.graph import Graph
@@ -201,7 +201,7 @@ def _mask(num_nodes: int, train: ArrayLike | None) -> NDArray[np.bool_]:
     return mask
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def _merge(indptr: Any, indices: Any, back_indptr: Any, back_indices: Any, pointer: Any, out: Any) -> None:
     """Counts the distinct neighbours of row v in pointer[v + 1] when `out` is empty, else writes them."""
     fills = out.size > 0
@@ -226,7 +226,7 @@ def _merge(indptr: Any, indices: Any, back_indptr: Any, back_indices: Any, point
             pointer[v + 1] = found
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def _has_room(weights: Any, v: int, held: Any, limits: Any, i: int) -> bool:
     for load in range(limits.size):
         if weights[v, load] and held[i, load] + weights[v, load] > limits[load]:
@@ -234,7 +234,7 @@ def _has_room(weights: Any, v: int, held: Any, limits: Any, i: int) -> bool:
     return True
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def _fennel_pass(
     indptr: Any, indices: Any, weights: Any, limits: Any, alpha: float, held: Any, part: Any
 ) -> None:
@@ -263,7 +263,7 @@ def _fennel_pass(
         held[best] += weights[v]
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def _balance_pass(
     indptr: Any, indices: Any, weights: Any, limits: Any, least: int, held: Any, part: Any
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.graph.build import kernel
+from plait.graph.compiled import compiled
 
 __all__ = ["GraphStats", "footprint", "measure", "miss_curve"]
 
@@ -170,13 +170,13 @@ def _followed(indices: Ints, bits: int) -> Ints:
     return reads
 
 
-@kernel
+@compiled
 def _is_followed(v: int, bits: int) -> bool:
     # Knuth's multiplicative hash: it spreads the chosen ones evenly over neighbouring node numbers
     return bool(((np.uint64(v) * np.uint64(2654435769)) & np.uint64(0xFFFFFFFF)) >> np.uint64(32 - bits) == 0)
 
 
-@kernel
+@compiled
 def _count_followed(indices: Ints, bits: int) -> int:
     total = 0
     for e in range(indices.size):
@@ -184,7 +184,7 @@ def _count_followed(indices: Ints, bits: int) -> int:
     return total
 
 
-@kernel
+@compiled
 def _copy_followed(indices: Ints, bits: int, reads: Ints) -> None:
     q = 0
     for e in range(indices.size):
@@ -193,7 +193,7 @@ def _copy_followed(indices: Ints, bits: int, reads: Ints) -> None:
             q += 1
 
 
-@kernel
+@compiled
 def _reuse_distances(reads: Ints, last: Ints, tree: Ints, limits: Ints, hits_within: Ints) -> None:
     """hits_within[k]: reads whose distance (distinct sources since the last read of the same) is below
     limits[k] but not below limits[k - 1].
@@ -227,7 +227,7 @@ def _reuse_distances(reads: Ints, last: Ints, tree: Ints, limits: Ints, hits_wit
             i += i & -i
 
 
-@kernel
+@compiled
 def _gaps(indices: Ints, last: Ints, shift: int, bit_length: Ints, counts: Ints, totals: Ints) -> int:
     """Number of distinct sources; counts[k], totals[k]: number and summed length of the gaps whose
     gap >> shift has k binary digits, that is, which hold exactly the first k windows."""
@@ -249,7 +249,7 @@ def _gaps(indices: Ints, last: Ints, shift: int, bit_length: Ints, counts: Ints,
     return distinct
 
 
-@kernel
+@compiled
 def _digits(value: int, bit_length: Ints) -> int:
     digits = 0
     while value >= 4096:

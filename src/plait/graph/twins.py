@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from plait.graph.build import Ints, kernel
+from plait.graph.build import Ints
+from plait.graph.compiled import compiled
 
 if TYPE_CHECKING:
     from plait.graph.csr import Graph
@@ -88,7 +89,7 @@ def closed_twins(graph: Graph) -> Twins | None:
     return Twins(members.astype(dtype), kept.astype(np.int64), sizes.astype(np.int64))
 
 
-@kernel
+@compiled
 def _row_sums(indptr: Ints, indices: Ints, mark: Ints, sums: Ints) -> None:
     for v in range(len(indptr) - 1):
         total = mark[v]
@@ -97,7 +98,7 @@ def _row_sums(indptr: Ints, indices: Ints, mark: Ints, sums: Ints) -> None:
         sums[v] = total
 
 
-@kernel
+@compiled
 def _compare(
     indptr: Ints, indices: Ints, order: Ints, representative: Ints, count: Ints, is_twin: Ints
 ) -> None:
@@ -134,7 +135,7 @@ def _compare(
         is_twin[v] = same
 
 
-@kernel
+@compiled
 def _count_kept(indptr: Ints, indices: Ints, representatives: Ints, is_chosen: Ints, counts: Ints) -> None:
     for k in range(len(representatives)):
         v = representatives[k]
@@ -144,7 +145,7 @@ def _count_kept(indptr: Ints, indices: Ints, representatives: Ints, is_chosen: I
         counts[k + 1] = kept
 
 
-@kernel
+@compiled
 def _keep(
     indptr: Ints,
     indices: Ints,

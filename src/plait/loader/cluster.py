@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.loader import ClusterData as PyGClusterData
@@ -17,6 +16,7 @@ from torch_geometric.utils import narrow
 
 from plait.errors import InputError
 from plait.graph import Graph
+from plait.graph.compiled import compiled
 from plait.graph.io import replacing
 from plait.graph.partition import metis
 from plait.loader.adapter import picked_seed
@@ -141,7 +141,7 @@ class ClusterLoader(Epochs, PyGClusterLoader):  # type: ignore[misc]  # torch_ge
 _ABSENT = np.iinfo(np.int64).min
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def _edges_inside(
     indptr: Any, index: Any, cluster_of: Any, shift: Any, begins: Any, ends: Any, near: Any, far: Any,
     edges: Any,

@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
+
+from plait.graph.compiled import inlined
 
 __all__ = ["GOLDEN", "below", "draw", "mix", "node_key", "stream_key", "unit"]
 
@@ -21,7 +23,7 @@ _GOLDEN = np.uint64(GOLDEN)
 _MASK = (1 << 64) - 1
 
 
-@njit(cache=True, nogil=True, inline="always")  # type: ignore[untyped-decorator]
+@inlined
 def mix(x: Any) -> Any:
     """The splitmix64 finaliser: a bijection of uint64 in which every input bit reaches every output bit."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -29,13 +31,13 @@ def mix(x: Any) -> Any:
     return x ^ (x >> np.uint64(31))
 
 
-@njit(cache=True, nogil=True, inline="always")  # type: ignore[untyped-decorator]
+@inlined
 def node_key(key: Any, node: Any) -> Any:
     """The key of `node` under `key`."""
     return mix(key + (np.uint64(node) + np.uint64(1)) * _GOLDEN)
 
 
-@njit(cache=True, nogil=True, inline="always")  # type: ignore[untyped-decorator]
+@inlined
 def draw(key: Any, number: Any) -> Any:
     """The draw of that number (0, 1, ...) in the stream of `key`: uniform on all of uint64."""
     return mix(key + (np.uint64(number) + np.uint64(1)) * _GOLDEN)
@@ -53,13 +55,13 @@ def _high_product(typing_context: Any, left: Any, right: Any) -> Any:
     return types.uint64(types.uint64, types.uint64), build
 
 
-@njit(cache=True, nogil=True, inline="always")  # type: ignore[untyped-decorator]
+@inlined
 def below(bits: Any, bound: Any) -> Any:
     """floor(bits * bound / 2**64) for 0 < bound < 2**63: uniform below `bound` up to bound / 2**64."""
     return np.int64(_high_product(bits, np.uint64(bound)))
 
 
-@njit(cache=True, nogil=True, inline="always")  # type: ignore[untyped-decorator]
+@inlined
 def unit(bits: Any) -> Any:
     """A float64 in (0, 1): never 0, so that its logarithm is finite."""
     return (np.float64(bits >> np.uint64(11)) + 0.5) * (1.0 / 9007199254740992.0)

@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from plait.features.memory import prefetch
+from plait.graph.compiled import compiled, inlined
 from plait.loader.draw import below, draw, mix, node_key, unit
 
 __all__ = [
@@ -41,7 +41,7 @@ _AHEAD = 16
 _ONE, _TWO = np.uint64(1), np.uint64(2)
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def locate(
     indptr: Any, n_id: Any, tree: Any, begin: int, end: int, fanout: int, replace: bool, hop_key: Any,
     start: Any, degree: Any, pointer: Any, key: Any,
@@ -65,7 +65,7 @@ def locate(
     return int(total - pointer[begin])
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def locate_in_time(
     indptr: Any, times: Any, n_id: Any, tree: Any, seed_time: Any, begin: int, end: int, fanout: int,
     replace: bool, last: bool, hop_key: Any, start: Any, degree: Any, pointer: Any, key: Any,
@@ -97,7 +97,7 @@ def locate_in_time(
     return int(total - pointer[begin])
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def running_sums(indptr: Any, weight: Any) -> Any:
     """Sums of weight from the start of each row: one sum over all would lose light rows behind heavy ones."""
     running = np.empty_like(weight)
@@ -109,7 +109,7 @@ def running_sums(indptr: Any, weight: Any) -> Any:
     return running
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def pick_uniform(
     begin: int, end: int, origin: int, start: Any, degree: Any, pointer: Any, key: Any, ends: Any,
     stride: int, source: Any, edge: Any,
@@ -155,7 +155,7 @@ def pick_uniform(
         _read_ends(ends, stride, pointer[block], pointer[stop], source, edge)
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def _read_ends(ends: Any, stride: int, begin: int, end: int, source: Any, edge: Any) -> None:
     """Turns positions into sources and, where edges have other numbers than those, into numbers."""
     if stride == 2:
@@ -168,7 +168,7 @@ def _read_ends(ends: Any, stride: int, begin: int, end: int, source: Any, edge: 
             source[e] = ends[np.uint64(edge[e])]
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def pick_edges(
     mode: int, begin: int, end: int, origin: int, start: Any, degree: Any, pointer: Any, key: Any,
     ends: Any, stride: int, indptr: Any, n_id: Any, weight: Any, running: Any, labor_key: Any, batch: int,
@@ -210,7 +210,7 @@ def pick_edges(
         _read_ends(ends, stride, pointer[block], pointer[stop], source, edge)
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def _marks_needed(begin: int, end: int, origin: int, degree: Any, pointer: Any) -> int:
     size = _MARKS
     for i in range(begin, end):
@@ -220,7 +220,7 @@ def _marks_needed(begin: int, end: int, origin: int, degree: Any, pointer: Any) 
     return size
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def _longest(begin: int, end: int, pointer: Any) -> int:
     longest = 0
     for i in range(begin, end):
@@ -228,7 +228,7 @@ def _longest(begin: int, end: int, pointer: Any) -> int:
     return longest
 
 
-@njit(cache=True, nogil=True, inline="always")  # type: ignore[untyped-decorator]
+@inlined
 def _roulette(running: Any, first: int, stop: int, base: float, point: float) -> int:
     """The first position in [first, stop) whose running weight exceeds base + point."""
     low = first
@@ -242,7 +242,7 @@ def _roulette(running: Any, first: int, stop: int, base: float, point: float) ->
     return low
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def _spin(first: int, count: int, k: int, key: Any, running: Any, base: float, edge: Any, o: int) -> None:
     """k independent draws in proportion to weight; `running` sums weights from the start of the row."""
     total = running[first + count - 1] - base
@@ -250,7 +250,7 @@ def _spin(first: int, count: int, k: int, key: Any, running: Any, base: float, e
         edge[o + j] = _roulette(running, first, first + count, base, unit(draw(key, j)) * total)
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def _successive(
     first: int, count: int, k: int, key: Any, weight: Any, running: Any, base: float, rank: Any, edge: Any,
     o: int,
@@ -279,7 +279,7 @@ def _successive(
         _race(first, count, done, k, mix(key), weight, rank, edge, o)
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def _race(
     first: int, count: int, done: int, k: int, key: Any, weight: Any, rank: Any, edge: Any, o: int
 ) -> None:
@@ -298,7 +298,7 @@ def _race(
             size = _keep_smallest(rank, edge, o + done, size, k - done, time, p)
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def _keep_smallest(rank: Any, edge: Any, o: int, size: int, k: int, value: Any, position: int) -> int:
     """Enters a value below the largest into the max-heap of the k smallest in rank, edge[o:]; its size."""
     if size < k:
@@ -329,7 +329,7 @@ def _keep_smallest(rank: Any, edge: Any, o: int, size: int, k: int, value: Any, 
     return size
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def _labor(
     first: int, count: int, k: int, ends: Any, stride: int, weight: Any, labor_key: Any, batch: int,
     dependency: int, rank: Any, edge: Any, o: int,

@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from plait.features.memory import prefetch
+from plait.graph.compiled import compiled, inlined
 from plait.loader.draw import mix
 
 __all__ = ["finish", "hash_relabel", "induce", "stamp_relabel", "stamp_seeds"]
@@ -26,7 +26,7 @@ _AHEAD = np.uint64(32)
 _ONE = np.uint64(1)
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def stamp_seeds(slot: Any, base: Any, n_id: Any, count: int) -> None:
     """Enters the seeds; of a repeated seed the first copy answers for the node."""
     for i in range(count):
@@ -34,7 +34,7 @@ def stamp_seeds(slot: Any, base: Any, n_id: Any, count: int) -> None:
             slot[n_id[i]] = np.uint32(base + np.uint32(i))
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def stamp_relabel(
     slot: Any, base: Any, source: Any, begin: int, end: int, n_id: Any, found: int, row: Any
 ) -> int:
@@ -56,7 +56,7 @@ def stamp_relabel(
     return int(after - base)
 
 
-@njit(cache=True, nogil=True, inline="always")  # type: ignore[untyped-decorator]
+@inlined
 def _probe(keys: Any, mask: Any, wanted: Any) -> Any:
     """Where `wanted` is, or the free cell where it belongs; keys are shifted by one so that 0 means free."""
     at = np.int64(mix(np.uint64(wanted))) & mask
@@ -65,7 +65,7 @@ def _probe(keys: Any, mask: Any, wanted: Any) -> Any:
     return at
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def hash_relabel(
     keys: Any, places: Any, num_nodes: int, source: Any, pointer: Any, begin: int, end: int, n_id: Any,
     tree: Any, target_tree: Any, found: int, row: Any,
@@ -98,7 +98,7 @@ def hash_relabel(
     return found
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def finish(
     row: Any, edge: Any, pointer: Any, targets: int, out_row: Any, out_col: Any, out_edge: Any
 ) -> None:
@@ -111,7 +111,7 @@ def finish(
         out_edge[e] = edge[e]
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def induce(
     slot: Any, base: int, indptr: Any, indices: Any, n_id: Any, out_row: Any, out_col: Any, out_edge: Any
 ) -> int:

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from plait.graph.compiled import compiled
 from plait.loader.draw import stream_key
 from plait.loader.expand import Space, checked_fanout, checked_ids, whole
 from plait.loader.owned import Drawn, Frontier
@@ -116,7 +116,7 @@ def gathered(pieces: Sequence[Drawn], begin: int, end: int, edges: EdgeSpace) ->
     return gained
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def _enter(at: Any, source: Any, edge: Any, begin: int, pointer: Any, out_source: Any, out_edge: Any) -> None:
     """Copies the edges of every answered target to where the pointers say."""
     read = 0

@@ -59,7 +59,13 @@ def append(path: str | os.PathLike[str], record: Record) -> None:
 
     A line an interrupted run left unfinished is closed first: it costs that line, not the new one.
     """
-    target = Path(path)
+    try:
+        _append(Path(path), record.to_json().encode())
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written to ({error.strerror}); name another place") from None
+
+
+def _append(target: Path, line: bytes) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with open(target, "a+b") as file:
         file.seek(0, os.SEEK_END)
@@ -67,7 +73,7 @@ def append(path: str | os.PathLike[str], record: Record) -> None:
         if file.tell():
             file.seek(-1, os.SEEK_END)
             start = b"" if file.read(1) == b"\n" else b"\n"
-        file.write(start + record.to_json().encode() + b"\n")
+        file.write(start + line + b"\n")
         file.flush()
         os.fsync(file.fileno())
 

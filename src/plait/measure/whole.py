@@ -14,7 +14,7 @@ def write_whole(path: Path, content: str | bytes, flag: str, makes_folder: bool 
     """Write `content` to `path`, or leave what is there; InputError names the argument `flag`."""
     data = content.encode() if isinstance(content, str) else content
     target = path.resolve()  # a link stays one
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    partial = target.parent / f".{target.name}.{os.getpid()}.partial"
     try:
         if target.exists() and not target.is_file():  # a pipe or a terminal: nothing to keep
             target.write_bytes(data)

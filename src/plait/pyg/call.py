@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch.utils.data
 from torch import Tensor, nn
+from torch.fx import GraphModule
 from torch_geometric.data import Batch, Data, Dataset, HeteroData
 from torch_geometric.data.data import BaseData
 
@@ -99,18 +100,20 @@ def call_of(model: nn.Module, data: Any) -> Call | None:
     None where the names are not found; InputError where `data` cannot be what was meant.
     """
     _check(data)
-    names, kind = _parameters(model), type(model).__name__
-    found = {name: _attribute(data, name) for name in names}
+    names, keywords = _parameters(model)
+    kind, by_type = type(model).__name__, isinstance(data, HeteroData) and _takes_dictionaries(model)
+    found = {name: _attribute(data, name, by_type) for name in names}
     missing = [name for name, value in found.items() if value is None]
     if not missing:
-        return Call(tuple(found.values()))
+        named = {name: found.pop(name) for name in keywords}
+        return Call(tuple(found.values()), named)
     if len(names) == 1 and _ALIASES.get(names[0], names[0]) != "edge_index":
         return Call((data,))
     if isinstance(data, HeteroData):
         raise InputError(
             f"data: HeteroData, but {kind}.forward takes {', '.join(names)}; pass a Data for layers on one "
-            "kind of node, or name the arguments x_dict and edge_index_dict, as to_hetero does (compile "
-            "works without data too: the plan is then made at the first call; explain takes args=)"
+            "kind of node, or name the arguments x_dict and edge_index_dict (compile works without data too: "
+            "the plan is then made at the first call; explain takes args=)"
         )
     if isinstance(data, Data) and data.x is None and any(_ALIASES.get(n, n) == "x" for n in missing):
         raise InputError(
@@ -129,24 +132,32 @@ def _has_no_edges(data: Any) -> bool:
     return isinstance(data, Data) and data.edge_index is None and getattr(data, "adj_t", None) is None
 
 
-def _attribute(data: Any, name: str) -> Any:
+def _takes_dictionaries(model: nn.Module) -> bool:
+    """Whether to_hetero has been here: its modules keep the names of arguments that are now dictionaries."""
+    return any(isinstance(module, GraphModule) for module in model.modules())
+
+
+def _attribute(data: Any, name: str, by_type: bool = False) -> Any:
+    known = _ALIASES.get(name, name)
+    if by_type and not name.endswith("_dict"):
+        return getattr(data, f"{known}_dict", None) or None
     value = getattr(data, name, None)
-    return getattr(data, _ALIASES.get(name, name), None) if value is None else value
+    return getattr(data, known, None) if value is None else value
 
 
-def _parameters(model: nn.Module) -> list[str]:
-    """Names of the arguments that forward must be given."""
+def _parameters(model: nn.Module) -> tuple[list[str], list[str]]:
+    """Names of the arguments that forward must be given, and those of them that it takes by name only."""
     parameters = list(inspect.signature(model.__class__.forward).parameters.values())[1:]
-    names = [
-        p.name
-        for p in parameters
-        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    kinds = {p.kind for p in parameters}
+    needed = [
+        p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
     ]
-    if names and not any(p.kind == p.VAR_POSITIONAL for p in parameters):
-        return names
+    if needed and inspect.Parameter.VAR_POSITIONAL not in kinds:
+        return [p.name for p in needed], [p.name for p in needed if p.kind is p.KEYWORD_ONLY]
     # torch_geometric.nn.Sequential takes *args in the order of its description
     described = getattr(model, "signature", None)
-    return [p.name for p in described] if isinstance(described, list) else ["x", "edge_index"]
+    names = [p.name for p in described] if isinstance(described, list) else ["x", "edge_index"]
+    return names, names if kinds == {inspect.Parameter.VAR_KEYWORD} else []
 
 
 def _check(data: Any) -> None:

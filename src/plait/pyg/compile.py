@@ -191,7 +191,10 @@ def _check_arguments(model: Any, epochs: Any, mode: Any) -> None:
 def _row_numbers(rows: Tensor | None, data: Any) -> Tensor | None:
     if rows is None:
         return None
-    rows = torch.as_tensor(rows)
+    try:
+        rows = torch.as_tensor(rows)
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(f"rows: {rows!r}; pass a mask or a vector of node numbers") from None
     count = getattr(data, "num_nodes", None)
     if rows.dtype == torch.bool:
         if count is not None and rows.shape != (count,):

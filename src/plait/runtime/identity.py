@@ -28,7 +28,7 @@ from numba.extending import intrinsic
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from plait.graph.build import kernel
+from plait.graph.compiled import compiled
 
 __all__ = ["SAMPLES", "Hold", "counts_writes", "identity", "storage_bytes"]
 
@@ -118,7 +118,7 @@ def _word_at(typing: Any, address: Any) -> Any:
     return types.uint64(types.int64), code
 
 
-@kernel
+@compiled
 def _sampled(address: int, words: int, samples: int) -> int:
     """A number made of `samples` words, a run of neighbours at each of _PLACES places spread evenly.
 

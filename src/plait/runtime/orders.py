@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from plait.graph import Graph
-from plait.graph.build import kernel
+from plait.graph.compiled import compiled
 from plait.kernels import edgewise, multi
 from plait.kernels import spmm as sparse
 from plait.kernels.edgewise import Groups
@@ -24,7 +24,7 @@ _LEAST_EDGES = 256
 _BLOCK_FLOATS = 1 << 17  # of the rows gathered for a block: half a megabyte stays in the second cache
 
 
-@kernel
+@compiled
 def _invert(order: np.ndarray[Any, Any], places: np.ndarray[Any, Any]) -> None:
     """places[order[p]] = p; numpy makes 0, 1, 2, ... first and takes three times as long."""
     for p in range(order.size):

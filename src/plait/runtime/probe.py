@@ -11,9 +11,11 @@ caches), done once, and kept next to the kernels.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from torch.nn import functional
 
 from plait.cost.family import processor
 from plait.cost.machine import MachineProfile, Rates, default_profile, load_profile, profile_path
-from plait.errors import ProfileError
+from plait.errors import InputError, ProfileError
 from plait.kernels import gemm as dense
 
 __all__ = ["OUTSIDE", "machine_for", "outside", "probe", "scaled"]
@@ -39,6 +41,7 @@ _LEAST, _MOST = 0.05, 50.0  # a ratio outside is an error of the probe, not a re
 _RATIOS = ("copy", "gather", "product", "call", *(f"dense {width}" for width in _DENSE_WIDTHS))
 OUTSIDE = ("loss_row_seconds", "loss_number_seconds", "passed_byte_seconds", "returned_byte_seconds")
 """Fields of a profile that say how long torch takes outside layers."""
+_zeros = functools.partial(torch.zeros, dtype=torch.float32)
 
 
 def machine_for(cache_folder: Path) -> MachineProfile:
@@ -59,7 +62,9 @@ def machine_for(cache_folder: Path) -> MachineProfile:
     if kept is not None and kept.measured.get("cpu") == name and _is_complete(kept):
         return kept
     made = scaled(built_in, probe(), name, family)
-    with contextlib.suppress(OSError):  # where the folder cannot be written to, the next process probes again
+    with contextlib.suppress(
+        InputError
+    ):  # where the folder cannot be written to, the next process probes again
         made.save(path)
     return made
 
@@ -70,18 +75,30 @@ def _is_complete(kept: MachineProfile) -> bool:
     return isinstance(found, Mapping) and set(_RATIOS) <= set(found)
 
 
+def _apart(measure: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
+    """In a thread of its own: no mode of the caller (no_grad, autocast, a default device) reaches it."""
+
+    @functools.wraps(measure)
+    def measured() -> dict[str, Any]:
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(measure).result()
+
+    return measured
+
+
+@_apart
 def probe() -> dict[str, float]:
     """Bytes per second copied and gathered, flops per second, calls per second, all of one thread.
 
     "product" is torch's, "dense WIDTH" plait's own; and the seconds that torch takes outside layers. Kernels
     that are not on disk yet are compiled first, which takes seconds once: they are those that models run.
     """
-    a = torch.zeros(_ROWS, _WIDTH)
+    a = _zeros(_ROWS, _WIDTH)
     b = torch.empty_like(a)
     order = torch.randperm(_ROWS, generator=torch.Generator().manual_seed(0))
-    weight = torch.zeros(_INNER, _INNER)
-    left, out = torch.zeros(512, _INNER), torch.empty(512, _INNER)
-    small = torch.zeros(4)
+    weight = _zeros(_INNER, _INNER)
+    left, out = _zeros(512, _INNER), _zeros(512, _INNER)
+    small = _zeros(4)
     size = a.numel() * a.element_size()
     with _one_thread():
         seconds = _fastest({
@@ -98,17 +115,18 @@ def probe() -> dict[str, float]:
 
 def _product(width: int) -> Callable[[], object]:
     """A product of rows in cache on plait's own kernel."""
-    left, weight = torch.zeros(_DENSE_ROWS, _DENSE_INNER), torch.zeros(_DENSE_INNER, width)
-    out = torch.empty(_DENSE_ROWS, width)
+    left, weight = _zeros(_DENSE_ROWS, _DENSE_INNER), _zeros(_DENSE_INNER, width)
+    out = _zeros(_DENSE_ROWS, width)
     return lambda: dense.gemm(left, weight, out)
 
 
+@_apart
 def outside() -> dict[str, Any]:
     """The fields `OUTSIDE` of this machine's profile: torch's seconds on one core outside layers."""
-    given = torch.zeros(_ROWS // 2, _WIDTH)  # 16 MB: from memory, and below what glibc maps afresh
+    given = _zeros(_ROWS // 2, _WIDTH)  # 16 MB: from memory, and below what glibc maps afresh
     made, size = torch.empty_like(given), given.numel() * given.element_size()
     labels = torch.zeros(_LOSS_ROWS, dtype=torch.int64)
-    losses = {width: torch.zeros(_LOSS_ROWS, width, requires_grad=True) for width in (_NARROW, _WIDE)}
+    losses = {width: _zeros(_LOSS_ROWS, width, requires_grad=True) for width in (_NARROW, _WIDE)}
 
     def loss(width: int) -> object:
         return torch.autograd.grad(functional.cross_entropy(losses[width], labels), losses[width])

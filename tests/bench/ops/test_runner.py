@@ -102,6 +102,11 @@ def test_missing_and_broken_variants_are_lines(monkeypatch: pytest.MonkeyPatch) 
     assert found["right"]["status"] == "ok"
 
 
+def test_groups_that_no_chosen_variant_is_in_are_left_out() -> None:
+    groups = [(CASE,), (make_case("spmm", edges=10, width=2),)]
+    assert [group[0].op for group in left(groups, quick(variants=["torch-csr"]))] == ["spmm"]
+
+
 def test_cases_of_a_bout_share_a_group_and_their_variants_can_be_chosen() -> None:
     group = tuple(replace(CASE, value_sparsity=zeros) for zeros in (0.0, 0.9))
     records = measure(group, quick(variants=["torch"]))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
 from plait.errors import InputError
-from plait.graph.hag import search
+from plait.graph.hag import forecast, search
 
 from .graphs import ODD_GRAPHS, graph_of, random_graph, real_graph
 
@@ -84,6 +86,16 @@ def test_progress_ends_at_one() -> None:
     assert seen[-1] == 1.0
 
 
+@pytest.mark.parametrize("function", [search, forecast])
+def test_what_is_no_graph_is_refused_with_the_next_step(function: Callable[[Any], object]) -> None:
+    with pytest.raises(InputError, match=r"ndarray is not a plait.Graph; make one with .*from_edge_index"):
+        function(np.zeros((2, 3), int))
+
+
+def test_a_sum_that_no_graph_has_rows_enough_for_leaves_the_plain_graph() -> None:
+    assert search(CLIQUE, min_count=10**20).num_aggregation_nodes == 0
+
+
 @pytest.mark.parametrize(
     ("argument", "value"),
     [
@@ -99,6 +111,7 @@ def test_progress_ends_at_one() -> None:
         ("min_count", 1),
         ("time_budget", -1.0),
         ("time_budget", math.nan),
+        ("time_budget", "10 s"),
     ],
 )
 def test_bad_arguments_are_named(argument: str, value: object) -> None:

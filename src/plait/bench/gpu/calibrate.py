@@ -22,7 +22,7 @@ from plait.bench.calibrate import CONSTANTS, Progress, fit_gathers, predictors_o
 from plait.bench.correct import VIEW, correction, samples_on
 from plait.bench.gpu.clock import replayed_milliseconds
 from plait.bench.gpu.graphs import cliques, grid, rmat, uniform
-from plait.cost.machine import MachineProfile, Rates, gpu_profile, gpu_profile_path
+from plait.cost.machine import MachineProfile, Rates, check_place, gpu_profile, gpu_profile_path
 from plait.kernels.compiled import cache_folder
 from plait.kernels.csr.gpu import Rows
 from plait.kernels.spmm.gpu import spmm
@@ -63,6 +63,8 @@ _TRAINED = (
 def calibrate_gpu(tell: Progress, save: bool = True) -> MachineProfile:
     """The measured profile of the current GPU, saved under the user's cache folder by the card's name."""
     facts = torch.cuda.get_device_properties(torch.cuda.current_device())
+    if save:
+        check_place(gpu_profile_path(cache_folder(), facts.name))
     base = gpu_profile(facts.name, (facts.major, facts.minor))
     cache = int(getattr(facts, "L2_cache_size", 0)) or base.l3_bytes
     tell("memory bandwidth", 0.0)

@@ -111,11 +111,11 @@ def _together(visits: Sequence[Record]) -> Record:
 
 
 def left(groups: Sequence[Group], options: Options) -> list[Group]:
-    """The groups still to be measured: each once, less those a resumed run already has."""
+    """The groups still to be measured: each once, less those a resumed run has or no chosen variant is in."""
     done = {str(record.result.get("group")) for record in _finished(options)}
     todo: dict[str, Group] = {}
     for group in map(_settled, groups):
-        if group_key(group) not in done:
+        if group_key(group) not in done and any(_variants(case, options) for case in group):
             todo.setdefault(group_key(group), group)
     return list(todo.values())
 
@@ -220,11 +220,15 @@ class _Entry:
         return {**self.case.to_dict(), "variant": self.variant}
 
 
+def _variants(case: Case, options: Options) -> list[Variant]:
+    """The implementations of a case that were chosen."""
+    chosen = options.variants
+    return [v for v in find(case.op).variants if chosen is None or v.name in chosen]
+
+
 def _entries(case: Case, options: Options) -> list[_Entry]:
     """The variants of a case, checked; what does not fit or cannot be drawn is a line for each."""
-    operation = find(case.op)
-    chosen = options.variants
-    variants = [v for v in operation.variants if chosen is None or v.name in chosen]
+    operation, variants = find(case.op), _variants(case, options)
     try:
         case = _with_sizes(case)
         require_memory(case)

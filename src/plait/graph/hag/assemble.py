@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.graph.hag.compiled import compiled
+from plait.graph.compiled import compiled
 from plait.graph.hag.hierarchy import Hag
 from plait.graph.hag.numbering import hierarchy_csr
 from plait.graph.hag.rows import WorkingRows

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plait.errors import GraphError, InputError
+from plait.graph.compiled import compiled
 from plait.graph.hag import fast
-from plait.graph.hag.compiled import compiled
 from plait.graph.hag.schedule import Schedule
 from plait.graph.hag.tiles import root_of, usual_tile_nodes
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.graph.hag.compiled import compiled
+from plait.graph.compiled import compiled
 from plait.graph.hag.merge import Merged, merge_pairs
 from plait.graph.hag.rows import Rows
 

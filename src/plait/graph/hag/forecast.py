@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from plait.graph.compiled import compiled
+from plait.graph.csr import require_graph
 from plait.graph.hag import fast
-from plait.graph.hag.compiled import compiled
 from plait.graph.hag.rows import Rows
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class Forecast:
 
 def forecast(graph: Graph) -> Forecast:
     """What a search would save, from a few blocks of rows that MinHash finds similar; deterministic."""
-    num_outputs = int(np.count_nonzero(np.diff(graph.indptr)))
+    num_outputs = int(np.count_nonzero(np.diff(require_graph(graph, "hag.forecast").indptr)))
     if graph.num_edges < 3 * max(num_outputs, 1):  # no graph this sparse has saved 5% of its traffic yet
         degree = graph.num_edges / max(num_outputs, 1)
         return Forecast(False, 1.0, f"{degree:.1f} neighbours per node are too few to share")

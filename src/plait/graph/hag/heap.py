@@ -6,7 +6,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from plait.graph.hag.compiled import compiled
+from plait.graph.compiled import compiled
 
 __all__ = ["pop_smallest", "push"]
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plait.errors import GraphError, InputError
-from plait.graph.hag.compiled import compiled
+from plait.graph.compiled import compiled
 from plait.graph.hag.numbering import hierarchy_csr, levels_of
 from plait.graph.io import replacing
 

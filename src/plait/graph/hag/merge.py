@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.graph.hag.compiled import compiled
+from plait.graph.compiled import compiled
 from plait.graph.hag.heap import pop_smallest, push
 from plait.graph.hag.rows import Rows, invert
 

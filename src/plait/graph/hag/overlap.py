@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from plait.graph.compiled import compiled
 from plait.graph.hag.assemble import assemble
-from plait.graph.hag.compiled import compiled
 from plait.graph.hag.heap import pop_smallest, push
 from plait.graph.hag.hierarchy import Hag
 from plait.graph.hag.merge import merge_pairs
@@ -249,7 +249,7 @@ def _choose(c: _Cover, row: int, num_nodes: int, num_inputs: int, number: int, l
         if gain < least:
             continue
         if heap_size > 0 and gain < -(c.heap[0] >> 32):
-            push(c.heap, heap_size, (-np.int64(gain) << 32) + j)  # type: ignore[arg-type]
+            push(c.heap, heap_size, (-np.int64(gain) << 32) + j)
             heap_size += 1
             continue
         for i in range(num_found):

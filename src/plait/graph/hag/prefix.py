@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from plait.graph.compiled import compiled
 from plait.graph.hag.assemble import plain
-from plait.graph.hag.compiled import compiled
 from plait.graph.hag.hierarchy import Hag, sequence_indices
 from plait.graph.hag.numbering import hierarchy_csr
 

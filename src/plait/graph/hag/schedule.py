@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plait.errors import InputError
-from plait.graph.hag.compiled import compiled
+from plait.graph.compiled import compiled
 from plait.graph.hag.tiles import Tiles, cluster_tiles, is_nearly_consecutive, node_tiles, usual_tile_nodes
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plait.errors import InputError
+from plait.graph.csr import require_graph
 from plait.graph.hag.assemble import assemble, plain
 from plait.graph.hag.fast import merge_components, merge_similar
 from plait.graph.hag.hierarchy import ORDERS, Hag
@@ -50,14 +51,14 @@ def search(
     mode: "exact" greedy, or "fast" for graphs above 10 M edges or with hubs.
     inline: dissolve partial sums that only one row reads.
     """
-    graph.require_int32("hag.search")
+    require_graph(graph, "hag.search").require_int32("hag.search")
     limit = _capacity(capacity, graph.num_nodes)
     depth = _depth(max_depth)
     _check_choices(order, mode, min_count, time_budget)
     deadline = math.inf if time_budget is None else time.perf_counter() + time_budget
     if order == "sequence":
         return share_prefixes(graph, limit, depth)
-    if limit == 0 or depth == 0 or graph.num_edges == 0:
+    if limit == 0 or depth == 0 or graph.num_edges == 0 or min_count > graph.num_nodes:
         return plain(graph, order)
     work = working_rows(graph.indptr, graph.indices, drop_repeats=order == "idempotent")
     merge = merge_components if mode == "exact" else merge_similar
@@ -102,5 +103,5 @@ def _check_choices(order: str, mode: str, min_count: int, time_budget: float | N
         raise InputError(f"mode={mode!r} is unknown; choose one of {', '.join(MODES)}")
     if isinstance(min_count, bool) or not isinstance(min_count, (int, np.integer)) or min_count < 2:
         raise InputError(f"min_count={min_count!r} saves nothing; pass 2 (additions) or more (3: traffic)")
-    if time_budget is not None and (math.isnan(time_budget) or time_budget < 0):
-        raise InputError(f"time_budget={time_budget} is not a time; pass seconds or None")
+    if time_budget is not None and not (isinstance(time_budget, (int, float)) and time_budget >= 0):
+        raise InputError(f"time_budget={time_budget!r} is not a time; pass seconds or None")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.graph.hag.compiled import compiled
+from plait.graph.compiled import compiled
 from plait.graph.hag.rows import invert
 
 if TYPE_CHECKING:

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from plait.graph.build import kernel
+from plait.graph.compiled import compiled
 from plait.kernels.listed.cpu import ADD, MEAN, REMAINING, SYMMETRIC
 
 __all__ = ["gradient", "normalised"]
 
 
-@kernel
+@compiled
 def normalised(
     order: Any, rows: Any, columns: Any, loop_order: Any, loop_nodes: Any, weight: Any, loops: int,
     fill: float, scale: int, values: Any, own: Any, raw: Any, plain: Any, scales: Any,
@@ -45,7 +45,7 @@ def normalised(
         values[k] = raw[k] * scales[rows[k]] * (scales[columns[k]] if scale == SYMMETRIC else one)
 
 
-@kernel
+@compiled
 def gradient(
     order: Any, rows: Any, columns: Any, loop_order: Any, loop_nodes: Any, raw: Any, plain: Any, scales: Any,
     by_values: Any, by_own: Any, loops: int, scale: int, work: Any, out: Any,

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from plait.graph.compiled import compiled
 
 __all__ = ["Launch", "Rounds", "rounds"]
 
@@ -188,7 +189,7 @@ def _short_rows(steps: tuple[Ints, ...], num_sources: int, num_columns: int, mos
     )
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def _cut(
     start: Any, operands: Any, node: Any, buffer: Any, num_sources: int, num_columns: int, most: int,
     begin: Any, length: Any, to: Any, level: Any, step_of: Any, renamed: Any, component: Any,

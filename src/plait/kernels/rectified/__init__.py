@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
 
 from plait.errors import InputError
+from plait.graph.compiled import compiled
 from plait.kernels import launch
 from plait.kernels.compiled import address_of
 from plait.kernels.operands import (
@@ -102,7 +102,7 @@ class _Tiles:
         return cls(table[: tiles + 1].copy(), cuts[:many].copy())
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def _cut(indptr: Any, most: int, table: Any, cuts: Any) -> tuple[int, int]:
     """(tiles, rows that are cut); see _Tiles."""
     rows, row, tiles, many, part = indptr.size - 1, 0, 0, 0, 0
