@@ -75,7 +75,8 @@ def repeated(seats: Seats, module: Any, args: tuple[Any, ...], kwargs: Mapping[s
     if given is None or given is ...:
         return None
     _note_planned(seats, seat, run)
-    return expressions.recalled(session, run.name, run.edges, run.constants, *given, x, run.latest)
+    recipe, values = given
+    return expressions.recalled(session, run.name, run.edges, run.constants, recipe, values, x, run.latest)
 
 
 def _note_planned(seats: Seats, seat: Seat, run: Prepared | Ready) -> None:
@@ -134,10 +135,10 @@ def _has_its_weight(last: Repeated, args: tuple[Any, ...], kwargs: Mapping[str, 
         return last.weight is None
     if len(args) + len(kwargs) != 3 or last.weight is None:
         return False
-    weight, known = args[2] if len(args) == 3 else kwargs.get("edge_weight"), last.weight()
-    if known is None or weight is not known or known.requires_grad:
+    weight = args[2] if len(args) == 3 else kwargs.get("edge_weight")
+    if not isinstance(weight, Tensor) or weight.requires_grad or weight is not last.weight():
         return False
-    return is_identical(known, last.weight_identity)
+    return is_identical(weight, last.weight_identity)
 
 
 def _may_be_changed(seats: Seats, seat: Seat, x: Tensor) -> bool:
