@@ -11,10 +11,18 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GINConv, SAGEConv, TransformerConv
+from torch_geometric.nn import (
+    GATConv,
+    GATv2Conv,
+    GCNConv,
+    GINConv,
+    SAGEConv,
+    TAGConv,
+    TransformerConv,
+)
 
 import plait
-from plait.pyg import planned
+from plait.pyg import planned, repeated
 
 pytestmark = pytest.mark.usefixtures("never_aside")
 
@@ -82,6 +90,18 @@ def test_a_call_like_the_last_one_is_not_looked_at_in_full(
         found = run(model, features(seed), edge_index, with_grad)
         torch.testing.assert_close(found, run(layer, features(seed), edge_index, with_grad))
     assert counted.count == 0
+
+
+def test_a_layer_that_must_be_looked_at_in_full_is_not_compared_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, edge_index = plait.compile(TAGConv(WIDTH, 3)), edges()
+    for seed in range(6):
+        run(model, features(seed), edge_index, False)
+    counted, compared = Counted(monkeypatch), []
+    monkeypatch.setattr(repeated, "is_identical", lambda *_: compared.append(1) or True)
+    run(model, features(7), edge_index, False)
+    assert counted.count == 0 or not compared
 
 
 def _other_parameter(model: Any, edge_index: Tensor) -> None:

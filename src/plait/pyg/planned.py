@@ -270,7 +270,8 @@ def _run(
         return original(module, *args, **kwargs)
     session.aside.planned_in = session.aside.calls
     if run is not None and known is not None and key is not None and now.call is None:
-        note(seats, seat, known, run, args[0], given, weight)
+        if known.has_recipe(run.lowered, module, args[0]):
+            note(seats, seat, known, run, args[0], given, weight)
     elif run is None:
         if known is not None and key is not None:
             listed = _listed(layer, module, seat, known, key, args, kwargs, given, weight)

@@ -100,6 +100,10 @@ class Layer:
         recipe = found[1]
         return None if recipe is None else (recipe, recipe.values(x, numbers))
 
+    def has_recipe(self, lowered: Lowered, module: nn.Module, x: Any) -> bool:
+        """Whether the next call on such features can be given what this one is."""
+        return type(x) is Tensor and self.given(lowered, module, x) is not None
+
     def others(self) -> list[Tensor]:
         """The tensors of the layer beside its parameters, as they are now.
 
