@@ -7,7 +7,7 @@ import gc
 import pytest
 import torch
 
-from plait.runtime.identity import SAMPLES, Hold, identity
+from plait.runtime.identity import SAMPLES, Hold, identity, is_identical
 
 
 def test_it_stays_while_nothing_changes_and_reads_nothing_outside() -> None:
@@ -60,3 +60,26 @@ def test_the_last_elements_of_less_than_a_word_are_looked_at(dtype: torch.dtype,
     before = identity(tensor)
     tensor.numpy()[-1] = 2
     assert identity(tensor) != before
+
+
+def test_is_identical_says_what_comparing_identities_says() -> None:
+    base = torch.arange(3000.0).view(50, 60)
+    edges = torch.arange(40).view(2, 20)
+    odd, sparse = torch.arange(7.0), base.relu().to_sparse_csr()
+    with torch.inference_mode():
+        uncounted = torch.rand(30)
+    for tensor in (base, base.t(), base[:, ::7], base[:0], edges, odd, sparse, uncounted):
+        known = identity(tensor)
+        assert is_identical(tensor, known)
+        if tensor.layout is torch.strided and not tensor.is_inference():
+            tensor.data.add_(1)
+            assert is_identical(tensor, known) == (identity(tensor) == known)
+    known = identity(edges)
+    edges.add_(0)
+    assert not is_identical(edges, known)
+    known = identity(edges)
+    edges.data = edges.data.clone()
+    assert not is_identical(edges, known)
+    known = identity(edges)
+    edges.t_()
+    assert not is_identical(edges, known)

@@ -16,7 +16,7 @@ from torch.utils._device import DeviceContext
 
 from plait.runtime.deferred import Deferred
 
-__all__ = ["in_this_thread", "is_followed", "is_listened_to", "sees_functions"]
+__all__ = ["in_this_thread", "is_followed", "is_listened_to", "is_watched", "sees_functions"]
 
 _PLAIN = (Tensor, nn.Parameter, nn.UninitializedParameter, Deferred)
 _num_modes: Callable[[], int] = torch._C._len_torch_function_stack
@@ -47,6 +47,11 @@ def is_listened_to() -> bool:
     return any(_EVERYWHERE) and any(
         not getattr(hook, "is_plaits", False) for hooks in _EVERYWHERE for hook in list(hooks.values())
     )
+
+
+def is_watched() -> bool:
+    """Whether there are hooks on every module or modes of torch functions, whosever they are."""
+    return _num_modes() > 0 or any(_EVERYWHERE)
 
 
 def sees_functions(cls: type) -> bool:

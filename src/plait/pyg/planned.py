@@ -31,6 +31,7 @@ from plait.pyg.once import Once, once
 from plait.pyg.overwritten import copied, may_be_overwritten, ordinary
 from plait.pyg.prepared import Prepared, argument_names, cache_of, prepared
 from plait.pyg.recall import Layer, call_key
+from plait.pyg.repeated import note, note_ready, repeated
 from plait.runtime import expressions
 from plait.runtime.again import now
 from plait.runtime.deferred import whole
@@ -174,7 +175,8 @@ def _forward(
         here = functools.partial(_run, layer, original, module, seats, seats.of(module), None)
         return session.over_ranks(module, seats, here, argument_names(layer), args, kwargs)  # type: ignore[arg-type]
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:  # asked at every call
-        return _here(layer, original, module, seats, args, kwargs)
+        out = repeated(seats, module, args, kwargs)
+        return out if out is not None else _here(layer, original, module, seats, args, kwargs)
     before, now.call = now.call, called(seats, module)
     try:
         if now.call is not None and now.call.is_second and now.call.is_pygs:
@@ -267,7 +269,10 @@ def _run(
     if is_asked and _is_pygs_turn(session, seat, module, given):
         return original(module, *args, **kwargs)
     session.aside.planned_in = session.aside.calls
-    if run is None:
+    if run is not None and known is not None and key is not None and now.call is None:
+        if known.has_recipe(run.lowered, module, args[0]):
+            note(seats, seat, known, run, args[0], given, weight)
+    elif run is None:
         if known is not None and key is not None:
             listed = _listed(layer, module, seat, known, key, args, kwargs, given, weight)
             if listed is not None:
@@ -282,6 +287,7 @@ def _run(
             return _in_pyg(original, module, seat, args, kwargs)
         if not isinstance(run, Prepared):
             session.not_planned.pop(seat.name, None)
+            note_ready(seats, seat, run, args, kwargs)
             return run()
         record = seat.look(module) if known is None else known
         record.note(run.lowered)

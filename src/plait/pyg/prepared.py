@@ -34,12 +34,17 @@ from plait.runtime.identity import identity
 from plait.runtime.latest import Latest
 from plait.runtime.session import Session
 
-__all__ = ["Prepared", "argument_names", "cache_of", "prepared"]
+__all__ = ["Prepared", "argument_names", "cache_of", "is_narrow", "prepared"]
 
 _HALVES = (torch.bfloat16, torch.float16)
 
 
-@dataclass(frozen=True, slots=True)
+def is_narrow(x: Tensor) -> bool:
+    """Whether x is in half precision: such features are widened first."""
+    return x.dtype in _HALVES
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Prepared:
     """A call that will be planned, for any features."""
 

@@ -21,6 +21,7 @@ from plait.ir import Expr
 from plait.pyg.layers.base import Apply, Lowered, Numbers, bound_to_torch
 from plait.runtime.identity import identity
 from plait.runtime.recipe import Recipe, recipe_of
+from plait.runtime.written import Unwritten
 
 __all__ = ["EDGES_PLACE", "WEIGHT_PLACE", "Layer", "call_key", "lie_with"]
 
@@ -79,6 +80,9 @@ class Layer:
         self._buffers = [part._buffers for part in module.modules() if part._buffers]
         named = ((part._parameters, name, p) for part in parts for name, p in part._parameters.items())
         self._first = next((entry for entry in named if entry[2] is not None), None)
+        looked_at = {id(d): d for d in (vars(module), *self._dicts, *sized)}
+        self._unwritten = Unwritten([*looked_at.values()])
+        self._vars = vars(module)
 
     def given(
         self, lowered: Lowered, module: nn.Module, x: Tensor
@@ -95,6 +99,10 @@ class Layer:
             return ...
         recipe = found[1]
         return None if recipe is None else (recipe, recipe.values(x, numbers))
+
+    def has_recipe(self, lowered: Lowered, module: nn.Module, x: Any) -> bool:
+        """Whether the next call on such features can be given what this one is."""
+        return type(x) is Tensor and self.given(lowered, module, x) is not None
 
     def others(self) -> list[Tensor]:
         """The tensors of the layer beside its parameters, as they are now.
@@ -138,16 +146,26 @@ class Layer:
         """True while the layer, its linear maps, parameters, options and hooks are the very same objects."""
         own = vars(module)
         return (
-            len(own) == len(self._own)
-            and not any(self._empty)
-            and [*map(len, self._sized)] == self._sizes
-            and (all(map(operator.is_, self._own, own.values())) or self._is_scheduled(own))
-            and all(map(operator.is_, self._values, self._inside()))
+            ((own is self._vars and bool(self._unwritten)) or self._holds_the_same(own))
             and self._named == self._names
             and [*map(_contents, self._edited)] == self._contents
             and [type(module), *map(type, self._parts)] == self._types
             and self._read(module.__class__) == self._meaning
         )
+
+    def _holds_the_same(self, own: Mapping[str, Any]) -> bool:
+        """Whether its dictionaries hold what they held, though somebody may have written to them."""
+        now = Unwritten(self._unwritten.dicts)  # before they are looked at
+        is_same = (
+            len(own) == len(self._own)
+            and not any(self._empty)
+            and [*map(len, self._sized)] == self._sizes
+            and (all(map(operator.is_, self._own, own.values())) or self._is_scheduled(own))
+            and all(map(operator.is_, self._values, self._inside()))
+        )
+        if is_same:
+            self._unwritten = now
+        return is_same
 
     def _is_scheduled(self, own: Mapping[str, Any]) -> bool:
         """Whether only options that may change differ, one plain number from another; they are taken over."""

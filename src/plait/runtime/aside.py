@@ -165,6 +165,14 @@ class Aside:
         kind.started, kind.call = (now, True), self.calls
         return True
 
+    def note_planned(self) -> None:
+        """A layer ran by its plan: it would not have been left to PyG."""
+        self.planned_in, self.num_left = self.calls, 0
+
+    def size_of(self, edges: torch.Tensor) -> _Size:
+        """What decisions about a graph that comes back are kept by, in the mode of this call."""
+        return _kind(edges, comes_back=True)
+
     def leaves_again(self, edges: torch.Tensor) -> bool:
         """Whether graphs of this size are left to PyG although they come back."""
         return _kind(edges, comes_back=True) in self.notes

@@ -11,6 +11,7 @@ from plait.kernels import chain as kernel
 from plait.kernels.chain import Chain, Gathered, ones
 from plait.kernels.operands import read_rows, write_rows
 from plait.kernels.spmm import Pattern
+from plait.kernels.turned import MOST_TURNED, Turned
 from plait.ops.program import Step
 
 __all__ = ["BoundChain", "ChainOutline", "Env", "turned"]
@@ -111,7 +112,16 @@ class BoundChain:
         chain = self.chain = Chain(
             num_rows, outline.dtype, gathered, outline.products, outline.width, outline.sums
         )
-        self.places = [(at, name, *chain.size_of(at)) for at, name in outline.operands]
+        places = [(at, name, *chain.size_of(at)) for at, name in outline.operands]
+        is_small = [
+            at in kernel.WEIGHTS and rows * width <= MOST_TURNED for at, _, _, rows, width, _ in places
+        ]
+        self.places = [place for place, small in zip(places, is_small, strict=True) if not small]
+        self.weights = [
+            (place, turned(place[1]), Turned(place[0], place[3], place[4], outline.dtype))
+            for place, small in zip(places, is_small, strict=True)
+            if small
+        ]
         self.held = [
             chain.fill(chain.words, at, ones(num_rows, outline.dtype)) for at in outline.columns_of_ones
         ]
@@ -128,6 +138,9 @@ class BoundChain:
             read_rows(words, at, label, env[name], dtype, rows, width, may_be_longer)
             for at, name, label, rows, width, may_be_longer in self.places
         ]
+        for (at, name, label, rows, width, may_be_longer), stored, weight in self.weights:
+            if not weight.place(words, env.get(stored)):
+                held.append(read_rows(words, at, label, env[name], dtype, rows, width, may_be_longer))
         scale = self.scale(env)
         if scale is not None:
             held.append(chain.fill_scale(words, scale))

@@ -157,6 +157,7 @@ class Run:
     layouts: dict[tuple[str, ...], _Inputs] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self._is_on_cpu = self.place.type == "cpu"
         self.outline = _outline(self.plan)  # of the plan as it was bound: what is said about it may change
 
     def forward(self, env: Env) -> None:
@@ -171,7 +172,9 @@ class Run:
         self._run(self._backward, env)
 
     def _run(self, program: Compiled, env: Env) -> None:
-        if self.place.type == "cpu":
+        if self._is_on_cpu:
+            if self.trace is None and not is_profiling():
+                return program.run_plainly(env)
             return program.run(env)
         if self.place.index == torch.cuda.current_device():
             return program.run_on_gpu(env)
@@ -283,6 +286,10 @@ class Compiled:
             return self._run_timed(env, trace)
         if is_profiling():
             return self._run_named(env)
+        self.run_plainly(env)
+
+    def run_plainly(self, env: Env) -> None:
+        """The same where nobody times the steps or watches them."""
         for out, call, dead in self.calls:
             env[out] = call(env)
             for name in dead:

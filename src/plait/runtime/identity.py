@@ -30,7 +30,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from plait.graph.compiled import compiled
 
-__all__ = ["SAMPLES", "Hold", "counts_writes", "identity", "storage_bytes"]
+__all__ = ["SAMPLES", "Hold", "counts_writes", "identity", "is_identical", "storage_bytes", "word_at"]
 
 # Of features with 1% non-zeros 64 words would miss a scaling of all of them in one case of four, 256 in one
 # of 170.
@@ -64,6 +64,22 @@ def identity(tensor: Tensor, samples: int = _FEW_SAMPLES) -> tuple[Any, ...]:
         id(tensor), tensor.untyped_storage()._cdata, address, version, tensor.shape, tensor.stride(),
         seen,
     )  # fmt: skip
+
+
+def is_identical(tensor: Tensor, known: tuple[Any, ...], samples: int = _FEW_SAMPLES) -> bool:
+    """identity(tensor, samples) == known, of the very tensor that `known` is of."""
+    if type(tensor) is Tensor and tensor.layout is torch.strided and not tensor.is_inference():
+        address, size = tensor.data_ptr(), tensor.nbytes
+        if address and not size % _WORD and tensor.is_cpu and tensor.is_contiguous():
+            return bool(
+                address == known[2]
+                and tensor._version == known[3]
+                and tensor.shape == known[4]
+                and tensor.stride() == known[5]
+                and tensor.untyped_storage()._cdata == known[1]
+                and (_sampled(address, size // _WORD, samples) if size else 0) == known[6]
+            )
+    return identity(tensor, samples) == known
 
 
 def counts_writes(tensor: Tensor) -> bool:
@@ -107,7 +123,7 @@ def _words(tensor: Tensor) -> int:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _word_at(typing: Any, address: Any) -> Any:
+def word_at(typing: Any, address: Any) -> Any:
     """The word at an address, which need not be a multiple of its size."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -131,7 +147,7 @@ def _sampled(address: int, words: int, samples: int) -> int:
         start = k * (words - length) // (_PLACES - 1)
         own = np.uint64(k)
         for i in range(length):
-            own = (own ^ _word_at(address + 8 * (start + i))) * factor
+            own = (own ^ word_at(address + 8 * (start + i))) * factor
             own ^= own >> np.uint64(29)
         digest += own * (factor + np.uint64(2 * k))
     return int(digest)

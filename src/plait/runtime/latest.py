@@ -25,7 +25,8 @@ class _Last(NamedTuple):
     recipe: Recipe
     with_grad: bool
     token: int | None  # of an input that stays the same
-    looks: list[tuple[torch.Size, bool]]  # of the inputs: (shape, is a gradient wanted)
+    shapes: list[torch.Size]  # of the inputs
+    wants: list[bool]  # whether a gradient of each is wanted
     run: weakref.ref[Run]  # the graph's: it may be dropped to save memory
 
 
@@ -58,9 +59,10 @@ class Latest:
             return None
         if last.token != (None if seen is None else seen.token):
             return None
-        for value, (shape, wants) in zip(values, last.looks, strict=True):
-            if value.shape != shape or (with_grad and value.requires_grad) is not wants:
-                return None
+        if [value.shape for value in values] != last.shapes:
+            return None
+        if with_grad and [value.requires_grad for value in values] != last.wants:
+            return None
         return last.run()
 
     def note(
@@ -68,6 +70,6 @@ class Latest:
     ) -> None:
         """Note how a call was run; numbers, which may change from call to call, decide it too."""
         if not recipe.numbers:
-            looks = [(value.shape, with_grad and value.requires_grad) for value in values]
+            shapes, wants = [value.shape for value in values], [value.requires_grad for value in values]
             token = None if seen is None else seen.token
-            self._last = _Last(recipe, with_grad, token, looks, weakref.ref(run))
+            self._last = _Last(recipe, with_grad, token, shapes, wants, weakref.ref(run))

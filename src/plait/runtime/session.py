@@ -160,6 +160,11 @@ class Session:
             return None
         return edges.calls.get(call)
 
+    def note_use(self, edges: Edges) -> None:
+        """This graph is the most recently used one."""
+        if len(self.edges) > 1 and edges.key in self.edges:
+            self.edges.move_to_end(edges.key)
+
     # Memory -----------------------------------------------------------------------------------
 
     @functools.cached_property

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from plait.runtime.constants import SparseValue
-from plait.runtime.identity import SAMPLES, Hold, counts_writes, identity
+from plait.runtime.identity import SAMPLES, Hold, counts_writes, identity, is_identical
 
 __all__ = ["Inputs", "Numbers", "Watched"]
 
@@ -92,10 +92,11 @@ class Inputs:
                 seen.version, seen.changes = x._version, seen.changes + 1
                 return None
             seen = self._seen[id(x)] = self._watched(x, identity(x, SAMPLES), seen.changes)
-        elif seen.known == (known := identity(x, SAMPLES)):
+        elif is_identical(x, seen.known, SAMPLES):
             seen.sightings += 1
             self._num_once = 0
         else:
+            known = identity(x, SAMPLES)
             self.stale.append(seen.token)
             if seen.changes >= _TRUSTED_CHANGES:
                 self._seen[id(x)] = self._glimpsed(x, seen.changes + 1)

@@ -111,8 +111,13 @@ _dots_address = stored("attention-dots", cpu.row_dots)
 
 
 def _numbers(scores: Scores, dtype: torch.dtype) -> torch.Tensor:
-    scale = 1.0 if scores.dropout is None else scores.dropout.scale
-    return torch.tensor([scores.slope, scale, 1.0, 0.0], dtype=dtype)
+    return _numbers_of(scores.slope, 1.0 if scores.dropout is None else scores.dropout.scale, dtype)
+
+
+@functools.lru_cache(maxsize=64)
+def _numbers_of(slope: float, scale: float, dtype: torch.dtype) -> torch.Tensor:
+    """What kernels read from memory and nobody writes to."""
+    return torch.tensor([slope, scale, 1.0, 0.0], dtype=dtype)
 
 
 def _fill_scores(words: Any, at: Arguments, scores: Scores, heads: int, lanes: int, edges: int) -> Any:

@@ -19,6 +19,7 @@ from plait.plan.attention import Attention, base_of, ways
 from plait.pyg import active
 from plait.pyg.layers.fused import (
     FUSED,
+    Ready,
     Run,
     as_listed,
     csr_order,
@@ -98,7 +99,16 @@ def prepare(module: Any, given: Mapping[str, Any]) -> Run | str:
             listed, edge_attr, fill_value=module.fill_value, num_nodes=min(num_sources, num_targets)
         )
     call = AttentionCall(source, target, is_bipartite, edges, listed, edge_attr, wants_weights)
-    return layer.stop(module, call) or functools.partial(layer.run, module, call)
+    reason = layer.stop(module, call)
+    if reason is not None:
+        return reason
+    if is_bipartite or edge_attr is not None or wants_weights:
+        return functools.partial(layer.run, module, call)
+
+    def value(module: Any, x: Tensor, edge_index: Tensor) -> Any:
+        return layer.run(module, AttentionCall(x, None, False, edges, edge_index, None, False))
+
+    return functools.partial(Ready(value, edges), module, x, edge_index)
 
 
 def _refused_matrix(module: Any, edge_index: Any, edge_attr: Any, wants_weights: bool) -> str | None:

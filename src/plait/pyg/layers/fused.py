@@ -8,6 +8,7 @@ ready to run, or with the reason why it runs in PyG.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -27,7 +28,7 @@ from plait.runtime.placed import PlacedGraph, index_of
 from plait.runtime.session import Session
 
 __all__ = [
-    "FUSED", "Prepare", "Run", "as_listed", "check_width", "check_widths", "csr_order", "degrees_of",
+    "FUSED", "Prepare", "Ready", "Run", "as_listed", "check_width", "check_widths", "csr_order", "degrees_of",
     "edges_of", "fused", "is_training", "layer_of", "not_plain", "refused_edges", "refused_features",
 ]  # fmt: skip
 
@@ -37,6 +38,22 @@ Prepare = Callable[[Any, Mapping[str, Any]], "Run | str"]
 
 _ON_CPU = (torch.float32, torch.float64)
 _ON_GPU = (*_ON_CPU, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class Ready:
+    """A call on x and edge_index alone, as ready for any other features of this size on the same graph.
+
+    It is kept with the graph, so it holds neither the layer nor tensors of the user's.
+    """
+
+    value: Callable[[Any, Tensor, Tensor], Any]
+    """(module, x, edge_index) -> output"""
+    edges: Edges
+
+    def __call__(self, module: Any, x: Tensor, edge_index: Tensor) -> Any:
+        return self.value(module, x, edge_index)
+
 
 FUSED: dict[type[nn.Module], Prepare] = {}
 _ONLY: dict[type[nn.Module], Callable[[Any], bool]] = {}
