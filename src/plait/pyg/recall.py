@@ -48,6 +48,7 @@ class Layer:
         self.lowered: dict[Any, Any] = {}  # what it computes, by what a call looks like
         self.may_be_listed = True  # on graphs seen only once; see pyg/once.py
         self.listed: dict[bool, Any] = {}  # what is known of that with and without edge weights
+        self._default = torch.get_default_dtype()  # ClusterGCNConv counts neighbours in it
         # (what it was lowered to, what that gives to its expression) for features of a width and type
         self.recipes: dict[tuple[int, int, torch.dtype, str], tuple[Lowered, Recipe | None]] = {}
         self.scheduled: frozenset[str] | None = None  # options that may change; None: not lowered yet
@@ -139,6 +140,7 @@ class Layer:
         own = vars(module)
         return (
             len(own) == len(self._own)
+            and torch.get_default_dtype() is self._default
             and not any(self._empty)
             and [*map(len, self._sized)] == self._sizes
             and (all(map(operator.is_, self._own, own.values())) or self._is_scheduled(own))
