@@ -64,9 +64,9 @@ _PERMITTED = re.compile(
     "derivative for .* is not implemented|not implemented for '(Half|BFloat16)'|"
     "expand is unsupported for Sparse"
 )
-# x without its last row or column, or edges of nodes that there are not, are refused; PyG takes them where it
-# happens not to read that
-_CUT = re.compile(r"x\.detach\(\)\[.*:-1\]\)|edge_index = edge_index [+-] 1")
+# x without its last row or column, with more rows than a matrix has nodes, or edges of nodes that there are
+# not, are refused; PyG takes them where it happens not to read that
+_CUT = re.compile(r"x\.detach\(\)\[.*:-1\]\)|torch\.cat\(\[x, x\]\)|edge_index = edge_index [+-] 1")
 _TOO_SMALL = re.compile(
     "its sparse_size is|holds node \\d+ but num_|check the widths of x|on \\d+ source and \\d+ target rows"
 )
