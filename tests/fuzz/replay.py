@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from torch_geometric import EdgeIndex
 
 import plait
-from tests.fuzz import parts
+from tests.fuzz import loops, parts
 
 __all__ = ["Difference", "Tally", "replay"]
 
@@ -40,6 +40,7 @@ AS_FAR = 4.0  # how much further from PyG than those runs an answer may be: a pl
 _SHARED = {
     **{name: value for name, value in vars(torch_geometric.nn).items() if isinstance(value, type)},
     **{name: getattr(parts, name) for name in parts.__all__},
+    **{name: getattr(loops, name) for name in loops.__all__},
     "global_mean_pool": torch_geometric.nn.global_mean_pool,
     "EdgeIndex": EdgeIndex,
     "F": nn.functional,
@@ -63,9 +64,9 @@ _PERMITTED = re.compile(
     "derivative for .* is not implemented|not implemented for '(Half|BFloat16)'|"
     "expand is unsupported for Sparse"
 )
-# x without its last row or column, or edges of nodes that there are not, are refused; PyG takes them where it
-# happens not to read that
-_CUT = re.compile(r"x\.detach\(\)\[.*:-1\]\)|edge_index = edge_index [+-] 1")
+# x without its last row or column, with more rows than a matrix has nodes, or edges of nodes that there are
+# not, are refused; PyG takes them where it happens not to read that
+_CUT = re.compile(r"x\.detach\(\)\[.*:-1\]\)|torch\.cat\(\[x, x\]\)|edge_index = edge_index [+-] 1")
 _TOO_SMALL = re.compile(
     "its sparse_size is|holds node \\d+ but num_|check the widths of x|on \\d+ source and \\d+ target rows"
 )
@@ -75,7 +76,7 @@ _RESHAPED = re.compile(r"PNAConv: x has \d+ columns, the layer takes")
 _UNFIT = re.compile(r"edge_weight: \d+ weights for \d+ edges")
 # two calls before one backward pass, and the second writes to what the first was given: PyG may have kept a
 # product of it, a plan says that it reads it (docs/coverage.md)
-_TWICE = re.compile(r"out = (model\(.*\) \+ (model|original)|in_threads)\(")
+_TWICE = re.compile(r"out = (model\(.*\) \+ (model|original)|in_threads|apart|later|beside_copy)\(")
 _WRITTEN = re.compile("modified by an inplace operation.*plait's backward pass reads")
 # a plan may say that it cannot be differentiated twice, never be wrong about it
 _SECOND = re.compile("second derivative|differentiated twice|once_differentiable", re.IGNORECASE)
@@ -91,7 +92,7 @@ _AHEAD = (
     "copy.deepcopy(model).train()(x, edge_index)",
 )
 _UNDER = re.compile(r"with .*\): (?=model =)")
-_GRADIENTS = re.compile(r"out = (apart|second|batched|torch\.autograd\.|torch\.func\.jacrev)")
+_GRADIENTS = re.compile(r"out = (apart|second|batched|hidden|torch\.autograd\.|torch\.func\.jacrev)")
 _NEW_GRAPH = re.compile(r"(x, )?edge_index, edge_weight, edge_attr, edge_type = (graph|batch)\(")
 _NAN = "float('nan')"
 _CALL = re.compile(r"(with .*: )?out =")

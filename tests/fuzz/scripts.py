@@ -250,6 +250,35 @@ _CALLS = _rules(
     "with torch.autograd.graph.save_on_cpu(): out = model({a}); backward(out)",
     "with torch.autograd.graph.saved_tensors_hooks(torch.clone, torch.clone): out = model({a}); "
     "backward(out)",
+    "out = model({a}); freed(out)",
+    "out = model({a}); out.sum().backward(inputs=wanted(model)[:1])",
+    "out = later(model, {a})",
+    "out = beside_copy(model, {a})",
+    "out = adapted(model, {a})",
+    "out = adapted(model, {a}, fused=True)",
+    "out = adapted(model, {a}, foreach=True, amsgrad=True)",
+    "out = stepping_inside(model, {a})",
+    "out = averaged(model, {a})",
+    "out = penalised(model, {a})",
+    "out = after_error(model, {a})",
+    "out = after_error(model, {a}, where='inside')",
+    "out = after_error(model, {a}, where='backward')",
+    "out = hidden(model, {a})",
+    "out = passed_on(model, {a})",
+    "with default_dtype(torch.bfloat16): out = model({a})",
+    "with parametrize.cached(): out = model({a}) + model({a}); backward(out)",
+    "with torch.autograd.graph.disable_saved_tensors_hooks('no'): out = model({a}); backward(out)",
+    "out = (lambda x: model({a}))(torch.cat([x, x])); backward(out)",
+    "out = (lambda x: model({a}))(x.detach().to_sparse())",
+    "out = (lambda x: model({a}))(nn.Parameter(x.detach())); backward(out)",
+)
+# edge_index is never int32: torch 2.13's gather reads such an index wrongly where it is expanded, as PyG's
+# gradients do
+_EDGE_CALLS = _rules(
+    "edge list",
+    "out = on_fewer_nodes(model, {a})",
+    "out = (lambda edge_index: model({a}))(torch.cat([edge_index, edge_index[:1]])[:2]); backward(out)",
+    "out = (lambda edge_index: model({a}))(edge_index[:, :0]); backward(out)",
 )
 _CHAIN_CALLS = _rules(
     "chain", "out = model.embed({a}); backward(out)", "with torch.no_grad(): out = model.embed({a})"
@@ -360,6 +389,21 @@ _EDITS = (
         "[p.data.mul_(0.5) for p in model.parameters()]",
         "[setattr(p, 'data', p.data.clone()) for p in model.parameters()]",
         "with torch.inference_mode(): [p.mul_(0.5) for p in model.parameters()]",
+        "replaced(layer(model, {k}), LowRank)",
+        "replaced(layer(model, {k}), linear)",
+        "replaced(layer(model, {k}), lambda of: nn.Sequential(of, nn.Tanh()))",
+        "nn.utils.prune.remove(inner(model, {k}), 'weight')",
+        "nn.utils.remove_weight_norm(inner(model, {k}))",
+        "[nn.init.ones_(p) for p in model.parameters()]",
+        "inner(model, {k}).weight = nn.Parameter(inner(model, {k}).weight.detach() * 2)",
+        "layer(model, {k}).bias = nn.Parameter(torch.ones(4, dtype=x.dtype))",
+        "layer(model, {k}).__class__ = type('Sub', (layer(model, {k}).__class__,), {{'__module__': 'm'}})",
+        "model.__class__ = type('Sub', (model.__class__,), {{'__module__': 'm'}})",
+        "[b.data.mul_(0.5) for b in model.buffers() if b.is_floating_point()]",
+        "[m.train(not m.training) for m in model.modules()]",
+        "model.requires_grad_(False); next(model.parameters()).requires_grad_(True)",
+        "copy.deepcopy(model).load_state_dict(model.state_dict(), assign=True)",
+        "x = torch.cat([x, x])",
     ),
     *_rules(
         "edge list",
@@ -385,6 +429,9 @@ _EDITS = (
         "edge_index = edge_index - 1",
         "edge_index = edge_index.requires_grad_(False).detach()",
         "edge_index = edge_index[:, torch.arange(edge_index.shape[1]) % 2 == 0]",
+        "edge_index = torch.cat([edge_index, edge_index[:1]])[:2]",
+        "edge_index.detach().set_(edge_index.flip(1))",
+        "swapped(edge_index)",
     ),
     *_rules(
         "weight",
@@ -398,12 +445,19 @@ _EDITS = (
         "edge_weight.detach().numpy()[:] /= 2",
         "edge_weight = None",
         "edge_weight = torch.ones_like(edge_index[0]).to(x.dtype)",
+        "edge_weight = model.edge_weight = nn.Parameter(edge_weight.detach())",
+        "edge_weight = torch.sigmoid(edge_weight.detach().requires_grad_())",
+        "edge_weight = (8 * edge_weight.detach()).long()",
+        "edge_weight = -edge_weight.detach()",
+        "edge_weight = edge_weight.detach().expand(3, -1)[1]",
     ),
     *_rules(
         "attr",
         "edge_attr = edge_attr.detach().requires_grad_()",
         "edge_attr = strided(edge_attr, 'transposed')",
         "edge_attr.data.mul_(0.5)",
+        "edge_attr = torch.sigmoid(edge_attr.detach().requires_grad_())",
+        "edge_attr = edge_attr.detach()[:, :1]",
     ),
     *_rules("lookahead", "model = plait.compile(original, data(x, edge_index))",
             "model = plait.compile(original, data(x, edge_index), mode='inference')",
@@ -437,7 +491,7 @@ _EDITS = (
     *_rules("FAConv", "layer(model).eps = 0.5"),
     *_rules("SAGEConv", "layer(model).normalize = True", "layer(model).root_weight = False"),
 )  # fmt: skip
-RULES = (*_CALLS, *_CHAIN_CALLS, *_EDITS)
+RULES = (*_CALLS, *_EDGE_CALLS, *_CHAIN_CALLS, *_EDITS)
 
 
 @st.composite
@@ -448,7 +502,7 @@ def scripts(draw: Callable[[Any], Any], steps: int = 9) -> str:
         facts = replace(facts, words=facts.words | {"bare"})
     lines = [*head, *draw(_graphs(facts)), "original = model; model = plait.compile(model)"]
     edits = [rule for rule in _EDITS if rule.holds(facts)]
-    calls = [rule for rule in (*_CALLS, *_CHAIN_CALLS) if rule.holds(facts)]
+    calls = [rule for rule in (*_CALLS, *_EDGE_CALLS, *_CHAIN_CALLS) if rule.holds(facts)]
     lines.append(_filled(draw, _CALLS[0], facts))
     for _ in range(draw(st.integers(1, steps))):
         lines += [_filled(draw, draw(st.sampled_from(edits)), facts)]

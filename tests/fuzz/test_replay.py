@@ -178,6 +178,15 @@ x = features(7, 4, seed=0)
 original = model; model = plait.compile(model)
 out = (lambda x: model(x, edge_index))(x.detach()[:-1])
 """
+MORE_ROWS_THAN_THE_MATRIX = """
+model = SGConv(4, 4, K=0)
+edge_index, edge_weight, edge_attr, edge_type = graph('plain', 5, seed=0)
+x = features(5, 4, seed=0)
+edge_index = adj_t(edge_index, 5, 'csr')
+original = model; model = plait.compile(model)
+x = torch.cat([x, x])
+out = model(x, edge_index); backward(out)
+"""
 ROWS_CUT_INTO_MORE = """
 model = PNAConv(2, 4, aggregators=['mean'], scalers=['identity'], deg=torch.tensor([1, 4, 2]))
 edge_index, edge_weight, edge_attr, edge_type = graph('plain', 7, seed=0)
@@ -210,6 +219,7 @@ out = model(x, edge_index); backward(out)
         NAN_BEHIND_A_RELU,
         WRITTEN_UNDER_A_HOOK,
         EDGES_BEYOND_THE_ROWS,
+        MORE_ROWS_THAN_THE_MATRIX,
         ROWS_CUT_INTO_MORE,
         NAN_IN_GRADIENTS_OF_THREADS,
         COMPILED_LAYER_REPLACED,

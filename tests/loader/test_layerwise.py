@@ -101,6 +101,15 @@ def test_models_of_pyg_run_as_they_are() -> None:
         are_close(inference(model, data, memory_limit=SMALL), expected)
 
 
+def test_parts_of_a_model_keep_their_modes() -> None:
+    model = Net(gnn.SAGEConv(5, 8), gnn.SAGEConv(8, 4))
+    model.norm.eval()  # frozen
+    inference(model, small_data())
+    assert model.training
+    assert model.first.training
+    assert not model.norm.training
+
+
 def test_a_layer_that_looks_further_runs_whole_and_says_so() -> None:
     data = small_data()
     model = Net(gnn.SGConv(5, 8, K=2), gnn.SAGEConv(8, 4)).eval()

@@ -92,6 +92,14 @@ def test_a_checkpoint_sees_the_same_tensors_where_a_layer_is_planned_inside(opti
     assert x.grad is not None
 
 
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_a_layer_is_planned_where_hooks_on_saved_tensors_are_forbidden(options: dict[str, Any]) -> None:
+    compiled = plait.compile(drawn(RGCNConv(WIDTH, 8, R, **options)))
+    with torch.autograd.graph.disable_saved_tensors_hooks("forbidden"):
+        compiled(features(), edges(), kinds(edges())).sum().backward()
+    assert not compiled.plan.not_planned
+
+
 def test_pairs_of_features_have_roots_of_their_own() -> None:
     given = torch.stack([torch.randint(0, 30, (200,)), torch.randint(0, N, (200,))])
     agree(drawn(RGCNConv((WIDTH, 7), 5, R)), (features(30), features(N, 7)), given, kinds(given))

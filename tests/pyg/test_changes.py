@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import (
     APPNP,
     ChebConv,
+    ClusterGCNConv,
     GATConv,
     GATv2Conv,
     GCNConv,
@@ -20,6 +21,7 @@ from torch_geometric.nn import (
     LGConv,
     MaxAggregation,
     MixHopConv,
+    RGCNConv,
     SAGEConv,
     SGConv,
     SSGConv,
@@ -408,3 +410,30 @@ def test_weights_made_by_another_network_have_gradients(
         if is_learned:
             sums = (out.square().sum() for out in (made, expected))
             same(*(torch.autograd.grad(total, scale, retain_graph=True)[0] for total in sums))
+
+
+@pytest.fixture
+def default() -> Iterator[torch.dtype]:
+    """torch's default dtype, as it is again afterwards."""
+    before = torch.get_default_dtype()
+    yield before
+    torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize(
+    ("layer", "dtype", "other"),
+    [
+        (ClusterGCNConv(WIDTH, 3), torch.float64, torch.bfloat16),  # counts neighbours in the default dtype
+        (RGCNConv(WIDTH, 3, num_relations=2), torch.float32, torch.float64),  # adds to zeros of that dtype
+    ],
+)
+def test_another_default_dtype_is_seen(
+    layer: nn.Module, dtype: torch.dtype, other: torch.dtype, default: torch.dtype
+) -> None:
+    layer, x, edges = layer.to(dtype), drawn(1, NODES, WIDTH).to(dtype), drawn_edges(0)
+    kinds = [torch.arange(EDGES) % 2] if isinstance(layer, RGCNConv) else []
+    compiled = plait.compile(layer)
+    for now in (default, other, default):
+        torch.set_default_dtype(now)
+        torch.testing.assert_close(compiled(x, edges, *kinds), layer(x, edges, *kinds))
+    assert list(compiled.plan.layers)

@@ -62,6 +62,18 @@ def test_a_quiet_run_restores_all_that_it_changed() -> None:
     assert np.random.get_state()[1].tolist() == drawn[2]  # type: ignore[union-attr]
 
 
+def test_a_module_that_runs_as_its_compiled_view_too_keeps_its_mode() -> None:
+    data, layer = graph(), GCNConv(6, 3)
+    model = nn.ModuleList([plait.compile(layer)])
+    for is_training in (True, False):
+        layer.train(not is_training)
+        model.training = not is_training
+        with quietly(model, Call((data.x, data.edge_index)), is_training):
+            layer(data.x, data.edge_index)  # as a method or a list that holds the layer itself reaches it
+            assert layer.training == is_training
+        assert layer.training == (not is_training)
+
+
 def test_what_is_inside_a_layer_is_recorded_as_the_layer() -> None:
     model, data = model_of(), graph()
     with recorded(ran := []):

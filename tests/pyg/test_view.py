@@ -21,6 +21,7 @@ from torch_geometric.nn import (
     GAE,
     GAT,
     GCN,
+    ARMAConv,
     EdgeConv,
     GATConv,
     GCNConv,
@@ -464,6 +465,20 @@ def test_a_graph_of_fx_may_be_edited_through_either_view(is_seen_first: bool) ->
         assert is_planned(compiled)
     again = copy.deepcopy(compiled)
     torch.testing.assert_close(again(X, EDGES), expected)
+
+
+@pytest.mark.parametrize("is_from_view", [True, False])
+def test_a_copy_that_gets_its_state_last_shares_it_with_the_view_it_holds(is_from_view: bool) -> None:
+    model = ARMAConv(WIDTH, 3)
+    compiled: Any = plait.compile(model)
+    parametrize.register_parametrization(compiled, "weight", nn.Tanh())  # whose __deepcopy__ is torch's
+    compiled.again = compiled.message  # a method bound to the view
+    copied: Any = copy.deepcopy(compiled if is_from_view else model)
+    held = copied.again.__self__
+    torch.testing.assert_close(held(X, EDGES), compiled(X, EDGES))
+    held.eval()
+    assert not copied.training
+    assert compiled.training
 
 
 def test_torch_package_takes_the_plain_model_along(tmp_path: Any) -> None:

@@ -16,6 +16,7 @@ from torch_geometric.nn import (
     GCNConv,
     GENConv,
     GINConv,
+    GMMConv,
     GraphConv,
     MixHopConv,
     PNAConv,
@@ -81,6 +82,21 @@ def test_every_edge_has_its_row_of_features(layer: nn.Module, rows: int, is_sort
     edges = EDGES[:, EDGES[1].argsort()] if is_sorted else EDGES
     with pytest.raises(InputError, match=f"edge_attr: {rows} rows for 4 edges"):
         plait.compile(layer, None)(torch.randn(10, 8), edges, torch.randn(rows, 2))
+
+
+@pytest.mark.parametrize("width", [0, 1, 3])
+@pytest.mark.parametrize(
+    "layer",
+    [
+        GMMConv(8, 4, dim=2, kernel_size=2),
+        PNAConv(8, 4, ["mean", "max"], ["identity"], torch.ones(4), edge_dim=2),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_edge_features_of_another_width_are_pygs_to_refuse(layer: nn.Module, width: int) -> None:
+    given = torch.randn(10, 8), EDGES, torch.randn(4, width)
+    assert isinstance(answered(layer, *given), str)
+    assert answered(plait.compile(layer, None), *given) == answered(layer, *given)
 
 
 def answered(model: nn.Module, *given: Tensor) -> Tensor | str:

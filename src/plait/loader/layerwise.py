@@ -74,13 +74,14 @@ def inference(
         raise InputError("data has no edge_index tensor; inference runs on torch_geometric Data with one")
     x = _rows_of(data, features)
     blocks = _Blocks(data.edge_index, int(x.size(0)), memory_limit)
-    was_training = model.training
+    modes = [(module, module.training) for module in model.modules()]  # parts may be frozen in evaluation
     model.eval()
     try:
         with torch.no_grad(), _in_blocks(model, blocks):
             return model(x, data.edge_index, **kwargs)
     finally:
-        model.train(was_training)
+        for module, is_training in modes:
+            module.training = is_training
 
 
 def _rows_of(data: Any, features: Any) -> Tensor:

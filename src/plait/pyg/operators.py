@@ -208,7 +208,7 @@ def _cluster_gcn(
     """
     bare = graph.without_self_loops()
     by, strength = operator.option("by"), operator.option("diag_lambda")
-    counts = _degrees(bare, None, torch.get_default_dtype(), by)
+    counts = _degrees(bare, None, operator.option("counts", torch.get_default_dtype()), by)
     if operator.loops == "none":
         nodes, partners = _loop_partners(graph)
         counts = counts.index_add(0, nodes, counts.new_ones(len(nodes)))

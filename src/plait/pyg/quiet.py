@@ -31,13 +31,14 @@ def quietly(model: nn.Module, call: Call, is_training: bool) -> Iterator[None]:
     evaluation mode trains so. Modules that no tree of children leads to (in lists, closures) are found when
     they are called.
     """
-    was: dict[nn.Module, tuple[bool, dict[str, Any], list[_Kept]]] = {}
+    # by `__dict__`, which a module and its compiled view share
+    was: dict[int, tuple[nn.Module, bool, dict[str, Any], list[_Kept]]] = {}
     keeps_modes = is_training and model.training
 
     def quiet(module: nn.Module, _: Any = None) -> None:
-        if module not in was:
+        if id(vars(module)) not in was:
             own = [_Kept(b, False) for b in module._buffers.values() if b is not None] if is_training else []
-            was[module] = (module.training, {**module.__dict__}, own)
+            was[id(vars(module))] = (module, module.training, {**vars(module)}, own)
             if not keeps_modes:
                 module.training = is_training
 
@@ -51,7 +52,7 @@ def quietly(model: nn.Module, call: Call, is_training: bool) -> Iterator[None]:
         yield
     finally:
         handle.remove()
-        for module, (training, before, own) in was.items():
+        for module, training, before, own in was.values():
             module.training = training
             _put_back(module.__dict__, before)
             inputs += own

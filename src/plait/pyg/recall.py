@@ -49,6 +49,7 @@ class Layer:
         self.lowered: dict[Any, Any] = {}  # what it computes, by what a call looks like
         self.may_be_listed = True  # on graphs seen only once; see pyg/once.py
         self.listed: dict[bool, Any] = {}  # what is known of that with and without edge weights
+        self._default = torch.get_default_dtype()  # ClusterGCNConv counts neighbours in it
         # (what it was lowered to, what that gives to its expression) for features of a width and type
         self.recipes: dict[tuple[int, int, torch.dtype, str], tuple[Lowered, Recipe | None]] = {}
         self.scheduled: frozenset[str] | None = None  # options that may change; None: not lowered yet
@@ -146,7 +147,8 @@ class Layer:
         """True while the layer, its linear maps, parameters, options and hooks are the very same objects."""
         own = vars(module)
         return (
-            ((own is self._vars and bool(self._unwritten)) or self._holds_the_same(own))
+            torch.get_default_dtype() is self._default
+            and ((own is self._vars and bool(self._unwritten)) or self._holds_the_same(own))
             and self._named == self._names
             and [*map(_contents, self._edited)] == self._contents
             and [type(module), *map(type, self._parts)] == self._types

@@ -80,7 +80,12 @@ class CompiledModel:
         ):  # the model's class was changed from its own side
             _follow(self)
             return getattr(self, name)
-        return super().__getattr__(name)  # type: ignore[misc]
+        try:
+            return super().__getattr__(name)  # type: ignore[misc]
+        except AttributeError:
+            if not _share_state(self):
+                raise
+            return getattr(self, name)
 
     @property
     def _plait_plan_session(self) -> Session:
@@ -92,6 +97,7 @@ class CompiledModel:
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
         model = copy.deepcopy(self._plait_model, memo)
         if id(self) in memo:  # the model holds its own view, as a child's pointer to its parent
+            _share_state(memo[id(self)])
             return memo[id(self)]  # type: ignore[no-any-return]
         made = memo[id(self)] = view_of(model, copy.deepcopy(self._plait_plan_session))
         return made
@@ -278,6 +284,18 @@ def _recompile(view: Any) -> Any:
 def _follow(view: Any) -> None:
     """Take the view class that belongs to the model's present class."""
     _set_class(view, _view_class(type(view._plait_model)))
+
+
+def _share_state(view: Any) -> bool:
+    """Give a view its model's `__dict__` where that is another object by now; whether it was.
+
+    A `__deepcopy__` may give a copy its `__dict__` last, as torch's for parametrized models does: a view that
+    the model itself holds, in a method bound to it, is copied before.
+    """
+    if vars(view) is vars(view._plait_model):
+        return False
+    object.__setattr__(view, "__dict__", vars(view._plait_model))
+    return True
 
 
 def _is_packaged() -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -119,7 +120,8 @@ class Programs:
         wanted = dict.fromkeys(wrt)
         if self.own is not None and torch.is_grad_enabled():
             # made to be asked whether they need gradients: a checkpoint must not see what they save
-            with torch.autograd.graph.saved_tensors_hooks(_same, _same):
+            has_hooks = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+            with torch.autograd.graph.saved_tensors_hooks(_same, _same) if has_hooks else nullcontext():
                 found = [self.own(way.name) for way in self.ways(("X",))]
             wanted |= {name: None for more in found for name, t in more.items() if t.requires_grad}
         asked = tuple(wanted) or None

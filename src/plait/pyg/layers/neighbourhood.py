@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache, partial
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 from torch_geometric.nn import ClusterGCNConv, GraphConv, LEConv, SAGEConv
@@ -161,7 +162,11 @@ def _cluster(module: Any, call: Call) -> Lowered | NotLowered:
     operator = Operator(
         "replace" if module.add_self_loops else "none",
         normalise="clustergcn",
-        options=(("diag_lambda", float(module.diag_lambda)), ("by", by)),
+        options=(
+            ("diag_lambda", float(module.diag_lambda)),
+            ("by", by),
+            ("counts", torch.get_default_dtype()),
+        ),
     )
     forms = _cluster_forms(by, module.lin_out.bias is not None)
     return Lowered(operator, partial(_run_cluster, forms))

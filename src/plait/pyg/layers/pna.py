@@ -67,7 +67,9 @@ def prepare(module: Any, given: Mapping[str, Any]) -> Run | str:
 
 
 def _refused(module: Any, attr: Tensor | None) -> str | None:
-    if (attr is None) != (module.edge_dim is None) or (attr is not None and attr.dim() != 2):
+    if (attr is None) != (module.edge_dim is None) or (
+        attr is not None and (attr.dim() != 2 or attr.shape[1] != module.edge_dim)
+    ):
         return f"(edge_dim={module.edge_dim}): edge_attr is not [edges, edge_dim]"
     acts, maps = ([layer for nn in module.pre_nns for layer in nn[k::2]] for k in (1, 2))
     if not all(map(is_elementwise, acts)) or not all(map(is_plain_linear, maps)):

@@ -158,8 +158,8 @@ def gmm(module: Any, given: Mapping[str, Any]) -> Run | str:
     attr = given.get("edge_attr")
     if module.separate_gaussians:
         return "(separate_gaussians=True): one matrix per edge is not planned"
-    if not isinstance(attr, Tensor) or attr.dim() != 2:
-        return ": edge_attr is not [edges, dim]"
+    if not isinstance(attr, Tensor) or attr.dim() != 2 or attr.shape[1] != module.dim:
+        return f"(dim={module.dim}): edge_attr is not [edges, dim]"
     call = read_call(module, given, *(["root"] if module.root_weight else []), attr=attr)
     if isinstance(call, str):
         return call
