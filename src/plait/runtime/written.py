@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from plait.graph.build import kernel
+from plait.graph.compiled import compiled
 from plait.runtime.identity import word_at
 
 __all__ = ["Unwritten", "has_tags"]
@@ -42,7 +42,7 @@ class Unwritten:
         return _has_tags and _are_noted(self._place, len(self.dicts))
 
 
-@kernel
+@compiled
 def _are_noted(place: int, count: int) -> bool:
     for k in range(count):  # noqa: SIM110  numba
         if word_at(word_at(place + 16 * k)) != word_at(place + 16 * k + 8):
