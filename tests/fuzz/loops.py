@@ -74,7 +74,7 @@ def stepping_inside(model: nn.Module, *arguments: Any) -> list[Any]:
     """The outputs of some steps in which every weight changes while gradients of others are to come."""
 
     def step(weight: Tensor) -> None:
-        weight.data.sub_(0.01 * weight.grad)
+        weight.data.sub_(0.01 * weight.grad.clamp(-1, 1))  # further steps end in infinities
         weight.grad = None
 
     hooks = [p.register_post_accumulate_grad_hook(step) for p in wanted(model)]
