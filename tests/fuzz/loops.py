@@ -158,9 +158,9 @@ def after_error(model: nn.Module, x: Any, *edges: Any, where: str = "layer") -> 
 
 
 def hidden(model: nn.Module, *arguments: Any) -> list[Any]:
-    """The gradients of a layer's result inside the model."""
+    """The gradient of a layer's result inside the model; attention weights beside it are another result."""
     kept: list[Tensor] = []
-    with layer(model).register_forward_hook(lambda module, given, out: kept.extend(_tensors(out))):
+    with layer(model).register_forward_hook(lambda module, given, out: kept.extend(_tensors(out)[:1])):
         out = model(*arguments)
     for value in kept:
         value.retain_grad()
