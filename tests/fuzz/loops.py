@@ -74,7 +74,7 @@ def stepping_inside(model: nn.Module, *arguments: Any) -> list[Any]:
     """The outputs of some steps in which every weight changes while gradients of others are to come."""
 
     def step(weight: Tensor) -> None:
-        weight.data.sub_(0.01 * weight.grad)
+        weight.data.sub_(0.01 * weight.grad.clamp(-1, 1))  # further steps end in infinities
         weight.grad = None
 
     hooks = [p.register_post_accumulate_grad_hook(step) for p in wanted(model)]
@@ -158,9 +158,9 @@ def after_error(model: nn.Module, x: Any, *edges: Any, where: str = "layer") -> 
 
 
 def hidden(model: nn.Module, *arguments: Any) -> list[Any]:
-    """The gradients of a layer's result inside the model."""
+    """The gradient of a layer's result inside the model; attention weights beside it are another result."""
     kept: list[Tensor] = []
-    with layer(model).register_forward_hook(lambda module, given, out: kept.extend(_tensors(out))):
+    with layer(model).register_forward_hook(lambda module, given, out: kept.extend(_tensors(out)[:1])):
         out = model(*arguments)
     for value in kept:
         value.retain_grad()

@@ -99,6 +99,12 @@ def test_edge_features_of_another_width_are_pygs_to_refuse(layer: nn.Module, wid
     assert answered(plait.compile(layer, None), *given) == answered(layer, *given)
 
 
+def test_edge_features_of_another_width_are_pygs_to_refuse_without_edges_too() -> None:
+    given = torch.randn(10, 8), EDGES[:, :0], torch.randn(0, 1)
+    assert isinstance(answered(CGConv(8, 2), *given), str)
+    assert isinstance(answered(plait.compile(CGConv(8, 2), None), *given), str)
+
+
 def answered(model: nn.Module, *given: Tensor) -> Tensor | str:
     try:
         out: Tensor = model(*given)

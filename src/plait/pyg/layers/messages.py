@@ -262,7 +262,7 @@ def _film_near(call: PiecesCall, own: Tensor) -> tuple[End, dict[str, Tensor | N
 def crystal(module: Any, given: Mapping[str, Any]) -> Run | str:
     """sigma(W_f z) softplus(W_s z), z = [x_i, x_j, e]: the maps split into parts of nodes and edges."""
     attr = given.get("edge_attr")
-    if (attr is not None and attr.dim() != 2) or (attr is None) != (module.dim == 0):
+    if (attr is None) != (module.dim == 0) or (attr is not None and attr.shape[1:] != (module.dim,)):
         return f"(dim={module.dim}): edge_attr is not [edges, dim]"
     call = read_call(module, given, "lin_f", "lin_s", attr=attr)
     if isinstance(call, str):
