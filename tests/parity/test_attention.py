@@ -367,6 +367,26 @@ def test_weights_of_row_scores_are_those_of_pyg(layer: Any, width: int | None) -
         close(found[1][k], found[0][k], 1e-4, what)
 
 
+@pytest.mark.parametrize("layer", [GATConv, GATv2Conv, TransformerConv])
+@pytest.mark.parametrize("concat", [True, False])
+def test_gradients_of_the_output_reach_the_weights_that_were_handed_out(layer: Any, concat: bool) -> None:
+    module, given = drawn(layer(WIDTH, 5, heads=3, concat=concat)), edges()
+    found = []
+    for model in (module, plait.compile(module)):
+        out, (_, weights) = model(features(), given, return_attention_weights=True)
+        found.append(torch.autograd.grad(out.square().sum(), weights)[0])
+    close(found[1], found[0], 1e-4, "gradient of the weights")
+
+
+def test_gat_attention_weights_without_gradients_are_those_of_pyg() -> None:
+    module, given = drawn(GATConv(WIDTH, 5, heads=3)), edges()
+    with torch.no_grad():
+        expected, (_, weights) = module(features(), given, return_attention_weights=True)
+        result, (_, own) = plait.compile(module)(features(), given, return_attention_weights=True)
+    close(result, expected, 1e-5, "output")
+    close(own, weights, 1e-5, "weights")
+
+
 @pytest.mark.parametrize("layer", [GATv2Conv, TransformerConv])
 def test_dropout_with_edge_features_is_reproducible(layer: Any) -> None:
     given = edges()

@@ -111,6 +111,14 @@ def test_fa_hands_out_its_weights() -> None:
     close(own, weights, 1e-5, "weights")
 
 
+def test_gradients_of_the_output_reach_the_weights_that_fa_handed_out() -> None:
+    module, given, found = drawn(FAConv(WIDTH)), edges(), []
+    for model in (module, plait.compile(module)):
+        out, (_, weights) = model(features(), features(), given, return_attention_weights=True)
+        found.append(torch.autograd.grad(out.square().sum(), weights)[0])
+    close(found[1], found[0], 1e-4, "gradient of the weights")
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("options", [{}, {"aggr": "add", "bias": False}], ids=str)
 @pytest.mark.parametrize("count", [1, 3])

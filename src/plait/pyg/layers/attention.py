@@ -24,6 +24,7 @@ from plait.pyg.layers.fused import (
     as_listed,
     csr_order,
     edges_of,
+    handed,
     is_training,
     layer_of,
     not_plain,
@@ -220,7 +221,8 @@ def _gat_stop(module: Any, call: AttentionCall) -> str | None:
 
 def _gat(module: Any, call: AttentionCall) -> Any:
     dropout, own = _dropout(module, call), call.own
-    if module.heads > MOST_HEADS or (call.wants_weights and dropout is not None):
+    is_traced = dropout is not None or torch.is_grad_enabled()  # the sums then read the weights handed out
+    if module.heads > MOST_HEADS or (call.wants_weights and is_traced):
         return _gat_pieces(module, call)
     is_single = not call.is_bipartite and module.lin is not None
     is_inside = module.concat and not call.wants_weights
@@ -279,7 +281,7 @@ def _gat_inputs(
 
 
 def _gat_pieces(module: Any, call: AttentionCall) -> Any:
-    """With more heads than the fused passes take, or with the weights that dropout left asked for."""
+    """With more heads than the fused passes take, or where the weights that are summed are asked for."""
     heads, pieces, own = module.heads, Pieces(module, call.edges), call.own
     weight, own_weight = _gat_maps(module, call)
     value = pieces.project("values", call.source, weight.t(), rows="M")
@@ -291,11 +293,12 @@ def _gat_pieces(module: Any, call: AttentionCall) -> Any:
     edge = _gat_edge_scores(module, call, padded(heads))
     scores = nn.functional.leaky_relu(scores if edge is None else scores + edge, module.negative_slope)
     kept = nn.functional.dropout(pieces.softmax("weights", scores), module.dropout, module.training)
+    listed, kept = handed(call.edges, kept, heads) if call.wants_weights else (None, kept)
     out = pieces.sums("sums", heads, kept, value)
     out = _joined(
         module, out, module.res(own) if module.res is not None and own is not None else None, module.bias
     )
-    return (out, (call.listed, as_listed(call.edges, kept)[:, :heads])) if call.wants_weights else out
+    return out if listed is None else (out, (call.listed, listed))
 
 
 def _gat_edge_scores(module: Any, call: AttentionCall, lanes: int) -> Tensor | None:
@@ -395,9 +398,10 @@ def _gatv2_pieces(module: Any, call: AttentionCall, own: Tensor) -> Any:
     spread, slope = _spread(module.att, padded(heads)), float(module.negative_slope)
     weight = pieces.leaky_softmax("weights", slope, near, far, spread, of_edges, of_targets)
     weight = nn.functional.dropout(weight, module.dropout, module.training)
+    listed, weight = handed(call.edges, weight, heads) if call.wants_weights else (None, weight)
     out = pieces.sums("sums", heads, weight, far)
     out = _joined(module, out, None if module.res is None else module.res(own), module.bias)
-    return (out, (call.listed, as_listed(call.edges, weight)[:, :heads])) if call.wants_weights else out
+    return out if listed is None else (out, (call.listed, listed))
 
 
 def _edge_rows(call: AttentionCall) -> Tensor | None:
@@ -490,13 +494,14 @@ def _transformer_pieces(module: Any, call: AttentionCall, own: Tensor) -> Any:
         w = module.lin_edge.weight.view(heads, module.out_channels, -1)
         bent = _each_head(call, query, w)
     kept = pieces.dot_softmax("weights", heads, query, key, bent, attr)
+    listed, kept = handed(call.edges, kept, heads) if call.wants_weights else (None, kept)
     weight = nn.functional.dropout(kept, module.dropout, module.training)
     out = pieces.sums("sums", heads, weight, value)
     if attr is not None:
         means = pieces.sums_of_edges("sums of edges", heads, weight, attr)
         out = out + _each_head(call, means, w.transpose(1, 2))
     out = _transformer_end(module, own, out)
-    return (out, (call.listed, as_listed(call.edges, kept)[:, :heads])) if call.wants_weights else out
+    return out if listed is None else (out, (call.listed, listed))
 
 
 def _each_head(call: AttentionCall, rows: Tensor, w: Tensor) -> Tensor:

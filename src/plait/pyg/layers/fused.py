@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from plait.errors import InputError
 from plait.graph import Graph
@@ -29,7 +30,8 @@ from plait.runtime.session import Session
 
 __all__ = [
     "FUSED", "Prepare", "Ready", "Run", "as_listed", "check_width", "check_widths", "csr_order", "degrees_of",
-    "edges_of", "fused", "is_training", "layer_of", "not_plain", "refused_edges", "refused_features",
+    "edges_of", "fused", "handed", "is_training", "layer_of", "not_plain", "refused_edges",
+    "refused_features",
 ]  # fmt: skip
 
 Run = Callable[[], Any]
@@ -188,6 +190,15 @@ def as_listed(edges: Edges, values: Tensor) -> Tensor:
         return values
     order, places = edges.listed
     return _permuted(values, places, order)
+
+
+def handed(edges: Edges, weights: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    """(attention weights as the caller gets them, the same as sums read them: by row, in lanes).
+
+    The second are made from the first: gradients of the output reach what the caller holds, as in PyG.
+    """
+    listed = as_listed(edges, weights)[:, :heads]
+    return listed, csr_order(edges, functional.pad(listed, (0, weights.shape[1] - heads)))
 
 
 def _permuted(values: Tensor, order: Tensor, inverse: Tensor) -> Tensor:

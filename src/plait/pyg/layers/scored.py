@@ -16,7 +16,7 @@ from torch_geometric.utils import add_self_loops, remove_self_loops
 from plait.kernels.attention import padded
 from plait.plan.attention import unit_ways
 from plait.pyg import active
-from plait.pyg.layers.fused import Run, as_listed, fused, not_plain
+from plait.pyg.layers.fused import Run, as_listed, csr_order, fused, not_plain
 from plait.pyg.layers.pieces import Pieces, PiecesCall, mean_scale, read_call
 from plait.runtime.placed import column_of
 from plait.runtime.ways import Programs
@@ -141,12 +141,15 @@ def fa(module: Any, given: Mapping[str, Any]) -> Run | str:
 def _fa(call: PiecesCall, first: Tensor, listed: Tensor | None) -> Any:
     module, x = call.module, call.source
     pieces = Pieces(module, call.edges)
-    alpha = pieces.pairs("scores", 1, module.att_r(x), module.att_l(x)).tanh()
+    alpha, asked = pieces.pairs("scores", 1, module.att_r(x), module.att_l(x)).tanh(), None
+    if listed is not None:  # the sums read what the caller gets, so that gradients of the output reach it
+        asked = as_listed(call.edges, alpha).view(-1)
+        alpha = csr_order(call.edges, asked.view(-1, 1))
     norm = call.orders.symmetric_norm.to(x.dtype) if call.attr is None else call.attr
     weight = nn.functional.dropout(alpha, module.dropout, module.training) * norm.view(-1, 1)
     out = pieces.sums("sums", 1, weight, x)
     out = out if module.eps == 0.0 else out + module.eps * first
-    return out if listed is None else (out, (listed, as_listed(call.edges, alpha).view(-1)))
+    return out if asked is None else (out, (listed, asked))
 
 
 # GMMConv -------------------------------------------------------------------------------------------
