@@ -396,6 +396,7 @@ _EDITS = (
         "nn.utils.remove_weight_norm(inner(model, {k}))",
         "[nn.init.ones_(p) for p in model.parameters()]",
         "inner(model, {k}).weight = nn.Parameter(inner(model, {k}).weight.detach() * 2)",
+        "layer(model, {k}).bias = nn.Parameter(torch.ones(4, dtype=x.dtype))",
         # of the model alone: copies of a layer of PyG's whose class was made so do not run in PyG
         "model.__class__ = type('Sub', (model.__class__,), {{'__module__': 'm'}})",
         "[b.data.mul_(0.5) for b in model.buffers() if b.is_floating_point()]",

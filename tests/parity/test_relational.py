@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
@@ -199,3 +200,23 @@ def test_edges_may_come_as_an_edge_index_of_pyg(count: int) -> None:
     layer, x, listed = RGCNConv(4, 4, 2), torch.randn(5, 4), torch.tensor([[0, 1, 2], [1, 2, 0]])
     given, of_edges = EdgeIndex(listed[:, :count], sparse_size=(5, 5)), torch.zeros(count, dtype=torch.long)
     torch.testing.assert_close(plait.compile(layer)(x, given, of_edges), layer(x, given, of_edges))
+
+
+@pytest.mark.parametrize("aggr", ["mean", "max"])
+def test_a_parametrized_weight_is_read_as_often_as_in_pyg(aggr: str) -> None:
+    reads = []
+
+    class Counted(nn.Module):
+        def forward(self, weight: Tensor) -> Tensor:
+            reads.append(1)
+            return weight
+
+    layer = RGCNConv(4, 2, num_relations=2, aggr=aggr)
+    nn.utils.parametrize.register_parametrization(layer, "weight", Counted())
+    x, edge_index, edge_type = torch.randn(6, 4), torch.randint(0, 6, (2, 12)), torch.randint(0, 2, (12,))
+    seen = []
+    for model in (layer, plait.compile(layer)):
+        reads.clear()
+        model(x, edge_index, edge_type)
+        seen.append(len(reads))
+    assert seen[0] == seen[1]

@@ -245,6 +245,12 @@ def _patched() -> nn.Module:
 PAIR, WEIGHTED, SPARSE = Call(is_bipartite=True), Call(is_weighted=True), Call(is_sparse=True)
 
 
+def _rebiased() -> ARMAConv:
+    module = ARMAConv(4, 4, num_stacks=2, num_layers=2)
+    module.bias = torch.nn.Parameter(torch.ones(4))  # PyG adds one number of it per layer
+    return module
+
+
 @pytest.mark.parametrize(
     ("make", "call", "word"),
     [
@@ -273,6 +279,7 @@ PAIR, WEIGHTED, SPARSE = Call(is_bipartite=True), Call(is_weighted=True), Call(i
         (lambda: ChebConv(4, 4, K=2), SPARSE, "edge lists"),
         (lambda: ARMAConv(4, 4), SPARSE, "edge lists"),
         (lambda: ARMAConv(-1, 4), Call(), "runs once in PyG first"),
+        (_rebiased, Call(), "another size"),
         (lambda: APPNP(2, 0.1, dropout=0.5).train(), Call(), "dropout"),
         (lambda: APPNP(2, torch.tensor(0.1)), Call(), "alpha"),
         (lambda: LEConv(4, 4), Call(is_bipartite=True, has_root=False), "x[1]"),

@@ -27,7 +27,8 @@ def pace() -> Pace:
     """One for the whole process: it knows the shortest time its product ever took."""
     indices = np.random.default_rng(0).integers(0, _ROWS, _ROWS * _DEGREE, dtype=np.int32)
     pattern = Pattern(np.arange(0, _ROWS * _DEGREE + 1, _DEGREE, dtype=np.int32), indices, _ROWS)
-    written, rows, out = (torch.ones(_ROWS, _WIDTH) for _ in range(3))
+    with torch.inference_mode(False):  # they outlive the mode that the first caller is in
+        written, rows, out = (torch.ones(_ROWS, _WIDTH) for _ in range(3))
 
     def probe() -> float:
         rows.copy_(written)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from plait.pyg import recorded
 from plait.pyg.active import Seat, Seats
 from plait.pyg.layers.fused import Ready
 from plait.pyg.listening import is_watched
@@ -54,7 +55,9 @@ def repeated(seats: Seats, module: Any, args: tuple[Any, ...], kwargs: Mapping[s
     if last is None or len(args) < 2:
         return None
     x, edges = args[0], args[1]
-    if type(x) is not Tensor or edges is not last.edges() or not x.is_cpu or x.layout is not torch.strided:
+    if type(x) is not Tensor or edges is not last.edges() or x.layout is not torch.strided:
+        return None
+    if not x.is_cpu or recorded.is_on_gpu(x):  # calls on a GPU are replayed instead
         return None
     run = last.run()
     if run is None or x.shape != last.shape or x.dtype is not last.dtype or _is_looked_at(seats, last):

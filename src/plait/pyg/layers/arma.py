@@ -37,6 +37,10 @@ def _arma(module: Any, call: Call) -> Lowered | NotLowered:
         return stop
     if call.is_sparse:
         return NotLowered("ARMAConv: PyG multiplies stacks of features by edge lists only")
+    layers = 1 if module.shared_weights else module.num_layers
+    size = (layers, module.num_stacks, 1, module.out_channels)
+    if module.bias is not None and tuple(module.bias.shape) != size:
+        return NotLowered("ARMAConv: its bias was replaced by one of another size")
     operator = gcn_operator(call, add_self_loops=False)
     return Lowered(operator, partial(_run, _forms(operator, call.is_weighted, module.bias is not None)))
 

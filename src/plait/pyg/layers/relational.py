@@ -81,15 +81,15 @@ def _refused(module: Any, source: Any, target: Any, edge_index: Tensor, edge_typ
         return ": edge_type or edge_index is not on the device of x"
     if edge_type.dim() != 1 or edge_type.shape[0] != edge_index.shape[1]:
         return ": edge_type is not one number for each edge"
-    default = torch.get_default_dtype()
-    if torch.promote_types(default, module.weight.dtype) != module.weight.dtype:
-        return f": PyG's result has torch's default type, {default}"
     if aggregation(module) not in ("sum", "mean"):
         return f"(aggr={module.aggr!r}): relations are planned with sums and means"
     if target is not None and module.flow != "source_to_target":
         return f"(flow={module.flow!r}): pairs of features are planned source_to_target only"
     if is_parametrized(module):
         return ": a weight is parametrized, and PyG computes it at every read"
+    default = torch.get_default_dtype()
+    if torch.promote_types(default, module.weight.dtype) != module.weight.dtype:
+        return f": PyG's result has torch's default type, {default}"
     return None
 
 
