@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -112,3 +113,19 @@ def test_looking_ahead_leaves_no_attention_behind_and_the_model_can_be_copied() 
     assert model.att_x is None
     assert model.att_y is None
     copy.deepcopy(compiled)
+
+
+@pytest.mark.parametrize("look", ["gradients", "trace"])
+def test_the_graph_of_weights_that_were_computed_is_not_freed(look: str, tmp_path: Path) -> None:
+    model, data = GCNConv(6, 3), Data(x=torch.randn(5, 6), edge_index=torch.randint(0, 5, (2, 9)))
+    scale = nn.Parameter(torch.tensor(0.5))
+    del model._parameters["bias"]
+    model.bias = torch.ones(3) * scale  # as a network that makes weights leaves it
+    model.scale = scale
+    if look == "trace":
+        plait.trace(model, data, tmp_path / "trace.json")
+    else:
+        call = Call((data.x, data.edge_index), {})
+        gradients(model, call, model(data.x, data.edge_index))
+    model(data.x, data.edge_index).sum().backward()
+    assert scale.grad is not None

@@ -17,7 +17,7 @@ from plait.pyg.call import Call
 from plait.pyg.listening import in_this_thread
 from plait.runtime.identity import counts_writes
 
-__all__ = ["gradients", "quietly", "recorded"]
+__all__ = ["gradients", "has_history", "quietly", "recorded"]
 
 # what layers with cached=True keep of their first call, and SuperGATConv of its last
 _CACHES = ("_cached_", "att_x", "att_y")
@@ -123,8 +123,19 @@ def gradients(model: nn.Module, call: Call, out: Tensor) -> tuple[Tensor | None,
     if _has_reentrant_checkpoint(
         out
     ):  # it allows nothing but `backward`, and fails only when half the graph is freed
-        return _by_backward(wanted, out)
-    return torch.autograd.grad(out, wanted, torch.ones_like(out), allow_unused=True)
+        return _by_backward(wanted, out, has_history(model))
+    return torch.autograd.grad(
+        out, wanted, torch.ones_like(out), retain_graph=has_history(model), allow_unused=True
+    )
+
+
+def has_history(model: nn.Module) -> bool:
+    """Whether a module holds a tensor that was computed, as from a network that makes weights.
+
+    What it was computed from is the caller's graph, which must stay for the caller's own backward pass.
+    """
+    held = (value for m in model.modules() for value in (*vars(m).values(), *m._buffers.values()))
+    return any(isinstance(value, Tensor) and value.grad_fn is not None for value in held)
 
 
 def _has_reentrant_checkpoint(out: Tensor) -> bool:
@@ -142,13 +153,13 @@ def _has_reentrant_checkpoint(out: Tensor) -> bool:
     return False
 
 
-def _by_backward(wanted: list[Tensor], out: Tensor) -> tuple[Tensor | None, ...]:
+def _by_backward(wanted: list[Tensor], out: Tensor, retain: bool) -> tuple[Tensor | None, ...]:
     """The same by `backward`, with every .grad restored."""
     before = [tensor.grad for tensor in wanted]
     try:
         for tensor in wanted:
             tensor.grad = None
-        out.backward(torch.ones_like(out))  # type: ignore[no-untyped-call]
+        out.backward(torch.ones_like(out), retain_graph=retain)  # type: ignore[no-untyped-call]
         return tuple(tensor.grad for tensor in wanted)
     finally:
         for tensor, grad in zip(wanted, before, strict=True):

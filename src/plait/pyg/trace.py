@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 from plait.errors import InputError
 from plait.pyg.call import Call, call_of
 from plait.pyg.compile import compile
-from plait.pyg.quiet import quietly
+from plait.pyg.quiet import has_history, quietly
 from plait.pyg.view import CompiledModel
 from plait.runtime.deferred import held_rows
 
@@ -57,4 +57,4 @@ def _step(model: nn.Module, call: Call, is_training: bool) -> None:
         if (wanted_rows := held_rows(out)) is not None:
             out = wanted_rows
         if is_training and isinstance(out, Tensor) and out.requires_grad:
-            torch.autograd.backward(out, torch.ones_like(out))
+            torch.autograd.backward(out, torch.ones_like(out), retain_graph=has_history(model))
