@@ -152,6 +152,9 @@ def after_error(model: nn.Module, x: Any, *edges: Any, where: str = "layer") -> 
 
     stopped(x.detach())
     model.zero_grad()  # what came before the error is nobody's promise
+    for given in edges:
+        if isinstance(given, Tensor):
+            given.grad = None
     out = model(x, *edges)
     freed(out)
     return out

@@ -82,6 +82,17 @@ def test_the_first_graph_of_a_cache_answers_later_ones_as_in_pyg() -> None:
         torch.testing.assert_close(model(features(), edges), layer(features(), edges))
 
 
+@pytest.mark.parametrize("with_grad", [True, False])
+def test_options_that_change_after_the_cache_was_made_change_nothing_as_in_pyg(with_grad: bool) -> None:
+    layer = GCNConv(WIDTH, 3, cached=True)
+    model = plait.compile(copy.deepcopy(layer))
+    for one in (layer, model):
+        one(features(), EDGES)
+        one.add_self_loops = False
+    with torch.set_grad_enabled(with_grad):
+        torch.testing.assert_close(model(features(), EDGES), layer(features(), EDGES))
+
+
 class Doubled(GCNConv):
     """A layer that plait leaves to PyG."""
 

@@ -53,6 +53,7 @@ class Kept:
     is_sparse: bool
     is_swapped: bool = False  # the flow it was made for
     made_from: tuple[Any, ...] = ()  # the weight's identity when the cache was made
+    operator: Any = None  # what it was made for
     shared: tuple[Any, ...] = ()  # (tensor of the cache, its identity) where it has the caller's memory
 
     def is_as_made(self) -> bool:

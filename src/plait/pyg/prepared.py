@@ -199,8 +199,11 @@ def _lowered(
             seat.look(module)  # the call is made ready again each time, but the layer is known
         return run
     if lowered.keeps_graph and kept.cache is None:
-        seat.kept = replace(kept, made_from=() if weight is None else identity(weight))
+        made_from = () if weight is None else identity(weight)
+        seat.kept = replace(kept, made_from=made_from, operator=lowered.operator)
         return f"{kind}(cached=True): PyG makes its cache of the first graph"
+    if lowered.keeps_graph and lowered.operator != kept.operator:
+        return f"{kind}(cached=True): its options changed since PyG's cache was made"
     dtype = torch.float32 if source.dtype in _HALVES else source.dtype
     is_made = (lowered.operator, kept.weight_key, dtype) in edges.constants
     if kept.cache is not None and not is_made and not kept.has_its_weight():
