@@ -152,25 +152,10 @@ def _lowered(
     is_swapped = getattr(module, "flow", "source_to_target") == "target_to_source"
     if is_swapped and is_bipartite:
         return f"{kind}: flow='target_to_source' on a pair of feature matrices is not planned"
+    kept = _held(module, seat, source, (num_targets, num_sources), edge_index, edge_weight, is_swapped)
+    if isinstance(kept, str):
+        return f"{kind}(cached=True): {kept}"
     session = active.seats.session  # type: ignore[union-attr]
-    kept = seat.kept
-    if kept is not None and kept.cache is cache_of(module):
-        reason = _refused_cache(kept, source, num_targets, is_swapped)
-        if reason:
-            return f"{kind}(cached=True): {reason}"
-    else:
-        try:
-            handed = read(edge_index, edge_weight, num_targets, num_sources, is_swapped)
-            edges = session.edges_for(handed.key, handed.owners, handed.build)
-        except (GraphError, InputError):
-            caches = (cache_of(module), *(vars(module).get(name) for name in autocast.CACHED_FEATURES))
-            if all(cache is None for cache in caches):
-                raise
-            return (
-                f"{kind}(cached=True): the edges do not fit, and PyG, which has its cache, does not read them"
-            )
-        weight = handed.weight if handed.weight is not None else edges.weight
-        kept = Kept(None, edges, weight, handed.weight_key, handed.is_sparse, is_swapped)
     edges, weight = kept.edges, kept.weight
     call = Call(is_bipartite, root is not None or not is_bipartite, weight is not None, kept.is_sparse)
     lowered = None if known is None else known.lowered.get(call)
@@ -210,6 +195,32 @@ def _lowered(
         return f"{kind}(cached=True): the weights that PyG's cache was made from were changed in place"
     constants = _constants(edges, lowered.operator, weight, kept.weight_key, dtype)
     return Prepared(session, seat.name, lowered, edges, constants)
+
+
+def _held(
+    module: Any,
+    seat: Seat,
+    x: Tensor,
+    sizes: tuple[int, int],
+    edge_index: Any,
+    edge_weight: Tensor | None,
+    is_swapped: bool,
+) -> Kept | str:
+    """The graph of a call between `sizes` = (targets, sources): that of PyG's cache where there is one."""
+    kept = seat.kept
+    if kept is not None and kept.cache is cache_of(module):
+        return _refused_cache(kept, x, sizes[0], is_swapped) or kept
+    session = active.seats.session  # type: ignore[union-attr]
+    try:
+        handed = read(edge_index, edge_weight, *sizes, is_swapped)
+        edges = session.edges_for(handed.key, handed.owners, handed.build)
+    except (GraphError, InputError):
+        caches = (cache_of(module), *(vars(module).get(name) for name in autocast.CACHED_FEATURES))
+        if all(cache is None for cache in caches):
+            raise
+        return "the edges do not fit, and PyG, which has its cache, does not read them"
+    weight = handed.weight if handed.weight is not None else edges.weight
+    return Kept(None, edges, weight, handed.weight_key, handed.is_sparse, is_swapped)
 
 
 def _are_used_once(session: Session, edges: Edges, lowered: Lowered, kept: Kept, x: Tensor) -> bool:
