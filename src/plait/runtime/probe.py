@@ -62,9 +62,8 @@ def machine_for(cache_folder: Path) -> MachineProfile:
     if kept is not None and kept.measured.get("cpu") == name and _is_complete(kept):
         return kept
     made = scaled(built_in, probe(), name, family)
-    with contextlib.suppress(
-        InputError
-    ):  # where the folder cannot be written to, the next process probes again
+    # where the folder cannot be written to, the next process probes again
+    with contextlib.suppress(InputError):
         made.save(path)
     return made
 

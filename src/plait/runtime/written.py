@@ -1,7 +1,7 @@
 """Whether anyone wrote to some dictionaries, told by one look at the tags CPython keeps of their contents.
 
 CPython up to 3.12 gives a dictionary a new tag with every change (PEP 509), and no tag to two dictionaries.
-Comparing the tags of the dozen that a layer consists of takes a tenth of comparing what they hold. Where
+Comparing the tags of the dozen that a layer consists of takes far less than comparing what they hold. Where
 there are no such tags, or not where they are looked for, every look says that somebody may have written.
 """
 
