@@ -85,6 +85,22 @@ def test_a_peer_that_breaks_is_a_line_in_the_table(monkeypatch: pytest.MonkeyPat
     assert "out of order" in line["reason"]
 
 
+def test_where_no_reference_answers_nothing_is_timed_and_the_run_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(x: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError("no max here")
+
+    monkeypatch.setattr(peers.pyg, "free_bytes", lambda device: 10)
+    monkeypatch.setitem(peers.PEERS, "pyg-csr", lambda problem, mode: Runner(fail, (), dict))
+    records = run(GRID[:2], quick("plait", "pyg-default", "pyg-csr"), lambda record: None)
+    assert len(records) == 2
+    for record in records:
+        assert "no max here" in lines(record)["pyg-csr"]["reason"]
+        assert lines(record)["plait"]["status"] == "missing"
+        assert "median_seconds" not in lines(record)["plait"]
+
+
 def test_without_room_for_the_default_the_csr_answer_is_the_reference(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -15,8 +15,9 @@ from torch_geometric.nn import GCN, GIN, GraphSAGE
 import plait
 from plait.errors import InputError
 from plait.loader import NeighborLoader
-from plait.pyg.captured import TrainingStep, _Slot
+from plait.pyg.captured import TrainingStep
 from plait.pyg.edges import starts_of
+from plait.pyg.slot import Slot
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -149,10 +150,13 @@ def test_batches_have_the_losses_of_the_loop(make: Any) -> None:
 def test_a_padded_batch_has_the_loss_of_the_batch() -> None:
     for batch in batches_of(4):
         size = (int(batch.num_nodes), int(batch.num_edges))
-        slot = _Slot(batch, size, (128, 1024), torch.device(DEVICE))
+        slot = Slot(batch, size, (128, 1024), torch.device(DEVICE))
         model = GraphSAGE(12, 8, 2, 5).to(DEVICE)
         for is_other in (False, True, False):
-            slot.fill(batch, size, is_other=is_other)
+            slot.fill(batch, size)
+            if is_other:
+                slot.disturb(size)
+            slot.ready()
             assert slot.batch.edge_index.max() < 128
             assert slot.batch.num_nodes == 128
             torch.testing.assert_close(seeds_loss(model, slot.batch), seeds_loss(model, batch))
@@ -162,9 +166,10 @@ def test_a_padded_batch_has_the_loss_of_the_batch() -> None:
 def test_a_smaller_batch_leaves_nothing_of_the_one_before() -> None:
     small, large = sorted(batches_of(4), key=lambda batch: int(batch.num_nodes))[::3]
     sizes = [(int(batch.num_nodes), int(batch.num_edges)) for batch in (small, large)]
-    slot = _Slot(large, sizes[1], (128, 1024), torch.device(DEVICE))
+    slot = Slot(large, sizes[1], (128, 1024), torch.device(DEVICE))
     for batch, size in zip((large, small, large), (sizes[1], sizes[0], sizes[1]), strict=True):
         slot.fill(batch, size)
+        slot.ready()
         torch.testing.assert_close(slot.batch.x[: size[0]], batch.x.to(DEVICE))
         assert not slot.batch.x[size[0] :].any()
         assert (slot.batch.edge_index[:, size[1] :] == size[0]).all()
@@ -227,11 +232,11 @@ def loaded(device: str | None = None) -> NeighborLoader:
 def test_a_slot_knows_where_the_edges_of_padding_begin() -> None:
     for batch in loaded():
         size = (int(batch.num_nodes), int(batch.num_edges))
-        slot = _Slot(batch, size, (512, 1024), torch.device(DEVICE))
+        slot = Slot(batch, size, (512, 1024), torch.device(DEVICE))
         starts = starts_of(batch.edge_index)
         assert starts is not None
-        slot.fill(batch, size, starts)
-        slot.attach()
+        slot.fill(batch, size)
+        slot.ready()
         held = starts_of(slot.batch.edge_index)
         assert held is not None
         target = slot.batch.edge_index[1].cpu()
@@ -253,4 +258,4 @@ def test_batches_of_a_loader_are_captured_without_a_sort(make: Any, device: str 
     loader = loaded(device)
     losses = [step(batch).item() for _ in range(4) for batch in loader]
     assert losses == pytest.approx(expected, rel=2e-3, abs=1e-4)
-    assert all(slot._starts is not None for slot in step._slots.values())
+    assert all(starts_of(slot.batch.edge_index) is not None for slot in step._slots.values())

@@ -105,7 +105,20 @@ def samples_on(graphs: Sequence[MakeEdges], tell: Callable[[float], None]) -> li
     """
     listed = [(make, -1) for make in graphs]
     families = ((_layers, _WIDTHS, (search, _second)), (_attending, _ATTENDED, (search,)))
-    return _samples(listed, families, lambda measure: measure(), tell)
+    return _samples(listed, families, lambda measure: measure(), tell, _fresh_step)
+
+
+def _fresh_step(model: nn.Module, x: torch.Tensor, edges: torch.Tensor) -> Callable[[], None]:
+    """A training step whose gradient was just written, as by the layer behind it: a GPU's cache holds it."""
+    parameters = list(model.parameters())
+
+    def step() -> None:
+        for leaf in (x, *parameters):
+            leaf.grad = None
+        out = model(x, edges)
+        torch.autograd.backward(out, torch.ones_like(out))
+
+    return step
 
 
 def _samples(
@@ -113,6 +126,7 @@ def _samples(
     families: Sequence[tuple[Layers, Sequence[tuple[int, int]], Sequence[Choose]]],
     taken: Callable[[Callable[[], list[Sample]]], list[Sample]],
     tell: Callable[[float], None],
+    step_of: Callable[..., Callable[[], None]] = training_step,
 ) -> list[Sample]:
     found: list[Sample] = []
     cases = [(layers, widths, choices) for layers, grid, choices in families for widths in grid]
@@ -125,7 +139,8 @@ def _samples(
             for layer in layers(inner, outer):
                 for choose in choices:
                     compiled = compile(layer.to(edge_index.device), None, forms=["csr"])
-                    found += taken(functools.partial(_steps, compiled, choose, x, edge_index, number))
+                    measured = functools.partial(_steps, compiled, choose, x, edge_index, number, step_of)
+                    found += taken(measured)
             tell((number + (k + 1) / len(cases)) / len(graphs))
     return found
 
@@ -146,10 +161,17 @@ def _sparsely(problem: Problem) -> LayerPlan:
     return min(plans, key=lambda plan: plan.seconds)
 
 
-def _steps(compiled: Any, choose: Choose, x: torch.Tensor, edges: torch.Tensor, graph: int) -> list[Sample]:
+def _steps(
+    compiled: Any,
+    choose: Choose,
+    x: torch.Tensor,
+    edges: torch.Tensor,
+    graph: int,
+    step_of: Callable[..., Callable[[], None]] = training_step,
+) -> list[Sample]:
     probe = Probe(compiled)
     probe.choose_by(choose)
-    seen = probe.clock(training_step(compiled, x, edges), _WARM, _REPEATS)
+    seen = probe.clock(step_of(compiled, x, edges), _WARM, _REPEATS)
     result, call = [], machine_in_use(x.device).call_seconds
     for name, plan in probe.plans.items():
         assert isinstance(plan, LayerPlan)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -83,10 +84,12 @@ def measure(problem: Problem, mode: str, options: Options) -> dict[str, object]:
     """What every peer did with one problem: {"peers": {name: its line}, "reference": name}."""
     lines: dict[str, dict[str, object]] = {}
     runners = _prepare_all(problem, mode, _with_references(options.peers), lines)
-    reference = next((name for name in _REFERENCES if name in runners), None)
+    reference, expected = _first_answer(runners, problem, mode, lines)
     if reference is None:
-        return {"peers": lines, "reference": None}
-    _check_all(runners, reference, problem, mode, lines)
+        for name in runners:
+            lines[name] |= {"status": "missing", "reason": "no reference answers here to check it by"}
+        return {"peers": {name: lines[name] for name in options.peers}, "reference": None}
+    _check_all(runners, reference, expected, problem, mode, lines)
     with BusyElsewhere() as busy:
         _time(
             problem, mode, {name: runners[name] for name in options.peers if name in runners}, lines, options
@@ -141,15 +144,28 @@ def _in_short(error: Exception) -> str:
     return textwrap.shorten(text.partition("\n")[0], 200, placeholder="…")
 
 
+def _first_answer(
+    runners: dict[str, Runner], problem: Problem, mode: str, lines: dict[str, dict[str, object]]
+) -> tuple[str | None, Any]:
+    """The first reference that answers, and its answer; those that break leave, with a line."""
+    for name in [name for name in _REFERENCES if name in runners]:
+        try:
+            return name, answer(runners[name], problem, mode)
+        except Exception as error:  # as above
+            lines[name] |= {"status": "wrong", "reason": f"failed with {_in_short(error)}"}
+            del runners[name]
+    return None, None
+
+
 def _check_all(
     runners: dict[str, Runner],
     reference: str,
+    expected: Any,
     problem: Problem,
     mode: str,
     lines: dict[str, dict[str, object]],
 ) -> None:
     """Every runner's answer held against the reference's; those that are wrong leave, with a line."""
-    expected = answer(runners[reference], problem, mode)
     truth = functools.cache(lambda: _truth(problem, mode))
     lines[reference]["error"] = 0.0
     for name in [name for name in runners if name != reference]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 from plait.errors import InputError
 from plait.plan.padding import fitting, padded_sizes
-from plait.pyg.edges import attach_starts, starts_of
+from plait.pyg.slot import Slot, layout
 from plait.runtime.capture import Replay, body_of, make_capturable, settings
 from plait.runtime.placed import BOUNDED_EDGES
 
@@ -54,7 +53,7 @@ class TrainingStep:
         self._captures: OrderedDict[Any, Replay] = OrderedDict()
         self._seen: list[tuple[int, int]] = []
         self.sizes: tuple[tuple[int, int], ...] = ()
-        self._slots: OrderedDict[Any, _Slot] = OrderedDict()
+        self._slots: OrderedDict[Any, Slot] = OrderedDict()
         self._is_checked = False
 
     def __call__(self, batch: Any = None) -> Tensor:
@@ -116,16 +115,15 @@ class TrainingStep:
         if not self.is_captured:
             return self._run(batch)
         size = (int(batch.num_nodes), int(batch.num_edges))
-        starts = _starts(batch)
-        slot = self._slot(batch, size, starts is not None)
+        slot = self._slot(batch, size)
         if slot is None:
             return self._run(batch.to(self._stream.device, non_blocking=True))
-        slot.fill(batch, size, starts)
+        slot.fill(batch, size)
         if not self._is_checked:
             self._check_padding(slot, batch, size)
         return slot.replay()
 
-    def _slot(self, batch: Any, size: tuple[int, int], is_listed: bool) -> _Slot | None:
+    def _slot(self, batch: Any, size: tuple[int, int]) -> Slot | None:
         """The slot this batch is copied to; None where it runs without one."""
         if len(self._seen) < _LOOKED_AT:
             self._seen.append(size)
@@ -135,11 +133,11 @@ class TrainingStep:
         padded = fitting((size[0] + 1, size[1]), self.sizes)
         if padded is None:
             return None
-        key = (padded, _layout(batch, size), is_listed, self._state())
+        key = (padded, layout(batch, size), self._state())
         slot = self._slots.get(key)
         if slot is None:
-            slot = _Slot(batch, size, (padded[0], padded[1]), self._stream.device)
-            slot.replay = self._replay(slot.batch, 2, slot.attach)
+            slot = Slot(batch, size, (padded[0], padded[1]), self._stream.device)
+            slot.replay = self._replay(slot.batch, 2, slot.ready)
             self._slots[key] = slot
             while len(self._slots) > _MOST_CAPTURES:
                 self._slots.popitem(last=False)
@@ -154,7 +152,7 @@ class TrainingStep:
         rounded = [(_up(nodes, _NODES), min(_up(edges, _EDGES), BOUNDED_EDGES)) for nodes, edges in wanted]
         self.sizes = tuple((n, e) for n, e in padded_sizes(rounded, _MOST_SIZES))
 
-    def _check_padding(self, slot: _Slot, batch: Any, size: tuple[int, int]) -> None:
+    def _check_padding(self, slot: Slot, batch: Any, size: tuple[int, int]) -> None:
         """InputError where the loss depends on the padding, because something in the model mixes rows."""
         reason = _mixes_rows(self.model)
         if reason is None:
@@ -162,7 +160,9 @@ class TrainingStep:
             losses = []
             with torch.no_grad(), torch.random.fork_rng(devices=[self._stream.device]):
                 for is_other in (False, True):
-                    slot.fill(batch, size, is_other=is_other)
+                    if is_other:
+                        slot.disturb(size)
+                    slot.ready()
                     torch.manual_seed(0)
                     losses.append(self.loss(self.model, slot.batch).detach().clone())
                 for buffer, value in kept:
@@ -194,119 +194,6 @@ def _mixes_rows(model: nn.Module) -> str | None:
         if is_norm or is_graph_wide or home.startswith("torch_geometric.nn.pool"):
             return f"{name} ({kind}) mixes the rows of a batch"
     return None
-
-
-@dataclass(frozen=True)
-class _Kind:
-    """The dimension along which an attribute of a batch counts nodes or edges; -1 for neither."""
-
-    dimension: int
-    counts: str  # "nodes", "edges" or ""
-
-
-def _kind_of(name: str, value: Tensor, size: tuple[int, int]) -> _Kind:
-    if name == "edge_index":
-        return _Kind(1, "edges")
-    if value.dim() and (name.startswith("edge_") or name == "e_id") and value.shape[0] == size[1]:
-        return _Kind(0, "edges")
-    if value.dim() and value.shape[0] == size[0]:
-        return _Kind(0, "nodes")
-    return _Kind(-1, "")
-
-
-def _tensors(given: Mapping[str, Any]) -> dict[str, Tensor]:
-    return {name: value for name, value in given.items() if isinstance(value, Tensor)}
-
-
-def _numbers(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Attributes that are part of what is captured; lists, as the nodes of every hop, are left out."""
-    return {n: v for n, v in given.items() if isinstance(v, int | float | str) and n != "num_nodes"}
-
-
-def _starts(batch: Any) -> Tensor | None:
-    """Where the edges of each target begin, if the batch's sampler listed them so."""
-    edge_index = getattr(batch, "edge_index", None)
-    return starts_of(edge_index) if isinstance(edge_index, Tensor) else None
-
-
-def _layout(batch: Any, size: tuple[int, int]) -> tuple[Any, ...]:
-    """What batches of one slot have in common besides their size."""
-    parts, given = [], batch.to_dict()
-    for name, value in sorted(_tensors(given).items()):
-        kind = _kind_of(name, value, size)
-        shape = tuple([n for k, n in enumerate(value.shape) if k != kind.dimension])
-        parts.append((name, kind, shape, value.dtype))
-    return tuple(parts), tuple(sorted(_numbers(given).items()))
-
-
-class _Slot:
-    """Memory that batches of up to one size are copied to, and the step captured on it."""
-
-    replay: Replay
-
-    def __init__(self, batch: Any, size: tuple[int, int], padded: tuple[int, int], device: torch.device):
-        self.padded = padded
-        self.batch = type(batch)()
-        self._parts: list[tuple[str, _Kind, Tensor]] = []
-        room, given = {"nodes": padded[0], "edges": padded[1]}, batch.to_dict()
-        for name, value in _tensors(given).items():
-            kind = _kind_of(name, value, size)
-            shape = [room[kind.counts] if k == kind.dimension else n for k, n in enumerate(value.shape)]
-            made = torch.zeros(shape, dtype=value.dtype, device=device)
-            self._parts.append((name, kind, made))
-            self.batch[name] = made
-        for name, number in _numbers(given).items():
-            self.batch[name] = number
-        self.batch.num_nodes = padded[0]
-        self._starts: Tensor | None = None  # where the edges of each target begin
-        self._used = room  # rows behind which the memory holds zeros: so far none
-
-    def fill(
-        self, batch: Any, size: tuple[int, int], starts: Tensor | None = None, is_other: bool = False
-    ) -> None:
-        """Copy a batch here, with where the edges of each target begin if that is known.
-
-        is_other: padding rows are not zero, to detect code that reads them.
-        """
-        for name, kind, place in self._parts:
-            self._fill_part(name, kind, place, batch[name], size, is_other)
-        if starts is not None:
-            self._fill_starts(starts)
-        self._used = dict(zip(("nodes", "edges"), self.padded if is_other else size, strict=True))
-
-    def _fill_part(
-        self, name: str, kind: _Kind, place: Tensor, value: Tensor, size: tuple[int, int], is_other: bool
-    ) -> None:
-        if not kind.counts:
-            place.copy_(value, non_blocking=True)
-            return
-        used = size[0] if kind.counts == "nodes" else size[1]
-        place.narrow(kind.dimension, 0, used).copy_(value, non_blocking=True)
-        last = place.shape[kind.dimension] if name == "edge_index" or is_other else self._used[kind.counts]
-        if last <= used:
-            return  # zeros already
-        rest = place.narrow(kind.dimension, used, last - used)
-        if name == "edge_index":
-            rest.fill_(size[0])  # loops of the first padding node
-        elif is_other and place.is_floating_point():
-            rest.fill_(1e3)
-        elif is_other and used and kind.counts == "nodes":
-            rest.copy_(place[used - 1].expand_as(rest))
-        else:
-            rest.zero_()
-
-    def _fill_starts(self, given: Tensor) -> None:
-        """Copy where a batch's edges begin; padding edges lie last, those of the first padding node."""
-        if self._starts is None:
-            shape, device = (self.padded[0] + 1,), self.batch.edge_index.device
-            self._starts = torch.empty(shape, dtype=given.dtype, device=device)
-        self._starts[: len(given)].copy_(given, non_blocking=True)
-        self._starts[len(given) :].fill_(self.padded[1])
-
-    def attach(self) -> None:
-        """Attach what the sampler knows to edge_index, so that a captured step sorts no edges."""
-        if self._starts is not None:
-            attach_starts(self.batch.edge_index, self._starts)
 
 
 def training_step(model: nn.Module, data: Any, loss: Any, optimizer: Any) -> TrainingStep:

@@ -39,10 +39,11 @@ __all__ = ["attend", "statistics_of"]
 def _forward(  # type: ignore[no-untyped-def]
     p_far, p_near, p_value, p_att, p_edge, p_bias, p_out, p_statistics, p_parts, p_part_statistics,
     p_indices, p_items, far_stride, near_stride, value_stride, edge_stride, out_stride,
-    num_pieces, num_items, heads, columns, p_seed, threshold,
+    num_pieces, num_items, p_seed, threshold,
     SLOPE: tl.constexpr, SCALE: tl.constexpr, KIND: tl.constexpr, DROPS: tl.constexpr, ACC: tl.constexpr,
     LOWEST: tl.constexpr, SLOTS: tl.constexpr,
-    CHUNKS: tl.constexpr, HEADS: tl.constexpr, LANES: tl.constexpr, EVEN: tl.constexpr, UNIT: tl.constexpr,
+    CHUNKS: tl.constexpr, HEADS: tl.constexpr, LANES: tl.constexpr, EVEN: tl.constexpr,
+    heads: tl.constexpr, columns: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     i_program = tl.program_id(0)
     value_stride, out_stride = value_stride * UNIT, out_stride * UNIT
@@ -116,9 +117,10 @@ def _forward(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _merge(  # type: ignore[no-untyped-def]
-    p_parts, p_part_statistics, p_splits, p_bias, p_out, p_statistics, out_stride, heads, columns,
+    p_parts, p_part_statistics, p_splits, p_bias, p_out, p_statistics, out_stride,
     ACC: tl.constexpr, LOWEST: tl.constexpr, SLOTS: tl.constexpr,
     CHUNKS: tl.constexpr, HEADS: tl.constexpr, LANES: tl.constexpr, EVEN: tl.constexpr,
+    heads: tl.constexpr, columns: tl.constexpr,
 ):  # fmt: skip
     """A row that was split: the softmaxes of its parts as one, always in the same order."""
     o_cell, m_cell = cells(heads, columns, CHUNKS, HEADS, LANES, EVEN)
@@ -190,11 +192,11 @@ def attend(
         part_statistics, rows.indices, items.items, scores.far.stride(0) // own,
         stride_of(scores.near) // own, value.stride(0) // unit, stride_of(scores.edge),
         out.stride(0) // unit, items.num_pieces, items.num_pieces + items.num_short,
-        heads, columns, *draws_of(scores),
+        *draws_of(scores),
     )  # fmt: skip
     constants = kind_of(scores) | numbers | shape | {"UNIT": unit}
     _run_forward((items.grid(tiles.slots),), arguments, constants, tiles.warps)
     if items.num_splits:
-        merged = (parts, part_statistics, items.splits, bias, out, statistics, out.stride(0), heads, columns)
+        merged = (parts, part_statistics, items.splits, bias, out, statistics, out.stride(0))
         _run_merge((items.num_splits,), merged, numbers | shape | {"SLOTS": 8}, 1)
     return out

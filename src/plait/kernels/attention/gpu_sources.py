@@ -112,10 +112,11 @@ def _sources(  # type: ignore[no-untyped-def]
     p_far_grad, p_far_parts, p_att_parts, p_kept, p_indices, p_order, p_items,
     far_stride, near_stride, value_stride, edge_stride, grad_stride,
     value_grad_stride, value_parts_stride, far_grad_stride, far_parts_stride,
-    num_pieces, num_items, heads, columns, p_seed, threshold,
+    num_pieces, num_items, p_seed, threshold,
     SLOPE: tl.constexpr, SCALE: tl.constexpr, KIND: tl.constexpr, DROPS: tl.constexpr, ACC: tl.constexpr,
     SLOTS: tl.constexpr,
-    CHUNKS: tl.constexpr, HEADS: tl.constexpr, LANES: tl.constexpr, EVEN: tl.constexpr, UNIT: tl.constexpr,
+    CHUNKS: tl.constexpr, HEADS: tl.constexpr, LANES: tl.constexpr, EVEN: tl.constexpr,
+    heads: tl.constexpr, columns: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     i_program = tl.program_id(0)
     value_stride, grad_stride = value_stride * UNIT, grad_stride * UNIT
@@ -236,7 +237,7 @@ def attend_sources(
             scores.far.stride(0) // own, stride_of(scores.near) // own, value.stride(0) // unit,
             stride_of(scores.edge), grad.stride(0) // unit, value_grad.stride(0) // unit,
             value_parts.stride(0), stride_of(far_grad) // own, stride_of(far_parts),
-            items.num_pieces, items.num_pieces + items.num_short, heads, columns, *draws_of(scores),
+            items.num_pieces, items.num_pieces + items.num_short, *draws_of(scores),
         )  # fmt: skip
         constants = kind_of(scores) | {"ACC": acc} | shape_of(tiles, heads, columns) | {"UNIT": unit}
         _run_sources((grid,), arguments, constants, tiles.warps)

@@ -118,10 +118,11 @@ def _targets(  # type: ignore[no-untyped-def]
     p_att_parts, p_edge_grad, p_kept, p_indices, p_items,
     far_stride, near_stride, value_stride, edge_stride, out_stride, grad_stride, near_grad_stride,
     near_parts_stride, edge_grad_stride,
-    num_pieces, num_items, heads, columns, p_seed, threshold,
+    num_pieces, num_items, p_seed, threshold,
     SLOPE: tl.constexpr, SCALE: tl.constexpr, KIND: tl.constexpr, DROPS: tl.constexpr, ACC: tl.constexpr,
     SLOTS: tl.constexpr,
-    CHUNKS: tl.constexpr, HEADS: tl.constexpr, LANES: tl.constexpr, EVEN: tl.constexpr, UNIT: tl.constexpr,
+    CHUNKS: tl.constexpr, HEADS: tl.constexpr, LANES: tl.constexpr, EVEN: tl.constexpr,
+    heads: tl.constexpr, columns: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     i_program = tl.program_id(0)
     value_stride, out_stride, grad_stride = value_stride * UNIT, out_stride * UNIT, grad_stride * UNIT
@@ -244,7 +245,7 @@ def attend_targets(
             scores.far.stride(0) // own, stride_of(scores.near) // own, value.stride(0) // unit,
             stride_of(scores.edge), out.stride(0) // unit, grad.stride(0) // unit, near_grad.stride(0) // own,
             near_parts.stride(0), stride_of(edge_grad),
-            items.num_pieces, items.num_pieces + items.num_short, heads, columns, *draws_of(scores),
+            items.num_pieces, items.num_pieces + items.num_short, *draws_of(scores),
         )  # fmt: skip
         constants = kind_of(scores) | {"ACC": acc} | shape_of(tiles, heads, columns) | {"UNIT": unit}
         _run_targets((grid,), arguments, constants, tiles.warps)
