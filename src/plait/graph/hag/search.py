@@ -16,7 +16,6 @@ from plait.graph.hag.assemble import assemble, plain
 from plait.graph.hag.fast import merge_components, merge_similar
 from plait.graph.hag.hierarchy import ORDERS, Hag
 from plait.graph.hag.overlap import merge_overlapping
-from plait.graph.hag.prefix import share_prefixes
 from plait.graph.hag.rows import working_rows
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ def search(
 
     capacity: most merges; an int counts them, a float is a fraction of the nodes, None sets no limit.
     max_depth: longest chain of merges (before inlining).
-    order: "set" for sums, "idempotent" for max and min, "sequence" where the neighbours' order matters.
+    order: "set" for sums, "idempotent" for max and min.
     min_count: a merge that fewer rows share is not made; 3 saves traffic, 2 saves additions only.
     time_budget: seconds, after which the best so far is returned.
     progress: called now and then with the share done.
@@ -56,8 +55,6 @@ def search(
     depth = _depth(max_depth)
     _check_choices(order, mode, min_count, time_budget)
     deadline = math.inf if time_budget is None else time.perf_counter() + time_budget
-    if order == "sequence":
-        return share_prefixes(graph, limit, depth)
     if limit == 0 or depth == 0 or graph.num_edges == 0 or min_count > graph.num_nodes:
         return plain(graph, order)
     work = working_rows(graph.indptr, graph.indices, drop_repeats=order == "idempotent")
