@@ -21,7 +21,7 @@ def schedules(hag: Hag) -> list[Schedule]:
         tile_schedule(hag, 3),
         tile_schedule(hag, 1),
         tile_schedule(hag, tiles=node_tiles(hag.num_nodes, 2)),
-        tile_schedule(hag, tiles=cluster_tiles(hag, 8, 3)),
+        tile_schedule(hag, tiles=cluster_tiles(hag, 8)),
     ]
 
 
