@@ -40,7 +40,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_model_on_its_own_features_is_judged_with_sparse_and_hoisted_candidates(folder: Path) -> None:
-    (record,) = run([ModelCase("small", "gcn")], Options(0.01, str(folder)), lambda record: None)
+    (record,) = run([ModelCase("small", "gcn")], Options(0.01, data_dir=str(folder)), lambda record: None)
     candidates = [c["candidate"] for c in record.result["candidates"]]  # type: ignore[attr-defined]
     assert candidates[0] == "as planned"
     assert {name.partition(":")[0] for name in candidates[1:]} == {"convs.0 GCNConv", "convs.1 GCNConv"}
@@ -52,7 +52,7 @@ def test_a_model_on_its_own_features_is_judged_with_sparse_and_hoisted_candidate
 @pytest.mark.parametrize("layer", ["gcn", "gat"])
 def test_every_candidate_of_a_layer_is_timed(folder: Path, layer: str) -> None:
     case = LayerCase("small", layer, 8, 8, "training", 4 if layer == "gat" else 1)
-    (record,) = run([case], Options(0.01, str(folder)), lambda record: None)
+    (record,) = run([case], Options(0.01, data_dir=str(folder)), lambda record: None)
     candidates = [c["candidate"] for c in record.result["candidates"]]  # type: ignore[attr-defined]
     assert len(candidates) == len(set(candidates)) > 1
     assert record.result["regret"] >= 1.0  # type: ignore[operator]

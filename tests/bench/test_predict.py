@@ -7,17 +7,20 @@ from typing import Any
 import pytest
 
 from plait.bench.cases import layer_cases
-from plait.bench.predict import Options, predict, run
-from plait.bench.problem import Forms
-from plait.graph import generate
+from plait.bench.predict import Options, run
 from plait.runtime import aside
+
+
+def predicted(layer: str, mode: str) -> Any:
+    grid = layer_cases(["grid:rows=6,cols=6"], [layer], [(8, 4)], [mode])
+    (record,) = run(grid, Options(0.05), lambda record: None)
+    return record.result
 
 
 @pytest.mark.parametrize("mode", ["inference", "training"])
 @pytest.mark.parametrize("layer", ["gcn", "sage-max"])
 def test_steps_have_prices_and_times(layer: str, mode: str) -> None:
-    case = layer_cases(["grid"], [layer], [(8, 4)], [mode])[0]
-    result: Any = predict(case, Forms.of(generate.grid(6, 6)), 0.02)
+    result = predicted(layer, mode)
     assert result["predicted_seconds"] > 0.0
     assert result["median_seconds"] > 0.0
     assert all(s["predicted_seconds"] > 0.0 and s["measured_seconds"] > 0.0 for s in result["steps"])
@@ -27,9 +30,7 @@ def test_steps_have_prices_and_times(layer: str, mode: str) -> None:
 def test_what_is_measured_is_never_left_to_pyg(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PLAIT_ASIDE", raising=False)
     monkeypatch.setattr(aside._Kind, "fastest", lambda kind, is_pyg: 1e-6 if is_pyg else 1.0)
-    case = layer_cases(["grid"], ["gcn"], [(8, 4)], ["inference"])[0]
-    result: Any = predict(case, Forms.of(generate.grid(6, 6)), 0.05)
-    assert result["steps"]
+    assert predicted("gcn", "inference")["steps"]
 
 
 def test_a_run_gives_a_record_per_case() -> None:

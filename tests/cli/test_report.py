@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 
 from plait.cli.main import main
-from plait.measure import write
 from tests.report.page import made
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     path = tmp_path / "layers.jsonl"
-    write(path, made.layers(np.random.default_rng(0)))
+    made.write(path, made.layers(np.random.default_rng(0)))
     return path
 
 

@@ -15,21 +15,7 @@ from plait.features import simulate
 from plait.features.cache import Cache
 from plait.features.narrow import narrowed, widened
 
-RNG = np.random.default_rng(1)
-NUM_ROWS = 50
-ONLINE = ["random", "degree", "massivegnn", "lru", "lfu", "clock", "sieve", "s3fifo", "lookahead"]
-
-
-def trace(batches: int = 40) -> list[Any]:
-    """Batches of distinct rows, some hot."""
-    heat = RNG.zipf(1.4, NUM_ROWS).astype(float)
-    return [
-        RNG.choice(NUM_ROWS, RNG.integers(1, 15), replace=False, p=heat / heat.sum()) for _ in range(batches)
-    ]
-
-
-def table(dtype: Any = np.float32, width: int = 3) -> Any:
-    return (RNG.random((NUM_ROWS, width)) * 99).astype(dtype)
+from .traces import NUM_ROWS, ONLINE, table, trace
 
 
 @pytest.mark.parametrize("policy", [*ONLINE, "none"])
@@ -39,28 +25,6 @@ def test_rows_are_those_of_the_source(policy: str, capacity: int) -> None:
     cache = Cache(rows, capacity, policy, scores=scores)
     for ids in trace():
         assert np.array_equal(cache.take(ids), rows[ids])
-
-
-@pytest.mark.parametrize("policy", ONLINE)
-def test_the_counters_are_those_of_the_simulation(policy: str) -> None:
-    rows, scores, batches = table(), np.arange(NUM_ROWS), trace()
-    batches[0] = np.append(
-        np.setdiff1d(batches[0], NUM_ROWS - 1), NUM_ROWS - 1
-    )  # the simulation counts to there
-    params = {"window": 0} if policy == "lookahead" else {}
-    cache = Cache(rows, 9, policy, scores=scores, **params)
-    for ids in batches:
-        cache.take(ids)
-    expected = simulate(batches, 9, policy, scores=scores, **params)
-    counters = cache.counters
-    assert (counters.requests, counters.hits, counters.evictions) == (
-        expected.requests,
-        expected.hits,
-        expected.evictions,
-    )
-    assert counters.remote_rows == expected.remote_rows
-    assert counters.remote_bytes == expected.remote_rows * 12
-    assert counters.hit_rate == expected.hit_rate
 
 
 def test_a_revealed_future_is_used_as_belady_would() -> None:
@@ -123,21 +87,6 @@ def test_no_ids_are_no_rows() -> None:
     assert Cache(table(), 5).take(np.array([], np.int64)).shape == (0, 3)
 
 
-def test_local_rows_pass_by_and_the_halo_has_its_own_rate() -> None:
-    rows = table()
-    local = np.arange(NUM_ROWS) < 25
-    halo = (np.arange(NUM_ROWS) >= 25) & (np.arange(NUM_ROWS) < 30)
-    cache = Cache(rows, 8, "lru", local=local, halo=halo)
-    batches = trace()
-    for ids in batches:
-        assert np.array_equal(cache.take(ids), rows[ids])
-    expected = simulate([ids[ids >= 25] for ids in batches], 8, "lru")
-    counters = cache.counters
-    assert (counters.requests, counters.hits) == (expected.requests, expected.hits)
-    assert counters.halo_requests == sum(int(halo[ids].sum()) for ids in batches)
-    assert 0 < counters.halo_hits <= counters.hits
-
-
 @pytest.mark.parametrize("policy", ["auto", "lru", "massivegnn", "degree"])
 def test_a_failing_source_leaves_the_cache_right(policy: str) -> None:
     rows = table()
@@ -159,13 +108,6 @@ def test_a_failing_source_leaves_the_cache_right(policy: str) -> None:
         except InputError as error:
             assert "slow" in str(error)  # noqa: PT017 - whether it fails depends on what is kept
     assert cache.counters.failures >= 2
-
-
-def test_a_source_that_changes_its_rows_is_refused() -> None:
-    cache = Cache(lambda ids: np.zeros((ids.size, 3 if 0 in ids else 2)), 4, num_rows=9)
-    cache.take(np.array([0, 1]))
-    with pytest.raises(InputError, match="same shape and type"):
-        cache.take(np.array([5]))
 
 
 def test_clearing_forgets_the_rows() -> None:
@@ -231,24 +173,6 @@ def test_missing_lists_what_the_source_would_be_asked_for(policy: str) -> None:
     assert cache.missing([9, 3, 7, 9]).tolist() == [7, 9]
     cache.take([9, 3])
     assert cache.missing([9, 3, 7]).tolist() == ([7, 9] if policy == "none" else [7])
-
-
-@pytest.mark.parametrize("is_placing", [False, True])
-@pytest.mark.parametrize("policy", ["auto", "lru", "none"])
-def test_rows_are_written_where_they_are_wanted(is_placing: bool, policy: str) -> None:
-    rng = np.random.default_rng(5)
-    rows = rng.random((40, 3)).astype(np.float32)
-    source: Any = rows if is_placing else (lambda ids: rows[ids])
-    cache = Cache(source, 10, policy, num_rows=None if is_placing else 40, local=np.arange(40) < 15)
-    for _ in range(6):
-        ids = rng.integers(0, 40, 25)
-        out = np.full((25, 3), np.nan, np.float32)
-        assert cache.take(ids, out) is out
-        assert np.array_equal(out, rows[ids])
-        assert np.array_equal(cache.take(ids), rows[ids])
-    assert cache.row == ((3,), np.float32) or policy == "none"
-    with pytest.raises(InputError, match="room for 2 rows"):
-        cache.take([1, 2], np.empty((3, 3), np.float32))
 
 
 @pytest.mark.parametrize("precision", ["float16", "bfloat16"])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from plait.errors import InputError
-from plait.features.ids import checked, distinct, first_places, mask_of
+from plait.features.ids import Distinct, checked, first_places, mask_of
 
 
 @pytest.mark.parametrize(
@@ -27,11 +27,13 @@ def test_row_numbers_are_whole() -> None:
 def test_every_id_is_listed_once_in_the_order_it_comes() -> None:
     ids = np.array([3, 1, 3, 2, 1])
     assert first_places(ids).tolist() == [3, 1, 2]
-    unique, inverse = np.empty_like(ids), np.empty_like(ids)
-    stamp, place = np.zeros(5, np.int64), np.empty(5, np.int32)
-    assert distinct(ids, stamp, 1, place, unique, inverse) == 3
-    assert unique[:3].tolist() == [3, 1, 2]
-    assert np.array_equal(unique[inverse], ids)
+    distinct = Distinct(5)
+    for _ in range(2):
+        unique, inverse = distinct(ids)
+        assert unique.tolist() == [3, 1, 2]
+        assert inverse is not None
+        assert np.array_equal(unique[inverse], ids)
+    assert distinct(ids[:2]) == (pytest.approx(ids[:2]), None)
 
 
 def test_a_mask_has_one_truth_value_for_each_row() -> None:

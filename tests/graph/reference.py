@@ -30,6 +30,17 @@ def dense(graph):
     return counts
 
 
+def footprint(reads, first):
+    """(window, mean number of distinct reads in so many consecutive ones) for first, 2 first, ... and all."""
+    windows = [first << k for k in range(64) if first << k < len(reads)]
+    return tuple((w, _mean_distinct(reads.tolist(), w)) for w in [*windows, len(reads)] if w)
+
+
+def _mean_distinct(reads, window):
+    starts = range(len(reads) - window + 1)
+    return float(np.mean([len(set(reads[start : start + window])) for start in starts]))
+
+
 @st.composite
 def edge_lists(draw, square=True, max_nodes=9, max_edges=40):
     """(src, dst, num_nodes, num_sources) with self loops, repeats, isolated nodes, sometimes presorted."""

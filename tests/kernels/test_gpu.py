@@ -11,7 +11,7 @@ import torch
 
 from plait.errors import InputError
 from plait.graph import Graph, generate
-from plait.graph.hag import difference_rows, difference_schedule, level_schedule, search, tile_schedule
+from plait.graph.hag import difference_rows, difference_schedule, search, tile_schedule
 from plait.kernels.partial import Sums
 from plait.kernels.spmm import Pattern, reference
 from tests.graph.hag.graphs import ODD_GRAPHS, random_graph
@@ -37,7 +37,7 @@ def assert_equal(graph: Graph, x: torch.Tensor, **options: Any) -> None:
         expected = reference.spmm(*csr_of, values, **arrays)
     moved = {n: v.to(DEVICE) if isinstance(v, torch.Tensor) else v for n, v in options.items()}
     found = search(graph, min_count=2)
-    schedules = (tile_schedule(found), level_schedule(found, 4))
+    schedules = (tile_schedule(found), tile_schedule(found, 1))
     for run in (
         lambda out: csr.spmm(
             Pattern(graph.indptr, graph.indices, graph.num_sources), x.to(DEVICE), out, **moved

@@ -13,7 +13,6 @@ from plait.graph.hag import (
     Schedule,
     difference_rows,
     difference_schedule,
-    level_schedule,
     search,
     tile_schedule,
 )
@@ -33,7 +32,7 @@ def schedules(graph: Graph) -> dict[str, Schedule]:
     return {
         "one tile": tile_schedule(hag),
         "tiles of two": tile_schedule(hag, 2),
-        "levels": level_schedule(hag, 4),
+        "levels": tile_schedule(hag, 1),
         "differences": difference_schedule(rows, 3),
     }
 
@@ -130,7 +129,7 @@ def test_bits_do_not_depend_on_threads_nor_on_streaming(monkeypatch: pytest.Monk
     x = dense(np.random.default_rng(0), graph.num_sources, 80, torch.float32)
     monkeypatch.setattr(partial, "_SERIAL_BELOW", 0)
     threads = torch.get_num_threads()
-    for schedule in (tile_schedule(search(graph), 40), level_schedule(search(graph), 40)):
+    for schedule in (tile_schedule(search(graph), 40), tile_schedule(search(graph), 1)):
         results = []
         for count, streamed_from in ((1, 1 << 40), (2, 1 << 40), (3, 0), (2, 0)):
             monkeypatch.setattr(partial, "_STREAMED_FROM", streamed_from)
@@ -162,7 +161,7 @@ def test_extrema_by_overlapping_covers_are_those_of_csr_bit_by_bit(name: str, re
         if x.numel():
             x[0, 0] = float("nan")
         expected = torch.from_numpy(reference.extremum(graph.indptr, graph.indices, x.numpy(), reduce))
-        for schedule in (tile_schedule(hag), tile_schedule(hag, 2), level_schedule(hag, 4)):
+        for schedule in (tile_schedule(hag), tile_schedule(hag, 2), tile_schedule(hag, 1)):
             out = torch.full((graph.num_nodes, width), 7.0)
             partial_sums(Sums(schedule), x, out, reduce=reduce)
             torch.testing.assert_close(out, expected.float(), rtol=0, atol=0, equal_nan=True)
@@ -178,7 +177,7 @@ def test_ties_by_disjoint_covers_are_those_of_csr(name: str, reduce: str) -> Non
         x = dense(np.random.default_rng(3), graph.num_sources, width, torch.float32).round()
         expected, counts = torch.empty(graph.num_nodes, width), torch.empty(graph.num_nodes, width)
         extremum(pattern, x, expected, counts, reduce)
-        for schedule in (tile_schedule(hag), tile_schedule(hag, 2), level_schedule(hag, 4)):
+        for schedule in (tile_schedule(hag), tile_schedule(hag, 2), tile_schedule(hag, 1)):
             out, ties = torch.full_like(expected, 7.0), torch.full_like(expected, 7.0)
             partial_sums(Sums(schedule), x, out, reduce=reduce, ties=ties)
             assert torch.equal(out, expected)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from plait.graph import Graph, generate
-from plait.graph.hag import Schedule, level_schedule, search, tile_schedule
+from plait.graph.hag import Schedule, search, tile_schedule
 from plait.kernels.partial.rounds import Rounds, rounds
 from tests.graph.hag.graphs import ODD_GRAPHS, random_graph
 
@@ -62,7 +62,7 @@ def assert_equal(graph: Graph, schedule: Schedule, **limits: int) -> None:
 @pytest.mark.parametrize("name", ODD_GRAPHS)
 def test_odd_graphs_are_summed_whatever_the_limits(name: str, limits: dict[str, int]) -> None:
     found = search(ODD_GRAPHS[name], min_count=2)
-    for schedule in (tile_schedule(found), tile_schedule(found, 2), level_schedule(found, 4)):
+    for schedule in (tile_schedule(found), tile_schedule(found, 2), tile_schedule(found, 1)):
         assert_equal(ODD_GRAPHS[name], schedule, **limits)
 
 
@@ -76,7 +76,7 @@ def test_random_graphs_are_summed(seed: int) -> None:
 
 def test_a_hub_is_cut_into_pieces_of_pieces() -> None:
     graph = generate.star(50)
-    schedule = level_schedule(search(graph))
+    schedule = tile_schedule(search(graph))
     made = rounds_of(schedule, most=4)
     assert len(made.launches) == 3  # 49 operands: 13 pieces, 4 of those, their sum
     assert_equal(graph, schedule, most=4)

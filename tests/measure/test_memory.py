@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from plait.measure.memory import peak_process_bytes, peak_tensor_bytes, step_peak
+from plait.measure.memory import peak_tensor_bytes, step_peak
 
 MEGA = 1_000_000
 
@@ -33,25 +33,6 @@ def test_the_tensor_peak_sees_backward() -> None:
         (x * x).sum().backward()
 
     assert peak_tensor_bytes(step) >= 8 * MEGA
-
-
-def test_the_process_peak_is_near_the_tensor_peak() -> None:
-    peak = peak_process_bytes(allocate)
-    if peak is None:
-        pytest.skip("this system keeps no high-water mark")
-    assert 20 * MEGA < peak < 40 * MEGA
-
-
-def build() -> None:
-    bytearray(30 * MEGA)
-
-
-@pytest.mark.processes
-def test_a_fresh_process_sees_the_same_peak() -> None:
-    peak = peak_process_bytes(build, fresh=True)
-    if peak is None:
-        pytest.skip("this system keeps no high-water mark")
-    assert 25 * MEGA < peak < 60 * MEGA
 
 
 def test_a_step_counts_what_its_preparation_kept_but_not_what_it_only_used() -> None:

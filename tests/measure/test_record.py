@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from plait.errors import InputError
-from plait.measure.record import SCHEMA, Record, append, read, write
+from plait.measure.record import SCHEMA, Record, append, read
 
 
 def record(number: int) -> Record:
@@ -23,23 +23,6 @@ def test_appended_records_read_back_in_order(tmp_path: Path) -> None:
     for number in range(3):
         append(path, record(number))
     assert read(path) == [record(0), record(1), record(2)]
-
-
-def test_write_replaces_the_file_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
-    path = tmp_path / "run.jsonl"
-    append(path, record(7))
-    write(path, [record(1), record(2)])
-    assert read(path) == [record(1), record(2)]
-    assert [file.name for file in tmp_path.iterdir()] == ["run.jsonl"]
-
-
-def test_a_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
-    path = tmp_path / "run.jsonl"
-    write(path, [record(1)])
-    with pytest.raises(TypeError):
-        write(path, [record(2), Record("test", {}, {"bad": object()})])
-    assert read(path) == [record(1)]
-    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_truncated_and_foreign_lines_are_skipped_with_a_count(tmp_path: Path) -> None:

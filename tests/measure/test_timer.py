@@ -53,7 +53,7 @@ def test_a_steady_variant_stops_at_the_least_number_of_repeats() -> None:
     timing = time_calls(variants, min_repeats=5, budget_seconds=1e9, clock=clock)["a"]
     assert timing.repeats == 5
     assert timing.median == 0.5
-    assert timing.spread == 0.0
+    assert timing.interval == (0.5, 0.5)
 
 
 def test_a_noisy_variant_is_repeated_until_the_budget_is_used() -> None:

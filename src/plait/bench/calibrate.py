@@ -15,7 +15,6 @@ import functools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,6 +33,7 @@ from plait.kernels import launch
 from plait.kernels import spmm as sparse
 from plait.kernels.compiled import cache_folder
 from plait.kernels.csr.coalesced import torch_csr
+from plait.measure.device import cache_sizes, stream_bytes_per_s
 from plait.measure.environment import BusyElsewhere, environment
 from plait.measure.timer import time_calls
 from plait.pyg.compile import compile
@@ -98,7 +98,7 @@ def _measured(tell: Progress) -> tuple[MachineProfile, dict[str, float]]:
         default_profile(),
         is_default=False,
         threads=launch.num_threads(),
-        stream_bytes_per_s=_stream(),
+        stream_bytes_per_s=stream_bytes_per_s("cpu"),
         turned_byte_seconds=_turned(),
         **outside(),
         **_cache_sizes(),
@@ -141,13 +141,6 @@ def _seconds(call: Callable[[], object], budget: float = 0.08) -> float:
     return time_calls({"it": call}, warmup=2, min_repeats=5, budget_seconds=budget)["it"].p20
 
 
-def _stream() -> float:
-    """Bytes a second of a copy, reads plus writes, larger than every cache."""
-    a = torch.zeros(32 << 20)
-    b = torch.empty_like(a)
-    return 2 * a.numel() * 4 / _seconds(lambda: b.copy_(a), 0.5)
-
-
 def _turned() -> float:
     """Seconds per byte, read or written, of a weight of 2,000 by 64 that is transposed."""
     weight = torch.zeros(64, 2000)
@@ -156,18 +149,7 @@ def _turned() -> float:
 
 def _cache_sizes() -> dict[str, Any]:
     """Second-level (per core) and third-level cache, where the system tells; the default's otherwise."""
-    found: dict[str, int] = {}
-    for index in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
-        try:
-            level = (index / "level").read_text().strip()
-            text = (index / "size").read_text().strip()
-            kind = (index / "type").read_text().strip()
-        except OSError:
-            continue
-        if kind != "Instruction" and level in ("2", "3"):
-            factor = {"K": 1 << 10, "M": 1 << 20}.get(text[-1], 1)
-            found[f"l{level}_bytes"] = int(text.rstrip("KM")) * factor
-    return found
+    return {f"l{level}_bytes": size for level, size in cache_sizes() if level in ("2", "3")}
 
 
 # Dense ---------------------------------------------------------------------------------------------

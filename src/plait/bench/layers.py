@@ -5,27 +5,25 @@ from __future__ import annotations
 import functools
 import gc
 import itertools
-import textwrap
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from plait.bench import suite
 from plait.bench.cases import LayerCase
 from plait.bench.check import Verdict, answer, judge
 from plait.bench.floor import floor_seconds
 from plait.bench.pace import patient
-from plait.bench.peers import DEFAULT, REFERENCE, UNTRIED, Runner, SameAs, Unavailable, prepare
+from plait.bench.peers import DEFAULT, REFERENCE, UNTRIED, Runner, Unavailable, prepare
 from plait.bench.peers.pyg import in_double
+from plait.bench.peers.runner import share_times, tried
 from plait.bench.problem import Forms, Problem, forms_of
 from plait.bench.suite import Suite, case_reader
-from plait.bench.trial import fate
-from plait.errors import PlaitError
-from plait.measure import BusyElsewhere, Record, Timing, environment, step_peak, time_calls
+from plait.bench.trial import in_short
+from plait.measure import BusyElsewhere, Record, Timing, step_peak, time_calls
 from plait.measure.device import clock_of
 
 __all__ = ["KIND", "Options", "left", "measure", "run"]
@@ -36,19 +34,15 @@ _REFERENCES = (REFERENCE, "pyg-csr")
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(suite.Options):
     """How the grid is run."""
 
     peers: Sequence[str] = DEFAULT
     budget_seconds: float = 5.0
     warmup: int = 3
     repeats: int | None = None
-    data_dir: str | None = None
-    output: Path | None = None
-    resume: bool = False
     memory: bool = False
     device: str = "cpu"
-    environment: Mapping[str, object] = field(default_factory=environment)
 
 
 def _take(cases: list[LayerCase], options: Options) -> Iterator[Record]:
@@ -114,34 +108,16 @@ def _prepare_all(
 ) -> dict[str, Runner]:
     runners = {}
     for name in names:
-        killed = _fate(name, problem, mode)
-        if killed is not None:
-            lines[name] = {"status": "missing", "reason": killed}
-            continue
-        begun = time.perf_counter()
-        try:
-            runners[name] = prepare(name, problem, mode)
-            lines[name] = {"status": "timed", "preparation_seconds": time.perf_counter() - begun}
-        except SameAs as other:
-            lines[name] = {"status": "same", "as": str(other)}
-        except (Unavailable, PlaitError) as error:
-            lines[name] = {"status": "missing", "reason": str(error)}
-        except Exception as error:  # a peer that breaks while preparing is its own line, not the run's end
-            lines[name] = {"status": "missing", "reason": _in_short(error)}
+        made = functools.partial(prepare, name, problem, mode)
+        trial = functools.partial(_answered, made, problem, mode)
+        runner, lines[name] = tried(made, None if name in UNTRIED else trial, "preparation_seconds")
+        if runner is not None:
+            runners[name] = runner
     return runners
 
 
-def _fate(name: str, problem: Problem, mode: str) -> str | None:
-    """What kills a process that runs this peer once; plait itself, and what compiles first, are not tried."""
-    if name in UNTRIED:
-        return None
-    return fate(lambda: answer(prepare(name, problem, mode), problem, mode))
-
-
-def _in_short(error: Exception) -> str:
-    """The first line of what went wrong: torch.compile's errors run over pages."""
-    text = f"{type(error).__name__}: {error}".strip()
-    return textwrap.shorten(text.partition("\n")[0], 200, placeholder="…")
+def _answered(made: Callable[[], Runner], problem: Problem, mode: str) -> object:
+    return answer(made(), problem, mode)
 
 
 def _first_answer(
@@ -151,8 +127,8 @@ def _first_answer(
     for name in [name for name in _REFERENCES if name in runners]:
         try:
             return name, answer(runners[name], problem, mode)
-        except Exception as error:  # as above
-            lines[name] |= {"status": "wrong", "reason": f"failed with {_in_short(error)}"}
+        except Exception as error:  # a peer that breaks is its own line, not the run's end
+            lines[name] |= {"status": "wrong", "reason": f"failed with {in_short(error)}"}
             del runners[name]
     return None, None
 
@@ -172,7 +148,7 @@ def _check_all(
         try:
             verdict = judge(answer(runners[name], problem, mode), expected, truth, problem.kind)
         except Exception as error:  # as above
-            verdict = Verdict(False, float("inf"), f"failed with {_in_short(error)}")
+            verdict = Verdict(False, float("inf"), f"failed with {in_short(error)}")
         lines[name] |= verdict.to_dict()
         if not verdict.is_right:
             reason = f"{verdict.where} differs by {verdict.error:.1e} from {reference}"
@@ -228,6 +204,4 @@ def _time(
         )
     for name, timing in timings.items():
         lines[name] |= timing.to_dict()
-    for line in lines.values():
-        twin = lines.get(str(line.get("as")), {}) if line["status"] == "same" else {}
-        line |= {key: value for key, value in twin.items() if key.endswith("seconds") and key not in line}
+    share_times(lines)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import gc
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -18,14 +16,16 @@ from torch_geometric.nn import APPNP, GATConv, GCNConv, GINConv, SAGEConv, globa
 from torch_geometric.utils import add_self_loops, dropout_edge
 
 import plait
+from plait.bench import suite
 from plait.bench.batches.part import edge_list
 from plait.bench.cases import find_graph, known
+from plait.bench.pace import threads
 from plait.bench.suite import Suite, case_reader
+from plait.bench.trial import in_short
 from plait.errors import InputError
 from plait.measure import (
     BusyElsewhere,
     Record,
-    environment,
     processor_clock,
     speedup,
     time_calls,
@@ -56,7 +56,7 @@ class LoopCase:
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(suite.Options):
     """How the loops are run: widths of features and hidden layers, seconds for each comparison."""
 
     width: int = 64
@@ -64,10 +64,6 @@ class Options:
     classes: int = 8
     budget_seconds: float = 4.0
     repeats: int | None = None
-    data_dir: str | None = None
-    output: Path | None = None
-    resume: bool = False
-    environment: Mapping[str, object] = field(default_factory=environment)
 
 
 class World:
@@ -415,12 +411,12 @@ def _rows(world: World) -> Step:
 # Measuring -------------------------------------------------------------------------------------------------
 
 
-def cases(loops: Sequence[str] | None, graph: str, threads: Sequence[int]) -> list[LoopCase]:
+def cases(loops: Sequence[str] | None, graph: str, counts: Sequence[int]) -> list[LoopCase]:
     """The grid: every loop with every number of threads."""
     chosen = [known("--loops", name, tuple(LOOPS)) for name in loops or LOOPS]
-    if any(count < 1 for count in threads):
-        raise InputError(f"--threads: {list(threads)}; give numbers of threads, 1 or more each")
-    return [LoopCase(name, graph, count) for count, name in itertools.product(threads, chosen)]
+    if any(count < 1 for count in counts):
+        raise InputError(f"--threads: {list(counts)}; give numbers of threads, 1 or more each")
+    return [LoopCase(name, graph, count) for count, name in itertools.product(counts, chosen)]
 
 
 def _take(cases: list[LoopCase], options: Options) -> Iterator[Record]:
@@ -440,7 +436,7 @@ run, left = _SUITE.run, _SUITE.left
 
 def measure(case: LoopCase, edge_index: Tensor, nodes: int, options: Options) -> dict[str, object]:
     """What PyG and plait took for a step of the loop, after their first steps agreed."""
-    with _threads(case.threads):
+    with threads(case.threads):
         expected = _first_steps(case.loop, edge_index, nodes, options, PEERS[0])
         lines: dict[str, dict[str, object]] = {PEERS[0]: {"status": "timed", "error": 0.0}}
         lines[PEERS[1]] = _checked(case.loop, edge_index, nodes, options, expected)
@@ -489,7 +485,7 @@ def _checked(
     try:
         found = _first_steps(loop, edge_index, nodes, options, "plait")
     except Exception as error:  # a loop that breaks is its own line, not the run's end
-        return {"status": "missing", "reason": f"{type(error).__name__}: {error}".partition("\n")[0][:200]}
+        return {"status": "missing", "reason": in_short(error)}
     errors = [
         float((have - want).abs().max() / want.abs().max().clamp(min=1e-6))
         for have, want in zip(found, expected, strict=True)
@@ -504,13 +500,3 @@ def _checked(
 def _call(step: Step) -> Callable[[], Tensor]:
     numbers = itertools.count()
     return lambda: step(next(numbers))
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

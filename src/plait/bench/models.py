@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import itertools
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,14 +15,16 @@ from torch.nn.functional import cross_entropy
 from torch_geometric.data import Data
 
 import plait
+from plait.bench import suite
 from plait.bench.cases import EVERY_MODEL, find_graph, known
-from plait.bench.peers import PEERS, UNTRIED, SameAs, Unavailable, prepare
+from plait.bench.peers import PEERS, UNTRIED, Unavailable, prepare
+from plait.bench.peers.runner import share_times, tried
 from plait.bench.problem import Forms, Problem
 from plait.bench.suite import Suite, case_reader
 from plait.bench.task import HIDDEN, Stack, Task, adam_step, build_model, load_task
 from plait.bench.trial import fate
-from plait.errors import InputError, PlaitError
-from plait.measure import BusyElsewhere, Record, Timing, environment, step_peak, time_calls
+from plait.errors import InputError
+from plait.measure import BusyElsewhere, Record, Timing, step_peak, time_calls
 
 __all__ = [
     "DEFAULT", "KIND", "ModelCase", "Options", "Trainer", "cases", "left", "measure", "prepare_trainer",
@@ -49,16 +50,12 @@ class ModelCase:
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(suite.Options):
     """How the models are trained and measured."""
 
     peers: Sequence[str] = DEFAULT
     repeats: int = 1
-    data_dir: str | None = None
-    output: Path | None = None
-    resume: bool = False
     memory: bool = False
-    environment: Mapping[str, object] = field(default_factory=environment)
 
 
 @dataclass(frozen=True)
@@ -94,8 +91,6 @@ def prepare_trainer(peer: str, model: Stack, kind: str, task: Task) -> Trainer:
 
 def _own_trainer(model: Stack, task: Task, edge_index: Tensor) -> Trainer:
     """plait.compile with the rows the loss needs."""
-    if not hasattr(plait, "compile"):
-        raise Unavailable("this checkout has no plait.compile yet")
     data = Data(x=task.x, edge_index=edge_index, y=task.y)
     fast: Any = plait.compile(copy.deepcopy(model), data, rows=task.train_mask, mode="training")
     return Trainer(lambda x: fast(x, edge_index), tuple(fast.parameters()), fast)
@@ -163,38 +158,30 @@ def measure(case: ModelCase, task: Task, options: Options) -> dict[str, object]:
 def _expected(model: Stack, kind: str, task: Task) -> tuple[str, list[float]]:
     """The first losses of the first reference that fits the memory, and its name."""
     for name in REFERENCES[:-1]:
-        if _fate(name, model, kind, task) is not None:
+        trial = _trial(name, model, kind, task)
+        if trial is not None and fate(trial) is not None:
             continue
-        try:
+        with contextlib.suppress(Unavailable):
             return name, train(name, model, kind, task, CHECKED_EPOCHS)
-        except Unavailable:
-            continue
     return REFERENCES[-1], train(REFERENCES[-1], model, kind, task, CHECKED_EPOCHS)
 
 
-def _fate(name: str, model: Stack, kind: str, task: Task) -> str | None:
-    """What kills a process that trains this peer for an epoch."""
-    return None if name in UNTRIED else fate(lambda: train(name, model, kind, task, 1))
+def _trial(name: str, model: Stack, kind: str, task: Task) -> Callable[[], object] | None:
+    """An epoch of this peer, to be tried in a process of its own; None where it is not."""
+    return None if name in UNTRIED else lambda: train(name, model, kind, task, 1)
 
 
 def _check(name: str, model: Stack, kind: str, task: Task, expected: list[float]) -> dict[str, object]:
     """A few epochs off the clock: the losses must agree, and whatever compiles at first use has done so."""
     known("--peers", name, tuple(PEERS))
-    killed = _fate(name, model, kind, task)
-    if killed is not None:
-        return {"status": "missing", "reason": killed}
-    started = time.perf_counter()
-    try:
-        losses = train(name, model, kind, task, CHECKED_EPOCHS)
-    except SameAs as other:
-        return {"status": "same", "as": str(other)}
-    except (Unavailable, PlaitError) as error:
-        return {"status": "missing", "reason": str(error)}
-    except Exception as error:  # a peer that breaks is its own line, not the run's end
-        return {"status": "missing", "reason": f"{type(error).__name__}: {error}"}
+    losses, line = tried(
+        lambda: train(name, model, kind, task, CHECKED_EPOCHS), _trial(name, model, kind, task),
+        "first_use_seconds",
+    )  # fmt: skip
+    if losses is None:
+        return line
     error_share = max(abs(a - b) / max(abs(b), 1e-6) for a, b in zip(losses, expected, strict=True))
-    line: dict[str, object] = {"status": "timed", "error": error_share}
-    line["first_use_seconds"] = time.perf_counter() - started
+    line["error"] = error_share
     if not error_share <= TOLERANCE:
         reason = f"losses of the first {CHECKED_EPOCHS} epochs differ by {error_share:.1e}"
         line |= {"status": "wrong", "reason": reason}
@@ -211,9 +198,7 @@ def _fill(
         if reference is not None:
             differences = (abs(a - b) for a, b in zip(curves[name], reference, strict=True))
             lines[name]["max_loss_difference"] = max(differences)
-    for line in lines.values():
-        twin = lines.get(str(line.get("as")), {}) if line["status"] == "same" else {}
-        line |= {key: value for key, value in twin.items() if key.endswith("seconds")}
+    share_times(lines)
 
 
 def _memory(name: str, model: Stack, kind: str, task: Task) -> dict[str, object]:

@@ -1,10 +1,14 @@
-"""The pace of sparse products on this machine: a small one of rows just written, timed again and again."""
+"""The pace of sparse products on this machine: a small one of rows just written, timed again and again.
+
+And the clock and the threads that times are taken with.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import numpy as np
@@ -14,7 +18,7 @@ from plait.kernels.spmm import Pattern, spmm
 from plait.measure import Pace, processor_clock, wall_clock
 from plait.measure.timer import Clock
 
-__all__ = ["at_pace", "clock", "pace", "patient"]
+__all__ = ["at_pace", "clock", "pace", "patient", "threads"]
 
 T = TypeVar("T")
 
@@ -42,6 +46,17 @@ def pace() -> Pace:
 def clock() -> Clock:
     """Of the processor for one thread, which other programs do not move; of the wall for several."""
     return processor_clock if torch.get_num_threads() == 1 else wall_clock
+
+
+@contextlib.contextmanager
+def threads(count: int | None) -> Iterator[None]:
+    """Within it torch has so many threads; None leaves them as they are."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def patient(seconds: float) -> Pace:

@@ -10,15 +10,15 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
+from plait.bench import suite
 from plait.bench.cases import LayerCase, find_graph, known
 from plait.bench.pace import clock, patient
 from plait.bench.problem import Forms, Problem, forms_of, hidden_features, training_step
@@ -27,7 +27,6 @@ from plait.bench.task import build_model, load_task
 from plait.errors import PlanError
 from plait.graph import LoadedGraph
 from plait.measure.device import clock_of
-from plait.measure.environment import environment
 from plait.measure.record import Record
 from plait.measure.timer import Timing, time_calls
 from plait.pyg.compile import compile
@@ -44,15 +43,11 @@ MODEL_GRAPHS = ("cora", "pubmed", "amazon_photo", "coauthor_cs", "flickr_attr")
 
 
 @dataclass(frozen=True)
-class Options:
-    """How long a case is measured, where graphs are found and where records go."""
+class Options(suite.Options):
+    """How long a case is measured, and on what."""
 
     budget_seconds: float = 2.0
-    data_dir: str | None = None
-    output: Path | None = None
-    resume: bool = False
     device: str = "cpu"
-    environment: Mapping[str, object] = field(default_factory=environment)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from plait.plan.plan import Plan
 from plait.pyg.compile import compile, explain
 from plait.pyg.probe import Probe
 
-__all__ = ["KIND", "Options", "left", "predict", "run"]
+__all__ = ["KIND", "Options", "left", "run"]
 
 KIND = "bench-predict"
 _ROUNDS = 3  # over the cases of a graph: a slow minute of the machine is not one case's time
@@ -52,7 +52,11 @@ class _Visit:
 
 
 def _take(grid: list[LayerCase], options: Options) -> Iterator[Record]:
-    """A record per case: predicted and measured seconds of the layer and of each of its steps."""
+    """A record per case: predicted and measured seconds of the layer and of each of its steps.
+
+    Steps are timed one by one inside running passes; the layer is timed as a user runs it, without a clock
+    on its steps. A layer that is not planned gives its reason instead.
+    """
     for name, group in itertools.groupby(grid, key=lambda case: case.graph):
         cases = list(group)
         forms = forms_of(name, options.data_dir, options.device)
@@ -66,15 +70,6 @@ def _take(grid: list[LayerCase], options: Options) -> Iterator[Record]:
 
 _SUITE = Suite(KIND, case_reader(LayerCase), _take)
 run, left = _SUITE.run, _SUITE.left
-
-
-def predict(case: LayerCase, forms: Forms, budget_seconds: float) -> dict[str, object]:
-    """Steps with "predicted_seconds" and "measured_seconds", and the same of the whole layer.
-
-    Steps are timed one by one inside running passes; the layer is timed as a user runs it, without a clock
-    on its steps. A layer that is not planned gives its reason instead.
-    """
-    return _joined([_visit(case, forms, budget_seconds)])
 
 
 def _visit(case: LayerCase, forms: Forms, budget_seconds: float) -> _Visit | str:

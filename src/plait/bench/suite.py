@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
+from plait.measure.environment import environment
 from plait.measure.record import Record, append, read
 
 __all__ = ["Options", "Suite", "case_reader"]
@@ -15,16 +16,17 @@ C = TypeVar("C")
 O_contra = TypeVar("O_contra", bound="Options", contravariant=True)
 
 
-class Options(Protocol):
-    """What the options of every suite have."""
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What the options of every suite have: where graphs are and where records are appended.
 
-    @property
-    def output(self) -> Path | None:
-        """Where records are appended."""
+    resume: whether cases that are in the output already are left out.
+    """
 
-    @property
-    def resume(self) -> bool:
-        """Whether cases that are in the output already are left out."""
+    data_dir: str | None = None
+    output: Path | None = None
+    resume: bool = False
+    environment: Mapping[str, object] = field(default_factory=environment)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["fate"]
+__all__ = ["fate", "first_line", "in_short"]
 
 _SECONDS = 120.0  # a call that takes longer is let go: it was not killed
 
@@ -73,3 +73,14 @@ def _wait(child: int, seconds: float) -> int | None:
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     return None
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says; those of compilers run over pages."""
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else type(error).__name__
+
+
+def in_short(error: BaseException) -> str:
+    """The error's type and its first line."""
+    return f"{type(error).__name__}: {first_line(error)}"

@@ -171,10 +171,14 @@ def _predict(args: argparse.Namespace, grid: list[LayerCase]) -> int:
     from plait.bench import predict
     from plait.report.predict import predict_line, predict_text
 
-    options = predict.Options(
-        args.budget, args.data_dir, args.output or dated("predict"), args.resume, args.device
-    )
+    options = predict.Options(**_of_plans(args, "predict"))
     return _measured(predict, grid, options, "cells", predict_line, predict_text)
+
+
+def _of_plans(args: argparse.Namespace, kind: str) -> dict[str, Any]:
+    """The options of suites that look inside plans."""
+    where = {"data_dir": args.data_dir, "output": args.output or dated(kind), "resume": args.resume}
+    return {"budget_seconds": args.budget, "device": args.device, **where}
 
 
 def _models(args: argparse.Namespace) -> int:
@@ -214,8 +218,7 @@ def _plans(args: argparse.Namespace) -> int:
             args.modes or ("training",),
             args.heads,
         )
-    output = args.output or dated("clocks" if args.steps else "plans")
-    options = plans.Options(args.budget, args.data_dir, output, args.resume, args.device)
+    options = plans.Options(**_of_plans(args, "clocks" if args.steps else "plans"))
     if args.steps:
         return _measured(clocks, grid, options, "layers", clocks_line, clocks_text)
     return _measured(plans, grid, options, "cells", regret_line, plans_text)

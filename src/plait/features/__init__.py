@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from plait.features.advise import Advice, Network, advise
-from plait.features.cache import Cache, Counters
+from plait.features.cache import Cache
+from plait.features.counters import Counters
 from plait.features.lookup import slot_table
 from plait.features.policies import Policy, Step
 from plait.features.scores import degree, inclusion_probability, presample

@@ -1,14 +1,12 @@
-"""A cache of feature rows before a slow source: the policy says which rows stay, this file moves them."""
+"""A cache of feature rows before a slow source: the rule says which rows stay, this file moves them."""
 
 from __future__ import annotations
 
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,49 +14,26 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from plait.errors import InputError
-from plait.features.ids import checked, distinct, first_places, mask_of
+from plait.features.counters import Counters
+from plait.features.ids import Distinct, checked, first_places, mask_of
 from plait.features.narrow import NarrowRows, check_precision, widened
 from plait.features.policies import LookAhead, Policy
 from plait.features.rows import RetryingRows, Row, as_rows, gather, place
 from plait.features.segment import Segment
 from plait.features.simulate import WINDOW_BATCHES, make_policy
-from plait.features.tune import Choice, Seen, Setting, can_gain, candidates, disagrees, retune, warm_rows
+from plait.features.stock import Stock
+from plait.features.tune import Seen, Setting, first_choice, next_choice
 from plait.features.waiting import Lent, Waiting
 
 if TYPE_CHECKING:
     from plait.features.advise import Advice
 
-__all__ = ["Cache", "Counters"]
+__all__ = ["Cache"]
 
 Array = NDArray[Any]
 
 # Rows of an epoch that "auto" remembers: enough for a verdict, replayed under all rules in 0.1 s.
 _TRACE_ROWS = 500_000
-
-
-@dataclass
-class Counters:
-    """Counters of a cache, in rows unless said otherwise.
-
-    A row requested twice in a batch counts once. `halo_requests` and `halo_hits` count only rows inside the
-    one-hop halo, as MassiveGNN does; they stay 0 when no halo was given.
-    """
-
-    requests: int = 0
-    hits: int = 0
-    remote_rows: int = 0
-    remote_bytes: int = 0
-    evictions: int = 0
-    halo_requests: int = 0
-    halo_hits: int = 0
-    failures: int = 0
-    batches: int = 0
-    fetch_seconds: float = 0.0
-
-    @property
-    def hit_rate(self) -> float:
-        """Hits per row requested; 0 when none was."""
-        return self.hits / self.requests if self.requests else 0.0
 
 
 class Cache:
@@ -110,30 +85,26 @@ class Cache:
         if rows.num_rows is None:
             raise InputError("num_rows is missing: the source does not say how many rows it has")
         self.num_rows: int = rows.num_rows
-        self.choice = _first_choice(policy, window, advice)
+        self.choice = first_choice(policy, window, advice)
         self.policy = str(policy) if self.choice is None else self.choice.setting.policy
         if self.policy == "lookahead":
             params["window"] = window
         self.window = window if self.policy == "lookahead" else 0
-        self.counters = Counters()
         self._seen: list[Array] = []  # the batches of this epoch, for auto to replay
         self._rows_seen = 0
-        self._source = RetryingRows(rows, retries, pause_seconds)
         self._local = mask_of("local", local, self.num_rows)
         self._halo = mask_of("halo", halo, self.num_rows)
         self._new_rule = partial(make_policy, self.policy, capacity, self.num_rows, scores, **params)
         self._rule: Policy = self._new_rule()
         self.capacity = 0 if policy == "none" else min(capacity, self.num_rows)
-        self._kept: Array | None = None
+        self.counters = Counters()
+        self._stock = Stock(RetryingRows(rows, retries, pause_seconds), self.capacity, self.counters)
         self._is_filled = False
         self._ahead: deque[Array] = deque()
-        self._stamp = np.zeros(self.num_rows, np.int64)
-        self._place = np.empty(self.num_rows, np.int32)
-        self._batch = 0
+        self._distinct = Distinct(self.num_rows)
         self._waiting: Waiting | None = None  # batches that were booked and are not handed out yet
         self._booked = threading.local()
         self._taking = threading.Lock()  # batches are served in turn
-        self._marking = threading.Lock()  # of what tells distinct ids
         # other threads and processes announce later batches to the rule while one is being fetched
         self._ruling: Segment | threading.Lock = threading.Lock()
         self.is_shared = shared is not None
@@ -150,7 +121,7 @@ class Cache:
             raise InputError(
                 f"shared: policy {self.policy!r} cannot be shared; choose an online or a static one"
             )
-        row = self._fetched(np.zeros(1, np.int64), 1)  # says what the rows are
+        row = self._stock.fetched(np.zeros(1, np.int64), 1)  # says what the rows are
         kept = np.broadcast_to(np.zeros((), row.dtype), (self.capacity, *row.shape[1:]))
         kind = self.precision or row.dtype
         signature = f"{self.policy} over {self.capacity} of {self.num_rows} rows of {kind}"
@@ -163,7 +134,7 @@ class Cache:
 
         segment = Segment(name, signature, [*arrays.values(), kept], mended)
         vars(self._rule).update(zip(arrays, segment.arrays, strict=False))
-        self._kept = segment.arrays[-1]
+        self._stock.kept = segment.arrays[-1]
         return segment
 
     def _empty_rule(self) -> None:
@@ -246,8 +217,8 @@ class Cache:
             rule.release(slots)
             if memory is not None and inverse is None:
                 lent.rows = memory(unique.size)
-            if self._source.row is not None:
-                lent.room(self._source.row)
+            if self._stock.source.row is not None:
+                lent.room(self._stock.source.row)
         return lent
 
     @contextmanager
@@ -298,19 +269,9 @@ class Cache:
         """Lets "auto" look at a finished epoch and change its rule for the next; the rows stay."""
         with self._taking, self._ruling:
             batches = self._seen_batches()
-            if self.choice is None or not batches or not disagrees(seen, self.choice.stall_seconds):
+            if self.choice is None or not batches:
                 return
-            if not can_gain(seen):
-                because = "no rule would save 3% of the epoch: little of it is spent waiting for feature rows"
-                self.choice = Choice(self.choice.setting, seen.stalled_seconds, because)
-                return
-            # a trace that was cut stands for the epoch it began
-            scale = seen.batches / len(batches)
-            options = candidates(seen.batches)
-            if self.choice.setting not in options:
-                options = (*options, self.choice.setting)
-            rows = {s: n * scale for s, n in warm_rows(batches, self.capacity, options).items()}
-            chosen = retune(self.choice.setting, seen, rows)
+            chosen = next_choice(self.choice, seen, batches, self.capacity)
             if chosen.setting != self.choice.setting:
                 self._switch(chosen.setting, np.bincount(np.concatenate(batches), minlength=self.num_rows))
             self.choice = chosen
@@ -325,10 +286,11 @@ class Cache:
         self._ahead.clear()
         self._lend_none()
         held = old.id_of[old.id_of >= 0].astype(np.int64)
-        if held.size == 0 or self._kept is None or setting.policy == "none":
+        kept = self._stock.kept
+        if held.size == 0 or kept is None or setting.policy == "none":
             return
         step = self._rule.step(held)
-        self._kept[step.places] = self._kept[old.slot_of[held[step.positions]]]
+        kept[step.places] = kept[old.slot_of[held[step.positions]]]
 
     def take(self, ids: ArrayLike, out: Array | None = None) -> Array:
         """A fresh array, or `out`, whose row i is row ids[i] of the source."""
@@ -361,17 +323,17 @@ class Cache:
             if self._waiting is None or lent not in self._waiting or lent.is_made:
                 return None
             # of those after it too: the slots they have rows in may be wanted while this one waits for others
-            self._waiting.copy(self._kept)
+            self._waiting.copy(self._stock.kept)
             if not lent.is_ready:
                 return None  # one that it copies from was left out
         self._note(lent.ids)
         missing = np.ones(lent.unique.size, bool)
         missing[lent.at] = lent.missing
         lacking = None if missing.all() else np.flatnonzero(missing)
-        rows = self._fetched(lent.unique, int(lent.missing.sum()), lacking, lent.rows)
-        self._count(lent.ids, ~lent.missing)
+        rows = self._stock.fetched(lent.unique, int(lent.missing.sum()), lacking, lent.rows)
+        self.counters.count(lent.ids, ~lent.missing, self._halo)
         with self._ruling:
-            self._storage(rows)
+            self._stock.slots(rows)
             lent.rows = rows
             if lent.inverse is not None:
                 out = np.empty((wanted.size, *rows.shape[1:]), rows.dtype) if out is None else out
@@ -387,7 +349,7 @@ class Cache:
 
     def _widened(self, ids: Array, inverse: Array | None, precision: str, out: Array | None) -> Array:
         """The rows of distinct ids, as often as `inverse` says, in float32."""
-        row = self._source.row
+        row = self._stock.source.row
         if row is not None and (self._narrow is None or self._narrow.shape[0] < ids.size):
             self._narrow = np.empty((ids.size + ids.size // 8, *row[0]), row[1])
         rows = self._distinct_rows(ids, None if self._narrow is None else self._narrow[: ids.size])
@@ -396,7 +358,7 @@ class Cache:
     @property
     def row(self) -> Row | None:
         """The shape and type of a row; None until the first came from a source that does not say."""
-        row = self._source.row if self._kept is None else (self._kept.shape[1:], self._kept.dtype)
+        row = self._stock.row
         return row if row is None or self.precision is None else (row[0], np.dtype(np.float32))
 
     def fill(self, ids: ArrayLike, out: Array) -> None:
@@ -445,34 +407,23 @@ class Cache:
         far = self._far(ids)
         self._note(far)
         if far.size == 0 or self.policy == "none":
-            rows = self._fetched(ids, far.size, None, out)
-            self._count(far, np.zeros(far.size, bool))
+            rows = self._stock.fetched(ids, far.size, None, out)
+            self.counters.count(far, np.zeros(far.size, bool), self._halo)
             return rows
         self._prefill()
         at = np.arange(far.size) if self._local is None else np.flatnonzero(~self._local[ids])
         missing = np.ones(ids.size, bool)
         with self._ruling:
             # copied now: others may move them later
-            is_near, out = self._copied(far, at, ids.size, out)
+            is_near, out = self._stock.copied(self._rule.slot_of[far], at, ids.size, out)
         missing[at[is_near]] = False
         # fetched before the rule moves: when the source fails, the cache is as it was
         lacking = None if missing.all() else np.flatnonzero(missing)
-        rows = self._fetched(ids, int(far.size - is_near.sum()), lacking, out)
-        self._count(far, is_near)
+        rows = self._stock.fetched(ids, int(far.size - is_near.sum()), lacking, out)
+        self.counters.count(far, is_near, self._halo)
         with self._ruling:
             self._keep(far, at, rows)
         return rows
-
-    def _copied(self, far: Array, at: Array, count: int, out: Array | None) -> tuple[Array, Array | None]:
-        """Which of the ids are in slots, and room for `count` rows, where these are at `at`."""
-        slots = self._rule.slot_of[far]
-        is_near = slots >= 0
-        if self._kept is None or not is_near.any():
-            return np.zeros(far.size, bool), out
-        if out is None:
-            out = np.empty((count, *self._kept.shape[1:]), self._kept.dtype)
-        place(self._kept, slots[is_near], at[is_near], out)
-        return is_near, out
 
     def _keep(self, far: Array, at: Array, rows: Array, is_handed_out: bool = False) -> None:
         """Lets the rule keep what it wants of the batch, whose remote rows are rows[at]."""
@@ -486,19 +437,19 @@ class Cache:
                 self._forget()
                 rule = self._rule
             under_way = 0 if self._waiting is None else len(self._waiting)
-            given = {"waiting": under_way} if is_handed_out else {"held": self._source.held(far)}
+            given = {"waiting": under_way} if is_handed_out else {"held": self._stock.source.held(far)}
         step = rule.step(far, **given)
-        storage = self._storage(rows)
+        slots = self._stock.slots(rows)
         if self._waiting is not None:
-            self._waiting.save(storage, step.places)
-        place(rows, at[step.positions], step.places, storage)
+            self._waiting.save(slots, step.places)
+        place(rows, at[step.positions], step.places, slots)
         self.counters.evictions += step.evicted
         if step.extra.size:
-            self._keep_extra(rule, step.extra.astype(np.int64), step.extra_places)
+            self._keep_extra(slots, step.extra.astype(np.int64), step.extra_places)
 
-    def _keep_extra(self, rule: Policy, ids: Array, places: Array) -> None:
+    def _keep_extra(self, slots: Array, ids: Array, places: Array) -> None:
         try:
-            self._storage(None)[places] = self._fetched(ids, ids.size)
+            slots[places] = self._stock.fetched(ids, ids.size)
         except BaseException:
             self._clear()  # the rule counts on rows that did not come
             raise
@@ -508,65 +459,9 @@ class Cache:
             return
         ids = self._rule.prefill().astype(np.int64)
         if ids.size:
-            rows = self._fetched(ids, ids.size)
-            self._storage(rows)[: ids.size] = rows
+            rows = self._stock.fetched(ids, ids.size)
+            self._stock.slots(rows)[: ids.size] = rows
         self._is_filled = True
-
-    def _fetched(
-        self, ids: Array, remote: int, lacking: Array | None = None, out: Array | None = None
-    ) -> Array:
-        """One row per id, `remote` of them from far away, in `out` where it is given.
-
-        Only those at `lacking` are fetched; the others are in `out` already.
-        """
-        wanted = ids if lacking is None else ids[lacking]
-        if wanted.size == 0 and out is not None:
-            return out
-        if wanted.size == 0 and self._kept is not None:
-            return self._kept[:0].copy()
-        begin = time.perf_counter()
-        try:
-            rows = self._rows_of(wanted, lacking, out)
-        finally:
-            self.counters.fetch_seconds += time.perf_counter() - begin
-            self.counters.failures = self._source.failures
-        if self._kept is not None:
-            _check_alike(rows, self._kept)
-        self.counters.remote_rows += remote
-        self.counters.remote_bytes += remote * (rows.nbytes // max(1, rows.shape[0]))
-        return rows
-
-    def _rows_of(self, ids: Array, at: Array | None, out: Array | None) -> Array:
-        """Rows from the source: fresh, or at those places of `out`, written there by it where it can."""
-        every = np.arange(ids.size)
-        row = self._source.row
-        if row is None:
-            rows: Array = self._source.take(ids)
-            if out is None:
-                return rows
-            _check_alike(rows, out)
-            place(rows, every, every if at is None else at, out)
-            return out
-        if out is None:
-            out = np.empty((ids.size, *row[0]), row[1])
-        self._source.place(ids, every if at is None else at, out)
-        return out
-
-    def _storage(self, like: Array | None) -> Array:
-        if self._kept is None:
-            assert like is not None
-            self._kept = np.empty((self.capacity, *like.shape[1:]), like.dtype)
-        return self._kept
-
-    def _count(self, far: Array, is_near: Array) -> None:
-        c = self.counters
-        c.batches += 1
-        c.requests += far.size
-        c.hits += int(is_near.sum())
-        if self._halo is not None:
-            inside = self._halo[far]
-            c.halo_requests += int(inside.sum())
-            c.halo_hits += int(is_near[inside].sum())
 
     def _note(self, far: Array) -> None:
         if self.choice is not None and self._rows_seen < _TRACE_ROWS:
@@ -580,14 +475,6 @@ class Cache:
 
     def _far(self, ids: Array) -> Array:
         return ids if self._local is None else ids[~self._local[ids]]
-
-    def _distinct(self, ids: Array) -> tuple[Array, Array | None]:
-        """The ids without repeats and, if there were any, which of them each one is."""
-        unique, inverse = np.empty_like(ids), np.empty(ids.size, np.int64)
-        with self._marking:
-            self._batch += 1
-            count = int(distinct(ids, self._stamp, self._batch, self._place, unique, inverse))
-        return (ids, None) if count == ids.size else (unique[:count], inverse)
 
     def _check_room(self, count: int, out: Array) -> None:
         row = self.row
@@ -604,25 +491,3 @@ class Cache:
 def _asked(lent: Lent) -> int:
     """How many ids a booked batch had."""
     return int(lent.unique.size if lent.inverse is None else lent.inverse.size)
-
-
-def _check_alike(rows: Array, others: Array) -> None:
-    if rows.shape[1:] != others.shape[1:] or rows.dtype != others.dtype:
-        raise InputError(
-            f"source returned rows of shape {rows.shape[1:]} and type {rows.dtype} after rows of "
-            f"{others.shape[1:]} and {others.dtype}; all rows must have the same shape and type"
-        )
-
-
-def _first_choice(policy: str, window: int, advice: Advice | None) -> Choice | None:
-    """Where "auto" starts; None for every other rule."""
-    if policy != "auto":
-        if advice is not None:
-            raise InputError(f"advice: policy={policy!r} never switches; use policy='auto'")
-        return None
-    if advice is None:
-        return Choice(Setting("lookahead", window), None, "nothing measured yet")
-    best = advice.recommended
-    name = "none" if best is None else best.policy
-    stall = (advice.none if best is None else best).stall_seconds
-    return Choice(Setting(name, window if name == "lookahead" else 0), stall, advice.reason)

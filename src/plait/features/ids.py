@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from plait.errors import InputError
 from plait.graph.compiled import compiled
 
-__all__ = ["checked", "distinct", "first_places", "mask_of"]
+__all__ = ["Distinct", "checked", "first_places", "mask_of"]
 
 Array = NDArray[Any]
 
@@ -48,8 +49,26 @@ def first_places(ids: Array) -> Array:
     return ids if unique.size == ids.size else ids[np.sort(at)]
 
 
+class Distinct:
+    """Tells which of a batch's ids repeat others; several threads may ask."""
+
+    def __init__(self, num_rows: int) -> None:
+        self._stamp = np.zeros(num_rows, np.int64)
+        self._place = np.empty(num_rows, np.int32)
+        self._batch = 0
+        self._marking = threading.Lock()
+
+    def __call__(self, ids: Array) -> tuple[Array, Array | None]:
+        """The ids without repeats, as they come, and, if there were any, which of them each one is."""
+        unique, inverse = np.empty_like(ids), np.empty(ids.size, np.int64)
+        with self._marking:
+            self._batch += 1
+            count = int(_distinct(ids, self._stamp, self._batch, self._place, unique, inverse))
+        return (ids, None) if count == ids.size else (unique[:count], inverse)
+
+
 @compiled
-def distinct(ids: Any, stamp: Any, batch: int, place: Any, unique: Any, inverse: Any) -> int:
+def _distinct(ids: Any, stamp: Any, batch: int, place: Any, unique: Any, inverse: Any) -> int:
     """The number of distinct ids; unique lists them as they come, ids[i] == unique[inverse[i]]."""
     count = 0
     for i in range(ids.size):

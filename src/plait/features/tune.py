@@ -9,15 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from plait.errors import InputError
 from plait.features.simulate import WINDOW_BATCHES, simulate
 from plait.features.trace import pack
 
-__all__ = ["Choice", "Seen", "Setting", "can_gain", "candidates", "disagrees", "retune", "warm_rows"]
+if TYPE_CHECKING:
+    from plait.features.advise import Advice
+
+__all__ = [
+    "Choice", "Seen", "Setting", "can_gain", "candidates", "disagrees", "first_choice", "next_choice",
+    "retune", "warm_rows",
+]  # fmt: skip
 
 Array = NDArray[Any]
 
@@ -70,6 +77,39 @@ class Choice:
     setting: Setting
     stall_seconds: float | None
     because: str
+
+
+def first_choice(policy: str, window: int, advice: Advice | None) -> Choice | None:
+    """Where "auto" starts; None for every other rule."""
+    if policy != "auto":
+        if advice is not None:
+            raise InputError(f"advice: policy={policy!r} never switches; use policy='auto'")
+        return None
+    if advice is None:
+        return Choice(Setting("lookahead", window), None, "nothing measured yet")
+    best = advice.recommended
+    name = "none" if best is None else best.policy
+    stall = (advice.none if best is None else best).stall_seconds
+    return Choice(Setting(name, window if name == "lookahead" else 0), stall, advice.reason)
+
+
+def next_choice(choice: Choice, seen: Seen, batches: Sequence[Array], capacity: int) -> Choice:
+    """What follows a choice after an epoch: itself, unless its stall was another than expected.
+
+    `batches` are the remote rows of the epoch's batches, or of the first of them.
+    """
+    if not disagrees(seen, choice.stall_seconds):
+        return choice
+    if not can_gain(seen):
+        because = "no rule would save 3% of the epoch: little of it is spent waiting for feature rows"
+        return Choice(choice.setting, seen.stalled_seconds, because)
+    # a trace that was cut stands for the epoch it began
+    scale = seen.batches / len(batches)
+    options = candidates(seen.batches)
+    if choice.setting not in options:
+        options = (*options, choice.setting)
+    rows = {s: n * scale for s, n in warm_rows(batches, capacity, options).items()}
+    return retune(choice.setting, seen, rows)
 
 
 def candidates(batches: int) -> tuple[Setting, ...]:

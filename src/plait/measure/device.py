@@ -12,7 +12,8 @@ from plait.measure.memory import peak_tensor_bytes
 from plait.measure.timer import Clock, time_calls, wall_clock
 
 __all__ = [
-    "clock_of", "cuda_clock", "flusher", "free_bytes", "host_seconds", "peak_bytes", "stream_bytes_per_s",
+    "cache_sizes", "clock_of", "cuda_clock", "flusher", "free_bytes", "host_seconds", "peak_bytes",
+    "stream_bytes_per_s",
 ]  # fmt: skip
 
 Call = Callable[[], object]
@@ -100,9 +101,18 @@ def peak_bytes(call: Call, device: str) -> int:
 def _cache_bytes(device: str) -> int:
     if device == "cuda":
         return int(getattr(_torch().cuda.get_device_properties(0), "L2_cache_size", 0)) or _CACHE_GUESS
-    sizes = [_CACHE_GUESS // 2]
-    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-        text = path.read_text().strip()
+    return max((size for _, size in cache_sizes()), default=_CACHE_GUESS // 2)
+
+
+def cache_sizes() -> list[tuple[str, int]]:
+    """(level, bytes) of the processor's data caches, where the system tells."""
+    found = []
+    for index in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
+        try:
+            level, text, kind = ((index / name).read_text().strip() for name in ("level", "size", "type"))
+        except OSError:
+            continue
         factor = {"K": 1 << 10, "M": 1 << 20}.get(text[-1:], 1)
-        sizes.append(int(text.rstrip("KM") or 0) * factor)
-    return max(sizes)
+        if kind != "Instruction":
+            found.append((level, int(text.rstrip("KM") or 0) * factor))
+    return found

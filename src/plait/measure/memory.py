@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import multiprocessing
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["StepPeak", "peak_process_bytes", "peak_tensor_bytes", "step_peak"]
+__all__ = ["StepPeak", "peak_tensor_bytes", "step_peak"]
 
 Call = Callable[[], object]
 
@@ -31,9 +30,8 @@ def peak_tensor_bytes(call: Call, *, collect: bool = True) -> int:
     """Most bytes of CPU tensors alive at once during the call, beyond those alive before it.
 
     Taken from the allocation events of torch's profiler: exact and repeatable, backward included, and blind
-    to memory that is not torch's (numpy arrays, a library's own buffers). Compare peers by this one and
-    check with `peak_process_bytes`. collect=False spares the garbage collection (0.3 s once PyG is loaded):
-    for calls that leave no cycles behind.
+    to memory that is not torch's (numpy arrays, a library's own buffers). collect=False spares the garbage
+    collection (0.3 s once PyG is loaded): for calls that leave no cycles behind.
     """
     return _tensor_bytes(call, collect)[0]
 
@@ -59,6 +57,11 @@ def step_peak(prepare: Callable[[], Call], warmup: int = 2) -> StepPeak:
 
 
 def _process_step_peak(get_ready: Call, made: list[Call]) -> int | None:
+    """By the system's own high-water mark (VmHWM), so everything counts, also what torch does not know of.
+
+    Freed memory the C library still holds would hide growth: it is handed back first. None where the system
+    keeps no such mark.
+    """
     gc.collect()
     _hand_back()
     try:
@@ -89,35 +92,6 @@ def _tensor_bytes(call: Call, collect: bool = True) -> tuple[int, int]:
         alive += event.nbytes()
         peak = max(peak, alive)
     return peak, alive
-
-
-def peak_process_bytes(call: Call, *, fresh: bool = False) -> int | None:
-    """Most resident memory of the process during the call, beyond what was resident before it.
-
-    The system's own high-water mark (VmHWM, reset through /proc/self/clear_refs), so everything counts,
-    also what torch does not know of. Freed memory the C library still holds hides growth: it is handed back
-    first. `fresh=True` runs the call (then a picklable one) in a new process, where nothing was freed
-    before: slower, and the strictest. None where the system keeps no such mark.
-    """
-    if not fresh:
-        return _growth(call)
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(1) as pool:
-        return pool.apply(_growth, (call,))
-
-
-def _growth(call: Call) -> int | None:
-    gc.collect()
-    _hand_back()
-    try:
-        _CLEAR.write_text("5")
-        before = _status("VmRSS")
-    except OSError:
-        return None
-    kept = call()
-    peak = _status("VmHWM")
-    del kept
-    return max(0, peak - before)
 
 
 def _hand_back() -> None:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import math
 import os
-import tempfile
 import time
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from plait.errors import InputError
 
-__all__ = ["SCHEMA", "Record", "append", "read", "write"]
+__all__ = ["SCHEMA", "Record", "append", "read"]
 
 # The version of the line format; a reader skips lines of another one.
 SCHEMA = 1
@@ -76,20 +75,6 @@ def _append(target: Path, line: bytes) -> None:
         file.write(start + line + b"\n")
         file.flush()
         os.fsync(file.fileno())
-
-
-def write(path: str | os.PathLike[str], records: Iterable[Record]) -> None:
-    """Replace the file by these records; a reader sees the old file or the new one, never a mixture."""
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=target.name, suffix=".part")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.writelines(record.to_json() + "\n" for record in records)
-        os.replace(name, target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def read(path: str | os.PathLike[str]) -> list[Record]:

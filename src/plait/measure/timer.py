@@ -63,12 +63,6 @@ class Timing:
         """The sample a fifth of all exceed."""
         return float(np.quantile(self.samples, 0.8))
 
-    @property
-    def spread(self) -> float:
-        """Half the width of the 95% bootstrap interval of the median, as a share of the median."""
-        low, high = self.interval
-        return (high - low) / (2.0 * self.median) if self.median > 0.0 else 0.0
-
     def to_dict(self) -> dict[str, object]:
         """Plain numbers for a record; `Timing.from_dict` reads them back."""
         return {
@@ -131,11 +125,12 @@ def time_calls(
     A round takes one sample of each variant, in a new random order: which variant runs after which matters
     (the same product took 12% longer always behind another's). A sample is as many
     calls in a row as fill `min_sample_seconds`: a 50 µs call is timed warm, as a training loop runs it,
-    and above the noise of the clock. Rounds go on until every variant's `spread` is below `target_spread`,
-    but at least `min_repeats` and at most until `budget_seconds` (over all variants) or `max_repeats` are
-    used up; `repeats` fixes the number instead. Variants stop together: one that stopped early would be
-    compared with times of another hour. Only a variant over 8 times slower than the fastest stops after 3
-    samples, and its time is not taken from the budget of the close ones.
+    and above the noise of the clock. Rounds go on until the 95% interval of every variant's median reaches
+    less than `target_spread` of it to either side, but at least `min_repeats` and at most until
+    `budget_seconds` (over all variants) or `max_repeats` are used up; `repeats` fixes the number instead.
+    Variants stop together: one that stopped early would be compared with times of another hour. Only a
+    variant over 8 times slower than the fastest stops after 3 samples, and its time is not taken from the
+    budget of the close ones.
 
     `before` runs ahead of every sample, off the clock (flushing a cache, say), or ahead of those of the
     variants it names. `is_settled` makes an untimed call of the same variant ahead of each of its samples: in

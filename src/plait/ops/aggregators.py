@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from plait.ops.counting import after, ceil_log2, pattern_of, products_depth
+from plait.ops.counting import after, ceil_log2, chain, passes, pattern_of, products_depth, streamed, tree
 from plait.ops.operation import Operation, Reverse, Setting, View, register
 from plait.ops.program import Step
 from plait.ops.work import Amount, Request, dense_flops, row_flops
@@ -66,18 +66,6 @@ def _of_aggregate(reverse: Reverse, step: Step, grad: str) -> None:
     back = [("matrix", step["matrix"]), ("x", x), ("shares", shares)]
     shape = reverse.forward.shapes[x]
     reverse.share(x, reverse.add("aggregate_sources", x, back, shape, is_transposed=True, options=options))
-
-
-def _shares_flops(step: Step, view: View) -> Mapping[str, Amount]:
-    return {"vertex update": row_flops(*view.size(step.out), 2)}
-
-
-def _shares_depth(step: Step, view: View) -> Amount:
-    return 2
-
-
-def _shares_request(step: Step, setting: Setting) -> Request:
-    return Request("aggregate_shares", *setting.size(step.out), parts=2)
 
 
 def _sources_flops(step: Step, view: View) -> Mapping[str, Amount]:
@@ -198,18 +186,6 @@ def _of_copies(reverse: Reverse, step: Step, grad: str) -> None:
     _of_scaled(reverse, step, grad, "weigh", [("wide", grad), ("narrow", step["x"])])
 
 
-def _dots_flops(step: Step, view: View) -> Mapping[str, Amount]:
-    return {"vertex update": row_flops(*view.size(step["wide"]), 2)}
-
-
-def _dots_depth(step: Step, view: View) -> Amount:
-    return 1 + ceil_log2(view.size(step["narrow"])[1])
-
-
-def _dots_request(step: Step, setting: Setting) -> Request:
-    return Request("row_dots", *setting.size(step["wide"]), parts=1)
-
-
 _MESSAGE = ("matrix", "near?", "far", "edge?", "w*")
 _MULTI = "plait.kernels.multi.reference"
 
@@ -219,8 +195,8 @@ register(
         reference=f"{_MULTI}:aggregate", says="apply all aggregators to neighbours' rows",
     ),
     Operation(
-        "aggregate_shares", ("matrix", "grad", "made", "ties?"), _shares_flops, _shares_depth,
-        _shares_request, reference=f"{_MULTI}:aggregate_backward",
+        "aggregate_shares", ("matrix", "grad", "made", "ties?"), passes(2), chain(2), streamed(2),
+        reference=f"{_MULTI}:aggregate_backward",
         says="split gradients among aggregators",
     ),
     Operation(
@@ -245,7 +221,7 @@ register(
         _of_copies, overwrites="addend", says="scale copies row by row",
     ),
     Operation(
-        "row_dots", ("wide", "narrow"), _dots_flops, _dots_depth, _dots_request,
+        "row_dots", ("wide", "narrow"), passes(2, "wide"), tree("narrow", 1), streamed(1, "wide"),
         says="gradient of the rows' weights",
     ),
 )  # fmt: skip

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from plait.ops.counting import after, ceil_log2, pattern_of, products_depth
+from plait.ops.counting import after, ceil_log2, chain, no_depth, pattern_of, products_depth, streamed, tree
 from plait.ops.operation import Operation, Reverse, Setting, View, register
 from plait.ops.program import Step
 from plait.ops.work import Amount, Request, row_flops
@@ -104,10 +104,6 @@ def _depth(step: Step, view: View) -> Amount:
     return score + tree + 3 + tree + 1
 
 
-def _dots_depth(step: Step, view: View) -> Amount:
-    return 1 + ceil_log2(view.size(step["grad"])[1])
-
-
 # What prices depend on ------------------------------------------------------------------------------------
 
 
@@ -138,14 +134,6 @@ def _targets_request(step: Step, setting: Setting) -> Request:
     sharing = heads if step.option("is_shared") else 1
     columns = setting.size(step["far"])[1]
     return Request(step.op, matrix.rows, columns, sharing, matrix, addends=1, parts=padded(heads), kind=kind)
-
-
-def _dots_request(step: Step, setting: Setting) -> Request:
-    return Request("attend_dots", *setting.size(step["grad"]), parts=1)
-
-
-def _order_request(step: Step, setting: Setting) -> Request:
-    return Request("edge_order", *setting.size(step.out), parts=1)
 
 
 # Gradients ------------------------------------------------------------------------------------------------
@@ -265,14 +253,6 @@ def _heads_back_flops(step: Step, view: View) -> Mapping[str, Amount]:
     return {"vertex update": total}
 
 
-def _heads_depth(step: Step, view: View) -> Amount:
-    return 1 + ceil_log2(view.size(step["w"])[0])
-
-
-def _heads_back_depth(step: Step, view: View) -> Amount:
-    return 1 + ceil_log2(view.size(step["grad"])[0])
-
-
 def _heads_request(step: Step, setting: Setting) -> Request:
     rows, columns = setting.size(step["grad"] if step.op == "heads_backward" else step.out)
     heads, inner = step.option("heads"), setting.size(step["w"])[0]
@@ -306,10 +286,6 @@ def _bare_flops(step: Step, view: View) -> Mapping[str, Amount]:
     return {"vertex update": view.size(step.out)[1]}
 
 
-def _bare_request(step: Step, setting: Setting) -> Request:
-    return Request("bare_sums", *setting.size(step.out), parts=1)
-
-
 def _nothing(step: Step, view: View) -> Mapping[str, Amount]:
     return {"edge update": 0}
 
@@ -324,8 +300,8 @@ register(
         says="score edges, then sum neighbours' rows by weight",
     ),
     Operation(
-        "attend_dots", ("grad", "out", "statistics", "addend?", "bias?"), _dots_flops, _dots_depth,
-        _dots_request, says="dot products of gradients and outputs, by head",
+        "attend_dots", ("grad", "out", "statistics", "addend?", "bias?"), _dots_flops, tree("grad", 1),
+        streamed(1, "grad"), says="dot products of gradients and outputs, by head",
     ),
     Operation(
         "attend_sources", (*_BACK, "kept?"), _sources_flops, _depth, _request,
@@ -341,19 +317,19 @@ register(
         reference=f"{_REFERENCE}:attend_backward", says="score edges again, for the targets' gradients",
     ),
     Operation(
-        "edge_order", ("x",), _nothing, lambda step, view: 0, _order_request,
+        "edge_order", ("x",), _nothing, no_depth, streamed(1),
         says="put edge gradients in the order of edge_index",
     ),
     Operation(
-        "heads", ("x", "w", "bias?", "own?", "skip?", "skip_bias?"), _heads_flops, _heads_depth,
+        "heads", ("x", "w", "bias?", "own?", "skip?", "skip_bias?"), _heads_flops, tree("w", 0),
         _heads_request, _of_heads, says="multiply each head by its weights",
     ),
     Operation(
-        "heads_backward", ("x", "w", "grad", "own?"), _heads_back_flops, _heads_back_depth, _heads_request,
+        "heads_backward", ("x", "w", "grad", "own?"), _heads_back_flops, tree("grad", 0), _heads_request,
         says="gradients of each head and its weights",
     ),
     Operation(
-        "bare_sums", ("sums", "grad"), _bare_flops, lambda step, view: 1, _bare_request,
+        "bare_sums", ("sums", "grad"), _bare_flops, chain(1), streamed(1),
         says="gradient of the values' bias",
     ),
 )  # fmt: skip

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from plait.ops.operation import Pattern, Setting, View
 from plait.ops.program import Step
 from plait.ops.symbolic import ceil_log2
-from plait.ops.work import Amount, dense_flops, row_flops, sparse_flops
+from plait.ops.work import Amount, Request, dense_flops, row_flops, sparse_flops
 
 __all__ = [
-    "after", "ceil_log2", "dense", "dots_depth", "no_depth", "no_request", "one_flop", "pattern_of",
-    "products_depth", "summed", "sums_depth",
+    "after", "ceil_log2", "chain", "dense", "no_depth", "no_request", "passes", "pattern_of",
+    "products_depth", "streamed", "summed", "sums_depth", "tree",
 ]  # fmt: skip
 
 
@@ -32,14 +32,30 @@ def products_depth(step: Step, view: View) -> Amount:
     return 1 + sums_depth(step, view)
 
 
-def dots_depth(step: Step, view: View) -> Amount:
-    """The longest chain in dots of rows: a product, then their sum."""
-    return 1 + ceil_log2(view.size(step["near"])[1])
+def passes(count: int, role: str = "") -> Callable[[Step, View], Mapping[str, Amount]]:
+    """So many operations per number of an operand, or of the result."""
+
+    def flops(step: Step, view: View) -> Mapping[str, Amount]:
+        return {"vertex update": row_flops(*view.size(step[role] if role else step.out), count)}
+
+    return flops
 
 
-def one_flop(step: Step, view: View) -> Mapping[str, Amount]:
-    """One operation per entry of the result."""
-    return {"vertex update": row_flops(*view.size(step.out), 1)}
+def chain(length: int) -> Callable[[Step, View], Amount]:
+    """So many operations one after the other for each number."""
+    return lambda step, view: length
+
+
+def tree(role: str, axis: int) -> Callable[[Step, View], Amount]:
+    """The longest chain in sums of products over an axis of an operand: a product, then their sum."""
+    return lambda step, view: 1 + ceil_log2(view.size(step[role])[axis])
+
+
+def streamed(parts: int, role: str = "") -> Callable[[Step, Setting], Request]:
+    """The request of a pass over an operand, or over the result, that reads `parts` matrices of its size."""
+    return lambda step, setting: Request(
+        step.op, *setting.size(step[role] if role else step.out), parts=parts
+    )
 
 
 def no_depth(step: Step, view: View) -> Amount:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from plait.ops.counting import ceil_log2, dots_depth, pattern_of, sums_depth
+from plait.ops.counting import ceil_log2, pattern_of, sums_depth, tree
 from plait.ops.operation import Operation, Reverse, Setting, View, register
 from plait.ops.program import Step
 from plait.ops.work import Amount, Request, row_flops, sparse_flops
@@ -88,7 +88,7 @@ register(
         says="sum neighbours' rows weighted by matrix entries",
     ),
     Operation(
-        "entry_dots", ("matrix", "near", "far"), _dots_flops, dots_depth, _dots_request,
+        "entry_dots", ("matrix", "near", "far"), _dots_flops, tree("near", 1), _dots_request,
         says="one dot product of rows per entry",
     ),
     Operation(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from plait.ops.counting import no_depth, no_request
+from plait.ops.counting import no_depth, no_request, passes, streamed
 from plait.ops.operation import Operation, Reverse, Setting, View, register
 from plait.ops.program import Step
 from plait.ops.work import Amount, Request, row_flops
@@ -61,10 +61,6 @@ def _request(step: Step, setting: Setting) -> Request:
     return Request(step.op, max(wire_numbers(step, setting)), 1, copied_numbers(step, setting))
 
 
-def _pick_request(step: Step, setting: Setting) -> Request:
-    return Request("pick", *setting.size(step.out), parts=1)
-
-
 def _flops(step: Step, view: View) -> Mapping[str, Amount]:
     rows, cols = view.size(step["x"])
     if not step.is_transposed or step.op == "send":
@@ -110,8 +106,8 @@ def _back(reverse: Reverse, step: Step, grad: str, op: str, is_transposed: bool 
 
 register(
     Operation(
-        "pick", ("x",), lambda step, view: {"vertex update": row_flops(*view.size(step.out), 0)}, no_depth,
-        _pick_request, may_hoist=True, says="pick the rows that others need",
+        "pick", ("x",), passes(0), no_depth, streamed(1), may_hoist=True,
+        says="pick the rows that others need",
     ),
     Operation("exchange", ("x",), _flops, _depth, _request, _of_exchange, may_hoist=True),
     Operation("send", ("x",), _flops, _depth, no_request, _of_send, may_hoist=True),

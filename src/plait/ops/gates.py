@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from plait.ops.counting import after, ceil_log2, one_flop, pattern_of
+from plait.ops.counting import after, ceil_log2, chain, passes, pattern_of, streamed
 from plait.ops.operation import Operation, Reverse, Setting, View, register
 from plait.ops.program import Step
 from plait.ops.work import Amount, Request, row_flops
@@ -96,10 +96,6 @@ def _of_gate(reverse: Reverse, step: Step, grad: str) -> None:
         reverse.share(near, reverse.add("gate_targets", near, reads, shapes[near], options=step.options))
 
 
-def _product_request(step: Step, setting: Setting) -> Request:
-    return Request("multiply", *setting.size(step.out), parts=2)
-
-
 _ENDS = ("matrix", "near", "far", "value?")
 _GATE = "plait.kernels.gate.reference"
 
@@ -117,7 +113,7 @@ register(
         reference=f"{_GATE}:gate_backward", says="send gradients back through the gates",
     ),
     Operation(
-        "multiply", ("left", "right"), one_flop, lambda step, view: 1, _product_request,
+        "multiply", ("left", "right"), passes(1), chain(1), streamed(2),
         says="multiply elementwise",
     ),
 )  # fmt: skip

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from plait.ops.counting import after, ceil_log2, dense, no_depth, no_request, one_flop, pattern_of, summed
+from plait.ops.counting import (
+    after,
+    ceil_log2,
+    chain,
+    dense,
+    no_depth,
+    no_request,
+    passes,
+    pattern_of,
+    streamed,
+    summed,
+)
 from plait.ops.operation import Operation, Reverse, Setting, View, register
 from plait.ops.program import Step
 from plait.ops.work import Amount, Request, row_flops, sparse_flops
@@ -136,10 +147,6 @@ def _of_gemm(reverse: Reverse, step: Step, grad: str) -> None:
 # Rows and columns side by side --------------------------------------------------------------------------
 
 
-def _nothing(step: Step, view: View) -> Mapping[str, Amount]:
-    return {"vertex update": row_flops(*view.size(step.out), 0)}
-
-
 def _streamed(step: Step, setting: Setting) -> Request:
     rows, cols = setting.size(step.out)
     operands = sum(1 for role, _ in step.reads if role.startswith("x") or role == "left")
@@ -164,10 +171,6 @@ def _of_parts(reverse: Reverse, step: Step, grad: str, op: str, role: str) -> No
 
 
 # Row by row -----------------------------------------------------------------------------------------------
-
-
-def _one(step: Step, view: View) -> Amount:
-    return 1
 
 
 def _combine_flops(step: Step, view: View) -> Mapping[str, Amount]:
@@ -212,21 +215,9 @@ def _colsum_depth(step: Step, view: View) -> Amount:
     return ceil_log2(view.size(step["x"])[0])
 
 
-def _colsum_request(step: Step, setting: Setting) -> Request:
-    return Request("colsum", *setting.size(step["x"]), parts=0)
-
-
-def _dot_flops(step: Step, view: View) -> Mapping[str, Amount]:
-    return {"vertex update": row_flops(*view.size(step["left"]), 2)}
-
-
 def _dot_depth(step: Step, view: View) -> Amount:
     rows, cols = view.size(step["left"])
     return 1 + ceil_log2(rows * cols)
-
-
-def _dot_request(step: Step, setting: Setting) -> Request:
-    return Request("dot", *setting.size(step["left"]), parts=1)
 
 
 _AFTER = ("addend?", "addend_scale?", "bias?")
@@ -242,7 +233,7 @@ register(
         "extremum", ("matrix", "x"), _extremum_flops, _sparse_depth, _sparse_request, _of_extremum,
         may_hoist=True, reference=f"{_SPMM}:extremum",
     ),
-    Operation("extremum_share", ("x", "ties"), one_flop, _one, _streamed, overwrites="x"),
+    Operation("extremum_share", ("x", "ties"), passes(1), chain(1), _streamed, overwrites="x"),
     Operation(
         "extremum_gather", ("matrix", "x", "best", "share", *_AFTER[:2]),
         _extremum_gather_flops, _extremum_gather_depth, _sparse_request, overwrites="addend",
@@ -258,15 +249,15 @@ register(
         lambda step, view: 1 + ceil_log2(summed(view, step["left"], True)), _gemm_transposed_request,
         reference="plait.kernels.gemm.reference:gemm_transposed",
     ),
-    Operation("stack", ("part*",), _nothing, no_depth, _streamed, _of_stack),
-    Operation("rows_of", ("x", "part*"), _nothing, no_depth, no_request, is_view=True),
-    Operation("concat", ("x*",), _nothing, no_depth, _streamed, _of_concat, may_hoist=True),
-    Operation("columns_of", ("x", "of*"), _nothing, no_depth, no_request, is_view=True),
-    Operation("scale_rows", ("scale", "x"), one_flop, _one, _streamed, _of_scale_rows, may_hoist=True),
-    Operation("scale", ("scalar", "x"), one_flop, _one, _streamed, _of_scale, may_hoist=True),
+    Operation("stack", ("part*",), passes(0), no_depth, _streamed, _of_stack),
+    Operation("rows_of", ("x", "part*"), passes(0), no_depth, no_request, is_view=True),
+    Operation("concat", ("x*",), passes(0), no_depth, _streamed, _of_concat, may_hoist=True),
+    Operation("columns_of", ("x", "of*"), passes(0), no_depth, no_request, is_view=True),
+    Operation("scale_rows", ("scale", "x"), passes(1), chain(1), _streamed, _of_scale_rows, may_hoist=True),
+    Operation("scale", ("scalar", "x"), passes(1), chain(1), _streamed, _of_scale, may_hoist=True),
     Operation("combine", ("x*", "bias?"), _combine_flops, no_depth, _streamed, _of_combine, may_hoist=True),
-    Operation("relu", ("x",), one_flop, _one, _streamed, _of_relu, overwrites="x"),
-    Operation("relu_backward", ("x", "made"), one_flop, _one, _streamed, overwrites="x"),
-    Operation("colsum", ("x",), _colsum_flops, _colsum_depth, _colsum_request),
-    Operation("dot", ("left", "right"), _dot_flops, _dot_depth, _dot_request),
+    Operation("relu", ("x",), passes(1), chain(1), _streamed, _of_relu, overwrites="x"),
+    Operation("relu_backward", ("x", "made"), passes(1), chain(1), _streamed, overwrites="x"),
+    Operation("colsum", ("x",), _colsum_flops, _colsum_depth, streamed(0, "x")),
+    Operation("dot", ("left", "right"), passes(2, "left"), _dot_depth, streamed(1, "left")),
 )  # fmt: skip

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from plait.ops.counting import ceil_log2, one_flop, pattern_of
+from plait.ops.counting import ceil_log2, chain, passes, pattern_of, streamed
 from plait.ops.operation import Operation, Reverse, Setting, View, register
 from plait.ops.program import Step
 from plait.ops.work import Amount, Request, dense_flops
@@ -121,10 +121,6 @@ def _back(reverse: Reverse, step: Step, grad: str, op: str) -> None:
 # Rows counted by their edges ------------------------------------------------------------------------------
 
 
-def _per_edge_request(step: Step, setting: Setting) -> Request:
-    return Request("per_edge", *setting.size(step.out), parts=1)
-
-
 def _of_per_edge(reverse: Reverse, step: Step, grad: str) -> None:
     x, shapes = step["x"], reverse.forward.shapes
     if x not in reverse.needed:
@@ -154,7 +150,7 @@ register(
         says="send gradients back to the marked messages",
     ),
     Operation(
-        "per_edge", ("matrix", "x"), one_flop, lambda step, view: 1, _per_edge_request, _of_per_edge,
+        "per_edge", ("matrix", "x"), passes(1), chain(1), streamed(1), _of_per_edge,
         says="count rows once per edge",
     ),
 )  # fmt: skip

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from plait.ops.counting import ceil_log2, dots_depth, pattern_of, sums_depth
+from plait.ops.counting import ceil_log2, pattern_of, streamed, sums_depth, tree
 from plait.ops.operation import Operation, Reverse, Setting, View, register
 from plait.ops.program import Step
 from plait.ops.work import Amount, Request, dense_flops
@@ -95,10 +95,6 @@ def _softmax_depth(step: Step, view: View) -> Amount:
     return 3 + 2 * ceil_log2(pattern_of(step, view).degree)
 
 
-def _softmax_request(step: Step, setting: Setting) -> Request:
-    return Request(step.op, *setting.size(step.out), parts=3)
-
-
 def _of_softmax(reverse: Reverse, step: Step, grad: str) -> None:
     scores = step["scores"]
     reads = [("matrix", step["matrix"]), ("weight", step.out), ("grad", grad)]
@@ -156,7 +152,7 @@ _LEAKY = ("matrix", "near", "far", "spread", "attr?", "w?")
 
 register(
     Operation(
-        "edge_dots", ("matrix", "near", "far"), _dots_flops, dots_depth, _gather_request, _of_dots,
+        "edge_dots", ("matrix", "near", "far"), _dots_flops, tree("near", 1), _gather_request, _of_dots,
         says="multiply the rows of both ends, head by head",
     ),
     Operation(
@@ -164,11 +160,11 @@ register(
         says="sum rows weighted by edge",
     ),
     Operation(
-        "edge_softmax", ("matrix", "scores"), _softmax_flops, _softmax_depth, _softmax_request, _of_softmax,
+        "edge_softmax", ("matrix", "scores"), _softmax_flops, _softmax_depth, streamed(3), _of_softmax,
         says="softmax over the edges of each target",
     ),
     Operation(
-        "edge_softmax_back", ("matrix", "weight", "grad"), _softmax_flops, _softmax_depth, _softmax_request,
+        "edge_softmax_back", ("matrix", "weight", "grad"), _softmax_flops, _softmax_depth, streamed(3),
         says="gradient of the softmax",
     ),
     Operation(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from plait.ops.counting import after, ceil_log2, pattern_of, products_depth
+from plait.ops.counting import after, ceil_log2, pattern_of, products_depth, tree
 from plait.ops.operation import Operation, Reverse, Setting, View, register
 from plait.ops.program import Step
 from plait.ops.work import Amount, Request, dense_flops, row_flops
@@ -64,10 +64,6 @@ def _of_relate(reverse: Reverse, step: Step, grad: str) -> None:
 
 def _weights_flops(step: Step, view: View) -> Mapping[str, Amount]:
     return {"vertex update": dense_flops(_times(step) * view.size(step["left"])[0], *_block(step))}
-
-
-def _weights_depth(step: Step, view: View) -> Amount:
-    return 1 + ceil_log2(view.size(step["left"])[0])
 
 
 def _weights_request(step: Step, setting: Setting) -> Request:
@@ -137,7 +133,7 @@ register(
         says="multiply by each relation's weights",
     ),
     Operation(
-        "relate_weights", ("left", "right", "groups?"), _weights_flops, _weights_depth, _weights_request,
+        "relate_weights", ("left", "right", "groups?"), _weights_flops, tree("left", 0), _weights_request,
         reference=f"{_GEMM}:gemm_transposed", says="gradient of each relation's weights",
     ),
     Operation(

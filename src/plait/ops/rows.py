@@ -46,24 +46,10 @@ def _joined(step: Step, setting: Setting) -> Request | None:
 
 register(
     Operation(
-        "columns",
-        ("x",),
-        _nothing,
-        no_depth,
-        no_request,
-        _of_columns,
-        is_view=True,
-        says="split columns",
+        "columns", ("x",), _nothing, no_depth, no_request, _of_columns, is_view=True, says="split columns",
     ),
     Operation(
-        "reshape",
-        ("x",),
-        _nothing,
-        no_depth,
-        no_request,
-        _of_reshape,
-        is_view=True,
-        says="reshape rows",
+        "reshape", ("x",), _nothing, no_depth, no_request, _of_reshape, is_view=True, says="reshape rows",
     ),
     Operation("join", ("part*",), _nothing, no_depth, _joined, _of_join, says="concatenate columns"),
-)
+)  # fmt: skip

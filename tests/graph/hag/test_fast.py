@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from plait.graph.hag import fast, search
-from plait.graph.hag.merge import merge_pairs
+from plait.graph.hag.merge import Limits, merge_pairs
 from plait.graph.hag.rows import working_rows
 
 from .graphs import graph_of, random_graph, real_graph
@@ -45,8 +45,8 @@ def test_components_searched_alone_give_the_merges_of_the_whole() -> None:
     one = [[u for u in range(7) if u != v] for v in range(7)]
     rows = [[7 * k + u for u in row] for k in range(9) for row in one] + [[]]
     work, again = (working_rows(graph_of(rows, 63).indptr, graph_of(rows, 63).indices) for _ in range(2))
-    whole = merge_pairs(work.rows, 63, 10_000, 3, 2)
-    apart = fast.merge_components(again.rows, 63, 10_000, 3, 2)
+    whole = merge_pairs(work.rows, 63, Limits(10_000, 3, 2))
+    apart = fast.merge_components(again.rows, 63, Limits(10_000, 3, 2))
     assert apart.left.size == whole.left.size > 0
     assert np.array_equal(apart.rows.length, whole.rows.length)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from plait.graph import Graph
-from plait.graph.hag.merge import merge_pairs
+from plait.graph.hag.merge import Limits, merge_pairs
 from plait.graph.hag.rows import working_rows
 
 from .graphs import ODD_GRAPHS, graph_of, random_graph, rows_of
@@ -47,7 +47,7 @@ def fast_greedy(
     graph: Graph, capacity: int, max_depth: int, min_count: int
 ) -> tuple[list[tuple[int, int]], list]:
     work = working_rows(graph.indptr, graph.indices)
-    merged = merge_pairs(work.rows, graph.num_sources, capacity, max_depth, min_count)
+    merged = merge_pairs(work.rows, graph.num_sources, Limits(capacity, max_depth, min_count))
     start, length, columns, _ = merged.rows
     rows = [columns[start[r] : start[r] + length[r]].tolist() for r in work.row]
     return list(zip(merged.left.tolist(), merged.right.tolist(), strict=True)), rows
@@ -79,7 +79,7 @@ def test_many_merges_outgrow_the_first_allocation() -> None:
 def test_a_past_deadline_leaves_the_rows_untouched_and_says_so() -> None:
     work = working_rows(ODD_GRAPHS["clique"].indptr, ODD_GRAPHS["clique"].indices)
     before = work.rows.columns.copy()
-    merged = merge_pairs(work.rows, 9, 1000, 1000, 3, deadline=0.0)
+    merged = merge_pairs(work.rows, 9, Limits(deadline=0.0))
     assert not merged.is_complete
     assert merged.left.size == 0
     assert np.array_equal(work.rows.columns, before)

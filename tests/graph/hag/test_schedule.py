@@ -9,7 +9,7 @@ from plait.errors import InputError
 from plait.graph import Graph
 from plait.graph.hag import Hag, search
 from plait.graph.hag.reference import aggregate, run
-from plait.graph.hag.schedule import Schedule, level_schedule, tile_schedule
+from plait.graph.hag.schedule import Schedule, tile_schedule
 from plait.graph.hag.tiles import cluster_tiles, node_tiles
 
 from .graphs import ODD_GRAPHS, graph_of, random_graph, real_graph
@@ -21,8 +21,7 @@ def schedules(hag: Hag) -> list[Schedule]:
         tile_schedule(hag, 3),
         tile_schedule(hag, 1),
         tile_schedule(hag, tiles=node_tiles(hag.num_nodes, 2)),
-        tile_schedule(hag, tiles=cluster_tiles(hag, 8, 3)),
-        level_schedule(hag, 4),
+        tile_schedule(hag, tiles=cluster_tiles(hag, 8)),
     ]
 
 
@@ -68,7 +67,7 @@ def assert_tiles_are_independent(schedule: Schedule) -> None:
 
 def test_tiles_of_a_phase_are_independent() -> None:
     hag = search(real_graph("cora"))
-    for schedule in (tile_schedule(hag, 64), level_schedule(hag, 64)):
+    for schedule in (tile_schedule(hag, 64), tile_schedule(hag, 1)):
         assert schedule.num_shared > 0
         assert_tiles_are_independent(schedule)
 

@@ -80,12 +80,6 @@ def test_an_ended_time_budget_returns_the_best_so_far() -> None:
     assert not hag.is_complete
 
 
-def test_progress_ends_at_one() -> None:
-    seen: list[float] = []
-    search(CLIQUE, progress=seen.append)
-    assert seen[-1] == 1.0
-
-
 @pytest.mark.parametrize("function", [search, forecast])
 def test_what_is_no_graph_is_refused_with_the_next_step(function: Callable[[Any], object]) -> None:
     with pytest.raises(InputError, match=r"ndarray is not a plait.Graph; make one with .*from_edge_index"):

@@ -31,7 +31,7 @@ def test_tiles_split_the_nodes_within_their_bound(name: str, tile_nodes: int) ->
 @pytest.mark.parametrize("seed", range(20))
 def test_tiles_of_random_graphs_split_the_nodes(seed: int) -> None:
     hag = search(random_graph(np.random.default_rng(seed)), min_count=2)
-    assert_partition(cluster_tiles(hag, 4, 2), hag.num_nodes, 4)
+    assert_partition(cluster_tiles(hag, 4), hag.num_nodes, 4)
 
 
 def test_readers_of_a_sum_are_kept_together_however_the_nodes_are_numbered() -> None:

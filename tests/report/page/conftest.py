@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from plait.measure import write
 from plait.report.page import Report, read_runs, report_of
 from tests.report.page import made
 
@@ -21,7 +20,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     kinds = {"ops": made.ops, "layers": made.layers, "models": made.models, "plans": made.plans}
     kinds |= {"predicted": made.predicted, "loops": made.loops}
     for name, records in kinds.items():
-        write(folder / f"{name}.jsonl", records(rng))
+        made.write(folder / f"{name}.jsonl", records(rng))
     (folder / "gcn.json").write_text(json.dumps(made.plan()))
     return sorted(folder.iterdir())
 

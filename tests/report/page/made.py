@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,11 @@ ENVIRONMENT = {"cpu": "made up", "threads": 2, "torch": "2.x", "commit": "012345
 STREAM = 20e9
 # seconds per byte of each way, relative to a copy, and a fixed cost of a call
 WAYS = {"torch-csr": (2.0, 6e-6), "torch-coo": (6.0, 9e-6), "pyg": (5.0, 4e-5), "plait": (1.3, 1e-5)}
+
+
+def write(path: Path, records: Iterable[Record]) -> None:
+    """A file of these records."""
+    path.write_text("".join(record.to_json() + "\n" for record in records))
 
 
 def timing(seconds: float, rng: np.random.Generator, repeats: int = 15) -> Timing:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from plait.measure import Record, write
+from plait.measure import Record
 from plait.report.page import Report, Run, printed, read_runs, report_of
 from plait.report.page.draw import WIDE
 from tests.report.page import made
@@ -97,7 +97,7 @@ def test_promises_of_mini_batches_are_listed_kept_or_missed(tmp_path: Path) -> N
         {"name": "damaged"},
     ]
     record = Record("bench-batches", {"part": "sampling", "graph": "rmat-2M"}, {"bars": bars})
-    write(tmp_path / "batches.jsonl", [record])
+    made.write(tmp_path / "batches.jsonl", [record])
     page = report_of(read_runs([tmp_path / "batches.jsonl"])).html()
     for text in ("against DGL", "at least 2", "1 of 1", "at most 0.1", "0 of 1", "missed"):
         assert text in page
@@ -114,7 +114,7 @@ def test_promises_are_one_row_each_with_the_worst_case_and_the_cases_folded_away
         )
         for k, v in enumerate(values)
     ]
-    write(tmp_path / "batches.jsonl", records)
+    made.write(tmp_path / "batches.jsonl", records)
     page = report_of(read_runs([tmp_path / "batches.jsonl"])).html()
     shown, _, folded = page.partition("<details><summary>every case</summary>")
     assert "<td>1.25</td><td>at least 2</td><td>2 of 3</td>" in shown

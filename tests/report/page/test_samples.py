@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from plait.errors import InputError
-from plait.measure import Record, write
+from plait.measure import Record
 from plait.report.page import Report, read_runs
 from plait.report.page.samples import contests, samples_of
 from tests.report.page import made
@@ -24,7 +24,7 @@ def test_every_kind_is_read(report: Report) -> None:
 
 def test_times_are_those_of_the_record(tmp_path: Path) -> None:
     record = made.op_record("spmm", "plait", 1e-3, np.random.default_rng(0), 10.0, 20.0, edges=5)
-    write(tmp_path / "a.jsonl", [record])
+    made.write(tmp_path / "a.jsonl", [record])
     (sample,) = samples_of(read_runs([tmp_path / "a.jsonl"]))[0]
     seconds = record.result["seconds"]
     assert sample.median == seconds["median_seconds"]  # type: ignore[index]
@@ -38,7 +38,7 @@ def test_variants_of_a_case_meet_and_files_do_not(tmp_path: Path) -> None:
         records = [
             made.op_record("spmm", v, t, rng, 1.0, 1.0, edges=5) for v, t in (("plait", 1.0), ("torch", 3.0))
         ]
-        write(tmp_path / f"{name}.jsonl", records)
+        made.write(tmp_path / f"{name}.jsonl", records)
     found = contests(samples_of(read_runs([tmp_path / "a.jsonl", tmp_path / "b.jsonl"]))[0])
     assert [len(contest.samples) for contest in found] == [2, 2]
     assert found[0].ratio == pytest.approx(3.0, rel=0.1)
@@ -57,7 +57,7 @@ def test_a_peer_that_is_the_same_is_not_counted_twice(report: Report) -> None:
 def test_stripped_samples_leave_the_median(tmp_path: Path) -> None:
     record = made.op_record("spmm", "plait", 1e-3, np.random.default_rng(0), 10.0, 20.0, edges=5)
     del record.result["seconds"]["samples_seconds"]  # type: ignore[attr-defined]
-    write(tmp_path / "a.jsonl", [record])
+    made.write(tmp_path / "a.jsonl", [record])
     (sample,) = samples_of(read_runs([tmp_path / "a.jsonl"]))[0]
     assert sample.times == ()
     assert sample.is_timed
@@ -79,7 +79,7 @@ def test_records_of_another_form_are_counted(tmp_path: Path) -> None:
         Record("bench-plans", {}, {"candidates": [1]}),
         Record("something-else", {}, {}),
     ]
-    write(tmp_path / "odd.jsonl", odd)
+    made.write(tmp_path / "odd.jsonl", odd)
     run = read_runs([tmp_path / "odd.jsonl"])
     assert samples_of(run) == ([], 3)
     assert run.remarks == ("records of kind something-else are not drawn",)
@@ -94,7 +94,7 @@ def test_a_file_without_records_is_refused(text: str, tmp_path: Path) -> None:
 
 
 def test_a_foreign_file_among_others_is_a_remark(tmp_path: Path) -> None:
-    write(tmp_path / "run.jsonl", [Record("something", {}, {})])
+    made.write(tmp_path / "run.jsonl", [Record("something", {}, {})])
     (tmp_path / "foreign.json").write_text('{"a": 1}')
     run = read_runs([tmp_path / "foreign.json", tmp_path / "run.jsonl"])
     assert len(run.records) == 1
@@ -104,7 +104,7 @@ def test_a_foreign_file_among_others_is_a_remark(tmp_path: Path) -> None:
 def test_a_folder_is_every_file_of_records_in_it(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     for name in ("a", "b"):
-        write(tmp_path / "runs" / f"{name}.jsonl", [Record("something", {}, {})])
+        made.write(tmp_path / "runs" / f"{name}.jsonl", [Record("something", {}, {})])
     (tmp_path / "runs" / "README.md").write_text("words")
     assert len(read_runs([tmp_path / "runs"]).records) == 2
     (tmp_path / "empty").mkdir()
@@ -144,7 +144,7 @@ def test_a_training_step_by_the_form_of_its_graph_stands_beside_its_peers(tmp_pa
     line = {"median_seconds": 1e-3, "samples_seconds": [1e-3], "interval_seconds": [1e-3, 1e-3]}
     case = {"graph": "tu_collab", "model": "gcn", "width": 64, "epochs": 200}
     sides = {"csr": line, "forms": line, "dgl": line}
-    write(tmp_path / "forms.jsonl", [Record("bench-forms-training", case, {"sides": sides})])
+    made.write(tmp_path / "forms.jsonl", [Record("bench-forms-training", case, {"sides": sides})])
     found, odd = samples_of(read_runs([tmp_path / "forms.jsonl"]))
     assert odd == 0
     assert {(sample.kind, sample.op, sample.variant) for sample in found} == {

@@ -146,11 +146,6 @@ class Inputs:
 
         return self.once("by_target", make)
 
-    @property
-    def by_source(self) -> tuple[Tensor, Tensor]:
-        """(order, pointer): edges sorted by source."""
-        return self.once("by_source", lambda: _grouped(self["source"], self.case.size("nodes")))
-
     def csr(self, index_dtype: torch.dtype | None = None) -> Tensor:
         """[targets, sources] torch CSR matrix, edges summed where they repeat: MKL may crash on others."""
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from plait.bench.ops.case import Case
 from plait.bench.ops.inputs import Draw, Inputs
+from plait.bench.trial import first_line
 
 __all__ = [
     "BOTH", "FORWARD", "GRAPH", "Make", "Operation", "Unsupported", "Variant", "Work", "values_of",
@@ -78,8 +79,7 @@ def _require(package: str) -> None:
     try:
         importlib.import_module(package)
     except Exception as error:  # a library built for another torch fails in many ways while it loads
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise ImportError(lines[0][:200]) from None
+        raise ImportError(first_line(error)) from None
 
 
 def values_of(out: Any, inputs: Inputs) -> tuple[Tensor, ...]:

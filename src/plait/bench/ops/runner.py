@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ from plait.bench.ops.case import Case, group_key, with_graph_sizes
 from plait.bench.ops.catalogue import find
 from plait.bench.ops.inputs import Draw, Inputs
 from plait.bench.ops.operation import Operation, Unsupported, Variant, worst_difference
-from plait.bench.trial import fate
+from plait.bench.pace import threads
+from plait.bench.trial import fate, first_line, in_short
 from plait.errors import InputError, PlaitError
 from plait.measure import (
     BusyElsewhere,
@@ -178,7 +179,7 @@ def measure(group: Group, options: Options, visit: int = 0) -> list[Record]:
     """
     options = replace(options, memory=options.memory and visit == 0)
     group = _settled(group)
-    with _threads(group[0].threads):
+    with threads(group[0].threads):
         entries = [entry for case in group for entry in _entries(case, options)]
         # variant by variant: a series right behind one on the same operands would find them in the cache, and
         # of several cases the first variant of each would not (a scatter of 4 MB took 0.34 ms for 0.19)
@@ -236,7 +237,7 @@ def _entries(case: Case, options: Options) -> list[_Entry]:
         inputs = Inputs(case, operation.draw(case, Draw(case)), operation.leaves)
         checker = _Checker(operation, inputs)
     except (PlaitError, ImportError, RuntimeError, MemoryError) as error:
-        why: dict[str, object] = {"status": "unsupported", "reason": _first_line(error)}
+        why: dict[str, object] = {"status": "unsupported", "reason": first_line(error)}
         return [_Entry(case, variant.name, dict(why)) for variant in variants]
     entries = []
     for variant in variants:
@@ -400,11 +401,11 @@ def _checked(variant: Variant, inputs: Inputs, checker: _Checker) -> tuple[dict[
             call = checker.call(variant.prepare(inputs))
             error = checker.error(call)
     except ImportError as missing:
-        return {"status": "absent", "reason": _first_line(missing)}, None
+        return {"status": "absent", "reason": first_line(missing)}, None
     except Unsupported as why:
         return {"status": "unsupported", "reason": str(why)}, None
     except Exception as broken:  # a variant that breaks is its own line, not the run's end
-        return {"status": "unsupported", "reason": f"{type(broken).__name__}: {_first_line(broken)}"}, None
+        return {"status": "unsupported", "reason": in_short(broken)}, None
     if not error <= checker.tolerance:
         reason = f"differs by {error:.1e} of the largest value from float64"
         return {"status": "wrong", "error": error, "reason": reason}, None
@@ -431,20 +432,3 @@ def _rates(line: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str, obje
 
 def _gradients(case: Case) -> contextlib.AbstractContextManager[object]:
     return torch.set_grad_enabled(case.direction != "forward")
-
-
-@contextlib.contextmanager
-def _threads(count: int | None) -> Iterator[None]:
-    before = torch.get_num_threads()
-    if count is not None and count != before:
-        torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        if torch.get_num_threads() != before:
-            torch.set_num_threads(before)
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:200] if lines else type(error).__name__

@@ -13,6 +13,7 @@ from torch.nn.functional import linear
 from plait.bench.cases import LEARNED
 from plait.bench.peers.runner import Runner, Unavailable, named_gradients
 from plait.bench.problem import Problem
+from plait.bench.trial import first_line
 
 __all__ = ["dgl_graph", "operators", "stock"]
 
@@ -77,8 +78,7 @@ def _library() -> Any:
         import dgl
         import dgl.nn.pytorch
     except Exception as error:  # a DGL built for another torch fails in many ways while it loads
-        reason = str(error).strip().splitlines()[:1] or [type(error).__name__]
-        raise Unavailable(f"not installed ({reason[0]}); pip install dgl==1.1.3") from None
+        raise Unavailable(f"not installed ({first_line(error)}); pip install dgl==1.1.3") from None
     return dgl
 
 

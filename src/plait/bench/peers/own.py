@@ -8,7 +8,7 @@ import torch
 from torch_geometric.data import Data
 
 import plait
-from plait.bench.peers.runner import Runner, Unavailable, named_gradients
+from plait.bench.peers.runner import Runner, named_gradients
 from plait.bench.problem import Problem
 
 __all__ = ["compiled"]
@@ -21,8 +21,6 @@ def compiled(problem: Problem, mode: str) -> Runner:
     does: nothing may be multiplied beforehand because the input is thought to be constant. A layer that
     takes more than x and edges is planned at its first call, as everything is checked before it is timed.
     """
-    if not hasattr(plait, "compile"):
-        raise Unavailable("this checkout has no plait.compile yet")
     arguments = (problem.edge_index, *problem.extra)
     data = None
     if not problem.extra:

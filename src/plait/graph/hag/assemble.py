@@ -20,10 +20,9 @@ __all__ = ["assemble", "plain"]
 Ints = NDArray[Any]
 
 
-def plain(graph: Graph, order: str, indices: Ints | None = None) -> Hag:
-    """The graph itself as a hierarchy without aggregation nodes; `indices` where another order is meant."""
-    column = graph.indices if indices is None else indices
-    csr = graph.indptr.astype(np.int64), column.astype(np.int32), np.zeros(0, np.int32)
+def plain(graph: Graph, order: str) -> Hag:
+    """The graph itself as a hierarchy without aggregation nodes."""
+    csr = graph.indptr.astype(np.int64), graph.indices.astype(np.int32), np.zeros(0, np.int32)
     return Hag.of(graph, csr, order)
 
 

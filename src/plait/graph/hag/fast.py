@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -20,13 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plait.graph.compiled import compiled
-from plait.graph.hag.merge import Merged, merge_pairs
+from plait.graph.hag.merge import UNLIMITED, Limits, Merged, merge_pairs
 from plait.graph.hag.rows import Rows
 
 __all__ = ["Found", "Pieces", "cut", "merge_components", "merge_similar", "search_block", "similar_order"]
 
 Ints = NDArray[Any]
-Progress = Callable[[float], None]
 
 _PIECE = 256
 """Longest piece of a row; counting costs its square."""
@@ -34,7 +32,7 @@ _BLOCK_ENTRIES = 1 << 16
 """Entries of a block; its counters stay in the second-level cache."""
 _PASSES = 2
 _MAX_THREADS = 8
-_UNLIMITED = int(np.iinfo(np.int32).max)
+_NO_LIMITS = Limits()
 
 
 class Pieces(NamedTuple):
@@ -56,15 +54,7 @@ class Found(NamedTuple):
     merged: Merged
 
 
-def merge_similar(
-    rows: Rows,
-    num_sources: int,
-    capacity: int,
-    max_depth: int,
-    min_count: int,
-    deadline: float = float("inf"),
-    progress: Progress | None = None,
-) -> Merged:
+def merge_similar(rows: Rows, num_sources: int, limits: Limits) -> Merged:
     """As merge_pairs, but merges that only dissimilar rows share are missed; `rows` changes in place.
 
     The capacity is not kept here, because no block knows how good the merges of the others are: the caller
@@ -74,37 +64,24 @@ def merge_similar(
     is_complete = True
     for turn in range(_PASSES):
         pieces = cut(rows, turn, _BLOCK_ENTRIES)
-        share = None if progress is None else _share_of(progress, turn)
-        is_complete &= _merge_blocks(rows, pieces, book, max_depth, min_count, deadline, share)
+        is_complete &= _merge_blocks(rows, pieces, book, limits)
     return book.merged(rows, is_complete)
 
 
-def merge_components(
-    rows: Rows,
-    num_sources: int,
-    capacity: int,
-    max_depth: int,
-    min_count: int,
-    deadline: float = float("inf"),
-    progress: Progress | None = None,
-) -> Merged:
+def merge_components(rows: Rows, num_sources: int, limits: Limits) -> Merged:
     """The merges of merge_pairs, found component by component where no capacity ties them together.
 
     Rows of different components share no column, so each may be searched alone and on its own thread. The
     merges are the same, only their numbers differ.
     """
-    if capacity >= rows.columns.size:  # a merge takes a row entry away, so there can be no more
+    if limits.capacity >= rows.columns.size:  # a merge takes a row entry away, so there can be no more
         pieces = _components(rows, num_sources)
         sizes = np.add.reduceat(pieces.length[pieces.order], pieces.block[:-1]) if rows.start.size else [0]
         if max(sizes) <= rows.columns.size // 2:
             book = _Book(num_sources)
-            is_complete = _merge_blocks(rows, pieces, book, max_depth, min_count, deadline, progress)
+            is_complete = _merge_blocks(rows, pieces, book, limits)
             return book.merged(rows, is_complete)
-    return merge_pairs(rows, num_sources, capacity, max_depth, min_count, deadline, progress)
-
-
-def _share_of(progress: Progress, turn: int) -> Progress:
-    return lambda done: progress((turn + done) / _PASSES)
+    return merge_pairs(rows, num_sources, limits)
 
 
 class _Book:
@@ -172,31 +149,23 @@ def similar_order(start: Ints, length: Ints, columns: Ints, seed: int) -> Ints:
     return np.argsort(code, kind="stable")
 
 
-def _merge_blocks(
-    rows: Rows,
-    pieces: Pieces,
-    book: _Book,
-    max_depth: int,
-    min_count: int,
-    deadline: float,
-    progress: Progress | None,
-) -> bool:
+def _merge_blocks(rows: Rows, pieces: Pieces, book: _Book, limits: Limits) -> bool:
     """Search every block and write its pieces back; False when time ran out on the way."""
     num_blocks = pieces.block.size - 1
     depth = book.depth[: book.num_sources + book.size].copy()
     own = threading.local()
 
     def search(block: int) -> Found | None:
-        if time.perf_counter() > deadline:
+        if time.perf_counter() > limits.deadline:
             return None
         if not hasattr(own, "mark"):
             own.mark = np.zeros(depth.size, np.int32)
-        return search_block(rows, pieces, block, depth, own.mark, max_depth, min_count, deadline)
+        return search_block(rows, pieces, block, depth, own.mark, limits)
 
     length = pieces.length.copy()
     is_complete = True
     with ThreadPoolExecutor(max(1, min(os.cpu_count() or 1, _MAX_THREADS, num_blocks))) as pool:
-        for block, found in enumerate(pool.map(search, range(num_blocks))):
+        for found in pool.map(search, range(num_blocks)):
             is_complete &= found is not None and found.merged.is_complete
             if found is not None:
                 column = book.enter(found)
@@ -204,21 +173,12 @@ def _merge_blocks(
                 at = pieces.start[found.members] + found.kept
                 _write_back(at, rows.columns, inner.start, inner.length, inner.columns, column)
                 length[found.members] = found.kept + inner.length
-            if progress is not None:
-                progress((block + 1) / num_blocks)
     _close_gaps(pieces.row, pieces.start, length, rows.start, rows.length, rows.columns)
     return is_complete
 
 
 def search_block(
-    rows: Rows,
-    pieces: Pieces,
-    block: int,
-    depth: Ints,
-    mark: Ints,
-    max_depth: int = _UNLIMITED,
-    min_count: int = 3,
-    deadline: float = float("inf"),
+    rows: Rows, pieces: Pieces, block: int, depth: Ints, mark: Ints, limits: Limits = _NO_LIMITS
 ) -> Found:
     """The merges inside one block; a piece keeps in front the columns that cannot merge."""
     members = pieces.order[pieces.block[block] : pieces.block[block + 1]]
@@ -231,17 +191,13 @@ def search_block(
         np.empty(total, np.int32),
     )
     num_local, used = _gather(
-        pieces.start[members], pieces.length[members], rows.columns, weight, min_count,
+        pieces.start[members], pieces.length[members], rows.columns, weight, limits.min_count,
         mark, local, kept, start, length, columns,
     )  # fmt: skip
     local = local[:num_local].copy()
     inner = Rows(start, length, columns[:used].copy(), weight)
-    return Found(
-        members,
-        kept,
-        local,
-        merge_pairs(inner, num_local, _UNLIMITED, max_depth, min_count, deadline, depth=depth[local]),
-    )
+    merged = merge_pairs(inner, num_local, limits._replace(capacity=UNLIMITED), depth[local])
+    return Found(members, kept, local, merged)
 
 
 @compiled

@@ -1,12 +1,9 @@
-"""The hierarchical form of a graph: partial sums as extra nodes, with its counts, its proof and its file."""
+"""The hierarchical form of a graph: partial sums as extra nodes, with its counts and its proof."""
 
 from __future__ import annotations
 
-import os
-import zipfile
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,19 +12,16 @@ from numpy.typing import NDArray
 from plait.errors import GraphError, InputError
 from plait.graph.compiled import compiled
 from plait.graph.hag.numbering import hierarchy_csr, levels_of
-from plait.graph.io import replacing
 
 if TYPE_CHECKING:
     from plait.graph.csr import Graph
 
-__all__ = ["ORDERS", "Hag", "sequence_indices"]
+__all__ = ["ORDERS", "Hag"]
 
 Ints = NDArray[Any]
 
-ORDERS = ("set", "sequence", "idempotent")
-"""set: a disjoint cover, any order (sum); sequence: order kept; idempotent: covers may overlap."""
-
-_FORMAT = 1
+ORDERS = ("set", "idempotent")
+"""set: a disjoint cover (sum); idempotent: covers may overlap."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,11 +76,6 @@ class Hag:
         return self.num_edges - self.num_aggregation_nodes - self.num_outputs
 
     @property
-    def num_input_reads(self) -> int:
-        """Inputs folded in one at a time: the steps of an ordered aggregator such as an LSTM."""
-        return int(np.count_nonzero(self.indices < self.num_sources))
-
-    @property
     def reads(self) -> int:
         """Feature rows read."""
         return self.num_edges
@@ -131,12 +120,11 @@ class Hag:
     def check(self, graph: Graph) -> bool:
         """True; raises GraphError naming the first node that does not cover exactly its neighbours.
 
-        Covers are compared with multiplicity; in order for "sequence"; as sets for "idempotent".
+        Covers are compared with multiplicity; as sets for "idempotent".
         """
         self._check_belongs(graph)
         _check_structure(self)
-        indices = sequence_indices(graph) if self.order == "sequence" else graph.indices
-        node = _first_wrong_node(self, graph.indptr.astype(np.int64), indices)
+        node = _first_wrong_node(self, graph.indptr.astype(np.int64), graph.indices)
         if node >= 0:
             raise GraphError(
                 f"hag: node {node} does not cover exactly its neighbours ({self.order} order); search again"
@@ -150,61 +138,12 @@ class Hag:
         self._check_belongs(graph)
         return Hag.of(graph.transpose, _reversed(self), self.order, self.is_complete)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the hierarchy to an npz file at `path`, replacing it in one step."""
-        meta = [_FORMAT, self.num_nodes, self.num_sources, self.num_graph_edges, int(self.is_complete)]
-        content: dict[str, Any] = {"meta": np.array(meta, np.int64)}
-        content |= {
-            name: getattr(self, name) for name in ("order", "fingerprint", "indptr", "indices", "level")
-        }
-        with replacing(Path(path)) as file:
-            np.savez(file, **content)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str], graph: Graph) -> Hag:
-        """The hierarchy saved at `path`; GraphError when damaged or not of `graph`."""
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                stored = {name: file[name] for name in file.files}
-            version, num_nodes, num_sources, num_graph_edges, is_complete = (int(m) for m in stored["meta"])
-            if version != _FORMAT:
-                raise GraphError(f"{path}: format {version}, this plait reads {_FORMAT}; search again")
-            hag = cls(
-                num_nodes,
-                num_sources,
-                stored["indptr"].astype(np.int64),
-                stored["indices"].astype(np.int32),
-                stored["level"].astype(np.int32),
-                str(stored["order"]),
-                num_graph_edges,
-                str(stored["fingerprint"]),
-                bool(is_complete),
-            )
-        except (KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
-            if isinstance(error, GraphError):
-                raise
-            raise GraphError(f"{path}: not a saved hierarchy ({error}); search again and save it") from error
-        hag._check_belongs(graph)
-        _check_structure(hag)
-        if hag.order == "sequence":  # the fingerprint does not know the order of the caller's edges
-            hag.check(graph)
-        return hag
-
     def _check_belongs(self, graph: Graph) -> None:
         if self.fingerprint != graph.fingerprint:
             raise GraphError(
                 f"hag: made for another graph (fingerprint {self.fingerprint[:12]}, this one is "
                 f"{graph.fingerprint[:12]}); search this graph"
             )
-
-
-def sequence_indices(graph: Graph) -> Ints:
-    """Every node's neighbours in the order of the caller's edges; edges added since then come last."""
-    if graph.order is None:
-        return graph.indices
-    turn = np.where(graph.order < 0, graph.num_edges, graph.order)
-    by_turn: Ints = graph.indices[np.lexsort((turn, graph.edge_rows()))]
-    return by_turn
 
 
 def _reversed(hag: Hag) -> tuple[Ints, Ints, Ints]:
@@ -253,10 +192,6 @@ def _first_wrong_node(hag: Hag, indptr: Ints, indices: Ints) -> int:
         seen = np.full(size, -1, np.int64)
         wanted = np.full(hag.num_sources, -1, np.int64)
         return int(_first_wrong_set(hag.indptr, hag.indices, hag.num_nodes, indptr, indices, seen, wanted))
-    if hag.order == "sequence":
-        return int(
-            _first_wrong_list(hag.indptr, hag.indices, hag.num_nodes, hag.num_sources, indptr, indices)
-        )
     counter = np.zeros(hag.num_sources, np.int32)
     return int(_first_wrong_bag(hag.indptr, hag.indices, hag.num_nodes, indptr, indices, counter))
 
@@ -297,37 +232,6 @@ def _first_wrong_bag(
                 if counter[child] < 0:
                     return v
         if left != 0:
-            return v
-    return -1
-
-
-@compiled
-def _first_wrong_list(
-    hag_indptr: Ints, hag_indices: Ints, num_nodes: int, num_sources: int, indptr: Ints, indices: Ints
-) -> int:
-    """Unfold every row from left to right and compare it with the graph's, entry by entry."""
-    stack = np.empty(1024, np.int64)
-    for v in range(num_nodes):
-        at = indptr[v]
-        stack[0] = num_sources + v  # marks the row of v itself; see below
-        height = 1
-        is_root = True
-        while height > 0:
-            height -= 1
-            child = stack[height]
-            if not is_root and child < num_sources:
-                if at >= indptr[v + 1] or indices[at] != child:
-                    return v
-                at += 1
-                continue
-            row = v if is_root else num_nodes + child - num_sources
-            is_root = False
-            length = hag_indptr[row + 1] - hag_indptr[row]
-            stack = _grown_stack(stack, height + length)
-            for e in range(hag_indptr[row + 1] - 1, hag_indptr[row] - 1, -1):
-                stack[height] = hag_indices[e]
-                height += 1
-        if at != indptr[v + 1]:
             return v
     return -1
 

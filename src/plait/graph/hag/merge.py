@@ -10,7 +10,6 @@ in the HAG authors' program: the counts agree with theirs.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,16 +19,27 @@ from plait.graph.compiled import compiled
 from plait.graph.hag.heap import pop_smallest, push
 from plait.graph.hag.rows import Rows, invert
 
-__all__ = ["Merged", "merge_pairs"]
+__all__ = ["UNLIMITED", "Limits", "Merged", "merge_pairs"]
 
 Ints = NDArray[Any]
-Progress = Callable[[float], None]
 
 # slots of `_State.scalars`: the numbers that outlive one slice of work
 _NUM_COLUMNS, _BUCKET, _HEAP_SIZE, _DONE = 0, 1, 2, 3
 
 _SLICE = 50_000_000
 """Row entries visited between two looks at the clock; about 0.05 s."""
+
+
+UNLIMITED = int(np.iinfo(np.int32).max)
+
+
+class Limits(NamedTuple):
+    """How far a search goes; the merges done until it ends stand."""
+
+    capacity: int = UNLIMITED  # most merges
+    max_depth: int = UNLIMITED  # longest chain of merges
+    min_count: int = 3  # fewest rows that share a merge
+    deadline: float = float("inf")  # by time.perf_counter()
 
 
 class Merged(NamedTuple):
@@ -66,42 +76,19 @@ class _State(NamedTuple):
     scalars: Ints
 
 
-def merge_pairs(
-    rows: Rows,
-    num_sources: int,
-    capacity: int,
-    max_depth: int,
-    min_count: int,
-    deadline: float = float("inf"),
-    progress: Progress | None = None,
-    depth: Ints | None = None,
-) -> Merged:
-    """`rows` (changed in place) after at most `capacity` merges of pairs that `min_count` rows or more share.
+def merge_pairs(rows: Rows, num_sources: int, limits: Limits, depth: Ints | None = None) -> Merged:
+    """`rows` (changed in place) after as many merges as the limits allow, of the pair most rows share each.
 
-    `depth` is that of the given columns, where some stand for merges already. `deadline` is a
-    time.perf_counter() value; the merges done until then stand.
+    `depth` is that of the given columns, where some stand for merges already.
     """
-    state = _start(rows, num_sources, depth, max_depth)
-    first_count = int(state.scalars[_BUCKET])
-    while not state.scalars[_DONE] and time.perf_counter() < deadline:
+    state = _start(rows, num_sources, depth, limits.max_depth)
+    while not state.scalars[_DONE] and time.perf_counter() < limits.deadline:
         if state.scalars[_NUM_COLUMNS] == state.best.size:
             state = _grown(state)
-        _merge_slice(state, num_sources, capacity, max_depth, min_count, _SLICE)
-        if progress is not None:
-            progress(_share_done(state, num_sources, capacity, first_count, min_count))
+        _merge_slice(state, num_sources, limits.capacity, limits.max_depth, limits.min_count, _SLICE)
     num_merged = int(state.scalars[_NUM_COLUMNS]) - num_sources
     new = slice(num_sources, num_sources + num_merged)
     return Merged(rows, state.left[new].copy(), state.right[new].copy(), bool(state.scalars[_DONE]))
-
-
-def _share_done(state: _State, num_sources: int, capacity: int, first_count: int, min_count: int) -> float:
-    if state.scalars[_DONE]:
-        return 1.0
-    by_capacity = float(state.scalars[_NUM_COLUMNS] - num_sources) / max(capacity, 1)
-    # the largest count falls fast at first and then dwells on small values, hence the logarithm
-    span = np.log(max(first_count, min_count + 1) / min_count)
-    by_count = 1.0 - np.log(max(float(state.scalars[_BUCKET]), min_count) / min_count) / span
-    return float(min(max(by_capacity, by_count, 0.0), 0.999))
 
 
 def _start(rows: Rows, num_sources: int, depth: Ints | None, max_depth: int) -> _State:

@@ -20,21 +20,17 @@ def hierarchy_csr(
     num_nodes: int,
     num_sources: int,
     inline: bool,
-    keep_order: bool = False,
-    is_kept: Ints | None = None,
     capacity: int | None = None,
 ) -> tuple[Ints, Ints, Ints]:
     """(indptr, indices, level) with single-use nodes inlined, unread ones dropped, the rest by level.
 
-    A node reads only nodes of smaller number. Rows are sorted unless `keep_order`.
-    `is_kept` marks the nodes that may stay; any other is inlined into all its readers. Where
-    more are left than `capacity`, those with most readers stay.
+    A node reads only nodes of smaller number. Where more are left than `capacity`, those with most readers
+    stay. Rows are sorted.
     """
     num_sums = indptr.size - 1 - num_nodes
     uses = np.zeros(num_sums, np.int64)
     _count_uses(indptr, indices, num_nodes, num_sources, uses)
-    is_read = uses > (1 if inline else 0)
-    is_kept = is_read if is_kept is None else is_read & is_kept
+    is_kept = uses > (1 if inline else 0)
     if capacity is not None and np.count_nonzero(is_kept) > capacity:
         most_read = np.argsort(np.where(is_kept, -uses, 0), kind="stable")[:capacity]
         is_kept = np.zeros(num_sums, bool)
@@ -51,8 +47,7 @@ def hierarchy_csr(
     np.cumsum(length[row_of], out=new_indptr[1:])
     new_indices = np.empty(int(new_indptr[-1]), np.int32)
     _write(indptr, indices, num_nodes, num_sources, row_of, number, new_indptr, new_indices)
-    if not keep_order:
-        _sort_rows(new_indptr, new_indices)
+    _sort_rows(new_indptr, new_indices)
     return new_indptr, new_indices, level[kept]
 
 

@@ -8,7 +8,6 @@ the nodes read after that is merged and covered once more. A round that saves no
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,7 +18,7 @@ from plait.graph.compiled import compiled
 from plait.graph.hag.assemble import assemble
 from plait.graph.hag.heap import pop_smallest, push
 from plait.graph.hag.hierarchy import Hag
-from plait.graph.hag.merge import merge_pairs
+from plait.graph.hag.merge import Limits, merge_pairs
 from plait.graph.hag.numbering import hierarchy_csr
 from plait.graph.hag.rows import working_rows
 
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["cover_again", "merge_overlapping"]
 
 Ints = NDArray[Any]
-Progress = Callable[[float], None]
 
 _ROUNDS = 2
 """A third round found less than 0.2% on the real graphs."""
@@ -59,43 +57,29 @@ class _Cover(NamedTuple):
     token: Ints
 
 
-def merge_overlapping(
-    disjoint: Hag,
-    graph: Graph,
-    capacity: int,
-    max_depth: int,
-    min_count: int,
-    deadline: float,
-    progress: Progress | None,
-    inline: bool,
-) -> Hag:
+def merge_overlapping(disjoint: Hag, graph: Graph, limits: Limits, inline: bool) -> Hag:
     """`disjoint` made idempotent: rounds of a wide cover, merges of what is common now, a tight cover."""
     hag = replace(disjoint, order="idempotent")
-    for turn in range(_ROUNDS):
-        if time.perf_counter() > deadline:
+    for _ in range(_ROUNDS):
+        if time.perf_counter() > limits.deadline:
             return replace(hag, is_complete=False)
-        wide = cover_again(hag, graph, inline=False, is_wide=True, deadline=deadline)
-        merged = _merge_nodes(wide, graph, capacity, max_depth, min_count, deadline)
-        before, hag = hag, cover_again(merged, graph, inline, deadline=deadline)
-        if progress is not None:
-            progress((turn + 1) / _ROUNDS)
+        wide = cover_again(hag, graph, inline=False, is_wide=True, deadline=limits.deadline)
+        merged = _merge_nodes(wide, graph, limits)
+        before, hag = hag, cover_again(merged, graph, inline, deadline=limits.deadline)
         if hag.aggregations >= before.aggregations:
             return before
     return hag
 
 
-def _merge_nodes(
-    hag: Hag, graph: Graph, capacity: int, max_depth: int, min_count: int, deadline: float
-) -> Hag:
+def _merge_nodes(hag: Hag, graph: Graph, limits: Limits) -> Hag:
     """`hag` after merging pairs in the rows of its nodes; what partial results read stays."""
     num_nodes, num_sums = hag.num_nodes, hag.num_aggregation_nodes
     num_columns = hag.num_sources + num_sums
     end = int(hag.indptr[num_nodes])
     work = working_rows(hag.indptr[: num_nodes + 1], hag.indices[:end])
     depth = np.concatenate((np.zeros(hag.num_sources, np.int32), hag.level))
-    merged = merge_pairs(
-        work.rows, num_columns, max(capacity - num_sums, 0), max_depth, min_count, deadline, depth=depth
-    )
+    limits = limits._replace(capacity=max(limits.capacity - num_sums, 0))
+    merged = merge_pairs(work.rows, num_columns, limits, depth)
     old_start = hag.indptr[num_nodes:] - end
     new_start = old_start[-1] + 2 * np.arange(1, merged.left.size + 1)
     parts = np.concatenate((hag.indices[end:], np.column_stack((merged.left, merged.right)).reshape(-1)))

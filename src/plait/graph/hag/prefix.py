@@ -1,8 +1,7 @@
 """Ordered aggregation: neighbour lists with a common prefix share it (a trie of the lists).
 
-Every distinct prefix is computed once, which is the fewest steps an ordered aggregator can take. A prefix
-becomes an aggregation node where lists part or end; the elements between two such places are one row.
-Recurrent aggregators run the tree by length instead (`prefix_levels`): all prefixes of k elements at once.
+Every distinct prefix is computed once, which is the fewest steps an ordered aggregator can take, and all
+prefixes of k elements at once.
 """
 
 from __future__ import annotations
@@ -14,40 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plait.graph.compiled import compiled
-from plait.graph.hag.assemble import plain
-from plait.graph.hag.hierarchy import Hag, sequence_indices
-from plait.graph.hag.numbering import hierarchy_csr
 
 if TYPE_CHECKING:
     from plait.graph.csr import Graph
 
-__all__ = ["PrefixLevels", "prefix_levels", "share_prefixes"]
+__all__ = ["PrefixLevels", "prefix_levels"]
 
 Ints = NDArray[Any]
-
-
-def share_prefixes(graph: Graph, capacity: int, max_depth: int) -> Hag:
-    """The hierarchy of shared prefixes; the neighbours' order is that of the caller's edges.
-
-    With a capacity the prefixes that save most steps are kept: (readers - 1) * elements each.
-    """
-    indptr, indices = graph.indptr.astype(np.int64), sequence_indices(graph)
-    if capacity == 0 or max_depth == 0 or graph.num_edges == 0:
-        return plain(graph, "sequence", indices)
-    order = _sorted_rows(indptr, indices)
-    num_prefixes, depth, parent, row, row_parent = _prefix_tree(order, indptr, indices)
-    depth, parent, row = depth[:num_prefixes], parent[:num_prefixes], row[:num_prefixes]
-    by_depth = np.argsort(depth, kind="stable")  # a prefix is read only by longer ones
-    number = np.full(num_prefixes + 1, -1, np.int32)  # the last entry answers for "no parent", -1
-    number[by_depth] = np.arange(num_prefixes, dtype=np.int32)
-    depth, parent, row = depth[by_depth], number[parent[by_depth]], row[by_depth]
-    row_parent = number[row_parent]
-    csr = _tree_csr(graph, indptr, indices, depth, parent, row, row_parent)
-    is_kept = _chosen(depth, parent, row_parent, capacity, max_depth)
-    found = hierarchy_csr(
-        *csr, graph.num_nodes, graph.num_sources, inline=False, keep_order=True, is_kept=is_kept
-    )
-    return Hag.of(graph, found, "sequence")
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +56,7 @@ class PrefixLevels:
 
 def prefix_levels(graph: Graph) -> PrefixLevels:
     """The distinct prefixes of the neighbour lists, in the order of the caller's edges, by length."""
-    indptr, indices = graph.indptr.astype(np.int64), sequence_indices(graph)
+    indptr, indices = graph.indptr.astype(np.int64), _in_order(graph)
     length = int(np.diff(indptr).max(initial=0))
     order = _sorted_rows(indptr, indices)
     common = _common_with_previous(order, indptr, indices, length)
@@ -97,6 +69,15 @@ def prefix_levels(graph: Graph) -> PrefixLevels:
     last = np.empty(graph.num_nodes, np.int64)
     last[order] = np.cumsum(common < length) - 1
     return PrefixLevels(graph.num_nodes, graph.num_sources, start, parent, column, last)
+
+
+def _in_order(graph: Graph) -> Ints:
+    """Every node's neighbours in the order of the caller's edges; edges added since then come last."""
+    if graph.order is None:
+        return graph.indices
+    turn = np.where(graph.order < 0, graph.num_edges, graph.order)
+    by_turn: Ints = graph.indices[np.lexsort((turn, graph.edge_rows()))]
+    return by_turn
 
 
 @compiled
@@ -145,57 +126,6 @@ def _fill_levels(
             column[start[k] + p] = indices[indptr[row] + k] if is_inside else padding
 
 
-def _chosen(depth: Ints, parent: Ints, row_parent: Ints, capacity: int, max_depth: int) -> Ints:
-    """Which prefixes stay under the limits; the rest is inlined into its readers."""
-    level = np.zeros(depth.size, np.int64)
-    _fill_tree_levels(parent, level)
-    is_kept = level <= max_depth
-    if np.count_nonzero(is_kept) > capacity:
-        readers = np.bincount(parent[parent >= 0], minlength=depth.size)
-        readers += np.bincount(row_parent[row_parent >= 0], minlength=depth.size)
-        elements = depth - np.where(parent >= 0, depth[parent], 0)
-        saved = np.where(is_kept, (readers - 1) * elements, -1)
-        is_kept = np.zeros(depth.size, bool)
-        is_kept[np.argsort(-saved, kind="stable")[:capacity]] = True
-    return is_kept
-
-
-def _tree_csr(
-    graph: Graph, indptr: Ints, indices: Ints, depth: Ints, parent: Ints, row: Ints, row_parent: Ints
-) -> tuple[Ints, Ints]:
-    """One CSR: every node's parent prefix and the rest of its list, then every prefix likewise."""
-    begin = np.concatenate((row_parent, parent))
-    skipped = np.where(begin >= 0, depth[begin] if depth.size else 0, 0)
-    rows = np.concatenate((np.arange(graph.num_nodes), row))
-    stop = np.concatenate((np.diff(indptr), depth))
-    new_indptr = np.zeros(rows.size + 1, np.int64)
-    np.cumsum(stop - skipped + (begin >= 0), out=new_indptr[1:])
-    new_indices = np.empty(int(new_indptr[-1]), np.int32)
-    _fill_tree(indptr, indices, begin, skipped, rows, stop, graph.num_sources, new_indptr, new_indices)
-    return new_indptr, new_indices
-
-
-@compiled
-def _fill_tree(
-    indptr: Ints, indices: Ints, begin: Ints, skipped: Ints, rows: Ints, stop: Ints, num_sources: int,
-    new_indptr: Ints, new_indices: Ints,
-) -> None:  # fmt: skip
-    for i in range(rows.size):
-        at = new_indptr[i]
-        if begin[i] >= 0:
-            new_indices[at] = num_sources + begin[i]
-            at += 1
-        for e in range(indptr[rows[i]] + skipped[i], indptr[rows[i]] + stop[i]):
-            new_indices[at] = indices[e]
-            at += 1
-
-
-@compiled
-def _fill_tree_levels(parent: Ints, level: Ints) -> None:
-    for j in range(parent.size):
-        level[j] = 1 if parent[j] < 0 else level[parent[j]] + 1
-
-
 @compiled
 def _common_prefix(indptr: Ints, indices: Ints, one: int, other: int) -> int:
     length = min(indptr[one + 1] - indptr[one], indptr[other + 1] - indptr[other])
@@ -237,39 +167,3 @@ def _sorted_rows(indptr: Ints, indices: Ints) -> Ints:
         order, other = other, order
         run *= 2
     return order
-
-
-@compiled
-def _prefix_tree(order: Ints, indptr: Ints, indices: Ints) -> tuple[int, Ints, Ints, Ints, Ints]:
-    """(number, depth, parent, row, row_parent): every prefix that two rows share and that cannot be longer.
-
-    `row` is one row with that prefix; row_parent the longest shared prefix of every row, or -1. A stack holds
-    the shared prefixes of the row before, ever longer; those longer than what the next row shares are done.
-    """
-    size = order.size
-    depth, parent, row = np.empty(size, np.int64), np.full(size, -1, np.int64), np.empty(size, np.int64)
-    row_parent = np.full(size, -1, np.int64)
-    stack = np.empty(size + 1, np.int64)
-    height = 0
-    number = 0
-    for i in range(size):
-        common = 0
-        if i + 1 < size:
-            common = _common_prefix(indptr, indices, order[i], order[i + 1])
-        if common > 0 and (height == 0 or depth[stack[height - 1]] < common):
-            depth[number], row[number] = common, order[i]
-            stack[height] = number
-            height += 1
-            number += 1
-        if height > 0:
-            row_parent[order[i]] = stack[height - 1]
-        while height > 0 and depth[stack[height - 1]] > common:
-            done = stack[height - 1]
-            height -= 1
-            if common > 0 and (height == 0 or depth[stack[height - 1]] < common):
-                depth[number], row[number] = common, order[i]
-                stack[height] = number
-                height += 1
-                number += 1
-            parent[done] = stack[height - 1] if height > 0 else -1
-    return number, depth, parent, row, row_parent

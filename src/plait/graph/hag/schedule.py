@@ -15,7 +15,7 @@ from plait.graph.hag.tiles import Tiles, cluster_tiles, is_nearly_consecutive, n
 if TYPE_CHECKING:
     from plait.graph.hag.hierarchy import Hag
 
-__all__ = ["Schedule", "chunks", "level_schedule", "tile_schedule"]
+__all__ = ["Schedule", "chunks", "tile_schedule"]
 
 Ints = NDArray[Any]
 
@@ -109,12 +109,6 @@ def tile_schedule(hag: Hag, tile_nodes: int | None = None, tiles: Tiles | None =
         if np.count_nonzero(home == _SHARED) <= _FEW_SHARED * home.size:
             return _place(hag, by_node, home, size)
     return _place(hag, tiles, _homes(hag, tiles), size)
-
-
-def level_schedule(hag: Hag, tile_nodes: int = 512) -> Schedule:
-    """The hierarchy level by level, every partial sum shared: the fallback where nothing is local."""
-    tiles = Tiles(np.arange(hag.num_nodes, dtype=np.int32), chunks(hag.num_nodes, tile_nodes))
-    return _place(hag, tiles, np.full(hag.num_aggregation_nodes, _SHARED, np.int32), tile_nodes)
 
 
 _UNREAD, _SHARED = -2, -1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,8 +14,8 @@ from plait.graph.csr import require_graph
 from plait.graph.hag.assemble import assemble, plain
 from plait.graph.hag.fast import merge_components, merge_similar
 from plait.graph.hag.hierarchy import ORDERS, Hag
+from plait.graph.hag.merge import UNLIMITED, Limits
 from plait.graph.hag.overlap import merge_overlapping
-from plait.graph.hag.prefix import share_prefixes
 from plait.graph.hag.rows import working_rows
 
 if TYPE_CHECKING:
@@ -36,7 +35,6 @@ def search(
     order: str = "set",
     min_count: int = 3,
     time_budget: float | None = None,
-    progress: Callable[[float], None] | None = None,
     mode: str = "exact",
     inline: bool = True,
 ) -> Hag:
@@ -44,36 +42,30 @@ def search(
 
     capacity: most merges; an int counts them, a float is a fraction of the nodes, None sets no limit.
     max_depth: longest chain of merges (before inlining).
-    order: "set" for sums, "idempotent" for max and min, "sequence" where the neighbours' order matters.
+    order: "set" for sums, "idempotent" for max and min.
     min_count: a merge that fewer rows share is not made; 3 saves traffic, 2 saves additions only.
     time_budget: seconds, after which the best so far is returned.
-    progress: called now and then with the share done.
     mode: "exact" greedy, or "fast" for graphs above 10 M edges or with hubs.
     inline: dissolve partial sums that only one row reads.
     """
     require_graph(graph, "hag.search").require_int32("hag.search")
-    limit = _capacity(capacity, graph.num_nodes)
-    depth = _depth(max_depth)
     _check_choices(order, mode, min_count, time_budget)
     deadline = math.inf if time_budget is None else time.perf_counter() + time_budget
-    if order == "sequence":
-        return share_prefixes(graph, limit, depth)
-    if limit == 0 or depth == 0 or graph.num_edges == 0 or min_count > graph.num_nodes:
+    limits = Limits(_capacity(capacity, graph.num_nodes), _depth(max_depth), min_count, deadline)
+    if limits.capacity == 0 or limits.max_depth == 0 or graph.num_edges == 0 or min_count > graph.num_nodes:
         return plain(graph, order)
     work = working_rows(graph.indptr, graph.indices, drop_repeats=order == "idempotent")
     merge = merge_components if mode == "exact" else merge_similar
-    merged = merge(work.rows, graph.num_sources, limit, depth, min_count, deadline, progress)
+    merged = merge(work.rows, graph.num_sources, limits)
     parts = np.column_stack((merged.left, merged.right)).reshape(-1)
     parts_start = 2 * np.arange(merged.left.size + 1, dtype=np.int64)
-    hag = assemble(graph, work, parts_start, parts, order, inline, merged.is_complete, limit)
-    if order == "set":
-        return hag
-    return merge_overlapping(hag, graph, limit, depth, min_count, deadline, progress, inline)
+    hag = assemble(graph, work, parts_start, parts, order, inline, merged.is_complete, limits.capacity)
+    return hag if order == "set" else merge_overlapping(hag, graph, limits, inline)
 
 
 def _capacity(capacity: float | None, num_nodes: int) -> int:
     if capacity is None:
-        return int(np.iinfo(np.int32).max)
+        return UNLIMITED
     if isinstance(capacity, bool) or not isinstance(capacity, (int, float, np.integer, np.floating)):
         raise InputError(
             f"capacity={capacity!r} is not a number; pass a count, a fraction of the nodes, or None"
@@ -83,17 +75,17 @@ def _capacity(capacity: float | None, num_nodes: int) -> int:
             f"capacity={capacity} is negative or not a number; pass 0 for the plain graph or None"
         )
     if isinstance(capacity, (int, np.integer)):
-        return min(int(capacity), int(np.iinfo(np.int32).max))
+        return min(int(capacity), UNLIMITED)
     share = float(capacity) * num_nodes
-    return int(min(share, np.iinfo(np.int32).max))
+    return int(min(share, UNLIMITED))
 
 
 def _depth(max_depth: int | None) -> int:
     if max_depth is None:
-        return int(np.iinfo(np.int32).max)
+        return UNLIMITED
     if isinstance(max_depth, bool) or not isinstance(max_depth, (int, np.integer)) or max_depth < 0:
         raise InputError(f"max_depth={max_depth!r} is not a depth; pass 0 or more, or None for no limit")
-    return min(int(max_depth), int(np.iinfo(np.int32).max))
+    return min(int(max_depth), UNLIMITED)
 
 
 def _check_choices(order: str, mode: str, min_count: int, time_budget: float | None) -> None:

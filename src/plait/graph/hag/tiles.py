@@ -25,15 +25,14 @@ class Tiles(NamedTuple):
     start: Ints
 
 
-def cluster_tiles(hag: Hag, tile_nodes: int, cluster_nodes: int | None = None) -> Tiles:
+def cluster_tiles(hag: Hag, tile_nodes: int) -> Tiles:
     """Tiles of at most `tile_nodes` nodes that keep the readers of a partial sum together where they fit.
 
-    Clusters of at most `cluster_nodes` nodes grow along the sums with the longest chains first (their
-    readers share most), then those of inputs only, then along the inputs; so connected parts smaller than a
-    cluster are never split. A union that would not fit is left out whole. Clusters are packed by their
+    Clusters no larger than a tile grow along the sums with the longest chains first (their readers share
+    most), then those of inputs only, then along the inputs; so connected parts smaller than a tile are never
+    split. A union that would not fit is left out whole. Clusters are packed by their
     smallest node, and a tile's nodes ascend: consecutive rows are prefetched and written together.
     """
-    cluster_nodes = tile_nodes if cluster_nodes is None else min(cluster_nodes, tile_nodes)
     num_sums = hag.num_aggregation_nodes
     length = np.diff(hag.indptr).astype(np.int32)
     reader_start, readers = invert(hag.indptr[:-1], length, hag.indices, hag.num_sources + num_sums)
@@ -46,11 +45,11 @@ def cluster_tiles(hag: Hag, tile_nodes: int, cluster_nodes: int | None = None) -
     # inputs with few readers tell more about locality than hubs, whose readers fit no tile anyway
     fan_out = np.diff(reader_start[: hag.num_sources + 1])
     inputs = np.argsort(fan_out, kind="stable").astype(np.int32)
-    inputs = inputs[(fan_out[inputs] > 1) & (fan_out[inputs] <= cluster_nodes)]
+    inputs = inputs[(fan_out[inputs] > 1) & (fan_out[inputs] <= tile_nodes)]
     columns = np.concatenate((hag.num_sources + np.arange(num_sums, dtype=np.int32)[::-1], inputs))
     _grow_clusters(
         columns, hag.num_sources, hag.num_nodes, reader_start, readers,
-        cluster_nodes, link, size, following, last, row_of_sum, seen,
+        tile_nodes, link, size, following, last, row_of_sum, seen,
     )  # fmt: skip
     order = np.empty(hag.num_nodes, np.int32)
     start = np.zeros(hag.num_nodes + 1, np.int64)
@@ -89,7 +88,7 @@ def root_of(link: Ints, v: int) -> int:
 
 @compiled
 def _grow_clusters(
-    columns: Ints, num_sources: int, num_nodes: int, reader_start: Ints, readers: Ints, cluster_nodes: int,
+    columns: Ints, num_sources: int, num_nodes: int, reader_start: Ints, readers: Ints, tile_nodes: int,
     link: Ints, size: Ints, following: Ints, last: Ints, row_of_sum: Ints, seen: Ints,
 ) -> None:  # fmt: skip
     """Join the clusters of all readers of a column, column after column, where the whole still fits."""
@@ -107,7 +106,7 @@ def _grow_clusters(
                     largest = root
         if column >= num_sources:
             row_of_sum[column - num_sources] = largest
-        if total > cluster_nodes or total == size[largest]:
+        if total > tile_nodes or total == size[largest]:
             continue
         for r in range(reader_start[column], reader_start[column + 1]):
             reader = readers[r]

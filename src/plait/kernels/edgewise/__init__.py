@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 
 from plait.errors import InputError
 from plait.kernels import launch
-from plait.kernels.compiled import address_of
+from plait.kernels.compiled import stored
 from plait.kernels.edgewise import cpu
 from plait.kernels.operands import float_bits, read_numbers, read_rows, write_rows
 from plait.kernels.spmm import Pattern
@@ -22,10 +21,9 @@ _SERIAL_BELOW = 1 << 18  # edges times columns
 _PIECE_ROWS = 64
 
 
-@functools.cache
-def _address(name: str, float_bits: int, index_bits: int) -> int:
-    build = {"pair": cpu.pair, "scatter": cpu.scatter}[name]
-    return address_of(f"edgewise-{name}-f{float_bits}-i{index_bits}", lambda: build(float_bits, index_bits))
+_pair_address = stored("edgewise-pair", cpu.pair)
+_scatter_address = stored("edgewise-scatter", cpu.scatter)
+_marks_address = stored("edgewise-marks", cpu.marks)
 
 
 def _threads(work: int) -> int:
@@ -52,7 +50,7 @@ def pair(
     pattern: Pattern, first: int, last: int, near: torch.Tensor, far: torch.Tensor, out: torch.Tensor
 ) -> torch.Tensor:
     """out[e] = near[i] + far[j], one row for each edge of the pattern's rows from first to last."""
-    address = _address("pair", float_bits("far", far), pattern.index_bits)
+    address = _pair_address(float_bits("far", far), pattern.index_bits)
     dtype, width = far.dtype, far.shape[-1]
     at = cpu.PAIR
     words = at.words()
@@ -69,7 +67,7 @@ def pair(
 def scatter(groups: Groups, values: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     """out[targets[r]] += the sum of the values of group r."""
     dtype, width, bits = values.dtype, values.shape[-1], groups.order.dtype.itemsize * 8
-    address = _address("scatter", float_bits("values", values), bits)
+    address = _scatter_address(float_bits("values", values), bits)
     count, rows = len(groups.targets), out.shape[0]
     if count and groups.targets[-1] >= rows:
         raise InputError(
@@ -85,12 +83,6 @@ def scatter(groups: Groups, values: torch.Tensor, out: torch.Tensor) -> torch.Te
     write_rows(words, at.out, "out", out, dtype, rows, width)
     at.run(address, words, _threads(len(groups.order) * width))
     return out
-
-
-@functools.cache
-def _marks_address(float_bits: int, index_bits: int, is_back: bool) -> int:
-    name = f"edgewise-{'unmark' if is_back else 'mark'}-f{float_bits}-i{index_bits}"
-    return address_of(name, lambda: cpu.marks(float_bits, index_bits, is_back))
 
 
 def mark_bytes(width: int) -> int:

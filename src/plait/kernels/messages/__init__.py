@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import torch
 
 from plait.errors import InputError
 from plait.kernels import launch
-from plait.kernels.compiled import address_of
+from plait.kernels.compiled import stored
 from plait.kernels.messages import cpu
 from plait.kernels.messages.reference import FORMS
 from plait.kernels.operands import float_bits, read_flat, read_numbers, read_rows, write_rows
@@ -21,13 +20,12 @@ __all__ = ["FORMS", "sums", "sums_sources", "sums_targets"]
 _SERIAL_BELOW = 1 << 16  # edges times columns
 
 
-@functools.cache
-def _address(name: str, float_bits: int, index_bits: int, form: str, has_edges: bool) -> int:
-    build = {"sums": cpu.sums, "targets": cpu.targets, "sources": cpu.sources}[name]
-    key = f"messages-{name}-{form}{'-edges' if has_edges else ''}-f{float_bits}-i{index_bits}"
-    return address_of(
-        key, lambda: build(float_bits, index_bits, form, has_edges), uses=("gate", "spmm")
-    )  # fmt: skip
+_USES = ("gate", "spmm")
+_ADDRESSES = {
+    "sums": stored("messages-sums", cpu.sums, _USES),
+    "targets": stored("messages-targets", cpu.targets, _USES),
+    "sources": stored("messages-sources", cpu.sources, _USES),
+}
 
 
 class _Call:
@@ -67,7 +65,7 @@ class _Call:
         """Run the pass of this name."""
         bits = float_bits("far", self.held[2])  # type: ignore[arg-type]  # far is always given
         work = self.pattern.num_edges * self.width
-        address = _address(name, bits, self.pattern.index_bits, self.form, self.has_edges)
+        address = _ADDRESSES[name](bits, self.pattern.index_bits, self.form, self.has_edges)
         self.at.run(address, self.words, launch.num_threads() if work > _SERIAL_BELOW else 1)
 
 

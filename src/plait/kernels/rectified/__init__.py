@@ -14,7 +14,7 @@ import torch
 from plait.errors import InputError
 from plait.graph.compiled import compiled
 from plait.kernels import launch
-from plait.kernels.compiled import address_of
+from plait.kernels.compiled import stored
 from plait.kernels.operands import (
     Words,
     float_bits,
@@ -38,23 +38,10 @@ _EDGES_PER_CHUNK = 4096
 _USES = ("gemm", "spmm")
 
 
-@functools.cache
-def _attain_address(float_bits: int, index_bits: int, mode: str, has_marks: bool) -> int:
-    name = f"rectified-{mode}{'-marked' if has_marks else ''}-f{float_bits}-i{index_bits}"
-    return address_of(name, lambda: cpu.attain(float_bits, index_bits, mode, has_marks), uses=_USES)
-
-
-@functools.cache
-def _join_address(float_bits: int, mode: str, has_marks: bool) -> int:
-    name = f"rectified-join-{mode}{'-marked' if has_marks else ''}-f{float_bits}"
-    return address_of(name, lambda: cpu.join(float_bits, mode, has_marks), uses=_USES)
-
-
-@functools.cache
-def _back_address(float_bits: int, index_bits: int, is_target: bool) -> int:
-    build, name = (cpu.targets, "targets") if is_target else (cpu.sources, "sources")
-    key = f"rectified-{name}-f{float_bits}-i{index_bits}"
-    return address_of(key, lambda: build(float_bits, index_bits), uses=_USES)
+_attain_address = stored("rectified", cpu.attain, _USES)
+_join_address = stored("rectified-join", cpu.join, _USES)
+_targets_address = stored("rectified-targets", cpu.targets, _USES)
+_sources_address = stored("rectified-sources", cpu.sources, _USES)
 
 
 def mark_bytes(width: int) -> int:
@@ -294,7 +281,7 @@ def target_gradients(
     write_flat(words, at.part, "part", part, dtype, part.numel())
     write_flat(words, at.part_bias, "part_bias", part_bias, dtype, part_bias.numel())
     work = pattern.num_rows * width * inner
-    at.run(_back_address(float_bits("far", far), pattern.index_bits, True), words, _threads(work))
+    at.run(_targets_address(float_bits("far", far), pattern.index_bits), words, _threads(work))
     del held
     total = part[0] if chunks == 1 else part.sum(0)
     return total[: width * inner].view(width, inner), part_bias.sum(0)[:width]
@@ -319,6 +306,6 @@ def source_gradients(
     write_rows(words, at.out, "out", out, far.dtype, transpose.num_rows, turned.shape[1])
     words[at.last_edge] = max(0, transpose.num_edges - 1)
     work = transpose.num_rows * turned.numel()
-    at.run(_back_address(float_bits("far", far), transpose.index_bits, False), words, _threads(work))
+    at.run(_sources_address(float_bits("far", far), transpose.index_bits), words, _threads(work))
     del held
     return out

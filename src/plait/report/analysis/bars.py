@@ -8,16 +8,7 @@ from dataclasses import dataclass
 from plait.analysis.analysis import Analysis
 from plait.analysis.strategies import Strategy
 from plait.analysis.work import Phase
-from plait.report.page.draw import (
-    NARROW,
-    Figure,
-    Scale,
-    label,
-    short,
-    svg,
-    tag,
-    titled,
-)
+from plait.report.page.draw import NARROW, Figure, Scale, columns, label, short, svg, tag, titled
 from plait.report.table import bytes_text, seconds_text
 
 __all__ = ["epoch_figure", "named", "parallelism_figure", "phases_of", "traffic_figure"]
@@ -50,13 +41,7 @@ def _bars(bars: Sequence[_Bar], x_text: Callable[[float], str], title: str, is_l
     low, high = (least / 2.0, most) if is_log else (0.0, most)
     x = Scale(low, high, left, width - room, is_log)
     top = 30.0
-    drawn = [
-        tag(
-            "path", d=f"M{x(t):.1f} {top - 6}V{top + step * len(bars):.1f}", stroke="var(--grid)", fill="none"
-        )
-        + label(x_text(t), x(t), top - 12, text_anchor="middle")
-        for t in x.ticks(80.0)
-    ]
+    drawn = columns(x, 80.0, (top - 6, top + step * len(bars)), top - 12, x_text)
     for place, bar in enumerate(bars):
         y = top + place * step + (3.0 if is_wide else 16.0)
         named = label(bar.name, *((left - 10, y + 14) if is_wide else (left, y - 3)),

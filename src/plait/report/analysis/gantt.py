@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from plait.analysis.analysis import Analysis
 from plait.analysis.pipeline import STAGES, Run, Schedule
-from plait.report.page.draw import (
-    NARROW,
-    Figure,
-    Scale,
-    label,
-    short,
-    svg,
-    tag,
-    titled,
-)
+from plait.report.page.draw import NARROW, Figure, Scale, columns, label, short, svg, tag, titled
 from plait.report.table import seconds_text
 
 __all__ = ["gantt_figure"]
@@ -47,11 +38,7 @@ def _gantt(analysis: Analysis, width: int) -> str:
         drawn, bottom = _chart(run, x, top, is_wide)
         parts += drawn
         top = bottom + 30.0
-    grid = [
-        tag("path", d=f"M{x(t):.1f} 50V{bottom:.1f}", stroke="var(--grid)", fill="none")
-        + label(short(t, "s"), x(t), bottom + 16, text_anchor="middle")
-        for t in x.ticks(76.0)
-    ]
+    grid = columns(x, 76.0, (50.0, bottom), bottom + 16, lambda t: short(t, "s"))
     grid.append(label("time since the forward pass began →", right, bottom + 33, text_anchor="end"))
     return svg(width, bottom + 42, *grid, *parts, title="Four pipelines of the forward pass over time")
 

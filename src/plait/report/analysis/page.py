@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import importlib.resources
 import math
 import re
 from collections.abc import Sequence
@@ -13,14 +12,8 @@ from plait.report.analysis.bars import epoch_figure, parallelism_figure, traffic
 from plait.report.analysis.gantt import gantt_figure
 from plait.report.analysis.roofline import roofline_figure
 from plait.report.analysis.scaling import scaling_figure
-from plait.report.page import palette
-from plait.report.page.draw import (
-    NARROW,
-    WIDE,
-    Figure,
-    short,
-    tag,
-)
+from plait.report.page.draw import Figure, short, tag
+from plait.report.page.layout import document, figure_html, plain_table
 from plait.report.table import bytes_text, seconds_text
 
 __all__ = ["figures_of", "page_of"]
@@ -28,18 +21,9 @@ __all__ = ["figures_of", "page_of"]
 
 def page_of(analysis: Analysis) -> str:
     """The whole page: nothing is loaded from elsewhere, and it works without a script."""
-    figures = "".join(_figure(figure) for figure in figures_of(analysis))
+    figures = "".join(figure_html(figure) for figure in figures_of(analysis))
     body = tag("main", _head(analysis), figures, _tables(analysis))
-    policy = "default-src 'none'; style-src 'unsafe-inline'"
-    style = importlib.resources.files("plait.report.page").joinpath("page.css").read_text(encoding="utf-8")
-    head = (
-        '<meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-        + tag("title", f"plait analyze: {html.escape(analysis.model)}")
-        + tag("style", palette.css(), style)
-    )
-    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>{body}</body></html>\n'
+    return document(f"plait analyze: {analysis.model}", body)
 
 
 def figures_of(analysis: Analysis) -> list[Figure]:
@@ -102,24 +86,14 @@ def _findings(analysis: Analysis) -> list[str]:
     return lines + [f"Note: {note}." for note in analysis.notes]
 
 
-def _figure(figure: Figure) -> str:
-    drawings = tag("div", figure.draw(WIDE), class_="at-desk")
-    drawings += tag("div", figure.draw(NARROW), class_="at-phone")
-    caption = tag("h3", html.escape(figure.title)) + tag("p", html.escape(figure.caption))
-    return tag("figure", tag("figcaption", caption), drawings, id=figure.name)
-
-
 def _table(title: str, names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = tag("tr", *(tag("th", html.escape(name), scope="col") for name in names))
-    body = [tag("tr", *(tag("td", _whole(html.escape(cell))) for cell in row)) for row in rows]
-    table = tag("table", tag("thead", head), tag("tbody", *body), class_="plain")
-    folded = tag("div", table, class_="wide-scroll", tabindex=0, role="group", aria_label=title)
-    return tag("section", tag("h3", html.escape(title)), folded, class_="table")
+    table = plain_table(names, [[_whole(cell) for cell in row] for row in rows], title)
+    return tag("section", tag("h3", html.escape(title)), table, class_="table")
 
 
 def _whole(cell: str) -> str:
     """A number and its unit stay on one line."""
-    return re.sub(r"^([\d.,]+) (\S+)$", r"\1&nbsp;\2", cell)
+    return re.sub(r"^([\d.,]+) (\S+)$", "\\1\u00a0\\2", cell)
 
 
 def _tables(analysis: Analysis) -> str:

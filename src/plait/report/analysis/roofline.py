@@ -6,24 +6,10 @@ from collections.abc import Sequence
 
 from plait.analysis.analysis import Analysis
 from plait.analysis.work import Phase
-from plait.report.page.draw import (
-    NARROW,
-    Figure,
-    Frame,
-    Scale,
-    bold_label,
-    label,
-    padded,
-    path_of,
-    short,
-    svg,
-    tag,
-    titled,
-)
+from plait.report.analysis.bars import phases_of
+from plait.report.page.draw import NARROW, Figure, bold_label, dot, label, rates_frame, roof, short, svg
 
 __all__ = ["roofline_figure"]
-
-from plait.report.analysis.bars import phases_of
 
 
 def roofline_figure(analysis: Analysis) -> Figure | None:
@@ -42,47 +28,23 @@ def roofline_figure(analysis: Analysis) -> Figure | None:
 
 
 def _roofline(analysis: Analysis, points: Sequence[tuple[str, Phase]], width: int) -> str:
-    roof, is_wide = analysis.roof, width > NARROW
-    height = 440.0 if is_wide else 380.0
-    left, right = (64.0, width - 16.0) if is_wide else (48.0, width - 10.0)
-    x_low, x_high = padded((*(p.intensity for _, p in points), roof.ridge), 2.0)
+    top, height = analysis.roof, 440.0 if width > NARROW else 380.0
     rates = [p.flops / p.seconds for _, p in points]
-    y_low, y_high = padded((*rates, roof.flops_per_s), 1.6)
-    frame = Frame(
-        Scale(x_low, x_high, left, right), Scale(y_low, y_high, height - 48, 34.0),
-        "flop per byte that must move →", "flop per second ↑", lambda v: short(v), lambda v: short(v),
-    )  # fmt: skip
-    x, y = frame.x, frame.y
-    start = max(x_low, y_low / roof.bytes_per_s)
-    corners = [(x(start), y(start * roof.bytes_per_s)), (x(roof.ridge), y(roof.flops_per_s)),
-               (x.end, y(roof.flops_per_s))]  # fmt: skip
-    line = tag("path", d=path_of(corners), fill="none", stroke="var(--ink)", stroke_width=1.4)
-    words = f"slope: memory {short(roof.bytes_per_s, 'B/s')} · level: {short(roof.flops_per_s, 'flop/s')}"
-    caption = label(words, x.end, 10, text_anchor="end", fill="var(--ink)")
+    intensities = (*(p.intensity for _, p in points), top.ridge)
+    frame = rates_frame(intensities, (*rates, top.flops_per_s), width, height)
     dots: list[str] = []
     taken: list[tuple[float, float]] = []
     for place, ((name, phase), rate) in enumerate(zip(points, rates, strict=True)):
-        at = (x(phase.intensity), y(rate))
+        at = (frame.x(phase.intensity), frame.y(rate))
         tip = f"{name}: {short(rate, 'flop/s')} at {phase.intensity:.2f} flop/B"
-        number = str(place + 1)
-        dots.append(
-            tag(
-                "circle",
-                titled(tip),
-                cx=at[0],
-                cy=at[1],
-                r=5.0,
-                fill="var(--own)",
-                fill_opacity=0.85,
-                class_="mark",
-            )
-        )
-        beside = _beside(at, taken)
-        dots.append(bold_label(number, *beside))
+        dots.append(dot(*at, tip, "var(--own)", {}, r=5.0))
+        dots.append(bold_label(str(place + 1), *_beside(at, taken)))
     rows = [f"{place + 1}  {name}" for place, (name, _) in enumerate(points)]
+    left = frame.x.start
     legend = [label(text, left, height + 14 + 17 * k, fill="var(--ink)") for k, text in enumerate(rows)]
+    bounds = roof(frame, top.flops_per_s, short(top.flops_per_s, "flop/s"), top.bytes_per_s)
     return svg(
-        width, height + 22 + 17 * len(rows), frame.axes(), line, caption, *dots, *legend,
+        width, height + 22 + 17 * len(rows), frame.axes(), bounds, *dots, *legend,
         title="Roofline: flop per byte against flop per second",
     )  # fmt: skip
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from plait.analysis.analysis import Analysis
+from plait.report.analysis.bars import named
 from plait.report.page.draw import (
     NARROW,
     Figure,
@@ -22,8 +23,6 @@ from plait.report.page.draw import (
 from plait.report.table import seconds_text
 
 __all__ = ["scaling_figure"]
-
-from plait.report.analysis.bars import named
 
 _COLOURS = ("own", "torch", "dgl", "pyg", "ink", "peer")
 _DASHES = (None, "6 3", "2 3")
@@ -100,7 +99,7 @@ def _scaling(
     seconds = [s for line in lines for _, s in line.points] + [s for _, s in ideal]
     x = Scale(counts[0], counts[-1], left, right)
     y = Scale(*padded(seconds, 1.15), height - 48, 34.0)
-    parts = [_Counts(x, y, "workers →", "time of an epoch ↑", "{:g}".format, _axis_seconds, counts).axes()]
+    parts = [Frame(x, y, "workers →", "time of an epoch ↑", "{:g}".format, _axis_seconds, counts).axes()]
     parts += _marks(analysis.workers, ideal, x, y)
     parts += [mark for line in lines for mark in line.drawn(x, y)]
     title = "Seconds of an epoch against workers"
@@ -141,36 +140,6 @@ def _legend(lines: Sequence[_Line], left: float, top: float) -> list[str]:
         drawn.append(tag("path", d=f"M{left} {top + 18 * k - 4}h18", **look))
         drawn.append(label(line.name, left + 26, top + 18 * k, fill="var(--ink)"))
     return drawn
-
-
-@dataclass(frozen=True)
-class _Counts(Frame):
-    """A frame whose x axis has its ticks at the counts there are."""
-
-    counts: Sequence[int] = ()
-
-    def axes(self) -> str:
-        bottom = self.y.start
-        parts = [
-            tag(
-                "path",
-                d=f"M{self.x.start:.1f} {self.y(t):.1f}H{self.x.end:.1f}",
-                stroke="var(--grid)",
-                fill="none",
-            )
-            + label(self.y_text(t), self.x.start - 7, self.y(t) + 4, text_anchor="end")
-            for t in self.y.ticks(34.0)
-        ]
-        parts += [
-            tag("path", d=f"M{self.x(c):.1f} {bottom:.1f}v4", stroke="var(--faint)", fill="none")
-            + label(self.x_text(c), self.x(c), bottom + 17, text_anchor="middle")
-            for c in self.counts
-        ]
-        line = f"M{self.x.start:.1f} {bottom:.1f}H{self.x.end:.1f}"
-        parts.append(tag("path", d=line, stroke="var(--faint)", fill="none"))
-        parts.append(label(self.x_name, self.x.end, bottom + 34, text_anchor="end"))
-        parts.append(label(self.y_name, 2, self.y.end - 14))
-        return tag("g", *parts)
 
 
 def _end_labels(ends: Sequence[tuple[float, str, str]], x: float, top: float) -> list[str]:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 __all__ = [
-    "NARROW", "WIDE", "Figure", "Frame", "Scale", "bold_label", "decades", "dot", "label", "lanes", "padded",
-    "path_of", "percent", "short", "svg", "tag", "titled",
+    "NARROW", "WIDE", "Figure", "Frame", "Scale", "bold_label", "columns", "decades", "dot", "label", "lanes",
+    "padded", "path_of", "percent", "rates_frame", "roof", "short", "svg", "tag", "titled",
 ]  # fmt: skip
 
 # A figure is drawn twice: for a desk and for a phone. Scaling one drawing would halve its letters.
@@ -147,7 +147,10 @@ def padded(values: Iterable[float], factor: float = 1.25) -> tuple[float, float]
 
 @dataclass(frozen=True)
 class Frame:
-    """The axes of a plot: x along the bottom, y up the left side, each named once and in words."""
+    """The axes of a plot: x along the bottom, y up the left side, each named once and in words.
+
+    x_at: where the x axis has its ticks; round values otherwise.
+    """
 
     x: Scale
     y: Scale
@@ -155,6 +158,7 @@ class Frame:
     y_name: str
     x_text: Callable[[float], str]
     y_text: Callable[[float], str]
+    x_at: Sequence[float] | None = None
 
     def axes(self) -> str:
         """Grid lines, numbers at the ticks, names of the axes."""
@@ -167,7 +171,7 @@ class Frame:
         parts += [
             tag("path", d=f"M{self.x(t):.1f} {bottom:.1f}v4", stroke="var(--faint)", fill="none")
             + label(self.x_text(t), self.x(t), bottom + 17, text_anchor="middle")
-            for t in self.x.ticks(52.0)
+            for t in (self.x.ticks(52.0) if self.x_at is None else self.x_at)
         ]
         parts.append(
             tag("path", d=f"M{left:.1f} {bottom:.1f}H{right:.1f}", stroke="var(--faint)", fill="none")
@@ -175,6 +179,40 @@ class Frame:
         parts.append(label(self.x_name, right, bottom + 34, text_anchor="end"))
         parts.append(label(self.y_name, left - 40 if left > 42 else 2, top - 12))
         return tag("g", *parts)
+
+
+def rates_frame(intensities: Iterable[float], rates: Iterable[float], width: float, height: float) -> Frame:
+    """The axes of a roofline: flop per byte against flop per second."""
+    is_wide = width > NARROW
+    left, right = (64.0, width - 16.0) if is_wide else (50.0, width - 10.0)
+    x = Scale(*padded(intensities, 2.0), left, right)
+    # on a narrow page the names of the bounds reach over that of the axis
+    y = Scale(*padded(rates, 2.5), height - 48, 34.0 if is_wide else 46.0)
+    return Frame(x, y, "flop per byte that must move →", "flop per second ↑", short, short)
+
+
+def roof(frame: Frame, peak: float, peak_name: str, stream: float | None) -> str:
+    """The bounds of a roofline, named in the corner above: along the lines the names would cover dots."""
+    x, y = frame.x, frame.y
+    names = f"level: {peak_name}"
+    corners = [(x.start, y(peak)), (x.end, y(peak))]
+    if stream is not None:
+        names = f"slope: memory {short(stream, 'B/s')} · {names}"
+        start, knee = max(x.low, y.low / stream), min(max(peak / stream, x.low), x.high)
+        corners = [(x(at), y(at * stream)) for at in (start, knee)] + corners[1:]
+    line = tag("path", d=path_of(corners), fill="none", stroke="var(--ink)", stroke_width=1.4)
+    return line + label(names, x.end, 10, text_anchor="end", fill="var(--ink)")
+
+
+def columns(
+    x: Scale, room: float, span: tuple[float, float], y: float, x_text: Callable[[float], str]
+) -> list[str]:
+    """A grid line over `span` at every tick, its number at the height y."""
+    return [
+        tag("path", d=f"M{x(t):.1f} {span[0]:.1f}V{span[1]:.1f}", stroke="var(--grid)", fill="none")
+        + label(x_text(t), x(t), y, text_anchor="middle")
+        for t in x.ticks(room)
+    ]
 
 
 def lanes(
@@ -186,11 +224,7 @@ def lanes(
     """
     top = 36.0
     bottom = top + step * len(rows)
-    axis = [
-        tag("path", d=f"M{x(t):.1f} {top - 6:.1f}V{bottom:.1f}", stroke="var(--grid)", fill="none")
-        + label(x_text(t), x(t), top - 14, text_anchor="middle")
-        for t in x.ticks(54.0)
-    ]
+    axis = columns(x, 54.0, (top - 6, bottom), top - 14, x_text)
     # 1 is the best value in each of these figures
     axis.append(
         tag("path", d=f"M{x(1):.1f} {top - 6:.1f}V{bottom:.1f}", stroke="var(--ink)", stroke_width=1.3)

@@ -16,7 +16,7 @@ from plait.report.page import heat, palette, roofline, strips, sweeps, trees, wo
 from plait.report.page.draw import NARROW, WIDE, Figure, tag
 from plait.report.page.samples import BARS, Run, Sample, samples_of
 
-__all__ = ["Report", "report_of"]
+__all__ = ["Report", "document", "figure_html", "plain_table", "report_of"]
 
 _KINDS = (
     ("op", "ops", "Operations", "bench ops"),
@@ -71,16 +71,7 @@ class Report:
         missing = tag("p", html.escape(self._left_out()), class_="left-out") if self._left_out() else ""
         body = tag("main", self._head(), self._filters(), *sections, missing)
         script = tag("script", _resource("page.js"))
-        # what may be loaded: nothing but what is in this file
-        policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
-        head = (
-            '<meta charset="utf-8">'
-            '<meta name="viewport" content="width=device-width,initial-scale=1">'
-            f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-            + tag("title", "plait report")
-            + tag("style", palette.css(), _resource("page.css"))
-        )
-        return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>{body}{script}</body></html>\n'
+        return document("plait report", body, script)
 
     def _grids(self) -> list[heat.Grid]:
         samples = self.samples
@@ -204,8 +195,8 @@ class Report:
             (*_bar_case(case), bar.get("name", ""), _figures(bar["value"]), _limit(bar), _held(bar))
             for case, bar in found
         ]
-        folded = tag("details", tag("summary", "every case"), _plain_table(_BAR_HEAD, cases))
-        return _section("batches", "Mini-batches", [_plain_table(_PROMISE_HEAD, summary), folded])
+        folded = tag("details", tag("summary", "every case"), plain_table(_BAR_HEAD, cases))
+        return _section("batches", "Mini-batches", [plain_table(_PROMISE_HEAD, summary), folded])
 
     def _questions(self) -> str:
         where = {
@@ -222,7 +213,7 @@ class Report:
         return _section("questions", "Questions answered", blocks)
 
     def _machine(self) -> str:
-        blocks = [_figure(figure, data_device=device) for device, figure in self._rooflines()]
+        blocks = [figure_html(figure, data_device=device) for device, figure in self._rooflines()]
         return _section("machine", "Against the machine", [_families(), *blocks] if blocks else [])
 
     def _curves(self) -> str:
@@ -245,8 +236,8 @@ class Report:
         return _section("curves", "Where curves cross", blocks)
 
     def _plans(self) -> str:
-        spread = [_figure(figure) for figure in self._spread_figures()]
-        drawn = [_figure(figure, "g[data-op]") for figure in self._trees()]
+        spread = [figure_html(figure) for figure in self._spread_figures()]
+        drawn = [figure_html(figure, "g[data-op]") for figure in self._trees()]
         return _section("plans", "Plans", [tag("div", *spread, class_="pair") if spread else "", *drawn])
 
     def _tables(self) -> str:
@@ -278,6 +269,20 @@ class Report:
         if "op" in kinds and not self._sweeps():
             parts.append("no sweep with three sizes and two variants, so no curves")
         return f"Left out: {'; '.join(parts)}." if parts else ""
+
+
+def document(title: str, body: str, script: str = "") -> str:
+    """A page that loads nothing: its style is inside, and no script runs but the one given."""
+    policy = "default-src 'none'; style-src 'unsafe-inline'"
+    policy += "; script-src 'unsafe-inline'" if script else ""
+    head = (
+        '<meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        + tag("title", html.escape(title))
+        + tag("style", palette.css(), _resource("page.css"))
+    )
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>{body}{script}</body></html>\n'
 
 
 def report_of(run: Run) -> Report:
@@ -313,12 +318,12 @@ _BAR_HEAD = ("part", "case", "what", "measured", "promised", "")
 _PROMISE_HEAD = ("part", "what", "worst", "promised", "kept")
 
 
-def _plain_table(names: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+def plain_table(names: Sequence[str], rows: Sequence[Sequence[object]], name: str | None = None) -> str:
     """A table that scrolls by itself where the page is narrow."""
-    head = tag("tr", *(tag("th", html.escape(name), scope="col") for name in names))
+    head = tag("tr", *(tag("th", html.escape(text), scope="col") for text in names))
     body = [tag("tr", *(tag("td", html.escape(str(cell))) for cell in row)) for row in rows]
     table = tag("table", tag("thead", head), tag("tbody", *body), class_="plain")
-    return tag("div", table, class_="wide-scroll", tabindex=0, role="group")
+    return tag("div", table, class_="wide-scroll", tabindex=0, role="group", aria_label=name)
 
 
 def _promise(bars: Sequence[Mapping[str, Any]]) -> tuple[str, str, str]:
@@ -374,12 +379,7 @@ def _answer(question: str, finding: Mapping[str, Any], machine: str) -> str:
     figures = finding.get("figures") or ()
     names = list(dict.fromkeys(name for row in figures for name in row))
     if names:
-        head = tag("tr", *(tag("th", html.escape(name), scope="col") for name in names))
-        rows = [
-            tag("tr", *(tag("td", html.escape(str(row.get(name, "")))) for name in names)) for row in figures
-        ]
-        table = tag("table", tag("thead", head), tag("tbody", *rows), class_="plain")
-        folded = tag("div", table, class_="wide-scroll", tabindex=0, role="group", aria_label=question)
+        folded = plain_table(names, [[row.get(name, "") for name in names] for row in figures], question)
         parts.append(tag("details", tag("summary", "the figures behind it"), folded))
     return "".join(parts)
 
@@ -394,7 +394,7 @@ def _caption(title: str, caption: str) -> str:
     return tag("figcaption", tag("h3", html.escape(title)), tag("p", html.escape(caption)) if caption else "")
 
 
-def _figure(figure: Figure, marks: str = ".mark", **facets: object) -> str:
+def figure_html(figure: Figure, marks: str = ".mark", **facets: object) -> str:
     """A figure at both widths; the style shows the one that fits, while a filter leaves any of its marks."""
     drawings = tag("div", figure.draw(WIDE), class_="at-desk") + tag(
         "div", figure.draw(NARROW), class_="at-phone"

@@ -15,14 +15,13 @@ from plait.report.page.draw import (
     Scale,
     bold_label,
     dot,
-    label,
     lanes,
     padded,
-    path_of,
     percent,
+    rates_frame,
+    roof,
     short,
     svg,
-    tag,
 )
 from plait.report.page.palette import colour_of
 from plait.report.page.samples import Sample, number
@@ -145,37 +144,18 @@ class _Roofline:
 
     def draw(self, width: int) -> str:
         height = 520.0 if width > NARROW else 400.0
-        left, right = (64.0, width - 16.0) if width > NARROW else (50.0, width - 10.0)
-        x_low, x_high = padded((p.intensity for p in self.points), 2.0)
-        y_low, y_high = padded((p.rate for p in self.points), 2.5)
-        x = Scale(x_low, x_high, left, right)
-        # on a narrow page the names of the bounds reach over that of the axis
-        y = Scale(y_low, y_high, height - 48, 34.0 if width > NARROW else 46.0)
-        names = ("flop per byte that must move →", "flop per second ↑")
-        frame = Frame(x, y, *names, lambda v: short(v), lambda v: short(v))
+        frame = rates_frame((p.intensity for p in self.points), (p.rate for p in self.points), width, height)
+        peak = max(p.rate for p in self.points)
         dots = sorted(self.points, key=lambda p: p.variant.startswith("plait"))
         return svg(
             width,
             height,
             frame.axes(),
-            self._roof(frame),
+            roof(frame, peak, f"{short(peak, 'FLOP/s')}, the fastest", self.stream),
             *(_dot(p, frame) for p in dots),
             *_names(self.points, frame),
             title="Roofline: flop per byte against flop per second",
         )
-
-    def _roof(self, frame: Frame) -> str:
-        """The bounds, named in the corner above: along the lines the names would cover dots."""
-        peak = max(p.rate for p in self.points)
-        x, y = frame.x, frame.y
-        names = f"level: {short(peak, 'FLOP/s')}, the fastest"
-        corners = [(x.start, y(peak)), (x.end, y(peak))]
-        if self.stream is not None:
-            names = f"slope: memory {short(self.stream, 'B/s')} · {names}"
-            start, knee = max(x.low, y.low / self.stream), min(max(peak / self.stream, x.low), x.high)
-            corners = [(x(at), y(at * self.stream)) for at in (start, knee)] + corners[1:]
-        line = tag("path", d=path_of(corners), fill="none", stroke="var(--ink)", stroke_width=1.4)
-        return line + label(names, x.end, 10, text_anchor="end", fill="var(--ink)")
 
 
 def _dot(point: Point, frame: Frame) -> str:

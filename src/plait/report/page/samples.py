@@ -296,25 +296,25 @@ def _times(line: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _sample(record: Record, kind: str, group: str, line: Mapping[str, Any], **fields: Any) -> Sample:
+    """A sample of a record; `line` holds its times, its status and, where it has none, the reason."""
+    case: Mapping[str, Any] = record.case
+    usual: dict[str, Any] = {
+        "graph": str(case.get("graph") or GENERATED),
+        "device": str(case.get("device", "cpu")),
+        "status": _STATUS.get(str(line.get("status")), str(line.get("status"))),
+        "reason": str(line.get("reason") or ""),
+        "result": record.result,
+    }
+    return Sample(kind=kind, group=group, fields=case, **(usual | fields), **_times(line))
+
+
 def _of_op(record: Record, group: str) -> list[Sample]:
     case: Mapping[str, Any] = record.case
     result: Mapping[str, Any] = record.result
-    return [
-        Sample(
-            kind="op",
-            op=str(case["op"]),
-            variant=str(case["variant"]),
-            graph=str(case.get("graph") or GENERATED),
-            device=str(case.get("device", "cpu")),
-            case=_op_case(case, record.environment.get("threads")),
-            group=group,
-            status=_STATUS.get(str(result["status"]), str(result["status"])),
-            reason=str(result.get("reason") or ""),
-            fields=case,
-            result=result,
-            **_times(result.get("seconds") or {}),
-        )
-    ]
+    line = {**(result.get("seconds") or {}), "status": result["status"], "reason": result.get("reason")}
+    words = _op_case(case, record.environment.get("threads"))
+    return [_sample(record, "op", group, line, op=str(case["op"]), variant=str(case["variant"]), case=words)]
 
 
 def _op_case(case: Mapping[str, Any], threads: object) -> str:
@@ -336,9 +336,11 @@ def _op_case(case: Mapping[str, Any], threads: object) -> str:
 
 
 def _of_layer(record: Record, group: str) -> list[Sample]:
-    case: Mapping[str, Any] = record.case
-    label = f"{case['width_in']}→{case['width_out']} {case['mode']}"
-    return _of_peers(record, "layer", str(case["layer"]), label, group)
+    return _of_peers(record, "layer", str(record.case["layer"]), _layer_case(record.case), group)
+
+
+def _layer_case(case: Mapping[str, Any]) -> str:
+    return f"{case['width_in']}→{case['width_out']} {case['mode']}"
 
 
 def _of_model(record: Record, group: str) -> list[Sample]:
@@ -367,23 +369,10 @@ def _of_forms(record: Record, group: str) -> list[Sample]:
 
 
 def _of_peers(record: Record, kind: str, op: str, label: str, group: str) -> list[Sample]:
-    case: Mapping[str, Any] = record.case
     lines: Any = record.result["peers"]
+    graph = str(record.case["graph"])
     return [
-        Sample(
-            kind=kind,
-            op=op,
-            variant=str(name),
-            graph=str(case["graph"]),
-            device=str(case.get("device", "cpu")),
-            case=label,
-            group=group,
-            status=_STATUS.get(str(line["status"]), str(line["status"])),
-            reason=str(line.get("reason") or ""),
-            fields=case,
-            result=record.result,
-            **_times(line),
-        )
+        _sample(record, kind, group, line, op=op, variant=str(name), graph=graph, case=label)
         for name, line in lines.items()
         if line["status"] != "same"  # its twin's line says it all
     ]
@@ -392,26 +381,17 @@ def _of_peers(record: Record, kind: str, op: str, label: str, group: str) -> lis
 def _of_plan(record: Record, group: str) -> list[Sample]:
     case: Mapping[str, Any] = record.case
     candidates: Any = record.result["candidates"]
-    return [
-        Sample(
-            kind="plan",
-            op=str(case["layer"]),
-            variant=str(candidate["candidate"]),
-            graph=str(case["graph"]),
-            device=str(case.get("device", "cpu")),
-            case=f"{case['width_in']}→{case['width_out']} {case['mode']}",
-            group=group,
-            status="ok",
-            fields=case,
-            result={
-                "predicted_seconds": candidate["predicted_seconds"],
-                "is_chosen": place == 0,
-                "regret": record.result["regret"],
-            },
-            **_times(candidate),
-        )
-        for place, candidate in enumerate(candidates)
-    ]
+    own = {"op": str(case["layer"]), "graph": str(case["graph"]), "case": _layer_case(case)}
+    samples = []
+    for place, candidate in enumerate(candidates):
+        result = {
+            "predicted_seconds": candidate["predicted_seconds"],
+            "is_chosen": place == 0,
+            "regret": record.result["regret"],
+        }
+        line, variant = {**candidate, "status": "ok"}, str(candidate["candidate"])
+        samples.append(_sample(record, "plan", group, line, **own, variant=variant, result=result))
+    return samples
 
 
 def _of_predict(record: Record, group: str) -> list[Sample]:
@@ -421,19 +401,8 @@ def _of_predict(record: Record, group: str) -> list[Sample]:
     steps = result["steps"]
     if not isinstance(steps, list) or not _are_rows(steps):
         raise ValueError("steps of another form")
+    line = {**result, "status": "ok" if "median_seconds" in result else "unsupported"}
+    own = {"op": str(case["layer"]), "graph": str(case["graph"]), "case": _layer_case(case)}
     return [
-        Sample(
-            kind="predict",
-            op=str(case["layer"]),
-            variant=SUBJECT,
-            graph=str(case["graph"]),
-            device=str(case.get("device", "cpu")),
-            case=f"{case['width_in']}→{case['width_out']} {case['mode']}",
-            group=group,
-            status="ok" if "median_seconds" in result else "unsupported",
-            reason=str(result.get("reason") or ""),
-            fields=case,
-            result={**result, "is_chosen": True},
-            **_times(result),
-        )
+        _sample(record, "predict", group, line, **own, variant=SUBJECT, result={**result, "is_chosen": True})
     ]
